@@ -1,0 +1,1 @@
+"""rlperf: analytical performance model and parallel-strategy optimizer for RLVR."""

@@ -1,0 +1,97 @@
+"""What can go wrong, as types.
+
+RlperfError
+  SpecError(ValueError)   wrong input; lists every problem with file:line and a suggestion   exit code 2
+  InfeasibleError         the input is right, but nothing satisfies it                       exit code 1
+  SolverError             the integer program was not solved                                 exit code 3
+  ExportError             a plan cannot be written for this framework                        exit code 2
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+class RlperfError(Exception):
+    """Base of every error that rlperf raises on purpose."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with what the user gave: what, where, and what to do about it."""
+
+    message: str
+    file: str | None = None
+    line: int | None = None
+    suggestion: str | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.file is None else f"{self.file}:{self.line}: " if self.line else f"{self.file}: "
+        hint = f" ({self.suggestion})" if self.suggestion else ""
+        return f"{where}{self.message}{hint}"
+
+
+class SpecError(RlperfError, ValueError):
+    """The input is wrong. ``problems`` lists everything found, not only the first."""
+
+    def __init__(self, problems: str | Problem | Iterable[Problem]) -> None:
+        if isinstance(problems, str):
+            problems = Problem(problems)
+        self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """How many candidates fell to one reason."""
+
+    reason: str
+    count: int
+
+
+class InfeasibleError(RlperfError):
+    """Nothing satisfies the request: what was rejected and why, and the nearest miss."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, rejections: Iterable[Rejection] = (), nearest_miss: str | None = None) -> None:
+        self.message = message
+        self.rejections = tuple(rejections)
+        self.nearest_miss = nearest_miss
+        lines = [message, *(f"  {r.count:>9,d} candidates: {r.reason}" for r in self.rejections)]
+        if nearest_miss:
+            lines.append(f"  nearest miss: {nearest_miss}")
+        super().__init__("\n".join(lines))
+
+
+class SolverError(RlperfError):
+    """The solver stopped without an answer (time limit, numerical trouble, missing solver)."""
+
+    exit_code = 3
+
+
+@dataclass
+class ExportError(RlperfError):
+    """The plan cannot be expressed for this framework and version."""
+
+    message: str
+    framework: str = ""
+    details: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        head = f"{self.framework}: {self.message}" if self.framework else self.message
+        return "\n".join([head, *(f"  {key}: {why}" for key, why in self.details.items())])
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
+    """A suggestion for a misspelt name.
+
+    >>> did_you_mean("hidden_sise", ["hidden_size", "layers"])
+    'did you mean hidden_size?'
+    """
+    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else None

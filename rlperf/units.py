@@ -1,0 +1,158 @@
+"""Quantities: SI floats inside, text with units outside.
+
+``4.8 TB/s``, ``141 GB``, ``989.4 TFLOP/s``, ``15 ms``, ``2.5 USD/h``. Decimal prefixes are powers of 1000 (GB = 1e9),
+binary ones of 1024 (GiB = 2**30). A bare number where a unit is due is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, PlainSerializer
+
+Dimension = Literal["bytes", "bytes_per_s", "flop_per_s", "flop", "s", "hz", "watt", "usd", "usd_per_hour", "tokens"]
+
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}  # noqa: RUF001
+
+
+def _units() -> dict[str, tuple[Dimension, float]]:
+    """Every unit text with its dimension and its factor to SI."""
+    table: dict[str, tuple[Dimension, float]] = {}
+    for prefix, factor in {**_DECIMAL, **_BINARY}.items():
+        table[f"{prefix}B"] = ("bytes", factor)
+        table[f"{prefix}B/s"] = ("bytes_per_s", factor)
+        table[f"{prefix}bit/s"] = ("bytes_per_s", factor / 8)
+        table[f"{prefix}b/s"] = ("bytes_per_s", factor / 8)
+        table[f"{prefix}bps"] = ("bytes_per_s", factor / 8)
+    for prefix, factor in _DECIMAL.items():
+        table[f"{prefix}FLOP/s"] = ("flop_per_s", factor)
+        table[f"{prefix}OP/s"] = ("flop_per_s", factor)
+        table[f"{prefix}FLOP"] = ("flop", factor)
+        table[f"{prefix}Hz"] = ("hz", factor)
+        table[f"{prefix}W"] = ("watt", factor)
+        table[f"{prefix}tokens"] = ("tokens", factor)
+    for text, factor in _TIME.items():
+        table[text] = ("s", factor)
+    for text in ("USD", "$"):
+        table[text] = ("usd", 1.0)
+        table[f"{text}/h"] = ("usd_per_hour", 1.0)
+    return table
+
+
+UNITS = _units()
+_QUANTITY = re.compile(r"^\s*([+-]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s].*?)?\s*$")
+
+
+def parse_quantity(text: object, dimension: Dimension) -> float:
+    """SI value of a text such as ``"4.8 TB/s"``.
+
+    >>> parse_quantity("4.8 TB/s", "bytes_per_s")
+    4800000000000.0
+    >>> parse_quantity("80 GiB", "bytes") == 80 * 2**30
+    True
+    >>> parse_quantity("400 Gb/s", "bytes_per_s")
+    50000000000.0
+    >>> parse_quantity(80, "bytes")
+    Traceback (most recent call last):
+    ValueError: 80 has no unit: write it with one, such as '80 GB'
+    """
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        raise ValueError(f"{text!r} is not a quantity: write a number with a unit, such as {_example(dimension)!r}")
+    match = _QUANTITY.match(str(text))
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity: write a number with a unit, such as {_example(dimension)!r}")
+    number, unit = match.groups()
+    if unit is None:
+        raise ValueError(f"{text} has no unit: write it with one, such as '{text} {_example(dimension).split()[1]}'")
+    if unit not in UNITS:
+        raise ValueError(
+            f"{unit!r} in {text!r} is not a unit that rlperf knows; write for example {_example(dimension)!r}"
+        )
+    found, factor = UNITS[unit]
+    if found != dimension:
+        raise ValueError(f"{text!r} is in {found}, but {dimension} is due; write for example {_example(dimension)!r}")
+    return float(number.replace(",", "").replace("_", "")) * factor
+
+
+def _example(dimension: Dimension) -> str:
+    return {
+        "bytes": "80 GB",
+        "bytes_per_s": "4.8 TB/s",
+        "flop_per_s": "989 TFLOP/s",
+        "flop": "1 TFLOP",
+        "s": "15 ms",
+        "hz": "1.83 GHz",
+        "watt": "700 W",
+        "usd": "1000 USD",
+        "usd_per_hour": "2.5 USD/h",
+        "tokens": "1 Mtokens",
+    }[dimension]
+
+
+def format_quantity(value: float, dimension: Dimension) -> str:
+    """Text with a unit that `parse_quantity` reads back to the same float.
+
+    >>> format_quantity(4.8e12, "bytes_per_s")
+    '4.8 TB/s'
+    >>> format_quantity(85899345920.0, "bytes")
+    '85.89934592 GB'
+    """
+    if dimension == "s":
+        return f"{value!r} s"
+    if dimension in ("usd", "usd_per_hour"):
+        return f"{value!r} USD" + ("/h" if dimension == "usd_per_hour" else "")
+    stem = {"bytes": "B", "bytes_per_s": "B/s", "flop_per_s": "FLOP/s", "flop": "FLOP", "hz": "Hz", "watt": "W"}.get(
+        dimension, "tokens"
+    )
+    for prefix in ("E", "P", "T", "G", "M", "k"):
+        factor = _DECIMAL[prefix]
+        if abs(value) >= factor and float(repr(value / factor)) * factor == value:
+            return f"{value / factor!r}".removesuffix(".0") + f" {prefix}{stem}"
+    return f"{value!r}".removesuffix(".0") + f" {stem}"
+
+
+def _annotated(dimension: Dimension) -> tuple[BeforeValidator, PlainSerializer]:
+    return (
+        BeforeValidator(lambda text: parse_quantity(text, dimension), json_schema_input_type=str),
+        PlainSerializer(lambda value: format_quantity(value, dimension), return_type=str),
+    )
+
+
+# Field types for pydantic: they read text with a unit and write it back.
+Bytes = Annotated[float, *_annotated("bytes")]
+BytesPerSecond = Annotated[float, *_annotated("bytes_per_s")]
+FlopPerSecond = Annotated[float, *_annotated("flop_per_s")]
+Seconds = Annotated[float, *_annotated("s")]
+Hertz = Annotated[float, *_annotated("hz")]
+Watt = Annotated[float, *_annotated("watt")]
+Usd = Annotated[float, *_annotated("usd")]
+UsdPerHour = Annotated[float, *_annotated("usd_per_hour")]
+
+
+def human_bytes(value: float) -> str:
+    """Short text for people: ``41.2 GB``."""
+    for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= factor:
+            return (
+                f"{value / factor:.3g} {prefix}B" if abs(value) < 1000 * factor else f"{value / factor:,.0f} {prefix}B"
+            )
+    return f"{value:.0f} B"
+
+
+def human_seconds(value: float) -> str:
+    """Short text for people: ``2 min 14 s``, ``13.2 s``, ``4.1 ms``, ``12 us``.
+
+    >>> human_seconds(134.2), human_seconds(13.21), human_seconds(0.0041)
+    ('2 min 14 s', '13.2 s', '4.1 ms')
+    """
+    if value >= 3600:
+        return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
+    if value >= 60:
+        return f"{int(value // 60)} min {int(value % 60)} s"
+    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value / 1e-9:.3g} ns" if value else "0 s"

@@ -1,0 +1,18 @@
+"""Shared fixtures. Measured data is found through RLPERF_DATA, by default ../shared/data beside the checkout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def measured_data() -> Path:
+    folder = Path(os.environ.get("RLPERF_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"measured data is absent ({folder.name}); set RLPERF_DATA to its folder")
+    return folder

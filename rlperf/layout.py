@@ -1,0 +1,148 @@
+"""Layout: how a role's work is spread over devices. A struct of arrays: one layout, a grid of open axes, or a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+RECOMPUTE = ("none", "selective", "full")
+"""Names of the activation_recompute codes 0, 1, 2."""
+OFFLOAD = ("none", "optimizer", "activations", "both")
+"""Names of the offload codes 0..3: what the trainer keeps in host memory."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Parallel degrees and the settings that go with them; every field is an int64 array and all broadcast together.
+
+    Attributes
+    ----------
+    tensor_parallel, pipeline_parallel, data_parallel : degrees [1]
+    context_parallel : ring context parallel [1]
+    ulysses : Ulysses sequence parallel (all-to-all over heads) [1]
+    expert_parallel, expert_tensor_parallel : expert degrees; they regroup the devices of TP x CP x DP [1]
+    virtual_pipeline : model chunks per pipeline stage (1 = no interleaving)
+    sequence_parallel : 1 where activations outside the tensor-parallel matrices are split too
+    zero_stage : 0 replicas, 1 optimizer sharded, 2 gradients too, 3 weights too (FSDP)
+    shard_size : devices over which ZeRO shards (HSDP); 0 = all of data_parallel
+    activation_recompute : index into RECOMPUTE
+    offload : index into OFFLOAD
+    microbatch : sequences per forward on one replica (with packing: per padded microbatch)
+    attention_data_parallel : engine: data-parallel attention inside one replica
+    """
+
+    tensor_parallel: IntArray
+    pipeline_parallel: IntArray
+    data_parallel: IntArray
+    context_parallel: IntArray
+    ulysses: IntArray
+    expert_parallel: IntArray
+    expert_tensor_parallel: IntArray
+    virtual_pipeline: IntArray
+    sequence_parallel: IntArray
+    zero_stage: IntArray
+    shard_size: IntArray
+    activation_recompute: IntArray
+    offload: IntArray
+    microbatch: IntArray
+    attention_data_parallel: IntArray
+
+    @classmethod
+    def of(cls, **degrees: npt.ArrayLike) -> Layout:
+        """Layout from numbers or flat columns; what is not named is 1 (flags, ZeRO, recompute, offload: 0).
+
+        >>> Layout.of(tensor_parallel=4, data_parallel=[1, 2]).devices.tolist()
+        [4, 8]
+        """
+        unknown = set(degrees) - {field.name for field in fields(cls)}
+        if unknown:
+            raise TypeError(f"unknown layout axis: {', '.join(sorted(unknown))}")
+        values = {
+            name: np.asarray(degrees.get(name, 0 if name in _ZERO_BY_DEFAULT else 1), dtype=np.int64)
+            for name in (field.name for field in fields(cls))
+        }
+        np.broadcast_shapes(*(value.shape for value in values.values()))
+        return cls(**values)
+
+    @classmethod
+    def grid(cls, **axes: npt.ArrayLike) -> Layout:
+        """One numpy axis per named degree (``np.meshgrid(..., sparse=True)``): broadcasting shares what is common.
+
+        >>> grid = Layout.grid(tensor_parallel=[1, 2, 4], data_parallel=[1, 8])
+        >>> grid.shape, grid.tensor_parallel.shape, grid.devices.tolist()
+        ((3, 2), (3, 1), [[1, 8], [2, 16], [4, 32]])
+        """
+        columns = [np.atleast_1d(np.asarray(values, dtype=np.int64)) for values in axes.values()]
+        sparse = np.meshgrid(*columns, indexing="ij", sparse=True)
+        return cls.of(**dict(zip(axes, sparse, strict=True)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of all fields broadcast together."""
+        return np.broadcast_shapes(*(getattr(self, field.name).shape for field in fields(self)))
+
+    @property
+    def size(self) -> int:
+        """Number of candidates."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def replica_devices(self) -> IntArray:
+        """Devices of one replica: TP x PP x CP x Ulysses."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.ulysses
+
+    @property
+    def devices(self) -> IntArray:
+        """Devices of the whole layout: replica x data_parallel."""
+        return self.replica_devices * self.data_parallel
+
+    @property
+    def shards(self) -> IntArray:
+        """Devices over which ZeRO shards one stage's parameters: shard_size, or data x context x Ulysses parallel."""
+        everyone = self.data_parallel * self.context_parallel * self.ulysses
+        return np.where(self.shard_size > 0, np.minimum(self.shard_size, everyone), everyone)
+
+    @property
+    def expert_data_parallel(self) -> IntArray:
+        """Replicas of each expert shard: stage devices / (expert_parallel x expert_tensor_parallel)."""
+        stage = self.devices // self.pipeline_parallel
+        return np.maximum(stage // (self.expert_parallel * self.expert_tensor_parallel), 1)
+
+    def flat(self, mask: BoolArray | None = None) -> Layout:
+        """Every field as a flat column of equal length, those of ``mask`` only if given."""
+        shape = self.shape
+        keep = slice(None) if mask is None else np.broadcast_to(mask, shape).ravel()
+        return Layout(
+            **{field.name: np.broadcast_to(getattr(self, field.name), shape).ravel()[keep] for field in fields(self)}
+        )
+
+    def take(self, index: Any) -> Layout:
+        """Rows of a flat layout by index, slice or mask."""
+        shape = self.shape
+        return Layout(
+            **{field.name: np.broadcast_to(getattr(self, field.name), shape)[index] for field in fields(self)}
+        )
+
+    def with_(self, **changes: npt.ArrayLike) -> Layout:
+        """A copy with some fields replaced."""
+        return replace(self, **{name: np.asarray(value, dtype=np.int64) for name, value in changes.items()})
+
+    def rows(self) -> Iterator[Layout]:
+        """Scalar layouts of a flat one, in order."""
+        flat = self.flat()
+        return (flat.take(index) for index in range(flat.size))
+
+    def to_dict(self) -> dict[str, int]:
+        """A scalar layout as plain numbers."""
+        return {field.name: int(getattr(self, field.name)) for field in fields(self)}
+
+
+_ZERO_BY_DEFAULT = frozenset({"sequence_parallel", "zero_stage", "shard_size", "activation_recompute", "offload"})

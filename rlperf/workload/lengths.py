@@ -145,13 +145,14 @@ class LengthTable:
         if self.trajectory is None:
             return self
         first, index = self._trajectory_index()
-        sums = {
-            "response_tokens": np.bincount(index, self.response_tokens, first.size).astype(np.int64),
-            "append_tokens": self._sum_per(index, self.append_tokens, first.size),
-            "cached_tokens": self._sum_per(index, self.cached_tokens, first.size),
-        }
-        latency = None if self.tool_latency_s is None else np.bincount(index, self.tool_latency_s, first.size)
-        return replace(self.where(first), **sums, tool_latency_s=latency)
+        latency = self.tool_latency_s
+        return replace(
+            self.where(first),
+            response_tokens=np.bincount(index, self.response_tokens, first.size).astype(np.int64),
+            append_tokens=self._sum_per(index, self.append_tokens, first.size),
+            cached_tokens=self._sum_per(index, self.cached_tokens, first.size),
+            tool_latency_s=None if latency is None else np.asarray(np.bincount(index, latency, first.size), np.float64),
+        )
 
     def _trajectory_index(self) -> tuple[Int, Int]:
         """Row of the first turn of each trajectory, and the trajectory [0, m) of each row."""
@@ -194,7 +195,7 @@ class LengthTable:
         full = np.bincount(index, added) >= self.max_response_tokens
         last = np.zeros(full.size, np.int64)
         np.maximum.at(last, index, self.turn)
-        return full[index] & (self.turn == last[index])
+        return np.asarray(full[index] & (self.turn == last[index]), np.bool_)
 
 
 def concat(tables: Iterable[LengthTable]) -> LengthTable:

@@ -1,0 +1,239 @@
+"""Timeline: when every stage of one or several rl_steps runs, on which rank, and what it waited for.
+
+A struct of arrays. Spans say who did what from when to when; edges say which span had to end (or to hand something
+over) before another could start. Root-cause analysis, traces, figures and the step time are all read from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from rlperf.layout import BoolArray, FloatArray, IntArray
+
+STAGES = (
+    "rollout",
+    "reward",
+    "scoring",
+    "training",
+    "weight_sync",
+    "data_movement",
+    "offload",
+    "onload",
+    "wake",
+    "sleep",
+    "idle",
+    "other",
+)
+"""Names of the stage codes."""
+ROLLOUT, REWARD, SCORING, TRAINING, WEIGHT_SYNC, DATA_MOVEMENT, OFFLOAD, ONLOAD, WAKE, SLEEP, IDLE, OTHER = range(12)
+
+EDGE_KINDS = ("data", "collective", "queue", "weights")
+"""Names of the edge codes: what the target waited for."""
+DATA, COLLECTIVE, QUEUE, WEIGHTS = range(4)
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """Wall seconds of each stage in one rl_step, mean over the rl_steps of the timeline [s].
+
+    ``offload`` holds offload, onload, engine sleep and wake together. Where pools overlap, the stages add up to more
+    than the rl_step; where ranks wait for each other, to less.
+    """
+
+    rollout: float = 0.0
+    reward: float = 0.0
+    scoring: float = 0.0
+    training: float = 0.0
+    weight_sync: float = 0.0
+    data_movement: float = 0.0
+    offload: float = 0.0
+    other: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Sum of all stages [s]."""
+        return float(sum(getattr(self, item.name) for item in fields(self)))
+
+    def items(self) -> list[tuple[str, float]]:
+        """(stage, seconds) in the order of the fields."""
+        return [(item.name, float(getattr(self, item.name))) for item in fields(self)]
+
+
+_GROUP = {
+    "rollout": (ROLLOUT,),
+    "reward": (REWARD,),
+    "scoring": (SCORING,),
+    "training": (TRAINING,),
+    "weight_sync": (WEIGHT_SYNC,),
+    "data_movement": (DATA_MOVEMENT,),
+    "offload": (OFFLOAD, ONLOAD, WAKE, SLEEP),
+    "other": (OTHER,),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Spans and the edges between them.
+
+    Attributes
+    ----------
+    stage : index into STAGES, int64 ``[spans]``
+    pool : index into ``pools``, int64 ``[spans]``
+    rank : replica or data-parallel rank inside the pool, int64 ``[spans]``
+    start_s, end_s : from the start of the timeline [s] ``[spans]``
+    rl_step : the rl_step that the span belongs to (asynchronous rollout: the one that trains on it), int64 ``[spans]``
+    edge_source, edge_target : spans, int64 ``[edges]``; the target could not start before the source ended
+    edge_kind : index into EDGE_KINDS, int64 ``[edges]``
+    pools : names of the pools
+    pool_devices : devices of each pool, int64 ``[pools]``
+    warmup : first rl_steps left out of the means (the filling of an asynchronous pipeline)
+    """
+
+    stage: IntArray
+    pool: IntArray
+    rank: IntArray
+    start_s: FloatArray
+    end_s: FloatArray
+    rl_step: IntArray
+    edge_source: IntArray
+    edge_target: IntArray
+    edge_kind: IntArray
+    pools: tuple[str, ...]
+    pool_devices: IntArray
+    warmup: int = 0
+
+    @property
+    def spans(self) -> int:
+        """Number of spans."""
+        return int(self.stage.size)
+
+    @property
+    def duration_s(self) -> FloatArray:
+        """Length of every span [s] ``[spans]``."""
+        return self.end_s - self.start_s
+
+    @property
+    def rl_steps(self) -> IntArray:
+        """The rl_steps in the timeline after the warm-up, ascending."""
+        return np.unique(self.rl_step)[self.warmup :]
+
+    @property
+    def step_ends_s(self) -> FloatArray:
+        """End of every rl_step, warm-up included: when the last of its spans ends [s]."""
+        steps = np.unique(self.rl_step)
+        ends = np.full(steps.size, -np.inf)
+        np.maximum.at(ends, np.searchsorted(steps, self.rl_step), self.end_s)
+        return np.maximum.accumulate(ends)
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds from the end of one rl_step to the end of the next; of a single one, its makespan [s]."""
+        if not self.spans:
+            return 0.0
+        ends = self.step_ends_s
+        first = ends[self.warmup - 1] if self.warmup else float(self.start_s.min())
+        return float((ends[-1] - first) / max(ends.size - self.warmup, 1))
+
+    @property
+    def stages_s(self) -> StageSeconds:
+        """Wall seconds of each stage per rl_step: time during which at least one rank of any pool is in it."""
+        steps = self.rl_steps
+        kept = np.isin(self.rl_step, steps)
+        count = max(steps.size, 1)
+        return StageSeconds(
+            **{name: self._covered_s(kept & np.isin(self.stage, codes)) / count for name, codes in _GROUP.items()}
+        )
+
+    def _covered_s(self, mask: BoolArray) -> float:
+        """Length of the union of the chosen spans, counted rl_step by rl_step [s]."""
+        total = 0.0
+        for step in np.unique(self.rl_step[mask]):
+            chosen = mask & (self.rl_step == step)
+            order = np.argsort(self.start_s[chosen], kind="stable")
+            start, end = self.start_s[chosen][order], self.end_s[chosen][order]
+            reached = np.maximum.accumulate(np.concatenate([start[:1], end]))[:-1]
+            total += float(np.maximum(end - np.maximum(start, reached), 0.0).sum())
+        return total
+
+    def idle_device_s(self) -> FloatArray:
+        """Device-seconds per rl_step in which the devices of each pool do nothing [s] ``[pools]``.
+
+        A rank that has no span at some time, or whose span is ``idle``, idles; a rank stands for an equal part of
+        its pool's devices.
+        """
+        idle = np.zeros(len(self.pools))
+        if not self.spans:
+            return idle
+        kept = np.isin(self.rl_step, self.rl_steps)
+        count = max(self.rl_steps.size, 1)
+        for pool in range(len(self.pools)):
+            here = kept & (self.pool == pool) & (self.stage != IDLE)
+            ranks = max(int(np.unique(self.rank[self.pool == pool]).size), 1)
+            busy = float(self.duration_s[here].sum()) / count / ranks
+            idle[pool] = max(self.step_s - busy, 0.0) * float(self.pool_devices[pool])
+        return idle
+
+
+@dataclass
+class TimelineBuilder:
+    """Collects spans and edges, then freezes them into a `Timeline`.
+
+    >>> build = TimelineBuilder(("all",), (8,))
+    >>> first = build.span(ROLLOUT, 0, 0, 0.0, 2.0)
+    >>> second = build.span(TRAINING, 0, 0, 2.0, 5.0, after=[first])
+    >>> build.freeze().step_s
+    5.0
+    """
+
+    pools: tuple[str, ...]
+    pool_devices: tuple[int, ...]
+    _spans: list[tuple[int, int, int, float, float, int]] = field(default_factory=list)
+    _edges: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def span(
+        self,
+        stage: int,
+        pool: int,
+        rank: int,
+        start_s: float,
+        end_s: float,
+        *,
+        rl_step: int = 0,
+        after: list[int] | None = None,
+        kind: int = DATA,
+    ) -> int:
+        """Add a span that waited for the spans in ``after``; its index."""
+        index = len(self._spans)
+        self._spans.append((stage, pool, rank, float(start_s), float(end_s), rl_step))
+        self._edges.extend((source, index, kind) for source in after or ())
+        return index
+
+    def edge(self, source: int, target: int, kind: int) -> None:
+        """Add a dependence between two spans that exist."""
+        self._edges.append((source, target, kind))
+
+    def end_s(self, span: int) -> float:
+        """End of a span [s]."""
+        return self._spans[span][4]
+
+    def freeze(self, warmup: int = 0) -> Timeline:
+        """The finished timeline."""
+        spans = np.array(self._spans, dtype=np.float64).reshape(-1, 6)
+        edges = np.array(self._edges, dtype=np.int64).reshape(-1, 3)
+        stage, pool, rank, step = (spans[:, column].astype(np.int64) for column in (0, 1, 2, 5))
+        return Timeline(
+            stage=stage,
+            pool=pool,
+            rank=rank,
+            start_s=spans[:, 3],
+            end_s=spans[:, 4],
+            rl_step=step,
+            edge_source=edges[:, 0],
+            edge_target=edges[:, 1],
+            edge_kind=edges[:, 2],
+            pools=self.pools,
+            pool_devices=np.array(self.pool_devices, dtype=np.int64),
+            warmup=warmup,
+        )

@@ -1,0 +1,53 @@
+"""Timeline: unions, periods and idle time by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlperf.sim.rl_step import timeline as tl
+
+
+def two_ranks() -> tl.Timeline:
+    build = tl.TimelineBuilder(("rollout", "trainer"), (8, 4))
+    a = build.span(tl.ROLLOUT, 0, 0, 0.0, 4.0)
+    b = build.span(tl.ROLLOUT, 0, 1, 0.0, 10.0)
+    build.span(tl.TRAINING, 1, 0, 10.0, 13.0, after=[a, b], kind=tl.COLLECTIVE)
+    return build.freeze()
+
+
+def test_stage_seconds_are_the_union_over_ranks() -> None:
+    line = two_ranks()
+    assert line.step_s == 13.0
+    assert line.stages_s.rollout == 10.0
+    assert line.stages_s.training == 3.0
+    assert line.stages_s.total == 13.0
+    assert line.edge_source.tolist() == [0, 1]
+    assert line.edge_kind.tolist() == [tl.COLLECTIVE, tl.COLLECTIVE]
+
+
+def test_idle_device_seconds_count_the_wait_for_the_slowest() -> None:
+    # rollout pool: ranks busy 4 s and 10 s of 13 s, 8 devices; trainer: 3 s of 13 s, 4 devices
+    assert two_ranks().idle_device_s() == pytest.approx([(13 - 7) * 8, 10 * 4])
+
+
+def test_overlapping_and_nested_spans_are_counted_once() -> None:
+    build = tl.TimelineBuilder(("all",), (1,))
+    for start, end in ((0.0, 10.0), (2.0, 3.0), (5.0, 12.0), (20.0, 21.0)):
+        build.span(tl.SCORING, 0, 0, start, end)
+    assert build.freeze().stages_s.scoring == pytest.approx(13.0)
+
+
+def test_period_leaves_the_warm_up_out() -> None:
+    build = tl.TimelineBuilder(("trainer",), (1,))
+    for step, end in enumerate((50.0, 60.0, 72.0, 84.0)):
+        build.span(tl.TRAINING, 0, 0, end - 5.0, end, rl_step=step)
+    line = build.freeze(warmup=1)
+    assert line.step_s == pytest.approx((84 - 50) / 3)
+    assert np.array_equal(line.rl_steps, [1, 2, 3])
+
+
+def test_empty_timeline() -> None:
+    line = tl.TimelineBuilder(("all",), (1,)).freeze()
+    assert line.step_s == 0.0
+    assert line.stages_s.total == 0.0

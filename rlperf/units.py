@@ -83,7 +83,7 @@ def _example(dimension: Dimension) -> str:
         "bytes_per_s": "4.8 TB/s",
         "flop_per_s": "989 TFLOP/s",
         "flop": "1 TFLOP",
-        "s": "15 ms",
+        "s": "15 s",
         "hz": "1.83 GHz",
         "watt": "700 W",
         "usd": "1000 USD",

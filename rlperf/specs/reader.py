@@ -124,7 +124,13 @@ def read_spec(path: Path | str, spec: type[Spec]) -> Spec:
 def problems_of(error: ValidationError, document: Document, spec: type[BaseModel]) -> list[Problem]:
     """Pydantic's errors as problems with lines, each once."""
     problems: dict[str, Problem] = {}
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    for item in items:
+        # A list whose only entries are wrong is also called too short: an echo of the entries' own problems.
+        if item["type"] == "too_short" and any(
+            len(i["loc"]) > len(item["loc"]) and i["loc"][: len(item["loc"])] == item["loc"] for i in items
+        ):
+            continue
         path = _data_path(document.data, item["loc"])
         suggestion = None
         if item["type"] == "extra_forbidden":

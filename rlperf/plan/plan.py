@@ -1,0 +1,188 @@
+"""Plan and Prediction: what rlperf answers. Frozen, complete, re-loadable; the JSON forms are stable interfaces."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlperf.specs.job import Job, Mode, Role
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StageTimes(_Frozen):
+    """Seconds of one rl_step by stage. Overlapped stages may add up to more than the step."""
+
+    rollout: float = 0.0
+    reward: float = 0.0
+    scoring: float = 0.0
+    training: float = 0.0
+    weight_sync: float = 0.0
+    data_movement: float = 0.0
+    offload: float = 0.0
+    other: float = 0.0
+
+
+class MemoryUse(_Frozen):
+    """Peak bytes per device of one role, with its parts and the limit it is held against."""
+
+    total: float
+    low: float
+    high: float
+    limit: float
+    parts: dict[str, float]
+
+
+class OperatorShare(_Frozen):
+    """One operator of one role: its seconds in the rl_step, its share of the role, and what bounds it."""
+
+    role: Role
+    operator: str
+    seconds: float
+    share: float
+    bound: Literal["compute", "bandwidth", "latency", "network"]
+    speed_of_light: float = Field(description="ideal seconds on the data sheet's peak / predicted seconds")
+
+
+class CalibrationUse(_Frozen):
+    """Which calibrations a prediction used, and whether it left their range."""
+
+    ids: tuple[str, ...] = ()
+    extrapolated: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class Prediction(_Frozen):
+    """What one configuration is predicted to do. ``low_s`` and ``high_s`` are the 5th and 95th percentile."""
+
+    schema_version: Literal[1] = 1
+    step_s: float
+    low_s: float
+    high_s: float
+    stages_s: StageTimes
+    memory_bytes: dict[Role, MemoryUse]
+    tokens_per_s_per_device: float
+    usd_per_step: float | None = None
+    trained_tokens: float
+    truncated_fraction: float = Field(description="responses cut at the maximum length")
+    idle_fraction: dict[str, float] = Field(default_factory=dict, description="device idle by cause")
+    operators: tuple[OperatorShare, ...] = ()
+    assumed: tuple[str, ...] = ()
+    calibration: CalibrationUse = CalibrationUse()
+    fits: bool = True
+    advice: tuple[str, ...] = Field((), description="the first knobs to turn")
+
+
+class LayoutValues(_Frozen):
+    """Parallel degrees of one pool (`rlperf.Layout` as plain numbers and words)."""
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    context_parallel: int = 1
+    ulysses: int = 1
+    expert_parallel: int = 1
+    expert_tensor_parallel: int = 1
+    virtual_pipeline: int = 1
+    sequence_parallel: bool = False
+    zero_stage: int = 0
+    shard_size: int = 0
+    activation_recompute: Literal["none", "selective", "full"] = "none"
+    offload: Literal["none", "optimizer", "activations", "both"] = "none"
+    microbatch: int = 1
+    attention_data_parallel: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Devices of the layout."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.ulysses * self.data_parallel
+
+
+class SettingsValues(_Frozen):
+    """Settings of one pool; engine fields on the rollout pool, trainer fields on the others."""
+
+    backend: str
+    max_running: int | None = None
+    memory_fraction: float | None = None
+    kv_dtype: str | None = None
+    rollout_dtype: str | None = None
+    prefix_caching: bool | None = None
+    chunked_prefill: bool | None = None
+    engine_token_budget: int | None = None
+    cuda_graphs: bool | None = None
+    token_budget: int | None = None
+    scoring_token_budget: int | None = None
+    compute_dtype: str | None = None
+    packing: bool | None = None
+    lora_rank: int | None = None
+
+
+class PoolPlan(_Frozen):
+    """A role with its devices, layout and settings. Colocated pools share the same devices."""
+
+    role: Role
+    devices: int
+    device: str
+    layout: LayoutValues
+    settings: SettingsValues
+
+
+class BatchSettings(_Frozen):
+    """What one rl_step trains on; prompts_per_step and mini_batch count prompts."""
+
+    prompts_per_step: int
+    group_size: int
+    mini_batch: int
+    max_prompt_tokens: int
+    max_response_tokens: int
+
+
+class RunnerUp(_Frozen):
+    """The best other choice, and whether the intervals can tell the two apart."""
+
+    step_s: float
+    low_s: float
+    high_s: float
+    loss: float = Field(description="objective of the runner-up / objective of the plan - 1")
+    distinguishable: bool
+    differs: tuple[str, ...] = Field(description="what the runner-up does otherwise, in words")
+
+
+class Phase(_Frozen):
+    """The plan for some tasks over a group of rl_steps (first and last included)."""
+
+    tasks: tuple[str, ...]
+    rl_steps: tuple[int, int]
+    mode: Mode
+    staleness: int = 0
+    settings: BatchSettings
+    pools: tuple[PoolPlan, ...]
+    predicted: Prediction
+    runner_up: RunnerUp | None = None
+    tied: int = Field(0, description="other candidates that the intervals cannot tell from this one")
+    binds: tuple[str, ...] = Field((), description="what holds the choice back: memory, tail, divisibility ...")
+
+    def pool(self, role: Role) -> PoolPlan:
+        """The pool that serves ``role``."""
+        return next(pool for pool in self.pools if pool.role == role)
+
+
+class Plan(_Frozen):
+    """The answer to a job: phases, and how good the answer is."""
+
+    schema_version: Literal[1] = 1
+    job: Job
+    status: Literal["optimal", "feasible"]
+    objective: float = Field(
+        description="value of the objective over the horizon (seconds, USD, or device-seconds per token)"
+    )
+    bound: float
+    mip_gap: float
+    candidates: int
+    rejected: dict[str, int]
+    screen_regret: float = Field(description="screen's choice under the judge / judge's best - 1")
+    seconds: float
+    plan: tuple[Phase, ...]

@@ -1,0 +1,106 @@
+"""A value that the user pins, opens or leaves to the planner: a scalar, a list or range, or nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, PositiveInt, model_validator
+
+MOST_VALUES = 10_000
+"""An open value has at most this many alternatives; more is a typing error, not a search."""
+
+
+class Range(BaseModel):
+    """``{min: 8, max: 64, factor: 2}`` or ``{min: 512, max: 4096, step: 512}``; both ends belong to it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    min: PositiveInt
+    max: PositiveInt
+    factor: float | None = None
+    step: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _sound(self) -> Range:
+        if self.max < self.min:
+            raise ValueError(f"max ({self.max}) is below min ({self.min})")
+        if (self.factor is None) == (self.step is None):
+            raise ValueError("give either factor or step")
+        if self.factor is not None and self.factor <= 1:
+            raise ValueError("factor must be above 1")
+        return self
+
+    def values(self) -> tuple[int, ...]:
+        """Every value of the range, ascending.
+
+        >>> Range(min=8, max=50, factor=2).values(), Range(min=1, max=7, step=3).values()
+        ((8, 16, 32, 50), (1, 4, 7))
+        """
+        if self.step is not None:
+            if (self.max - self.min) // self.step > MOST_VALUES:
+                raise ValueError(f"the range has more than {MOST_VALUES} values")
+            found = list(range(self.min, self.max + 1, self.step))
+        else:
+            found, value = [], float(self.min)
+            while round(value) <= self.max and len(found) <= MOST_VALUES:
+                found.append(round(value))
+                value = max(value * (self.factor or 2.0), value + 1)
+        if found[-1] != self.max:
+            found.append(self.max)
+        return tuple(dict.fromkeys(found))
+
+
+def _values(given: Any) -> Any:
+    """What stands in the file as a tuple of alternatives."""
+    if isinstance(given, dict):
+        return Range.model_validate(given).values()
+    if isinstance(given, Range):
+        return given.values()
+    if isinstance(given, list | tuple):
+        if not given:
+            raise ValueError("the list is empty: leave the field out to let the planner choose")
+        if len(given) > MOST_VALUES:
+            raise ValueError(f"the list has more than {MOST_VALUES} values")
+        return tuple(dict.fromkeys(given))
+    return (given,)
+
+
+def _plain(values: tuple[Any, ...]) -> Any:
+    return values[0] if len(values) == 1 else list(values)
+
+
+def _positive(values: tuple[Any, ...]) -> tuple[int, ...]:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{value!r} is not a positive whole number")
+    return values
+
+
+def _natural(values: tuple[Any, ...]) -> tuple[int, ...]:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{value!r} is not a whole number of at least 0")
+    return values
+
+
+def _fraction(values: tuple[Any, ...]) -> tuple[float, ...]:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            raise ValueError(f"{value!r} is not a fraction above 0 and at most 1")
+    return tuple(map(float, values))
+
+
+def _open(check: Any) -> tuple[BeforeValidator, PlainSerializer]:
+    # Runs before pydantic's own tuple check, so that a message speaks of the value that the user wrote.
+    return BeforeValidator(lambda given: check(_values(given))), PlainSerializer(_plain)
+
+
+Counts = Annotated[tuple[int, ...], *_open(_positive)]
+"""One or several positive whole numbers."""
+Naturals = Annotated[tuple[int, ...], *_open(_natural)]
+"""One or several whole numbers of at least 0."""
+Fractions = Annotated[tuple[float, ...], *_open(_fraction)]
+"""One or several fractions in (0, 1]."""
+Flags = Annotated[tuple[bool, ...], *_open(lambda values: values)]
+"""One or both truth values."""
+Words = Annotated[tuple[str, ...], *_open(lambda values: values)]
+"""One or several names."""

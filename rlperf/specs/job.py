@@ -1,0 +1,223 @@
+"""Job: what the user asks. The same form serves plan, predict, import and audit.
+
+A scalar is *pinned*, a list or range is *open*, absence leaves the value to the planner.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+
+from rlperf.specs.choice import Counts, Flags, Fractions, Naturals, Words
+from rlperf.units import Bytes, Seconds, Usd, UsdPerHour
+
+Role = Literal["rollout", "trainer", "reference", "reward", "critic"]
+Algorithm = Literal["grpo", "dapo", "ppo"]
+Mode = Literal["colocated", "disaggregated", "one_step_off", "async"]
+TrainerBackend = Literal["fsdp2", "megatron"]
+Recompute = Literal["none", "selective", "full"]
+Offload = Literal["none", "optimizer", "activations", "both"]
+Minimize = Literal["step_time", "usd_per_step", "token_time"]
+
+RECOMPUTE_MODES = ("none", "selective", "full")
+OFFLOAD_MODES = ("none", "optimizer", "activations", "both")
+ENGINE_ONLY = ("max_running", "memory_fraction", "kv_dtype", "prefix_caching", "chunked_prefill", "engine_token_budget",
+               "cuda_graphs")  # fmt: skip
+TRAINER_ONLY = ("token_budget", "scoring_token_budget", "compute_dtype", "packing", "lora_rank")
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LayoutChoice(_Frozen):
+    """Parallel degrees of a pool; every field of `rlperf.Layout`, pinned, open or absent."""
+
+    tensor_parallel: Counts | None = None
+    pipeline_parallel: Counts | None = None
+    data_parallel: Counts | None = None
+    context_parallel: Counts | None = None
+    ulysses: Counts | None = None
+    expert_parallel: Counts | None = None
+    expert_tensor_parallel: Counts | None = None
+    virtual_pipeline: Counts | None = None
+    sequence_parallel: Flags | None = None
+    zero_stage: Naturals | None = Field(
+        None, description="0 replicas, 1 optimizer sharded, 2 gradients, 3 weights (FSDP)"
+    )
+    shard_size: Naturals | None = Field(None, description="HSDP shard group; 0 = all of data_parallel")
+    activation_recompute: Words | None = Field(None, description="none, selective, full")
+    offload: Words | None = Field(None, description="none, optimizer, activations, both")
+    microbatch: Counts | None = Field(None, description="sequences per forward where no token_budget is used")
+    attention_data_parallel: Counts | None = None
+
+    @model_validator(mode="after")
+    def _known_words(self) -> LayoutChoice:
+        for name, words, known in (
+            ("activation_recompute", self.activation_recompute, RECOMPUTE_MODES),
+            ("offload", self.offload, OFFLOAD_MODES),
+        ):
+            for word in words or ():
+                if word not in known:
+                    raise ValueError(f"{name} {word!r} is not one of {', '.join(known)}")
+        if self.zero_stage and max(self.zero_stage) > 3:
+            raise ValueError("zero_stage is 0, 1, 2 or 3")
+        return self
+
+
+class PoolSettings(_Frozen):
+    """Settings beside the layout. Engine settings belong to rollout pools, trainer settings to the others."""
+
+    backend: str | None = Field(None, description="engine (vllm, sglang, trtllm) or trainer (fsdp2, megatron)")
+    max_running: Counts | None = Field(None, description="requests that one replica runs at once")
+    memory_fraction: Fractions | None = Field(None, description="share of device memory that the engine may take")
+    kv_dtype: str | None = None
+    rollout_dtype: str | None = None
+    prefix_caching: bool | None = None
+    chunked_prefill: bool | None = None
+    engine_token_budget: PositiveInt | None = Field(None, description="tokens per engine_step")
+    cuda_graphs: bool | None = None
+    token_budget: Counts | None = Field(None, description="tokens per packed microbatch and replica in training")
+    scoring_token_budget: PositiveInt | None = None
+    compute_dtype: str | None = None
+    packing: bool | None = Field(None, description="sequences packed without padding")
+    lora_rank: PositiveInt | None = None
+
+
+class PoolSpec(_Frozen):
+    """A role, its devices and their layout."""
+
+    role: Role
+    devices: Counts | None = None
+    device: str | None = Field(None, description="device type where the cluster has several")
+    layout: LayoutChoice = LayoutChoice()
+    settings: PoolSettings = PoolSettings()
+
+    @model_validator(mode="after")
+    def _settings_fit_the_role(self) -> PoolSpec:
+        wrong = TRAINER_ONLY if self.role == "rollout" else ENGINE_ONLY
+        given = [name for name in wrong if getattr(self.settings, name) is not None]
+        if given:
+            raise ValueError(f"{', '.join(given)} cannot be set on a {self.role} pool")
+        return self
+
+
+class Task(_Frozen):
+    """One task: its lengths and its batch.
+
+    ``prompts_per_step`` and ``mini_batch`` count prompts (times group_size = sequences).
+    """
+
+    name: str = Field(min_length=1)
+    workload: str = Field(min_length=1, description="shipped preset, a fitted length file, or the path of a trace")
+    architecture: str | None = Field(None, description="where this task trains a policy of its own")
+    prompts_per_step: Counts
+    group_size: Counts = (8,)
+    mini_batch: Counts | None = Field(None, description="prompts per optimizer update; default prompts_per_step")
+    max_prompt_tokens: PositiveInt = 2048
+    max_response_tokens: Counts
+    reward_s: Seconds | None = Field(None, description="reward time per rl_step where the workload states none")
+    rl_steps: Counts | None = Field(None, description="recorded rl_steps of a trace to use; default all")
+
+    @model_validator(mode="after")
+    def _mini_batch_divides(self) -> Task:
+        if self.mini_batch and min(self.mini_batch) > max(self.prompts_per_step):
+            raise ValueError(
+                f"mini_batch ({min(self.mini_batch)} prompts) is above prompts_per_step ({max(self.prompts_per_step)})"
+            )
+        return self
+
+
+class Objective(_Frozen):
+    """What to minimise: seconds per rl_step, USD per rl_step, or device-seconds per trained token."""
+
+    minimize: Minimize = "step_time"
+
+
+class Limits(_Frozen):
+    """What a plan must respect."""
+
+    step: Seconds | None = Field(None, description="longest rl_step", gt=0)
+    usd_per_step: Usd | None = Field(None, gt=0)
+    staleness: NonNegativeInt = Field(0, description="policy versions that a trained sample may be behind")
+    truncated_fraction: float | None = Field(None, ge=0, le=1, description="most responses cut at the maximum length")
+    memory_headroom: float = Field(0.05, ge=0, lt=1, description="share of device memory kept free")
+    host_memory: Bytes | None = Field(None, description="per node; default the cluster's")
+
+
+class Horizon(_Frozen):
+    """Over which rl_steps to plan, and in how long groups."""
+
+    rl_steps: PositiveInt = 1
+    group: PositiveInt | None = Field(None, description="rl_steps per group; default all in one")
+    switch: Seconds | None = Field(None, description="cost of changing layout between groups; default: never switch")
+
+
+def _as_objective(given: object) -> object:
+    return {"minimize": given} if isinstance(given, str) else given
+
+
+class Job(_Frozen):
+    """An RLVR training job on a cluster."""
+
+    schema_version: Literal[1] = 1
+    name: str = "job"
+    architecture: str = Field(min_length=1, description="shipped name, or path of a Hugging Face config.json")
+    cluster: str = Field(min_length=1, description="shipped name, 'generic:<device>', or path of a cluster file")
+    nodes: PositiveInt | None = Field(None, description="default: as the cluster file says")
+    price: UsdPerHour | None = Field(None, description="per device and hour; overrides the cluster's")
+    algorithm: Algorithm = "grpo"
+    reference: bool = Field(True, description="score with a frozen reference policy (a KL term)")
+    framework: str = Field(
+        "verl", description="verl, nemo_rl, openrlhf, slime, areal, trl; with ==version if it matters"
+    )
+    trainer_backends: Annotated[
+        tuple[TrainerBackend, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)
+    ] = (
+        "fsdp2",
+        "megatron",
+    )
+    engine: str = "vllm"
+    tasks: tuple[Task, ...] = Field(min_length=1)
+    modes: Annotated[tuple[Mode, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ("colocated",)
+    roles: tuple[Role, ...] | None = Field(None, description="default: rollout, trainer, and what the algorithm needs")
+    objective: Annotated[Objective, BeforeValidator(_as_objective)] = Objective()
+    limits: Limits = Limits()
+    horizon: Horizon = Horizon()
+    pools: tuple[PoolSpec, ...] = ()
+    seed: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Job:
+        names = [task.name for task in self.tasks]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"task names stand twice: {', '.join(twice)}")
+        roles = [pool.role for pool in self.pools]
+        double = sorted({role for role in roles if roles.count(role) > 1})
+        if double:
+            raise ValueError(f"several pools for one role: {', '.join(double)}")
+        if not self.modes or not self.trainer_backends:
+            raise ValueError("modes and trainer_backends must name at least one alternative")
+        if "async" in self.modes and self.limits.staleness < 1:
+            raise ValueError("mode async needs limits.staleness of at least 1")
+        if "one_step_off" in self.modes and self.limits.staleness < 1:
+            raise ValueError("mode one_step_off needs limits.staleness of at least 1")
+        return self
+
+    def pool(self, role: Role) -> PoolSpec:
+        """What the user says of ``role``; an empty pool where nothing is said."""
+        return next((pool for pool in self.pools if pool.role == role), PoolSpec(role=role))
+
+    @property
+    def all_roles(self) -> tuple[Role, ...]:
+        """Roles of this job: those named, or what the algorithm needs."""
+        if self.roles:
+            return self.roles
+        extra: list[Role] = []
+        if self.reference:
+            extra.append("reference")
+        if self.algorithm == "ppo":
+            extra.append("critic")
+        return ("rollout", "trainer", *extra)

@@ -1,0 +1,233 @@
+"""Execution modes and the closed form of the seconds of one rl_step: arrays of stage seconds in, arrays out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from rlperf.layout import FloatArray, IntArray
+
+
+class ExecutionMode(IntEnum):
+    """How rollout and training share time and devices.
+
+    SYNC_COLOCATED : the same devices take turns; the engine sleeps and wakes, the trainer offloads and onloads
+    SYNC_DISAGGREGATED : own pools that wait for each other; nothing is stale
+    ONE_STEP_OFF : the next batch is rolled out while this one trains; both meet at every weight sync
+    K_STEP_OFF : up to ``staleness`` further batches are under way; rollout refills continuously
+    FULLY_ASYNC : rollout never waits for a batch; a queue bounded by ``staleness`` stands between
+    STREAMING : groups go to the trainer as they end, still on-policy
+    """
+
+    SYNC_COLOCATED = 0
+    SYNC_DISAGGREGATED = 1
+    ONE_STEP_OFF = 2
+    K_STEP_OFF = 3
+    FULLY_ASYNC = 4
+    STREAMING = 5
+
+    @classmethod
+    def parse(cls, text: str) -> ExecutionMode:
+        """The mode of a name such as ``sync_colocated``.
+
+        >>> ExecutionMode.parse("one-step-off") is ExecutionMode.ONE_STEP_OFF
+        True
+        """
+        return cls[text.strip().upper().replace("-", "_").replace(" ", "_")]
+
+    @property
+    def disaggregated(self) -> bool:
+        """True where rollout and trainer have devices of their own."""
+        return self is not ExecutionMode.SYNC_COLOCATED
+
+
+@dataclass(frozen=True)
+class Execution:
+    """The mode with its knobs; every field may be an array over candidates.
+
+    Attributes
+    ----------
+    mode : `ExecutionMode` code [1]
+    staleness : k, weight versions that a trained sample may be behind; synchronous modes ignore it [1]
+    sync_interval : optimizer batches between two weight syncs (verl: trigger_parameter_sync_step) [1]
+    in_flight_updates : 1 where engines take new weights without draining (only a pause for the swap) [flag]
+    interrupt : 1 where running requests stop at a weight sync and recompute their KV cache [flag]
+    chunks : pieces in which a streamed batch reaches the trainer (mini-batches) [1]
+    """
+
+    mode: npt.ArrayLike
+    staleness: npt.ArrayLike = 1
+    sync_interval: npt.ArrayLike = 1
+    in_flight_updates: npt.ArrayLike = 0
+    interrupt: npt.ArrayLike = 0
+    chunks: npt.ArrayLike = 4
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds of the stages of one batch (one rl_step); numbers or arrays that broadcast together.
+
+    Attributes
+    ----------
+    rollout_s : makespan of a batch rolled out alone, its tail included [s]
+    scoring_s : all log-probability passes on the trainer's devices [s]
+    training_s : all optimizer updates of the batch, and the critic's where it shares the devices [s]
+    weight_sync_s : trainer to engines [s]
+    rollout_steady_s : seconds per batch when finished requests are replaced at once; None = ``rollout_s`` [s]
+    rollout_first_s : when the first chunk of a streamed batch is complete; None = ``rollout_s / chunks`` [s]
+    reward_s : reward time not hidden behind the rollout [s]
+    reference_s : scoring on devices of its own (reference or reward pool), beside the trainer's own scoring [s]
+    data_movement_s : batch to the trainer and back [s]
+    transition_s : sleep, wake, offload, onload; colocated only [s]
+    fixed_s : all that a framework spends per rl_step in no stage (advantages, logging, controller) [s]
+    recompute_s : prefill of the interrupted requests after a weight sync [s]
+    swap_s : pause of an engine that takes weights in flight [s]
+    """
+
+    rollout_s: npt.ArrayLike
+    scoring_s: npt.ArrayLike = 0.0
+    training_s: npt.ArrayLike = 0.0
+    weight_sync_s: npt.ArrayLike = 0.0
+    rollout_steady_s: npt.ArrayLike | None = None
+    rollout_first_s: npt.ArrayLike | None = None
+    reward_s: npt.ArrayLike = 0.0
+    reference_s: npt.ArrayLike = 0.0
+    data_movement_s: npt.ArrayLike = 0.0
+    transition_s: npt.ArrayLike = 0.0
+    fixed_s: npt.ArrayLike = 0.0
+    recompute_s: npt.ArrayLike = 0.0
+    swap_s: npt.ArrayLike = 0.0
+
+
+def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
+    r"""Seconds from one rl_step to the next, closed form.
+
+    With R rollout makespan, R_s its seconds per batch under continuous refill, W = max(S, S_ref) + T + D + F the
+    trainer's work (scoring, training, data movement, fixed), Y weight sync every i batches, E transitions, Q reward:
+
+    .. math::
+
+        colocated     &: R + Q + W + Y/i + E \\
+        disaggregated &: R + Q + W + Y/i \\
+        one step off  &: \max(R + Q, W) + Y/i \quad\text{(with in-flight updates: as } k = 1) \\
+        k steps off   &: \max\left(R_s + p,\; W + Y/i,\; \frac{R + Q + W + Y/i}{k + 1}\right) \\
+        fully async   &: \text{the same, } k \text{ = staleness bound} \\
+        streaming     &: \max(R + Q + W/c,\; R_1 + W) + Y/i
+
+    p = (in flight ? swap : Y)/i + (interrupt ? recompute : 0)/i is what a weight sync takes from an engine. The third
+    term of k steps off is latency: at most k + 1 batches are under way between the start of their rollout and the end
+    of their training. Means of stages go in; `asynchronous.simulate` has the effect of their fluctuation.
+
+    Parameters
+    ----------
+    execution : mode and knobs, arrays that broadcast with ``stages`` [...]
+    stages : seconds of the stages [s], shape [...]
+
+    Returns
+    -------
+    Seconds per rl_step [s], broadcast shape.
+
+    >>> times = StageTimes(rollout_s=60.0, scoring_s=10.0, training_s=20.0, weight_sync_s=4.0, rollout_steady_s=40.0)
+    >>> modes = [ExecutionMode.SYNC_COLOCATED, ExecutionMode.ONE_STEP_OFF, ExecutionMode.FULLY_ASYNC]
+    >>> step_seconds(Execution(modes, staleness=2), times).tolist()
+    [94.0, 64.0, 44.0]
+    """
+    f = _float
+    rollout, reward = f(stages.rollout_s), f(stages.reward_s)
+    steady = rollout if stages.rollout_steady_s is None else f(stages.rollout_steady_s)
+    work = np.maximum(f(stages.scoring_s), f(stages.reference_s)) + f(stages.training_s)
+    work = work + f(stages.data_movement_s) + f(stages.fixed_s)
+    interval = np.maximum(f(execution.sync_interval), 1.0)
+    sync = f(stages.weight_sync_s) / interval
+    in_flight = f(execution.in_flight_updates)
+    pause = (in_flight * f(stages.swap_s) + f(execution.interrupt) * f(stages.recompute_s)) / interval
+    pause = pause + (1.0 - in_flight) * sync
+
+    mode = np.asarray(execution.mode, dtype=np.int64)
+    serial = rollout + reward + work + sync
+    barrier = np.maximum(rollout + reward, work) + sync
+
+    def refilled(lag: FloatArray) -> FloatArray:
+        return np.maximum(np.maximum(steady + pause, work + sync), serial / (lag + 1.0))
+
+    one = np.where(in_flight > 0, refilled(np.ones(())), barrier)
+    chunks = np.maximum(f(execution.chunks), 1.0)
+    first = rollout / chunks if stages.rollout_first_s is None else f(stages.rollout_first_s)
+    streamed = np.maximum(rollout + reward + work / chunks, first + work) + sync
+    many = refilled(np.maximum(f(execution.staleness), 0.0))
+    forms = (serial + f(stages.transition_s), serial, one, many, many, streamed)
+    return np.asarray(np.select([mode == code for code in range(len(forms))], forms), dtype=np.float64)
+
+
+def async_staleness(
+    concurrent: npt.ArrayLike,
+    batch: npt.ArrayLike,
+    queue: npt.ArrayLike,
+    rate_ratio: npt.ArrayLike,
+    tail: npt.ArrayLike,
+) -> FloatArray:
+    r"""Mean staleness of a trained sample in the steady state of an asynchronous run, closed form.
+
+    .. math::
+
+        s = \frac{C M}{B \max(1, \rho)} + \begin{cases} \rho & \rho < 1 \\ (2q + \rho - 1) / (2\rho) & \rho \ge 1
+        \end{cases}
+
+    Parameters
+    ----------
+    concurrent : C, samples being generated at once [samples]
+    batch : B, samples per optimizer batch [samples]
+    queue : q, capacity of the queue between rollout and trainer [batches]
+    rate_ratio : rho, unobstructed rollout rate over trainer rate [1]
+    tail : M, E[maximum of a group] / E[length] [1]
+
+    Returns
+    -------
+    Weight versions between the start of a sample and its training [1]. It counts a group's wait for its last sample
+    from the group's first token and takes all C as always busy, so it lies 5 to 10 % above the measured points;
+    `asynchronous.simulate` does not.
+
+    >>> round(float(async_staleness(120, 240, 2, 0.63, 1.42)), 2)
+    1.34
+    """
+    c, b, q, rho, m = (_float(value) for value in (concurrent, batch, queue, rate_ratio, tail))
+    waiting = np.where(rho < 1.0, rho, (2.0 * q + rho - 1.0) / (2.0 * rho))
+    return np.asarray(c * m / (b * np.maximum(1.0, rho)) + waiting, dtype=np.float64)
+
+
+def async_device_seconds(
+    rollout_per_device: npt.ArrayLike, trainer_per_device: npt.ArrayLike, rate_ratio: npt.ArrayLike
+) -> FloatArray:
+    r"""Device-seconds per batch of an asynchronous run, closed form.
+
+    N_T trainer devices of rate c_T [batches/s/device], N_R rollout devices of rate c_R, rho = c_R N_R / (c_T N_T):
+
+    .. math:: (N_T + N_R) \cdot period = \frac{1}{\min(1, \rho)} \left(\frac{1}{c_T} + \frac{\rho}{c_R}\right)
+
+    least at rho = 1.
+
+    >>> float(async_device_seconds(0.01, 0.02, 1.0))
+    150.0
+    """
+    c_r, c_t, rho = (_float(value) for value in (rollout_per_device, trainer_per_device, rate_ratio))
+    return np.asarray((1.0 / c_t + rho / c_r) / np.minimum(1.0, rho), dtype=np.float64)
+
+
+def mode_codes(modes: npt.ArrayLike) -> IntArray:
+    """Codes of modes given as codes or names.
+
+    >>> mode_codes(["sync_colocated", "streaming"]).tolist()
+    [0, 5]
+    """
+    values = np.asarray(modes)
+    if values.dtype.kind in "US":
+        flat = [int(ExecutionMode.parse(str(text))) for text in values.ravel()]
+        return np.array(flat, dtype=np.int64).reshape(values.shape)
+    return values.astype(np.int64)
+
+
+def _float(value: npt.ArrayLike) -> FloatArray:
+    return np.asarray(value, dtype=np.float64)

@@ -1,0 +1,104 @@
+"""Closed forms of the rl_step: by hand, as arrays, and the orders they must respect."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlperf.sim.rl_step.modes import (
+    Execution,
+    ExecutionMode,
+    StageTimes,
+    async_device_seconds,
+    async_staleness,
+    step_seconds,
+)
+
+SECONDS = st.floats(0.0, 1e4)
+
+
+def test_every_mode_by_hand() -> None:
+    times = StageTimes(
+        rollout_s=100.0,
+        rollout_steady_s=60.0,
+        rollout_first_s=20.0,
+        reward_s=5.0,
+        scoring_s=10.0,
+        reference_s=12.0,
+        training_s=40.0,
+        data_movement_s=3.0,
+        fixed_s=2.0,
+        weight_sync_s=8.0,
+        transition_s=6.0,
+    )
+    work = 12 + 40 + 3 + 2
+    expected = [
+        100 + 5 + work + 8 + 6,
+        100 + 5 + work + 8,
+        105 + 8,
+        max(60 + 8, work + 8, (105 + work + 8) / 4),
+        max(60 + 8, work + 8, (105 + work + 8) / 4),
+        max(105 + work / 4, 20 + work) + 8,
+    ]
+    found = step_seconds(Execution(list(ExecutionMode), staleness=3), times)
+    assert found == pytest.approx(expected)
+
+
+def test_in_flight_updates_hide_the_sync_from_the_engines() -> None:
+    times = StageTimes(rollout_s=50.0, training_s=10.0, weight_sync_s=20.0, swap_s=1.0, rollout_steady_s=50.0)
+    drained = step_seconds(Execution(ExecutionMode.FULLY_ASYNC, staleness=4), times)
+    hidden = step_seconds(Execution(ExecutionMode.FULLY_ASYNC, staleness=4, in_flight_updates=1), times)
+    assert float(drained) == pytest.approx(70.0)
+    assert float(hidden) == pytest.approx(51.0)
+
+
+def test_interruption_charges_the_recomputed_cache_once_per_sync() -> None:
+    times = StageTimes(rollout_s=50.0, recompute_s=6.0)
+    run = Execution(ExecutionMode.K_STEP_OFF, staleness=9, interrupt=1, in_flight_updates=1, sync_interval=3)
+    assert float(step_seconds(run, times)) == pytest.approx(52.0)
+
+
+@given(SECONDS, SECONDS, SECONDS, SECONDS, st.floats(0.0, 1.0), st.integers(0, 9))
+def test_less_waiting_is_never_slower(r: float, s: float, t: float, y: float, busy: float, k: int) -> None:
+    times = StageTimes(rollout_s=r, scoring_s=s, training_s=t, weight_sync_s=y, rollout_steady_s=busy * r)
+    by_mode = step_seconds(Execution(list(ExecutionMode), staleness=k), times)
+    sync = by_mode[ExecutionMode.SYNC_DISAGGREGATED]
+    assert np.all(by_mode <= sync * (1 + 1e-12) + 1e-9)
+    more = step_seconds(Execution(ExecutionMode.FULLY_ASYNC, staleness=k + 1), times)
+    assert more <= by_mode[ExecutionMode.FULLY_ASYNC] + 1e-9
+    # no mode beats its busiest device
+    assert by_mode[ExecutionMode.FULLY_ASYNC] >= max(busy * r, s + t) - 1e-9
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS, st.sampled_from(list(ExecutionMode))), min_size=1, max_size=20))
+def test_arrays_equal_scalars(rows: list[tuple[float, float, ExecutionMode]]) -> None:
+    rollout, training, modes = (np.array(column) for column in zip(*rows, strict=True))
+    together = step_seconds(Execution(modes), StageTimes(rollout_s=rollout, training_s=training, weight_sync_s=1.0))
+    alone = [
+        float(step_seconds(Execution(mode), StageTimes(rollout_s=r, training_s=t, weight_sync_s=1.0)))
+        for r, t, mode in rows
+    ]
+    assert together.tolist() == alone
+
+
+@given(st.floats(0.1, 10.0))
+def test_all_rates_scale_the_step(factor: float) -> None:
+    def at(scale: float) -> np.ndarray:
+        times = StageTimes(
+            rollout_s=30 * scale, training_s=20 * scale, weight_sync_s=3 * scale, transition_s=2 * scale, fixed_s=scale
+        )
+        return step_seconds(Execution(list(ExecutionMode)), times)
+
+    assert at(factor) == pytest.approx(factor * at(1.0))
+
+
+def test_staleness_is_continuous_where_the_rates_match() -> None:
+    below, above = async_staleness(128, 128, 1, [1 - 1e-9, 1.0], 1.4)
+    assert below == pytest.approx(above, abs=1e-6)
+
+
+def test_device_seconds_are_least_where_rates_match() -> None:
+    rho = np.linspace(0.3, 3.0, 271)
+    assert rho[np.argmin(async_device_seconds(0.01, 0.03, rho))] == pytest.approx(1.0)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from rlperf.specs.calibration import DeviceCalibration
+from rlperf.specs.calibration import DeviceCalibration, load_device_calibration
 from rlperf.specs.cluster import Cluster, Device, Link
+from rlperf.specs.profiles import load_cluster, load_device, load_link
 
 
 @dataclass(frozen=True)
@@ -16,3 +18,25 @@ class Hardware:
     calibration: DeviceCalibration
     cluster: Cluster
     network: Link
+
+
+def load_hardware(
+    device: str,
+    cluster: str | None = None,
+    calibration: Path | str | None = None,
+    *,
+    folder: Path | str | None = None,
+) -> Hardware:
+    """Hardware by names of profiles.
+
+    Parameters
+    ----------
+    device : name of a device profile
+    cluster : name of a cluster profile; without one, the generic node filled with the device
+    calibration : a calibration file that goes before the search path
+    folder : the job's folder, searched for profiles first
+    """
+    sheet = load_device(device, folder)
+    machine = load_cluster(cluster or f"generic:{sheet.name}", folder=folder)
+    constants = load_device_calibration(sheet.name, relative=sheet.relative, file=calibration, folder=folder)
+    return Hardware(sheet, constants, machine, load_link(machine.network, folder))

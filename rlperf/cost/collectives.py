@@ -1,0 +1,124 @@
+"""Collectives: inside a scale-up domain from fitted constants, across nodes by hierarchy over the rails."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlperf.cost.roofline import Array, as_float
+from rlperf.layout import FloatArray
+from rlperf.specs.calibration import CollectiveFit
+from rlperf.specs.hardware import Hardware
+
+
+def scale_up_bytes_per_s(hw: Hardware) -> float:
+    """Rate of the fast links per device and direction [bytes/s]; without such links, that of the host link."""
+    return hw.device.scale_up.bandwidth if hw.device.scale_up else hw.device.host_bandwidth
+
+
+def network_bytes_per_s(hw: Hardware) -> float:
+    """Attainable rate per device and direction through the scale-out network [bytes/s].
+
+    line rate x rails / devices per node x fitted share / oversubscription.
+    """
+    rails = hw.cluster.rails / hw.cluster.devices_per_node
+    return hw.network.bandwidth * rails * hw.calibration.network.bandwidth / hw.cluster.oversubscription
+
+
+def collective_fit(hw: Hardware, collective: str, implementation: str = "nccl") -> CollectiveFit:
+    """Constants of a collective; a missing one is served by all_gather (all move bytes once, except all_reduce)."""
+    fits = hw.calibration.collectives
+    for name, kind in ((collective, implementation), (collective, "nccl"), ("all_gather", "nccl")):
+        for fit in fits:
+            if fit.collective == name and fit.implementation == kind:
+                return fit
+    return fits[0]
+
+
+def domain_s(
+    hw: Hardware, collective: str, bus_bytes: Array, devices: Array, implementation: str = "nccl"
+) -> FloatArray:
+    r"""Seconds of a collective inside one scale-up domain: t = a + x / b + c sqrt(x), x = bus bytes.
+
+    a, b, c are interpolated in log2 of the group size, and kept beyond the largest measured one.
+    """
+    fit = collective_fit(hw, collective, implementation)
+    x, size = as_float(bus_bytes), np.log2(np.maximum(as_float(devices), 1.0))
+    points = np.log2(np.asarray(fit.group, dtype=np.float64))
+    fixed = np.interp(size, points, fit.fixed)
+    rate = np.interp(size, points, fit.bandwidth) * scale_up_bytes_per_s(hw)
+    root = np.interp(size, points, fit.root)
+    return np.where(x > 0, fixed + x / rate + root * np.sqrt(np.maximum(x, 0.0)), 0.0)
+
+
+def _hierarchical_s(
+    hw: Hardware, collective: str, message_bytes: Array, group: Array, within: Array, passes: float, implementation: str
+) -> FloatArray:
+    """``passes`` = times the buffer crosses the bus: 2 for all-reduce, 1 for the others."""
+    x, n = as_float(message_bytes), np.maximum(as_float(group), 1.0)
+    inside = np.clip(as_float(within), 1.0, n)
+    nodes = n / inside
+    bus = passes * x * (inside - 1.0) / inside
+    near = domain_s(hw, collective, bus, inside, implementation)
+    # every device carries 1/inside of the buffer across nodes, on its own rail, while the others move inside the node
+    far_bytes = passes * x / inside * (nodes - 1.0) / nodes
+    hops = passes * np.ceil(np.log2(np.maximum(nodes, 1.0))) * hw.calibration.network.hop
+    far = far_bytes / network_bytes_per_s(hw)
+    seconds = np.where(nodes > 1.0, np.maximum(near, far) + hops + 0.1 * np.minimum(near, far), near)
+    return np.where((x > 0) & (n > 1.0), seconds, 0.0)
+
+
+def all_reduce_s(
+    hw: Hardware, message_bytes: Array, group: Array, within: Array, *, implementation: str = "nccl"
+) -> FloatArray:
+    """Seconds of an all-reduce.
+
+    Parameters
+    ----------
+    message_bytes : the full buffer of one device (the size argument of nccl-tests) [bytes]
+    group : devices that take part [1]
+    within : how many of them share a scale-up domain [1]
+    implementation : "nccl", or an engine's own kernel ("custom", captured in CUDA graphs)
+
+    Notes
+    -----
+    Bus bytes are 2 x (n-1)/n. Across nodes: reduce-scatter inside, all-reduce over the rails, all-gather inside,
+    overlapped chunk by chunk, so the slower of the two sets the time.
+    """
+    return _hierarchical_s(hw, "all_reduce", message_bytes, group, within, 2.0, implementation)
+
+
+def all_gather_s(hw: Hardware, message_bytes: Array, group: Array, within: Array) -> FloatArray:
+    """Seconds of an all-gather; ``message_bytes`` = the gathered buffer, bus bytes x (n-1)/n (see `all_reduce_s`)."""
+    return _hierarchical_s(hw, "all_gather", message_bytes, group, within, 1.0, "nccl")
+
+
+def reduce_scatter_s(hw: Hardware, message_bytes: Array, group: Array, within: Array) -> FloatArray:
+    """Seconds of a reduce-scatter; ``message_bytes`` = the buffer before it is scattered (see `all_reduce_s`)."""
+    return _hierarchical_s(hw, "reduce_scatter", message_bytes, group, within, 1.0, "nccl")
+
+
+def all_to_all_s(hw: Hardware, message_bytes: Array, group: Array, within: Array) -> FloatArray:
+    """Seconds of an all-to-all; ``message_bytes`` = all that one device sends, its own share included [bytes].
+
+    What leaves the node is (n - within) / n of the buffer, at the device's own share of the network.
+    """
+    x, n = as_float(message_bytes), np.maximum(as_float(group), 1.0)
+    inside = np.clip(as_float(within), 1.0, n)
+    near = domain_s(hw, "all_to_all", x * (inside - 1.0) / n, inside)
+    far = x * (n - inside) / n / network_bytes_per_s(hw) + hw.calibration.network.hop * (n > inside)
+    return np.where((x > 0) & (n > 1.0), np.maximum(near, far), 0.0)
+
+
+def point_to_point_s(hw: Hardware, n_bytes: Array, within: Array) -> FloatArray:
+    """Seconds to send ``n_bytes`` to one other device; ``within`` true (or > 1) inside a scale-up domain."""
+    x = as_float(n_bytes)
+    near = domain_s(hw, "point_to_point", x, 2.0)
+    far = hw.calibration.network.hop + x / network_bytes_per_s(hw)
+    flag = np.asarray(within)
+    inside = flag if flag.dtype == np.bool_ else as_float(flag) > 1.0
+    return np.where(x > 0, np.where(inside, near, far), 0.0)
+
+
+def host_copy_s(hw: Hardware, n_bytes: Array) -> FloatArray:
+    """Seconds to copy between device and pinned host memory: bytes / (host link x fitted share) [s]."""
+    return as_float(n_bytes) / (hw.device.host_bandwidth * hw.calibration.host.copy_memory)

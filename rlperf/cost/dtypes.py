@@ -1,0 +1,62 @@
+"""Data types of matrix products and caches: what a value weighs and which peak its products run at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """Bytes of one value as weight, as activation and as output, and the peak its matrix products run at.
+
+    ``stand_ins`` are the dtypes whose fitted constants serve where this one has none, nearest first.
+    """
+
+    name: str
+    weight_bytes: float
+    activation_bytes: float
+    peak: str
+    stand_ins: tuple[str, ...] = ()
+    output_bytes: float = 2.0
+
+
+# Block-scaled types carry one scale per block: fp8_block 4 bytes per 128 x 128 weights (per 128 activations),
+# nvfp4 1 byte per 16 values, mxfp4 and mxfp8 1 byte per 32 values (OCP Microscaling Formats 1.0, table 1).
+DTYPES: dict[str, Dtype] = {
+    entry.name: entry
+    for entry in (
+        Dtype("bf16", 2.0, 2.0, "bf16"),
+        Dtype("fp16", 2.0, 2.0, "fp16", ("bf16",)),
+        Dtype("fp32", 4.0, 4.0, "fp32", ("bf16",), 4.0),
+        Dtype("tf32", 4.0, 4.0, "tf32", ("bf16",), 4.0),
+        Dtype("fp8", 1.0, 1.0, "fp8", ("fp8_block", "bf16")),
+        Dtype("mxfp8", 1.0 + 1 / 32, 1.0 + 1 / 32, "fp8", ("fp8", "fp8_block", "bf16")),
+        Dtype("fp8_block", 1.0 + 4 / 128**2, 1.0 + 4 / 128, "fp8", ("fp8", "bf16")),
+        Dtype("nvfp4", 0.5 + 1 / 16, 0.5 + 1 / 16, "fp4", ("fp8", "bf16")),
+        Dtype("mxfp4", 0.5 + 1 / 32, 2.0, "bf16", ("nvfp4", "bf16")),
+        Dtype("int8", 1.0, 1.0, "int8", ("fp8", "bf16")),
+        Dtype("int8_wo", 1.0, 2.0, "bf16", ("bf16",)),
+        Dtype("int4_wo", 0.5 + 2 / 128, 2.0, "bf16", ("bf16",)),
+    )
+}
+
+
+def dtype_of(name: str) -> Dtype:
+    """The dtype by name; raises `KeyError` with the known names.
+
+    >>> dtype_of("nvfp4").weight_bytes
+    0.5625
+    """
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise KeyError(f"unknown dtype {name!r}; known: {', '.join(DTYPES)}") from None
+
+
+def cache_bytes(dtype: str) -> float:
+    """Bytes of one cached key or value.
+
+    >>> cache_bytes("fp8"), cache_bytes("bf16")
+    (1.0, 2.0)
+    """
+    return dtype_of(dtype).weight_bytes

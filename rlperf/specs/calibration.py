@@ -1,0 +1,231 @@
+"""Calibrations: constants fitted to measurements of one device or one engine, each with where it is from.
+
+Rates are stored as fractions of the data sheet, so that a device without measurements can borrow from its nearest
+relative. Search path of a calibration by name: an explicit file, the job's folder, the user's configuration folder,
+the shipped profiles.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.profiles import search_path
+from rlperf.specs.reader import read_spec
+from rlperf.units import Seconds
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Spread(_Frozen):
+    """Measured over predicted on left-out shapes: 5th and 95th percentile [1]."""
+
+    low: PositiveFloat = 0.7
+    high: PositiveFloat = 1.4
+
+    def widened(self, factor: float) -> Spread:
+        """The same interval, ``factor`` times as wide in the logarithm."""
+        return Spread(low=self.low**factor, high=self.high**factor)
+
+
+class Quality(_Frozen):
+    """How well a fit does: number of rows, mean absolute % errors inside and left out, and the rows it saw."""
+
+    n: NonNegativeInt = 0
+    in_sample_mape: float | None = Field(None, description="[%]")
+    left_out_mape: float | None = Field(None, description="[%], leave one value of the shape out in turn")
+    left_out_rule: str = ""
+    rows: str = Field("", description="which rows were used: file and filter, or split rule with its seed")
+    spread: Spread = Spread()
+
+
+class GemmFit(_Frozen):
+    """Constants of a matrix product by dtype; the form is `rlperf.cost.roofline.gemm_s`."""
+
+    dtype: str
+    fixed: Seconds = Field(description="kernel start and end")
+    compute: PositiveFloat = Field(description="attainable share of the dense peak")
+    memory: PositiveFloat = Field(description="attainable share of the memory bandwidth")
+    exponent: PositiveFloat = Field(2.5, description="norm that joins compute and memory time")
+    tile_loss: float = Field(0.0, ge=0.0, description="weight of idle multiprocessors in the last wave")
+    ramp: float = Field(0.0, ge=0.0, description="inner products as long as this cost double [values]")
+    quantise_fixed: Seconds = Field(0.0, description="launch of the pass that quantises the activations")
+    quantise_memory: float = Field(0.6, gt=0.0, description="attainable share of the bandwidth in that pass")
+    quality: Quality = Quality()
+
+
+class PrefillFit(_Frozen):
+    """Constants of flash attention over whole prompts; the form is `rlperf.cost.attention.prefill_attention_s`."""
+
+    kernel: str
+    kv_dtype: str = "bf16"
+    fixed: Seconds
+    compute: PositiveFloat
+    ramp_tokens: float = Field(description="key length at which the attainable rate is half of that of long sequences")
+    memory: PositiveFloat
+    wave: float = Field(0.0, ge=0.0, description="weight of idle multiprocessors in the last wave")
+    backward_flop: PositiveFloat = Field(2.5, description="backward FLOP over forward FLOP")
+    backward_compute: PositiveFloat = Field(0.8, description="backward efficiency over forward, long sequences")
+    backward_ramp: float = Field(1.0, description="ramp_tokens in backward, over forward")
+    quality: Quality = Quality()
+
+
+class DecodeFit(_Frozen):
+    """Constants of paged decode attention; the form is `rlperf.cost.attention.decode_attention_s`."""
+
+    kernel: str
+    kv_dtype: str = "bf16"
+    fixed: Seconds
+    memory: PositiveFloat
+    per_pair: Seconds = Field(0.0, description="per request and key/value head")
+    per_request: Seconds = Field(0.0, description="per request")
+    cached: PositiveFloat = Field(1.0, description="rate of keys and values that sit in L2, over that of memory")
+    quality: Quality = Quality()
+
+
+class MoeFit(_Frozen):
+    """Constants of grouped expert products; the form is `rlperf.cost.moe.grouped_gemm_s`."""
+
+    kernel: str
+    dtype: str
+    fixed: Seconds
+    compute: PositiveFloat
+    memory: PositiveFloat
+    activation_memory: PositiveFloat = 0.6
+    per_pair: Seconds = Field(0.0, description="routing and permutation, per (token, expert) pair")
+    per_expert: Seconds = Field(0.0, description="per touched local expert")
+    exponent: PositiveFloat = 2.0
+    quality: Quality = Quality()
+
+
+class CollectiveFit(_Frozen):
+    """Constants of one collective in a scale-up domain by group size; the form is `rlperf.cost.collectives`.
+
+    ``bandwidth`` is a share of the scale-up (or, without one, host) bandwidth; ``root`` is [s / sqrt(byte)].
+    """
+
+    collective: str = Field(description="all_reduce, all_gather, reduce_scatter, all_to_all, point_to_point")
+    implementation: str = "nccl"
+    group: tuple[PositiveInt, ...]
+    fixed: tuple[Seconds, ...]
+    bandwidth: tuple[PositiveFloat, ...]
+    root: tuple[float, ...]
+    quality: Quality = Quality()
+
+
+class StreamFit(_Frozen):
+    """Memory-bound passes: large streams, and small unfused operators (norm, rope, activation)."""
+
+    stream_memory: PositiveFloat = 0.85
+    small_fixed: Seconds = 2e-6
+    small_memory: PositiveFloat = 0.5
+    quality: Quality = Quality()
+
+
+class HostFit(_Frozen):
+    """Launches from eager code, and copies between host and device."""
+
+    launch: Seconds = Field(5e-6, description="per kernel from eager code")
+    eager_collective: Seconds = Field(28e-6, description="added to a collective launched from eager code")
+    copy_memory: PositiveFloat = Field(0.87, description="attainable share of the host link")
+    quality: Quality = Quality()
+
+
+class NetworkFit(_Frozen):
+    """Scale-out network: share of the line rate that collectives reach per device, and latency per hop."""
+
+    bandwidth: PositiveFloat = 0.72
+    hop: Seconds = 6e-6
+    quality: Quality = Quality()
+
+
+class DeviceCalibration(_Frozen):
+    """All fitted constants of one device."""
+
+    id: str
+    device: str
+    source: str
+    date: str
+    software: str
+    n: NonNegativeInt = Field(description="measurements behind the file")
+    spread: Spread = Field(Spread(), description="over all operators")
+    gemm: tuple[GemmFit, ...]
+    prefill: tuple[PrefillFit, ...]
+    decode: tuple[DecodeFit, ...]
+    moe: tuple[MoeFit, ...] = ()
+    collectives: tuple[CollectiveFit, ...]
+    stream: StreamFit
+    host: HostFit
+    network: NetworkFit
+    notes: str = ""
+    extrapolated_from: str | None = Field(None, description="device whose constants stand here, when not its own")
+
+    @property
+    def extrapolated(self) -> bool:
+        """Whether the constants are a relative's."""
+        return self.extrapolated_from is not None
+
+    def borrowed_by(self, device: str) -> DeviceCalibration:
+        """These constants for a device without measurements of its own; intervals are read twice as wide."""
+        return self.model_copy(
+            update={
+                "id": f"{self.id}@{device}",
+                "device": device,
+                "extrapolated_from": self.device,
+                "spread": self.spread.widened(2.0),
+            }
+        )
+
+
+def find_calibration(name: str, kind: str, folder: Path | str | None = None) -> Path | None:
+    """File of a calibration by name and kind (devices, engines, frameworks) along the search path, or None."""
+    for root in search_path(folder):
+        path = root / "calibrations" / kind / f"{name}.yaml"
+        if path.is_file():
+            return path
+    return None
+
+
+def calibration_names(kind: str, folder: Path | str | None = None) -> list[str]:
+    """Names of all calibrations of ``kind`` that can be found.
+
+    >>> "h100_sxm" in calibration_names("devices")
+    True
+    """
+    return sorted({path.stem for root in search_path(folder) for path in (root / "calibrations" / kind).glob("*.yaml")})
+
+
+@cache
+def _device_calibration(path: Path) -> DeviceCalibration:
+    return read_spec(path, DeviceCalibration)
+
+
+def load_device_calibration(
+    device: str, *, relative: str | None = None, file: Path | str | None = None, folder: Path | str | None = None
+) -> DeviceCalibration:
+    """Constants of ``device``; without measurements, those of ``relative`` marked as extrapolated.
+
+    ``file`` goes before the search path; ``folder`` is the job's folder.
+    """
+    if file is not None:
+        found = read_spec(file, DeviceCalibration)
+        return found if found.device == device else found.borrowed_by(device)
+    path = find_calibration(device, "devices", folder)
+    if path is not None:
+        return _device_calibration(path)
+    if relative:
+        path = find_calibration(relative, "devices", folder)
+        if path is not None:
+            return _device_calibration(path).borrowed_by(device)
+    names = calibration_names("devices", folder)
+    raise SpecError(
+        Problem(
+            f"no calibration for device {device!r}" + (f" nor for its relative {relative!r}" if relative else ""),
+            suggestion=did_you_mean(device, names) or "measure one with 'rlperf calibrate measure'",
+        )
+    )

@@ -1,0 +1,175 @@
+r"""The integer program over screened columns. Pure: arrays in, a `pulp.LpProblem` out; no solver is called here.
+
+Sets
+    slots :math:`k` (a task in a group of rl_steps), columns :math:`c \in C_k` (a configuration and its predicted cost),
+    configurations :math:`f(c)` (equal in two slots when nothing has to be moved between them).
+Variables
+    :math:`x_{kc} \in \{0, 1\}` column c serves slot k; :math:`y_{kf} \ge 0` slot k enters configuration f anew.
+
+.. math::
+
+    \min \sum_k \sum_c v_{kc} x_{kc} + \sum_{k} s_k \sum_f y_{kf}
+
+    \text{choose:}\quad \sum_c x_{kc} = 1 \quad \forall k
+
+    \text{switch:}\quad y_{kf} \ge \sum_{c: f(c) = f} x_{kc} - \sum_{c: f(c) = f} x_{k^- c} \quad \forall k, f
+
+    \text{share:}\quad \sum_{k \in g} \sum_c u_{kc} x_{kc} \le U \quad \forall \text{ groups } g \text{ run together}
+
+    \text{budget:}\quad \sum_k \sum_c w_{kc} x_{kc} \le W
+
+On a chain of slots the switch rows are the linear relaxation of the uniform metric on a path, which is integral, so the
+program is hard only through share and budget (Kleinberg and Tardos, J. ACM 49(5), 2002, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlperf.layout import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    import pulp
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One decision: a task in a group of rl_steps, with its columns.
+
+    Attributes
+    ----------
+    name : unique text, used in the names of variables and rows
+    cost : v, objective of each column over the whole slot ``[columns]``
+    configuration : f, equal numbers mean that nothing moves between two slots ``[columns]``
+    previous : index of the slot before this one in time, or None
+    switch : s, cost of entering another configuration than the previous slot's [unit of the objective]
+    share : u, devices that each column takes while it runs ``[columns]`` (None: all of them, one task at a time)
+    share_group : slots of equal group run at the same time
+    budget : w, consumption of each column against the program's budget ``[columns]``
+    """
+
+    name: str
+    cost: FloatArray
+    configuration: IntArray
+    previous: int | None = None
+    switch: float = 0.0
+    share: FloatArray | None = None
+    share_group: int | None = None
+    budget: FloatArray | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """All slots with what couples them."""
+
+    slots: tuple[Slot, ...]
+    share_limit: float | None = None
+    budget_limit: float | None = None
+
+
+@dataclass
+class Formulation:
+    """The pulp problem and the variables by (slot, column)."""
+
+    problem: pulp.LpProblem
+    choose: list[list[pulp.LpVariable]] = field(default_factory=list)
+
+
+def formulate(program: Program) -> Formulation:
+    """The integer program of ``program`` (symbols: module docstring)."""
+    import pulp
+
+    problem = pulp.LpProblem("rlperf_plan", pulp.LpMinimize)
+    choose = [
+        [problem.add_variable(f"x_{slot.name}_{c}", cat="Binary") for c in range(len(slot.cost))]
+        for slot in program.slots
+    ]
+    terms = [
+        (x, float(v))
+        for xs, slot in zip(choose, program.slots, strict=True)
+        for x, v in zip(xs, slot.cost, strict=True)
+    ]
+    for slot, xs in zip(program.slots, choose, strict=True):
+        problem += pulp.lpSum(xs) == 1, f"choose_{slot.name}"
+        terms += _switch_rows(problem, program.slots, choose, slot, xs)
+    _share_rows(problem, program, choose)
+    if program.budget_limit is not None:
+        used = [
+            float(w) * x
+            for slot, xs in zip(program.slots, choose, strict=True)
+            if slot.budget is not None
+            for x, w in zip(xs, slot.budget, strict=True)
+        ]
+        problem += pulp.lpSum(used) <= program.budget_limit, "budget"
+    problem.setObjective(pulp.LpAffineExpression(terms))
+    return Formulation(problem, choose)
+
+
+def _switch_rows(
+    problem: pulp.LpProblem,
+    slots: Sequence[Slot],
+    choose: list[list[pulp.LpVariable]],
+    slot: Slot,
+    xs: list[pulp.LpVariable],
+) -> list[tuple[pulp.LpVariable, float]]:
+    """Rows ``switch`` of one slot and the objective terms of their variables."""
+    import pulp
+
+    if slot.previous is None or slot.switch <= 0:
+        return []
+    before = slots[slot.previous]
+    terms = []
+    for f in np.unique(slot.configuration):
+        y = problem.add_variable(f"y_{slot.name}_{f}", lowBound=0)
+        now = pulp.lpSum(xs[c] for c in np.flatnonzero(slot.configuration == f))
+        then = pulp.lpSum(choose[slot.previous][c] for c in np.flatnonzero(before.configuration == f))
+        problem += y >= now - then, f"switch_{slot.name}_{f}"
+        terms.append((y, float(slot.switch)))
+    return terms
+
+
+def _share_rows(problem: pulp.LpProblem, program: Program, choose: list[list[pulp.LpVariable]]) -> None:
+    """Rows ``share``: tasks that run at the same time take at most the cluster's devices."""
+    import pulp
+
+    if program.share_limit is None:
+        return
+    groups = sorted({slot.share_group for slot in program.slots if slot.share_group is not None})
+    for group in groups:
+        taken = [
+            float(u) * x
+            for slot, xs in zip(program.slots, choose, strict=True)
+            if slot.share_group == group and slot.share is not None
+            for x, u in zip(xs, slot.share, strict=True)
+        ]
+        problem += pulp.lpSum(taken) <= program.share_limit, f"share_{group}"
+
+
+def value_of(program: Program, chosen: Sequence[int]) -> float:
+    """Objective of a choice of one column per slot, switching included; infinite where a limit is broken."""
+    total = 0.0
+    for slot, c in zip(program.slots, chosen, strict=True):
+        total += float(slot.cost[c])
+        if slot.previous is not None:
+            before = program.slots[slot.previous].configuration[chosen[slot.previous]]
+            total += slot.switch * bool(before != slot.configuration[c])
+    return total if _within_limits(program, chosen) else float("inf")
+
+
+def _within_limits(program: Program, chosen: Sequence[int]) -> bool:
+    pairs = list(zip(program.slots, chosen, strict=True))
+    if program.share_limit is not None:
+        groups = {slot.share_group for slot in program.slots if slot.share_group is not None}
+        for group in groups:
+            taken = sum(float(s.share[c]) for s, c in pairs if s.share_group == group and s.share is not None)
+            if taken > program.share_limit * (1 + 1e-9):
+                return False
+    if program.budget_limit is not None:
+        used = sum(float(s.budget[c]) for s, c in pairs if s.budget is not None)
+        if used > program.budget_limit * (1 + 1e-9):
+            return False
+    return True

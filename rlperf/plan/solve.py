@@ -1,0 +1,150 @@
+"""Solve the program: shortest path where nothing couples the chains, HiGHS otherwise, CBC as fall-back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+
+import numpy as np
+
+from rlperf.errors import InfeasibleError, SolverError
+from rlperf.layout import FloatArray
+from rlperf.plan.formulation import Program, Slot, formulate, value_of
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Chosen column of every slot, the objective, a proven lower bound and how it was found."""
+
+    chosen: tuple[int, ...]
+    objective: float
+    bound: float
+    method: str
+
+    @property
+    def gap(self) -> float:
+        """(objective - bound) / objective."""
+        return max(self.objective - self.bound, 0.0) / abs(self.objective) if self.objective else 0.0
+
+
+def solve(program: Program, *, method: str = "auto", time_limit_s: float = 60.0) -> Solution:
+    """Best column of every slot.
+
+    Chains that no share or budget row couples are solved exactly by a shortest path over time (``path``), the rest by
+    the integer program (``program``); ``auto`` picks.
+
+    Raises
+    ------
+    InfeasibleError : a slot without columns, or limits that no choice keeps
+    SolverError : no solver answered in time
+    """
+    for slot in program.slots:
+        if len(slot.cost) == 0:
+            raise InfeasibleError(f"{slot.name}: no column is left")
+    coupled = program.share_limit is not None or program.budget_limit is not None
+    if method == "path" or (method == "auto" and not coupled):
+        chosen = _shortest_paths(program)
+        objective = value_of(program, chosen)
+        return Solution(chosen, objective, objective, "shortest path")
+    return _integer_program(program, time_limit_s)
+
+
+def brute_force(program: Program) -> Solution:
+    """Every combination, for tests and small programs only."""
+    best: tuple[float, tuple[int, ...]] = (float("inf"), ())
+    for chosen in product(*(range(len(slot.cost)) for slot in program.slots)):
+        best = min(best, (value_of(program, chosen), chosen))
+    if not best[1]:
+        raise InfeasibleError("no combination keeps the limits")
+    return Solution(best[1], best[0], best[0], "brute force")
+
+
+def _shortest_paths(program: Program) -> tuple[int, ...]:
+    """Per chain of slots: cheapest path through the columns (Bellman), O(slots x columns)."""
+    following = {slot.previous: index for index, slot in enumerate(program.slots) if slot.previous is not None}
+    chosen = [0] * len(program.slots)
+    for index, slot in enumerate(program.slots):
+        if slot.previous is None:
+            chain = [index]
+            while chain[-1] in following:
+                chain.append(following[chain[-1]])
+            for position, column in zip(chain, _path([program.slots[i] for i in chain]), strict=True):
+                chosen[position] = column
+    return tuple(chosen)
+
+
+def _path(chain: list[Slot]) -> list[int]:
+    cost: FloatArray = np.asarray(chain[0].cost, dtype=np.float64)
+    back: list[np.ndarray] = []
+    for before, slot in pairwise(chain):
+        cheapest = int(np.argmin(cost))
+        reach = np.full(len(slot.cost), cost[cheapest] + slot.switch)
+        source = np.full(len(slot.cost), cheapest)
+        for c, f in enumerate(slot.configuration):
+            same = np.flatnonzero(before.configuration == f)
+            if len(same) and cost[same].min() < reach[c]:
+                source[c] = same[np.argmin(cost[same])]
+                reach[c] = cost[source[c]]
+        cost = reach + slot.cost
+        back.append(source)
+    columns = [int(np.argmin(cost))]
+    for source in reversed(back):
+        columns.append(int(source[columns[-1]]))
+    return columns[::-1]
+
+
+def _integer_program(program: Program, time_limit_s: float) -> Solution:
+    import pulp
+
+    scaled, scale = _scaled(program)
+    formulation = formulate(scaled)
+    solver_name = _run(formulation.problem, time_limit_s)
+    status = formulation.problem.status
+    if status == pulp.LpStatusInfeasible:
+        raise InfeasibleError("no combination of columns keeps the limits that couple the tasks")
+    if status != pulp.LpStatusOptimal:
+        raise SolverError(f"{solver_name} stopped with status {pulp.LpStatus[status]}")
+    chosen = tuple(int(np.argmax([x.value() or 0.0 for x in xs])) for xs in formulation.choose)
+    objective = value_of(program, chosen)
+    bound = min(_proven_bound(formulation.problem) * scale, objective)
+    return Solution(chosen, objective, bound, solver_name)
+
+
+def _scaled(program: Program) -> tuple[Program, float]:
+    """Costs divided by their median, so that the solver's tolerances mean the same in seconds and in USD."""
+    scale = float(np.median([np.min(slot.cost) for slot in program.slots])) or 1.0
+    slots = tuple(replace(slot, cost=slot.cost / scale, switch=slot.switch / scale) for slot in program.slots)
+    return replace(program, slots=slots), scale
+
+
+def _run(problem: object, time_limit_s: float) -> str:
+    """HiGHS, and CBC where HiGHS is missing or fails; name of the solver that answered."""
+    import pulp
+
+    assert isinstance(problem, pulp.LpProblem)
+    tried: list[str] = []
+    for name, solver in (
+        ("HiGHS", pulp.HiGHS(msg=False, timeLimit=time_limit_s, gapRel=1e-9, threads=1)),
+        ("CBC", pulp.COIN_CMD(msg=False, timeLimit=time_limit_s, gapRel=1e-9)),
+    ):
+        try:
+            if solver.available():
+                problem.solve(solver)
+                return name
+            tried.append(f"{name} is not installed")
+        except pulp.PulpSolverError as error:
+            tried.append(f"{name}: {error}")
+    raise SolverError("no solver answered: " + "; ".join(tried))
+
+
+def _proven_bound(problem: object) -> float:
+    """Lower bound that the solver proved (HiGHS); the objective itself where the solver gives none."""
+    import pulp
+
+    assert isinstance(problem, pulp.LpProblem)
+    model = getattr(problem, "solverModel", None)
+    value = float(pulp.value(problem.objective))
+    try:
+        return float(model.getInfo().mip_dual_bound)  # type: ignore[union-attr]
+    except AttributeError:
+        return value

@@ -1,0 +1,230 @@
+"""Microbatches: what one replica feeds through its forward and backward passes in one optimizer update.
+
+All that the trainer's cost needs of a batch is four numbers: the tokens of a microbatch, the sum of squares of its
+sequence lengths (attention is quadratic in each *sequence*, not in the pack), its longest sequence, and how many
+microbatches a replica runs. They come from fixed lengths, from moments (to screen) or from real lengths.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from itertools import count as counter
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rlperf.layout import FloatArray, IntArray, Layout
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """Work of the slowest replica in one optimizer update; every field is float64 and broadcasts with a `Layout`.
+
+    Attributes
+    ----------
+    tokens : tokens that one microbatch carries through the matrices, padding included [tokens per microbatch, replica]
+    sum_squares : sum of the squared sequence lengths in it [tokens^2]
+    max_len : longest sequence in it, the padded length where padded [tokens]
+    count : microbatches per replica and optimizer update [1]
+    """
+
+    tokens: FloatArray
+    sum_squares: FloatArray
+    max_len: FloatArray
+    count: FloatArray
+
+    @classmethod
+    def of(cls, tokens: ArrayLike, sum_squares: ArrayLike, max_len: ArrayLike, count: ArrayLike) -> Microbatches:
+        """From plain numbers or arrays."""
+        values = (np.asarray(v, dtype=np.float64) for v in (tokens, sum_squares, max_len, count))
+        return cls(*values)
+
+    @classmethod
+    def fixed(cls, layout: Layout, sequence_tokens: ArrayLike, global_batch: ArrayLike) -> Microbatches:
+        """Sequences of one length: ``layout.microbatch`` a forward, ``global_batch`` an optimizer update.
+
+        >>> batch = Microbatches.fixed(Layout.of(data_parallel=4, microbatch=2), 4096, 64)
+        >>> float(batch.tokens), float(batch.count)
+        (8192.0, 8.0)
+        """
+        length = np.asarray(sequence_tokens, dtype=np.float64)
+        each = np.asarray(layout.microbatch, dtype=np.float64)
+        batch = np.asarray(global_batch, dtype=np.float64)
+        count = np.maximum(np.ceil(batch / (layout.data_parallel * each) - 1e-9), 1.0)
+        return cls.of(each * length, each * length * length, length, count)
+
+    @classmethod
+    def from_moments(
+        cls,
+        layout: Layout,
+        sequences: ArrayLike,
+        mean: ArrayLike,
+        mean_square: ArrayLike,
+        longest: ArrayLike,
+        *,
+        token_budget: ArrayLike | None = None,
+        packing: bool = True,
+        balanced: bool = True,
+    ) -> Microbatches:
+        r"""Closed form for screening, when only two moments and the maximum of the lengths are known.
+
+        With a token budget B per replica a microbatch holds whole sequences; first-fit leaves about half a mean
+        sequence free: :math:`m = \lceil N \bar l / (D (B - \bar l / 2)) \rceil`. Without one it holds
+        ``layout.microbatch`` sequences, padded to the longest of them unless ``packing``; the expected maximum of k
+        lengths is bounded by :math:`\min(l_{max}, \bar l + s \sqrt{2 \ln k})`. The slowest of D replicas with n
+        sequences each is above the mean by :math:`\sqrt{2 \ln D}\, s / (\bar l \sqrt n)` when sequences come as
+        drawn; balanced partitions leave about one n-th of that.
+
+        Parameters
+        ----------
+        sequences : N, sequences per optimizer update over all replicas [1]
+        mean, mean_square, longest : of prompt + response [tokens, tokens^2, tokens]
+        token_budget : B, tokens per microbatch and replica (a budget per device times CP and Ulysses) [tokens]
+        """
+        n, average, square, top = (np.asarray(v, dtype=np.float64) for v in (sequences, mean, mean_square, longest))
+        replicas = np.asarray(layout.data_parallel, dtype=np.float64)
+        each = np.maximum(n / replicas, 1.0)
+        spread = np.sqrt(np.maximum(square - average**2, 0.0))
+        drawn = np.sqrt(2 * np.log(np.maximum(replicas, 1.0))) * spread / (average * np.sqrt(each))
+        slowest = np.minimum(1.0 + (drawn / each if balanced else drawn), np.maximum(top / average, 1.0))
+        if token_budget is not None:
+            budget = np.maximum(np.asarray(token_budget, dtype=np.float64), top)
+            usable = np.maximum(budget - average / 2, average)
+            count = np.maximum(np.ceil(slowest * each * average / usable - 1e-9), 1.0)
+            size = each / count
+            return cls.of(size * slowest * average, size * slowest * square, np.broadcast_to(top, size.shape), count)
+        size = np.minimum(np.asarray(layout.microbatch, dtype=np.float64), each)
+        count = np.maximum(np.ceil(each / size - 1e-9), 1.0)
+        padded = np.minimum(top, average + spread * np.sqrt(2 * np.log(np.maximum(size, 1.0))))
+        if packing:
+            return cls.of(size * slowest * average, size * slowest * square, padded, count)
+        return cls.of(size * padded, size * padded**2, padded, count)
+
+    @classmethod
+    def from_lengths(
+        cls,
+        layout: Layout,
+        lengths: ArrayLike,
+        *,
+        token_budget: float | None = None,
+        packing: bool = True,
+        balanced: bool = True,
+    ) -> Microbatches:
+        """From the real lengths of one optimizer update, partitioned as the frameworks do.
+
+        Sequences go to the replicas in order, or by Karmarkar-Karp on their tokens when ``balanced`` (verl's
+        ``balance_batch``). Each replica then cuts microbatches by count (``layout.microbatch`` in order, padded to
+        the longest of each unless ``packing``) or by a token budget (a budget below the longest sequence grows to it).
+        The result describes the slowest replica; its count x mean microbatch is what the update waits for.
+
+        Parameters
+        ----------
+        lengths : prompt + response of every sequence of the update [tokens] ``[sequences]``
+        token_budget : tokens per microbatch and replica; None cuts by count
+        """
+        table = np.asarray(lengths, dtype=np.float64).ravel()
+        replicas, size = np.broadcast_arrays(layout.data_parallel, layout.microbatch)
+        out = np.empty((4, *replicas.shape))
+        for parts in np.unique(replicas):
+            slowest = _slowest_replica(table, int(parts), balanced)
+            for each in np.unique(size):
+                mask = (replicas == parts) & (size == each)
+                if mask.any():
+                    numbers = _replica_numbers(table[slowest], int(each), token_budget, packing, float(table.max()))
+                    out[:, mask] = np.asarray(numbers)[:, None]
+        return cls.of(*out)
+
+
+def _slowest_replica(table: FloatArray, parts: int, balanced: bool) -> IntArray:
+    groups = balanced_partitions(table, parts) if balanced else split_in_order(table.size, parts)
+    return groups[int(np.argmax([table[group].sum() for group in groups]))]
+
+
+def _replica_numbers(
+    lengths: FloatArray, microbatch: int, token_budget: float | None, packing: bool, longest: float
+) -> tuple[float, float, float, float]:
+    """Tokens, sum of squares, longest and count of one replica's microbatches (means over them)."""
+    if token_budget is not None:
+        bins = pack_by_budget(lengths, max(token_budget, longest))
+    else:
+        bins = [np.arange(at, min(at + microbatch, lengths.size)) for at in range(0, lengths.size, microbatch)]
+    tokens = np.array([lengths[b].sum() for b in bins])
+    squares = np.array([(lengths[b] ** 2).sum() for b in bins])
+    if not packing:
+        number, top = np.array([b.size for b in bins], dtype=np.float64), np.array([lengths[b].max() for b in bins])
+        tokens, squares = number * top, number * top**2
+    return float(tokens.mean()), float(squares.mean()), float(lengths.max()), float(len(bins))
+
+
+def split_in_order(sequences: int, parts: int) -> list[IntArray]:
+    """Contiguous shares of equal number, as a data loader deals them out."""
+    return [
+        np.asarray(part, dtype=np.int64) for part in np.array_split(np.arange(sequences), max(parts, 1)) if part.size
+    ]
+
+
+def pack_by_budget(lengths: FloatArray, token_budget: float) -> list[IntArray]:
+    """First-fit decreasing bins of at most ``token_budget`` tokens, then evened out over the same number of bins.
+
+    verl's dynamic batches take the number of bins from the budget and balance their tokens; the packers of NeMo-RL
+    and slime are first-fit. Both end with the same number within one bin.
+
+    >>> [len(part) for part in pack_by_budget(np.array([6.0, 5.0, 4.0, 3.0]), 9.0)]
+    [2, 2]
+    """
+    free: list[float] = []
+    for length in np.sort(lengths)[::-1]:
+        for index, room in enumerate(free):
+            if length <= room:
+                free[index] = room - float(length)
+                break
+        else:
+            free.append(token_budget - float(length))
+    return balanced_partitions(lengths, len(free))
+
+
+def balanced_partitions(lengths: FloatArray, parts: int, *, equal_size: bool = False) -> list[IntArray]:
+    """Partition into ``parts`` sets of nearly equal token sums by the largest differencing method.
+
+    Karmarkar and Karp 1982, generalised to k sets by merging the two states of largest spread, largest sets against
+    smallest: the algorithm behind verl's ``get_seqlen_balanced_partitions``. ``equal_size`` starts from groups of
+    ``parts`` neighbours in the sorted order, so that every set gets the same number of sequences.
+
+    >>> sets = balanced_partitions(np.array([8.0, 7.0, 6.0, 5.0, 4.0]), 2)
+    >>> sorted(float(np.array([8.0, 7.0, 6.0, 5.0, 4.0])[s].sum()) for s in sets)
+    [14.0, 16.0]
+    """
+    parts = max(parts, 1)
+    order = np.argsort(np.asarray(lengths, dtype=np.float64), kind="stable")
+    ticket = counter()
+    Sets = list[tuple[float, tuple[int, ...]]]
+    heap: list[tuple[float, int, Sets]] = []
+
+    def push(sets: Sets) -> None:
+        sets.sort(key=lambda item: -item[0])
+        heapq.heappush(heap, (-(sets[0][0] - sets[-1][0]), next(ticket), sets))
+
+    if equal_size:
+        if order.size % parts:
+            raise ValueError(f"{order.size} sequences do not divide into {parts} sets of equal size")
+        for start in range(0, order.size, parts):
+            push([(float(lengths[i]), (int(i),)) for i in order[start : start + parts]])
+    else:
+        for i in order:
+            push([(float(lengths[i]), (int(i),)), *((0.0, ()) for _ in range(parts - 1))])
+    while len(heap) > 1:
+        _, _, first = heapq.heappop(heap)
+        _, _, second = heapq.heappop(heap)
+        push([(a + b, x + y) for (a, x), (b, y) in zip(first, reversed(second), strict=True)])
+    return [np.array(sorted(members), dtype=np.int64) for _, members in heap[0][2] if members] if heap else []
+
+
+def partition_imbalance(lengths: FloatArray, groups: list[IntArray]) -> float:
+    """Tokens of the fullest set over the mean set (1 = perfectly balanced).
+
+    >>> partition_imbalance(np.array([3.0, 1.0, 2.0, 2.0]), [np.array([0, 1]), np.array([2, 3])])
+    1.0
+    """
+    work = np.array([lengths[group].sum() for group in groups])
+    return float(work.max() / work.mean())

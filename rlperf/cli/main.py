@@ -1,0 +1,111 @@
+"""The command line: names of the commands, where each one lives, and what happens to errors. A command's module is
+imported when it runs, so that ``rlperf --help`` stays fast."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+from rlperf.errors import RlperfError
+
+
+class Entry(NamedTuple):
+    """Where a command lives (``module:attribute``; a function or a sub-application) and what it does, in one line."""
+
+    target: str
+    help: str
+
+
+COMMANDS = {
+    "plan": Entry("rlperf.cli.plan:plan", "Best layouts, batches and lengths for a job."),
+    "predict": Entry("rlperf.cli.predict:predict", "Step time, memory and cost of a given configuration."),
+    "profiles": Entry("rlperf.cli.profiles:app", "Shipped devices, links, clusters, architectures, calibrations."),
+    "validate": Entry("rlperf.cli.validate:validate", "Predicted against measured, for a file of measurements."),
+    "workload": Entry("rlperf.cli.workload:app", "Read, fit, sample and check length workloads."),
+    "calibrate": Entry("rlperf.cli.calibrate:app", "Fit constants from kernel measurements or framework logs."),
+    "simulate": Entry("rlperf.cli.simulate:simulate", "Simulate a rollout event by event; trace and figure."),
+    "compare": Entry("rlperf.cli.compare:compare", "Two jobs or plans under common random numbers."),
+    "export": Entry("rlperf.cli.export:export", "Write a plan as a framework's config and launch command."),
+    "import": Entry("rlperf.cli.import_:import_", "Read a framework's config or launch script into a job."),
+    "audit": Entry("rlperf.cli.audit:audit", "What is wrong with a framework config, and what to change first."),
+    "pipeline": Entry("rlperf.cli.pipeline:pipeline", "Partition, placement and schedule of a pipeline together."),
+}
+
+
+class _LazyGroup(TyperGroup):
+    """Knows every command by name and imports only the one that runs."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        if _listing():
+            return typer.main.get_command(_stub(cmd_name, entry.help))
+        module, attribute = entry.target.split(":")
+        found = getattr(importlib.import_module(module), attribute)
+        command = typer.main.get_command(found if isinstance(found, typer.Typer) else _single(found))
+        command.name = cmd_name
+        return command
+
+
+def _listing() -> bool:
+    """True where only names and one-line helps are wanted."""
+    arguments = sys.argv[1:]
+    return not arguments or arguments[0] in ("--help", "-h")
+
+
+def _single(function: Any) -> typer.Typer:
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich", context_settings=HELP_NAMES)
+    app.command()(function)
+    return app
+
+
+def _stub(name: str, text: str) -> typer.Typer:
+    def command() -> None: ...
+
+    app = typer.Typer(add_completion=False)
+    app.command(name, help=text)(command)
+    return app
+
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(cls=_LazyGroup, add_completion=False, no_args_is_help=True, context_settings=HELP_NAMES)
+
+
+@app.callback()
+def _main() -> None:
+    """Plan reinforcement learning of language models: which layout, batch and maximum length, before burning a cluster.
+
+    Start with: rlperf plan
+    """
+
+
+def run() -> None:
+    """Entry point. Exit codes: 0 fine, 1 infeasible, 2 wrong input, 3 solver."""
+    try:
+        code = app(standalone_mode=False)
+    except RlperfError as error:
+        sys.stderr.write(f"error: {error}\n")
+        code = error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped\n")
+        code = 130
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) has left; pointing stdout at nothing keeps the interpreter's flush quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:
+        # A usage error of the command line (unknown option, missing argument) knows how to show itself.
+        if not hasattr(error, "show"):
+            raise
+        error.show()
+        code = getattr(error, "exit_code", 2)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,407 @@
+"""Asynchronous RL in its steady state, event by event: rollout replicas, the queue of finished groups, the trainer.
+
+The closed forms of `modes` take means and all slots busy. Here groups wait for their slowest sample, slots idle while
+a whole group does not fit, queues fill and block, weight syncs pause or drain the engines, and the trainer starves now
+and then; the period, the staleness *distribution* and the queue come out of it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from rlperf.errors import SpecError
+from rlperf.layout import FloatArray, IntArray
+from rlperf.sim.rl_step import timeline as tl
+
+Update = Literal["in_flight", "interrupt", "drain"]
+
+
+@dataclass(frozen=True, eq=False)
+class AsyncRun:
+    r"""What runs. One token of every request on a replica takes ``token_s + token_s_per_running * running`` seconds.
+
+    Attributes
+    ----------
+    response_tokens : generated tokens of the samples, drawn group by group with replacement [tokens] ``[groups, n]``
+    batch : samples of one optimizer batch [samples]
+    train_s : trainer's seconds per optimizer batch, scoring and data movement included [s]
+    replicas, slots : rollout replicas and the requests that each runs at once
+    token_s, token_s_per_running : inter-token seconds and their growth with the running batch [s]
+    wait_s : reward and tool time of a sample off the engine, after its last token [s]
+    prompt_tokens, prefill_token_s : for the cache that an interrupted request recomputes [tokens], [s/token]
+    sync_s : weight sync; the trainer takes part in all of it [s]
+    swap_s : what an engine stands still when it takes weights in flight or interrupted [s]
+    sync_interval : optimizer batches per weight sync
+    update : how engines take new weights. in_flight: requests go on with their old cache; interrupt: requests stop
+        and recompute their cache; drain: nothing new starts until the running requests have ended
+    queue : capacity between rollout and trainer; nothing new starts while it is full [batches]
+    max_staleness : k; at most (version + k + 1) sync intervals of samples have been started [1]
+    whole_groups : a group starts when one replica has slots for all of it (its prompt is cached once)
+    train_cv : coefficient of variation of the trainer's time [1]
+    """
+
+    response_tokens: FloatArray
+    batch: int
+    train_s: float
+    replicas: int = 1
+    slots: int = 128
+    token_s: float = 0.02
+    token_s_per_running: float = 0.0
+    wait_s: float = 0.0
+    prompt_tokens: float = 0.0
+    prefill_token_s: float = 0.0
+    sync_s: float = 0.0
+    swap_s: float = 0.0
+    sync_interval: int = 1
+    update: Update = "in_flight"
+    queue: float | None = None
+    max_staleness: int | None = None
+    whole_groups: bool = True
+    train_cv: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.response_tokens.ndim != 2 or not self.response_tokens.size:
+            raise SpecError(f"response_tokens must be [groups, samples] (given: shape {self.response_tokens.shape})")
+        if self.queue is None and self.max_staleness is None:
+            raise SpecError("an asynchronous run needs a bound: queue or max_staleness")
+        if self.batch < 1 or self.replicas < 1 or self.slots < 1 or self.sync_interval < 1:
+            raise SpecError("batch, replicas, slots and sync_interval must be at least 1")
+        if self.queue is not None and self.queue < 1:
+            raise SpecError("a queue below one batch never feeds the trainer")
+
+
+@dataclass(frozen=True, eq=False)
+class AsyncResult:
+    """The steady state.
+
+    Attributes
+    ----------
+    period_s : seconds per optimizer batch, warm-up left out [s]
+    samples_per_s : trained samples per second [1/s]
+    staleness_counts : trained samples by weight versions behind, index = versions ``[max + 1]``
+    staleness_by_batch : mean staleness of each optimizer batch, warm-up included [1] ``[batches]``
+    queue_samples : time average of finished samples that wait for the trainer [samples]
+    trainer_busy, slots_busy : share of time in training; share of rollout slots in use [1]
+    timeline : trainer and replicas, one rollout span per replica and batch
+    """
+
+    period_s: float
+    samples_per_s: float
+    staleness_counts: IntArray
+    staleness_by_batch: FloatArray
+    queue_samples: float
+    trainer_busy: float
+    slots_busy: float
+    timeline: tl.Timeline
+
+    @property
+    def staleness_mean(self) -> float:
+        """Mean weight versions behind [1]."""
+        versions = np.arange(self.staleness_counts.size)
+        return float((versions * self.staleness_counts).sum() / self.staleness_counts.sum())
+
+    def staleness_quantile(self, share: float) -> int:
+        """Smallest staleness that ``share`` of the trained samples does not exceed."""
+        reached = np.cumsum(self.staleness_counts) / self.staleness_counts.sum()
+        return int(np.searchsorted(reached, share - 1e-12))
+
+
+@dataclass(slots=True)
+class _Group:
+    version: int
+    replica: int
+    start_s: float
+    left: int
+    samples: int
+    end_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Replica:
+    """Requests of a replica progress together: ``clock`` counts tokens, targets wait in a heap."""
+
+    free: int
+    clock: float = 0.0
+    time_s: float = 0.0
+    stamp: int = 0
+    targets: list[tuple[float, int, _Group]] = field(default_factory=list)
+    paused_until_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    start_s: float
+    end_s: float
+    sync_s: float
+    version: int
+    groups: tuple[_Group, ...]
+
+
+# Event codes, in the order in which simultaneous events are handled: work ends before anything new starts.
+_SAMPLE, _DONE, _TRAINED, _SYNCED = range(4)
+
+
+class _Simulation:
+    """State of a run. Not public: `simulate` drives it and reads the result."""
+
+    def __init__(self, run: AsyncRun, seed: int) -> None:
+        self.run = run
+        self.random = np.random.default_rng(seed)
+        self.group_size = run.response_tokens.shape[1]
+        self.replicas = [_Replica(run.slots) for _ in range(run.replicas)]
+        self.whole = run.whole_groups and run.slots >= self.group_size
+        self.events: list[tuple[float, int, int, int, int, _Group | None]] = []
+        self.serial = 0
+        self.now_s = 0.0
+        self.version = 0
+        self.launched = 0
+        self.ready: deque[_Group] = deque()
+        self.ready_samples = 0
+        self.pending: deque[tuple[_Group, float]] = deque()
+        self.training: tuple[float, tuple[_Group, ...], int] | None = None
+        self.draining: float | None = None
+        self.batches: list[_Batch] = []
+        self.running = 0
+        self.order: list[int] = []
+        self.area_queue = 0.0
+        self.area_running = 0.0
+        self.marks: list[tuple[float, float, float]] = []
+
+    # -- rollout ------------------------------------------------------------------------------------------------
+
+    def may_start(self) -> bool:
+        run = self.run
+        if run.queue is not None and self.ready_samples >= run.queue * run.batch:
+            return False
+        if run.max_staleness is None:
+            return True
+        return self.launched < (self.version + run.max_staleness + 1) * run.batch * run.sync_interval
+
+    def next_lengths(self) -> FloatArray:
+        if not self.order:
+            count = self.run.response_tokens.shape[0]
+            self.order = self.random.integers(0, count, size=max(count, 256)).tolist()
+        return np.asarray(self.run.response_tokens[self.order.pop()])
+
+    def start(self) -> None:
+        """Fill free slots, the emptiest replica first, as far as the bounds allow."""
+        need = self.group_size if self.whole else 1
+        touched: set[int] = set()
+        while self.draining is None and (self.pending or self.may_start()):
+            index = max(range(len(self.replicas)), key=lambda i: self.replicas[i].free)
+            replica = self.replicas[index]
+            if replica.free < need:
+                break
+            if not self.pending:
+                group = _Group(self.version, index, self.now_s, self.group_size, self.group_size)
+                self.pending.extend((group, float(tokens)) for tokens in self.next_lengths())
+                self.launched += self.group_size
+            self.advance(replica)
+            for _ in range(min(replica.free, len(self.pending)) if not self.whole else need):
+                group, tokens = self.pending.popleft()
+                self.serial += 1
+                heapq.heappush(replica.targets, (replica.clock + tokens, self.serial, group))
+                replica.free -= 1
+                self.running += 1
+            touched.add(index)
+        for index in touched:
+            self.schedule(index)
+
+    def seconds_per_token(self, replica: _Replica) -> float:
+        return self.run.token_s + self.run.token_s_per_running * len(replica.targets)
+
+    def advance(self, replica: _Replica) -> None:
+        """Move a replica's token clock to now."""
+        start = max(replica.time_s, replica.paused_until_s)
+        if self.now_s > start and replica.targets:
+            replica.clock += (self.now_s - start) / self.seconds_per_token(replica)
+        replica.time_s = max(replica.time_s, self.now_s)
+
+    def schedule(self, index: int) -> None:
+        """Announce the next completion of a replica; earlier announcements become void."""
+        replica = self.replicas[index]
+        replica.stamp += 1
+        if not replica.targets:
+            return
+        start = max(self.now_s, replica.paused_until_s)
+        due = start + max(replica.targets[0][0] - replica.clock, 0.0) * self.seconds_per_token(replica)
+        self.push(due, _SAMPLE, index, replica.stamp, None)
+
+    def push(self, time_s: float, kind: int, index: int, stamp: int, group: _Group | None) -> None:
+        self.serial += 1
+        heapq.heappush(self.events, (time_s, kind, self.serial, index, stamp, group))
+
+    def sample_ends(self, index: int) -> None:
+        replica = self.replicas[index]
+        self.advance(replica)
+        target, _, group = heapq.heappop(replica.targets)
+        replica.clock = max(replica.clock, target)
+        replica.free += 1
+        self.running -= 1
+        if self.run.wait_s > 0:
+            self.push(self.now_s + self.run.wait_s, _DONE, index, 0, group)
+        else:
+            self.sample_done(group)
+        self.schedule(index)
+
+    def sample_done(self, group: _Group) -> None:
+        group.left -= 1
+        if group.left == 0:
+            group.end_s = self.now_s
+            self.ready.append(group)
+            self.ready_samples += group.samples
+
+    # -- trainer ------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Take a batch when the trainer is free and enough samples wait."""
+        if self.training is not None or self.draining is not None or self.ready_samples < self.run.batch:
+            return
+        taken: list[_Group] = []
+        count = 0
+        while count < self.run.batch:
+            group = self.ready.popleft()
+            part = min(group.samples, self.run.batch - count)
+            taken.append(_Group(group.version, group.replica, group.start_s, 0, part, group.end_s))
+            count += part
+            group.samples -= part
+            if group.samples:
+                self.ready.appendleft(group)
+        self.ready_samples -= count
+        self.training = (self.now_s, tuple(taken), self.version)
+        spread = self.run.train_cv
+        factor = max(1.0 + spread * float(self.random.standard_normal()), 0.05) if spread else 1.0
+        self.push(self.now_s + self.run.train_s * factor, _TRAINED, 0, 0, None)
+
+    def trained(self) -> None:
+        """A batch is trained: sync the weights if it is time, else take the next."""
+        if (len(self.batches) + 1) % self.run.sync_interval:
+            self.close_batch(0.0)
+        elif self.run.update == "drain" and self.running:
+            self.draining = self.now_s
+        else:
+            self.sync()
+
+    def sync(self) -> None:
+        run = self.run
+        # While it drains and syncs, nothing new starts; in flight the engines only stop for the swap.
+        engines_s = run.sync_s if run.update == "drain" else run.swap_s
+        for index, replica in enumerate(self.replicas):
+            self.advance(replica)
+            cache = run.prompt_tokens * len(replica.targets) + self.generated(replica)
+            recompute_s = run.prefill_token_s * cache if run.update == "interrupt" else 0.0
+            replica.paused_until_s = self.now_s + engines_s + recompute_s
+            self.schedule(index)
+        self.draining = self.now_s if run.update == "drain" else None
+        self.push(self.now_s + run.sync_s, _SYNCED, 0, 0, None)
+
+    def generated(self, replica: _Replica) -> float:
+        """Tokens that the running requests have generated so far: elapsed tokens since each began."""
+        if self.run.update != "interrupt" or not replica.targets:
+            return 0.0
+        mean = float(self.run.response_tokens.mean())
+        # Targets do not keep their start; in steady state a running request is length-biased half done.
+        square = float((self.run.response_tokens.astype(np.float64) ** 2).mean())
+        return len(replica.targets) * square / (2.0 * mean)
+
+    def close_batch(self, sync_s: float) -> None:
+        assert self.training is not None
+        start, groups, version = self.training
+        self.batches.append(_Batch(start, self.now_s - sync_s, sync_s, version, groups))
+        self.training = None
+        self.marks.append((self.now_s, self.area_queue, self.area_running))
+
+    def step_to(self, time_s: float) -> None:
+        span = time_s - self.now_s
+        self.area_queue += span * self.ready_samples
+        self.area_running += span * self.running
+        self.now_s = time_s
+
+    def drive(self, batches: int) -> None:
+        self.start()
+        while len(self.batches) < batches:
+            time_s, kind, _, index, stamp, group = heapq.heappop(self.events)
+            if kind == _SAMPLE and stamp != self.replicas[index].stamp:
+                continue
+            self.step_to(time_s)
+            if kind == _SAMPLE:
+                self.sample_ends(index)
+            elif kind == _DONE:
+                assert group is not None
+                self.sample_done(group)
+            elif kind == _TRAINED:
+                self.trained()
+            else:
+                self.version += 1
+                self.draining = None
+                self.close_batch(self.run.sync_s)
+            if self.draining is not None and self.running == 0 and not self.syncing():
+                self.sync()
+            self.train()
+            self.start()
+
+    def syncing(self) -> bool:
+        return any(event[1] == _SYNCED for event in self.events)
+
+
+def simulate(run: AsyncRun, *, rl_steps: int = 50, warmup: int | None = None, seed: int = 0) -> AsyncResult:
+    """Simulate ``rl_steps`` optimizer batches after a warm-up (default: as many as the pipeline holds, and ten more).
+
+    >>> lengths = np.full((1, 4), 100.0)
+    >>> run = AsyncRun(lengths, batch=8, train_s=5.0, slots=8, token_s=0.1, max_staleness=0)
+    >>> simulate(run, rl_steps=5).period_s  # on-policy: 100 tokens x 0.1 s, then 5 s of training
+    15.0
+    """
+    held = max(run.queue or 0.0, (run.max_staleness or 0) + 1.0) + run.replicas * run.slots / run.batch
+    skip = int(np.ceil(held)) + 10 if warmup is None else warmup
+    state = _Simulation(run, seed)
+    state.drive(rl_steps + skip)
+    first_s, queue_before, running_before = state.marks[skip - 1] if skip else (0.0, 0.0, 0.0)
+    last_s, queue_after, running_after = state.marks[-1]
+    span_s = last_s - first_s
+    kept = state.batches[skip:]
+    stale = [batch.version - group.version for batch in kept for group in batch.groups]
+    weight = [group.samples for batch in kept for group in batch.groups]
+    by_batch = [
+        float(np.average([b.version - g.version for g in b.groups], weights=[g.samples for g in b.groups]))
+        for b in state.batches
+    ]
+    return AsyncResult(
+        period_s=span_s / rl_steps,
+        samples_per_s=rl_steps * run.batch / span_s,
+        staleness_counts=np.bincount(stale, weights=weight).astype(np.int64),
+        staleness_by_batch=np.array(by_batch),
+        queue_samples=(queue_after - queue_before) / span_s,
+        trainer_busy=sum(batch.end_s - batch.start_s for batch in kept) / span_s,
+        slots_busy=(running_after - running_before) / span_s / (run.replicas * run.slots),
+        timeline=_timeline(run, state.batches, skip),
+    )
+
+
+def _timeline(run: AsyncRun, batches: list[_Batch], warmup: int) -> tl.Timeline:
+    """One rollout span per replica and batch, training and weight sync per batch, and what waited for what."""
+    build = tl.TimelineBuilder(("rollout", "trainer"), (run.replicas, 1))
+    synced: list[tuple[int, int]] = []
+    before: list[int] = []
+    for step, batch in enumerate(batches):
+        sources: list[int] = []
+        for replica in sorted({group.replica for group in batch.groups}):
+            own = [group for group in batch.groups if group.replica == replica]
+            start, end = min(g.start_s for g in own), max(g.end_s for g in own)
+            oldest = min(g.version for g in own)
+            weights = [span for version, span in synced if version == oldest][:1]
+            sources.append(build.span(tl.ROLLOUT, 0, replica, start, end, rl_step=step, after=weights, kind=tl.WEIGHTS))
+        span = build.span(tl.TRAINING, 1, 0, batch.start_s, batch.end_s, rl_step=step, after=sources, kind=tl.QUEUE)
+        for source in before:
+            build.edge(source, span, tl.DATA)
+        before = [span]
+        if batch.sync_s > 0 or (step + 1) % run.sync_interval == 0:
+            sync = build.span(tl.WEIGHT_SYNC, 1, 0, batch.end_s, batch.end_s + batch.sync_s, rl_step=step, after=[span])
+            synced.append(((step + 1) // run.sync_interval, sync))
+            before = [sync]
+    return build.freeze(warmup)

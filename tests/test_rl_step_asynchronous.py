@@ -1,0 +1,190 @@
+"""Asynchronous steady state: exact small cases, a token-by-token oracle, conservation, the measured staleness."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlperf.errors import SpecError
+from rlperf.sim.rl_step import timeline as tl
+from rlperf.sim.rl_step.asynchronous import AsyncRun, simulate
+from rlperf.sim.rl_step.modes import Execution, ExecutionMode, StageTimes, async_staleness, step_seconds
+
+# C, B, q, rho, M -> staleness: measured points of asynchronous runs (cost-model notes, section 4)
+MEASURED = (
+    (120, 240, 2, 0.63, 1.42, 1.26),
+    (240, 120, 2, 0.92, 1.43, 3.59),
+    (128, 128, 2, 1.07, 1.44, 3.09),
+    (240, 120, 1, 0.86, 1.42, 3.40),
+    (120, 120, 1, 0.67, 1.42, 1.92),
+    (128, 128, 1, 1.14, 1.45, 2.01),
+)
+
+
+def lengths(group_size: int, tail: float, mean: float = 1000.0) -> np.ndarray:
+    """Gamma lengths whose E[maximum of a group] / E[length] is ``tail`` (bisection on the spread)."""
+    low, high = 0.01, 2.0
+    for _ in range(30):
+        cv = (low + high) / 2
+        draw = np.random.default_rng(1).gamma(1 / cv**2, cv**2, (8000, group_size))
+        low, high = (cv, high) if draw.max(1).mean() < tail else (low, cv)
+    return mean * np.random.default_rng(0).gamma(1 / cv**2, cv**2, (4000, group_size))
+
+
+def test_on_policy_run_is_the_synchronous_step() -> None:
+    run = AsyncRun(np.full((1, 4), 100.0), batch=8, train_s=5.0, slots=8, token_s=0.1, sync_s=2.0, max_staleness=0)
+    result = simulate(run, rl_steps=6)
+    times = StageTimes(rollout_s=10.0, training_s=5.0, weight_sync_s=2.0)
+    assert result.period_s == pytest.approx(float(step_seconds(Execution(ExecutionMode.SYNC_DISAGGREGATED), times)))
+    assert result.staleness_counts.tolist() == [6 * 8]
+
+
+def test_one_batch_ahead_overlaps_rollout_and_training() -> None:
+    # 16 slots: one batch of 8 trains while the next is rolled out; constant lengths, so the maximum rules
+    for train_s, expected in ((5.0, 10.0), (14.0, 14.0)):
+        run = AsyncRun(np.full((1, 4), 100.0), batch=8, train_s=train_s, slots=8, token_s=0.1, max_staleness=1)
+        assert simulate(run, rl_steps=10).period_s == pytest.approx(expected)
+
+
+def test_latency_bounds_a_run_with_idle_engines() -> None:
+    # k = 1: two batches under way between first token and end of training: period >= (10 + 4) / 2
+    run = AsyncRun(np.full((1, 4), 100.0), batch=8, train_s=4.0, slots=800, token_s=0.1, max_staleness=1)
+    times = StageTimes(rollout_s=10.0, training_s=4.0, rollout_steady_s=0.1)
+    closed = float(step_seconds(Execution(ExecutionMode.K_STEP_OFF, staleness=1), times))
+    assert closed == pytest.approx(7.0)
+    assert simulate(run, rl_steps=20).period_s == pytest.approx(closed, rel=0.01)
+
+
+def token_loop(tokens: np.ndarray, batch: int, train_ticks: int, slots: int, k: int, batches: int) -> list[int]:
+    """Ends of training by walking one token at a time: one replica, one tick a token, groups in the given order."""
+    tick, version, launched, trained, busy_until = 0, 0, 0, [], -1
+    running: list[list[int]] = []
+    ready = group = 0
+    left: dict[int, int] = {}
+    while len(trained) < batches:
+        if busy_until == tick:
+            version += 1
+            trained.append(tick)
+            busy_until = -1
+        if busy_until < 0 and ready >= batch:
+            ready -= batch
+            busy_until = tick + train_ticks
+        size = tokens.shape[1]
+        while slots - len(running) >= size and launched < (version + k + 1) * batch:
+            running += [[int(length), group] for length in tokens[group]]
+            left[group] = size
+            launched += size
+            group += 1
+        for request in running:
+            request[0] -= 1
+        for request in [r for r in running if r[0] == 0]:
+            left[request[1]] -= 1
+            ready += size if left[request[1]] == 0 else 0
+        running = [r for r in running if r[0] > 0]
+        tick += 1
+    return trained
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 30), st.integers(0, 3))
+def test_events_equal_a_token_by_token_loop(seed: int, group_size: int, train_ticks: int, k: int) -> None:
+    random = np.random.default_rng(seed)
+    tokens = random.integers(1, 40, (64, group_size)).astype(np.float64)
+    batch, slots = 2 * group_size, group_size * int(random.integers(1, 5))
+    run = AsyncRun(tokens, batch=batch, train_s=float(train_ticks), slots=slots, token_s=1.0, max_staleness=k)
+    order = np.random.default_rng(seed).integers(0, 64, size=256)[::-1]
+    expected = token_loop(tokens[order], batch, train_ticks, slots, k, 12)
+    line = simulate(run, rl_steps=12, warmup=0, seed=seed).timeline
+    found = line.end_s[line.stage == tl.TRAINING]
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("update", ["in_flight", "interrupt", "drain"])
+def test_nothing_is_lost_and_no_device_is_over_full(update: str) -> None:
+    run = AsyncRun(
+        lengths(8, 1.8),
+        batch=64,
+        train_s=12.0,
+        replicas=3,
+        slots=40,
+        token_s=0.01,
+        token_s_per_running=2e-4,
+        wait_s=1.5,
+        prompt_tokens=100.0,
+        prefill_token_s=1e-4,
+        sync_s=3.0,
+        swap_s=1.0,
+        sync_interval=2,
+        update=update,  # type: ignore[arg-type]
+        max_staleness=2,
+        train_cv=0.1,
+    )
+    result = simulate(run, rl_steps=40, seed=3)
+    assert result.staleness_counts.sum() == 40 * 64
+    assert 0.0 < result.slots_busy <= 1.0
+    assert 0.0 < result.trainer_busy <= 1.0
+    assert result.period_s >= 11.0 + 3.0 / 2 - 0.5
+    assert result.timeline.step_s == pytest.approx(result.period_s, rel=0.02)
+    assert np.all(result.timeline.end_s >= result.timeline.start_s)
+
+
+def test_draining_costs_more_than_swapping_in_flight() -> None:
+    base = AsyncRun(
+        lengths(8, 2.0), batch=64, train_s=5.0, replicas=2, slots=64, token_s=0.02, sync_s=4.0, swap_s=0.5, queue=2
+    )
+    swap = simulate(base, rl_steps=60)
+    drain = simulate(replace(base, update="drain"), rl_steps=60)
+    stop = simulate(replace(base, update="interrupt", prompt_tokens=500.0, prefill_token_s=2e-4), rl_steps=60)
+    assert drain.period_s > 1.2 * swap.period_s
+    assert swap.period_s < stop.period_s < drain.period_s
+
+
+def test_staleness_of_the_measured_points() -> None:
+    """Groups of 16 admitted whole (an assumption: the points state no group size): within 10 %, mean below 5 %.
+
+    The closed form lies 5 to 10 % above every point; the events must do better on the mean.
+    """
+    errors, closed = [], []
+    for concurrent, batch, queue, rho, tail, measured in MEASURED:
+        run = AsyncRun(
+            lengths(16, tail),
+            batch=batch,
+            train_s=rho * batch / concurrent * 1000 * 0.02,
+            slots=concurrent,
+            token_s=0.02,
+            queue=queue,
+        )
+        errors.append(simulate(run, rl_steps=150).staleness_mean / measured - 1)
+        closed.append(float(async_staleness(concurrent, batch, queue, rho, tail)) / measured - 1)
+    assert np.abs(errors).max() < 0.10
+    assert np.abs(errors).mean() < 0.05
+    assert np.abs(errors).mean() < np.abs(closed).mean()
+
+
+def test_trainer_limited_period_is_the_trainers() -> None:
+    run = AsyncRun(lengths(4, 1.3), batch=64, train_s=100.0, slots=64, token_s=0.02, queue=1)
+    result = simulate(run, rl_steps=30)
+    assert result.period_s == pytest.approx(100.0)
+    assert result.trainer_busy == pytest.approx(1.0)
+    assert result.queue_samples > 0
+
+
+def test_more_staleness_never_slows_the_steady_state() -> None:
+    base = AsyncRun(lengths(8, 2.2), batch=128, train_s=20.0, slots=128, token_s=0.02, max_staleness=0)
+    periods = [simulate(replace(base, max_staleness=k), rl_steps=60).period_s for k in (0, 1, 2, 4)]
+    assert all(later <= earlier * 1.02 for earlier, later in itertools.pairwise(periods))
+    assert periods[-1] < 0.75 * periods[0]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"queue": None}, {"queue": 0.5}, {"batch": 0}, {"response_tokens": np.zeros(3)}, {"slots": 0}]
+)
+def test_senseless_runs_are_refused(wrong: dict[str, object]) -> None:
+    good: dict[str, object] = {"response_tokens": np.ones((2, 2)), "batch": 2, "train_s": 1.0, "queue": 1}
+    with pytest.raises(SpecError):
+        AsyncRun(**{**good, **wrong})  # type: ignore[arg-type]

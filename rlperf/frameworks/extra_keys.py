@@ -1,0 +1,52 @@
+"""Keys that a framework accepts beside those of its default config: added to the generated tables by hand, with why."""
+
+from __future__ import annotations
+
+import json
+
+Entry = tuple[str, str, str, str, str]
+
+
+def _plain(names: str, kind: str = "") -> tuple[Entry, ...]:
+    return tuple((name, "null", "", "", kind) for name in names.split())
+
+
+EXTRA_KEYS: dict[str, tuple[Entry, ...]] = {}
+
+# TRL's `grpo` script parses GRPOScriptArguments and ModelConfig from the same file (trl/scripts/grpo.py).
+EXTRA_KEYS["trl"] = (
+    *_plain(
+        "model_name_or_path model_revision dtype attn_implementation lora_task_type lora_modules_to_save "
+        "lora_target_modules lora_target_parameters bnb_4bit_quant_type bnb_4bit_quant_storage"
+    ),
+    *_plain("use_peft load_in_8bit load_in_4bit use_rslora use_dora use_bnb_nested_quant", "bool"),
+    *_plain("lora_r lora_alpha", "int"),
+    *_plain(
+        "dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming reward_funcs "
+        "reward_model_name_or_path ignore_bias_buffers datasets"
+    ),
+)
+
+# verl: the two asynchronous recipes add sections to the trainer's config (verl/experimental/*/config/*.yaml).
+_VERL_ASYNC: tuple[tuple[str, object, str, str], ...] = (
+    ("async_training.staleness_threshold", 0.1, "0.7-", "float"),
+    ("async_training.trigger_parameter_sync_step", 4, "0.7-", "int"),
+    ("async_training.require_batches", 1, "0.7-", "int"),
+    ("async_training.partial_rollout", True, "0.7-", "bool"),
+    ("async_training.use_trainer_do_validate", False, "0.7-", "bool"),
+    ("async_training.use_dynamic_resource_scheduling", False, "0.9-", "bool"),
+    ("async_training.dynamic_schedule_policy", "default", "0.9-", "str"),
+    ("async_training.dynamic_schedule_deactivate_ratio", 0.3, "0.9-", "float"),
+    ("async_training.dynamic_schedule_enable_rebalance", True, "0.9-", "bool"),
+    ("async_training.concurrent_samples_per_replica", 16, "0.9-", "int"),
+    ("rollout.nnodes", 1, "0.7-", "int"),
+    ("rollout.n_gpus_per_node", 8, "0.7-", "int"),
+    ("rollout.n", 4, "0.7-", "int"),
+    ("rollout.total_rollout_steps", 100, "0.7-", "int"),
+    ("actor_rollout_ref.rollout.standalone_gpu_memory_utilization", None, "0.9-", "float"),
+    ("actor_rollout_ref.actor.use_rollout_log_probs", True, "0.7-", "bool"),
+)
+EXTRA_KEYS["verl"] = tuple((key, json.dumps(default), span, "", kind) for key, default, span, kind in _VERL_ASYNC)
+
+# NeMo-RL hands this map to vLLM as it is; slime passes every SGLang ServerArgs field under its prefix.
+EXTRA_KEYS["nemo_rl"] = (("policy.generation.vllm_kwargs", "{}", "", "", "map"),)

@@ -1,0 +1,256 @@
+"""Which keys a framework's configuration has, by version, with their defaults: one tab-separated table each.
+
+Form of a table (package data ``facts/<framework>.tsv``)::
+
+    # versions: 0.4 0.5 ... main
+    [actor_rollout_ref.rollout]
+    max_num_seqs <TAB> 1024 <TAB> -0.8 <TAB> <TAB>
+    max_num_seqs <TAB> 256  <TAB> 0.9- <TAB> <TAB>
+
+Columns: key below the section, default as JSON (empty: the key is optional and has none), first and last version
+(empty: all), backend (empty: every one), type as the framework's own source states it (empty: the default's).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from rlperf.errors import Problem, SpecError, did_you_mean
+
+Value = Any
+"""A value in a configuration: bool, int, float, str, None, list or dict as JSON knows them."""
+
+
+class Absent:
+    """Default of an optional key that has none."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = Absent()
+
+
+@dataclass(frozen=True)
+class KeySpec:
+    """One key in one version and backend."""
+
+    key: str
+    default: Value
+    kind: str = ""
+    choices: tuple[str, ...] = ()
+
+    @property
+    def open_map(self) -> bool:
+        """Whether the key takes any keys below it."""
+        return self.default in ("{}", {}) or self.kind == "map"
+
+    def complaint(self, value: Value) -> str | None:
+        """Why ``value`` is not legal here, or None.
+
+        >>> KeySpec("n", 1, "int").complaint("eight")
+        "'eight' is not a whole number"
+        """
+        if value is None or (isinstance(value, str) and "${" in value):
+            return None
+        kind = self.kind.rstrip("?") or _kind_of(self.default)
+        if self.choices and value not in self.choices:
+            return f"{value!r} is not one of {', '.join(self.choices)}"
+        if kind in ("bool", "flag") and not isinstance(value, bool):
+            return f"{value!r} is not true or false"
+        if kind == "int" and (isinstance(value, bool) or not isinstance(value, int)):
+            return f"{value!r} is not a whole number"
+        if kind == "float" and (isinstance(value, bool) or not isinstance(value, int | float)):
+            return None if _number(value) else f"{value!r} is not a number"
+        if kind == "str" and isinstance(value, list | dict):
+            return f"{value!r} is not text"
+        return None
+
+
+@dataclass(frozen=True)
+class _Row:
+    spec: KeySpec
+    first: int
+    last: int
+    backend: str
+
+
+@dataclass(frozen=True)
+class KeyTable:
+    """All keys of one framework."""
+
+    framework: str
+    versions: tuple[str, ...]
+    rows: tuple[_Row, ...]
+    free_prefixes: tuple[str, ...] = ()
+    _views: dict[tuple[int, str], dict[str, KeySpec]] = field(default_factory=dict, compare=False, repr=False)
+
+    def version(self, asked: str | None) -> str:
+        """The tabulated version for what the user wrote: ``v0.9.0`` and ``0.9.2`` are 0.9; None is the last one."""
+        if asked in (None, "", *self.versions):
+            return asked or self.versions[-1]
+        match = re.match(r"v?(\d+)\.(\d+)", str(asked))
+        short = f"{match[1]}.{match[2]}" if match else ""
+        if short in self.versions:
+            return short
+        if len(self.versions) == 1 and (match or asked):
+            return self.versions[0]
+        raise SpecError(
+            Problem(
+                f"{self.framework} version {asked!r} is not tabulated; known: {', '.join(self.versions)}",
+                suggestion=did_you_mean(str(asked), self.versions),
+            )
+        )
+
+    def keys(self, version: str, backend: str = "") -> Mapping[str, KeySpec]:
+        """Every key of a version; with ``backend``, of that backend only."""
+        index = self.versions.index(version)
+        view = self._views.get((index, backend))
+        if view is None:
+            view = {
+                row.spec.key: row.spec
+                for row in self.rows
+                if row.first <= index <= row.last and (not row.backend or not backend or row.backend == backend)
+            }
+            self._views[(index, backend)] = view
+        return view
+
+    def find(self, key: str, version: str, backend: str = "") -> KeySpec | None:
+        """The key's specification; a key below an open map is legal and has no default of its own."""
+        keys = self.keys(version, backend)
+        if key in keys:
+            return keys[key]
+        parent = key
+        while "." in parent:
+            parent = parent.rpartition(".")[0]
+            above = keys.get(parent)
+            if above is not None:
+                return KeySpec(key, ABSENT) if above.open_map else None
+        if key.startswith(self.free_prefixes) if self.free_prefixes else False:
+            return KeySpec(key, ABSENT)
+        return None
+
+    def is_section(self, key: str, version: str, backend: str = "") -> bool:
+        """Whether keys stand below ``key``."""
+        return any(name.startswith(key + ".") for name in self.keys(version, backend))
+
+    def lifetime(self, key: str) -> str | None:
+        """In which versions the key exists, as text; None if in none."""
+        spans = [(row.first, row.last) for row in self.rows if row.spec.key == key]
+        if not spans:
+            return None
+        first, last = min(a for a, _ in spans), max(b for _, b in spans)
+        if len(self.versions) == 1 or (first, last) == (0, len(self.versions) - 1):
+            return "every version"
+        return f"{self.versions[first]} to {self.versions[last]}" if first != last else self.versions[first]
+
+    def suggestion(self, key: str, version: str, backend: str = "") -> str | None:
+        """What an unknown key may have meant: another version's, another backend's, or a misspelling."""
+        lived = self.lifetime(key)
+        if lived:
+            if key in self.keys(version):
+                return f"not with backend {backend}"
+            return f"exists in {lived}"
+        names = self.keys(version, backend)
+        near = did_you_mean(key, [name for name in names if name[:1] == key[:1]])
+        leaf = key.rpartition(".")[2]
+        same_leaf = [name for name in names if name.rpartition(".")[2] == leaf]
+        return f"did you mean {same_leaf[0]}?" if len(same_leaf) == 1 and near is None else near
+
+    def spans(self) -> Iterator[tuple[str, Value, str, str, str]]:
+        """(key, default, first version, last version, backend) of every row, for the reference page."""
+        for row in self.rows:
+            yield row.spec.key, row.spec.default, self.versions[row.first], self.versions[row.last], row.backend
+
+
+def _kind_of(default: Value) -> str:
+    if isinstance(default, bool):
+        return "bool"
+    if isinstance(default, int):
+        return "int"
+    if isinstance(default, float):
+        return "float"
+    return ""
+
+
+def _number(value: Value) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def parse_table(text: str, framework: str) -> KeyTable:
+    """A table from its text."""
+    versions: tuple[str, ...] = ()
+    free: tuple[str, ...] = ()
+    section = ""
+    rows: list[_Row] = []
+    for line in text.splitlines():
+        if line.startswith("# versions:"):
+            versions = tuple(line.partition(":")[2].split())
+        elif line.startswith("# free:"):
+            free = tuple(line.partition(":")[2].split())
+        elif line.startswith("["):
+            section = line[1:-1] + "." if len(line) > 2 else ""
+        elif line and not line.startswith("#"):
+            name, default, span, backend, kind = (*line.split("\t"), "", "", "", "")[:5]
+            rows.append(_row(section + name, default, span, backend, kind, versions))
+    return KeyTable(framework, versions, tuple(rows), free)
+
+
+def _row(key: str, default: str, span: str, backend: str, kind: str, versions: tuple[str, ...]) -> _Row:
+    first, _, last = span.partition("-") if "-" in span else (span, "", span)
+    low = versions.index(first) if first else 0
+    high = versions.index(last) if last else len(versions) - 1
+    kind, _, choices = kind.partition(":")
+    value = json.loads(default) if default else ABSENT
+    return _Row(KeySpec(key, value, kind, tuple(choices.split("|")) if choices else ()), low, high, backend)
+
+
+@cache
+def key_table(framework: str) -> KeyTable:
+    """The shipped table of a framework."""
+    text = (files("rlperf.frameworks") / "facts" / f"{framework}.tsv").read_text(encoding="utf-8")
+    return parse_table(text, framework)
+
+
+def flatten(data: Mapping[str, Value], prefix: str = "") -> dict[str, Value]:
+    """Nested mapping as dotted keys; an empty mapping stays a value.
+
+    >>> flatten({"a": {"b": 1, "c": {}}})
+    {'a.b': 1, 'a.c': {}}
+    """
+    flat: dict[str, Value] = {}
+    for name, value in data.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def nest(flat: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+    """Dotted keys as a nested mapping, in order.
+
+    >>> nest([("a.b", 1), ("a.c", 2)])
+    {'a': {'b': 1, 'c': 2}}
+    """
+    tree: dict[str, Value] = {}
+    for key, value in flat:
+        here = tree
+        *parents, leaf = key.split(".")
+        for name in parents:
+            below = here.get(name)
+            if not isinstance(below, dict):
+                below = here[name] = {}
+            here = below
+        here[leaf] = value
+    return tree

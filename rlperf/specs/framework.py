@@ -1,0 +1,242 @@
+"""What an RL framework *is*, as data: versions, scoring passes, overlaps, and validity rules over arrays of layouts.
+
+A rule is an expression over named groups of values, for example ``batch.mini_batch * batch.group_size %
+trainer.data_parallel == 0``. The groups are objects whose attributes are numbers, or arrays that broadcast together: a
+`rlperf.layout.Layout` of a million candidates in the planner, the numbers of one configuration in audit and export.
+The same text serves both.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from functools import cache, reduce
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlperf.errors import SpecError
+
+BoolArray = npt.NDArray[np.bool_]
+Stage = Literal["parse", "launch", "worker", "run", "never"]
+"""When the framework itself notices: reading the file, before allocation, on the workers, while running, or never."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Rule(_Frozen):
+    """One validity rule.
+
+    ``when`` (default: always) and ``require`` are expressions; a name that has no value leaves the rule unanswered.
+    ``groups`` are the groups that the two speak of, so that the planner can ask those of one role alone.
+    """
+
+    id: str
+    require: str
+    when: str | None = None
+    key: str = Field(description="the key of the framework to look at first")
+    says: str = Field(description="what is wrong, with {group.name} filled in")
+    advice: str = ""
+    stage: Stage = "worker"
+    source: str = Field(description="where in the framework's source, or in its documentation")
+    versions: str = Field("", description="first-last, either end open; empty: all")
+    backend: str = ""
+
+    @property
+    def groups(self) -> frozenset[str]:
+        """Groups of names that the rule needs."""
+        return names_in(self.require) | (names_in(self.when) if self.when else frozenset())
+
+    def applies(self, version: str, versions: tuple[str, ...], backend: str = "") -> bool:
+        """Whether the rule holds for a version (one of ``versions``, in order) and backend."""
+        if self.backend and backend and self.backend != backend:
+            return False
+        if not self.versions:
+            return True
+        first, dash, last = self.versions.partition("-")
+        last = last if dash else first
+        index = versions.index(version)
+        low = versions.index(first) if first else 0
+        high = versions.index(last) if last else len(versions) - 1
+        return low <= index <= high
+
+    def holds(self, names: Mapping[str, object]) -> BoolArray | None:
+        """Where the rule is kept, broadcast over the arrays in ``names``; None where a value is missing.
+
+        >>> rule = Rule(id="r", key="k", says="", source="", require="rollout.tensor_parallel <= 8")
+        >>> from types import SimpleNamespace
+        >>> rule.holds({"rollout": SimpleNamespace(tensor_parallel=np.array([4, 16]))}).tolist()
+        [True, False]
+        """
+        try:
+            kept = np.asarray(evaluate(self.require, names), dtype=np.bool_)
+            if self.when is not None:
+                kept = kept | ~np.asarray(evaluate(self.when, names), dtype=np.bool_)
+        except MissingValueError:
+            if self.when is None:
+                return None
+            try:
+                asked = np.asarray(evaluate(self.when, names), dtype=np.bool_)
+            except MissingValueError:
+                return None
+            return None if asked.any() else ~asked
+        return kept
+
+
+class FrameworkFacts(_Frozen):
+    """A framework in one version and backend, for the planner and the cost of an rl_step."""
+
+    name: str
+    title: str
+    versions: tuple[str, ...]
+    version: str
+    backends: tuple[str, ...]
+    engines: tuple[str, ...]
+    modes: dict[str, str] = Field(description="execution mode -> how the framework runs it; absent: it cannot")
+    scoring_passes: str = Field(description="which forward passes score a batch, in words")
+    old_log_prob_pass: str = Field(description="always, never, or when there are several optimizer steps per batch")
+    overlaps: tuple[str, ...] = ()
+    whole_nodes: bool = Field(False, description="pools of a disaggregated run take whole nodes")
+    unknown_keys: Literal["error", "ignored", "kept"] = "error"
+    rules: tuple[Rule, ...] = ()
+    sources: dict[str, str]
+
+    def rules_of(self, *groups: str, backend: str = "") -> tuple[Rule, ...]:
+        """Rules of this version that speak of nothing but ``groups``; without groups, all."""
+        return tuple(
+            rule
+            for rule in self.rules
+            if rule.applies(self.version, self.versions, backend) and (not groups or rule.groups <= set(groups))
+        )
+
+    def refused(self, names: Mapping[str, object], backend: str = "") -> dict[str, BoolArray]:
+        """Rule id -> where it is broken, for every rule that the given groups can answer.
+
+        The planner hands one role's open axes (``{"trainer": layout, "architecture": arch, ...}``) and masks what comes
+        back; a rule that nobody breaks is left out.
+        """
+        broken: dict[str, BoolArray] = {}
+        for rule in self.rules_of(*names, backend=backend):
+            kept = rule.holds(names)
+            if kept is not None and not kept.all():
+                broken[rule.id] = ~kept
+        return broken
+
+
+class MissingValueError(LookupError):
+    """An expression asks for a value that nobody stated."""
+
+
+class HasAttributes(Protocol):
+    """Anything with attributes: a layout, a settings object, a namespace."""
+
+    def __getattr__(self, name: str, /) -> Any: ...
+
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda value, choices: reduce(np.logical_or, (np.equal(value, choice) for choice in choices)),
+    ast.NotIn: lambda value, choices: ~reduce(np.logical_or, (np.equal(value, choice) for choice in choices)),
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": np.minimum, "max": np.maximum, "ceil": np.ceil}
+
+
+@cache
+def _parse(expression: str) -> ast.expr:
+    try:
+        return ast.parse(expression, mode="eval").body
+    except SyntaxError as error:
+        raise SpecError(f"rule expression {expression!r}: {error.msg}") from error
+
+
+@cache
+def names_in(expression: str) -> frozenset[str]:
+    """Groups that an expression speaks of.
+
+    >>> sorted(names_in("trainer.devices % rollout.devices == 0"))
+    ['rollout', 'trainer']
+    """
+    return frozenset(
+        node.value.id
+        for node in ast.walk(_parse(expression))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    )
+
+
+def evaluate(expression: str, names: Mapping[str, object]) -> Any:
+    """Value of an expression of ``+ - * / // %``, comparisons, ``and or not``, ``min max ceil`` and ``group.name``.
+
+    Raises
+    ------
+    MissingValueError : a group or name has no value
+    SpecError : anything else than the above stands in the expression
+
+    >>> from types import SimpleNamespace
+    >>> evaluate("a.x % 4 == 0 and not a.flag", {"a": SimpleNamespace(x=np.array([4, 6]), flag=False)}).tolist()
+    [True, False]
+    """
+    return _value(_parse(expression), names)
+
+
+def _value(node: ast.expr, names: Mapping[str, object]) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return _look_up(names, node.value.id, node.attr)
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        return _BINARY[type(node.op)](_value(node.left, names), _value(node.right, names))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return np.logical_not(_value(node.operand, names))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, names)
+    if isinstance(node, ast.BoolOp):
+        return _logical(node, names)
+    if isinstance(node, ast.Compare) and all(type(op) in _COMPARE for op in node.ops):
+        values = [_value(part, names) for part in (node.left, *node.comparators)]
+        pairs = zip(node.ops, values, values[1:], strict=False)
+        return reduce(np.logical_and, (_COMPARE[type(op)](left, right) for op, left, right in pairs))
+    if isinstance(node, ast.Tuple | ast.List):
+        return tuple(_value(part, names) for part in node.elts)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
+        return _FUNCTIONS[node.func.id](*(_value(part, names) for part in node.args))
+    raise SpecError(f"rule expressions know no {ast.unparse(node)!r}")
+
+
+def _logical(node: ast.BoolOp, names: Mapping[str, object]) -> Any:
+    """``and`` / ``or`` over arrays; a decided left side (all false, all true) leaves the right side unread."""
+    conjunction = isinstance(node.op, ast.And)
+    result: Any = None
+    for part in node.values:
+        value = _value(part, names)
+        result = value if result is None else (np.logical_and if conjunction else np.logical_or)(result, value)
+        if not np.any(result) if conjunction else np.all(result):
+            return result
+    return result
+
+
+def _look_up(names: Mapping[str, object], group: str, name: str) -> Any:
+    if group not in names or name.startswith("_"):
+        raise MissingValueError(f"{group}.{name}")
+    holder = names[group]
+    value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+    if value is None:
+        raise MissingValueError(f"{group}.{name}")
+    return value

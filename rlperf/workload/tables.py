@@ -1,0 +1,65 @@
+"""The neutral length table as plain CSV or Parquet."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlperf.errors import Problem, SpecError
+from rlperf.specs.writer import write_atomic
+from rlperf.workload.lengths import COLUMNS, OPTIONAL_FLOAT, LengthTable
+
+_CAP = "max_response_tokens"
+
+
+def write_table(table: LengthTable, path: Path | str) -> Path:
+    """Write `.csv` or `.parquet`: one row per entry, the cap as a column of its own."""
+    import polars as pl
+
+    target = Path(path)
+    columns = {name: np.asarray(v) for name in COLUMNS if (v := getattr(table, name)) is not None}
+    frame = pl.DataFrame(columns).with_columns(pl.lit(table.max_response_tokens, dtype=pl.Int64).alias(_CAP))
+    buffer = io.BytesIO()
+    if target.suffix == ".parquet":
+        frame.write_parquet(buffer)
+    elif target.suffix == ".csv":
+        frame.write_csv(buffer)
+    else:
+        raise SpecError(f"{target}: tables are written as .csv or .parquet, not {target.suffix or 'without a suffix'}")
+    return write_atomic(target, buffer.getvalue())
+
+
+def read_table(path: Path | str) -> LengthTable:
+    """Read a `.csv` or `.parquet` that `write_table` wrote, or any with at least prompt_tokens and response_tokens."""
+    import polars as pl
+
+    source = Path(path)
+    try:
+        frame = pl.read_parquet(source) if source.suffix == ".parquet" else pl.read_csv(source)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise SpecError(Problem(f"cannot be read as a table: {str(error).splitlines()[0]}", str(source))) from error
+    problems = []
+    for name in ("prompt_tokens", "response_tokens"):
+        if name not in frame.columns:
+            problems.append(Problem(f"column {name} is missing; found {', '.join(frame.columns[:12])}", str(source)))
+    for name in set(frame.columns) & {*COLUMNS, _CAP}:
+        column = frame[name]
+        if not (column.dtype.is_integer() or (name in OPTIONAL_FLOAT and column.dtype.is_numeric())) and name != _CAP:
+            problems.append(Problem(f"column {name} must hold numbers, not {column.dtype}", str(source)))
+        elif name != _CAP and column.null_count():
+            line = int(column.is_null().arg_max() or 0) + 2
+            problems.append(Problem(f"column {name} has an empty cell", str(source), line))
+        elif name in ("prompt_tokens", "response_tokens") and frame.height and bool((column < 1).any()):
+            line = int((column < 1).arg_max() or 0) + 2
+            problems.append(Problem(f"column {name} must be at least 1 token", str(source), line))
+    if problems:
+        raise SpecError(problems)
+    zeros = np.zeros(frame.height, np.int64)
+    rows = np.arange(frame.height)
+    fallback = {"group": rows, "rl_step": zeros, "turn": zeros}
+    columns: dict[str, Any] = {n: frame[n].to_numpy() if n in frame.columns else fallback.get(n) for n in COLUMNS}
+    cap = frame[_CAP].drop_nulls().unique() if _CAP in frame.columns else pl.Series([], dtype=pl.Int64)
+    return LengthTable(**columns, max_response_tokens=int(cap[0]) if cap.len() == 1 else None)

@@ -1,0 +1,69 @@
+"""What every command shares: the console, machine output, progress, and how a job is found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
+
+
+def console(*, error: bool = False) -> Console:
+    """Console for people: stdout for results, stderr for progress and remarks."""
+    from rich.console import Console
+
+    return Console(stderr=error, highlight=False, soft_wrap=False)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout; not-a-number and infinities become null."""
+    sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+class Progress(Protocol):
+    """Called with the share done (0 to 1) and what is going on."""
+
+    def __call__(self, done: float, text: str = "") -> None: ...
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Progress]:
+    """A progress bar on stderr where it is a terminal; silent elsewhere. It vanishes when the work is done."""
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    if not sys.stderr.isatty():
+        yield lambda done, text="": None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console(error=True), transient=True) as bar:
+        task = bar.add_task(title, total=1.0)
+
+        def update(done: float, text: str = "") -> None:
+            bar.update(task, completed=done, description=f"{title} {text}".strip())
+
+        yield update
+
+
+def default_job() -> Path:
+    """The job that runs when none is named."""
+    return Path(__file__).resolve().parent.parent / "specs" / "jobs" / "default.yaml"

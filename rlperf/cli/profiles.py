@@ -1,0 +1,105 @@
+"""``rlperf profiles``: what is shipped, and what each profile says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from rlperf.cli.output import AsJson, console, print_json
+from rlperf.errors import Problem, SpecError, did_you_mean
+
+app = typer.Typer(help="Shipped devices, links, clusters, architectures and calibrations.", no_args_is_help=True)
+KINDS = ("devices", "links", "clusters", "architectures", "calibrations/devices", "calibrations/engines",
+         "calibrations/trainers", "calibrations/frameworks")  # fmt: skip
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[
+        str | None, typer.Argument(help="devices, links, clusters, architectures, calibrations/...")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Names of the profiles of one kind, or of all kinds.
+
+    Example: rlperf profiles list devices
+    """
+    from rlperf.specs.profiles import profile_names
+
+    if kind is not None and kind not in KINDS:
+        raise SpecError(f"there is no kind of profile named {kind!r} ({did_you_mean(kind, KINDS) or ', '.join(KINDS)})")
+    names = {each: list(profile_names(each)) for each in ([kind] if kind else KINDS)}
+    if as_json:
+        print_json(names)
+        return
+    from rich.columns import Columns
+
+    out = console()
+    for each, found in names.items():
+        out.print(f"[bold]{each}[/bold] ({len(found)})")
+        out.print(Columns(found, padding=(0, 2)))
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="Name of a profile, such as h100_sxm, dgx_h100 or Qwen2.5-32B.")],
+    as_json: AsJson = False,
+) -> None:
+    """One profile with its sources.
+
+    Example: rlperf profiles show h100_sxm
+    """
+    from pydantic import BaseModel
+
+    from rlperf.specs import profiles
+
+    loaders: dict[str, Callable[[str], BaseModel]] = {
+        "device": profiles.load_device,
+        "cluster": profiles.load_cluster,
+        "link": profiles.load_link,
+        "architecture": profiles.load_architecture,
+    }
+    failures: list[Problem] = []
+    for kind, load in loaders.items():
+        try:
+            spec = load(name)
+        except SpecError as error:
+            failures += error.problems
+            continue
+        _print(kind, spec, as_json)
+        return
+    near = {problem.suggestion for problem in failures if problem.suggestion and "mean" in problem.suggestion}
+    hint = "; ".join(sorted(near)) or "see rlperf profiles list"
+    raise SpecError(f"no device, cluster, link or architecture is named {name!r} ({hint})")
+
+
+def _print(kind: str, spec: object, as_json: bool) -> None:
+    from pydantic import BaseModel
+
+    assert isinstance(spec, BaseModel)
+    data = spec.model_dump(mode="json", exclude_none=True)
+    if kind == "architecture":
+        from rlperf.specs.architecture import Architecture
+
+        assert isinstance(spec, Architecture)
+        data |= {"parameters": spec.parameters, "active_parameters": spec.active_parameters}
+    if as_json:
+        print_json({"kind": kind, **data})
+        return
+    from rich.table import Table
+
+    table = Table(title=f"{kind} {data.get('name', '')}", show_header=False, box=None)
+    for key, value in data.items():
+        table.add_row(key, _text(value))
+    console().print(table)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{key}: {_text(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        kinds = list(dict.fromkeys(map(str, value)))
+        return ", ".join(f"{value.count(kind)} x {kind}" if len(value) > 4 else kind for kind in kinds)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

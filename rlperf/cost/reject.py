@@ -1,0 +1,59 @@
+"""Why a candidate is out: one bit per reason, so that a mask and its reasons are the same array."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+import numpy as np
+
+from rlperf.layout import IntArray
+
+
+class Reject(IntFlag):
+    """Reasons; a candidate keeps every one that applies and is counted under the first."""
+
+    DEVICES = 1
+    HEADS = 2
+    LAYERS = 4
+    EXPERTS = 8
+    NODE = 16
+    BATCH = 32
+    FRAMEWORK = 64
+    MEMORY = 128
+    KV = 256
+    HOST_MEMORY = 512
+    LIMIT = 1024
+    UNSUPPORTED = 2048
+
+
+REASONS = {
+    Reject.DEVICES: "degrees do not multiply up to the devices",
+    Reject.HEADS: "attention heads, widths or vocabulary do not divide by the degree",
+    Reject.LAYERS: "layers do not divide into the pipeline stages",
+    Reject.EXPERTS: "experts do not divide by the expert degrees",
+    Reject.NODE: "tensor parallel group leaves the scale-up domain",
+    Reject.BATCH: "batch does not divide by the data-parallel degree",
+    Reject.FRAMEWORK: "the framework refuses the combination",
+    Reject.MEMORY: "device memory",
+    Reject.KV: "KV cache holds less than one longest sequence",
+    Reject.HOST_MEMORY: "host memory",
+    Reject.LIMIT: "a limit of the job",
+    Reject.UNSUPPORTED: "not modelled for this architecture",
+}
+"""The reasons in words, in the order in which they are counted."""
+
+
+def count_reasons(flags: IntArray) -> dict[str, int]:
+    """Number of candidates by their first reason; candidates without a reason are not counted.
+
+    >>> count_reasons(np.array([0, 1, 128, 129]))
+    {'degrees do not multiply up to the devices': 2, 'device memory': 1}
+    """
+    left = np.asarray(flags, dtype=np.int64).ravel()
+    found: dict[str, int] = {}
+    for flag, words in REASONS.items():
+        hit = (left & int(flag)) != 0
+        if hit.any():
+            found[words] = int(hit.sum())
+            left = left[~hit]
+    return found

@@ -1,0 +1,238 @@
+"""Every layout worth asking about, for each role: a flat struct of arrays with the reasons that rule some of them out.
+
+Rules here are arithmetic (divisibility, domains); memory and time come from the cost models, framework rules from data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.cost.reject import Reject
+from rlperf.layout import OFFLOAD, RECOMPUTE, BoolArray, IntArray, Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.job import LayoutChoice, PoolSpec, TrainerBackend
+
+BACKENDS: tuple[TrainerBackend, ...] = ("fsdp2", "megatron")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What bounds the layouts of one role: the architecture, the devices it may take and their scale-up domain."""
+
+    architecture: Architecture
+    devices: int
+    domain: int
+    longest_tokens: int
+
+
+def powers_of_two(limit: int) -> list[int]:
+    """1, 2, 4 ... up to ``limit``.
+
+    >>> powers_of_two(12)
+    [1, 2, 4, 8]
+    """
+    return [1 << k for k in range(max(limit, 1).bit_length())]
+
+
+def divisors(number: int, limit: int | None = None) -> list[int]:
+    """Divisors of ``number`` in ascending order, at most ``limit``.
+
+    >>> divisors(12, 6)
+    [1, 2, 3, 4, 6]
+    """
+    return [d for d in range(1, min(number, limit or number) + 1) if number % d == 0]
+
+
+def _grid(**axes: list[int]) -> dict[str, IntArray]:
+    """Dense flat columns of the product of the axes."""
+    columns = np.meshgrid(*(np.asarray(v, dtype=np.int64) for v in axes.values()), indexing="ij")
+    return dict(zip(axes, (c.ravel() for c in columns), strict=True))
+
+
+def _axis(choice: tuple[int, ...] | None, default: list[int]) -> list[int]:
+    return list(choice) if choice else default
+
+
+def _codes(words: tuple[str, ...] | None, names: tuple[str, ...], default: list[int]) -> list[int]:
+    return [names.index(word) for word in words] if words else default
+
+
+# -- rollout ----------------------------------------------------------------------------------------------------
+
+
+def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
+    """Layouts of rollout replicas on exactly ``shape.devices`` devices, and their `Reject` flags ``[candidates]``.
+
+    Tensor parallel inside a scale-up domain; pipeline parallel only where one domain cannot hold a replica (engines
+    pipeline across nodes); experts over all devices of a replica or over none.
+    """
+    arch, choice = shape.architecture, pool.layout
+    moe = arch.experts is not None
+    columns = _grid(
+        tensor_parallel=_axis(choice.tensor_parallel, divisors(shape.devices, shape.domain)),
+        pipeline_parallel=_axis(choice.pipeline_parallel, [p for p in (1, 2, 4) if shape.devices % p == 0]),
+        expert_whole=[0, 1] if moe and not choice.expert_parallel else [0],
+        expert_parallel=_axis(choice.expert_parallel, [1]),
+        attention_data_parallel=_axis(choice.attention_data_parallel, [1]),
+    )
+    tp, pp, adp = columns["tensor_parallel"], columns["pipeline_parallel"], columns["attention_data_parallel"]
+    ep = np.where(columns.pop("expert_whole") == 1, tp, columns["expert_parallel"])
+    replica = tp * pp
+    dp = np.asarray(choice.data_parallel) if choice.data_parallel else None
+    data = np.maximum(shape.devices // replica, 1)
+    layout = Layout.of(**{**columns, "expert_parallel": ep}, data_parallel=data)
+    layout, keep = _unique(layout)
+    tp, pp, ep, data, adp = (
+        np.broadcast_to(getattr(layout, name), keep.shape)
+        for name in (
+            "tensor_parallel",
+            "pipeline_parallel",
+            "expert_parallel",
+            "data_parallel",
+            "attention_data_parallel",
+        )
+    )
+    flags = np.zeros(keep.shape, dtype=np.int64)
+    flags |= np.where(tp * pp * data != shape.devices, int(Reject.DEVICES), 0)
+    if dp is not None:
+        flags |= np.where(np.isin(data, dp), 0, int(Reject.DEVICES))
+    flags |= np.where(heads_divide(arch, tp // adp, tp), 0, int(Reject.HEADS))
+    flags |= np.where(pp > arch.layers, int(Reject.LAYERS), 0)
+    flags |= np.where(tp > shape.domain, int(Reject.NODE), 0)
+    flags |= _expert_flags(arch, ep, np.ones_like(ep), tp)
+    # A pipeline inside one domain only adds bubbles to what tensor parallelism already offers.
+    if not choice.pipeline_parallel:
+        widest = np.asarray(np.minimum(shape.domain, shape.devices // pp), dtype=np.int64)
+        flags |= np.where((pp > 1) & (tp < widest), int(Reject.LAYERS), 0)
+    return layout, flags
+
+
+# -- trainer ----------------------------------------------------------------------------------------------------
+
+
+def trainer_layouts(shape: Shape, pool: PoolSpec, backend: TrainerBackend) -> tuple[Layout, IntArray]:
+    """Layouts of the trainer on exactly ``shape.devices`` devices for one backend, and their `Reject` flags."""
+    columns = _fsdp_columns(shape, pool.layout) if backend == "fsdp2" else _megatron_columns(shape, pool.layout)
+    replica = (
+        columns["tensor_parallel"] * columns["pipeline_parallel"] * columns["context_parallel"] * columns["ulysses"]
+    )
+    layout = Layout.of(**columns, data_parallel=np.maximum(shape.devices // replica, 1))
+    return layout, trainer_flags(shape, pool.layout, backend, layout)
+
+
+def _fsdp_columns(shape: Shape, choice: LayoutChoice) -> dict[str, IntArray]:
+    """FSDP2: sharded data parallel with Ulysses; tensor or pipeline parallel only when asked for."""
+    arch = shape.architecture
+    shard_sizes = [0, shape.domain] if shape.devices > shape.domain else [0]
+    return _grid(
+        tensor_parallel=_axis(choice.tensor_parallel, [1]),
+        pipeline_parallel=_axis(choice.pipeline_parallel, [1]),
+        context_parallel=_axis(choice.context_parallel, [1]),
+        ulysses=_axis(
+            choice.ulysses, [u for u in powers_of_two(min(shape.domain, shape.devices)) if arch.heads % u == 0]
+        ),
+        expert_parallel=_axis(choice.expert_parallel, [1]),
+        expert_tensor_parallel=_axis(choice.expert_tensor_parallel, [1]),
+        virtual_pipeline=_axis(choice.virtual_pipeline, [1]),
+        zero_stage=_axis(choice.zero_stage, [3]),
+        shard_size=_axis(choice.shard_size, shard_sizes),
+        activation_recompute=_codes(choice.activation_recompute, RECOMPUTE, [0, 2]),
+        offload=_codes(choice.offload, OFFLOAD, [0, 1]),
+        microbatch=_axis(choice.microbatch, [1]),
+        sequence_parallel=[int(v) for v in choice.sequence_parallel] if choice.sequence_parallel else [0],
+    )
+
+
+def _megatron_columns(shape: Shape, choice: LayoutChoice) -> dict[str, IntArray]:
+    """Megatron: tensor x pipeline x context x data, experts regrouped inside a stage, distributed optimizer."""
+    arch, devices = shape.architecture, shape.devices
+    pipelines = [p for p in divisors(arch.layers, min(devices, 32)) if devices % p == 0]
+    experts = divisors(arch.experts.count, min(devices, 64)) if arch.experts else [1]
+    columns = _grid(
+        tensor_parallel=_axis(choice.tensor_parallel, powers_of_two(min(shape.domain, devices))),
+        pipeline_parallel=_axis(choice.pipeline_parallel, pipelines),
+        context_parallel=_axis(choice.context_parallel, _context_degrees(shape)),
+        ulysses=_axis(choice.ulysses, [1]),
+        expert_parallel=_axis(choice.expert_parallel, [e for e in experts if e in powers_of_two(64)]),
+        expert_tensor_parallel=_axis(choice.expert_tensor_parallel, [1]),
+        virtual_pipeline=_axis(choice.virtual_pipeline, [1, 2, 4] if max(pipelines) > 1 else [1]),
+        zero_stage=_axis(choice.zero_stage, [1]),
+        shard_size=_axis(choice.shard_size, [0]),
+        activation_recompute=_codes(choice.activation_recompute, RECOMPUTE, [0, 1, 2]),
+        offload=_codes(choice.offload, OFFLOAD, [0, 1]),
+        microbatch=_axis(choice.microbatch, [1]),
+    )
+    if choice.sequence_parallel and len(choice.sequence_parallel) == 1:
+        columns["sequence_parallel"] = np.full_like(columns["tensor_parallel"], int(choice.sequence_parallel[0]))
+    else:
+        columns["sequence_parallel"] = (columns["tensor_parallel"] > 1).astype(np.int64)
+    if not choice.virtual_pipeline:
+        keep = (columns["virtual_pipeline"] == 1) | (columns["pipeline_parallel"] > 1)
+        columns = {name: values[keep] for name, values in columns.items()}
+    return columns
+
+
+def _context_degrees(shape: Shape) -> list[int]:
+    """Ring degrees that leave at least 1,024 tokens of the longest sequence on a device."""
+    most = max(shape.longest_tokens // 1024, 1)
+    return powers_of_two(min(most, shape.devices, 32))
+
+
+def trainer_flags(shape: Shape, choice: LayoutChoice, backend: TrainerBackend, layout: Layout) -> IntArray:
+    """Arithmetic that a trainer layout must satisfy, as `Reject` flags; broadcast shape of ``layout``."""
+    arch = shape.architecture
+    tp, pp, vp = layout.tensor_parallel, layout.pipeline_parallel, layout.virtual_pipeline
+    ep, etp, uly, cp = layout.expert_parallel, layout.expert_tensor_parallel, layout.ulysses, layout.context_parallel
+    stage = layout.devices // pp
+    flags = np.zeros(layout.shape, dtype=np.int64)
+    flags |= np.where(layout.devices != shape.devices, int(Reject.DEVICES), 0)
+    if choice.data_parallel:
+        flags |= np.where(np.isin(layout.data_parallel, choice.data_parallel), 0, int(Reject.DEVICES))
+    flags |= np.where(heads_divide(arch, tp * uly, tp), 0, int(Reject.HEADS))
+    flags |= np.where((arch.layers % (pp * vp) == 0) & (pp * vp <= arch.layers), 0, int(Reject.LAYERS))
+    flags |= np.where((vp > 1) & (pp == 1), int(Reject.LAYERS), 0)
+    flags |= np.where(tp * uly > shape.domain, int(Reject.NODE), 0)
+    flags |= _expert_flags(arch, ep, etp, stage)
+    flags |= np.where((layout.sequence_parallel == 1) & (tp == 1), int(Reject.FRAMEWORK), 0)
+    everyone = layout.data_parallel * cp * uly
+    flags |= np.where(
+        (layout.shard_size > 0) & (everyone % np.maximum(layout.shard_size, 1) != 0), int(Reject.DEVICES), 0
+    )
+    if backend == "fsdp2":
+        flags |= np.where(pp > 1, int(Reject.FRAMEWORK), 0)
+        if not choice.offload:
+            # Half of the open offload modes would only repeat what the other backend offers.
+            flags |= np.where((layout.offload == 3) & (layout.activation_recompute == 0), int(Reject.FRAMEWORK), 0)
+    return flags
+
+
+def heads_divide(arch: Architecture, degree: IntArray, tensor_parallel: IntArray) -> BoolArray:
+    """True where query heads divide by ``degree``, KV heads divide or replicate evenly, and widths divide by TP."""
+    safe = np.maximum(degree, 1)
+    queries = arch.heads % safe == 0
+    keys = (arch.kv_heads % safe == 0) | (safe % arch.kv_heads == 0)
+    widths = (arch.ffn_hidden % np.maximum(tensor_parallel, 1) == 0) | (arch.ffn_hidden == 0)
+    return np.asarray(queries & (keys | (arch.latent is not None)) & widths & (degree >= 1))
+
+
+def _expert_flags(arch: Architecture, ep: IntArray, etp: IntArray, stage: IntArray) -> IntArray:
+    if arch.experts is None:
+        return np.where((ep > 1) | (etp > 1), int(Reject.EXPERTS), 0).astype(np.int64)
+    fits = (arch.experts.count % ep == 0) & (stage % (ep * etp) == 0) & (arch.experts.hidden % etp == 0)
+    return np.where(fits, 0, int(Reject.EXPERTS)).astype(np.int64)
+
+
+def _unique(layout: Layout) -> tuple[Layout, IntArray]:
+    """The layout without repeated rows, as flat columns."""
+    flat = layout.flat()
+    table = np.stack([flat.tensor_parallel, flat.pipeline_parallel, flat.expert_parallel, flat.attention_data_parallel])
+    _, index = np.unique(table, axis=1, return_index=True)
+    index = np.sort(index)
+    return flat.take(index), np.zeros(index.shape, dtype=np.int64)
+
+
+def token_budgets(choice: tuple[int, ...] | None, longest_tokens: int) -> list[int]:
+    """Tokens per packed microbatch and replica: what the user opens, or 1, 2 and 4 longest sequences."""
+    return list(choice) if choice else [longest_tokens, 2 * longest_tokens, 4 * longest_tokens]

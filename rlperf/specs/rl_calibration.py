@@ -1,0 +1,174 @@
+"""What an RL framework does around its stages, and what that costs: behaviour and fitted overheads, as data.
+
+One file per framework and trainer under ``calibrations/frameworks/``. Every constant says where it is from; what nobody
+measured is marked ``assumed`` and carries a wide spread.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.profiles import search_path
+from rlperf.specs.reader import read_spec
+from rlperf.units import Bytes, BytesPerSecond, Seconds
+
+Transport = Literal[
+    "colocated", "reshard", "nccl", "rdma", "checkpoint_engine", "checkpoint_engine_p2p", "disk", "delta"
+]
+TrainerKind = Literal["fsdp", "megatron", "dtensor", "deepspeed"]
+
+_BY_TRAINER = {
+    ("verl", "megatron"): "verl_megatron",
+    ("verl", "fsdp2"): "verl_fsdp",
+    ("nemo_rl", "megatron"): "nemo_rl_megatron",
+    ("nemo_rl", "fsdp2"): "nemo_rl_dtensor",
+}
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Provenance(_Frozen):
+    """Where a constant is from. ``low`` and ``high``: 5th and 95th percentile of measured over predicted [1]."""
+
+    source: str
+    date: str
+    n: NonNegativeInt = Field(0, description="measurements behind it; 0 = none")
+    rows: tuple[str, ...] = Field((), description="row ids of the measured data that were used")
+    low: PositiveFloat = 0.5
+    high: PositiveFloat = 2.0
+    assumed: bool = Field(False, description="nobody measured it: taken over from a relative, or judged")
+
+
+class Overhead(_Frozen):
+    """Seconds of one overhead: value per rl_step (or per unit that its field names) and where it is from."""
+
+    value: Seconds
+    provenance: Provenance
+
+
+class Rate(_Frozen):
+    """A rate with where it is from."""
+
+    value: BytesPerSecond
+    provenance: Provenance
+
+
+class WeightSyncFit(_Frozen):
+    """Constants of one transport; the form is `rlperf.cost.weight_sync.weight_sync_s`."""
+
+    transport: Transport
+    fixed: Seconds = Field(description="metadata, pausing and resuming engines, cache reset")
+    per_tensor: Seconds = Field(0.0, description="software time per tensor of the checkpoint that a rank handles")
+    rate: BytesPerSecond = Field(description="model bytes per second that the software path passes at most")
+    hardware: PositiveFloat = Field(0.7, le=1.0, description="attainable share of link rates where they are the limit")
+    changed: NonNegativeFloat = Field(1.0, le=1.0, description="share of the bytes sent (delta transports)")
+    provenance: Provenance
+
+
+class FrameworkCalibration(_Frozen):
+    """Behaviour and overheads of one framework with one trainer.
+
+    Attributes
+    ----------
+    old_policy_pass : when the trainer scores the old policy: ``always``; ``off_policy`` only with several optimizer
+        updates per rl_step; ``never`` where the engine's log-probabilities serve
+    reward_hidden : share of the reward time that runs while other samples are still being generated [1]
+    in_flight_updates, partial_rollout : what the asynchronous mode does by default
+    controller : ``single`` process through which every batch passes, or ``distributed`` transfer queues
+    controller_rate : bytes per second through the controller (per node where distributed)
+    step : once per rl_step, in no stage: advantages, logging, data loader
+    per_sample : per trained sequence: tokenising, reward bookkeeping, padding, logging
+    sleep, wake : engine to sleep and back, beside the bytes moved
+    engine_host : host seconds per engine_step in this stack, on top of the device's work
+    engine_host_per_request : the same, per running request (detokenising, scheduling in Python)
+    capture, start_up : CUDA graph capture per engine start; processes, weights and compilation per run
+    """
+
+    id: str
+    framework: str
+    trainer: TrainerKind
+    versions: str = Field(description="releases that the behaviour was read from or measured on")
+    old_policy_pass: Literal["always", "off_policy", "never"] = "always"
+    reward_hidden: float = Field(0.0, ge=0.0, le=1.0)
+    in_flight_updates: bool = False
+    partial_rollout: bool = False
+    controller: Literal["single", "distributed"] = "single"
+    controller_rate: Rate
+    step: Overhead
+    per_sample: Overhead
+    sleep: Overhead
+    wake: Overhead
+    engine_host: Overhead
+    engine_host_per_request: Overhead
+    capture: Overhead
+    start_up: Overhead
+    weight_sync: tuple[WeightSyncFit, ...] = Field(min_length=1)
+    step_spread: Provenance = Field(description="measured over predicted rl_step on rows left out")
+    rerun_spread: float = Field(0.08, ge=0.0, description="standard deviation of ln(time) between runs of one setup")
+    bucket: Bytes = Field(2e9, description="transfer buffer of the weight sync")
+    notes: tuple[str, ...] = ()
+
+    def sync_fit(self, transport: Transport) -> WeightSyncFit:
+        """Constants of a transport, or a `SpecError` that names those there are."""
+        for fit in self.weight_sync:
+            if fit.transport == transport:
+                return fit
+        known = ", ".join(fit.transport for fit in self.weight_sync)
+        raise SpecError(Problem(f"{self.id} has no weight sync by {transport!r}", suggestion=f"it has: {known}"))
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Names of the constants that nobody measured."""
+        names = []
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Overhead | Rate) and value.provenance.assumed:
+                names.append(name)
+        names += [f"weight_sync.{fit.transport}" for fit in self.weight_sync if fit.provenance.assumed]
+        return tuple(names)
+
+
+def framework_calibration_names(folder: Path | str | None = None) -> tuple[str, ...]:
+    """Names of the framework calibrations that can be loaded.
+
+    >>> "verl_fsdp" in framework_calibration_names()
+    True
+    """
+    found = {
+        path.stem for root in search_path(folder) for path in (root / "calibrations" / "frameworks").glob("*.yaml")
+    }
+    return tuple(sorted(found))
+
+
+def load_framework_calibration(
+    framework: str, trainer: str | None = None, folder: Path | str | None = None
+) -> FrameworkCalibration:
+    """Calibration of a framework: by its own name, by framework and trainer backend, or from a file.
+
+    >>> load_framework_calibration("nemo_rl", "fsdp2").id, load_framework_calibration("slime").id
+    ('nemo_rl_dtensor', 'slime')
+    """
+    if framework.endswith((".yaml", ".yml")):
+        return _read(Path(framework))
+    base = framework.split("==")[0].strip().lower().replace("-", "_")
+    name = _BY_TRAINER.get((base, trainer or ""), base)
+    if name in ("verl", "nemo_rl"):
+        name = _BY_TRAINER[(name, "fsdp2")]
+    for root in search_path(folder):
+        path = root / "calibrations" / "frameworks" / f"{name}.yaml"
+        if path.is_file():
+            return _read(path)
+    hint = did_you_mean(name, framework_calibration_names(folder))
+    raise SpecError(Problem(f"there is no framework calibration named {framework!r}", suggestion=hint))
+
+
+@cache
+def _read(path: Path) -> FrameworkCalibration:
+    return read_spec(path, FrameworkCalibration)

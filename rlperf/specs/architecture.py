@@ -35,7 +35,16 @@ class Experts(_Frozen):
     shared_hidden: int = Field(0, description="total width of the shared experts, 0 without")
     shared_gate: bool = False
     gated: bool = True
-    bias: bool = False
+    bias: bool = Field(False, description="biases in the router and in every expert")
+    latent_hidden: int = Field(
+        0, description="width the routed experts work in after a shared down-projection; 0 = hidden"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Experts:
+        if self.active > self.count:
+            raise ValueError(f"active ({self.active}) is more than count ({self.count})")
+        return self
 
 
 class StateSpace(_Frozen):
@@ -82,7 +91,7 @@ class Architecture(_Frozen):
     Parameters
     ----------
     hidden : width of the residual stream [values per token]
-    heads, kv_heads, head_dim : attention heads, key/value heads, width of one head
+    heads, kv_heads, head_dim : attention heads, key/value heads, width of one query/key head (MLA: no-rope + rope part)
     ffn_hidden : width of the dense feed-forward layers (0 without)
     mixers, feed_forwards : kind of each layer's two halves, ``[layers]``; one entry stands for all layers
     """
@@ -91,7 +100,7 @@ class Architecture(_Frozen):
     family: str = Field("", description="Hugging Face model_type")
     source: str
     hidden: PositiveInt
-    layers: PositiveInt
+    layers: int = Field(ge=1, le=10_000)
     heads: PositiveInt
     kv_heads: PositiveInt
     head_dim: PositiveInt
@@ -103,6 +112,9 @@ class Architecture(_Frozen):
     output_bias: bool = False
     ffn_bias: bool = False
     qk_norm: bool = False
+    post_norms: bool = Field(False, description="a second norm behind each half of a layer (Gemma 2 and 3)")
+    attention_sinks: bool = Field(False, description="one learned logit per head that joins the softmax (gpt-oss)")
+    head_bias: bool = Field(False, description="bias in the output head (GPT-J)")
     attention_gate: bool = Field(False, description="queries carry an output gate of equal width (Qwen3.5)")
     learned_positions: int = Field(0, description="length of a learned position table, 0 with rotary positions")
     norm_weights: int = Field(1, description="values per channel in a norm: 1 RMSNorm, 2 LayerNorm with bias")
@@ -118,6 +130,8 @@ class Architecture(_Frozen):
     prediction_layers: int = Field(0, description="multi-token prediction layers; not part of the totals")
     checkpoint_dtype: str = "bf16"
     published_parameters: int | None = Field(None, description="total as its publisher prints it, for checks")
+    published_source: str = Field("", description="where published_parameters is printed, and what it counts")
+    notes: str = ""
 
     @model_validator(mode="after")
     def _consistent(self) -> Architecture:
@@ -126,6 +140,8 @@ class Architecture(_Frozen):
                 raise ValueError(f"{field} has {len(kinds)} entries for {self.layers} layers; give 1 or {self.layers}")
         if "moe" in self.feed_forwards and self.experts is None:
             raise ValueError("a layer is a mixture of experts, but experts is missing")
+        if "dense" in self.feed_forwards and self.ffn_hidden <= 0:
+            raise ValueError("a layer has a dense feed-forward half, but ffn_hidden is missing")
         if "mamba" in self.mixers and self.state_space is None:
             raise ValueError("a layer is Mamba, but state_space is missing")
         if "linear" in self.mixers and self.linear_attention is None:
@@ -187,7 +203,7 @@ class Architecture(_Frozen):
         query = self.query_width * (2 if self.attention_gate else 1)
         weights = h * (query + 2 * kv_width) + self.query_width * h
         bias = (query + 2 * kv_width) * self.qkv_bias + h * self.output_bias
-        return weights + bias + 2 * self.head_dim * self.qk_norm
+        return weights + bias + 2 * self.head_dim * self.qk_norm + self.heads * self.attention_sinks
 
     @cached_property
     def state_space_parameters(self) -> int:
@@ -230,23 +246,25 @@ class Architecture(_Frozen):
             return 0
         moe = self.experts
         matrices = 3 if moe.gated else 2
-        return matrices * self.hidden * moe.hidden + (moe.hidden * (matrices - 1) + self.hidden) * moe.bias
+        width = moe.latent_hidden or self.hidden
+        return matrices * width * moe.hidden + (moe.hidden * (matrices - 1) + width) * moe.bias
 
     @cached_property
     def moe_common_parameters(self) -> int:
-        """Parameters of one MoE layer that every token uses: router and shared experts."""
+        """Parameters of one MoE layer that every token uses: router, shared experts, projections of latent experts."""
         if self.experts is None:
             return 0
         moe = self.experts
         router = self.hidden * moe.count + moe.count * moe.bias
         shared = (3 if moe.gated else 2) * self.hidden * moe.shared_hidden + self.hidden * moe.shared_gate
-        return router + shared
+        return router + shared + 2 * self.hidden * moe.latent_hidden
 
     @cached_property
     def embedding_parameters(self) -> int:
         """Input embedding, and the output head where it is not tied."""
         table = self.vocab * self.hidden
-        return table * (1 if self.tied_embeddings else 2) + self.learned_positions * self.hidden
+        head = self.vocab * self.head_bias
+        return table * (1 if self.tied_embeddings else 2) + self.learned_positions * self.hidden + head
 
     def _parameters(self, experts_per_layer: int) -> int:
         total = self.embedding_parameters + self.norm_weights * self.hidden
@@ -258,7 +276,7 @@ class Architecture(_Frozen):
             "none": 0,
         }
         for mixer, half in zip(self.layer_mixers, self.layer_feed_forwards, strict=True):
-            norms = (mixer != "none") + (half != "none")
+            norms = ((mixer != "none") + (half != "none")) * (2 if self.post_norms else 1)
             total += per_mixer[mixer] + norms * self.norm_weights * self.hidden
             if half == "dense":
                 total += self.dense_ffn_parameters

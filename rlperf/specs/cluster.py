@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from rlperf.units import Bytes, BytesPerSecond, FlopPerSecond, Hertz, Seconds, UsdPerHour, Watt
@@ -28,7 +30,10 @@ class ScaleUp(_Frozen):
 
     name: str
     bandwidth: BytesPerSecond
-    domain: PositiveInt = Field(description="devices that reach each other at this rate")
+    domain: PositiveInt = Field(description="devices that reach each other at this rate; 2 = bridged pairs")
+    pair_bandwidth: BytesPerSecond | None = Field(
+        None, description="between two devices where the links form a full mesh without a switch; else as bandwidth"
+    )
 
 
 class Device(_Frozen):
@@ -39,6 +44,7 @@ class Device(_Frozen):
 
     name: str
     title: str
+    aliases: tuple[str, ...] = Field((), description="further names that find this profile; on one line in YAML")
     vendor: str
     generation: str = Field(description="architecture name, such as Hopper sm90")
     peaks: Peaks
@@ -52,7 +58,8 @@ class Device(_Frozen):
     scale_up: ScaleUp | None = None
     host_link: str = Field(description="PCIe4, PCIe5, NVLink-C2C ...")
     host_bandwidth: BytesPerSecond = Field(description="to host memory, per device and direction")
-    confidence: str = "high"
+    network: str | None = Field(None, description="link profile of the network port that such devices ship with")
+    confidence: Literal["high", "medium", "low"] = "high"
     relative: str | None = Field(None, description="device whose calibration serves where this one has none")
     sources: dict[str, str]
     notes: str = ""

@@ -1,0 +1,149 @@
+"""Vision towers of Hugging Face configurations: shape and number of parameters, computed from ``vision_config``.
+
+Every count follows the module's weights as its ``transformers`` implementation names them: patch embedding, positions,
+``layers`` blocks of attention and feed-forward, and the merger or projector that hands patches to the language model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlperf.specs.architecture import VisionTower
+from rlperf.specs.hf_fields import Fields
+
+
+def block_parameters(hidden: int, ffn_hidden: int, *, gated: bool, norm_weights: int) -> int:
+    """Parameters of one vision block with biases everywhere.
+
+    ``4 h^2 + 4 h`` (query, key, value, output) ``+ m h f + (m - 1) f + h`` (``m`` = 3 matrices if gated, else 2)
+    ``+ 2 n h`` (two norms of ``n`` values per channel).
+
+    >>> block_parameters(1280, 3420, gated=True, norm_weights=1)
+    19702200
+    """
+    matrices = 3 if gated else 2
+    attention = 4 * hidden * hidden + 4 * hidden
+    feed_forward = matrices * hidden * ffn_hidden + (matrices - 1) * ffn_hidden + hidden
+    return attention + feed_forward + 2 * norm_weights * hidden
+
+
+def _merger(hidden: int, merge: int, output: int, norm: int) -> int:
+    """Two linear layers with biases over ``merge^2`` joined patches, behind a norm of ``norm`` values."""
+    joined = hidden * merge * merge
+    return norm + joined * joined + joined + joined * output + output
+
+
+def _qwen2_vl(vision: Fields, _text_hidden: int) -> VisionTower:
+    hidden, merge = vision.need("embed_dim"), vision.optional("spatial_merge_size", default=2)
+    ffn = int(hidden * vision.number("mlp_ratio", default=4.0))
+    layers, output = vision.need("depth"), vision.need("hidden_size")
+    patch, temporal = vision.need("patch_size"), vision.optional("temporal_patch_size", default=2)
+    patches = vision.optional("in_channels", "in_chans", default=3) * temporal * patch**2 * hidden
+    blocks = layers * block_parameters(hidden, ffn, gated=False, norm_weights=2)
+    return VisionTower(
+        layers=layers,
+        hidden=hidden,
+        heads=vision.need("num_heads"),
+        ffn_hidden=ffn,
+        patch_size=patch,
+        temporal_patch=temporal,
+        spatial_merge=merge,
+        output_hidden=output,
+        parameters=patches + blocks + _merger(hidden, merge, output, 2 * hidden),
+    )
+
+
+def _qwen2_5_vl(vision: Fields, _text_hidden: int) -> VisionTower:
+    hidden, merge = vision.need("hidden_size"), vision.optional("spatial_merge_size", default=2)
+    ffn, layers, output = vision.need("intermediate_size"), vision.need("depth"), vision.need("out_hidden_size")
+    patch, temporal = vision.need("patch_size"), vision.optional("temporal_patch_size", default=2)
+    patches = vision.optional("in_channels", "in_chans", default=3) * temporal * patch**2 * hidden
+    blocks = layers * block_parameters(hidden, ffn, gated=True, norm_weights=1)
+    return VisionTower(
+        layers=layers,
+        hidden=hidden,
+        heads=vision.need("num_heads"),
+        ffn_hidden=ffn,
+        gated=True,
+        patch_size=patch,
+        temporal_patch=temporal,
+        spatial_merge=merge,
+        output_hidden=output,
+        window=vision.optional("window_size", default=112),
+        full_attention_layers=len(vision.items("fullatt_block_indexes")) or None,
+        parameters=patches + blocks + _merger(hidden, merge, output, hidden),
+    )
+
+
+def _qwen3_vl(vision: Fields, _text_hidden: int) -> VisionTower:
+    hidden, merge = vision.need("hidden_size"), vision.optional("spatial_merge_size", default=2)
+    ffn, layers, output = vision.need("intermediate_size"), vision.need("depth"), vision.need("out_hidden_size")
+    patch, temporal = vision.need("patch_size"), vision.optional("temporal_patch_size", default=2)
+    patches = vision.optional("in_channels", default=3) * temporal * patch**2 * hidden + hidden
+    positions = vision.need("num_position_embeddings") * hidden
+    blocks = layers * block_parameters(hidden, ffn, gated=False, norm_weights=2)
+    deep = len(vision.items("deepstack_visual_indexes")) * _merger(hidden, merge, output, 2 * hidden * merge * merge)
+    return VisionTower(
+        layers=layers,
+        hidden=hidden,
+        heads=vision.need("num_heads"),
+        ffn_hidden=ffn,
+        patch_size=patch,
+        temporal_patch=temporal,
+        spatial_merge=merge,
+        output_hidden=output,
+        parameters=patches + positions + blocks + _merger(hidden, merge, output, 2 * hidden) + deep,
+    )
+
+
+def _siglip(vision: Fields, text_hidden: int) -> VisionTower:
+    hidden, ffn = vision.need("hidden_size"), vision.need("intermediate_size")
+    layers, patch = vision.need("num_hidden_layers"), vision.need("patch_size")
+    patches = 3 * patch**2 * hidden + hidden
+    positions = (vision.need("image_size") // patch) ** 2 * hidden
+    blocks = layers * block_parameters(hidden, ffn, gated=False, norm_weights=2)
+    projector = hidden * text_hidden + hidden
+    return VisionTower(
+        layers=layers,
+        hidden=hidden,
+        heads=vision.need("num_attention_heads"),
+        ffn_hidden=ffn,
+        patch_size=patch,
+        output_hidden=text_hidden,
+        spatial_merge=4,  # 64 x 64 patches are averaged to 16 x 16 = 256 tokens an image
+        parameters=patches + positions + blocks + 2 * hidden + projector,
+    )
+
+
+def _llama4(vision: Fields, text_hidden: int) -> VisionTower:
+    hidden, ffn = vision.need("hidden_size"), vision.need("intermediate_size")
+    layers, patch = vision.need("num_hidden_layers"), vision.need("patch_size")
+    patches = 3 * patch**2 * hidden
+    positions = ((vision.need("image_size") // patch) ** 2 + 1) * hidden + hidden  # with the class token
+    blocks = layers * block_parameters(hidden, ffn, gated=False, norm_weights=2)
+    inner, outer = vision.need("projector_input_dim"), vision.need("projector_output_dim")
+    shuffled = round(hidden / vision.number("pixel_shuffle_ratio", default=0.5) ** 2)
+    projector = shuffled * inner + inner * outer + vision.need("vision_output_dim") * text_hidden
+    return VisionTower(
+        layers=layers,
+        hidden=hidden,
+        heads=vision.need("num_attention_heads"),
+        ffn_hidden=ffn,
+        patch_size=patch,
+        spatial_merge=2,
+        output_hidden=text_hidden,
+        parameters=patches + positions + blocks + 4 * hidden + projector,
+    )
+
+
+TOWERS: dict[str, Callable[[Fields, int], VisionTower]] = {
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_vl": _qwen3_vl,
+    "qwen3_vl_moe": _qwen3_vl,
+    "qwen3_5": _qwen3_vl,
+    "qwen3_5_moe": _qwen3_vl,
+    "gemma3": _siglip,
+    "llama4": _llama4,
+}
+"""Reader of ``vision_config`` by the ``model_type`` of the whole configuration."""

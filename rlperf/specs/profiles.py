@@ -1,0 +1,293 @@
+"""Finds and reads hardware profiles and architectures: by shipped name, or by path.
+
+Search path, first match wins: an explicit path; the folder of the job; ``$RLPERF_PROFILES``; the user's configuration
+folder (``$XDG_CONFIG_HOME/rlperf``, by default ``~/.config/rlperf``); what rlperf ships. Every folder on it is laid out
+as ``devices/ links/ clusters/ calibrations/ architectures/``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.cluster import Cluster, Device, Link
+from rlperf.specs.hf_config import from_hf, looks_like_hf
+from rlperf.specs.reader import problems_of, read_document, read_spec, read_text
+
+Kind = Literal["devices", "links", "clusters", "architectures", "calibrations/devices", "calibrations/engines"]
+
+PACKAGE = Path(__file__).resolve().parent.parent
+_ALIASES = re.compile(r"^aliases:\s*\[(.*)\]\s*$", re.MULTILINE)
+_SAME_SHAPE_SUFFIXES = ("-instruct", "-base", "-chat", "-hf", "-it")
+
+
+def profile_root() -> Path:
+    """Folder of the shipped hardware profiles: inside the package (wheel) or beside it (checkout)."""
+    for root in (PACKAGE / "hwprofiles", PACKAGE.parent / "hwprofiles"):
+        if root.is_dir():
+            return root
+    raise SpecError("the shipped hardware profiles are missing: reinstall rlperf, or set RLPERF_PROFILES")
+
+
+def search_path(folder: Path | str | None = None) -> tuple[Path, ...]:
+    """Folders that are searched for profiles, in order; ``folder`` is the job's own."""
+    roots = [Path(folder)] if folder is not None else []
+    if os.environ.get("RLPERF_PROFILES"):
+        roots += [Path(part) for part in os.environ["RLPERF_PROFILES"].split(os.pathsep) if part]
+    roots.append(Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "rlperf")
+    return (*roots, profile_root())
+
+
+def _files(kind: str, folder: Path | str | None) -> Iterator[Path]:
+    """Profile files of a kind along the search path, nearest first."""
+    suffix = "*.json" if kind == "architectures" else "*.yaml"
+    for root in search_path(folder):
+        yield from sorted((root / kind).glob(suffix))
+    if kind == "architectures":
+        yield from _shipped_architectures()
+
+
+@cache
+def _shipped_architectures() -> tuple[Path, ...]:
+    return tuple(sorted((PACKAGE / "specs" / "architectures").glob("*.json"), key=lambda path: path.stem.lower()))
+
+
+def profile_names(kind: str, folder: Path | str | None = None) -> tuple[str, ...]:
+    """Names of every profile of a kind that can be loaded, sorted.
+
+    >>> "h100_sxm" in profile_names("devices")
+    True
+    """
+    return tuple(sorted({path.stem for path in _files(kind, folder)}, key=str.lower))
+
+
+def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path:
+    """File of a profile by name: case, spaces and hyphens do not matter; device aliases (``h100``) are followed.
+
+    Raises
+    ------
+    SpecError : no such name; with the nearest one that exists
+    """
+    wanted = _key(name)
+    known: dict[str, Path] = {}
+    for path in _files(kind, folder):
+        known.setdefault(_key(path.stem), path)
+    if wanted in known:
+        return known[wanted]
+    aliases = {alias: path for path in known.values() for alias in _aliases(path)} if kind == "devices" else {}
+    if wanted in aliases:
+        return aliases[wanted]
+    noun = kind.split("/")[0].removesuffix("s") + (f" of {kind.split('/')[1]}" if "/" in kind else "")
+    spelt = {_key(path.stem): path.stem for path in known.values()} | {alias: alias for alias in aliases}
+    hint = did_you_mean(wanted, spelt)
+    if hint:
+        near = hint.removeprefix("did you mean ").removesuffix("?")
+        hint = f"did you mean {spelt[near]}?"
+    else:
+        hint = f"`rlperf profiles list` names all {len(known)}"
+    raise SpecError(Problem(f"there is no {noun} named {name!r}", suggestion=hint))
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[\s_-]+", "_", name.strip().lower())
+
+
+@cache
+def _aliases(path: Path) -> tuple[str, ...]:
+    """Aliases of a device file, found without parsing the whole file."""
+    match = _ALIASES.search(read_text(path))
+    return tuple(_key(part.strip(" \"'")) for part in match.group(1).split(",")) if match else ()
+
+
+def _is_path(text: str) -> bool:
+    return text.endswith((".yaml", ".yml", ".json")) or "\\" in text or text.startswith((".", "~", "/"))
+
+
+def _locate(kind: str, name_or_path: str | Path, folder: Path | str | None) -> Path:
+    """A path as it is (relative ones also from the job's folder), a name through the search path."""
+    if isinstance(name_or_path, Path) or _is_path(name_or_path):
+        path = Path(name_or_path).expanduser()
+        if folder is not None and not path.is_absolute() and not path.exists():
+            path = Path(folder) / path
+        return path
+    return find_profile(kind, name_or_path, folder)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """What changes when a file changes, so that a cached reading is never stale."""
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_size)
+
+
+@cache
+def _device(path: Path, _version: tuple[int, int]) -> Device:
+    return read_spec(path, Device)
+
+
+@cache
+def _link(path: Path, _version: tuple[int, int]) -> Link:
+    return read_spec(path, Link)
+
+
+@cache
+def _cluster(path: Path, _version: tuple[int, int]) -> Cluster:
+    return read_spec(path, Cluster)
+
+
+def load_device(name_or_path: str | Path, folder: Path | str | None = None) -> Device:
+    """A device profile by name, alias or path.
+
+    >>> load_device("h100").name
+    'h100_sxm'
+    """
+    path = _locate("devices", name_or_path, folder)
+    return _device(path, _stamp(path))
+
+
+def load_link(name_or_path: str | Path, folder: Path | str | None = None) -> Link:
+    """A network link profile by name or path."""
+    path = _locate("links", name_or_path, folder)
+    return _link(path, _stamp(path))
+
+
+def load_cluster(
+    name_or_path: str | Path,
+    *,
+    nodes: int | None = None,
+    devices_per_node: int | None = None,
+    folder: Path | str | None = None,
+) -> Cluster:
+    """A cluster profile by name or path, or ``generic:DEVICE``: the generic node filled with that device.
+
+    ``generic:DEVICE`` takes the network that its data sheet's systems ship with, and four devices a node where the
+    scale-up domain spans nodes (NVL72). The device and the network must exist.
+
+    >>> load_cluster("dgx_h100", nodes=2).devices
+    16
+    >>> load_cluster("generic:l40s").device
+    'l40s'
+    """
+    if isinstance(name_or_path, str) and name_or_path.lower().startswith("generic:"):
+        cluster = _generic(load_device(name_or_path.split(":", 1)[1].strip(), folder), folder)
+    else:
+        path = _locate("clusters", name_or_path, folder)
+        cluster = _cluster(path, _stamp(path))
+        load_device(cluster.device, folder)
+    load_link(cluster.network, folder)
+    changes = {"nodes": nodes, "devices_per_node": devices_per_node}
+    for field, count in changes.items():
+        if count is not None and count < 1:
+            raise SpecError(Problem(f"{field} must be at least 1 (given: {count})"))
+    return cluster.model_copy(update={field: count for field, count in changes.items() if count is not None})
+
+
+def _generic(device: Device, folder: Path | str | None) -> Cluster:
+    path = find_profile("clusters", "generic", folder)
+    template = _cluster(path, _stamp(path))
+    spans_nodes = device.scale_up is not None and device.scale_up.domain > template.devices_per_node
+    per_node = 4 if spans_nodes else template.devices_per_node
+    return template.model_copy(
+        update={
+            "name": f"generic:{device.name}",
+            "device": device.name,
+            "devices_per_node": per_node,
+            "domain": device.scale_up.domain if spans_nodes and device.scale_up else None,
+            "network": device.network or "roce_100",
+            "rails": per_node if device.network else 1,
+        }
+    )
+
+
+def architecture_names(folder: Path | str | None = None) -> tuple[str, ...]:
+    """Names of all architectures that can be loaded by name.
+
+    >>> {"Qwen2.5-7B", "DeepSeek-V3"} <= set(architecture_names())
+    True
+    """
+    return profile_names("architectures", folder)
+
+
+def load_architecture(name_or_path: str | Path, folder: Path | str | None = None) -> Architecture:
+    """An architecture: shipped name, Hugging Face ``config.json`` (or a folder that holds one), or our own JSON.
+
+    Names are compared without case. An organisation in front (``Qwen/Qwen2.5-7B``) and a suffix that does not change
+    the shape (``-Instruct``, ``-Base``, ``-Chat``, ``-hf``, ``-it``) are left out where the full name is not known.
+
+    >>> load_architecture("qwen/qwen2.5-7b-instruct").name
+    'Qwen2.5-7B'
+    """
+    if isinstance(name_or_path, str) and not _is_path(name_or_path) and not Path(name_or_path).is_dir():
+        path = _find_architecture(name_or_path, folder)
+    else:
+        path = _locate("architectures", Path(name_or_path), folder)
+        path = path / "config.json" if path.is_dir() else path
+    return _architecture(path, _stamp(path))
+
+
+def _find_architecture(name: str, folder: Path | str | None) -> Path:
+    short = name.rsplit("/", 1)[-1]
+    stems = [short]
+    for suffix in _SAME_SHAPE_SUFFIXES:
+        if short.lower().endswith(suffix):
+            stems.append(short[: -len(suffix)])
+    files = {path.stem.lower(): path for path in reversed([*_files("architectures", folder)])}
+    for stem in stems:
+        if stem.lower() in files:
+            return files[stem.lower()]
+    return find_profile("architectures", short, folder)
+
+
+@cache
+def _architecture(path: Path, _version: tuple[int, int]) -> Architecture:
+    data = _read_json(path)
+    if looks_like_hf(data):
+        name = _folder_name(path.absolute().parent) if path.name == "config.json" else path.stem
+        source = f"Hugging Face configuration {path.name}"
+        try:
+            return from_hf(data, name=name, source=source, file=str(path))
+        except SpecError:  # again, with the line of every field for the messages
+            return from_hf(data, name=name, source=source, file=str(path), line=read_document(path).line)
+    required = [field for field, info in Architecture.model_fields.items() if info.is_required()]
+    if not any(field in data for field in required):
+        raise SpecError(
+            Problem(
+                "is neither a Hugging Face config.json (it has no model_type) nor an rlperf architecture "
+                f"(it has none of {', '.join(required)})",
+                str(path),
+            )
+        )
+    try:
+        return Architecture.model_validate(data)
+    except ValidationError as error:
+        raise SpecError(problems_of(error, read_document(path), Architecture)) from error
+
+
+def _folder_name(folder: Path) -> str:
+    """Name of a model folder; in a Hugging Face cache that of ``models--ORG--NAME`` above the snapshot."""
+    for part in reversed(folder.parts):
+        if part.startswith("models--"):
+            return part.rsplit("--", 1)[-1]
+    return folder.name or "architecture"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    text = read_text(path)
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SpecError(Problem(f"is not valid JSON: {error.msg}", str(path), error.lineno)) from error
+    if not isinstance(data, dict):
+        raise SpecError(Problem(f"holds a {type(data).__name__} where an object is due", str(path), 1))
+    return data

@@ -115,6 +115,9 @@ class Task(_Frozen):
     prompts_per_step: Counts
     group_size: Counts = (8,)
     mini_batch: Counts | None = Field(None, description="prompts per optimizer update; default prompts_per_step")
+    generated_prompts: PositiveInt | None = Field(
+        None, description="prompts rolled out per rl_step where filtering drops some (DAPO); default prompts_per_step"
+    )
     max_prompt_tokens: PositiveInt = 2048
     max_response_tokens: Counts
     reward_s: Seconds | None = Field(None, description="reward time per rl_step where the workload states none")

@@ -1,0 +1,195 @@
+"""Context: a job with everything that its names stand for. Every name that cannot be found is reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rlperf.errors import Problem, SpecError
+from rlperf.plan.demand import Batch, Source, batches
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
+from rlperf.specs.cluster import Cluster
+from rlperf.specs.hardware import Hardware, load_hardware
+from rlperf.specs.job import Job, Task, TrainerBackend
+from rlperf.specs.profiles import load_architecture, load_cluster
+from rlperf.specs.reader import Document, read_document, validate
+from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
+from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, eq=False)
+class Trainer:
+    """A trainer backend: its calibration, and the framework's behaviour with it."""
+
+    backend: TrainerBackend
+    calibration: TrainerCalibration
+    framework: FrameworkCalibration
+
+
+@dataclass(frozen=True, eq=False)
+class TaskContext:
+    """A task with its architecture, lengths and the batches it leaves open."""
+
+    task: Task
+    architecture: Architecture
+    source: Source
+    batches: tuple[Batch, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """Everything a plan needs to know."""
+
+    job: Job
+    hardware: Hardware
+    engine: EngineCalibration
+    trainers: tuple[Trainer, ...]
+    tasks: tuple[TaskContext, ...]
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of the job."""
+        return self.hardware.cluster
+
+    @property
+    def price_usd_per_s(self) -> float | None:
+        """Price of one device and second, or None where nobody states one."""
+        per_hour = self.job.price if self.job.price is not None else self.cluster.price
+        return None if per_hour is None else per_hour / 3600.0
+
+    @property
+    def calibration_ids(self) -> tuple[str, ...]:
+        """Identifiers of all calibrations in use."""
+        trainers = [each for t in self.trainers for each in (t.calibration.id, t.framework.id)]
+        return tuple(dict.fromkeys([self.hardware.calibration.id, self.engine.id, *trainers]))
+
+
+def read_job(path: Path | str) -> Job:
+    """A job from its YAML file; every problem with its line."""
+    return validate(read_document(path), Job)
+
+
+def resolve(job: Job, *, folder: Path | None = None, document: Document | None = None) -> Context:
+    """Look up every name of a job.
+
+    Parameters
+    ----------
+    folder : where relative paths of the job start
+    document : the job's file, for line numbers
+
+    Raises
+    ------
+    SpecError : all names that cannot be found, and limits that contradict the objective
+    """
+    problems: list[Problem] = []
+
+    def attempt(look_up: Callable[[], Found], *where: str | int) -> Found | None:
+        try:
+            return look_up()
+        except SpecError as error:
+            for problem in error.problems:
+                at_file = problem.file is not None or document is None
+                problems.append(problem if at_file else document.problem(where, problem.message, problem.suggestion))  # type: ignore[union-attr]
+            return None
+
+    cluster = attempt(lambda: load_cluster(job.cluster, nodes=job.nodes, folder=folder), "cluster")
+    hardware = attempt(lambda: load_hardware(cluster.device, cluster), "cluster") if cluster else None
+    engine = attempt(lambda: load_engine_calibration(job.engine, folder=folder), "engine")
+    trainers = [attempt(lambda b=b: _trainer(job, b, folder), "trainer_backends") for b in job.trainer_backends]  # type: ignore[misc]
+    tasks = [
+        attempt(lambda t=t: _task(job, t, folder), "tasks", index)  # type: ignore[misc]
+        for index, t in enumerate(job.tasks)
+    ]
+    problems += _contradictions(job, cluster, document)
+    if problems:
+        raise SpecError(problems)
+    assert hardware is not None and engine is not None
+    return Context(
+        job=job,
+        hardware=hardware,
+        engine=engine,
+        trainers=tuple(t for t in trainers if t is not None),
+        tasks=tuple(t for t in tasks if t is not None),
+    )
+
+
+def _trainer(job: Job, backend: TrainerBackend, folder: Path | None) -> Trainer:
+    calibration = load_trainer(backend, folder=folder)
+    return Trainer(backend, calibration, load_framework_calibration(job.framework, backend, folder))
+
+
+def _task(job: Job, task: Task, folder: Path | None) -> TaskContext:
+    problems: list[Problem] = []
+    architecture, source, found = None, None, None
+    try:
+        architecture = load_architecture(task.architecture or job.architecture, folder=folder)
+    except SpecError as error:
+        problems += error.problems
+    try:
+        source = Source.open(task, folder)
+    except SpecError as error:
+        problems += error.problems
+    try:
+        found = batches(task)
+    except SpecError as error:
+        problems += error.problems
+    if architecture is None or source is None or found is None:
+        raise SpecError(problems)
+    longest = max(batch.longest_tokens for batch in found)
+    if architecture.max_positions and longest > architecture.max_positions:
+        raise SpecError(
+            Problem(
+                f"task {task.name}: prompt and response of {longest:,} tokens are above the "
+                f"{architecture.max_positions:,} positions of {architecture.name}",
+                suggestion="lower max_response_tokens or max_prompt_tokens",
+            )
+        )
+    return TaskContext(task, architecture, source, tuple(found))
+
+
+def _contradictions(job: Job, cluster: Cluster | None, document: Document | None) -> list[Problem]:
+    """What the job asks that cannot be answered, whatever the plan."""
+
+    def problem(message: str, suggestion: str, *where: str | int) -> Problem:
+        return document.problem(where, message, suggestion) if document else Problem(message, suggestion=suggestion)
+
+    found = []
+    priced = job.price is not None or (cluster is not None and cluster.price is not None)
+    if not priced and (job.objective.minimize == "usd_per_step" or job.limits.usd_per_step is not None):
+        found.append(
+            problem("USD without a price", "add price: '2.50 USD/h' (per device) to the job or cluster", "objective")
+        )
+    for index, task in enumerate(job.tasks):
+        if len(task.max_response_tokens) > 1 and job.limits.truncated_fraction is None:
+            found.append(
+                problem(
+                    f"task {task.name} leaves max_response_tokens open, which changes what is learnt",
+                    "state limits.truncated_fraction, the most responses that may be cut",
+                    "tasks", index, "max_response_tokens",
+                )
+            )  # fmt: skip
+        opened = [n for n in ("prompts_per_step", "group_size") if len(getattr(task, n)) > 1]
+        if opened and job.objective.minimize != "token_time":
+            found.append(
+                problem(
+                    f"task {task.name} leaves {' and '.join(opened)} open: the smallest batch has the shortest rl_step",
+                    "minimize token_time (device-seconds per trained token), or pin them",
+                    "tasks", index, opened[0],
+                )
+            )  # fmt: skip
+    if cluster is not None:
+        for index, pool in enumerate(job.pools):
+            if pool.devices and min(pool.devices) > cluster.devices:
+                found.append(
+                    problem(
+                        f"pool {pool.role} asks for {min(pool.devices)} devices, the cluster has {cluster.devices}",
+                        "lower devices or raise nodes",
+                        "pools", index, "devices",
+                    )
+                )  # fmt: skip
+    return found

@@ -1,0 +1,243 @@
+"""Demand: the lengths that a task puts on the cluster in a group of rl_steps, as a few whole rl_steps.
+
+A recorded rl_step is used as it is where the batch is the recorded one; another batch is drawn from its groups, whole
+groups at a time, so that what samples of one prompt share is kept. A maximum length above the recording's asks the
+fitted length model, because a response that was cut says only that it would have gone on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from rlperf.errors import Problem, SpecError
+from rlperf.layout import FloatArray
+from rlperf.specs.job import Task
+from rlperf.workload import LengthModel, LengthTable, concat, load_model, preset_names, read_polytrace
+
+REPLICATES = 4
+"""rl_steps drawn per group of rl_steps: enough that one runaway does not decide, few enough to stay fast."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one rl_step trains on; ``prompts`` and ``mini_batch`` count prompts, ``generated`` those rolled out."""
+
+    prompts: int
+    group_size: int
+    mini_batch: int
+    max_prompt_tokens: int
+    max_response_tokens: int
+    generated: int
+
+    @property
+    def longest_tokens(self) -> int:
+        """Prompt and response at their maxima [tokens]."""
+        return self.max_prompt_tokens + self.max_response_tokens
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates per rl_step."""
+        return -(-self.prompts // self.mini_batch)
+
+    @property
+    def sequences(self) -> int:
+        """Trained sequences per rl_step."""
+        return self.prompts * self.group_size
+
+
+@dataclass(frozen=True, eq=False)
+class Demand:
+    """Some rl_steps of one task: what is generated in each, and what of it is trained on.
+
+    Attributes
+    ----------
+    tables : one whole rl_step each, ``[replicates]``
+    truncated_fraction : responses cut at the maximum length [1]
+    reward_s : seconds from the last response to the last reward, mean over rl_steps [s]
+    notes : what was assumed about the lengths
+    """
+
+    task: str
+    rl_steps: tuple[int, int]
+    batch: Batch
+    tables: tuple[LengthTable, ...]
+    truncated_fraction: float
+    reward_s: float
+    notes: tuple[str, ...]
+
+    def lengths(self, replicate: int) -> FloatArray:
+        """Prompt + response of every trained sequence of one replicate [tokens]."""
+        table = self.tables[replicate].trajectories()
+        total = table.prompt_tokens + table.response_tokens
+        if table.append_tokens is not None:
+            total = total + table.append_tokens
+        return np.asarray(total[: self.batch.sequences], dtype=np.float64)
+
+    @property
+    def trained_tokens(self) -> float:
+        """Prompt + response tokens trained per rl_step, mean over replicates [tokens]."""
+        return float(np.mean([self.lengths(k).sum() for k in range(len(self.tables))]))
+
+    @property
+    def useful_tokens(self) -> float:
+        """Trained tokens of responses that were not cut, mean over replicates [tokens]."""
+        cap = self.batch.max_response_tokens
+        kept = []
+        for k, table in enumerate(self.tables):
+            whole = table.trajectories().response_tokens[: self.batch.sequences] < cap
+            kept.append(self.lengths(k)[whole].sum())
+        return float(np.mean(kept))
+
+
+def batches(task: Task) -> list[Batch]:
+    """Every combination of the batch settings that the task leaves open."""
+    found = []
+    for prompts, group, cap in product(task.prompts_per_step, task.group_size, task.max_response_tokens):
+        for mini in task.mini_batch or (prompts,):
+            if mini <= prompts and prompts % mini == 0:
+                generated = max(task.generated_prompts or prompts, prompts)
+                found.append(Batch(prompts, group, mini, task.max_prompt_tokens, cap, generated))
+    if not found:
+        raise SpecError(
+            f"task {task.name}: no mini_batch in {task.mini_batch} divides prompts_per_step {task.prompts_per_step}"
+        )
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where a task's lengths come from: a recording with its fitted model, or a model alone."""
+
+    task: Task
+    table: LengthTable | None
+    model: Callable[[], LengthModel]
+
+    @classmethod
+    def open(cls, task: Task, folder: Path | None = None) -> Source:
+        """Read the workload of a task: a preset, a fitted model file, or recorded files below ``folder``."""
+        if task.workload in preset_names():
+            return cls(task, None, lambda: load_model(task.workload))
+        path = Path(task.workload)
+        if folder is not None and not path.is_absolute() and not path.exists():
+            path = folder / path
+        if not path.exists():
+            known = ", ".join(preset_names())
+            raise SpecError(
+                Problem(f"task {task.name}: no such workload", task.workload, suggestion=f"a path, or one of {known}")
+            )
+        if path.is_file() and path.suffix in (".yaml", ".yml"):
+            return cls(task, None, lambda: load_model(path))
+        table = read_polytrace([path])
+        if task.rl_steps:
+            missing = sorted(set(task.rl_steps) - set(table.steps().tolist()))
+            if missing:
+                raise SpecError(Problem(f"task {task.name}: rl_steps {missing} are not in the recording", str(path)))
+            table = concat([table.step(step) for step in task.rl_steps])
+        if table.n == 0:
+            raise SpecError(Problem(f"task {task.name}: the recording is empty", str(path)))
+        return cls(task, table, lambda: LengthModel.fit(table))
+
+    def demand(self, batch: Batch, rl_steps: tuple[int, int], seed: int, default_reward_s: float = 0.0) -> Demand:
+        """The lengths of ``batch`` in a group of rl_steps (first, last)."""
+        notes: list[str] = []
+        cap = batch.max_response_tokens
+        recorded_cap = None if self.table is None else self.table.max_response_tokens
+        beyond = recorded_cap is not None and cap > recorded_cap and self._cut_fraction() > 0
+        if self.table is None or beyond:
+            middle = (rl_steps[0] + rl_steps[1]) // 2
+            tables = tuple(self._sampled(batch, middle, seed + k) for k in range(REPLICATES))
+            if beyond:
+                notes.append(
+                    f"{self.task.name}: lengths above the recording's maximum ({recorded_cap}) from its fitted law"
+                )
+        else:
+            tables = tuple(self._recorded(batch, rl_steps, seed, notes))
+        cut = float(np.mean([np.mean(table.trajectories().response_tokens >= cap) for table in tables]))
+        reward = self.task.reward_s
+        if reward is None:
+            reward = default_reward_s
+            notes.append(f"{self.task.name}: reward time {reward:g} s (the workload states none)")
+        return Demand(self.task.name, rl_steps, batch, tables, cut, reward, tuple(dict.fromkeys(notes)))
+
+    def _cut_fraction(self) -> float:
+        return 0.0 if self.table is None else float(np.mean(self.table.truncated))
+
+    def _sampled(self, batch: Batch, rl_step: int, seed: int) -> LengthTable:
+        return self.model().sample(
+            batch.generated,
+            batch.group_size,
+            rl_step=rl_step,
+            max_prompt_tokens=batch.max_prompt_tokens,
+            max_response_tokens=batch.max_response_tokens,
+            seed=seed,
+        )
+
+    def _recorded(self, batch: Batch, rl_steps: tuple[int, int], seed: int, notes: list[str]) -> list[LengthTable]:
+        assert self.table is not None
+        steps = self.table.steps()
+        inside = steps[(steps >= rl_steps[0]) & (steps <= rl_steps[1])]
+        chosen = inside if inside.size and rl_steps[1] > rl_steps[0] else steps
+        tables = [_clipped(self.table.step(int(step)), batch) for step in chosen]
+        rng = np.random.default_rng(seed)
+        fitting = [t for t in tables if t.n_groups == batch.generated and t.group_size == batch.group_size]
+        if len(fitting) == len(tables):
+            return tables
+        notes.append(f"{self.task.name}: groups redrawn from the recording for {batch.generated} x {batch.group_size}")
+        return [_redrawn(table, batch, rng) for table in tables]
+
+
+def _clipped(table: LengthTable, batch: Batch) -> LengthTable:
+    """Recorded lengths under the batch's maxima: longer responses are cut, longer prompts too."""
+    if table.multi_turn:
+        return table
+    return replace(
+        table,
+        prompt_tokens=np.minimum(table.prompt_tokens, batch.max_prompt_tokens),
+        response_tokens=np.minimum(table.response_tokens, batch.max_response_tokens),
+        max_response_tokens=batch.max_response_tokens,
+    )
+
+
+def _redrawn(table: LengthTable, batch: Batch, rng: np.random.Generator) -> LengthTable:
+    """``batch.generated`` groups of ``batch.group_size`` drawn with replacement: groups first, members inside them."""
+    index, groups = table.group_index()
+    if table.multi_turn:
+        return _redrawn_trajectories(table, batch, rng)
+    order = np.argsort(index, kind="stable")
+    starts = np.searchsorted(index[order], np.arange(groups + 1))
+    picked = rng.choice(groups, batch.generated, replace=batch.generated > groups)
+    rows = []
+    for group in picked:
+        members = order[starts[group] : starts[group + 1]]
+        rows.append(rng.choice(members, batch.group_size, replace=batch.group_size > members.size))
+    flat = np.concatenate(rows)
+    drawn = table.where(flat)
+    return replace(drawn, group=np.repeat(np.arange(batch.generated), batch.group_size))
+
+
+def _redrawn_trajectories(table: LengthTable, batch: Batch, rng: np.random.Generator) -> LengthTable:
+    """The same for several turns: whole trajectories move together."""
+    assert table.trajectory is not None
+    first = table.trajectories()
+    index, groups = first.group_index()
+    picked = rng.choice(groups, batch.generated, replace=batch.generated > groups)
+    parts, number = [], 0
+    _, dense = np.unique(table.trajectory, return_inverse=True)
+    for position, group in enumerate(picked):
+        members = np.flatnonzero(index == group)
+        for member in rng.choice(members, batch.group_size, replace=batch.group_size > members.size):
+            turns = table.where(np.flatnonzero(dense == member))
+            parts.append((turns, position, number))
+            number += 1
+    joined = concat([replace(t, rl_step=np.full(t.n, 0), trajectory=np.zeros(t.n, np.int64)) for t, _, _ in parts])
+    sizes = [t.n for t, _, _ in parts]
+    return replace(
+        joined,
+        group=np.repeat([position for _, position, _ in parts], sizes),
+        trajectory=np.repeat([serial for _, _, serial in parts], sizes),
+    )

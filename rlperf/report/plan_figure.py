@@ -1,0 +1,109 @@
+"""Figure of a plan: the stages of each phase's rl_step along time, and memory against its limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from rlperf.plan.plan import Phase, Plan
+from rlperf.specs.job import Role
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = {
+    "rollout": "#0072B2",
+    "reward": "#56B4E9",
+    "scoring": "#009E73",
+    "training": "#D55E00",
+    "weight_sync": "#E69F00",
+    "data_movement": "#CC79A7",
+    "offload": "#999999",
+    "other": "#666666",
+}
+"""Okabe and Ito's palette, which colour-blind readers can tell apart; hatches tell them apart in print."""
+HATCHES = {"rollout": "", "reward": "//", "scoring": "..", "training": "", "weight_sync": "xx", "data_movement": "\\\\",
+           "offload": "--", "other": "++"}  # fmt: skip
+PARTS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#999999", "#F0E442")
+
+
+def timeline_figure(plan: Plan, form: str = "svg") -> bytes:
+    """Bars of every phase: stages along time, and memory by part per role.
+
+    Parameters
+    ----------
+    form : svg or png
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    phases = plan.plan
+    figure = Figure(figsize=(9.0, 2.2 + 1.0 * len(phases) + 1.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    time_axes, memory_axes = figure.subplots(2, 1, height_ratios=(max(len(phases), 1), 1.2))
+    _draw_times(time_axes, phases)
+    _draw_memory(memory_axes, phases[0])
+    figure.suptitle(plan.job.name)
+    stream = BytesIO()
+    metadata = {"Date": None} if form == "svg" else None
+    figure.savefig(stream, format=form, dpi=150, metadata=metadata)
+    return stream.getvalue()
+
+
+def _draw_times(axes: Axes, phases: tuple[Phase, ...]) -> None:
+    """One row per phase where stages follow each other, one row per pool where they overlap."""
+    shown: set[str] = set()
+    labels: list[str] = []
+    for phase in phases:
+        stages = {name: s for name, s in phase.predicted.stages_s.model_dump().items() if s > 0}
+        own = {"rollout", "reward"}
+        rows = [stages]
+        if phase.mode != "colocated":
+            rows = [{n: s for n, s in stages.items() if n in own}, {n: s for n, s in stages.items() if n not in own}]
+        for index, row in enumerate(rows):
+            at = 0.0
+            if index and phase.mode == "disaggregated":
+                at = sum(rows[0].values())
+            for name, seconds in row.items():
+                axes.barh(
+                    len(labels), seconds, left=at, height=0.6,
+                    color=COLOURS[name], hatch=HATCHES[name], edgecolor="white",
+                    label=None if name in shown else name.replace("_", " "),
+                )  # fmt: skip
+                shown.add(name)
+                at += seconds
+            who = "" if phase.mode == "colocated" else (" rollout" if index == 0 else " trainer")
+            labels.append(f"{', '.join(phase.tasks)} {phase.rl_steps[0]}-{phase.rl_steps[1]}{who}")
+        predicted = phase.predicted
+        spread = [[predicted.step_s - predicted.low_s], [predicted.high_s - predicted.step_s]]
+        axes.errorbar(predicted.step_s, len(labels) - 1, xerr=spread, color="black", capsize=4, fmt="|")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds in one rl_step (bar: 5th to 95th percentile)")
+    axes.legend(ncols=4, fontsize="small", frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_memory(axes: Axes, phase: Phase) -> None:
+    roles = list(phase.predicted.memory_bytes)
+    parts = list(dict.fromkeys(name for use in phase.predicted.memory_bytes.values() for name in use.parts))
+    for row, role in enumerate(roles):
+        use = phase.predicted.memory_bytes[role]
+        at = 0.0
+        for index, name in enumerate(parts):
+            size = use.parts.get(name, 0.0) / 1e9
+            label = name.replace("_", " ") if row == 0 or name not in _earlier(phase, roles[:row]) else None
+            axes.barh(row, size, left=at, height=0.6, color=PARTS[index % len(PARTS)], edgecolor="white", label=label,
+                      hatch=("", "//", "..", "xx")[index // len(PARTS) % 4])  # fmt: skip
+            at += size
+        axes.plot([use.limit / 1e9] * 2, [row - 0.4, row + 0.4], color="black", linewidth=2)
+    axes.set_yticks(range(len(roles)), roles)
+    axes.invert_yaxis()
+    axes.set_xlabel("GB per device at the peak (line: limit)")
+    axes.legend(ncols=5, fontsize="x-small", frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _earlier(phase: Phase, roles: Sequence[Role]) -> set[str]:
+    return {name for role in roles for name in phase.predicted.memory_bytes[role].parts}

@@ -1,0 +1,265 @@
+"""A plan and a prediction as tables for the terminal and as Markdown for a manager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rlperf.plan.plan import LayoutValues, Phase, Plan, PoolPlan, Prediction
+from rlperf.units import human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SHORT = {
+    "tensor_parallel": "TP",
+    "pipeline_parallel": "PP",
+    "virtual_pipeline": "VPP",
+    "context_parallel": "CP",
+    "ulysses": "Ulysses",
+    "expert_parallel": "EP",
+    "expert_tensor_parallel": "ETP",
+    "attention_data_parallel": "attention DP",
+}
+"""Degrees that are named only where they are above 1."""
+
+OBJECTIVE_UNITS = {"step_time": "s", "usd_per_step": "USD", "token_time": "device-s"}
+
+
+def layout_words(layout: LayoutValues) -> str:
+    """Degrees of a layout in one line.
+
+    >>> layout_words(LayoutValues(tensor_parallel=4, data_parallel=2, zero_stage=1, activation_recompute="full"))
+    'TP4 DP2, ZeRO-1, recompute full'
+    """
+    degrees = [f"{short}{getattr(layout, name)}" for name, short in SHORT.items() if getattr(layout, name) > 1]
+    words = [" ".join([*degrees, f"DP{layout.data_parallel}"])]
+    if layout.zero_stage:
+        words.append(f"ZeRO-{layout.zero_stage}" + (f" over {layout.shard_size}" if layout.shard_size else ""))
+    if layout.activation_recompute != "none":
+        words.append(f"recompute {layout.activation_recompute}")
+    if layout.offload != "none":
+        words.append(f"offload {layout.offload}")
+    return ", ".join(words)
+
+
+def settings_words(pool: PoolPlan) -> str:
+    """Settings of a pool in one line."""
+    given = pool.settings.model_dump(exclude_none=True)
+    backend = given.pop("backend")
+    words = [f"{name} {_value(value)}" for name, value in given.items()]
+    return ", ".join([backend, *words])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def interval(prediction: Prediction) -> str:
+    """``41.2 s (36.0 .. 49.1 s)``."""
+    low, high = human_seconds(prediction.low_s), human_seconds(prediction.high_s)
+    return f"{human_seconds(prediction.step_s)} ({low} .. {high})"
+
+
+def stage_rows(prediction: Prediction) -> list[tuple[str, ...]]:
+    """(stage, seconds, share of the rl_step) of every stage that takes time."""
+    rows: list[tuple[str, ...]] = []
+    for name, seconds in prediction.stages_s.model_dump().items():
+        if seconds > 0:
+            rows.append((name.replace("_", " "), human_seconds(seconds), f"{100 * seconds / prediction.step_s:.0f} %"))
+    return rows
+
+
+def memory_rows(prediction: Prediction) -> list[tuple[str, ...]]:
+    """(role, total of limit, share, largest parts) of every role."""
+    rows: list[tuple[str, ...]] = []
+    for role, use in prediction.memory_bytes.items():
+        largest = sorted(use.parts.items(), key=lambda item: -item[1])
+        parts = ", ".join(f"{name.replace('_', ' ')} {human_bytes(value)}" for name, value in largest[:4] if value > 0)
+        rows.append(
+            (
+                role,
+                f"{human_bytes(use.total)} of {human_bytes(use.limit)}",
+                f"{100 * use.total / use.limit:.0f} %",
+                parts,
+            )
+        )
+    return rows
+
+
+def summary_lines(plan: Plan) -> list[str]:
+    """How good the plan is, in words."""
+    unit = OBJECTIVE_UNITS[plan.job.objective.minimize]
+    lines = [
+        f"{plan.status}: objective {plan.objective:,.4g} {unit}, bound {plan.bound:,.4g} {unit}, "
+        f"gap {100 * plan.mip_gap:.2g} % of the screened program; "
+        f"{plan.candidates:,} candidates in {plan.seconds:.2f} s",
+        f"event simulation re-judged the best; the screen's own choice would have lost {_percent(plan.screen_regret)}",
+    ]
+    if plan.rejected:
+        most = sorted(plan.rejected.items(), key=lambda item: -item[1])
+        lines.append("rejected: " + "; ".join(f"{count:,} {reason}" for reason, count in most))
+    return lines
+
+
+def phase_title(phase: Phase) -> str:
+    """Which tasks and rl_steps a phase covers, and its mode."""
+    first, last = phase.rl_steps
+    steps = f"rl_step {first}" if first == last else f"rl_steps {first} to {last}"
+    return f"{', '.join(phase.tasks)}, {steps}: {phase.mode}" + (
+        f", staleness {phase.staleness}" if phase.staleness else ""
+    )
+
+
+def batch_words(phase: Phase) -> str:
+    """Batch settings of a phase in one line."""
+    s = phase.settings
+    return (
+        f"{s.prompts_per_step} prompts x {s.group_size}, mini-batch {s.mini_batch} prompts, "
+        f"up to {s.max_prompt_tokens:,} + {s.max_response_tokens:,} tokens"
+    )
+
+
+def runner_up_words(phase: Phase) -> str:
+    """What the runner-up is, and whether it can be told apart."""
+    if phase.runner_up is None:
+        return "no other candidate is left"
+    other = phase.runner_up
+    verdict = "worse beyond the intervals" if other.distinguishable else "cannot be told apart from the plan"
+    return f"runner-up {100 * other.loss:+.1f} % ({'; '.join(other.differs)}): {verdict}; {phase.tied} candidates tied"
+
+
+def print_prediction(prediction: Prediction, out: Console) -> None:
+    """Tables of one prediction."""
+    from rich.table import Table
+
+    table = Table(title=f"rl_step {interval(prediction)}", title_justify="left")
+    for name in ("stage", "time", "share"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    for row in stage_rows(prediction):
+        table.add_row(*row)
+    out.print(table)
+    cost = "" if prediction.usd_per_step is None else f", {prediction.usd_per_step:.3g} USD per rl_step"
+    rate = f"{prediction.tokens_per_s_per_device:,.0f} tokens/s per device"
+    out.print(f"{rate}{cost}; {_percent(prediction.truncated_fraction)} of responses cut")
+    memory = Table(title="memory per device", title_justify="left")
+    for name in ("role", "peak", "of limit", "largest parts"):
+        memory.add_column(name)
+    for cells in memory_rows(prediction):
+        memory.add_row(*cells)
+    out.print(memory)
+    if not prediction.fits:
+        out.print("[bold]does not fit[/bold]")
+    for line in prediction.advice:
+        out.print(f"- {line}")
+
+
+def print_operators(prediction: Prediction, out: Console) -> None:
+    """Operators of each role with their share, bound and percentage of the speed of light."""
+    from rich.table import Table
+
+    table = Table(title="operators", title_justify="left")
+    for name, justify in (
+        ("role", "left"),
+        ("operator", "left"),
+        ("time", "right"),
+        ("share", "right"),
+        ("bound", "left"),
+        ("of light", "right"),
+    ):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for row in prediction.operators:
+        table.add_row(
+            row.role,
+            row.operator,
+            human_seconds(row.seconds),
+            f"{100 * row.share:.0f} %",
+            row.bound,
+            f"{100 * row.speed_of_light:.0f} %",
+        )
+    out.print(table)
+
+
+def print_remarks(prediction: Prediction, out: Console) -> None:
+    """What was assumed, and which calibrations stand behind the numbers."""
+    use = prediction.calibration
+    out.print("calibration: " + ", ".join(use.ids) + (" [bold](extrapolated)[/bold]" if use.extrapolated else ""))
+    for line in (*use.notes, *(f"assumed: {text}" for text in prediction.assumed)):
+        out.print(f"- {line}")
+
+
+def print_plan(plan: Plan, out: Console) -> None:
+    """The whole plan for a terminal."""
+    from rich.table import Table
+
+    for phase in plan.plan:
+        out.rule(phase_title(phase))
+        out.print(batch_words(phase))
+        table = Table()
+        for name in ("role", "devices", "layout", "settings"):
+            table.add_column(name)
+        for pool in phase.pools:
+            table.add_row(pool.role, f"{pool.devices} x {pool.device}", layout_words(pool.layout), settings_words(pool))
+        out.print(table)
+        print_prediction(phase.predicted, out)
+        out.print(runner_up_words(phase))
+        for line in phase.binds:
+            out.print(f"- {line}")
+    out.rule()
+    for line in summary_lines(plan):
+        out.print(line)
+
+
+def markdown(plan: Plan) -> str:
+    """``report.md``: one page that a manager can read."""
+    lines = [f"# {plan.job.name}", "", f"{plan.job.architecture} on {plan.job.cluster}, {plan.job.algorithm}.", ""]
+    for phase in plan.plan:
+        lines += _phase_markdown(phase)
+    lines += ["## How good is this plan", "", *(f"- {line}" for line in summary_lines(plan)), ""]
+    predicted = plan.plan[0].predicted
+    lines += ["## What stands behind the numbers", "", f"- calibrations: {', '.join(predicted.calibration.ids)}"]
+    if predicted.calibration.extrapolated:
+        lines.append("- extrapolated: outside the calibrated range, intervals are wider")
+    lines += [f"- {note}" for note in predicted.calibration.notes]
+    lines += [f"- assumed: {text}" for text in predicted.assumed]
+    lines += ["", "Intervals are the 5th and 95th percentile.", ""]
+    return "\n".join(lines)
+
+
+def _phase_markdown(phase: Phase) -> list[str]:
+    predicted = phase.predicted
+    cost = "" if predicted.usd_per_step is None else f", {predicted.usd_per_step:.3g} USD"
+    pools = [(p.role, f"{p.devices} x {p.device}", layout_words(p.layout), settings_words(p)) for p in phase.pools]
+    lines = [
+        f"## {phase_title(phase)}",
+        "",
+        f"One rl_step takes **{interval(predicted)}**{cost}: "
+        f"{predicted.tokens_per_s_per_device:,.0f} tokens/s per device.",
+        "",
+        f"Batch: {batch_words(phase)}.",
+        "",
+        *_table(("role", "devices", "layout", "settings"), pools),
+        "",
+        *_table(("stage", "time", "share"), stage_rows(predicted)),
+        "",
+        *_table(("role", "memory per device", "of limit", "largest parts"), memory_rows(predicted)),
+        "",
+        f"- {runner_up_words(phase)}",
+        *(f"- {line}" for line in (*phase.binds, *predicted.advice)),
+        "",
+    ]  # fmt: skip
+    return lines
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    return [
+        "| " + " | ".join(head) + " |",
+        "|" + " --- |" * len(head),
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]

@@ -175,7 +175,7 @@ def _values(given: _Given) -> dict[str, Any]:
         "max_positions": fields.optional("max_position_embeddings", "n_positions", "max_seq_len") or None,
         "mixers": _shorten(mixers),
         "feed_forwards": _shorten(halves),
-        "window": fields.optional("sliding_window", "attention_chunk_size") if "sliding" in mixers else 0,
+        "window": fields.need("sliding_window", "attention_chunk_size") if "sliding" in mixers else 0,
         "latent": latent,
         "experts": _experts(given, gated) if "moe" in halves else None,
         "state_space": _state_space(fields) if "mamba" in mixers else None,
@@ -263,7 +263,7 @@ def _window(given: _Given) -> tuple[int, int]:
     """Window of the sliding layers [tokens], 0 without, and the first layer that has one."""
     fields = given.fields
     if given.kind == "llama4":
-        return fields.optional("attention_chunk_size", default=8192), 0
+        return fields.optional("attention_chunk_size"), 0
     if given.kind.startswith("qwen"):  # these carry a window that is switched off, or on from some layer
         on = fields.flag("use_sliding_window", default=False)
         return (fields.optional("sliding_window"), fields.optional("max_window_layers")) if on else (0, 0)
@@ -276,7 +276,8 @@ def _feed_forwards(given: _Given, layers: int) -> tuple[FeedForward, ...]:
     if not fields.optional(*_EXPERT_COUNT):
         if given.family.all_moe:
             fields.need(*_EXPERT_COUNT)
-        return ("dense",) * layers
+        only: FeedForward = "dense"
+        return (only,)
     dense = set(range(min(fields.optional("first_k_dense_replace"), layers)))
     dense |= {index for index in fields.items("mlp_only_layers") if isinstance(index, int)}
     period = fields.optional("decoder_sparse_step", "interleave_moe_layer_step", default=1) or 1

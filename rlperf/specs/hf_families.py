@@ -66,7 +66,7 @@ _GEMMA3 = Family(
     # Gemma3TextConfig's defaults: the published 4B file leaves them out.
     defaults={"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208},
 )
-_LLAMA4 = Family(alternate=4)
+_LLAMA4 = Family(alternate=4, defaults={"attention_chunk_size": 8192})
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
@@ -94,7 +94,13 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe_lite": Family(biased="qkv", latent=True),
     "minimax_m2": Family(qk_norm=True, all_moe=True),
     "gpt_oss": Family(
-        attention_bias=True, attention_sinks=True, expert_bias=True, all_moe=True, alternate=2, windowed=True
+        attention_bias=True,
+        attention_sinks=True,
+        expert_bias=True,
+        all_moe=True,
+        alternate=2,
+        windowed=True,
+        defaults={"sliding_window": 128},
     ),
     "nemotron": Family(norm_weights=2, gated=False),
     "nemotron_h": Family(gated=False),

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlperf.errors import Problem
 
+_LARGEST = 1e12
 Line = Callable[[tuple[str | int, ...]], int | None]
 
 
@@ -83,6 +84,9 @@ class Fields:
         if isinstance(value, bool) or not whole:
             self.note(name, f"{value!r} is not a whole number")
             return None
+        if abs(value) > _LARGEST:
+            self.note(name, "is larger than any real one")
+            return None
         return int(value)
 
     def number(self, name: str, *, default: float) -> float:
@@ -90,7 +94,7 @@ class Fields:
         value = self.data.get(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST:
             self.note(name, f"{value!r} is not a positive number")
             return default
         return float(value)

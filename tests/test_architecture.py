@@ -1,0 +1,208 @@
+"""Parameter counts against hand calculation and against what publishers print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rlperf.specs.architecture import Architecture, Experts, LatentAttention, LinearAttention, StateSpace
+from rlperf.specs.profiles import architecture_names, load_architecture
+
+
+def _tiny(**changes: Any) -> Architecture:
+    base: dict[str, Any] = {
+        "name": "tiny",
+        "source": "hand",
+        "hidden": 8,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 3,
+        "ffn_hidden": 10,
+        "vocab": 100,
+    }
+    return Architecture(**{**base, **changes})
+
+
+def test_gqa_by_hand() -> None:
+    arch = _tiny(qkv_bias=True, qk_norm=True)
+    # q: 8 x 12 + 12; k, v: 8 x 6 + 6 each; output 12 x 8; query and key norm 3 each
+    attention = (96 + 12) + 2 * (48 + 6) + 96 + 6
+    ffn = 3 * 8 * 10
+    assert arch.attention_parameters == attention == 318
+    assert arch.parameters == 2 * (attention + ffn + 2 * 8) + 8 + 2 * 100 * 8 == 2756
+    assert arch.active_parameters == arch.parameters
+    assert arch.kv_values_per_token() == 2 * 2 * 2 * 3
+
+
+def test_layer_norm_biases_tied_and_learned_positions_by_hand() -> None:
+    arch = _tiny(
+        ffn_gated=False, ffn_bias=True, norm_weights=2, tied_embeddings=True, learned_positions=16, output_bias=True
+    )
+    attention = 96 + 2 * 48 + 96 + 8
+    ffn = 2 * 8 * 10 + 10 + 8
+    assert arch.parameters == 2 * (attention + ffn + 2 * 16) + 16 + 100 * 8 + 16 * 8
+
+
+def test_moe_by_hand() -> None:
+    experts = Experts(count=6, active=2, hidden=5, shared_hidden=7, shared_gate=True)
+    arch = _tiny(feed_forwards=("dense", "moe"), experts=experts)
+    attention = 96 + 2 * 48 + 96
+    expert, common = 3 * 8 * 5, 8 * 6 + 3 * 8 * 7 + 8
+    rest = 2 * (attention + 16) + 8 + 1600 + 240 + common
+    assert arch.parameters == rest + 6 * expert
+    assert arch.active_parameters == rest + 2 * expert
+    assert arch.routed_parameters == 6 * expert
+
+
+def test_latent_experts_with_biases_by_hand() -> None:
+    biased = _tiny(feed_forwards=("moe",), experts=Experts(count=3, active=1, hidden=5, gated=False, bias=True))
+    assert biased.expert_parameters == 2 * 8 * 5 + 5 + 8
+    assert biased.moe_common_parameters == 8 * 3 + 3
+    latent = _tiny(feed_forwards=("moe",), experts=Experts(count=3, active=1, hidden=5, gated=False, latent_hidden=4))
+    assert latent.expert_parameters == 2 * 4 * 5
+    assert latent.moe_common_parameters == 8 * 3 + 2 * 8 * 4
+
+
+@pytest.mark.parametrize(("q_rank", "query"), [(0, 8 * 4 * 8), (6, 8 * 6 + 6 + 6 * 4 * 8)])
+def test_mla_by_hand(q_rank: int, query: int) -> None:
+    latent = LatentAttention(q_rank=q_rank, kv_rank=7, nope_head_dim=5, rope_head_dim=3, value_head_dim=4)
+    arch = _tiny(kv_heads=4, head_dim=8, latent=latent)
+    # down 8 x (7 + 3) with a norm of 7, up 7 x 4 x (5 + 4), output 4 x 4 x 8
+    assert arch.attention_parameters == query + 80 + 7 + 252 + 128
+    assert arch.kv_values_per_token() == 2 * (7 + 3)
+
+
+def test_hybrid_mixers_by_hand() -> None:
+    mamba = StateSpace(heads=2, head_dim=4, state=3, groups=1)
+    arch = _tiny(mixers=("mamba", "full"), feed_forwards=("none", "none"), state_space=mamba, ffn_hidden=0)
+    # in 8 x (8 gate + 8 + 2 x 3 + 2), convolution 14 x (4 + bias), A, D, dt 2 each, norm 8, out 8 x 8
+    assert arch.state_space_parameters == 8 * 24 + 14 * 5 + 6 + 8 + 64
+    linear = LinearAttention(key_heads=1, value_heads=2, key_head_dim=3, value_head_dim=4)
+    arch = _tiny(mixers=("linear",), linear_attention=linear)
+    # in 8 x (2 x 3 keys, queries + 8 values + 8 gate + 2 x 2), convolution 14 x 4, A and dt, norm 4, out 8 x 8
+    assert arch.linear_attention_parameters == 8 * 26 + 14 * 4 + 4 + 4 + 64
+    assert arch.kv_values_per_token() == 0
+
+
+def test_sliding_layers_are_told_apart() -> None:
+    arch = _tiny(mixers=("sliding", "full"), window=4)
+    assert arch.kv_values_per_token(sliding=True) == arch.kv_values_per_token(sliding=False) == 12
+    assert arch.kv_values_per_token() == 24
+    assert arch.attention_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mixers": ("full",) * 3}, "3 entries for 2 layers"),
+        ({"feed_forwards": ("moe",)}, "experts is missing"),
+        ({"mixers": ("mamba",)}, "state_space is missing"),
+        ({"mixers": ("linear",)}, "linear_attention is missing"),
+        ({"mixers": ("sliding",)}, "window is missing"),
+        ({"kv_heads": 3}, "not a multiple of kv_heads"),
+        ({"ffn_hidden": 0}, "ffn_hidden is missing"),
+        ({"layers": 0}, "greater than or equal to 1"),
+        ({"layers": 10**9}, "less than or equal to 10000"),
+        ({"colour": "red"}, "Extra inputs"),
+        ({"experts": {"count": 2, "active": 3, "hidden": 4}}, "more than count"),
+    ],
+)
+def test_refuses_what_does_not_fit(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        _tiny(**changes)
+
+
+@given(
+    layers=st.integers(1, 6),
+    heads=st.sampled_from([1, 2, 4]),
+    count=st.integers(1, 8),
+    dense=st.integers(0, 6),
+)
+def test_active_never_exceeds_total_and_layers_add_up(layers: int, heads: int, count: int, dense: int) -> None:
+    halves = ["dense" if index < dense else "moe" for index in range(layers)]
+    experts = Experts(count=count, active=max(count // 2, 1), hidden=3)
+    arch = _tiny(layers=layers, heads=heads, kv_heads=heads, feed_forwards=tuple(halves), experts=experts)
+    assert arch.active_parameters <= arch.parameters
+    assert arch.routed_parameters <= arch.parameters
+    assert arch.feed_forward_layers("dense") + arch.feed_forward_layers("moe") == layers
+    idle = halves.count("moe") * (count - experts.active) * arch.expert_parameters
+    assert arch.parameters - arch.active_parameters == idle
+
+
+PUBLISHED = [name for name in architecture_names() if load_architecture(name).published_parameters]
+
+
+def test_enough_architectures_are_checked_against_their_publisher() -> None:
+    assert len(architecture_names()) >= 119
+    assert len(PUBLISHED) >= 60
+    assert {"DeepSeek-V3", "Mixtral-8x7B", "Qwen3-30B-A3B", "gpt-oss-120b", "Qwen2.5-VL-7B"} <= set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_total_is_within_half_a_percent_of_the_published_number(name: str) -> None:
+    arch = load_architecture(name)
+    assert arch.published_source
+    assert arch.parameters == pytest.approx(arch.published_parameters, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [
+        ("Qwen2.5-7B", 7_615_616_512),
+        ("Qwen3-30B-A3B", 30_532_122_624),
+        ("Llama-3.1-405B", 405_853_388_800),
+        ("Mixtral-8x7B", 46_702_792_704),
+        ("gpt-oss-20b", 20_914_757_184),
+        ("Qwen2.5-VL-7B", 8_292_166_656),
+        ("Nemotron-3-Nano-30B-A3B", 31_577_937_344),
+    ],
+)
+def test_total_equals_the_checkpoint(name: str, total: int) -> None:
+    assert load_architecture(name).parameters == total
+
+
+def test_published_active_parameters() -> None:
+    # DeepSeek-V3 (arXiv 2412.19437): 37B activated; gpt-oss model card: 5.13B, without one of the two tables
+    assert load_architecture("DeepSeek-V3").active_parameters == pytest.approx(37e9, rel=0.02)
+    oss = load_architecture("gpt-oss-120b")
+    assert oss.active_parameters - oss.vocab * oss.hidden == pytest.approx(5.13e9, rel=0.005)
+
+
+def test_every_shipped_architecture_names_its_source() -> None:
+    for name in architecture_names():
+        arch = load_architecture(name)
+        assert arch.source
+        assert arch.name == name
+
+
+@pytest.mark.data
+def test_every_measured_architecture_is_shipped_or_refused_on_purpose(measured_data: Path) -> None:
+    stems = {path.stem for path in (measured_data / "architectures").glob("*.json")}
+    # three with learned sparse attention, one whose layer pattern is not published there
+    assert stems - set(architecture_names()) == {
+        "DeepSeek-V4-Flash",
+        "GLM-5",
+        "GLM-5-4layer",
+        "Nemotron-3-Ultra-550B-A55B",
+    }
+
+
+@pytest.mark.data
+def test_totals_agree_with_independent_estimates(measured_data: Path) -> None:
+    checked = 0
+    for path in sorted((measured_data / "architectures").glob("*.json")):
+        estimate = json.loads(path.read_text()).get("n_params_estimate")
+        if estimate and path.stem in architecture_names():
+            arch = load_architecture(path.stem)
+            # The estimates leave out norms, biases and learned positions: they count in small models only.
+            small = arch.layers * (arch.hidden * 13 + 4 * arch.ffn_hidden) + (arch.learned_positions + 4) * arch.hidden
+            assert 0 <= arch.language_parameters - estimate <= small + 0.0005 * estimate, path.stem
+            checked += 1
+    assert checked >= 100

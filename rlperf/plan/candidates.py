@@ -104,8 +104,7 @@ def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
     flags |= _expert_flags(arch, ep, np.ones_like(ep), tp)
     # A pipeline inside one domain only adds bubbles to what tensor parallelism already offers.
     if not choice.pipeline_parallel:
-        widest = np.asarray(np.minimum(shape.domain, shape.devices // pp), dtype=np.int64)
-        flags |= np.where((pp > 1) & (tp < widest), int(Reject.LAYERS), 0)
+        flags |= np.where((pp > 1) & (tp < shape.domain), int(Reject.LAYERS), 0)
     return layout, flags
 
 

@@ -1,0 +1,266 @@
+"""Joint local search over partition, placement and schedule: simulated annealing whose every step is one list pass.
+
+A candidate is a list of cuts between layers, a device per stage and a policy. Most candidates cost microseconds: a
+threshold is drawn first (Metropolis), and a candidate falls as soon as its load, or the idle time of one device during
+the pass, shows that it will end behind the threshold.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rlperf.plan.pipeline.list_schedule import ListScheduler, Policy, Scheduled, priorities
+from rlperf.plan.pipeline.problem import Problem
+from rlperf.sim.pipeline import StageCosts
+from rlperf.sim.pipeline.types import FloatArray
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What the search decides: cuts (first layers of stages 1..S-1), device of each stage, policy, injection order."""
+
+    cuts: tuple[int, ...]
+    placement: tuple[int, ...]
+    policy: Policy
+    sequence: tuple[int, ...]
+    bias: tuple[float, ...] = ()
+
+    def partition(self, layers: int) -> tuple[int, ...]:
+        """Layers of each stage."""
+        edges = (0, *self.cuts, layers)
+        return tuple(b - a for a, b in zip(edges, edges[1:], strict=False))
+
+
+@dataclass(frozen=True)
+class Freedom:
+    """What the search may change; what it may not stays as the start has it."""
+
+    partition: bool = True
+    placement: bool = True
+    schedule: bool = True
+
+
+@dataclass
+class Budget:
+    """Passes and seconds that are left."""
+
+    passes: int
+    deadline: float
+    used: int = field(default=0)
+
+    def spend(self) -> bool:
+        """Count one pass; False when nothing is left."""
+        self.used += 1
+        return self.used <= self.passes and time.monotonic() < self.deadline
+
+
+class Evaluator:
+    """Turns candidates into schedules for one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.count = problem.microbatches.count
+        work = problem.profile.work_s
+        q = problem.profile.quadratic_share
+        linear, quadratic = float(problem.microbatches.linear.sum()), float(problem.microbatches.quadratic.sum())
+        self.layer_load = (work * ((1.0 - q) * linear + q * quadratic)).tolist()
+        self.cumulative = [0.0, *np.cumsum(self.layer_load).tolist()]
+        self.floor = problem.first_forward_s
+
+    def loads(self, candidate: Candidate) -> list[float]:
+        """Work of each device [s]."""
+        load = [0.0] * self.problem.devices
+        begin = 0.0
+        for cut, d in zip((*candidate.cuts, -1), candidate.placement, strict=True):
+            end = self.cumulative[cut]
+            load[d] += end - begin
+            begin = end
+        return load
+
+    def quick_bound(self, candidate: Candidate) -> float:
+        """No schedule of this partition and placement ends before this [s]: load of a device plus its first arrival."""
+        load = self.loads(candidate)
+        head = [-1.0] * self.problem.devices
+        edges = (0, *candidate.cuts)
+        for cut, d in zip(edges, candidate.placement, strict=True):
+            if head[d] < 0.0:
+                head[d] = self.floor[cut]
+        return max(a + max(b, 0.0) for a, b in zip(load, head, strict=True))
+
+    def costs(self, candidate: Candidate) -> StageCosts:
+        """Stage costs of a candidate."""
+        return self.problem.costs(candidate.cuts)
+
+    def evaluate(self, candidate: Candidate, limit_s: float = 1e30) -> Scheduled | None:
+        """One list pass; None where it ends behind ``limit_s`` or does not fit the memory."""
+        if self.quick_bound(candidate) >= limit_s:
+            return None
+        costs = self.costs(candidate)
+        policy = candidate.policy
+        rank = np.empty(self.count)
+        rank[list(candidate.sequence)] = np.arange(self.count)
+        keys = priorities(costs, policy, rank, self.problem.devices)
+        if candidate.bias:
+            keys = keys + self._bias(candidate, keys)
+        scheduler = ListScheduler(
+            costs, candidate.placement, self.problem.devices, self.problem.memory_bytes, policy.merged
+        )
+        return scheduler.run(keys, policy.patience, list(candidate.sequence), limit_s)
+
+    def _bias(self, candidate: Candidate, keys: FloatArray) -> FloatArray:
+        shift = np.asarray(candidate.bias).reshape(2, 1, self.count)
+        return shift * self.problem.period_s
+
+
+LAM=0.3
+class Annealer:
+    """Simulated annealing from one start."""
+
+    def __init__(self, evaluator: Evaluator, freedom: Freedom, budget: Budget, rng: random.Random) -> None:
+        self.evaluator, self.freedom, self.budget, self.rng = evaluator, freedom, budget, rng
+        self.problem = evaluator.problem
+
+    def run(self, start: Candidate, passes: int, hot: float = 4e-3, cold: float = 2e-4) -> tuple[Candidate, float]:
+        """Anneal for ``passes`` passes; temperatures as shares of the makespan. Returns the best and its makespan."""
+        first = self.evaluator.evaluate(start)
+        if first is None:
+            return start, math.inf
+        here, cost = start, self.cost(first)
+        best, best_cost = here, first.makespan_s
+        goal = self.problem.work_bound_s
+        done = 0
+        tries = 0
+        while done < passes and tries < 30 * passes:
+            tries += 1
+            share = done / passes
+            temperature = best_cost * hot * (cold / hot) ** share
+            threshold = cost - temperature * math.log(1.0 - self.rng.random())
+            move = self.neighbour(here)
+            if move is not None and self.rng.random() < 0.5:
+                move = self.rebalance(move, 20)
+            if move is None or self.evaluator.quick_bound(move) >= threshold + LAM*(threshold - self.problem.total_s):
+                continue
+            done += 1
+            if not self.budget.spend():
+                break
+            found = self.evaluator.evaluate(move, threshold + LAM*(threshold - self.problem.total_s))
+            if found is None or self.cost(found) >= threshold:
+                continue
+            here, cost = move, self.cost(found)
+            if found.makespan_s < best_cost * (1.0 - 1e-12):
+                best, best_cost = here, found.makespan_s
+                if best_cost <= goal * (1.0 + 1e-9):
+                    break
+        return best, best_cost
+
+    def cost(self, found: Scheduled) -> float:
+        return (found.makespan_s + LAM * found.mean_end_s) / (1.0 + LAM)
+
+    def rebalance(self, start: Candidate, steps: int) -> Candidate:
+        """Small changes of partition and placement that lower the quick bound, without any pass."""
+        moves = [self._shift, self._shift, self._shift_two] if self.freedom.partition and start.cuts else []
+        moves += [self._swap, self._swap] if self.freedom.placement else []
+        if not moves:
+            return start
+        here, bound = start, self.evaluator.quick_bound(start)
+        for _ in range(steps):
+            move = self.rng.choice(moves)(here)
+            if move is not None:
+                value = self.evaluator.quick_bound(move)
+                if value <= bound:
+                    here, bound = move, value
+        return here
+
+    def neighbour(self, here: Candidate) -> Candidate | None:
+        """A random small change."""
+        rng, free = self.rng, self.freedom
+        moves = []
+        if free.partition and here.cuts:
+            moves += [self._shift, self._shift, self._shift_two]
+        if free.placement:
+            moves += [self._swap, self._reassign]
+        if free.partition and free.placement:
+            moves += [self._split, self._merge]
+        if free.schedule:
+            moves += [self._policy, self._nudge]
+        if not self.problem.microbatches.identical:
+            moves += [self._resequence]
+        return rng.choice(moves)(here) if moves else None
+
+    def _shift(self, here: Candidate) -> Candidate | None:
+        cuts = list(here.cuts)
+        i = self.rng.randrange(len(cuts))
+        cuts[i] += self.rng.choice((-2, -1, -1, 1, 1, 2))
+        return self._with_cuts(here, cuts)
+
+    def _shift_two(self, here: Candidate) -> Candidate | None:
+        cuts = list(here.cuts)
+        for i in (self.rng.randrange(len(cuts)), self.rng.randrange(len(cuts))):
+            cuts[i] += self.rng.choice((-1, 1))
+        return self._with_cuts(here, cuts)
+
+    def _with_cuts(self, here: Candidate, cuts: list[int]) -> Candidate | None:
+        edges = (0, *cuts, self.problem.profile.layers)
+        if any(a >= b for a, b in zip(edges, edges[1:], strict=False)):
+            return None
+        return replace(here, cuts=tuple(cuts))
+
+    def _swap(self, here: Candidate) -> Candidate | None:
+        placement = list(here.placement)
+        i, j = self.rng.randrange(len(placement)), self.rng.randrange(len(placement))
+        if placement[i] == placement[j]:
+            return None
+        placement[i], placement[j] = placement[j], placement[i]
+        return replace(here, placement=tuple(placement))
+
+    def _reassign(self, here: Candidate) -> Candidate | None:
+        placement = list(here.placement)
+        i, d = self.rng.randrange(len(placement)), self.rng.randrange(self.problem.devices)
+        if placement[i] == d or placement.count(d) >= self.problem.stages_per_device:
+            return None
+        placement[i] = d
+        return replace(here, placement=tuple(placement))
+
+    def _split(self, here: Candidate) -> Candidate | None:
+        edges = (0, *here.cuts, self.problem.profile.layers)
+        i, d = self.rng.randrange(len(edges) - 1), self.rng.randrange(self.problem.devices)
+        if edges[i + 1] - edges[i] < 2 or here.placement.count(d) >= self.problem.stages_per_device:
+            return None
+        cut = self.rng.randrange(edges[i] + 1, edges[i + 1])
+        pair = [here.placement[i], d] if self.rng.random() < 0.5 else [d, here.placement[i]]
+        placement = (*here.placement[:i], *pair, *here.placement[i + 1 :])
+        return replace(here, cuts=tuple(sorted((*here.cuts, cut))), placement=placement)
+
+    def _merge(self, here: Candidate) -> Candidate | None:
+        if len(here.cuts) < 1:
+            return None
+        i = self.rng.randrange(len(here.cuts))
+        gone = i + self.rng.randrange(2)
+        placement = (*here.placement[:gone], *here.placement[gone + 1 :])
+        if len(placement) < self.problem.devices:
+            return None
+        return replace(here, cuts=(*here.cuts[:i], *here.cuts[i + 1 :]), placement=placement)
+
+    def _policy(self, here: Candidate) -> Candidate | None:
+        policy = here.policy
+        if self.rng.random() < 0.5:
+            return replace(here, policy=replace(policy, urgency=policy.urgency * math.exp(self.rng.gauss(0.0, 0.3))))
+        return replace(here, policy=replace(policy, patience=min(1.0, abs(policy.patience + self.rng.gauss(0.0, 0.15)))))
+
+    def _nudge(self, here: Candidate) -> Candidate | None:
+        bias = list(here.bias or (0.0,) * (2 * self.evaluator.count))
+        bias[self.rng.randrange(len(bias))] += self.rng.gauss(0.0, 0.2)
+        return replace(here, bias=tuple(bias))
+
+    def _resequence(self, here: Candidate) -> Candidate | None:
+        sequence = list(here.sequence)
+        i, j = self.rng.randrange(len(sequence)), self.rng.randrange(len(sequence))
+        if i == j:
+            return None
+        sequence.insert(j, sequence.pop(i))
+        return replace(here, sequence=tuple(sequence))

@@ -1,0 +1,107 @@
+"""Candidates: what is enumerated, what falls to which rule; dominance."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlperf.cost.reject import Reject, count_reasons
+from rlperf.layout import Layout
+from rlperf.plan.candidates import Shape, divisors, heads_divide, rollout_layouts, token_budgets, trainer_layouts
+from rlperf.plan.pareto import pareto_mask
+from rlperf.specs.architecture import Architecture, Experts
+from rlperf.specs.job import LayoutChoice, PoolSpec
+
+DENSE = Architecture(
+    name="tiny", source="test", hidden=64, layers=12, heads=8, kv_heads=2, head_dim=8, ffn_hidden=128, vocab=100
+)
+MOE = DENSE.model_copy(update={"feed_forwards": ("moe",), "experts": Experts(count=16, active=2, hidden=32)})
+
+
+def _pool(role: str = "trainer", **layout: object) -> PoolSpec:
+    return PoolSpec(role=role, layout=LayoutChoice(**layout))  # type: ignore[arg-type]
+
+
+def _kept(layout: Layout, flags: np.ndarray) -> list[dict[str, int]]:
+    return [row.to_dict() for row in layout.flat(flags == 0).rows()]
+
+
+def test_rollout_layouts_of_a_dense_architecture_on_one_node() -> None:
+    layout, flags = rollout_layouts(Shape(DENSE, 8, 8, 1024), _pool("rollout"))
+    kept = [(row["tensor_parallel"], row["pipeline_parallel"], row["data_parallel"]) for row in _kept(layout, flags)]
+    assert kept == [(1, 1, 8), (2, 1, 4), (4, 1, 2), (8, 1, 1)]
+
+
+def test_tensor_parallel_stays_in_the_domain_and_pipelines_leave_it() -> None:
+    layout, flags = rollout_layouts(Shape(DENSE, 16, 8, 1024), _pool("rollout"))
+    rows = _kept(layout, flags)
+    assert max(row["tensor_parallel"] for row in rows) == 8
+    assert {row["tensor_parallel"] for row in rows if row["pipeline_parallel"] == 2} == {8}
+
+
+def test_experts_go_over_the_whole_replica_or_nowhere() -> None:
+    layout, flags = rollout_layouts(Shape(MOE, 8, 8, 1024), _pool("rollout"))
+    assert {(row["tensor_parallel"], row["expert_parallel"]) for row in _kept(layout, flags)} >= {
+        (8, 1),
+        (8, 8),
+        (1, 1),
+    }
+    assert all(row["expert_parallel"] in (1, row["tensor_parallel"]) for row in _kept(layout, flags))
+
+
+def test_pinned_degrees_are_kept_and_judged() -> None:
+    layout, flags = rollout_layouts(Shape(DENSE, 8, 8, 1024), _pool("rollout", tensor_parallel=3))
+    assert layout.size >= 1
+    assert not (flags == 0).any()
+    assert set(count_reasons(flags)) <= {
+        "degrees do not multiply up to the devices",
+        "attention heads, widths or vocabulary do not divide by the degree",
+        "layers do not divide into the pipeline stages",
+    }
+
+
+def test_fsdp_and_megatron_layouts_use_every_device() -> None:
+    for backend in ("fsdp2", "megatron"):
+        layout, flags = trainer_layouts(Shape(DENSE, 16, 8, 4096), _pool(), backend)  # type: ignore[arg-type]
+        flat = layout.flat(flags == 0)
+        assert flat.size > 0
+        assert (flat.devices == 16).all()
+        assert (flat.tensor_parallel * flat.ulysses <= 8).all()
+        assert (DENSE.layers % (flat.pipeline_parallel * flat.virtual_pipeline) == 0).all()
+
+
+def test_megatron_experts_regroup_a_stage() -> None:
+    layout, flags = trainer_layouts(Shape(MOE, 8, 8, 4096), _pool(expert_tensor_parallel=1), "megatron")
+    flat = layout.flat(flags == 0)
+    assert {1, 2, 4, 8} == set(flat.expert_parallel.tolist())
+    assert (flat.devices // flat.pipeline_parallel % flat.expert_parallel == 0).all()
+
+
+def test_reasons_count_each_candidate_once() -> None:
+    flags = np.array([0, int(Reject.MEMORY), int(Reject.HEADS | Reject.MEMORY), int(Reject.KV)])
+    counted = count_reasons(flags)
+    assert sum(counted.values()) == 3
+    assert counted["device memory"] == 1
+
+
+def test_small_arithmetic() -> None:
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert token_budgets(None, 1000) == [1000, 2000, 4000]
+    assert token_budgets((5,), 1000) == [5]
+    degree = np.array([1, 2, 3, 4, 8, 16])
+    assert heads_divide(DENSE, degree, degree).tolist() == [True, True, False, True, True, False]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=40))
+def test_pareto_mask_is_the_definition(rows: list[tuple[int, int, int]]) -> None:
+    costs = np.array(rows, dtype=np.float64)
+    kept = pareto_mask(costs)
+    for i, row in enumerate(costs):
+        beaten = any((other <= row).all() and ((other < row).any() or j < i) for j, other in enumerate(costs) if j != i)
+        assert kept[i] == (not beaten)
+
+
+def test_pareto_mask_compares_only_inside_a_group() -> None:
+    costs = np.array([[1.0], [2.0], [3.0]])
+    assert pareto_mask(costs, np.array([0, 1, 1])).tolist() == [True, True, False]

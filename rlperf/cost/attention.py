@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from rlperf.cost.dtypes import cache_bytes, dtype_of
-from rlperf.cost.roofline import Array, as_float, sheet_flop_per_s
+from rlperf.cost.dtypes import cache_bytes
+from rlperf.cost.roofline import Array, as_float, joined, sheet_flop_per_s, sheet_peak
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import DecodeFit, PrefillFit
+from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware
 
 Fit = TypeVar("Fit", PrefillFit, DecodeFit)
@@ -25,9 +27,9 @@ def decode_fit(hw: Hardware, kv_dtype: str = "bf16", kernel: str | None = None) 
     return _choose(hw.calibration.decode, kv_dtype, kernel)
 
 
-def _choose(fits: tuple[Fit, ...], kv_dtype: str, kernel: str | None) -> tuple[Fit, bool]:
+def _choose(fits: Sequence[Fit], kv_dtype: str, kernel: str | None) -> tuple[Fit, bool]:
     wanted = "bf16" if kv_dtype in ("fp16", "bf16") else kv_dtype
-    named: list[Fit] = [fit for fit in fits if kernel is not None and fit.kernel == kernel]
+    named = [fit for fit in fits if kernel is not None and fit.kernel == kernel]
     for fit in [*named, *fits]:
         if fit.kv_dtype == wanted:
             return fit, kernel is not None and fit.kernel != kernel
@@ -56,6 +58,62 @@ def visible_pairs(
     return pairs - (over * (over + 1.0) - first * (first + 1.0)) / 2.0
 
 
+QUERY_TILE = 128.0
+"""Query rows of one tile of the flash-attention kernels."""
+
+
+def flash_with(
+    device: Device,
+    fit: PrefillFit,
+    queries: Array,
+    pairs: Array,
+    longest: Array,
+    written: Array,
+    heads: Array,
+    kv_heads: Array,
+    width: Array,
+    *,
+    backward: bool = False,
+) -> FloatArray:
+    r"""Seconds of flash attention with given constants.
+
+    .. math::
+
+        t = t_0 + \left(\left[\frac{F(1 + S_0 / 2\bar k)}{P e_c}\right]^6 +
+            \left[\sigma \frac{2 \cdot 128\,w (k_{max} + S_0)}{P e_c / SM}\right]^6\right)^{1/6}
+            + \frac{4 q h w/2}{W e_m} + \frac{8 n_w w/2\, g^\gamma}{W e_{kv}}
+
+    Parameters
+    ----------
+    queries : q, query tokens of all sequences [tokens]
+    pairs : (query, visible key) pairs of all sequences [1]; F = 2 h w pairs, mean visible keys = pairs / q
+    longest : k_max, keys that the longest row sees [tokens]
+    written : n_w, tokens whose keys and values go into the cache [tokens]; 0 in training
+    heads, kv_heads, width : h, g, query/key width plus value width of one head, on this device [1]
+    backward : fit.backward_flop x the FLOP (FlashAttention-2, arXiv 2307.08691, section 3.1.2) at its own efficiency
+
+    Notes
+    -----
+    The second term is the longest tile when tiles are fewer than multiprocessors. Fitted for head_dim 128,
+    128..16k tokens, 1..256 sequences, causal.
+    """
+    q, n_pairs, far = as_float(queries), as_float(pairs), as_float(longest)
+    h, g, w = as_float(heads), as_float(kv_heads), as_float(width)
+    peak, ramp, flop = sheet_peak(device, "bf16") * fit.compute, fit.ramp_tokens, 2.0 * h * w * n_pairs
+    moved = 2.0 * q * h * w
+    if backward:
+        flop, moved = flop * fit.backward_flop, moved * 2.0
+        peak, ramp = peak * fit.backward_compute, ramp + fit.backward_ramp_tokens
+    mean_keys = n_pairs / np.maximum(q, 1.0)
+    compute_s = flop * (1.0 + ramp / np.maximum(2.0 * mean_keys, 1.0)) / peak
+    multiprocessors = float(device.multiprocessors or 100)
+    tile_s = fit.straggler * 2.0 * QUERY_TILE * w * (far + ramp) * multiprocessors / peak
+    tile_s = tile_s * (fit.backward_flop if backward else 1.0)
+    seconds = joined(compute_s, tile_s, 6.0) + moved / (device.memory_bandwidth * fit.memory)
+    cache_s = as_float(written) * w * 4.0 * g**fit.cache_exponent / (device.memory_bandwidth * fit.cache_memory)
+    return np.where(q > 0, fit.fixed + seconds + cache_s, 0.0)
+
+
 def prefill_attention_s(
     hw: Hardware,
     sequences: Array,
@@ -70,21 +128,27 @@ def prefill_attention_s(
     dtype: str = "bf16",
     kernel: str | None = None,
     backward: bool = False,
+    cache_write: bool = False,
     value_dim: Array | None = None,
 ) -> FloatArray:
-    r"""Seconds of flash attention over ``sequences`` equal sequences.
-
-    .. math:: t = t_0 + \frac{F (1 + S_0 / \bar k)}{P e_c} + \frac{IO}{W e_m},\quad F = 2 s h (d + d_v) \cdot pairs
+    """Seconds of flash attention over ``sequences`` equal sequences: see `flash_with`.
 
     Parameters
     ----------
-    sequences, query_tokens, kv_tokens : s, new tokens and visible tokens (cached ones included) of each [1]
-    heads, kv_heads, head_dim, value_dim : h, key/value heads, d and d_v widths on this device [1]
-    backward : backward pass: 2.5 x the FLOP (FlashAttention-2, arXiv 2307.08691, section 3.1.2), its own efficiency
+    sequences, query_tokens, kv_tokens : new tokens and visible tokens (cached ones included) of each [1]
+    heads, kv_heads, head_dim, value_dim : on this device [1]; value_dim is head_dim where not given
+    dtype : of the cache
+    cache_write : an engine's kernel, which also writes keys and values into the paged cache
     """
     s, q, k = as_float(sequences), as_float(query_tokens), as_float(kv_tokens)
+    d = as_float(head_dim)
+    width = d + (d if value_dim is None else as_float(value_dim))
     pairs = s * visible_pairs(q, k, causal=causal, window=window)
-    return _flash_s(hw, s * q, s * k, pairs, heads, kv_heads, head_dim, value_dim, dtype, kernel, backward)
+    longest = np.minimum(k, window) if window else k
+    fit, _ = prefill_fit(hw, dtype, kernel)
+    return flash_with(
+        hw.device, fit, s * q, pairs, longest, s * q * cache_write, heads, kv_heads, width, backward=backward
+    )
 
 
 def packed_attention_s(
@@ -103,7 +167,7 @@ def packed_attention_s(
     backward: bool = False,
     value_dim: Array | None = None,
 ) -> FloatArray:
-    """Seconds of flash attention over a pack of whole sequences of unequal length.
+    """Seconds of flash attention over a pack of whole sequences of unequal length: see `flash_with`.
 
     Parameters
     ----------
@@ -113,48 +177,58 @@ def packed_attention_s(
     Notes
     -----
     Pairs: (sum of squares + tokens) / 2 causal; the sum of squares without. A window is applied to a sequence of the
-    token-weighted mean length, sum_squares / tokens (exact for equal lengths). ``max_len`` bounds that mean.
+    token-weighted mean length, sum_squares / tokens (exact for equal lengths).
     """
-    n, squares = as_float(tokens), as_float(sum_squares)
-    mean = np.minimum(squares / np.maximum(n, 1.0), np.maximum(as_float(max_len), 1.0))
+    n, squares, longest = as_float(tokens), as_float(sum_squares), as_float(max_len)
+    d = as_float(head_dim)
+    width = d + (d if value_dim is None else as_float(value_dim))
     pairs = (squares + n) / 2.0 if causal else squares
     if window:
+        mean = np.minimum(squares / np.maximum(n, 1.0), np.maximum(longest, 1.0))
         pairs = np.minimum(pairs, n * visible_pairs(mean, mean, causal=causal, window=window) / np.maximum(mean, 1.0))
-    return _flash_s(hw, n, n, pairs, heads, kv_heads, head_dim, value_dim, dtype, kernel, backward)
+        longest = np.minimum(longest, window)
+    fit, _ = prefill_fit(hw, dtype, kernel)
+    return flash_with(hw.device, fit, n, pairs, longest, 0.0, heads, kv_heads, width, backward=backward)
 
 
-def _flash_s(
-    hw: Hardware,
-    queries: FloatArray,
-    keys: FloatArray,
-    pairs: FloatArray,
+def decode_with(
+    device: Device,
+    fit: DecodeFit,
+    requests: Array,
+    kv_tokens: Array,
     heads: Array,
     kv_heads: Array,
     head_dim: Array,
-    value_dim: Array | None,
-    dtype: str,
-    kernel: str | None,
-    backward: bool,
+    *,
+    cached: bool = False,
 ) -> FloatArray:
-    fit, _ = prefill_fit(hw, dtype, kernel)
-    h, g, d = as_float(heads), as_float(kv_heads), as_float(head_dim)
-    v = d if value_dim is None else as_float(value_dim)
-    flop = 2.0 * h * (d + v) * pairs
-    mean_keys = 2.0 * pairs / np.maximum(queries, 1.0)
-    peak = sheet_flop_per_s(hw, "bf16" if dtype_of(dtype).peak != "fp16" else "fp16") * fit.compute
-    moved = queries * h * (d + v) * 2.0 + keys * g * (d + v) * 2.0
-    ramp = fit.ramp_tokens
-    if backward:
-        flop, moved, peak, ramp = (
-            flop * fit.backward_flop,
-            moved * 2.0,
-            peak * fit.backward_compute,
-            ramp * fit.backward_ramp,
-        )
-    seconds = flop * (1.0 + ramp / np.maximum(mean_keys, 1.0)) / peak + moved / (
-        hw.device.memory_bandwidth * fit.memory
-    )
-    return np.where(queries > 0, fit.fixed + seconds, 0.0)
+    r"""Seconds of paged decode attention, one query token per request, with given constants.
+
+    .. math::
+
+        t = t_0 + t_1 \min(1, \tfrac14\log_2 \tfrac{K/r}{256}) + \frac{2 K g d\,b}{W e_m} + r (c_r + c_g g + c_h h)
+
+    Parameters
+    ----------
+    requests : r [1]
+    kv_tokens : K, cached tokens read, summed over the requests [tokens]
+    heads, kv_heads, head_dim : h, g, d on this device [1]
+    cached : the same keys and values were just read, as in kernel benchmarks (L2)
+
+    Notes
+    -----
+    fp8 caches reach a lower share of the bandwidth (their own constants): far less than twice the rate. Fitted for
+    head_dim 128, 1..1024 requests, 512..131072 tokens.
+    """
+    r, kv, g = as_float(requests), as_float(kv_tokens), as_float(kv_heads)
+    moved = 2.0 * kv * g * as_float(head_dim) * cache_bytes(fit.kv_dtype)
+    memory_s = moved / (device.memory_bandwidth * fit.memory)
+    if cached and fit.cached > 0.0 and device.l2_cache:
+        memory_s = memory_s / (1.0 + fit.cached / (1.0 + (moved / (0.6 * device.l2_cache)) ** 3))
+    context = kv / np.maximum(r, 1.0)
+    long = np.clip(np.log2(np.maximum(context, 1.0) / 256.0) / 4.0, 0.0, 1.0)
+    each = fit.per_request + fit.per_pair * g + fit.per_head * as_float(heads)
+    return np.where(r > 0, fit.fixed + fit.long_fixed * long + memory_s + r * each, 0.0)
 
 
 def decode_attention_s(
@@ -168,26 +242,10 @@ def decode_attention_s(
     kv_dtype: str = "bf16",
     kernel: str | None = None,
 ) -> FloatArray:
-    r"""Seconds of paged decode attention, one query token per request.
-
-    .. math:: t = t_0 + \frac{2 K g d\,b}{W e_m} + c\,r\,g
-
-    Parameters
-    ----------
-    requests : r [1]
-    kv_tokens : K, cached tokens read, summed over the requests [tokens]
-    heads, kv_heads, head_dim : on this device [1]
-    kv_dtype : of the cache; b bytes per value
-
-    Notes
-    -----
-    fp8 caches reach a lower share of the bandwidth (their own constants): far less than twice the rate.
-    """
+    """Seconds of paged decode attention with the device's constants, cache in memory: see `decode_with`."""
     fit, _ = decode_fit(hw, kv_dtype, kernel)
-    r, kv, g, d = as_float(requests), as_float(kv_tokens), as_float(kv_heads), as_float(head_dim)
-    moved = 2.0 * kv * g * d * cache_bytes(kv_dtype) + 4.0 * r * as_float(heads) * d
-    seconds = fit.fixed + moved / (hw.device.memory_bandwidth * fit.memory) + r * (fit.per_request + fit.per_pair * g)
-    return np.where(r > 0, seconds, 0.0)
+    factor = cache_bytes(kv_dtype) / cache_bytes(fit.kv_dtype)
+    return decode_with(hw.device, fit, requests, as_float(kv_tokens) * factor, heads, kv_heads, head_dim)
 
 
 def latent_decode_attention_s(
@@ -214,7 +272,7 @@ def latent_decode_attention_s(
     c, rope = as_float(kv_rank), as_float(rope_head_dim)
     memory_s = kv * (c + rope) * cache_bytes(kv_dtype) / (hw.device.memory_bandwidth * fit.memory)
     compute_s = 2.0 * kv * h * (2.0 * c + rope) / (sheet_flop_per_s(hw, "bf16") * prefill.compute)
-    seconds = fit.fixed + np.hypot(memory_s, compute_s) + r * (fit.per_request + fit.per_pair)
+    seconds = fit.fixed + fit.long_fixed + np.hypot(memory_s, compute_s) + r * (fit.per_request + fit.per_pair)
     return np.where(r > 0, seconds, 0.0)
 
 
@@ -230,13 +288,18 @@ def latent_prefill_attention_s(
     *,
     kernel: str | None = None,
     backward: bool = False,
+    cache_values: Array = 0.0,
 ) -> FloatArray:
     """Seconds of MLA over prompts: ordinary attention with query width nope + rope and its own value width [s].
+
+    ``cache_values`` are the values an engine caches per token: the latent and the rotary key (0 in training).
 
     Extrapolated: no measured table stands behind widths other than 128.
     """
     width = as_float(nope_head_dim) + as_float(rope_head_dim)
-    return prefill_attention_s(
+    seconds = prefill_attention_s(
         hw, sequences, query_tokens, kv_tokens, heads, heads, width,
         value_dim=value_head_dim, kernel=kernel, backward=backward,
     )  # fmt: skip
+    written = as_float(sequences) * as_float(query_tokens) * as_float(cache_values)
+    return np.asarray(seconds + 4.0 * written / hw.device.memory_bandwidth)

@@ -6,7 +6,7 @@ import numpy as np
 
 from rlperf.cost.roofline import Array, as_float
 from rlperf.layout import FloatArray
-from rlperf.specs.calibration import CollectiveFit
+from rlperf.specs.calibration import CollectiveFit, CollectivePoint
 from rlperf.specs.hardware import Hardware
 
 
@@ -34,20 +34,42 @@ def collective_fit(hw: Hardware, collective: str, implementation: str = "nccl") 
     return fits[0]
 
 
+def point_with(point: CollectivePoint, bus_bytes: Array, bytes_per_s: float) -> FloatArray:
+    r"""Seconds of a collective for one group size: the faster of two protocols, smoothly.
+
+    .. math:: t = (u^{-8} + v^{-8})^{-1/8},\quad u = a_1 + x / b_1,\quad v = a_2 + x / b_2 + c \sqrt{x}
+
+    Parameters
+    ----------
+    bus_bytes : x, bytes over the busiest link [bytes]; 2 (n-1)/n of the buffer for all-reduce, (n-1)/n for the others
+    bytes_per_s : of the link on the data sheet [bytes/s]; b_1 and b_2 are shares of it
+    """
+    x = as_float(bus_bytes)
+    low = point.low_fixed + x / (point.low_bandwidth * bytes_per_s)
+    bulk = point.fixed + x / (point.bandwidth * bytes_per_s) + point.root * np.sqrt(np.maximum(x, 0.0))
+    faster = np.minimum(low, bulk)
+    return np.asarray(faster * (1.0 + (faster / np.maximum(low, bulk)) ** 8) ** (-1 / 8))
+
+
 def domain_s(
     hw: Hardware, collective: str, bus_bytes: Array, devices: Array, implementation: str = "nccl"
 ) -> FloatArray:
-    r"""Seconds of a collective inside one scale-up domain: t = a + x / b + c sqrt(x), x = bus bytes.
+    """Seconds of a collective inside one scale-up domain [s]; 0 for 0 bytes.
 
-    a, b, c are interpolated in log2 of the group size, and kept beyond the largest measured one.
+    `point_with` at the measured group sizes, interpolated in log2 of the group and kept beyond the largest.
     """
     fit = collective_fit(hw, collective, implementation)
-    x, size = as_float(bus_bytes), np.log2(np.maximum(as_float(devices), 1.0))
-    points = np.log2(np.asarray(fit.group, dtype=np.float64))
-    fixed = np.interp(size, points, fit.fixed)
-    rate = np.interp(size, points, fit.bandwidth) * scale_up_bytes_per_s(hw)
-    root = np.interp(size, points, fit.root)
-    return np.where(x > 0, fixed + x / rate + root * np.sqrt(np.maximum(x, 0.0)), 0.0)
+    rate = scale_up_bytes_per_s(hw)
+    x, size = np.broadcast_arrays(as_float(bus_bytes), np.log2(np.maximum(as_float(devices), 1.0)))
+    places = np.log2([point.group for point in fit.points])
+    index = np.clip(np.searchsorted(places, size) - 1, 0, max(len(places) - 2, 0))
+    seconds = np.stack([point_with(point, x, rate) for point in fit.points])
+    lower = np.take_along_axis(seconds, index[None], axis=0)[0]
+    if len(places) > 1:
+        upper = np.take_along_axis(seconds, index[None] + 1, axis=0)[0]
+        share = np.clip((size - places[index]) / (places[index + 1] - places[index]), 0.0, 1.0)
+        lower = lower + share * (upper - lower)
+    return np.where(x > 0, lower, 0.0)
 
 
 def _hierarchical_s(

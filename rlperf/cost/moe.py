@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
-from rlperf.cost.roofline import Array, as_float, gemm_fit, sheet_flop_per_s
+from rlperf.cost.roofline import Array, as_float, gemm_fit, joined, sheet_peak
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import MoeFit
+from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware
 
 
@@ -44,6 +45,63 @@ def touched_experts(pairs: Array, experts: Array) -> FloatArray:
     return np.asarray(e * -np.expm1(p * np.log1p(-1.0 / np.maximum(e, 1.0 + 1e-12))))
 
 
+def grouped_with(
+    device: Device,
+    fit: MoeFit,
+    tokens: Array,
+    hidden: Array,
+    expert_hidden: Array,
+    experts: Array,
+    active: Array,
+    expert_parallel: Array = 1,
+    expert_tensor_parallel: Array = 1,
+    *,
+    dtype: str = "bf16",
+    gated: bool = True,
+    skew: Array = 1.0,
+    touched_share: Array = 1.0,
+) -> FloatArray:
+    r"""Seconds of all expert products of one layer on the busiest of ``expert_parallel`` devices, given constants.
+
+    .. math::
+
+        t = t_0 + (t_c^q + t_w^q)^{1/q} + \frac{A}{W e_a} + c_p\,n + c_e\,E_t,\quad
+        t_c = \frac{6 n H w}{P e_c},\quad t_w = \frac{3 E_t H w\,b_w}{W e_m},\quad A = 2n(2H + 5w)
+
+    Parameters
+    ----------
+    tokens : tokens of the whole expert-parallel group [tokens]; n = tokens x active / expert_parallel x skew
+    hidden, expert_hidden : H, and width w of one expert over expert_tensor_parallel [1]
+    experts, active : number of experts, and of those a token uses [1]
+    expert_parallel, expert_tensor_parallel : devices that share the experts; that share each expert [1]
+    skew : pairs of the busiest device over the mean [1]
+    touched_share : touched experts over those that uniform routing touches [1]
+
+    Notes
+    -----
+    t_w counts the weights of *touched* local experts E_t only: E/ep (1 - (1 - 1/E)^{pairs}). 6 and 3, 5 become 4 and
+    2, 3 without a gate.
+    """
+    kind = dtype_of(dtype)
+    n, h, e = as_float(tokens), as_float(hidden), as_float(experts)
+    width = as_float(expert_hidden) / as_float(expert_tensor_parallel)
+    parallel = as_float(expert_parallel)
+    pairs = n * as_float(active) / parallel * as_float(skew)
+    local = touched_experts(n * as_float(active), e) / parallel * as_float(touched_share)
+    matrices = 3.0 if gated else 2.0
+    bandwidth = device.memory_bandwidth
+    compute_s = 2.0 * matrices * pairs * h * width / (sheet_peak(device, dtype) * fit.compute)
+    weight_s = local * matrices * h * width * kind.weight_bytes / (bandwidth * fit.memory)
+    moved = pairs * (2.0 * h + (2.0 * matrices - 1.0) * width) * 2.0
+    seconds = fit.fixed + joined(compute_s, weight_s, fit.exponent) + moved / (bandwidth * fit.activation_memory)
+    return np.where(n > 0, seconds + pairs * fit.per_pair + local * fit.per_expert, 0.0)
+
+
+def power_law_skew(fit: MoeFit, expert_parallel: Array) -> FloatArray:
+    """Pairs of the busiest device over the mean under power-law routing: expert_parallel ** skew_exponent [1]."""
+    return np.maximum(as_float(expert_parallel), 1.0) ** fit.skew_exponent
+
+
 def grouped_gemm_s(
     hw: Hardware,
     tokens: Array,
@@ -56,41 +114,15 @@ def grouped_gemm_s(
     *,
     dtype: str = "bf16",
     gated: bool = True,
-    skew: Array = 1.0,
+    skew: Array | None = None,
     kernel: str | None = None,
 ) -> FloatArray:
-    r"""Seconds of all expert products of one layer on the busiest of ``expert_parallel`` devices.
+    """Seconds of the expert products of one layer with the device's constants: see `grouped_with`.
 
-    .. math:: t = t_0 + (t_c^q + t_w^q)^{1/q} + A / (W e_a) + c_p \cdot pairs + c_e \cdot touched
-
-    Parameters
-    ----------
-    tokens : tokens of the whole expert-parallel group [tokens]
-    hidden, expert_hidden : widths of the residual stream and of one expert [1]
-    experts, active : number of experts, and of those a token uses [1]
-    expert_parallel, expert_tensor_parallel : devices that share the experts; that share each expert [1]
-    skew : tokens of the busiest device over the mean [1]
-
-    Notes
-    -----
-    t_w counts the weights of *touched* local experts only. Constants: `MoeFit`.
+    ``skew`` None: balanced routing. A number: pairs of the busiest device over the mean.
     """
     fit, _ = moe_fit(hw, dtype, kernel)
-    kind = dtype_of(dtype)
-    n, h, e = as_float(tokens), as_float(hidden), as_float(experts)
-    width = as_float(expert_hidden) / as_float(expert_tensor_parallel)
-    parallel = as_float(expert_parallel)
-    pairs = n * as_float(active) / parallel * as_float(skew)
-    local = touched_experts(n * as_float(active), e) / parallel
-    matrices = 3.0 if gated else 2.0
-    bandwidth = hw.device.memory_bandwidth
-    compute_s = 2.0 * matrices * pairs * h * width / (sheet_flop_per_s(hw, dtype) * fit.compute)
-    weight_s = local * matrices * h * width * kind.weight_bytes / (bandwidth * fit.memory)
-    moved = pairs * (2.0 * h + (2.0 * matrices - 1.0) * width) * 2.0
-    q = fit.exponent
-    longer = np.maximum(np.maximum(compute_s, weight_s), 1e-30)
-    joined = longer * (1.0 + (np.minimum(compute_s, weight_s) / longer) ** q) ** (1.0 / q)
-    seconds = (
-        fit.fixed + joined + moved / (bandwidth * fit.activation_memory) + pairs * fit.per_pair + local * fit.per_expert
-    )
-    return np.where(n > 0, seconds, 0.0)
+    return grouped_with(
+        hw.device, fit, tokens, hidden, expert_hidden, experts, active, expert_parallel, expert_tensor_parallel,
+        dtype=dtype, gated=gated, skew=1.0 if skew is None else skew,
+    )  # fmt: skip

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from rlperf.cost.dtypes import dtype_of
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import GemmFit
+from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware
 
 Array = npt.ArrayLike
@@ -18,14 +19,19 @@ def as_float(value: Array) -> FloatArray:
     return np.asarray(value, dtype=np.float64)
 
 
-def sheet_flop_per_s(hw: Hardware, dtype: str) -> float:
+def sheet_peak(device: Device, dtype: str) -> float:
     """Dense peak of the data sheet for a dtype [FLOP/s]; that of the next wider one where the device lacks the unit."""
-    peaks = hw.device.peaks
-    for name in (dtype_of(dtype).peak, *_WIDER.get(dtype_of(dtype).peak, ())):
-        value = getattr(peaks, name)
+    wanted = dtype_of(dtype).peak
+    for name in (wanted, *_WIDER.get(wanted, ())):
+        value = getattr(device.peaks, name)
         if value is not None:
             return float(value)
-    return float(peaks.fp32 or peaks.fp16 or peaks.bf16 or np.nan)
+    return float(device.peaks.fp32 or device.peaks.fp16 or device.peaks.bf16 or np.nan)
+
+
+def sheet_flop_per_s(hw: Hardware, dtype: str) -> float:
+    """Dense peak of the data sheet for a dtype [FLOP/s], see `sheet_peak`."""
+    return sheet_peak(hw.device, dtype)
 
 
 _WIDER = {
@@ -54,44 +60,89 @@ def peak_flop_per_s(hw: Hardware, dtype: str = "bf16") -> float:
     return sheet_flop_per_s(hw, dtype) * gemm_fit(hw, dtype)[0].compute
 
 
-def gemm_s(hw: Hardware, m: Array, n: Array, k: Array, dtype: str = "bf16") -> FloatArray:
-    r"""Seconds of ``[m, k] x [k, n]``.
+TILES = ((64, 64), (64, 128), (128, 128), (128, 256))
+"""Tile shapes that a library of kernels offers (rows x columns of the output)."""
+SPLITS = (1, 4)
+"""Ways to cut the inner length so that few tiles keep all multiprocessors busy."""
+
+
+def gemm_with(
+    device: Device, fit: GemmFit, m: Array, n: Array, k: Array, dtype: str, *, cached: bool = False
+) -> FloatArray:
+    r"""Seconds of ``[m, k] x [k, n]`` with given constants: the fastest of a few tiles, with smoothed waves.
 
     .. math::
 
-        t = t_0 + (t_c^q + t_m^q)^{1/q} + t_a,\quad t_c = 2mnk / (P e_c),
-
-        t_m = (mk\,b_a + kn\,b_w + mn\,b_o) / (W e_m)
+        t = t_0 + \min_{tile, s} (t_c^q + t_m^q)^{1/q} + t_s + t_a,\quad
+        t_m = \frac{mk\,b_a + kn\,b_w + mn\,b_o}{W e_m},\quad
+        t_c = [w + \omega(\lceil w \rceil - w)]\, \frac{2\,SM\,b_m b_n k/s}{P e_c e_{tile}}
 
     Parameters
     ----------
     m, n, k : rows (tokens), columns, inner length [1], broadcast together
     dtype : of weights and activations, see `rlperf.cost.dtypes`
+    cached : operands stand in L2 from the last call, as in kernel benchmarks; in an engine they never do
 
     Returns
     -------
-    seconds [s]; 0 where m, n or k is 0. t_a is the pass that quantises activations (dynamic fp8).
+    seconds [s]; 0 where m, n or k is 0
 
     Notes
     -----
-    Fitted for m 1..16k, n and k 1k..16k, random data, weights larger than L2. Constants: `GemmFit`.
+    w = tiles x s / SM waves of multiprocessors; e_tile falls with the reuse a tile lacks against 128 x 256:
+    (1 + r (1/128 + 1/256)) / (1 + r (1/b_m + 1/b_n)). t_s reduces the s partial products. t_a is the pass that
+    quantises the activations (dynamic fp8): read in bf16, write in the narrow type. Fitted for m 1..16k, n and k
+    1k..16k, random data. Tiles and waves as in NVIDIA's "Matrix Multiplication Background User's Guide", sections
+    "Tile Quantization" and "Wave Quantization"; the smoothing is ours.
     """
-    fit, _ = gemm_fit(hw, dtype)
     kind = dtype_of(dtype)
     m, n, k = as_float(m), as_float(n), as_float(k)
-    bandwidth = hw.device.memory_bandwidth
-    compute_s = 2.0 * m * n * k / (sheet_flop_per_s(hw, dtype) * fit.compute)
+    multiprocessors = float(device.multiprocessors or 100)
+    peak = sheet_peak(device, dtype) * fit.compute
     moved = m * k * kind.activation_bytes + n * k * kind.weight_bytes + m * n * kind.output_bytes
-    memory_s = moved / (bandwidth * fit.memory)
-    q = fit.exponent
-    longer = np.maximum(np.maximum(compute_s, memory_s), 1e-30)
-    shorter = np.minimum(compute_s, memory_s) / longer
-    seconds = fit.fixed + longer * (1.0 + shorter**q) ** (1.0 / q)
-    if fit.quantise_fixed > 0.0:
-        seconds = (
-            seconds + fit.quantise_fixed + m * k * (2.0 + kind.activation_bytes) / (bandwidth * fit.quantise_memory)
-        )
-    return np.where((m > 0) & (n > 0) & (k > 0), seconds, 0.0)
+    rate = device.memory_bandwidth * fit.memory
+    memory_s = moved / rate
+    if cached and fit.cached > 0.0 and device.l2_cache:
+        memory_s = memory_s / (1.0 + fit.cached / (1.0 + (moved / (L2_SHARE * device.l2_cache)) ** 3))
+    best: FloatArray | None = None
+    for rows, columns in TILES:
+        full = (1.0 + fit.reuse * (1 / 128 + 1 / 256)) / (1.0 + fit.reuse * (1 / rows + 1 / columns))
+        tiles = np.ceil(m / rows) * np.ceil(n / columns)
+        for parts in SPLITS:
+            waves = tiles * parts / multiprocessors
+            waves = waves + fit.wave * (np.ceil(waves) - waves)
+            compute_s = waves * multiprocessors * 2.0 * rows * columns * (k / parts) / (peak * full)
+            seconds = joined(compute_s, memory_s, fit.exponent)
+            if parts > 1:
+                seconds = seconds + m * n * 8.0 * parts / (2.0 * rate) + fit.split
+            best = seconds if best is None else np.minimum(best, seconds)
+    assert best is not None
+    total = fit.fixed + best
+    if fit.quantise_memory > 0.0:
+        passed = m * k * (2.0 + kind.activation_bytes)
+        total = total + fit.quantise_fixed + passed / (device.memory_bandwidth * fit.quantise_memory)
+    return np.where((m > 0) & (n > 0) & (k > 0), total, 0.0)
+
+
+L2_SHARE = 0.35
+"""Share of the L2 cache that a repeated kernel finds its operands in."""
+
+
+def joined(first: FloatArray, second: FloatArray, exponent: float) -> FloatArray:
+    """q-norm of two times that overlap: (a^q + b^q)^(1/q), safe for large q [s].
+
+    >>> float(joined(np.array(3.0), np.array(4.0), 2.0))
+    5.0
+    """
+    longer = np.maximum(np.maximum(first, second), 1e-30)
+    shorter = np.minimum(first, second)
+    return np.asarray(longer * (1.0 + (shorter / longer) ** exponent) ** (1.0 / exponent))
+
+
+def gemm_s(hw: Hardware, m: Array, n: Array, k: Array, dtype: str = "bf16") -> FloatArray:
+    """Seconds of ``[m, k] x [k, n]`` with the device's constants, operands in memory: see `gemm_with`."""
+    fit, _ = gemm_fit(hw, dtype)
+    return gemm_with(hw.device, fit, m, n, k, dtype)
 
 
 def stream_s(hw: Hardware, n_bytes: Array) -> FloatArray:

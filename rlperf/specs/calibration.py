@@ -45,51 +45,62 @@ class Quality(_Frozen):
 
 
 class GemmFit(_Frozen):
-    """Constants of a matrix product by dtype; the form is `rlperf.cost.roofline.gemm_s`."""
+    """Constants of a matrix product by dtype; the form is `rlperf.cost.roofline.gemm_with`."""
 
     dtype: str
+    kernel: str = ""
     fixed: Seconds = Field(description="kernel start and end")
     compute: PositiveFloat = Field(description="attainable share of the dense peak")
     memory: PositiveFloat = Field(description="attainable share of the memory bandwidth")
     exponent: PositiveFloat = Field(2.5, description="norm that joins compute and memory time")
-    tile_loss: float = Field(0.0, ge=0.0, description="weight of idle multiprocessors in the last wave")
-    ramp: float = Field(0.0, ge=0.0, description="inner products as long as this cost double [values]")
+    wave: float = Field(0.0, ge=0.0, description="weight of idle multiprocessors in the last wave of tiles")
+    reuse: float = Field(
+        0.0, ge=0.0, description="loss of small tiles: values of reuse at which a tile is half as fast"
+    )
+    split: Seconds = Field(0.0, description="reduction pass of a product split along k")
+    cached: float = Field(0.0, ge=0.0, description="extra rate of operands that are still in L2, over memory's")
     quantise_fixed: Seconds = Field(0.0, description="launch of the pass that quantises the activations")
-    quantise_memory: float = Field(0.6, gt=0.0, description="attainable share of the bandwidth in that pass")
+    quantise_memory: float = Field(0.0, ge=0.0, description="share of the bandwidth in that pass; 0 = no such pass")
     quality: Quality = Quality()
 
 
 class PrefillFit(_Frozen):
-    """Constants of flash attention over whole prompts; the form is `rlperf.cost.attention.prefill_attention_s`."""
+    """Constants of flash attention over whole prompts; the form is `rlperf.cost.attention.flash_with`."""
 
     kernel: str
     kv_dtype: str = "bf16"
     fixed: Seconds
-    compute: PositiveFloat
-    ramp_tokens: float = Field(description="key length at which the attainable rate is half of that of long sequences")
-    memory: PositiveFloat
-    wave: float = Field(0.0, ge=0.0, description="weight of idle multiprocessors in the last wave")
+    compute: PositiveFloat = Field(description="attainable share of the dense peak, long sequences")
+    memory: PositiveFloat = Field(description="share of the bandwidth for queries and output")
+    ramp_tokens: float = Field(
+        0.0, ge=0.0, description="key length at which the rate is half of that of long sequences"
+    )
+    straggler: float = Field(0.0, ge=0.0, description="weight of the longest tile when tiles are few")
+    cache_memory: PositiveFloat = Field(0.3, description="share of the bandwidth when keys and values are written")
+    cache_exponent: float = Field(1.0, description="cache writes grow with kv_heads to this power")
     backward_flop: PositiveFloat = Field(2.5, description="backward FLOP over forward FLOP")
-    backward_compute: PositiveFloat = Field(0.8, description="backward efficiency over forward, long sequences")
-    backward_ramp: float = Field(1.0, description="ramp_tokens in backward, over forward")
+    backward_compute: PositiveFloat = Field(0.87, description="backward efficiency over forward, long sequences")
+    backward_ramp_tokens: float = Field(300.0, description="further ramp of the backward pass")
     quality: Quality = Quality()
 
 
 class DecodeFit(_Frozen):
-    """Constants of paged decode attention; the form is `rlperf.cost.attention.decode_attention_s`."""
+    """Constants of paged decode attention; the form is `rlperf.cost.attention.decode_with`."""
 
     kernel: str
     kv_dtype: str = "bf16"
     fixed: Seconds
+    long_fixed: Seconds = Field(0.0, description="added where contexts are long enough to be split (4096 and more)")
     memory: PositiveFloat
     per_pair: Seconds = Field(0.0, description="per request and key/value head")
+    per_head: Seconds = Field(0.0, description="per request and query head")
     per_request: Seconds = Field(0.0, description="per request")
-    cached: PositiveFloat = Field(1.0, description="rate of keys and values that sit in L2, over that of memory")
+    cached: float = Field(0.0, ge=0.0, description="extra rate of keys and values that are still in L2")
     quality: Quality = Quality()
 
 
 class MoeFit(_Frozen):
-    """Constants of grouped expert products; the form is `rlperf.cost.moe.grouped_gemm_s`."""
+    """Constants of grouped expert products; the form is `rlperf.cost.moe.grouped_with`."""
 
     kernel: str
     dtype: str
@@ -100,21 +111,45 @@ class MoeFit(_Frozen):
     per_pair: Seconds = Field(0.0, description="routing and permutation, per (token, expert) pair")
     per_expert: Seconds = Field(0.0, description="per touched local expert")
     exponent: PositiveFloat = 2.0
+    skew_exponent: float = Field(
+        0.0, description="power-law routing: busiest device over mean = expert_parallel to this"
+    )
+    skew_touched: float = Field(1.0, description="power-law routing: touched experts over those of uniform routing")
     quality: Quality = Quality()
 
 
-class CollectiveFit(_Frozen):
-    """Constants of one collective in a scale-up domain by group size; the form is `rlperf.cost.collectives`.
+class CollectivePoint(_Frozen):
+    """Constants of one group size: a low-latency protocol and a bandwidth protocol, the faster one runs.
 
-    ``bandwidth`` is a share of the scale-up (or, without one, host) bandwidth; ``root`` is [s / sqrt(byte)].
+    Bandwidths are shares of the scale-up (or, without one, host) bandwidth; ``root`` is [s / sqrt(byte)].
     """
+
+    group: PositiveInt
+    low_fixed: Seconds
+    low_bandwidth: PositiveFloat
+    fixed: Seconds
+    bandwidth: PositiveFloat
+    root: float = 0.0
+
+
+class CollectiveFit(_Frozen):
+    """Constants of one collective inside a scale-up domain; the form is `rlperf.cost.collectives.domain_s`."""
 
     collective: str = Field(description="all_reduce, all_gather, reduce_scatter, all_to_all, point_to_point")
     implementation: str = "nccl"
-    group: tuple[PositiveInt, ...]
-    fixed: tuple[Seconds, ...]
-    bandwidth: tuple[PositiveFloat, ...]
-    root: tuple[float, ...]
+    points: tuple[CollectivePoint, ...]
+    quality: Quality = Quality()
+
+
+class DispatchFit(_Frozen):
+    """Expert dispatch and combine kernels (DeepEP-like) over ``group`` devices: t = fixed + bytes / rate."""
+
+    kernel: str
+    operation: str = Field(description="dispatch or combine")
+    group: PositiveInt
+    within: PositiveInt
+    fixed: Seconds
+    rate: PositiveFloat = Field(description="share of the scale-up bandwidth (within a domain) or of the network's")
     quality: Quality = Quality()
 
 
@@ -159,6 +194,7 @@ class DeviceCalibration(_Frozen):
     decode: tuple[DecodeFit, ...]
     moe: tuple[MoeFit, ...] = ()
     collectives: tuple[CollectiveFit, ...]
+    dispatch: tuple[DispatchFit, ...] = ()
     stream: StreamFit
     host: HostFit
     network: NetworkFit

@@ -1,0 +1,87 @@
+"""Scoring: log-probabilities of given sequences under the old or the reference policy, forward only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.trainer_memory import stage_layers, stage_parameters
+from rlperf.cost.training import TrainingCost
+from rlperf.cost.training_layers import head_seconds, layer_seconds, work_of
+from rlperf.cost.training_parallel import (
+    context_traffic,
+    expert_traffic,
+    shard_traffic,
+    stage_hop_s,
+    tensor_traffic,
+)
+from rlperf.layout import Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.hardware import Hardware
+from rlperf.specs.trainer_calibration import TrainerCalibration
+
+
+def scoring_pass(
+    arch: Architecture,
+    hw: Hardware,
+    trainer: TrainerCalibration,
+    layout: Layout,
+    microbatches: Microbatches,
+    *,
+    dtype: str = "bf16",
+    skew: float = 1.0,
+) -> TrainingCost:
+    r"""Seconds of one forward-only pass over a replica's ``microbatches.count`` microbatches.
+
+    .. math:: t = m\,f_{stage}^{max} + (p - 1)\,\bar f_{stage}
+
+    A forward-only pipeline has no backward to alternate with: interleaving does not shorten its fill. The logits are
+    made and reduced in every mode (fused, chunked or whole); only their memory differs.
+
+    Parameters
+    ----------
+    microbatches : count over the whole rl_step, not one optimizer update
+
+    Returns
+    -------
+    TrainingCost with the backward, recompute and optimizer parts 0
+    """
+    work = work_of(layout, microbatches)
+    stage = stage_parameters(arch, layout)
+    compute = layer_seconds(arch, hw, trainer, layout, work, dtype=dtype, lora_rank=None, skew=skew)
+    tensor = tensor_traffic(arch, hw, trainer, layout, work).forward
+    context = np.maximum(context_traffic(arch, hw, trainer, layout, work).forward - compute.attention, 0.0)
+    expert = expert_traffic(arch, hw, trainer, layout, work, skew).forward
+    head = head_seconds(arch, hw, trainer, layout, work).forward
+    m, p, layers = microbatches.count, layout.pipeline_parallel.astype(np.float64), float(arch.layers)
+    each, timing = layers / p, trainer.timing
+    moe = arch.feed_forward_layers("moe") / arch.layers
+    host = timing.host_layer * (1.0 - moe) + timing.host_moe_layer * moe
+    device = compute.forward + tensor + context + expert
+    hop = layout.virtual_pipeline * stage_hop_s(arch, hw, trainer, layout, work)
+    mean_device = each * device + head / p
+    mean = np.maximum(mean_device, each * host) + hop + timing.microbatch
+    fullest = stage_layers(arch, layout)
+    last = np.maximum(np.where(fullest > each, layers - fullest * (p - 1.0), each), 0.0)
+    longest = np.maximum(np.maximum(fullest * device, last * device + head), fullest * host) + hop + timing.microbatch
+    longest = np.maximum(longest, mean)
+    traffic = shard_traffic(hw, trainer, layout, stage.layer_dense, stage.layer_routed, np.zeros(()))
+    exposed = np.maximum(traffic.gather - timing.shard_overlap * compute.forward, 0.0)
+    hidden = timing.contention * np.minimum(traffic.gather, compute.forward)
+    zero = np.zeros(np.broadcast_shapes(np.shape(longest), np.shape(m)))
+    return TrainingCost(
+        forward_s=m * (each * compute.forward + head / p),
+        backward_s=zero,
+        recompute_s=zero,
+        bubble_s=m * (longest - mean) + (p - 1.0) * mean,
+        host_s=m * (np.maximum(each * host - mean_device, 0.0) + timing.microbatch),
+        exposed_tp_s=m * each * tensor,
+        exposed_cp_s=m * each * context,
+        exposed_ep_s=m * each * expert,
+        exposed_pp_s=m * hop,
+        exposed_dp_s=m * (each * (exposed + hidden) + traffic.gather),
+        optimizer_s=zero,
+        offload_s=zero,
+        low=zero + trainer.low,
+        high=zero + trainer.high,
+    )

@@ -1,0 +1,350 @@
+"""Device and host memory of a trainer: states by what shards them, activations by recompute mode and schedule position.
+
+Derivations: ``docs/theory/memory.md``. Two moments compete, and the larger one is reported part by part: the backward
+of the first pipeline stage, which keeps the most microbatches, and the loss on the last stage, which keeps the logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.memory_activations import LayerActivations, layer_activations
+from rlperf.layout import RECOMPUTE, FloatArray, Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.hardware import Hardware
+from rlperf.specs.trainer_calibration import TrainerCalibration
+
+OFFLOADS_OPTIMIZER = (1, 3)
+OFFLOADS_ACTIVATIONS = (2, 3)
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """Peak memory of one device by what it is spent on; every field [bytes], broadcast together.
+
+    Attributes
+    ----------
+    weights, gradients, optimizer : states that stay on the device
+    activations : kept for the backward, and the working set of the layer at hand
+    logits : of the loss, with what its forward and backward keep beside them
+    communication : gathered weights, gradients on their way, exchange buffers
+    workspace : libraries' scratch, fragmentation of the allocator
+    context : device context and communicators, outside the allocator
+    host : host memory that this device's process keeps (offloaded states and activations); not part of `total`
+    low, high : 5th and 95th percentile of the total over the total [1]
+    """
+
+    weights: FloatArray
+    gradients: FloatArray
+    optimizer: FloatArray
+    activations: FloatArray
+    logits: FloatArray
+    communication: FloatArray
+    workspace: FloatArray
+    context: FloatArray
+    host: FloatArray
+    low: float = 0.92
+    high: float = 1.08
+
+    @property
+    def total(self) -> FloatArray:
+        """All device parts together."""
+        return sum((getattr(self, name) for name in DEVICE_PARTS), np.zeros(()))
+
+    @property
+    def allocated(self) -> FloatArray:
+        """What the framework's allocator reports: without context."""
+        return self.total - self.context
+
+    @property
+    def states(self) -> FloatArray:
+        """Weights, gradients and optimizer: what stays between two microbatches."""
+        return self.weights + self.gradients + self.optimizer
+
+    def with_(self, **changes: FloatArray) -> MemoryParts:
+        """A copy with some parts replaced."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return MemoryParts(**{**values, **changes})
+
+
+DEVICE_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "communication", "workspace", "context")
+
+
+@dataclass(frozen=True)
+class StageParameters:
+    """Parameters that one device of the fullest stage holds before ZeRO, by what shards them [parameters].
+
+    ``layers`` is the number of transformer layers of that stage; ``layer_dense`` and ``layer_routed`` are one mean
+    layer's; ``embedding`` stands on the first stage, ``head`` on the last (0 on a single stage with tied weights).
+    """
+
+    layers: FloatArray
+    layer_dense: FloatArray
+    layer_routed: FloatArray
+    embedding: FloatArray
+    head: FloatArray
+
+
+def stage_layers(arch: Architecture, layout: Layout) -> FloatArray:
+    """Layers of the fullest pipeline stage: v chunks of ceil(L / (p v)), or L / p where that divides."""
+    stages = layout.pipeline_parallel.astype(np.float64)
+    chunks = layout.virtual_pipeline.astype(np.float64)
+    even = arch.layers / stages
+    uneven = np.ceil(arch.layers / (stages * chunks)) * chunks
+    return np.where(np.mod(arch.layers, stages) == 0, even, uneven)
+
+
+def layer_parameters(arch: Architecture, layout: Layout) -> tuple[FloatArray, FloatArray]:
+    """Parameters of the mean layer on one device: (all but routed experts, routed experts).
+
+    Tensor parallelism divides the matrices; norms, routers and MLA's down projections are replicated.
+    """
+    tp = layout.tensor_parallel.astype(np.float64)
+    layers = float(arch.layers)
+    norms = ((arch.layers - arch.mixer_layers("none")) + (arch.layers - arch.feed_forward_layers("none"))) / layers
+    replicated = norms * arch.norm_weights * arch.hidden
+    if arch.latent:
+        down = arch.hidden * (arch.latent.q_rank + arch.latent.kv_rank + arch.latent.rope_head_dim)
+        replicated += down * arch.attention_layers / layers
+    moe = arch.feed_forward_layers("moe") / layers
+    if arch.experts:
+        replicated += arch.hidden * arch.experts.count * moe
+    everything = (arch.language_parameters - arch.embedding_parameters - arch.norm_weights * arch.hidden) / layers
+    routed = arch.routed_parameters / layers
+    dense = replicated + np.maximum(everything - routed - replicated, 0.0) / tp
+    return dense, routed / (layout.expert_parallel * layout.expert_tensor_parallel).astype(np.float64)
+
+
+def stage_parameters(arch: Architecture, layout: Layout) -> StageParameters:
+    """Parameters of the fullest stage (see the class). A vision tower stands on the first stage, split by TP."""
+    tp = layout.tensor_parallel.astype(np.float64)
+    dense, routed = layer_parameters(arch, layout)
+    table = float(arch.vocab) * arch.hidden
+    first = table + arch.learned_positions * arch.hidden + (arch.vision.parameters if arch.vision else 0)
+    single_tied = (layout.pipeline_parallel == 1) & arch.tied_embeddings
+    head = np.where(single_tied, 0.0, table / tp)
+    return StageParameters(stage_layers(arch, layout), dense, routed, first / tp, head)
+
+
+def lora_parameters(arch: Architecture, rank: int) -> tuple[float, float]:
+    """Adapter parameters of the mean layer when every linear layer is adapted: (dense, routed experts).
+
+    rank x (inputs + outputs) per matrix (Hu et al. 2021, arXiv 2106.09685, section 4.1).
+    """
+    h, layers = arch.hidden, float(arch.layers)
+    if arch.latent:
+        mla = arch.latent
+        attention = 2 * h + mla.q_rank * 2 + arch.query_width + 2 * mla.kv_rank + mla.rope_head_dim
+        attention += arch.heads * (mla.nope_head_dim + mla.value_head_dim) + arch.value_width + h
+    else:
+        attention = 4 * h + 2 * arch.query_width + 2 * arch.kv_heads * arch.head_dim
+    matrices = 3 if arch.ffn_gated else 2
+    dense = arch.attention_layers * attention
+    dense += arch.feed_forward_layers("dense") * matrices * (h + arch.ffn_hidden)
+    routed = 0.0
+    if arch.experts:
+        moe = arch.feed_forward_layers("moe") * (3 if arch.experts.gated else 2)
+        dense += moe * (h + arch.experts.shared_hidden) * (arch.experts.shared_hidden > 0)
+        routed = float(moe * arch.experts.count * (h + arch.experts.hidden))
+    return rank * dense / layers, rank * routed / layers
+
+
+def in_flight(layout: Layout, microbatches: Microbatches) -> tuple[FloatArray, FloatArray]:
+    """Microbatches whose activations the first and the last stage keep, in units of a whole stage.
+
+    1F1B keeps p on the first and 1 on the last stage; interleaving v chunks p + (p - 1) / v and 1 + p (v - 1) / v
+    (Narayanan et al. 2021, arXiv 2104.04473, section 2.2; Korthikanti et al. 2022, section 4.2.3). Never above m.
+    """
+    p, v = layout.pipeline_parallel.astype(np.float64), layout.virtual_pipeline.astype(np.float64)
+    several = p > 1
+    first = np.where(several & (v > 1), p + (p - 1.0) / v, p)
+    last = np.where(several & (v > 1), 1.0 + p * (v - 1.0) / v, 1.0)
+    return np.minimum(first, microbatches.count), np.minimum(last, microbatches.count)
+
+
+def trainer_memory(
+    arch: Architecture,
+    hw: Hardware,
+    trainer: TrainerCalibration,
+    layout: Layout,
+    microbatches: Microbatches,
+    *,
+    dtype: str = "bf16",
+    lora_rank: int | None = None,
+    chunked_loss: bool = False,
+    recompute_experts: bool = False,
+    expert_imbalance: float = 1.0,
+    forward_only: bool = False,
+) -> MemoryParts:
+    """Peak memory of one device during an optimizer update (or a forward-only pass).
+
+    Parameters
+    ----------
+    dtype : of the linear layers; narrower ones add the backend's narrow copies of the weights
+    lora_rank : rank of the adapters; the base is then frozen and has neither gradients nor moments
+    chunked_loss : logits are made and reduced chunk by chunk (fused or chunked loss)
+    recompute_experts : the expert activation function is recomputed
+    expert_imbalance : tokens of the busiest expert-parallel device over the mean [1]
+    forward_only : scoring: nothing is kept for a backward, no gradients, no optimizer on the device
+
+    Returns
+    -------
+    MemoryParts, arrays of the broadcast shape of ``layout`` and ``microbatches``
+    """
+    stage = stage_parameters(arch, layout)
+    kept = layer_activations(
+        arch, layout,
+        dropout=trainer.timing.kernel_attention == "unfused", unfused=trainer.timing.kernel_attention == "unfused",
+    )  # fmt: skip
+    tokens = microbatches.tokens / (layout.context_parallel * layout.ulysses)
+    pairs = microbatches.sum_squares / (layout.context_parallel * layout.ulysses)
+    states = _states(arch, trainer, layout, stage, dtype, lora_rank, forward_only)
+    stored, working, parked = _activations(
+        trainer, layout, kept, tokens, pairs, recompute_experts, expert_imbalance, forward_only
+    )
+    first, last = (np.ones(()), np.ones(())) if forward_only else in_flight(layout, microbatches)
+    logits = _logit_bytes(arch, trainer, layout, tokens, chunked_loss, forward_only)
+    at_backward = stage.layers * stored * first + working
+    at_loss = stage.layers * stored * last
+    single, fixed = layout.pipeline_parallel == 1, trainer.workspace
+    tables = np.where(single, 0.0, sum(states.head) - sum(states.embedding))
+    loss_wins = at_loss + logits + tables > at_backward
+    # a single stage holds both tables; otherwise only the end of the pipeline whose moment is the larger one counts
+    weights, gradients, optimizer = (
+        layers + np.where(single, embedding + head, np.where(loss_wins, head, embedding))
+        for layers, embedding, head in zip(states.layers, states.embedding, states.head, strict=True)
+    )
+    activations = np.where(loss_wins, at_loss, at_backward)
+    logits_now = np.where(loss_wins, logits, 0.0)
+    communication = _communication(arch, trainer, layout, stage, tokens, lora_rank, forward_only)
+    scratch = (
+        fixed.weight_scratch * (stage.layer_dense + stage.layer_routed) * (0.0 if forward_only or lora_rank else 1.0)
+    )
+    allocated = weights + gradients + optimizer + activations + logits_now + communication + scratch + fixed.fixed
+    return MemoryParts(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+        logits=logits_now,
+        communication=communication,
+        workspace=scratch + fixed.fixed + fixed.fragmentation * (allocated - weights - gradients - optimizer),
+        context=np.broadcast_to(np.asarray(fixed.context), np.shape(allocated)),
+        host=states.host + parked * stage.layers * first,
+        low=trainer.memory_low,
+        high=trainer.memory_high,
+    )
+
+
+@dataclass(frozen=True)
+class _States:
+    """Bytes of (weights, gradients, optimizer) on a device: by layers, embedding, head; host bytes."""
+
+    layers: tuple[FloatArray, FloatArray, FloatArray]
+    embedding: tuple[FloatArray, FloatArray, FloatArray]
+    head: tuple[FloatArray, FloatArray, FloatArray]
+    host: FloatArray
+
+
+def _bytes_per_parameter(
+    trainer: TrainerCalibration, layout: Layout, shards: FloatArray, forward_only: bool, width: float
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(weights, gradients, optimizer) bytes of one trained parameter after ZeRO; ZeRO k shards the last k of them."""
+    store, zero = trainer.storage, layout.zero_stage
+    trained = 0.0 if forward_only else 1.0
+    return (
+        (store.weight + width) / np.where(zero >= 3, shards, 1.0),
+        trained * store.gradient / np.where(zero >= 2, shards, 1.0),
+        trained * store.optimizer / np.where(zero >= 1, shards, 1.0),
+    )
+
+
+def _states(
+    arch: Architecture, trainer: TrainerCalibration, layout: Layout, stage: StageParameters,
+    dtype: str, lora_rank: int | None, forward_only: bool,
+) -> _States:  # fmt: skip
+    """ZeRO shards by data parallelism, routed experts by their own; LoRA trains the adapters alone."""
+    shards = layout.shards.astype(np.float64)
+    limit = np.where(layout.shard_size > 0, layout.shard_size, np.iinfo(np.int64).max)
+    routed_shards = np.minimum(layout.expert_data_parallel, limit).astype(np.float64)
+    width = 0.0 if dtype in ("bf16", "fp16", "fp32") else trainer.storage.narrow_copy
+    dense = _bytes_per_parameter(trainer, layout, shards, forward_only, width)
+    routed = _bytes_per_parameter(trainer, layout, routed_shards, forward_only, width)
+    table = _bytes_per_parameter(trainer, layout, shards, forward_only, 0.0)
+    trained_dense, trained_routed = stage.layer_dense, stage.layer_routed
+    frozen: FloatArray = np.zeros(())
+    if lora_rank:
+        base = trainer.storage.frozen_weight + width
+        zero3 = layout.zero_stage >= 3
+        of_dense, of_routed = base / np.where(zero3, shards, 1.0), base / np.where(zero3, routed_shards, 1.0)
+        frozen = stage.layer_dense * of_dense + stage.layer_routed * of_routed
+        table = (of_dense, np.zeros(()), np.zeros(()))
+        adapters = lora_parameters(arch, lora_rank)
+        trained_dense = adapters[0] / layout.tensor_parallel
+        trained_routed = adapters[1] / (layout.expert_parallel * layout.expert_tensor_parallel)
+    layers = [stage.layers * (trained_dense * d + trained_routed * r) for d, r in zip(dense, routed, strict=True)]
+    layers[0] = layers[0] + stage.layers * frozen
+    on_host = np.isin(layout.offload, OFFLOADS_OPTIMIZER)
+    host = np.where(on_host, layers[2] + (stage.embedding + stage.head) * table[2], 0.0)
+    stays = np.where(on_host, 0.0, 1.0)
+    return _States(
+        layers=(layers[0], layers[1], layers[2] * stays),
+        embedding=(stage.embedding * table[0], stage.embedding * table[1], stage.embedding * table[2] * stays),
+        head=(stage.head * table[0], stage.head * table[1], stage.head * table[2] * stays),
+        host=host,
+    )
+
+
+def _activations(
+    trainer: TrainerCalibration, layout: Layout, kept: LayerActivations, tokens: FloatArray, pairs: FloatArray,
+    recompute_experts: bool, expert_imbalance: float, forward_only: bool,
+) -> tuple[FloatArray, FloatArray, FloatArray]:  # fmt: skip
+    """Bytes of one microbatch: kept per layer, working set of one layer, kept per layer in host memory."""
+    space = trainer.workspace
+    dense, routed = kept.dense * tokens, kept.routed * tokens * expert_imbalance
+    scores = kept.scores * pairs
+    full = layout.activation_recompute == RECOMPUTE.index("full")
+    selective = layout.activation_recompute == RECOMPUTE.index("selective")
+    boundary = kept.boundary * tokens
+    hidden = kept.expert_hidden * tokens * expert_imbalance if recompute_experts else 0.0
+    none = dense + kept.core * tokens + routed + scores - hidden
+    stored = np.where(full, boundary, none - np.where(selective, kept.core * tokens + scores, 0.0))
+    if forward_only:
+        zero = np.zeros(np.shape(stored))
+        return zero, boundary + space.backward_dense * dense + space.backward_moe * routed, zero
+    again = space.recompute_dense * dense + space.recompute_moe * routed + scores
+    plain = space.backward_dense * dense + space.backward_moe * routed + np.where(selective, scores, 0.0)
+    parked = np.where(np.isin(layout.offload, OFFLOADS_ACTIVATIONS), stored, 0.0)
+    return stored - parked, np.where(full, again, plain), parked
+
+
+def _logit_bytes(
+    arch: Architecture,
+    trainer: TrainerCalibration,
+    layout: Layout,
+    tokens: FloatArray,
+    chunked: bool,
+    forward_only: bool,
+) -> FloatArray:
+    """Logits with what the loss keeps beside them; forward only keeps half of it."""
+    rows = np.minimum(tokens, trainer.workspace.chunked_logits) if chunked else tokens
+    values = rows * (arch.vocab / layout.tensor_parallel)
+    return np.asarray(values * trainer.workspace.logit_bytes * (0.5 if forward_only else 1.0))
+
+
+def _communication(
+    arch: Architecture, trainer: TrainerCalibration, layout: Layout, stage: StageParameters, tokens: FloatArray,
+    lora_rank: int | None, forward_only: bool,
+) -> FloatArray:  # fmt: skip
+    """ZeRO-3: gathered layers, tables, and one layer's gradients on their way; pipeline: buffers of both neighbours."""
+    store, space = trainer.storage, trainer.workspace
+    layer = stage.layer_dense + stage.layer_routed
+    tables = np.maximum(stage.embedding, stage.head)
+    gathered = store.compute_weight * (space.gathered_layers * layer + tables)
+    backward = 0.0 if forward_only or lora_rank else store.reduce * np.maximum(layer, tables)
+    sharded = np.where((layout.zero_stage >= 3) & (layout.shards > 1), gathered + backward, 0.0)
+    stages = np.where(layout.pipeline_parallel > 1, 4.0 * tokens * arch.hidden, 0.0)
+    return sharded + stages

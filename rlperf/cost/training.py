@@ -1,0 +1,247 @@
+"""Seconds of one optimizer update: layers, pipeline schedule, exposed traffic, optimizer, offload.
+
+Derivation: ``docs/theory/training.md``. Everything broadcasts over a `Layout`; on open axes each operator is evaluated
+on the few degrees it depends on, and only the last sums run over all candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.collectives import host_copy_s
+from rlperf.cost.memory_activations import layer_activations
+from rlperf.cost.trainer_memory import OFFLOADS_ACTIVATIONS, stage_layers, stage_parameters
+from rlperf.cost.training_layers import LayerSeconds, Work, head_seconds, layer_seconds, work_of
+from rlperf.cost.training_parallel import (
+    context_traffic,
+    data_traffic,
+    expert_traffic,
+    optimizer_s,
+    shard_traffic,
+    stage_hop_s,
+    tensor_traffic,
+    trained_share,
+)
+from rlperf.layout import RECOMPUTE, FloatArray, Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.hardware import Hardware
+from rlperf.specs.trainer_calibration import TrainerCalibration
+
+
+@dataclass(frozen=True)
+class TrainingCost:
+    """Seconds of one optimizer update by what they are spent on; every field [s], broadcast together.
+
+    Attributes
+    ----------
+    forward_s, backward_s, recompute_s : compute of the mean stage, all microbatches
+    bubble_s : pipeline fill and drain, and waiting for the fullest stage
+    host_s : waiting for the host to launch, where the device outruns it, and fixed costs per microbatch and update
+    exposed_tp_s, exposed_cp_s, exposed_ep_s, exposed_pp_s, exposed_dp_s : traffic that compute does not hide
+    optimizer_s : the update of the weights
+    offload_s : traffic with host memory and host-side work that is not hidden
+    low, high : 5th and 95th percentile of the total over the total [1]
+    """
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    recompute_s: FloatArray
+    bubble_s: FloatArray
+    host_s: FloatArray
+    exposed_tp_s: FloatArray
+    exposed_cp_s: FloatArray
+    exposed_ep_s: FloatArray
+    exposed_pp_s: FloatArray
+    exposed_dp_s: FloatArray
+    optimizer_s: FloatArray
+    offload_s: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+    @property
+    def total_s(self) -> FloatArray:
+        """One optimizer update [s]."""
+        return sum((getattr(self, name) for name in PARTS), np.zeros(()))
+
+
+PARTS = tuple(field.name for field in fields(TrainingCost) if field.name.endswith("_s"))
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Seconds of one microbatch in the mean layer: compute and exposed traffic, forward, backward, repeated forward."""
+
+    forward: FloatArray
+    backward: FloatArray
+    recompute: FloatArray
+    tensor: FloatArray
+    context: FloatArray
+    expert: FloatArray
+    host: FloatArray
+
+    @property
+    def device(self) -> FloatArray:
+        """All that the device does in the layer, the host apart."""
+        return self.forward + self.backward + self.recompute + self.tensor + self.context + self.expert
+
+
+def training_update(
+    arch: Architecture,
+    hw: Hardware,
+    trainer: TrainerCalibration,
+    layout: Layout,
+    microbatches: Microbatches,
+    *,
+    dtype: str = "bf16",
+    lora_rank: int | None = None,
+    skew: float = 1.0,
+    chunked_loss: bool = False,
+) -> TrainingCost:
+    r"""Seconds of one optimizer update.
+
+    .. math::
+
+        t = m\,t_{stage}^{max} + \frac{p-1}{v}\,\bar t_{stage} + m\,x_{fsdp} + t_{dp} + t_{opt}
+
+    with m microbatches, p stages, v chunks per stage (1F1B: Narayanan et al. 2021, arXiv 2104.04473, section 2.2:
+    bubble (p - 1) / (v m)); :math:`x_{fsdp}` the part of ZeRO-3 traffic that a layer's compute does not cover.
+
+    Parameters
+    ----------
+    layout, microbatches : broadcast together
+    dtype : of the linear layers (bf16, fp16, fp8, mxfp8, nvfp4); attention, head and router stay in 16 bits
+    lora_rank : rank of adapters on all linear layers; the base gets no weight gradients
+    skew : tokens of the busiest expert-parallel device over the mean (1 = balanced)
+    chunked_loss : the loss is computed chunk by chunk and recomputed in its backward
+
+    Returns
+    -------
+    TrainingCost, arrays of the broadcast shape
+    """
+    work = work_of(layout, microbatches)
+    stage = stage_parameters(arch, layout)
+    one = _layer_pass(arch, hw, trainer, layout, work, dtype, lora_rank, skew)
+    head = head_seconds(arch, hw, trainer, layout, work, frozen=lora_rank is not None)
+    head_s = head.forward * (2.0 if chunked_loss else 1.0) + head.backward
+    m, p = microbatches.count, layout.pipeline_parallel.astype(np.float64)
+    v, layers = layout.virtual_pipeline.astype(np.float64), float(arch.layers)
+    each = layers / p
+
+    fixed = trainer.timing
+    hop = 2.0 * v * stage_hop_s(arch, hw, trainer, layout, work)
+    mean_device = each * one.device + head_s / p
+    mean = np.maximum(mean_device, each * one.host) + hop + fixed.microbatch
+    fullest = stage_layers(arch, layout)
+    last = np.maximum(np.where(fullest > each, layers - fullest * (p - 1.0), each), 0.0)
+    longest = np.maximum(fullest * one.device, last * one.device + head_s)
+    longest = np.maximum(np.maximum(longest, fullest * one.host) + hop + fixed.microbatch, mean)
+    bubble = m * (longest - mean) + (p - 1.0) / v * mean
+
+    dense, routed, tables = trained_share(arch, layout, stage, lora_rank)
+    sharded = _sharded_exposed_s(hw, trainer, layout, stage.layer_dense, stage.layer_routed, one, each, lora_rank)
+    updated, updated_routed = each * dense + tables, each * routed
+    exposed_dp = m * sharded + _update_traffic_s(hw, trainer, layout, updated, updated_routed, one, each, m)
+    device_update, host_update = optimizer_s(hw, trainer, layout, updated, updated_routed)
+    offload = host_update + m * each * _parked_s(arch, hw, layout, work, one)
+    zero = np.zeros(np.broadcast_shapes(np.shape(longest), np.shape(m)))
+    return TrainingCost(
+        forward_s=m * (each * one.forward + head.forward / p),
+        backward_s=m * (each * one.backward + head.backward / p),
+        recompute_s=m * (each * one.recompute + (head.forward / p if chunked_loss else 0.0)),
+        bubble_s=bubble,
+        host_s=m * (np.maximum(each * one.host - mean_device, 0.0) + fixed.microbatch) + fixed.update,
+        exposed_tp_s=m * each * one.tensor,
+        exposed_cp_s=m * each * one.context,
+        exposed_ep_s=m * each * one.expert,
+        exposed_pp_s=m * hop,
+        exposed_dp_s=exposed_dp,
+        optimizer_s=device_update,
+        offload_s=offload,
+        low=zero + trainer.low,
+        high=zero + trainer.high,
+    )
+
+
+def _layer_pass(
+    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work,
+    dtype: str, lora_rank: int | None, skew: float,
+) -> _Pass:  # fmt: skip
+    """One microbatch in the mean layer; full recompute repeats forward and traffic, selective the attention."""
+    compute = layer_seconds(arch, hw, trainer, layout, work, dtype=dtype, lora_rank=lora_rank, skew=skew)
+    tensor = tensor_traffic(arch, hw, trainer, layout, work)
+    context = context_traffic(arch, hw, trainer, layout, work)
+    expert = expert_traffic(arch, hw, trainer, layout, work, skew)
+    full = (layout.activation_recompute == RECOMPUTE.index("full")).astype(np.float64)
+    selective = (layout.activation_recompute == RECOMPUTE.index("selective")).astype(np.float64)
+    moe = arch.feed_forward_layers("moe") / arch.layers
+    launches = trainer.timing.host_layer * (1.0 - moe) + trainer.timing.host_moe_layer * moe
+    # the ring travels under attention, as much of it as attention lasts
+    covered = compute.attention
+    ring = np.maximum(context.forward - covered, 0.0), np.maximum(context.backward - 2.0 * covered, 0.0)
+    return _Pass(
+        forward=compute.forward,
+        backward=compute.backward,
+        recompute=full * compute.forward + selective * compute.attention,
+        tensor=tensor.forward * (1.0 + full) + tensor.backward,
+        context=ring[0] * (1.0 + full) + ring[1],
+        expert=expert.forward * (1.0 + full) + expert.backward,
+        host=launches * (3.0 + full),
+    )
+
+
+def _sharded_exposed_s(
+    hw: Hardware, trainer: TrainerCalibration, layout: Layout, dense: FloatArray, routed: FloatArray,
+    one: _Pass, layers: FloatArray, lora_rank: int | None,
+) -> FloatArray:  # fmt: skip
+    """ZeRO-3 traffic of one microbatch that compute does not hide: each layer, each pass, plus both ends."""
+    traffic = shard_traffic(hw, trainer, layout, dense, routed, np.asarray(0.0 if lora_rank else 1.0))
+    timing = trainer.timing
+    scatter = traffic.scatter if timing.reduce_every_microbatch else 0.0 * traffic.scatter
+    ahead = one.forward
+    back = one.backward + one.recompute
+    exposed = np.maximum(traffic.gather - timing.shard_overlap * ahead, 0.0)
+    exposed = exposed + np.maximum(traffic.gather + scatter - timing.shard_overlap * back, 0.0)
+    hidden = np.minimum(traffic.gather, ahead) + np.minimum(traffic.gather + scatter, back)
+    return layers * (exposed + timing.contention * hidden) + traffic.gather + scatter
+
+
+def _update_traffic_s(
+    hw: Hardware, trainer: TrainerCalibration, layout: Layout, dense: FloatArray, routed: FloatArray,
+    one: _Pass, layers: FloatArray, count: FloatArray,
+) -> FloatArray:  # fmt: skip
+    """Traffic once per update: gradients hide under the last backward, gathered weights under the first forward."""
+    reduce, gather = data_traffic(hw, trainer, layout, dense, routed)
+    share = trainer.timing.data_overlap
+    once = shard_traffic(hw, trainer, layout, dense, routed, np.ones(())).scatter
+    reduce = reduce + (0.0 if trainer.timing.reduce_every_microbatch else once)
+    under = layers * (one.backward + one.recompute + one.tensor / 2.0)
+    tail = 1.0 / np.maximum(layers, 1.0)
+    exposed = np.maximum(reduce - share * under, reduce * np.where(share > 0, tail, 1.0))
+    return exposed + np.maximum(gather - share * layers * one.forward, gather * np.where(share > 0, tail, 1.0))
+
+
+def _parked_s(arch: Architecture, hw: Hardware, layout: Layout, work: Work, one: _Pass) -> FloatArray:
+    """Copies of one layer's kept activations to host memory and back that compute does not hide."""
+    parked = np.isin(layout.offload, OFFLOADS_ACTIVATIONS)
+    if not np.any(parked):
+        return np.zeros(())
+    kept = layer_activations(arch, layout)
+    full = layout.activation_recompute == RECOMPUTE.index("full")
+    copy = host_copy_s(hw, np.where(full, kept.boundary, kept.dense + kept.routed) * work.tokens)
+    exposed = np.maximum(copy - one.forward, 0.0) + np.maximum(copy - one.backward - one.recompute, 0.0)
+    return np.where(parked, exposed, 0.0)
+
+
+def layer_table(
+    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, microbatches: Microbatches,
+    *, dtype: str = "bf16", lora_rank: int | None = None, skew: float = 1.0,
+) -> tuple[LayerSeconds, LayerSeconds]:  # fmt: skip
+    """(mean layer, head) seconds of one microbatch on one device: the operators behind a prediction."""
+    work = work_of(layout, microbatches)
+    return (
+        layer_seconds(arch, hw, trainer, layout, work, dtype=dtype, lora_rank=lora_rank, skew=skew),
+        head_seconds(arch, hw, trainer, layout, work, frozen=lora_rank is not None),
+    )

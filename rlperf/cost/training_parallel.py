@@ -1,0 +1,203 @@
+"""Seconds of traffic of one trainer layout: tensor, context, expert, pipeline and data parallel; optimizer; offload.
+
+Ranks are laid out tensor, context, (expert,) data, pipeline parallel from the innermost, as Megatron does, so the
+share of a group that sits in one scale-up domain follows from the product of the inner degrees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.cost.collectives import (
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    host_copy_s,
+    point_to_point_s,
+    reduce_scatter_s,
+)
+from rlperf.cost.roofline import stream_s
+from rlperf.cost.trainer_memory import OFFLOADS_OPTIMIZER, StageParameters, lora_parameters
+from rlperf.cost.training_layers import Work
+from rlperf.layout import FloatArray, Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.hardware import Hardware
+from rlperf.specs.trainer_calibration import TrainerCalibration
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Seconds of one kind of traffic per microbatch and mean layer, in the forward and in the backward."""
+
+    forward: FloatArray
+    backward: FloatArray
+
+
+@dataclass(frozen=True)
+class ShardTraffic:
+    """ZeRO-3 traffic of one mean layer: gather (each of forward and backward) and scatter of its gradients [s]."""
+
+    gather: FloatArray
+    scatter: FloatArray
+
+
+def within(hw: Hardware, group: FloatArray, inner: FloatArray) -> FloatArray:
+    """Members of a group that share a scale-up domain when ``inner`` ranks stand between two of them [1]."""
+    return np.clip(np.floor(hw.cluster.scale_up_domain / np.maximum(inner, 1.0)), 1.0, group)
+
+
+def tensor_traffic(arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work) -> Passes:
+    """Activations of both halves of a layer: all-reduce forward and backward, or with sequence parallelism all-gather
+    and reduce-scatter each way, plus the gather that the backward repeats (Korthikanti et al. 2022, section 4.2.2).
+    """
+    tp = layout.tensor_parallel.astype(np.float64)
+    buffer = 2.0 * work.tokens * arch.hidden
+    inside = within(hw, tp, np.ones(()))
+    reduced = 2.0 * all_reduce_s(hw, buffer, tp, inside)
+    gather, scatter = all_gather_s(hw, buffer, tp, inside), reduce_scatter_s(hw, buffer, tp, inside)
+    sequence = layout.sequence_parallel > 0
+    factor = trainer.timing.collective * (1.0 - trainer.timing.tensor_overlap)
+    forward = np.where(sequence, 2.0 * (gather + scatter), reduced)
+    return Passes(factor * forward, factor * np.where(sequence, 4.0 * gather + 2.0 * scatter, reduced))
+
+
+def context_traffic(
+    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work
+) -> Passes:
+    """Ring: keys and values (backward: gradients too) travel cp - 1 hops. Ulysses: all-to-all of q, k, v and output."""
+    share = arch.attention_layers / arch.layers
+    tp = layout.tensor_parallel.astype(np.float64)
+    ring, heads = layout.context_parallel.astype(np.float64), layout.ulysses.astype(np.float64)
+    width = 2.0 * arch.heads * arch.head_dim if arch.latent else 2.0 * arch.kv_heads * arch.head_dim
+    chunk = 2.0 * (work.attention_tokens / heads) * width / np.minimum(tp, arch.kv_heads)
+    near = within(hw, ring, tp * heads) >= ring
+    hop = (ring - 1.0) * point_to_point_s(hw, chunk, near)
+    values = 2.0 * work.tokens * (2.0 * arch.query_width + 2.0 * arch.kv_heads * arch.head_dim) / tp
+    swap = all_to_all_s(hw, values, heads, within(hw, heads, tp))
+    factor = trainer.timing.collective * share
+    return Passes(factor * (hop + swap), factor * (2.0 * hop + swap))
+
+
+def expert_traffic(
+    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work, skew: float
+) -> Passes:
+    """Dispatch and combine of every token to its experts, forward and backward; once per node where deduplicated."""
+    if arch.experts is None:
+        return Passes(np.zeros(()), np.zeros(()))
+    share = arch.feed_forward_layers("moe") / arch.layers
+    ep, etp = layout.expert_parallel.astype(np.float64), layout.expert_tensor_parallel.astype(np.float64)
+    inside = within(hw, ep, etp)
+    nodes = ep / inside
+    copies = np.asarray(float(arch.experts.active))
+    if trainer.timing.node_dedup:
+        reached = nodes * -np.expm1(copies * np.log1p(-1.0 / np.maximum(nodes, 1.0 + 1e-9)))
+        copies = np.where(nodes > 1.0, np.minimum(copies, np.maximum(reached, 1.0)), copies)
+    token_bytes = 2.0 * work.tokens / layout.tensor_parallel * arch.hidden * skew
+    swap = 2.0 * all_to_all_s(hw, token_bytes * copies, ep, inside)
+    gathered = token_bytes * etp * arch.experts.active
+    shards = all_gather_s(hw, gathered, etp, etp) + reduce_scatter_s(hw, gathered, etp, etp)
+    factor = trainer.timing.collective * (1.0 - trainer.timing.expert_overlap) * share
+    return Passes(factor * (swap + shards), factor * (swap + shards))
+
+
+def stage_hop_s(
+    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work
+) -> FloatArray:
+    """Exposed seconds to hand one microbatch's activations to the next stage; tensor ranks send a part each."""
+    inner = (layout.devices // layout.pipeline_parallel).astype(np.float64)
+    near = inner * layout.pipeline_parallel <= hw.cluster.scale_up_domain
+    message = 2.0 * work.tokens * arch.hidden / layout.tensor_parallel
+    hop = point_to_point_s(hw, message, near) * trainer.timing.collective * (1.0 - trainer.timing.pipeline_overlap)
+    return np.where(layout.pipeline_parallel > 1, hop, 0.0)
+
+
+def trained_share(
+    arch: Architecture, layout: Layout, stage: StageParameters, lora_rank: int | None
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Trained parameters of one device: (mean layer, dense; mean layer, routed experts; embedding and head)."""
+    if not lora_rank:
+        tables = np.where(
+            layout.pipeline_parallel == 1, stage.embedding + stage.head, np.maximum(stage.embedding, stage.head)
+        )
+        return stage.layer_dense, stage.layer_routed, tables
+    dense, routed = lora_parameters(arch, lora_rank)
+    experts = layout.expert_parallel * layout.expert_tensor_parallel
+    return dense / layout.tensor_parallel, routed / experts, np.zeros(())
+
+
+def data_traffic(
+    hw: Hardware, trainer: TrainerCalibration, layout: Layout, dense: FloatArray, routed: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """(reduction of gradients, gathering of updated weights) of a device's parameters, once per update [s].
+
+    ZeRO 0: all-reduce of gradients and no gathering. ZeRO 1, 2: reduce-scatter and all-gather. ZeRO 3 with a shard
+    size below the group (HSDP): all-reduce of the shards over the replicas. Experts reduce over their own group.
+    """
+    inner = layout.tensor_parallel.astype(np.float64)
+    group = (layout.data_parallel * layout.context_parallel * layout.ulysses).astype(np.float64)
+    shards = layout.shards.astype(np.float64)
+    experts = layout.expert_data_parallel.astype(np.float64)
+    store = trainer.storage
+    reduce: FloatArray = np.zeros(())
+    gather: FloatArray = np.zeros(())
+    for parameters, members, between in (
+        (dense, group, inner),
+        (routed, experts, (layout.expert_parallel * layout.expert_tensor_parallel).astype(np.float64)),
+    ):
+        inside = within(hw, members, between)
+        size = parameters * store.reduce
+        replicas = np.maximum(members / np.minimum(shards, members), 1.0)
+        far = within(hw, replicas, between * shards)
+        full = all_reduce_s(hw, size, members, inside)
+        split = reduce_scatter_s(hw, size, members, inside)
+        hybrid = all_reduce_s(hw, size / np.minimum(shards, members), replicas, far)
+        reduce = reduce + np.where(layout.zero_stage == 0, full, np.where(layout.zero_stage <= 2, split, hybrid))
+        regather = (layout.zero_stage >= 1) & (layout.zero_stage <= 2)
+        gather = gather + np.where(regather, all_gather_s(hw, parameters * store.gather, members, inside), 0.0)
+    return reduce * trainer.timing.collective, gather * trainer.timing.collective
+
+
+def shard_traffic(
+    hw: Hardware,
+    trainer: TrainerCalibration,
+    layout: Layout,
+    dense: FloatArray,
+    routed: FloatArray,
+    trained: FloatArray,
+) -> ShardTraffic:
+    """ZeRO-3 gather and scatter of parameters that a device computes with ([parameters]); 0 at lower stages.
+
+    ``trained`` is the share of them whose gradients are scattered [1].
+    """
+    store, shards = trainer.storage, layout.shards.astype(np.float64)
+    experts = np.minimum(layout.expert_data_parallel.astype(np.float64), shards)
+    inside = within(hw, shards, layout.tensor_parallel.astype(np.float64))
+    expert_inside = within(hw, experts, (layout.expert_parallel * layout.expert_tensor_parallel).astype(np.float64))
+    gather = all_gather_s(hw, dense * store.gather, shards, inside)
+    gather = gather + all_gather_s(hw, routed * store.gather, experts, expert_inside)
+    scatter = reduce_scatter_s(hw, dense * trained * store.reduce, shards, inside)
+    scatter = scatter + reduce_scatter_s(hw, routed * trained * store.reduce, experts, expert_inside)
+    sharded = (layout.zero_stage >= 3) & (shards > 1)
+    factor = trainer.timing.collective
+    return ShardTraffic(np.where(sharded, factor * gather, 0.0), np.where(sharded, factor * scatter, 0.0))
+
+
+def optimizer_s(
+    hw: Hardware, trainer: TrainerCalibration, layout: Layout, dense: FloatArray, routed: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """(device, host) seconds of the optimizer over a device's parameters.
+
+    Device: parameters / shards x bytes per parameter through memory. Host (offloaded): gradients down and weights up
+    over the host link, and the update at the rate of the host's cores.
+    """
+    limit = np.where(layout.zero_stage >= 1, layout.shards, 1).astype(np.float64)
+    routed_limit = np.where(layout.zero_stage >= 1, np.minimum(layout.expert_data_parallel, layout.shards), 1)
+    owned = dense / limit + routed / routed_limit
+    store, timing = trainer.storage, trainer.timing
+    on_host = np.isin(layout.offload, OFFLOADS_OPTIMIZER)
+    device = stream_s(hw, owned * timing.optimizer_bytes)
+    copies = host_copy_s(hw, owned * (store.gradient + store.compute_weight))
+    host = copies + owned * (store.optimizer + store.gradient) / timing.host_adam
+    return np.where(on_host, 0.0, device), np.where(on_host, host, 0.0)

@@ -1,0 +1,159 @@
+"""What a trainer backend is, in numbers: how it stores state, what it overlaps, how far from short bursts it runs.
+
+One file per backend in ``hwprofiles/calibrations/trainers``. Storage widths and schedules are facts from the backend's
+source or documentation; efficiencies and fixed costs are fitted, with the rows they saw.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
+
+from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.calibration import calibration_names, find_calibration
+from rlperf.specs.reader import read_spec
+from rlperf.units import Bytes, Seconds
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Provenance(_Frozen):
+    """Where a group of constants is from."""
+
+    constants: tuple[str, ...]
+    source: str
+    date: str = ""
+    n: int = Field(0, description="measured configurations that a fit saw, 0 for a fact that was read")
+    spread: str = Field("", description="of measured over predicted on those configurations")
+    rows: str = Field("", description="rows used: file and filter, or the split rule with its seed")
+
+
+class Generation(_Frozen):
+    """Constants that belong to a device generation under this backend."""
+
+    generation: str = Field(description="beginning of the device's generation, such as Hopper; * for any other")
+    sustained: PositiveFloat = Field(0.9, description="sustained over short-burst rate of matrix products")
+    sustained_fp8: PositiveFloat = Field(0.8, description="the same for 8-bit and narrower products")
+    attention: PositiveFloat = Field(1.0, description="time of this backend's attention kernel over the calibrated one")
+    measured: bool = Field(True, description="false: nothing measured, borrowed or judged")
+
+
+class Storage(_Frozen):
+    """Bytes a parameter occupies, before sharding."""
+
+    weight: PositiveFloat = Field(2.0, description="the copy that stays resident (or sharded, at ZeRO 3)")
+    compute_weight: PositiveFloat = Field(2.0, description="the copy that enters the products, gathered at ZeRO 3")
+    gradient: PositiveFloat = Field(4.0, description="accumulated gradient")
+    optimizer: NonNegativeFloat = Field(12.0, description="master weight and moments")
+    frozen_weight: PositiveFloat = Field(2.0, description="a weight that LoRA does not train")
+    narrow_copy: NonNegativeFloat = Field(0.0, description="8-bit copies of the weights kept beside bf16 ones")
+    gather: PositiveFloat = Field(2.0, description="bytes of a weight on the wire")
+    reduce: PositiveFloat = Field(4.0, description="bytes of a gradient on the wire")
+
+
+class Workspace(_Frozen):
+    """Memory beside states and stored activations."""
+
+    weight_scratch: NonNegativeFloat = Field(
+        0.0, description="bytes per parameter of one layer, kept from update to update"
+    )
+    gathered_layers: NonNegativeFloat = Field(2.0, description="layers gathered at once at ZeRO 3")
+    backward_dense: NonNegativeFloat = Field(0.5, description="working set of a layer's backward over its activations")
+    backward_moe: NonNegativeFloat = Field(0.5, description="the same for the routed experts")
+    recompute_dense: NonNegativeFloat = Field(1.5, description="working set of a recomputed layer over its activations")
+    recompute_moe: NonNegativeFloat = Field(2.0, description="the same for the routed experts")
+    logit_bytes: PositiveFloat = Field(16.0, description="bytes per logit at the loss")
+    chunked_logits: NonNegativeFloat = Field(2048.0, description="tokens per chunk where the loss is chunked or fused")
+    fixed: Bytes = Field(0.0, description="libraries' workspaces that the allocator counts")
+    context: Bytes = Field(
+        "600 MB", validate_default=True, description="device context and NCCL, outside the allocator"
+    )
+    fragmentation: NonNegativeFloat = Field(0.03, description="reserved over allocated, less one")
+
+
+class Timing(_Frozen):
+    """Efficiencies and fixed costs of one optimizer update."""
+
+    kernel_attention: Literal["flash", "unfused"] = "flash"
+    batched_share: PositiveFloat = Field(0.5, description="share of the peak that unfused attention's products reach")
+    elementwise: PositiveFloat = Field(
+        1.0, description="bytes moved by norms, rotary, activation, residual, over the minimum"
+    )
+    host_layer: Seconds = Field(0.0, description="host time to launch one layer's forward (dense), once per microbatch")
+    host_moe_layer: Seconds = Field(0.0, description="host time and synchronisations of one MoE layer's forward")
+    moe_layer: Seconds = Field(0.0, description="added device time per MoE layer, forward and backward together")
+    moe_pass: PositiveFloat = Field(1.0, description="time of the expert products over the kernel's")
+    permute: PositiveFloat = Field(1.0, description="bytes moved by permutation and dispatch, over the minimum")
+    microbatch: Seconds = Field(0.0, description="fixed per microbatch: loss, data, synchronisation")
+    update: Seconds = Field(0.0, description="fixed per optimizer update: zero_grad, norm, logging")
+    optimizer_bytes: PositiveFloat = Field(28.0, description="bytes moved per updated parameter")
+    tensor_overlap: float = Field(0.0, ge=0, le=1, description="share of tensor-parallel traffic that is hidden")
+    expert_overlap: float = Field(0.0, ge=0, le=1, description="share of expert all-to-all that is hidden")
+    pipeline_overlap: float = Field(0.0, ge=0, le=1, description="share of stage-to-stage traffic that is hidden")
+    data_overlap: float = Field(0.0, ge=0, le=1, description="share of compute under which gradient traffic can hide")
+    node_dedup: bool = Field(True, description="dispatch sends a token once per node, not once per expert")
+    shard_overlap: float = Field(1.0, ge=0, le=1, description="share of compute under which ZeRO-3 traffic can hide")
+    contention: NonNegativeFloat = Field(0.0, description="slow-down of compute while ZeRO-3 traffic runs under it")
+    collective: PositiveFloat = Field(1.0, description="time of a collective over the calibrated one")
+    cross_entropy_bytes: PositiveFloat = Field(
+        24.0, description="bytes moved per logit by the loss, forward and backward"
+    )
+    lora_bytes: PositiveFloat = Field(30.0, description="bytes moved per value that enters or leaves an adapted matrix")
+    lora_linear: Seconds = Field(0.0, description="fixed per adapted matrix and microbatch")
+    host_adam: PositiveFloat = Field(6e9, description="bytes/s per device at which a host-side optimizer runs")
+    reduce_every_microbatch: bool = Field(False, description="ZeRO 2/3: gradients are reduced after every microbatch")
+
+
+class TrainerCalibration(_Frozen):
+    """One trainer backend."""
+
+    id: str
+    backend: str
+    title: str
+    storage: Storage = Storage()
+    workspace: Workspace = Workspace()
+    timing: Timing = Timing()
+    generations: tuple[Generation, ...]
+    low: PositiveFloat = Field(0.8, description="5th percentile of measured over predicted time")
+    high: PositiveFloat = Field(1.25, description="95th percentile of measured over predicted time")
+    memory_low: PositiveFloat = 0.92
+    memory_high: PositiveFloat = 1.08
+    provenance: tuple[Provenance, ...]
+    notes: str = ""
+
+    def generation(self, name: str) -> Generation:
+        """Constants of the device generation ``name`` (the start of it decides), or those of ``*``."""
+        for entry in self.generations:
+            if name.lower().startswith(entry.generation.lower()):
+                return entry
+        return next(entry for entry in self.generations if entry.generation == "*")
+
+
+@cache
+def _read(path: Path) -> TrainerCalibration:
+    return read_spec(path, TrainerCalibration)
+
+
+def load_trainer(name: str, *, file: Path | str | None = None, folder: Path | str | None = None) -> TrainerCalibration:
+    """A backend's constants by name ("megatron", "fsdp2", ...), from ``file`` if given.
+
+    >>> load_trainer("megatron").storage.optimizer
+    12.0
+    """
+    if file is not None:
+        return read_spec(file, TrainerCalibration)
+    path = find_calibration(name, "trainers", folder)
+    if path is None:
+        names = calibration_names("trainers", folder)
+        raise SpecError(
+            Problem(
+                f"no calibration for trainer {name!r}",
+                suggestion=did_you_mean(name, names) or f"known: {', '.join(names)}",
+            )
+        )
+    return _read(path)

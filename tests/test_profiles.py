@@ -1,0 +1,229 @@
+"""Shipped hardware profiles, and how profiles are found."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlperf.errors import SpecError
+from rlperf.specs import profiles
+from rlperf.specs.cluster import Device
+from rlperf.specs.profiles import (
+    find_profile,
+    load_cluster,
+    load_device,
+    load_link,
+    profile_names,
+    profile_root,
+    search_path,
+)
+
+# fmt: off
+REQUIRED = {
+    "a100_40g_sxm", "a100_80g_sxm", "a100_40g_pcie", "a100_80g_pcie", "a800_80g_sxm", "h100_sxm", "h100_pcie",
+    "h100_nvl", "h800_sxm", "h200_sxm", "h20_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300", "l4", "l40s",
+    "a10g", "rtx_4090", "rtx_5090", "rtx_pro_6000_server", "v100_32g_sxm", "mi250x", "mi300x", "mi325x",
+    "mi355x", "gaudi3", "ascend_910b",
+}
+CALIBRATED = {
+    "a100_80g_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300", "l40s",
+    "rtx_pro_6000_server",
+}
+# fmt: on
+DEVICES = profile_names("devices")
+
+
+@pytest.fixture(autouse=True)
+def _only_shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RLPERF_PROFILES", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+
+
+def test_every_device_of_the_list_is_shipped() -> None:
+    assert REQUIRED <= set(DEVICES)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_device(name: str) -> None:
+    device = load_device(name)
+    assert device.name == name
+    assert device.sources["*"]
+    assert set(device.sources) <= {"*", *Device.model_fields}
+    assert device.peaks.bf16 or device.peaks.fp16
+    assert 8e9 < device.memory < 1e12
+    assert 1e11 < device.memory_bandwidth < 2e13
+    assert device.network is None or load_link(device.network)
+    # What has no kernel measurements of its own borrows from exactly one device that has.
+    assert (device.relative is None) == (name in CALIBRATED)
+    assert device.relative is None or device.relative in CALIBRATED
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_quantities_carry_units_in_the_file(name: str) -> None:
+    raw = yaml.safe_load((profile_root() / "devices" / f"{name}.yaml").read_text())
+    quantities = [raw["memory"], raw["memory_bandwidth"], raw["host_bandwidth"], *raw["peaks"].values()]
+    assert all(isinstance(value, str) and " " in value for value in quantities)
+
+
+def test_data_sheet_figures() -> None:
+    h100 = load_device("h100_sxm")
+    assert h100.peaks.bf16 == 989.4e12
+    assert h100.memory == 80 * 2**30
+    assert h100.scale_up is not None
+    assert (h100.scale_up.bandwidth, h100.scale_up.domain) == (450e9, 8)
+    mesh = load_device("mi300x").scale_up
+    assert mesh is not None
+    assert mesh.pair_bandwidth is not None
+    assert mesh.pair_bandwidth * 7 == mesh.bandwidth
+    assert load_device("l40s").scale_up is None
+    assert load_device("h100_pcie").scale_up is not None
+
+
+def test_aliases_are_unique_and_found() -> None:
+    seen: dict[str, str] = {}
+    for name in DEVICES:
+        for alias in load_device(name).aliases:
+            assert alias not in DEVICES
+            assert seen.setdefault(alias, name) == name
+            assert load_device(alias).name == name
+    assert load_device("H100").name == "h100_sxm"
+    assert load_device("a100_sxm").name == "a100_80g_sxm"
+    assert load_device("RTX-4090").name == load_device("4090").name == "rtx_4090"
+
+
+@pytest.mark.parametrize("name", profile_names("links"))
+def test_link(name: str) -> None:
+    link = load_link(name)
+    assert link.name == name
+    assert link.source
+    assert 1e9 < link.bandwidth < 2e11
+    assert 0 < link.latency < 1e-4
+
+
+@pytest.mark.parametrize("name", profile_names("clusters"))
+def test_cluster(name: str) -> None:
+    cluster = load_cluster(name)
+    assert cluster.name == name
+    assert cluster.sources["*"]
+    assert cluster.price is None
+    assert cluster.devices == cluster.nodes * cluster.devices_per_node
+
+
+def test_clusters_of_the_list_and_their_size() -> None:
+    needed = {"dgx_a100", "dgx_h100", "dgx_h200", "dgx_b200", "hgx_h20", "gb200_nvl72", "generic"}
+    assert needed <= set(profile_names("clusters"))
+    rack = load_cluster("gb200_nvl72")
+    assert (rack.devices, rack.scale_up_domain, rack.devices_per_node) == (72, 72, 4)
+    pair = load_cluster("dgx_h100", nodes=2)
+    assert (pair.devices, pair.scale_up_domain) == (16, 8)
+    assert load_cluster("dgx_h100", nodes=1, devices_per_node=2).devices == 2
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_generic_cluster_of_every_device(name: str) -> None:
+    cluster = load_cluster(f"generic:{name}", nodes=3)
+    assert cluster.device == name
+    assert cluster.nodes == 3
+    spans = name in ("gb200", "gb300")
+    assert (cluster.devices_per_node, cluster.scale_up_domain) == ((4, 72) if spans else (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: load_device("h10"), "there is no device named 'h10' (did you mean h100?)"),
+        (lambda: load_device("zzz"), "rlperf profiles list"),
+        (lambda: load_link("ib_nrd"), "did you mean ib_ndr?"),
+        (lambda: load_cluster("dgx_h1000"), "did you mean dgx_h100?"),
+        (lambda: load_cluster("generic:h10"), "no device named 'h10'"),
+        (lambda: load_cluster("dgx_h100", nodes=0), "nodes must be at least 1"),
+        (lambda: load_device("./nowhere.yaml"), "no such file"),
+    ],
+)
+def test_unknown_names_get_one_clear_message(call: object, message: str) -> None:
+    assert callable(call)
+    with pytest.raises(SpecError) as caught:
+        call()
+    assert message in str(caught.value)
+
+
+def _copy(device: str, target: Path, **changes: str) -> Path:
+    """A shipped device under another name or with other lines, in a folder of the user's."""
+    text = (profile_root() / "devices" / f"{device}.yaml").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith(("aliases:", *(f"{key}:" for key in changes)))]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("\n".join([*lines, *(f"{key}: {value}" for key, value in changes.items())]) + "\n")
+    return target
+
+
+def test_search_path_prefers_what_is_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, env, user = tmp_path / "job", tmp_path / "env", tmp_path / "user"
+    monkeypatch.setenv("RLPERF_PROFILES", str(env))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(user))
+    assert search_path(job) == (job, env, user / "rlperf", profile_root())
+    shipped = load_device("h100_sxm").power
+    for watts, root in ((601, user / "rlperf"), (602, env), (603, job)):
+        _copy("h100_sxm", root / "devices" / "h100_sxm.yaml", power=f"{watts} W")
+        assert load_device("h100_sxm", job).power == watts
+    assert load_device("h100_sxm").power == 602
+    assert shipped == 700
+    path = _copy("h100_sxm", tmp_path / "mine.yaml", name="mine", power="650 W")
+    assert load_device(path).power == load_device(str(path)).power == 650
+    assert load_device("./mine.yaml", folder=tmp_path).name == "mine"
+
+
+def test_a_broken_profile_lists_every_problem_with_its_line(tmp_path: Path) -> None:
+    path = _copy("h100_sxm", tmp_path / "bad.yaml", memory="80", powr="700 W", memory_bandwidth="3 TFLOP/s")
+    with pytest.raises(SpecError) as caught:
+        load_device(path)
+    text = str(caught.value)
+    lines = path.read_text().splitlines()
+    assert f"{path}:{lines.index('memory: 80') + 1}: memory: 80 has no unit" in text
+    assert f"{path}:{lines.index('powr: 700 W') + 1}: powr: unknown field (did you mean power?)" in text
+    assert "but bytes_per_s is due" in text
+
+
+def test_a_cluster_of_an_unknown_device_is_refused(tmp_path: Path) -> None:
+    text = (profile_root() / "clusters" / "dgx_h100.yaml").read_text()
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace("device: h100_sxm", "device: h100_sxn"))
+    with pytest.raises(SpecError, match="did you mean h100_sxm"):
+        load_cluster(path)
+    path.write_text(text.replace("ib_ndr", "ib_ndx"))
+    with pytest.raises(SpecError, match="did you mean ib_"):
+        load_cluster(path)
+
+
+def test_a_wheel_keeps_profiles_inside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site-packages" / "rlperf"
+    (package / "hwprofiles").mkdir(parents=True)
+    monkeypatch.setattr(profiles, "PACKAGE", package)
+    assert profile_root() == package / "hwprofiles"
+    (package / "hwprofiles").rmdir()
+    with pytest.raises(SpecError, match="reinstall rlperf"):
+        profile_root()
+
+
+def test_find_profile_gives_the_file() -> None:
+    assert find_profile("links", "IB NDR").name == "ib_ndr.yaml"
+
+
+@pytest.mark.data
+def test_devices_agree_with_the_collected_data_sheets(measured_data: Path) -> None:
+    with (measured_data / "gpus.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) >= 30
+    for row in rows:
+        device = load_device(row["name"])
+        assert device.name == row["name"]
+        assert device.memory == int(row["mem_bytes"])
+        assert device.memory_bandwidth == pytest.approx(float(row["mem_bw_Bps"]))
+        for dtype in ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4"):
+            text = row[f"{dtype}_tflops"]
+            assert getattr(device.peaks, dtype) == (pytest.approx(float(text) * 1e12) if text else None)
+        assert device.peaks.int8 == (pytest.approx(float(row["int8_tops"]) * 1e12) if row["int8_tops"] else None)
+        if row["boost_mhz"]:
+            assert device.boost_clock == float(row["boost_mhz"]) * 1e6

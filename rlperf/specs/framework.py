@@ -74,18 +74,13 @@ class Rule(_Frozen):
         [True, False]
         """
         try:
+            asked = None if self.when is None else np.asarray(evaluate(self.when, names), dtype=np.bool_)
+            if asked is not None and not asked.any():
+                return ~asked
             kept = np.asarray(evaluate(self.require, names), dtype=np.bool_)
-            if self.when is not None:
-                kept = kept | ~np.asarray(evaluate(self.when, names), dtype=np.bool_)
         except MissingValueError:
-            if self.when is None:
-                return None
-            try:
-                asked = np.asarray(evaluate(self.when, names), dtype=np.bool_)
-            except MissingValueError:
-                return None
-            return None if asked.any() else ~asked
-        return kept
+            return None
+        return kept if asked is None else kept | ~asked
 
 
 class FrameworkFacts(_Frozen):
@@ -193,7 +188,9 @@ def evaluate(expression: str, names: Mapping[str, object]) -> Any:
     >>> evaluate("a.x % 4 == 0 and not a.flag", {"a": SimpleNamespace(x=np.array([4, 6]), flag=False)}).tolist()
     [True, False]
     """
-    return _value(_parse(expression), names)
+    # A zero divisor only stands where ``when`` excludes the candidate; numpy answers 0 there.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _value(_parse(expression), names)
 
 
 def _value(node: ast.expr, names: Mapping[str, object]) -> Any:
@@ -239,4 +236,4 @@ def _look_up(names: Mapping[str, object], group: str, name: str) -> Any:
     value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
     if value is None:
         raise MissingValueError(f"{group}.{name}")
-    return value
+    return np.asarray(value) if isinstance(value, int | float) else value

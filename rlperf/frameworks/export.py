@@ -1,0 +1,221 @@
+"""Export: a Plan (or a Job with pinned pools) as files that a framework of a named version loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlperf.errors import ExportError
+from rlperf.frameworks.adapter import Adapter, Emission, Limitation, framework_facts
+from rlperf.frameworks.fields import Setting, Target
+from rlperf.frameworks.keytable import Value, key_table
+from rlperf.frameworks.registry import adapter_of, split_name
+from rlperf.frameworks.run import Run, from_job, from_phase
+from rlperf.frameworks.writing import script
+from rlperf.plan.plan import Phase, Plan
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.framework import Rule
+from rlperf.specs.job import Job
+from rlperf.specs.profiles import load_architecture, load_cluster
+from rlperf.specs.writer import write_atomic
+from rlperf.units import human_seconds
+
+
+@dataclass(frozen=True)
+class ExportedPhase:
+    """The files of one phase, before they are written."""
+
+    stem: str
+    files: Mapping[str, str]
+    emission: Emission
+
+
+def write_plan(
+    plan: Plan, framework: str | None, out: Path | str, *, folder: Path | str | None = None
+) -> tuple[Path, ...]:
+    """Write a plan for ``framework`` (``verl==0.9``; default: the job's) into the folder ``out``.
+
+    One configuration and launch script per phase, ``run_all.sh`` where there are several, and ``EXPORT.md`` with what
+    was decided and what the framework cannot express. Every key and rule is checked before the first file is written.
+
+    Raises
+    ------
+    ExportError : the framework or version cannot run the plan, or a rule of it is broken; all reasons are listed
+    """
+    job = plan.job
+    adapter, version = _framework(framework or job.framework)
+    per_node = load_cluster(job.cluster, nodes=job.nodes, folder=folder).devices_per_node
+    first = plan.plan[0].rl_steps[0]
+    phases = []
+    for index, phase in enumerate(plan.plan):
+        run = with_prediction(from_phase(phase, job, per_node), phase, first)
+        stem = "config" if len(plan.plan) == 1 else f"phase_{index + 1:02d}"
+        phases.append(export_run(run, adapter, version, stem, _decided(phase, job), folder=folder))
+    return _write(phases, adapter, version, Path(out), [_decided(phase, job) for phase in plan.plan])
+
+
+def write_job(
+    job: Job,
+    framework: str | None,
+    out: Path | str,
+    *,
+    carried: Mapping[str, Value] | None = None,
+    folder: Path | str | None = None,
+) -> tuple[Path, ...]:
+    """Write a job whose pools are pinned; ``carried`` keys (of an imported configuration) go along unchanged."""
+    adapter, version = _framework(framework or job.framework)
+    per_node = load_cluster(job.cluster, nodes=job.nodes, folder=folder).devices_per_node
+    header = [f"{job.name}: pinned pools of the job, not planned"]
+    phase = export_run(from_job(job, per_node), adapter, version, "config", header, carried=carried, folder=folder)
+    return _write([phase], adapter, version, Path(out), [header])
+
+
+def export_run(
+    run: Run,
+    adapter: Adapter,
+    version: str,
+    stem: str,
+    decided: Sequence[str] = (),
+    *,
+    carried: Mapping[str, Value] | None = None,
+    folder: Path | str | None = None,
+) -> ExportedPhase:
+    """The files of one run, checked."""
+    adapted, limitations = adapter.adapt(run, version)
+    table = key_table(adapter.name)
+    target = Target(table, version, str(adapted.get("trainer.backend", "")))
+    emission = adapter.emit(adapted, target)
+    if carried:
+        emission = replace(emission, settings=_merged(emission.settings, carried, target))
+    emission = replace(emission, limitations=(*limitations, *emission.limitations))
+    broken = [
+        *illegal_keys(emission.settings, target),
+        *broken_rules(emission.run, adapter.name, version, folder=folder),
+    ]
+    if broken:
+        raise ExportError("the plan breaks its rules", f"{adapter.name}=={version}", dict(broken))
+    header = [f"{adapter.title} {version}, written by rlperf.", *decided]
+    header += [f"NOT EXPRESSED: {limitation}" for limitation in emission.limitations]
+    return ExportedPhase(stem, adapter.render(emission, stem, header), emission)
+
+
+def illegal_keys(settings: Iterable[Setting], target: Target) -> list[tuple[str, str]]:
+    """(key, what is wrong) of every setting that the version does not accept."""
+    wrong = []
+    for setting in settings:
+        spec = target.table.find(setting.key, target.version, target.backend)
+        if spec is None:
+            wrong.append((setting.key, f"is no key of {target.table.framework} {target.version}"))
+        elif complaint := spec.complaint(setting.value):
+            wrong.append((setting.key, complaint))
+    return wrong
+
+
+def broken_rules(run: Run, framework: str, version: str, *, folder: Path | str | None = None) -> list[tuple[str, str]]:
+    """(key, what is wrong) of every rule of the framework that the run breaks."""
+    names = run.names(architecture_of(run, folder))
+    facts = framework_facts(framework, version)
+    broken = facts.refused(names, str(run.get("trainer.backend", "")))
+    return [(rule.key, said(rule, names)) for rule in facts.rules if rule.id in broken]
+
+
+def said(rule: Rule, names: Mapping[str, object]) -> str:
+    """The rule's message with its values filled in."""
+    return rule.says.format_map(names)
+
+
+def architecture_of(run: Run, folder: Path | str | None = None) -> Architecture | None:
+    """The run's architecture, or None where it is not known by name."""
+    from rlperf.errors import SpecError
+
+    try:
+        return load_architecture(str(run.get("run.architecture", "")), folder)
+    except SpecError:
+        return None
+
+
+def with_prediction(run: Run, phase: Phase, first_rl_step: int) -> Run:
+    """The run with what a writer says about the phase: its length, and predicted stages for predicted losses."""
+    start, last = phase.rl_steps
+    return run.with_(
+        {
+            "run.rl_steps": last - start + 1,
+            "run.last_rl_step": last - first_rl_step + 1,
+            "predicted.training": phase.predicted.stages_s.training or None,
+            "predicted.rollout": phase.predicted.stages_s.rollout or None,
+        }
+    )
+
+
+def _merged(settings: Sequence[Setting], carried: Mapping[str, Value], target: Target) -> tuple[Setting, ...]:
+    """Settings with the carried keys; where both speak of a key, what was imported stays as the user wrote it."""
+    kept = {setting.key: setting for setting in settings}
+    for key, value in carried.items():
+        if target.has(key):
+            kept[key] = Setting(key, value, kept[key].why if key in kept else "as imported")
+    return tuple(kept.values())
+
+
+def _framework(text: str) -> tuple[Adapter, str]:
+    name, asked = split_name(text)
+    adapter = adapter_of(name)
+    return adapter, key_table(adapter.name).version(asked)
+
+
+def _decided(phase: Phase, job: Job) -> list[str]:
+    """What was decided and why, as comment lines."""
+    said = phase.predicted
+    low, high = human_seconds(said.low_s), human_seconds(said.high_s)
+    lines = [
+        f"Job {job.name}: {', '.join(phase.tasks)}, rl_steps {phase.rl_steps[0]} to {phase.rl_steps[1]}, {phase.mode}.",
+        f"Predicted: {human_seconds(said.step_s)} per rl_step ({low} .. {high}).",
+    ]
+    if phase.binds:
+        lines.append(f"Holds the choice back: {', '.join(phase.binds)}.")
+    if phase.runner_up:
+        other = phase.runner_up
+        told = "slower" if other.distinguishable else "not told apart by the intervals"
+        lines.append(f"Runner-up: {', '.join(other.differs) or 'same layout'} ({other.loss:+.1%}, {told}).")
+    return lines
+
+
+def _write(
+    phases: Sequence[ExportedPhase], adapter: Adapter, version: str, out: Path, decided: Sequence[Sequence[str]]
+) -> tuple[Path, ...]:
+    """All files, the report last."""
+    written: list[Path] = []
+    for phase in phases:
+        for name, text in phase.files.items():
+            path = write_atomic(out / name, text)
+            if name.endswith(".sh"):
+                path.chmod(path.stat().st_mode | 0o111)
+            written.append(path)
+    launchers = [name for phase in phases for name in phase.files if name.endswith(".sh")]
+    if len(phases) > 1:
+        body = ['cd "$(dirname "$0")"', *(f'bash {name} "$@"' for name in launchers)]
+        path = write_atomic(out / "run_all.sh", script(["Runs the phases in their order."], body))
+        path.chmod(path.stat().st_mode | 0o111)
+        written.append(path)
+    written.append(write_atomic(out / "EXPORT.md", _report(phases, adapter, version, decided)))
+    return tuple(written)
+
+
+def _report(phases: Sequence[ExportedPhase], adapter: Adapter, version: str, decided: Sequence[Sequence[str]]) -> str:
+    lines = [f"# {adapter.title} {version}", ""]
+    for phase, words in zip(phases, decided, strict=True):
+        lines += [f"## {phase.stem}", "", *(f"- {line}" for line in words), ""]
+        lines += [f"Files: {', '.join(phase.files)}", ""]
+        lines += _limits(phase.emission.limitations)
+        lines += ["| key | value | why |", "|---|---|---|"]
+        lines += [f"| `{s.key}` | `{s.value}` | {s.why} |" for s in phase.emission.settings]
+        lines.append("")
+    lines.append("Yours to set: data files, checkpoint paths, reward function.")
+    return "\n".join(lines) + "\n"
+
+
+def _limits(limitations: Sequence[Limitation]) -> list[str]:
+    if not limitations:
+        return []
+    rows = [f"| {item.asked} | {item.nearest} | {item.loss} |" for item in limitations]
+    return ["| cannot be expressed | nearest | loss |", "|---|---|---|", *rows, ""]

@@ -1,0 +1,250 @@
+"""Field tables: which neutral value stands under which key, with its unit conversion, read in both directions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from rlperf.frameworks.keytable import ABSENT, KeyTable, Value
+from rlperf.frameworks.run import Run
+
+Convert = Callable[[Value, Run], Value]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How a neutral value and a framework's value turn into each other; both see what else is known of the run."""
+
+    read: Convert
+    write: Convert
+    note: str = ""
+
+
+def _same(value: Value, _: Run) -> Value:
+    return value
+
+
+SAME = Unit(_same, _same)
+NEGATED = Unit(lambda value, _: not value, lambda value, _: not value)
+SAMPLES = Unit(
+    lambda value, run: -(-int(value) // run.number("batch.group_size")),
+    lambda value, run: int(value) * run.number("batch.group_size"),
+    "samples = prompts x group_size",
+)
+
+
+def sequence_split(run: Run) -> int:
+    """Devices that share one sequence beside tensor and pipeline parallel: ring context parallel x Ulysses."""
+    return run.number("trainer.context_parallel") * run.number("trainer.ulysses")
+
+
+TOKENS_PER_DEVICE = Unit(
+    lambda value, run: int(value) * sequence_split(run),
+    lambda value, run: -(-int(value) // sequence_split(run)),
+    "per GPU; times context parallel at run time",
+)
+
+
+def words(**pairs: str) -> Unit:
+    """Neutral word -> the framework's word, and back; unknown words pass as they are."""
+    back = {theirs: ours for ours, theirs in pairs.items()}
+    return Unit(lambda value, _: back.get(value, value), lambda value, _: pairs.get(value, value))
+
+
+def zero_as(nothing: Value) -> Unit:
+    """0 (ours: off, or all) against the framework's word for it, such as -1 or null."""
+    return Unit(lambda value, _: 0 if value == nothing or value is None else value, lambda value, _: value or nothing)
+
+
+def one_as(nothing: Value) -> Unit:
+    """1 (ours: off) against the framework's word for it, such as null."""
+    return Unit(
+        lambda value, _: 1 if value == nothing or value is None else value,
+        lambda value, _: nothing if value == 1 else value,
+    )
+
+
+@dataclass(frozen=True)
+class Field:
+    """One neutral value and its key. ``keys``: the first that exists in the version is the one."""
+
+    name: str
+    keys: tuple[str, ...]
+    unit: Unit = SAME
+    note: str = ""
+    backend: str = ""
+    read_only: bool = False
+
+    def key(self, table: KeyTable, version: str, backend: str) -> str | None:
+        """The key of this version and backend, or None where it has none."""
+        if self.backend and backend and self.backend != backend:
+            return None
+        return next((key for key in self.keys if table.find(key, version, backend) is not None), None)
+
+
+def field(
+    name: str, keys: str, unit: Unit = SAME, note: str = "", *, backend: str = "", read_only: bool = False
+) -> Field:
+    """A field whose alternative keys are separated by spaces, newest first."""
+    return Field(name, tuple(keys.split()), unit, note or unit.note, backend, read_only)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key as it is written, and why."""
+
+    key: str
+    value: Value
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A framework version and backend with its keys."""
+
+    table: KeyTable
+    version: str
+    backend: str = ""
+
+    def has(self, key: str) -> bool:
+        """Whether the key exists."""
+        return self.table.find(key, self.version, self.backend) is not None
+
+    def default(self, key: str) -> Value:
+        """Its default, or None."""
+        spec = self.table.find(key, self.version, self.backend)
+        return None if spec is None or spec.default is ABSENT else spec.default
+
+
+def write_fields(fields: Iterable[Field], run: Run, target: Target) -> list[Setting]:
+    """Every neutral value of the run that has a key, in the framework's unit."""
+    settings = []
+    for entry in fields:
+        value = run.get(entry.name)
+        key = entry.key(target.table, target.version, target.backend)
+        if value is None or key is None or entry.read_only:
+            continue
+        settings.append(Setting(key, entry.unit.write(value, run), entry.note))
+    return settings
+
+
+def unwritten(fields: Iterable[Field], run: Run, target: Target) -> list[str]:
+    """Neutral values of the run whose key this version lacks."""
+    written, missing = set(), []
+    for entry in fields:
+        if entry.key(target.table, target.version, target.backend) is not None:
+            written.add(entry.name)
+        elif run.get(entry.name) is not None and not entry.backend:
+            missing.append(entry.name)
+    return [name for name in missing if name not in written]
+
+
+def read_fields(fields: Iterable[Field], flat: Mapping[str, Value], target: Target, run: Run) -> tuple[Run, set[str]]:
+    """The run with what the keys say, and the keys that were read. ``flat`` holds the defaults too."""
+    used: set[str] = set()
+    for entry in fields:
+        for key in entry.keys:
+            if entry.backend and target.backend and entry.backend != target.backend:
+                continue
+            if key in flat and flat[key] is not None:
+                used.add(key)
+                if run.get(entry.name) is None or key == entry.keys[0]:
+                    run = run.with_({entry.name: entry.unit.read(flat[key], run)})
+                break
+    return run, used
+
+
+_INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
+
+
+def resolve(flat: Mapping[str, Value]) -> dict[str, Value]:
+    """Values with ``${a.b}``, ``${.sibling}``, ``${oc.select:key,default}``, ``${mul:a,b}`` and the like filled in.
+
+    What cannot be resolved (environment variables, unknown resolvers, cycles) stays as it is.
+
+    >>> resolve({"a": 3, "b": "${mul:${a}, 4}", "c": "${oc.select:a,1}", "d.e": "${.f}", "d.f": True})
+    {'a': 3, 'b': 12, 'c': 3, 'd.e': True, 'd.f': True}
+    """
+    done = dict(flat)
+    for _ in range(12):
+        changed = False
+        for key, value in done.items():
+            if isinstance(value, str) and "${" in value:
+                filled = _filled(key, value, done)
+                if filled != value:
+                    done[key], changed = filled, True
+        if not changed:
+            break
+    return done
+
+
+def _filled(key: str, text: str, flat: Mapping[str, Value]) -> Value:
+    for match in _INTERPOLATION.finditer(text):
+        value, known = _interpolated(key, match[1], flat)
+        if not known or (isinstance(value, str) and "${" in value and match[0] in value):
+            continue
+        if match[0] == text:
+            return value
+        return text.replace(match[0], str(value))
+    return text
+
+
+def _interpolated(key: str, body: str, flat: Mapping[str, Value]) -> tuple[Value, bool]:
+    """Value of one innermost interpolation, and whether it is known."""
+    name, colon, arguments = body.partition(":")
+    if not colon:
+        path = _absolute(key, body.strip())
+        return flat.get(path), path in flat
+    parts = [part.strip() for part in arguments.split(",")]
+    if name == "oc.select":
+        path = _absolute(key, parts[0])
+        if path in flat and flat[path] is not None:
+            return flat[path], True
+        return _literal(parts[1]) if len(parts) > 1 else None, len(parts) > 1 or path in flat
+    if name == "oc.env":
+        return (_literal(parts[1]), True) if len(parts) > 1 else (None, False)
+    numbers = [_literal(part) for part in parts]
+    if all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
+        return _computed(name, numbers)
+    return None, False
+
+
+def _computed(name: str, numbers: list[Value]) -> tuple[Value, bool]:
+    """The arithmetic resolvers that NeMo-RL registers (nemo_rl/utils/config.py): mul, div, add, max, min."""
+    if name == "mul" and numbers:
+        product: Value = 1
+        for number in numbers:
+            product *= number
+        return product, True
+    if name == "div" and len(numbers) == 2 and numbers[1]:
+        whole = numbers[0] / numbers[1]
+        return (int(whole) if whole == int(whole) else whole), True
+    simple: dict[str, Callable[..., Value]] = {"add": lambda *given: sum(given), "max": max, "min": min}
+    if name in simple and numbers:
+        return simple[name](*numbers), True
+    return None, False
+
+
+def _absolute(key: str, path: str) -> str:
+    """A dotted path seen from ``key``: a leading dot is the key's own section, each further one its parent."""
+    if not path.startswith("."):
+        return path
+    ups = len(path) - len(path.lstrip("."))
+    section = key.split(".")[:-ups]
+    return ".".join([*section, path.lstrip(".")])
+
+
+def _literal(text: str) -> Value:
+    """A YAML scalar of an interpolation's argument."""
+    lowered = text.strip().lower()
+    if lowered in ("null", "none", "~", ""):
+        return None
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text.strip().strip("'\"")

@@ -1,0 +1,37 @@
+"""The frameworks that rlperf knows, by name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.frameworks.adapter import Adapter
+
+FRAMEWORKS = ("verl",)
+_ALIASES = {"nemo": "nemo_rl", "nemorl": "nemo_rl", "nemo_rl": "nemo_rl", "miles": "slime"}
+
+
+def split_name(text: str) -> tuple[str, str | None]:
+    """``verl==0.9`` as name and version.
+
+    >>> split_name("verl==0.9"), split_name("slime")
+    (('verl', '0.9'), ('slime', None))
+    """
+    name, _, version = text.partition("==")
+    return name.strip(), version.strip() or None
+
+
+def adapter_of(name: str) -> Adapter:
+    """The adapter of a framework.
+
+    Raises
+    ------
+    SpecError : rlperf knows no such framework; with those it knows
+    """
+    wanted = name.strip().lower().replace("-", "_")
+    wanted = _ALIASES.get(wanted, wanted)
+    if wanted not in FRAMEWORKS:
+        hint = did_you_mean(wanted, FRAMEWORKS) or f"known: {', '.join(FRAMEWORKS)}"
+        raise SpecError(Problem(f"there is no framework named {name!r}", suggestion=hint))
+    adapter: Adapter = import_module(f"rlperf.frameworks.{wanted}").ADAPTER
+    return adapter

@@ -1,0 +1,354 @@
+"""verl: hydra YAML over the trainer's default config; FSDP and Megatron; versions 0.4 to main.
+
+Batch sizes count prompts; token budgets are per GPU and grow by Ulysses or context parallel at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rlperf.errors import ExportError
+from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name
+from rlperf.frameworks.fields import (
+    NEGATED,
+    TOKENS_PER_DEVICE,
+    Field,
+    Target,
+    Unit,
+    field,
+    one_as,
+    read_fields,
+    resolve,
+    words,
+    write_fields,
+    zero_as,
+)
+from rlperf.frameworks.keytable import ABSENT, Value, flatten, key_table
+from rlperf.frameworks.run import Run, complete_layouts
+from rlperf.frameworks.verl_settings import (
+    A,
+    F,
+    G,
+    M,
+    R,
+    T,
+    algorithm_settings,
+    at_least,
+    entry_of,
+    is_noise,
+    logging_settings,
+    placement,
+    scoring,
+    with_derived,
+)
+from rlperf.frameworks.writing import script, yaml_text
+
+_ENGINE_TP = Unit(
+    lambda value, run: int(value) * run.number("rollout.attention_data_parallel"),
+    lambda value, run: int(value) // run.number("rollout.attention_data_parallel"),
+)
+_LARGER = Unit(lambda value, run: max(int(value), run.number("trainer.ulysses")), lambda value, _: value)
+_CHECKPOINTING = Unit(lambda value, _: "full" if value else "none", lambda value, _: value != "none")
+_GRANULARITY = Unit(lambda value, _: value or "none", lambda value, _: None if value == "none" else value)
+_RESHARD = Unit(lambda value, _: 3 if value else 2, lambda value, _: value >= 3)
+_DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >= 1)
+_QUANTIZED = Unit(lambda value, _: str(value), lambda value, _: value if value not in (None, "bf16", "fp16") else None)
+_DTYPE = words(bf16="bfloat16", fp16="float16")
+_LORA = Unit(lambda value, _: int(value) or None, lambda value, _: value)
+_BACKEND = Unit(lambda value, _: "megatron" if value == "megatron" else "fsdp2", lambda value, _: value)
+
+FIELDS: tuple[Field, ...] = (
+    field("batch.prompts_per_step", "data.train_batch_size", note="prompts; x rollout.n = samples per rl_step"),
+    field("batch.group_size", R + "n", note="samples per prompt"),
+    field("batch.mini_batch", A + "ppo_mini_batch_size", note="prompts per optimizer update"),
+    field("batch.max_prompt_tokens", "data.max_prompt_length"),
+    field("batch.max_response_tokens", "data.max_response_length"),
+    field("batch.context_tokens", R + "max_model_len", note="prompt + response; null: the model's maximum"),
+    field("trainer.backend", A + "strategy", _BACKEND),
+    field("trainer.ulysses", A + "ulysses_sequence_parallel_size", backend="fsdp2", note="divides heads"),
+    field("trainer.ulysses", F + "ulysses_sequence_parallel_size", _LARGER, backend="fsdp2", read_only=True),
+    field("trainer.shard_size", F + "fsdp_size", zero_as(-1), "-1: all GPUs; less: HSDP", backend="fsdp2"),
+    field("trainer.zero_stage", F + "reshard_after_forward", _RESHARD, backend="fsdp2"),
+    field("trainer.activation_recompute", M + "enable_gradient_checkpointing", _CHECKPOINTING, backend="fsdp2"),
+    field("trainer.offload_optimizer", F + "optimizer_offload", backend="fsdp2"),
+    field("trainer.offload_activations", M + "enable_activation_offload", backend="fsdp2"),
+    field("trainer.compute_dtype", F + "dtype", _DTYPE, backend="fsdp2"),
+    field("trainer.tensor_parallel", G + "tensor_model_parallel_size", backend="megatron"),
+    field("trainer.pipeline_parallel", G + "pipeline_model_parallel_size", backend="megatron"),
+    field("trainer.virtual_pipeline", G + "virtual_pipeline_model_parallel_size", one_as(None), backend="megatron"),
+    field("trainer.context_parallel", G + "context_parallel_size", backend="megatron"),
+    field("trainer.expert_parallel", G + "expert_model_parallel_size", backend="megatron"),
+    field("trainer.expert_tensor_parallel", G + "expert_tensor_parallel_size", one_as(None), backend="megatron"),
+    field("trainer.sequence_parallel", G + "sequence_parallel", backend="megatron"),
+    field("trainer.zero_stage", G + "use_distributed_optimizer", _DISTRIBUTED, backend="megatron"),
+    field(
+        "trainer.activation_recompute",
+        f"{T}recompute_granularity {M}gradient_checkpointing_kwargs.activations_checkpoint_granularity",
+        _GRANULARITY,
+        backend="megatron",
+    ),
+    field("trainer.offload_optimizer", G + "optimizer_offload", backend="megatron"),
+    field("trainer.compute_dtype", G + "dtype", _DTYPE, backend="megatron"),
+    field("trainer.packing", M + "use_remove_padding", note="sequences packed without padding"),
+    field("trainer.lora_rank", M + "lora_rank", _LORA),
+    field("trainer.dynamic", A + "use_dynamic_bsz"),
+    field("trainer.token_budget", A + "ppo_max_token_len_per_gpu", TOKENS_PER_DEVICE),
+    field("trainer.microbatch", A + "ppo_micro_batch_size_per_gpu", note="samples"),
+    field("trainer.scoring_dynamic", R + "log_prob_use_dynamic_bsz"),
+    field("trainer.scoring_token_budget", R + "log_prob_max_token_len_per_gpu", TOKENS_PER_DEVICE),
+    field("trainer.scoring_microbatch", R + "log_prob_micro_batch_size_per_gpu", note="samples"),
+    field("rollout.backend", R + "name"),
+    field("rollout.attention_data_parallel", R + "data_parallel_size", note="attention data parallel in a replica"),
+    field("rollout.tensor_parallel", R + "tensor_model_parallel_size", _ENGINE_TP, "replica = TP x DP x PP GPUs"),
+    field("rollout.pipeline_parallel", R + "pipeline_model_parallel_size"),
+    field("rollout.expert_parallel", R + "expert_parallel_size", note="1, or TP x DP of a replica"),
+    field("rollout.memory_fraction", R + "gpu_memory_utilization", note="share of GPU memory for the engine"),
+    field("rollout.max_running", R + "max_num_seqs", note="requests that a replica runs at once"),
+    field("rollout.engine_token_budget", R + "max_num_batched_tokens", note="tokens per engine step"),
+    field("rollout.chunked_prefill", R + "enable_chunked_prefill"),
+    field("rollout.prefix_caching", R + "enable_prefix_caching"),
+    field("rollout.cuda_graphs", R + "enforce_eager", NEGATED),
+    field("rollout.rollout_dtype", R + "quantization", _QUANTIZED),
+    field("rollout.kv_dtype", f"{R}engine_kwargs.vllm.kv_cache_dtype", note="engine's own argument"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verl:
+    """The adapter."""
+
+    name: str = "verl"
+    title: str = "verl"
+    fields: tuple[Field, ...] = FIELDS
+
+    # -- export -------------------------------------------------------------------------------------------------
+
+    def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
+        """Mode, recompute, offload and engine parallelism as this version can express them."""
+        lost: list[Limitation] = []
+        changes: dict[str, Value] = {}
+        backend = run.get("trainer.backend", "fsdp2")
+        training_s = run.get("predicted.training")
+        if backend == "fsdp2" and run.get("trainer.activation_recompute") == "selective":
+            changes["trainer.activation_recompute"] = "full"
+            cost = "up to a third of the training time more"
+            if training_s:
+                cost = f"up to {training_s / 3:.1f} s per rl_step more (a third of training)"
+            lost.append(Limitation("selective recompute with FSDP", "full recompute", cost))
+        if backend == "fsdp2" and run.number("trainer.context_parallel") > 1:
+            ring = run.number("trainer.context_parallel")
+            changes["trainer.ulysses"] = ring * run.number("trainer.ulysses")
+            changes["trainer.context_parallel"] = 1
+            lost.append(Limitation(f"ring context parallel {ring}", "Ulysses of the same size", "all-to-all, not ring"))
+        if backend == "megatron" and run.get("trainer.offload") in ("activations", "both"):
+            changes["trainer.offload"] = "optimizer" if run.get("trainer.offload") == "both" else "none"
+            changes["trainer.activation_recompute"] = "full"
+            lost.append(Limitation("activation offload with Megatron", "full recompute", "a third of training more"))
+        if run.get("run.algorithm") == "dapo" and not at_least(version, "0.9"):
+            lost.append(Limitation("dynamic sampling", "groups without a signal are trained on", "wasted samples"))
+        changes.update(self._engine(run, version, lost))
+        self._mode(run, version, lost)
+        return run.with_(changes), tuple(lost)
+
+    def _engine(self, run: Run, version: str, lost: list[Limitation]) -> dict[str, Value]:
+        """Rollout parallelism: EP is 1 or TP x DP; data and expert parallel keys exist since 0.6; PP never."""
+        changes: dict[str, Value] = {}
+        experts, attention = run.number("rollout.expert_parallel"), run.number("rollout.attention_data_parallel")
+        width = run.number("rollout.tensor_parallel")
+        if not at_least(version, "0.6") and (experts > 1 or attention > 1):
+            changes = {"rollout.expert_parallel": 1, "rollout.attention_data_parallel": 1}
+            asked = f"expert parallel {experts}, attention data parallel {attention} in the engine"
+            lost.append(Limitation(asked, f"tensor parallel {width}", f"verl {version} has no keys for it"))
+        elif experts > 1 and experts != width:
+            changes = {"rollout.expert_parallel": width}
+            lost.append(
+                Limitation(f"rollout expert_parallel {experts}", f"{width} (= TP x DP)", "verl accepts no other")
+            )
+        if run.number("rollout.pipeline_parallel") > 1:
+            depth = run.number("rollout.pipeline_parallel")
+            changes.update({"rollout.tensor_parallel": width * depth, "rollout.pipeline_parallel": 1})
+            lost.append(Limitation(f"rollout pipeline_parallel {depth}", f"tensor parallel {width * depth}",
+                                   "more all-reduce in decode; verl's engines refuse PP"))  # fmt: skip
+        return changes
+
+    def _mode(self, run: Run, version: str, lost: list[Limitation]) -> None:
+        mode = run.get("run.mode")
+        if mode == "colocated":
+            return
+        if not at_least(version, "0.7"):
+            raise ExportError(
+                f"mode {mode} needs a rollout pool of its own, which the {version} package lacks",
+                f"verl=={version}",
+                {"nearest": "verl 0.9 (trainer.v1.trainer_mode=separate_async), or modes: colocated in the job"},
+            )
+        if mode == "disaggregated":
+            lost.append(Limitation("synchronous disaggregated (staleness 0)", "one step off (staleness 1)",
+                                   "not slower, but samples are one policy version behind"))  # fmt: skip
+
+    def emit(self, run: Run, target: Target) -> Emission:
+        """All settings of a run."""
+        run = with_derived(run)
+        settings = [s for s in write_fields(self.fields, run, target) if not is_noise(s, target)]
+        extra = [
+            *placement(run, target.version),
+            *algorithm_settings(run, target),
+            *scoring(run, target),
+            *logging_settings(run),
+        ]
+        chosen = {setting.key: setting for setting in settings}
+        chosen.update({s.key: s for s in extra if target.has(s.key)})
+        entry, base = entry_of(run, target)
+        return Emission(tuple(chosen.values()), (), entry, base, run)
+
+    def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
+        """``<stem>.yaml`` (hydra primary config) and ``<stem>.sh``."""
+        search = ["pkg://verl.trainer.config"]
+        if "experimental" in emission.entry:
+            search.insert(0, "pkg://" + emission.entry.rpartition(".")[0] + ".config")
+        top = [
+            "hydra:",
+            f"  searchpath: [{', '.join(search)}]",
+            "defaults:",
+            *(f"  - {line}" for line in emission.base),
+        ]
+        config = yaml_text(emission.settings, header, top=[*top, "  - _self_"])
+        body = [
+            'cd "$(dirname "$0")"',
+            "# yours: data, checkpoint of the policy, reward function",
+            'TRAIN_FILES="${TRAIN_FILES:-/data/train.parquet}"',
+            'VAL_FILES="${VAL_FILES:-/data/val.parquet}"',
+            f'MODEL_PATH="${{MODEL_PATH:-{hub_name(emission.run.get("run.architecture", ""))}}}"',
+            f'python3 -m {emission.entry} --config-path "$PWD" --config-name {stem} \\',
+            '  data.train_files="$TRAIN_FILES" data.val_files="$VAL_FILES" \\',
+            '  actor_rollout_ref.model.path="$MODEL_PATH" "$@"',
+        ]
+        return {
+            f"{stem}.yaml": config,
+            f"{stem}.sh": script([f"Launches {stem}.yaml on the head of a Ray cluster."], body),
+        }
+
+    # -- import -------------------------------------------------------------------------------------------------
+
+    def detect(self, source: Source) -> float:
+        """verl's sections, or its entry point."""
+        if source.entry.startswith("verl."):
+            return 1.0
+        return (
+            0.95 if any(key.startswith(("actor_rollout_ref.", "+actor_rollout_ref.")) for key in source.keys) else 0.0
+        )
+
+    def target(self, source: Source, version: str | None) -> Target:
+        """Megatron where the config group, the base config or the strategy says so; the newest version that fits."""
+        table = key_table(self.name)
+        megatron = (
+            source.keys.get("model_engine") == "megatron"
+            or any("megatron" in base for base in source.bases)
+            or source.keys.get(A + "strategy") == "megatron"
+        )
+        return Target(table, table.version(version), "megatron" if megatron else "fsdp2")
+
+    def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
+        """Neutral values of the keys, with this version's defaults below them."""
+        specs = target.table.keys(target.version, target.backend)
+        flat = {key: spec.default for key, spec in specs.items() if spec.default is not ABSENT}
+        if not _is_async_recipe(source):
+            flat = {key: value for key, value in flat.items() if not key.startswith(("async_training.", "rollout."))}
+        else:
+            flat.update(_RECIPE_DEFAULTS)
+        flat = resolve({**flat, **flatten(source.keys)})
+        run, used = read_fields(self.fields, flat, target, Run({"trainer.backend": target.backend}))
+        known = {f"trainer.{'offload'}": _offload(run), "run.architecture": str(flat[M + "path"])}
+        known.update(_read_algorithm(flat))
+        run = run.with_(known)
+        run = run.with_(_read_placement(flat, run, source))
+        if not run.get("trainer.dynamic"):
+            run = run.with_({"trainer.token_budget": None})
+        if not run.get("trainer.scoring_dynamic", run.get("trainer.dynamic")):
+            run = run.with_({"trainer.scoring_token_budget": None})
+        return Run(complete_layouts(run.values)), frozenset(used | _ALSO_READ)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+_RECIPE_DEFAULTS = {
+    "algorithm.rollout_correction.bypass_mode": True,
+    R + "calculate_log_probs": True,
+    R + "checkpoint_engine.backend": "nccl",
+}
+_ALSO_READ = frozenset(
+    {
+        "trainer.nnodes", "trainer.n_gpus_per_node", R + "nnodes", R + "n_gpus_per_node", "rollout.nnodes",
+        "rollout.n_gpus_per_node", "algorithm.adv_estimator", A + "use_kl_loss", "algorithm.use_kl_in_reward",
+        "trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step", "async_training.require_batches",
+        "trainer.v1.sampler.max_off_policy_threshold", "async_training.staleness_threshold", M + "path",
+        "async_training.trigger_parameter_sync_step", "data.train_batch_size", "algorithm.filter_groups.enable",
+    }
+)  # fmt: skip
+
+
+def _is_async_recipe(source: Source) -> bool:
+    return (
+        "experimental" in source.entry
+        or any("async_ppo" in base or "one_step" in base for base in source.bases)
+        or (any(key.startswith("async_training.") for key in source.keys))
+    )
+
+
+def _offload(run: Run) -> str:
+    optimizer, activations = bool(run.get("trainer.offload_optimizer")), bool(run.get("trainer.offload_activations"))
+    return {(False, False): "none", (True, False): "optimizer", (False, True): "activations"}.get(
+        (optimizer, activations), "both"
+    )
+
+
+def _read_algorithm(flat: dict[str, Value]) -> dict[str, Value]:
+    ppo = flat.get("algorithm.adv_estimator") == "gae"
+    filtered = bool(flat.get("algorithm.filter_groups.enable"))
+    reference = bool(flat.get(A + "use_kl_loss")) or bool(flat.get("algorithm.use_kl_in_reward"))
+    return {"run.algorithm": "ppo" if ppo else "dapo" if filtered else "grpo", "run.reference": reference}
+
+
+def _read_placement(flat: dict[str, Value], run: Run, source: Source) -> dict[str, Value]:
+    """Mode, staleness and devices; verl's separate pools stand in three places, by version."""
+    per_node = int(flat.get("trainer.n_gpus_per_node") or 8)
+    trainer = int(flat.get("trainer.nnodes") or 1) * per_node
+    recipe = _is_async_recipe(source)
+    v1 = str(flat.get("trainer.v1.trainer_mode") or "sync")
+    own = R if v1 == "separate_async" else "rollout." if recipe else ""
+    values: dict[str, Value] = {
+        "trainer.devices": trainer,
+        "run.devices_per_node": per_node,
+        "rollout.devices": trainer,
+    }
+    if own:
+        rollout = int(flat.get(own + "nnodes") or 1) * int(flat.get(own + "n_gpus_per_node") or per_node)
+        values["rollout.devices"] = rollout
+        values["run.devices_per_node"] = max(per_node, int(flat.get(own + "n_gpus_per_node") or per_node))
+        values["run.separate_pools"] = True
+        values["run.sync_backend"] = str(flat.get(R + "checkpoint_engine.backend") or "naive")
+    if own == R:
+        values["run.parameter_sync_step"] = flat.get("trainer.v1.separate_async.parameter_sync_step")
+    values["run.rollout_mode"] = str(flat.get(R + "mode"))
+    values["run.free_cache_engine"] = bool(flat.get(R + "free_cache_engine"))
+    total = trainer + (values["rollout.devices"] if own else 0)
+    values["run.devices"], values["run.nodes"] = total, -(-total // values["run.devices_per_node"])
+    fully = recipe and flat.get("data.train_batch_size") == 0
+    if fully:
+        sync = int(flat.get("async_training.trigger_parameter_sync_step") or 1)
+        batches = int(flat.get("async_training.require_batches") or 1)
+        values["batch.prompts_per_step"] = run.number("batch.mini_batch") * batches * sync
+        values["run.mode"], values["run.staleness"] = "async", max(
+            1, round(float(flat.get("async_training.staleness_threshold") or 0))
+        )  # fmt: skip
+    elif own == R:
+        bound = int(flat.get("trainer.v1.sampler.max_off_policy_threshold") or 1)
+        values["run.mode"], values["run.staleness"] = ("one_step_off" if bound == 1 else "async"), bound
+    elif recipe:
+        values["run.mode"], values["run.staleness"] = "one_step_off", 1
+    else:
+        values["run.mode"], values["run.staleness"] = "colocated", 0
+    return values
+
+
+ADAPTER = replace(Verl())

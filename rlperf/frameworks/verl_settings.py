@@ -1,0 +1,231 @@
+"""verl: the settings that are no table rows: placement, mode, algorithm, critic, scoring, and where they may stand."""
+
+from __future__ import annotations
+
+from rlperf.errors import ExportError
+from rlperf.frameworks.adapter import hub_name, node_shape
+from rlperf.frameworks.fields import TOKENS_PER_DEVICE, Setting, Target
+from rlperf.frameworks.keytable import Value
+from rlperf.frameworks.run import Run
+
+A = "actor_rollout_ref.actor."
+R = "actor_rollout_ref.rollout."
+M = "actor_rollout_ref.model."
+F = A + "fsdp_config."
+G = A + "megatron."
+T = G + "override_transformer_config."
+ORDER = ("0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "main")
+
+
+ASYNC_ENTRIES = {
+    "one_step_off": "verl.experimental.one_step_off_policy.main_ppo",
+    "fully_async": "verl.experimental.fully_async_policy.fully_async_main",
+}
+
+
+def at_least(version: str, first: str) -> bool:
+    return ORDER.index(version) >= ORDER.index(first)
+
+
+def is_noise(setting: Setting, target: Target) -> bool:
+    """A null that the version's default is anyway."""
+    return setting.value is None and target.default(setting.key) is None
+
+
+def with_derived(run: Run) -> Run:
+    """Values that verl's keys speak of beside the plan's own."""
+    offload = run.get("trainer.offload", "none")
+    budget = run.get("trainer.token_budget")
+    prompt, response = run.number("batch.max_prompt_tokens"), run.number("batch.max_response_tokens")
+    scoring = run.get("trainer.scoring_token_budget") or (2 * budget if budget else None)
+    packing = run.get("trainer.packing")
+    derived: dict[str, Value] = {
+        "trainer.offload_optimizer": offload in ("optimizer", "both"),
+        "trainer.offload_activations": offload in ("activations", "both"),
+        "trainer.packing": True if packing is None else packing,
+        "trainer.dynamic": budget is not None,
+        "trainer.scoring_dynamic": budget is not None,
+        "trainer.scoring_token_budget": scoring,
+        "trainer.microbatch": None if budget else run.number("trainer.microbatch"),
+        "trainer.scoring_microbatch": None
+        if budget
+        else run.number("trainer.scoring_microbatch", run.number("trainer.microbatch")),
+        "batch.context_tokens": run.get("batch.context_tokens") or prompt + response,
+        "trainer.ulysses": run.number("trainer.ulysses"),
+    }
+    return run.with_(derived)
+
+
+def placement(run: Run, version: str) -> list[Setting]:
+    """Nodes and GPUs of the trainer and, where it has its own, of the rollout pool; the mode's own keys."""
+    per_node = run.number("run.devices_per_node", 8)
+    shapes = {}
+    for role in ("trainer", "rollout"):
+        shape = node_shape(run.number(f"{role}.devices"), per_node)
+        if shape is None:
+            raise ExportError(
+                f"{role} has {run.number(f'{role}.devices')} GPUs, which fill no whole number of nodes of {per_node}",
+                "verl",
+                {"nearest": f"devices that are a multiple of {per_node}, or at most {per_node}"},
+            )
+        shapes[role] = shape
+    nodes, gpus = shapes["trainer"]
+    settings = [Setting("trainer.nnodes", nodes), Setting("trainer.n_gpus_per_node", gpus)]
+    mode = run.get("run.mode")
+    if mode == "colocated":
+        # 0.4 refuses free_cache_engine with CUDA graphs (its engine sleeps all the same).
+        free = at_least(version, "0.5") or run.get("rollout.cuda_graphs") is False
+        settings.append(Setting(R + "free_cache_engine", free, "engine sleeps while the trainer works"))
+        if at_least(version, "0.9"):
+            settings.append(Setting("trainer.v1.trainer_mode", "sync"))
+        return settings
+    nodes, gpus = shapes["rollout"]
+    prompts, mini = run.number("batch.prompts_per_step"), run.number("batch.mini_batch")
+    updates = max(prompts // mini, 1)
+    settings += [
+        Setting(R + "checkpoint_engine.backend", "nccl", "weight sync to a pool of its own"),
+        Setting("algorithm.rollout_correction.bypass_mode", True, "the engine's log-probs serve: no old_log_prob pass"),
+        Setting(R + "calculate_log_probs", True),
+    ]
+    staleness = max(run.number("run.staleness", 1), 1)
+    if at_least(version, "0.9"):
+        return [
+            *settings,
+            Setting(R + "nnodes", nodes, "rollout's own nodes"),
+            Setting(R + "n_gpus_per_node", gpus),
+            Setting("trainer.v1.trainer_mode", "separate_async"),
+            Setting("trainer.v1.separate_async.parameter_sync_step", updates, "optimizer updates between weight syncs"),
+            Setting("trainer.v1.separate_async.num_warmup_batches", staleness, "batches that rollout is ahead"),
+            Setting("trainer.v1.sampler.max_off_policy_threshold", staleness, "policy versions a sample may be behind"),
+        ]
+    settings += [
+        Setting("actor_rollout_ref.hybrid_engine", False),
+        Setting("rollout.nnodes", nodes, "rollout's own nodes"),
+        Setting("rollout.n_gpus_per_node", gpus),
+    ]
+    if mode != "async":
+        return [*settings, Setting(R + "free_cache_engine", False)]
+    return [
+        *settings,
+        Setting("data.train_batch_size", 0, "fully async draws single prompts"),
+        Setting("data.gen_batch_size", 1),
+        Setting("async_training.staleness_threshold", float(staleness), "share of a sync interval generated ahead"),
+        Setting("async_training.trigger_parameter_sync_step", updates, "optimizer updates between weight syncs"),
+        Setting("async_training.require_batches", 1),
+        Setting("async_training.partial_rollout", True),
+        Setting("rollout.total_rollout_steps", prompts * run.number("run.rl_steps"), "prompts of the whole run"),
+    ]
+
+
+def algorithm_settings(run: Run, target: Target) -> list[Setting]:
+    algorithm, reference = run.get("run.algorithm", "grpo"), bool(run.get("run.reference", False))
+    settings = [
+        Setting("algorithm.adv_estimator", "gae" if algorithm == "ppo" else "grpo"),
+        Setting(A + "use_kl_loss", reference and algorithm != "ppo", "a KL term needs the reference's forward pass"),
+        Setting("algorithm.use_kl_in_reward", reference and algorithm == "ppo"),
+        Setting(A + "entropy_coeff", 0),
+        Setting("data.truncation", "error"),
+        Setting("data.filter_overlong_prompts", True),
+        Setting(R + "update_weights_bucket_megabytes", 2048),
+        Setting(R + "checkpoint_engine.update_weights_bucket_megabytes", 2048),
+    ]
+    if algorithm == "dapo":
+        settings += [
+            Setting(A + "clip_ratio_low", 0.2),
+            Setting(A + "clip_ratio_high", 0.28),
+            Setting(A + "loss_agg_mode", "token-mean"),
+            Setting("algorithm.filter_groups.enable", True, "drop groups without a signal"),
+            Setting("algorithm.filter_groups.metric", "acc"),
+        ]
+    if algorithm == "ppo":
+        settings += _critic(run, target)
+    recompute = run.get("trainer.activation_recompute")
+    if target.backend == "megatron" and recompute == "full":
+        old = M + "gradient_checkpointing_kwargs.activations_checkpoint_"
+        settings += [
+            Setting(T + "recompute_method", "uniform"),
+            Setting(T + "recompute_num_layers", 1),
+            Setting(M + "enable_gradient_checkpointing", True),
+            Setting(old + "method", "uniform"),
+            Setting(old + "num_layers", 1),
+        ]
+    if target.backend == "megatron" and run.get("trainer.offload_optimizer"):
+        settings.append(Setting(G + "grad_offload", True, "gradients leave with the optimizer"))
+    return settings
+
+
+def _critic(run: Run, target: Target) -> list[Setting]:
+    """The critic mirrors the actor's layout where the plan gives it none of its own."""
+    critic = {name.removeprefix("critic."): value for name, value in run.values.items() if name.startswith("critic.")}
+    source = run.with_({f"trainer.{name}": value for name, value in critic.items()}) if critic else run
+    budget = source.get("trainer.token_budget")
+    settings = [
+        Setting("critic.model.path", hub_name(run.get("run.architecture", ""))),
+        Setting("critic.use_dynamic_bsz", budget is not None),
+        Setting("critic.ppo_mini_batch_size", run.number("batch.mini_batch"), "prompts"),
+    ]
+    if budget is None:
+        settings.append(Setting("critic.ppo_micro_batch_size_per_gpu", source.number("trainer.microbatch")))
+    else:
+        tokens = TOKENS_PER_DEVICE.write(budget, source)
+        settings.append(Setting("critic.ppo_max_token_len_per_gpu", tokens, TOKENS_PER_DEVICE.note))
+        settings.append(Setting("critic.forward_max_token_len_per_gpu", 2 * tokens))
+    if target.backend == "fsdp2":
+        return [*settings, Setting("critic.strategy", "fsdp2"),
+                Setting("critic.ulysses_sequence_parallel_size", source.number("trainer.ulysses"))]  # fmt: skip
+    degrees = ("tensor_model_parallel_size tensor_parallel", "pipeline_model_parallel_size pipeline_parallel",
+               "context_parallel_size context_parallel", "expert_model_parallel_size expert_parallel")  # fmt: skip
+    pairs = (pair.split() for pair in degrees)
+    return [*settings, *(Setting(f"critic.megatron.{key}", source.number(f"trainer.{ours}")) for key, ours in pairs)]
+
+
+def scoring(run: Run, target: Target) -> list[Setting]:
+    """The reference's forward pass takes the budgets of the actor's scoring pass, and its layout."""
+    ref = "actor_rollout_ref.ref."
+    budget = run.get("trainer.scoring_token_budget")
+    settings = [Setting(ref + "log_prob_use_dynamic_bsz", bool(budget))]
+    if budget:
+        settings.append(Setting(ref + "log_prob_max_token_len_per_gpu", TOKENS_PER_DEVICE.write(budget, run)))
+    else:
+        settings.append(Setting(ref + "log_prob_micro_batch_size_per_gpu", run.number("trainer.scoring_microbatch")))
+    if target.backend == "megatron":
+        for key, ours in (
+            ("tensor_model_parallel_size", "tensor_parallel"),
+            ("pipeline_model_parallel_size", "pipeline_parallel"),
+            ("context_parallel_size", "context_parallel"),
+            ("expert_model_parallel_size", "expert_parallel"),
+        ):
+            if run.number(f"trainer.{ours}") > 1:
+                settings.append(Setting(f"{ref}megatron.{key}", run.number(f"trainer.{ours}")))
+        if run.number("trainer.virtual_pipeline") > 1:
+            chunks = run.number("trainer.virtual_pipeline")
+            settings.append(Setting(ref + "megatron.virtual_pipeline_model_parallel_size", chunks))
+    return settings
+
+
+def logging_settings(run: Run) -> list[Setting]:
+    steps = run.get("run.rl_steps")
+    settings = [
+        Setting("actor_rollout_ref.model.path", hub_name(run.get("run.architecture", "")), "yours"),
+        Setting("data.train_files", "/data/train.parquet", "yours"),
+        Setting("data.val_files", "/data/val.parquet", "yours"),
+        Setting("trainer.balance_batch", True),
+        Setting("trainer.logger", ["console"], "`rlperf calibrate logs` reads it"),
+    ]
+    if steps:
+        last = run.number("run.last_rl_step", int(steps))
+        settings.append(Setting("trainer.total_training_steps", last, "through the last rl_step of this phase"))
+        settings.append(Setting("trainer.save_freq", int(steps), "the next phase resumes from here"))
+    return settings
+
+
+def entry_of(run: Run, target: Target) -> tuple[str, tuple[str, ...]]:
+    """The module to run, and the defaults list of the primary config."""
+    mode, version = run.get("run.mode"), target.version
+    megatron = target.backend == "megatron"
+    group = ("override model_engine: megatron",) if megatron and at_least(version, "0.8") else ()
+    if mode == "colocated" or at_least(version, "0.9"):
+        base = "ppo_megatron_trainer" if megatron and not group else "ppo_trainer"
+        return "verl.trainer.main_ppo", (base, *group)
+    recipe = "fully_async" if mode == "async" else "one_step_off"
+    return ASYNC_ENTRIES[recipe], (f"{recipe}_ppo_megatron_trainer" if megatron else f"{recipe}_ppo_trainer",)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlperf.errors import ExportError
+from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import Adapter, Emission, Limitation, framework_facts
 from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.keytable import Value, key_table
@@ -18,6 +18,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import Rule
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_architecture, load_cluster
+from rlperf.specs.reader import read_document, validate
 from rlperf.specs.writer import write_atomic
 from rlperf.units import human_seconds
 
@@ -69,6 +70,33 @@ def write_job(
     header = [f"{job.name}: pinned pools of the job, not planned"]
     phase = export_run(from_job(job, per_node), adapter, version, "config", header, carried=carried, folder=folder)
     return _write([phase], adapter, version, Path(out), [header])
+
+
+def write_file(path: Path | str, framework: str | None, out: Path | str) -> tuple[Path, ...]:
+    """Write what a file holds: a plan, or a job with pinned pools (and the keys that its import carried along)."""
+    document = read_document(path)
+    folder = Path(path).parent
+    if isinstance(document.data, dict) and "plan" in document.data:
+        return write_plan(validate(document, Plan), framework, out, folder=folder)
+    return write_job(validate(document, Job), framework, out, carried=carried_keys(path), folder=folder)
+
+
+def carried_keys(path: Path | str) -> dict[str, Value]:
+    """Keys that ``rlperf import`` found beside what a job can say: ``<job>.keys.yaml``, where it exists."""
+    beside = keys_file(path)
+    if not beside.is_file():
+        return {}
+    data = read_document(beside).data
+    return dict(data.get("keys", {})) if isinstance(data, dict) else {}
+
+
+def keys_file(path: Path | str) -> Path:
+    """Where the imported keys of a job file stand.
+
+    >>> keys_file("run/job.yaml").name
+    'job.keys.yaml'
+    """
+    return Path(path).with_suffix(".keys.yaml")
 
 
 def export_run(
@@ -127,8 +155,6 @@ def said(rule: Rule, names: Mapping[str, object]) -> str:
 
 def architecture_of(run: Run, folder: Path | str | None = None) -> Architecture | None:
     """The run's architecture, or None where it is not known by name."""
-    from rlperf.errors import SpecError
-
     try:
         return load_architecture(str(run.get("run.architecture", "")), folder)
     except SpecError:

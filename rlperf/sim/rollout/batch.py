@@ -1,0 +1,134 @@
+"""The decoding requests of a replica: contexts that all grow alike, their blocks, and who completes when."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+
+from rlperf.layout import FloatArray, IntArray
+from rlperf.sim.rollout.options import DecodeClock
+
+
+class DecodingBatch:
+    """Requests that decode together; request i has base_i + tau cached tokens at clock tau.
+
+    With w tokens in flight per request (1, or with speculation drafts and one) an engine_step reads
+    sum(base_i + tau + w) keys and needs ceil((base_i + tau + w) / block) blocks of each request. Written as
+    ``(a_i + tau) // block`` with a_i = base_i + w + block - 1, the sum over requests is
+
+        sum(a_i // block) + b (tau // block) + #{i: a_i mod block >= block - tau mod block}
+
+    so a count of the b requests by a_i mod block gives the blocks at any clock without visiting requests.
+    """
+
+    def __init__(self, clock: DecodeClock, block: int, width: int) -> None:
+        self.clock, self.block, self.width = clock, block, width
+        self.steps = 0
+        self.tau = 0
+        self.size = 0
+        self.base: dict[int, int] = {}
+        self.need: dict[int, int] = {}
+        """tau at which each request completes."""
+        self._ends: list[tuple[int, int]] = []
+        self._base_sum = 0
+        self._whole = 0
+        self._phases = [0] * block
+
+    def add(self, i: int, cached: int, left: int) -> None:
+        """Request i starts to decode with ``cached`` tokens, ``left`` tokens before it completes."""
+        base = cached - self.tau
+        self.base[i] = base
+        self.need[i] = self.tau + left
+        heappush(self._ends, (self.tau + left, i))
+        self._base_sum += base
+        a = base + self.width + self.block - 1
+        self._whole += a // self.block
+        self._phases[a % self.block] += 1
+        self.size += 1
+
+    def remove(self, i: int) -> int:
+        """Request i stops; its cached tokens."""
+        base = self.base.pop(i)
+        cached = base + min(self.tau, self.need.pop(i))
+        self._base_sum -= base
+        a = base + self.width + self.block - 1
+        self._whole -= a // self.block
+        self._phases[a % self.block] -= 1
+        self.size -= 1
+        return cached
+
+    def step(self, count: int) -> None:
+        """``count`` decoding engine_steps pass."""
+        self.steps += count
+        self.tau = self.clock.tau(self.steps)
+
+    def completed(self) -> list[int]:
+        """Requests complete at the present clock, removed."""
+        done: list[int] = []
+        ends, tau = self._ends, self.tau
+        while ends and ends[0][0] <= tau:
+            need, i = heappop(ends)
+            if self.need.get(i) == need:  # else a request that was preempted since
+                self.remove(i)
+                done.append(i)
+        return done
+
+    def steps_to_completion(self) -> int:
+        """Engine_steps until the next request completes."""
+        ends = self._ends
+        while self.need.get(ends[0][1]) != ends[0][0]:
+            heappop(ends)
+        return self.clock.steps_for(ends[0][0]) - self.steps
+
+    def keys(self) -> int:
+        """Cached tokens that the next engine_step reads."""
+        return self._base_sum + self.size * (self.tau + self.width)
+
+    def keys_of(self, count: int) -> int:
+        """Cached tokens that the next ``count`` engine_steps read together."""
+        return count * (self._base_sum + self.size * self.width) + self.size * self.clock.tau_sum(self.steps, count)
+
+    def blocks(self) -> int:
+        """Blocks that the next engine_step needs, shared prefixes counted by every request."""
+        whole, rest = divmod(self.tau, self.block)
+        return self._whole + self.size * whole + (sum(self._phases[self.block - rest :]) if rest else 0)
+
+    def steps_that_fit(self, blocks: float) -> int:
+        """Engine_steps, at least 1, before more than ``blocks`` are needed."""
+        spare = blocks - self.blocks()
+        # within `block` tokens every request takes exactly one block, so whole periods can be skipped
+        periods = max(int(spare // self.size), 0)
+        tau, block, phases = self.tau + periods * self.block, self.block, self._phases
+        used = self.blocks() + periods * self.size
+        for _ in range(block):
+            used += phases[(block - 1 - tau % block) % block]
+            if used > blocks:
+                break
+            tau += 1
+        return max(self.clock.last_step_within(tau) - self.steps + 1, 1)
+
+    def fits_to_the_end(self, blocks: float) -> bool:
+        """Whether all requests can complete within ``blocks``, by the bound (cached + w + block - 1) / block each."""
+        if blocks == np.inf:
+            return True
+        _, base, need = self.columns()
+        order = np.argsort(need, kind="stable")
+        remaining = np.cumsum((base[order] + self.width + self.block - 1)[::-1])[::-1]
+        count = np.arange(len(order), 0, -1)
+        return bool(np.all(remaining + count * need[order] <= blocks * self.block))
+
+    def columns(self) -> tuple[list[int], IntArray, IntArray]:
+        """Requests, their base and the tau at which they complete."""
+        members = list(self.base)
+        return members, np.array(list(self.base.values())), np.array(list(self.need.values()))
+
+
+def drain_steps(clock: DecodeClock, need: IntArray) -> IntArray:
+    """Smallest number of engine_steps c with tau(c) >= need, of many requests."""
+    if clock.plain:
+        return need
+    steps: FloatArray = np.ceil(need / clock.tokens_per_step - 1e-6)
+    guess = np.maximum(steps.astype(np.int64), 0)
+    guess += clock.tau_array(guess) < need
+    return guess - (clock.tau_array(np.maximum(guess - 1, 0)) >= need)

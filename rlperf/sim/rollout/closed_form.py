@@ -1,0 +1,179 @@
+"""Closed forms for screening: the makespan as a linear function of what the engine_steps cost.
+
+Which requests share an engine_step depends on lengths and limits, not on seconds, as long as nothing happens at a
+given time (no tools, all trajectories there from the start). So one count of engine_steps per workload and limits
+(`StepCensus`) gives the makespan of any number of layouts by a matrix product, exactly. With tools or arrivals the
+count holds for the cost it was taken with and is an approximation for others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.errors import SpecError
+from rlperf.layout import FloatArray, IntArray
+from rlperf.sim.rollout.options import EngineOptions
+from rlperf.sim.rollout.replica import PLAIN, simulate_replica
+from rlperf.sim.rollout.trajectories import Trajectories
+
+UNIT = EngineStepCost(tokens=np.array([0.0, 1.0]), linear_s=np.zeros(2), host_s=1.0)
+"""One second per engine_step: for counting them."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepCensus:
+    r"""How often one replica's rollout runs which engine_step.
+
+    .. math::
+
+        T = h N + h_r (B + R) + \sum_j n_j L(x_j) + d_0 N_d + d_s B + d_k K + p_0 N_p + p_s R + p_c P + T_w
+
+    Attributes
+    ----------
+    batch, batch_steps : decode-only engine_steps n_j that run with b requests (before padding) ``[batches]``
+    mixed_tokens, mixed_steps : engine_steps with prefill by tokens x_j in the linear layers ``[mixed]``
+    decoding_steps : N_d, engine_steps with at least one decode
+    running_sum : B, decodes summed over engine_steps
+    keys : K, cached tokens read, summed over engine_steps [tokens]
+    prefill_requests, prefill_pairs : R, P, summed over engine_steps
+    wait_s : T_w, time without any request to compute [s]
+    exact : whether the counts hold for every cost
+    """
+
+    batch: IntArray
+    batch_steps: IntArray
+    mixed_tokens: IntArray
+    mixed_steps: IntArray
+    decoding_steps: int
+    running_sum: float
+    keys: float
+    prefill_requests: float
+    prefill_pairs: float
+    wait_s: float = 0.0
+    exact: bool = True
+
+    def makespan_s(self, cost: EngineStepCost) -> FloatArray:
+        """Makespan of this replica for one cost, or for many at once [s].
+
+        Parameters
+        ----------
+        cost : fields may carry leading axes of layouts: ``linear_s`` ``[..., points]``, other coefficients ``[...]``;
+            ``tokens`` ``[points]`` and ``graph_buckets`` are common to all
+        """
+        weight = self._linear_weights(cost)
+        mixed = float(self.mixed_steps.sum())
+        steps = float(self.batch_steps.sum()) + mixed
+        seconds = np.asarray(cost.linear_s, dtype=np.float64) @ weight
+        seconds = seconds + np.asarray(cost.host_s) * steps
+        seconds = seconds + np.asarray(cost.host_per_request_s) * (self.running_sum + self.prefill_requests)
+        seconds = seconds + np.asarray(cost.decode_fixed_s) * self.decoding_steps
+        seconds = seconds + np.asarray(cost.decode_per_request_s) * self.running_sum
+        seconds = seconds + np.asarray(cost.decode_per_kv_token_s) * self.keys
+        seconds = seconds + np.asarray(cost.prefill_fixed_s) * mixed
+        seconds = seconds + np.asarray(cost.prefill_per_request_s) * self.prefill_requests
+        seconds = seconds + np.asarray(cost.prefill_per_pair_s) * self.prefill_pairs
+        return np.asarray(seconds + self.wait_s, dtype=np.float64)
+
+    def _linear_weights(self, cost: EngineStepCost) -> FloatArray:
+        """Engine_steps shared out over the points of L: linear interpolation, transposed ``[points]``."""
+        at = np.concatenate([cost.padded(self.batch.astype(np.float64)), self.mixed_tokens.astype(np.float64)])
+        count = np.concatenate([self.batch_steps, self.mixed_steps]).astype(np.float64)
+        points = np.asarray(cost.tokens, dtype=np.float64)
+        weight = np.zeros(len(points))
+        if len(points) == 1:
+            weight[0] = count.sum()
+            return weight
+        upper = np.clip(np.searchsorted(points, at, side="left"), 1, len(points) - 1)
+        share = np.maximum((at - points[upper - 1]) / (points[upper] - points[upper - 1]), 0.0)
+        np.add.at(weight, upper, count * share)
+        np.add.at(weight, upper - 1, count * (1.0 - share))
+        return weight
+
+
+def take_census(
+    trajectories: Trajectories,
+    limits: EngineLimits,
+    *,
+    cost: EngineStepCost = UNIT,
+    options: EngineOptions = PLAIN,
+) -> StepCensus:
+    """Count the engine_steps of one replica's rollout, from one simulation.
+
+    Parameters
+    ----------
+    trajectories : of one replica
+    limits : of the replica
+    cost : only matters with tools or arrivals: the cost for which waiting and batching are taken
+    options : tool concurrency; speculation is refused (its extra tokens are not part of the census)
+
+    >>> census = take_census(Trajectories.of(4, [1, 3]), EngineLimits(kv_tokens=np.inf, max_running=8))
+    >>> census.batch.tolist(), census.batch_steps.tolist(), census.mixed_tokens.tolist(), census.keys
+    ([1], [2], [8], 11.0)
+    """
+    if options.speculation is not None:
+        raise SpecError("take_census: speculative decoding is not counted; simulate it event by event")
+    timeline = simulate_replica(trajectories, cost, limits, options=options)
+    seg = timeline.segments
+    prefill = seg.prefill_tokens > 0
+    batch, index = np.unique(seg.running[~prefill], return_inverse=True)
+    mixed, mixed_index = np.unique((seg.running + seg.prefill_tokens)[prefill], return_inverse=True)
+    return StepCensus(
+        batch=batch,
+        batch_steps=np.bincount(index.reshape(-1), seg.steps[~prefill], len(batch)).astype(np.int64),
+        mixed_tokens=mixed,
+        mixed_steps=np.bincount(mixed_index.reshape(-1), minlength=len(mixed)).astype(np.int64),
+        decoding_steps=int(seg.steps[seg.running > 0].sum()),
+        running_sum=float((seg.running * seg.steps).sum()),
+        keys=float(seg.keys.sum()),
+        prefill_requests=float(seg.prefill_requests.sum()),
+        prefill_pairs=float(seg.prefill_pairs.sum()),
+        wait_s=max(timeline.tool_wait_s, 0.0),
+        exact=trajectories.single_turn and not trajectories.arrival_s.any(),
+    )
+
+
+def closed_form_makespan_s(
+    response_tokens: npt.ArrayLike,
+    cost: EngineStepCost,
+    *,
+    prompt_tokens: npt.ArrayLike = 0.0,
+    prefill_s: npt.ArrayLike = 0.0,
+) -> FloatArray:
+    r"""Decode a static batch to its longest response, for many sampled workloads at once [s].
+
+    With responses sorted, :math:`l_{(0)} = 1` the token of the prefill, and b = n - j + 1 requests left,
+
+    .. math:: T = T_p + \sum_j (l_{(j)} - l_{(j-1)}) A(b_j) + d_k \sum_i \Big[ p_i (l_i - 1) + l_i (l_i - 1) / 2 \Big]
+
+    Parameters
+    ----------
+    response_tokens : l, of one replica's requests, all running from the start ``[..., requests]``; integers sort fast
+    cost : one cost; A(b) is its decode-only engine_step without the per-key part
+    prompt_tokens : p, cached before the first decode ``[..., requests]`` or a number
+    prefill_s : T_p, seconds until all prompts are computed ``[...]``
+
+    Valid without cache limit, queue, tools or speculation, and equal to the events when every prompt is computed in
+    one engine_step.
+
+    >>> cost = EngineStepCost(np.array([0.0, 1.0]), np.zeros(2), host_s=1.0)
+    >>> closed_form_makespan_s([[3, 9], [5, 5]], cost).tolist()
+    [8.0, 4.0]
+    """
+    lengths = np.sort(np.asarray(response_tokens), axis=-1)
+    n = lengths.shape[-1]
+    running = np.arange(n, 0, -1, dtype=np.float64)
+    step_s = cost.decode_s(running, 0.0)
+    # summation by parts: sum_j (l_j - l_{j-1}) A(n-j+1) = sum_j l_j (A(n-j+1) - A(n-j)) - A(n), with l_0 = 1
+    jump = step_s.copy()
+    jump[:-1] -= step_s[1:]
+    seconds = lengths @ jump - step_s[0]
+    if cost.decode_per_kv_token_s:
+        generated = np.asarray(response_tokens, dtype=np.float64)
+        prompt = np.asarray(prompt_tokens, dtype=np.float64)
+        keys = ((generated - 1.0) * (prompt + 0.5 * generated)).sum(axis=-1)
+        seconds = seconds + cost.decode_per_kv_token_s * keys
+    return np.asarray(seconds + np.asarray(prefill_s, dtype=np.float64), dtype=np.float64)

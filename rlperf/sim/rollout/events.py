@@ -1,0 +1,394 @@
+"""One replica from completion to completion: continuous batching, paged KV, preemption, prefix caching, tools.
+
+The engine_step, in this order:
+
+1. Turns whose time has come join the queue (first come, first served; ties by trajectory).
+2. Chunked prefill: if the decoding requests do not fit the cache, the last admitted are preempted (recompute: they
+   lose their blocks and go to the front of the queue). Otherwise a cut prompt continues and queued turns are admitted
+   while max_running, token budget and free blocks (less the watermark) allow; a prompt is cut at the budget.
+   Prefill first: queued turns are admitted first, whole prompts up to the budget (at least one), in an engine_step of
+   their own while decodes stall; only without any does the batch decode, with preemption as above.
+3. The step takes `EngineStepCost` seconds. Decoding requests gain a token (speculation: `DecodeClock`), prompts that
+   are complete gain their first one; turns that are complete leave and their tool call starts.
+
+Runs of decode-only engine_steps are one event: their seconds are an arithmetic series in the context.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.layout import FloatArray, IntArray
+from rlperf.sim.rollout.batch import DecodingBatch
+from rlperf.sim.rollout.cache import BlockCache
+from rlperf.sim.rollout.drain import drain
+from rlperf.sim.rollout.options import DecodeClock, EngineOptions
+from rlperf.sim.rollout.step_seconds import StepSeconds
+from rlperf.sim.rollout.timeline import ReplicaTimeline, SegmentLog
+from rlperf.sim.rollout.trajectories import Trajectories
+
+
+def run_events(
+    trajectories: Trajectories, cost: EngineStepCost, limits: EngineLimits, options: EngineOptions
+) -> ReplicaTimeline:
+    """Simulate one replica event by event (semantics: module docstring; arguments: `simulate_replica`)."""
+    engine = EventEngine(trajectories, cost, limits, options)
+    while engine.advance():
+        pass
+    return engine.timeline()
+
+
+class EventEngine:
+    """State of one replica between two events. Trajectories are numbers; columns are plain lists, for speed.
+
+    With ``queued`` every trajectory arrives at its own time; without, only what `submit` hands over is served.
+    """
+
+    def __init__(
+        self,
+        trajectories: Trajectories,
+        cost: EngineStepCost,
+        limits: EngineLimits,
+        options: EngineOptions,
+        *,
+        queued: bool = True,
+    ) -> None:
+        n = len(trajectories)
+        self.n = n
+        width = options.tokens_in_flight
+        bound = limits.token_budget // width if limits.chunked_prefill else n
+        self.max_running = int(min(limits.max_running, bound, n))
+        self.chunked, self.budget = limits.chunked_prefill, limits.token_budget
+        self.width = width
+        self.seconds = StepSeconds(cost, self.max_running, options)
+        spec = options.speculation
+        self.cache = BlockCache(trajectories, limits)
+        self.batch = DecodingBatch(DecodeClock(spec.tokens_per_step if spec else 1.0), limits.block_tokens, width)
+        self.prompt: list[int] = trajectories.prompt_tokens.tolist()
+        self.response: list[int] = trajectories.response_tokens.tolist()
+        self.tool_s: list[float] = trajectories.tool_latency_s.tolist()
+        self.turn: list[int] = trajectories.offsets[:-1].tolist()
+        self.last_turn: list[int] = (trajectories.offsets[1:] - 1).tolist()
+        self.arrivals: list[tuple[float, int]] = (
+            [(t, i) for i, t in enumerate(trajectories.arrival_s.tolist())] if queued else []
+        )
+        heapify(self.arrivals)
+        self.outstanding = len(self.arrivals)
+        """Trajectories submitted and not complete."""
+        self.more_to_come = not queued
+        """Whether `submit` may be called later: completions then must not be skipped over."""
+        self.waiting: deque[int] = deque()
+        self.known: list[int] = [0] * n
+        """Tokens to compute before the next one is sampled: prompt, and what was generated before a preemption."""
+        self.lost: list[int] = [0] * n
+        """Tokens that had been computed when a preemption took them."""
+        self.running: dict[int, None] = {}
+        """All admitted, in that order."""
+        self.partial: tuple[int, int] | None = None
+        """The admitted trajectory whose prompt is cut, and its tokens computed or hit so far."""
+        self.adjust = 0
+        """Held blocks beyond those that requests count for themselves: shared prefixes are held once."""
+        self.partial_blocks = 0
+        self.tools = [0.0] * options.tool_concurrency if options.tool_concurrency else None
+        self.now = 0.0
+        self.open_turns = trajectories.n_turns - n
+        """Turns that follow another one and have not arrived yet."""
+        turns = trajectories.n_turns
+        self.arrival: list[float] = [0.0] * turns
+        self.scheduled: list[float] = [-1.0] * turns
+        self.first_token: list[float] = [-1.0] * turns
+        self.finish: list[float] = [0.0] * turns
+        self.log = SegmentLog()
+        self.preemptions = self.hit_tokens = self.looked_up = 0
+        self.drain_try = n + 1
+        self.trajectories = trajectories
+
+    # -- from outside -------------------------------------------------------------------------------------------------
+
+    @property
+    def action_s(self) -> float:
+        """When the next event begins; infinite without work."""
+        if self.running or self.waiting:
+            return self.now
+        return max(self.now, self.arrivals[0][0]) if self.arrivals else np.inf
+
+    def submit(self, i: int, at_s: float) -> None:
+        """Hand over trajectory i."""
+        heappush(self.arrivals, (at_s, i))
+        self.outstanding += 1
+
+    # -- one event ---------------------------------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        """Until the next event; False when all is done."""
+        if self.arrivals and self.arrivals[0][0] <= self.now:
+            self._take_arrivals()
+        if not self.running and not self.waiting:
+            if not self.arrivals:
+                return False
+            self.now = self.arrivals[0][0]
+            self._take_arrivals()
+        preempted = self._preempt() if self.chunked else False
+        chunks = [] if preempted else self._admit()
+        if chunks:
+            self._prefill_step(chunks)
+            return True
+        if not self.chunked:
+            preempted = self._preempt()
+        if self._can_drain():
+            return self._drain()
+        self._decode_run(1 if preempted else None)
+        return True
+
+    def _take_arrivals(self) -> None:
+        arrivals, now = self.arrivals, self.now
+        while arrivals and arrivals[0][0] <= now:
+            t, i = heappop(arrivals)
+            turn = self.turn[i]
+            self.arrival[turn] = t
+            self.known[i] = self.prompt[turn]
+            self.lost[i] = 0
+            self.waiting.append(i)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _held(self) -> int:
+        """Blocks held when the next engine_step decodes."""
+        return self.batch.blocks() + self.partial_blocks + self.adjust
+
+    def _hold(self, i: int) -> None:
+        g = self.cache.group[i]
+        self.adjust -= self.cache.shared[g] if self.cache.holders[g] else 0
+        self.cache.hold(i)
+
+    def _release(self, i: int, computed: int, resumes: bool) -> None:
+        g = self.cache.group[i]
+        self.cache.release(i, computed, resumes)
+        self.adjust += self.cache.shared[g] if self.cache.holders[g] else 0
+
+    def _preempt(self) -> bool:
+        """Make the decodes of the next engine_step fit; whether anything had to go."""
+        preempted = False
+        while self._held() > self.cache.total and len(self.running) > 1:
+            i, _ = self.running.popitem()
+            if self.partial is not None and self.partial[0] == i:
+                computed = self.partial[1]
+                self.partial, self.partial_blocks = None, 0
+            else:
+                computed = self.batch.remove(i)
+                self.known[i] = computed + 1
+            self.lost[i] = max(self.lost[i], computed)
+            self._release(i, computed, resumes=True)
+            self.waiting.appendleft(i)
+            self.preemptions += 1
+            preempted = True
+        return preempted
+
+    # -- prefill -----------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> list[tuple[int, int, int]]:
+        """Prompts of this engine_step as (trajectory, first position, tokens)."""
+        chunks: list[tuple[int, int, int]] = []
+        budget = self.budget
+        if self.chunked:
+            budget -= self.batch.size * self.width
+            if self.partial is not None:
+                i, done = self.partial
+                size = min(budget, self.known[i] - done)
+                chunks.append((i, done, size))
+                budget -= size
+        if not self.waiting:
+            return chunks
+        cache, waiting = self.cache, self.waiting
+        held = self._held()
+        while waiting and budget > 0 and len(self.running) < self.max_running:
+            i = waiting[0]
+            tokens = self.known[i]
+            reserve = cache.reserve if self.running else 0
+            need = cache.blocks_to_admit(i, tokens)
+            if held + need + reserve > cache.total:
+                break
+            if cache.unheld_blocks:
+                cache.evict(held)
+            hit = cache.lookup(i, self.turn[i], tokens)
+            size = tokens - hit
+            if size > budget:
+                if not self.chunked and chunks:
+                    break
+                size = min(size, budget) if self.chunked else size
+            waiting.popleft()
+            self._hold(i)
+            self.running[i] = None
+            self.partial_blocks += -(-tokens // cache.block)
+            held += need
+            budget -= size
+            chunks.append((i, hit, size))
+            self.hit_tokens += hit
+            self.looked_up += tokens
+            turn = self.turn[i]
+            if self.scheduled[turn] < 0.0:
+                self.scheduled[turn] = self.now
+        return chunks
+
+    def _prefill_step(self, chunks: list[tuple[int, int, int]]) -> None:
+        """One engine_step with prefill: beside the decodes, or while they stall."""
+        batch = self.batch
+        decoding = batch.size if self.chunked else 0
+        tokens = pairs = recomputed = 0
+        for i, start, size in chunks:
+            tokens += size
+            pairs += size * start + size * (size + 1) // 2
+            recomputed += max(min(self.lost[i], start + size) - start, 0)
+        keys = batch.keys() if decoding else 0
+        seconds = self.seconds.mixed_s(decoding, keys, tokens, pairs, len(chunks))
+        held = self._held()
+        stalled = batch.size - decoding
+        self._record(seconds, 1, decoding, keys, tokens, pairs, len(chunks), stalled, recomputed, held)
+        self.cache.evict(held)
+        self.now += seconds
+        if decoding:
+            batch.step(1)
+        done = batch.completed() if decoding else []
+        self.partial = None
+        for i, start, size in chunks:
+            if start + size < self.known[i]:
+                self.partial = (i, start + size)
+                continue
+            self.partial_blocks -= -(-self.known[i] // self.cache.block)
+            turn = self.turn[i]
+            if self.first_token[turn] < 0.0:
+                self.first_token[turn] = self.now
+            left = self.prompt[turn] + self.response[turn] - self.known[i] - 1
+            if left > 0:
+                batch.add(i, self.known[i], left)
+            else:
+                done.append(i)
+        if done:
+            self._finish(done)
+
+    # -- decode ------------------------------------------------------------------------------------------------------
+
+    def _decode_run(self, steps: int | None) -> None:
+        """Decode-only engine_steps until something can change: a completion, a full cache, an arrival that fits."""
+        batch = self.batch
+        count = batch.steps_to_completion()
+        if steps is not None:
+            count = min(count, steps)
+        if self.cache.total != np.inf:
+            count = min(count, batch.steps_that_fit(self.cache.total - self.adjust))
+        size = batch.size
+        fixed, per_key = self.seconds.fixed_s[size], self.seconds.per_key_s
+        if self.arrivals and not self.waiting and size < self.max_running:
+            count = self._steps_to_arrival(self.arrivals[0][0] - self.now, count, fixed, per_key)
+        keys = batch.keys_of(count)
+        seconds = count * fixed + per_key * keys
+        self._record(seconds, count, size, keys, 0, 0, 0, 0, 0, self._held())
+        self.now += seconds
+        batch.step(count - 1)
+        if self.cache.unheld_blocks:
+            self.cache.evict(self._held())
+        batch.step(1)
+        done = batch.completed()
+        if done:
+            self._finish(done)
+
+    def _steps_to_arrival(self, delay_s: float, most: int, fixed: float, per_key: float) -> int:
+        """Smallest number of engine_steps, at most ``most``, that lasts until the arrival."""
+        keys_of = self.batch.keys_of
+        high = min(most, int(delay_s / (fixed + per_key * self.batch.keys())) + 1) if fixed > 0 else most
+        low = 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            if middle * fixed + per_key * keys_of(middle) < delay_s:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _finish(self, done: list[int]) -> None:
+        """Turns are complete: blocks go, the tool is called, the next turn will arrive."""
+        now = self.now
+        for i in sorted(done) if len(done) > 1 else done:
+            turn = self.turn[i]
+            self.finish[turn] = now
+            del self.running[i]
+            resumes = turn < self.last_turn[i]
+            self._release(i, self.prompt[turn] + self.response[turn] - 1, resumes)
+            if resumes:
+                self.turn[i] = turn + 1
+                self.open_turns -= 1
+                heappush(self.arrivals, (self._tool_done(self.tool_s[turn]), i))
+            else:
+                self.outstanding -= 1
+
+    def _tool_done(self, latency_s: float) -> float:
+        """When a tool call that is made now has its answer; a call waits for a free place."""
+        if self.tools is None:
+            return self.now + latency_s
+        end = max(heappop(self.tools), self.now) + latency_s
+        heappush(self.tools, end)
+        return end
+
+    # -- the tail, all at once -----------------------------------------------------------------------------------------
+
+    def _can_drain(self) -> bool:
+        """Whether only decoding is left; a full-cache bound that failed is tried again at half the batch."""
+        if (
+            self.more_to_come
+            or self.waiting
+            or self.arrivals
+            or self.partial is not None
+            or self.batch.size > self.drain_try
+        ):
+            return False
+        if self.open_turns and any(self.turn[i] < self.last_turn[i] for i in self.running):
+            return False
+        fits = self.batch.fits_to_the_end(self.cache.total)
+        self.drain_try = self.n + 1 if fits else self.batch.size // 2
+        return fits
+
+    def _drain(self) -> bool:
+        members, base, need = self.batch.columns()
+        ends, tail = drain(self.now, self.batch, base, need, self.seconds)
+        self.log.tails.append(tail)
+        for i, end in zip(members, ends.tolist(), strict=True):
+            self.finish[self.turn[i]] = end
+        self.now = float(ends.max())
+        self.outstanding = 0
+        self.running.clear()
+        return False
+
+    # -- outcome -----------------------------------------------------------------------------------------------------
+
+    def _record(self, seconds: float, steps: int, *row: float) -> None:
+        running, keys, tokens, pairs, requests, stalled, recomputed, held = row
+        held_tokens = held * self.cache.block
+        self.log.rows.append(
+            (self.now, seconds, steps, running, len(self.waiting), keys, tokens, pairs, requests, stalled, recomputed,
+             held_tokens)
+        )  # fmt: skip
+
+    def timeline(self, members: IntArray | None = None) -> ReplicaTimeline:
+        """The outcome as columns, of all trajectories or of ``members``."""
+        offsets = self.trajectories.offsets
+        rows: IntArray | slice = slice(None)
+        if members is not None:
+            mine = np.zeros(self.n, dtype=np.bool_)
+            mine[members] = True
+            rows = np.flatnonzero(mine[self.trajectories.turn_owner])
+        finish: FloatArray = np.array(self.finish)
+        return ReplicaTimeline(
+            arrival_s=np.array(self.arrival)[rows],
+            scheduled_s=np.array(self.scheduled)[rows],
+            first_token_s=np.array(self.first_token)[rows],
+            finish_s=finish[rows],
+            trajectory_finish_s=finish[offsets[1:] - 1][slice(None) if members is None else members],
+            segments=self.log.close(),
+            preemptions=self.preemptions,
+            hit_tokens=self.hit_tokens,
+            prompt_tokens=self.looked_up,
+        )

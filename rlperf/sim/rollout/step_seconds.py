@@ -1,0 +1,55 @@
+"""Seconds of engine_steps as plain numbers: `EngineStepCost` tabulated per batch, for loops over engine_steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+
+from rlperf.cost.engine_step import EngineStepCost
+from rlperf.sim.rollout.options import EngineOptions
+
+
+class StepSeconds:
+    """Seconds of a decoding and of a mixed engine_step (symbols: `EngineStepCost`).
+
+    With speculation w = k + 1 tokens per request pass the linear layers, and drafting adds its own seconds.
+
+    Attributes
+    ----------
+    fixed_s : of a decode-only engine_step without its per-key part, by batch 0 ... max_running [s]
+    per_key_s : d_k [s]
+    """
+
+    def __init__(self, cost: EngineStepCost, max_running: int, options: EngineOptions) -> None:
+        self.cost = cost
+        self.width = options.tokens_in_flight
+        draft = options.speculation
+        self.draft_s = 0.0 if draft is None else draft.draft_s
+        self.per_request_s = cost.host_per_request_s + cost.decode_per_request_s
+        self.per_request_s += 0.0 if draft is None else draft.draft_per_request_s
+        self.decode_once_s = cost.decode_fixed_s + self.draft_s
+        self.per_key_s = float(cost.decode_per_kv_token_s)
+        batch = np.arange(max_running + 1, dtype=np.float64)
+        linear = cost.linear(cost.padded(batch) * self.width)
+        self.fixed = cost.host_s + linear + self.decode_once_s + self.per_request_s * batch
+        self.fixed_s: list[float] = self.fixed.tolist()
+        self._tokens: list[float] = np.asarray(cost.tokens, dtype=np.float64).tolist()
+        self._linear: list[float] = np.asarray(cost.linear_s, dtype=np.float64).tolist()
+
+    def linear_s(self, tokens: float) -> float:
+        """L at one token count [s]; the scalar twin of `EngineStepCost.linear`."""
+        xs, ys = self._tokens, self._linear
+        if len(xs) < 2 or tokens <= xs[0]:
+            return ys[0]
+        i = min(bisect_right(xs, tokens), len(xs) - 1)
+        return ys[i - 1] + (ys[i] - ys[i - 1]) * ((tokens - xs[i - 1]) / (xs[i] - xs[i - 1]))
+
+    def mixed_s(self, running: int, keys: float, tokens: int, pairs: float, requests: int) -> float:
+        """Seconds of an engine_step with prefill: ``tokens`` of ``requests`` prompts beside ``running`` decodes."""
+        cost = self.cost
+        seconds = cost.host_s + cost.host_per_request_s * requests + self.linear_s(running * self.width + tokens)
+        seconds += cost.prefill_fixed_s + cost.prefill_per_request_s * requests + cost.prefill_per_pair_s * pairs
+        if running:
+            seconds += self.decode_once_s + self.per_request_s * running + self.per_key_s * keys
+        return seconds

@@ -1,0 +1,130 @@
+"""What a simulated replica did: when every turn ran, and what the engine was busy with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlperf.layout import FloatArray, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Runs of engine_steps between two events, in time order; every field is a column ``[segments]``.
+
+    Attributes
+    ----------
+    start_s, seconds : begin and duration [s]
+    steps : engine_steps in the run
+    running : requests that decode
+    waiting : requests queued at its begin
+    keys : cached tokens read by all its decodes [tokens]
+    prefill_tokens, prefill_pairs, prefill_requests : of its prefill (0 in a decode-only run)
+    stalled : requests that were ready to decode but waited for a prefill that went first
+    recomputed : of prefill_tokens, those computed before and lost to a preemption [tokens]
+    held_tokens : capacity of the blocks that running requests hold at its begin [tokens]
+    """
+
+    start_s: FloatArray
+    seconds: FloatArray
+    steps: IntArray
+    running: IntArray
+    waiting: IntArray
+    keys: FloatArray
+    prefill_tokens: IntArray
+    prefill_pairs: FloatArray
+    prefill_requests: IntArray
+    stalled: IntArray
+    recomputed: IntArray
+    held_tokens: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    @property
+    def prefilling(self) -> FloatArray:
+        """1 where the run is an engine_step with prefill."""
+        return (self.prefill_tokens > 0).astype(np.float64)
+
+
+@dataclass
+class SegmentLog:
+    """Rows of `Segments` while they are being written."""
+
+    rows: list[tuple[float, ...]] = field(default_factory=list)
+    tails: list[Segments] = field(default_factory=list)
+
+    def close(self) -> Segments:
+        """The rows as columns; a vectorised tail, where there is one, comes last."""
+        table = np.array(self.rows, dtype=np.float64).reshape(-1, 12).T
+        ints = {2, 3, 4, 6, 8, 9, 10}
+        parts = [[column.astype(np.int64) if i in ints else column for i, column in enumerate(table)]]
+        names = list(Segments.__dataclass_fields__)
+        parts += [[getattr(tail, name) for name in names] for tail in self.tails]
+        return Segments(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaTimeline:
+    """Outcome of one replica's rollout.
+
+    Attributes
+    ----------
+    arrival_s, scheduled_s, first_token_s, finish_s : of every turn [s] ``[turns]``
+    trajectory_finish_s : end of every trajectory's last turn [s] ``[trajectories]``
+    segments : what the engine did, run by run
+    preemptions : requests evicted for lack of cache blocks
+    hit_tokens, prompt_tokens : prefix-cache hits, and tokens looked up (a resumed request counts again) [tokens]
+    """
+
+    arrival_s: FloatArray
+    scheduled_s: FloatArray
+    first_token_s: FloatArray
+    finish_s: FloatArray
+    trajectory_finish_s: FloatArray
+    segments: Segments
+    preemptions: int = 0
+    hit_tokens: int = 0
+    prompt_tokens: int = 0
+
+    @property
+    def makespan_s(self) -> float:
+        """End of the last trajectory [s], from t = 0."""
+        return float(self.trajectory_finish_s.max()) if len(self.trajectory_finish_s) else 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in engine_steps."""
+        return float(self.segments.seconds.sum())
+
+    @property
+    def tool_wait_s(self) -> float:
+        """Seconds without any request to compute, before the last one ends: all wait for tools, or have not arrived."""
+        return max(self.makespan_s - self.busy_s, 0.0)
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds of engine_steps that contain prefill."""
+        return float((self.segments.seconds * self.segments.prefilling).sum())
+
+    @property
+    def engine_steps(self) -> int:
+        """Engine_steps executed."""
+        return int(self.segments.steps.sum())
+
+    @property
+    def latency_s(self) -> FloatArray:
+        """End of each turn after its arrival [s] ``[turns]``."""
+        return self.finish_s - self.arrival_s
+
+    @property
+    def ttft_s(self) -> FloatArray:
+        """First token of each turn after its arrival [s] ``[turns]``."""
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def mean_running(self) -> float:
+        """Decoding requests averaged over the makespan."""
+        span = self.makespan_s
+        return float((self.segments.running * self.segments.seconds).sum() / span) if span else 0.0

@@ -118,6 +118,8 @@ class SettingsValues(_Frozen):
     compute_dtype: str | None = None
     packing: bool | None = None
     lora_rank: int | None = None
+    parked: bool | None = None
+    chunked_loss: bool | None = None
 
 
 class PoolPlan(_Frozen):

@@ -24,7 +24,15 @@ RECOMPUTE_MODES = ("none", "selective", "full")
 OFFLOAD_MODES = ("none", "optimizer", "activations", "both")
 ENGINE_ONLY = ("max_running", "memory_fraction", "kv_dtype", "prefix_caching", "chunked_prefill", "engine_token_budget",
                "cuda_graphs")  # fmt: skip
-TRAINER_ONLY = ("token_budget", "scoring_token_budget", "compute_dtype", "packing", "lora_rank")
+TRAINER_ONLY = (
+    "token_budget",
+    "scoring_token_budget",
+    "compute_dtype",
+    "packing",
+    "lora_rank",
+    "parked",
+    "chunked_loss",
+)
 
 
 class _Frozen(BaseModel):
@@ -83,6 +91,8 @@ class PoolSettings(_Frozen):
     compute_dtype: str | None = None
     packing: bool | None = Field(None, description="sequences packed without padding")
     lora_rank: PositiveInt | None = None
+    parked: bool | None = Field(None, description="trainer states wait in host memory while a colocated engine runs")
+    chunked_loss: bool | None = Field(None, description="logits are made and reduced chunk by chunk (fused kernels)")
 
 
 class PoolSpec(_Frozen):

@@ -17,12 +17,12 @@ from rlperf.specs.architecture import Architecture
 
 @dataclass(frozen=True)
 class LayerActivations:
-    """Kept bytes per token and device, averaged over the layers of the architecture.
+    """Kept bytes per token and device.
 
     Attributes
     ----------
-    dense : all but the routed experts, nothing recomputed [bytes/token]
-    routed : tensors of the routed experts: router, permuted inputs, expert hidden, outputs [bytes/token]
+    dense : all but the routed experts, nothing recomputed, mean over all layers [bytes/token]
+    routed : routed experts of one layer that has them: router, permuted inputs, hidden, outputs [bytes/token]
     core : the part of ``dense`` inside softmax attention that selective recompute drops, per token [bytes/token]
     scores : the same, per (token, key) pair, non-zero for unfused attention only [bytes/pair]
     boundary : what full recompute keeps: the input of the layer [bytes/token]
@@ -77,7 +77,7 @@ def layer_activations(
     dense = stream + attention + core + mixers + feed + moe * shared
     boundary = width * h * spread
     return LayerActivations(
-        dense=dense, routed=moe * routed, core=core, scores=scores, boundary=boundary, expert_hidden=moe * hidden
+        dense=dense, routed=routed, core=core, scores=scores, boundary=boundary, expert_hidden=hidden
     )
 
 

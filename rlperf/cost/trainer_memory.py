@@ -77,11 +77,16 @@ DEVICE_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "c
 class StageParameters:
     """Parameters that one device of the fullest stage holds before ZeRO, by what shards them [parameters].
 
-    ``layers`` is the number of transformer layers of that stage; ``layer_dense`` and ``layer_routed`` are one mean
-    layer's; ``embedding`` stands on the first stage, ``head`` on the last (0 on a single stage with tied weights).
+    ``layers`` transformer layers stand on it, ``routed_first`` and ``routed_last`` of them with routed experts when it
+    is the first and the last stage. ``layer_dense`` and ``layer_routed`` are one mean layer's parameters, without and
+    of routed experts; ``layer_experts`` those of one layer that has experts. ``embedding`` stands on the first stage,
+    ``head`` on the last (0 on a single stage with tied weights).
     """
 
     layers: FloatArray
+    routed_first: FloatArray
+    routed_last: FloatArray
+    layer_experts: FloatArray
     layer_dense: FloatArray
     layer_routed: FloatArray
     embedding: FloatArray
@@ -95,6 +100,14 @@ def stage_layers(arch: Architecture, layout: Layout) -> FloatArray:
     even = arch.layers / stages
     uneven = np.ceil(arch.layers / (stages * chunks)) * chunks
     return np.where(np.mod(arch.layers, stages) == 0, even, uneven)
+
+
+def routed_layers(arch: Architecture, layout: Layout) -> tuple[FloatArray, FloatArray]:
+    """Layers with routed experts on the first and on the last stage (dense layers usually come first)."""
+    flags = np.array([half == "moe" for half in arch.layer_feed_forwards], dtype=np.float64)
+    before = np.concatenate([[0.0], np.cumsum(flags)])
+    size = np.minimum(np.ceil(stage_layers(arch, layout)), arch.layers).astype(np.int64)
+    return before[size], before[-1] - before[arch.layers - size]
 
 
 def layer_parameters(arch: Architecture, layout: Layout) -> tuple[FloatArray, FloatArray]:
@@ -126,7 +139,18 @@ def stage_parameters(arch: Architecture, layout: Layout) -> StageParameters:
     first = table + arch.learned_positions * arch.hidden + (arch.vision.parameters if arch.vision else 0)
     single_tied = (layout.pipeline_parallel == 1) & arch.tied_embeddings
     head = np.where(single_tied, 0.0, table / tp)
-    return StageParameters(stage_layers(arch, layout), dense, routed, first / tp, head)
+    routed_first, routed_last = routed_layers(arch, layout)
+    moe = arch.feed_forward_layers("moe")
+    return StageParameters(
+        layers=stage_layers(arch, layout),
+        routed_first=routed_first,
+        routed_last=routed_last,
+        layer_experts=routed * (arch.layers / moe if moe else 0.0),
+        layer_dense=dense,
+        layer_routed=routed,
+        embedding=first / tp,
+        head=head,
+    )
 
 
 def lora_parameters(arch: Architecture, rank: int) -> tuple[float, float]:
@@ -202,28 +226,26 @@ def trainer_memory(
     tokens = microbatches.tokens / (layout.context_parallel * layout.ulysses)
     pairs = microbatches.sum_squares / (layout.context_parallel * layout.ulysses)
     states = _states(arch, trainer, layout, stage, dtype, lora_rank, forward_only)
-    stored, working, parked = _activations(
-        trainer, layout, kept, tokens, pairs, recompute_experts, expert_imbalance, forward_only
-    )
+    one = _activations(trainer, layout, kept, tokens, pairs, recompute_experts, expert_imbalance, forward_only)
     first, last = (np.ones(()), np.ones(())) if forward_only else in_flight(layout, microbatches)
     logits = _logit_bytes(arch, trainer, layout, tokens, chunked_loss, forward_only)
-    at_backward = stage.layers * stored * first + working
-    at_loss = stage.layers * stored * last
-    single, fixed = layout.pipeline_parallel == 1, trainer.workspace
-    tables = np.where(single, 0.0, sum(states.head) - sum(states.embedding))
-    loss_wins = at_loss + logits + tables > at_backward
-    # a single stage holds both tables; otherwise only the end of the pipeline whose moment is the larger one counts
+    single, space = layout.pipeline_parallel == 1, trainer.workspace
+    plain = 0.0 if forward_only or lora_rank else 1.0
+    at_backward = first * (stage.layers * one.dense + stage.routed_first * one.routed) + one.working
+    at_loss = last * (stage.layers * one.dense + stage.routed_last * one.routed) + 4.0 * arch.hidden * tokens
+    scratch = plain * space.weight_scratch * stage.layer_dense
+    scratch_loss = scratch + plain * space.loss_scratch * stage.layer_dense
+    differ = np.where(single, 0.0, sum(states.last) + sum(states.head) - sum(states.first) - sum(states.embedding))
+    loss_wins = at_loss + logits + scratch_loss + differ > at_backward + scratch
     weights, gradients, optimizer = (
-        layers + np.where(single, embedding + head, np.where(loss_wins, head, embedding))
-        for layers, embedding, head in zip(states.layers, states.embedding, states.head, strict=True)
+        np.where(single, f + e + h, np.where(loss_wins, b + h, f + e))
+        for f, b, e, h in zip(states.first, states.last, states.embedding, states.head, strict=True)
     )
     activations = np.where(loss_wins, at_loss, at_backward)
     logits_now = np.where(loss_wins, logits, 0.0)
     communication = _communication(arch, trainer, layout, stage, tokens, lora_rank, forward_only)
-    scratch = (
-        fixed.weight_scratch * (stage.layer_dense + stage.layer_routed) * (0.0 if forward_only or lora_rank else 1.0)
-    )
-    allocated = weights + gradients + optimizer + activations + logits_now + communication + scratch + fixed.fixed
+    scratch = np.where(loss_wins, scratch_loss, scratch) + space.fixed
+    loose = activations + logits_now + communication + scratch
     return MemoryParts(
         weights=weights,
         gradients=gradients,
@@ -231,27 +253,31 @@ def trainer_memory(
         activations=activations,
         logits=logits_now,
         communication=communication,
-        workspace=scratch + fixed.fixed + fixed.fragmentation * (allocated - weights - gradients - optimizer),
-        context=np.broadcast_to(np.asarray(fixed.context), np.shape(allocated)),
-        host=states.host + parked * stage.layers * first,
+        workspace=scratch + space.fragmentation * loose,
+        context=np.broadcast_to(np.asarray(space.context), np.shape(loose)),
+        host=states.host + first * (stage.layers * one.parked_dense + stage.routed_first * one.parked_routed),
         low=trainer.memory_low,
         high=trainer.memory_high,
     )
 
 
+Triple = tuple[FloatArray, FloatArray, FloatArray]
+
+
 @dataclass(frozen=True)
 class _States:
-    """Bytes of (weights, gradients, optimizer) on a device: by layers, embedding, head; host bytes."""
+    """Bytes of (weights, gradients, optimizer) on a device, by layers (first and last stage), embedding, head; host."""
 
-    layers: tuple[FloatArray, FloatArray, FloatArray]
-    embedding: tuple[FloatArray, FloatArray, FloatArray]
-    head: tuple[FloatArray, FloatArray, FloatArray]
+    first: Triple
+    last: Triple
+    embedding: Triple
+    head: Triple
     host: FloatArray
 
 
 def _bytes_per_parameter(
     trainer: TrainerCalibration, layout: Layout, shards: FloatArray, forward_only: bool, width: float
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+) -> Triple:
     """(weights, gradients, optimizer) bytes of one trained parameter after ZeRO; ZeRO k shards the last k of them."""
     store, zero = trainer.storage, layout.zero_stage
     trained = 0.0 if forward_only else 1.0
@@ -274,51 +300,79 @@ def _states(
     dense = _bytes_per_parameter(trainer, layout, shards, forward_only, width)
     routed = _bytes_per_parameter(trainer, layout, routed_shards, forward_only, width)
     table = _bytes_per_parameter(trainer, layout, shards, forward_only, 0.0)
-    trained_dense, trained_routed = stage.layer_dense, stage.layer_routed
-    frozen: FloatArray = np.zeros(())
+    each_dense, each_routed = stage.layer_dense, stage.layer_experts
+    frozen_dense, frozen_routed = np.zeros(()), np.zeros(())
     if lora_rank:
         base = trainer.storage.frozen_weight + width
         zero3 = layout.zero_stage >= 3
         of_dense, of_routed = base / np.where(zero3, shards, 1.0), base / np.where(zero3, routed_shards, 1.0)
-        frozen = stage.layer_dense * of_dense + stage.layer_routed * of_routed
+        frozen_dense, frozen_routed = stage.layer_dense * of_dense, stage.layer_experts * of_routed
         table = (of_dense, np.zeros(()), np.zeros(()))
         adapters = lora_parameters(arch, lora_rank)
-        trained_dense = adapters[0] / layout.tensor_parallel
-        trained_routed = adapters[1] / (layout.expert_parallel * layout.expert_tensor_parallel)
-    layers = [stage.layers * (trained_dense * d + trained_routed * r) for d, r in zip(dense, routed, strict=True)]
-    layers[0] = layers[0] + stage.layers * frozen
+        each_dense = adapters[0] / layout.tensor_parallel
+        moe = max(arch.feed_forward_layers("moe"), 1) / arch.layers
+        each_routed = adapters[1] / moe / (layout.expert_parallel * layout.expert_tensor_parallel)
     on_host = np.isin(layout.offload, OFFLOADS_OPTIMIZER)
-    host = np.where(on_host, layers[2] + (stage.embedding + stage.head) * table[2], 0.0)
-    stays = np.where(on_host, 0.0, 1.0)
+    stays = (1.0, 1.0, np.where(on_host, 0.0, 1.0))
+
+    def layers(experts: FloatArray) -> Triple:
+        weights, gradients, moments = (
+            stage.layers * each_dense * d + experts * each_routed * r for d, r in zip(dense, routed, strict=True)
+        )
+        return weights + stage.layers * frozen_dense + experts * frozen_routed, gradients, moments
+
+    first, last = layers(stage.routed_first), layers(stage.routed_last)
+    tables = [(stage.embedding * part, stage.head * part) for part in table]
+    host = np.where(on_host, first[2] + tables[2][0] + tables[2][1], 0.0)
     return _States(
-        layers=(layers[0], layers[1], layers[2] * stays),
-        embedding=(stage.embedding * table[0], stage.embedding * table[1], stage.embedding * table[2] * stays),
-        head=(stage.head * table[0], stage.head * table[1], stage.head * table[2] * stays),
+        first=(first[0], first[1], first[2] * stays[2]),
+        last=(last[0], last[1], last[2] * stays[2]),
+        embedding=(tables[0][0], tables[1][0], tables[2][0] * stays[2]),
+        head=(tables[0][1], tables[1][1], tables[2][1] * stays[2]),
         host=host,
     )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Bytes of one microbatch: kept per layer and per expert layer, working set of one layer, kept in host memory."""
+
+    dense: FloatArray
+    routed: FloatArray
+    working: FloatArray
+    parked_dense: FloatArray
+    parked_routed: FloatArray
 
 
 def _activations(
     trainer: TrainerCalibration, layout: Layout, kept: LayerActivations, tokens: FloatArray, pairs: FloatArray,
     recompute_experts: bool, expert_imbalance: float, forward_only: bool,
-) -> tuple[FloatArray, FloatArray, FloatArray]:  # fmt: skip
-    """Bytes of one microbatch: kept per layer, working set of one layer, kept per layer in host memory."""
+) -> _Kept:  # fmt: skip
+    """Recompute none keeps all, selective drops the attention core, full keeps the layer's input alone."""
     space = trainer.workspace
-    dense, routed = kept.dense * tokens, kept.routed * tokens * expert_imbalance
+    dense, core = kept.dense * tokens, kept.core * tokens + kept.scores * pairs
+    routed = kept.routed * tokens * expert_imbalance
     scores = kept.scores * pairs
+    boundary = kept.boundary * tokens
     full = layout.activation_recompute == RECOMPUTE.index("full")
     selective = layout.activation_recompute == RECOMPUTE.index("selective")
-    boundary = kept.boundary * tokens
-    hidden = kept.expert_hidden * tokens * expert_imbalance if recompute_experts else 0.0
-    none = dense + kept.core * tokens + routed + scores - hidden
-    stored = np.where(full, boundary, none - np.where(selective, kept.core * tokens + scores, 0.0))
+    zero = np.zeros(np.shape(full))
     if forward_only:
-        zero = np.zeros(np.shape(stored))
-        return zero, boundary + space.backward_dense * dense + space.backward_moe * routed, zero
+        working = boundary + space.backward_dense * dense + space.backward_moe * routed
+        return _Kept(zero, zero, working, zero, zero)
     again = space.recompute_dense * dense + space.recompute_moe * routed + scores
     plain = space.backward_dense * dense + space.backward_moe * routed + np.where(selective, scores, 0.0)
-    parked = np.where(np.isin(layout.offload, OFFLOADS_ACTIVATIONS), stored, 0.0)
-    return stored - parked, np.where(full, again, plain), parked
+    keep_dense = np.where(full, boundary, dense + np.where(selective, 0.0, core))
+    hidden = kept.expert_hidden * tokens * expert_imbalance if recompute_experts else 0.0
+    keep_routed = np.where(full, 0.0, routed - hidden)
+    parked = np.isin(layout.offload, OFFLOADS_ACTIVATIONS)
+    return _Kept(
+        dense=np.where(parked, 0.0, keep_dense),
+        routed=np.where(parked, 0.0, keep_routed),
+        working=np.where(full, again, plain),
+        parked_dense=np.where(parked, keep_dense, 0.0),
+        parked_routed=np.where(parked, keep_routed, 0.0),
+    )
 
 
 def _logit_bytes(
@@ -341,7 +395,7 @@ def _communication(
 ) -> FloatArray:  # fmt: skip
     """ZeRO-3: gathered layers, tables, and one layer's gradients on their way; pipeline: buffers of both neighbours."""
     store, space = trainer.storage, trainer.workspace
-    layer = stage.layer_dense + stage.layer_routed
+    layer = stage.layer_dense + stage.layer_experts
     tables = np.maximum(stage.embedding, stage.head)
     gathered = store.compute_weight * (space.gathered_layers * layer + tables)
     backward = 0.0 if forward_only or lora_rank else store.reduce * np.maximum(layer, tables)

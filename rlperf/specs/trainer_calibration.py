@@ -60,7 +60,10 @@ class Workspace(_Frozen):
     """Memory beside states and stored activations."""
 
     weight_scratch: NonNegativeFloat = Field(
-        0.0, description="bytes per parameter of one layer, kept from update to update"
+        0.0, description="bytes per parameter of one layer, without routed experts"
+    )
+    loss_scratch: NonNegativeFloat = Field(
+        0.0, description="further bytes per parameter of one layer while the head is at work"
     )
     gathered_layers: NonNegativeFloat = Field(2.0, description="layers gathered at once at ZeRO 3")
     backward_dense: NonNegativeFloat = Field(0.5, description="working set of a layer's backward over its activations")

@@ -65,11 +65,30 @@ class WeightSyncFit(_Frozen):
 
     transport: Transport
     fixed: Seconds = Field(description="metadata, pausing and resuming engines, cache reset")
-    per_tensor: Seconds = Field(0.0, description="software time per tensor of the checkpoint that a rank handles")
-    rate: BytesPerSecond = Field(description="model bytes per second that the software path passes at most")
+    per_tensor: Seconds = Field(0.0, description="software time per tensor of the checkpoint")
+    rate: BytesPerSecond = Field(description="bytes of the policy per second that the software path passes at most")
+    expert_rate: BytesPerSecond | None = Field(None, description="the same for routed experts; None = rate")
+    offload_rate: BytesPerSecond | None = Field(
+        None, description="per trainer device, where its weights wait in host memory; None = free"
+    )
+    per_node_doubling: NonNegativeFloat = Field(0.0, description="share added per doubling of the nodes")
+    spread_over: Literal["rollout", "shards"] = Field("rollout", description="whose nodes count")
     hardware: PositiveFloat = Field(0.7, le=1.0, description="attainable share of link rates where they are the limit")
     changed: NonNegativeFloat = Field(1.0, le=1.0, description="share of the bytes sent (delta transports)")
+    sharded: bool = Field(False, description="every trainer device handles only its own part of the experts")
     provenance: Provenance
+
+
+class TransportCalibration(_Frozen):
+    """Constants of a weight-transfer library on its own, beside any framework."""
+
+    id: str
+    versions: str
+    fits: tuple[WeightSyncFit, ...] = Field(min_length=1)
+
+    def fit(self, transport: Transport) -> WeightSyncFit:
+        """Constants of a transport."""
+        return _pick(self.fits, transport, self.id)
 
 
 class FrameworkCalibration(_Frozen):
@@ -117,11 +136,7 @@ class FrameworkCalibration(_Frozen):
 
     def sync_fit(self, transport: Transport) -> WeightSyncFit:
         """Constants of a transport, or a `SpecError` that names those there are."""
-        for fit in self.weight_sync:
-            if fit.transport == transport:
-                return fit
-        known = ", ".join(fit.transport for fit in self.weight_sync)
-        raise SpecError(Problem(f"{self.id} has no weight sync by {transport!r}", suggestion=f"it has: {known}"))
+        return _pick(self.weight_sync, transport, self.id)
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -133,6 +148,14 @@ class FrameworkCalibration(_Frozen):
                 names.append(name)
         names += [f"weight_sync.{fit.transport}" for fit in self.weight_sync if fit.provenance.assumed]
         return tuple(names)
+
+
+def _pick(fits: tuple[WeightSyncFit, ...], transport: Transport, owner: str) -> WeightSyncFit:
+    for fit in fits:
+        if fit.transport == transport:
+            return fit
+    known = ", ".join(fit.transport for fit in fits)
+    raise SpecError(Problem(f"{owner} has no weight sync by {transport!r}", suggestion=f"it has: {known}"))
 
 
 def framework_calibration_names(folder: Path | str | None = None) -> tuple[str, ...]:
@@ -172,3 +195,23 @@ def load_framework_calibration(
 @cache
 def _read(path: Path) -> FrameworkCalibration:
     return read_spec(path, FrameworkCalibration)
+
+
+def load_transport(name: str, folder: Path | str | None = None) -> TransportCalibration:
+    """Calibration of a weight-transfer library.
+
+    >>> load_transport("checkpoint_engine").fits[0].transport
+    'checkpoint_engine'
+    """
+    roots = [root / "calibrations" / "transports" for root in search_path(folder)]
+    for root in roots:
+        path = root / f"{name}.yaml"
+        if path.is_file():
+            return _read_transport(path)
+    known = sorted(path.stem for root in roots for path in root.glob("*.yaml"))
+    raise SpecError(Problem(f"there is no transport named {name!r}", suggestion=did_you_mean(name, known)))
+
+
+@cache
+def _read_transport(path: Path) -> TransportCalibration:
+    return read_spec(path, TransportCalibration)

@@ -1,0 +1,186 @@
+"""Weight sync: trained weights from the trainer to the rollout engines, by every path that frameworks use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rlperf.cost.collectives import network_bytes_per_s, scale_up_bytes_per_s
+from rlperf.layout import FloatArray
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.hardware import Hardware
+from rlperf.specs.rl_calibration import Transport, WeightSyncFit
+
+HARDWARE_PATHS: tuple[Transport, ...] = ("reshard", "rdma")
+"""Transports whose bytes go shard to shard: only what a device needs reaches it."""
+
+
+@dataclass(frozen=True)
+class SyncShape:
+    """Who sends and who receives; every field is a number or an array over candidates.
+
+    Attributes
+    ----------
+    trainer_devices, rollout_devices : devices of the two pools (equal where they share them) [1]
+    trainer_tensor_parallel, trainer_pipeline_parallel : t and p of the trainer; ZeRO-3 shards as ``trainer_shards``
+    trainer_shards : devices over which one replica of the trained weights is split: t p, or the FSDP group [1]
+    rollout_shards : t_g p_g, devices of one rollout replica (for experts: with its expert parallel) [1]
+    nested : 1 where every rollout shard lies inside the trainer shards of its own device [flag]
+    offloaded : 1 where the trainer's weights wait in host memory [flag]
+    """
+
+    trainer_devices: npt.ArrayLike
+    rollout_devices: npt.ArrayLike
+    trainer_shards: npt.ArrayLike
+    rollout_shards: npt.ArrayLike
+    devices_per_node: npt.ArrayLike = 8
+    nested: npt.ArrayLike = 1
+    offloaded: npt.ArrayLike = 0
+
+
+@dataclass(frozen=True)
+class SyncPayload:
+    """What is sent: bytes of the policy in its transfer dtype, routed experts apart, tensors of the checkpoint.
+
+    ``quantise_s`` is the time to convert the weights before they are sent (`quantise_s`).
+    """
+
+    dense_bytes: float
+    expert_bytes: float
+    tensors: float
+    quantise_s: float = 0.0
+
+    @property
+    def bytes(self) -> float:
+        """All bytes of the policy."""
+        return self.dense_bytes + self.expert_bytes
+
+
+def checkpoint_tensors(architecture: Architecture) -> int:
+    """Tensors of the Hugging Face checkpoint, experts unfused: what per-tensor software loops over.
+
+    Attention q, k, v, o (MLA: 5), their norms, two layer norms, gated feed-forward 3 (experts: 3 each), router.
+
+    >>> from rlperf.specs.profiles import load_architecture
+    >>> checkpoint_tensors(load_architecture("Llama-3.1-8B"))
+    291
+    """
+    moe = architecture.experts
+    per_mixer = (7 if architecture.latent else 4) + 3 * architecture.qkv_bias + 2 * architecture.qk_norm
+    count = 3 - architecture.tied_embeddings
+    count += architecture.layers * (per_mixer + 2)
+    count += architecture.feed_forward_layers("dense") * (3 if architecture.ffn_gated else 2)
+    if moe is not None:
+        per_expert = 3 if moe.gated else 2
+        count += architecture.feed_forward_layers("moe") * (1 + per_expert * (moe.count + (moe.shared_hidden > 0)))
+    return count
+
+
+def sync_payload(architecture: Architecture, bytes_per_parameter: float = 2.0, quantised_s: float = 0.0) -> SyncPayload:
+    """Payload of an architecture: ``bytes_per_parameter`` of the transfer dtype (bf16 2, fp8 1) [bytes]."""
+    routed = float(architecture.routed_parameters)
+    return SyncPayload(
+        dense_bytes=(architecture.parameters - routed) * bytes_per_parameter,
+        expert_bytes=routed * bytes_per_parameter,
+        tensors=float(checkpoint_tensors(architecture)),
+        quantise_s=quantised_s,
+    )
+
+
+def quantise_s(hw: Hardware, parameters: npt.ArrayLike, devices: npt.ArrayLike, to_bytes: float = 1.0) -> FloatArray:
+    """Seconds to convert bf16 weights before they are sent: each device reads and writes its own share once.
+
+    t = parameters (2 + to_bytes) / (devices x W x stream share) [s]; W memory bandwidth [bytes/s].
+    """
+    stream = hw.calibration.stream.stream_memory
+    share = np.asarray(parameters, np.float64) / np.asarray(devices, np.float64)
+    return np.asarray(share * (2.0 + to_bytes) / (hw.device.memory_bandwidth * stream), np.float64)
+
+
+def reshard_bytes(payload_bytes: npt.ArrayLike, shape: SyncShape) -> FloatArray:
+    r"""Bytes that one device receives when its trainer shard becomes its rollout shard (colocated).
+
+    .. math:: M \left(\frac{1}{t_g p_g} - \frac{1}{t p}\right) \text{ nested}, \qquad
+              M \left(1 - \frac{1}{t p}\right) \text{ otherwise (full all-gather)}
+
+    M bytes of the policy, t p trainer shards, t_g p_g rollout shards [1]. HybridFlow (arXiv 2409.19256), table 2: the
+    nested form is its zero-redundancy engine; the other is the full gather of earlier systems.
+
+    >>> shape = SyncShape(16, 16, trainer_shards=16, rollout_shards=[4, 4], nested=[1, 0])
+    >>> reshard_bytes(160e9, shape).tolist()
+    [30000000000.0, 150000000000.0]
+    """
+    m = np.asarray(payload_bytes, np.float64)
+    trainer = 1.0 / np.maximum(np.asarray(shape.trainer_shards, np.float64), 1.0)
+    rollout = 1.0 / np.maximum(np.asarray(shape.rollout_shards, np.float64), 1.0)
+    needed = np.maximum(rollout - trainer, 0.0)
+    return np.asarray(m * np.where(np.asarray(shape.nested) > 0, needed, 1.0 - trainer), np.float64)
+
+
+def _link_bytes_per_s(hw: Hardware, devices: FloatArray, per_node: FloatArray) -> FloatArray:
+    """Fast links inside a node, the device's share of the network across nodes [bytes/s]."""
+    return np.where(devices > per_node, network_bytes_per_s(hw), scale_up_bytes_per_s(hw))
+
+
+def wire_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape: SyncShape) -> FloatArray:
+    """Seconds that the links alone take: the floor under every software path [s].
+
+    reshard: `reshard_bytes` at the link of the trainer group. rdma: the larger of what a receiver takes (M / rollout
+    shards) and what a sender gives (M x replicas / trainer devices). disk: one write and one read at the rate of the
+    fit. All others: the whole policy once into every receiving node (broadcast, pipelined over its devices' links).
+    """
+    f = np.float64
+    trainer, rollout = np.asarray(shape.trainer_devices, f), np.asarray(shape.rollout_devices, f)
+    shards, per_node = np.asarray(shape.rollout_shards, f), np.asarray(shape.devices_per_node, f)
+    m = payload.bytes * fit.changed
+    if fit.transport == "reshard":
+        link = _link_bytes_per_s(hw, np.asarray(shape.trainer_shards, f), per_node)
+        return np.asarray(reshard_bytes(m, shape) / (link * fit.hardware), f)
+    if fit.transport == "rdma":
+        replicas = np.maximum(rollout / np.maximum(shards, 1.0), 1.0)
+        moved = np.maximum(m / np.maximum(shards, 1.0), m * replicas / np.maximum(trainer, 1.0))
+        return np.asarray(moved / (network_bytes_per_s(hw) * fit.hardware), f)
+    together = np.maximum(trainer, rollout)
+    link = _link_bytes_per_s(hw, together, per_node) * np.minimum(together, per_node)
+    return np.asarray(m / (link * fit.hardware), f)
+
+
+def weight_sync_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape: SyncShape) -> FloatArray:
+    r"""Seconds of one weight sync.
+
+    .. math::
+
+        t = t_0 + n\,t_n + q + \max\left(\left(\frac{\delta D}{r} + \frac{\delta E}{r_e d}\right)
+            (1 + \gamma \log_2 N) + \frac{o M}{n_T r_o},\; t_{wire}\right)
+
+    t_0 fixed, t_n per tensor [s], n tensors, q conversion [s]; D, E bytes of dense weights and routed experts,
+    M = D + E; delta share of the bytes sent; r, r_e rates of the software path [bytes/s]; d trainer devices where
+    each handles its own experts, else 1; N nodes that receive (or that the trainer's shards span), gamma growth per
+    doubling; o 1 where the trainer's weights wait in host memory, r_o the rate
+    at which each of the n_T trainer devices fetches its share; t_wire `wire_s`.
+    Shard-to-shard paths (reshard, rdma) have t_wire alone.
+
+    Measured paths are bound by software at 2 to 90 GB/s of the policy's bytes, far below the links; the constants
+    hold per framework and transport (``calibrations/frameworks``, ``calibrations/transports``).
+
+    Returns
+    -------
+    Seconds, shape of the broadcast fields of ``shape``.
+    """
+    wire = wire_s(hw, fit, payload, shape)
+    if fit.transport in HARDWARE_PATHS:
+        return np.asarray(fit.fixed + payload.tensors * fit.per_tensor + payload.quantise_s + wire, np.float64)
+    f = np.float64
+    spread = shape.trainer_shards if fit.spread_over == "shards" else shape.rollout_devices
+    nodes = np.maximum(np.ceil(np.asarray(spread, f) / np.asarray(shape.devices_per_node, f)), 1.0)
+    handlers = np.maximum(np.asarray(shape.trainer_devices, f), 1.0) if fit.sharded else np.ones(())
+    dense = payload.dense_bytes * fit.changed / fit.rate
+    experts = payload.expert_bytes * fit.changed / ((fit.expert_rate or fit.rate) * handlers)
+    moved = (dense + experts) * (1.0 + fit.per_node_doubling * np.log2(nodes))
+    if fit.offload_rate:
+        own = payload.bytes / np.maximum(np.asarray(shape.trainer_devices, f), 1.0)
+        moved = moved + np.asarray(shape.offloaded, f) * own / fit.offload_rate
+    software = np.maximum(moved, wire)
+    return np.asarray(fit.fixed + payload.tensors * fit.per_tensor + payload.quantise_s + software, np.float64)

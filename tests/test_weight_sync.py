@@ -1,0 +1,226 @@
+"""Weight sync: volumes by hand, orders that must hold, calibrations that reproduce, measured rows left out."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlperf.calibrate.rl_framework import SyncObservation, fit_weight_sync
+from rlperf.calibrate.validate_weight_sync import sync_case, sync_path
+from rlperf.cost.collectives import network_bytes_per_s, scale_up_bytes_per_s
+from rlperf.cost.weight_sync import (
+    SyncPayload,
+    SyncShape,
+    checkpoint_tensors,
+    quantise_s,
+    reshard_bytes,
+    sync_payload,
+    weight_sync_s,
+)
+from rlperf.errors import SpecError
+from rlperf.specs.hardware import Hardware, load_hardware
+from rlperf.specs.profiles import load_architecture
+from rlperf.specs.rl_calibration import (
+    Provenance,
+    WeightSyncFit,
+    framework_calibration_names,
+    load_framework_calibration,
+    load_transport,
+)
+
+FRAMEWORKS = (
+    "areal",
+    "nemo_rl_dtensor",
+    "nemo_rl_megatron",
+    "openrlhf",
+    "slime",
+    "trl",
+    "verl_fsdp",
+    "verl_megatron",
+)
+
+
+@pytest.fixture(scope="module")
+def hw() -> Hardware:
+    return load_hardware("h100_sxm", "dgx_h100")
+
+
+def fit(transport: str, **changes: object) -> WeightSyncFit:
+    source = Provenance(source="a test", date="2026-11-20")
+    values = {"transport": transport, "fixed": "1 s", "rate": "10 GB/s", "provenance": source, **changes}
+    return WeightSyncFit(**values)  # type: ignore[arg-type]
+
+
+def test_nested_reshard_moves_what_is_missing_and_a_full_gather_nearly_all() -> None:
+    # 140 GB, trainer 4 x 4 shards, rollout 4: each device holds 8.75 GB, needs 35 GB
+    shape = SyncShape(16, 16, trainer_shards=16, rollout_shards=4, nested=[1, 0])
+    assert reshard_bytes(140e9, shape).tolist() == pytest.approx([26.25e9, 131.25e9])
+
+
+@given(st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([1, 2, 4, 8, 16]))
+def test_nested_reshard_never_moves_more_than_a_full_gather(trainer: int, rollout: int) -> None:
+    nested, full = reshard_bytes(1.0, SyncShape(16, 16, trainer, rollout, nested=np.array([1, 0])))
+    if rollout <= trainer:
+        assert nested <= full + 1e-15
+    assert nested >= 0.0
+
+
+def test_reshard_time_is_volume_over_link(hw: Hardware) -> None:
+    payload = SyncPayload(140e9, 0.0, 700.0)
+    shape = SyncShape(8, 8, trainer_shards=8, rollout_shards=4, nested=1)
+    seconds = float(weight_sync_s(hw, fit("reshard", hardware=0.7), payload, shape))
+    assert seconds == pytest.approx(1.0 + 140e9 / 8 / (0.7 * scale_up_bytes_per_s(hw)))
+
+
+def test_rdma_is_bound_by_the_busier_side(hw: Hardware) -> None:
+    payload = SyncPayload(100e9, 0.0, 0.0)
+    many = SyncShape(trainer_devices=8, rollout_devices=64, trainer_shards=8, rollout_shards=8)
+    # eight replicas of 100 GB leave eight senders: 100 GB each; a receiver takes 12.5 GB
+    seconds = float(weight_sync_s(hw, fit("rdma", hardware=0.5), payload, many))
+    assert seconds == pytest.approx(1.0 + 100e9 / (0.5 * network_bytes_per_s(hw)))
+
+
+def test_software_path_terms_add_up(hw: Hardware) -> None:
+    payload = SyncPayload(dense_bytes=20e9, expert_bytes=80e9, tensors=1000.0, quantise_s=0.3)
+    constants = fit(
+        "nccl", per_tensor="2 ms", expert_rate="4 GB/s", offload_rate="1 GB/s", per_node_doubling=0.1, sharded=True
+    )
+    shape = SyncShape(16, 32, trainer_shards=16, rollout_shards=4, offloaded=1)
+    expected = 1.0 + 1000 * 0.002 + 0.3 + (20 / 10 + 80 / 4 / 16) * (1 + 0.1 * 2) + 100 / 16 / 1
+    assert float(weight_sync_s(hw, constants, payload, shape)) == pytest.approx(expected)
+
+
+@given(st.floats(1e9, 1e12), st.integers(1, 64), st.sampled_from(["colocated", "nccl", "rdma", "reshard", "delta"]))
+def test_more_bytes_and_slower_paths_never_take_less(size: float, devices: int, transport: str) -> None:
+    hw = load_hardware("h100_sxm", "dgx_h100")
+    shape = SyncShape(devices, devices, trainer_shards=devices, rollout_shards=1)
+    small, large = (SyncPayload(size * factor, 0.0, 100.0) for factor in (1.0, 2.0))
+    usual = fit(transport)
+    slow = usual.model_copy(update={"rate": usual.rate / 2, "hardware": usual.hardware / 2})
+    seconds = float(weight_sync_s(hw, usual, small, shape))
+    assert float(weight_sync_s(hw, usual, large, shape)) >= seconds
+    assert float(weight_sync_s(hw, slow, small, shape)) >= seconds
+
+
+def test_arrays_equal_scalars(hw: Hardware) -> None:
+    payload, constants = SyncPayload(50e9, 10e9, 500.0), fit("checkpoint_engine", per_node_doubling=0.05)
+    counts = np.array([4, 8, 64, 256])
+    together = weight_sync_s(hw, constants, payload, SyncShape(counts, counts, counts, 4))
+    alone = [float(weight_sync_s(hw, constants, payload, SyncShape(n, n, n, 4))) for n in counts]
+    assert together.tolist() == alone
+
+
+def test_payload_counts_tensors_and_experts() -> None:
+    moe = load_architecture("Qwen3-30B-A3B")
+    payload = sync_payload(moe)
+    assert checkpoint_tensors(moe) == 18867  # tensors in the index of the published checkpoint
+    assert payload.bytes == pytest.approx(2.0 * moe.parameters)
+    assert payload.expert_bytes == 2.0 * 48 * 128 * 3 * 2048 * 768
+    assert sync_payload(moe, 1.0).bytes == pytest.approx(payload.bytes / 2)
+
+
+def test_quantisation_reads_and_writes_each_weight_once(hw: Hardware) -> None:
+    rate = hw.device.memory_bandwidth * hw.calibration.stream.stream_memory
+    assert float(quantise_s(hw, 8e9, 8)) == pytest.approx(1e9 * 3 / rate)
+
+
+def test_fit_recovers_known_constants(hw: Hardware) -> None:
+    truth = fit("nccl", fixed="2.5 s", rate="7 GB/s")
+    shape = SyncShape(8, 8, 8, 1)
+    seen = []
+    for size in (15e9, 60e9, 140e9):
+        payload = SyncPayload(size, 0.0, 0.0)
+        seen.append(SyncObservation("r", hw, payload, shape, float(weight_sync_s(hw, truth, payload, shape))))
+    found = fit_weight_sync(fit("nccl"), seen)
+    assert found.fixed == pytest.approx(2.5, rel=1e-3)
+    assert found.rate == pytest.approx(7e9, rel=1e-3)
+    with pytest.raises(ValueError, match="cannot be fitted"):
+        fit_weight_sync(fit("nccl"), seen[:1])
+
+
+def test_every_framework_has_a_calibration_that_says_where_it_is_from() -> None:
+    assert framework_calibration_names() == FRAMEWORKS
+    for name in FRAMEWORKS:
+        calibration = load_framework_calibration(name)
+        assert calibration.id == name
+        for constants in calibration.weight_sync:
+            assert constants.provenance.source
+            assert constants.provenance.assumed or constants.provenance.n > 0
+            assert constants.provenance.low < 1.0 < constants.provenance.high
+
+
+def test_framework_is_found_by_name_version_and_trainer() -> None:
+    assert load_framework_calibration("verl==0.7.1", "megatron").id == "verl_megatron"
+    assert load_framework_calibration("NeMo-RL").id == "nemo_rl_dtensor"
+    with pytest.raises(SpecError, match="did you mean slime"):
+        load_framework_calibration("slyme")
+    with pytest.raises(SpecError, match="did you mean checkpoint_engine"):
+        load_transport("checkpoint_engin")
+    with pytest.raises(SpecError, match="it has: "):
+        load_framework_calibration("trl").sync_fit("rdma")
+
+
+def test_unknown_method_is_refused() -> None:
+    with pytest.raises(SpecError, match="not a path"):
+        sync_path("carrier pigeon")
+
+
+@pytest.fixture(scope="module")
+def rows(measured_data: Path) -> list[dict[str, str]]:
+    with (measured_data / "measured" / "weight_sync.csv").open() as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.mark.data
+def test_shipped_constants_are_what_the_stated_rows_give(rows: list[dict[str, str]]) -> None:
+    cases = {row["row_id"]: sync_case(row) for row in rows}
+    checked = 0
+    for constants in {case.owner + case.fit.transport: case.fit for case in cases.values()}.values():
+        seen = [cases[row].observation for row in constants.provenance.rows]
+        free = [
+            name
+            for name in ("fixed", "rate", "expert_rate", "offload_rate", "per_node_doubling")
+            if getattr(constants, name)
+        ]
+        if len(seen) < len(free):
+            continue
+        again = fit_weight_sync(constants, seen, free)
+        for case in seen:
+            before = float(weight_sync_s(case.hardware, constants, case.payload, case.shape))
+            after = float(weight_sync_s(case.hardware, again, case.payload, case.shape))
+            assert after == pytest.approx(before, rel=0.02)
+        checked += 1
+    assert checked >= 8
+
+
+@pytest.mark.data
+def test_rows_left_out(rows: list[dict[str, str]]) -> None:
+    errors: dict[str, list[float]] = {}
+    for row in rows:
+        case = sync_case(row)
+        if not case.used:
+            errors.setdefault(row["group"], []).append(abs(case.seconds / float(row["measured_s"]) - 1))
+    assert np.median(errors["checkpoint_engine"]) < 0.08
+    assert np.median(errors["verl_delta_sync"]) < 0.30
+    assert sum(map(len, errors.values())) >= 25
+
+
+@pytest.mark.data
+def test_a_row_states_what_was_filled_in(rows: list[dict[str, str]]) -> None:
+    bare = dict.fromkeys(rows[0], "") | {
+        "method": "nccl full broadcast",
+        "architecture": "Qwen2.5-7B",
+        "gpu": "h100_sxm",
+    }
+    case = sync_case(bare)
+    assert any(text.startswith("n_rollout_gpus=8") for text in case.assumed)
+    assert np.isnan(case.observation.measured_s)
+    assert replace(case, assumed=()).seconds == case.seconds > 0
+    with pytest.raises(SpecError, match="transfer_dtype"):
+        sync_case(bare | {"transfer_dtype": "fp13"})

@@ -150,6 +150,8 @@ def from_job(job: Job, devices_per_node: int) -> Run:
         raise SpecError(problems)
     if values.get("rollout.backend") is None:
         values["rollout.backend"] = job.engine
+    if values.get("trainer.backend") is None:
+        values["trainer.backend"] = _backend(job, values)
     for role in ("rollout", "trainer"):
         if f"{role}.devices" not in values:
             problems.append(Problem(f"pool {role}: devices is not pinned", suggestion="run `rlperf plan` first"))
@@ -159,6 +161,14 @@ def from_job(job: Job, devices_per_node: int) -> Run:
     total = values["trainer.devices"] + (0 if colocated else values["rollout.devices"])
     values.update({"run.devices": total, "run.nodes": -(-total // devices_per_node)})
     return Run(complete_layouts(values))
+
+
+def _backend(job: Job, values: Mapping[str, Value]) -> str:
+    """The trainer's backend where the job pins none: Megatron where the layout needs it, else the job's first."""
+    degrees = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "context_parallel")
+    if "megatron" in job.trainer_backends and any(values.get(f"trainer.{degree}", 1) > 1 for degree in degrees):
+        return "megatron"
+    return job.trainer_backends[0]
 
 
 def complete_layouts(values: Mapping[str, Value]) -> dict[str, Value]:

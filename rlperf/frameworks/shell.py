@@ -1,0 +1,238 @@
+"""Launch scripts read without running anything: variables, arrays, line continuations and the final command's words.
+
+Only what a launch script needs of bash: ``NAME=value``, ``NAME=(...)``, ``NAME+=(...)``, ``export``, ``$NAME``,
+``${NAME}``, ``${NAME:-default}``, ``"${NAME[@]}"``, simple ``$((...))``. Commands are never executed; the result of a
+``$(...)`` is unknown and stays as text.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+_ASSIGN = re.compile(r"^(?:export\s+|declare\s+(?:-\w+\s+)*|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
+_VARIABLE = re.compile(
+    r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?\}"
+    r"|\$\{([A-Za-z_]\w*):?[-=]((?:[^{}]|\{[^{}]*\})*)\}"
+    r"|\$([A-Za-z_]\w*)"
+)
+_ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
+_ARRAY_USE = re.compile(r"^\$\{([A-Za-z_]\w*)\[[@*]\]\}$")
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of a command, variables filled in, and the line it stands on."""
+
+    text: str
+    line: int
+
+
+@dataclass
+class _Shell:
+    """Variables and arrays as assigned so far."""
+
+    scalars: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, list[Word]] = field(default_factory=dict)
+
+
+def commands(text: str) -> list[list[Word]]:
+    """Every command of a script with its words expanded, assignments taken away.
+
+    >>> [command] = commands('N=8; A=(--tp $N)\\npython x.py "${A[@]}" --dp ${D:-2}')
+    >>> [word.text for word in command]
+    ['python', 'x.py', '--tp', '8', '--dp', '2']
+    """
+    shell = _Shell()
+    found = []
+    for statement in _statements(text):
+        words: list[Word] = []
+        for index, (raw, line) in enumerate(statement):
+            match = _ASSIGN.match(raw) if index == len(words) == 0 or not words else None
+            if match and not words:
+                _assign(shell, match, line)
+            elif raw not in ("export", "then", "do", "else", "fi", "done"):
+                words += _expand(raw, line, shell)
+        if words:
+            found.append(words)
+    return found
+
+
+def _assign(shell: _Shell, match: re.Match[str], line: int) -> None:
+    name, append, value = match.groups()
+    if value.startswith("(") and value.endswith(")"):
+        items = [word for raw, at in _raw_words(value[1:-1], line) for word in _expand(raw, at, shell)]
+        shell.arrays[name] = [*shell.arrays.get(name, []), *items] if append else items
+    else:
+        text = "".join(word.text for word in _expand(value, line, shell, split=False))
+        shell.scalars[name] = shell.scalars.get(name, "") + text if append else text
+
+
+def _statements(text: str) -> Iterator[list[tuple[str, int]]]:
+    """Statements as raw words with their lines; ends at newline, ``;``, ``&&``, ``||``, ``|`` outside of brackets."""
+    statement: list[tuple[str, int]] = []
+    for raw, line in _raw_words(text, 1, operators=True):
+        if raw in ("\n", ";", "&&", "||", "|", "&"):
+            if statement:
+                yield statement
+            statement = []
+        else:
+            statement.append((raw, line))
+    if statement:
+        yield statement
+
+
+def _raw_words(text: str, line: int, *, operators: bool = False) -> Iterator[tuple[str, int]]:
+    """Words with their quotes, comments dropped, continuations joined; brackets of an array stay in one word."""
+    position, word, started = 0, "", line
+    length = len(text)
+    while position < length:
+        char = text[position]
+        if char == "\\" and text[position + 1 : position + 2] == "\n":
+            line, position = line + 1, position + 2
+            continue
+        if char == "\\":
+            word, position = word + text[position : position + 2], position + 2
+            continue
+        if char in "'\"(" or text.startswith(("$(", "${"), position):
+            if not word:
+                started = line
+            end = _closing(text, position)
+            piece = text[position:end]
+            line += piece.count("\n")
+            word, position = word + piece, end
+            continue
+        if char == "#" and not word:
+            end = text.find("\n", position)
+            position = length if end < 0 else end
+            continue
+        if char.isspace() or (operators and char in ";|&"):
+            if word:
+                yield word, started
+                word = ""
+            token = text[position : position + 2] if text[position : position + 2] in ("&&", "||") else char
+            if operators and (char == "\n" or not char.isspace()):
+                yield token, line
+            line += char == "\n"
+            position += len(token)
+            continue
+        if not word:
+            started = line
+        word, position = word + char, position + 1
+    if word:
+        yield word, started
+
+
+def _closing(text: str, start: int) -> int:
+    """Position after the bracket or quote that opens at ``start``."""
+    opened = text[start]
+    if opened == "$":
+        start += 1
+        opened = text[start]
+    closes = {"'": "'", '"': '"', "(": ")", "{": "}"}[opened]
+    position = start + 1
+    while position < len(text):
+        char = text[position]
+        if char == "\\" and opened != "'":
+            position += 2
+            continue
+        if char == closes:
+            return position + 1
+        if opened in "({" and char == "#" and text[position - 1].isspace():
+            end = text.find("\n", position)
+            position = len(text) if end < 0 else end
+            continue
+        nested = char in "'\"(" if opened in "({" else False
+        if nested or (opened != "'" and text.startswith(("$(", "${"), position)):
+            position = _closing(text, position)
+            continue
+        position += 1
+    return len(text)
+
+
+def _expand(raw: str, line: int, shell: _Shell, *, split: bool = True) -> list[Word]:
+    """A raw word with its quotes removed and variables filled in; an array is all its words."""
+    bare = raw[1:-1] if len(raw) > 1 and raw[0] == raw[-1] == '"' else raw
+    match = _ARRAY_USE.match(bare)
+    if match:
+        return list(shell.arrays.get(match[1], []))
+    if raw[:1] == raw[-1:] == "'" and len(raw) > 1 and "'" not in raw[1:-1]:
+        return [Word(raw[1:-1], line)]
+    text, quoted = _unquote(raw, lambda part: _substitute(part, shell))
+    if split and not quoted and re.search(r"\s", text) and "$" in raw:
+        return [Word(part, line) for part in text.split()]
+    return [Word(text, line)] if text or quoted else []
+
+
+def _unquote(raw: str, substitute: Callable[[str], str]) -> tuple[str, bool]:
+    """Text of a word and whether any part of it was quoted."""
+    out, quoted, position = "", False, 0
+    while position < len(raw):
+        char = raw[position]
+        if char in "'\"":
+            end = _closing(raw, position)
+            inside = raw[position + 1 : end - 1]
+            out += inside if char == "'" else substitute(re.sub(r'\\(["\\$`])', r"\1", inside))
+            quoted, position = True, end
+        elif char == "\\":
+            out, position = out + raw[position + 1 : position + 2], position + 2
+        else:
+            end = position
+            while end < len(raw) and raw[end] not in "'\"\\":
+                end = _closing(raw, end) if raw.startswith(("$(", "${"), end) else end + 1
+            out, position = out + substitute(raw[position:end]), end
+    return out, quoted
+
+
+def _substitute(text: str, shell: _Shell) -> str:
+    """``text`` with known variables and arithmetic filled in."""
+
+    def fill(match: re.Match[str]) -> str:
+        name = match[1] or match[2] or match[4]
+        if name in shell.arrays:
+            return " ".join(word.text for word in shell.arrays[name])
+        if shell.scalars.get(name):
+            return shell.scalars[name]
+        if match[2] is not None:
+            return _unquote(match[3], lambda part: _substitute(part, shell))[0]
+        return match[0]
+
+    for _ in range(8):
+        filled = _ARITHMETIC.sub(lambda match: _arithmetic(match, shell), _VARIABLE.sub(fill, text))
+        if filled == text:
+            break
+        text = filled
+    return text
+
+
+def _arithmetic(match: re.Match[str], shell: _Shell) -> str:
+    """``$((a * 2))`` over whole numbers; anything else stays."""
+    text = re.sub(r"[A-Za-z_]\w*", lambda name: shell.scalars.get(name[0], name[0]), match[1])
+    if not re.fullmatch(r"[\d\s+\-*/%()]+", text):
+        return match[0]
+    try:
+        return str(_whole(ast.parse(text.strip().replace("/", "//"), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return match[0]
+
+
+def _whole(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_whole(node.operand)
+    if isinstance(node, ast.BinOp):
+        left, right = _whole(node.left), _whole(node.right)
+        if isinstance(node.op, ast.Add):
+            return left + right
+        if isinstance(node.op, ast.Sub):
+            return left - right
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        if isinstance(node.op, ast.FloorDiv):
+            return left // right
+        if isinstance(node.op, ast.Mod):
+            return left % right
+    raise ValueError("not whole-number arithmetic")

@@ -1,0 +1,254 @@
+"""Reads what users have: YAML with bases, hydra overrides, launch scripts, argument files; into one flat `Source`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from rlperf.errors import Problem, SpecError
+from rlperf.frameworks.adapter import Source
+from rlperf.frameworks.keytable import Value, flatten
+from rlperf.frameworks.shell import Word, commands
+from rlperf.specs.reader import Document, parse_document, read_text
+
+_OVERRIDE = re.compile(r"^(\+\+|\+|~)?([A-Za-z_][\w./@-]*)=(.*)$", re.DOTALL)
+_ENTRY = re.compile(r"(?:^|/)(train\.py|train_async\.py|run_grpo\.py|\w+\.py)$")
+_MODULES = ("verl.", "openrlhf.", "trl.", "areal.", "nemo_rl.", "slime.")
+_EXTERNAL_BASES = {"ppo_trainer", "ppo_megatron_trainer"}
+
+
+@dataclass
+class _Gathered:
+    """Keys as they are collected, later ones winning."""
+
+    keys: dict[str, Value] = field(default_factory=dict)
+    lines: dict[str, tuple[str, int | None]] = field(default_factory=dict)
+    entry: str = ""
+    bases: list[str] = field(default_factory=list)
+    additions: set[str] = field(default_factory=set)
+
+    def put(self, key: str, value: Value, file: str, line: int | None) -> None:
+        """Set a key; a mapping that replaces a section, or a section below a value, takes the old away."""
+        for old in [name for name in self.keys if name.startswith(key + ".")]:
+            del self.keys[old]
+        parts = key.split(".")
+        for depth in range(1, len(parts)):
+            self.keys.pop(".".join(parts[:depth]), None)
+        self.keys[key] = value
+        self.lines[key] = (file, line)
+
+    def source(self) -> Source:
+        return Source(dict(self.keys), dict(self.lines), self.entry, tuple(self.bases), frozenset(self.additions))
+
+
+def read_source(paths: Sequence[Path | str]) -> Source:
+    """All files of one configuration, in order, later keys winning.
+
+    YAML and JSON files are nested keys; ``.sh`` files launch scripts; anything else flags or hydra overrides.
+    """
+    if not paths:
+        raise SpecError("no configuration is named")
+    gathered = _Gathered()
+    for path in paths:
+        _read_one(Path(path), gathered)
+    return gathered.source()
+
+
+def _read_one(path: Path, gathered: _Gathered) -> None:
+    text = read_text(path)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        _read_yaml(parse_document(text, str(path)), path, gathered)
+    elif path.suffix in (".sh", ".bash") or text.startswith("#!"):
+        _read_commands(text, path, gathered)
+    else:
+        _read_arguments(text, path, gathered)
+
+
+# -- YAML -------------------------------------------------------------------------------------------------------------
+
+
+def _read_yaml(document: Document, path: Path, gathered: _Gathered, depth: int = 0) -> None:
+    """A YAML file after its bases (hydra's ``defaults`` list, NeMo-RL's ``defaults: parent.yaml``)."""
+    data = document.data
+    if not isinstance(data, dict):
+        raise SpecError(Problem(f"holds a {type(data).__name__} where a mapping of keys is due", str(path), 1))
+    if depth > 16:
+        raise SpecError(Problem("defaults: more than 16 levels deep, or a circle", str(path)))
+    for base in _bases(data.get("defaults")):
+        _read_base(base, path, document, gathered, depth)
+    flat = flatten({name: value for name, value in data.items() if name not in ("defaults", "hydra")})
+    for key in [key for key in flat if key.endswith("._override_")]:
+        # NeMo-RL's ``_override_: true``: the section replaces the parent's instead of joining it.
+        section = key.removesuffix("_override_")
+        for old in [name for name in gathered.keys if name.startswith(section)]:
+            del gathered.keys[old]
+        del flat[key]
+    for key, value in flat.items():
+        gathered.put(key, value, str(path), document.line(tuple(key.split("."))))
+
+
+def _bases(defaults: Value) -> list[Value]:
+    if defaults is None:
+        return []
+    return list(defaults) if isinstance(defaults, list) else [defaults]
+
+
+def _read_base(base: Value, path: Path, document: Document, gathered: _Gathered, depth: int) -> None:
+    """One entry of ``defaults``: a file beside this one, or a base that ships with the framework."""
+    if isinstance(base, Mapping):
+        for group, choice in base.items():
+            name = str(group).removeprefix("override ").strip().lstrip("/")
+            gathered.put(name.rpartition("@")[0] or name, choice, str(path), document.line(("defaults",)))
+        return
+    text = str(base)
+    if text == "_self_":
+        return
+    target = Path(text) if Path(text).is_absolute() else path.parent / text
+    for candidate in (target, target.with_name(target.name + ".yaml")):
+        if candidate.is_file():
+            _read_yaml(parse_document(read_text(candidate), str(candidate)), candidate, gathered, depth + 1)
+            return
+    gathered.bases.append(Path(text).stem if text.endswith((".yaml", ".yml")) else text)
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _read_commands(text: str, path: Path, gathered: _Gathered) -> None:
+    """The command of a script that starts a framework: the one with the most arguments that look like settings."""
+    best: list[Word] = []
+    score = 0
+    for words in commands(text):
+        settings = sum(word.text.startswith("--") or bool(_OVERRIDE.match(word.text)) for word in words)
+        launches = any(_is_entry(word.text) for word in words)
+        if settings + 100 * launches > score:
+            best, score = words, settings + 100 * launches
+    if score == 0:
+        raise SpecError(Problem("no command in it starts a framework with settings", str(path)))
+    _read_words(best, path, gathered)
+
+
+def _read_arguments(text: str, path: Path, gathered: _Gathered) -> None:
+    """One or more arguments a line: hydra overrides or flags, with or without the program in front."""
+    words: list[Word] = []
+    for command in commands(text.replace("\\\n", " \n")):
+        words += command
+    if not any(word.text.startswith("--") or _OVERRIDE.match(word.text) for word in words):
+        raise SpecError(Problem("holds neither YAML, nor key=value overrides, nor --flags", str(path), 1))
+    _read_words(words, path, gathered)
+
+
+def _is_entry(text: str) -> bool:
+    return text.startswith(_MODULES) or bool(_ENTRY.search(text))
+
+
+def _is_value(words: Sequence[Word], index: int) -> bool:
+    """Whether a word that looks like a program is the value of a flag, as in ``--reward.remote_url reward.py``."""
+    return index > 0 and words[index - 1].text.startswith("--") and len(words[index - 1].text) > 2
+
+
+def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
+    """Everything after the entry point; before it, launchers (ray, accelerate, torchrun) have flags of their own."""
+    entries = [index for index, word in enumerate(words) if _is_entry(word.text) and not _is_value(words, index)]
+    begin = 0
+    if entries:
+        begin = entries[0] + 1
+        gathered.entry = words[entries[0]].text
+    elif any(word.text == "trl" for word in words):
+        begin = next(index for index, word in enumerate(words) if word.text == "trl") + 2
+        gathered.entry = "trl." + words[begin - 1].text if begin <= len(words) else "trl"
+    rest = list(words[begin:])
+    index = 0
+    while index < len(rest):
+        word = rest[index]
+        index += 1
+        override = _OVERRIDE.match(word.text)
+        if word.text.startswith("--"):
+            index += _read_flag(word, rest[index:], path, gathered)
+        elif override:
+            _read_override(override, word, path, gathered)
+
+
+def _read_flag(word: Word, following: Sequence[Word], path: Path, gathered: _Gathered) -> int:
+    """One flag with its values; how many further words it took. Config files named on the line are read as well."""
+    name, equals, inline = word.text[2:].partition("=")
+    values = [inline] if equals else []
+    taken = 0
+    if not equals:
+        for after in following:
+            if after.text.startswith("--") or _OVERRIDE.match(after.text):
+                break
+            values.append(after.text)
+            taken += 1
+    if name in ("config", "config-path", "config-name", "config-dir") and values:
+        _read_named(name, values[0], path, gathered)
+        return taken
+    value: Value = True if not values else _scalar(values[0]) if len(values) == 1 else [_scalar(v) for v in values]
+    gathered.put(name, value, str(path), word.line)
+    return taken
+
+
+def _read_named(option: str, value: str, path: Path, gathered: _Gathered) -> None:
+    """``--config X.yaml``, or hydra's ``--config-name X``: read where the file is there, else remembered as a base."""
+    name = value if value.endswith((".yaml", ".yml")) else value + ".yaml"
+    for candidate in (Path(name), path.parent / name, path.parent / Path(name).name):
+        if option in ("config", "config-name") and candidate.is_file():
+            _read_yaml(parse_document(read_text(candidate), str(candidate)), candidate, gathered)
+            return
+    if option != "config-path":
+        gathered.bases.append(Path(value).stem if value.endswith(".yaml") else value)
+
+
+def _read_override(match: re.Match[str], word: Word, path: Path, gathered: _Gathered) -> None:
+    sign, key, text = match.groups()
+    key = key.replace("/", ".")
+    if sign == "~":
+        gathered.keys.pop(key, None)
+        return
+    if sign:
+        gathered.additions.add(key)
+    value = _override_value(text)
+    for name, part in flatten({key: value}).items() if isinstance(value, dict) and value else [(key, value)]:
+        gathered.put(name, part, str(path), word.line)
+
+
+def _override_value(text: str) -> Value:
+    """A value in hydra's override grammar: YAML-like, with ``{a:1}`` and quotes."""
+    spaced = re.sub(r"([{,]\s*[\w.]+):(?=\S)", r"\1: ", text) if text.startswith("{") else text
+    try:
+        value = yaml.safe_load(spaced)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):
+        return _scalar(value)
+    return text if value is not None and not isinstance(value, bool | int | float | str | list | dict) else value
+
+
+def _scalar(text: str) -> Value:
+    """A word of the command line as number, flag, JSON or text.
+
+    >>> _scalar("8"), _scalar("1e-6"), _scalar("true"), _scalar("512MB")
+    (8, 1e-06, True, '512MB')
+    """
+    lowered = text.lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    if lowered in ("null", "none"):
+        return None
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        return text if lowered.strip("+-") in ("nan", "inf", "infinity") or "_" in text else number
+    if text[:1] in "[{":
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            return text
+    return text

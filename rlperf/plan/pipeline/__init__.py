@@ -1,0 +1,18 @@
+"""Adaptive pipelines: partition, placement and schedule planned together."""
+
+from rlperf.plan.pipeline.list_schedule import Policy
+from rlperf.plan.pipeline.optimize import PipelinePlan, optimize
+from rlperf.plan.pipeline.problem import Problem
+from rlperf.plan.pipeline.search import Freedom
+from rlperf.plan.pipeline.standard import StandardSchedule, standard_schedules, uniform_partition
+
+__all__ = [
+    "Freedom",
+    "PipelinePlan",
+    "Policy",
+    "Problem",
+    "StandardSchedule",
+    "optimize",
+    "standard_schedules",
+    "uniform_partition",
+]

@@ -40,7 +40,6 @@ class Scheduled:
 
     makespan_s: float
     ids: tuple[list[int], ...]
-    mean_end_s: float
 
     def orders(self, stages: int, microbatches: int) -> Orders:
         """The ids as operations."""
@@ -80,7 +79,9 @@ class ListScheduler:
         devices: int,
         memory_bytes: FloatArray | None = None,
         merged: bool = False,
+        overlap: bool = True,
     ) -> None:
+        self.overlap = overlap
         self.stages, self.count, self.devices = costs.stages, costs.microbatches, devices
         self.merged = merged
         backward = costs.backward_input_s + costs.backward_weight_s if merged else costs.backward_input_s
@@ -169,20 +170,9 @@ class ListScheduler:
                         heappush(events, (coming[0][0], d))
                     continue
                 op = queue[taken[d]]
-                if coming:
-                    gap = coming[0][0] - now
-                    if duration[op] > gap:
-                        # The oldest W would delay what arrives: take the longest that fits, or wait.
-                        fit, place = -1.0, -1
-                        for i in range(taken[d] + 1, len(queue)):
-                            if fit < duration[queue[i]] <= gap:
-                                fit, place = duration[queue[i]], i
-                        if place >= 0:
-                            op = queue.pop(place)
-                            queue.insert(taken[d], op)
-                        elif gap < patience * duration[op]:
-                            heappush(events, (coming[0][0], d))
-                            continue
+                if coming and coming[0][0] - now < patience * duration[op]:
+                    heappush(events, (coming[0][0], d))
+                    continue
                 taken[d] += 1
             if now > free[d]:
                 spare[d] -= now - free[d]
@@ -190,7 +180,6 @@ class ListScheduler:
                     return None
             end = now + duration[op]
             free[d] = end
-            heappush(events, (end, d))
             ids[d].append(op)
             left -= 1
             if end > makespan:
@@ -198,6 +187,7 @@ class ListScheduler:
             if room is not None:
                 memory.record(d, op)
             if op >= 2 * size:
+                heappush(events, (end, d))
                 continue
             if op < size:
                 nxt = op + count if op < size - count else op + size
@@ -206,6 +196,7 @@ class ListScheduler:
                 if not merged:
                     weights[d].append(op + size)
                 if op < size + count:
+                    heappush(events, (end, d))
                     continue
                 nxt = op - count
                 edge = nxt - size
@@ -215,10 +206,13 @@ class ListScheduler:
                 pair = d * self.devices + target
                 arrival = max(end, link.get(pair, 0.0)) + transfer[edge]
                 link[pair] = arrival
+                if not self.overlap:
+                    end = free[d] = arrival
+            heappush(events, (end, d))
             heappush(future[target], (arrival, nxt))
             if target != d:
                 heappush(events, (arrival if arrival > free[target] else free[target], target))
-        return Scheduled(makespan, ids, sum(free) / self.devices) if left == 0 else None
+        return Scheduled(makespan, ids) if left == 0 else None
 
 
 class _Memory:

@@ -11,6 +11,7 @@ from rlperf.errors import SpecError
 from rlperf.sim.pipeline import MicroBatches, StageCosts
 from rlperf.sim.pipeline.types import FloatArray
 from rlperf.specs.pipeline_profile import LayerProfile
+from rlperf.units import human_bytes
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Problem:
     memory_bytes: FloatArray | None = None
     bandwidth_bytes_per_s: float = float("inf")
     latency_s: float = 0.0
+    overlap: bool = True
     stages_per_device: int = 8
 
     def __post_init__(self) -> None:
@@ -52,6 +54,16 @@ class Problem:
         """Time of each layer for each micro-batch [s], shape (L, M)."""
         q, mb = self.profile.quadratic_share, self.microbatches
         return np.outer(layer_s * (1.0 - q), mb.linear) + np.outer(layer_s * q, mb.quadratic)
+
+    def exceeds(self, peak_bytes: FloatArray) -> str:
+        """Empty where the peaks fit the memory, otherwise what is too much."""
+        if self.memory_bytes is None:
+            return ""
+        over = peak_bytes - self.memory_bytes * (1.0 + 1e-9)
+        worst = int(np.argmax(over))
+        if over[worst] <= 0.0:
+            return ""
+        return f"needs {human_bytes(peak_bytes[worst])} on device {worst}, {human_bytes(self.memory_bytes[worst])} are there"
 
     @cached_property
     def _sums(self) -> tuple[FloatArray, ...]:
@@ -93,10 +105,6 @@ class Problem:
     def period_s(self) -> float:
         """Total work / (P M) [s]."""
         return float(self.layer_load_s.sum()) / (self.devices * self.microbatches.count)
-
-    @cached_property
-    def total_s(self) -> float:
-        return float(self.layer_load_s.sum()) / self.devices
 
     @cached_property
     def work_bound_s(self) -> float:

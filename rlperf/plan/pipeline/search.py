@@ -108,7 +108,12 @@ class Evaluator:
         if candidate.bias:
             keys = keys + self._bias(candidate, keys)
         scheduler = ListScheduler(
-            costs, candidate.placement, self.problem.devices, self.problem.memory_bytes, policy.merged
+            costs,
+            candidate.placement,
+            self.problem.devices,
+            self.problem.memory_bytes,
+            policy.merged,
+            self.problem.overlap,
         )
         return scheduler.run(keys, policy.patience, list(candidate.sequence), limit_s)
 
@@ -117,7 +122,6 @@ class Evaluator:
         return shift * self.problem.period_s
 
 
-LAM=0.3
 class Annealer:
     """Simulated annealing from one start."""
 
@@ -130,7 +134,7 @@ class Annealer:
         first = self.evaluator.evaluate(start)
         if first is None:
             return start, math.inf
-        here, cost = start, self.cost(first)
+        here, cost = start, first.makespan_s
         best, best_cost = here, first.makespan_s
         goal = self.problem.work_bound_s
         done = 0
@@ -143,23 +147,20 @@ class Annealer:
             move = self.neighbour(here)
             if move is not None and self.rng.random() < 0.5:
                 move = self.rebalance(move, 20)
-            if move is None or self.evaluator.quick_bound(move) >= threshold + LAM*(threshold - self.problem.total_s):
+            if move is None or self.evaluator.quick_bound(move) >= threshold:
                 continue
             done += 1
             if not self.budget.spend():
                 break
-            found = self.evaluator.evaluate(move, threshold + LAM*(threshold - self.problem.total_s))
-            if found is None or self.cost(found) >= threshold:
+            found = self.evaluator.evaluate(move, threshold)
+            if found is None:
                 continue
-            here, cost = move, self.cost(found)
-            if found.makespan_s < best_cost * (1.0 - 1e-12):
-                best, best_cost = here, found.makespan_s
+            here, cost = move, found.makespan_s
+            if cost < best_cost * (1.0 - 1e-12):
+                best, best_cost = here, cost
                 if best_cost <= goal * (1.0 + 1e-9):
                     break
         return best, best_cost
-
-    def cost(self, found: Scheduled) -> float:
-        return (found.makespan_s + LAM * found.mean_end_s) / (1.0 + LAM)
 
     def rebalance(self, start: Candidate, steps: int) -> Candidate:
         """Small changes of partition and placement that lower the quick bound, without any pass."""

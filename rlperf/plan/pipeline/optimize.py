@@ -1,0 +1,225 @@
+"""The planner of pipelines: standard schedules as a floor, joint search, exact proof where the instance is small."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlperf.errors import InfeasibleError, Rejection
+from rlperf.plan.pipeline.list_schedule import Policy
+from rlperf.plan.pipeline.problem import Problem
+from rlperf.plan.pipeline.search import Annealer, Budget, Candidate, Evaluator, Freedom
+from rlperf.plan.pipeline.standard import StandardSchedule, standard_schedules, uniform_partition
+from rlperf.sim.pipeline import Orders, PipelineTimeline, round_robin, simulate, stage_costs, v_shape
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """A partition, a placement and an order, with what they take and how far from optimal they can be.
+
+    partition : layers of each stage; placement : device of each stage; orders : of each device
+    makespan_s : of one iteration [s]; bound_s : no plan at all ends before [s]; gap : makespan / bound - 1 [-]
+    work_bound_s : the plain bound, max(total work / P, heaviest layer) [s]
+    optimal : makespan equals the bound, or an exact search has proven it
+    source : name of the standard schedule it is, or ``search`` or ``exact``
+    standards : what the standard schedules give; passes, seconds : what the search took
+    """
+
+    partition: tuple[int, ...]
+    placement: tuple[int, ...]
+    timeline: PipelineTimeline
+    bound_s: float
+    work_bound_s: float
+    optimal: bool
+    source: str
+    standards: tuple[StandardSchedule, ...]
+    passes: int
+    seconds: float
+
+    @property
+    def makespan_s(self) -> float:
+        """End of the last operation [s]."""
+        return self.timeline.makespan_s
+
+    @property
+    def orders(self) -> Orders:
+        """Operations of each device, in order."""
+        return self.timeline.orders
+
+    @property
+    def gap(self) -> float:
+        """makespan / bound - 1 [-]; 0 where proven optimal."""
+        return max(0.0, self.makespan_s / self.bound_s - 1.0)
+
+    @property
+    def work_gap(self) -> float:
+        """makespan / work bound - 1 [-]."""
+        return max(0.0, self.makespan_s / self.work_bound_s - 1.0)
+
+
+def optimize(
+    problem: Problem,
+    *,
+    freedom: Freedom = Freedom(),
+    passes: int | None = None,
+    time_limit_s: float = 20.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> PipelinePlan:
+    """The best plan found for a pipeline; never slower than any standard schedule that fits.
+
+    Starts from several numbers of stages per device and placements, anneals each a little, and goes on with the better
+    half (successive halving). The search is reproducible as long as ``passes`` ends it and not ``time_limit_s``.
+
+    Parameters
+    ----------
+    freedom : what may differ from the uniform interleaved pipeline (for asking what each decision is worth)
+    passes : number of list passes (default: as many as fit about ``time_limit_s``)
+    time_limit_s : wall-clock limit of the search [s]
+
+    Raises
+    ------
+    InfeasibleError : nothing found fits the memory; says what the nearest miss needs
+    """
+    began = time.monotonic()
+    standards = standard_schedules(problem)
+    evaluator = Evaluator(problem)
+    budget = Budget(passes or _default_passes(problem, time_limit_s), began + time_limit_s)
+    starts = _starts(problem, evaluator, freedom)
+    best = _anneal(evaluator, freedom, budget, starts, random.Random(seed), progress)
+    choices = [(s.timeline, s.partition, s.name) for s in standards if s.timeline is not None and s.runs]
+    if freedom != Freedom():
+        choices = []
+    if best is not None:
+        choices.append((_timeline(evaluator, best), best.partition(problem.profile.layers), "search"))
+    if not choices:
+        raise _infeasible(problem, standards, len(starts))
+    timeline, partition, source = min(choices, key=lambda choice: choice[0].makespan_s)
+    bound = problem.bound_s
+    return PipelinePlan(
+        partition=partition,
+        placement=timeline.placement,
+        timeline=timeline,
+        bound_s=bound,
+        work_bound_s=problem.work_bound_s,
+        optimal=timeline.makespan_s <= bound * (1.0 + 1e-9),
+        source=source,
+        standards=standards,
+        passes=min(budget.used, budget.passes),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _default_passes(problem: Problem, time_limit_s: float) -> int:
+    """About what fits: a pass takes some 0.3 us for each operation of a pipeline of 4 stages per device."""
+    operations = 3 * 4 * problem.devices * problem.microbatches.count
+    return max(200, int(time_limit_s * 1.2e6 / (operations + 100)))
+
+
+def _cuts(partition: tuple[int, ...]) -> tuple[int, ...]:
+    edges, at = [], 0
+    for part in partition[:-1]:
+        at += part
+        edges.append(at)
+    return tuple(edges)
+
+
+def _starts(problem: Problem, evaluator: Evaluator, freedom: Freedom) -> list[Candidate]:
+    """Uniform partitions of 1, 2, .. stages per device, round robin and back and forth, a few policies each."""
+    P = problem.devices
+    sequence = tuple(range(problem.microbatches.count))
+    orders = [sequence]
+    if not problem.microbatches.identical:
+        by_size = sorted(sequence, key=lambda m: float(problem.microbatches.linear[m]))
+        orders += [tuple(by_size), tuple(reversed(by_size))]
+    if freedom.schedule:
+        policies = [Policy(u, p, False) for u in (0.25, 0.5, 1.0, 4.0) for p in (0.05, 0.3)]
+    else:
+        policies = [Policy(u, 0.0, True) for u in (0.25, 0.5, 1.0, 4.0)]
+    starts = []
+    for chunks in range(1, problem.stages_per_device + 1):
+        if not freedom.partition and chunks != 2 and problem.stages_per_device >= 2:
+            continue
+        part = uniform_partition(problem, chunks * P)
+        if part is None:
+            if chunks > 1:
+                break
+            part = (1,) * (P - 1) + (problem.profile.layers - P + 1,)
+        shapes = [round_robin(chunks * P, P)]
+        if chunks > 1 and freedom.placement:
+            shapes.append(v_shape(chunks * P, P))
+        starts += [
+            Candidate(_cuts(part), shape, policy, order) for shape in shapes for policy in policies for order in orders
+        ]
+    return starts
+
+
+def _anneal(
+    evaluator: Evaluator,
+    freedom: Freedom,
+    budget: Budget,
+    starts: list[Candidate],
+    rng: random.Random,
+    progress: Progress | None,
+) -> Candidate | None:
+    """Rank the starts by one pass each, then anneal the best of each shape with successive halving."""
+    annealer = Annealer(evaluator, freedom, budget, rng)
+    ranked: list[tuple[float, int, Candidate]] = []
+    for index, start in enumerate(starts):
+        budget.spend()
+        found = evaluator.evaluate(start)
+        if found is not None:
+            ranked.append((found.makespan_s, index, start))
+    if not ranked:
+        return None
+    shapes: dict[tuple[int, ...], tuple[float, int, Candidate]] = {}
+    for entry in sorted(ranked, key=lambda e: e[:2]):
+        shapes.setdefault(entry[2].placement, entry)
+    field = list(shapes.values())
+    rounds = 4
+    total = budget.passes - budget.used
+    for level in range(rounds):
+        field.sort(key=lambda e: e[:2])
+        keep = max(1, min(len(field), 2 ** (rounds - 1 - level)))
+        field = (field * keep)[:keep] if len(field) < keep else field[:keep]
+        share = max(1, total // rounds // keep)
+        hot = 4e-3 if level == 0 else 2e-3
+        annealed = []
+        for cost, index, candidate in field:
+            better, value = annealer.run(candidate, share, hot)
+            annealed.append((min(value, cost), index, better if value <= cost else candidate))
+        field = annealed
+        if progress is not None:
+            progress(f"round {level + 1} of {rounds}: {min(e[0] for e in field) * 1e3:.2f} ms")
+    return min(field, key=lambda e: e[:2])[2]
+
+
+def _timeline(evaluator: Evaluator, best: Candidate) -> PipelineTimeline:
+    """The exact times of the winner, from the stated order alone."""
+    problem = evaluator.problem
+    found = evaluator.evaluate(best)
+    assert found is not None
+    partition = best.partition(problem.profile.layers)
+    costs = stage_costs(
+        problem.profile,
+        partition,
+        problem.microbatches,
+        bandwidth_bytes_per_s=problem.bandwidth_bytes_per_s,
+        latency_s=problem.latency_s,
+    )
+    orders = found.orders(len(partition), problem.microbatches.count)
+    return simulate(costs, best.placement, orders, merged=best.policy.merged, overlap=problem.overlap)
+
+
+def _infeasible(problem: Problem, standards: tuple[StandardSchedule, ...], tried: int) -> InfeasibleError:
+    misses = [s for s in standards if s.timeline is not None and s.reason]
+    nearest = min(misses, key=lambda s: float(s.timeline.peak_memory_bytes.max()) if s.timeline else 0.0, default=None)
+    return InfeasibleError(
+        f"no pipeline of {problem.profile.name} on {problem.devices} devices fits the memory",
+        [Rejection("does not fit the memory", tried + len(misses))],
+        None if nearest is None else f"{nearest.name} {nearest.reason}",
+    )

@@ -1,1 +1,72 @@
-"""rlperf: analytical performance model and parallel-strategy optimizer for RLVR."""
+"""rlperf: analytical performance model and parallel-strategy optimizer for RLVR.
+
+Names are imported when they are first used, so that ``import rlperf`` costs milliseconds.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlperf.errors import InfeasibleError, RlperfError, SpecError
+    from rlperf.layout import Layout
+    from rlperf.plan.context import read_job
+    from rlperf.plan.plan import Plan, Prediction
+    from rlperf.plan.planner import plan_job
+    from rlperf.plan.predict import predict_job
+    from rlperf.specs.architecture import Architecture
+    from rlperf.specs.cluster import Cluster
+    from rlperf.specs.job import Job
+    from rlperf.specs.profiles import load_architecture, load_cluster
+    from rlperf.workload import LengthTable
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Architecture": "rlperf.specs.architecture",
+    "Cluster": "rlperf.specs.cluster",
+    "InfeasibleError": "rlperf.errors",
+    "Job": "rlperf.specs.job",
+    "Layout": "rlperf.layout",
+    "LengthTable": "rlperf.workload",
+    "Plan": "rlperf.plan.plan",
+    "Prediction": "rlperf.plan.plan",
+    "RlperfError": "rlperf.errors",
+    "SpecError": "rlperf.errors",
+    "load_architecture": "rlperf.specs.profiles",
+    "load_cluster": "rlperf.specs.profiles",
+    "plan_job": "rlperf.plan.planner",
+    "predict_job": "rlperf.plan.predict",
+    "read_job": "rlperf.plan.context",
+}
+
+__all__ = [
+    "Architecture",
+    "Cluster",
+    "InfeasibleError",
+    "Job",
+    "Layout",
+    "LengthTable",
+    "Plan",
+    "Prediction",
+    "RlperfError",
+    "SpecError",
+    "load_architecture",
+    "load_cluster",
+    "plan_job",
+    "predict_job",
+    "read_job",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rlperf' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -135,7 +135,8 @@ def _task(job: Job, task: Task, folder: Path | None) -> TaskContext:
     except SpecError as error:
         problems += error.problems
     try:
-        found = batches(task)
+        dropped = source.generated_per_trained() if source and job.algorithm == "dapo" else 1.0
+        found = batches(task, dropped)
     except SpecError as error:
         problems += error.problems
     if architecture is None or source is None or found is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 
@@ -17,7 +18,9 @@ import numpy as np
 from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray
 from rlperf.specs.job import Task
-from rlperf.workload import LengthModel, LengthTable, concat, load_model, preset_names, read_polytrace
+from rlperf.workload import PRESETS, LengthModel, LengthTable, Recording, concat, load_model, read_recording
+from rlperf.workload.records import reward_max_over_ranks
+from rlperf.workload.stages import Filtering
 
 REPLICATES = 4
 """rl_steps drawn per group of rl_steps: enough that one runaway does not decide, few enough to stay fast."""
@@ -94,13 +97,16 @@ class Demand:
         return float(np.mean(kept))
 
 
-def batches(task: Task) -> list[Batch]:
-    """Every combination of the batch settings that the task leaves open."""
+def batches(task: Task, generated_per_trained: float = 1.0) -> list[Batch]:
+    """Every combination of the batch settings that the task leaves open.
+
+    ``generated_per_trained``: prompts rolled out per prompt trained on, where filtering drops some (DAPO).
+    """
     found = []
     for prompts, group, cap in product(task.prompts_per_step, task.group_size, task.max_response_tokens):
         for mini in task.mini_batch or (prompts,):
             if mini <= prompts and prompts % mini == 0:
-                generated = max(task.generated_prompts or prompts, prompts)
+                generated = max(task.generated_prompts or round(prompts * generated_per_trained), prompts)
                 found.append(Batch(prompts, group, mini, task.max_prompt_tokens, cap, generated))
     if not found:
         raise SpecError(
@@ -114,37 +120,73 @@ class Source:
     """Where a task's lengths come from: a recording with its fitted model, or a model alone."""
 
     task: Task
-    table: LengthTable | None
-    model: Callable[[], LengthModel]
+    recording: Recording | None
+    fit: Callable[[], LengthModel]
 
     @classmethod
     def open(cls, task: Task, folder: Path | None = None) -> Source:
         """Read the workload of a task: a preset, a fitted model file, or recorded files below ``folder``."""
-        if task.workload in preset_names():
+        if task.workload in PRESETS:
             return cls(task, None, lambda: load_model(task.workload))
-        path = Path(task.workload)
+        path = Path(task.workload).expanduser()
         if folder is not None and not path.is_absolute() and not path.exists():
             path = folder / path
         if not path.exists():
-            known = ", ".join(preset_names())
-            raise SpecError(
-                Problem(f"task {task.name}: no such workload", task.workload, suggestion=f"a path, or one of {known}")
-            )
+            hint = f"a path, or one of {', '.join(PRESETS)}"
+            raise SpecError(Problem(f"task {task.name}: no such workload", task.workload, suggestion=hint))
         if path.is_file() and path.suffix in (".yaml", ".yml"):
-            return cls(task, None, lambda: load_model(path))
-        table = read_polytrace([path])
+            model = load_model(path)
+            return cls(task, None, lambda: model)
+        recording = read_recording([path])
+        table = recording.lengths
         if task.rl_steps:
             missing = sorted(set(task.rl_steps) - set(table.steps().tolist()))
             if missing:
                 raise SpecError(Problem(f"task {task.name}: rl_steps {missing} are not in the recording", str(path)))
-            table = concat([table.step(step) for step in task.rl_steps])
-        if table.n == 0:
+            recording = replace(recording, lengths=concat([table.step(step) for step in task.rl_steps]))
+        if recording.lengths.n == 0:
             raise SpecError(Problem(f"task {task.name}: the recording is empty", str(path)))
-        return cls(task, table, lambda: LengthModel.fit(table))
+        return cls(task, recording, lambda: LengthModel.fit(recording))
 
-    def demand(self, batch: Batch, rl_steps: tuple[int, int], seed: int, default_reward_s: float = 0.0) -> Demand:
+    @cached_property
+    def model(self) -> LengthModel:
+        """The length model: shipped, read or fitted to the recording when it is first asked for."""
+        return self.fit()
+
+    @property
+    def table(self) -> LengthTable | None:
+        """The recorded lengths, if any."""
+        return None if self.recording is None else self.recording.lengths
+
+    def provenance(self) -> str:
+        """Where the lengths are from, in a line."""
+        if self.recording is not None:
+            return f"{self.task.name}: recorded, {self.recording.lengths.n:,} responses"
+        return f"{self.task.name}: lengths {self.model.provenance.headline()}"
+
+    def generated_per_trained(self) -> float:
+        """Prompts rolled out per prompt trained on; above 1 where a DAPO workload says what filtering drops."""
+        filtering = None
+        if self.recording is not None and self.recording.filters:
+            filtering = Filtering.fit(self.recording.filters)
+        elif self.recording is None:
+            filtering = self.model.filtering
+        return 1.0 if filtering is None else filtering.rollouts_per_trained
+
+    def reward_s(self, seed: int) -> tuple[float, str | None]:
+        """Mean reward time of an rl_step [s], and what was assumed about it."""
+        if self.task.reward_s is not None:
+            return self.task.reward_s, None
+        if self.recording is not None and self.recording.rewards:
+            return float(reward_max_over_ranks(self.recording.rewards).mean()), None
+        law = None if self.recording is not None else self.model.reward
+        if law is not None:
+            return float(law.sample(64, seed).mean()), f"{self.task.name}: reward time from the workload's law"
+        return 0.0, f"{self.task.name}: no reward time stated, 0 s taken"
+
+    def demand(self, batch: Batch, rl_steps: tuple[int, int], seed: int) -> Demand:
         """The lengths of ``batch`` in a group of rl_steps (first, last)."""
-        notes: list[str] = []
+        notes = [self.provenance()]
         cap = batch.max_response_tokens
         recorded_cap = None if self.table is None else self.table.max_response_tokens
         beyond = recorded_cap is not None and cap > recorded_cap and self._cut_fraction() > 0
@@ -158,17 +200,16 @@ class Source:
         else:
             tables = tuple(self._recorded(batch, rl_steps, seed, notes))
         cut = float(np.mean([np.mean(table.trajectories().response_tokens >= cap) for table in tables]))
-        reward = self.task.reward_s
-        if reward is None:
-            reward = default_reward_s
-            notes.append(f"{self.task.name}: reward time {reward:g} s (the workload states none)")
+        reward, assumed = self.reward_s(seed)
+        if assumed:
+            notes.append(assumed)
         return Demand(self.task.name, rl_steps, batch, tables, cut, reward, tuple(dict.fromkeys(notes)))
 
     def _cut_fraction(self) -> float:
         return 0.0 if self.table is None else float(np.mean(self.table.truncated))
 
     def _sampled(self, batch: Batch, rl_step: int, seed: int) -> LengthTable:
-        return self.model().sample(
+        return self.model.sample(
             batch.generated,
             batch.group_size,
             rl_step=rl_step,

@@ -118,10 +118,15 @@ class Evaluator:
         return scheduler.run(keys, policy.patience, list(candidate.sequence), limit_s)
 
     def _bias(self, candidate: Candidate, keys: FloatArray) -> FloatArray:
-        shift = np.asarray(candidate.bias).reshape(2, 1, self.count)
+        table = np.asarray(candidate.bias).reshape(2, -1)
+        shift = table[:, None, : self.count]
+        if STAGEBIAS:
+            shift = shift + table[:, self.count :][:, np.array((0, *candidate.cuts)), None]
         return shift * self.problem.period_s
 
 
+COMPOUND=0.0
+STAGEBIAS=0
 class Annealer:
     """Simulated annealing from one start."""
 
@@ -147,6 +152,8 @@ class Annealer:
             move = self.neighbour(here)
             if move is not None and self.rng.random() < 0.5:
                 move = self.rebalance(move, 20)
+            if move is not None and COMPOUND and self.freedom.schedule and self.rng.random() < COMPOUND:
+                move = self._nudge(move) if self.rng.random() < 0.5 else self._policy(move)
             if move is None or self.evaluator.quick_bound(move) >= threshold:
                 continue
             done += 1
@@ -254,7 +261,7 @@ class Annealer:
         return replace(here, policy=replace(policy, patience=min(1.0, abs(policy.patience + self.rng.gauss(0.0, 0.15)))))
 
     def _nudge(self, here: Candidate) -> Candidate | None:
-        bias = list(here.bias or (0.0,) * (2 * self.evaluator.count))
+        bias = list(here.bias or (0.0,) * (2 * (self.evaluator.count + (self.problem.profile.layers if STAGEBIAS else 0))))
         bias[self.rng.randrange(len(bias))] += self.rng.gauss(0.0, 0.2)
         return replace(here, bias=tuple(bias))
 

@@ -1,0 +1,68 @@
+"""The framework's validity rules over columns: which candidates it would refuse, before they are ever planned."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from rlperf.cost.reject import Reject
+from rlperf.layout import IntArray
+from rlperf.plan.demand import Batch
+from rlperf.plan.trainer_columns import TrainerColumns
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.framework import FrameworkFacts
+
+
+def batch_names(batch: Batch) -> SimpleNamespace:
+    """The group ``batch`` of rule expressions."""
+    return SimpleNamespace(
+        prompts_per_step=batch.prompts,
+        group_size=batch.group_size,
+        mini_batch=batch.mini_batch,
+        max_prompt_tokens=batch.max_prompt_tokens,
+        max_response_tokens=batch.max_response_tokens,
+        samples=batch.prompts * batch.group_size,
+        mini_batch_samples=batch.mini_batch * batch.group_size,
+        sequence_tokens=batch.longest_tokens,
+    )
+
+
+def architecture_names(architecture: Architecture) -> SimpleNamespace:
+    """The group ``architecture`` of rule expressions."""
+    return SimpleNamespace(
+        heads=architecture.heads,
+        kv_heads=architecture.kv_heads,
+        layers=architecture.layers,
+        hidden=architecture.hidden,
+        experts=architecture.experts.count if architecture.experts else 0,
+        max_positions=architecture.max_positions,
+        vocab=architecture.vocab,
+    )
+
+
+def trainer_rule_flags(
+    facts: FrameworkFacts | None,
+    columns: TrainerColumns,
+    backends: tuple[str, ...],
+    architecture: Architecture,
+    batch: Batch,
+) -> IntArray:
+    """`Reject.FRAMEWORK` where a rule that speaks of trainer, batch and architecture alone is broken ``[columns]``."""
+    flags = np.zeros(columns.count, dtype=np.int64)
+    if facts is None:
+        return flags
+    layout = columns.layout
+    trainer = SimpleNamespace(
+        **vars(layout),
+        devices=layout.devices,
+        replica_devices=layout.replica_devices,
+        token_budget=columns.token_budget,
+        dynamic=True,
+    )
+    names = {"trainer": trainer, "batch": batch_names(batch), "architecture": architecture_names(architecture)}
+    for index, backend in enumerate(backends):
+        for broken in facts.refused(names, backend).values():
+            here = (columns.backend == index) & np.broadcast_to(broken, flags.shape)
+            flags |= np.where(here, int(Reject.FRAMEWORK), 0)
+    return flags

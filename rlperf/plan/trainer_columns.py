@@ -1,0 +1,246 @@
+"""Trainer columns: every layout of the trainer with its seconds and bytes for one demand, as flat arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.collectives import host_copy_s
+from rlperf.cost.reject import Reject
+from rlperf.cost.scoring import scoring_pass
+from rlperf.cost.trainer_memory import trainer_memory
+from rlperf.cost.training import training_update
+from rlperf.layout import FloatArray, IntArray, Layout
+from rlperf.plan.candidates import Shape, token_budgets, trainer_layouts
+from rlperf.plan.context import Context, Trainer
+from rlperf.plan.demand import Demand
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.job import PoolSpec
+
+
+@dataclass(frozen=True, eq=False)
+class TrainerColumns:
+    """Flat columns; every array has shape ``[columns]``.
+
+    Attributes
+    ----------
+    backend : index into ``Context.trainers``
+    token_budget : tokens per packed microbatch and replica
+    parked : 1 where the states wait in host memory while a colocated engine runs
+    training_s, scoring_s : all optimizer updates and all scoring passes of one rl_step [s]
+    transition_s : parking the states and bringing them back, once per rl_step [s]
+    peak_bytes, idle_bytes : per device while training, and while a colocated engine runs
+    host_bytes : host memory per device
+    low, high : 5th and 95th percentile of training over its prediction [1]
+    flags : `Reject`
+    """
+
+    backend: IntArray
+    layout: Layout
+    token_budget: IntArray
+    parked: IntArray
+    training_s: FloatArray
+    scoring_s: FloatArray
+    transition_s: FloatArray
+    peak_bytes: FloatArray
+    idle_bytes: FloatArray
+    host_bytes: FloatArray
+    low: FloatArray
+    high: FloatArray
+    flags: IntArray
+
+    @property
+    def count(self) -> int:
+        """Number of columns."""
+        return len(self.token_budget)
+
+    def take(self, index: IntArray) -> TrainerColumns:
+        """Some columns, by index."""
+        values = {
+            name: (value.take(index) if isinstance(value, Layout) else value[index])
+            for name, value in vars(self).items()
+        }
+        return TrainerColumns(**values)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Moments of the trained sequences of a demand, means over replicates [tokens]."""
+
+    mean: float
+    mean_square: float
+    longest: float
+
+    @classmethod
+    def of(cls, demand: Demand) -> Lengths:
+        """Moments over all replicates; the longest is the mean of their maxima."""
+        per_step = [demand.lengths(k) for k in range(len(demand.tables))]
+        joined = np.concatenate(per_step)
+        return cls(
+            float(joined.mean()), float((joined**2).mean()), float(np.mean([lengths.max() for lengths in per_step]))
+        )
+
+
+def scoring_passes(context: Context, trainer: Trainer, updates: int) -> int:
+    """Forward passes per rl_step on the trainer's devices: old policy, reference, and the critic's values for PPO."""
+    rule = trainer.framework.old_policy_pass
+    old = 1 if rule == "always" or (rule == "off_policy" and updates > 1) else 0
+    roles = context.job.all_roles
+    return old + ("reference" in roles) + ("critic" in roles)
+
+
+def trainer_columns(
+    context: Context, architecture: Architecture, demand: Demand, devices: int, *, colocated: bool
+) -> TrainerColumns:
+    """Every trainer column on ``devices`` devices, infeasible ones flagged."""
+    pool = context.job.pool("trainer")
+    shape = Shape(architecture, devices, context.cluster.scale_up_domain, demand.batch.longest_tokens)
+    parts = []
+    for index, trainer in enumerate(context.trainers):
+        if pool.settings.backend is None or pool.settings.backend == trainer.backend:
+            layout, flags = trainer_layouts(shape, pool, trainer.backend)
+            parts.append(_cost(context, trainer, index, architecture, demand, pool, layout, flags, colocated))
+    return _joined(parts)
+
+
+def _cost(
+    context: Context, trainer: Trainer, index: int, architecture: Architecture, demand: Demand, pool: PoolSpec,
+    layout: Layout, flags: IntArray, colocated: bool,
+) -> TrainerColumns:  # fmt: skip
+    """Columns of one backend: its layouts times token budgets times parked or not."""
+    budgets = token_budgets(pool.settings.token_budget, demand.batch.longest_tokens)
+    parked = [int(pool.settings.parked)] if pool.settings.parked is not None else ([0, 1] if colocated else [0])
+    layout, flags, budget, park = _crossed(layout, flags, budgets, parked)
+    alive = flags == 0
+    seconds = {name: np.full(len(flags), np.inf) for name in ("training", "scoring", "transition")}
+    size = {name: np.full(len(flags), np.inf) for name in ("peak", "idle", "host")}
+    spread = {name: np.ones(len(flags)) for name in ("low", "high")}
+    if alive.any():
+        some = layout.flat(alive)
+        times = _times(context, trainer, architecture, demand, pool, some, budget[alive])
+        memory = _memory(context, trainer, architecture, demand, pool, some, budget[alive], park[alive])
+        for into, values in ((seconds, times), (size, memory), (spread, times)):
+            for name in into:
+                if name in values:
+                    into[name][alive] = values[name]
+        limit = context.hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
+        over = size["peak"] > limit
+        per_node = np.minimum(context.cluster.devices_per_node, some.devices.max())
+        host_limit = context.job.limits.host_memory or context.cluster.host_memory
+        flags = flags | np.where(alive & over, int(Reject.MEMORY), 0)
+        flags = flags | np.where(alive & (size["host"] * per_node > host_limit), int(Reject.HOST_MEMORY), 0)
+        flags = flags | np.where(alive & (budget < demand.batch.longest_tokens), int(Reject.BATCH), 0)
+        park_s = 2.0 * host_copy_s(context.hardware, size["host"] * park)
+        seconds["transition"] = np.where(alive, park_s, np.inf)
+    return TrainerColumns(
+        backend=np.full(len(flags), index, dtype=np.int64),
+        layout=layout,
+        token_budget=budget,
+        parked=park,
+        training_s=seconds["training"],
+        scoring_s=seconds["scoring"],
+        transition_s=seconds["transition"],
+        peak_bytes=size["peak"],
+        idle_bytes=size["idle"],
+        host_bytes=size["host"],
+        low=spread["low"],
+        high=spread["high"],
+        flags=flags,
+    )
+
+
+def _crossed(
+    layout: Layout, flags: IntArray, budgets: list[int], parked: list[int]
+) -> tuple[Layout, IntArray, IntArray, IntArray]:
+    """Every layout with every token budget and parking, as flat columns."""
+    flat = layout.flat()
+    options = np.array([(b, p) for b in budgets for p in parked], dtype=np.int64)
+    rows = np.repeat(np.arange(flat.size), len(options))
+    return flat.take(rows), flags.ravel()[rows], np.tile(options[:, 0], flat.size), np.tile(options[:, 1], flat.size)
+
+
+def _times(
+    context: Context, trainer: Trainer, architecture: Architecture, demand: Demand, pool: PoolSpec,
+    layout: Layout, budget: IntArray,
+) -> dict[str, FloatArray]:  # fmt: skip
+    """Seconds of all updates and all scoring passes of one rl_step, from the moments of the lengths."""
+    batch, lengths = demand.batch, Lengths.of(demand)
+    hw, calibration = context.hardware, trainer.calibration
+    dtype, rank = pool.settings.compute_dtype or "bf16", pool.settings.lora_rank
+    chunked = bool(pool.settings.chunked_loss)
+    whole = batch.sequences
+    update = _packed(layout, whole / batch.updates, lengths, budget)
+    cost = training_update(
+        architecture, hw, calibration, layout, update, dtype=dtype, lora_rank=rank, chunked_loss=chunked
+    )
+    everything = _packed(layout, whole, lengths, np.asarray(pool.settings.scoring_token_budget or budget))
+    passes = scoring_passes(context, trainer, batch.updates)
+    scoring = scoring_pass(architecture, hw, calibration, layout, everything, dtype=dtype).total_s * passes
+    # PPO's critic: a second policy-sized network on the same devices, updated and asked for values
+    critics = 2.0 if "critic" in context.job.all_roles else 1.0
+    shape = np.shape(budget)
+    return {
+        "training": np.broadcast_to(cost.total_s * batch.updates * critics, shape),
+        "scoring": np.broadcast_to(scoring, shape),
+        "low": np.broadcast_to(cost.low, shape),
+        "high": np.broadcast_to(cost.high, shape),
+    }
+
+
+def _packed(layout: Layout, sequences: float, lengths: Lengths, budget: IntArray) -> Microbatches:
+    return Microbatches.from_moments(
+        layout, sequences, lengths.mean, lengths.mean_square, lengths.longest, token_budget=budget
+    )
+
+
+def _memory(
+    context: Context, trainer: Trainer, architecture: Architecture, demand: Demand, pool: PoolSpec,
+    layout: Layout, budget: IntArray, parked: IntArray,
+) -> dict[str, FloatArray]:  # fmt: skip
+    """Bytes per device at the peak of training and while the engine runs, and host bytes; with full microbatches."""
+    longest = float(demand.batch.longest_tokens)
+    tokens = budget.astype(np.float64)
+    most = demand.batch.sequences / demand.batch.updates / layout.data_parallel * longest
+    full = Microbatches.of(tokens, tokens * longest, longest, np.maximum(np.ceil(most / tokens), 1.0))
+    parts = trainer_memory(
+        architecture, context.hardware, trainer.calibration, layout, full,
+        dtype=pool.settings.compute_dtype or "bf16", lora_rank=pool.settings.lora_rank,
+        chunked_loss=bool(pool.settings.chunked_loss),
+    )  # fmt: skip
+    copies = 2.0 if "critic" in context.job.all_roles else 1.0
+    states = parts.states * copies
+    reference = _reference_bytes(context, trainer, architecture, layout)
+    on_device = parts.total + states - parts.states
+    shape = np.shape(budget)
+    return {
+        "peak": np.broadcast_to(on_device, shape),
+        "idle": np.broadcast_to(np.where(parked == 1, 0.0, states) + parts.context, shape),
+        "host": np.broadcast_to(parts.host * copies + parked * states + reference, shape),
+    }
+
+
+def _reference_bytes(context: Context, trainer: Trainer, architecture: Architecture, layout: Layout) -> FloatArray:
+    """Host bytes per device of the frozen reference policy, which waits in host memory between its passes."""
+    if "reference" not in context.job.all_roles:
+        return np.zeros(())
+    shards = np.where(layout.zero_stage >= 3, layout.shards, 1)
+    split = layout.tensor_parallel * layout.pipeline_parallel * shards
+    expert_split = layout.pipeline_parallel * layout.expert_parallel * layout.expert_tensor_parallel * shards
+    width = trainer.calibration.storage.compute_weight
+    dense = (architecture.parameters - architecture.routed_parameters) / split
+    return np.asarray(width * (dense + architecture.routed_parameters / expert_split), dtype=np.float64)
+
+
+def _joined(parts: list[TrainerColumns]) -> TrainerColumns:
+    """Columns of all backends, one after the other."""
+
+    def joined(name: str) -> Any:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    names = [name for name in vars(parts[0]) if name != "layout"]
+    axes = list(vars(parts[0].layout))
+    layout = Layout(**{axis: np.concatenate([getattr(part.layout.flat(), axis) for part in parts]) for axis in axes})
+    return TrainerColumns(layout=layout, **{name: joined(name) for name in names})

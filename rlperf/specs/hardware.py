@@ -22,7 +22,7 @@ class Hardware:
 
 def load_hardware(
     device: str,
-    cluster: str | None = None,
+    cluster: Cluster | str | None = None,
     calibration: Path | str | None = None,
     *,
     folder: Path | str | None = None,
@@ -32,11 +32,12 @@ def load_hardware(
     Parameters
     ----------
     device : name of a device profile
-    cluster : name of a cluster profile; without one, the generic node filled with the device
+    cluster : a cluster, or the name of its profile; without one, the generic node filled with the device
     calibration : a calibration file that goes before the search path
     folder : the job's folder, searched for profiles first
     """
     sheet = load_device(device, folder)
-    machine = load_cluster(cluster or f"generic:{sheet.name}", folder=folder)
+    named = cluster or f"generic:{sheet.name}"
+    machine = named if isinstance(named, Cluster) else load_cluster(named, folder=folder)
     constants = load_device_calibration(sheet.name, relative=sheet.relative, file=calibration, folder=folder)
     return Hardware(sheet, constants, machine, load_link(machine.network, folder))

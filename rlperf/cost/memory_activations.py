@@ -38,7 +38,13 @@ class LayerActivations:
 
 
 def layer_activations(
-    arch: Architecture, layout: Layout, *, dropout: bool = False, unfused: bool = False, width: float = 2.0
+    arch: Architecture,
+    layout: Layout,
+    *,
+    dropout: bool = False,
+    unfused: bool = False,
+    width: float = 2.0,
+    linear_input: float | None = None,
 ) -> LayerActivations:
     """Kept activations of the mean layer.
 
@@ -48,7 +54,9 @@ def layer_activations(
     dropout : residual and attention dropout keep one byte per value
     unfused : scores are materialised: 2 a s bytes of softmax (and 3 a s with dropout) per token
     width : bytes of an activation value
+    linear_input : bytes of a value kept only as the input of a matrix (8-bit training keeps those narrow)
     """
+    narrow = width if linear_input is None else linear_input
     tp = layout.tensor_parallel.astype(np.float64)
     spread = np.where(layout.sequence_parallel > 0, 1.0 / tp, 1.0)
     h = float(arch.hidden)
@@ -63,15 +71,14 @@ def layer_activations(
         arch.layers - arch.feed_forward_layers("none")
     ) / layers
     # every half-layer keeps the input and the output of its norm, and the mask of its residual dropout
-    stream = halves * (2 * width + (1.0 if dropout else 0.0)) * h * spread
+    stream = halves * (width + narrow + (1.0 if dropout else 0.0)) * h * spread
     attention = softmax * _attention_bytes(arch, tp, width)
     core = softmax * 4.0 * arch.heads / tp
     scores = np.asarray(softmax * arch.heads / tp * ((2 * width + 1.0) if dropout else width) if unfused else 0.0 * tp)
     if unfused:
         core = 0.0 * tp
     mixers = ssm * _state_space_bytes(arch, width) / tp + linear * _linear_bytes(arch, width) / tp
-    matrices = 3.0 if arch.ffn_gated else 2.0
-    feed = ffn * matrices * width * arch.ffn_hidden / tp
+    feed = ffn * ((2.0 if arch.ffn_gated else 1.0) * width + narrow) * arch.ffn_hidden / tp
     routed, hidden = _routed_bytes(arch, layout, width)
     shared = 3.0 * width * arch.experts.shared_hidden / tp if arch.experts else 0.0 * tp
     dense = stream + attention + core + mixers + feed + moe * shared

@@ -222,6 +222,7 @@ def trainer_memory(
     kept = layer_activations(
         arch, layout,
         dropout=trainer.timing.kernel_attention == "unfused", unfused=trainer.timing.kernel_attention == "unfused",
+        linear_input=None if dtype in ("bf16", "fp16", "fp32") else 1.0,
     )  # fmt: skip
     tokens = microbatches.tokens / (layout.context_parallel * layout.ulysses)
     pairs = microbatches.sum_squares / (layout.context_parallel * layout.ulysses)
@@ -235,6 +236,7 @@ def trainer_memory(
     at_loss = last * (stage.layers * one.dense + stage.routed_last * one.routed) + 4.0 * arch.hidden * tokens
     scratch = plain * space.weight_scratch * stage.layer_dense
     scratch_loss = scratch + plain * space.loss_scratch * stage.layer_dense
+    at_update = plain * space.optimizer_scratch * states.updated
     differ = np.where(single, 0.0, sum(states.last) + sum(states.head) - sum(states.first) - sum(states.embedding))
     loss_wins = at_loss + logits + scratch_loss + differ > at_backward + scratch
     weights, gradients, optimizer = (
@@ -246,6 +248,9 @@ def trainer_memory(
     communication = _communication(arch, trainer, layout, stage, tokens, lora_rank, forward_only)
     scratch = np.where(loss_wins, scratch_loss, scratch) + space.fixed
     loose = activations + logits_now + communication + scratch
+    # the optimizer's own temporaries come after the backward has freed everything else
+    scratch = scratch + np.maximum(at_update - loose, 0.0)
+    loose = np.maximum(loose, at_update)
     return MemoryParts(
         weights=weights,
         gradients=gradients,
@@ -273,6 +278,7 @@ class _States:
     embedding: Triple
     head: Triple
     host: FloatArray
+    updated: FloatArray
 
 
 def _bytes_per_parameter(
@@ -323,6 +329,8 @@ def _states(
 
     first, last = layers(stage.routed_first), layers(stage.routed_last)
     tables = [(stage.embedding * part, stage.head * part) for part in table]
+    per_parameter = max(trainer.storage.optimizer, 1.0)
+    updated = (first[2] + tables[2][0] + tables[2][1]) * stays[2] / per_parameter
     host = np.where(on_host, first[2] + tables[2][0] + tables[2][1], 0.0)
     return _States(
         first=(first[0], first[1], first[2] * stays[2]),
@@ -330,6 +338,7 @@ def _states(
         embedding=(tables[0][0], tables[1][0], tables[2][0] * stays[2]),
         head=(tables[0][1], tables[1][1], tables[2][1] * stays[2]),
         host=host,
+        updated=updated,
     )
 
 
@@ -399,6 +408,6 @@ def _communication(
     tables = np.maximum(stage.embedding, stage.head)
     gathered = store.compute_weight * (space.gathered_layers * layer + tables)
     backward = 0.0 if forward_only or lora_rank else store.reduce * np.maximum(layer, tables)
-    sharded = np.where((layout.zero_stage >= 3) & (layout.shards > 1), gathered + backward, 0.0)
+    sharded = np.where(layout.zero_stage >= 3, gathered + backward, 0.0)
     stages = np.where(layout.pipeline_parallel > 1, 4.0 * tokens * arch.hidden, 0.0)
     return sharded + stages

@@ -72,6 +72,7 @@ class Workspace(_Frozen):
     recompute_moe: NonNegativeFloat = Field(2.0, description="the same for the routed experts")
     logit_bytes: PositiveFloat = Field(16.0, description="bytes per logit at the loss")
     chunked_logits: NonNegativeFloat = Field(2048.0, description="tokens per chunk where the loss is chunked or fused")
+    optimizer_scratch: NonNegativeFloat = Field(0.0, description="temporaries of the update, bytes per owned parameter")
     fixed: Bytes = Field(0.0, description="libraries' workspaces that the allocator counts")
     context: Bytes = Field(
         "600 MB", validate_default=True, description="device context and NCCL, outside the allocator"

@@ -31,12 +31,16 @@ class ExecutionMode(IntEnum):
 
     @classmethod
     def parse(cls, text: str) -> ExecutionMode:
-        """The mode of a name such as ``sync_colocated``.
+        """The mode of a name such as ``sync_colocated``, or of a job's short one (``colocated``, ``async``).
 
         >>> ExecutionMode.parse("one-step-off") is ExecutionMode.ONE_STEP_OFF
         True
         """
-        return cls[text.strip().upper().replace("-", "_").replace(" ", "_")]
+        name = text.strip().lower().replace("-", "_").replace(" ", "_")
+        name = {"colocated": "sync_colocated", "disaggregated": "sync_disaggregated", "async": "fully_async"}.get(
+            name, name
+        )
+        return cls[name.upper()]
 
     @property
     def disaggregated(self) -> bool:
@@ -80,6 +84,7 @@ class StageTimes:
     rollout_first_s : when the first chunk of a streamed batch is complete; None = ``rollout_s / chunks`` [s]
     reward_s : reward time not hidden behind the rollout [s]
     reference_s : scoring on devices of its own (reference or reward pool), beside the trainer's own scoring [s]
+    critic_s : PPO critic's update on devices of its own, beside the policy's; sharing devices: add to training_s [s]
     data_movement_s : batch to the trainer and back [s]
     transition_s : sleep, wake, offload, onload; colocated only [s]
     fixed_s : all that a framework spends per rl_step in no stage (advantages, logging, controller) [s]
@@ -95,6 +100,7 @@ class StageTimes:
     rollout_first_s: npt.ArrayLike | None = None
     reward_s: npt.ArrayLike = 0.0
     reference_s: npt.ArrayLike = 0.0
+    critic_s: npt.ArrayLike = 0.0
     data_movement_s: npt.ArrayLike = 0.0
     transition_s: npt.ArrayLike = 0.0
     fixed_s: npt.ArrayLike = 0.0
@@ -105,8 +111,9 @@ class StageTimes:
 def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
     r"""Seconds from one rl_step to the next, closed form.
 
-    With R rollout makespan, R_s its seconds per batch under continuous refill, W = max(S, S_ref) + T + D + F the
-    trainer's work (scoring, training, data movement, fixed), Y weight sync every i batches, E transitions, Q reward:
+    With R rollout makespan, R_s its seconds per batch under continuous refill, W = max(S, S_ref) + max(T, T_c) + D + F
+    the trainer's work (scoring, training, data movement, fixed), Y weight sync every i batches, E transitions, Q
+    reward:
 
     .. math::
 
@@ -138,7 +145,7 @@ def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
     f = _float
     rollout, reward = f(stages.rollout_s), f(stages.reward_s)
     steady = rollout if stages.rollout_steady_s is None else f(stages.rollout_steady_s)
-    work = np.maximum(f(stages.scoring_s), f(stages.reference_s)) + f(stages.training_s)
+    work = np.maximum(f(stages.scoring_s), f(stages.reference_s)) + np.maximum(f(stages.training_s), f(stages.critic_s))
     work = work + f(stages.data_movement_s) + f(stages.fixed_s)
     interval = np.maximum(f(execution.sync_interval), 1.0)
     sync = f(stages.weight_sync_s) / interval

@@ -1,0 +1,309 @@
+"""Composition: one rl_step (or several, where they overlap) as a Timeline, from the seconds of its stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rlperf.layout import FloatArray
+from rlperf.sim.rl_step import timeline as tl
+from rlperf.sim.rl_step.modes import Execution, ExecutionMode, StageTimes
+from rlperf.sim.rollout.rollout import RolloutResult
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """What a colocated pool does between its roles [s]: engine to sleep, trainer in, trainer out, engine awake."""
+
+    sleep_s: float = 0.0
+    onload_s: float = 0.0
+    offload_s: float = 0.0
+    wake_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """All four [s]."""
+        return self.sleep_s + self.onload_s + self.offload_s + self.wake_s
+
+
+@dataclass(frozen=True, eq=False)
+class StepStages:
+    """Seconds of every stage of one batch; arrays hold one entry per replica or data-parallel rank.
+
+    Attributes
+    ----------
+    rollout_s : end of each replica's rollout, from its begin [s] ``[replicas]``
+    scoring_s, training_s : of each rank of the trainer, own work, waiting not included [s] ``[ranks]``
+    reward_s : after the rollout, of each rank; what runs during it is hidden [s] ``[ranks]``
+    reference_s, critic_s : on devices of their own [s]; 0 = none, or part of scoring_s and training_s
+    group_finish_s : end of each group, ascending; streaming feeds the trainer by it [s] ``[groups]``
+    rollout_steady_s : seconds per batch under continuous refill; None = the mean replica's busy time [s]
+    weight_sync_s, data_movement_s, fixed_s, recompute_s, swap_s : as in `StageTimes` [s]
+    """
+
+    rollout_s: FloatArray
+    scoring_s: FloatArray = field(default_factory=lambda: np.zeros(1))
+    training_s: FloatArray = field(default_factory=lambda: np.zeros(1))
+    reward_s: FloatArray = field(default_factory=lambda: np.zeros(1))
+    reference_s: float = 0.0
+    critic_s: float = 0.0
+    group_finish_s: FloatArray | None = None
+    rollout_steady_s: float | None = None
+    weight_sync_s: float = 0.0
+    data_movement_s: float = 0.0
+    fixed_s: float = 0.0
+    recompute_s: float = 0.0
+    swap_s: float = 0.0
+    transitions: Transitions = Transitions()
+
+    @classmethod
+    def of(cls, rollout: RolloutResult | npt.ArrayLike, **stages: object) -> StepStages:
+        """From a simulated rollout (its replicas, groups of one finish time each) or seconds per replica."""
+        arrays: dict[str, FloatArray] = {
+            name: np.atleast_1d(np.asarray(stages.pop(name), np.float64))
+            for name in ("scoring_s", "training_s", "reward_s")
+            if name in stages
+        }
+        if isinstance(rollout, RolloutResult):
+            arrays["rollout_s"] = rollout.replica_finish_s
+            stages.setdefault("rollout_steady_s", steady_rollout_s(rollout))
+            stages.setdefault("group_finish_s", np.sort(rollout.finish_s))
+        else:
+            arrays["rollout_s"] = np.atleast_1d(np.asarray(rollout, np.float64))
+        return cls(**arrays, **stages)  # type: ignore[arg-type]
+
+    def steady_s(self) -> float:
+        """Seconds per batch under continuous refill [s]."""
+        return float(self.rollout_s.mean()) if self.rollout_steady_s is None else self.rollout_steady_s
+
+    def times(self) -> StageTimes:
+        """The same as plain numbers: every stage ends with its slowest rank."""
+        return StageTimes(
+            rollout_s=float(self.rollout_s.max()),
+            scoring_s=float(self.scoring_s.max()),
+            training_s=float(self.training_s.max()),
+            weight_sync_s=self.weight_sync_s,
+            rollout_steady_s=self.steady_s(),
+            reward_s=float(self.reward_s.max()),
+            reference_s=self.reference_s,
+            critic_s=self.critic_s,
+            data_movement_s=self.data_movement_s,
+            transition_s=self.transitions.total_s,
+            fixed_s=self.fixed_s,
+            recompute_s=self.recompute_s,
+            swap_s=self.swap_s,
+        )
+
+
+def steady_rollout_s(rollout: RolloutResult) -> float:
+    """Seconds per batch when finished requests are replaced at once: a full batch all the time, no tail [s].
+
+    The device-seconds of the synchronous rollout less those lost to tail and imbalance, spread over all devices. It
+    is a bound (nothing left of the tail), reached when the queue is deep enough.
+    """
+    devices = float(rollout.devices.sum())
+    lost = (rollout.lost.tail + rollout.lost.imbalance) / devices
+    return max(rollout.makespan_s - lost, 0.05 * rollout.makespan_s)
+
+
+class _Builder:
+    """Spans of one mode over its pools; not public."""
+
+    def __init__(self, execution: Execution, stages: StepStages, devices: tuple[int, int]) -> None:
+        self.mode = ExecutionMode(int(np.asarray(execution.mode)))
+        self.stages = stages
+        self.execution = execution
+        self.interval = max(int(np.asarray(execution.sync_interval)), 1)
+        pools, sizes = ["rollout", "trainer"], list(devices)
+        if self.mode is ExecutionMode.SYNC_COLOCATED:
+            pools, sizes = ["shared"], [devices[1]]
+        self.trainer = len(pools) - 1
+        self.reference = self.critic = self.trainer
+        for name, seconds in (("reference", stages.reference_s), ("critic", stages.critic_s)):
+            if seconds > 0:
+                setattr(self, name, len(pools))
+                pools.append(name)
+                sizes.append(1)
+        self.build = tl.TimelineBuilder(tuple(pools), tuple(sizes))
+
+    def ranks(
+        self, stage: int, pool: int, seconds: FloatArray, start_s: float, step: int, after: list[int], kind: int
+    ) -> list[int]:
+        """One span per rank, all starting together; empty ones are left out (but never all of them)."""
+        if not np.any(seconds > 0):
+            return after
+        return [
+            self.build.span(stage, pool, rank, start_s, start_s + value, rl_step=step, after=after, kind=kind)
+            for rank, value in enumerate(seconds.tolist())
+        ]
+
+    def one(self, stage: int, pool: int, seconds: float, start_s: float, step: int, after: list[int]) -> list[int]:
+        return self.ranks(stage, pool, np.array([seconds]), start_s, step, after, tl.DATA)
+
+    def end(self, spans: list[int], default_s: float) -> float:
+        return max((self.build.end_s(span) for span in spans), default=default_s)
+
+    def rollout(self, start_s: float, step: int, after: list[int]) -> list[int]:
+        kind = tl.WEIGHTS if self.mode.disaggregated else tl.DATA
+        spans = self.ranks(tl.ROLLOUT, 0, self.stages.rollout_s, start_s, step, after, kind)
+        at = self.end(spans, start_s)
+        return self.ranks(tl.REWARD, 0, self.stages.reward_s, at, step, spans, tl.COLLECTIVE)
+
+    def work(self, start_s: float, step: int, after: list[int], share: float = 1.0) -> list[int]:
+        """Data movement, scoring beside the reference, training beside the critic, fixed overhead."""
+        s, pool = self.stages, self.trainer
+        kind = tl.QUEUE if self.mode in (ExecutionMode.K_STEP_OFF, ExecutionMode.FULLY_ASYNC) else tl.DATA
+        moved = self.ranks(tl.DATA_MOVEMENT, pool, np.array([s.data_movement_s * share]), start_s, step, after, kind)
+        at = self.end(moved, start_s) if moved is not after else start_s
+        scored = self.ranks(tl.SCORING, pool, s.scoring_s * share, at, step, moved, tl.COLLECTIVE)
+        ready = list(scored)
+        if s.reference_s > 0:
+            ready += self.one(tl.SCORING, self.reference, s.reference_s * share, at, step, moved)
+        at = max(self.end(ready, at), at)
+        trained = self.ranks(tl.TRAINING, pool, s.training_s * share, at, step, ready, tl.COLLECTIVE)
+        done = list(trained)
+        if s.critic_s > 0:
+            done += self.one(tl.TRAINING, self.critic, s.critic_s * share, at, step, ready)
+        at = max(self.end(done, at), at)
+        return self.one(tl.OTHER, pool, s.fixed_s * share, at, step, done)
+
+    def sync(self, start_s: float, step: int, after: list[int]) -> list[int]:
+        if (step + 1) % self.interval:
+            return after
+        return self.one(tl.WEIGHT_SYNC, self.trainer, self.stages.weight_sync_s, start_s, step, after)
+
+
+def compose_rl_step(
+    execution: Execution,
+    stages: StepStages,
+    *,
+    rollout_devices: int = 1,
+    trainer_devices: int = 1,
+    rl_steps: int | None = None,
+) -> tl.Timeline:
+    """The timeline of one rl_step; of several, after a warm-up, in modes where they overlap.
+
+    ``step_s`` of the result equals `modes.step_seconds` of the same stages (streaming: never below it, since the
+    groups' own finish times decide). Modes with a queue move whole batches here; `asynchronous.simulate` moves
+    groups, and shows staleness.
+
+    >>> stages = StepStages.of([50.0, 60.0], scoring_s=10.0, training_s=[18.0, 20.0], weight_sync_s=4.0)
+    >>> compose_rl_step(Execution(ExecutionMode.SYNC_COLOCATED), stages).step_s
+    94.0
+    """
+    builder = _Builder(execution, stages, (rollout_devices, trainer_devices))
+    mode = builder.mode
+    interval = builder.interval
+    if mode is ExecutionMode.ONE_STEP_OFF and not int(np.asarray(execution.in_flight_updates)):
+        return _barriered(builder, (rl_steps or 4) * interval)
+    if mode in (ExecutionMode.ONE_STEP_OFF, ExecutionMode.K_STEP_OFF, ExecutionMode.FULLY_ASYNC):
+        lag = 1 if mode is ExecutionMode.ONE_STEP_OFF else max(int(np.asarray(execution.staleness)), 0)
+        return _refilled(builder, (rl_steps or 4) * interval * (lag + 1), lag)
+    count = (rl_steps or 1) * interval
+    at, after = 0.0, list[int]()
+    for step in range(count):
+        after = _serial(builder, at, step, after)
+        at = builder.end(after, at)
+    return builder.build.freeze()
+
+
+def _serial(b: _Builder, start_s: float, step: int, after: list[int]) -> list[int]:
+    """A synchronous rl_step: everything in turn; streaming starts work on the groups that are done."""
+    s, colocated = b.stages, b.mode is ExecutionMode.SYNC_COLOCATED
+    rolled = b.rollout(start_s, step, after)
+    if b.mode is ExecutionMode.STREAMING:
+        spans = _streamed(b, start_s, step, rolled)
+        return b.sync(b.end(spans, start_s), step, spans)
+    at = b.end(rolled, start_s)
+    if colocated:
+        rolled = b.one(tl.SLEEP, 0, s.transitions.sleep_s, at, step, rolled)
+        rolled = b.one(tl.ONLOAD, 0, s.transitions.onload_s, b.end(rolled, at), step, rolled)
+    spans = b.work(b.end(rolled, at), step, rolled)
+    at = max(b.end(spans, at), at)
+    if colocated:
+        spans = b.one(tl.OFFLOAD, 0, s.transitions.offload_s, at, step, spans)
+        at = max(b.end(spans, at), at)
+    spans = b.sync(at, step, spans)
+    at = max(b.end(spans, at), at)
+    return b.one(tl.WAKE, 0, s.transitions.wake_s, at, step, spans) if colocated else spans
+
+
+def _streamed(b: _Builder, start_s: float, step: int, rolled: list[int]) -> list[int]:
+    """Chunks of the batch go to the trainer as their last group ends; the last one also waits for the reward."""
+    s = b.stages
+    chunks = max(int(np.asarray(b.execution.chunks)), 1)
+    makespan = float(s.rollout_s.max())
+    finish = np.linspace(0.0, makespan, chunks + 1)[1:] if s.group_finish_s is None else np.sort(s.group_finish_s)
+    ready = finish[np.ceil(np.arange(1, chunks + 1) / chunks * finish.size).astype(np.int64) - 1]
+    spans: list[int] = []
+    at = start_s
+    for index in range(chunks):
+        last = index == chunks - 1
+        at = max(at, b.end(rolled, start_s) if last else start_s + float(ready[index]))
+        spans = b.work(at, step, [*spans, *(rolled if last else [])], 1.0 / chunks)
+        at = max(b.end(spans, at), at)
+    return spans
+
+
+def _barriered(b: _Builder, count: int) -> tl.Timeline:
+    """One step off: batch k + 1 is rolled out while batch k trains; both wait for each other at every weight sync."""
+    at = 0.0
+    rolled = b.rollout(at, 0, [])
+    at = b.end(rolled, at)
+    before = list(rolled)
+    for step in range(count):
+        trained = b.work(at, step, before)
+        following = b.rollout(at, step + 1, before)
+        met = max(b.end(trained, at), b.end(following, at))
+        synced = b.sync(met, step, [*trained, *following])
+        at = max(b.end(synced, met), met)
+        before = synced
+    return _cut(b, count, b.interval)
+
+
+def _refilled(b: _Builder, count: int, lag: int) -> tl.Timeline:
+    """Batches flow: rollout every R_s + p, latency R + Q, at most ``lag`` + 1 between first token and trained."""
+    s, e = b.stages, b.execution
+    in_flight = float(np.asarray(e.in_flight_updates))
+    pause = in_flight * s.swap_s + float(np.asarray(e.interrupt)) * s.recompute_s
+    pause = (pause + (1.0 - in_flight) * s.weight_sync_s) / b.interval
+    begin, free = 0.0, 0.0
+    ends: list[float] = []
+    synced: list[list[int]] = []
+    for step in range(count):
+        gate = ends[step - lag - 1] if step > lag else 0.0
+        begin = max(begin + (s.steady_s() + pause if step else 0.0), gate)
+        weights = synced[step - lag - 1] if step > lag else []
+        rolled = b.rollout(begin, step, weights)
+        at = max(b.end(rolled, begin), free)
+        spans = b.work(at, step, [*rolled, *(synced[-1] if synced else [])])
+        at = max(b.end(spans, at), at)
+        spans = b.sync(at, step, spans)
+        free = max(b.end(spans, at), at)
+        ends.append(free)
+        synced.append(spans)
+    return _cut(b, count, b.interval * (lag + 1))
+
+
+def _cut(b: _Builder, count: int, period: int) -> tl.Timeline:
+    """Freeze, with the first half (a whole number of periods) as warm-up; what belongs to no whole rl_step is cut."""
+    line = b.build.freeze()
+    kept = line.rl_step < count
+    number = np.cumsum(kept) - 1
+    edges = kept[line.edge_source] & kept[line.edge_target]
+    return tl.Timeline(
+        stage=line.stage[kept],
+        pool=line.pool[kept],
+        rank=line.rank[kept],
+        start_s=line.start_s[kept],
+        end_s=line.end_s[kept],
+        rl_step=line.rl_step[kept],
+        edge_source=number[line.edge_source[edges]],
+        edge_target=number[line.edge_target[edges]],
+        edge_kind=line.edge_kind[edges],
+        pools=line.pools,
+        pool_devices=line.pool_devices,
+        warmup=count // 2 // period * period,
+    )

@@ -1,0 +1,131 @@
+"""Composed timelines: equal to the closed form in every mode, edges that respect time, work conserved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.sim.rl_step import timeline as tl
+from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step, steady_rollout_s
+from rlperf.sim.rl_step.modes import Execution, ExecutionMode, step_seconds
+from rlperf.sim.rollout.rollout import simulate_rollout
+from rlperf.sim.rollout.trajectories import Trajectories
+
+SECONDS = st.floats(0.1, 200.0)
+STAGES = st.builds(
+    lambda rollout, training, others, own: StepStages.of(
+        rollout,
+        training_s=training,
+        scoring_s=others[0],
+        reward_s=others[1],
+        weight_sync_s=others[2],
+        data_movement_s=others[3],
+        fixed_s=others[4],
+        swap_s=0.5 * others[2],
+        recompute_s=others[5],
+        reference_s=own[0],
+        critic_s=own[1],
+        transitions=Transitions(1.0, 2.0, 3.0, 4.0),
+    ),
+    st.lists(SECONDS, min_size=1, max_size=4),
+    st.lists(SECONDS, min_size=1, max_size=3),
+    st.lists(st.floats(0.0, 30.0), min_size=6, max_size=6),
+    st.tuples(st.sampled_from([0.0, 25.0]), st.sampled_from([0.0, 40.0])),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    STAGES,
+    st.sampled_from([mode for mode in ExecutionMode if mode is not ExecutionMode.STREAMING]),
+    st.integers(0, 4),
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+)
+def test_step_equals_the_closed_form(
+    stages: StepStages, mode: ExecutionMode, staleness: int, interval: int, in_flight: bool, interrupt: bool
+) -> None:
+    execution = Execution(mode, staleness, interval, int(in_flight), int(interrupt))
+    line = compose_rl_step(execution, stages, rl_steps=12)
+    closed = float(step_seconds(execution, stages.times()))
+    if interval == 1 or mode in (ExecutionMode.SYNC_COLOCATED, ExecutionMode.SYNC_DISAGGREGATED):
+        assert line.step_s == pytest.approx(closed, rel=1e-6)
+    else:  # syncs now and then: the mean of the terms is exact, their maximum is not
+        assert closed * (1 - 1e-9) <= line.step_s <= closed + stages.weight_sync_s + stages.recompute_s + 1e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(STAGES, st.sampled_from(list(ExecutionMode)))
+def test_nothing_starts_before_what_it_waits_for(stages: StepStages, mode: ExecutionMode) -> None:
+    line = compose_rl_step(Execution(mode, staleness=2), stages, rl_steps=3)
+    waits = line.edge_kind != tl.QUEUE
+    assert np.all(line.start_s[line.edge_target[waits]] >= line.end_s[line.edge_source[waits]] - 1e-9)
+    for pool in range(len(line.pools)):
+        if line.pools[pool] == "rollout":
+            continue  # replicas serve two batches at once while one drains
+        for rank in np.unique(line.rank[line.pool == pool]):
+            own = (line.pool == pool) & (line.rank == rank)
+            order = np.argsort(line.start_s[own], kind="stable")
+            assert np.all(line.start_s[own][order][1:] >= line.end_s[own][order][:-1] - 1e-9)
+
+
+def test_stage_seconds_of_a_colocated_step() -> None:
+    stages = StepStages.of(
+        [50.0, 60.0],
+        scoring_s=10.0,
+        training_s=[18.0, 20.0],
+        weight_sync_s=4.0,
+        reward_s=[1.0, 2.0],
+        data_movement_s=0.5,
+        fixed_s=1.5,
+        transitions=Transitions(1.0, 2.0, 3.0, 4.0),
+    )
+    line = compose_rl_step(Execution(ExecutionMode.SYNC_COLOCATED), stages, trainer_devices=8)
+    assert dict(line.stages_s.items()) == pytest.approx(
+        {
+            "rollout": 60,
+            "reward": 2,
+            "scoring": 10,
+            "training": 20,
+            "weight_sync": 4,
+            "data_movement": 0.5,
+            "offload": 10,
+            "other": 1.5,
+        }
+    )
+    assert line.stages_s.total == pytest.approx(line.step_s)
+    assert line.pools == ("shared",)
+
+
+def test_streaming_lies_between_overlap_and_turns() -> None:
+    finish = np.sort(np.random.default_rng(0).gamma(2.0, 20.0, 64))
+    stages = StepStages.of([finish.max()], training_s=60.0, weight_sync_s=2.0, group_finish_s=finish)
+    line = compose_rl_step(Execution(ExecutionMode.STREAMING, chunks=8), stages)
+    serial = finish.max() + 62.0
+    assert max(finish.max(), 60.0) + 2.0 < line.step_s < serial
+    # the last chunk is never trained before the last group is done
+    assert line.step_s >= finish.max() + 60.0 / 8 + 2.0 - 1e-9
+
+
+def test_reference_and_critic_on_devices_of_their_own_run_beside() -> None:
+    stages = StepStages.of([10.0], scoring_s=4.0, reference_s=6.0, training_s=20.0, critic_s=25.0)
+    line = compose_rl_step(Execution(ExecutionMode.SYNC_DISAGGREGATED), stages)
+    assert line.step_s == pytest.approx(10 + 6 + 25)
+    assert line.pools == ("rollout", "trainer", "reference", "critic")
+
+
+def test_from_a_simulated_rollout() -> None:
+    cost = EngineStepCost(np.array([0.0, 1.0]), np.zeros(2), host_s=0.01)
+    limits = EngineLimits(kv_tokens=np.inf, max_running=64)
+    lengths = np.random.default_rng(1).integers(10, 1000, 64)
+    rollout = simulate_rollout(Trajectories.of(8, lengths), 4, cost=cost, limits=limits)
+    stages = StepStages.of(rollout, training_s=3.0)
+    assert stages.rollout_s.tolist() == rollout.replica_finish_s.tolist()
+    assert steady_rollout_s(rollout) < rollout.makespan_s
+    # decode-bound replicas without a tail: mean length instead of the longest
+    line = compose_rl_step(Execution(ExecutionMode.SYNC_DISAGGREGATED), stages)
+    assert line.step_s == pytest.approx(rollout.makespan_s + 3.0)

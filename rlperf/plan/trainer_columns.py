@@ -133,8 +133,7 @@ def _cost(
         flags = flags | np.where(alive & over, int(Reject.MEMORY), 0)
         flags = flags | np.where(alive & (size["host"] * per_node > host_limit), int(Reject.HOST_MEMORY), 0)
         flags = flags | np.where(alive & (budget < demand.batch.longest_tokens), int(Reject.BATCH), 0)
-        park_s = 2.0 * host_copy_s(context.hardware, size["host"] * park)
-        seconds["transition"] = np.where(alive, park_s, np.inf)
+        seconds["transition"][alive] = 2.0 * host_copy_s(context.hardware, memory["parked"])
     return TrainerColumns(
         backend=np.full(len(flags), index, dtype=np.int64),
         layout=layout,
@@ -200,7 +199,7 @@ def _memory(
     context: Context, trainer: Trainer, architecture: Architecture, demand: Demand, pool: PoolSpec,
     layout: Layout, budget: IntArray, parked: IntArray,
 ) -> dict[str, FloatArray]:  # fmt: skip
-    """Bytes per device at the peak of training and while the engine runs, and host bytes; with full microbatches."""
+    """Bytes per device at the peak of training, while the engine runs, on the host, and parked; full microbatches."""
     longest = float(demand.batch.longest_tokens)
     tokens = budget.astype(np.float64)
     most = demand.batch.sequences / demand.batch.updates / layout.data_parallel * longest
@@ -219,6 +218,7 @@ def _memory(
         "peak": np.broadcast_to(on_device, shape),
         "idle": np.broadcast_to(np.where(parked == 1, 0.0, states) + parts.context, shape),
         "host": np.broadcast_to(parts.host * copies + parked * states + reference, shape),
+        "parked": np.broadcast_to(parked * states, shape),
     }
 
 

@@ -120,4 +120,5 @@ class DecodeClock:
         """tau of many step counts."""
         if self.plain:
             return steps
-        return np.floor(steps * self.tokens_per_step + 1e-9).astype(np.int64)
+        taus: IntArray = np.floor(steps * self.tokens_per_step + 1e-9).astype(np.int64)
+        return taus

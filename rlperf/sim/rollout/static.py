@@ -34,7 +34,7 @@ def static_applies(trajectories: Trajectories, limits: EngineLimits, options: En
 
 
 def prefix_hits(trajectories: Trajectories, limits: EngineLimits) -> IntArray:
-    """Prompt tokens found in the cache when nothing is evicted: full blocks, but for a group's first [tokens] ``[n]``."""
+    """Prompt tokens in the cache when nothing is evicted: full blocks, but for a group's first [tokens] ``[n]``."""
     if trajectories.cached_tokens is not None:
         return np.minimum(trajectories.cached_tokens, trajectories.prompt_tokens - 1)
     if not limits.prefix_caching:

@@ -1,0 +1,166 @@
+"""Events, static fast path and census against the token-by-token reference, on random small cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.sim.rollout import (
+    EngineOptions,
+    Speculation,
+    Trajectories,
+    closed_form_makespan_s,
+    run_token_loop,
+    simulate_replica,
+    take_census,
+)
+from rlperf.sim.rollout.events import run_events
+from rlperf.sim.rollout.static import run_static, static_applies
+
+Case = tuple[Trajectories, EngineStepCost, EngineLimits, EngineOptions]
+
+
+def random_case(seed: int) -> Case:
+    """Groups of one or several turns; any mix of tight cache, small budget, buckets, tools, speculation, arrivals."""
+    rng = np.random.default_rng(seed)
+    groups, size = int(rng.integers(1, 5)), int(rng.integers(1, 5))
+    n = groups * size
+    turns = rng.integers(1, 4, n) if rng.random() < 0.5 else np.ones(n, dtype=np.int64)
+    offsets = np.concatenate([[0], np.cumsum(turns)])
+    group = np.repeat(np.arange(groups), size)
+    if rng.random() < 0.3:
+        group = rng.permutation(group)
+    first = rng.integers(1, 60, groups)
+    prompt, response = np.zeros((2, offsets[-1]), dtype=np.int64)
+    tool = rng.exponential(1.0, offsets[-1])
+    for i in range(n):
+        context = first[group[i]]
+        for k in range(offsets[i], offsets[i + 1]):
+            prompt[k], response[k] = context, rng.integers(1, 40)
+            context += response[k] + rng.integers(0, 30)
+    cached = (prompt * rng.random(len(prompt))).astype(np.int64) if rng.random() < 0.15 else None
+    arrival = rng.exponential(2.0, n) * (rng.random() < 0.5)
+    trajectories = Trajectories(prompt, response, tool, offsets, group, arrival, cached)
+    draft = Speculation(int(rng.integers(1, 5)), float(rng.random()), *(rng.random(2) * 0.01).tolist())
+    options = EngineOptions(
+        speculation=draft if rng.random() < 0.3 else None,
+        tool_concurrency=int(rng.integers(1, 4)) if rng.random() < 0.3 else None,
+    )
+    block = int(rng.choice([1, 4, 16]))
+    least = (int(trajectories.final_tokens.max()) + options.tokens_in_flight) // block + 1
+    tight = float(block * (least + int(rng.integers(0, 3 * least))) + int(rng.integers(0, block)))
+    limits = EngineLimits(
+        kv_tokens=np.inf if rng.random() < 0.3 else tight,
+        max_running=int(rng.choice([2, 4, 100])),
+        token_budget=int(rng.choice([8, 20, 64, 1000])),
+        block_tokens=block,
+        chunked_prefill=bool(rng.random() < 0.6),
+        prefix_caching=bool(rng.random() < 0.7),
+        watermark=float(rng.choice([0, 0.01, 0.1])),
+    )
+    scale = np.array([0.1, 0.01, 0.05, 0.01, 1e-4, 0.05, 0.02, 1e-5])
+    cost = EngineStepCost(
+        np.array([0.0, 4.0, 16.0, 300.0]),
+        np.cumsum(rng.random(4)),
+        *(rng.random(8) * scale).tolist(),
+        graph_buckets=np.array([1.0, 2.0, 4.0, 8.0]) if rng.random() < 0.5 else None,
+    )
+    return trajectories, cost, limits, options
+
+
+def test_events_equal_the_token_loop_on_200_random_cases() -> None:
+    preemptions = hits = speculative = multi_turn = 0
+    for seed in range(200):
+        trajectories, cost, limits, options = random_case(seed)
+        want = run_token_loop(trajectories, cost, limits, options)
+        got = run_events(trajectories, cost, limits, options)
+        np.testing.assert_allclose(got.finish_s, want.finish_s, rtol=1e-9, err_msg=f"seed {seed}")
+        np.testing.assert_allclose(got.first_token_s, want.first_token_s, rtol=1e-9, err_msg=f"seed {seed}")
+        assert (got.preemptions, got.hit_tokens) == (want.preemptions, want.hit_tokens), f"seed {seed}"
+        preemptions += got.preemptions
+        hits += got.hit_tokens > 0
+        speculative += options.speculation is not None
+        multi_turn += not trajectories.single_turn
+    # the cases are only worth something if they reach the mechanisms
+    assert preemptions > 50
+    assert min(hits, speculative, multi_turn) > 40
+
+
+def static_case(seed: int) -> tuple[Trajectories, EngineStepCost, EngineLimits]:
+    trajectories, cost, limits, _ = random_case(seed)
+    first = trajectories.offsets[:-1]
+    made = Trajectories.of(
+        trajectories.prompt_tokens[first], trajectories.response_tokens[first], group=trajectories.group
+    )
+    limits = replace(limits, kv_tokens=np.inf, max_running=100, token_budget=max(limits.token_budget, len(made)))
+    return made, cost, limits
+
+
+def test_static_batch_equals_events() -> None:
+    for seed in range(150):
+        trajectories, cost, limits = static_case(seed)
+        assert static_applies(trajectories, limits, EngineOptions())
+        events = run_events(trajectories, cost, limits, EngineOptions())
+        static = run_static(trajectories, cost, limits, EngineOptions())
+        np.testing.assert_allclose(static.finish_s, events.finish_s, rtol=1e-9, err_msg=f"seed {seed}")
+        np.testing.assert_allclose(static.first_token_s, events.first_token_s, rtol=1e-9, err_msg=f"seed {seed}")
+        np.testing.assert_allclose(static.scheduled_s, events.scheduled_s, rtol=1e-9, atol=1e-12)
+        assert static.hit_tokens == events.hit_tokens
+        np.testing.assert_allclose(static.busy_s, events.busy_s, rtol=1e-9)
+        assert static.engine_steps == events.engine_steps
+
+
+def test_census_gives_the_makespan_of_any_cost() -> None:
+    """Counted with one second per engine_step, exact for other costs: queue, preemption and prefix hits included."""
+    checked = 0
+    for seed in range(300):
+        trajectories, cost, limits, options = random_case(seed)
+        if not trajectories.single_turn or options.speculation or trajectories.arrival_s.any():
+            continue
+        census = take_census(trajectories, limits)
+        assert census.exact
+        makespan = simulate_replica(trajectories, cost, limits).makespan_s
+        np.testing.assert_allclose(census.makespan_s(cost), makespan, rtol=1e-9, err_msg=f"seed {seed}")
+        checked += 1
+    assert checked > 50
+
+
+def test_census_of_many_layouts_at_once_equals_one_by_one() -> None:
+    rng = np.random.default_rng(3)
+    trajectories = Trajectories.of(rng.integers(10, 200, 64), rng.integers(1, 500, 64), group=np.arange(64) // 8)
+    census = take_census(trajectories, EngineLimits(kv_tokens=8000, max_running=24, token_budget=256))
+    tokens = np.array([1.0, 8.0, 64.0, 512.0])
+    linear = np.cumsum(rng.random((5, 4)), axis=1)
+    scalars = rng.random((8, 5)) * 1e-3
+    many = census.makespan_s(EngineStepCost(tokens, linear, *scalars, graph_buckets=np.array([8.0, 16.0, 32.0])))
+    assert many.shape == (5,)
+    for j in range(5):
+        one = EngineStepCost(tokens, linear[j], *scalars[:, j].tolist(), graph_buckets=np.array([8.0, 16.0, 32.0]))
+        np.testing.assert_allclose(many[j], census.makespan_s(one), rtol=1e-12)
+
+
+@pytest.mark.parametrize("per_key", [0.0, 2e-5])
+def test_closed_form_equals_events_where_its_assumptions_hold(per_key: float) -> None:
+    rng = np.random.default_rng(5)
+    buckets = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    cost = EngineStepCost(
+        np.array([0.0, 8.0, 64.0]), np.array([1.0, 1.5, 4.0]), host_s=0.2, decode_per_request_s=0.01,
+        decode_per_kv_token_s=per_key, graph_buckets=buckets,
+    )  # fmt: skip
+    limits = EngineLimits(kv_tokens=np.inf, max_running=64, token_budget=10_000, chunked_prefill=False)
+    for _ in range(20):
+        n = int(rng.integers(1, 40))
+        prompt, response = rng.integers(1, 50, n), rng.integers(1, 300, n)
+        timeline = simulate_replica(Trajectories.of(prompt, response), cost, limits)
+        got = closed_form_makespan_s(response, cost, prompt_tokens=prompt, prefill_s=timeline.prefill_s)
+        np.testing.assert_allclose(got, timeline.makespan_s, rtol=1e-9)
+
+
+def test_closed_form_takes_many_workloads() -> None:
+    cost = EngineStepCost(np.array([0.0, 4.0]), np.array([1.0, 2.0]))
+    lengths = np.random.default_rng(1).integers(1, 100, (7, 12)).astype(np.uint16)
+    rows = [float(closed_form_makespan_s(row, cost)) for row in lengths]
+    np.testing.assert_allclose(closed_form_makespan_s(lengths, cost), rows, rtol=1e-12)

@@ -76,7 +76,7 @@ def group_log_likelihood(law: Law, icc: float, beta: float, data: Grouped) -> Fl
     return np.asarray(value)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Dependence:
     """How the responses to one prompt resemble each other, and how that follows the prompt's length."""
 

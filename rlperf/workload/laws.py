@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -143,6 +144,9 @@ class Law:
 
     def grid(self) -> tuple[Float, Float]:
         """(score, log length) on a fine grid: the inverse of `score` by interpolation."""
+        return _grid(self)
+
+    def _make_grid(self) -> tuple[Float, Float]:
         log_x = np.linspace(*self._log_span(), 8192)
         z = self.score(np.exp(log_x))
         keep = np.r_[True, np.diff(np.maximum.accumulate(z)) > 1e-9]
@@ -204,6 +208,11 @@ class Law:
         return (*names, *(f"log_weight_ratio[{i}]" for i in range(1, len(self.components))))
 
 
+@lru_cache(maxsize=256)
+def _grid(law: Law) -> tuple[Float, Float]:
+    return law._make_grid()
+
+
 def _typical(c: Component) -> float:
     """Rough log of the component's median."""
     if c.family == "lognormal":
@@ -246,15 +255,30 @@ def bounds(law: Law, smallest_sigma: float = 0.005) -> list[tuple[float, float]]
 
 def start(families: Sequence[str], x: Float) -> Law:
     """Starting law: the sorted lengths cut into as many parts as families, a last *runaway* part being the top 2 %."""
-    ordered = np.sort(x)
     k = len(families)
     cuts = np.linspace(0, 1, k + 1) if k < 3 else np.r_[np.linspace(0, 0.98, k), 1.0]
+    return _start_from(families, np.sort(x), cuts)
+
+
+def start_at_gaps(families: Sequence[str], x: Float) -> Law:
+    """Starting law: the sorted lengths cut at their widest gaps (in log length), for lengths that pile up on values."""
+    ordered = np.sort(x)
+    edge = max(int(0.03 * ordered.size), 2)
+    gaps = np.diff(np.log(ordered))
+    gaps[:edge], gaps[-edge:] = -1.0, -1.0
+    widest = np.sort(np.argsort(gaps)[::-1][: len(families) - 1] + 1)
+    return _start_from(families, ordered, np.r_[0.0, widest / ordered.size, 1.0])
+
+
+def _start_from(families: Sequence[str], ordered: Float, cuts: Float) -> Law:
+    """One component per part of the sorted lengths, cut at the given shares."""
+    k = len(families)
     parts = []
     for i, family in enumerate(families):
         lo, hi = int(cuts[i] * ordered.size), max(int(cuts[i + 1] * ordered.size), int(cuts[i] * ordered.size) + 2)
         part = np.log(ordered[lo:hi] if lo < ordered.size - 1 else ordered[-2:])
-        centre, spread = float(part.mean()), float(max(part.std() * (1.0 if k == 1 else 1.5), 0.05))
-        weight = float(cuts[i + 1] - cuts[i])
+        centre, spread = float(part.mean()), float(max(part.std() * (1.0 if k == 1 else 1.5), 1e-3))
+        weight = float(np.clip(cuts[i + 1] - cuts[i], 1e-3, 1.0))
         if family == "lognormal":
             parts.append(Component(family, centre, float(np.log(spread)), weight))
         elif family == "gamma":
@@ -268,7 +292,8 @@ def start(families: Sequence[str], x: Float) -> Law:
                 continue
             shape = (1.28 if family == "weibull" else 1.81) / spread
             parts.append(Component(family, float(np.log(shape)), centre + 0.3 * spread, weight))
-    return Law(tuple(parts))
+    total = sum(c.weight for c in parts)
+    return Law(tuple(replace(c, weight=c.weight / total) for c in parts))
 
 
 def negative_log_likelihood(law: Law, x: Float, weight: Float, censored: float, cap: float) -> float:
@@ -302,14 +327,22 @@ def fit_law(
     box = bounds(first, smallest_sigma)
     if first.shape_fixed:
         first = first.with_vector(np.array([np.log(np.median(x) / first.quantile(np.array([0.5]))[0])]))
-    x0 = np.clip(first.to_vector(), [b[0] for b in box], [b[1] for b in box])
+    x0 = _clipped(first, box)
 
     def objective(vector: Float) -> float:
         value = negative_log_likelihood(first.with_vector(vector), values, weight, n_censored, cap)
         return value / x.size if np.isfinite(value) else 1e6
 
-    found = minimize(objective, x0, method="L-BFGS-B", bounds=box, options={"maxiter": 300, "ftol": 1e-11})
+    starts = [x0] if isinstance(families, Law) or len(families) < 2 else [x0, _clipped(start_at_gaps(families, x), box)]
+    tries = [
+        minimize(objective, v, method="L-BFGS-B", bounds=box, options={"maxiter": 300, "ftol": 1e-11}) for v in starts
+    ]
+    found = min(tries, key=lambda t: float(t.fun))
     return first.with_vector(found.x).sorted(), -float(found.fun) * x.size
+
+
+def _clipped(law: Law, box: list[tuple[float, float]]) -> Float:
+    return np.asarray(np.clip(law.to_vector(), [b[0] for b in box], [b[1] for b in box]))
 
 
 def kolmogorov_smirnov(law: Law, x: Float, cap: float | None = None) -> float:

@@ -1,0 +1,338 @@
+"""How faithful a length model is to a recording: in its statistics, and in the rollout time that its lengths cause.
+
+This compares *simulated* rollouts of recorded and of sampled lengths. It is not the 94.7 % that PolyTrace's authors state:
+theirs is a replay of recorded lengths on real GPUs against real seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.errors import SpecError
+from rlperf.workload.lengths import Float, Int, LengthTable
+from rlperf.workload.model import LengthModel
+
+QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class RolloutLayout:
+    """A way to run the rollout: its name, and the seconds that the lengths of one rl_step take on it."""
+
+    name: str
+    rollout_s: Callable[[LengthTable], float]
+
+
+@dataclass(frozen=True)
+class Marginal:
+    """Recorded against sampled lengths of one kind. wasserstein is the mean shift of sorted lengths over the mean [1]."""
+
+    name: str
+    ks: float
+    wasserstein: float
+    mean_recorded: float
+    mean_model: float
+    probabilities: tuple[float, ...]
+    quantiles_recorded: tuple[float, ...]
+    quantiles_model: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class GroupMaximum:
+    """E[max of a group] / E[L], recorded and sampled, with the 5th - 95th percentile of the recording's bootstrap."""
+
+    recorded: float
+    model: float
+    low: float
+    high: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the model's ratio."""
+        return self.model / self.recorded - 1.0
+
+    @property
+    def tolerance(self) -> float:
+        """5 % or the half width of the bootstrap interval, whichever is larger (relative)."""
+        return max(0.05, 0.5 * (self.high - self.low) / self.recorded)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One quantity of one recorded rl_step: its bootstrap over prompt groups and the model's predictive interval."""
+
+    rl_step: int
+    quantity: str
+    recorded: float
+    bootstrap_mean: float
+    bootstrap_low: float
+    bootstrap_high: float
+    model_mean: float
+    model_low: float
+    model_high: float
+
+    @property
+    def inside(self) -> bool:
+        return self.model_low <= self.recorded <= self.model_high
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """All measures. `system_*` pool rl_steps and layouts; `totals_*` the generated tokens per rl_step."""
+
+    task: str
+    provenance: str
+    rl_steps: tuple[int, ...]
+    replicates: int
+    marginals: tuple[Marginal, ...]
+    group_maximum: GroupMaximum | None
+    truncated_recorded: float
+    truncated_model: float
+    system: tuple[Outcome, ...]
+    totals: tuple[Outcome, ...]
+    known: str
+
+    @property
+    def system_bias(self) -> float:
+        """Mean over replicates against the mean of the group bootstrap, pooled over rl_steps, averaged over layouts."""
+        return bias(self.system)
+
+    @property
+    def interval_coverage(self) -> float:
+        """Share of (rl_step, layout) whose recorded rollout time lies in the model's 90 % predictive interval."""
+        return float(np.mean([o.inside for o in self.system]))
+
+    @property
+    def interval_width_ratio(self) -> float:
+        """Width of the predictive interval over that of the group bootstrap, pooled over rl_steps."""
+        return width_ratio(self.system)
+
+    @property
+    def group_max_ratio_error(self) -> float:
+        """Relative error of E[max of a group] / E[L]."""
+        return 0.0 if self.group_maximum is None else self.group_maximum.error
+
+
+def bias(outcomes: Sequence[Outcome]) -> float:
+    """Mean over quantities of (sum of model means over rl_steps) / (sum of bootstrap means) - 1."""
+    ratios = [
+        sum(o.model_mean for o in part) / sum(o.bootstrap_mean for o in part) - 1.0 for part in _by_quantity(outcomes)
+    ]
+    return float(np.mean(ratios))
+
+
+def width_ratio(outcomes: Sequence[Outcome]) -> float:
+    """Mean over quantities of (sum of predictive widths over rl_steps) / (sum of bootstrap widths)."""
+    ratios = []
+    for part in _by_quantity(outcomes):
+        width = sum(o.bootstrap_high - o.bootstrap_low for o in part)
+        ratios.append(sum(o.model_high - o.model_low for o in part) / max(width, 1e-12))
+    return float(np.mean(ratios))
+
+
+def _by_quantity(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    names = dict.fromkeys(o.quantity for o in outcomes)
+    return [[o for o in outcomes if o.quantity == name] for name in names]
+
+
+def fidelity(
+    model: LengthModel,
+    recording: LengthTable,
+    layouts: Sequence[RolloutLayout],
+    *,
+    replicates: int = 200,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Fidelity:
+    """Judge a model on recorded rl_steps, preferably others than those it was fitted on.
+
+    layouts     ways to run the rollout; each turns the lengths of one rl_step into seconds
+    replicates  predictive replicates per rl_step, and bootstrap resamples of its prompt groups
+    """
+    if not recording.n:
+        raise SpecError("fidelity needs a recording with at least one complete prompt group")
+    if replicates < 20:
+        raise SpecError(f"fidelity needs at least 20 replicates for a 5th and 95th percentile, not {replicates}")
+    if model.task != "mixed" and recording.multi_turn != (model.turns is not None):
+        kinds = ("a single-turn", "a multi-turn")
+        raise SpecError(
+            f"{model.task} is {kinds[model.turns is not None]} model, but this is {kinds[recording.multi_turn]} recording"
+        )
+    cap = recording.max_response_tokens or model.max_response_tokens
+    size = int(np.median(recording.group_sizes()))
+    big = model.sample(max(2000, 20_000 // size), size, max_response_tokens=cap, seed=seed)
+    system, totals = [], []
+    steps = recording.steps()
+    drawn: dict[tuple[int, int, float], list[Float]] = {}
+    for k, step in enumerate(steps):
+        part = recording.step(int(step))
+        key = (part.n_groups, size, model.drift.shift(int(step)))
+        if key not in drawn:
+            drawn[key] = _simulate(
+                model.replicates(
+                    replicates, part.n_groups, size, rl_step=int(step), max_response_tokens=cap, seed=seed
+                ),
+                layouts,
+            )
+        recorded = _simulate([part], layouts)[0]
+        resampled = np.array(_simulate(bootstrap(part, replicates, seed + 1 + k), layouts))
+        outcomes = _outcomes(int(step), layouts, recorded, resampled, np.array(drawn[key]))
+        system += outcomes[:-1]
+        totals.append(outcomes[-1])
+        if progress is not None:
+            progress(k + 1, int(steps.size))
+    return Fidelity(
+        task=model.task,
+        provenance=model.provenance.headline(),
+        rl_steps=tuple(int(s) for s in steps),
+        replicates=replicates,
+        marginals=_marginals(recording, big),
+        group_maximum=group_maximum(recording, big, seed),
+        truncated_recorded=_truncated_share(recording),
+        truncated_model=_truncated_share(big),
+        system=tuple(system),
+        totals=tuple(totals),
+        known=model.drift.what_is_known(int(steps[-1])) if model.drift.rl_steps else "",
+    )
+
+
+def _simulate(tables: Sequence[LengthTable] | object, layouts: Sequence[RolloutLayout]) -> list[Float]:
+    """Seconds on every layout, and the generated tokens, of every table."""
+    return [
+        np.array([*(layout.rollout_s(t) for layout in layouts), float(t.response_tokens.sum())])
+        for t in tables  # type: ignore[attr-defined]
+    ]
+
+
+def _outcomes(
+    step: int, layouts: Sequence[RolloutLayout], recorded: Float, resampled: Float, replicas: Float
+) -> list[Outcome]:
+    names = [*(layout.name for layout in layouts), "generated_tokens"]
+    edges = (0.05, 0.95)
+    boot, pred = np.quantile(resampled, edges, axis=0), np.quantile(replicas, edges, axis=0)
+    return [
+        Outcome(
+            step,
+            name,
+            float(recorded[i]),
+            float(resampled[:, i].mean()),
+            float(boot[0, i]),
+            float(boot[1, i]),
+            float(replicas[:, i].mean()),
+            float(pred[0, i]),
+            float(pred[1, i]),
+        )
+        for i, name in enumerate(names)
+    ]
+
+
+def bootstrap(table: LengthTable, count: int, seed: int) -> list[LengthTable]:
+    """Group bootstrap of one rl_step: whole prompt groups drawn with replacement (Davison and Hinkley 1997, sec. 3.8)."""
+    from dataclasses import replace
+
+    rng = np.random.default_rng(seed)
+    index, groups = table.group_index()
+    order = np.argsort(index, kind="stable")
+    sizes = np.bincount(index, minlength=groups)
+    starts = np.r_[0, np.cumsum(sizes)[:-1]]
+    result = []
+    for _ in range(count):
+        chosen = rng.integers(0, groups, groups)
+        rows = order[_ranges(starts[chosen], sizes[chosen])]
+        fresh = np.repeat(np.arange(groups), sizes[chosen])
+        drawn = replace(table.where(rows), group=fresh)
+        if table.trajectory is not None:
+            span = int(table.trajectory.max()) + 1
+            drawn = replace(drawn, trajectory=fresh * span + table.trajectory[rows])
+        result.append(drawn)
+    return result
+
+
+def _ranges(starts: Int, sizes: Int) -> Int:
+    """Concatenated ranges [s, s + size)."""
+    ends = np.cumsum(sizes)
+    return np.arange(ends[-1]) + np.repeat(starts - np.r_[0, ends[:-1]], sizes)
+
+
+def _marginals(recording: LengthTable, sampled: LengthTable) -> tuple[Marginal, ...]:
+    """Prompts and responses; for several turns also turns per trajectory, appended tokens and tool latency."""
+    recorded, model = recording.trajectories(), sampled.trajectories()
+    pairs: list[tuple[str, Float, Float]] = [
+        ("prompt_tokens", *(_first_of_group(t) for t in (recorded, model))),
+        ("response_tokens", recorded.response_tokens.astype(float), model.response_tokens.astype(float)),
+    ]
+    if recording.trajectory is not None and sampled.trajectory is not None:
+        turns = [np.bincount(t._trajectory_index()[1]).astype(float) for t in (recording, sampled)]
+        pairs.append(("turns", turns[0], turns[1]))
+        for name in ("append_tokens", "tool_latency_s"):
+            values = [np.asarray(getattr(t, name), float) for t in (recording, sampled)]
+            kept = [v[v > 0] for v in values]
+            if all(v.size for v in kept):
+                pairs.append((name, kept[0], kept[1]))
+    return tuple(_marginal(*pair) for pair in pairs)
+
+
+def _first_of_group(table: LengthTable) -> Float:
+    index, _ = table.group_index()
+    return np.asarray(table.prompt_tokens[np.unique(index, return_index=True)[1]], np.float64)
+
+
+def _marginal(name: str, recorded: Float, model: Float) -> Marginal:
+    p = (np.arange(2000) + 0.5) / 2000
+    shift = float(np.mean(np.abs(np.quantile(recorded, p) - np.quantile(model, p))))
+    return Marginal(
+        name,
+        ks_two_samples(recorded, model),
+        shift / max(float(recorded.mean()), 1e-12),
+        float(recorded.mean()),
+        float(model.mean()),
+        QUANTILES,
+        tuple(float(v) for v in np.quantile(recorded, QUANTILES)),
+        tuple(float(v) for v in np.quantile(model, QUANTILES)),
+    )
+
+
+def ks_two_samples(a: Float, b: Float) -> float:
+    """Two-sample Kolmogorov-Smirnov distance sup |F_a - F_b|."""
+    points = np.union1d(a, b)
+    below = [np.searchsorted(np.sort(v), points, side="right") / v.size for v in (a, b)]
+    return float(np.max(np.abs(below[0] - below[1])))
+
+
+def group_maximum(
+    recording: LengthTable, sampled: LengthTable, seed: int = 0, resamples: int = 400
+) -> GroupMaximum | None:
+    """E[max of a group] / E[L] of recording and sample; None where groups hold one response."""
+    maxima, sums, sizes = _group_sums(recording)
+    if sizes.max() < 2:
+        return None
+    model_max, model_sum, model_size = _group_sums(sampled)
+    rng = np.random.default_rng(seed)
+    chosen = rng.integers(0, maxima.size, (resamples, maxima.size))
+    ratios = maxima[chosen].mean(axis=1) / (sums[chosen].sum(axis=1) / sizes[chosen].sum(axis=1))
+    return GroupMaximum(
+        recorded=float(maxima.mean() / (sums.sum() / sizes.sum())),
+        model=float(model_max.mean() / (model_sum.sum() / model_size.sum())),
+        low=float(np.quantile(ratios, 0.05)),
+        high=float(np.quantile(ratios, 0.95)),
+    )
+
+
+def _group_sums(table: LengthTable) -> tuple[Float, Float, Float]:
+    rows = table.trajectories()
+    index, count = rows.group_index()
+    largest = np.zeros(count)
+    np.maximum.at(largest, index, rows.response_tokens.astype(float))
+    return (
+        largest,
+        np.asarray(np.bincount(index, rows.response_tokens, count)),
+        np.asarray(np.bincount(index, minlength=count), np.float64),
+    )
+
+
+def _truncated_share(table: LengthTable) -> float:
+    return float(table.truncated.sum() / max(table.n_trajectories, 1))

@@ -1,0 +1,132 @@
+"""From a recording to a length model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from rlperf.errors import SpecError
+from rlperf.workload.dependence import Dependence, Grouped, fit_dependence, law_covariance
+from rlperf.workload.drift import fit_drift
+from rlperf.workload.laws import Law, kolmogorov_smirnov
+from rlperf.workload.lengths import LengthTable
+from rlperf.workload.model import LengthModel, Provenance
+from rlperf.workload.multiturn import anova_icc, fit_multi_turn
+from rlperf.workload.records import Recording
+from rlperf.workload.select import MUCH_CENSORED, PROMPTS, choose_law
+from rlperf.workload.stages import Filtering, RewardLaw
+
+_MOST_RESPONSES = 40_000
+
+
+def fit_model(
+    recording: Recording, *, task: str, families: Sequence[tuple[str, ...]] | None, source: str
+) -> LengthModel:
+    """The length model of a recording; see `LengthModel.fit`."""
+    table = recording.lengths
+    if not table.n:
+        raise SpecError("no lengths to fit: the recording holds no complete prompt group")
+    turns, turn_candidates = fit_multi_turn(table) if table.multi_turn else (None, ())
+    rows = thinned(table.trajectories() if table.multi_turn else table)
+    censored = np.zeros(rows.n, bool) if table.multi_turn else rows.truncated
+    cap = None if table.multi_turn else rows.max_response_tokens
+    x = np.maximum(rows.response_tokens - 0.5, 0.5)
+    if cap is not None:
+        x = np.where(censored, cap - 1.0, x)
+    group, count = rows.group_index()
+    per_prompt = x.size / count
+    effect = 1.0 + max(anova_icc(np.log(x), group), 0.0) * (per_prompt - 1.0)
+    law, candidates = choose_law(x, censored, families=families, reference=reference_law(), design_effect=effect)
+    _, first = np.unique(group, return_index=True)
+    prompts = np.asarray(rows.prompt_tokens[first] - 0.5, np.float64)
+    # Prompts pile up on few values (frames of a video, a fixed template): a component may be half a token narrow.
+    floor = float(np.clip(0.5 / np.median(np.maximum(prompts, 0.5)), 1e-3, 0.05))
+    prompt_law, _ = choose_law(prompts, np.zeros(count, bool), families=PROMPTS, smallest_sigma=floor)
+    data = Grouped.build(x, censored, group, prompt_law.score(prompts), None if cap is None else cap - 1.0)
+    dependence = fit_dependence(law, data) if rows.n > count else Dependence(0.0, 0.0, 1.0, 1.0)
+    per_step = [table.step(int(s)).n_groups for s in table.steps()]
+    sizes = table.group_sizes()
+    note = _note(float(censored.mean()), recording, table, rows)
+    return LengthModel(
+        task=task or table.task or "unnamed",
+        provenance=Provenance(
+            kind="fitted",
+            source=source or _source(recording),
+            responses=table.n_trajectories,
+            prompts=table.n_groups,
+            rl_steps=tuple(int(s) for s in table.steps()),
+            ks=round(kolmogorov_smirnov(law, rows.response_tokens.astype(np.float64), cap), 4),
+            ks_prompts=round(kolmogorov_smirnov(prompt_law, np.ceil(prompts)), 4),
+            cap_inferred=recording.cap_inferred,
+            note=note,
+        ),
+        group_size=int(np.median(sizes)),
+        prompts_per_step=int(np.median(per_step)),
+        max_response_tokens=table.max_response_tokens,
+        max_context_tokens=recording.max_context_tokens,
+        prompt=prompt_law,
+        response=law,
+        response_covariance=_rows(law_covariance(law, data)),
+        dependence=dependence,
+        drift=fit_drift(law, rows),
+        turns=turns,
+        filtering=Filtering.fit(recording.filters) if recording.filters else None,
+        reward=RewardLaw.fit(recording.rewards) if len(recording.rewards) > 1 else None,
+        candidates=turn_candidates or candidates,
+    )
+
+
+def _rows(matrix: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(float(v) for v in row) for row in matrix)
+
+
+def thinned(table: LengthTable) -> LengthTable:
+    """Every k-th prompt group of a large recording: 40,000 responses settle a law."""
+    if table.n <= _MOST_RESPONSES:
+        return table
+    index, count = table.group_index()
+    stride = -(-table.n // _MOST_RESPONSES)
+    return table.where(np.isin(index, np.arange(0, count, stride)))
+
+
+@cache
+def reference_law() -> Law | None:
+    """Shape of the largest uncensored public sample, for recordings of which the cap hides the shape."""
+    from dataclasses import replace
+
+    from rlperf.workload.library import load_model
+
+    law = load_model("math").response
+    return None if law is None else replace(law, shape_fixed=True)
+
+
+def _source(recording: Recording) -> str:
+    from pathlib import Path
+
+    names = [Path(f).name for f in recording.files]
+    if not names:
+        return recording.lengths.source or "a length table"
+    parent = Path(recording.files[0]).resolve().parent.name
+    return f"{parent}: {names[0]}" + (f" and {len(names) - 1} more files" if len(names) > 1 else "")
+
+
+def _note(censored: float, recording: Recording, table: LengthTable, rows: LengthTable) -> str:
+    notes = []
+    if censored > MUCH_CENSORED:
+        notes.append(
+            f"{censored:.0%} of the responses reached the cap: "
+            "only the scale is fitted, the shape is that of the math preset"
+        )
+    elif censored > 0.02:
+        notes.append(f"{censored:.1%} of the responses reached the cap: beyond it the law is extrapolated")
+    if recording.cap_inferred:
+        notes.append(f"the cap of {table.max_response_tokens} tokens is inferred from the pile of responses at it")
+    if recording.skipped:
+        notes.append(f"{len(recording.skipped)} damaged records or incomplete groups were left out")
+    if rows.n < table.n_trajectories:
+        notes.append(f"fitted on {rows.n:,} responses, every k-th prompt group")
+    if table.group_size is None:
+        notes.append("groups differ in size")
+    return "; ".join(notes)

@@ -1,0 +1,245 @@
+"""The length model of one task: fit, sample, forecast, and its YAML form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rlperf.errors import SpecError
+from rlperf.workload.dependence import Dependence
+from rlperf.workload.drift import Drift
+from rlperf.workload.laws import Law
+from rlperf.workload.lengths import Float, LengthTable
+from rlperf.workload.multiturn import MultiTurn
+from rlperf.workload.records import Recording
+from rlperf.workload.select import Candidate
+from rlperf.workload.stages import Filtering, RewardLaw
+
+_FROZEN = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
+
+
+class Provenance(BaseModel):
+    """Where a model comes from: fitted (from what, how much, how well) or assumed."""
+
+    model_config = _FROZEN
+    kind: Literal["fitted", "assumed"]
+    source: str
+    responses: int = 0
+    prompts: int = 0
+    rl_steps: tuple[int, ...] = ()
+    ks: float | None = None
+    ks_prompts: float | None = None
+    cap_inferred: bool = False
+    note: str = ""
+
+    def headline(self) -> str:
+        """One line for people, shown wherever the model is used."""
+        size = f", n = {self.responses:,} responses of {self.prompts:,} prompts" if self.responses else ""
+        fit = f", KS {self.ks:.3f}" if self.ks is not None else ""
+        return f"{self.kind}: {self.source}{size}{fit}"
+
+
+class Forecast(BaseModel):
+    """Lengths of an rl_step: mean tokens a response and the share at the cap, each with 5th and 95th percentile."""
+
+    model_config = _FROZEN
+    rl_step: int
+    mean_tokens: float
+    mean_tokens_low: float
+    mean_tokens_high: float
+    truncated_fraction: float
+    truncated_fraction_low: float
+    truncated_fraction_high: float
+    known: str
+
+
+class Share(BaseModel):
+    """One task of a mixed workload."""
+
+    model_config = _FROZEN
+    task: str
+    share: float = Field(gt=0, le=1)
+
+
+class LengthModel(BaseModel):
+    """Joint law of prompt and response lengths of one task. Equations in docs/theory/lengths.md.
+
+    response             law F of the *uncensored* response length [tokens]; for several turns of all generated tokens
+    response_covariance  [p, p] of the law's unconstrained parameters, from the recorded groups; empty: not known
+    prompt               law of the prompt length [tokens]
+    dependence           icc and beta of the random effect per prompt
+    drift                location over rl_steps
+    max_response_tokens  cap of the recording [tokens]; None: not reached
+    turns, filtering, reward, mixture   where the task has them
+    """
+
+    model_config = _FROZEN
+    schema_version: Literal[1] = 1
+    task: str
+    provenance: Provenance
+    group_size: int = Field(8, ge=1)
+    prompts_per_step: int = Field(128, ge=1)
+    max_response_tokens: int | None = Field(None, ge=1)
+    max_context_tokens: int | None = Field(None, ge=1)
+    prompt: Law | None = None
+    response: Law | None = None
+    response_covariance: tuple[tuple[float, ...], ...] = ()
+    dependence: Dependence = Dependence(0.0, 0.0, 0.0, 0.0)
+    drift: Drift = Drift()
+    turns: MultiTurn | None = None
+    filtering: Filtering | None = None
+    reward: RewardLaw | None = None
+    vision_fraction: float = Field(0.0, ge=0, le=1)
+    mixture: tuple[Share, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+
+    @model_validator(mode="after")
+    def _complete(self) -> LengthModel:
+        if self.mixture:
+            if abs(sum(s.share for s in self.mixture) - 1.0) > 1e-6:
+                raise ValueError("the shares of a mixture must sum to 1")
+        elif self.prompt is None or self.response is None:
+            raise ValueError("a length model needs a prompt and a response law, or a mixture of tasks")
+        return self
+
+    # ---------------------------------------------------------------- fit
+
+    @classmethod
+    def fit(
+        cls,
+        table: LengthTable | Recording,
+        *,
+        task: str = "",
+        families: Sequence[tuple[str, ...]] | None = None,
+        source: str = "",
+    ) -> LengthModel:
+        """Fit a recording: the uncensored law first, then prompts, dependence and drift.
+
+        families  mixtures to try for the response, such as [("gamma",), ("gamma", "gamma")]; None: all that suit
+        """
+        recording = table if isinstance(table, Recording) else Recording(table)
+        from rlperf.workload.fitting import fit_model
+
+        return fit_model(recording, task=task, families=families, source=source)
+
+    # ---------------------------------------------------------------- laws
+
+    def laws(self) -> tuple[Law, Law]:
+        """(prompt, response) law of a single task."""
+        if self.prompt is None or self.response is None:
+            raise SpecError(f"{self.task}: a mixture of tasks has no single law; ask its tasks")
+        return self.prompt, self.response
+
+    def draw(self, rng: np.random.Generator) -> LengthModel:
+        """A model with parameters drawn from their error, as far as the recording leaves them open."""
+        if not self.response_covariance:
+            return self
+        _, law = self.laws()
+        covariance = np.array(self.response_covariance)
+        values, vectors = np.linalg.eigh(covariance)
+        step = vectors @ (np.sqrt(np.maximum(values, 0.0)) * np.clip(rng.standard_normal(values.size), -2.5, 2.5))
+        # A mixture's parameters are far from normal where a component is small: no step beyond one unit of log scale.
+        step = np.clip(step, -1.0, 1.0)
+        dep = self.dependence
+        icc = float(np.clip(dep.icc + dep.icc_se * rng.standard_normal(), 0.0, 0.999))
+        return self.model_copy(
+            update={"response": law.with_vector(law.to_vector() + step), "dependence": replace(dep, icc=icc)}
+        )
+
+    def truncated_fraction(self, max_response_tokens: int) -> float:
+        """P(L >= cap) of the uncensored law: the share of responses that this cap cuts off."""
+        if self.mixture or self.turns is not None:
+            table = self.sample(512, self.group_size, max_response_tokens=max_response_tokens, seed=0)
+            ended = np.bincount(table._trajectory_index()[1], table.truncated)
+            return float(np.mean(ended > 0))
+        return self.laws()[1].survival(max_response_tokens - 1.0)
+
+    def mean_response_tokens(self, max_response_tokens: int | None = None) -> float:
+        """E[min(L, cap)] [tokens]; for several turns of all generated tokens of a trajectory."""
+        if self.mixture or self.turns is not None:
+            table = self.sample(512, self.group_size, max_response_tokens=max_response_tokens, seed=0)
+            return float(table.trajectories().response_tokens.mean())
+        return self.laws()[1].mean(max_response_tokens) + 0.5
+
+    def interval(self, max_response_tokens: int, *, draws: int = 200, seed: int = 0) -> tuple[Float, Float]:
+        """5th and 95th percentile of (truncated fraction, mean tokens) over the law's own uncertainty."""
+        rng = np.random.default_rng(seed)
+        found = []
+        for _ in range(draws):
+            law = self.draw(rng).laws()[1]
+            found.append((law.survival(max_response_tokens - 1.0), law.mean(max_response_tokens) + 0.5))
+        values = np.array(found)
+        return np.quantile(values, 0.05, axis=0), np.quantile(values, 0.95, axis=0)
+
+    # ---------------------------------------------------------------- sample
+
+    def sample(
+        self,
+        prompts: int,
+        group_size: int | None = None,
+        *,
+        rl_step: int | None = None,
+        max_prompt_tokens: int | None = None,
+        max_response_tokens: int | None = None,
+        seed: int = 0,
+    ) -> LengthTable:
+        """One rl_step of `prompts` x `group_size` responses, cut at `max_response_tokens`.
+
+        z = shift(rl_step) + step_sd s + sqrt(icc - step_sd^2) (beta p + sqrt(1 - beta^2) v) + sqrt(1 - icc) e,
+        L = min(ceil(F^-1(Phi(z))), cap); all of s, v, e standard normal, p normal score of the prompt's length.
+        """
+        from rlperf.workload.sampling import sample_step
+
+        size = self.group_size if group_size is None else group_size
+        if prompts < 1 or size < 1:
+            raise SpecError(f"a sample needs at least one prompt and one response each, not {prompts} x {size}")
+        for name, cap in (("max_prompt_tokens", max_prompt_tokens), ("max_response_tokens", max_response_tokens)):
+            if cap is not None and cap < 1:
+                raise SpecError(f"{name} must be at least 1, not {cap}")
+        return sample_step(
+            self, prompts, size, rl_step, max_prompt_tokens, max_response_tokens, np.random.default_rng(seed)
+        )
+
+    def replicates(
+        self,
+        count: int,
+        prompts: int,
+        group_size: int | None = None,
+        *,
+        rl_step: int | None = None,
+        max_response_tokens: int | None = None,
+        seed: int = 0,
+        uncertain: bool = True,
+    ) -> Iterator[LengthTable]:
+        """Predictive replicates of an rl_step; `uncertain` also draws the parameters from their error."""
+        for child in np.random.SeedSequence(seed).spawn(count):
+            rng = np.random.default_rng(child)
+            drawn = self.draw(rng) if uncertain else self
+            yield drawn.sample(
+                prompts,
+                group_size,
+                rl_step=rl_step,
+                max_response_tokens=max_response_tokens,
+                seed=int(rng.integers(2**31)),
+            )
+
+    def forecast(self, rl_step: int, max_response_tokens: int | None = None, prompts: int | None = None) -> Forecast:
+        """Mean length and truncated share of a later rl_step, with an interval that is honest about few rl_steps."""
+        from rlperf.workload.sampling import forecast
+
+        return forecast(
+            self, rl_step, max_response_tokens or self.max_response_tokens, prompts or self.prompts_per_step
+        )
+
+    # ---------------------------------------------------------------- files
+
+    def save(self, path: Path | str) -> Path:
+        """Write the model as YAML."""
+        from rlperf.workload.library import save_model
+
+        return save_model(self, path)

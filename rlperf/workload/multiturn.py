@@ -1,0 +1,260 @@
+"""Trajectories of several turns: how many, how long each, what the tools append, how long they take, what is cached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.errors import SpecError
+from rlperf.workload.dependence import Grouped, fit_dependence
+from rlperf.workload.laws import Law
+from rlperf.workload.lengths import Float, Int, LengthTable, Mask
+from rlperf.workload.select import Candidate, choose_law
+from rlperf.workload.stages import law_in_seconds
+
+_TOOL_FAMILIES = (("lognormal",), ("gamma",), ("lognormal",) * 2, ("lognormal",) * 3)
+
+
+@dataclass(frozen=True)
+class MultiTurn:
+    """Turns of a trajectory, for one task.
+
+    turn_probability[k]  P(k + 1 turns)
+    turn_icc             intra-class correlation of the number of turns within a prompt, in normal scores [1]
+    first, middle, last  laws of the generated tokens of the first turn, of a later one, and of the one that ends it
+    generation_icc       intra-class correlations of generated tokens within a prompt, in normal scores [1], of the
+                         first, a later and the last turn; their effects are independent
+    append               law of the tokens that the tools' answer and the chat template add after a turn
+    latency_s            laws of the time [s] until the tools have answered, of turn 0, 1, ... (the last one repeats)
+    cached_start         share of the first prompt that the engine finds cached (system prompt, siblings of the group)
+    max_turn_tokens      cap on one turn's generated tokens; None: none
+    """
+
+    turn_probability: tuple[float, ...]
+    turn_icc: float
+    first: Law
+    middle: Law
+    last: Law
+    generation_icc: tuple[float, float, float]
+    append: Law
+    latency_s: tuple[Law, ...]
+    cached_start: float = 0.0
+    max_turn_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.turn_probability or abs(sum(self.turn_probability) - 1.0) > 1e-6 or min(self.turn_probability) < 0:
+            raise SpecError("turn_probability must be shares that sum to 1")
+        if not self.latency_s:
+            raise SpecError("latency_s needs at least one law")
+
+    @property
+    def mean_turns(self) -> float:
+        return float(np.dot(np.arange(1, len(self.turn_probability) + 1), self.turn_probability))
+
+
+def fit_multi_turn(table: LengthTable) -> tuple[MultiTurn, tuple[Candidate, ...]]:
+    """Fit the turns of a recording; the comparison of families is that of the first turn's law."""
+    if table.trajectory is None or table.append_tokens is None or table.tool_latency_s is None:
+        raise SpecError("a multi-turn law needs a recording with turns")
+    first_rows, index = table._trajectory_index()
+    turns = np.bincount(index)
+    last_rows = table.turn == turns[index] - 1
+    start = table.turn == 0
+    per_turn_cap = _turn_cap(table.response_tokens)
+    laws: list[Law] = []
+    tried: tuple[Candidate, ...] = ()
+    iccs: list[float] = []
+    for rows in (start & ~last_rows, ~start & ~last_rows, last_rows):
+        chosen = rows if np.count_nonzero(rows) >= 30 else np.ones(table.n, bool)
+        law, icc, candidates = _turn_law(table, chosen, per_turn_cap)
+        laws.append(law)
+        iccs.append(icc)
+        tried = tried or candidates
+    group, _ = table.where(first_rows).group_index()
+    counts = np.bincount(turns)[1:]
+    between = ~last_rows
+    appended = table.append_tokens[between & (table.append_tokens > 0)]
+    append = _positive_law(appended - 0.5) if appended.size >= 8 else Law.single("lognormal", 0.0, -1.0)
+    cached = 0.0
+    if table.cached_tokens is not None and start.any():
+        cached = float(table.cached_tokens[start].sum() / table.prompt_tokens[start].sum())
+    model = MultiTurn(
+        turn_probability=tuple(float(c) for c in counts / counts.sum()),
+        turn_icc=_ordinal_icc(turns, group),
+        first=laws[0],
+        middle=laws[1],
+        last=laws[2],
+        generation_icc=(iccs[0], iccs[1], iccs[2]),
+        append=append,
+        latency_s=_latency_laws(table, between),
+        cached_start=cached,
+        max_turn_tokens=per_turn_cap,
+    )
+    return model, tried
+
+
+def _turn_cap(tokens: Int) -> int | None:
+    from rlperf.workload.caps import infer_cap
+
+    return infer_cap(tokens)
+
+
+def _turn_law(table: LengthTable, rows: Mask, cap: int | None) -> tuple[Law, float, tuple[Candidate, ...]]:
+    part = table.where(rows)
+    censored = np.zeros(part.n, bool) if cap is None else part.response_tokens >= cap
+    x = np.where(censored, (cap or 0) - 1.0, np.maximum(part.response_tokens - 0.5, 0.5))
+    law, tried = choose_law(x, np.asarray(censored, np.bool_))
+    group, count = part.group_index()
+    data = Grouped.build(x, np.asarray(censored, np.bool_), group, np.zeros(count), None if cap is None else cap - 1.0)
+    return law, fit_dependence(law, data).icc, tried
+
+
+def _positive_law(x: Float) -> Law:
+    law, _ = choose_law(x, np.zeros(x.size, bool), families=_TOOL_FAMILIES, smallest_sigma=0.01)
+    return law
+
+
+def _latency_laws(table: LengthTable, between: Mask) -> tuple[Law, ...]:
+    """One law per turn while a turn has at least 50 answers; the rest share the last."""
+    assert table.tool_latency_s is not None
+    laws: list[Law] = []
+    answered = between & (table.tool_latency_s > 0)
+    latest = int(table.turn.max()) if table.n else 0
+    for k in range(latest + 1):
+        here = answered & (table.turn == k)
+        enough = np.count_nonzero(answered & (table.turn == k + 1)) >= 50
+        if not enough:
+            here = answered & (table.turn >= k)
+        if np.count_nonzero(here) >= 8:
+            laws.append(law_in_seconds(_positive_law(table.tool_latency_s[here] * 1e3)))
+        if not enough:
+            break
+    return tuple(laws) or (law_in_seconds(Law.single("lognormal", 0.0, -1.0)),)
+
+
+def _ordinal_icc(turns: Int, group: Int) -> float:
+    """Latent intra-class correlation of a count: that whose thresholded normals have the recorded ANOVA correlation."""
+    recorded = anova_icc(turns.astype(np.float64), group)
+    if recorded <= 0.0:
+        return 0.0
+    edges = np.quantile(
+        np.random.default_rng(1).standard_normal(200_001), np.cumsum(np.bincount(turns)[1:]) / turns.size
+    )
+    rng = np.random.default_rng(2)
+    shared, own = rng.standard_normal((4000, 1)), rng.standard_normal((4000, 8))
+    low, high = 0.0, 0.995
+    for _ in range(12):
+        middle = 0.5 * (low + high)
+        z = np.sqrt(middle) * shared + np.sqrt(1 - middle) * own
+        value = np.searchsorted(edges[:-1], z.ravel())
+        low, high = (
+            (middle, high)
+            if anova_icc(value.astype(float), np.repeat(np.arange(4000), 8)) < recorded
+            else (low, middle)
+        )
+    return 0.5 * (low + high)
+
+
+def anova_icc(values: Float, group: Int) -> float:
+    """One-way intra-class correlation (Shrout and Fleiss 1979, ICC(1,1)), unequal groups; 0 where undefined."""
+    n = np.bincount(group).astype(np.float64)
+    k, total = n.size, float(n.sum())
+    if k < 2 or total <= k:
+        return 0.0
+    means = np.bincount(group, values) / n
+    between = float(np.sum(n * (means - values.mean()) ** 2)) / (k - 1)
+    within = float(np.sum((values - means[group]) ** 2)) / (total - k)
+    typical = (total - float((n**2).sum()) / total) / (k - 1)
+    denominator = between + (typical - 1) * within
+    return (between - within) / denominator if denominator > 0 else 0.0
+
+
+def sample_turns(
+    model: MultiTurn,
+    prompt_tokens: Int,
+    group: Int,
+    rng: np.random.Generator,
+    *,
+    shift: float = 0.0,
+    max_response_tokens: int | None = None,
+    max_context_tokens: int | None = None,
+) -> LengthTable:
+    """Turns of trajectories with given prompts [m] and groups [m].
+
+    A trajectory ends early where its context would outgrow `max_context_tokens`; a turn at `max_turn_tokens` or at
+    `max_response_tokens`, whichever is smaller.
+    """
+    m = prompt_tokens.size
+    groups = int(group.max()) + 1 if m else 0
+    turns = _draw_turns(model, group, groups, rng)
+    effects = rng.standard_normal((3, groups))
+    context = prompt_tokens.astype(np.int64)
+    cached = np.floor(context * model.cached_start).astype(np.int64)
+    alive = np.arange(m)
+    caps = [c for c in (model.max_turn_tokens, max_response_tokens) if c is not None]
+    rows: list[tuple[Int, Int, Int, Int, Float, int, Int]] = []
+    for k in range(int(turns.max()) if m else 0):
+        last = turns[alive] == k + 1
+        own = rng.standard_normal(alive.size)
+        kinds = ((0, model.first) if k == 0 else (1, model.middle), (2, model.last))
+        ongoing, ending = (
+            law.from_score(shift + np.sqrt(model.generation_icc[i]) * effects[i, group[alive]] + _own(model, i) * own)
+            for i, law in kinds
+        )
+        tokens = np.where(last, ending, ongoing)
+        generated = np.maximum(np.ceil(tokens).astype(np.int64), 1)
+        if caps:
+            generated = np.minimum(generated, min(caps))
+        if max_context_tokens is not None:
+            room = max_context_tokens - context[alive]
+            last = last | (generated >= room)
+            generated = np.clip(generated, 1, np.maximum(room, 1))
+        append = np.ceil(model.append.from_score(rng.standard_normal(alive.size))).astype(np.int64)
+        latency = model.latency_s[min(k, len(model.latency_s) - 1)].from_score(rng.standard_normal(alive.size))
+        after = context[alive] + generated + append
+        if max_context_tokens is not None:
+            last = last | (after >= max_context_tokens)
+        append, latency = np.where(last, 0, append), np.where(last, 0.0, latency)
+        rows.append((alive, context[alive], generated, cached[alive], latency, k, append))
+        cached[alive] = np.maximum(context[alive] + generated - 1, 0)
+        context[alive] += generated + append
+        alive = alive[~last]
+        if not alive.size:
+            break
+    return _assemble(rows, group)
+
+
+def _own(model: MultiTurn, kind: int) -> float:
+    return float(np.sqrt(1.0 - model.generation_icc[kind]))
+
+
+def _draw_turns(model: MultiTurn, group: Int, groups: int, rng: np.random.Generator) -> Int:
+    from scipy.special import ndtr
+
+    z = np.sqrt(model.turn_icc) * rng.standard_normal(groups)[group]
+    z = z + np.sqrt(1.0 - model.turn_icc) * rng.standard_normal(group.size)
+    edges = np.cumsum(model.turn_probability)[:-1]
+    return np.asarray(np.searchsorted(edges, ndtr(z), side="right") + 1, np.int64)
+
+
+def _assemble(rows: Sequence[tuple[Int, Int, Int, Int, Float, int, Int]], group: Int) -> LengthTable:
+    trajectory = np.concatenate([r[0] for r in rows])
+    turn = np.concatenate([np.full(r[0].size, r[5], np.int64) for r in rows])
+    order = np.lexsort((turn, trajectory))
+
+    def column(i: int) -> Int:
+        return np.concatenate([np.asarray(r[i]) for r in rows])[order]
+
+    return LengthTable(
+        prompt_tokens=column(1),
+        response_tokens=column(2),
+        group=group[trajectory[order]],
+        rl_step=np.zeros(trajectory.size, np.int64),
+        turn=turn[order],
+        trajectory=trajectory[order],
+        cached_tokens=column(3),
+        append_tokens=column(6),
+        tool_latency_s=np.concatenate([r[4] for r in rows])[order],
+    )

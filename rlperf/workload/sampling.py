@@ -1,0 +1,163 @@
+"""From a length model to the lengths of an rl_step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from rlperf.errors import SpecError
+from rlperf.workload.lengths import Float, Int, LengthTable, concat
+from rlperf.workload.model import Forecast, LengthModel
+from rlperf.workload.multiturn import sample_turns
+
+
+def sample_step(
+    model: LengthModel,
+    prompts: int,
+    group_size: int,
+    rl_step: int | None,
+    max_prompt_tokens: int | None,
+    max_response_tokens: int | None,
+    rng: np.random.Generator,
+) -> LengthTable:
+    """One rl_step; see `LengthModel.sample`."""
+    if model.mixture:
+        return _sample_mixture(model, prompts, group_size, rl_step, max_prompt_tokens, max_response_tokens, rng)
+    prompt_tokens, score = _prompts(model, prompts, max_prompt_tokens, rng)
+    group = np.repeat(np.arange(prompts), group_size)
+    shift = model.drift.shift(model.drift.centre if rl_step is None else rl_step)
+    shift += model.drift.step_sd * float(rng.standard_normal())
+    step = 0 if rl_step is None else rl_step
+    if model.turns is not None:
+        cap = max_response_tokens or model.max_response_tokens
+        table = sample_turns(
+            model.turns,
+            prompt_tokens[group],
+            group,
+            rng,
+            shift=shift,
+            max_response_tokens=cap,
+            max_context_tokens=model.max_context_tokens,
+        )
+        return replace(
+            table,
+            rl_step=np.full(table.n, step),
+            max_response_tokens=cap,
+            task=model.task,
+            source=model.provenance.kind,
+        )
+    z = _scores(model, score, group_size, shift, rng)
+    tokens = np.ceil(model.laws()[1].from_score(z)).astype(np.int64)
+    return LengthTable(
+        prompt_tokens=prompt_tokens[group],
+        response_tokens=np.clip(tokens, 1, max_response_tokens),
+        group=group,
+        rl_step=np.full(group.size, step),
+        turn=np.zeros(group.size, np.int64),
+        max_response_tokens=max_response_tokens,
+        task=model.task,
+        source=model.provenance.kind,
+    )
+
+
+def _prompts(model: LengthModel, n: int, longest: int | None, rng: np.random.Generator) -> tuple[Int, Float]:
+    """Prompt lengths [n] and their normal scores; none longer than `longest`, as frameworks drop those."""
+    from scipy.special import ndtri
+
+    law = model.laws()[0]
+    top = 1.0
+    if longest is not None:
+        top = float(law.tails(np.array([float(longest)]))[0][0])
+        if top < 1e-6:
+            raise SpecError(f"{model.task}: no prompt is as short as max_prompt_tokens = {longest}")
+    score = np.asarray(ndtri(np.clip(rng.random(n) * top, 1e-12, 1 - 1e-12)))
+    tokens = np.clip(np.ceil(law.from_score(score)).astype(np.int64), 1, longest)
+    return tokens, score
+
+
+def _scores(model: LengthModel, prompt: Float, n: int, shift: float, rng: np.random.Generator) -> Float:
+    """Normal scores of the responses, [prompts x n]."""
+    dep = model.dependence
+    effect = dep.beta * prompt + np.sqrt(1.0 - dep.beta**2) * rng.standard_normal(prompt.size)
+    between = max(dep.icc - model.drift.step_sd**2, 0.0)  # the spread of rl_steps is part of the pooled law
+    own = rng.standard_normal((prompt.size, n))
+    return np.asarray(shift + np.sqrt(between) * effect[:, None] + np.sqrt(1.0 - dep.icc) * own).ravel()
+
+
+def _sample_mixture(
+    model: LengthModel,
+    prompts: int,
+    group_size: int,
+    rl_step: int | None,
+    max_prompt_tokens: int | None,
+    max_response_tokens: int | None,
+    rng: np.random.Generator,
+) -> LengthTable:
+    from rlperf.workload.library import load_model
+
+    shares = np.array([s.share for s in model.mixture])
+    exact = shares * prompts
+    counts = np.floor(exact).astype(int)
+    for i in np.argsort(counts - exact)[: prompts - int(counts.sum())]:
+        counts[i] += 1
+    parts = []
+    for share, count in zip(model.mixture, counts, strict=True):
+        if count:
+            part = sample_step(
+                load_model(share.task), int(count), group_size, rl_step, max_prompt_tokens, max_response_tokens, rng
+            )
+            parts.append(as_turns(part).with_cap(max_response_tokens))
+    return replace(concat(parts), task=model.task, source=model.provenance.kind)
+
+
+def as_turns(table: LengthTable) -> LengthTable:
+    """A single-turn table with the columns of several turns, so that both can stand in one table."""
+    if table.multi_turn:
+        return table
+    zero = np.zeros(table.n, np.int64)
+    return replace(
+        table, trajectory=np.arange(table.n), cached_tokens=zero, append_tokens=zero, tool_latency_s=np.zeros(table.n)
+    )
+
+
+def forecast(model: LengthModel, rl_step: int, cap: int | None, prompts: int) -> Forecast:
+    """See `LengthModel.forecast`: the interval is that of one rl_step's mean, with Student's t for few rl_steps.
+
+    Var = step_sd^2 + (slope_se (rl_step - centre))^2 where the slope was looked for + icc / G + (1 - icc) / (G n)
+    in normal scores [1]; G prompts of n responses.
+    """
+    from scipy.special import stdtrit
+
+    drift, dep = model.drift, model.dependence
+    steps = len(drift.rl_steps)
+    slope = drift.slope_se * (rl_step - drift.centre) if drift.trend else 0.0
+    prompts_part = dep.icc / prompts + (1.0 - dep.icc) / (prompts * model.group_size)
+    fitted_part = 1.0 / float(np.sum(1.0 / np.square(drift.location_se))) if steps else 0.0
+    spread = np.sqrt(drift.step_sd**2 * (1.0 + 1.0 / max(steps, 1)) + slope**2 + prompts_part + fitted_part)
+    freedom = steps - (2 if drift.trend else 1)
+    quantile = float(stdtrit(freedom, 0.95)) if 1 <= freedom < 200 else 1.645
+    centre = drift.shift(rl_step)
+    ends = [centre, centre - quantile * spread, centre + quantile * spread]
+    mean, low, high = (_shifted(model, z, cap) for z in ends)
+    return Forecast(
+        rl_step=rl_step,
+        mean_tokens=mean[0],
+        mean_tokens_low=low[0],
+        mean_tokens_high=high[0],
+        truncated_fraction=mean[1],
+        truncated_fraction_low=low[1],
+        truncated_fraction_high=high[1],
+        known=drift.what_is_known(rl_step) if steps else "no recording: the law is not tied to an rl_step",
+    )
+
+
+def _shifted(model: LengthModel, shift: float, cap: int | None) -> tuple[float, float]:
+    """(mean tokens, truncated share) of the law moved by a shift in normal scores."""
+    from scipy.special import ndtri
+
+    z = np.asarray(ndtri((np.arange(20_000) + 0.5) / 20_000)) + shift
+    tokens = np.ceil(model.laws()[1].from_score(z))
+    if cap is None or model.turns is not None:
+        return float(tokens.mean()), 0.0
+    return float(np.minimum(tokens, cap).mean()), float(np.mean(tokens >= cap))

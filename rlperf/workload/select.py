@@ -1,0 +1,94 @@
+"""Which law: several families and mixtures are fitted, compared, and the comparison is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.errors import SpecError
+from rlperf.workload.laws import Law, fit_law, kolmogorov_smirnov
+from rlperf.workload.lengths import Float, Mask
+
+OPEN = (
+    ("lognormal",),
+    ("gamma",),
+    ("weibull",),
+    ("loglogistic",),
+    ("lognormal", "lognormal"),
+    ("gamma", "gamma"),
+    ("gamma", "lognormal"),
+    ("lognormal", "lognormal", "lognormal"),
+    ("gamma", "gamma", "lognormal"),
+    ("gamma", "gamma", "gamma"),
+)
+# What lies beyond a cap was not recorded. A tail lighter than or like an exponential means that stopping does not get
+# less likely as a response grows; heavier tails may fit as well below the cap and then promise anything beyond it.
+CENSORED = (
+    ("gamma",),
+    ("weibull",),
+    ("normal",),
+    ("gamma", "gamma"),
+    ("weibull", "weibull"),
+    ("gamma", "gamma", "gamma"),
+)
+PROMPTS = (("lognormal",), ("gamma",), ("lognormal", "lognormal"), ("lognormal",) * 3, ("lognormal",) * 4)
+MUCH_CENSORED = 1.0 / 3.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One family or mixture that was tried."""
+
+    name: str
+    parameters: int
+    log_likelihood: float
+    bic: float
+    ks: float
+    mean_error: float
+
+
+def choose_law(
+    x: Float,
+    censored: Mask,
+    *,
+    families: Sequence[tuple[str, ...]] | None = None,
+    reference: Law | None = None,
+    design_effect: float = 1.0,
+    smallest_sigma: float = 0.005,
+) -> tuple[Law, tuple[Candidate, ...]]:
+    """The law of lengths x [n] and the comparison, best first.
+
+    Criterion: BIC + ((E[L] - mean) / se)^2, BIC = -2 log L / d + p log(n / d). The design effect d = 1 + (m - 1) icc
+    counts m correlated responses to one prompt as what they tell (Kish 1965, sec. 8.2). The second term asks that the law keep the mean, on which every total
+    rests, where nothing is censored. Above one third censored the shape is not in the data: the shape of `reference`
+    (a large uncensored sample) is taken and only its scale is fitted.
+    """
+    if not x.size:
+        raise SpecError("no lengths to fit: the recording holds no complete prompt group")
+    share = float(censored.mean())
+    tried: list[tuple[Law, Candidate]] = []
+    if families is None and share > MUCH_CENSORED and reference is not None:
+        sources: Sequence[tuple[str, ...] | Law] = [reference]
+    else:
+        sources = families or (CENSORED if share > 0.02 else OPEN)
+    for source in sources:
+        law, log_likelihood = fit_law(source, x, censored, smallest_sigma=smallest_sigma)
+        tried.append((law, _judge(law, log_likelihood, x, censored, design_effect)))
+    tried.sort(key=lambda pair: pair[1].bic + (pair[1].mean_error if not censored.any() else 0.0) ** 2)
+    return tried[0][0], tuple(c for _, c in tried)
+
+
+def _judge(law: Law, log_likelihood: float, x: Float, censored: Mask, effect: float) -> Candidate:
+    cap = float(x[censored].min()) if censored.any() else None
+    parameters = law.to_vector().size
+    error = max(float(x.std()) / np.sqrt(x.size / effect), 1e-9)
+    return Candidate(
+        law.name,
+        int(parameters),
+        log_likelihood,
+        -2.0 * log_likelihood / effect + parameters * float(np.log(max(x.size / effect, 2.0))),
+        kolmogorov_smirnov(law, np.ceil(np.where(censored, x + 1.0, x)), None if cap is None else cap + 1.0),
+        float(np.clip((law.mean(cap) - float(np.mean(x))) / error, -1e3, 1e3)),
+    )

@@ -1,0 +1,153 @@
+"""A whole run: start-up, validation, checkpoints, failures and restarts around the rl_steps; goodput and money."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rlperf.errors import SpecError
+from rlperf.layout import FloatArray
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What surrounds the rl_steps; rates are the user's to state, none is built in.
+
+    Attributes
+    ----------
+    rl_steps : of the run [1]
+    devices : of the cluster [1]
+    trained_tokens : per rl_step [tokens]
+    start_up_s : processes, weights, compilation, once per (re)start [s]
+    capture_s : CUDA graph capture, once per (re)start [s]
+    warmup_s : extra time of the first rl_steps after a (re)start [s]
+    checkpoint_every, checkpoint_s : rl_steps between checkpoints, and how long one blocks [1], [s]
+    validation_every, validation_s : rl_steps between validation passes (0 = none), and how long one takes [1], [s]
+    device_mtbf_s : mean seconds between failures of one device with its share of the node; None = no failures
+    recovery_s : detection, replacement of the node and reading the checkpoint, beside the start-up [s]
+    usd_per_device_hour : price [USD/h]; None = not asked
+    """
+
+    rl_steps: int
+    devices: int
+    trained_tokens: float = 0.0
+    start_up_s: float = 0.0
+    capture_s: float = 0.0
+    warmup_s: float = 0.0
+    checkpoint_every: int = 0
+    checkpoint_s: float = 0.0
+    validation_every: int = 0
+    validation_s: float = 0.0
+    device_mtbf_s: float | None = None
+    recovery_s: float = 0.0
+    usd_per_device_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rl_steps < 1 or self.devices < 1:
+            raise SpecError("a run has at least one rl_step and one device")
+        if self.device_mtbf_s is not None and self.device_mtbf_s <= 0:
+            raise SpecError("device_mtbf_s must be positive")
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """The run in time and money; ``goodput`` = seconds in rl_steps that count / all seconds [1].
+
+    ``lost_s`` holds work that failures undid and restarts; ``usd*`` are None without a price.
+    """
+
+    total_s: float
+    rl_steps_s: float
+    start_up_s: float
+    checkpoint_s: float
+    validation_s: float
+    lost_s: float
+    failures: float
+    goodput: float
+    device_hours: float
+    tokens_per_s_per_device: float
+    usd: float | None
+    usd_per_rl_step: float | None
+    usd_per_million_tokens: float | None
+
+
+def whole_run(step_s: npt.ArrayLike, facts: RunFacts) -> RunCost:
+    r"""Expected time and cost of a run.
+
+    With failures at rate lambda = devices / MTBF (exponential), a stretch of w seconds between checkpoints takes
+
+    .. math:: E = \left(\frac{1}{\lambda} + R\right) \left(e^{\lambda w} - 1\right)
+
+    in expectation: it fails exp(lambda w) - 1 times, each failure costs what was done since the checkpoint and the
+    restart R (no failure falls into a restart; Daly 2006, Future Generation Computer Systems 22). w = rl_steps between
+    checkpoints + the checkpoint; without checkpoints w is the whole run.
+
+    Parameters
+    ----------
+    step_s : seconds per rl_step, one number, or one per rl_step (lengths drift) [s] ``[]`` or ``[rl_steps]``
+
+    >>> run = whole_run(100.0, RunFacts(rl_steps=10, devices=8, start_up_s=200.0, usd_per_device_hour=2.0))
+    >>> run.total_s, round(run.goodput, 4), round(run.usd, 2)
+    (1200.0, 0.8333, 5.33)
+    """
+    steps = np.broadcast_to(np.asarray(step_s, np.float64), (facts.rl_steps,))
+    useful = float(steps.sum())
+    once = facts.start_up_s + facts.capture_s + facts.warmup_s
+    checks = facts.rl_steps // facts.checkpoint_every if facts.checkpoint_every else 0
+    passes = facts.rl_steps // facts.validation_every if facts.validation_every else 0
+    checkpoint, validation = checks * facts.checkpoint_s, passes * facts.validation_s
+    per_step = steps + validation / facts.rl_steps
+    stretches = _stretches(per_step, facts)
+    planned = float(stretches.sum())
+    expected, failures = _with_failures(stretches, once + facts.recovery_s, facts)
+    total = once + expected
+    tokens = facts.trained_tokens * facts.rl_steps
+    hours = total * facts.devices / 3600.0
+    usd = None if facts.usd_per_device_hour is None else hours * facts.usd_per_device_hour
+    return RunCost(
+        total_s=total,
+        rl_steps_s=useful,
+        start_up_s=once,
+        checkpoint_s=checkpoint,
+        validation_s=validation,
+        lost_s=expected - planned,
+        failures=failures,
+        goodput=useful / total,
+        device_hours=hours,
+        tokens_per_s_per_device=tokens / (total * facts.devices),
+        usd=usd,
+        usd_per_rl_step=None if usd is None else usd / facts.rl_steps,
+        usd_per_million_tokens=None if usd is None or not tokens else usd / (tokens / 1e6),
+    )
+
+
+def _stretches(per_step: FloatArray, facts: RunFacts) -> FloatArray:
+    """Seconds from one checkpoint to the next, the checkpoint included; the last may have none [s]."""
+    if not facts.checkpoint_every:
+        return np.array([float(per_step.sum())])
+    edges = np.arange(0, facts.rl_steps, facts.checkpoint_every)
+    seconds = np.add.reduceat(per_step, edges)
+    full = np.minimum(edges + facts.checkpoint_every, facts.rl_steps) - edges == facts.checkpoint_every
+    return np.asarray(seconds + full * facts.checkpoint_s, np.float64)
+
+
+def _with_failures(stretches: FloatArray, restart_s: float, facts: RunFacts) -> tuple[float, float]:
+    """Expected seconds and failures over all stretches."""
+    if facts.device_mtbf_s is None:
+        return float(stretches.sum()), 0.0
+    rate = facts.devices / facts.device_mtbf_s
+    growth = np.expm1(rate * stretches)
+    return float(((1.0 / rate + restart_s) * growth).sum()), float(growth.sum())
+
+
+def best_checkpoint_s(checkpoint_s: float, devices: int, device_mtbf_s: float) -> float:
+    r"""Seconds of work between checkpoints that lose least, first order: :math:`\sqrt{2 C M}` (Young 1974).
+
+    C seconds of a checkpoint, M = MTBF / devices seconds between failures of the run.
+
+    >>> round(best_checkpoint_s(60.0, 1024, 1024 * 7200.0), 1)
+    929.5
+    """
+    return float(np.sqrt(2.0 * checkpoint_s * device_mtbf_s / devices))

@@ -14,7 +14,7 @@ from rlperf.specs.calibration import DecodeFit, PrefillFit
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware
 
-Fit = TypeVar("Fit", PrefillFit, DecodeFit)
+Fit = TypeVar("Fit", bound=PrefillFit | DecodeFit)
 
 
 def prefill_fit(hw: Hardware, kv_dtype: str = "bf16", kernel: str | None = None) -> tuple[PrefillFit, bool]:

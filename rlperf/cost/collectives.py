@@ -7,12 +7,30 @@ import numpy as np
 from rlperf.cost.roofline import Array, as_float
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import CollectiveFit, CollectivePoint
+from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware
 
 
+def link_bytes_per_s(device: Device) -> float:
+    """Data-sheet rate of the fast links per device and direction [bytes/s]; that of the host link without them."""
+    return device.scale_up.bandwidth if device.scale_up else device.host_bandwidth
+
+
 def scale_up_bytes_per_s(hw: Hardware) -> float:
-    """Rate of the fast links per device and direction [bytes/s]; without such links, that of the host link."""
-    return hw.device.scale_up.bandwidth if hw.device.scale_up else hw.device.host_bandwidth
+    """Data-sheet rate between devices of one scale-up domain [bytes/s], see `link_bytes_per_s`."""
+    return link_bytes_per_s(hw.device)
+
+
+def bus_share(collective: str, group: Array) -> FloatArray:
+    """Bus bytes over message bytes: 2 (n-1)/n for all-reduce, (n-1)/n for the others, 1 point to point.
+
+    >>> float(bus_share("all_reduce", 8)), float(bus_share("all_gather", 2))
+    (1.75, 0.5)
+    """
+    n = np.maximum(as_float(group), 1.0)
+    if collective == "point_to_point":
+        return np.ones_like(n)
+    return np.asarray((2.0 if collective == "all_reduce" else 1.0) * (n - 1.0) / n)
 
 
 def network_bytes_per_s(hw: Hardware) -> float:

@@ -60,6 +60,7 @@ def grouped_with(
     gated: bool = True,
     skew: Array = 1.0,
     touched_share: Array = 1.0,
+    balanced: bool = False,
 ) -> FloatArray:
     r"""Seconds of all expert products of one layer on the busiest of ``expert_parallel`` devices, given constants.
 
@@ -76,6 +77,7 @@ def grouped_with(
     expert_parallel, expert_tensor_parallel : devices that share the experts; that share each expert [1]
     skew : pairs of the busiest device over the mean [1]
     touched_share : touched experts over those that uniform routing touches [1]
+    balanced : pairs are dealt out evenly, as benchmarks do, so that min(E, pairs) experts are touched
 
     Notes
     -----
@@ -87,7 +89,9 @@ def grouped_with(
     width = as_float(expert_hidden) / as_float(expert_tensor_parallel)
     parallel = as_float(expert_parallel)
     pairs = n * as_float(active) / parallel * as_float(skew)
-    local = touched_experts(n * as_float(active), e) / parallel * as_float(touched_share)
+    routed = n * as_float(active)
+    local = np.minimum(e, routed) if balanced else touched_experts(routed, e)
+    local = np.maximum(local / parallel, np.minimum(1.0, e)) * as_float(touched_share)
     matrices = 3.0 if gated else 2.0
     bandwidth = device.memory_bandwidth
     compute_s = 2.0 * matrices * pairs * h * width / (sheet_peak(device, dtype) * fit.compute)

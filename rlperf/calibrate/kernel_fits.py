@@ -1,0 +1,290 @@
+"""One fit per kind of kernel: the cost functions themselves, with trial constants, against a series of timings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlperf.calibrate.fitting import Bounds, Fitted, fit_with_left_out
+from rlperf.calibrate.kernel_tables import Series
+from rlperf.cost.attention import decode_with, flash_with, visible_pairs
+from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
+from rlperf.cost.moe import grouped_with
+from rlperf.cost.roofline import gemm_with
+from rlperf.layout import BoolArray, FloatArray
+from rlperf.specs.calibration import (
+    CollectiveFit,
+    CollectivePoint,
+    DecodeFit,
+    DispatchFit,
+    GemmFit,
+    MoeFit,
+    PrefillFit,
+)
+from rlperf.specs.cluster import Device
+
+
+@dataclass(frozen=True)
+class KernelFit:
+    """Fitted constants of one series and how good they are; ``section`` is the field of `DeviceCalibration`."""
+
+    section: str
+    constants: Any
+    fitted: Fitted
+    series: Series
+
+
+def _run(
+    series: Series,
+    predict: Callable[[FloatArray, BoolArray], FloatArray],
+    bounds: Bounds,
+    keys: Sequence[str],
+    check: bool,
+) -> Fitted:
+    shape = {name: series.shape[name] for name in keys}
+    return fit_with_left_out(predict, bounds, series.measured_s, shape, left_out=check)
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _us(value: float) -> str:
+    return f"{value * 1e6:.4g} us"
+
+
+def fit_gemm(series: Series, device: Device, *, base_fixed: float | None = None, check: bool = True) -> KernelFit:
+    """Matrix products of one dtype; what a quantising kernel takes above ``base_fixed`` is its quantising pass."""
+    m, n, k = (series.shape[name] for name in ("m", "n", "k"))
+    quantises = series.dtype in ("fp8", "fp8_block", "int8", "nvfp4") and base_fixed is not None
+
+    def build(p: FloatArray) -> GemmFit:
+        return GemmFit.model_construct(
+            dtype=series.dtype, fixed=p[0], compute=p[1], memory=p[2], exponent=p[3], wave=p[4], reuse=p[5],
+            split=p[6], cached=p[7], quantise_fixed=0.0, quantise_memory=p[8] if quantises else 0.0,
+        )  # fmt: skip
+
+    def predict(p: FloatArray, rows: BoolArray) -> FloatArray:
+        return gemm_with(device, build(p), m[rows], n[rows], k[rows], series.dtype, cached=True)
+
+    bounds = Bounds.of(
+        (1e-7, 4e-6, 5e-5), (0.1, 0.75, 1.1), (0.1, 0.8, 1.1), (1.0, 3.0, 12.0), (0.01, 0.5, 1.0), (0.1, 30.0, 300.0),
+        (1e-8, 1e-6, 2e-5), (1e-3, 0.05, 5.0), *([(0.05, 0.5, 3.0)] if quantises else []),
+    )  # fmt: skip
+    fitted = _run(series, predict, bounds, ("n", "k"), check)
+    p = fitted.parameters
+    extra = max(p[0] - base_fixed, 0.0) if quantises and base_fixed is not None else 0.0
+    constants = GemmFit.model_validate(
+        {
+            "dtype": series.dtype, "kernel": series.software, "fixed": _us(p[0] - extra), "compute": _digits(p[1]),
+            "memory": _digits(p[2]), "exponent": _digits(p[3]), "wave": _digits(p[4]), "reuse": _digits(p[5]),
+            "split": _us(p[6]), "cached": _digits(p[7]), "quantise_fixed": _us(extra),
+            "quantise_memory": _digits(p[8]) if quantises else 0.0, "quality": fitted.quality(series.name),
+        }
+    )  # fmt: skip
+    return KernelFit("gemm", constants, fitted, series)
+
+
+def fit_prefill(series: Series, device: Device, backward: PrefillFit | None = None, *, check: bool = True) -> KernelFit:
+    """Flash attention over whole prompts, cache write included; backward constants are taken from ``backward``."""
+    b, s, h, g, d = (series.shape[name] for name in ("batch", "seq_len", "num_heads", "num_kv_heads", "head_dim"))
+    pairs = b * visible_pairs(s, s)
+
+    def build(p: FloatArray) -> PrefillFit:
+        return PrefillFit.model_construct(
+            kernel=series.kernel, kv_dtype=series.dtype, fixed=p[0], compute=p[1], memory=p[2], straggler=p[3],
+            cache_memory=p[4], ramp_tokens=p[5], cache_exponent=p[6],
+        )  # fmt: skip
+
+    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
+        return flash_with(device, build(p), (b * s)[r], pairs[r], s[r], (b * s)[r], h[r], g[r], 2.0 * d[r])
+
+    bounds = Bounds.of(
+        (1e-7, 1e-5, 1e-4), (0.05, 0.6, 1.2), (0.02, 0.7, 3.0), (0.01, 0.5, 10.0), (0.005, 0.2, 3.0),
+        (1.0, 100.0, 2000.0), (0.2, 0.7, 1.3),
+    )  # fmt: skip
+    fitted = _run(series, predict, bounds, ("batch", "num_heads"), check)
+    p = fitted.parameters
+    constants = PrefillFit.model_validate(
+        {
+            "kernel": series.kernel, "kv_dtype": series.dtype, "fixed": _us(p[0]), "compute": _digits(p[1]),
+            "memory": _digits(p[2]), "straggler": _digits(p[3]), "cache_memory": _digits(p[4]),
+            "ramp_tokens": _digits(p[5]), "cache_exponent": _digits(p[6]),
+            "backward_flop": backward.backward_flop if backward else 2.5,
+            "backward_compute": backward.backward_compute if backward else 0.87,
+            "backward_ramp_tokens": backward.backward_ramp_tokens if backward else 250.0,
+            "quality": fitted.quality(series.name),
+        }
+    )  # fmt: skip
+    return KernelFit("prefill", constants, fitted, series)
+
+
+def fit_decode(series: Series, device: Device, *, check: bool = True) -> KernelFit:
+    """Paged decode attention."""
+    b, s, h, g, d = (series.shape[name] for name in ("batch", "kv_len", "num_heads", "num_kv_heads", "head_dim"))
+
+    def build(p: FloatArray) -> DecodeFit:
+        return DecodeFit.model_construct(
+            kernel=series.kernel, kv_dtype=series.dtype, fixed=p[0], memory=p[1], per_pair=p[2], per_request=p[3],
+            cached=p[4], per_head=p[5], long_fixed=p[6],
+        )  # fmt: skip
+
+    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
+        return decode_with(device, build(p), b[r], (b * s)[r], h[r], g[r], d[r], cached=True)
+
+    bounds = Bounds.of(
+        (1e-8, 1e-5, 1e-4), (0.05, 0.8, 1.1), (1e-11, 1e-8, 1e-6), (1e-12, 1e-9, 1e-6), (1e-3, 0.5, 5.0),
+        (1e-12, 1e-9, 1e-7), (1e-9, 1e-6, 3e-5),
+    )  # fmt: skip
+    fitted = _run(series, predict, bounds, ("batch", "num_heads", "kv_len"), check)
+    p = fitted.parameters
+    constants = DecodeFit.model_validate(
+        {
+            "kernel": series.kernel, "kv_dtype": series.dtype, "fixed": _us(p[0]), "memory": _digits(p[1]),
+            "per_pair": _us(p[2]), "per_request": _us(p[3]), "cached": _digits(p[4]), "per_head": _us(p[5]),
+            "long_fixed": _us(p[6]), "quality": fitted.quality(series.name),
+        }
+    )  # fmt: skip
+    return KernelFit("decode", constants, fitted, series)
+
+
+_MOE_SHAPE = ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "moe_ep_size", "moe_tp_size")
+
+
+def moe_keys(series: Series) -> Series:
+    """The series with a key that names its layer: widths and expert count together."""
+    layer = series.shape["hidden_size"] * 1e9 + series.shape["inter_size"] * 1e4 + series.shape["num_experts"]
+    return Series(
+        series.kind, series.device, series.kernel, series.dtype, series.variant, series.software,
+        {**series.shape, "layer": layer}, series.measured_s, series.row_ids,
+    )  # fmt: skip
+
+
+def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, check: bool = True) -> KernelFit:
+    """Grouped expert products from balanced routing; then skew and touched experts from power-law routing."""
+    series = moe_keys(series)
+    n, h, w, e, a, ep, tp = (series.shape[name] for name in _MOE_SHAPE)
+
+    def build(p: FloatArray) -> MoeFit:
+        return MoeFit.model_construct(
+            kernel=series.kernel, dtype=series.dtype, fixed=p[0], compute=p[1], memory=p[2], activation_memory=p[3],
+            per_pair=p[4], exponent=p[5], per_expert=p[6],
+        )  # fmt: skip
+
+    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
+        return grouped_with(
+            device,
+            build(p),
+            n[r],
+            h[r],
+            w[r],
+            e[r],
+            a[r],
+            ep[r],
+            tp[r],
+            dtype=series.dtype,
+            balanced=series.variant == "balanced",
+        )
+
+    bounds = Bounds.of(
+        (1e-6, 2e-5, 3e-4), (0.03, 0.6, 1.1), (0.05, 0.8, 1.1), (0.02, 0.6, 8.0), (1e-11, 1e-9, 1e-7), (0.7, 2.0, 8.0),
+        (1e-9, 1e-7, 1e-5),
+    )  # fmt: skip
+    fitted = _run(series, predict, bounds, ("num_tokens", "moe_ep_size"), check)
+    p = fitted.parameters
+    exponent, touched = _fit_skew(build(p), skewed, device) if skewed is not None else (0.0, 1.0)
+    constants = MoeFit.model_validate(
+        {
+            "kernel": series.kernel, "dtype": series.dtype, "fixed": _us(p[0]), "compute": _digits(p[1]),
+            "memory": _digits(p[2]), "activation_memory": _digits(p[3]), "per_pair": _us(p[4]),
+            "exponent": _digits(p[5]), "per_expert": _us(p[6]), "skew_exponent": _digits(exponent),
+            "skew_touched": _digits(touched), "quality": fitted.quality(series.name),
+        }
+    )  # fmt: skip
+    return KernelFit("moe", constants, fitted, series)
+
+
+def _fit_skew(fit: MoeFit, series: Series, device: Device) -> tuple[float, float]:
+    n, h, w, e, a, ep, tp = (series.shape[name] for name in _MOE_SHAPE)
+
+    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
+        return grouped_with(
+            device, fit, n[r], h[r], w[r], e[r], a[r], ep[r], tp[r],
+            dtype=series.dtype, skew=ep[r] ** p[0], touched_share=p[1],
+        )  # fmt: skip
+
+    fitted = fit_with_left_out(
+        predict, Bounds.of((0.01, 0.3, 1.0), (0.2, 0.9, 1.3)), series.measured_s, {}, left_out=False
+    )
+    return float(fitted.parameters[0]), float(fitted.parameters[1])
+
+
+def fit_collective(all_series: Series, device: Device, *, check: bool = True) -> KernelFit:
+    """One collective: constants for every group size; one message size left out in turn."""
+    sizes, counts = all_series.shape["bytes"], all_series.shape["num_gpus"]
+    x = sizes * bus_share(all_series.variant, counts)
+    rate = link_bytes_per_s(device)
+    points: list[CollectivePoint] = []
+    predicted, left_out = np.full(len(x), np.nan), np.full(len(x), np.nan)
+
+    def build(p: FloatArray, group: int) -> CollectivePoint:
+        return CollectivePoint.model_construct(
+            group=group, low_fixed=p[0], low_bandwidth=p[1], fixed=p[2], bandwidth=p[3], root=p[4]
+        )
+
+    for group in np.unique(counts):
+        rows = counts == group
+        mine = x[rows]
+
+        def predict(p: FloatArray, r: BoolArray, mine: FloatArray = mine, group: int = int(group)) -> FloatArray:
+            return point_with(build(p, group), mine[r], rate)
+
+        bounds = Bounds.of(
+            (1e-6, 1e-5, 3e-3), (1e-4, 0.1, 1.2), (1e-6, 2e-5, 3e-3), (3e-3, 0.75, 1.3), (1e-14, 1e-9, 1e-6)
+        )
+        one = fit_with_left_out(predict, bounds, all_series.measured_s[rows], {"bytes": sizes[rows]}, left_out=check)
+        p = one.parameters
+        predicted[rows] = one.predicted
+        left_out[rows] = one.left_out.get("bytes", one.predicted)
+        points.append(
+            CollectivePoint.model_validate(
+                {
+                    "group": int(group), "low_fixed": _us(p[0]), "low_bandwidth": _digits(p[1]), "fixed": _us(p[2]),
+                    "bandwidth": _digits(p[3]), "root": _digits(p[4]),
+                }
+            )
+        )  # fmt: skip
+    fitted = Fitted(np.empty(0), predicted, {"bytes": left_out} if check else {}, all_series.measured_s)
+    constants = CollectiveFit(
+        collective=all_series.variant, implementation=all_series.kernel, points=tuple(points),
+        quality=fitted.quality(all_series.name),
+    )  # fmt: skip
+    return KernelFit("collectives", constants, fitted, all_series)
+
+
+def fit_dispatch(series: Series, device: Device, per_node: int, *, check: bool = True) -> KernelFit:
+    """Expert dispatch or combine over one number of nodes: t = fixed + bytes / rate."""
+    nodes = int(series.shape["node_num"][0])
+    moved = series.shape["num_token"] * series.shape["num_topk"] * series.shape["hidden_size"]
+    operation = series.variant.split("@")[0]
+    moved = moved * (1.0 if operation == "dispatch" else 2.0)
+    rate = link_bytes_per_s(device)
+
+    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
+        return np.asarray(p[0] + moved[r] / (p[1] * rate))
+
+    fitted = fit_with_left_out(
+        predict, Bounds.of((1e-6, 2e-5, 1e-3), (1e-3, 0.3, 3.0)), series.measured_s,
+        {"num_token": series.shape["num_token"]}, left_out=check,
+    )  # fmt: skip
+    constants = DispatchFit.model_validate(
+        {
+            "kernel": series.kernel, "operation": operation, "group": nodes * per_node, "within": per_node,
+            "fixed": _us(fitted.parameters[0]), "rate": _digits(fitted.parameters[1]),
+            "quality": fitted.quality(series.name),
+        }
+    )  # fmt: skip
+    return KernelFit("dispatch", constants, fitted, series)

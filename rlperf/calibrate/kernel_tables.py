@@ -1,0 +1,200 @@
+"""Kernel timings from CSV files and nccl-tests output, as series of equal kind, device, kernel and dtype."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlperf.errors import Problem, SpecError
+from rlperf.layout import FloatArray
+from rlperf.specs.reader import read_text
+
+DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "half": "bf16", "sq": "int8", "float8": "fp8"}
+DEVICE_NAMES = {"a100_sxm": "a100_80g_sxm"}
+COLLECTIVE_NAMES = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather"}
+
+# Columns that tell what a file holds: kind, the columns that are its shape, the columns that must be there.
+KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
+    "gemm": (("m", "n", "k"), frozenset({"gpu", "dtype", "m", "n", "k", "latency_us"})),
+    "prefill": (
+        ("batch", "seq_len", "num_heads", "num_kv_heads", "head_dim"),
+        frozenset({"gpu", "kernel", "kv_cache_dtype", "batch", "seq_len", "num_heads", "latency_us"}),
+    ),
+    "decode": (
+        ("batch", "kv_len", "num_heads", "num_kv_heads", "head_dim"),
+        frozenset({"gpu", "kernel", "kv_cache_dtype", "batch", "kv_len", "num_heads", "latency_us"}),
+    ),
+    "moe": (
+        ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"),
+        frozenset({"gpu", "kernel", "dtype", "num_tokens", "inter_size", "moe_ep_size", "latency_us"}),
+    ),
+    "collective": (("num_gpus", "bytes"), frozenset({"gpu", "num_gpus", "bytes", "latency_us"})),
+    "dispatch": (
+        ("node_num", "hidden_size", "num_token", "num_topk"),
+        frozenset({"gpu", "node_num", "num_token", "dispatch_us", "combine_us"}),
+    ),
+    "stream": (("n_bytes",), frozenset({"gpu", "n_bytes", "latency_us"})),
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """Timings of one kernel on one device.
+
+    Attributes
+    ----------
+    kind, device, kernel, dtype, variant : what was timed; variant is a collective, or how tokens were routed
+    software : engine and version as the file names it
+    shape : column name -> values ``[rows]``
+    measured_s : seconds ``[rows]``
+    row_ids : ``[rows]``
+    """
+
+    kind: str
+    device: str
+    kernel: str
+    dtype: str
+    variant: str
+    software: str
+    shape: Mapping[str, FloatArray]
+    measured_s: FloatArray
+    row_ids: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """``kind/device/kernel/dtype/variant`` without what is empty."""
+        return "/".join(part for part in (self.kind, self.device, self.kernel, self.dtype, self.variant) if part)
+
+    def take(self, mask: np.ndarray) -> Series:
+        """Rows of a mask."""
+        shape = {name: values[mask] for name, values in self.shape.items()}
+        ids = tuple(row for row, keep in zip(self.row_ids, mask, strict=True) if keep)
+        return Series(
+            self.kind, self.device, self.kernel, self.dtype, self.variant, self.software, shape,
+            self.measured_s[mask], ids,
+        )  # fmt: skip
+
+
+def short_kernel(kind: str, name: str, software: str) -> str:
+    """Short name of a kernel: engine and backend, without class names.
+
+    >>> short_kernel("moe", "vllm_fp8moe_flashinfer_cutlass_flashinferexperts", "vllm-0.24.0")
+    'vllm_flashinfer_cutlass'
+    """
+    if kind == "moe":
+        engine = "vllm" if name.startswith("vllm") else "trtllm"
+        for backend in ("flashinfer_trtllm", "flashinfer_cutlass", "triton", "deepgemm", "min_latency", "cutlass"):
+            if backend in name:
+                return f"{engine}_{backend}"
+        return f"{engine}_cutlass" if "torch_flow" in name else name
+    if kind == "collective":
+        return {"TRTLLM": "trtllm", "vLLM_custom_graph": "custom", "vLLM_custom_eager": "custom_eager"}.get(name, name)
+    return name or software.split("-")[0]
+
+
+def read_series(path: Path | str) -> list[Series]:
+    """All series of one file; a `SpecError` names every column or row that is wrong."""
+    text = read_text(path)
+    if "," not in text.split("\n", 1)[0] and "busbw" in text:
+        return _nccl_tests(text, str(path))
+    reader = csv.DictReader(text.splitlines())
+    columns = set(reader.fieldnames or ())
+    kind = next((name for name, (_, needed) in KINDS.items() if needed <= columns), None)
+    if kind is None:
+        wanted = "; ".join(f"{name}: {', '.join(sorted(needed))}" for name, (_, needed) in KINDS.items())
+        raise SpecError(Problem(f"holds no kernel timings that rlperf knows (columns of {wanted})", str(path), 1))
+    groups: dict[tuple[str, ...], list[tuple[dict[str, str], int]]] = {}
+    for line, row in enumerate(reader, start=2):
+        for key in _keys(kind, row):
+            groups.setdefault(key, []).append((row, line))
+    if not groups:
+        raise SpecError(Problem("holds no rows", str(path)))
+    problems: list[Problem] = []
+    series = [_series(kind, key, rows, str(path), problems) for key, rows in groups.items()]
+    if problems:
+        raise SpecError(problems)
+    return [one for one in series if one is not None]
+
+
+def _keys(kind: str, row: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    device = DEVICE_NAMES.get(row["gpu"], row["gpu"])
+    software = row.get("src") or row.get("nccl_version") or ""
+    name = row.get("kernel") or row.get("impl") or ""
+    dtype = row.get("kv_cache_dtype") if kind in ("prefill", "decode") else row.get("dtype")
+    dtype = DTYPE_NAMES.get(dtype or "", dtype or "")
+    if kind == "collective":
+        collective = row.get("collective") or "all_reduce"
+        yield (
+            device,
+            short_kernel(kind, name or "nccl", software),
+            "",
+            COLLECTIVE_NAMES.get(collective, collective),
+            software,
+        )
+    elif kind == "dispatch":
+        for operation in ("dispatch", "combine"):
+            yield device, "deepep", "", f"{operation}@{row['node_num']}", software
+    else:
+        variant = row.get("distribution") or ""
+        yield device, short_kernel(kind, name, software), dtype, variant, software
+
+
+def _series(
+    kind: str, key: tuple[str, ...], rows: Sequence[tuple[dict[str, str], int]], file: str, problems: list[Problem]
+) -> Series | None:
+    device, kernel, dtype, variant, software = key
+    names = KINDS[kind][0]
+    time = f"{variant.split('@')[0]}_us" if kind == "dispatch" else "latency_us"
+    values: list[list[float]] = []
+    for row, line in rows:
+        try:
+            numbers = [float(row[name]) if row.get(name) else 128.0 for name in names] + [float(row[time])]
+            if min(numbers) < 0 or numbers[-1] <= 0:
+                raise ValueError("a negative count or time")
+            values.append(numbers)
+        except (ValueError, TypeError) as error:
+            problems.append(Problem(f"is no timing of kind {kind}: {error}", file, line))
+    if not values:
+        return None
+    table = np.asarray(values, dtype=np.float64)
+    stem = Path(file).stem
+    return Series(
+        kind, device, kernel, dtype, variant, software,
+        {name: table[:, column] for column, name in enumerate(names)},
+        table[:, -1] * 1e-6,
+        tuple(f"{stem}_{line:05d}" for _, line in rows[: len(values)]),
+    )  # fmt: skip
+
+
+def _nccl_tests(text: str, file: str) -> list[Series]:
+    """Output of nccl-tests: size, count, type, ..., time (us), algbw, busbw; the first time column is out of place."""
+    name = re.search(r"(all_reduce|all_gather|reduce_scatter|alltoall|sendrecv)(?=_perf)?", text)
+    ranks = len(re.findall(r"^#\s+Rank\s+\d+", text, re.MULTILINE))
+    device = re.search(r"device\s+\S+\s+\[[^\]]*\]\s+(.+)$", text, re.MULTILINE)
+    if name is None or ranks < 2:
+        raise SpecError(Problem("is nccl-tests output without the collective's name or its '# Rank' lines", file))
+    sizes, times = [], []
+    for line in text.splitlines():
+        parts = line.split()
+        if len(parts) >= 8 and parts[0].isdigit() and parts[1].isdigit():
+            numbers = [part for part in parts[3:] if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", part)]
+            if len(numbers) >= 3 and float(parts[0]) > 0:
+                offset = 1 if numbers[0] == "-1" else 0
+                sizes.append(float(parts[0]))
+                times.append(float(numbers[offset]) * 1e-6)
+    if not sizes:
+        raise SpecError(Problem("is nccl-tests output without result lines", file))
+    collective = COLLECTIVE_NAMES.get(name.group(1), name.group(1)).replace("sendrecv", "point_to_point")
+    x = np.asarray(sizes)
+    return [
+        Series(
+            "collective", device.group(1).strip() if device else "", "nccl", "", collective, "nccl-tests",
+            {"num_gpus": np.full(len(x), float(ranks)), "bytes": x}, np.asarray(times),
+            tuple(f"{Path(file).stem}_{index:05d}" for index in range(len(x))),
+        )
+    ]  # fmt: skip

@@ -1,0 +1,201 @@
+"""A device calibration from kernel timings: every series fitted, the rest taken over from a base calibration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from rlperf.calibrate.kernel_fits import (
+    KernelFit,
+    fit_collective,
+    fit_decode,
+    fit_dispatch,
+    fit_gemm,
+    fit_moe,
+    fit_prefill,
+)
+from rlperf.calibrate.kernel_tables import Series, read_series
+from rlperf.calibrate.statistics import spread_of
+from rlperf.errors import Problem, SpecError
+from rlperf.specs.calibration import DeviceCalibration, GemmFit, load_device_calibration
+from rlperf.specs.cluster import Device
+from rlperf.specs.profiles import load_device
+
+SECTIONS = {
+    "gemm": "gemm",
+    "prefill": "prefill",
+    "decode": "decode",
+    "moe": "moe",
+    "collective": "collectives",
+    "dispatch": "dispatch",
+}
+MINIMUM_ROWS = 8
+"""Series with fewer timings are not fitted."""
+
+# Kernels of one dtype, first the one that stands for the dtype where nobody names another.
+_ORDER = ("trtllm_cutlass", "trtllm_deepgemm", "trtllm_triton", "vllm_flashinfer_trtllm", "vllm_flashinfer_cutlass")
+
+
+def read_all(files: Iterable[Path | str]) -> list[Series]:
+    """Series of several files; every problem of every file in one `SpecError`."""
+    problems: list[Problem] = []
+    found: list[Series] = []
+    for file in files:
+        try:
+            found += read_series(file)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def merged(series: Sequence[Series]) -> list[Series]:
+    """Series that differ in software version only: the newest stays, since it is what runs today."""
+    newest: dict[str, Series] = {}
+    for one in series:
+        other = newest.get(one.name)
+        if other is None or _version(one.software) > _version(other.software):
+            newest[one.name] = one
+    return list(newest.values())
+
+
+def _version(software: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", software))
+
+
+def fit_series(
+    series: Sequence[Series],
+    device: Device,
+    base: DeviceCalibration,
+    *,
+    check: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[KernelFit]:
+    """Fit all series of one device; bf16 products first, since quantising kernels are told from their fixed time."""
+    fits: list[KernelFit] = []
+    usable = [one for one in merged(series) if len(one.measured_s) >= MINIMUM_ROWS]
+    usable.sort(key=lambda one: (one.kind, one.dtype != "bf16"))
+    balanced = {(one.kernel, one.dtype) for one in usable if one.kind == "moe" and one.variant != "power_law_1.2"}
+    fixed: float | None = None
+    for one in usable:
+        progress(one.name)
+        if one.kind == "gemm":
+            fits.append(fit_gemm(one, device, base_fixed=None if one.dtype == "bf16" else fixed, check=check))
+            if isinstance(fits[-1].constants, GemmFit) and one.dtype == "bf16":
+                fixed = fits[-1].constants.fixed
+        elif one.kind == "prefill":
+            fits.append(fit_prefill(one, device, base.prefill[0], check=check))
+        elif one.kind == "decode":
+            fits.append(fit_decode(one, device, check=check))
+        elif one.kind == "moe" and (one.variant != "power_law_1.2" or (one.kernel, one.dtype) not in balanced):
+            skewed = _skewed(usable, one) if one.variant != "power_law_1.2" else None
+            fits.append(fit_moe(one, device, skewed, check=check))
+        elif one.kind == "collective":
+            fits.append(fit_collective(one, device, check=check))
+        elif one.kind == "dispatch":
+            fits.append(fit_dispatch(one, device, 4 if device.name.startswith("gb") else 8, check=check))
+    return fits
+
+
+def _skewed(series: Sequence[Series], one: Series) -> Series | None:
+    for other in series:
+        if (other.kind, other.kernel, other.dtype, other.variant) == ("moe", one.kernel, one.dtype, "power_law_1.2"):
+            return other
+    return None
+
+
+def calibration_from(
+    fits: Sequence[KernelFit], device: Device, base: DeviceCalibration, *, source: str, today: str | None = None
+) -> DeviceCalibration:
+    """The base calibration with every fitted section replaced."""
+    sections: dict[str, list[object]] = {}
+    for fit in sorted(fits, key=_rank):
+        sections.setdefault(fit.section, []).append(fit.constants)
+    pooled = [
+        (p, fit.fitted.measured) for fit in fits for p in (fit.fitted.left_out or {"": fit.fitted.predicted}).values()
+    ]
+    predicted = np.concatenate([p for p, _ in pooled])
+    measured = np.concatenate([m for _, m in pooled])
+    known = np.isfinite(predicted)
+    day = today or date.today().isoformat()
+    return base.model_copy(
+        update={
+            **{name: tuple(values) for name, values in sections.items()},
+            "id": f"{device.name}-{day}",
+            "device": device.name,
+            "source": source,
+            "date": day,
+            "software": ", ".join(sorted({fit.series.software for fit in fits if fit.series.software})),
+            "n": int(sum(len(fit.fitted.measured) for fit in fits)),
+            "spread": spread_of(predicted[known], measured[known]),
+            "extrapolated_from": None,
+            "notes": _taken_over(sections, base),
+        }
+    )
+
+
+def _rank(fit: KernelFit) -> tuple[str, bool, int]:
+    kernel = fit.series.kernel
+    return (fit.section, fit.series.dtype != "bf16", _ORDER.index(kernel) if kernel in _ORDER else len(_ORDER))
+
+
+def _taken_over(sections: dict[str, list[object]], base: DeviceCalibration) -> str:
+    kept = [name for name in SECTIONS.values() if name not in sections and getattr(base, name)]
+    text = "stream, host, network and backward attention are not in the kernel tables: see their quality"
+    return f"{text}; taken over from {base.device}: {', '.join(kept)}" if kept else text
+
+
+def fit_device(
+    files: Sequence[Path | str],
+    device_name: str | None = None,
+    base_file: Path | str | None = None,
+    *,
+    source: str | None = None,
+    check: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[DeviceCalibration, list[KernelFit]]:
+    """Fit one device's constants from kernel timing files.
+
+    Parameters
+    ----------
+    device_name : may be left out when the files hold one device
+    base_file : calibration whose sections stand where the files have no timings; default: the device's own or its
+        relative's
+    check : also compute left-out errors (slower)
+
+    Raises
+    ------
+    SpecError : unreadable files, several devices and none chosen, a device that the files do not hold
+    """
+    series = read_all(files)
+    names = sorted({one.device for one in series})
+    if device_name is None and len(names) > 1:
+        raise SpecError(
+            Problem(f"the files hold {len(names)} devices ({', '.join(names)})", suggestion="choose with --device")
+        )
+    device = load_device(device_name or names[0])
+    mine = [one for one in series if one.device in (device.name, device_name)] or (series if len(names) == 1 else [])
+    if not mine:
+        raise SpecError(Problem(f"the files hold no timings of {device.name!r}, only of {', '.join(names)}"))
+    base = load_device_calibration(device.name, relative=device.relative or "h100_sxm", file=base_file)
+    fits = fit_series(mine, device, base, check=check, progress=progress)
+    if not fits:
+        raise SpecError(Problem(f"no series of {device.name!r} has at least {MINIMUM_ROWS} timings"))
+    label = source or "; ".join(Path(file).name for file in files)
+    return calibration_from(fits, device, base, source=label), fits
+
+
+def calibration_text(calibration: DeviceCalibration) -> str:
+    """YAML of a calibration, times in microseconds."""
+    data = calibration.model_dump(mode="json", exclude_none=True)
+    body = yaml.safe_dump(data, sort_keys=False, width=118, allow_unicode=True)
+    body = re.sub(
+        r"(?<=: )([\d.e-]+) s$", lambda match: f"{float(match.group(1)) * 1e6:.4g} us", body, flags=re.MULTILINE
+    )
+    return f"# Constants of {calibration.device}, written by `rlperf calibrate kernels`.\n{body}"

@@ -1,0 +1,86 @@
+"""Summary statistics of predicted against measured, and of residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.layout import FloatArray
+from rlperf.specs.calibration import Spread
+
+
+def absolute_percentage_errors(predicted: FloatArray, measured: FloatArray) -> FloatArray:
+    """100 |predicted / measured - 1| [%], elementwise.
+
+    >>> absolute_percentage_errors(np.array([11.0, 9.0]), np.array([10.0, 10.0])).round(6).tolist()
+    [10.0, 10.0]
+    """
+    return np.asarray(100.0 * np.abs(predicted / measured - 1.0))
+
+
+def pairwise_ranking(predicted: FloatArray, measured: FloatArray, limit: int = 400) -> float | None:
+    """Share of pairs that the prediction orders as the measurement does; pairs within 2 % of each other are left out.
+
+    Of more than ``limit`` rows, evenly spaced ones are compared. None without a pair.
+
+    >>> pairwise_ranking(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]))
+    0.6666666666666666
+    """
+    if len(measured) > limit:
+        chosen = np.linspace(0, len(measured) - 1, limit).astype(int)
+        predicted, measured = predicted[chosen], measured[chosen]
+    first, second = np.triu_indices(len(measured), 1)
+    apart = np.abs(np.log(measured[first] / measured[second])) > 0.02
+    if not apart.any():
+        return None
+    same = np.sign(predicted[first] - predicted[second]) == np.sign(measured[first] - measured[second])
+    return float(same[apart].mean())
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Errors of one metric in one group [%], ranking and coverage as shares."""
+
+    metric: str
+    group: str
+    rows: int
+    median_ape: float
+    mape: float
+    p90_ape: float
+    median_bias: float
+    pairwise_ranking: float | None
+    interval_coverage: float | None
+
+
+def summarise(
+    metric: str,
+    group: str,
+    predicted: Sequence[float],
+    measured: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+) -> Summary:
+    """Statistics of one metric in one group; ``median_bias`` is the median of predicted / measured - 1 [%]."""
+    p, m, lo, hi = (np.asarray(values, dtype=np.float64) for values in (predicted, measured, low, high))
+    errors = absolute_percentage_errors(p, m)
+    known = np.isfinite(lo) & np.isfinite(hi)
+    return Summary(
+        metric=metric,
+        group=group,
+        rows=len(m),
+        median_ape=float(np.median(errors)),
+        mape=float(errors.mean()),
+        p90_ape=float(np.quantile(errors, 0.9)),
+        median_bias=float(100.0 * np.median(p / m - 1.0)),
+        pairwise_ranking=pairwise_ranking(p, m),
+        interval_coverage=float(((lo <= m) & (m <= hi))[known].mean()) if known.any() else None,
+    )
+
+
+def spread_of(predicted: FloatArray, measured: FloatArray) -> Spread:
+    """5th and 95th percentile of measured over predicted."""
+    ratio = np.asarray(measured) / np.asarray(predicted)
+    low, high = np.quantile(ratio, [0.05, 0.95])
+    return Spread(low=round(float(low), 3), high=round(float(high), 3))

@@ -99,6 +99,8 @@ def training_update(
     lora_rank: int | None = None,
     skew: float = 1.0,
     chunked_loss: bool = False,
+    attention_kernel: str = "flash",
+    expert_overlap: bool = False,
 ) -> TrainingCost:
     r"""Seconds of one optimizer update.
 
@@ -116,6 +118,8 @@ def training_update(
     lora_rank : rank of adapters on all linear layers; the base gets no weight gradients
     skew : tokens of the busiest expert-parallel device over the mean (1 = balanced)
     chunked_loss : the loss is computed chunk by chunk and recomputed in its backward
+    attention_kernel : "flash" (the newest on the device) or "flash2" (FlashAttention-2)
+    expert_overlap : the backend hides expert all-to-all behind the other microbatch's compute
 
     Returns
     -------
@@ -123,7 +127,7 @@ def training_update(
     """
     work = work_of(layout, microbatches)
     stage = stage_parameters(arch, layout)
-    one = _layer_pass(arch, hw, trainer, layout, work, dtype, lora_rank, skew)
+    one = _layer_pass(arch, hw, trainer, layout, work, dtype, lora_rank, skew, attention_kernel, expert_overlap)
     head = head_seconds(arch, hw, trainer, layout, work, frozen=lora_rank is not None)
     head_s = head.forward * (2.0 if chunked_loss else 1.0) + head.backward
     m, p = microbatches.count, layout.pipeline_parallel.astype(np.float64)
@@ -167,13 +171,15 @@ def training_update(
 
 def _layer_pass(
     arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work,
-    dtype: str, lora_rank: int | None, skew: float,
+    dtype: str, lora_rank: int | None, skew: float, attention_kernel: str, expert_overlap: bool,
 ) -> _Pass:  # fmt: skip
     """One microbatch in the mean layer; full recompute repeats forward and traffic, selective the attention."""
-    compute = layer_seconds(arch, hw, trainer, layout, work, dtype=dtype, lora_rank=lora_rank, skew=skew)
+    compute = layer_seconds(
+        arch, hw, trainer, layout, work, dtype=dtype, lora_rank=lora_rank, skew=skew, attention_kernel=attention_kernel
+    )
     tensor = tensor_traffic(arch, hw, trainer, layout, work)
     context = context_traffic(arch, hw, trainer, layout, work)
-    expert = expert_traffic(arch, hw, trainer, layout, work, skew)
+    expert = expert_traffic(arch, hw, trainer, layout, work, skew, overlap=expert_overlap)
     full = (layout.activation_recompute == RECOMPUTE.index("full")).astype(np.float64)
     selective = (layout.activation_recompute == RECOMPUTE.index("selective")).astype(np.float64)
     moe = arch.feed_forward_layers("moe") / arch.layers

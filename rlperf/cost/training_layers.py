@@ -132,7 +132,7 @@ def sustained(generation: Generation, dtype: str) -> float:
 
 def layer_seconds(
     arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work,
-    *, dtype: str, lora_rank: int | None, skew: float,
+    *, dtype: str, lora_rank: int | None, skew: float, attention_kernel: str = "flash",
 ) -> LayerSeconds:  # fmt: skip
     """Mean layer: matrices, attention, state-space or linear mixers, experts, and memory-bound passes."""
     generation = trainer.generation(hw.device.generation)
@@ -142,7 +142,7 @@ def layer_seconds(
     for linear in linears(arch, layout):
         ahead, back = matrix_s(hw, work.tokens, linear, dtype, frozen=lora_rank is not None)
         forward, backward = forward + ahead / rate, backward + back / rate
-    attention, attention_back = _attention_s(arch, hw, trainer, generation, layout, work)
+    attention, attention_back = _attention_s(arch, hw, trainer, generation, layout, work, attention_kernel)
     passes = _elementwise_s(arch, hw, trainer, layout, work)
     mixers = _mixer_s(arch, hw, layout, work)
     experts, experts_back = _expert_s(arch, hw, trainer, layout, work, dtype, rate, skew, lora_rank is not None)
@@ -169,7 +169,13 @@ def head_seconds(
 
 
 def _attention_s(
-    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, generation: Generation, layout: Layout, work: Work
+    arch: Architecture,
+    hw: Hardware,
+    trainer: TrainerCalibration,
+    generation: Generation,
+    layout: Layout,
+    work: Work,
+    kernel: str,
 ) -> tuple[FloatArray, FloatArray]:
     """(forward, backward) of softmax attention in the mean layer; full and sliding layers weighted by their number."""
     if not arch.attention_layers:
@@ -193,7 +199,8 @@ def _attention_s(
                 for direction in (False, True)
             )  # fmt: skip
             forward, backward = forward + share * ahead, backward + share * back
-    return forward * generation.attention, backward * generation.attention
+    factor = generation.flash2 if kernel == "flash2" else generation.attention
+    return forward * factor, backward * factor
 
 
 def _unfused_attention_s(

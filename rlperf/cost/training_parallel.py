@@ -81,7 +81,14 @@ def context_traffic(
 
 
 def expert_traffic(
-    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work, skew: float
+    arch: Architecture,
+    hw: Hardware,
+    trainer: TrainerCalibration,
+    layout: Layout,
+    work: Work,
+    skew: float,
+    *,
+    overlap: bool = False,
 ) -> Passes:
     """Dispatch and combine of every token to its experts, forward and backward; once per node where deduplicated."""
     if arch.experts is None:
@@ -98,7 +105,7 @@ def expert_traffic(
     swap = 2.0 * all_to_all_s(hw, token_bytes * copies, ep, inside)
     gathered = token_bytes * etp * arch.experts.active
     shards = all_gather_s(hw, gathered, etp, etp) + reduce_scatter_s(hw, gathered, etp, etp)
-    factor = trainer.timing.collective * (1.0 - trainer.timing.expert_overlap) * share
+    factor = trainer.timing.collective * (1.0 - trainer.timing.expert_overlap * overlap) * share
     return Passes(factor * (swap + shards), factor * (swap + shards))
 
 

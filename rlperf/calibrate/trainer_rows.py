@@ -1,0 +1,249 @@
+"""Rows of a training table (``measured/training.csv`` or a user's own in that form) as arguments of the cost functions.
+
+A blank cell means *not published*: the framework's documented default stands in, or, for the microbatch and the
+interleaving, a plausible value; every stand-in is named in ``assumed`` and widens the interval.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlperf.cost.batching import Microbatches
+from rlperf.errors import SpecError
+from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.hardware import Hardware, load_hardware
+from rlperf.specs.profiles import load_architecture
+from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
+
+SPLIT_SEED = "rlperf-trainers-1"
+CONFIGURATION = (
+    "framework", "architecture", "gpu", "n_gpus", "compute_dtype", "tensor_parallel", "pipeline_parallel",
+    "context_parallel", "expert_parallel", "zero_stage", "microbatch", "seq_len", "lora_rank", "activation_recompute",
+)  # fmt: skip
+"""Columns that make a configuration; repeats, batch sizes and releases of one stay on one side of the split."""
+
+BACKENDS: tuple[tuple[str, str], ...] = (
+    ("megatron-deepspeed", "megatron_deepspeed"),
+    ("megatron-bridge", "megatron_bridge"),
+    ("nemo (megatron", "nemo"),
+    ("nemo automodel", "automodel"),
+    ("megatron", "megatron"),
+    ("llm-foundry", "fsdp_llm_foundry"),
+    ("prime-rl", "fsdp2"),
+    ("fsdp2", "fsdp2"),
+    ("fsdp", "fsdp2"),
+    ("deepspeed", "deepspeed"),
+)
+"""Beginning or part of a framework's name, and the backend whose constants serve."""
+
+CLUSTERS = (("gb200", "gb200_nvl72"), ("gb300", "gb300_nvl72"))
+"""Devices that stand in rack-wide scale-up domains; the others stand in the generic node."""
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """One measured row, ready for `training_update` and `trainer_memory`."""
+
+    row_id: str
+    group: str
+    configuration: str
+    backend: str
+    architecture: Architecture
+    device: str
+    hardware: Hardware
+    trainer: TrainerCalibration
+    layout: Layout
+    microbatches: Microbatches
+    dtype: str
+    lora_rank: int | None
+    chunked_loss: bool
+    flash2: bool
+    recompute_experts: bool
+    expert_overlap: bool
+    note: str
+    step_s: float | None
+    peak_bytes: float | None
+    assumed: tuple[str, ...] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A row for which nothing sensible can be predicted."""
+
+    row_id: str
+    group: str
+    reason: str
+
+
+def configuration_of(row: dict[str, str]) -> str:
+    """Text that is equal for repeats and releases of one configuration."""
+    return "|".join(row.get(name) or "" for name in CONFIGURATION)
+
+
+def in_calibration(configuration: str, share: float = 0.3) -> bool:
+    """Whether a configuration belongs to the calibration part: first 8 hex digits of sha256(seed + text) below share.
+
+    >>> in_calibration("x") == in_calibration("x"), in_calibration("x", 0.0), in_calibration("x", 1.0)
+    (True, False, True)
+    """
+    digest = hashlib.sha256(f"{SPLIT_SEED}|{configuration}".encode()).hexdigest()
+    return int(digest[:8], 16) / 2.0**32 < share
+
+
+def read_training_rows(path: Path) -> tuple[list[TrainingRow], list[Refusal]]:
+    """All rows of a file, with those that cannot be predicted and why.
+
+    Architectures are looked up in the folder ``architectures`` beside ``measured``, then among the shipped ones.
+    """
+    text = path.read_text(encoding="utf-8")
+    rows: list[TrainingRow] = []
+    refused: list[Refusal] = []
+    for number, row in enumerate(csv.DictReader(text.splitlines())):
+        found = _row(row, number, path.parent.parent / "architectures")
+        if isinstance(found, Refusal):
+            refused.append(found)
+        else:
+            rows.append(found)
+    return rows, refused
+
+
+def _number(row: dict[str, str], name: str) -> float | None:
+    text = (row.get(name) or "").strip()
+    return float(text) if text else None
+
+
+def _architecture(name: str, folder: Path) -> Architecture:
+    file = folder / f"{name}.json"
+    return load_architecture(file if file.is_file() else name)
+
+
+def backend_of(row: dict[str, str]) -> str | None:
+    """Backend by the framework's name, and by its age where the same name covers two generations of software."""
+    framework = (row.get("framework") or "").lower()
+    name = next((backend for part, backend in BACKENDS if part in framework), None)
+    version = row.get("framework_version") or ""
+    if name == "megatron" and version[:4] in ("2019", "2020", "2021", "2022"):
+        return "megatron_legacy"
+    if name == "deepspeed" and version.startswith(("2020", "2021")):
+        return "deepspeed_legacy"
+    narrow = ("Moonlight", "DeepSeek", "Kimi")
+    if name == "megatron_bridge" and (row.get("architecture") or "").startswith(narrow):
+        return "megatron_bridge_narrow"
+    return name
+
+
+def _row(row: dict[str, str], number: int, folder: Path) -> TrainingRow | Refusal:
+    row_id, group = row.get("row_id") or f"row_{number}", row.get("group") or "user"
+    backend = backend_of(row)
+    if backend is None:
+        return Refusal(row_id, group, f"framework {row.get('framework')!r} has no trainer calibration")
+    batch, length = _number(row, "global_batch"), _number(row, "seq_len")
+    if not batch or not length:
+        return Refusal(row_id, group, "global batch or sequence length not published")
+    try:
+        arch = _architecture(row["architecture"], folder)
+        device = row["gpu"]
+        hw = _hardware(device, dict(CLUSTERS).get(device))
+        trainer = load_trainer(backend)
+    except SpecError as error:
+        return Refusal(row_id, group, str(error).splitlines()[0].split(": ", 1)[-1])
+    layout, assumed = _layout(row, arch, batch)
+    note = row.get("note") or ""
+    memory = _number(row, "measured_peak_memory_gb")
+    rank = _number(row, "lora_rank")
+    return TrainingRow(
+        row_id=row_id,
+        group=group,
+        configuration=configuration_of(row),
+        backend=backend,
+        architecture=arch,
+        device=device,
+        hardware=hw,
+        trainer=trainer,
+        layout=layout,
+        microbatches=Microbatches.fixed(layout, length, batch),
+        dtype=row.get("compute_dtype") or "bf16",
+        lora_rank=int(rank) if rank else None,
+        chunked_loss="task rl" in note or "Liger" in (row.get("framework") or ""),
+        flash2="flash_attention_2" in note,
+        recompute_experts="moe_act" in note,
+        expert_overlap="all-to-all overlap: True" in note or "EP overlap on" in note or "(EP overlap" in note,
+        note=note,
+        step_s=_step_s(row, batch, length),
+        peak_bytes=memory * 1e9 if memory else None,
+        assumed=tuple(assumed),
+    )
+
+
+_HARDWARE: dict[tuple[str, str | None], Hardware] = {}
+
+
+def _hardware(device: str, cluster: str | None) -> Hardware:
+    if (device, cluster) not in _HARDWARE:
+        _HARDWARE[device, cluster] = load_hardware(device, cluster)
+    return _HARDWARE[device, cluster]
+
+
+def _step_s(row: dict[str, str], batch: float, length: float) -> float | None:
+    step = _number(row, "measured_step_s")
+    if step:
+        return step
+    rate, devices = _number(row, "measured_tokens_per_s_per_gpu"), _number(row, "n_gpus")
+    return batch * length / (rate * devices) if rate and devices else None
+
+
+def _layout(row: dict[str, str], arch: Architecture, batch: float) -> tuple[Layout, list[str]]:
+    """Layout of a row; blank degrees are filled in and named."""
+    assumed: list[str] = []
+
+    def degree(name: str, default: int) -> int:
+        value = _number(row, name)
+        if value is None:
+            assumed.append(f"{name}={default}")
+            return default
+        return int(value)
+
+    devices = int(_number(row, "n_gpus") or 1)
+    tp, pp, cp = (degree(name, 1) for name in ("tensor_parallel", "pipeline_parallel", "context_parallel"))
+    dp = degree("data_parallel", max(devices // (tp * pp * cp), 1))
+    recompute = row.get("activation_recompute") or ""
+    if recompute not in RECOMPUTE:
+        assumed.append("activation_recompute=none")
+        recompute = "none"
+    virtual = degree("virtual_pipeline", _interleaving(row, arch, pp))
+    note = row.get("note") or ""
+    # simumax names its context parallelism a2a: Ulysses-style, over heads
+    ulysses = cp if "a2a (Ulysses" in note else 1
+    layout = Layout.of(
+        tensor_parallel=tp,
+        pipeline_parallel=pp,
+        context_parallel=1 if ulysses > 1 else cp,
+        ulysses=ulysses,
+        data_parallel=dp,
+        virtual_pipeline=virtual,
+        expert_parallel=degree("expert_parallel", 1),
+        sequence_parallel=degree("sequence_parallel", 1 if tp > 1 else 0),
+        zero_stage=degree("zero_stage", 0),
+        microbatch=degree("microbatch", _microbatch(batch, dp, pp)),
+        activation_recompute=RECOMPUTE.index(recompute),
+        offload=OFFLOAD.index(row.get("offload") or "none"),
+    )
+    return layout, assumed
+
+
+def _interleaving(row: dict[str, str], arch: Architecture, stages: int) -> int:
+    """Chunks per stage where not printed: none before 2021's paper or with one stage, else chunks of about 4 layers."""
+    if stages == 1 or "no interleaved schedule" in (row.get("note") or ""):
+        return 1
+    each = arch.layers // stages
+    return next((v for v in range(max(each // 4, 1), 0, -1) if arch.layers % (stages * v) == 0), 2 if each >= 4 else 1)
+
+
+def _microbatch(batch: float, replicas: int, stages: int) -> int:
+    """Sequences a forward where not printed: 1 in a pipeline, else up to 4 that divide a replica's share."""
+    share = max(int(batch) // max(replicas, 1), 1)
+    return 1 if stages > 1 else next(size for size in (4, 2, 1) if share % size == 0)

@@ -24,6 +24,7 @@ class DecodingBatch:
 
     def __init__(self, clock: DecodeClock, block: int, width: int) -> None:
         self.clock, self.block, self.width = clock, block, width
+        self.plain = clock.plain
         self.steps = 0
         self.tau = 0
         self.size = 0
@@ -42,26 +43,26 @@ class DecodingBatch:
         self.need[i] = self.tau + left
         heappush(self._ends, (self.tau + left, i))
         self._base_sum += base
-        a = base + self.width + self.block - 1
-        self._whole += a // self.block
-        self._phases[a % self.block] += 1
+        whole, phase = divmod(base + self.width + self.block - 1, self.block)
+        self._whole += whole
+        self._phases[phase] += 1
         self.size += 1
 
     def remove(self, i: int) -> int:
         """Request i stops; its cached tokens."""
         base = self.base.pop(i)
-        cached = base + min(self.tau, self.need.pop(i))
+        need = self.need.pop(i)
         self._base_sum -= base
-        a = base + self.width + self.block - 1
-        self._whole -= a // self.block
-        self._phases[a % self.block] -= 1
+        whole, phase = divmod(base + self.width + self.block - 1, self.block)
+        self._whole -= whole
+        self._phases[phase] -= 1
         self.size -= 1
-        return cached
+        return base + (need if need < self.tau else self.tau)
 
     def step(self, count: int) -> None:
         """``count`` decoding engine_steps pass."""
         self.steps += count
-        self.tau = self.clock.tau(self.steps)
+        self.tau = self.steps if self.plain else self.clock.tau(self.steps)
 
     def completed(self) -> list[int]:
         """Requests complete at the present clock, removed."""
@@ -79,7 +80,7 @@ class DecodingBatch:
         ends = self._ends
         while self.need.get(ends[0][1]) != ends[0][0]:
             heappop(ends)
-        return self.clock.steps_for(ends[0][0]) - self.steps
+        return (ends[0][0] if self.plain else self.clock.steps_for(ends[0][0])) - self.steps
 
     def keys(self) -> int:
         """Cached tokens that the next engine_step reads."""
@@ -87,26 +88,31 @@ class DecodingBatch:
 
     def keys_of(self, count: int) -> int:
         """Cached tokens that the next ``count`` engine_steps read together."""
-        return count * (self._base_sum + self.size * self.width) + self.size * self.clock.tau_sum(self.steps, count)
+        if self.plain:
+            taus = count * self.steps + count * (count - 1) // 2
+        else:
+            taus = self.clock.tau_sum(self.steps, count)
+        return count * (self._base_sum + self.size * self.width) + self.size * taus
 
     def blocks(self) -> int:
         """Blocks that the next engine_step needs, shared prefixes counted by every request."""
         whole, rest = divmod(self.tau, self.block)
         return self._whole + self.size * whole + (sum(self._phases[self.block - rest :]) if rest else 0)
 
-    def steps_that_fit(self, blocks: float) -> int:
-        """Engine_steps, at least 1, before more than ``blocks`` are needed."""
-        spare = blocks - self.blocks()
+    def steps_that_fit(self, spare: float, most: int) -> int:
+        """Engine_steps, from 1 to ``most``, that take no more than ``spare`` further blocks."""
         # within `block` tokens every request takes exactly one block, so whole periods can be skipped
         periods = max(int(spare // self.size), 0)
         tau, block, phases = self.tau + periods * self.block, self.block, self._phases
-        used = self.blocks() + periods * self.size
+        if (self.steps + most if self.plain else self.clock.tau(self.steps + most)) <= tau:
+            return most
+        spare -= periods * self.size
         for _ in range(block):
-            used += phases[(block - 1 - tau % block) % block]
-            if used > blocks:
+            spare -= phases[(block - 1 - tau % block) % block]
+            if spare < 0:
                 break
             tau += 1
-        return max(self.clock.last_step_within(tau) - self.steps + 1, 1)
+        return min(max(self.clock.last_step_within(tau) - self.steps + 1, 1), most)
 
     def fits_to_the_end(self, blocks: float) -> bool:
         """Whether all requests can complete within ``blocks``, by the bound (cached + w + block - 1) / block each."""

@@ -67,6 +67,7 @@ class EventEngine:
         self.seconds = StepSeconds(cost, self.max_running, options)
         spec = options.speculation
         self.cache = BlockCache(trajectories, limits)
+        self.finite = self.cache.total != np.inf
         self.batch = DecodingBatch(DecodeClock(spec.tokens_per_step if spec else 1.0), limits.block_tokens, width)
         self.prompt: list[int] = trajectories.prompt_tokens.tolist()
         self.response: list[int] = trajectories.response_tokens.tolist()
@@ -132,16 +133,21 @@ class EventEngine:
                 return False
             self.now = self.arrivals[0][0]
             self._take_arrivals()
-        preempted = self._preempt() if self.chunked else False
-        chunks = [] if preempted else self._admit()
-        if chunks:
-            self._prefill_step(chunks)
-            return True
-        if not self.chunked:
-            preempted = self._preempt()
-        if self._can_drain():
+        held = self.batch.blocks() + self.partial_blocks + self.adjust
+        total = self.cache.total
+        preempted = False
+        if self.chunked and held > total:
+            held, preempted = self._preempt(held)
+        if not preempted and (self.partial is not None or (self.waiting and len(self.running) < self.max_running)):
+            chunks = self._admit(held)
+            if chunks:
+                self._prefill_step(chunks)
+                return True
+        if not self.chunked and held > total:
+            held, preempted = self._preempt(held)
+        if not self.waiting and not self.arrivals and self._can_drain():
             return self._drain()
-        self._decode_run(1 if preempted else None)
+        self._decode_run(held, preempted)
         return True
 
     def _take_arrivals(self) -> None:
@@ -170,10 +176,10 @@ class EventEngine:
         self.cache.release(i, computed, resumes)
         self.adjust += self.cache.shared[g] if self.cache.holders[g] else 0
 
-    def _preempt(self) -> bool:
-        """Make the decodes of the next engine_step fit; whether anything had to go."""
+    def _preempt(self, held: int) -> tuple[int, bool]:
+        """Make the decodes of the next engine_step fit; blocks then held, and whether anything had to go."""
         preempted = False
-        while self._held() > self.cache.total and len(self.running) > 1:
+        while held > self.cache.total and len(self.running) > 1:
             i, _ = self.running.popitem()
             if self.partial is not None and self.partial[0] == i:
                 computed = self.partial[1]
@@ -186,11 +192,12 @@ class EventEngine:
             self.waiting.appendleft(i)
             self.preemptions += 1
             preempted = True
-        return preempted
+            held = self._held()
+        return held, preempted
 
     # -- prefill -----------------------------------------------------------------------------------------------------
 
-    def _admit(self) -> list[tuple[int, int, int]]:
+    def _admit(self, held: int) -> list[tuple[int, int, int]]:
         """Prompts of this engine_step as (trajectory, first position, tokens)."""
         chunks: list[tuple[int, int, int]] = []
         budget = self.budget
@@ -203,17 +210,17 @@ class EventEngine:
                 budget -= size
         if not self.waiting:
             return chunks
-        cache, waiting = self.cache, self.waiting
-        held = self._held()
+        cache, waiting, finite = self.cache, self.waiting, self.finite
         while waiting and budget > 0 and len(self.running) < self.max_running:
             i = waiting[0]
             tokens = self.known[i]
-            reserve = cache.reserve if self.running else 0
-            need = cache.blocks_to_admit(i, tokens)
-            if held + need + reserve > cache.total:
-                break
-            if cache.unheld_blocks:
-                cache.evict(held)
+            if finite:
+                need = cache.blocks_to_admit(i, tokens)
+                if held + need + (cache.reserve if self.running else 0) > cache.total:
+                    break
+                if cache.unheld_blocks:
+                    cache.evict(held)
+                held += need
             hit = cache.lookup(i, self.turn[i], tokens)
             size = tokens - hit
             if size > budget:
@@ -224,7 +231,6 @@ class EventEngine:
             self._hold(i)
             self.running[i] = None
             self.partial_blocks += -(-tokens // cache.block)
-            held += need
             budget -= size
             chunks.append((i, hit, size))
             self.hit_tokens += hit
@@ -242,13 +248,15 @@ class EventEngine:
         for i, start, size in chunks:
             tokens += size
             pairs += size * start + size * (size + 1) // 2
-            recomputed += max(min(self.lost[i], start + size) - start, 0)
+            if self.lost[i] > start:
+                recomputed += min(self.lost[i], start + size) - start
         keys = batch.keys() if decoding else 0
         seconds = self.seconds.mixed_s(decoding, keys, tokens, pairs, len(chunks))
         held = self._held()
         stalled = batch.size - decoding
         self._record(seconds, 1, decoding, keys, tokens, pairs, len(chunks), stalled, recomputed, held)
-        self.cache.evict(held)
+        if self.cache.unheld_blocks:
+            self.cache.evict(held)
         self.now += seconds
         if decoding:
             batch.step(1)
@@ -272,26 +280,25 @@ class EventEngine:
 
     # -- decode ------------------------------------------------------------------------------------------------------
 
-    def _decode_run(self, steps: int | None) -> None:
+    def _decode_run(self, held: int, once: bool) -> None:
         """Decode-only engine_steps until something can change: a completion, a full cache, an arrival that fits."""
         batch = self.batch
-        count = batch.steps_to_completion()
-        if steps is not None:
-            count = min(count, steps)
-        if self.cache.total != np.inf:
-            count = min(count, batch.steps_that_fit(self.cache.total - self.adjust))
+        count = 1 if once else batch.steps_to_completion()
+        if self.finite and count > 1:
+            count = batch.steps_that_fit(self.cache.total - held, count)
         size = batch.size
         fixed, per_key = self.seconds.fixed_s[size], self.seconds.per_key_s
         if self.arrivals and not self.waiting and size < self.max_running:
             count = self._steps_to_arrival(self.arrivals[0][0] - self.now, count, fixed, per_key)
         keys = batch.keys_of(count)
         seconds = count * fixed + per_key * keys
-        self._record(seconds, count, size, keys, 0, 0, 0, 0, 0, self._held())
+        self._record(seconds, count, size, keys, 0, 0, 0, 0, 0, held)
         self.now += seconds
-        batch.step(count - 1)
-        if self.cache.unheld_blocks:
+        if self.finite and self.cache.unheld_blocks:
+            batch.step(count - 1)
             self.cache.evict(self._held())
-        batch.step(1)
+            count = 1
+        batch.step(count)
         done = batch.completed()
         if done:
             self._finish(done)

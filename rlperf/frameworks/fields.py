@@ -52,6 +52,10 @@ def words(**pairs: str) -> Unit:
     return Unit(lambda value, _: back.get(value, value), lambda value, _: pairs.get(value, value))
 
 
+KV_DTYPE = words(bf16="auto")
+"""Engines call a KV cache in the weights' own type ``auto``."""
+
+
 def zero_as(nothing: Value) -> Unit:
     """0 (ours: off, or all) against the framework's word for it, such as -1 or null."""
     return Unit(lambda value, _: 0 if value == nothing or value is None else value, lambda value, _: value or nothing)

@@ -110,7 +110,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.prefix_caching", R + "enable_prefix_caching"),
     field("rollout.cuda_graphs", R + "enforce_eager", NEGATED),
     field("rollout.rollout_dtype", R + "quantization", _QUANTIZED),
-    field("rollout.kv_dtype", f"{R}engine_kwargs.vllm.kv_cache_dtype", note="engine's own argument"),
+    field("rollout.kv_dtype", f"{R}engine_kwargs.vllm.kv_cache_dtype", KV_DTYPE, "engine's own argument"),
 )  # fmt: skip
 
 

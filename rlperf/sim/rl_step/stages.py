@@ -1,0 +1,191 @@
+"""Seconds of the stages of one rl_step from lengths, layouts and calibrations: what `compose` puts in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.collectives import host_copy_s
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.cost.scoring import scoring_pass
+from rlperf.cost.training import training_update
+from rlperf.cost.weight_sync import SyncPayload, SyncShape, weight_sync_s
+from rlperf.layout import FloatArray, Layout
+from rlperf.sim.rl_step.compose import StepStages, Transitions
+from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s
+from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
+from rlperf.sim.rollout.routing import Routing
+from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.hardware import Hardware
+from rlperf.specs.rl_calibration import FrameworkCalibration, Transport
+from rlperf.specs.trainer_calibration import TrainerCalibration
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutSetup:
+    """The rollout pool: equal replicas of one engine, and how requests reach them.
+
+    ``cost`` is the engine's alone; the framework's host time per engine_step comes on top (`engine_in_framework`).
+    """
+
+    cost: EngineStepCost
+    limits: EngineLimits
+    replicas: int
+    devices_per_replica: int
+    routing: Routing = "round_robin"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainerSetup:
+    """The trainer pool.
+
+    Attributes
+    ----------
+    layout : one layout (scalars)
+    mini_batch : sequences per optimizer update [1]
+    token_budget, scoring_token_budget : tokens per packed microbatch and replica; None = ``layout.microbatch`` [tokens]
+    scoring_microbatch : sequences per scoring forward where there is no budget [1]
+    packing : sequences packed; else padded within a microbatch of sequences of like length
+    scoring_passes : log-probability passes on the trainer's devices [1]
+    offload_bytes : bytes per device that leave before rollout and return after it; colocated only [bytes]
+    """
+
+    architecture: Architecture
+    hardware: Hardware
+    trainer: TrainerCalibration
+    layout: Layout
+    mini_batch: int
+    token_budget: float | None = None
+    scoring_token_budget: float | None = None
+    scoring_microbatch: int | None = None
+    packing: bool = True
+    scoring_passes: int = 2
+    dtype: str = "bf16"
+    offload_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class SyncSetup:
+    """The weight sync: path, payload, and who sends to whom."""
+
+    transport: Transport
+    payload: SyncPayload
+    shape: SyncShape
+
+
+def engine_in_framework(cost: EngineStepCost, framework: FrameworkCalibration) -> EngineStepCost:
+    """The engine's cost with the host time that this framework's stack adds to every engine_step."""
+    return replace(
+        cost,
+        host_s=cost.host_s + framework.engine_host.value,
+        host_per_request_s=cost.host_per_request_s + framework.engine_host_per_request.value,
+    )
+
+
+def microbatches(
+    setup: TrainerSetup, sequences: int, lengths: FloatArray, token_budget: float | None, each: int | None = None
+) -> Microbatches:
+    """Microbatches of one pass over ``sequences`` drawn like ``lengths`` (closed form in their moments)."""
+    layout = setup.layout if each is None else replace(setup.layout, microbatch=np.asarray(each, np.int64))
+    return Microbatches.from_moments(
+        layout,
+        sequences,
+        float(lengths.mean()),
+        float((lengths**2).mean()),
+        float(lengths.max()),
+        token_budget=token_budget,
+        packing=setup.packing or token_budget is not None,
+    )
+
+
+def training_s(setup: TrainerSetup, lengths: npt.ArrayLike) -> float:
+    """All optimizer updates of one rl_step [s]; ``lengths`` = prompt + response of every sequence [tokens]."""
+    table = np.asarray(lengths, np.float64)
+    updates = max(-(-table.size // setup.mini_batch), 1)
+    batch = microbatches(setup, min(setup.mini_batch, table.size), table, setup.token_budget)
+    cost = training_update(setup.architecture, setup.hardware, setup.trainer, setup.layout, batch, dtype=setup.dtype)
+    return updates * float(cost.total_s)
+
+
+def scoring_s(setup: TrainerSetup, lengths: npt.ArrayLike) -> float:
+    """All scoring passes of one rl_step [s]; ``lengths`` as in `training_s`."""
+    if not setup.scoring_passes:
+        return 0.0
+    table = np.asarray(lengths, np.float64)
+    batch = microbatches(setup, table.size, table, setup.scoring_token_budget, setup.scoring_microbatch)
+    cost = scoring_pass(setup.architecture, setup.hardware, setup.trainer, setup.layout, batch, dtype=setup.dtype)
+    return setup.scoring_passes * float(cost.total_s)
+
+
+def roll_out(setup: RolloutSetup, framework: FrameworkCalibration, trajectories: Trajectories) -> RolloutResult:
+    """The rollout of one rl_step in this framework's stack, event by event."""
+    return simulate_rollout(
+        trajectories,
+        setup.replicas,
+        cost=engine_in_framework(setup.cost, framework),
+        limits=setup.limits,
+        devices_per_replica=setup.devices_per_replica,
+        routing=setup.routing,
+    )
+
+
+def transitions(setup: TrainerSetup, framework: FrameworkCalibration) -> Transitions:
+    """What a colocated pool does between its roles: fixed parts of the framework, bytes over the host link."""
+    copy = float(host_copy_s(setup.hardware, setup.offload_bytes)) if setup.offload_bytes else 0.0
+    return Transitions(sleep_s=framework.sleep.value, onload_s=copy, offload_s=copy, wake_s=framework.wake.value)
+
+
+def swap_s(framework: FrameworkCalibration, sync: SyncSetup) -> float:
+    """What an engine stands still when it takes weights in flight: the fixed part of the path, not the transfer."""
+    return framework.sync_fit(sync.transport).fixed
+
+
+def step_stages(
+    framework: FrameworkCalibration,
+    rollout: RolloutSetup,
+    trainer: TrainerSetup,
+    sync: SyncSetup,
+    trajectories: Trajectories,
+    *,
+    reward_s: float = 0.0,
+    nodes: int = 1,
+    colocated: bool = True,
+) -> tuple[StepStages, RolloutResult]:
+    """Stages of one rl_step, with the rollout behind them.
+
+    Parameters
+    ----------
+    framework : behaviour and overheads
+    rollout, trainer, sync : the pools and the path between them
+    trajectories : of one rl_step
+    reward_s : reward of the whole batch where it is not hidden; the framework hides ``reward_hidden`` of it [s]
+    nodes : over which a distributed controller spreads [1]
+    colocated : whether the pools share devices (then they offload, onload, sleep and wake)
+    """
+    result = roll_out(rollout, framework, trajectories)
+    lengths = np.asarray(trajectories.final_tokens[trajectories.offsets[1:] - 1], np.float64)
+    prompts = trajectories.prompt_tokens[trajectories.offsets[:-1]]
+    moved = BatchShape(
+        sequences=len(trajectories),
+        prompt_tokens=float(prompts.mean()),
+        response_tokens=float(lengths.mean() - prompts.mean()),
+        scoring_passes=trainer.scoring_passes,
+    )
+    hardware = trainer.hardware
+    weights = weight_sync_s(hardware, framework.sync_fit(sync.transport), sync.payload, sync.shape)
+    stages = StepStages.of(
+        result,
+        scoring_s=scoring_s(trainer, lengths),
+        training_s=training_s(trainer, lengths),
+        reward_s=reward_s * (1.0 - framework.reward_hidden),
+        weight_sync_s=float(weights),
+        data_movement_s=float(data_movement_s(framework, moved, nodes)),
+        fixed_s=framework.step.value,
+        swap_s=swap_s(framework, sync),
+        transitions=transitions(trainer, framework) if colocated else Transitions(),
+    )
+    return stages, result

@@ -17,6 +17,7 @@ import numpy as np
 
 from rlperf.workload.laws import _TINY, Law, bounds
 from rlperf.workload.lengths import Float, Int, Mask
+from rlperf.workload.tails import log_prior
 
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
 _LOG_NODE_WEIGHTS = np.log(_NODE_WEIGHTS / _NODE_WEIGHTS.sum())
@@ -130,7 +131,11 @@ def law_covariance(law: Law, data: Grouped, smallest_sigma: float = 0.005) -> Fl
             value = value + data.censored * np.log(max(trial.survival(data.cap), _TINY))
         return np.asarray(value)
 
-    inverse = inverse_information(lambda v: -float(per_group(v).sum()), at, box)
+    def objective(vector: Float) -> float:
+        tail = law.with_vector(vector).tail
+        return -float(per_group(vector).sum()) - (0.0 if tail is None else log_prior(tail))
+
+    inverse = inverse_information(objective, at, box)
     steps = 1e-4 * np.maximum(1.0, np.abs(at))
     scores = np.stack([(per_group(at + h) - per_group(at - h)) / (2 * h.max()) for h in np.diag(steps)], axis=1)
     spread = scores.T @ scores * data.n_groups / max(data.n_groups - 1, 1)

@@ -46,7 +46,7 @@ def _math(content: Mapping[str, Any], source: str) -> LengthModel:
     laws = [
         Law(
             tuple(
-                Component("normal", round(float(m), 3), round(float(0.5 * np.log(v)), 6), float(w))
+                Component("normal", round(float(np.log(m)), 6), round(float(0.5 * np.log(v)), 6), round(float(w), 9))
                 for m, v, w in zip(means[:, axis], covariances[:, axis, axis], weights, strict=True)
             )
         )

@@ -1,12 +1,12 @@
 """How faithful a length model is to a recording: in its statistics, and in the rollout time that its lengths cause.
 
-This compares *simulated* rollouts of recorded and of sampled lengths. It is not the 94.7 % that PolyTrace's authors state:
+This compares *simulated* rollouts of recorded and of sampled lengths. It is not the 94.7 % of PolyTrace's authors:
 theirs is a replay of recorded lengths on real GPUs against real seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,7 @@ class RolloutLayout:
 
 @dataclass(frozen=True)
 class Marginal:
-    """Recorded against sampled lengths of one kind. wasserstein is the mean shift of sorted lengths over the mean [1]."""
+    """Recorded against sampled lengths of one kind; wasserstein: mean shift of sorted lengths over the mean [1]."""
 
     name: str
     ks: float
@@ -159,9 +159,8 @@ def fidelity(
         raise SpecError(f"fidelity needs at least 20 replicates for a 5th and 95th percentile, not {replicates}")
     if model.task != "mixed" and recording.multi_turn != (model.turns is not None):
         kinds = ("a single-turn", "a multi-turn")
-        raise SpecError(
-            f"{model.task} is {kinds[model.turns is not None]} model, but this is {kinds[recording.multi_turn]} recording"
-        )
+        mine, theirs = kinds[model.turns is not None], kinds[recording.multi_turn]
+        raise SpecError(f"{model.task} is {mine} model, but this is {theirs} recording")
     cap = recording.max_response_tokens or model.max_response_tokens
     size = int(np.median(recording.group_sizes()))
     big = model.sample(max(2000, 20_000 // size), size, max_response_tokens=cap, seed=seed)
@@ -200,12 +199,9 @@ def fidelity(
     )
 
 
-def _simulate(tables: Sequence[LengthTable] | object, layouts: Sequence[RolloutLayout]) -> list[Float]:
+def _simulate(tables: Iterable[LengthTable], layouts: Sequence[RolloutLayout]) -> list[Float]:
     """Seconds on every layout, and the generated tokens, of every table."""
-    return [
-        np.array([*(layout.rollout_s(t) for layout in layouts), float(t.response_tokens.sum())])
-        for t in tables  # type: ignore[attr-defined]
-    ]
+    return [np.array([*(layout.rollout_s(t) for layout in layouts), float(t.response_tokens.sum())]) for t in tables]
 
 
 def _outcomes(
@@ -231,7 +227,7 @@ def _outcomes(
 
 
 def bootstrap(table: LengthTable, count: int, seed: int) -> list[LengthTable]:
-    """Group bootstrap of one rl_step: whole prompt groups drawn with replacement (Davison and Hinkley 1997, sec. 3.8)."""
+    """Group bootstrap of one rl_step: whole prompt groups, with replacement (Davison and Hinkley 1997, sec. 3.8)."""
     from dataclasses import replace
 
     rng = np.random.default_rng(seed)
@@ -255,14 +251,14 @@ def bootstrap(table: LengthTable, count: int, seed: int) -> list[LengthTable]:
 def _ranges(starts: Int, sizes: Int) -> Int:
     """Concatenated ranges [s, s + size)."""
     ends = np.cumsum(sizes)
-    return np.arange(ends[-1]) + np.repeat(starts - np.r_[0, ends[:-1]], sizes)
+    return np.asarray(np.arange(ends[-1]) + np.repeat(starts - np.r_[0, ends[:-1]], sizes), np.int64)
 
 
 def _marginals(recording: LengthTable, sampled: LengthTable) -> tuple[Marginal, ...]:
     """Prompts and responses; for several turns also turns per trajectory, appended tokens and tool latency."""
     recorded, model = recording.trajectories(), sampled.trajectories()
     pairs: list[tuple[str, Float, Float]] = [
-        ("prompt_tokens", *(_first_of_group(t) for t in (recorded, model))),
+        ("prompt_tokens", _first_of_group(recorded), _first_of_group(model)),
         ("response_tokens", recorded.response_tokens.astype(float), model.response_tokens.astype(float)),
     ]
     if recording.trajectory is not None and sampled.trajectory is not None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from rlperf.errors import SpecError, did_you_mean
 from rlperf.workload.lengths import Float, Mask
+from rlperf.workload.tails import Tail
 
 # Two free numbers per component, unconstrained, so that an optimiser and a Gaussian posterior can work on them.
 FAMILIES: dict[str, tuple[str, str]] = {
@@ -20,7 +21,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "gamma": ("log_shape", "log_scale"),
     "weibull": ("log_shape", "log_scale"),
     "loglogistic": ("log_shape", "log_scale"),
-    "normal": ("mean", "log_sd"),
+    "normal": ("log_mean", "log_sd"),
 }
 _TINY = 1e-300
 _HALF_LOG_2PI = 0.5 * np.log(2.0 * np.pi)
@@ -50,8 +51,9 @@ def _log_pdf(family: str, a: float, b: float, x: Float) -> Float:
         z = (np.log(x) - a) * np.exp(-b)
         return np.asarray(-_HALF_LOG_2PI - b - np.log(x) - 0.5 * z * z)
     if family == "normal":  # truncated below at 0: divided by the mass above 0
-        z = (x - a) * np.exp(-b)
-        return np.asarray(-_HALF_LOG_2PI - b - 0.5 * z * z - log_ndtr(a * np.exp(-b)))
+        mean = np.exp(a)
+        z = (x - mean) * np.exp(-b)
+        return np.asarray(-_HALF_LOG_2PI - b - 0.5 * z * z - log_ndtr(mean * np.exp(-b)))
     shape, log_y = np.exp(a), np.log(x) - b
     if family == "gamma":
         return np.asarray(shape * log_y - np.exp(log_y) - np.log(x) - gammaln(shape))
@@ -69,10 +71,10 @@ def _tails(family: str, a: float, b: float, x: Float) -> tuple[Float, Float]:
         z = (np.log(x) - a) * np.exp(-b)
         return np.asarray(ndtr(z)), np.asarray(ndtr(-z))
     if family == "normal":
-        scale = np.exp(-b)
-        below = ndtr(-a * scale)
-        upper = np.asarray(ndtr(-(x - a) * scale) / (1.0 - below))
-        return np.asarray((ndtr((x - a) * scale) - below) / (1.0 - below)), upper
+        mean, scale = np.exp(a), np.exp(-b)
+        below = ndtr(-mean * scale)
+        upper = np.asarray(ndtr(-(x - mean) * scale) / (1.0 - below))
+        return np.asarray((ndtr((x - mean) * scale) - below) / (1.0 - below)), upper
     shape, log_y = np.exp(a), np.log(x) - b
     if family == "gamma":
         return np.asarray(gammainc(shape, np.exp(log_y))), np.asarray(gammaincc(shape, np.exp(log_y)))
@@ -87,7 +89,8 @@ class Law:
     """Mixture law of a positive length.
 
     f(x) = sum_c w_c f_c(x / s) / s, with sum_c w_c = 1; x [tokens], s = exp(log_scale) [1].
-    With shape_fixed only s is a parameter: the shape is taken from elsewhere (a larger sample).
+    Above the threshold u of a `tail`: P(X > x) = P_mixture(X > u) P_tail(Y > x - u), so that the bulk and the longest
+    responses do not bend each other. With shape_fixed only s is a parameter: the shape comes from a larger sample.
 
     >>> law = Law.single("lognormal", 6.0, np.log(0.5))
     >>> round(float(law.quantile(np.array([0.5]))[0]), 1), round(law.mean(), 1)
@@ -97,6 +100,7 @@ class Law:
     components: tuple[Component, ...]
     log_scale: float = 0.0
     shape_fixed: bool = False
+    tail: Tail | None = None
 
     def __post_init__(self) -> None:
         total = sum(c.weight for c in self.components)
@@ -110,6 +114,8 @@ class Law:
     @property
     def name(self) -> str:
         families = "+".join(c.family for c in self.components)
+        if self.tail is not None:
+            families += "|pareto" + ("+runaway" if self.tail.runaway_share > 0 else "")
         return f"scaled({families})" if self.shape_fixed else families
 
     @property
@@ -119,10 +125,23 @@ class Law:
     def log_pdf(self, x: Float) -> Float:
         y = x * np.exp(-self.log_scale)
         parts = [np.log(max(c.weight, _TINY)) + _log_pdf(c.family, c.first, c.second, y) for c in self.components]
-        return np.asarray((parts[0] if len(parts) == 1 else np.logaddexp.reduce(parts, axis=0)) - self.log_scale)
+        value = np.asarray((parts[0] if len(parts) == 1 else np.logaddexp.reduce(parts, axis=0)) - self.log_scale)
+        if self.tail is None:
+            return value
+        u = self.tail.threshold
+        beyond = np.log(max(self._mixture_tails(np.array([u]))[1][0], _TINY))
+        return np.asarray(np.where(x > u, beyond + self.tail.log_pdf(np.maximum(x - u, 0.0)), value))
 
     def tails(self, x: Float) -> tuple[Float, Float]:
         """P(X <= x) and P(X > x), shape of x."""
+        low, high = self._mixture_tails(x)
+        if self.tail is None:
+            return low, high
+        u = self.tail.threshold
+        beyond = self._mixture_tails(np.array([u]))[1][0] * self.tail.survival(np.maximum(x - u, 0.0))
+        return np.asarray(np.where(x > u, 1.0 - beyond, low)), np.asarray(np.where(x > u, beyond, high))
+
+    def _mixture_tails(self, x: Float) -> tuple[Float, Float]:
         low, high = np.zeros_like(x, np.float64), np.zeros_like(x, np.float64)
         y = x * np.exp(-self.log_scale)
         for c in self.components:
@@ -164,7 +183,8 @@ class Law:
 
     def _log_span(self) -> tuple[float, float]:
         spans = [_span(c) for c in self.components]
-        return min(s[0] for s in spans) + self.log_scale, max(s[1] for s in spans) + self.log_scale
+        low, high = min(s[0] for s in spans) + self.log_scale, max(s[1] for s in spans) + self.log_scale
+        return low, (high if self.tail is None else float(np.log(self.tail.longest())))
 
     def mean(self, cap: float | None = None) -> float:
         """E[min(X, cap)] = integral of P(X > x) over (0, cap) [tokens]."""
@@ -179,21 +199,23 @@ class Law:
             return np.array([self.log_scale])
         values = [v for c in self.components for v in (c.first, c.second)]
         ratios = [np.log(max(c.weight, 1e-12) / max(self.components[0].weight, 1e-12)) for c in self.components[1:]]
-        return np.array(values + ratios)
+        tail = [] if self.tail is None else self.tail.to_vector().tolist()
+        return np.array(values + ratios + tail)
 
     def with_vector(self, vector: Float) -> Law:
         """The same families with other parameters; the inverse of `to_vector`."""
         if self.shape_fixed:
             return replace(self, log_scale=float(vector[0]))
         k = len(self.components)
-        logits = np.r_[0.0, vector[2 * k :]]
+        logits = np.r_[0.0, vector[2 * k : 3 * k - 1]]
         weights = np.exp(logits - logits.max())
         weights /= weights.sum()
         parts = (
             Component(c.family, float(vector[2 * i]), float(vector[2 * i + 1]), float(weights[i]))
             for i, c in enumerate(self.components)
         )
-        return replace(self, components=tuple(parts))
+        tail = None if self.tail is None else self.tail.with_vector(vector[3 * k - 1 :])
+        return replace(self, components=tuple(parts), tail=tail)
 
     def sorted(self) -> Law:
         """Components by their typical length, so that two fits of one law name them alike."""
@@ -205,7 +227,8 @@ class Law:
         if self.shape_fixed:
             return ("log_scale",)
         names = [f"{c.family}[{i}].{n}" for i, c in enumerate(self.components) for n in FAMILIES[c.family]]
-        return (*names, *(f"log_weight_ratio[{i}]" for i in range(1, len(self.components))))
+        ratios = [f"log_weight_ratio[{i}]" for i in range(1, len(self.components))]
+        return (*names, *ratios, *(() if self.tail is None else self.tail.names()))
 
 
 @lru_cache(maxsize=256)
@@ -218,7 +241,7 @@ def _typical(c: Component) -> float:
     if c.family == "lognormal":
         return c.first
     if c.family == "normal":
-        return float(np.log(max(c.first, 1e-3)))
+        return c.first
     return c.second + (c.first if c.family == "gamma" else 0.0)
 
 
@@ -227,7 +250,7 @@ def _span(c: Component) -> tuple[float, float]:
     if c.family == "lognormal":
         low, high = c.first - 8 * np.exp(c.second), c.first + 8 * np.exp(c.second)
     elif c.family == "normal":
-        low, high = np.log(1e-2), np.log(max(c.first + 8 * np.exp(c.second), 1.0))
+        low, high = np.log(1e-2), np.log(np.exp(c.first) + 8 * np.exp(c.second) + 1.0)
     elif c.family == "gamma":
         shape = np.exp(c.first)
         low, high = c.second + np.log(1e-12) / max(shape, 0.2), c.second + np.log(shape + 8 * np.sqrt(shape) + 32)
@@ -245,12 +268,15 @@ def bounds(law: Law, smallest_sigma: float = 0.005) -> list[tuple[float, float]]
     box: list[tuple[float, float]] = []
     for c in law.components:
         if c.family == "lognormal":
-            box += [(-2.0, 16.0), (np.log(smallest_sigma), np.log(3.0))]
+            # A wide log-normal beside another component is a tail that promises anything beyond the record.
+            widest = np.log(3.0 if len(law.components) == 1 else 1.0)
+            box += [(-2.0, 16.0), (np.log(smallest_sigma), widest)]
         elif c.family == "normal":
-            box += [(0.0, 1e7), (0.0, 16.0)]
+            box += [(-2.0, 16.0), (-2.0, 16.0)]
         else:
             box += [(np.log(0.2), np.log(200.0)), (-4.0, 16.0)]
-    return box + [(-9.0, 9.0)] * (len(law.components) - 1)
+    box += [(-9.0, 9.0)] * (len(law.components) - 1)
+    return box if law.tail is None else [*box, *law.tail.bounds()]
 
 
 def start(families: Sequence[str], x: Float) -> Law:
@@ -287,7 +313,9 @@ def _start_from(families: Sequence[str], ordered: Float, cuts: Float) -> Law:
         else:
             if family == "normal":
                 parts.append(
-                    Component(family, float(np.exp(part).mean()), float(np.log(max(np.exp(part).std(), 1.0))), weight)
+                    Component(
+                        family, float(np.log(np.exp(part).mean())), float(np.log(max(np.exp(part).std(), 1.0))), weight
+                    )
                 )
                 continue
             shape = (1.28 if family == "weibull" else 1.81) / spread

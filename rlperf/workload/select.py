@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rlperf.errors import SpecError
 from rlperf.workload.laws import Law, fit_law, kolmogorov_smirnov
 from rlperf.workload.lengths import Float, Mask
+from rlperf.workload.tails import fit_tail, threshold_of
 
 OPEN = (
     ("lognormal",),
@@ -57,24 +58,33 @@ def choose_law(
     reference: Law | None = None,
     design_effect: float = 1.0,
     smallest_sigma: float = 0.005,
+    tail: bool = True,
 ) -> tuple[Law, tuple[Candidate, ...]]:
     """The law of lengths x [n] and the comparison, best first.
 
     Criterion: BIC + ((E[L] - mean) / se)^2, BIC = -2 log L / d + p log(n / d). The design effect d = 1 + (m - 1) icc
-    counts m correlated responses to one prompt as what they tell (Kish 1965, sec. 8.2). The second term asks that the law keep the mean, on which every total
-    rests, where nothing is censored. Above one third censored the shape is not in the data: the shape of `reference`
-    (a large uncensored sample) is taken and only its scale is fitted.
+    counts m correlated responses to one prompt as what they tell (Kish 1965, sec. 8.2). The second term asks that the
+    law keep the mean, on which every total rests, where nothing is censored. Above one third censored the shape is not
+    in the data: the shape of `reference` (a large uncensored sample) is taken and only its scale is fitted. With `tail`
+    the longest 2 % get a tail of their own, where there are enough of them and the cap does not cut it.
     """
     if not x.size:
         raise SpecError("no lengths to fit: the recording holds no complete prompt group")
     share = float(censored.mean())
-    tried: list[tuple[Law, Candidate]] = []
     if families is None and share > MUCH_CENSORED and reference is not None:
         sources: Sequence[tuple[str, ...] | Law] = [reference]
     else:
         sources = families or (CENSORED if share > 0.02 else OPEN)
+    threshold = threshold_of(x, censored) if families is None and tail else None
+    longest = None if threshold is None else fit_tail(x, censored, threshold)
+    tried: list[tuple[Law, Candidate]] = []
     for source in sources:
-        law, log_likelihood = fit_law(source, x, censored, smallest_sigma=smallest_sigma)
+        # Below the threshold the bulk is fitted as if the rest were censored there: the likelihoods add up.
+        above = censored if threshold is None else x > threshold
+        lengths = x if threshold is None else np.minimum(x, threshold)
+        law, log_likelihood = fit_law(source, lengths, above, smallest_sigma=smallest_sigma)
+        if longest is not None:
+            law, log_likelihood = replace(law, tail=longest[0]), log_likelihood + longest[1]
         tried.append((law, _judge(law, log_likelihood, x, censored, design_effect)))
     tried.sort(key=lambda pair: pair[1].bic + (pair[1].mean_error if not censored.any() else 0.0) ** 2)
     return tried[0][0], tuple(c for _, c in tried)

@@ -40,6 +40,7 @@ class Scheduled:
 
     makespan_s: float
     ids: tuple[list[int], ...]
+    start_s: tuple[list[float], ...]
 
     def orders(self, stages: int, microbatches: int) -> Orders:
         """The ids as operations."""
@@ -126,6 +127,7 @@ class ListScheduler:
         weights: list[list[int]] = [[] for _ in range(self.devices)]
         taken = [0] * self.devices  # W already run
         ids: tuple[list[int], ...] = tuple([] for _ in range(self.devices))
+        starts: tuple[list[float], ...] = tuple([] for _ in range(self.devices))
         link: dict[int, float] = {}
         left = size * (2 if merged else 3)
         spare = [limit_s - load for load in self.load]  # idle time each device can still afford
@@ -181,6 +183,7 @@ class ListScheduler:
             end = now + duration[op]
             free[d] = end
             ids[d].append(op)
+            starts[d].append(now)
             left -= 1
             if end > makespan:
                 makespan = end
@@ -212,7 +215,7 @@ class ListScheduler:
             heappush(future[target], (arrival, nxt))
             if target != d:
                 heappush(events, (arrival if arrival > free[target] else free[target], target))
-        return Scheduled(makespan, ids) if left == 0 else None
+        return Scheduled(makespan, ids, starts) if left == 0 else None
 
 
 class _Memory:

@@ -14,6 +14,9 @@ from rlperf.plan.pipeline.search import Annealer, Budget, Candidate, Evaluator, 
 from rlperf.plan.pipeline.standard import StandardSchedule, standard_schedules, uniform_partition
 from rlperf.sim.pipeline import Orders, PipelineTimeline, round_robin, simulate, stage_costs, v_shape
 
+# Successive halving: how many go on, share of all passes, first temperature as a share of the makespan.
+_ROUNDS = ((9, 0.8, 8e-3), (2, 0.2, 2e-3))
+
 Progress = Callable[[str], None]
 
 
@@ -66,7 +69,7 @@ def optimize(
     *,
     freedom: Freedom = Freedom(),
     passes: int | None = None,
-    time_limit_s: float = 20.0,
+    time_limit_s: float = 24.0,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> PipelinePlan:
@@ -117,7 +120,7 @@ def optimize(
 def _default_passes(problem: Problem, time_limit_s: float) -> int:
     """About what fits: a pass takes some 0.3 us for each operation of a pipeline of 4 stages per device."""
     operations = 3 * 4 * problem.devices * problem.microbatches.count
-    return max(200, int(time_limit_s * 1.2e6 / (operations + 100)))
+    return max(200, int(time_limit_s * 0.7e6 / (operations + 100)))
 
 
 def _cuts(partition: tuple[int, ...]) -> tuple[int, ...]:
@@ -180,21 +183,17 @@ def _anneal(
     for entry in sorted(ranked, key=lambda e: e[:2]):
         shapes.setdefault(entry[2].placement, entry)
     field = list(shapes.values())
-    rounds = 4
     total = budget.passes - budget.used
-    for level in range(rounds):
+    for level, (keep, share, hot) in enumerate(_ROUNDS):
         field.sort(key=lambda e: e[:2])
-        keep = max(1, min(len(field), 2 ** (rounds - 1 - level)))
-        field = (field * keep)[:keep] if len(field) < keep else field[:keep]
-        share = max(1, total // rounds // keep)
-        hot = 4e-3 if level == 0 else 2e-3
+        field = (field * keep)[:keep]
         annealed = []
         for cost, index, candidate in field:
-            better, value = annealer.run(candidate, share, hot)
+            better, value = annealer.run(candidate, max(1, int(total * share / keep)), hot)
             annealed.append((min(value, cost), index, better if value <= cost else candidate))
         field = annealed
         if progress is not None:
-            progress(f"round {level + 1} of {rounds}: {min(e[0] for e in field) * 1e3:.2f} ms")
+            progress(f"round {level + 1} of {len(_ROUNDS)}: {min(e[0] for e in field) * 1e3:.2f} ms")
     return min(field, key=lambda e: e[:2])[2]
 
 

@@ -22,13 +22,20 @@ from rlperf.sim.pipeline.types import FloatArray
 
 @dataclass(frozen=True)
 class Candidate:
-    """What the search decides: cuts (first layers of stages 1..S-1), device of each stage, policy, injection order."""
+    """What the search decides.
+
+    cuts : first layers of stages 1..S-1; placement : device of each stage; policy : how devices choose
+    sequence : micro-batches in order of injection
+    keys : priorities [s], shape (2, L, M) for F and B of each layer; None: those of the policy. The search hands the
+        start times of one schedule down as the keys of the next, so that a small change of the partition keeps the
+        order that was learned so far.
+    """
 
     cuts: tuple[int, ...]
     placement: tuple[int, ...]
     policy: Policy
     sequence: tuple[int, ...]
-    bias: tuple[float, ...] = ()
+    keys: FloatArray | None = field(default=None, compare=False, repr=False)
 
     def partition(self, layers: int) -> tuple[int, ...]:
         """Layers of each stage."""
@@ -101,12 +108,13 @@ class Evaluator:
         if self.quick_bound(candidate) >= limit_s:
             return None
         costs = self.costs(candidate)
-        policy = candidate.policy
-        rank = np.empty(self.count)
-        rank[list(candidate.sequence)] = np.arange(self.count)
-        keys = priorities(costs, policy, rank, self.problem.devices)
-        if candidate.bias:
-            keys = keys + self._bias(candidate, keys)
+        policy, edges = candidate.policy, (*candidate.cuts, self.problem.profile.layers)
+        if candidate.keys is None:
+            rank = np.empty(self.count)
+            rank[list(candidate.sequence)] = np.arange(self.count)
+            keys = priorities(costs, policy, rank, self.problem.devices)
+        else:
+            keys = np.stack([candidate.keys[0, [0, *edges[:-1]]], candidate.keys[1, np.array(edges) - 1]])
         scheduler = ListScheduler(
             costs,
             candidate.placement,
@@ -117,16 +125,16 @@ class Evaluator:
         )
         return scheduler.run(keys, policy.patience, list(candidate.sequence), limit_s)
 
-    def _bias(self, candidate: Candidate, keys: FloatArray) -> FloatArray:
-        table = np.asarray(candidate.bias).reshape(2, -1)
-        shift = table[:, None, : self.count]
-        if STAGEBIAS:
-            shift = shift + table[:, self.count :][:, np.array((0, *candidate.cuts)), None]
-        return shift * self.problem.period_s
+    def inherit(self, candidate: Candidate, found: Scheduled) -> FloatArray:
+        """Start times of a schedule, for every layer of a stage those of the stage: keys for what comes next."""
+        size = (len(candidate.cuts) + 1) * self.count
+        starts = np.zeros(3 * size)
+        for ids, times in zip(found.ids, found.start_s, strict=True):
+            starts[ids] = times
+        edges = (0, *candidate.cuts, self.problem.profile.layers)
+        return np.repeat(starts[: 2 * size].reshape(2, -1, self.count), np.diff(edges), axis=1)
 
 
-COMPOUND=0.0
-STAGEBIAS=0
 class Annealer:
     """Simulated annealing from one start."""
 
@@ -134,7 +142,7 @@ class Annealer:
         self.evaluator, self.freedom, self.budget, self.rng = evaluator, freedom, budget, rng
         self.problem = evaluator.problem
 
-    def run(self, start: Candidate, passes: int, hot: float = 4e-3, cold: float = 2e-4) -> tuple[Candidate, float]:
+    def run(self, start: Candidate, passes: int, hot: float = 8e-3, cold: float = 1e-4) -> tuple[Candidate, float]:
         """Anneal for ``passes`` passes; temperatures as shares of the makespan. Returns the best and its makespan."""
         first = self.evaluator.evaluate(start)
         if first is None:
@@ -152,8 +160,8 @@ class Annealer:
             move = self.neighbour(here)
             if move is not None and self.rng.random() < 0.5:
                 move = self.rebalance(move, 20)
-            if move is not None and COMPOUND and self.freedom.schedule and self.rng.random() < COMPOUND:
-                move = self._nudge(move) if self.rng.random() < 0.5 else self._policy(move)
+            if move is not None and self.freedom.schedule and self.rng.random() < 0.2:
+                move = self._nudge(move)
             if move is None or self.evaluator.quick_bound(move) >= threshold:
                 continue
             done += 1
@@ -163,8 +171,10 @@ class Annealer:
             if found is None:
                 continue
             here, cost = move, found.makespan_s
+            if self.freedom.schedule:
+                here = replace(move, keys=self.evaluator.inherit(move, found))
             if cost < best_cost * (1.0 - 1e-12):
-                best, best_cost = here, cost
+                best, best_cost = move, cost
                 if best_cost <= goal * (1.0 + 1e-9):
                     break
         return best, best_cost
@@ -256,19 +266,38 @@ class Annealer:
 
     def _policy(self, here: Candidate) -> Candidate | None:
         policy = here.policy
-        if self.rng.random() < 0.5:
+        if here.keys is None and self.rng.random() < 0.5:
             return replace(here, policy=replace(policy, urgency=policy.urgency * math.exp(self.rng.gauss(0.0, 0.3))))
-        return replace(here, policy=replace(policy, patience=min(1.0, abs(policy.patience + self.rng.gauss(0.0, 0.15)))))
+        patience = min(1.0, abs(policy.patience + self.rng.gauss(0.0, 0.15)))
+        return replace(here, policy=replace(policy, patience=patience))
 
     def _nudge(self, here: Candidate) -> Candidate | None:
-        bias = list(here.bias or (0.0,) * (2 * (self.evaluator.count + (self.problem.profile.layers if STAGEBIAS else 0))))
-        bias[self.rng.randrange(len(bias))] += self.rng.gauss(0.0, 0.2)
-        return replace(here, bias=tuple(bias))
+        """Shift the keys of one operation, of one micro-batch, or of one stage."""
+        if here.keys is None:
+            return self._policy(here)
+        keys = here.keys.copy()
+        shift = self.rng.gauss(0.0, 0.5) * self.problem.period_s
+        edges = (0, *here.cuts, self.problem.profile.layers)
+        kind, m, stage = self.rng.randrange(2), self.rng.randrange(keys.shape[2]), self.rng.randrange(len(edges) - 1)
+        layers = slice(edges[stage], edges[stage + 1])
+        what = self.rng.randrange(3)
+        if what == 0:
+            keys[kind, layers, m] += shift
+        elif what == 1:
+            keys[kind, :, m] += shift
+        else:
+            keys[kind, layers] += shift
+        return replace(here, keys=keys)
 
     def _resequence(self, here: Candidate) -> Candidate | None:
+        """Two micro-batches change places."""
         sequence = list(here.sequence)
         i, j = self.rng.randrange(len(sequence)), self.rng.randrange(len(sequence))
         if i == j:
             return None
-        sequence.insert(j, sequence.pop(i))
-        return replace(here, sequence=tuple(sequence))
+        keys = here.keys
+        if keys is not None:
+            keys = keys.copy()
+            keys[:, :, [sequence[i], sequence[j]]] = keys[:, :, [sequence[j], sequence[i]]]
+        sequence[i], sequence[j] = sequence[j], sequence[i]
+        return replace(here, sequence=tuple(sequence), keys=keys)

@@ -38,12 +38,13 @@ def fit_model(
     group, count = rows.group_index()
     per_prompt = x.size / count
     effect = 1.0 + max(anova_icc(np.log(x), group), 0.0) * (per_prompt - 1.0)
-    law, candidates = choose_law(x, censored, families=families, reference=reference_law(), design_effect=effect)
+    choice = choose_law(x, censored, families=families, reference=reference_law(), design_effect=effect)
+    law = choice.law
     _, first = np.unique(group, return_index=True)
     prompts = np.asarray(rows.prompt_tokens[first] - 0.5, np.float64)
     # Prompts pile up on few values (frames of a video, a fixed template): a component may be half a token narrow.
     floor = float(np.clip(0.5 / np.median(np.maximum(prompts, 0.5)), 1e-3, 0.05))
-    prompt_law, _ = choose_law(prompts, np.zeros(count, bool), families=PROMPTS, smallest_sigma=floor)
+    prompt_law = choose_law(prompts, np.zeros(count, bool), families=PROMPTS, smallest_sigma=floor).law
     data = Grouped.build(x, censored, group, prompt_law.score(prompts), None if cap is None else cap - 1.0)
     dependence = fit_dependence(law, data) if rows.n > count else Dependence(0.0, 0.0, 1.0, 1.0)
     per_step = [table.step(int(s)).n_groups for s in table.steps()]
@@ -74,7 +75,8 @@ def fit_model(
         turns=turns,
         filtering=Filtering.fit(recording.filters) if recording.filters else None,
         reward=RewardLaw.fit(recording.rewards) if len(recording.rewards) > 1 else None,
-        candidates=turn_candidates or candidates,
+        candidates=turn_candidates or choice.candidates,
+        alternatives=choice.alternatives if float(censored.mean()) > 0 else (),
     )
 
 

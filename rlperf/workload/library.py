@@ -15,7 +15,16 @@ from rlperf.workload.model import LengthModel
 
 PRESETS = ("math", "programming", "searching", "tool_use", "image", "video", "mixed")
 _FOLDER = Path(__file__).parent / "presets"
-_OMITTED = ("turns", "filtering", "reward", "mixture", "max_context_tokens", "vision_fraction", "candidates")
+_OMITTED = (
+    "turns",
+    "filtering",
+    "reward",
+    "mixture",
+    "max_context_tokens",
+    "vision_fraction",
+    "candidates",
+    "alternatives",
+)
 
 
 def load_model(path_or_preset: Path | str) -> LengthModel:

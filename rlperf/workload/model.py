@@ -76,6 +76,7 @@ class LengthModel(BaseModel):
     drift                location over rl_steps
     max_response_tokens  cap of the recording [tokens]; None: not reached
     turns, filtering, reward, mixture   where the task has them
+    candidates, alternatives   what else was tried, and what else the data leave possible (weight, law)
     """
 
     model_config = _FROZEN
@@ -97,6 +98,7 @@ class LengthModel(BaseModel):
     vision_fraction: float = Field(0.0, ge=0, le=1)
     mixture: tuple[Share, ...] = ()
     candidates: tuple[Candidate, ...] = ()
+    alternatives: tuple[tuple[float, Law], ...] = ()
 
     @model_validator(mode="after")
     def _complete(self) -> LengthModel:
@@ -167,11 +169,18 @@ class LengthModel(BaseModel):
         return self.laws()[1].mean(max_response_tokens) + 0.5
 
     def interval(self, max_response_tokens: int, *, draws: int = 200, seed: int = 0) -> tuple[Float, Float]:
-        """5th and 95th percentile of (truncated fraction, mean tokens) over the law's own uncertainty."""
+        """5th and 95th percentile of (truncated fraction, mean tokens) over the law's own uncertainty.
+
+        Beyond the recorded cap the family is uncertain too: `alternatives` take part with their weights.
+        """
         rng = np.random.default_rng(seed)
         found = []
-        for _ in range(draws):
-            law = self.draw(rng).laws()[1]
+        beyond = self.max_response_tokens is not None and max_response_tokens > self.max_response_tokens
+        others = [law for _, law in self.alternatives] if beyond else []
+        weights = np.array([1.0, *(w for w, _ in self.alternatives)] if beyond else [1.0])
+        for pick in rng.choice(weights.size, draws, p=weights / weights.sum()):
+            drawn = self.draw(rng).laws()[1]
+            law = drawn if pick == 0 else others[pick - 1]
             found.append((law.survival(max_response_tokens - 1.0), law.mean(max_response_tokens) + 0.5))
         values = np.array(found)
         return np.quantile(values, 0.05, axis=0), np.quantile(values, 0.95, axis=0)

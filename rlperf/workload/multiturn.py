@@ -105,15 +105,15 @@ def _turn_law(table: LengthTable, rows: Mask, cap: int | None) -> tuple[Law, flo
     part = table.where(rows)
     censored = np.zeros(part.n, bool) if cap is None else part.response_tokens >= cap
     x = np.where(censored, (cap or 0) - 1.0, np.maximum(part.response_tokens - 0.5, 0.5))
-    law, tried = choose_law(x, np.asarray(censored, np.bool_))
+    choice = choose_law(x, np.asarray(censored, np.bool_))
+    law = choice.law
     group, count = part.group_index()
     data = Grouped.build(x, np.asarray(censored, np.bool_), group, np.zeros(count), None if cap is None else cap - 1.0)
-    return law, fit_dependence(law, data).icc, tried
+    return law, fit_dependence(law, data).icc, choice.candidates
 
 
 def _positive_law(x: Float) -> Law:
-    law, _ = choose_law(x, np.zeros(x.size, bool), families=_TOOL_FAMILIES, smallest_sigma=0.01)
-    return law
+    return choose_law(x, np.zeros(x.size, bool), families=_TOOL_FAMILIES, smallest_sigma=0.01).law
 
 
 def _latency_laws(table: LengthTable, between: Mask) -> tuple[Law, ...]:

@@ -50,6 +50,15 @@ class Candidate:
     mean_error: float
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The law, the comparison (best first), and the other laws that the data leave possible, with their weights."""
+
+    law: Law
+    candidates: tuple[Candidate, ...]
+    alternatives: tuple[tuple[float, Law], ...] = ()
+
+
 def choose_law(
     x: Float,
     censored: Mask,
@@ -59,7 +68,7 @@ def choose_law(
     design_effect: float = 1.0,
     smallest_sigma: float = 0.005,
     tail: bool = True,
-) -> tuple[Law, tuple[Candidate, ...]]:
+) -> Choice:
     """The law of lengths x [n] and the comparison, best first.
 
     Criterion: BIC + ((E[L] - mean) / se)^2, BIC = -2 log L / d + p log(n / d). The design effect d = 1 + (m - 1) icc
@@ -72,7 +81,7 @@ def choose_law(
         raise SpecError("no lengths to fit: the recording holds no complete prompt group")
     share = float(censored.mean())
     if families is None and share > MUCH_CENSORED and reference is not None:
-        sources: Sequence[tuple[str, ...] | Law] = [reference]
+        sources: Sequence[tuple[str, ...] | Law] = [reference, *(f for f in CENSORED if len(f) == 1)]
     else:
         sources = families or (CENSORED if share > 0.02 else OPEN)
     threshold = threshold_of(x, censored) if families is None and tail else None
@@ -86,8 +95,13 @@ def choose_law(
         if longest is not None:
             law, log_likelihood = replace(law, tail=longest[0]), log_likelihood + longest[1]
         tried.append((law, _judge(law, log_likelihood, x, censored, design_effect)))
-    tried.sort(key=lambda pair: pair[1].bic + (pair[1].mean_error if not censored.any() else 0.0) ** 2)
-    return tried[0][0], tuple(c for _, c in tried)
+    if isinstance(sources[0], Law):  # the data do not choose among shapes: all stay possible, the reference leads
+        return Choice(tried[0][0], tuple(c for _, c in tried), tuple((0.5, law) for law, _ in tried[1:]))
+    criterion = {c.name: c.bic + (c.mean_error if not censored.any() else 0.0) ** 2 for _, c in tried}
+    tried.sort(key=lambda pair: criterion[pair[1].name])
+    best = criterion[tried[0][1].name]
+    weights = [(float(np.exp(0.5 * (best - criterion[c.name]))), law) for law, c in tried[1:]]
+    return Choice(tried[0][0], tuple(c for _, c in tried), tuple((w, law) for w, law in weights if w > 0.05))
 
 
 def _judge(law: Law, log_likelihood: float, x: Float, censored: Mask, effect: float) -> Candidate:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
@@ -12,27 +14,25 @@ from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware
 
 
-def moe_fit(hw: Hardware, dtype: str, kernel: str | None = None) -> tuple[MoeFit, bool]:
-    """Constants of the expert kernel for a dtype, and whether they are a stand-in's."""
+def moe_fit(hw: Hardware, dtype: str, kernels: Sequence[str] = ()) -> tuple[MoeFit, bool]:
+    """Constants of the expert kernel for a dtype, and whether they are a stand-in's.
+
+    ``kernels`` are preferred in their order; without one of them, the first fitted kernel of the dtype serves.
+    """
     fits = hw.calibration.moe
     for name in (dtype, *dtype_of(dtype).stand_ins):
         same = [fit for fit in fits if fit.dtype == name]
         if same:
-            chosen = next((fit for fit in same if fit.kernel == kernel), same[0])
-            return chosen, name != dtype and not (dtype == "fp16" and name == "bf16")
+            named = [fit for kernel in kernels for fit in same if fit.kernel == kernel]
+            return (named or same)[0], name != dtype and not (dtype == "fp16" and name == "bf16")
     if fits:
         return fits[0], True
     dense, _ = gemm_fit(hw, dtype)
-    return (
-        MoeFit(
-            kernel="grouped",
-            dtype=dtype,
-            fixed=f"{dense.fixed * 6!r} s",
-            compute=dense.compute * 0.8,
-            memory=dense.memory,
-        ),
-        True,
-    )
+    grouped = MoeFit.model_construct(
+        kernel="dense", dtype=dtype, fixed=dense.fixed, compute=dense.compute, memory=dense.memory,
+        activation_memory=dense.memory,
+    )  # fmt: skip
+    return grouped, True
 
 
 def touched_experts(pairs: Array, experts: Array) -> FloatArray:
@@ -125,7 +125,7 @@ def grouped_gemm_s(
 
     ``skew`` None: balanced routing. A number: pairs of the busiest device over the mean.
     """
-    fit, _ = moe_fit(hw, dtype, kernel)
+    fit, _ = moe_fit(hw, dtype, () if kernel is None else (kernel,))
     return grouped_with(
         hw.device, fit, tokens, hidden, expert_hidden, experts, active, expert_parallel, expert_tensor_parallel,
         dtype=dtype, gated=gated, skew=1.0 if skew is None else skew,

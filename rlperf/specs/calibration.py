@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.profiles import search_path
 from rlperf.specs.reader import read_spec
-from rlperf.units import Seconds
+from rlperf.units import Bytes, Seconds
 
 
 class _Frozen(BaseModel):
@@ -265,3 +265,74 @@ def load_device_calibration(
             suggestion=did_you_mean(device, names) or "measure one with 'rlperf calibrate measure'",
         )
     )
+
+
+class EngineOverhead(_Frozen):
+    """The constants of an engine that are fitted to end-to-end measurements: never more than three."""
+
+    step: Seconds = Field(description="scheduler, sampling and detokenising per engine_step, not hidden behind kernels")
+    per_request: Seconds = Field(description="the same per running request")
+    kernel_scale: PositiveFloat = Field(description="kernels inside the engine over the same kernels alone")
+    quality: Quality = Quality()
+
+
+class EngineMemory(_Frozen):
+    """What a serving engine keeps beside weights and cache; the form is `rlperf.cost.engine_memory`."""
+
+    activation_base: Bytes = Field(description="workspace of the profiling forward pass, dense")
+    activation_moe: Bytes = Field(description="the same with experts")
+    graphs: Bytes = Field(description="captured CUDA graphs")
+    non_torch: Bytes = Field(description="driver context on one device")
+    non_torch_parallel: Bytes = Field(description="added by communicators where several devices serve one replica")
+    quality: Quality = Quality()
+
+
+class EngineCalibration(_Frozen):
+    """A serving engine: how it schedules, which kernels it runs, and its fitted overheads."""
+
+    id: str
+    engine: str
+    source: str
+    date: str
+    software: str
+    all_reduce: str = Field("nccl", description="implementation of all-reduce in decode, as in the device calibration")
+    prefill_kernel: str | None = None
+    decode_kernel: str | None = None
+    moe_kernels: tuple[str, ...] = Field((), description="expert kernels, first choice first")
+    cuda_graphs: bool = True
+    graph_buckets: tuple[PositiveInt, ...] = Field((), description="batch sizes captured in CUDA graphs")
+    fused_quantise: float = Field(0.0, ge=0, le=1, description="share of quantising passes fused into other kernels")
+    kernels_per_layer: PositiveInt = Field(12, description="launches per layer from eager code")
+    chunked_prefill: bool = True
+    token_budget: PositiveInt = 8192
+    max_running: PositiveInt = 256
+    block_tokens: PositiveInt = 16
+    prefix_caching: bool = True
+    memory_fraction: float = Field(0.9, gt=0, le=1)
+    overhead: EngineOverhead
+    memory: EngineMemory
+    spread_extrapolated: Spread = Field(Spread(), description="where operators have no kernel table behind them")
+    notes: str = ""
+
+
+@cache
+def _engine_calibration(path: Path) -> EngineCalibration:
+    return read_spec(path, EngineCalibration)
+
+
+def load_engine_calibration(
+    engine: str, *, file: Path | str | None = None, folder: Path | str | None = None
+) -> EngineCalibration:
+    """Profile of a serving engine by name (vllm, sglang, trtllm, ...) along the search path, or from ``file``."""
+    if file is not None:
+        return read_spec(file, EngineCalibration)
+    path = find_calibration(engine, "engines", folder)
+    if path is None:
+        names = calibration_names("engines", folder)
+        raise SpecError(
+            Problem(
+                f"no engine profile named {engine!r}",
+                suggestion=did_you_mean(engine, names) or f"known: {', '.join(names)}",
+            )
+        )
+    return _engine_calibration(path)

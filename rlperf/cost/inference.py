@@ -1,0 +1,365 @@
+"""Prefill and decode of a serving engine: seconds of one engine_step, and what a closed loop of clients sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlperf.cost.engine_step import EngineStepCost
+from rlperf.cost.operators import (
+    Operator,
+    Replica,
+    decode_operators,
+    prefill_operators,
+    token_operators,
+    total,
+)
+from rlperf.cost.roofline import Array, as_float
+from rlperf.layout import FloatArray, Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.calibration import EngineCalibration
+from rlperf.specs.hardware import Hardware
+
+TOKEN_POINTS = np.array(
+    [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384],
+    dtype=np.float64,
+)
+"""Token counts at which an `EngineStepCost` tabulates what depends on tokens alone."""
+
+
+def host_s(engine: EngineCalibration, running: Array, layers: float) -> FloatArray:
+    """Scheduler, sampling and launches of one engine_step that kernels do not hide [s].
+
+    step + per_request x running, and without CUDA graphs the launches of every layer.
+    """
+    eager = 0.0 if engine.cuda_graphs else engine.kernels_per_layer * layers * 5e-6
+    return engine.overhead.step + engine.overhead.per_request * as_float(running) + eager
+
+
+def padded(engine: EngineCalibration, running: Array) -> FloatArray:
+    """Batch padded to the next CUDA-graph bucket; larger batches run as they are."""
+    x = as_float(running)
+    if not engine.cuda_graphs or not engine.graph_buckets:
+        return x
+    buckets = np.asarray(engine.graph_buckets, dtype=np.float64)
+    index = np.searchsorted(buckets, x, side="left")
+    return np.where((x > 0) & (index < len(buckets)), buckets[np.minimum(index, len(buckets) - 1)], x)
+
+
+def decode_step_s(
+    arch: Architecture,
+    hw: Hardware,
+    engine: EngineCalibration,
+    layout: Layout,
+    running: Array,
+    kv_tokens: Array,
+    gemm_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+) -> FloatArray:
+    """Seconds of an engine_step in which ``running`` requests of a replica decode one token each.
+
+    Parameters
+    ----------
+    layout : tensor, pipeline, expert and attention-data parallel of the engine; any shape
+    running : requests of the replica [1], broadcasts with the layout
+    kv_tokens : cached tokens of all of them together [tokens]
+    gemm_dtype, kv_dtype : of the weights and of the cache
+
+    Returns
+    -------
+    seconds [s]: host + scale x (operators of tokens + attention)
+    """
+    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
+    batch = padded(engine, running)
+    kernels = total(token_operators(replica, batch, batch)) + total(decode_operators(replica, running, kv_tokens))
+    return host_s(engine, running, arch.layers) + engine.overhead.kernel_scale * kernels
+
+
+def prefill_s(
+    arch: Architecture,
+    hw: Hardware,
+    engine: EngineCalibration,
+    layout: Layout,
+    requests: Array,
+    query_tokens: Array,
+    kv_tokens: Array | None = None,
+    gemm_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+) -> FloatArray:
+    """Seconds to prefill ``requests`` prompts in one engine_step.
+
+    Parameters
+    ----------
+    query_tokens : new tokens of each [tokens]
+    kv_tokens : visible tokens of each, cached prefix included [tokens]; default: the new ones
+    """
+    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
+    q = as_float(query_tokens)
+    k = q if kv_tokens is None else as_float(kv_tokens)
+    kernels = total(token_operators(replica, as_float(requests) * q, requests))
+    kernels = kernels + total(prefill_operators(replica, requests, q, k))
+    return host_s(engine, requests, arch.layers) + engine.overhead.kernel_scale * kernels
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One line of a breakdown: seconds, share of the engine_step, what binds it, and percent of the speed of light."""
+
+    name: str
+    seconds: float
+    share: float
+    bound: str
+    percent_of_light: float
+
+
+LATENCY_BOUND = 0.35
+"""An operator whose ideal time is less than this share of its seconds is bound by latency."""
+
+
+def breakdown(operators: list[Operator], scale: float = 1.0, host: float = 0.0) -> list[OperatorRow]:
+    """Operators of a scalar layout as lines, equal names added up, the host last."""
+    sums: dict[str, list[float]] = {}
+    for one in operators:
+        line = sums.setdefault(one.name, [0.0, 0.0, 0.0, 0.0])
+        for place, value in enumerate((one.seconds * scale, one.compute_s, one.memory_s, one.network_s)):
+            line[place] += float(value)
+    whole = sum(line[0] for line in sums.values()) + host
+    rows = []
+    for name, (seconds, *ideal) in sums.items():
+        if seconds <= 0.0:
+            continue
+        best = max(ideal)
+        kind = ("compute", "bandwidth", "network")[ideal.index(best)]
+        bound = kind if best >= LATENCY_BOUND * seconds else "latency"
+        rows.append(OperatorRow(name, seconds, seconds / whole, bound, 100.0 * min(best / seconds, 1.0)))
+    rows.sort(key=lambda row: -row.seconds)
+    if host > 0.0:
+        rows.append(OperatorRow("host", host, host / whole, "latency", 0.0))
+    return rows
+
+
+def decode_breakdown(
+    arch: Architecture,
+    hw: Hardware,
+    engine: EngineCalibration,
+    layout: Layout,
+    running: float,
+    kv_tokens: float,
+    gemm_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+) -> list[OperatorRow]:
+    """Operators of one decode engine_step of a scalar layout; their seconds add up to `decode_step_s`."""
+    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
+    batch = padded(engine, running)
+    operators = token_operators(replica, batch, batch) + decode_operators(replica, running, kv_tokens)
+    return breakdown(operators, engine.overhead.kernel_scale, float(host_s(engine, running, arch.layers)))
+
+
+def prefill_breakdown(
+    arch: Architecture,
+    hw: Hardware,
+    engine: EngineCalibration,
+    layout: Layout,
+    requests: float,
+    query_tokens: float,
+    gemm_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+) -> list[OperatorRow]:
+    """Operators of one prefill engine_step of a scalar layout; their seconds add up to `prefill_s`."""
+    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
+    operators = token_operators(replica, requests * query_tokens, requests)
+    operators += prefill_operators(replica, requests, query_tokens, query_tokens)
+    return breakdown(operators, engine.overhead.kernel_scale, float(host_s(engine, requests, arch.layers)))
+
+
+def engine_step_cost(
+    arch: Architecture,
+    hw: Hardware,
+    engine: EngineCalibration,
+    layout: Layout,
+    *,
+    gemm_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    typical_context: float = 4096.0,
+) -> EngineStepCost:
+    """Tabulate one scalar layout for the rollout simulator.
+
+    Parameters
+    ----------
+    typical_context : tokens of a running request at which what is not linear in context is linearised: sliding
+        windows, and the fixed cost of split contexts [tokens]
+
+    Notes
+    -----
+    Terms are read off the operators themselves: with one request against two, with and without context.
+    """
+    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
+    scale = engine.overhead.kernel_scale
+    linear = scale * total(token_operators(replica, TOKEN_POINTS, TOKEN_POINTS))
+    head = scale * total([one for one in token_operators(replica, TOKEN_POINTS, TOKEN_POINTS) if one.name in _HEAD])
+    linear = linear - head  # prompts send one row a request through the head, not one a token
+    low, high = typical_context, 1.5 * typical_context
+    batch = 16.0 * float(np.max(replica.pipeline * replica.attention_data))
+
+    def decode(running: float, context: float) -> float:
+        return scale * float(total(decode_operators(replica, running, running * context)))
+
+    per_kv = (decode(batch, high) - decode(batch, low)) / (batch * (high - low))
+    per_request = (decode(2.0 * batch, low) - decode(batch, low)) / batch - per_kv * low
+    fixed = decode(batch, low) - batch * (per_request + per_kv * low)
+    rows = np.array([batch, 2.0 * batch])
+    heads = scale * total([one for one in token_operators(replica, rows, rows) if one.name in _HEAD])
+    head_each = float(heads[1] - heads[0]) / batch
+    pre = _prefill_terms(replica, scale, typical_context)
+    return EngineStepCost(
+        tokens=TOKEN_POINTS,
+        linear_s=np.asarray(linear, dtype=np.float64),
+        host_s=float(host_s(engine, 0.0, arch.layers)) + float(heads[0]) - batch * head_each,
+        host_per_request_s=engine.overhead.per_request + head_each,
+        decode_fixed_s=fixed,
+        decode_per_request_s=per_request,
+        decode_per_kv_token_s=per_kv,
+        prefill_fixed_s=pre[0],
+        prefill_per_request_s=pre[1],
+        prefill_per_pair_s=pre[2],
+        graph_buckets=np.asarray(engine.graph_buckets, dtype=np.float64) if engine.cuda_graphs else None,
+    )
+
+
+_HEAD = ("head", "sampling")
+
+
+def _prefill_terms(replica: Replica, scale: float, context: float) -> tuple[float, float, float]:
+    """Fixed, per-request and per-pair seconds of prefill attention, around prompts of ``context`` tokens."""
+
+    def attention(requests: float, tokens: float) -> float:
+        return scale * float(total(prefill_operators(replica, requests, tokens, tokens)))
+
+    few = float(np.max(replica.pipeline * replica.attention_data))
+    one, two = attention(few, context), attention(2.0 * few, context)
+    long = attention(few, 2.0 * context)
+    pairs = context * (context + 1.0) / 2.0
+    more = context * (2.0 * context + 1.0) - pairs
+    per_pair = max((long - one) / (few * more), 0.0)
+    per_request = max((two - one) / few - per_pair * pairs, 0.0)
+    return max(one - few * (per_request + per_pair * pairs), 0.0), per_request, per_pair
+
+
+@dataclass(frozen=True)
+class Served:
+    """What clients of an engine see; arrays broadcast.
+
+    ``running`` is the mean number of requests that decode, ``output_tokens_per_s`` is of the whole replica.
+    """
+
+    ttft_s: FloatArray
+    tpot_s: FloatArray
+    output_tokens_per_s: FloatArray
+    running: FloatArray
+
+
+def closed_loop(
+    cost: EngineStepCost,
+    concurrency: Array,
+    isl: Array,
+    osl: Array,
+    *,
+    max_running: float = np.inf,
+    token_budget: float = 8192.0,
+    chunked: bool = True,
+) -> Served:
+    r"""A closed loop of ``concurrency`` clients, each of which sends its next request when its last one is done.
+
+    .. math::
+
+        t_{tpot} = t_{dec}(b, K) + \frac{(c - 1)\,\Delta}{n_o},\quad
+        b = \min\left(c \frac{n_o t_{tpot}}{n_o t_{tpot} + t_{ttft}},\ b_{max}\right)
+
+    Parameters
+    ----------
+    cost : of one engine_step (linear in context)
+    concurrency : c, requests in flight [1]; those beyond ``max_running`` queue
+    isl, osl : prompt and generated tokens of every request [tokens]; n_o = osl - 1
+    max_running : b_max, from the cache capacity and the engine's own limit [1]
+    token_budget : tokens of one engine_step; longer prompts take several chunks
+    chunked : prefills share engine_steps with decodes; otherwise decodes wait while a prompt runs
+
+    Notes
+    -----
+    While one request generates its n_o tokens, each of the others is replaced about once, so c - 1 prefills of
+    Δ seconds stand in its way. Δ is what a chunk adds to the engine_step it shares. Mean context: isl + osl / 2.
+    """
+    c, n_in, n_out = as_float(concurrency), as_float(isl), as_float(osl)
+    steps = np.maximum(n_out - 1.0, 1.0)
+    context = n_in + n_out / 2.0
+    slots = np.minimum(c, max_running)
+    running = slots
+    alone = _prompt_s(cost, n_in, token_budget, 0.0, 0.0)
+    tpot, ttft = cost.decode_s(slots, slots * context), alone
+    for _ in range(12):
+        decode = cost.decode_s(running, running * context)
+        chunk_base = running if chunked else np.zeros_like(running)
+        added = _prompt_s(cost, n_in, token_budget, chunk_base, chunk_base * context)
+        if chunked:
+            added = added - np.ceil(n_in / token_budget) * decode
+        tpot = decode + (slots - 1.0) * np.maximum(added, 0.0) / steps
+        ttft = np.where(chunked, added + np.ceil(n_in / token_budget) * decode, added + decode / 2.0)
+        ttft = np.where(c <= 1.0, alone, ttft)
+        share = steps * tpot / (steps * tpot + ttft)
+        running = np.maximum(0.5 * (running + slots * share), np.minimum(slots, 1.0))
+    waiting = np.maximum(c - slots, 0.0) / np.maximum(slots, 1.0) * (ttft + steps * tpot)
+    cycle = ttft + steps * tpot
+    return Served(ttft + waiting, tpot, slots * n_out / cycle, running)
+
+
+def _prompt_s(cost: EngineStepCost, isl: FloatArray, budget: float, running: Array, kv_tokens: Array) -> FloatArray:
+    """Seconds of the engine_steps that prefill one prompt beside ``running`` decodes."""
+    chunks = np.maximum(np.ceil(isl / budget), 1.0)
+    pairs = isl * (isl + 1.0) / 2.0
+    return chunks * cost.step_s(running, kv_tokens, isl / chunks, pairs / chunks, 1.0 / chunks)
+
+
+def static_batch(cost: EngineStepCost, batch: Array, isl: Array, osl: Array, *, token_budget: float = 8192.0) -> Served:
+    """All requests start together: prompts first, then decode in step until all are done (equal lengths)."""
+    b, n_in, n_out = as_float(batch), as_float(isl), as_float(osl)
+    steps = np.maximum(n_out - 1.0, 0.0)
+    tokens = b * n_in
+    chunks = np.maximum(np.ceil(tokens / token_budget), 1.0)
+    pairs = b * n_in * (n_in + 1.0) / 2.0
+    ttft = chunks * cost.step_s(0.0, 0.0, tokens / chunks, pairs / chunks, b / chunks)
+    # linear between contexts: the mean engine_step is the one at the mean context
+    tpot = cost.decode_s(b, b * (n_in + n_out / 2.0))
+    return Served(ttft, tpot, b * n_out / (ttft + steps * tpot), b)
+
+
+def offline(
+    cost: EngineStepCost, isl: Array, osl: Array, *, max_running: Array, token_budget: float = 8192.0
+) -> Served:
+    """Maximum load: the engine always runs as many requests as fit."""
+    return closed_loop(cost, max_running, isl, osl, token_budget=token_budget)
+
+
+def single_stream(cost: EngineStepCost, isl: Array, osl: Array, *, token_budget: float = 8192.0) -> Served:
+    """One request at a time."""
+    return closed_loop(cost, 1.0, isl, osl, token_budget=token_budget)
+
+
+def with_overhead(engine: EngineCalibration, step: float, per_request: float, kernel_scale: float) -> EngineCalibration:
+    """The engine with other overheads, for fits [s, s, 1]."""
+    overhead = engine.overhead.model_copy(
+        update={"step": step, "per_request": per_request, "kernel_scale": kernel_scale}
+    )
+    return engine.model_copy(update={"overhead": overhead})
+
+
+def scaled(cost: EngineStepCost, factor: float) -> EngineStepCost:
+    """A cost whose every term is ``factor`` times as long, for the ends of an interval."""
+    changes = {name: getattr(cost, name) * factor for name in _TERMS}
+    return replace(cost, linear_s=cost.linear_s * factor, **changes)
+
+
+_TERMS = (
+    "host_s", "host_per_request_s", "decode_fixed_s", "decode_per_request_s", "decode_per_kv_token_s",
+    "prefill_fixed_s", "prefill_per_request_s", "prefill_per_pair_s",
+)  # fmt: skip

@@ -3,24 +3,45 @@
 from rlperf.sim.rollout.closed_form import StepCensus, closed_form_makespan_s, take_census
 from rlperf.sim.rollout.options import EngineOptions, Speculation
 from rlperf.sim.rollout.replica import simulate_replica
+from rlperf.sim.rollout.reward import RewardResult, judge, slowest_rank_s, verify
 from rlperf.sim.rollout.rollout import LostSeconds, Replica, RolloutResult, simulate_rollout
+from rlperf.sim.rollout.tail import (
+    DynamicSampling,
+    GroupSource,
+    PartialRollouts,
+    PolicyRun,
+    Synchronous,
+    TailBatching,
+    TailPolicy,
+)
 from rlperf.sim.rollout.timeline import ReplicaTimeline, Segments
 from rlperf.sim.rollout.token_loop import run_token_loop
 from rlperf.sim.rollout.trajectories import Trajectories
 
 __all__ = [
+    "DynamicSampling",
     "EngineOptions",
+    "GroupSource",
     "LostSeconds",
+    "PartialRollouts",
+    "PolicyRun",
     "Replica",
     "ReplicaTimeline",
+    "RewardResult",
     "RolloutResult",
     "Segments",
     "Speculation",
     "StepCensus",
+    "Synchronous",
+    "TailBatching",
+    "TailPolicy",
     "Trajectories",
     "closed_form_makespan_s",
+    "judge",
     "run_token_loop",
     "simulate_replica",
     "simulate_rollout",
+    "slowest_rank_s",
     "take_census",
+    "verify",
 ]

@@ -174,15 +174,17 @@ def _pull(
     queue = deque(np.lexsort((np.arange(len(trajectories)), arrival)).tolist())
     members: list[list[int]] = [[] for _ in engines]
     while True:
-        now = min(engine.action_s for engine in engines)
-        if now == np.inf and not queue:
+        # an engine without work can act as soon as it is done and the queue has something for it
+        supply_s = float(arrival[queue[0]]) if queue else np.inf
+        acts_s = [e.action_s if e.outstanding else max(e.now, supply_s) for e in engines]
+        now = min(acts_s)
+        if now == np.inf:
             break
-        now = float(arrival[queue[0]]) if now == np.inf else now
         while queue and arrival[queue[0]] <= now:
             free = [
                 (engine.outstanding, r)
                 for r, engine in enumerate(engines)
-                if engine.outstanding < engine.max_running and (engine.action_s <= now or not engine.outstanding)
+                if engine.outstanding < engine.max_running and acts_s[r] <= now
             ]
             if not free:
                 break

@@ -60,6 +60,24 @@ class Rate(_Frozen):
     provenance: Provenance
 
 
+class TrainerOverheads(_Frozen):
+    """What the framework adds to its trainer backend's own seconds (those are in ``calibrations/trainers``).
+
+    Attributes
+    ----------
+    update : per optimizer update: data to the ranks, statistics, learning-rate schedule, metrics back
+    scoring_pass : per log-probability pass: mode switch, reference weights in and out, results back
+    moe_layer : per MoE layer, microbatch and forward; a backward costs two more (synchronisations, launches)
+    skew_exponent : busiest expert-parallel device over the mean = expert_parallel ** this, real routers [1]
+    """
+
+    update: Overhead
+    scoring_pass: Overhead
+    moe_layer: Overhead
+    skew_exponent: float = Field(0.25, ge=0.0)
+    skew_source: str = "kernel tables: power-law routing on EP8 costs x1.67 at 4k tokens (cost-model notes, 2.4)"
+
+
 class WeightSyncFit(_Frozen):
     """Constants of one transport; the form is `rlperf.cost.weight_sync.weight_sync_s`."""
 
@@ -107,6 +125,7 @@ class FrameworkCalibration(_Frozen):
     sleep, wake : engine to sleep and back, beside the bytes moved
     engine_host : host seconds per engine_step in this stack, on top of the device's work
     engine_host_per_request : the same, per running request (detokenising, scheduling in Python)
+    training : what it adds to the trainer backend
     capture, start_up : CUDA graph capture per engine start; processes, weights and compilation per run
     """
 
@@ -128,6 +147,7 @@ class FrameworkCalibration(_Frozen):
     engine_host_per_request: Overhead
     capture: Overhead
     start_up: Overhead
+    training: TrainerOverheads
     weight_sync: tuple[WeightSyncFit, ...] = Field(min_length=1)
     step_spread: Provenance = Field(description="measured over predicted rl_step on rows left out")
     rerun_spread: float = Field(0.08, ge=0.0, description="standard deviation of ln(time) between runs of one setup")
@@ -146,6 +166,9 @@ class FrameworkCalibration(_Frozen):
             value = getattr(self, name)
             if isinstance(value, Overhead | Rate) and value.provenance.assumed:
                 names.append(name)
+        for name in ("update", "scoring_pass", "moe_layer"):
+            if getattr(self.training, name).provenance.assumed:
+                names.append(f"training.{name}")
         names += [f"weight_sync.{fit.transport}" for fit in self.weight_sync if fit.provenance.assumed]
         return tuple(names)
 

@@ -13,7 +13,7 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.training import training_update
 from rlperf.cost.weight_sync import SyncPayload, SyncShape, weight_sync_s
-from rlperf.layout import FloatArray, Layout
+from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.sim.rl_step.compose import StepStages, Transitions
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
@@ -102,23 +102,62 @@ def microbatches(
     )
 
 
-def training_s(setup: TrainerSetup, lengths: npt.ArrayLike) -> float:
-    """All optimizer updates of one rl_step [s]; ``lengths`` = prompt + response of every sequence [tokens]."""
+def training_s(framework: FrameworkCalibration, setup: TrainerSetup, lengths: npt.ArrayLike) -> float:
+    r"""All optimizer updates of one rl_step [s]: :math:`n (t_{update} + c_u + (m + p - 1) \ell_{moe} / p\, (3 + f) h)`.
+
+    t_update `training_update` of the trainer backend; c_u the framework's own per update; m microbatches, p stages,
+    l_moe MoE layers, f = 1 under full recompute, h the framework's cost per MoE layer and forward [s].
+
+    Parameters
+    ----------
+    lengths : prompt + response of every sequence [tokens] ``[sequences]``
+    """
     table = np.asarray(lengths, np.float64)
     updates = max(-(-table.size // setup.mini_batch), 1)
     batch = microbatches(setup, min(setup.mini_batch, table.size), table, setup.token_budget)
-    cost = training_update(setup.architecture, setup.hardware, setup.trainer, setup.layout, batch, dtype=setup.dtype)
-    return updates * float(cost.total_s)
+    cost = training_update(
+        setup.architecture,
+        setup.hardware,
+        setup.trainer,
+        setup.layout,
+        batch,
+        dtype=setup.dtype,
+        skew=routing_skew(framework, setup),
+    )
+    full = float(setup.layout.activation_recompute == RECOMPUTE.index("full"))
+    own = framework.training.update.value + (3.0 + full) * _moe_s(framework, setup, batch)
+    return updates * (float(cost.total_s) + own)
 
 
-def scoring_s(setup: TrainerSetup, lengths: npt.ArrayLike) -> float:
-    """All scoring passes of one rl_step [s]; ``lengths`` as in `training_s`."""
+def scoring_s(framework: FrameworkCalibration, setup: TrainerSetup, lengths: npt.ArrayLike) -> float:
+    """All scoring passes of one rl_step [s]: as `training_s`, forward only; ``lengths`` as there."""
     if not setup.scoring_passes:
         return 0.0
     table = np.asarray(lengths, np.float64)
     batch = microbatches(setup, table.size, table, setup.scoring_token_budget, setup.scoring_microbatch)
-    cost = scoring_pass(setup.architecture, setup.hardware, setup.trainer, setup.layout, batch, dtype=setup.dtype)
-    return setup.scoring_passes * float(cost.total_s)
+    cost = scoring_pass(
+        setup.architecture,
+        setup.hardware,
+        setup.trainer,
+        setup.layout,
+        batch,
+        dtype=setup.dtype,
+        skew=routing_skew(framework, setup),
+    )
+    own = framework.training.scoring_pass.value + _moe_s(framework, setup, batch)
+    return setup.scoring_passes * (float(cost.total_s) + own)
+
+
+def routing_skew(framework: FrameworkCalibration, setup: TrainerSetup) -> float:
+    """Tokens of the busiest expert-parallel device over the mean: expert_parallel ** exponent [1]."""
+    return float(np.power(float(setup.layout.expert_parallel), framework.training.skew_exponent))
+
+
+def _moe_s(framework: FrameworkCalibration, setup: TrainerSetup, batch: Microbatches) -> float:
+    """The framework's cost of the MoE layers of one forward over all microbatches and the pipeline's fill [s]."""
+    stages = float(setup.layout.pipeline_parallel)
+    layers = setup.architecture.feed_forward_layers("moe") / stages
+    return float(batch.count + stages - 1.0) * layers * framework.training.moe_layer.value
 
 
 def roll_out(setup: RolloutSetup, framework: FrameworkCalibration, trajectories: Trajectories) -> RolloutResult:
@@ -179,8 +218,8 @@ def step_stages(
     weights = weight_sync_s(hardware, framework.sync_fit(sync.transport), sync.payload, sync.shape)
     stages = StepStages.of(
         result,
-        scoring_s=scoring_s(trainer, lengths),
-        training_s=training_s(trainer, lengths),
+        scoring_s=scoring_s(framework, trainer, lengths),
+        training_s=training_s(framework, trainer, lengths),
         reward_s=reward_s * (1.0 - framework.reward_hidden),
         weight_sync_s=float(weights),
         data_movement_s=float(data_movement_s(framework, moved, nodes)),

@@ -162,6 +162,8 @@ def fidelity(
         mine, theirs = kinds[model.turns is not None], kinds[recording.multi_turn]
         raise SpecError(f"{model.task} is {mine} model, but this is {theirs} recording")
     cap = recording.max_response_tokens or model.max_response_tokens
+    if cap is not None and not recording.multi_turn and int(recording.response_tokens.max()) > cap:
+        cap = None  # recorded under a larger maximum than the model was, which no recorded response reached
     size = int(np.median(recording.group_sizes()))
     big = model.sample(max(2000, 20_000 // size), size, max_response_tokens=cap, seed=seed)
     system, totals = [], []

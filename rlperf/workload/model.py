@@ -39,7 +39,8 @@ class Provenance(BaseModel):
 
     def headline(self) -> str:
         """One line for people, shown wherever the model is used."""
-        size = f", n = {self.responses:,} responses of {self.prompts:,} prompts" if self.responses else ""
+        size = f", n = {self.responses:,} responses" if self.responses else ""
+        size += f" of {self.prompts:,} prompts" if self.prompts else ""
         fit = f", KS {self.ks:.3f}" if self.ks is not None else ""
         return f"{self.kind}: {self.source}{size}{fit}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -161,3 +162,30 @@ def _shifted(model: LengthModel, shift: float, cap: int | None) -> tuple[float, 
     if cap is None or model.turns is not None:
         return float(tokens.mean()), 0.0
     return float(np.minimum(tokens, cap).mean()), float(np.mean(tokens >= cap))
+
+
+def sample_rl_steps(
+    model: LengthModel,
+    rl_steps: Iterable[int],
+    prompts: int,
+    group_size: int,
+    *,
+    max_prompt_tokens: int | None = None,
+    max_response_tokens: int | None = None,
+    seed: int = 0,
+) -> LengthTable:
+    """Several rl_steps of one model in one table, each with its own draw of prompts."""
+    numbers = list(rl_steps)
+    seeds = np.random.SeedSequence(seed).generate_state(max(len(numbers), 1))
+    parts = [
+        model.sample(
+            prompts,
+            group_size,
+            rl_step=step,
+            max_prompt_tokens=max_prompt_tokens,
+            max_response_tokens=max_response_tokens,
+            seed=int(own),
+        )
+        for step, own in zip(numbers, seeds, strict=False)
+    ]
+    return concat(parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +70,11 @@ class TrainingRow:
     peak_bytes: float | None
     assumed: tuple[str, ...] = field(default_factory=tuple)
 
+    @property
+    def used(self) -> bool:
+        """Whether the backend's fit saw this configuration."""
+        return digest(self.configuration) in self.trainer.configurations
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -84,14 +90,26 @@ def configuration_of(row: dict[str, str]) -> str:
     return "|".join(row.get(name) or "" for name in CONFIGURATION)
 
 
-def in_calibration(configuration: str, share: float = 0.3) -> bool:
-    """Whether a configuration belongs to the calibration part: first 8 hex digits of sha256(seed + text) below share.
+def digest(configuration: str) -> str:
+    """First 8 hex digits of sha256(seed | configuration): the order in which configurations are drawn for fits.
 
-    >>> in_calibration("x") == in_calibration("x"), in_calibration("x", 0.0), in_calibration("x", 1.0)
-    (True, False, True)
+    >>> len(digest("x"))
+    8
     """
-    digest = hashlib.sha256(f"{SPLIT_SEED}|{configuration}".encode()).hexdigest()
-    return int(digest[:8], 16) / 2.0**32 < share
+    return hashlib.sha256(f"{SPLIT_SEED}|{configuration}".encode()).hexdigest()[:8]
+
+
+def calibration_part(rows: Sequence[TrainingRow]) -> frozenset[str]:
+    """Digests of the configurations that fits may see: every third of a group's, so floor(n / 3).
+
+    A group's configurations are ordered by backend, device, kind of architecture and dtype, then by digest; the
+    order spreads the third over those kinds, the digest draws within them.
+    """
+    by_group: dict[str, set[tuple[str, str, bool, str, str]]] = {}
+    for row in rows:
+        kind = (row.backend, row.device, row.architecture.experts is not None, row.dtype, digest(row.configuration))
+        by_group.setdefault(row.group, set()).add(kind)
+    return frozenset(kind[-1] for found in by_group.values() for kind in sorted(found)[2::3])
 
 
 def read_training_rows(path: Path) -> tuple[list[TrainingRow], list[Refusal]]:

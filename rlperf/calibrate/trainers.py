@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.trainer_rows import TrainingRow
+from rlperf.calibrate.trainer_rows import TrainingRow, calibration_part, digest
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.training import PARTS, TrainingCost, training_update
 from rlperf.layout import FloatArray, Layout
@@ -67,3 +68,117 @@ def predict_parts(rows: Sequence[TrainingRow], trainers: Trainers | None = None)
 def predict_seconds(rows: Sequence[TrainingRow], trainers: Trainers | None = None) -> FloatArray:
     """Seconds of one optimizer update of every row ``[rows]``."""
     return np.asarray(predict_parts(rows, trainers).sum(axis=1))
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One constant that a fit may move: where it stands, and how far from its start it is believed to lie."""
+
+    path: str
+    low: float
+    high: float
+
+    def read(self, trainer: TrainerCalibration) -> float:
+        """Present value."""
+        head, *rest = self.path.split(".")
+        if head == "generations":
+            return float(getattr(trainer.entry(rest[0]), rest[1]))
+        return float(getattr(getattr(trainer, head), rest[0]))
+
+    def write(self, trainer: TrainerCalibration, value: float) -> TrainerCalibration:
+        """A copy with the constant replaced."""
+        head, *rest = self.path.split(".")
+        if head == "generations":
+            entries = tuple(
+                entry.model_copy(update={rest[1]: value}) if entry is trainer.entry(rest[0]) else entry
+                for entry in trainer.generations
+            )
+            return trainer.model_copy(update={"generations": entries})
+        part = getattr(trainer, head).model_copy(update={rest[0]: value})
+        return trainer.model_copy(update={head: part})
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted backend with its errors on the rows that it saw: mean |ln(predicted / measured)| before and after."""
+
+    trainer: TrainerCalibration
+    configurations: int
+    rows: int
+    before: float
+    after: float
+
+
+def calibration_rows(rows: Sequence[TrainingRow], backends: Sequence[str]) -> list[TrainingRow]:
+    """Timed rows of some backends whose configuration belongs to the calibration part of its group."""
+    timed = [row for row in rows if row.step_s]
+    part = calibration_part(timed)
+    return [row for row in timed if row.backend in backends and digest(row.configuration) in part]
+
+
+def fit_trainer(
+    trainer: TrainerCalibration,
+    rows: Sequence[TrainingRow],
+    knobs: Sequence[Knob],
+    *,
+    ridge: float = 0.004,
+    sweeps: int = 3,
+) -> Fit:
+    """Coordinate descent on the mean |ln(predicted / measured)| of the configurations, with a pull to the start.
+
+    Each knob in turn is moved over its bounds on a shrinking grid of factors; ``ridge`` x (ln of the change)^2 keeps
+    constants that the rows do not determine where judgement put them. Rows of one configuration share one weight.
+    """
+    measured = np.log(np.array([row.step_s for row in rows], dtype=np.float64))
+    names, index = np.unique([row.configuration for row in rows], return_inverse=True)
+    weight = 1.0 / np.bincount(index)[index] / len(names)
+    start = {knob.path: knob.read(trainer) for knob in knobs}
+
+    def misfit(candidate: TrainerCalibration) -> float:
+        predicted = np.log(predict_seconds(rows, {row.backend: candidate for row in rows}))
+        return float((weight * np.abs(predicted - measured)).sum())
+
+    def loss(candidate: TrainerCalibration) -> float:
+        moved = sum(np.log(max(knob.read(candidate), 1e-12) / max(start[knob.path], 1e-12)) ** 2 for knob in knobs)
+        return misfit(candidate) + ridge * float(moved)
+
+    best, best_loss, before = trainer, loss(trainer), misfit(trainer)
+    for sweep in range(sweeps):
+        reach = 2.0 / 2.0**sweep
+        for knob in knobs:
+            here = knob.read(best)
+            for step in (-1.0, -0.5, -0.25, -0.1, 0.1, 0.25, 0.5, 1.0):
+                value = float(np.clip(max(here, knob.low, 1e-9) * np.exp(step * reach * 0.5), knob.low, knob.high))
+                candidate = knob.write(best, value)
+                found = loss(candidate)
+                if found < best_loss - 1e-6:
+                    best, best_loss = candidate, found
+    return Fit(best, len(names), len(rows), before, misfit(best))
+
+
+def write_trainer(trainer: TrainerCalibration, path: Path) -> None:
+    """Write a backend's constants as YAML, fields that stand at their defaults left out, numbers to 4 digits."""
+    import yaml
+
+    from rlperf.specs.writer import write_atomic
+
+    def short(value: object) -> object:
+        if isinstance(value, float):
+            return float(f"{value:.4g}")
+        if isinstance(value, dict):
+            return {key: short(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [short(item) for item in value]
+        return _short_quantity(value) if isinstance(value, str) else value
+
+    data = short(trainer.model_dump(mode="json", exclude_defaults=True))
+    write_atomic(path, yaml.safe_dump(data, sort_keys=False, width=110, allow_unicode=True))
+
+
+def _short_quantity(text: str) -> str:
+    """``'0.0008912345 s'`` as ``'0.0008912 s'``; any other text as it is."""
+    number, _, unit = text.partition(" ")
+    try:
+        return f"{float(number):.4g} {unit}" if unit in ("s", "B", "kB", "MB", "GB") else text
+    except ValueError:
+        return text

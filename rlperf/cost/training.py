@@ -117,7 +117,7 @@ def training_update(
     dtype : of the linear layers (bf16, fp16, fp8, mxfp8, nvfp4); attention, head and router stay in 16 bits
     lora_rank : rank of adapters on all linear layers; the base gets no weight gradients
     skew : tokens of the busiest expert-parallel device over the mean (1 = balanced)
-    chunked_loss : the loss is computed chunk by chunk and recomputed in its backward
+    chunked_loss : the loss is computed chunk by chunk, its logits made again in the backward
     attention_kernel : "flash" (the newest on the device) or "flash2" (FlashAttention-2)
     expert_overlap : the backend hides expert all-to-all behind the other microbatch's compute
 
@@ -129,7 +129,7 @@ def training_update(
     stage = stage_parameters(arch, layout)
     one = _layer_pass(arch, hw, trainer, layout, work, dtype, lora_rank, skew, attention_kernel, expert_overlap)
     head = head_seconds(arch, hw, trainer, layout, work, frozen=lora_rank is not None)
-    head_s = head.forward * (2.0 if chunked_loss else 1.0) + head.backward
+    head_s = (head.forward + head.backward) * (trainer.timing.chunked_head if chunked_loss else 1.0)
     m, p = microbatches.count, layout.pipeline_parallel.astype(np.float64)
     v, layers = layout.virtual_pipeline.astype(np.float64), float(arch.layers)
     each = layers / p
@@ -154,7 +154,7 @@ def training_update(
     return TrainingCost(
         forward_s=m * (each * one.forward + head.forward / p),
         backward_s=m * (each * one.backward + head.backward / p),
-        recompute_s=m * (each * one.recompute + (head.forward / p if chunked_loss else 0.0)),
+        recompute_s=m * (each * one.recompute + (head_s - head.forward - head.backward) / p),
         bubble_s=bubble,
         host_s=m * (np.maximum(each * one.host - mean_device, 0.0) + fixed.microbatch) + fixed.update,
         exposed_tp_s=m * each * one.tensor,

@@ -127,6 +127,8 @@ def matrix_s(
 
 def sustained(generation: Generation, dtype: str) -> float:
     """Sustained over short-burst rate of matrix products for a dtype [1]."""
+    if dtype in ("nvfp4", "mxfp4"):
+        return generation.sustained_fp4
     return generation.sustained if dtype in ("bf16", "fp16", "fp32", "tf32") else generation.sustained_fp8
 
 
@@ -135,7 +137,7 @@ def layer_seconds(
     *, dtype: str, lora_rank: int | None, skew: float, attention_kernel: str = "flash",
 ) -> LayerSeconds:  # fmt: skip
     """Mean layer: matrices, attention, state-space or linear mixers, experts, and memory-bound passes."""
-    generation = trainer.generation(hw.device.generation)
+    generation = trainer.generation(hw.device)
     rate = sustained(generation, dtype)
     forward: FloatArray = np.zeros(())
     backward: FloatArray = np.zeros(())
@@ -158,7 +160,7 @@ def head_seconds(
     arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work, *, frozen: bool = False
 ) -> LayerSeconds:
     """Output projection and cross-entropy, always in 16 bits; tensor parallelism splits the vocabulary."""
-    generation = trainer.generation(hw.device.generation)
+    generation = trainer.generation(hw.device)
     columns = arch.vocab / layout.tensor_parallel.astype(np.float64)
     table = Linear(1.0, columns, np.asarray(float(arch.hidden)))
     forward, backward = matrix_s(hw, work.tokens, table, "bf16", frozen=frozen)
@@ -288,7 +290,7 @@ def _expert_s(
     pairs = own * etp * moe.active * skew
     moved = small_op_s(hw, pairs * arch.hidden * 2.0 * 4.0 * trainer.timing.permute)
     router = gemm_s(hw, own, np.asarray(float(moe.count)), np.asarray(float(arch.hidden)), "bf16") / rate
-    fixed = trainer.timing.moe_layer / 3.0
+    fixed = (trainer.timing.moe_layer + trainer.generation(hw.device).moe_layer) / 3.0
     forward = share * (products + moved + router + fixed)
     return forward, share * ((1.0 if frozen else 2.0) * products + moved + 2.0 * router + 2.0 * fixed)
 

@@ -196,15 +196,16 @@ def optimizer_s(
 ) -> tuple[FloatArray, FloatArray]:
     """(device, host) seconds of the optimizer over a device's parameters.
 
-    Device: parameters / shards x bytes per parameter through memory. Host (offloaded): gradients down and weights up
-    over the host link, and the update at the rate of the host's cores.
+    Device: the update moves bytes per owned parameter, clearing and scaling gradients bytes per held one. Host
+    (offloaded): gradients down and weights up over the host link, and the update at the rate of the host's cores.
     """
     limit = np.where(layout.zero_stage >= 1, layout.shards, 1).astype(np.float64)
     routed_limit = np.where(layout.zero_stage >= 1, np.minimum(layout.expert_data_parallel, layout.shards), 1)
     owned = dense / limit + routed / routed_limit
     store, timing = trainer.storage, trainer.timing
     on_host = np.isin(layout.offload, OFFLOADS_OPTIMIZER)
-    device = stream_s(hw, owned * timing.optimizer_bytes)
+    held = np.where(layout.zero_stage >= 2, owned, dense + routed)
+    device = stream_s(hw, owned * timing.optimizer_bytes + held * timing.gradient_bytes)
     copies = host_copy_s(hw, owned * (store.gradient + store.compute_weight))
     host = copies + owned * (store.optimizer + store.gradient) / timing.host_adam
     return np.where(on_host, 0.0, device), np.where(on_host, host, 0.0)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import calibration_names, find_calibration
+from rlperf.specs.cluster import Device
 from rlperf.specs.reader import read_spec
 from rlperf.units import Bytes, Seconds
 
@@ -36,9 +37,11 @@ class Provenance(_Frozen):
 class Generation(_Frozen):
     """Constants that belong to a device generation under this backend."""
 
-    generation: str = Field(description="beginning of the device's generation, such as Hopper; * for any other")
+    generation: str = Field(description="a device's name, or the beginning of its generation; * for any other")
     sustained: PositiveFloat = Field(0.9, description="sustained over short-burst rate of matrix products")
     sustained_fp8: PositiveFloat = Field(0.8, description="the same for 8-bit and narrower products")
+    sustained_fp4: PositiveFloat = Field(0.6, description="the same for 4-bit products")
+    moe_layer: Seconds = Field(0.0, description="added per MoE layer and microbatch on these devices alone")
     attention: PositiveFloat = Field(1.0, description="time of this backend's attention kernel over the calibrated one")
     flash2: PositiveFloat = Field(1.3, description="the same where FlashAttention-2 runs instead")
     measured: bool = Field(True, description="false: nothing measured, borrowed or judged")
@@ -97,6 +100,9 @@ class Timing(_Frozen):
     microbatch: Seconds = Field(0.0, description="fixed per microbatch: loss, data, synchronisation")
     update: Seconds = Field(0.0, description="fixed per optimizer update: zero_grad, norm, logging")
     optimizer_bytes: PositiveFloat = Field(28.0, description="bytes moved per updated parameter")
+    gradient_bytes: NonNegativeFloat = Field(
+        12.0, description="bytes moved per held parameter to clear and scale gradients"
+    )
     tensor_overlap: float = Field(0.0, ge=0, le=1, description="share of tensor-parallel traffic that is hidden")
     expert_overlap: float = Field(0.0, ge=0, le=1, description="share of expert all-to-all that is hidden")
     pipeline_overlap: float = Field(0.0, ge=0, le=1, description="share of stage-to-stage traffic that is hidden")
@@ -108,6 +114,7 @@ class Timing(_Frozen):
     cross_entropy_bytes: PositiveFloat = Field(
         24.0, description="bytes moved per logit by the loss, forward and backward"
     )
+    chunked_head: PositiveFloat = Field(1.0, description="time of a chunked or fused loss over a plain one")
     lora_bytes: PositiveFloat = Field(30.0, description="bytes moved per value that enters or leaves an adapted matrix")
     lora_linear: Seconds = Field(0.0, description="fixed per adapted matrix and microbatch")
     host_adam: PositiveFloat = Field(6e9, description="bytes/s per device at which a host-side optimizer runs")
@@ -128,15 +135,21 @@ class TrainerCalibration(_Frozen):
     high: PositiveFloat = Field(1.25, description="95th percentile of measured over predicted time")
     memory_low: PositiveFloat = 0.92
     memory_high: PositiveFloat = 1.08
+    configurations: tuple[str, ...] = Field((), description="digests of the measured configurations that the fits saw")
     provenance: tuple[Provenance, ...]
     notes: str = ""
 
-    def generation(self, name: str) -> Generation:
-        """Constants of the device generation ``name`` (the start of it decides), or those of ``*``."""
-        for entry in self.generations:
-            if name.lower().startswith(entry.generation.lower()):
-                return entry
-        return next(entry for entry in self.generations if entry.generation == "*")
+    def generation(self, device: Device) -> Generation:
+        """Constants of a device: by its name, else by the start of its generation, else those of ``*``."""
+        by_name = {entry.generation.lower(): entry for entry in self.generations}
+        if device.name in by_name:
+            return by_name[device.name]
+        generation = device.generation.lower()
+        return next((entry for name, entry in by_name.items() if generation.startswith(name)), by_name["*"])
+
+    def entry(self, name: str) -> Generation:
+        """The entry that stands under ``name``."""
+        return next(entry for entry in self.generations if entry.generation == name)
 
 
 @cache

@@ -9,12 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlperf.api import plan_job, predict_job
     from rlperf.errors import InfeasibleError, RlperfError, SpecError
     from rlperf.layout import Layout
     from rlperf.plan.context import read_job
     from rlperf.plan.plan import Plan, Prediction
-    from rlperf.plan.planner import plan_job
-    from rlperf.plan.predict import predict_job
     from rlperf.specs.architecture import Architecture
     from rlperf.specs.cluster import Cluster
     from rlperf.specs.job import Job
@@ -36,8 +35,8 @@ _HOME = {
     "SpecError": "rlperf.errors",
     "load_architecture": "rlperf.specs.profiles",
     "load_cluster": "rlperf.specs.profiles",
-    "plan_job": "rlperf.plan.planner",
-    "predict_job": "rlperf.plan.predict",
+    "plan_job": "rlperf.api",
+    "predict_job": "rlperf.api",
     "read_job": "rlperf.plan.context",
 }
 

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from rlperf.cost.reject import Reject
-from rlperf.layout import IntArray
+from rlperf.layout import BoolArray, IntArray
 from rlperf.plan.demand import Batch
+from rlperf.plan.rollout_columns import RolloutColumns
 from rlperf.plan.trainer_columns import TrainerColumns
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts
@@ -66,3 +67,36 @@ def trainer_rule_flags(
             here = (columns.backend == index) & np.broadcast_to(broken, flags.shape)
             flags |= np.where(here, int(Reject.FRAMEWORK), 0)
     return flags
+
+
+def pair_rule_mask(
+    facts: FrameworkFacts | None, rollout: RolloutColumns, trainer: TrainerColumns, r: IntArray, t: IntArray,
+    backends: tuple[str, ...], architecture: Architecture, batch: Batch,
+) -> BoolArray:  # fmt: skip
+    """Pairs that no rule about rollout and trainer together refuses ``[pairs]``."""
+    allowed = np.ones(len(r), dtype=np.bool_)
+    if facts is None:
+        return allowed
+    engine, layout = rollout.layout.take(r), trainer.layout.take(t)
+    names = {
+        "rollout": SimpleNamespace(
+            **vars(engine),
+            devices=engine.devices,
+            replica_devices=engine.replica_devices,
+            max_running=rollout.max_running[r],
+            memory_fraction=rollout.memory_fraction[r],
+        ),
+        "trainer": SimpleNamespace(
+            **vars(layout),
+            devices=layout.devices,
+            replica_devices=layout.replica_devices,
+            token_budget=trainer.token_budget[t],
+            dynamic=True,
+        ),
+        "batch": batch_names(batch),
+        "architecture": architecture_names(architecture),
+    }
+    for index, backend in enumerate(backends):
+        for broken in facts.refused(names, backend).values():
+            allowed &= ~(np.broadcast_to(broken, allowed.shape) & (trainer.backend[t] == index))
+    return allowed

@@ -11,14 +11,15 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.reject import Reject
 from rlperf.cost.scoring import scoring_pass
-from rlperf.cost.trainer_memory import trainer_memory
+from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.cost.training import training_update
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.candidates import Shape, token_budgets, trainer_layouts
 from rlperf.plan.context import Context, Trainer
 from rlperf.plan.demand import Demand
+from rlperf.plan.plan import SettingsValues
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.job import PoolSpec
+from rlperf.specs.job import PoolSettings, PoolSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,8 +122,8 @@ def _cost(
     if alive.any():
         some = layout.flat(alive)
         times = _times(context, trainer, architecture, demand, pool, some, budget[alive])
-        memory = _memory(context, trainer, architecture, demand, pool, some, budget[alive], park[alive])
-        for into, values in ((seconds, times), (size, memory), (spread, times)):
+        memory = trainer_bytes(context, trainer, architecture, demand, some, pool.settings, budget[alive], park[alive])
+        for into, values in ((seconds, times), (size, vars(memory)), (spread, times)):
             for name in into:
                 if name in values:
                     into[name][alive] = values[name]
@@ -133,7 +134,7 @@ def _cost(
         flags = flags | np.where(alive & over, int(Reject.MEMORY), 0)
         flags = flags | np.where(alive & (size["host"] * per_node > host_limit), int(Reject.HOST_MEMORY), 0)
         flags = flags | np.where(alive & (budget < demand.batch.longest_tokens), int(Reject.BATCH), 0)
-        seconds["transition"][alive] = 2.0 * host_copy_s(context.hardware, memory["parked"])
+        seconds["transition"][alive] = transition_seconds(context, memory)
     return TrainerColumns(
         backend=np.full(len(flags), index, dtype=np.int64),
         layout=layout,
@@ -195,31 +196,51 @@ def _packed(layout: Layout, sequences: float, lengths: Lengths, budget: IntArray
     )
 
 
-def _memory(
-    context: Context, trainer: Trainer, architecture: Architecture, demand: Demand, pool: PoolSpec,
-    layout: Layout, budget: IntArray, parked: IntArray,
-) -> dict[str, FloatArray]:  # fmt: skip
-    """Bytes per device at the peak of training, while the engine runs, on the host, and parked; full microbatches."""
+@dataclass(frozen=True, eq=False)
+class TrainerBytes:
+    """Bytes per device [bytes]: peak of training, while the engine runs, on the host, and parked there meanwhile."""
+
+    peak: FloatArray
+    idle: FloatArray
+    host: FloatArray
+    parked: FloatArray
+    parts: MemoryParts
+
+
+def trainer_bytes(
+    context: Context, trainer: Trainer, architecture: Architecture, demand: Demand, layout: Layout,
+    settings: SettingsValues | PoolSettings, budget: IntArray | None = None, parked: IntArray | None = None,
+) -> TrainerBytes:  # fmt: skip
+    """Memory of trainer layouts with full microbatches of the longest sequences: what must fit on the worst rl_step.
+
+    ``budget`` and ``parked`` override the settings' own, one per layout ``[columns]``.
+    """
     longest = float(demand.batch.longest_tokens)
-    tokens = budget.astype(np.float64)
+    tokens = np.asarray(settings.token_budget if budget is None else budget, dtype=np.float64)
+    park = np.asarray(int(bool(settings.parked)) if parked is None else parked)
     most = demand.batch.sequences / demand.batch.updates / layout.data_parallel * longest
     full = Microbatches.of(tokens, tokens * longest, longest, np.maximum(np.ceil(most / tokens), 1.0))
     parts = trainer_memory(
         architecture, context.hardware, trainer.calibration, layout, full,
-        dtype=pool.settings.compute_dtype or "bf16", lora_rank=pool.settings.lora_rank,
-        chunked_loss=bool(pool.settings.chunked_loss),
+        dtype=settings.compute_dtype or "bf16", lora_rank=settings.lora_rank,
+        chunked_loss=bool(settings.chunked_loss),
     )  # fmt: skip
     copies = 2.0 if "critic" in context.job.all_roles else 1.0
     states = parts.states * copies
+    shape = np.broadcast_shapes(np.shape(tokens), layout.shape)
     reference = _reference_bytes(context, trainer, architecture, layout)
-    on_device = parts.total + states - parts.states
-    shape = np.shape(budget)
-    return {
-        "peak": np.broadcast_to(on_device, shape),
-        "idle": np.broadcast_to(np.where(parked == 1, 0.0, states) + parts.context, shape),
-        "host": np.broadcast_to(parts.host * copies + parked * states + reference, shape),
-        "parked": np.broadcast_to(parked * states, shape),
-    }
+    return TrainerBytes(
+        peak=np.broadcast_to(parts.total + states - parts.states, shape),
+        idle=np.broadcast_to(np.where(park == 1, 0.0, states) + parts.context, shape),
+        host=np.broadcast_to(parts.host * copies + park * states + reference, shape),
+        parked=np.broadcast_to(park * states, shape),
+        parts=parts,
+    )
+
+
+def transition_seconds(context: Context, memory: TrainerBytes) -> FloatArray:
+    """Parking the states and bringing them back, once per rl_step [s]."""
+    return 2.0 * host_copy_s(context.hardware, memory.parked)
 
 
 def _reference_bytes(context: Context, trainer: Trainer, architecture: Architecture, layout: Layout) -> FloatArray:

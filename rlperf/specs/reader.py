@@ -15,8 +15,11 @@ Key = tuple[str | int, ...]
 Spec = TypeVar("Spec", bound=BaseModel)
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe loader that refuses duplicate keys and leaves dates as text."""
+_Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_Safe):  # type: ignore[misc]
+    """Safe loader (libyaml's where it is built in) that leaves dates as text."""
 
 
 _Loader.yaml_implicit_resolvers = {

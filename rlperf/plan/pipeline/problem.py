@@ -87,7 +87,9 @@ class Problem:
         """`rlperf.sim.pipeline.stage_costs` from running sums: equal to rounding, and fast enough for a search."""
         edges = np.array((0, *cuts, self.profile.layers))
         f, b, w, act, kept = (np.maximum(np.diff(total[edges], axis=0), 0.0) for total in self._sums)
-        return StageCosts(f, b, w, act, np.minimum(kept, act), np.diff(self._state[edges]), self._transfer[edges[1:-1] - 1])
+        return StageCosts(
+            f, b, w, act, np.minimum(kept, act), np.diff(self._state[edges]), self._transfer[edges[1:-1] - 1]
+        )
 
     @cached_property
     def first_forward_s(self) -> list[float]:

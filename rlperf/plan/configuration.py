@@ -1,0 +1,137 @@
+"""Configuration: one candidate in full, as a plan states it; and the single-row layouts that the costs read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
+from rlperf.plan.context import Context
+from rlperf.plan.demand import Batch
+from rlperf.plan.plan import BatchSettings, LayoutValues, PoolPlan, SettingsValues
+from rlperf.plan.rollout_columns import TOKEN_BUDGET, RolloutColumns
+from rlperf.plan.trainer_columns import TrainerColumns
+from rlperf.specs.job import Mode, Role
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Mode, batch and the pools of every role."""
+
+    mode: Mode
+    staleness: int
+    batch: Batch
+    pools: tuple[PoolPlan, ...]
+
+    def pool(self, role: Role) -> PoolPlan:
+        """The pool that serves ``role``."""
+        return next(pool for pool in self.pools if pool.role == role)
+
+    @property
+    def devices(self) -> int:
+        """Devices of all pools together."""
+        rollout, trainer = self.pool("rollout").devices, self.pool("trainer").devices
+        return trainer if self.mode == "colocated" else rollout + trainer
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Mode, batch and layouts: what two candidates share that differ only in settings."""
+        pools = tuple((pool.role, pool.devices, pool.settings.backend, pool.layout) for pool in self.pools)
+        return (self.mode, self.batch, pools)
+
+    @property
+    def complexity(self) -> float:
+        """How much there is to get wrong: doublings of every degree but data parallel, and switches turned on."""
+        total = 0.0
+        for pool in (self.pool("rollout"), self.pool("trainer")):
+            numbers = pool.layout.model_dump(exclude={"data_parallel", "microbatch", "zero_stage", "sequence_parallel"})
+            total += sum(math.log2(n) for n in numbers.values() if isinstance(n, int) and n > 1)
+            total += (pool.layout.offload != "none") + bool(pool.settings.parked) + (pool.layout.shard_size > 0)
+        return total + (self.mode != "colocated")
+
+    @property
+    def settings(self) -> BatchSettings:
+        """The batch as a plan states it."""
+        b = self.batch
+        return BatchSettings(
+            prompts_per_step=b.prompts,
+            group_size=b.group_size,
+            mini_batch=b.mini_batch,
+            max_prompt_tokens=b.max_prompt_tokens,
+            max_response_tokens=b.max_response_tokens,
+        )
+
+
+def layout_values(layout: Layout) -> LayoutValues:
+    """A scalar layout as a plan states it."""
+    numbers = layout.to_dict()
+    return LayoutValues.model_validate(
+        {
+            **numbers,
+            "sequence_parallel": bool(numbers["sequence_parallel"]),
+            "activation_recompute": RECOMPUTE[numbers["activation_recompute"]],
+            "offload": OFFLOAD[numbers["offload"]],
+        }
+    )
+
+
+def layout_of(values: LayoutValues) -> Layout:
+    """The other way round: one flat row, as arrays of length 1.
+
+    >>> layout_of(LayoutValues(tensor_parallel=4, activation_recompute="full")).activation_recompute.tolist()
+    [2]
+    """
+    numbers = values.model_dump()
+    numbers["activation_recompute"] = RECOMPUTE.index(values.activation_recompute)
+    numbers["offload"] = OFFLOAD.index(values.offload)
+    return Layout.of(**{name: [int(value)] for name, value in numbers.items()})
+
+
+def configuration_of(
+    context: Context, batch: Batch, mode: Mode, rollout: RolloutColumns, r: int, trainer: TrainerColumns, t: int
+) -> Configuration:
+    """The pair ``(r, t)`` of columns in full."""
+    job, device = context.job, context.cluster.device
+    engine, train = job.pool("rollout").settings, job.pool("trainer").settings
+    backend = context.trainers[int(trainer.backend[t])].backend
+    r_layout, t_layout = rollout.layout.take(r), trainer.layout.take(t)
+    rollout_pool = PoolPlan(
+        role="rollout",
+        devices=int(r_layout.devices),
+        device=device,
+        layout=layout_values(r_layout),
+        settings=SettingsValues(
+            backend=engine.backend or job.engine,
+            max_running=int(rollout.max_running[r]),
+            memory_fraction=float(rollout.memory_fraction[r]),
+            kv_dtype=engine.kv_dtype or "bf16",
+            rollout_dtype=engine.rollout_dtype or "bf16",
+            prefix_caching=engine.prefix_caching is not False,
+            chunked_prefill=engine.chunked_prefill is not False,
+            engine_token_budget=engine.engine_token_budget or TOKEN_BUDGET,
+            cuda_graphs=engine.cuda_graphs is not False,
+        ),
+    )
+    trainer_settings = SettingsValues(
+        backend=backend,
+        token_budget=int(trainer.token_budget[t]),
+        scoring_token_budget=train.scoring_token_budget or int(trainer.token_budget[t]),
+        compute_dtype=train.compute_dtype or "bf16",
+        packing=train.packing is not False,
+        lora_rank=train.lora_rank,
+        parked=bool(trainer.parked[t]) if mode == "colocated" else None,
+        chunked_loss=bool(train.chunked_loss),
+    )
+    roles: list[Role] = ["trainer", *(role for role in job.all_roles if role in ("reference", "critic"))]
+    trained = [
+        PoolPlan(
+            role=role,
+            devices=int(t_layout.devices),
+            device=device,
+            layout=layout_values(t_layout),
+            settings=trainer_settings,
+        )
+        for role in roles
+    ]
+    staleness = job.limits.staleness if mode in ("async", "one_step_off") else 0
+    return Configuration(mode, staleness, batch, (rollout_pool, *trained))

@@ -1,0 +1,191 @@
+"""Judge: one configuration with the event simulator and the real lengths, over the demand's rl_steps.
+
+The screen's closed forms rank a million candidates; the judge has the last word on the few that are left, and it is
+what `predict` shows. Every candidate sees the same rl_steps: differences between candidates are not noise of lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.scoring import scoring_pass
+from rlperf.cost.training import TrainingCost, training_update
+from rlperf.layout import FloatArray, Layout
+from rlperf.plan.configuration import Configuration, layout_of
+from rlperf.plan.context import Context, TaskContext, Trainer
+from rlperf.plan.demand import Demand
+from rlperf.plan.rollout_columns import Engines, RolloutColumns, engine_limits, replica_memory, steady_seconds, tabulate
+from rlperf.plan.stage_seconds import PairSeconds, pair_seconds
+from rlperf.plan.trainer_columns import TrainerColumns, scoring_passes, trainer_bytes, transition_seconds
+from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
+from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.job import PoolSettings, PoolSpec
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What the judge found for one configuration.
+
+    Attributes
+    ----------
+    seconds : stages and rl_step of every replicate [s] ``[replicates]``
+    rollouts : the simulated rollouts, one per replicate
+    rollout, trainer : the columns that were costed, one row per replicate
+    training : breakdown of the optimizer updates of the first replicate
+    scoring : breakdown of one scoring pass of the first replicate
+    engines : the engine's cost table and memory
+    """
+
+    configuration: Configuration
+    demand: Demand
+    seconds: PairSeconds
+    rollouts: tuple[RolloutResult, ...]
+    rollout: RolloutColumns
+    trainer: TrainerColumns
+    training: TrainingCost
+    scoring: TrainingCost
+    microbatches: Microbatches
+    engines: Engines
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per rl_step, mean over the replicates."""
+        return float(self.seconds.step_s.mean())
+
+
+@dataclass(eq=False)
+class Judge:
+    """Evaluates configurations of one task; remembers rollouts and partitions that candidates share."""
+
+    context: Context
+    task: TaskContext
+    _rollouts: dict[tuple[object, ...], RolloutResult] = field(default_factory=dict)
+    _batches: dict[tuple[object, ...], tuple[float, float, float, float]] = field(default_factory=dict)
+    _engines: dict[tuple[object, ...], Engines] = field(default_factory=dict)
+
+    def evaluate(self, demand: Demand, configuration: Configuration) -> Evaluation:
+        """Stages and rl_step of every replicate of ``demand``."""
+        arch, count = self.task.architecture, len(demand.tables)
+        rollout, results, engines = self._rollout(demand, configuration)
+        trainer, training, scoring, batches = self._train(demand, configuration)
+        rows = np.arange(count)
+        seconds = pair_seconds(
+            self.context, arch, demand, configuration.mode, configuration.staleness, rollout, trainer, rows, rows
+        )
+        return Evaluation(
+            configuration, demand, seconds, results, rollout, trainer, training, scoring, batches, engines
+        )
+
+    def _rollout(
+        self, demand: Demand, configuration: Configuration
+    ) -> tuple[RolloutColumns, tuple[RolloutResult, ...], Engines]:
+        pool = configuration.pool("rollout")
+        layout, settings = layout_of(pool.layout), pool.settings
+        spec = PoolSpec(role="rollout", settings=PoolSettings.model_validate(settings.model_dump(exclude_none=True)))
+        engines = self._tabulate(layout, spec)
+        fraction = np.array([settings.memory_fraction or 0.0])
+        kv_tokens, awake = replica_memory(self.context, engines, layout, np.zeros(1, dtype=np.int64), fraction)
+        limits = engine_limits(spec, float(kv_tokens[0]), int(settings.max_running or 1))
+        replicas = pool.layout.data_parallel
+        results = []
+        for index, table in enumerate(demand.tables):
+            key = (id(demand), index, tuple(pool.layout.model_dump().items()), limits)
+            if key not in self._rollouts:
+                self._rollouts[key] = simulate_rollout(
+                    Trajectories.from_table(table), replicas, cost=engines.cost[0], limits=limits,
+                    devices_per_replica=pool.devices // replicas,
+                )  # fmt: skip
+            results.append(self._rollouts[key])
+        n = len(results)
+        ones = np.ones(n)
+        steady = steady_seconds(engines.cost[0], limits, replicas, demand)
+        columns = RolloutColumns(
+            layout=layout.take(np.zeros(n, dtype=np.int64)),
+            engine=np.zeros(n, dtype=np.int64),
+            memory_fraction=fraction[0] * ones,
+            max_running=np.full(n, limits.max_running, dtype=np.int64),
+            kv_tokens=kv_tokens[0] * ones,
+            makespan_s=np.array([result.makespan_s for result in results]),
+            steady_s=steady * ones,
+            transition_s=2.0 * engines.weight_bytes[0] / self.context.hardware.device.host_bandwidth * ones,
+            awake_bytes=awake[0] * ones,
+            asleep_bytes=engines.asleep_bytes[0] * ones,
+            flags=np.zeros(n, dtype=np.int64),
+            costs=engines.cost,
+        )
+        return columns, tuple(results), engines
+
+    def _tabulate(self, layout: Layout, spec: PoolSpec) -> Engines:
+        shape = layout.with_(data_parallel=[1])
+        key = (tuple(shape.take(0).to_dict().items()), spec.settings.rollout_dtype, spec.settings.kv_dtype)
+        if key not in self._engines:
+            self._engines[key] = tabulate(self.context, self.task.architecture, spec, layout)
+        return self._engines[key]
+
+    def _train(
+        self, demand: Demand, configuration: Configuration
+    ) -> tuple[TrainerColumns, TrainingCost, TrainingCost, Microbatches]:
+        pool = configuration.pool("trainer")
+        index, trainer = next((i, t) for i, t in enumerate(self.context.trainers) if t.backend == pool.settings.backend)
+        layout, settings, arch = layout_of(pool.layout), pool.settings, self.task.architecture
+        budget, scoring_budget = settings.token_budget, settings.scoring_token_budget or settings.token_budget
+        count, updates = len(demand.tables), demand.batch.updates
+        per_update = self._microbatches(demand, layout, budget, updates)
+        whole = self._microbatches(demand, layout, scoring_budget, 1)
+        training = self._update(trainer, arch, layout, per_update, configuration)
+        scoring = scoring_pass(
+            arch, self.context.hardware, trainer.calibration, layout, whole, dtype=settings.compute_dtype or "bf16"
+        )
+        critics = 2.0 if "critic" in self.context.job.all_roles else 1.0
+        passes = scoring_passes(self.context, trainer, updates)
+        train_s = training.total_s.reshape(count, updates).sum(axis=1) * critics
+        memory = trainer_bytes(self.context, trainer, arch, demand, layout, settings)
+        rows = np.zeros(count, dtype=np.int64)
+        ones = np.ones(count)
+        columns = TrainerColumns(
+            backend=np.full(count, index, dtype=np.int64),
+            layout=layout.take(rows),
+            token_budget=np.full(count, budget or 0, dtype=np.int64),
+            parked=np.full(count, int(bool(settings.parked)), dtype=np.int64),
+            training_s=train_s,
+            scoring_s=np.broadcast_to(scoring.total_s, (count,)) * passes,
+            transition_s=transition_seconds(self.context, memory) * ones,
+            peak_bytes=memory.peak * ones,
+            idle_bytes=memory.idle * ones,
+            host_bytes=memory.host * ones,
+            low=training.low.reshape(count, updates)[:, 0],
+            high=training.high.reshape(count, updates)[:, 0],
+            flags=np.zeros(count, dtype=np.int64),
+        )
+        return columns, training, scoring, per_update
+
+    def _update(
+        self, trainer: Trainer, arch: Architecture, layout: Layout, batches: Microbatches, configuration: Configuration
+    ) -> TrainingCost:
+        settings = configuration.pool("trainer").settings
+        return training_update(
+            arch, self.context.hardware, trainer.calibration, layout, batches,
+            dtype=settings.compute_dtype or "bf16", lora_rank=settings.lora_rank,
+            chunked_loss=bool(settings.chunked_loss),
+        )  # fmt: skip
+
+    def _microbatches(self, demand: Demand, layout: Layout, budget: int | None, updates: int) -> Microbatches:
+        """Microbatches of every update of every replicate, from the real lengths ``[replicates x updates]``."""
+        rows: list[tuple[float, float, float, float]] = []
+        one = layout.take(0)
+        for k in range(len(demand.tables)):
+            parts = np.array_split(demand.lengths(k), updates)
+            for u, part in enumerate(parts):
+                key = (id(demand), k, u, updates, int(one.data_parallel), budget, int(one.microbatch))
+                if key not in self._batches:
+                    made = Microbatches.from_lengths(one, part, token_budget=budget)
+                    self._batches[key] = (
+                        float(made.tokens), float(made.sum_squares), float(made.max_len), float(made.count)
+                    )  # fmt: skip
+                rows.append(self._batches[key])
+        columns: FloatArray = np.array(rows).T
+        return Microbatches.of(*columns)

@@ -1,0 +1,67 @@
+"""Why a configuration was chosen: what binds it, and what another one does otherwise."""
+
+from __future__ import annotations
+
+from rlperf.plan.configuration import Configuration
+from rlperf.plan.context import Context
+from rlperf.plan.evaluate import Evaluation
+from rlperf.plan.prediction import idle_fractions
+
+NOTEWORTHY = 0.1
+"""A cause is named when it takes at least this share."""
+
+
+def binding(context: Context, evaluation: Evaluation) -> list[str]:
+    """What holds the configuration back, largest first."""
+    found = []
+    seconds, step = evaluation.seconds, evaluation.step_s
+    idle = idle_fractions(evaluation)
+    share = float(seconds.rollout_s.mean()) / step
+    for cause, words in (
+        ("tail", "tail: the longest responses run in a nearly empty batch"),
+        ("imbalance", "imbalance: replicas wait for the slowest one"),
+        ("tool_wait", "tools: engines wait for tool answers"),
+        ("preemption", "KV cache: requests are preempted and recomputed"),
+    ):
+        lost = idle[cause] * share
+        if lost >= NOTEWORTHY:
+            found.append((lost, f"{words} ({100 * lost:.0f} % of the rl_step)"))
+    limit = context.hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
+    for name, used in (("trainer", evaluation.trainer.peak_bytes[0]), ("engine", evaluation.rollout.awake_bytes[0])):
+        if used > 0.9 * limit:
+            found.append(
+                (float(used / limit) - 0.9, f"memory: the {name} takes {100 * used / limit:.0f} % of the limit")
+            )
+    for name, words in (
+        ("weight_sync_s", "weight sync"),
+        ("reward_s", "reward"),
+        ("offload_s", "sleep, wake and offload"),
+        ("other_s", "the framework's own overhead"),
+    ):
+        part = float(getattr(seconds, name).mean()) / step
+        if part >= NOTEWORTHY:
+            found.append((part, f"{words} ({100 * part:.0f} % of the rl_step)"))
+    return [words for _, words in sorted(found, key=lambda item: -item[0])]
+
+
+def differences(chosen: Configuration, other: Configuration) -> list[str]:
+    """What ``other`` does otherwise, in words such as ``rollout tensor_parallel 4 instead of 2``."""
+    found = []
+    if chosen.mode != other.mode:
+        found.append(f"{other.mode} instead of {chosen.mode}")
+    for name, theirs in other.settings.model_dump().items():
+        ours = getattr(chosen.settings, name)
+        if ours != theirs:
+            found.append(f"{name} {theirs} instead of {ours}")
+    for pool in chosen.pools:
+        if pool.role in ("reference", "critic"):
+            continue
+        rival = other.pool(pool.role)
+        for mine, its in ((pool.layout, rival.layout), (pool.settings, rival.settings)):
+            for name, theirs in its.model_dump().items():
+                ours = getattr(mine, name)
+                if ours != theirs and name not in ("data_parallel", "sequence_parallel", "scoring_token_budget"):
+                    found.append(f"{pool.role} {name} {theirs} instead of {ours}")
+        if pool.devices != rival.devices:
+            found.append(f"{pool.role} on {rival.devices} instead of {pool.devices} devices")
+    return found or ["data_parallel alone"]

@@ -1,0 +1,68 @@
+"""Predict: what the given configuration does; what the job leaves open is filled in by the planner, and said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlperf.errors import InfeasibleError
+from rlperf.plan.configuration import Configuration
+from rlperf.plan.context import Context, resolve
+from rlperf.plan.evaluate import Evaluation, Judge
+from rlperf.plan.plan import Prediction
+from rlperf.plan.prediction import prediction_of
+from rlperf.plan.screen import screen
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.job import Job, Role
+
+
+def predict_job(
+    job: Job, *, folder: Path | None = None, facts: FrameworkFacts | None = None, context: Context | None = None
+) -> Prediction:
+    """Prediction of a job whose pools are pinned; open values are chosen by the screen and named in ``assumed``.
+
+    A configuration that does not fit the memory is predicted all the same, with ``fits`` False and the first knob to
+    turn. Only the first task is predicted; plan the job for several.
+
+    Raises
+    ------
+    SpecError : names that cannot be found
+    InfeasibleError : the pinned degrees cannot be laid out at all
+    """
+    context = context or resolve(job, folder=folder)
+    evaluation, filled = evaluate_job(context, facts)
+    found = prediction_of(context, context.tasks[0], evaluation)
+    return found.model_copy(update={"assumed": (*filled, *found.assumed)})
+
+
+def evaluate_job(context: Context, facts: FrameworkFacts | None = None) -> tuple[Evaluation, tuple[str, ...]]:
+    """The judged configuration of a job's first task, and what was filled in."""
+    task, job = context.tasks[0], context.job
+    demands = tuple(task.source.demand(batch, (0, job.horizon.rl_steps - 1), job.seed) for batch in task.batches)
+    screened = screen(context, task, demands, facts, keep=1)
+    if not screened.configurations:
+        screened = screen(context, task, demands, keep=1, lenient=True)
+    if not screened.configurations:
+        raise InfeasibleError("the pinned layout cannot be laid out", nearest_miss="; ".join(screened.misses) or None)
+    evaluation = Judge(context, task).evaluate(demands[int(screened.demand[0])], screened.configurations[0])
+    return evaluation, filled_in(job, screened.configurations[0])
+
+
+def filled_in(job: Job, configuration: Configuration) -> tuple[str, ...]:
+    """What the job left open and the configuration states, in words."""
+    found = []
+    roles: tuple[Role, ...] = ("rollout", "trainer")
+    for role in roles:
+        pool, spec = configuration.pool(role), job.pool(role)
+        values = pool.layout.model_dump()
+        opened = {
+            name: value
+            for name, value in values.items()
+            if len(getattr(spec.layout, name) or ()) != 1
+            and value not in (0, 1, False, "none")
+            and name != "data_parallel"
+        }
+        if spec.devices is None:
+            opened = {"devices": pool.devices, **opened}
+        if opened:
+            found.append(f"{role}: " + ", ".join(f"{name} {value}" for name, value in opened.items()))
+    return tuple(found)

@@ -1,0 +1,152 @@
+"""From an evaluation to a `Prediction`: stages, memory by part, operators, what was assumed, what to turn first."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlperf.cost.trainer_memory import DEVICE_PARTS
+from rlperf.plan.context import Context, TaskContext
+from rlperf.plan.evaluate import Evaluation
+from rlperf.plan.plan import CalibrationUse, MemoryUse, Prediction, StageTimes
+from rlperf.plan.shares import rollout_shares, trainer_shares
+from rlperf.plan.trainer_columns import TrainerBytes, trainer_bytes
+from rlperf.plan.uncertainty import interval
+from rlperf.specs.job import Role
+from rlperf.units import human_bytes
+
+
+def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *, operators: bool = True) -> Prediction:
+    """Everything that is predicted of one configuration."""
+    seconds, demand, configuration = evaluation.seconds, evaluation.demand, evaluation.configuration
+    step = evaluation.step_s
+    low, high = interval(context, evaluation)
+    stages = StageTimes(
+        **{name.removesuffix("_s"): float(value.mean()) for name, value in vars(seconds).items() if name != "step_s"}
+    )
+    memory = memory_uses(context, task, evaluation)
+    over = [role for role, use in memory.items() if use.total > use.limit]
+    price = context.price_usd_per_s
+    trained = demand.trained_tokens
+    rows = (*rollout_shares(context, task, evaluation), *trainer_shares(context, task, evaluation)) if operators else ()
+    return Prediction(
+        step_s=step,
+        low_s=low,
+        high_s=high,
+        stages_s=stages,
+        memory_bytes=memory,
+        tokens_per_s_per_device=trained / step / configuration.devices,
+        usd_per_step=None if price is None else step * configuration.devices * price,
+        trained_tokens=trained,
+        truncated_fraction=demand.truncated_fraction,
+        idle_fraction=idle_fractions(evaluation),
+        operators=rows,
+        assumed=assumptions(context, evaluation),
+        calibration=CalibrationUse(
+            ids=context.calibration_ids,
+            extrapolated=context.hardware.calibration.extrapolated,
+            notes=_calibration_notes(context),
+        ),
+        fits=not over,
+        advice=tuple(advice(evaluation, memory, over)),
+    )
+
+
+def memory_uses(context: Context, task: TaskContext, evaluation: Evaluation) -> dict[Role, MemoryUse]:
+    """Peak bytes per device of the engine and the trainer, neighbours on shared devices included."""
+    configuration, device = evaluation.configuration, context.hardware.device
+    colocated = configuration.mode == "colocated"
+    pool = configuration.pool("trainer")
+    trainer = context.trainers[int(evaluation.trainer.backend[0])]
+    held = trainer_bytes(
+        context, trainer, task.architecture, evaluation.demand, evaluation.trainer.layout.take(np.zeros(1, np.int64)),
+        pool.settings,
+    )  # fmt: skip
+    limit = device.memory * (1.0 - context.job.limits.memory_headroom)
+    return {
+        "rollout": _engine_use(evaluation, held, limit, colocated),
+        "trainer": _trainer_use(
+            evaluation, held, limit, colocated, trainer.calibration.memory_low, trainer.calibration.memory_high
+        ),
+    }
+
+
+def _engine_use(evaluation: Evaluation, held: TrainerBytes, limit: float, colocated: bool) -> MemoryUse:
+    engines = evaluation.engines
+    total = float(evaluation.rollout.awake_bytes[0])
+    weights, other = float(engines.weight_bytes[0]), float(engines.other_bytes[0])
+    parts = {"weights": weights, "activation and graphs": other, "kv cache": max(total - weights - other, 0.0)}
+    if colocated:
+        parts["trainer, idle"] = float(held.idle.ravel()[0])
+    whole = sum(parts.values())
+    # the engine is told its share, so only the neighbour is uncertain
+    return MemoryUse(total=whole, low=0.98 * whole, high=1.02 * whole, limit=limit, parts=parts)
+
+
+def _trainer_use(
+    evaluation: Evaluation, held: TrainerBytes, limit: float, colocated: bool, low: float, high: float
+) -> MemoryUse:
+    parts = {name: float(np.ravel(getattr(held.parts, name))[0]) for name in DEVICE_PARTS}
+    extra = float(held.peak.ravel()[0]) - sum(parts.values())
+    if extra > 1.0:
+        parts["critic"] = extra
+    if colocated:
+        parts["engine, asleep"] = float(evaluation.rollout.asleep_bytes[0])
+    whole = sum(parts.values())
+    return MemoryUse(total=whole, low=low * whole, high=high * whole, limit=limit, parts=parts)
+
+
+def idle_fractions(evaluation: Evaluation) -> dict[str, float]:
+    """Share of the rollout's device-seconds that went into no full batch, by cause."""
+    causes = ("tail", "imbalance", "tool_wait", "prefill_stall", "preemption")
+    devices = evaluation.configuration.pool("rollout").devices
+    spent = sum(result.makespan_s for result in evaluation.rollouts) * devices
+    return {cause: sum(getattr(r.lost, cause) for r in evaluation.rollouts) / spent for cause in causes}
+
+
+def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
+    """What was filled in, in words."""
+    framework = context.trainers[int(evaluation.trainer.backend[0])].framework
+    notes = list(evaluation.demand.notes)
+    if framework.assumed:
+        notes.append(f"{framework.id}: nobody measured {', '.join(framework.assumed)}")
+    if "reference" in context.job.all_roles:
+        notes.append("the reference policy is scored on the trainer's devices and waits in host memory")
+    return tuple(notes)
+
+
+def _calibration_notes(context: Context) -> tuple[str, ...]:
+    use = context.hardware.calibration
+    if not use.extrapolated:
+        return ()
+    relative = use.extrapolated_from
+    return (f"{use.device} has no measurements of its own: efficiencies of {relative}, intervals twice as wide",)
+
+
+def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role]) -> list[str]:
+    """The first knob to turn where it does not fit; what limits the rollout otherwise."""
+    found = []
+    for role in over:
+        use = memory[role]
+        largest = max(use.parts, key=lambda name: use.parts[name])
+        more = human_bytes(use.total - use.limit)
+        found.append(f"{role} is {more} over its limit; {largest} is the largest part: {_knob(role, largest)}")
+    preempted = sum(result.preemptions for result in evaluation.rollouts)
+    if preempted:
+        each = preempted / len(evaluation.rollouts)
+        found.append(
+            f"{each:.0f} preemptions per rl_step: raise memory_fraction or tensor_parallel, or lower max_running"
+        )
+    return found
+
+
+def _knob(role: Role, part: str) -> str:
+    if role == "rollout":
+        knobs = {"weights": "raise tensor_parallel", "trainer, idle": "park the trainer's states (parked: true)"}
+        return knobs.get(part, "lower memory_fraction")
+    knobs = {
+        "activations": "activation_recompute: full, or a smaller token_budget",
+        "logits": "chunked_loss: true, or a smaller token_budget",
+        "optimizer": "offload: optimizer, or shard over more devices",
+        "engine, asleep": "a deeper sleep level of the engine",
+    }
+    return knobs.get(part, "raise tensor_parallel, pipeline_parallel or zero_stage")

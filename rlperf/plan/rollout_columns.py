@@ -1,0 +1,269 @@
+"""Rollout columns: every engine layout with its memory fraction and max_running, and what a demand takes on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.reject import Reject
+from rlperf.layout import FloatArray, IntArray, Layout
+from rlperf.plan.candidates import Shape, rollout_layouts
+from rlperf.plan.context import Context
+from rlperf.plan.demand import Demand
+from rlperf.sim.rollout.closed_form import StepCensus, take_census
+from rlperf.sim.rollout.routing import route
+from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.job import PoolSpec
+
+MEMORY_FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9)
+MAX_RUNNING = (64, 256, 1024)
+TOKEN_BUDGET = 8192
+SCREENED_RL_STEPS = 2
+"""rl_steps of a demand that the screen counts; the judge simulates all of them."""
+HEAVIEST = 3
+"""Replicas per rollout whose engine_steps the screen counts."""
+CONCURRENCY_GRID = 1.1
+
+
+@dataclass(frozen=True, eq=False)
+class Engines:
+    """One engine shape (everything but data parallelism) per entry: its cost, and its memory per device [bytes].
+
+    ``kv_token_bytes`` is the cache of one token on one device; ``kv_tokens`` of a replica follow from what is free.
+    """
+
+    cost: tuple[EngineStepCost, ...]
+    weight_bytes: FloatArray
+    other_bytes: FloatArray
+    asleep_bytes: FloatArray
+    kv_token_bytes: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutColumns:
+    """Flat columns; every array has shape ``[columns]``.
+
+    Attributes
+    ----------
+    engine : index into ``costs``
+    memory_fraction : share of device memory that the engine takes [1]
+    kv_tokens : cache of a replica [tokens]
+    makespan_s : seconds until the last of an rl_step's responses, mean over the demand's rl_steps [s]
+    steady_s : seconds per rl_step when finished requests are replaced at once [s]
+    transition_s : the engine's weights and cache leaving and returning, once per rl_step [s]
+    awake_bytes, asleep_bytes : per device while it generates, and while a colocated trainer runs
+    flags : `Reject`
+    """
+
+    layout: Layout
+    engine: IntArray
+    memory_fraction: FloatArray
+    max_running: IntArray
+    kv_tokens: FloatArray
+    makespan_s: FloatArray
+    steady_s: FloatArray
+    transition_s: FloatArray
+    awake_bytes: FloatArray
+    asleep_bytes: FloatArray
+    flags: IntArray
+    costs: tuple[EngineStepCost, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of columns."""
+        return len(self.engine)
+
+    def take(self, index: IntArray) -> RolloutColumns:
+        """Some columns, by index."""
+        values: dict[str, Any] = {
+            name: value.take(index) if isinstance(value, Layout) else value if name == "costs" else value[index]
+            for name, value in vars(self).items()
+        }
+        return RolloutColumns(**values)
+
+    def limits(self, index: int, pool: PoolSpec) -> EngineLimits:
+        """Limits of one column's replicas, for the event simulator."""
+        return engine_limits(pool, float(self.kv_tokens[index]), int(self.max_running[index]))
+
+
+def engine_limits(pool: PoolSpec, kv_tokens: float, max_running: int) -> EngineLimits:
+    """Limits with the user's settings where stated; engines' defaults elsewhere."""
+    settings = pool.settings
+    return EngineLimits(
+        kv_tokens=kv_tokens,
+        max_running=max_running,
+        token_budget=settings.engine_token_budget or TOKEN_BUDGET,
+        chunked_prefill=settings.chunked_prefill is not False,
+        prefix_caching=settings.prefix_caching is not False,
+    )
+
+
+def rollout_columns(context: Context, architecture: Architecture, demand: Demand, devices: int) -> RolloutColumns:
+    """Every rollout column on ``devices`` devices, infeasible ones flagged."""
+    pool = context.job.pool("rollout")
+    shape = Shape(architecture, devices, context.cluster.scale_up_domain, demand.batch.longest_tokens)
+    layout, flags = rollout_layouts(shape, pool)
+    return _columns(context, architecture, demand, pool, layout, flags)
+
+
+def _columns(
+    context: Context, architecture: Architecture, demand: Demand, pool: PoolSpec, layout: Layout, flags: IntArray
+) -> RolloutColumns:
+    """Engine shapes crossed with memory fractions and max_running; each shape is tabulated once."""
+    keep = np.flatnonzero(flags == 0)
+    dead = layout.flat(flags != 0)
+    engines = tabulate(context, architecture, pool, layout.take(keep))
+    fractions = np.array(pool.settings.memory_fraction or MEMORY_FRACTIONS)
+    running = np.array(pool.settings.max_running or MAX_RUNNING, dtype=np.int64)
+    e, f, m = (a.ravel() for a in np.meshgrid(np.arange(len(keep)), fractions, running, indexing="ij"))
+    rows = layout.take(keep).take(e)
+    kv_tokens, awake = replica_memory(context, engines, rows, e, f)
+    sets = len(f) + dead.size
+    some = np.full(sets, np.inf)
+    kv_flags = np.where(kv_tokens < demand.batch.longest_tokens, int(Reject.KV), 0)
+    kv_flags |= np.where(engines.weight_bytes[e] + engines.other_bytes[e] > awake, int(Reject.MEMORY), 0)
+    makespan, steady = some.copy(), some.copy()
+    alive = np.flatnonzero(kv_flags == 0)
+    makespan[alive], steady[alive] = _seconds(context, demand, pool, engines, rows, e, kv_tokens, m, alive)
+    joined = Layout(**{n: np.concatenate([v.ravel(), getattr(dead, n).ravel()]) for n, v in vars(rows.flat()).items()})
+
+    def padded(values: Any, fill: float) -> Any:
+        return np.concatenate([values, np.full(dead.size, fill)])
+
+    return RolloutColumns(
+        layout=joined,
+        engine=padded(e, 0).astype(np.int64),
+        memory_fraction=padded(f, 0.0),
+        max_running=padded(m, 0).astype(np.int64),
+        kv_tokens=padded(kv_tokens, 0.0),
+        makespan_s=makespan,
+        steady_s=steady,
+        transition_s=padded(2.0 * engines.weight_bytes[e] / context.hardware.device.host_bandwidth, np.inf),
+        awake_bytes=padded(awake, np.inf),
+        asleep_bytes=padded(engines.asleep_bytes[e], np.inf),
+        flags=np.concatenate([kv_flags, flags[flags != 0]]),
+        costs=engines.cost,
+    )
+
+
+def tabulate(context: Context, architecture: Architecture, pool: PoolSpec, layout: Layout) -> Engines:
+    """Cost table and memory of every engine shape in a flat layout."""
+    gemm_dtype, kv_dtype = pool.settings.rollout_dtype or "bf16", pool.settings.kv_dtype or "bf16"
+    costs, sizes = [], []
+    for row in layout.rows():
+        costs.append(
+            engine_step_cost(
+                architecture, context.hardware, context.engine, row, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype
+            )
+        )
+        sizes.append(_engine_bytes(context, architecture, row))
+    table = np.array(sizes, dtype=np.float64).reshape(-1, 4).T
+    return Engines(tuple(costs), *table)
+
+
+def _engine_bytes(context: Context, architecture: Architecture, layout: Layout) -> tuple[float, float, float, float]:
+    """Weights, everything beside weights and cache, what stays asleep, and one cached token, per device [bytes]."""
+    tensor, pipeline = int(layout.tensor_parallel), int(layout.pipeline_parallel)
+    fit = context.engine.memory
+    weights = 2.0 * architecture.parameters / (tensor * pipeline)
+    parallel = fit.non_torch_parallel if tensor * pipeline > 1 else 0.0
+    other = (
+        (fit.activation_moe if architecture.experts else fit.activation_base) + fit.graphs + fit.non_torch + parallel
+    )
+    heads = 1 if architecture.latent else min(tensor, architecture.kv_heads)
+    token = 2.0 * architecture.kv_values_per_token() / heads / pipeline
+    return weights, other, fit.graphs + fit.non_torch + parallel, token
+
+
+def replica_memory(
+    context: Context, engines: Engines, layout: Layout, e: IntArray, fraction: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Cache of a replica [tokens] and bytes that the engine takes per device, at each memory fraction."""
+    taken = fraction * context.hardware.device.memory
+    free = np.maximum(taken - engines.weight_bytes[e] - engines.other_bytes[e], 0.0)
+    per_device = free / engines.kv_token_bytes[e]
+    return per_device * np.maximum(layout.attention_data_parallel, 1), taken
+
+
+def steady_seconds(cost: EngineStepCost, limits: EngineLimits, replicas: int, demand: Demand) -> float:
+    r"""Seconds per rl_step of replicas that always find the next request: throughput, without a tail.
+
+    .. math:: t = \frac{1}{R} \Big( \frac{G}{C}\, t_{step}(C, C \bar k) + t_{prefill} \Big)
+
+    G generated tokens per rl_step, R replicas, C requests running at once (max_running, or what the cache holds at the
+    mean context), k mean context in flight (prompt and half the response, weighted by time) [tokens].
+    """
+    tables = [table.trajectories() for table in demand.tables]
+    prompts = np.concatenate([table.prompt_tokens for table in tables]).astype(np.float64)
+    generated, rl_steps = float(sum(table.response_tokens.sum() for table in tables)), len(tables)
+    context = context_in_flight(demand)
+    share = max(len(prompts) / rl_steps / replicas, 1.0)
+    running = max(min(float(limits.max_running), limits.kv_tokens / context, share), 1.0)
+    step = float(cost.decode_s(running, running * context))
+    unique = prompts / (demand.batch.group_size if limits.prefix_caching else 1)
+    steps = np.ceil(float(unique.sum()) / limits.token_budget)
+    budget = float(limits.token_budget)
+    pairs = float((prompts**2).sum()) / 2.0 / max(demand.batch.group_size if limits.prefix_caching else 1, 1)
+    prefill = steps * float(cost.step_s(0.0, 0.0, budget, 0.0, 1.0)) + cost.prefill_per_pair_s * pairs
+    return (generated / running * step + float(prefill)) / replicas / rl_steps
+
+
+def _seconds(
+    context: Context, demand: Demand, pool: PoolSpec, engines: Engines, layout: Layout, e: IntArray,
+    kv_tokens: FloatArray, running: IntArray, alive: IntArray,
+) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    """Makespan and steady seconds of the columns ``alive``, means over some of the demand's rl_steps.
+
+    Which requests share an engine_step does not depend on what it costs, so the engine_steps of a workload are counted
+    once per number of replicas and concurrency, and every engine shape costs a dot product (`StepCensus`).
+    """
+    makespan, steady = np.zeros(len(alive)), np.zeros(len(alive))
+    tables = [Trajectories.from_table(table) for table in demand.tables[:SCREENED_RL_STEPS]]
+    held = context_in_flight(demand)
+    counted: dict[tuple[int, int], list[list[StepCensus]]] = {}
+    for position, column in enumerate(alive):
+        replicas, cost = int(layout.data_parallel[column]), engines.cost[e[column]]
+        limits = engine_limits(pool, float(kv_tokens[column]), int(running[column]))
+        steady[position] = steady_seconds(cost, limits, replicas, demand)
+        key = (replicas, _concurrency(limits, tables, replicas, held))
+        if key not in counted:
+            bound = replace(limits, kv_tokens=np.inf, max_running=key[1])
+            counted[key] = [_census(table, replicas, bound) for table in tables]
+        makespan[position] = np.mean([max(float(c.makespan_s(cost)) for c in censuses) for censuses in counted[key]])
+    return makespan, steady
+
+
+def context_in_flight(demand: Demand) -> float:
+    """Mean cached tokens of a running request, weighted by the time it runs: E[L (p + L / 2)] / E[L] [tokens]."""
+    tables = [table.trajectories() for table in demand.tables]
+    prompts = np.concatenate([table.prompt_tokens for table in tables]).astype(np.float64)
+    responses = np.concatenate([table.response_tokens for table in tables]).astype(np.float64)
+    return float((responses * (prompts + responses / 2.0)).sum()) / max(float(responses.sum()), 1.0)
+
+
+def _concurrency(limits: EngineLimits, tables: list[Trajectories], replicas: int, held: float) -> int:
+    """Requests of a replica that run at once: its share of the batch, max_running, or what the cache holds.
+
+    A cache that binds counts as a bound on concurrency, rounded down to a geometric grid so that columns that behave
+    alike are counted once; preemptions are left to the judge.
+    """
+    share = max(-(-len(table) // replicas) for table in tables)
+    running = min(limits.max_running, share)
+    fit = limits.kv_tokens * (1.0 - limits.watermark) / held
+    if fit >= running:
+        return running
+    return max(int(CONCURRENCY_GRID ** np.floor(np.log(max(fit, 1.0)) / np.log(CONCURRENCY_GRID))), 1)
+
+
+def _census(table: Trajectories, replicas: int, limits: EngineLimits) -> list[StepCensus]:
+    """Engine_steps of the replicas that may be the slowest: those with the most tokens, and the longest trajectory."""
+    chosen = route(table, "round_robin", np.ones(replicas))
+    tokens = np.bincount(chosen, table.generated_tokens, replicas)
+    heavy = np.argsort(-tokens, kind="stable")[:HEAVIEST]
+    slowest = {*heavy.tolist(), int(chosen[int(np.argmax(table.generated_tokens))])}
+    return [take_census(table.take(np.flatnonzero(chosen == r)), limits) for r in sorted(slowest) if tokens[r] > 0]

@@ -1,0 +1,317 @@
+"""Screen: every candidate of a slot by closed forms, pruned to those that can be part of a best plan.
+
+A slot is one task in one group of rl_steps. Its candidates are pairs of a rollout column and a trainer column under a
+mode, a split of the devices and a batch. Columns are pruned by dominance before they are paired, pairs by objective.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.cost.reject import REASONS, Reject, count_reasons
+from rlperf.layout import FloatArray, IntArray
+from rlperf.plan.configuration import Configuration, configuration_of
+from rlperf.plan.context import Context, TaskContext
+from rlperf.plan.demand import Demand
+from rlperf.plan.pareto import pareto_mask
+from rlperf.plan.rollout_columns import RolloutColumns, rollout_columns
+from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
+from rlperf.plan.stage_seconds import pair_seconds
+from rlperf.plan.trainer_columns import TrainerColumns, trainer_columns
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.job import Mode
+
+FINALISTS = 64
+"""Pairs per slot that the judge may look at; the screen keeps this many of the best."""
+
+
+FORGIVEN = int(Reject.MEMORY | Reject.HOST_MEMORY | Reject.NODE | Reject.BATCH | Reject.FRAMEWORK | Reject.LIMIT)
+"""What a lenient screen lets pass: it can still be costed."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A mode and how many devices each pool takes; colocated pools share theirs."""
+
+    mode: Mode
+    rollout: int
+    trainer: int
+
+    @property
+    def total(self) -> int:
+        """Devices that the split takes together."""
+        return self.rollout if self.mode == "colocated" else self.rollout + self.trainer
+
+
+@dataclass(frozen=True, eq=False)
+class Screened:
+    """What is left of one slot, best first.
+
+    Attributes
+    ----------
+    configurations : the candidates
+    objective : value per rl_step ``[candidates]``
+    step_s : seconds per rl_step ``[candidates]``
+    demand : index of each candidate's batch in ``demands``
+    candidates, rejected : how many were looked at, and how many fell to what
+    misses : nearest misses in words, for when nothing is left
+    """
+
+    configurations: tuple[Configuration, ...]
+    objective: FloatArray
+    step_s: FloatArray
+    demand: IntArray
+    demands: tuple[Demand, ...]
+    candidates: int
+    rejected: dict[str, int]
+    misses: tuple[str, ...]
+
+
+def splits(context: Context) -> list[Split]:
+    """Modes with device counts: what the user pins or opens, else all devices, or eighths of them between two pools."""
+    job, total = context.job, context.cluster.devices
+    found = []
+    for mode in job.modes:
+        rollout, trainer = job.pool("rollout").devices, job.pool("trainer").devices
+        if mode == "colocated":
+            counts = sorted(set(rollout or trainer or _counts(context)) & set(trainer or rollout or _counts(context)))
+            found += [Split(mode, n, n) for n in counts]
+            continue
+        shares = _shares(total, context.cluster.devices_per_node)
+        for r in rollout or shares:
+            for t in trainer or (total - r,):
+                if r >= 1 and t >= 1 and r + t <= total:
+                    found.append(Split(mode, r, t))
+    return list(dict.fromkeys(found))
+
+
+def _counts(context: Context) -> tuple[int, ...]:
+    """Device counts worth asking about: all, and where money counts also whole-node fractions of it."""
+    total, node = context.cluster.devices, context.cluster.devices_per_node
+    if context.job.objective.minimize == "step_time":
+        return (total,)
+    nodes = [n for n in (1 << k for k in range(total.bit_length())) if n * node < total]
+    return (*(n * node for n in nodes), total)
+
+
+def _shares(total: int, node: int) -> tuple[int, ...]:
+    """Rollout devices of a split: multiples of a node (of an eighth where there are many), of devices on one node."""
+    unit = node if total > node else 1
+    count = total // unit
+    step = max(count // 8, 1)
+    return tuple(n * unit for n in range(step, count, step))
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """Feasible pairs of one split and batch."""
+
+    demand: int
+    split: Split
+    rollout: RolloutColumns
+    trainer: TrainerColumns
+    r: IntArray
+    t: IntArray
+    step_s: FloatArray
+    objective: FloatArray
+
+
+def screen(
+    context: Context,
+    task: TaskContext,
+    demands: tuple[Demand, ...],
+    facts: FrameworkFacts | None = None,
+    *,
+    prune: bool = True,
+    keep: int = FINALISTS,
+    lenient: bool = False,
+) -> Screened:
+    """All candidates of one slot by closed forms.
+
+    Parameters
+    ----------
+    demands : one per batch that the task leaves open
+    prune : drop dominated columns before pairing; False keeps every feasible pair (brute force, tests)
+    keep : candidates kept, best first
+    lenient : keep what breaks memory, a framework rule or a limit, so that it can be predicted and explained
+    """
+    parts: list[_Pairs] = []
+    rejected: dict[str, int] = {}
+    misses: list[str] = []
+    looked = 0
+    for index, demand in enumerate(demands):
+        miss = _limit_miss(context, demand)
+        if miss and not lenient:
+            _count(rejected, {REASONS[Reject.LIMIT]: 1})
+            misses.append(miss)
+            continue
+        for split in splits(context):
+            found, seen, why, near = _screen_split(context, task, index, demand, split, facts, prune, lenient)
+            looked += seen
+            _count(rejected, why)
+            misses += near
+            if found is not None:
+                parts.append(found)
+    return _best(parts, demands, context, keep, looked, rejected, tuple(dict.fromkeys(misses)))
+
+
+def _best(
+    parts: list[_Pairs], demands: tuple[Demand, ...], context: Context, keep: int, looked: int,
+    rejected: dict[str, int], misses: tuple[str, ...],
+) -> Screened:  # fmt: skip
+    """The ``keep`` best pairs of all splits, as configurations; of those with equal layouts only the best."""
+    sizes = [len(part.r) for part in parts]
+    part_of = np.repeat(np.arange(len(parts)), sizes)
+    row_of = np.concatenate([np.arange(size) for size in sizes]) if parts else np.zeros(0, dtype=np.int64)
+    objective = np.concatenate([part.objective for part in parts]) if parts else np.zeros(0)
+    step = np.concatenate([part.step_s for part in parts]) if parts else np.zeros(0)
+    made: dict[tuple[object, ...], tuple[int, Configuration]] = {}
+    for position in np.argsort(objective, kind="stable"):
+        part, row = parts[part_of[position]], int(row_of[position])
+        batch = demands[part.demand].batch
+        candidate = configuration_of(
+            context, batch, part.split.mode, part.rollout, int(part.r[row]), part.trainer, int(part.t[row])
+        )
+        made.setdefault(candidate.signature, (int(position), candidate))
+        if len(made) >= keep:
+            break
+    order = np.array([position for position, _ in made.values()], dtype=np.int64)
+    demand = np.array([parts[part_of[position]].demand for position in order], dtype=np.int64)
+    chosen = tuple(candidate for _, candidate in made.values())
+    return Screened(chosen, objective[order], step[order], demand, demands, looked, rejected, misses)
+
+
+def _count(into: dict[str, int], more: dict[str, int]) -> None:
+    for reason, count in more.items():
+        into[reason] = into.get(reason, 0) + count
+
+
+def _limit_miss(context: Context, demand: Demand) -> str | None:
+    """Why a batch breaks a limit whatever the layout, in words."""
+    most = context.job.limits.truncated_fraction
+    if most is not None and demand.truncated_fraction > most:
+        cap = demand.batch.max_response_tokens
+        return f"a maximum of {cap:,} tokens cuts {demand.truncated_fraction:.1%} of the responses (limit {most:.1%})"
+    return None
+
+
+def _screen_split(
+    context: Context, task: TaskContext, index: int, demand: Demand, split: Split,
+    facts: FrameworkFacts | None, prune: bool, lenient: bool,
+) -> tuple[_Pairs | None, int, dict[str, int], list[str]]:  # fmt: skip
+    """Feasible pairs of one split; how many candidates were looked at, what they fell to, and near misses."""
+    arch, batch = task.architecture, demand.batch
+    rollout = rollout_columns(context, arch, demand, split.rollout)
+    trainer = trainer_columns(context, arch, demand, split.trainer, colocated=split.mode == "colocated")
+    backends = tuple(each.backend for each in context.trainers)
+    rollout_flags = rollout.flags
+    trainer_flags = trainer.flags | trainer_rule_flags(facts, trainer, backends, arch, batch)
+    if lenient:
+        rollout_flags, trainer_flags = rollout_flags & ~FORGIVEN, trainer_flags & ~FORGIVEN
+    why: dict[str, int] = {}
+    _count(why, count_reasons(rollout_flags))
+    _count(why, count_reasons(trainer_flags))
+    looked = rollout.count + trainer.count
+    near = _near_misses(context, rollout, trainer, trainer_flags)
+    r_alive, t_alive = np.flatnonzero(rollout_flags == 0), np.flatnonzero(trainer_flags == 0)
+    if not len(r_alive) or not len(t_alive):
+        return None, looked, why, near
+    if prune:
+        r_alive = r_alive[_rollout_front(rollout, r_alive, split.mode)]
+        t_alive = t_alive[_trainer_front(trainer, t_alive, split.mode)]
+    r, t = (axis.ravel() for axis in np.meshgrid(r_alive, t_alive, indexing="ij"))
+    flags = np.zeros(len(r), dtype=np.int64)
+    if split.mode == "colocated" and not lenient:
+        flags |= np.where(_fit_together(context, rollout, trainer, r, t), 0, int(Reject.MEMORY))
+    flags |= np.where(pair_rule_mask(facts, rollout, trainer, r, t, backends, arch, batch), 0, int(Reject.FRAMEWORK))
+    looked += len(r)
+    _count(why, count_reasons(flags))
+    r, t = r[flags == 0], t[flags == 0]
+    if not len(r):
+        near.append("engine and trainer fit the device each alone, but not together")
+        return None, looked, why, near
+    staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0
+    seconds = pair_seconds(context, arch, demand, split.mode, staleness, rollout, trainer, r, t).step_s
+    objective = objective_of(context, demand, split.total, seconds)
+    within = _within_limits(context, split.total, seconds) | lenient
+    if not within.all():
+        _count(why, {REASONS[Reject.LIMIT]: int((~within).sum())})
+        near.append(f"the fastest rl_step of {batch.prompts} x {batch.group_size} takes {seconds.min():.1f} s")
+    r, t, seconds, objective = r[within], t[within], seconds[within], objective[within]
+    found = _Pairs(index, split, rollout, trainer, r, t, seconds, objective) if len(r) else None
+    return found, looked, why, near
+
+
+def objective_of(context: Context, demand: Demand, devices: int, step_s: FloatArray) -> FloatArray:
+    """Value to minimise per rl_step: seconds, USD, or device-seconds per useful trained token (times 1e6)."""
+    kind = context.job.objective.minimize
+    if kind == "step_time":
+        return step_s
+    if kind == "usd_per_step":
+        return step_s * devices * (context.price_usd_per_s or 0.0)
+    return step_s * devices / demand.useful_tokens * 1e6
+
+
+def _within_limits(context: Context, devices: int, step_s: FloatArray) -> np.ndarray:
+    limits = context.job.limits
+    within = np.ones(len(step_s), dtype=np.bool_)
+    if limits.step is not None:
+        within &= step_s <= limits.step
+    if limits.usd_per_step is not None:
+        within &= step_s * devices * (context.price_usd_per_s or 0.0) <= limits.usd_per_step
+    return within
+
+
+def _fit_together(
+    context: Context, rollout: RolloutColumns, trainer: TrainerColumns, r: IntArray, t: IntArray
+) -> np.ndarray:
+    """Colocated pools: engine awake beside the idle trainer, engine asleep beside the training one."""
+    limit = context.hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
+    generating = rollout.awake_bytes[r] + trainer.idle_bytes[t] <= limit
+    training = rollout.asleep_bytes[r] + trainer.peak_bytes[t] <= limit
+    return np.asarray(generating & training)
+
+
+def _rollout_front(columns: RolloutColumns, alive: IntArray, mode: Mode) -> IntArray:
+    """Undominated rollout columns; those that the weight sync tells apart are not compared."""
+    layout = columns.layout.take(alive)
+    group = layout.tensor_parallel * 1000 + layout.pipeline_parallel * 10 + (layout.expert_parallel > 1)
+    criteria = [columns.makespan_s[alive]]
+    if mode in ("one_step_off", "async"):
+        criteria.append(columns.steady_s[alive])
+    if mode == "colocated":
+        criteria += [columns.awake_bytes[alive], columns.asleep_bytes[alive], columns.transition_s[alive]]
+    return np.flatnonzero(pareto_mask(np.stack(criteria, axis=1), group))
+
+
+def _trainer_front(columns: TrainerColumns, alive: IntArray, mode: Mode) -> IntArray:
+    """Undominated trainer columns, within equal shards and backend (which weight sync and overheads depend on)."""
+    layout = columns.layout.take(alive)
+    shards = np.where(layout.zero_stage >= 3, layout.shards, 1) * layout.tensor_parallel * layout.pipeline_parallel
+    group = (shards * 64 + layout.tensor_parallel) * 4 + columns.backend[alive] * 2 + columns.parked[alive]
+    busy = columns.training_s[alive] + columns.scoring_s[alive]
+    criteria = [busy]
+    if mode == "colocated":
+        criteria = [busy + columns.transition_s[alive], columns.peak_bytes[alive], columns.idle_bytes[alive]]
+    return np.flatnonzero(pareto_mask(np.stack(criteria, axis=1), group))
+
+
+def _near_misses(
+    context: Context, rollout: RolloutColumns, trainer: TrainerColumns, trainer_flags: IntArray
+) -> list[str]:
+    """The candidates that miss device memory by least, in words."""
+    limit = context.hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
+    found = []
+    over = np.flatnonzero(trainer_flags == int(Reject.MEMORY))
+    if len(over) and not (trainer_flags == 0).any():
+        least = over[np.argmin(trainer.peak_bytes[over])]
+        more = (trainer.peak_bytes[least] - limit) / 1e9
+        degrees = {name: n for name, n in trainer.layout.take(least).to_dict().items() if n > 1}
+        found.append(f"the leanest trainer ({degrees}) needs {more:.1f} GB more per device")
+    short = np.flatnonzero((rollout.flags == int(Reject.KV)) | (rollout.flags == int(Reject.MEMORY)))
+    if len(short) and not (rollout.flags == 0).any():
+        most = short[np.argmax(rollout.kv_tokens[short])]
+        found.append(f"the roomiest engine caches {rollout.kv_tokens[most]:,.0f} tokens")
+    return found

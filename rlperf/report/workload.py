@@ -167,7 +167,7 @@ def print_summary(screen: Console, summary: dict[str, Any]) -> None:
     table.add_column(overflow="fold")
     later: list[tuple[str, list[dict[str, Any]]]] = []
     for key, value in summary.items():
-        if key == "schema_version" or value is None or value == "" or value == [] or value == {}:
+        if key == "schema_version" or value is None or (isinstance(value, str | list | dict) and not value):
             continue
         if isinstance(value, list) and isinstance(value[0], dict):
             later.append((key, value))
@@ -229,6 +229,7 @@ def print_fidelity(screen: Console, result: Fidelity) -> None:
             f"E[max of a group] / E[L]: recorded {g.recorded:.3f} [{g.low:.3f}, {g.high:.3f}], sampled {g.model:.3f} "
             f"({g.error:+.1%}; tolerance {g.tolerance:.1%})",
             soft_wrap=True,
+            markup=False,
         )
     screen.print(f"at the cap: recorded {result.truncated_recorded:.2%}, sampled {result.truncated_model:.2%}")
     if result.known:

@@ -67,7 +67,7 @@ def _math(content: Mapping[str, Any], source: str) -> LengthModel:
         ),
         prompt=laws[0],
         response=laws[1],
-        dependence=Dependence(ASSUMED_ICC, round(correlation / np.sqrt(ASSUMED_ICC), 4), 0.2, 0.1),
+        dependence=Dependence(ASSUMED_ICC, round(correlation / float(np.sqrt(ASSUMED_ICC)), 4), 0.2, 0.1),
     )
 
 

@@ -63,7 +63,7 @@ class GroupMaximum:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One quantity of one recorded rl_step: its bootstrap over prompt groups and the model's predictive interval."""
+    """One quantity of a recorded rl_step, the recording's group bootstrap, and the model's predictive interval."""
 
     rl_step: int
     quantity: str
@@ -151,7 +151,7 @@ def fidelity(
     """Judge a model on recorded rl_steps, preferably others than those it was fitted on.
 
     layouts     ways to run the rollout; each turns the lengths of one rl_step into seconds
-    replicates  predictive replicates per rl_step, and bootstrap resamples of its prompt groups
+    replicates  predictive replicates per rl_step, and bootstrap resamples of the recording's prompt groups
     """
     if not recording.n:
         raise SpecError("fidelity needs a recording with at least one complete prompt group")
@@ -169,6 +169,7 @@ def fidelity(
     system, totals = [], []
     steps = recording.steps()
     drawn: dict[tuple[int, int, float], list[Float]] = {}
+    resampled: dict[int, list[Float]] = {}
     for k, step in enumerate(steps):
         part = recording.step(int(step))
         key = (part.n_groups, size, model.drift.shift(int(step)))
@@ -179,9 +180,10 @@ def fidelity(
                 ),
                 layouts,
             )
+        if part.n_groups not in resampled:
+            resampled[part.n_groups] = _simulate(bootstrap(recording, part.n_groups, replicates, seed + 1), layouts)
         recorded = _simulate([part], layouts)[0]
-        resampled = np.array(_simulate(bootstrap(part, replicates, seed + 1 + k), layouts))
-        outcomes = _outcomes(int(step), layouts, recorded, resampled, np.array(drawn[key]))
+        outcomes = _outcomes(int(step), layouts, recorded, np.array(resampled[part.n_groups]), np.array(drawn[key]))
         system += outcomes[:-1]
         totals.append(outcomes[-1])
         if progress is not None:
@@ -228,8 +230,12 @@ def _outcomes(
     ]
 
 
-def bootstrap(table: LengthTable, count: int, seed: int) -> list[LengthTable]:
-    """Group bootstrap of one rl_step: whole prompt groups, with replacement (Davison and Hinkley 1997, sec. 3.8)."""
+def bootstrap(table: LengthTable, prompts: int, count: int, seed: int) -> list[LengthTable]:
+    """Group bootstrap: `count` rl_steps of whole prompt groups drawn with replacement from all of the recording.
+
+    Davison and Hinkley, Bootstrap Methods and their Application, 1997, sec. 3.8. Its longest response can be no longer
+    than the recorded one, so it is a little short of the truth wherever the longest response decides.
+    """
     from dataclasses import replace
 
     rng = np.random.default_rng(seed)
@@ -239,10 +245,10 @@ def bootstrap(table: LengthTable, count: int, seed: int) -> list[LengthTable]:
     starts = np.r_[0, np.cumsum(sizes)[:-1]]
     result = []
     for _ in range(count):
-        chosen = rng.integers(0, groups, groups)
+        chosen = rng.integers(0, groups, prompts)
         rows = order[_ranges(starts[chosen], sizes[chosen])]
-        fresh = np.repeat(np.arange(groups), sizes[chosen])
-        drawn = replace(table.where(rows), group=fresh)
+        fresh = np.repeat(np.arange(prompts), sizes[chosen])
+        drawn = replace(table.where(rows), group=fresh, rl_step=np.zeros(rows.size, np.int64))
         if table.trajectory is not None:
             span = int(table.trajectory.max()) + 1
             drawn = replace(drawn, trajectory=fresh * span + table.trajectory[rows])

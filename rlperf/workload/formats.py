@@ -98,7 +98,9 @@ def packed_lengths(record: Mapping[str, Any], out: LengthColumns, file: str, lin
     rank, index = record.get("dp_rank", record.get("rank")), record.get("local_index")
     key = (step, ("packed", rank, index) if rank is not None and index is not None else ("line", file, line))
     if key in out.groups:
-        raise DamagedError(f"duplicate: {_where(record, line)} of rl_step {step} is there already")
+        raise DamagedError(
+            f"duplicate: {_where(record, line)} of rl_step {step} is there already; read two recordings apart"
+        )
     if record.get("validate") is True:
         return  # a validation prompt takes no part in the rl_step's rollout
     group = out.new_group(*key)

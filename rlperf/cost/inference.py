@@ -268,12 +268,13 @@ def closed_loop(
     max_running: float = np.inf,
     token_budget: float = 8192.0,
     chunked: bool = True,
+    interference: float = 1.0,
 ) -> Served:
     r"""A closed loop of ``concurrency`` clients, each of which sends its next request when its last one is done.
 
     .. math::
 
-        t_{tpot} = t_{dec}(b, K) + \frac{(c - 1)\,\Delta}{n_o},\quad
+        t_{tpot} = t_{dec}(b, K) + \frac{\phi\,(c - 1)\,\Delta}{n_o},\quad
         b = \min\left(c \frac{n_o t_{tpot}}{n_o t_{tpot} + t_{ttft}},\ b_{max}\right)
 
     Parameters
@@ -284,6 +285,7 @@ def closed_loop(
     max_running : b_max, from the cache capacity and the engine's own limit [1]
     token_budget : tokens of one engine_step; longer prompts take several chunks
     chunked : prefills share engine_steps with decodes; otherwise decodes wait while a prompt runs
+    interference : share of the prefills that stands in a decode's way [1]; 0 where they run elsewhere
 
     Notes
     -----
@@ -303,7 +305,7 @@ def closed_loop(
         added = _prompt_s(cost, n_in, token_budget, chunk_base, chunk_base * context)
         if chunked:
             added = added - np.ceil(n_in / token_budget) * decode
-        tpot = decode + (slots - 1.0) * np.maximum(added, 0.0) / steps
+        tpot = decode + interference * (slots - 1.0) * np.maximum(added, 0.0) / steps
         ttft = np.where(chunked, added + np.ceil(n_in / token_budget) * decode, added + decode / 2.0)
         ttft = np.where(c <= 1.0, alone, ttft)
         share = steps * tpot / (steps * tpot + ttft)
@@ -313,7 +315,9 @@ def closed_loop(
     return Served(ttft + waiting, tpot, slots * n_out / cycle, running)
 
 
-def _prompt_s(cost: EngineStepCost, isl: FloatArray, budget: float, running: Array, kv_tokens: Array) -> FloatArray:
+def _prompt_s(
+    cost: EngineStepCost, isl: FloatArray, budget: float, running: FloatArray | float, kv_tokens: FloatArray | float
+) -> FloatArray:
     """Seconds of the engine_steps that prefill one prompt beside ``running`` decodes."""
     chunks = np.maximum(np.ceil(isl / budget), 1.0)
     pairs = isl * (isl + 1.0) / 2.0

@@ -273,6 +273,9 @@ class EngineOverhead(_Frozen):
     step: Seconds = Field(description="scheduler, sampling and detokenising per engine_step, not hidden behind kernels")
     per_request: Seconds = Field(description="the same per running request")
     kernel_scale: PositiveFloat = Field(description="kernels inside the engine over the same kernels alone")
+    interference: float = Field(
+        1.0, ge=0, description="share of other requests' prefills that stands in a decode's way"
+    )
     quality: Quality = Quality()
 
 
@@ -308,6 +311,7 @@ class EngineCalibration(_Frozen):
     max_running: PositiveInt = 256
     block_tokens: PositiveInt = 16
     prefix_caching: bool = True
+    reserves_output: bool = Field(False, description="admits a request only when its longest output fits as well")
     memory_fraction: float = Field(0.9, gt=0, le=1)
     overhead: EngineOverhead
     memory: EngineMemory
@@ -321,12 +325,18 @@ def _engine_calibration(path: Path) -> EngineCalibration:
 
 
 def load_engine_calibration(
-    engine: str, *, file: Path | str | None = None, folder: Path | str | None = None
+    engine: str, version: str | None = None, *, file: Path | str | None = None, folder: Path | str | None = None
 ) -> EngineCalibration:
-    """Profile of a serving engine by name (vllm, sglang, trtllm, ...) along the search path, or from ``file``."""
+    """Profile of a serving engine by name (vllm, sglang, trtllm, ...) along the search path, or from ``file``.
+
+    With a version, the most exact name wins: ``vllm-0.12.0``, ``vllm-0.12``, ``vllm-0``, ``vllm``.
+    """
     if file is not None:
         return read_spec(file, EngineCalibration)
-    path = find_calibration(engine, "engines", folder)
+    parts = version.split(".") if version else []
+    names = [f"{engine}-{'.'.join(parts[:end])}" for end in range(len(parts), 0, -1)]
+    found = (find_calibration(name, "engines", folder) for name in [*names, engine])
+    path = next((one for one in found if one is not None), None)
     if path is None:
         names = calibration_names("engines", folder)
         raise SpecError(

@@ -1,0 +1,42 @@
+"""``rlperf validate``: predicted against measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlperf.calibrate.validate import KINDS, Report, validate_file
+from rlperf.cli.output import AsJson, print_json
+
+HEADER = f"{'metric':22s} {'group':28s} {'n':>5s} {'median':>7s} {'mean':>7s} {'p90':>7s} {'bias':>7s} {'rank':>5s} {'in':>5s}"
+
+
+def validate(
+    file: Annotated[Path, typer.Argument(help="CSV of measurements")],
+    kind: Annotated[str, typer.Option(help=f"what it holds: {', '.join(KINDS)}")],
+    as_json: AsJson = False,
+) -> None:
+    """Predict every row of a file of measurements and sum up the errors per metric and group."""
+    report = validate_file(file, kind)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        typer.echo(text_of(report))
+
+
+def text_of(report: Report) -> str:
+    """The report as a table for people; ``in`` is the share of measurements inside low and high."""
+    lines = [f"{report.file}: {report.rows} rows of kind {report.kind}, {report.predicted} predicted"]
+    if report.used_in_calibration:
+        lines.append(f"  {report.used_in_calibration:5d} of them were seen by a calibration and are left out below")
+    by_count = sorted(report.refused.items(), key=lambda item: -item[1])
+    lines += [f"  refused {count:5d}: {reason}" for reason, count in by_count]
+    lines += ["", HEADER]
+    for one in report.metrics:
+        rank = "" if one.pairwise_ranking is None else f"{one.pairwise_ranking:.2f}"
+        inside = "" if one.interval_coverage is None else f"{100 * one.interval_coverage:.0f}%"
+        errors = f"{one.median_ape:6.1f}% {one.mape:6.1f}% {one.p90_ape:6.1f}% {one.median_bias:+6.1f}%"
+        lines.append(f"{one.metric:22s} {one.group:28s} {one.rows:5d} {errors} {rank:>5s} {inside:>5s}")
+    return "\n".join(lines)

@@ -1,0 +1,176 @@
+"""Memory of a serving engine: weights, cache, activations, CUDA graphs; from it capacity of the cache, max_running."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.cost.dtypes import cache_bytes, dtype_of
+from rlperf.cost.engine_step import EngineLimits
+from rlperf.cost.operators import Replica, state_bytes
+from rlperf.cost.roofline import Array, as_float
+from rlperf.layout import FloatArray, Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.calibration import EngineCalibration
+from rlperf.specs.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """Bytes on one device of a replica, and what the cache of the replica holds; arrays broadcast.
+
+    Attributes
+    ----------
+    weights_bytes, activation_bytes, graphs_bytes, non_torch_bytes, kv_cache_bytes : on one device [bytes]
+    total_bytes : all of them: what the engine takes of the device [bytes]
+    kv_tokens : cached tokens of the whole replica [tokens]; 0 where the weights do not fit
+    """
+
+    weights_bytes: FloatArray
+    activation_bytes: FloatArray
+    graphs_bytes: FloatArray
+    non_torch_bytes: FloatArray
+    kv_cache_bytes: FloatArray
+    kv_tokens: FloatArray
+
+    @property
+    def total_bytes(self) -> FloatArray:
+        """Everything together [bytes]."""
+        parts = (self.weights_bytes, self.activation_bytes, self.graphs_bytes, self.non_torch_bytes)
+        return np.asarray(sum(parts, start=self.kv_cache_bytes), dtype=np.float64)
+
+    @property
+    def fits(self) -> np.ndarray:
+        """Whether weights and workspace leave room for a cache."""
+        return np.asarray(self.kv_tokens > 0)
+
+
+def weight_bytes(replica: Replica) -> FloatArray:
+    """Weights on one device [bytes]: attention copies per attention-data-parallel rank, experts split over all.
+
+    Parameters by kind x bytes of the dtype that the checkpoint gives this kind / devices that share it.
+    """
+    arch, roles = replica.arch, replica.roles
+    mixers = {
+        "full": arch.attention_parameters,
+        "sliding": arch.attention_parameters,
+        "mamba": arch.state_space_parameters,
+        "linear": arch.linear_attention_parameters,
+        "none": 0,
+    }
+    projections = float(sum(mixers[mixer] for mixer in arch.layer_mixers))
+    dense = float(arch.feed_forward_layers("dense") * arch.dense_ffn_parameters)
+    common = float(arch.feed_forward_layers("moe") * arch.moe_common_parameters)
+    at, devices = replica.attention_tensor, replica.tensor
+    weigh = {name: dtype_of(name).weight_bytes for name in (roles.projection, roles.dense, roles.expert, roles.head)}
+    stage = projections * weigh[roles.projection] / at + (dense + common) * weigh[roles.dense] / at
+    stage = stage + float(arch.routed_parameters) * weigh[roles.expert] / devices
+    vision = float(arch.vision.parameters) * 2.0 if arch.vision else 0.0
+    return stage / replica.pipeline + float(arch.embedding_parameters) * weigh[roles.head] / devices + vision
+
+
+def kv_bytes_per_token(replica: Replica) -> FloatArray:
+    """Cache of one token on one device that holds its request [bytes]; the latent of MLA is copied on every device."""
+    arch = replica.arch
+    width = float(arch.kv_values_per_token(sliding=False)) * cache_bytes(replica.kv_dtype)
+    if arch.latent is not None:
+        return width / replica.pipeline
+    return width * replica.kv_heads / arch.kv_heads / replica.pipeline
+
+
+def kv_bytes_per_request(replica: Replica) -> FloatArray:
+    """What a request holds whatever its length, on one device [bytes]: sliding windows and recurrent states."""
+    arch = replica.arch
+    windows = float(arch.kv_values_per_token(sliding=True)) * arch.window * cache_bytes(replica.kv_dtype)
+    states = arch.mixer_layers("linear", "mamba") * state_bytes(arch)
+    return (windows * replica.kv_heads / arch.kv_heads + states / replica.attention_tensor) / replica.pipeline
+
+
+def engine_memory(
+    arch: Architecture,
+    hw: Hardware,
+    engine: EngineCalibration,
+    layout: Layout,
+    *,
+    gemm_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    memory_fraction: Array | None = None,
+    cuda_graphs: bool | None = None,
+) -> EngineMemory:
+    """Memory of one device and cache capacity of the replica.
+
+    Parameters
+    ----------
+    layout : any shape
+    memory_fraction : share of the device's memory that the engine may take; default: the engine's own
+
+    Notes
+    -----
+    cache = fraction x memory - weights - activations - graphs - non_torch, at least 0. The constants of the last three
+    come from start-up breakdowns of vLLM (see the engine's profile).
+    """
+    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
+    memory = engine.memory
+    graphs = engine.cuda_graphs if cuda_graphs is None else cuda_graphs
+    fraction = engine.memory_fraction if memory_fraction is None else as_float(memory_fraction)
+    weights = weight_bytes(replica)
+    activation = np.full_like(weights, memory.activation_moe if arch.experts else memory.activation_base)
+    activation = np.minimum(activation, 0.1 * hw.device.memory)  # small cards profile with smaller budgets
+    captured = np.full_like(weights, memory.graphs if graphs else 0.0)
+    other = memory.non_torch + np.where(replica.tensor * replica.pipeline > 1.0, memory.non_torch_parallel, 0.0)
+    left = fraction * hw.device.memory - weights - activation - captured - other
+    cache = np.maximum(left, 0.0)
+    per_token = np.maximum(kv_bytes_per_token(replica), 1e-9)
+    return EngineMemory(weights, activation, captured, other, cache, cache / per_token * replica.attention_data)
+
+
+def max_running(
+    arch: Architecture,
+    hw: Hardware,
+    engine: EngineCalibration,
+    layout: Layout,
+    isl: Array,
+    osl: Array,
+    *,
+    gemm_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    memory_fraction: Array | None = None,
+) -> FloatArray:
+    """Requests of ``isl`` + ``osl`` tokens that a replica runs at once [1].
+
+    The cache over what a request holds on average, isl + osl / 2 (all of isl + osl where the engine reserves it),
+    at most the engine's own limit; 0 where the weights do not fit.
+    """
+    memory = engine_memory(
+        arch, hw, engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, memory_fraction=memory_fraction
+    )
+    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
+    held = as_float(isl) + as_float(osl) * (1.0 if engine.reserves_output else 0.5)
+    each = held * kv_bytes_per_token(replica) + kv_bytes_per_request(replica)
+    fit = memory.kv_cache_bytes / np.maximum(each, 1.0) * replica.attention_data
+    return np.minimum(np.floor(fit), float(engine.max_running))
+
+
+def engine_limits(
+    arch: Architecture,
+    hw: Hardware,
+    engine: EngineCalibration,
+    layout: Layout,
+    *,
+    gemm_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    memory_fraction: float | None = None,
+) -> EngineLimits:
+    """What bounds the running batch of one replica of a scalar layout, for the rollout simulator."""
+    memory = engine_memory(
+        arch, hw, engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, memory_fraction=memory_fraction
+    )
+    return EngineLimits(
+        kv_tokens=float(memory.kv_tokens),
+        max_running=engine.max_running,
+        token_budget=engine.token_budget,
+        block_tokens=engine.block_tokens,
+        chunked_prefill=engine.chunked_prefill,
+        prefix_caching=engine.prefix_caching,
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape
 from rlperf.frameworks.fields import (
+    KV_DTYPE,
     NEGATED,
     SAMPLES,
     Field,

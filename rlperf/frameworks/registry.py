@@ -7,7 +7,7 @@ from importlib import import_module
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.frameworks.adapter import Adapter
 
-FRAMEWORKS = ("verl", "nemo_rl")
+FRAMEWORKS = ("verl", "nemo_rl", "openrlhf", "slime", "areal", "trl")
 _ALIASES = {"nemo": "nemo_rl", "nemorl": "nemo_rl", "nemo_rl": "nemo_rl", "miles": "slime"}
 
 

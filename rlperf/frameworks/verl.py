@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name
 from rlperf.frameworks.fields import (
+    KV_DTYPE,
     NEGATED,
     TOKENS_PER_DEVICE,
     Field,

@@ -1,0 +1,390 @@
+"""AReaL: one YAML of ``GRPOConfig``; FSDP or Megatron trainer, SGLang or vLLM engines, asynchronous at heart.
+
+Allocation strings say the layout: ``sglang:d4t2p1``, ``fsdp:d4c2``, ``megatron:(attn:d2t2p2c1|ffn:d1t1p2e4)``. Token
+budgets are per data-parallel rank; the optimizer's batch is the step divided by ``ppo_n_minibatches``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlperf.errors import ExportError, Problem, SpecError
+from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name
+from rlperf.frameworks.fields import (
+    KV_DTYPE,
+    NEGATED,
+    Field,
+    Setting,
+    Target,
+    Unit,
+    field,
+    read_fields,
+    resolve,
+    words,
+    write_fields,
+)
+from rlperf.frameworks.keytable import ABSENT, Value, key_table
+from rlperf.frameworks.run import Run, complete_layouts
+from rlperf.frameworks.writing import script, yaml_text
+
+_DTYPE = words(bf16="bfloat16", fp16="float16")
+_RECOMPUTE = Unit(lambda value, _: value or "none", lambda value, _: None if value == "none" else value)
+_MINI = Unit(
+    lambda value, run: -(-run.number("batch.prompts_per_step") // max(int(value), 1)),
+    lambda value, run: max(run.number("batch.prompts_per_step") // int(value), 1),
+    "optimizer updates per step",
+)
+
+FIELDS: tuple[Field, ...] = (
+    field("batch.prompts_per_step", "train_dataset.batch_size", note="prompts"),
+    field("batch.group_size", "gconfig.n_samples"),
+    field("batch.mini_batch", "actor.ppo_n_minibatches", _MINI),
+    field("batch.max_prompt_tokens", "train_dataset.max_length"),
+    field("batch.max_response_tokens", "gconfig.max_new_tokens"),
+    field("batch.context_tokens", "gconfig.max_tokens", note="prompt + response"),
+    field("trainer.token_budget", "actor.mb_spec.max_tokens_per_mb", note="tokens per data-parallel rank"),
+    field("trainer.checkpointing", "actor.gradient_checkpointing"),
+    field("trainer.compute_dtype", "actor.dtype", _DTYPE),
+    field("trainer.virtual_pipeline", "actor.megatron.virtual_pipeline_parallel_size", backend="megatron"),
+    field("trainer.granularity", "actor.megatron.recompute_granularity", _RECOMPUTE, backend="megatron"),
+    field("trainer.offload_all", "actor.fsdp.offload_params", note="parameters and optimizer in host memory",
+          backend="fsdp2"),
+)  # fmt: skip
+
+ENGINES: dict[str, tuple[Field, ...]] = {
+    "sglang": (
+        field("rollout.memory_fraction", "sglang.mem_fraction_static"),
+        field("rollout.max_running", "sglang.max_running_requests", note="requests that an engine runs at once"),
+        field("rollout.engine_token_budget", "sglang.chunked_prefill_size", note="tokens per prefill chunk"),
+        field("rollout.engine_context", "sglang.context_length"),
+        field("rollout.cuda_graphs", "sglang.disable_cuda_graph", NEGATED),
+        field("rollout.prefix_caching", "sglang.disable_radix_cache", NEGATED),
+        field("rollout.kv_dtype", "sglang.kv_cache_dtype", KV_DTYPE),
+        field("rollout.attention_data_parallel", "sglang.dp_size"),
+        field("rollout.attention_dp_enabled", "sglang.enable_dp_attention"),
+        field("rollout.expert_parallel", "sglang.ep_size"),
+    ),
+    "vllm": (
+        field("rollout.memory_fraction", "vllm.gpu_memory_utilization"),
+        field("rollout.max_running", "vllm.max_num_seqs", note="requests that an engine runs at once"),
+        field("rollout.engine_context", "vllm.max_model_len"),
+        field("rollout.cuda_graphs", "vllm.enforce_eager", NEGATED),
+        field("rollout.prefix_caching", "vllm.no_enable_prefix_caching", NEGATED),
+        field("rollout.chunked_prefill", "vllm.no_enable_chunked_prefill", NEGATED),
+    ),
+}
+BACKENDS = {"fsdp": "fsdp2", "archon": "fsdp2", "megatron": "megatron"}
+_DEGREES = {"d": "data_parallel", "t": "tensor_parallel", "p": "pipeline_parallel", "c": "context_parallel",
+            "s": "context_parallel", "e": "expert_parallel"}  # fmt: skip
+
+
+def parse_allocation(text: str) -> tuple[str, dict[str, int]]:
+    """Backend and degrees of an allocation string (areal/api/alloc_mode.py).
+
+    >>> parse_allocation("sglang:d4t2p1")
+    ('sglang', {'data_parallel': 4, 'tensor_parallel': 2, 'pipeline_parallel': 1})
+    >>> parse_allocation("megatron:(attn:d1p2t4|ffn:d1p2e4)")[1]["expert_parallel"]
+    4
+    """
+    backend, colon, body = text.strip().partition(":")
+    if not colon:
+        backend, body = "", backend
+    hybrid = re.fullmatch(r"\(attn:([a-z0-9]+)\|ffn:([a-z0-9]+)\)", body)
+    if not hybrid:
+        return backend.strip(), _degrees(body, text)
+    attention, experts = _degrees(hybrid[1], text), _degrees(hybrid[2], text)
+    attention["expert_parallel"] = experts.get("expert_parallel", 1)
+    attention["expert_tensor_parallel"] = experts.get("tensor_parallel", 1)
+    return backend.strip(), attention
+
+
+def _degrees(body: str, text: str) -> dict[str, int]:
+    if not re.fullmatch(r"([dtpcse]\d+)+", body):
+        raise SpecError(
+            Problem(f"{text!r} is not an allocation", suggestion="write for example sglang:d4t2 or fsdp:d8")
+        )
+    return {_DEGREES[letter]: int(number) for letter, number in re.findall(r"([dtpcse])(\d+)", body)}
+
+
+def allocation(backend: str, run: Run, role: str) -> str:
+    """The allocation string of a pool."""
+    names = {"d": "data_parallel", "t": "tensor_parallel", "p": "pipeline_parallel", "c": "context_parallel"}
+    size = {letter: run.number(f"{role}.{name}") for letter, name in names.items()}
+    plain = f"d{size['d']}" + "".join(f"{letter}{size[letter]}" for letter in "tpc" if size[letter] > 1)
+    experts, etp = run.number(f"{role}.expert_parallel"), run.number(f"{role}.expert_tensor_parallel")
+    if role == "rollout":
+        return f"{backend}:d{size['d']}t{size['t']}" + (f"p{size['p']}" if size["p"] > 1 else "")
+    if experts == 1 and etp in (1, size["t"]):
+        return f"{backend}:{plain}"
+    stage = size["d"] * size["t"] * size["c"]
+    ffn = f"d{stage // (experts * etp)}" + (f"t{etp}" if etp > 1 else "") + (f"p{size['p']}" if size["p"] > 1 else "")
+    return f"{backend}:(attn:{plain}|ffn:{ffn}e{experts})"
+
+
+@dataclass(frozen=True)
+class Areal:
+    """The adapter."""
+
+    name: str = "areal"
+    title: str = "AReaL"
+    fields: tuple[Field, ...] = (*FIELDS, *ENGINES["sglang"], *ENGINES["vllm"])
+
+    # -- export -------------------------------------------------------------------------------------------------
+
+    def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
+        """FSDP has no pipeline or expert parallel; offload is all or nothing; engines are SGLang or vLLM."""
+        lost: list[Limitation] = []
+        changes: dict[str, Value] = {}
+        megatron = run.get("trainer.backend") == "megatron"
+        if run.get("rollout.backend") not in ENGINES:
+            changes["rollout.backend"] = "sglang"
+            lost.append(Limitation(f"engine {run.get('rollout.backend')}", "sglang", "predicted for another engine"))
+        if run.number("trainer.ulysses") > 1:
+            joined = run.number("trainer.context_parallel") * run.number("trainer.ulysses")
+            changes.update({"trainer.context_parallel": joined, "trainer.ulysses": 1})
+            if megatron:
+                lost.append(Limitation("Ulysses", f"context parallel {joined}", "ring exchange in place of all-to-all"))
+        if run.get("trainer.activation_recompute") == "selective" and not megatron:
+            changes["trainer.activation_recompute"] = "full"
+            lost.append(Limitation("selective recompute with FSDP", "full", "up to a third of the training time more"))
+        offload = run.get("trainer.offload")
+        if offload in ("activations", "both"):
+            changes["trainer.activation_recompute"] = "full"
+            lost.append(Limitation("activation offload", "full recompute", "up to a third of the training time more"))
+        if offload in ("optimizer", "both"):
+            if megatron:
+                raise ExportError(
+                    "Megatron here has no optimizer offload", "areal", {"nearest": "offload: none, or fsdp2"}
+                )
+            lost.append(Limitation("optimizer offload alone", "offload_params (parameters too)", "PCIe each step"))
+        if run.get("rollout.backend") == "vllm":
+            for degree in ("expert_parallel", "attention_data_parallel"):
+                size = run.number(f"rollout.{degree}")
+                if size > 1:
+                    lost.append(Limitation(f"rollout {degree} {size}", "tensor parallel alone", "more KV traffic"))
+            if run.get("rollout.engine_token_budget"):
+                lost.append(Limitation("engine_token_budget", "vLLM's default", "other prefill chunks than predicted"))
+        return run.with_(changes), tuple(lost)
+
+    def emit(self, run: Run, target: Target) -> Emission:
+        """All settings of a run."""
+        run = _with_derived(run)
+        engine = ENGINES[str(run.get("rollout.backend"))]
+        settings = write_fields((*FIELDS, *engine), run, target)
+        chosen = {s.key: s for s in (*_names(run), *settings, *_placement(run), *_algorithm(run))}
+        kept = [s for s in chosen.values() if target.has(s.key)]
+        return Emission(tuple(kept), (), "examples/math/gsm8k_rl.py", (), run)
+
+    def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
+        """``<stem>.yaml`` and ``<stem>.sh``."""
+        body = [
+            'HERE="$(cd "$(dirname "$0")" && pwd)"',
+            'cd "${AREAL:?set AREAL to your AReaL checkout}"',
+            f'python3 "${{ENTRY:-{emission.entry}}}" --config "$HERE/{stem}.yaml" \\',
+            '  scheduler.type="${SCHEDULER:-local}" "$@"',
+        ]
+        return {
+            f"{stem}.yaml": yaml_text(emission.settings, header),
+            f"{stem}.sh": script([f"Launches {stem}.yaml; SCHEDULER: local, ray or slurm."], body),
+        }
+
+    # -- import -------------------------------------------------------------------------------------------------
+
+    def detect(self, source: Source) -> float:
+        """An allocation string, or AReaL's sections."""
+        markers = {
+            "actor.backend",
+            "rollout.backend",
+            "gconfig.n_samples",
+            "allocation_mode",
+            "rollout.max_head_offpolicyness",
+        }
+        return 0.95 if len(markers & set(source.keys)) >= 2 else 0.0
+
+    def target(self, source: Source, version: str | None) -> Target:
+        """The trainer that the actor's allocation names."""
+        table = key_table(self.name)
+        name = str(source.keys.get("actor.backend", "")).partition(":")[0]
+        return Target(table, table.version(version), BACKENDS.get(name, "fsdp2"))
+
+    def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
+        """Neutral values of the keys over the dataclass defaults."""
+        specs = target.table.keys(target.version)
+        flat = {key: spec.default for key, spec in specs.items() if spec.default is not ABSENT}
+        flat = resolve({**flat, **source.keys})
+        engine, rollout = parse_allocation(str(flat.get("rollout.backend") or "sglang:d1"))
+        _, trainer = parse_allocation(str(flat.get("actor.backend") or "fsdp:d1"))
+        values: dict[str, Value] = {"trainer.backend": target.backend, "rollout.backend": engine or "sglang"}
+        values.update({f"rollout.{name}": size for name, size in rollout.items()})
+        values.update({f"trainer.{name}": size for name, size in trainer.items()})
+        run, used = read_fields((*FIELDS, *ENGINES.get(engine, ())), flat, target, Run(values))
+        run = run.with_(_read_rest(run, flat, target.backend))
+        return Run(complete_layouts(run.values)), frozenset(used | _ALSO_READ)
+
+
+def _with_derived(run: Run) -> Run:
+    recompute = run.get("trainer.activation_recompute", "none")
+    total = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
+    budget = run.get("trainer.token_budget") or total * run.number("trainer.microbatch")
+    return run.with_(
+        {
+            "batch.context_tokens": total,
+            "rollout.engine_context": total,
+            "trainer.token_budget": budget,
+            "trainer.checkpointing": recompute != "none",
+            "trainer.granularity": recompute,
+            "trainer.offload_all": run.get("trainer.offload") in ("optimizer", "both"),
+            "rollout.attention_dp_enabled": run.number("rollout.attention_data_parallel") > 1,
+            "run.colocate": run.get("run.mode") == "colocated",
+        }
+    )
+
+
+def _names(run: Run) -> list[Setting]:
+    """Names, paths and the sections that AReaL wants filled."""
+    model = hub_name(str(run.get("run.architecture", "")))
+    pair = [("experiment_name", "${experiment_name}"), ("trial_name", "${trial_name}")]
+    settings = [Setting("experiment_name", "rlperf"), Setting("trial_name", "trial0"), Setting("seed", 1)]
+    settings.append(Setting("tokenizer_path", "${actor.path}"))
+    for section in ("rollout", "actor", "saver", "recover", "evaluator", "stats_logger"):
+        settings += [Setting(f"{section}.{name}", value) for name, value in pair]
+    for section in ("rollout", "saver", "recover", "evaluator", "stats_logger"):
+        settings.append(Setting(f"{section}.fileroot", "${cluster.fileroot}"))
+    settings += [
+        Setting("cluster.fileroot", "/tmp/areal", "yours"),
+        Setting("actor.path", model, "yours"),
+        Setting("rollout.tokenizer_path", "${tokenizer_path}"),
+        Setting("rollout.dump_to_file", True, "lengths and staleness for `rlperf import`"),
+        Setting("train_dataset.path", "openai/gsm8k", "yours"),
+        Setting("train_dataset.type", "rl"),
+        Setting("sglang.model_path" if run.get("rollout.backend") == "sglang" else "vllm.model", "${actor.path}"),
+    ]
+    return settings
+
+
+def _placement(run: Run) -> list[Setting]:
+    per_node = run.number("run.devices_per_node", 8)
+    megatron = run.get("trainer.backend") == "megatron"
+    total = run.number("run.devices")
+    nodes = -(-total // per_node)
+    if nodes > 1 and total % per_node:
+        raise ExportError(f"{total} GPUs fill no whole nodes of {per_node}", "areal")
+    backend = allocation("megatron" if megatron else "fsdp", run, "trainer")
+    settings = [
+        Setting("cluster.n_nodes", nodes),
+        Setting("cluster.n_gpus_per_node", min(per_node, total)),
+        Setting("actor.backend", backend),
+        Setting("rollout.backend", allocation(str(run.get("rollout.backend")), run, "rollout")),
+        Setting("rollout.consumer_batch_size", "${train_dataset.batch_size}"),
+    ]
+    if run.get("run.colocate"):
+        return [
+            *settings,
+            Setting("enable_offload", True, "engine and trainer take turns on the same GPUs"),
+            Setting("rollout.scheduling_strategy.type", "colocation"),
+            Setting("rollout.scheduling_strategy.target", "actor"),
+            Setting("actor.weight_update_mode", "disk", "colocation takes disk or awex"),
+            Setting("rollout.max_head_offpolicyness", 0),
+        ]
+    return [
+        *settings,
+        Setting("actor.weight_update_mode", "xccl"),
+        Setting(
+            "rollout.max_head_offpolicyness", run.number("run.staleness", 0), "policy versions a sample may be behind"
+        ),
+    ]
+
+
+def _algorithm(run: Run) -> list[Setting]:
+    stale = run.number("run.staleness", 0) > 0
+    reference = bool(run.get("run.reference"))
+    settings = [
+        Setting("actor.kl_ctl", 0.001 if reference else 0.0, "0: no reference pass"),
+        Setting("actor.recompute_logprob", True, "old log-probs by the trainer"),
+        Setting("actor.use_decoupled_loss", stale),
+    ]
+    roles = (["ref"] if reference else []) + (["critic"] if run.get("run.algorithm") == "ppo" else [])
+    for role in roles:
+        settings += [
+            Setting(f"{role}.{name}", value)
+            for name, value in (
+                ("experiment_name", "${experiment_name}"),
+                ("trial_name", "${trial_name}"),
+                ("path", "${actor.path}"),
+                ("backend", "${actor.backend}"),
+                ("scheduling_strategy.type", "colocation"),
+                ("scheduling_strategy.target", "actor"),
+            )
+        ]
+        settings.append(Setting(f"{role}.mb_spec.max_tokens_per_mb", run.get("trainer.token_budget")))
+    if run.get("run.algorithm") == "dapo":
+        settings.append(Setting("actor.eps_clip_higher", 0.28))
+    if run.get("run.rl_steps"):
+        steps = run.number("run.last_rl_step", run.number("run.rl_steps"))
+        settings.append(Setting("total_train_steps", steps, "through the last rl_step of this phase"))
+        settings.append(Setting("saver.freq_steps", run.number("run.rl_steps"), "the next phase resumes from here"))
+    return settings
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+_ALSO_READ = frozenset(
+    {
+        "rollout.backend", "actor.backend", "cluster.n_nodes", "cluster.n_gpus_per_node", "enable_offload",
+        "rollout.scheduling_strategy.type", "rollout.scheduling_strategy.target", "actor.weight_update_mode",
+        "rollout.max_head_offpolicyness", "actor.kl_ctl", "actor.path", "rollout.consumer_batch_size",
+        "actor.mb_spec.n_mbs", "rollout.max_concurrent_rollouts", "allocation_mode",
+    }
+)  # fmt: skip
+
+
+def _read_rest(run: Run, flat: dict[str, Value], backend: str) -> dict[str, Value]:
+    """Devices, mode, lengths, recompute and offload."""
+    sizes = {
+        role: run.number(f"{role}.data_parallel") * run.number(f"{role}.tensor_parallel")
+        * run.number(f"{role}.pipeline_parallel") * run.number(f"{role}.context_parallel")
+        for role in ("trainer", "rollout")
+    }  # fmt: skip
+    colocated = flat.get("rollout.scheduling_strategy.type") == "colocation"
+    stale = int(flat.get("rollout.max_head_offpolicyness") or 0)
+    total = sizes["trainer"] if colocated else sum(sizes.values())
+    context = min(run.number("batch.context_tokens"), run.number("rollout.engine_context", 1 << 40))
+    response = min(run.number("batch.max_response_tokens"), context)
+    prompt = run.get("batch.max_prompt_tokens") or max(min(1024, context - response), 1)
+    mode = "colocated" if colocated else ("disaggregated", "one_step_off", "async")[min(stale, 2)]
+    if backend == "megatron":
+        granularity = str(run.get("trainer.granularity") or "none")
+        recompute = granularity if run.get("trainer.checkpointing") else "none"
+    else:
+        recompute = "full" if run.get("trainer.checkpointing") else "none"
+    return {
+        "trainer.devices": sizes["trainer"],
+        "rollout.devices": sizes["rollout"],
+        "run.devices": total,
+        "run.devices_per_node": int(flat.get("cluster.n_gpus_per_node") or 8),
+        "run.nodes": int(flat.get("cluster.n_nodes") or 1),
+        "run.cluster_devices": int(flat.get("cluster.n_nodes") or 1) * int(flat.get("cluster.n_gpus_per_node") or 8),
+        "run.mode": mode,
+        "run.staleness": 0 if colocated else stale,
+        "run.colocate": colocated,
+        "run.enable_offload": bool(flat.get("enable_offload")),
+        "run.weight_update_mode": str(flat.get("actor.weight_update_mode")),
+        "run.architecture": str(flat.get("actor.path")),
+        "run.algorithm": "ppo" if "critic.path" in flat and flat.get("critic.path") else "grpo",
+        "run.reference": bool(flat.get("actor.kl_ctl")),
+        "run.deprecated_allocation": bool(flat.get("allocation_mode")),
+        "run.n_minibatches": int(flat.get("actor.ppo_n_minibatches") or 1),
+        "batch.max_prompt_tokens": int(prompt),
+        "batch.max_response_tokens": response,
+        "batch.response_key": int(flat.get("gconfig.max_new_tokens") or 0),
+        "trainer.dynamic": run.get("trainer.token_budget") is not None,
+        "trainer.packing": True,
+        "trainer.zero_stage": 3 if backend == "fsdp2" else 1,
+        "trainer.activation_recompute": recompute,
+        "trainer.offload": "optimizer" if run.get("trainer.offload_all") else "none",
+    }  # fmt: skip
+
+
+ADAPTER = Areal()

@@ -1,0 +1,404 @@
+"""slime (and its fork miles): Megatron and SGLang flags; ``train.py`` in step, ``train_async.py`` one step off.
+
+The optimizer's batch counts samples; token budgets are per GPU, times context parallel. Unknown flags are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlperf.errors import ExportError, SpecError
+from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape
+from rlperf.frameworks.fields import (
+    KV_DTYPE,
+    NEGATED,
+    SAMPLES,
+    TOKENS_PER_DEVICE,
+    Field,
+    Setting,
+    Target,
+    Unit,
+    field,
+    one_as,
+    read_fields,
+    write_fields,
+)
+from rlperf.frameworks.keytable import Value, key_table
+from rlperf.frameworks.run import Run, complete_layouts
+from rlperf.frameworks.writing import argument_array, script
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.profiles import load_architecture
+
+_RECOMPUTE = Unit(lambda value, _: value or "none", lambda value, _: None if value == "none" else value)
+_DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >= 1)
+
+FIELDS: tuple[Field, ...] = (
+    field("batch.prompts_per_step", "rollout-batch-size", note="prompts"),
+    field("batch.group_size", "n-samples-per-prompt"),
+    field("batch.mini_batch", "global-batch-size", SAMPLES),
+    field("batch.max_prompt_tokens", "rollout-max-prompt-len"),
+    field("batch.max_response_tokens", "rollout-max-response-len"),
+    field("batch.context_tokens", "rollout-max-context-len", note="prompt + response"),
+    field("trainer.tensor_parallel", "tensor-model-parallel-size"),
+    field("trainer.pipeline_parallel", "pipeline-model-parallel-size"),
+    field("trainer.virtual_pipeline", "num-virtual-stages-per-pipeline-rank", one_as(None)),
+    field("trainer.context_parallel", "context-parallel-size"),
+    field("trainer.expert_parallel", "expert-model-parallel-size"),
+    field("trainer.expert_tensor_parallel", "expert-tensor-parallel-size"),
+    field("trainer.sequence_parallel", "sequence-parallel"),
+    field("trainer.zero_stage", "use-distributed-optimizer", _DISTRIBUTED),
+    field("trainer.activation_recompute", "recompute-granularity", _RECOMPUTE),
+    field("trainer.offload_optimizer", "optimizer-cpu-offload", note="optimizer in host memory"),
+    field("trainer.dynamic", "use-dynamic-batch-size"),
+    field("trainer.token_budget", "max-tokens-per-gpu", TOKENS_PER_DEVICE),
+    field("trainer.scoring_token_budget", "log-probs-max-tokens-per-gpu", TOKENS_PER_DEVICE),
+    field("trainer.microbatch", "micro-batch-size", note="samples"),
+    field("rollout.replica", "rollout-num-gpus-per-engine", note="GPUs of one engine: TP x PP"),
+    field("rollout.pipeline_parallel", "sglang-pp-size sglang-pipeline-parallel-size", one_as(1)),
+    field("rollout.attention_data_parallel", "sglang-dp-size"),
+    field("rollout.attention_dp_enabled", "sglang-enable-dp-attention"),
+    field("rollout.expert_parallel", "sglang-ep-size sglang-expert-parallel-size"),
+    field("rollout.memory_fraction", "sglang-mem-fraction-static"),
+    field("rollout.max_running", "sglang-max-running-requests", note="requests that an engine runs at once"),
+    field("rollout.engine_token_budget", "sglang-chunked-prefill-size", note="tokens per prefill chunk"),
+    field("rollout.cuda_graphs", "sglang-disable-cuda-graph", NEGATED),
+    field("rollout.prefix_caching", "sglang-disable-radix-cache", NEGATED),
+    field("rollout.kv_dtype", "sglang-kv-cache-dtype", KV_DTYPE),
+    field("rollout.rollout_dtype", "sglang-quantization",
+          Unit(lambda value, _: value, lambda value, _: None if value in ("bf16", "fp16") else value)),
+)  # fmt: skip
+
+# argparse defaults that a reader needs: slime/utils/arguments.py, Megatron arguments.py, SGLang ServerArgs.
+DEFAULTS: Mapping[str, Value] = {
+    "actor-num-nodes": 1, "actor-num-gpus-per-node": 8, "rollout-num-gpus-per-engine": 1, "num-gpus-per-node": 8,
+    "n-samples-per-prompt": 1, "tensor-model-parallel-size": 1, "pipeline-model-parallel-size": 1,
+    "context-parallel-size": 1, "expert-model-parallel-size": 1, "sequence-parallel": False,
+    "use-distributed-optimizer": True, "optimizer-cpu-offload": False, "use-dynamic-batch-size": False,
+    "sglang-dp-size": 1, "sglang-ep-size": 1, "sglang-disable-cuda-graph": False, "sglang-disable-radix-cache": False,
+    "colocate": False, "advantage-estimator": "grpo", "kl-loss-coef": 0.0, "kl-coef": 0.0,
+    "sglang-enable-dp-attention": False,
+}  # fmt: skip
+
+# Values of a config.json that `Architecture` does not carry, by family (each model's published config).
+_ROTARY = {
+    "qwen2": (1e-6, 1_000_000),
+    "qwen3": (1e-6, 1_000_000),
+    "qwen3_moe": (1e-6, 1_000_000),
+    "llama": (1e-5, 500_000),
+}
+
+
+@dataclass(frozen=True)
+class Slime:
+    """The adapter."""
+
+    name: str = "slime"
+    title: str = "slime"
+    fields: tuple[Field, ...] = FIELDS
+
+    # -- export -------------------------------------------------------------------------------------------------
+
+    def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
+        """Megatron and SGLang only; asynchronous means one step off."""
+        if run.get("trainer.backend") != "megatron":
+            raise ExportError(
+                "the trainer is Megatron", "slime", {"nearest": "trainer_backends: megatron, and plan again"}
+            )
+        if run.get("run.algorithm") == "ppo":
+            raise ExportError("no critic", "slime", {"nearest": "algorithm: grpo, or verl / OpenRLHF for ppo"})
+        lost: list[Limitation] = []
+        changes: dict[str, Value] = {"rollout.backend": "sglang"}
+        if run.get("rollout.backend") != "sglang":
+            lost.append(
+                Limitation(f"engine {run.get('rollout.backend')}", "sglang", "rollout was predicted for another engine")
+            )
+        if run.get("run.mode") == "async" and run.number("run.staleness") > 1:
+            changes.update({"run.staleness": 1})
+            lost.append(Limitation(f"staleness {run.number('run.staleness')}", "train_async.py: one step off",
+                                   "the longest rollouts hold each step back"))  # fmt: skip
+        if run.number("trainer.ulysses") > 1:
+            ring = run.number("trainer.context_parallel") * run.number("trainer.ulysses")
+            changes.update({"trainer.context_parallel": ring, "trainer.ulysses": 1})
+            lost.append(Limitation("Ulysses", f"context parallel {ring}", "ring exchange in place of all-to-all"))
+        if run.get("trainer.offload") in ("activations", "both"):
+            changes["trainer.activation_recompute"] = "full"
+            changes["trainer.offload"] = "optimizer" if run.get("trainer.offload") == "both" else "none"
+            lost.append(Limitation("activation offload", "full recompute", "up to a third of the training time more"))
+        if run.get("trainer.lora_rank"):
+            raise ExportError("no LoRA", "slime", {"nearest": "full training, or verl / NeMo-RL"})
+        return run.with_(changes), tuple(lost)
+
+    def emit(self, run: Run, target: Target) -> Emission:
+        """All flags of a run."""
+        run = _with_derived(run)
+        settings = write_fields(self.fields, run, target)
+        chosen = {s.key: s for s in (*settings, *_placement(run), *_training(run), *_model(run), *_data(run))}
+        kept = [s for s in chosen.values() if s.value is not None and s.value is not False and target.has(s.key)]
+        asynchronous = run.get("run.mode") in ("one_step_off", "async")
+        return Emission(tuple(kept), (), "train_async.py" if asynchronous else "train.py", (), run)
+
+    def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
+        """``<stem>.sh`` with the flags in arrays."""
+        model = hub_name(str(emission.run.get("run.architecture", ""))).rpartition("/")[2]
+        yours = {
+            "hf-checkpoint": f"${{HF_CHECKPOINT:-/ckpt/{model}}}",
+            "ref-load": f"${{REF_LOAD:-/ckpt/{model}_torch_dist}}",
+            "prompt-data": "${PROMPT_DATA:-/data/prompts.jsonl}",
+        }
+        arch_keys = {setting.key for setting in _model(emission.run)}
+        flags = [Setting(s.key, yours.get(s.key, s.value), s.why) for s in emission.settings]
+        body = ['cd "${SLIME:?set SLIME to your slime checkout}"']
+        if arch_keys:
+            body += argument_array("MODEL_ARGS", [flag for flag in flags if flag.key in arch_keys])
+        else:
+            body.append(f'source "${{MODEL_SCRIPT:-scripts/models/{model.lower()}.sh}}"  # sets MODEL_ARGS')
+        body += argument_array("ARGS", [flag for flag in flags if flag.key not in arch_keys])
+        body += [
+            'ray job submit --address="${RAY_ADDRESS:-http://127.0.0.1:8265}" \\',
+            '  --runtime-env-json=\'{"env_vars":{"CUDA_DEVICE_MAX_CONNECTIONS":"1"}}\' -- \\',
+            f'  python3 {emission.entry} "${{MODEL_ARGS[@]}}" "${{ARGS[@]}}" "$@"',
+        ]
+        return {f"{stem}.sh": script(header, body)}
+
+    # -- import -------------------------------------------------------------------------------------------------
+
+    def detect(self, source: Source) -> float:
+        """slime's own flags."""
+        own = {
+            "rollout-batch-size",
+            "rollout-num-gpus-per-engine",
+            "rollout-max-response-len",
+            "actor-num-gpus-per-node",
+        }
+        return 0.95 if len(own & set(source.keys)) >= 2 else 0.0
+
+    def target(self, source: Source, version: str | None) -> Target:
+        """One backend."""
+        table = key_table(self.name)
+        return Target(table, table.version(version), "megatron")
+
+    def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
+        """Neutral values of the flags over the defaults."""
+        flat: dict[str, Value] = {**DEFAULTS, **source.keys}
+        run, used = read_fields(
+            self.fields, flat, target, Run({"trainer.backend": "megatron", "rollout.backend": "sglang"})
+        )
+        run = run.with_(_read_placement(run, flat, source))
+        return Run(complete_layouts(run.values)), frozenset(used | _ALSO_READ | _ARCHITECTURE)
+
+
+def _with_derived(run: Run) -> Run:
+    budget = run.get("trainer.token_budget")
+    scoring = run.get("trainer.scoring_token_budget") or (2 * int(budget) if budget else None)
+    attention = run.number("rollout.attention_data_parallel")
+    depth = run.number("rollout.pipeline_parallel")
+    return run.with_(
+        {
+            "batch.context_tokens": run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens"),
+            "trainer.offload_optimizer": run.get("trainer.offload") in ("optimizer", "both"),
+            "trainer.dynamic": budget is not None,
+            "trainer.scoring_token_budget": scoring,
+            "trainer.microbatch": None if budget else run.number("trainer.microbatch"),
+            "rollout.replica": run.number("rollout.tensor_parallel") * depth,
+            "rollout.pipeline_parallel": depth,
+            "rollout.attention_dp_enabled": attention > 1,
+            "run.colocate": run.get("run.mode") == "colocated",
+            "run.asynchronous": run.get("run.mode") in ("one_step_off", "async"),
+        }
+    )
+
+
+def _placement(run: Run) -> list[Setting]:
+    per_node = run.number("run.devices_per_node", 8)
+    shape = node_shape(run.number("trainer.devices"), per_node)
+    if shape is None:
+        raise ExportError(f"{run.number('trainer.devices')} trainer GPUs fill no whole nodes of {per_node}", "slime")
+    settings = [
+        Setting("actor-num-nodes", shape[0]),
+        Setting("actor-num-gpus-per-node", shape[1]),
+        Setting("num-gpus-per-node", per_node),
+    ]
+    if run.get("run.colocate"):
+        return [*settings, Setting("colocate", True, "engine and trainer take turns on the same GPUs")]
+    return [*settings, Setting("rollout-num-gpus", run.number("rollout.devices"), "the engines' own GPUs")]
+
+
+def _training(run: Run) -> list[Setting]:
+    reference = bool(run.get("run.reference"))
+    settings = [
+        Setting("advantage-estimator", "grpo"),
+        Setting("use-kl-loss", reference),
+        Setting("kl-loss-coef", 0.001 if reference else 0.0, "0: no reference pass"),
+        Setting("optimizer", "adam"),
+        Setting("attention-dropout", 0.0),
+        Setting("hidden-dropout", 0.0),
+        Setting("accumulate-allreduce-grads-in-fp32", True),
+        Setting("attention-softmax-in-fp32", True),
+        Setting("attention-backend", "flash"),
+        Setting("balance-data", True, "even tokens per data-parallel rank"),
+    ]
+    if run.get("trainer.activation_recompute") == "full":
+        settings += [Setting("recompute-method", "uniform"), Setting("recompute-num-layers", 1)]
+    if run.get("trainer.offload_optimizer"):
+        settings += [Setting("overlap-cpu-optimizer-d2h-h2d", True), Setting("use-precision-aware-optimizer", True)]
+    if run.get("run.asynchronous"):
+        settings.append(Setting("update-weights-interval", 1))
+    if run.get("run.algorithm") == "dapo":
+        settings += [
+            Setting("eps-clip", 0.2),
+            Setting("eps-clip-high", 0.28),
+            Setting("over-sampling-batch-size", run.number("batch.prompts_per_step")),
+            Setting("dynamic-sampling-filter-path",
+                    "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"),
+        ]  # fmt: skip
+    return settings
+
+
+def _data(run: Run) -> list[Setting]:
+    model = hub_name(str(run.get("run.architecture", ""))).rpartition("/")[2]
+    steps = run.number("run.last_rl_step", run.number("run.rl_steps", 1000))
+    settings = [
+        Setting("hf-checkpoint", f"/ckpt/{model}", "yours"),
+        Setting("ref-load", f"/ckpt/{model}_torch_dist", "yours"),
+        Setting("prompt-data", "/data/prompts.jsonl", "yours"),
+        Setting("input-key", "prompt", "yours"),
+        Setting("label-key", "label", "yours"),
+        Setting("apply-chat-template", True),
+        Setting("rollout-shuffle", True),
+        Setting("rm-type", "deepscaler", "yours"),
+        Setting("num-rollout", steps, "rl_steps"),
+    ]
+    if run.get("run.rl_steps"):
+        settings.append(Setting("save-interval", run.number("run.rl_steps"), "the next phase resumes from here"))
+        settings.append(Setting("save", f"/ckpt/{model}_slime", "yours"))
+    return settings
+
+
+def _model(run: Run) -> list[Setting]:
+    """Megatron's architecture flags, equal to the checkpoint's config; empty where slime's own script knows better."""
+    try:
+        arch = load_architecture(str(run.get("run.architecture", "")))
+    except SpecError:
+        return []
+    rotary = _ROTARY.get(arch.family)
+    plain = arch.latent is None and arch.linear_attention is None and arch.state_space is None and arch.vision is None
+    if rotary is None or not plain or "sliding" in arch.mixers:
+        return []
+    epsilon, base = rotary
+    settings = [
+        Setting("swiglu", arch.ffn_gated),
+        Setting("num-layers", arch.layers),
+        Setting("hidden-size", arch.hidden),
+        Setting(
+            "ffn-hidden-size", arch.ffn_hidden or (arch.experts.hidden * arch.experts.active if arch.experts else 0)
+        ),
+        Setting("num-attention-heads", arch.heads),
+        Setting("group-query-attention", arch.kv_heads != arch.heads),
+        Setting("num-query-groups", arch.kv_heads if arch.kv_heads != arch.heads else None),
+        Setting("kv-channels", arch.head_dim),
+        Setting("qk-layernorm", arch.qk_norm),
+        Setting("add-qkv-bias", arch.qkv_bias),
+        Setting("disable-bias-linear", True),
+        Setting("normalization", "RMSNorm"),
+        Setting("norm-epsilon", epsilon),
+        Setting("use-rotary-position-embeddings", True),
+        Setting("rotary-base", base),
+        Setting("vocab-size", arch.vocab),
+        Setting("untie-embeddings-and-output-weights", not arch.tied_embeddings),
+    ]
+    return [*settings, *_experts(arch)]
+
+
+def _experts(arch: Architecture) -> list[Setting]:
+    if arch.experts is None:
+        return []
+    return [
+        Setting("num-experts", arch.experts.count),
+        Setting("moe-router-topk", arch.experts.active),
+        Setting("moe-ffn-hidden-size", arch.experts.hidden),
+        Setting("moe-router-score-function", "softmax"),
+        Setting("moe-token-dispatcher-type", "alltoall"),
+        Setting("moe-router-dtype", "fp32"),
+        Setting("moe-grouped-gemm", True),
+        Setting("moe-permute-fusion", True),
+        Setting("moe-aux-loss-coeff", 0),
+    ]
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+_ALSO_READ = frozenset(
+    {
+        "actor-num-nodes", "actor-num-gpus-per-node", "rollout-num-gpus", "num-gpus-per-node", "colocate",
+        "advantage-estimator", "kl-loss-coef", "use-kl-loss", "kl-coef", "hf-checkpoint", "num-steps-per-rollout",
+        "over-sampling-batch-size", "update-weights-interval", "dynamic-sampling-filter-path", "balance-by-flops",
+    }
+)  # fmt: skip
+_ARCHITECTURE = frozenset(
+    {
+        "swiglu", "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "group-query-attention",
+        "num-query-groups", "kv-channels", "qk-layernorm", "num-experts", "moe-router-topk", "moe-ffn-hidden-size",
+        "vocab-size",
+    }
+)  # fmt: skip
+
+
+def _read_placement(run: Run, flat: Mapping[str, Value], source: Source) -> dict[str, Value]:
+    per_node = int(flat["actor-num-gpus-per-node"])
+    trainer = int(flat["actor-num-nodes"]) * per_node
+    colocated = bool(flat["colocate"])
+    asynchronous = "async" in source.entry
+    own = flat.get("rollout-num-gpus")
+    rollout = trainer if colocated else int(own or 0)
+    total = trainer if colocated else trainer + rollout
+    depth, replica = run.number("rollout.pipeline_parallel"), run.number("rollout.replica")
+    prompts, group = run.number("batch.prompts_per_step"), run.number("batch.group_size")
+    response = run.number("batch.max_response_tokens", 1024)
+    context = run.get("batch.context_tokens")
+    steps = flat.get("num-steps-per-rollout")
+    kl = float(flat.get("kl-loss-coef") or 0) + float(flat.get("kl-coef") or 0)
+    dynamic = bool(run.get("trainer.dynamic"))
+    values: dict[str, Value] = {
+        "trainer.devices": trainer,
+        "rollout.devices": rollout,
+        "rollout.tensor_parallel": max(replica // depth, 1),
+        "rollout.pipeline_parallel": depth,
+        "run.devices": total,
+        "run.devices_per_node": max(per_node, min(int(flat["num-gpus-per-node"]), total)),
+        "run.mode": "one_step_off" if asynchronous else "colocated" if colocated else "disaggregated",
+        "run.staleness": 1 if asynchronous else 0,
+        "run.colocate": colocated,
+        "run.asynchronous": asynchronous,
+        "run.rollout_stated": colocated or bool(own),
+        "run.architecture": _architecture_name(flat),
+        "run.algorithm": "dapo" if flat.get("dynamic-sampling-filter-path") else "grpo",
+        "run.reference": kl > 0,
+        "run.two_kl": bool(flat.get("kl-loss-coef")) and bool(flat.get("kl-coef")),
+        "run.over_sampling": flat.get("over-sampling-batch-size") or prompts,
+        "run.balance_by_flops": bool(flat.get("balance-by-flops")),
+        "batch.max_prompt_tokens": run.get("batch.max_prompt_tokens")
+        or (int(context) - response if context and int(context) > response else 2048),
+        "trainer.offload": "optimizer" if run.get("trainer.offload_optimizer") else "none",
+        "trainer.packing": True,
+        "trainer.activation_recompute": run.get("trainer.activation_recompute", "none"),
+        "trainer.budget_stated": run.get("trainer.token_budget") is not None,
+        "trainer.scoring_token_budget": (run.get("trainer.scoring_token_budget") or run.get("trainer.token_budget"))
+        if dynamic
+        else None,
+    }
+    if steps:
+        values["run.stated_samples"] = -(-prompts * group // int(steps))
+        if run.get("batch.mini_batch") is None:
+            values["batch.mini_batch"] = -(-prompts // int(steps))
+    values["run.nodes"] = -(-total // values["run.devices_per_node"])
+    return values
+
+
+def _architecture_name(flat: Mapping[str, Value]) -> str:
+    """The checkpoint folder's name, without what a converter appended."""
+    name = str(flat.get("hf-checkpoint") or "").rstrip("/").rpartition("/")[2]
+    return name.removesuffix("_torch_dist")
+
+
+ADAPTER = Slime()

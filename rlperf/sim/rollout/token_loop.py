@@ -91,6 +91,7 @@ class TokenLoop:
         self.waiting: list[_Request] = []
         self.running: list[_Request] = []
         self.now, self.decode_steps, self.preemptions, self.hit_tokens = 0.0, 0, 0, 0
+        self.last_start, self.leaving = -np.inf, 0
         self.tools = [0.0] * (options.tool_concurrency or 0)
         self.first_token = np.full(trajectories.n_turns, -1.0)
         self.finish = np.zeros(trajectories.n_turns)
@@ -130,7 +131,12 @@ class TokenLoop:
         self.arrivals.sort()
         if not self.running and not self.waiting:
             self.now = max(self.now, self.arrivals[0][0])
-        while self.arrivals and self.arrivals[0][0] <= self.now:
+        known_s = self.now
+        if self.options.async_scheduling and self.running:  # this step was scheduled when the last one began
+            known_s = self.last_start
+        if not self.running:
+            self.leaving = 0
+        while self.arrivals and self.arrivals[0][0] <= known_s:
             _, i = self.arrivals.pop(0)
             request = self.requests[i]
             request.known, request.generated = int(self.t.prompt_tokens[request.turn]), 0
@@ -196,7 +202,7 @@ class TokenLoop:
             if not r.decoding:
                 chunks.append((r, min(budget, r.known - r.cached)))
                 budget -= chunks[-1][1]
-        while self.waiting and budget > 0 and len(self.running) < self.max_running:
+        while self.waiting and budget > 0 and len(self.running) + self.leaving < self.max_running:
             request = self.waiting[0]
             new = [b for b in self.names(request, request.known) if b not in self.blocks.users]
             reserve = self.reserve if self.running else 0
@@ -232,6 +238,7 @@ class TokenLoop:
         keys = sum(r.cached + self.width for r in decoding)
         tokens = sum(size for _, size in chunks)
         pairs = sum(sum(r.cached + k + 1 for k in range(size)) for r, size in chunks)
+        self.last_start = self.now
         self.now += self.step_seconds(len(decoding), keys, tokens, pairs, len(chunks))
         if decoding:
             gained = self.tokens_at(self.decode_steps + 1) - self.tokens_at(self.decode_steps)
@@ -248,6 +255,7 @@ class TokenLoop:
                 if self.first_token[r.turn] < 0:
                     self.first_token[r.turn] = self.now
         ended = [r for r in self.running if r.decoding and r.generated == self.t.response_tokens[r.turn]]
+        self.leaving = len(ended) if self.options.async_scheduling else 0
         for r in sorted(ended, key=lambda r: r.name):
             self.end_turn(r)
 

@@ -1,0 +1,208 @@
+"""Ranked causes of an rl_step's time: what each costs, alone and together, along which path, and what removes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import comb
+from typing import Literal
+
+import numpy as np
+
+from rlperf.diagnose import graph as g
+from rlperf.diagnose.advice import Advice, advice_for
+from rlperf.diagnose.faults import Fault, Limits, find_faults
+from rlperf.diagnose.paths import fault_path, structural_path
+from rlperf.diagnose.structure import structural_changes
+
+FLOOR = 0.01
+"""Share of the rl_step below which a loss is not reported: repeated runs of one configuration differ by more."""
+MOST_TOGETHER = 6
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One reason why an rl_step takes as long as it does.
+
+    Attributes
+    ----------
+    kind : name of the cause
+    nature : ``fault`` (abnormal against its peers) or ``structure`` (what the plan pays by design)
+    where : place in words
+    loss_s : rl_step as it is, minus the rl_step with this cause alone made ideal [s]
+    joint_s : the same, averaged over all orders of removing the faults (Shapley value): faults that hide each other
+        have a small ``loss_s`` and a larger ``joint_s`` [s]
+    share : larger of both over the rl_step [1]
+    evidence : how it shows, in words
+    path : from the end of the rl_step back to the root, in words
+    advice : knobs that remove it
+    """
+
+    kind: str
+    nature: Literal["fault", "structure"]
+    where: str
+    loss_s: float
+    joint_s: float
+    share: float
+    evidence: str
+    path: tuple[str, ...]
+    advice: tuple[Advice, ...]
+    rank: int = -1
+    part: int = -1
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """Two causes whose what-ifs do not add up.
+
+    ``together_s`` is won by removing both; ``excess_s`` is that minus the sum of the single losses: positive where they
+    hide each other, negative where each removes a part of the same wait.
+    """
+
+    kinds: tuple[str, str]
+    together_s: float
+    excess_s: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why an rl_step takes ``step_s``.
+
+    Attributes
+    ----------
+    step_s : seconds per rl_step
+    floor_s : losses below it are not reported [s]
+    causes : faults first, then structural costs, each by seconds
+    interactions : pairs of causes that do not add up, above the floor
+    notes : what was assumed or could not be seen
+    """
+
+    step_s: float
+    floor_s: float
+    causes: tuple[Cause, ...]
+    interactions: tuple[Interaction, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def faults(self) -> tuple[Cause, ...]:
+        """Causes that are abnormal."""
+        return tuple(c for c in self.causes if c.nature == "fault")
+
+
+def explain_graph(
+    graph: g.PerformanceGraph,
+    *,
+    floor: float = FLOOR,
+    limits: Limits | None = None,
+    extra_faults: Sequence[Fault] = (),
+    notes: Sequence[str] = (),
+) -> Explanation:
+    """Explain a performance graph.
+
+    Parameters
+    ----------
+    floor : share of the rl_step below which nothing is reported [1]
+    extra_faults : found by other means, such as a comparison of scales
+    """
+    step_s = graph.step_s()
+    floor_s = floor * step_s
+    found = _without_doubles([*find_faults(graph, limits), *extra_faults])
+    losses = _joint_losses(graph, found)
+    pairs = list(zip(found, losses, strict=True))
+    faults = [_cause(graph, f, alone, joint, step_s) for f, (alone, joint) in pairs if max(alone, joint) >= floor_s]
+    faults.sort(key=lambda c: -c.joint_s)
+    changes = structural_changes(graph)
+    single = {name: step_s - graph.what_if_s(change) for name, change in changes.items()}
+    costs = [_structural(graph, name, changes[name], single[name], step_s) for name in changes]
+    costs = sorted((c for c in costs if c.loss_s >= floor_s), key=lambda c: -c.loss_s)
+    together = {f.kind + ": " + f.where: (f.change, a) for f, (a, j) in pairs if max(a, j) >= floor_s}
+    together |= {c.kind: (changes[c.kind], c.loss_s) for c in costs}
+    return Explanation(
+        step_s, floor_s, (*faults, *costs), _interactions(graph, together, step_s, floor_s), tuple(notes)
+    )
+
+
+def _without_doubles(found: list[Fault]) -> list[Fault]:
+    """A kind is reported once per place; the first finding wins. Findings of one link or device are one fault."""
+    merged: dict[tuple[str, int, int], Fault] = {}
+    for fault in found:
+        key = (fault.kind, fault.pool, fault.rank)
+        before = merged.get(key)
+        if before is None:
+            merged[key] = fault
+        elif fault.kind in ("slow_link", "slow_tool"):
+            merged[key] = replace(
+                before, change=before.change & fault.change, vertices=before.vertices | fault.vertices
+            )
+    return list(merged.values())
+
+
+def _joint_losses(graph: g.PerformanceGraph, faults: list[Fault]) -> list[tuple[float, float]]:
+    """(alone, Shapley value) of every fault [s]; beyond `MOST_TOGETHER` faults the small ones count alone only."""
+    step_s = graph.step_s()
+    alone = [step_s - graph.what_if_s(fault.change) for fault in faults]
+    if len(faults) < 2:
+        return [(loss, loss) for loss in alone]
+    every = graph.unchanged()
+    for fault in faults:
+        every &= fault.change
+    best = graph.what_if_s(every)
+    last = []
+    for k in range(len(faults)):
+        rest = graph.unchanged()
+        for i, fault in enumerate(faults):
+            rest = rest & fault.change if i != k else rest
+        last.append(graph.what_if_s(rest) - best)
+    weight = np.maximum(alone, last)
+    chosen = np.argsort(-weight, kind="stable")[:MOST_TOGETHER].tolist()
+    won: dict[frozenset[int], float] = {frozenset(): 0.0}
+    for size in range(1, len(chosen) + 1):
+        for subset in combinations(chosen, size):
+            change = graph.unchanged()
+            for i in subset:
+                change &= faults[i].change
+            won[frozenset(subset)] = step_s - graph.what_if_s(change)
+    joint = list(alone)
+    n = len(chosen)
+    for i in chosen:
+        others = [s for s in won if i not in s]
+        joint[i] = sum((won[s | {i}] - won[s]) / (n * comb(n - 1, len(s))) for s in others)
+    return list(zip(alone, joint, strict=True))
+
+
+def _cause(graph: g.PerformanceGraph, fault: Fault, alone: float, joint: float, step_s: float) -> Cause:
+    return Cause(
+        fault.kind,
+        "fault",
+        fault.where,
+        alone,
+        joint,
+        max(alone, joint) / step_s,
+        fault.evidence,
+        fault_path(graph, fault),
+        advice_for(fault.kind, alone),
+        fault.rank,
+        fault.part,
+    )
+
+
+def _structural(graph: g.PerformanceGraph, name: str, change: g.Change, loss_s: float, step_s: float) -> Cause:
+    share = loss_s / step_s if step_s > 0 else 0.0
+    where, path = structural_path(graph, name, change)
+    evidence = f"{share:.1%} of the rl_step if it were ideal"
+    return Cause(name, "structure", where, loss_s, loss_s, share, evidence, path, advice_for(name, loss_s))
+
+
+def _interactions(
+    graph: g.PerformanceGraph, causes: dict[str, tuple[g.Change, float]], step_s: float, floor_s: float
+) -> tuple[Interaction, ...]:
+    """Pairs of the six largest causes whose sum differs from removing both by more than the floor."""
+    largest = sorted(causes, key=lambda name: -causes[name][1])[:MOST_TOGETHER]
+    found = []
+    for a, b in combinations(largest, 2):
+        together = step_s - graph.what_if_s(causes[a][0] & causes[b][0])
+        excess = together - causes[a][1] - causes[b][1]
+        if abs(excess) >= max(floor_s, 1e-9):
+            found.append(Interaction((a, b), together, excess))
+    return tuple(sorted(found, key=lambda i: -abs(i.excess_s)))

@@ -77,7 +77,9 @@ def openrlhf(folder: Path) -> tuple[list[str], list[Entry]]:
     entries = []
     for name, row in flags.items():
         kind = row["type"] + (":" + "|".join(row["choices"]) if row["choices"] else "")
-        kind = "" if kind == "float" and isinstance(row["default"], str | list) else kind
+        # A flag of several values (argparse's nargs) is listed with the type of one of them.
+        several = isinstance(row["default"], str | list) or name == "--actor.eps_clip_low_high"
+        kind = "" if kind == "float" and several else kind
         default = None if name == "--logger.wandb.run_name" else row["default"]
         entries.append((name.removeprefix("--"), json.dumps(default).replace("Infinity", "1e308"), "", "", kind))
     return ["0.11"], entries

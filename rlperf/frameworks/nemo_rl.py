@@ -154,6 +154,11 @@ class NemoRl:
         if run.get("rollout.backend") == "vllm" and experts not in (1, width):
             changes["rollout.expert_parallel"] = width
             lost.append(Limitation(f"rollout expert_parallel {experts}", str(width), "vLLM spans the whole replica"))
+        wide = run.number("rollout.attention_data_parallel")
+        if wide > 1 and run.get("run.mode") in ("one_step_off", "async") and run.get("rollout.backend") == "vllm":
+            changes["rollout.attention_data_parallel"] = 1
+            lost.append(Limitation(f"attention data parallel {wide} with async GRPO", f"tensor parallel {width}",
+                                   "async needs the async engine, which excludes EP other than TP"))  # fmt: skip
         return run.with_(changes), tuple(lost)
 
     def emit(self, run: Run, target: Target) -> Emission:

@@ -114,7 +114,7 @@ class Slime:
                 Limitation(f"engine {run.get('rollout.backend')}", "sglang", "rollout was predicted for another engine")
             )
         if run.get("run.mode") == "async" and run.number("run.staleness") > 1:
-            changes.update({"run.staleness": 1})
+            changes.update({"run.staleness": 1, "run.mode": "one_step_off"})
             lost.append(Limitation(f"staleness {run.number('run.staleness')}", "train_async.py: one step off",
                                    "the longest rollouts hold each step back"))  # fmt: skip
         if run.number("trainer.ulysses") > 1:

@@ -148,8 +148,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-    ast.In: lambda value, choices: reduce(np.logical_or, (np.equal(value, choice) for choice in choices)),
-    ast.NotIn: lambda value, choices: ~reduce(np.logical_or, (np.equal(value, choice) for choice in choices)),
+    ast.In: lambda value, choices: reduce(np.logical_or, (np.asarray(value == choice) for choice in choices)),
+    ast.NotIn: lambda value, choices: ~reduce(np.logical_or, (np.asarray(value == choice) for choice in choices)),
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": np.minimum, "max": np.maximum, "ceil": np.ceil}
 

@@ -1,0 +1,187 @@
+"""Exported configurations: every key exists for the version, every value is legal, every rule holds; and back again."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from random import Random
+
+import pytest
+import yaml
+
+from rlperf.errors import ExportError, SpecError
+from rlperf.frameworks.export import broken_rules, export_run, illegal_keys
+from rlperf.frameworks.fields import Target
+from rlperf.frameworks.keytable import flatten, key_table
+from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
+from rlperf.frameworks.run import Run
+from rlperf.frameworks.sources import read_source
+
+from .framework_samples import sample_run
+
+VERL_VERSIONS = ("0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "main")
+CASES = [(name, key_table(name).versions[-1]) for name in FRAMEWORKS] + [("verl", v) for v in VERL_VERSIONS[:-1]]
+KEPT = (
+    "run.mode", "run.devices", "batch.prompts_per_step", "batch.group_size", "batch.mini_batch",
+    "trainer.devices", "trainer.tensor_parallel", "trainer.pipeline_parallel", "trainer.expert_parallel",
+    "trainer.data_parallel", "trainer.token_budget", "trainer.activation_recompute", "trainer.offload",
+    "rollout.devices", "rollout.tensor_parallel", "rollout.data_parallel", "rollout.memory_fraction",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("framework", "version"), CASES)
+def test_sampled_plans_export_with_known_keys_and_kept_rules(framework: str, version: str, tmp_path: Path) -> None:
+    random, adapter, table = Random(7), adapter_of(framework), key_table(framework)
+    count = 300 if (framework, version) in CASES[: len(FRAMEWORKS)] else 60
+    for index in range(count):
+        run = sample_run(random, framework, version)
+        phase = export_run(run, adapter, version, "config")
+        target = Target(table, version, str(phase.emission.run.get("trainer.backend")))
+        assert illegal_keys(phase.emission.settings, target) == []
+        if index % 20 == 0:
+            back = _read_back(phase.files, framework, version, tmp_path)
+            assert broken_rules(back, framework, version) == []
+            adapted = phase.emission.run
+            for name in KEPT:
+                if adapted.get(name) is not None and name not in _not_stored(framework, adapted):
+                    assert back.get(name) == adapted.get(name), (name, framework, version)
+
+
+def _not_stored(framework: str, run: Run) -> set[str]:
+    """Values that the framework's files do not hold."""
+    missing: set[str] = set()
+    if framework == "trl":
+        # num_processes stands in the accelerate config, the server's GPUs in the launch of the server.
+        missing = {"trainer.token_budget", "rollout.devices", "rollout.data_parallel", "run.devices", "trainer.offload"}
+    if framework == "areal":
+        missing = {"trainer.offload"} if run.get("trainer.backend") == "megatron" else set()
+    if run.get("trainer.token_budget") is None:
+        missing.add("trainer.token_budget")
+    return missing
+
+
+def _read_back(files: object, framework: str, version: str, folder: Path) -> Run:
+    assert isinstance(files, dict)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    configs = [name for name in files if name.endswith(".yaml")] or [name for name in files if name.endswith(".sh")]
+    adapter = adapter_of(framework)
+    source = read_source([folder / name for name in configs])
+    run, _ = adapter.read(source, adapter.target(source, version))
+    return run
+
+
+def test_verl_configs_are_yaml_with_the_base_of_the_version() -> None:
+    run = sample_run(Random(1), "verl", "0.9").with_({"trainer.backend": "megatron"})
+    new = export_run(run, adapter_of("verl"), "0.9", "config").files["config.yaml"]
+    assert yaml.safe_load(new)["defaults"][1] == {"override model_engine": "megatron"}
+
+
+def test_batch_units_differ_by_framework() -> None:
+    """64 prompts x 8 responses per update: verl says 64 prompts, NeMo-RL, slime and OpenRLHF say 512 samples."""
+    base = sample_run(Random(3), "verl", "0.9").with_(
+        {"batch.prompts_per_step": 128, "batch.group_size": 8, "batch.mini_batch": 64, "run.mode": "colocated",
+         "trainer.backend": "megatron", "run.algorithm": "grpo", "trainer.expert_parallel": 1,
+         "trainer.pipeline_parallel": 1, "trainer.virtual_pipeline": 1, "trainer.tensor_parallel": 1,
+         "trainer.ulysses": 1, "trainer.context_parallel": 2, "trainer.token_budget": 40000, "trainer.devices": 16,
+         "rollout.devices": 16, "run.devices": 16, "trainer.data_parallel": 8, "rollout.tensor_parallel": 2,
+         "rollout.data_parallel": 8, "rollout.expert_parallel": 1, "rollout.attention_data_parallel": 1,
+         "trainer.offload": "none", "run.architecture": "Qwen3-8B"}
+    )  # fmt: skip
+    expected = {
+        "verl": (
+            "actor_rollout_ref.actor.ppo_mini_batch_size",
+            64,
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+            20000,
+        ),
+        "nemo_rl": ("policy.train_global_batch_size", 512, "policy.sequence_packing.train_mb_tokens", 40000),
+        "openrlhf": ("train.batch_size", 512, "train.max_tokens_per_gpu", 20000),
+        "slime": ("global-batch-size", 512, "max-tokens-per-gpu", 20000),
+        "areal": ("actor.ppo_n_minibatches", 2, "actor.mb_spec.max_tokens_per_mb", 40000),
+    }
+    for framework, (batch, size, budget, tokens) in expected.items():
+        phase = export_run(base, adapter_of(framework), key_table(framework).versions[-1], "config")
+        written = {setting.key: setting.value for setting in phase.emission.settings}
+        assert (written[batch], written[budget]) == (size, tokens), framework
+
+
+def test_a_broken_rule_stops_the_export_before_a_file_is_written() -> None:
+    run = sample_run(Random(5), "verl", "0.9").with_({"trainer.token_budget": 512, "trainer.microbatch": None})
+    with pytest.raises(ExportError, match="longest sequence") as caught:
+        export_run(run, adapter_of("verl"), "0.9", "config")
+    assert "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" in caught.value.details
+
+
+@pytest.mark.parametrize("mode", ["one_step_off", "async", "disaggregated"])
+def test_what_a_version_cannot_run_is_said_with_the_nearest(mode: str) -> None:
+    run = sample_run(Random(2), "verl", "0.5").with_({"run.mode": mode})
+    with pytest.raises(ExportError, match="nearest"):
+        export_run(run, adapter_of("verl"), "0.5", "config")
+
+
+def test_limitations_name_the_loss() -> None:
+    run = sample_run(Random(2), "verl", "0.9").with_(
+        {"trainer.backend": "fsdp2", "trainer.activation_recompute": "selective", "predicted.training": 90.0}
+    )
+    run = run.with_({f"trainer.{d}": 1 for d in ("tensor_parallel", "pipeline_parallel", "expert_parallel")})
+    run = run.with_({"trainer.virtual_pipeline": 1, "trainer.context_parallel": 1, "trainer.ulysses": 1})
+    run = run.with_({"trainer.data_parallel": run.number("trainer.devices")})
+    text = export_run(run, adapter_of("verl"), "0.9", "config").files["config.yaml"]
+    assert "selective recompute with FSDP" in text
+    assert "30.0 s" in text
+
+
+def test_unknown_framework_and_version_are_refused_with_a_hint() -> None:
+    with pytest.raises(SpecError, match="did you mean verl"):
+        adapter_of("verll")
+    with pytest.raises(SpecError, match="not tabulated"):
+        key_table("verl").version("3.1")
+    assert key_table("verl").version("v0.9.1") == "0.9"
+
+
+def test_moved_keys_follow_the_version() -> None:
+    old, new = (
+        {s.key for s in export_run(sample_run(Random(4), "verl", "0.6").with_({"run.mode": "colocated"}),
+                                   adapter_of("verl"), version, "c").emission.settings}
+        for version in ("0.6", "0.7")
+    )  # fmt: skip
+    assert "actor_rollout_ref.rollout.update_weights_bucket_megabytes" in old - new
+    assert "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes" in new - old
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("hydra") is None or importlib.util.find_spec("verl") is None,
+    reason="verl's own config package and hydra-core are not installed",
+)
+def test_verl_composes_what_is_written(tmp_path: Path) -> None:
+    """The framework's own composition: hydra over the trainer config of the installed verl."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    spec = importlib.util.find_spec("verl")
+    assert spec is not None
+    assert spec.origin is not None
+    package = Path(spec.origin).parent
+    version = key_table("verl").version((package / "version" / "version").read_text().strip())
+    random = Random(11)
+    for index in range(40):
+        phase = export_run(sample_run(random, "verl", version), adapter_of("verl"), version, f"c{index}")
+        text = phase.files[f"c{index}.yaml"]
+        for name in ("trainer", "experimental.fully_async_policy", "experimental.one_step_off_policy"):
+            text = text.replace(f"pkg://verl.{name}.config", f"file://{package}/{name.replace('.', '/')}/config")
+        (tmp_path / f"c{index}.yaml").write_text(text)
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(config_dir=str(tmp_path), version_base=None):
+            composed = compose(config_name=f"c{index}")
+        for setting in phase.emission.settings:
+            here = composed
+            for part in setting.key.split("."):
+                here = here[part]
+            assert here == setting.value or isinstance(setting.value, list | dict)
+
+
+def test_flatten_is_the_inverse_of_reading_yaml() -> None:
+    text = export_run(sample_run(Random(8), "areal"), adapter_of("areal"), "main", "config").files["config.yaml"]
+    flat = flatten(yaml.safe_load(text))
+    assert flat["actor.backend"].startswith(("fsdp:", "megatron:"))

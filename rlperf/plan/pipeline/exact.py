@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from math import comb
 
 import numpy as np
 
@@ -72,24 +73,14 @@ class _Rows:
         return stage if kind == F else 2 * self.S - stage + (kind == W)
 
     def feeds(self, i: int) -> list[int]:
-        """What waits for this operation."""
+        """What may start once this one is through: B(s) comes after B(s + 1), so F(s) need not be asked again."""
         S, M = self.S, self.M
         kind, stage, _ = self.op(i)
         if kind == F:
-            return [i + M, i + S * M] if stage < S - 1 else [i + S * M]
+            return [i + M] if stage < S - 1 else [i + S * M]
         if kind == B:
             return [i + S * M, i - M] if stage else [i + S * M]
         return []
-
-    def needs(self, i: int) -> list[int]:
-        """What this operation waits for."""
-        S, M = self.S, self.M
-        kind, stage, _ = self.op(i)
-        if kind == F:
-            return [i - M] if stage else []
-        if kind == W:
-            return [i - S * M]
-        return [i - S * M, i + M] if stage < S - 1 else [i - S * M]
 
     def travel(self, source: int, target: int) -> float:
         """Transfer time between two operations [s]."""
@@ -99,8 +90,16 @@ class _Rows:
         return self.transfer[min(a, self.op(target)[1])][m]
 
 
-# last start, free per device, arrival per operation (for those ready and not yet run), used bytes, parent, operation
-_Node = tuple[float, tuple[float, ...], dict[int, float], tuple[float, ...], "_Node | None", int]
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A partial schedule: latest start, end of each device, arrival of what is ready, bytes in use, how it came about."""
+
+    last: float
+    free: tuple[float, ...]
+    ready: dict[int, float]
+    used: tuple[float, ...]
+    parent: _Node | None
+    op: int
 
 
 def best_order(
@@ -122,17 +121,16 @@ def best_order(
     limit = limit_s * (1.0 - 1e-9) if np.isfinite(limit_s) else limit_s
     if max(rows.load) >= limit:
         return ExactOrder(limit_s, None, True, 0)
-    first = {i: 0.0 for i in range(rows.M)} if not identical else {0: 0.0}
     zero = (0.0,) * devices
-    layer: dict[int, list[_Node]] = {0: [(0.0, zero, first, zero, None, -1)]}
+    layer = {0: [_Node(0.0, zero, dict.fromkeys(range(rows.M), 0.0), zero, None, -1)]}
     nodes = 0
     for _ in range(rows.size):
         following: dict[int, list[_Node]] = {}
         for done, front in layer.items():
             left = _remaining(rows, done)
             for node in front:
-                for i, begin in _choices(rows, node):
-                    child = _extend(rows, node, done, i, begin, identical)
+                for i, begin in _choices(rows, node, done, identical):
+                    child = _extend(rows, node, i, begin)
                     nodes += 1
                     if _bound(rows, child, left, i) < limit:
                         _keep(following.setdefault(done | 1 << i, []), child)
@@ -141,7 +139,7 @@ def best_order(
         layer = following
         if not layer:
             return ExactOrder(limit_s, None, True, nodes)
-    ends = [(max(node[1]), k, node) for k, node in enumerate(n for front in layer.values() for n in front)]
+    ends = [(max(node.free), k, node) for k, node in enumerate(n for front in layer.values() for n in front)]
     makespan, _, best = min(ends, key=lambda e: e[:2])
     return ExactOrder(makespan, _orders(rows, best), True, nodes)
 
@@ -154,66 +152,46 @@ def _remaining(rows: _Rows, done: int) -> list[float]:
     return left
 
 
-def _choices(rows: _Rows, node: _Node) -> Iterator[tuple[int, float]]:
-    last, free, ready, used, _, _ = node
-    for i, arrival in ready.items():
+def _choices(rows: _Rows, node: _Node, done: int, identical: bool) -> Iterator[tuple[int, float]]:
+    """What may start next, no earlier than what started last."""
+    for i, arrival in node.ready.items():
+        if identical and i % rows.M and not done >> (i - 1) & 1:
+            continue
         d = rows.home[i]
-        begin = max(free[d], arrival)
-        if begin < last:
-            continue
-        if rows.room is not None and i < rows.S * rows.M and used[d] + rows.change[i] > rows.room[d]:
-            continue
-        yield i, begin
+        begin = max(node.free[d], arrival)
+        full = rows.room is not None and node.used[d] + rows.change[i] > rows.room[d]
+        if begin >= node.last and not (full and i < rows.S * rows.M):
+            yield i, begin
 
 
-def _extend(rows: _Rows, node: _Node, done: int, i: int, begin: float, identical: bool) -> _Node:
-    _, free, ready, used, _, _ = node
+def _extend(rows: _Rows, node: _Node, i: int, begin: float) -> _Node:
     d = rows.home[i]
     end = begin + rows.duration[i]
-    now = done | 1 << i
-    times = {j: t for j, t in ready.items() if j != i}
-    candidates = [j for j in rows.feeds(i) if all(now >> n & 1 for n in rows.needs(j))]
-    if identical and (i + 1) % rows.M:
-        candidates.append(i + 1)
-    for j in candidates:
-        if all(now >> n & 1 for n in rows.needs(j)) and not (identical and j % rows.M and not now >> (j - 1) & 1):
-            times[j] = max((_end(rows, node, n, i, end) + rows.travel(n, j) for n in rows.needs(j)), default=0.0)
-    free = (*free[:d], end, *free[d + 1 :])
-    used = (*used[:d], used[d] + rows.change[i], *used[d + 1 :])
-    return (begin, free, times, used, node, i)
-
-
-def _end(rows: _Rows, node: _Node, wanted: int, i: int, end: float) -> float:
-    """End of an operation that stands on the way to this node."""
-    if wanted == i:
-        return end
-    here: _Node | None = node
-    while here is not None:
-        if here[5] == wanted:
-            return here[1][rows.home[wanted]]
-        here = here[4]
-    raise AssertionError("an operation that was needed is not on the path")
+    ready = {j: t for j, t in node.ready.items() if j != i}
+    for j in rows.feeds(i):
+        ready[j] = end + rows.travel(i, j)
+    free = (*node.free[:d], end, *node.free[d + 1 :])
+    used = (*node.used[:d], node.used[d] + rows.change[i], *node.used[d + 1 :])
+    return _Node(begin, free, ready, used, node, i)
 
 
 def _bound(rows: _Rows, node: _Node, left: list[float], i: int) -> float:
     """No completion of this partial schedule ends before."""
-    free = node[1]
-    d = rows.home[i]
+    free, d = node.free, rows.home[i]
     bound = max(f + t - (rows.duration[i] if p == d else 0.0) for p, (f, t) in enumerate(zip(free, left, strict=True)))
-    for j, arrival in node[2].items():
+    for j, arrival in node.ready.items():
         bound = max(bound, max(arrival, free[rows.home[j]]) + rows.tail[j])
     return bound
 
 
 def _keep(front: list[_Node], new: _Node) -> None:
-    """Add a node to a Pareto front of times (same set done, so same ready operations on both sides)."""
+    """Add a node to a Pareto front of times; the same set is done, so the same operations are ready."""
 
     def no_later(a: _Node, b: _Node) -> bool:
         return (
-            a[0] <= b[0]
-            and all(x <= y for x, y in zip(a[1], b[1], strict=True))
-            and all(t <= b[2][j] for j, t in a[2].items())
-            and _history_no_later(a, b)
+            a.last <= b.last
+            and all(x <= y for x, y in zip(a.free, b.free, strict=True))
+            and all(t <= b.ready[j] for j, t in a.ready.items())
         )
 
     if any(no_later(old, new) for old in front):
@@ -222,19 +200,94 @@ def _keep(front: list[_Node], new: _Node) -> None:
     front.append(new)
 
 
-def _history_no_later(a: _Node, b: _Node) -> bool:
-    """Ends that later operations may still ask for: an operation not ready yet whose other need is already done."""
-    return _pending(a) <= _pending(b)
-
-
-def _pending(node: _Node) -> float:
-    return node[0]
-
-
 def _orders(rows: _Rows, node: _Node) -> Orders:
     orders: list[list[Op]] = [[] for _ in range(rows.devices)]
     here: _Node | None = node
-    while here is not None and here[5] >= 0:
-        orders[rows.home[here[5]]].append(rows.op(here[5]))
-        here = here[4]
+    while here is not None and here.op >= 0:
+        orders[rows.home[here.op]].append(rows.op(here.op))
+        here = here.parent
     return tuple(tuple(reversed(order)) for order in orders)
+
+
+def structures(problem: Problem, stages: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Cuts and placements with this many stages, devices named in the order of their first stage where all are alike.
+
+    Neighbouring stages of one device stay apart: their operations may then interleave.
+    """
+    alike = problem.memory_bytes is None or bool(np.all(problem.memory_bytes == problem.memory_bytes[0]))
+    for cuts in combinations(range(1, problem.profile.layers), stages - 1):
+        for placement in _placements(stages, problem.devices, problem.stages_per_device, alike):
+            yield cuts, placement
+
+
+def _placements(stages: int, devices: int, most: int, alike: bool) -> Iterator[tuple[int, ...]]:
+    def grow(head: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if len(head) == stages:
+            yield head
+            return
+        names = min(devices, max(head, default=-1) + 2) if alike else devices
+        for d in range(names):
+            if head.count(d) < most:
+                yield from grow((*head, d))
+
+    return grow(())
+
+
+def _stage_numbers(problem: Problem) -> range:
+    layers = problem.profile.layers
+    if problem.stages_per_device >= layers:
+        return range(layers, layers + 1)
+    return range(1, min(layers, problem.devices * problem.stages_per_device) + 1)
+
+
+def structure_count(problem: Problem) -> float:
+    """At most how many cuts and placements `best_plan` looks at, before devices are named."""
+    layers = problem.profile.layers
+    return float(sum(comb(layers - 1, s - 1) * problem.devices**s for s in _stage_numbers(problem)))
+
+
+def best_plan(problem: Problem, limit_s: float, *, max_nodes: int = 400_000) -> ExactPlan:
+    """The optimum over all partitions, placements and orders, if it is below ``limit_s``.
+
+    One stage per layer is enough where a device may hold that many: a plan with longer stages is one with shorter ones
+    in which neighbours on one device run back to back. Otherwise every number of stages is looked at.
+
+    Raises
+    ------
+    SpecError : transfers that hold up the sender are not covered
+    """
+    if not problem.overlap:
+        raise SpecError("the exact search covers overlapping transfers only")
+    heads = problem.first_forward_s
+    memory = None if problem.memory_bytes is None else [float(m) for m in problem.memory_bytes]
+    cumulative = np.concatenate([[0.0], np.cumsum(problem.layer_load_s)])
+    ranked = []
+    everything = (pair for stages in _stage_numbers(problem) for pair in structures(problem, stages))
+    for cuts, placement in everything:
+        edges = (0, *cuts, problem.profile.layers)
+        load, head = [0.0] * problem.devices, [-1.0] * problem.devices
+        for a, b, d in zip(edges, edges[1:], placement, strict=False):
+            load[d] += float(cumulative[b] - cumulative[a])
+            head[d] = heads[a] if head[d] < 0.0 else head[d]
+        ranked.append((max(x + max(h, 0.0) for x, h in zip(load, head, strict=True)), cuts, placement))
+    ranked.sort()
+    best = ExactPlan(limit_s, (), (), None, True, 0)
+    nodes = 0
+    for bound, cuts, placement in ranked:
+        if bound >= best.makespan_s * (1.0 - 1e-9):
+            break
+        found = best_order(
+            problem.costs(cuts),
+            placement,
+            problem.devices,
+            memory_bytes=memory,
+            identical=problem.microbatches.identical,
+            limit_s=best.makespan_s,
+            max_nodes=max_nodes - nodes,
+        )
+        nodes += found.nodes
+        if not found.proven:
+            return ExactPlan(best.makespan_s, best.cuts, best.placement, best.orders, False, nodes)
+        if found.orders is not None:
+            best = ExactPlan(found.makespan_s, cuts, placement, found.orders, True, nodes)
+    return ExactPlan(best.makespan_s, best.cuts, best.placement, best.orders, True, nodes)

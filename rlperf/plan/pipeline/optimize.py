@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rlperf.errors import InfeasibleError, Rejection
 from rlperf.plan.pipeline.bounds import assignment_bound_s
+from rlperf.plan.pipeline.exact import best_plan, structure_count
 from rlperf.plan.pipeline.list_schedule import Policy
 from rlperf.plan.pipeline.problem import Problem
 from rlperf.plan.pipeline.search import Annealer, Budget, Candidate, Evaluator, Freedom
@@ -16,7 +17,10 @@ from rlperf.plan.pipeline.standard import StandardSchedule, standard_schedules, 
 from rlperf.sim.pipeline import Orders, PipelineTimeline, round_robin, simulate, stage_costs, v_shape
 
 # Successive halving: how many go on, share of all passes, first temperature as a share of the makespan.
-_ROUNDS = ((9, 0.8, 8e-3), (2, 0.2, 2e-3))
+_ROUNDS = ((9, 0.75, 8e-3), (2, 0.25, 4e-3))
+
+# Nodes after which the exact search of a small instance gives up (some seconds).
+_EXACT_NODES = 150_000
 
 Progress = Callable[[str], None]
 
@@ -100,22 +104,38 @@ def optimize(
         choices = []
     if best is not None:
         choices.append((_timeline(evaluator, best), best.partition(problem.profile.layers), "search"))
+    proven = None
+    if freedom == Freedom() and _is_small(problem):
+        limit = min((timeline.makespan_s for timeline, _, _ in choices), default=float("inf"))
+        found = best_plan(problem, limit, max_nodes=_EXACT_NODES)
+        if found.orders is not None:
+            part = Candidate(found.cuts, found.placement, Policy(), ()).partition(problem.profile.layers)
+            exact = simulate(problem.costs(found.cuts), found.placement, found.orders)
+            choices.append((exact, part, "exact"))
+        proven = found.makespan_s if found.proven else None
     if not choices:
         raise _infeasible(problem, standards, len(starts))
     timeline, partition, source = min(choices, key=lambda choice: choice[0].makespan_s)
-    bound = assignment_bound_s(problem)
+    bound = assignment_bound_s(problem) if proven is None else timeline.makespan_s
     return PipelinePlan(
         partition=partition,
         placement=timeline.placement,
         timeline=timeline,
         bound_s=bound,
         work_bound_s=problem.work_bound_s,
-        optimal=timeline.makespan_s <= bound * (1.0 + 1e-9),
+        optimal=timeline.makespan_s <= bound * (1.0 + 1e-6),
         source=source,
         standards=standards,
         passes=min(budget.used, budget.passes),
         seconds=time.monotonic() - began,
     )
+
+
+def _is_small(problem: Problem) -> bool:
+    """Whether the exact search has a chance; it knows no queues on links, so it is asked only where transfers are free."""
+    free = problem.bandwidth_bytes_per_s == float("inf") and problem.latency_s == 0.0
+    operations = 3 * problem.profile.layers * problem.microbatches.count
+    return free and operations <= 54 and structure_count(problem) <= 5000
 
 
 def _default_passes(problem: Problem, time_limit_s: float) -> int:
@@ -181,12 +201,14 @@ def _anneal(
     if not ranked:
         return None
     shapes: dict[tuple[int, ...], tuple[float, int, Candidate]] = {}
-    for entry in sorted(ranked, key=lambda e: e[:2]):
-        shapes.setdefault(entry[2].placement, entry)
+    for entry in ranked:
+        if entry[0] < shapes.get(entry[2].placement, (float("inf"),))[0]:
+            shapes[entry[2].placement] = entry
     field = list(shapes.values())
     total = budget.passes - budget.used
     for level, (keep, share, hot) in enumerate(_ROUNDS):
-        field.sort(key=lambda e: e[:2])
+        if level:  # the first round takes different shapes, whatever they are worth before they are annealed
+            field.sort(key=lambda e: e[:2])
         field = (field * keep)[:keep]
         annealed = []
         for cost, index, candidate in field:

@@ -80,7 +80,7 @@ def read_request_log(folder: Path | str) -> RequestLog:
     ------
     SpecError : every missing file, damaged line and missing field
     """
-    root, problems = Path(folder), []
+    root, problems = Path(folder), list[Problem]()
     meta = _read_meta(root / "meta.json", problems)
     rows, names = _read_requests(root / "requests.jsonl", problems)
     if problems:

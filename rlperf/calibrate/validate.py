@@ -1,7 +1,7 @@
 """Predicted against measured: reads any CSV of measurements, predicts every row, sums up the errors.
 
-Each kind has a module ``rlperf.calibrate.validate_<kind>`` with ``predict_rows(path, table) -> Outcome``; it is
-imported when that kind is asked for.
+Each kind has a module ``rlperf.calibrate.validate_<kind>``, imported when that kind is asked for. It has
+``predict_rows(path, table) -> Outcome`` for tables, or ``report(paths, fit) -> Report`` for recordings in other forms.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rlperf.calibrate.statistics import Summary, summarise
@@ -157,7 +158,7 @@ class Report:
 
 
 def read_table(path: Path | str) -> Table:
-    """Read a CSV of measurements; without a ``row_id`` rows get a hash of their cells, without a ``group`` the file's name.
+    """Read a CSV of measurements; rows without a ``row_id`` get a hash of their cells, groups the file's name.
 
     Comment lines that begin with ``#`` are skipped.
     """
@@ -210,15 +211,37 @@ def predictor(kind: str) -> Callable[[Path, Table], Outcome]:
         raise SpecError(
             Problem(f"unknown kind {kind!r}; known: {', '.join(KINDS)}", suggestion=did_you_mean(kind, KINDS))
         )
+    found: Callable[[Path, Table], Outcome] = _module(kind).predict_rows
+    return found
+
+
+def _module(kind: str) -> ModuleType:
     name = f"rlperf.calibrate.validate_{kind}"
     try:
-        module = importlib.import_module(name)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
         raise SpecError(f"measurements of kind {kind!r} cannot be validated by this version") from error
-    found: Callable[[Path, Table], Outcome] = module.predict_rows
-    return found
+
+
+RECORDINGS = ("request_log", "engine_trace")
+"""Kinds that are not tables: folders of request logs, and PolyTrace files with engine latencies."""
+
+
+def validate_paths(paths: Sequence[Path | str], kind: str, fit: Sequence[Path | str] = ()) -> Report:
+    """Predict files or folders of any kind; ``fit`` names the recordings that constants may be fitted to.
+
+    Raises
+    ------
+    SpecError : unknown kind, unreadable files, several tables at once, ``fit`` where nothing is fitted
+    """
+    if kind in RECORDINGS:
+        report: Report = _module(kind).report([Path(path) for path in paths], [Path(path) for path in fit])
+        return report
+    if fit or len(paths) != 1:
+        raise SpecError(f"kind {kind!r} takes one file" + (" and no --fit" if fit else ""))
+    return validate_file(paths[0], kind)
 
 
 def validate_file(path: Path | str, kind: str) -> Report:

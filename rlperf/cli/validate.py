@@ -7,19 +7,23 @@ from typing import Annotated
 
 import typer
 
-from rlperf.calibrate.validate import KINDS, Report, validate_file
+from rlperf.calibrate.validate import KINDS, Report, validate_paths
 from rlperf.cli.output import AsJson, print_json
 
-HEADER = f"{'metric':22s} {'group':28s} {'n':>5s} {'median':>7s} {'mean':>7s} {'p90':>7s} {'bias':>7s} {'rank':>5s} {'in':>5s}"
+NAMES = ("median", "mean", "p90", "bias")
+HEADER = f"{'metric':22s} {'group':28s} {'n':>5s} " + " ".join(f"{name:>7s}" for name in NAMES) + "  rank    in"
 
 
 def validate(
-    file: Annotated[Path, typer.Argument(help="CSV of measurements")],
+    files: Annotated[list[Path], typer.Argument(help="CSV of measurements, folder of a request log, or recordings")],
     kind: Annotated[str, typer.Option(help=f"what it holds: {', '.join(KINDS)}")],
+    fit: Annotated[
+        list[Path] | None, typer.Option(help="recordings to fit an engine's constants to (engine_trace)")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict every row of a file of measurements and sum up the errors per metric and group."""
-    report = validate_file(file, kind)
+    report = validate_paths(files, kind, fit or ())
     if as_json:
         print_json(report.to_dict())
     else:

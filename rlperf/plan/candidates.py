@@ -138,7 +138,7 @@ def _fsdp_columns(shape: Shape, choice: LayoutChoice) -> dict[str, IntArray]:
         zero_stage=_axis(choice.zero_stage, [3]),
         shard_size=_axis(choice.shard_size, shard_sizes),
         activation_recompute=_codes(choice.activation_recompute, RECOMPUTE, [0, 2]),
-        offload=_codes(choice.offload, OFFLOAD, [0, 1]),
+        offload=_codes(choice.offload, OFFLOAD, [0]),
         microbatch=_axis(choice.microbatch, [1]),
         sequence_parallel=[int(v) for v in choice.sequence_parallel] if choice.sequence_parallel else [0],
     )
@@ -160,7 +160,7 @@ def _megatron_columns(shape: Shape, choice: LayoutChoice) -> dict[str, IntArray]
         zero_stage=_axis(choice.zero_stage, [1]),
         shard_size=_axis(choice.shard_size, [0]),
         activation_recompute=_codes(choice.activation_recompute, RECOMPUTE, [0, 1, 2]),
-        offload=_codes(choice.offload, OFFLOAD, [0, 1]),
+        offload=_codes(choice.offload, OFFLOAD, [0]),
         microbatch=_axis(choice.microbatch, [1]),
     )
     if choice.sequence_parallel and len(choice.sequence_parallel) == 1:
@@ -201,9 +201,6 @@ def trainer_flags(shape: Shape, choice: LayoutChoice, backend: TrainerBackend, l
     )
     if backend == "fsdp2":
         flags |= np.where(pp > 1, int(Reject.FRAMEWORK), 0)
-        if not choice.offload:
-            # Half of the open offload modes would only repeat what the other backend offers.
-            flags |= np.where((layout.offload == 3) & (layout.activation_recompute == 0), int(Reject.FRAMEWORK), 0)
     return flags
 
 

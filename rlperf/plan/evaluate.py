@@ -11,13 +11,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.training import TrainingCost, training_update
 from rlperf.layout import FloatArray, Layout
 from rlperf.plan.configuration import Configuration, layout_of
 from rlperf.plan.context import Context, TaskContext, Trainer
 from rlperf.plan.demand import Demand
-from rlperf.plan.rollout_columns import Engines, RolloutColumns, engine_limits, replica_memory, steady_seconds, tabulate
+from rlperf.plan.rollout_columns import (
+    ReplicaMemory,
+    RolloutColumns,
+    engine_limits,
+    replica_memory,
+    steady_seconds,
+    tabulate,
+)
 from rlperf.plan.stage_seconds import PairSeconds, pair_seconds
 from rlperf.plan.trainer_columns import TrainerColumns, scoring_passes, trainer_bytes, transition_seconds
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
@@ -37,7 +45,7 @@ class Evaluation:
     rollout, trainer : the columns that were costed, one row per replicate
     training : breakdown of the optimizer updates of the first replicate
     scoring : breakdown of one scoring pass of the first replicate
-    engines : the engine's cost table and memory
+    cost, memory : the engine's cost table, and its memory per device ``[1]``
     """
 
     configuration: Configuration
@@ -49,7 +57,8 @@ class Evaluation:
     training: TrainingCost
     scoring: TrainingCost
     microbatches: Microbatches
-    engines: Engines
+    cost: EngineStepCost
+    memory: ReplicaMemory
 
     @property
     def step_s(self) -> float:
@@ -65,66 +74,67 @@ class Judge:
     task: TaskContext
     _rollouts: dict[tuple[object, ...], RolloutResult] = field(default_factory=dict)
     _batches: dict[tuple[object, ...], tuple[float, float, float, float]] = field(default_factory=dict)
-    _engines: dict[tuple[object, ...], Engines] = field(default_factory=dict)
+    _costs: dict[tuple[object, ...], EngineStepCost] = field(default_factory=dict)
 
     def evaluate(self, demand: Demand, configuration: Configuration) -> Evaluation:
         """Stages and rl_step of every replicate of ``demand``."""
         arch, count = self.task.architecture, len(demand.tables)
-        rollout, results, engines = self._rollout(demand, configuration)
+        rollout, results, memory = self._rollout(demand, configuration)
         trainer, training, scoring, batches = self._train(demand, configuration)
         rows = np.arange(count)
         seconds = pair_seconds(
             self.context, arch, demand, configuration.mode, configuration.staleness, rollout, trainer, rows, rows
         )
         return Evaluation(
-            configuration, demand, seconds, results, rollout, trainer, training, scoring, batches, engines
-        )
+            configuration, demand, seconds, results, rollout, trainer, training, scoring, batches,
+            rollout.costs[0], memory,
+        )  # fmt: skip
 
     def _rollout(
         self, demand: Demand, configuration: Configuration
-    ) -> tuple[RolloutColumns, tuple[RolloutResult, ...], Engines]:
+    ) -> tuple[RolloutColumns, tuple[RolloutResult, ...], ReplicaMemory]:
         pool = configuration.pool("rollout")
         layout, settings = layout_of(pool.layout), pool.settings
         spec = PoolSpec(role="rollout", settings=PoolSettings.model_validate(settings.model_dump(exclude_none=True)))
-        engines = self._tabulate(layout, spec)
-        fraction = np.array([settings.memory_fraction or 0.0])
-        kv_tokens, awake = replica_memory(self.context, engines, layout, np.zeros(1, dtype=np.int64), fraction)
-        limits = engine_limits(spec, float(kv_tokens[0]), int(settings.max_running or 1))
+        cost = self._tabulate(layout, spec)
+        fraction, running = np.array([settings.memory_fraction or 0.0]), np.array([settings.max_running or 1])
+        memory = replica_memory(self.context, self.task.architecture, spec, layout, fraction, running)
+        limits = engine_limits(spec, float(memory.kv_tokens[0]), int(running[0]))
         replicas = pool.layout.data_parallel
         results = []
         for index, table in enumerate(demand.tables):
             key = (id(demand), index, tuple(pool.layout.model_dump().items()), limits)
             if key not in self._rollouts:
                 self._rollouts[key] = simulate_rollout(
-                    Trajectories.from_table(table), replicas, cost=engines.cost[0], limits=limits,
+                    Trajectories.from_table(table), replicas, cost=cost, limits=limits,
                     devices_per_replica=pool.devices // replicas,
                 )  # fmt: skip
             results.append(self._rollouts[key])
         n = len(results)
         ones = np.ones(n)
-        steady = steady_seconds(engines.cost[0], limits, replicas, demand)
+        steady = steady_seconds(cost, limits, replicas, demand)
         columns = RolloutColumns(
             layout=layout.take(np.zeros(n, dtype=np.int64)),
             engine=np.zeros(n, dtype=np.int64),
             memory_fraction=fraction[0] * ones,
             max_running=np.full(n, limits.max_running, dtype=np.int64),
-            kv_tokens=kv_tokens[0] * ones,
+            kv_tokens=memory.kv_tokens[0] * ones,
             makespan_s=np.array([result.makespan_s for result in results]),
             steady_s=steady * ones,
-            transition_s=2.0 * engines.weight_bytes[0] / self.context.hardware.device.host_bandwidth * ones,
-            awake_bytes=awake[0] * ones,
-            asleep_bytes=engines.asleep_bytes[0] * ones,
+            transition_s=2.0 * memory.weight_bytes[0] / self.context.hardware.device.host_bandwidth * ones,
+            awake_bytes=memory.awake_bytes[0] * ones,
+            asleep_bytes=memory.asleep_bytes[0] * ones,
             flags=np.zeros(n, dtype=np.int64),
-            costs=engines.cost,
+            costs=(cost,),
         )
-        return columns, tuple(results), engines
+        return columns, tuple(results), memory
 
-    def _tabulate(self, layout: Layout, spec: PoolSpec) -> Engines:
+    def _tabulate(self, layout: Layout, spec: PoolSpec) -> EngineStepCost:
         shape = layout.with_(data_parallel=[1])
         key = (tuple(shape.take(0).to_dict().items()), spec.settings.rollout_dtype, spec.settings.kv_dtype)
-        if key not in self._engines:
-            self._engines[key] = tabulate(self.context, self.task.architecture, spec, layout)
-        return self._engines[key]
+        if key not in self._costs:
+            self._costs[key] = tabulate(self.context, self.task.architecture, spec, layout)[0]
+        return self._costs[key]
 
     def _train(
         self, demand: Demand, configuration: Configuration

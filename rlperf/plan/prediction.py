@@ -9,7 +9,7 @@ from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.evaluate import Evaluation
 from rlperf.plan.plan import CalibrationUse, MemoryUse, Prediction, StageTimes
 from rlperf.plan.shares import rollout_shares, trainer_shares
-from rlperf.plan.trainer_columns import TrainerBytes, trainer_bytes
+from rlperf.plan.trainer_columns import TrainerBytes, peak_limit, trainer_bytes
 from rlperf.plan.uncertainty import interval
 from rlperf.specs.job import Role
 from rlperf.units import human_bytes
@@ -62,19 +62,22 @@ def memory_uses(context: Context, task: TaskContext, evaluation: Evaluation) -> 
         pool.settings,
     )  # fmt: skip
     limit = device.memory * (1.0 - context.job.limits.memory_headroom)
+    peak = peak_limit(context, trainer)
     return {
         "rollout": _engine_use(evaluation, held, limit, colocated),
         "trainer": _trainer_use(
-            evaluation, held, limit, colocated, trainer.calibration.memory_low, trainer.calibration.memory_high
+            evaluation, held, peak, colocated, trainer.calibration.memory_low, trainer.calibration.memory_high
         ),
     }
 
 
 def _engine_use(evaluation: Evaluation, held: TrainerBytes, limit: float, colocated: bool) -> MemoryUse:
-    engines = evaluation.engines
-    total = float(evaluation.rollout.awake_bytes[0])
-    weights, other = float(engines.weight_bytes[0]), float(engines.other_bytes[0])
-    parts = {"weights": weights, "activation and graphs": other, "kv cache": max(total - weights - other, 0.0)}
+    memory = evaluation.memory
+    parts = {
+        "weights": float(memory.weight_bytes[0]),
+        "activation and graphs": float(memory.workspace_bytes[0]),
+        "kv cache": float(memory.awake_bytes[0] - memory.weight_bytes[0] - memory.workspace_bytes[0]),
+    }
     if colocated:
         parts["trainer, idle"] = float(held.idle.ravel()[0])
     whole = sum(parts.values())

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from rlperf.cost.engine_memory import engine_memory, kv_bytes_per_request
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.operators import Replica as EngineReplica
 from rlperf.cost.reject import Reject
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.candidates import Shape, rollout_layouts
@@ -28,20 +30,6 @@ SCREENED_RL_STEPS = 2
 HEAVIEST = 3
 """Replicas per rollout whose engine_steps the screen counts."""
 CONCURRENCY_GRID = 1.1
-
-
-@dataclass(frozen=True, eq=False)
-class Engines:
-    """One engine shape (everything but data parallelism) per entry: its cost, and its memory per device [bytes].
-
-    ``kv_token_bytes`` is the cache of one token on one device; ``kv_tokens`` of a replica follow from what is free.
-    """
-
-    cost: tuple[EngineStepCost, ...]
-    weight_bytes: FloatArray
-    other_bytes: FloatArray
-    asleep_bytes: FloatArray
-    kv_token_bytes: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,21 +103,19 @@ def _columns(
     context: Context, architecture: Architecture, demand: Demand, pool: PoolSpec, layout: Layout, flags: IntArray
 ) -> RolloutColumns:
     """Engine shapes crossed with memory fractions and max_running; each shape is tabulated once."""
-    keep = np.flatnonzero(flags == 0)
-    dead = layout.flat(flags != 0)
-    engines = tabulate(context, architecture, pool, layout.take(keep))
+    keep, dead = np.flatnonzero(flags == 0), layout.flat(flags != 0)
+    shapes = layout.take(keep)
+    costs = tabulate(context, architecture, pool, shapes)
     fractions = np.array(pool.settings.memory_fraction or MEMORY_FRACTIONS)
-    running = np.array(pool.settings.max_running or MAX_RUNNING, dtype=np.int64)
-    e, f, m = (a.ravel() for a in np.meshgrid(np.arange(len(keep)), fractions, running, indexing="ij"))
-    rows = layout.take(keep).take(e)
-    kv_tokens, awake = replica_memory(context, engines, rows, e, f)
-    sets = len(f) + dead.size
-    some = np.full(sets, np.inf)
-    kv_flags = np.where(kv_tokens < demand.batch.longest_tokens, int(Reject.KV), 0)
-    kv_flags |= np.where(engines.weight_bytes[e] + engines.other_bytes[e] > awake, int(Reject.MEMORY), 0)
-    makespan, steady = some.copy(), some.copy()
-    alive = np.flatnonzero(kv_flags == 0)
-    makespan[alive], steady[alive] = _seconds(context, demand, pool, engines, rows, e, kv_tokens, m, alive)
+    options = np.array(pool.settings.max_running or MAX_RUNNING, dtype=np.int64)
+    e, f, m = (a.ravel() for a in np.meshgrid(np.arange(len(keep)), fractions, options, indexing="ij"))
+    rows = shapes.take(e)
+    memory = replica_memory(context, architecture, pool, rows, f, m)
+    why = np.where(memory.kv_tokens < demand.batch.longest_tokens, int(Reject.KV), 0)
+    why |= np.where(memory.cache_bytes > 0, 0, int(Reject.MEMORY))
+    makespan, steady = np.full(len(e), np.inf), np.full(len(e), np.inf)
+    alive = np.flatnonzero(why == 0)
+    makespan[alive], steady[alive] = _seconds(demand, pool, costs, rows, e, memory.kv_tokens, m, alive)
     joined = Layout(**{n: np.concatenate([v.ravel(), getattr(dead, n).ravel()]) for n, v in vars(rows.flat()).items()})
 
     def padded(values: Any, fill: float) -> Any:
@@ -140,54 +126,77 @@ def _columns(
         engine=padded(e, 0).astype(np.int64),
         memory_fraction=padded(f, 0.0),
         max_running=padded(m, 0).astype(np.int64),
-        kv_tokens=padded(kv_tokens, 0.0),
-        makespan_s=makespan,
-        steady_s=steady,
-        transition_s=padded(2.0 * engines.weight_bytes[e] / context.hardware.device.host_bandwidth, np.inf),
-        awake_bytes=padded(awake, np.inf),
-        asleep_bytes=padded(engines.asleep_bytes[e], np.inf),
-        flags=np.concatenate([kv_flags, flags[flags != 0]]),
-        costs=engines.cost,
+        kv_tokens=padded(memory.kv_tokens, 0.0),
+        makespan_s=padded(makespan, np.inf),
+        steady_s=padded(steady, np.inf),
+        transition_s=padded(2.0 * memory.weight_bytes / context.hardware.device.host_bandwidth, np.inf),
+        awake_bytes=padded(memory.awake_bytes, np.inf),
+        asleep_bytes=padded(memory.asleep_bytes, np.inf),
+        flags=np.concatenate([why, flags[flags != 0]]),
+        costs=costs,
     )
 
 
-def tabulate(context: Context, architecture: Architecture, pool: PoolSpec, layout: Layout) -> Engines:
-    """Cost table and memory of every engine shape in a flat layout."""
+def tabulate(
+    context: Context, architecture: Architecture, pool: PoolSpec, layout: Layout
+) -> tuple[EngineStepCost, ...]:
+    """Cost table of every engine shape in a flat layout, with the host's time in the job's software stack."""
     gemm_dtype, kv_dtype = pool.settings.rollout_dtype or "bf16", pool.settings.kv_dtype or "bf16"
-    costs, sizes = [], []
+    framework = context.trainers[0].framework
+    costs = []
     for row in layout.rows():
+        cost = engine_step_cost(
+            architecture, context.hardware, context.engine, row, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype
+        )
         costs.append(
-            engine_step_cost(
-                architecture, context.hardware, context.engine, row, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype
+            replace(
+                cost,
+                host_s=max(cost.host_s, framework.engine_host.value),
+                host_per_request_s=max(cost.host_per_request_s, framework.engine_host_per_request.value),
             )
         )
-        sizes.append(_engine_bytes(context, architecture, row))
-    table = np.array(sizes, dtype=np.float64).reshape(-1, 4).T
-    return Engines(tuple(costs), *table)
+    return tuple(costs)
 
 
-def _engine_bytes(context: Context, architecture: Architecture, layout: Layout) -> tuple[float, float, float, float]:
-    """Weights, everything beside weights and cache, what stays asleep, and one cached token, per device [bytes]."""
-    tensor, pipeline = int(layout.tensor_parallel), int(layout.pipeline_parallel)
-    fit = context.engine.memory
-    weights = 2.0 * architecture.parameters / (tensor * pipeline)
-    parallel = fit.non_torch_parallel if tensor * pipeline > 1 else 0.0
-    other = (
-        (fit.activation_moe if architecture.experts else fit.activation_base) + fit.graphs + fit.non_torch + parallel
-    )
-    heads = 1 if architecture.latent else min(tensor, architecture.kv_heads)
-    token = 2.0 * architecture.kv_values_per_token() / heads / pipeline
-    return weights, other, fit.graphs + fit.non_torch + parallel, token
+@dataclass(frozen=True, eq=False)
+class ReplicaMemory:
+    """Bytes per device of one replica of each column [bytes], and the tokens its cache holds; ``[columns]``."""
+
+    weight_bytes: FloatArray
+    workspace_bytes: FloatArray
+    cache_bytes: FloatArray
+    awake_bytes: FloatArray
+    asleep_bytes: FloatArray
+    kv_tokens: FloatArray
 
 
 def replica_memory(
-    context: Context, engines: Engines, layout: Layout, e: IntArray, fraction: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Cache of a replica [tokens] and bytes that the engine takes per device, at each memory fraction."""
-    taken = fraction * context.hardware.device.memory
-    free = np.maximum(taken - engines.weight_bytes[e] - engines.other_bytes[e], 0.0)
-    per_device = free / engines.kv_token_bytes[e]
-    return per_device * np.maximum(layout.attention_data_parallel, 1), taken
+    context: Context,
+    architecture: Architecture,
+    pool: PoolSpec,
+    layout: Layout,
+    fraction: FloatArray,
+    running: IntArray,
+) -> ReplicaMemory:
+    """Memory of engines at a memory fraction; what a request holds whatever its length is taken off the cache first."""
+    gemm_dtype, kv_dtype = pool.settings.rollout_dtype or "bf16", pool.settings.kv_dtype or "bf16"
+    found = engine_memory(
+        architecture, context.hardware, context.engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype,
+        memory_fraction=fraction, cuda_graphs=pool.settings.cuda_graphs,
+    )  # fmt: skip
+    replica = EngineReplica.of(architecture, context.hardware, context.engine, layout, gemm_dtype, kv_dtype)
+    held = running / replica.attention_data * kv_bytes_per_request(replica)
+    share = np.maximum(1.0 - held / np.maximum(found.kv_cache_bytes, 1.0), 0.0)
+    shape = np.shape(fraction)
+    asleep = found.graphs_bytes + found.non_torch_bytes
+    return ReplicaMemory(
+        weight_bytes=np.broadcast_to(found.weights_bytes, shape),
+        workspace_bytes=np.broadcast_to(found.activation_bytes + asleep, shape),
+        cache_bytes=np.broadcast_to(found.kv_cache_bytes * share, shape),
+        awake_bytes=np.broadcast_to(fraction * context.hardware.device.memory, shape),
+        asleep_bytes=np.broadcast_to(asleep, shape),
+        kv_tokens=np.broadcast_to(found.kv_tokens * share, shape),
+    )
 
 
 def steady_seconds(cost: EngineStepCost, limits: EngineLimits, replicas: int, demand: Demand) -> float:
@@ -214,7 +223,7 @@ def steady_seconds(cost: EngineStepCost, limits: EngineLimits, replicas: int, de
 
 
 def _seconds(
-    context: Context, demand: Demand, pool: PoolSpec, engines: Engines, layout: Layout, e: IntArray,
+    demand: Demand, pool: PoolSpec, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
     kv_tokens: FloatArray, running: IntArray, alive: IntArray,
 ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
     """Makespan and steady seconds of the columns ``alive``, means over some of the demand's rl_steps.
@@ -227,7 +236,7 @@ def _seconds(
     held = context_in_flight(demand)
     counted: dict[tuple[int, int], list[list[StepCensus]]] = {}
     for position, column in enumerate(alive):
-        replicas, cost = int(layout.data_parallel[column]), engines.cost[e[column]]
+        replicas, cost = int(layout.data_parallel[column]), costs[e[column]]
         limits = engine_limits(pool, float(kv_tokens[column]), int(running[column]))
         steady[position] = steady_seconds(cost, limits, replicas, demand)
         key = (replicas, _concurrency(limits, tables, replicas, held))

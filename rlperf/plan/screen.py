@@ -19,7 +19,7 @@ from rlperf.plan.pareto import pareto_mask
 from rlperf.plan.rollout_columns import RolloutColumns, rollout_columns
 from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
 from rlperf.plan.stage_seconds import pair_seconds
-from rlperf.plan.trainer_columns import TrainerColumns, trainer_columns
+from rlperf.plan.trainer_columns import TrainerColumns, peak_limit, trainer_columns
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Mode
 
@@ -269,8 +269,9 @@ def _fit_together(
 ) -> np.ndarray:
     """Colocated pools: engine awake beside the idle trainer, engine asleep beside the training one."""
     limit = context.hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
+    peaks = np.array([peak_limit(context, each) for each in context.trainers])[trainer.backend[t]]
     generating = rollout.awake_bytes[r] + trainer.idle_bytes[t] <= limit
-    training = rollout.asleep_bytes[r] + trainer.peak_bytes[t] <= limit
+    training = rollout.asleep_bytes[r] + trainer.peak_bytes[t] <= peaks
     return np.asarray(generating & training)
 
 
@@ -302,11 +303,11 @@ def _near_misses(
     context: Context, rollout: RolloutColumns, trainer: TrainerColumns, trainer_flags: IntArray
 ) -> list[str]:
     """The candidates that miss device memory by least, in words."""
-    limit = context.hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
     found = []
     over = np.flatnonzero(trainer_flags == int(Reject.MEMORY))
     if len(over) and not (trainer_flags == 0).any():
         least = over[np.argmin(trainer.peak_bytes[over])]
+        limit = peak_limit(context, context.trainers[int(trainer.backend[least])])
         more = (trainer.peak_bytes[least] - limit) / 1e9
         degrees = {name: n for name, n in trainer.layout.take(least).to_dict().items() if n > 1}
         found.append(f"the leanest trainer ({degrees}) needs {more:.1f} GB more per device")

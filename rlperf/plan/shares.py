@@ -37,15 +37,17 @@ def rollout_shares(context: Context, task: TaskContext, evaluation: Evaluation) 
     """Operators of the rollout, summed over the engine_steps of the first simulated rl_step's slowest replica."""
     result = evaluation.rollouts[0]
     slowest = result.timelines[int(np.argmax(result.replica_finish_s))]
-    cost, seg = evaluation.engines.cost[0], slowest.segments
+    cost, seg = evaluation.cost, slowest.segments
     steps, running = seg.steps.astype(np.float64), seg.running.astype(np.float64)
     tokens = np.where(seg.prefill_tokens > 0, running + seg.prefill_tokens, cost.padded(running))
     hw, arch = context.hardware, task.architecture
     degree = evaluation.configuration.pool("rollout").layout.tensor_parallel
     reads = arch.active_parameters * 2.0 / degree / hw.device.memory_bandwidth
-    computes = 2.0 * arch.active_parameters * tokens / degree / sheet_flop_per_s(hw, "bf16")
+    peak = sheet_flop_per_s(hw, "bf16")
+    computes = 2.0 * arch.active_parameters * tokens / degree / peak
+    pair_flop = 2.0 * (arch.query_width + arch.value_width) * arch.attention_layers / degree
     linear = steps * cost.linear(tokens)
-    kv_bytes = float(evaluation.engines.kv_token_bytes[0])
+    kv_bytes = float(evaluation.memory.cache_bytes[0] / max(evaluation.memory.kv_tokens[0], 1.0))
     decode = (running > 0) * (cost.decode_fixed_s + cost.decode_per_request_s * running) * steps
     decode = decode + cost.decode_per_kv_token_s * seg.keys
     prefill = (seg.prefill_tokens > 0) * cost.prefill_fixed_s + cost.prefill_per_request_s * seg.prefill_requests
@@ -54,7 +56,7 @@ def rollout_shares(context: Context, task: TaskContext, evaluation: Evaluation) 
     rows: list[tuple[str, FloatArray, Bound, float]] = [
         ("matrix products and collectives", linear, "bandwidth", float((steps * np.maximum(reads, computes)).sum())),
         ("decode attention", decode, "bandwidth", float(seg.keys.sum()) * kv_bytes / hw.device.memory_bandwidth),
-        ("prefill attention", prefill, "compute", 0.0),
+        ("prefill attention", prefill, "compute", float((pair_flop * seg.prefill_pairs).sum()) / peak),
         ("scheduler and launches", host, "latency", 0.0),
     ]
     total = max(slowest.makespan_s, 1e-12)

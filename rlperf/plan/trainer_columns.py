@@ -85,6 +85,12 @@ class Lengths:
         )
 
 
+def peak_limit(context: Context, trainer: Trainer) -> float:
+    """Most that a trainer's predicted peak may be: headroom kept, and its 95th percentile inside the device [bytes]."""
+    memory = context.hardware.device.memory
+    return min(memory * (1.0 - context.job.limits.memory_headroom), memory / trainer.calibration.memory_high)
+
+
 def scoring_passes(context: Context, trainer: Trainer, updates: int) -> int:
     """Forward passes per rl_step on the trainer's devices: old policy, reference, and the critic's values for PPO."""
     rule = trainer.framework.old_policy_pass
@@ -127,8 +133,7 @@ def _cost(
             for name in into:
                 if name in values:
                     into[name][alive] = values[name]
-        limit = context.hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
-        over = size["peak"] > limit
+        over = size["peak"] > peak_limit(context, trainer)
         per_node = np.minimum(context.cluster.devices_per_node, some.devices.max())
         host_limit = context.job.limits.host_memory or context.cluster.host_memory
         flags = flags | np.where(alive & over, int(Reject.MEMORY), 0)

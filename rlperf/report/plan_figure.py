@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING
 
 from rlperf.plan.plan import Phase, Plan
-from rlperf.specs.job import Role
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,24 +84,25 @@ def _draw_times(axes: Axes, phases: tuple[Phase, ...]) -> None:
 
 
 def _draw_memory(axes: Axes, phase: Phase) -> None:
-    roles = list(phase.predicted.memory_bytes)
-    parts = list(dict.fromkeys(name for use in phase.predicted.memory_bytes.values() for name in use.parts))
-    for row, role in enumerate(roles):
-        use = phase.predicted.memory_bytes[role]
+    uses = phase.predicted.memory_bytes
+    parts = list(dict.fromkeys(name for use in uses.values() for name, size in use.parts.items() if size > 0))
+    labelled: set[str] = set()
+    for row, use in enumerate(uses.values()):
         at = 0.0
         for index, name in enumerate(parts):
             size = use.parts.get(name, 0.0) / 1e9
-            label = name.replace("_", " ") if row == 0 or name not in _earlier(phase, roles[:row]) else None
-            axes.barh(row, size, left=at, height=0.6, color=PARTS[index % len(PARTS)], edgecolor="white", label=label,
-                      hatch=("", "//", "..", "xx")[index // len(PARTS) % 4])  # fmt: skip
+            if size <= 0:
+                continue
+            axes.barh(
+                row, size, left=at, height=0.6, color=PARTS[index % len(PARTS)], edgecolor="white",
+                hatch=("", "//", "..", "xx")[index // len(PARTS) % 4],
+                label=None if name in labelled else name.replace("_", " "),
+            )  # fmt: skip
+            labelled.add(name)
             at += size
         axes.plot([use.limit / 1e9] * 2, [row - 0.4, row + 0.4], color="black", linewidth=2)
-    axes.set_yticks(range(len(roles)), roles)
+    axes.set_yticks(range(len(uses)), list(uses))
     axes.invert_yaxis()
     axes.set_xlabel("GB per device at the peak (line: limit)")
     axes.legend(ncols=5, fontsize="x-small", frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _earlier(phase: Phase, roles: Sequence[Role]) -> set[str]:
-    return {name for role in roles for name in phase.predicted.memory_bytes[role].parts}

@@ -43,12 +43,40 @@ def layout_words(layout: LayoutValues) -> str:
     return ", ".join(words)
 
 
+USUAL: dict[str, object] = {
+    "kv_dtype": "bf16",
+    "rollout_dtype": "bf16",
+    "compute_dtype": "bf16",
+    "prefix_caching": True,
+    "chunked_prefill": True,
+    "cuda_graphs": True,
+    "packing": True,
+    "chunked_loss": False,
+    "parked": False,
+}
+"""Settings that are named only where they differ from this."""
+
+
 def settings_words(pool: PoolPlan) -> str:
-    """Settings of a pool in one line."""
+    """Settings of a pool in one line; what is usual is left out."""
     given = pool.settings.model_dump(exclude_none=True)
     backend = given.pop("backend")
-    words = [f"{name} {_value(value)}" for name, value in given.items()]
+    if given.get("scoring_token_budget") == given.get("token_budget"):
+        given.pop("scoring_token_budget", None)
+    words = [f"{name.replace('_', ' ')} {_value(value)}" for name, value in given.items() if USUAL.get(name) != value]
     return ", ".join([backend, *words])
+
+
+def pool_rows(phase: Phase) -> list[tuple[str, ...]]:
+    """(roles, devices, layout, settings), pools that are alike in one row."""
+    rows: list[tuple[str, ...]] = []
+    for pool in phase.pools:
+        rest = (f"{pool.devices} x {pool.device}", layout_words(pool.layout), settings_words(pool))
+        if rows and rows[-1][1:] == rest:
+            rows[-1] = (f"{rows[-1][0]}, {pool.role}", *rest)
+        else:
+            rows.append((pool.role, *rest))
+    return rows
 
 
 def _percent(share: float) -> str:
@@ -139,7 +167,8 @@ def print_prediction(prediction: Prediction, out: Console) -> None:
     """Tables of one prediction."""
     from rich.table import Table
 
-    table = Table(title=f"rl_step {interval(prediction)}", title_justify="left")
+    out.print(f"[bold]rl_step {interval(prediction)}[/bold], 5th to 95th percentile")
+    table = Table()
     for name in ("stage", "time", "share"):
         table.add_column(name, justify="left" if name == "stage" else "right")
     for row in stage_rows(prediction):
@@ -148,8 +177,8 @@ def print_prediction(prediction: Prediction, out: Console) -> None:
     cost = "" if prediction.usd_per_step is None else f", {prediction.usd_per_step:.3g} USD per rl_step"
     rate = f"{prediction.tokens_per_s_per_device:,.0f} tokens/s per device"
     out.print(f"{rate}{cost}; {_percent(prediction.truncated_fraction)} of responses cut")
-    memory = Table(title="memory per device", title_justify="left")
-    for name in ("role", "peak", "of limit", "largest parts"):
+    memory = Table()
+    for name in ("role", "peak memory per device", "of limit", "largest parts"):
         memory.add_column(name)
     for cells in memory_rows(prediction):
         memory.add_row(*cells)
@@ -164,7 +193,7 @@ def print_operators(prediction: Prediction, out: Console) -> None:
     """Operators of each role with their share, bound and percentage of the speed of light."""
     from rich.table import Table
 
-    table = Table(title="operators", title_justify="left")
+    table = Table()
     for name, justify in (
         ("role", "left"),
         ("operator", "left"),
@@ -204,8 +233,8 @@ def print_plan(plan: Plan, out: Console) -> None:
         table = Table()
         for name in ("role", "devices", "layout", "settings"):
             table.add_column(name)
-        for pool in phase.pools:
-            table.add_row(pool.role, f"{pool.devices} x {pool.device}", layout_words(pool.layout), settings_words(pool))
+        for row in pool_rows(phase):
+            table.add_row(*row)
         out.print(table)
         print_prediction(phase.predicted, out)
         out.print(runner_up_words(phase))
@@ -235,7 +264,6 @@ def markdown(plan: Plan) -> str:
 def _phase_markdown(phase: Phase) -> list[str]:
     predicted = phase.predicted
     cost = "" if predicted.usd_per_step is None else f", {predicted.usd_per_step:.3g} USD"
-    pools = [(p.role, f"{p.devices} x {p.device}", layout_words(p.layout), settings_words(p)) for p in phase.pools]
     lines = [
         f"## {phase_title(phase)}",
         "",
@@ -244,7 +272,7 @@ def _phase_markdown(phase: Phase) -> list[str]:
         "",
         f"Batch: {batch_words(phase)}.",
         "",
-        *_table(("role", "devices", "layout", "settings"), pools),
+        *_table(("role", "devices", "layout", "settings"), pool_rows(phase)),
         "",
         *_table(("stage", "time", "share"), stage_rows(predicted)),
         "",

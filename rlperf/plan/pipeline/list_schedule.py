@@ -8,6 +8,7 @@ that no choice of priorities can lock the pipeline up.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -92,7 +93,7 @@ class ListScheduler:
         self.load = [0.0] * devices
         for stage, d in enumerate(placement):
             self.load[d] += work[stage]
-        crossing = np.array([a != b for a, b in zip(placement, placement[1:], strict=False)], dtype=bool)
+        crossing = np.array([a != b for a, b in itertools.pairwise(placement)], dtype=bool)
         self.transfer: list[float] | None = None
         if crossing.any() and bool((costs.transfer_s[crossing] > 0.0).any()):
             self.transfer = (costs.transfer_s * crossing[:, None]).ravel().tolist()

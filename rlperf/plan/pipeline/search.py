@@ -7,6 +7,7 @@ the pass, shows that it will end behind the threshold.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -40,7 +41,7 @@ class Candidate:
     def partition(self, layers: int) -> tuple[int, ...]:
         """Layers of each stage."""
         edges = (0, *self.cuts, layers)
-        return tuple(b - a for a, b in zip(edges, edges[1:], strict=False))
+        return tuple(b - a for a, b in itertools.pairwise(edges))
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ class Annealer:
 
     def _with_cuts(self, here: Candidate, cuts: list[int]) -> Candidate | None:
         edges = (0, *cuts, self.problem.profile.layers)
-        if any(a >= b for a, b in zip(edges, edges[1:], strict=False)):
+        if any(a >= b for a, b in itertools.pairwise(edges)):
             return None
         return replace(here, cuts=tuple(cuts))
 

@@ -6,12 +6,12 @@ interleaving, a plausible value; every stand-in is named in ``assumed`` and wide
 
 from __future__ import annotations
 
-import csv
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlperf.calibrate.validate import Row, Table, read_table
 from rlperf.cost.batching import Microbatches
 from rlperf.errors import SpecError
 from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
@@ -77,7 +77,7 @@ class TrainingRow:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedRow:
     """A row for which nothing sensible can be predicted."""
 
     row_id: str
@@ -85,7 +85,7 @@ class Refusal:
     reason: str
 
 
-def configuration_of(row: dict[str, str]) -> str:
+def configuration_of(row: Mapping[str, str]) -> str:
     """Text that is equal for repeats and releases of one configuration."""
     return "|".join(row.get(name) or "" for name in CONFIGURATION)
 
@@ -112,26 +112,22 @@ def calibration_part(rows: Sequence[TrainingRow]) -> frozenset[str]:
     return frozenset(kind[-1] for found in by_group.values() for kind in sorted(found)[2::3])
 
 
-def read_training_rows(path: Path) -> tuple[list[TrainingRow], list[Refusal]]:
-    """All rows of a file, with those that cannot be predicted and why.
+def read_training_rows(path: Path) -> tuple[list[TrainingRow], list[RefusedRow]]:
+    """All rows of a file, with those that cannot be predicted and why."""
+    return training_rows(read_table(path), path)
 
-    Architectures are looked up in the folder ``architectures`` beside ``measured``, then among the shipped ones.
-    """
-    text = path.read_text(encoding="utf-8")
+
+def training_rows(table: Table, path: Path) -> tuple[list[TrainingRow], list[RefusedRow]]:
+    """Rows of a table; architectures come from the folder ``architectures`` beside its own, then the shipped ones."""
     rows: list[TrainingRow] = []
-    refused: list[Refusal] = []
-    for number, row in enumerate(csv.DictReader(text.splitlines())):
-        found = _row(row, number, path.parent.parent / "architectures")
-        if isinstance(found, Refusal):
+    refused: list[RefusedRow] = []
+    for row in table:
+        found = _row(row, path.parent.parent / "architectures")
+        if isinstance(found, RefusedRow):
             refused.append(found)
         else:
             rows.append(found)
     return rows, refused
-
-
-def _number(row: dict[str, str], name: str) -> float | None:
-    text = (row.get(name) or "").strip()
-    return float(text) if text else None
 
 
 def _architecture(name: str, folder: Path) -> Architecture:
@@ -139,7 +135,7 @@ def _architecture(name: str, folder: Path) -> Architecture:
     return load_architecture(file if file.is_file() else name)
 
 
-def backend_of(row: dict[str, str]) -> str | None:
+def backend_of(row: Mapping[str, str]) -> str | None:
     """Backend by the framework's name, and by its age where the same name covers two generations of software."""
     framework = (row.get("framework") or "").lower()
     name = next((backend for part, backend in BACKENDS if part in framework), None)
@@ -154,25 +150,25 @@ def backend_of(row: dict[str, str]) -> str | None:
     return name
 
 
-def _row(row: dict[str, str], number: int, folder: Path) -> TrainingRow | Refusal:
-    row_id, group = row.get("row_id") or f"row_{number}", row.get("group") or "user"
+def _row(table_row: Row, folder: Path) -> TrainingRow | RefusedRow:
+    row_id, group, row = table_row.row_id, table_row.group, table_row.cells
     backend = backend_of(row)
     if backend is None:
-        return Refusal(row_id, group, f"framework {row.get('framework')!r} has no trainer calibration")
-    batch, length = _number(row, "global_batch"), _number(row, "seq_len")
+        return RefusedRow(row_id, group, f"framework {row.get('framework')!r} has no trainer calibration")
+    batch, length = table_row.number("global_batch"), table_row.number("seq_len")
     if not batch or not length:
-        return Refusal(row_id, group, "global batch or sequence length not published")
+        return RefusedRow(row_id, group, "global batch or sequence length not published")
     try:
-        arch = _architecture(row["architecture"], folder)
-        device = row["gpu"]
+        arch = _architecture(table_row.text("architecture"), folder)
+        device = table_row.text("gpu")
         hw = _hardware(device, dict(CLUSTERS).get(device))
         trainer = load_trainer(backend)
     except SpecError as error:
-        return Refusal(row_id, group, str(error).splitlines()[0].split(": ", 1)[-1])
-    layout, assumed = _layout(row, arch, batch)
+        return RefusedRow(row_id, group, error.problems[0].message)
+    layout, assumed = _layout(table_row, arch, batch)
     note = row.get("note") or ""
-    memory = _number(row, "measured_peak_memory_gb")
-    rank = _number(row, "lora_rank")
+    memory = table_row.number("measured_peak_memory_gb")
+    rank = table_row.number("lora_rank")
     return TrainingRow(
         row_id=row_id,
         group=group,
@@ -191,7 +187,7 @@ def _row(row: dict[str, str], number: int, folder: Path) -> TrainingRow | Refusa
         recompute_experts="moe_act" in note,
         expert_overlap="all-to-all overlap: True" in note or "EP overlap on" in note or "(EP overlap" in note,
         note=note,
-        step_s=_step_s(row, batch, length),
+        step_s=_step_s(table_row, batch, length),
         peak_bytes=memory * 1e9 if memory else None,
         assumed=tuple(assumed),
     )
@@ -206,26 +202,27 @@ def _hardware(device: str, cluster: str | None) -> Hardware:
     return _HARDWARE[device, cluster]
 
 
-def _step_s(row: dict[str, str], batch: float, length: float) -> float | None:
-    step = _number(row, "measured_step_s")
+def _step_s(table_row: Row, batch: float, length: float) -> float | None:
+    step = table_row.number("measured_step_s")
     if step:
         return step
-    rate, devices = _number(row, "measured_tokens_per_s_per_gpu"), _number(row, "n_gpus")
+    rate, devices = table_row.number("measured_tokens_per_s_per_gpu"), table_row.number("n_gpus")
     return batch * length / (rate * devices) if rate and devices else None
 
 
-def _layout(row: dict[str, str], arch: Architecture, batch: float) -> tuple[Layout, list[str]]:
+def _layout(table_row: Row, arch: Architecture, batch: float) -> tuple[Layout, list[str]]:
     """Layout of a row; blank degrees are filled in and named."""
     assumed: list[str] = []
+    row = table_row.cells
 
     def degree(name: str, default: int) -> int:
-        value = _number(row, name)
+        value = table_row.number(name)
         if value is None:
             assumed.append(f"{name}={default}")
             return default
         return int(value)
 
-    devices = int(_number(row, "n_gpus") or 1)
+    devices = int(table_row.number("n_gpus") or 1)
     tp, pp, cp = (degree(name, 1) for name in ("tensor_parallel", "pipeline_parallel", "context_parallel"))
     dp = degree("data_parallel", max(devices // (tp * pp * cp), 1))
     recompute = row.get("activation_recompute") or ""
@@ -253,7 +250,7 @@ def _layout(row: dict[str, str], arch: Architecture, batch: float) -> tuple[Layo
     return layout, assumed
 
 
-def _interleaving(row: dict[str, str], arch: Architecture, stages: int) -> int:
+def _interleaving(row: Mapping[str, str], arch: Architecture, stages: int) -> int:
     """Chunks per stage where not printed: none before 2021's paper or with one stage, else chunks of about 4 layers."""
     if stages == 1 or "no interleaved schedule" in (row.get("note") or ""):
         return 1

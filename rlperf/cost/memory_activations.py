@@ -134,7 +134,7 @@ def _routed_bytes(arch: Architecture, layout: Layout, width: float) -> tuple[Flo
     matrices = 3.0 if moe.gated else 2.0
     hidden = matrices * width * moe.hidden / etp
     # permuted inputs, expert hidden, expert outputs; a token of this device makes `active` pairs somewhere
-    pairs = moe.active * (2.0 * width * arch.hidden + hidden) * spread * etp
+    pairs = moe.active * (2.0 * width * (moe.latent_hidden or arch.hidden) + hidden) * spread * etp
     router = 8.0 * moe.count * spread
     return pairs + router, moe.active * width * moe.hidden * spread
 

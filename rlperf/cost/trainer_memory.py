@@ -236,7 +236,7 @@ def trainer_memory(
     at_loss = last * (stage.layers * one.dense + stage.routed_last * one.routed) + 4.0 * arch.hidden * tokens
     scratch = plain * space.weight_scratch * stage.layer_dense
     scratch_loss = scratch + plain * space.loss_scratch * stage.layer_dense
-    at_update = plain * space.optimizer_scratch * states.updated
+    at_update = (0.0 if forward_only else 1.0) * space.optimizer_scratch * states.updated
     differ = np.where(single, 0.0, sum(states.last) + sum(states.head) - sum(states.first) - sum(states.embedding))
     loss_wins = at_loss + logits + scratch_loss + differ > at_backward + scratch
     weights, gradients, optimizer = (
@@ -248,9 +248,14 @@ def trainer_memory(
     communication = _communication(arch, trainer, layout, stage, tokens, lora_rank, forward_only)
     scratch = np.where(loss_wins, scratch_loss, scratch) + space.fixed
     loose = activations + logits_now + communication + scratch
-    # the optimizer's own temporaries come after the backward has freed everything else
-    scratch = scratch + np.maximum(at_update - loose, 0.0)
-    loose = np.maximum(loose, at_update)
+    # without buffers the only backward ends before all gradients exist; the update's temporaries come after it
+    absent = np.where(microbatches.count > 1, 0.0, gradients) * (0.0 if space.gradient_buffers else 1.0)
+    update_wins = at_update + absent > loose
+    scratch = scratch + np.where(update_wins, np.maximum(at_update - loose, -scratch), 0.0)
+    gradients = np.where(update_wins, gradients, gradients - absent)
+    loose = np.where(update_wins, at_update, loose)
+    multiprocessors = hw.device.multiprocessors or 0
+    context = space.context + space.context_per_multiprocessor * multiprocessors
     return MemoryParts(
         weights=weights,
         gradients=gradients,
@@ -259,7 +264,7 @@ def trainer_memory(
         logits=logits_now,
         communication=communication,
         workspace=scratch + space.fragmentation * loose,
-        context=np.broadcast_to(np.asarray(space.context), np.shape(loose)),
+        context=np.broadcast_to(np.asarray(context), np.shape(loose)),
         host=states.host + first * (stage.layers * one.parked_dense + stage.routed_first * one.parked_routed),
         low=trainer.memory_low,
         high=trainer.memory_high,
@@ -313,7 +318,9 @@ def _states(
         zero3 = layout.zero_stage >= 3
         of_dense, of_routed = base / np.where(zero3, shards, 1.0), base / np.where(zero3, routed_shards, 1.0)
         frozen_dense, frozen_routed = stage.layer_dense * of_dense, stage.layer_experts * of_routed
-        table = (of_dense, np.zeros(()), np.zeros(()))
+        # quantised weights leave the tables in 16 bits
+        tables_at = np.maximum(base, trainer.storage.compute_weight) if base < 1.0 else base
+        table = (tables_at / np.where(zero3, shards, 1.0), np.zeros(()), np.zeros(()))
         adapters = lora_parameters(arch, lora_rank)
         each_dense = adapters[0] / layout.tensor_parallel
         moe = max(arch.feed_forward_layers("moe"), 1) / arch.layers

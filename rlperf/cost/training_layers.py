@@ -80,7 +80,10 @@ def linears(arch: Architecture, layout: Layout) -> tuple[Linear, ...]:
         found += [Linear(dense, up * arch.ffn_hidden / tp, h), Linear(dense, h, arch.ffn_hidden / tp)]
     if arch.experts and arch.experts.shared_hidden:
         shared, moe = arch.experts.shared_hidden / tp, arch.feed_forward_layers("moe") / layers
-        found += [Linear(moe, 2.0 * shared, h), Linear(moe, h, shared)]
+        found += [Linear(moe, (2.0 if arch.experts.gated else 1.0) * shared, h), Linear(moe, h, shared)]
+    if arch.experts and arch.experts.latent_hidden:
+        moe, latent = arch.feed_forward_layers("moe") / layers, np.asarray(float(arch.experts.latent_hidden))
+        found += [Linear(moe, latent, h), Linear(moe, h, latent)]
     if arch.state_space:
         ssm, share = arch.state_space, arch.mixer_layers("mamba") / layers
         inner = ssm.heads * ssm.head_dim
@@ -112,6 +115,11 @@ def _attention_linears(arch: Architecture, tp: FloatArray, h: FloatArray, share:
     kv = 2.0 * arch.kv_heads * arch.head_dim / np.minimum(tp, arch.kv_heads)
     query = arch.query_width * (2.0 if arch.attention_gate else 1.0) / tp
     return [Linear(share, query + kv, h), Linear(share, h, arch.query_width / tp)]
+
+
+def expert_width(arch: Architecture) -> float:
+    """Width that tokens have on their way to and from the routed experts: latent where the model projects first."""
+    return float(arch.experts.latent_hidden or arch.hidden) if arch.experts else 0.0
 
 
 def matrix_s(
@@ -276,7 +284,7 @@ def _expert_s(
     products = grouped_gemm_s(
         hw,
         own * ep * etp,
-        arch.hidden,
+        expert_width(arch),
         moe.hidden,
         moe.count,
         moe.active,
@@ -288,7 +296,7 @@ def _expert_s(
     )
     products = products * trainer.timing.moe_pass / rate
     pairs = own * etp * moe.active * skew
-    moved = small_op_s(hw, pairs * arch.hidden * 2.0 * 4.0 * trainer.timing.permute)
+    moved = small_op_s(hw, pairs * expert_width(arch) * 2.0 * 4.0 * trainer.timing.permute)
     router = gemm_s(hw, own, np.asarray(float(moe.count)), np.asarray(float(arch.hidden)), "bf16") / rate
     fixed = (trainer.timing.moe_layer + trainer.generation(hw.device).moe_layer) / 3.0
     forward = share * (products + moved + router + fixed)

@@ -20,7 +20,7 @@ from rlperf.cost.collectives import (
 )
 from rlperf.cost.roofline import stream_s
 from rlperf.cost.trainer_memory import OFFLOADS_OPTIMIZER, StageParameters, lora_parameters
-from rlperf.cost.training_layers import Work
+from rlperf.cost.training_layers import Work, expert_width
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
@@ -101,7 +101,7 @@ def expert_traffic(
     if trainer.timing.node_dedup:
         reached = nodes * -np.expm1(copies * np.log1p(-1.0 / np.maximum(nodes, 1.0 + 1e-9)))
         copies = np.where(nodes > 1.0, np.minimum(copies, np.maximum(reached, 1.0)), copies)
-    token_bytes = 2.0 * work.tokens / layout.tensor_parallel * arch.hidden * skew
+    token_bytes = 2.0 * work.tokens / layout.tensor_parallel * expert_width(arch) * skew
     swap = 2.0 * all_to_all_s(hw, token_bytes * copies, ep, inside)
     gathered = token_bytes * etp * arch.experts.active
     shards = all_gather_s(hw, gathered, etp, etp) + reduce_scatter_s(hw, gathered, etp, etp)

@@ -81,6 +81,13 @@ class Workspace(_Frozen):
     context: Bytes = Field(
         "600 MB", validate_default=True, description="device context and NCCL, outside the allocator"
     )
+    context_per_multiprocessor: Bytes = Field(
+        "0 B", validate_default=True, description="grows with the device: local memory of resident threads"
+    )
+    engine_asleep: Bytes = Field(
+        "0 B", validate_default=True, description="what a colocated engine that sleeps leaves behind: graphs, context"
+    )
+    gradient_buffers: bool = Field(True, description="gradients are allocated once; otherwise by the first backward")
     fragmentation: NonNegativeFloat = Field(0.03, description="reserved over allocated, less one")
 
 

@@ -1,0 +1,106 @@
+"""Training steps, predicted against measured: rows of ``measured/training.csv`` and files in that form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlperf.calibrate.trainer_rows import TrainingRow, training_rows
+from rlperf.calibrate.trainers import predict_seconds
+from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Table
+from rlperf.specs.calibration import Spread
+
+NEEDED = ("framework", "architecture", "gpu", "n_gpus", "global_batch", "seq_len")
+BLANK_WIDENS = 1.25
+"""Width of the interval, in the logarithm, for every degree that was filled in; unmeasured devices count as two."""
+
+
+def predict_rows(path: Path, table: Table) -> Outcome:
+    """Predict the seconds of one optimizer update of every row; step time and tokens/s of a row are one measurement."""
+    table.need(*NEEDED)
+    rows, refused = training_rows(table, path)
+    timed = [row for row in rows if row.step_s]
+    seconds = predict_seconds(timed)
+    predictions = [_prediction(row, float(value)) for row, value in zip(timed, seconds, strict=True)]
+    without = [Refusal(row.row_id, "no step time and no tokens/s in the row") for row in rows if not row.step_s]
+    return Outcome(tuple(predictions), (*without, *(Refusal(row.row_id, row.reason) for row in refused)))
+
+
+def spread_of_row(row: TrainingRow) -> Spread:
+    """Interval of a row: the backend's, wider for every filled-in degree and for a device that was not measured."""
+    steps = len(row.assumed) + 2 * (row.hardware.calibration.extrapolated or not _measured(row))
+    return Spread(low=row.trainer.low, high=row.trainer.high).widened(BLANK_WIDENS ** min(steps, 4))
+
+
+def _measured(row: TrainingRow) -> bool:
+    return row.trainer.generation(row.hardware.device).measured
+
+
+def _prediction(row: TrainingRow, seconds: float) -> Prediction:
+    spread = spread_of_row(row)
+    dense = row.architecture.experts is None and row.dtype in ("bf16", "fp16") and not row.lora_rank
+    return Prediction(
+        row_id=row.row_id,
+        group=row.group,
+        metric="step_s",
+        measured=float(row.step_s or np.nan),
+        predicted=seconds,
+        low=seconds * spread.low,
+        high=seconds * spread.high,
+        calibration=f"{row.hardware.calibration.id}, {row.trainer.id}",
+        assumed=row.assumed,
+        extrapolated=not _measured(row) or extrapolated_architecture(row),
+        used_in_calibration=row.used,
+        stratum="dense, 16 bit" if dense else "",
+    )
+
+
+def extrapolated_architecture(row: TrainingRow) -> bool:
+    """State-space and linear mixers rest on bandwidth forms that no kernel table backs."""
+    return row.architecture.mixer_layers("mamba", "linear") > 0
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Order and choice among rows that differ in layout alone.
+
+    Attributes
+    ----------
+    pairs, right : pairs whose measured times differ by more than 10 %, and the share in the right order
+    sets, median_regret : sets with at least two layouts, and the median of (time of the layout predicted best) over
+        (time of the best) - 1
+    """
+
+    pairs: int
+    right: float
+    sets: int
+    median_regret: float
+
+
+def rank_layouts(rows: list[TrainingRow], seconds: list[float]) -> Ranking:
+    """Ranking over rows equal in architecture, devices, length, batch and dtype (and group and LoRA rank)."""
+    sets: dict[tuple[object, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        batch = round(float(row.microbatches.count * row.layout.data_parallel * row.layout.microbatch))
+        key = (row.group, row.architecture.name, row.device, int(row.layout.devices), row.dtype, row.lora_rank)
+        sets.setdefault((*key, float(row.microbatches.max_len), batch), []).append(index)
+    right = pairs = 0
+    regrets: list[float] = []
+    for members in sets.values():
+        layouts = {tuple(rows[i].layout.to_dict().items()) for i in members}
+        if len(layouts) < 2:
+            continue
+        for a, i in enumerate(members):
+            for j in members[a + 1 :]:
+                if rows[i].layout.to_dict() == rows[j].layout.to_dict():
+                    continue
+                ratio = np.log(float(rows[i].step_s or 1.0) / float(rows[j].step_s or 1.0))
+                if abs(ratio) > np.log(1.1):
+                    pairs += 1
+                    right += int(np.sign(ratio) == np.sign(np.log(seconds[i] / seconds[j])))
+        chosen = min(members, key=lambda i: seconds[i])
+        best = min(float(rows[i].step_s or np.inf) for i in members)
+        regrets.append(float(rows[chosen].step_s or np.inf) / best - 1.0)
+    return Ranking(pairs, right / max(pairs, 1), len(regrets), float(np.median(regrets)) if regrets else 0.0)

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from rlperf.cost.engine_memory import engine_limits
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost, scaled
 from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rollout import EngineOptions, Trajectories, simulate_replica
-from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import EngineCalibration, Spread, load_engine_calibration
-from rlperf.specs.hardware import Hardware, load_hardware
+from rlperf.specs.calibration import Spread, load_engine_calibration
+from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture, load_device, profile_names
 
 COLUMNS = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_token_ts", "last_token_ts")
@@ -161,11 +161,14 @@ def setup_of(log: RequestLog) -> ReplaySetup:
     final = log.trajectories.final_tokens
     cost = engine_step_cost(arch, hardware, engine, layout, typical_context=float(final.mean()))
     cache = log.meta.get("kv_cache") or {}
+    if not cache.get("num_kv_tokens"):
+        assumed.append("cache size (from the device's memory and the engine's profile)")
+    usual = engine_limits(arch, hardware, engine, layout)
     limits = EngineLimits(
-        kv_tokens=float(cache.get("num_kv_tokens") or _cache_tokens(arch, hardware, engine, layout, assumed)),
-        max_running=int(settings.get("max_num_seqs") or engine.max_running),
-        token_budget=int(settings.get("max_num_batched_tokens") or engine.token_budget),
-        block_tokens=int(cache.get("block_size") or engine.block_tokens),
+        kv_tokens=float(cache.get("num_kv_tokens") or usual.kv_tokens),
+        max_running=int(settings.get("max_num_seqs") or usual.max_running),
+        token_budget=int(settings.get("max_num_batched_tokens") or usual.token_budget),
+        block_tokens=int(cache.get("block_size") or usual.block_tokens),
         chunked_prefill=True,
         prefix_caching=bool(cache.get("enable_prefix_caching", True)),
         watermark=0.0,
@@ -215,19 +218,6 @@ def _device(log: RequestLog, assumed: list[str]) -> str:
 
 def _compressed(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())
-
-
-def _cache_tokens(
-    arch: Architecture, hardware: Hardware, engine: EngineCalibration, layout: Layout, assumed: list[str]
-) -> float:
-    """Cache of a replica where the log does not state it: the memory share less weights and workspace, in tokens."""
-    assumed.append("cache size (from the device's memory and the engine's profile)")
-    shards = float(layout.tensor_parallel)
-    weights = 2.0 * arch.parameters / shards
-    memory = engine.memory
-    room = engine.memory_fraction * hardware.device.memory - weights - memory.activation_base - memory.graphs
-    per_token = 2.0 * arch.kv_values_per_token() / shards
-    return max(room - memory.non_torch, 0.0) / per_token
 
 
 def replay(log: RequestLog, setup: ReplaySetup, factor: float = 1.0) -> RequestTimes:

@@ -337,6 +337,30 @@ def static_batch(cost: EngineStepCost, batch: Array, isl: Array, osl: Array, *, 
     return Served(ttft, tpot, b * n_out / (ttft + steps * tpot), b)
 
 
+def open_loop(
+    cost: EngineStepCost,
+    rate_per_s: Array,
+    isl: Array,
+    osl: Array,
+    *,
+    max_running: float = np.inf,
+    token_budget: float = 8192.0,
+) -> Served:
+    """Requests arrive at a rate; by Little's law as many are in flight as rate x time in the system.
+
+    Solved as the closed loop whose clients produce that rate; at rates beyond capacity, the loop at ``max_running``.
+    """
+    rate, n_out = as_float(rate_per_s), as_float(osl)
+    clients = np.ones(np.broadcast_shapes(rate.shape, n_out.shape, as_float(isl).shape))
+    most = min(max_running, 4096.0)
+    served = closed_loop(cost, clients, isl, osl, max_running=max_running, token_budget=token_budget)
+    for _ in range(40):
+        served = closed_loop(cost, clients, isl, osl, max_running=max_running, token_budget=token_budget)
+        time_s = served.ttft_s + np.maximum(n_out - 1.0, 0.0) * served.tpot_s
+        clients = np.clip(0.5 * (clients + rate * time_s), 1e-3, most)
+    return served
+
+
 def offline(
     cost: EngineStepCost, isl: Array, osl: Array, *, max_running: Array, token_budget: float = 8192.0
 ) -> Served:

@@ -1,0 +1,197 @@
+"""Rows of serving measurements made ready: architecture, hardware, engine, layout, load; and their prediction."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from rlperf.calibrate.validate import Row
+from rlperf.cost.dtypes import DTYPES
+from rlperf.cost.engine_memory import engine_memory, max_running
+from rlperf.cost.engine_step import EngineStepCost
+from rlperf.cost.inference import Served, closed_loop, engine_step_cost, open_loop, static_batch
+from rlperf.errors import SpecError
+from rlperf.layout import Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
+from rlperf.specs.hardware import Hardware, load_hardware
+from rlperf.specs.profiles import load_architecture
+
+MODES = ("single_stream", "static_batch", "online_concurrency", "online_rate", "offline")
+NEEDED = ("architecture", "gpu", "engine", "tensor_parallel", "gemm_dtype", "mode", "isl", "osl")
+UNMEASURED_WEIGHTS = ("mxfp4", "int4_wo", "int8_wo")
+"""Weight formats that no kernel table holds."""
+
+
+@dataclass(frozen=True)
+class ServingCase:
+    """One row: what runs where, under which load, and what had to be filled in.
+
+    ``load`` is requests in flight per replica, or requests per second per replica where the mode is online_rate.
+    """
+
+    row: Row
+    arch: Architecture
+    hardware: Hardware
+    engine: EngineCalibration
+    tensor: int
+    pipeline: int
+    expert: int
+    attention_data: int
+    gemm_dtype: str
+    kv_dtype: str
+    mode: str
+    isl: float
+    osl: float
+    load: float
+    devices: int
+    assumed: tuple[str, ...]
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of one replica."""
+        return Layout.of(
+            tensor_parallel=self.tensor,
+            pipeline_parallel=self.pipeline,
+            expert_parallel=self.expert,
+            attention_data_parallel=self.attention_data,
+        )
+
+    @property
+    def configuration(self) -> str:
+        """What a split by configuration keeps together: everything but the load and the lengths."""
+        parts = (
+            self.engine.id, self.arch.name, self.hardware.device.name, self.gemm_dtype, self.tensor, self.pipeline,
+            self.expert, self.attention_data, self.mode,
+        )  # fmt: skip
+        return "|".join(map(str, parts))
+
+    @property
+    def covered(self) -> bool:
+        """Whether kernel tables stand behind every operator that matters."""
+        arch = self.arch
+        plain = arch.latent is None and set(arch.mixers) <= {"full"} and self.gemm_dtype not in UNMEASURED_WEIGHTS
+        return plain and not self.hardware.calibration.extrapolated
+
+
+@lru_cache(maxsize=256)
+def _architecture(name: str) -> Architecture:
+    return load_architecture(name)
+
+
+@lru_cache(maxsize=64)
+def _hardware(name: str) -> Hardware:
+    return load_hardware(name)
+
+
+def case_of(row: Row, engines: dict[str, EngineCalibration] | None = None) -> ServingCase:
+    """A row as a case; `SpecError` says why it cannot be predicted.
+
+    ``engines`` replaces profiles by id, for fits. Blank cells: expert parallel 1; attention data parallel 1, or what
+    makes the weights fit; fp8 cache with TensorRT-LLM checkpoints of fp8 and nvfp4, else bf16.
+    """
+    assumed: list[str] = []
+    arch, hardware = _architecture(row.text("architecture")), _hardware(row.text("gpu"))
+    engine = load_engine_calibration(row.text("engine"), row.text("engine_version") or None)
+    engine = (engines or {}).get(engine.id, engine)
+    gemm_dtype = row.text("gemm_dtype", "bf16")
+    kv_dtype = row.text("kv_dtype")
+    if not kv_dtype:
+        kv_dtype = "fp8" if engine.engine == "trtllm" and gemm_dtype in ("fp8", "nvfp4") else "bf16"
+        assumed.append(f"kv_dtype {kv_dtype}")
+    if gemm_dtype not in DTYPES:
+        raise SpecError(f"dtype {gemm_dtype} is not modelled")
+    if DTYPES[gemm_dtype].peak == "fp8" and hardware.device.peaks.fp8 is None:
+        raise SpecError(f"{hardware.device.name} has no {gemm_dtype} units")
+    tensor, pipeline = row.count("tensor_parallel"), row.count("pipeline_parallel")
+    copies = row.number("attention_data_parallel")
+    if copies is None:
+        copies = float(_copies_that_fit(arch, hardware, engine, tensor, gemm_dtype, kv_dtype))
+        assumed.append(f"attention_data_parallel {copies:g}")
+    if arch.experts and not row.text("expert_parallel"):
+        assumed.append("expert_parallel 1")
+    expert = row.count("expert_parallel")
+    devices = tensor * int(copies) * pipeline
+    mode = row.text("mode")
+    isl, osl = row.number("isl"), row.number("osl")
+    if mode not in MODES or isl is None or osl is None:
+        raise SpecError(f"mode {mode!r} with isl {isl} and osl {osl} is not a load that rlperf knows")
+    given = row.count("n_gpus", devices)
+    load, assumed_load = _load(row, mode, given / devices)
+    if assumed_load:
+        assumed.append(assumed_load)
+    return ServingCase(
+        row, arch, hardware, engine, tensor * int(copies), pipeline, expert, int(copies), gemm_dtype, kv_dtype, mode,
+        isl, osl, load, devices, tuple(assumed),
+    )  # fmt: skip
+
+
+def _load(row: Row, mode: str, replicas: float) -> tuple[float, str]:
+    if mode == "single_stream":
+        return 1.0, ""
+    if mode == "online_rate":
+        found = re.search(r"request rate ([\d.]+)/s", row.text("note"))
+        if found is None:
+            raise SpecError("online_rate without a request rate in the note")
+        return float(found.group(1)) / replicas, ""
+    number = row.number("concurrency")
+    if mode == "offline":
+        return (number or np.inf) / replicas, "" if number else "batch that fits the cache"
+    if number is None:
+        raise SpecError(f"mode {mode} without a concurrency")
+    return number / replicas, ""
+
+
+def _copies_that_fit(
+    arch: Architecture, hw: Hardware, engine: EngineCalibration, tensor: int, gemm_dtype: str, kv_dtype: str
+) -> int:
+    for copies in (1, 2, 4, 8):
+        layout = Layout.of(
+            tensor_parallel=tensor * copies, attention_data_parallel=copies, expert_parallel=tensor * copies
+        )
+        if bool(engine_memory(arch, hw, engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype).fits):
+            return copies
+    return 1
+
+
+class CostTable:
+    """Engine_step costs of cases, each distinct one computed once."""
+
+    def __init__(self) -> None:
+        self._costs: dict[tuple[object, ...], tuple[EngineStepCost, float]] = {}
+
+    def cost(self, case: ServingCase) -> tuple[EngineStepCost, float]:
+        """Cost of an engine_step and the requests that fit at once."""
+        key = (case.configuration, case.engine, case.kv_dtype, case.isl, case.osl)
+        if key not in self._costs:
+            context = case.isl + case.osl / 2.0
+            cost = engine_step_cost(
+                case.arch, case.hardware, case.engine, case.layout,
+                gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype, typical_context=context,
+            )  # fmt: skip
+            slots = max_running(
+                case.arch, case.hardware, case.engine, case.layout, case.isl, case.osl,
+                gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,
+            )  # fmt: skip
+            self._costs[key] = (cost, float(slots))
+        return self._costs[key]
+
+
+def serve(case: ServingCase, table: CostTable) -> Served:
+    """What the clients of this case see."""
+    cost, slots = table.cost(case)
+    engine = case.engine
+    budget = float(engine.token_budget)
+    if case.mode == "static_batch":
+        return static_batch(cost, case.load, case.isl, case.osl, token_budget=budget)
+    slots = max(slots, 1.0)
+    if case.mode == "online_rate":
+        return open_loop(cost, case.load, case.isl, case.osl, max_running=slots, token_budget=budget)
+    return closed_loop(
+        cost, min(case.load, slots) if case.mode == "offline" else case.load, case.isl, case.osl,
+        max_running=slots, token_budget=budget, chunked=engine.chunked_prefill,
+        interference=engine.overhead.interference,
+    )  # fmt: skip

@@ -1,0 +1,83 @@
+"""Serving, predicted against measured: rows of ``measured/inference.csv`` and files in that form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, serve
+from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Row, Table, chosen_for_calibration
+from rlperf.errors import SpecError
+from rlperf.specs.calibration import EngineCalibration, Spread
+
+
+def predict_rows(path: Path, table: Table, engines: dict[str, EngineCalibration] | None = None) -> Outcome:
+    """Predict every row: time per output token; time to first token of static and single-stream rows; else throughput.
+
+    Time to first token under load includes queueing that rows do not describe, and is not scored. Throughput is the
+    metric only of rows that publish no time per token.
+    """
+    table.need(*NEEDED)
+    costs = CostTable()
+    predictions: list[Prediction] = []
+    refused: list[Refusal] = []
+    for row in table:
+        try:
+            case = case_of(row, engines)
+            predictions += _predict(row, case, costs)
+        except SpecError as error:
+            refused.append(Refusal(row.row_id, _reason(error)))
+    return Outcome(tuple(predictions), tuple(refused))
+
+
+def _reason(error: SpecError) -> str:
+    """The first problem without its place, so that equal reasons are counted together."""
+    return error.problems[0].message
+
+
+def _predict(row: Row, case: ServingCase, costs: CostTable) -> list[Prediction]:
+    served = serve(case, costs)
+    wanted: list[tuple[str, float, float]] = []
+    tpot = row.number("measured_tpot_ms")
+    ttft = row.number("measured_ttft_ms")
+    rate = row.number("measured_output_tokens_per_s_per_gpu")
+    if tpot:
+        wanted.append(("tpot_ms", tpot, float(served.tpot_s) * 1e3))
+    if ttft and case.mode in ("static_batch", "single_stream"):
+        wanted.append(("ttft_ms", ttft, float(served.ttft_s) * 1e3))
+    if rate and not tpot:
+        wanted.append(("tokens_per_s_per_gpu", rate, float(served.output_tokens_per_s) / case.devices))
+    if not wanted:
+        raise SpecError("no measured figure in the row")
+    used = case.covered and bool(tpot) and chosen_for_calibration(case.configuration)
+    spread = spread_of_case(case)
+    found = []
+    for metric, measured, predicted in wanted:
+        low, high = spread.low, spread.high
+        if metric == "tokens_per_s_per_gpu":
+            low, high = 1.0 / high, 1.0 / low
+        found.append(
+            Prediction(
+                row_id=row.row_id,
+                group=row.group,
+                metric=metric,
+                measured=measured,
+                predicted=predicted,
+                low=predicted * low,
+                high=predicted * high,
+                calibration=f"{case.hardware.calibration.id}, {case.engine.id}",
+                assumed=case.assumed,
+                extrapolated=not case.covered,
+                used_in_calibration=used and metric == "tpot_ms",
+                stratum="concurrency > 128" if (row.number("concurrency") or 0) > 128 else "",
+            )
+        )
+    return found
+
+
+def spread_of_case(case: ServingCase) -> Spread:
+    """Interval of a serving prediction: the engine's, wider where operators are extrapolated or cells were blank."""
+    engine = case.engine
+    spread = engine.overhead.quality.spread if case.covered else engine.spread_extrapolated
+    if case.hardware.calibration.extrapolated:
+        spread = spread.widened(1.3)
+    return spread

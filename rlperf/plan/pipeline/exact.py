@@ -33,7 +33,7 @@ class ExactOrder:
 
 @dataclass(frozen=True)
 class ExactPlan:
-    """Result of `best_plan`: the best cuts, placement and orders below the limit, or None; and whether that is proven."""
+    """Result of `best_plan`: the best cuts, placement and orders below the limit, or None; whether that is proven."""
 
     makespan_s: float
     cuts: tuple[int, ...]
@@ -92,7 +92,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A partial schedule: latest start, end of each device, arrival of what is ready, bytes in use, how it came about."""
+    """A partial schedule: latest start, end of each device, arrival of what is ready, bytes in use, where from."""
 
     last: float
     free: tuple[float, ...]

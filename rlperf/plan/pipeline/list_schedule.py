@@ -261,7 +261,7 @@ class _Memory:
         return younger + act + self.s.whole[d] <= self.room[d]
 
     def record(self, d: int, op: int) -> None:
-        """Take or give back what the operation holds (a device runs one at a time, so its end comes before the next)."""
+        """Take or give back what the operation holds; a device runs one at a time, so its end precedes the next."""
         size, count = self.s.stages * self.s.count, self.s.count
         kind, index = divmod(op, size)
         if kind == F:

@@ -22,7 +22,7 @@ _ROUNDS = ((9, 0.75, 8e-3), (2, 0.25, 4e-3))
 # Nodes after which the exact search of a small instance gives up (some seconds).
 _EXACT_NODES = 150_000
 
-Progress = Callable[[str], None]
+EVERYTHING = Freedom()
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class PipelinePlan:
 def optimize(
     problem: Problem,
     *,
-    freedom: Freedom = Freedom(),
+    freedom: Freedom = EVERYTHING,
     passes: int | None = None,
     time_limit_s: float = 24.0,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> PipelinePlan:
     """The best plan found for a pipeline; never slower than any standard schedule that fits.
 
@@ -88,6 +88,7 @@ def optimize(
     freedom : what may differ from the uniform interleaved pipeline (for asking what each decision is worth)
     passes : number of list passes (default: as many as fit about ``time_limit_s``)
     time_limit_s : wall-clock limit of the search [s]
+    progress : called now and then with the share of passes done
 
     Raises
     ------
@@ -96,16 +97,16 @@ def optimize(
     began = time.monotonic()
     standards = standard_schedules(problem)
     evaluator = Evaluator(problem)
-    budget = Budget(passes or _default_passes(problem, time_limit_s), began + time_limit_s)
+    budget = Budget(passes or _default_passes(problem, time_limit_s), began + time_limit_s, progress)
     starts = _starts(problem, evaluator, freedom)
-    best = _anneal(evaluator, freedom, budget, starts, random.Random(seed), progress)
+    best = _anneal(evaluator, freedom, budget, starts, random.Random(seed))
     choices = [(s.timeline, s.partition, s.name) for s in standards if s.timeline is not None and s.runs]
-    if freedom != Freedom():
+    if freedom != EVERYTHING:
         choices = []
     if best is not None:
         choices.append((_timeline(evaluator, best), best.partition(problem.profile.layers), "search"))
     proven = None
-    if freedom == Freedom() and _is_small(problem):
+    if freedom == EVERYTHING and _is_small(problem):
         limit = min((timeline.makespan_s for timeline, _, _ in choices), default=float("inf"))
         found = best_plan(problem, limit, max_nodes=_EXACT_NODES)
         if found.orders is not None:
@@ -132,7 +133,7 @@ def optimize(
 
 
 def _is_small(problem: Problem) -> bool:
-    """Whether the exact search has a chance; it knows no queues on links, so it is asked only where transfers are free."""
+    """Whether the exact search has a chance; it knows no queues on links, so transfers must be free."""
     free = problem.bandwidth_bytes_per_s == float("inf") and problem.latency_s == 0.0
     operations = 3 * problem.profile.layers * problem.microbatches.count
     return free and operations <= 54 and structure_count(problem) <= 5000
@@ -188,7 +189,6 @@ def _anneal(
     budget: Budget,
     starts: list[Candidate],
     rng: random.Random,
-    progress: Progress | None,
 ) -> Candidate | None:
     """Rank the starts by one pass each, then anneal the best of each shape with successive halving."""
     annealer = Annealer(evaluator, freedom, budget, rng)
@@ -215,8 +215,6 @@ def _anneal(
             better, value = annealer.run(candidate, max(1, int(total * share / keep)), hot)
             annealed.append((min(value, cost), index, better if value <= cost else candidate))
         field = annealed
-        if progress is not None:
-            progress(f"round {level + 1} of {len(_ROUNDS)}: {min(e[0] for e in field) * 1e3:.2f} ms")
     return min(field, key=lambda e: e[:2])[2]
 
 

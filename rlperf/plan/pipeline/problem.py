@@ -63,7 +63,8 @@ class Problem:
         worst = int(np.argmax(over))
         if over[worst] <= 0.0:
             return ""
-        return f"needs {human_bytes(peak_bytes[worst])} on device {worst}, {human_bytes(self.memory_bytes[worst])} are there"
+        there = human_bytes(self.memory_bytes[worst])
+        return f"needs {human_bytes(peak_bytes[worst])} on device {worst}, {there} are there"
 
     @cached_property
     def _sums(self) -> tuple[FloatArray, ...]:

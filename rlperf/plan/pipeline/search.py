@@ -11,6 +11,7 @@ import itertools
 import math
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -59,11 +60,14 @@ class Budget:
 
     passes: int
     deadline: float
+    progress: Callable[[float], None] | None = None
     used: int = field(default=0)
 
     def spend(self) -> bool:
         """Count one pass; False when nothing is left."""
         self.used += 1
+        if self.progress is not None and self.used % 128 == 0:
+            self.progress(self.used / self.passes)
         return self.used <= self.passes and time.monotonic() < self.deadline
 
 

@@ -1,6 +1,6 @@
 """Pipeline simulator: stages on devices, F / B / W operations, any order; exact times and peak memory.
 
-    profile --stage_costs--> StageCosts --schedule--> Orders --simulate--> PipelineTimeline
+profile --stage_costs--> StageCosts --schedule--> Orders --simulate--> PipelineTimeline
 """
 
 from rlperf.sim.pipeline.schedules import (

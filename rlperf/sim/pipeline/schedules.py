@@ -57,9 +57,7 @@ def one_f_one_b(devices: int, microbatches: int, sequence: Sequence[int] | None 
     return tuple(orders)
 
 
-def interleaved_1f1b(
-    devices: int, microbatches: int, chunks: int, sequence: Sequence[int] | None = None
-) -> Orders:
+def interleaved_1f1b(devices: int, microbatches: int, chunks: int, sequence: Sequence[int] | None = None) -> Orders:
     """Interleaved 1F1B with ``chunks`` stages v on each device, merged backward, stage s on device s mod P.
 
     Device p warms up with min(2 (P - 1 - p) + (v - 1) P, v M) forwards; micro-batches go through in groups of P.

@@ -138,9 +138,7 @@ def _times(
     return start, end
 
 
-def _cycle(
-    stages: int, orders: Orders, position: list[int], end: list[float], count: int, merged: bool
-) -> Problem:
+def _cycle(stages: int, orders: Orders, position: list[int], end: list[float], count: int, merged: bool) -> Problem:
     """The circle of operations that wait for each other, as text."""
     home = {op: device for device, order in enumerate(orders) for op in order}
 
@@ -204,7 +202,10 @@ def peak_memory_bytes(
     is a running sum over its order and needs no times. What is in transfer is not counted.
     """
     peaks = np.zeros(len(orders))
-    activation, kept = costs.activation_bytes, np.zeros_like(costs.weight_input_bytes) if merged else costs.weight_input_bytes
+    activation, kept = (
+        costs.activation_bytes,
+        np.zeros_like(costs.weight_input_bytes) if merged else costs.weight_input_bytes,
+    )
     for device, order in enumerate(orders):
         state = sum(costs.state_bytes[s] for s, d in enumerate(placement) if d == device)
         level = np.zeros(1)

@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.registry import split_name
+from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.plan import planner, predict
-from rlperf.plan.context import read_job
+from rlperf.plan.context import Context, resolve
 from rlperf.plan.plan import Plan, Prediction
 from rlperf.plan.planner import Report
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
+from rlperf.specs.reader import Document, read_document, validate
 
 
-def load_job(job: Job | Path | str) -> tuple[Job, Path | None]:
-    """A job and the folder from which its relative paths start."""
-    if isinstance(job, Job):
-        return job, None
-    path = Path(job)
-    return read_job(path), path.resolve().parent
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A job with everything that its names stand for, and the rules of its framework."""
+
+    context: Context
+    facts: FrameworkFacts
+
+    @property
+    def job(self) -> Job:
+        """The job that was asked."""
+        return self.context.job
 
 
-def facts_of(job: Job) -> FrameworkFacts | None:
+def ask(job: Job | Path | str) -> Question:
+    """Resolve a job (an object, or the path of its file); every wrong name is reported at once, with its line.
+
+    Raises
+    ------
+    SpecError : wrong fields, names that cannot be found, contradictions
+    """
+    document: Document | None = None
+    folder: Path | None = None
+    if not isinstance(job, Job):
+        path = Path(job)
+        document, folder = read_document(path), path.resolve().parent
+        job = validate(document, Job)
+    problems: list[Problem] = []
+    facts, context = None, None
+    try:
+        facts = facts_of(job)
+    except SpecError as error:
+        problems += [
+            document.problem(("framework",), p.message, p.suggestion) if document else p for p in error.problems
+        ]
+    try:
+        context = resolve(job, folder=folder, document=document)
+    except SpecError as error:
+        problems += error.problems
+    if context is None or facts is None:
+        raise SpecError(problems)
+    return Question(context, facts)
+
+
+def facts_of(job: Job) -> FrameworkFacts:
     """Rules of the job's framework and version."""
     name, version = split_name(job.framework)
-    return framework_facts(name, version)
+    return framework_facts(adapter_of(name).name, version)
 
 
 def plan_job(job: Job | Path | str, *, report: Report | None = None) -> Plan:
@@ -35,14 +73,11 @@ def plan_job(job: Job | Path | str, *, report: Report | None = None) -> Plan:
     ------
     SpecError, InfeasibleError, SolverError : see `rlperf.errors`
     """
-    found, folder = load_job(job)
-    return planner.plan_job(found, folder=folder, facts=facts_of(found), report=report)
+    question = ask(job)
+    return planner.plan_job(question.context, facts=question.facts, report=report)
 
 
 def predict_job(job: Job | Path | str) -> Prediction:
     """What a job's pinned configuration does; open values are filled in and named in ``assumed``."""
-    found, folder = load_job(job)
-    return predict.predict_job(found, folder=folder, facts=facts_of(found))
-
-
-__all__ = ["facts_of", "load_job", "plan_job", "predict_job"]
+    question = ask(job)
+    return predict.predict_job(question.context, facts=question.facts)

@@ -18,18 +18,19 @@ def predict(
 
     What the job leaves open is filled in and listed. Example: rlperf predict job.yaml
     """
-    from rlperf.api import load_job, predict_job
+    from rlperf.api import ask
+    from rlperf.plan.predict import predict_job
 
     source = job or default_job()
+    question = ask(source)
     with progress("predicting"):
-        found = predict_job(source)
+        found = predict_job(question.context, facts=question.facts)
     if as_json:
         print_json(found.model_dump(mode="json"))
         return
     from rlperf.report.plan_text import print_operators, print_prediction, print_remarks
 
-    named, _ = load_job(source)
-    screen = console()
+    named, screen = question.job, console()
     screen.print(f"job [bold]{named.name}[/bold] ({source.name}): {named.architecture} on {named.cluster}")
     print_prediction(found, screen)
     print_operators(found, screen)

@@ -101,10 +101,18 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
     hardware = attempt(lambda: load_hardware(cluster.device, cluster), "cluster") if cluster else None
     engine = attempt(lambda: load_engine_calibration(job.engine, folder=folder), "engine")
     trainers = [attempt(lambda b=b: _trainer(job, b, folder), "trainer_backends") for b in job.trainer_backends]  # type: ignore[misc]
-    tasks = [
-        attempt(lambda t=t: _task(job, t, folder), "tasks", index)  # type: ignore[misc]
-        for index, t in enumerate(job.tasks)
-    ]
+    shared = attempt(lambda: load_architecture(job.architecture, folder=folder), "architecture")
+    tasks: list[TaskContext | None] = []
+    for index, task in enumerate(job.tasks):
+        own = shared
+        if task.architecture:
+            own = attempt(
+                lambda name=task.architecture: load_architecture(name, folder=folder),
+                "tasks",
+                index,
+                "architecture",  # type: ignore[misc]
+            )
+        tasks.append(attempt(lambda t=task, a=own: _task(job, t, a, folder), "tasks", index))  # type: ignore[misc]
     problems += _contradictions(job, cluster, document)
     if problems:
         raise SpecError(problems)
@@ -123,13 +131,10 @@ def _trainer(job: Job, backend: TrainerBackend, folder: Path | None) -> Trainer:
     return Trainer(backend, calibration, load_framework_calibration(job.framework, backend, folder))
 
 
-def _task(job: Job, task: Task, folder: Path | None) -> TaskContext:
+def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path | None) -> TaskContext:
+    """Lengths and batches of a task; ``architecture`` None: not found, which is reported elsewhere."""
     problems: list[Problem] = []
-    architecture, source, found = None, None, None
-    try:
-        architecture = load_architecture(task.architecture or job.architecture, folder=folder)
-    except SpecError as error:
-        problems += error.problems
+    source, found = None, None
     try:
         source = Source.open(task, folder)
     except SpecError as error:
@@ -139,7 +144,7 @@ def _task(job: Job, task: Task, folder: Path | None) -> TaskContext:
         found = batches(task, dropped)
     except SpecError as error:
         problems += error.problems
-    if architecture is None or source is None or found is None:
+    if problems or architecture is None or source is None or found is None:
         raise SpecError(problems)
     longest = max(batch.longest_tokens for batch in found)
     if architecture.max_positions and longest > architecture.max_positions:

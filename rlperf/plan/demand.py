@@ -133,7 +133,7 @@ class Source:
             path = folder / path
         if not path.exists():
             hint = f"a path, or one of {', '.join(PRESETS)}"
-            raise SpecError(Problem(f"task {task.name}: no such workload", task.workload, suggestion=hint))
+            raise SpecError(Problem(f"task {task.name}: no such workload: {task.workload!r}", suggestion=hint))
         if path.is_file() and path.suffix in (".yaml", ".yml"):
             model = load_model(path)
             return cls(task, None, lambda: model)

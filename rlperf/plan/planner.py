@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
 from rlperf.plan.configuration import Configuration
-from rlperf.plan.context import Context, TaskContext, resolve
+from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.evaluate import Evaluation, Judge
 from rlperf.plan.explain import binding, differences
 from rlperf.plan.formulation import Program, Slot
@@ -44,26 +43,16 @@ class Decision:
     previous: int | None
 
 
-def plan_job(
-    job: Job,
-    *,
-    folder: Path | None = None,
-    facts: FrameworkFacts | None = None,
-    context: Context | None = None,
-    report: Report | None = None,
-) -> Plan:
-    """The best plan for a job.
+def plan_job(context: Context, *, facts: FrameworkFacts | None = None, report: Report | None = None) -> Plan:
+    """The best plan for a resolved job.
 
     Parameters
     ----------
-    folder : where relative paths of the job start
     facts : the framework's validity rules; candidates that break one are not planned
-    context : the job already resolved
     report : called with the share done and a text
 
     Raises
     ------
-    SpecError : names that cannot be found, contradictions
     InfeasibleError : nothing fits; with what was rejected, and the nearest miss
     SolverError : the integer program was not solved
 
@@ -72,7 +61,6 @@ def plan_job(
     Plan; its objective and bound are those of the judged program.
     """
     started = time.perf_counter()
-    context = context or resolve(job, folder=folder)
     tell = report or (lambda _share, _text: None)
     decisions = decide(context, facts, tell)
     tell(0.9, "solving")
@@ -80,7 +68,7 @@ def plan_job(
     solution = solve(program)
     phases = [_phase(context, decision, column) for decision, column in zip(decisions, solution.chosen, strict=True)]
     return Plan(
-        job=job,
+        job=context.job,
         status="optimal" if solution.gap <= 1e-6 else "feasible",
         objective=solution.objective,
         bound=solution.bound,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rlperf.errors import InfeasibleError
 from rlperf.plan.configuration import Configuration
-from rlperf.plan.context import Context, resolve
+from rlperf.plan.context import Context
 from rlperf.plan.evaluate import Evaluation, Judge
 from rlperf.plan.plan import Prediction
 from rlperf.plan.prediction import prediction_of
@@ -15,9 +13,7 @@ from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job, Role
 
 
-def predict_job(
-    job: Job, *, folder: Path | None = None, facts: FrameworkFacts | None = None, context: Context | None = None
-) -> Prediction:
+def predict_job(context: Context, *, facts: FrameworkFacts | None = None) -> Prediction:
     """Prediction of a job whose pools are pinned; open values are chosen by the screen and named in ``assumed``.
 
     A configuration that does not fit the memory is predicted all the same, with ``fits`` False and the first knob to
@@ -25,10 +21,8 @@ def predict_job(
 
     Raises
     ------
-    SpecError : names that cannot be found
     InfeasibleError : the pinned degrees cannot be laid out at all
     """
-    context = context or resolve(job, folder=folder)
     evaluation, filled = evaluate_job(context, facts)
     found = prediction_of(context, context.tasks[0], evaluation)
     return found.model_copy(update={"assumed": (*filled, *found.assumed)})

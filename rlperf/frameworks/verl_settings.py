@@ -98,6 +98,8 @@ def placement(run: Run, version: str) -> list[Setting]:
             Setting("trainer.v1.separate_async.num_warmup_batches", staleness, "batches that rollout is ahead"),
             Setting("trainer.v1.sampler.max_off_policy_threshold", staleness, "policy versions a sample may be behind"),
         ]
+    if version == "0.7":
+        settings.append(Setting("trainer.use_legacy_worker_impl", "disable", "the recipes run on the new workers"))
     settings += [
         Setting("actor_rollout_ref.hybrid_engine", False),
         Setting("rollout.nnodes", nodes, "rollout's own nodes"),
@@ -113,6 +115,9 @@ def placement(run: Run, version: str) -> list[Setting]:
         Setting("async_training.trigger_parameter_sync_step", updates, "optimizer updates between weight syncs"),
         Setting("async_training.require_batches", 1),
         Setting("async_training.partial_rollout", True),
+        Setting("async_training.use_trainer_do_validate", False),
+        Setting(A + "use_rollout_log_probs", True),
+        Setting("rollout.n", run.number("batch.group_size"), "samples per prompt"),
         Setting("rollout.total_rollout_steps", prompts * run.number("run.rl_steps"), "prompts of the whole run"),
     ]
 
@@ -224,8 +229,9 @@ def entry_of(run: Run, target: Target) -> tuple[str, tuple[str, ...]]:
     mode, version = run.get("run.mode"), target.version
     megatron = target.backend == "megatron"
     group = ("override model_engine: megatron",) if megatron and at_least(version, "0.8") else ()
+    base = "ppo_megatron_trainer" if megatron and not group else "ppo_trainer"
     if mode == "colocated" or at_least(version, "0.9"):
-        base = "ppo_megatron_trainer" if megatron and not group else "ppo_trainer"
         return "verl.trainer.main_ppo", (base, *group)
-    recipe = "fully_async" if mode == "async" else "one_step_off"
-    return ASYNC_ENTRIES[recipe], (f"{recipe}_ppo_megatron_trainer" if megatron else f"{recipe}_ppo_trainer",)
+    # The recipes' own configs set hydra.searchpath, which hydra refuses in anything but the primary config: so the
+    # trainer's config is the base here too, and `placement` states every key that the recipe adds.
+    return ASYNC_ENTRIES["fully_async" if mode == "async" else "one_step_off"], (base, *group)

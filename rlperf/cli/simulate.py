@@ -1,0 +1,122 @@
+"""``rlperf simulate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlperf.cli.output import AsJson, console, default_job, print_json, progress
+
+if TYPE_CHECKING:
+    from rlperf.sim.rollout import RolloutResult
+
+SCHEMA_VERSION = 1
+
+
+def simulate(
+    job: Annotated[Path | None, typer.Argument(help="Job file with pinned pools, or a plan.yaml.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for trace and figure; made if it is not there.")] = Path("simulate"),
+    routing: Annotated[
+        str, typer.Option(help="round_robin, static_group, least_loaded or prefix_aware")
+    ] = "round_robin",
+    rl_step: Annotated[int, typer.Option(min=0, help="Which of the job's sampled or recorded rl_steps.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate one rollout of a job event by event; write a trace for Perfetto and a figure.
+
+    What the job leaves open is filled in as by `rlperf predict`. Example: rlperf simulate job.yaml --out rollout
+    """
+    from rlperf.report.rollout import perfetto_trace, rollout_figure
+    from rlperf.specs.writer import write_atomic
+
+    with progress("simulating"):
+        name, trajectories, result, filled = _rollout(job or default_job(), routing, rl_step)
+        write_atomic(out / "trace.json", perfetto_trace(result, trajectories))
+        write_atomic(out / "rollout.svg", rollout_figure(result, title=name).decode())
+    summary = summary_of(result)
+    summary |= {"job": name, "assumed": list(filled), "files": [str(out / n) for n in ("trace.json", "rollout.svg")]}
+    if as_json:
+        print_json(summary)
+    else:
+        _print(summary)
+
+
+def _rollout(path: Path, routing: str, rl_step: int) -> tuple[str, Any, RolloutResult, tuple[str, ...]]:
+    """The job's rollout: name, trajectories, outcome, and what was filled in."""
+    from rlperf.api import ask
+    from rlperf.errors import Problem, SpecError
+    from rlperf.plan.predict import evaluate_job
+    from rlperf.plan.rollout_columns import engine_limits
+    from rlperf.sim.rollout import Trajectories, simulate_rollout
+    from rlperf.sim.rollout.routing import suggestion
+    from rlperf.specs.job import PoolSettings, PoolSpec
+
+    if suggestion(routing) != f"did you mean {routing}?":
+        raise SpecError(Problem(f"unknown routing {routing!r}", suggestion=suggestion(routing)))
+    question = ask(path)
+    evaluation, filled = evaluate_job(question.context, question.facts)
+    tables = evaluation.demand.tables
+    if rl_step >= len(tables):
+        raise SpecError(f"--rl-step {rl_step}: this job has {len(tables)} rl_steps to simulate, 0 to {len(tables) - 1}")
+    trajectories = Trajectories.from_table(tables[rl_step])
+    pool = evaluation.configuration.pool("rollout")
+    settings = PoolSettings.model_validate(pool.settings.model_dump(exclude_none=True))
+    limits = engine_limits(
+        PoolSpec(role="rollout", settings=settings),
+        float(evaluation.rollout.kv_tokens[0]),
+        int(evaluation.rollout.max_running[0]),
+    )
+    replicas = pool.layout.data_parallel
+    result = simulate_rollout(
+        trajectories, replicas, cost=evaluation.cost, limits=limits, devices_per_replica=pool.devices // replicas,
+        routing=routing,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return question.job.name, trajectories, result, filled
+
+
+def summary_of(result: RolloutResult) -> dict[str, Any]:
+    """The rollout as plain data."""
+    from dataclasses import asdict
+
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "makespan_s": result.makespan_s,
+        "replica_finish_s": result.replica_finish_s.tolist(),
+        "devices": result.devices.tolist(),
+        "trajectories": len(result.finish_s),
+        "generated_tokens": result.generated_tokens,
+        "tokens_per_s": result.tokens_per_s,
+        "mean_running": [timeline.mean_running for timeline in result.timelines],
+        "preemptions": result.preemptions,
+        "prefix_hit_tokens": sum(timeline.hit_tokens for timeline in result.timelines),
+        "lost_device_s": asdict(result.lost),
+    }
+
+
+def _print(summary: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from rlperf.report.rollout import CAUSES
+
+    screen = console()
+    screen.print(
+        f"[bold]{summary['job']}[/bold]: {summary['trajectories']} trajectories, "
+        f"{summary['generated_tokens']:,} tokens in [bold]{summary['makespan_s']:.1f} s[/bold] "
+        f"({summary['tokens_per_s']:,.0f} tokens/s)"
+    )
+    table = Table("replica", "devices", "finish [s]", "mean running")
+    rows = zip(summary["devices"], summary["replica_finish_s"], summary["mean_running"], strict=True)
+    for r, (devices, finish, running) in enumerate(rows):
+        table.add_row(str(r), str(devices), f"{finish:.1f}", f"{running:.1f}")
+    screen.print(table)
+    device_s = sum(summary["devices"]) * summary["makespan_s"]
+    lost = Table("lost to", "device seconds", "share")
+    for name, seconds in summary["lost_device_s"].items():
+        lost.add_row(CAUSES[name], f"{seconds:,.0f}", f"{100 * seconds / device_s:.1f} %")
+    screen.print(lost)
+    screen.print(f"preemptions {summary['preemptions']}, prefix hits {summary['prefix_hit_tokens']:,} tokens")
+    for text in summary["assumed"]:
+        screen.print(f"assumed: {text}")
+    screen.print("written: " + ", ".join(summary["files"]) + " (open the trace in ui.perfetto.dev)")

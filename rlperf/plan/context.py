@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -100,19 +101,16 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
     cluster = attempt(lambda: load_cluster(job.cluster, nodes=job.nodes, folder=folder), "cluster")
     hardware = attempt(lambda: load_hardware(cluster.device, cluster), "cluster") if cluster else None
     engine = attempt(lambda: load_engine_calibration(job.engine, folder=folder), "engine")
-    trainers = [attempt(lambda b=b: _trainer(job, b, folder), "trainer_backends") for b in job.trainer_backends]  # type: ignore[misc]
+    trainers = [
+        attempt(partial(_trainer, job, backend, folder), "trainer_backends") for backend in job.trainer_backends
+    ]
     shared = attempt(lambda: load_architecture(job.architecture, folder=folder), "architecture")
     tasks: list[TaskContext | None] = []
     for index, task in enumerate(job.tasks):
         own = shared
         if task.architecture:
-            own = attempt(
-                lambda name=task.architecture: load_architecture(name, folder=folder),
-                "tasks",
-                index,
-                "architecture",  # type: ignore[misc]
-            )
-        tasks.append(attempt(lambda t=task, a=own: _task(job, t, a, folder), "tasks", index))  # type: ignore[misc]
+            own = attempt(partial(load_architecture, task.architecture, folder=folder), "tasks", index, "architecture")
+        tasks.append(attempt(partial(_task, job, task, own, folder), "tasks", index))
     problems += _contradictions(job, cluster, document)
     if problems:
         raise SpecError(problems)

@@ -251,7 +251,7 @@ def objective_of(context: Context, demand: Demand, devices: int, step_s: FloatAr
         return step_s
     if kind == "usd_per_step":
         return step_s * devices * (context.price_usd_per_s or 0.0)
-    return step_s * devices / demand.useful_tokens * 1e6
+    return step_s * devices / max(demand.useful_tokens, 1.0) * 1e6
 
 
 def _within_limits(context: Context, devices: int, step_s: FloatArray) -> np.ndarray:

@@ -60,7 +60,7 @@ class TrainerColumns:
 
     def take(self, index: IntArray) -> TrainerColumns:
         """Some columns, by index."""
-        values = {
+        values: dict[str, Any] = {
             name: (value.take(index) if isinstance(value, Layout) else value[index])
             for name, value in vars(self).items()
         }

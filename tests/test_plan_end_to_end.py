@@ -1,0 +1,200 @@
+"""From a job to a plan and its files, on small inputs that the test makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import rlperf
+from rlperf.api import ask, plan_job, predict_job
+from rlperf.errors import InfeasibleError
+from rlperf.plan.configuration import layout_of, layout_values
+from rlperf.plan.demand import batches
+from rlperf.plan.evaluate import Judge
+from rlperf.plan.plan import LayoutValues
+from rlperf.plan.planner import judged_objective, rl_step_groups
+from rlperf.plan.screen import screen, splits
+from rlperf.plan.uncertainty import distinguishable, log_sigma
+from rlperf.report.plan_files import plan_yaml, read_plan, write_plan_files
+from rlperf.report.plan_text import layout_words, markdown
+from rlperf.specs.job import Job
+
+SMALL: dict[str, object] = {
+    "name": "small",
+    "architecture": "Qwen3-0.6B",
+    "cluster": "dgx_h100",
+    "tasks": [
+        {
+            "name": "math", "workload": "math", "prompts_per_step": 16, "group_size": 4, "mini_batch": 8,
+            "max_prompt_tokens": 512, "max_response_tokens": 1024,
+        }
+    ],
+}  # fmt: skip
+
+
+def job(**changes: object) -> Job:
+    return Job.model_validate({**SMALL, **changes})
+
+
+def trace(path: Path, steps: int = 2, prompts: int = 16, group: int = 4, scale: float = 200.0, seed: int = 0) -> Path:
+    """A small PolyTrace recording of log-normal lengths."""
+    rng = np.random.default_rng(seed)
+    path.mkdir(parents=True, exist_ok=True)
+    for step in range(steps):
+        lines = [
+            json.dumps(
+                {
+                    "step": step, "rank": 0, "dp_rank": 0, "tp_rank": 0, "local_index": i,
+                    "input": int(rng.integers(20, 200)), "n_sampling": group, "validate": False,
+                    "output": np.minimum(rng.lognormal(np.log(scale), 0.8, group).astype(int) + 1, 1024).tolist(),
+                }
+            )
+            for i in range(prompts)
+        ]  # fmt: skip
+        (path / f"packed_lengths_step_{step}.jsonl").write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_public_names() -> None:
+    assert len(rlperf.__all__) <= 15
+    for name in rlperf.__all__:
+        assert getattr(rlperf, name) is not None
+    assert set(rlperf.__all__) <= set(dir(rlperf))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = rlperf.nothing
+
+
+def test_a_plan_is_complete_and_reads_back(tmp_path: Path) -> None:
+    plan = plan_job(job(modes=["colocated", "disaggregated"], price="2 USD/h"))
+    assert plan.status == "optimal"
+    assert plan.mip_gap == 0.0
+    phase = plan.plan[0]
+    assert phase.rl_steps == (0, 0)
+    assert {pool.role for pool in phase.pools} == {"rollout", "trainer", "reference"}
+    assert all(pool.layout.devices == pool.devices for pool in phase.pools)
+    predicted = phase.predicted
+    assert predicted.low_s < predicted.step_s < predicted.high_s
+    assert predicted.fits
+    assert plan.objective == pytest.approx(predicted.step_s, rel=1e-4)
+    assert predicted.usd_per_step == pytest.approx(predicted.step_s * 8 * 2 / 3600)
+    assert sum(predicted.stages_s.model_dump().values()) == pytest.approx(predicted.step_s)
+    assert predicted.tokens_per_s_per_device == pytest.approx(predicted.trained_tokens / predicted.step_s / 8)
+    for role in ("rollout", "trainer"):
+        use = predicted.memory_bytes[role]  # type: ignore[index]
+        assert sum(use.parts.values()) == pytest.approx(use.total)
+        shares = [row.share for row in predicted.operators if row.role == role]
+        assert sum(shares) == pytest.approx(1.0, abs=0.05)
+    written = write_plan_files(plan, tmp_path / "out")
+    assert [path.name for path in written] == ["plan.yaml", "report.md", "timeline.svg", "timeline.png"]
+    assert read_plan(written[0]) == plan
+    assert "rl_step" in markdown(plan)
+    assert yaml.safe_load(plan_yaml(plan))["schema_version"] == 1
+
+
+def test_predict_of_the_plan_gives_the_plans_numbers() -> None:
+    plan = plan_job(job())
+    phase = plan.plan[0]
+    pools = []
+    for role in ("rollout", "trainer"):
+        pool = phase.pool(role)  # type: ignore[arg-type]
+        settings = pool.settings.model_dump(exclude_none=True)
+        pools.append({"role": role, "devices": pool.devices, "layout": pool.layout.model_dump(), "settings": settings})
+    pinned = predict_job(job(pools=pools))
+    assert pinned.step_s == pytest.approx(phase.predicted.step_s, rel=1e-9)
+    assert pinned.memory_bytes == phase.predicted.memory_bytes
+
+
+def test_pruning_does_not_cut_the_optimum() -> None:
+    question = ask(job(modes=["colocated", "disaggregated", "one_step_off"], limits={"staleness": 1}))
+    context, task = question.context, question.context.tasks[0]
+    demand = task.source.demand(task.batches[0], (0, 0), 0)
+    pruned = screen(context, task, (demand,), question.facts)
+    every = screen(context, task, (demand,), question.facts, prune=False, keep=10**6)
+    assert pruned.objective[0] == pytest.approx(every.objective.min(), rel=1e-12)
+    assert len(every.configurations) >= len(pruned.configurations)
+    judge = Judge(context, task)
+    values = [judged_objective(context, judge.evaluate(demand, c)) for c in every.configurations[:40]]
+    judged = [judged_objective(context, judge.evaluate(demand, c)) for c in pruned.configurations[:12]]
+    assert min(judged) == pytest.approx(min(values), rel=2e-3)
+
+
+def test_a_recorded_trace_is_used_as_it_is(tmp_path: Path) -> None:
+    folder = trace(tmp_path / "trace")
+    task = {**SMALL["tasks"][0], "workload": str(folder)}  # type: ignore[index]
+    question = ask(job(tasks=[task]))
+    source = question.context.tasks[0].source
+    demand = source.demand(question.context.tasks[0].batches[0], (0, 0), 0)
+    assert [table.n for table in demand.tables] == [64, 64]
+    assert demand.trained_tokens > 0
+    other = batches(question.job.tasks[0].model_copy(update={"prompts_per_step": (32,)}))[0]
+    redrawn = source.demand(other, (0, 0), 0)
+    assert redrawn.tables[0].n == 128
+    assert any("redrawn" in note for note in redrawn.notes)
+    assert plan_job(job(tasks=[task])).plan[0].predicted.step_s > 0
+
+
+def test_phases_without_a_switching_cost_keep_one_layout() -> None:
+    plan = plan_job(job(horizon={"rl_steps": 4, "group": 2}))
+    assert [phase.rl_steps for phase in plan.plan] in ([(0, 3)], [(0, 1), (2, 3)])
+    assert len({phase.pools for phase in plan.plan}) == 1
+    assert plan.objective == pytest.approx(4 * plan.plan[0].predicted.step_s, rel=0.2)
+    assert rl_step_groups(job(horizon={"rl_steps": 5, "group": 2})) == [(0, 1), (2, 3), (4, 4)]
+
+
+def test_modes_and_splits() -> None:
+    context = ask(job(nodes=2, modes=["colocated", "async"], limits={"staleness": 2})).context
+    found = splits(context)
+    assert {(s.mode, s.rollout, s.trainer) for s in found} == {("colocated", 16, 16), ("async", 8, 8)}
+    plan = plan_job(job(nodes=2, modes=["async"], limits={"staleness": 2}))
+    assert plan.plan[0].staleness == 2
+    assert plan.plan[0].mode == "async"
+
+
+def test_token_time_may_take_fewer_nodes() -> None:
+    plan = plan_job(job(nodes=2, objective="token_time"))
+    devices = plan.plan[0].pool("trainer").devices
+    assert devices in (8, 16)
+    both = [plan_job(job(nodes=n)).plan[0].predicted.step_s * 8 * n for n in (1, 2)]
+    assert plan.plan[0].predicted.step_s * devices == pytest.approx(min(both), rel=0.05)
+
+
+def test_open_batches_need_and_get_a_limit() -> None:
+    task = {**SMALL["tasks"][0], "max_response_tokens": [256, 1024]}  # type: ignore[index]
+    plan = plan_job(job(tasks=[task], limits={"truncated_fraction": 1.0}, objective="token_time"))
+    assert plan.plan[0].settings.max_response_tokens in (256, 1024)
+    with pytest.raises(InfeasibleError, match="cuts"):
+        plan_job(job(tasks=[task], limits={"truncated_fraction": 0.0}))
+
+
+def test_what_does_not_fit_is_predicted_with_the_first_knob() -> None:
+    pools = [
+        {"role": "trainer", "layout": {"zero_stage": 0, "ulysses": 1, "activation_recompute": "none"},
+         "settings": {"backend": "fsdp2", "token_budget": 30000, "parked": False}},
+        {"role": "rollout", "settings": {"memory_fraction": 0.9}},
+    ]  # fmt: skip
+    found = predict_job(job(architecture="Qwen3-8B", pools=pools))
+    assert not found.fits
+    assert any("over its limit" in line for line in found.advice)
+
+
+def test_layout_words_and_round_trip() -> None:
+    values = LayoutValues(
+        tensor_parallel=2, data_parallel=4, activation_recompute="selective", shard_size=4, zero_stage=3
+    )
+    assert layout_values(layout_of(values).take(0)) == values
+    assert layout_words(values) == "TP2 DP4, ZeRO-3 over 4, recompute selective"
+
+
+def test_identical_candidates_cannot_be_told_apart() -> None:
+    question = ask(job())
+    context, task = question.context, question.context.tasks[0]
+    demand = task.source.demand(task.batches[0], (0, 0), 0)
+    found = screen(context, task, (demand,), question.facts)
+    judge = Judge(context, task)
+    first = judge.evaluate(demand, found.configurations[0])
+    assert not distinguishable(context, first, first)
+    assert log_sigma(1.0, 1.0) == 0.0

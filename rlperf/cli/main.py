@@ -33,6 +33,7 @@ COMMANDS = {
     "export": Entry("rlperf.cli.export:export", "Write a plan as a framework's config and launch command."),
     "import": Entry("rlperf.cli.import_:import_", "Read a framework's config or launch script into a job."),
     "audit": Entry("rlperf.cli.audit:audit", "What is wrong with a framework config, and what to change first."),
+    "schema": Entry("rlperf.cli.schema:schema", "JSON schema of a file that rlperf reads or writes."),
     "pipeline": Entry("rlperf.cli.pipeline:pipeline", "Partition, placement and schedule of a pipeline together."),
 }
 

@@ -18,6 +18,7 @@ from rlperf.sim.rollout import (
     take_census,
 )
 from rlperf.sim.rollout.events import run_events
+from rlperf.sim.rollout.queued import queue_applies, run_queued
 from rlperf.sim.rollout.static import run_static, static_applies
 
 Case = tuple[Trajectories, EngineStepCost, EngineLimits, EngineOptions]
@@ -112,6 +113,32 @@ def test_static_batch_equals_events() -> None:
         assert static.hit_tokens == events.hit_tokens
         np.testing.assert_allclose(static.busy_s, events.busy_s, rtol=1e-9)
         assert static.engine_steps == events.engine_steps
+
+
+def test_queue_equals_events() -> None:
+    """List scheduling of more requests than places, against the event loop; and it must apply often enough."""
+    applied = 0
+    for seed in range(300):
+        trajectories, cost, limits = static_case(seed)
+        rng = np.random.default_rng(seed)
+        limits = replace(limits, max_running=int(rng.integers(2, 6)), token_budget=200, chunked_prefill=True)
+        if rng.random() < 0.5:
+            limits = replace(limits, kv_tokens=float(rng.integers(200, 2000)))
+        options = EngineOptions(async_scheduling=bool(rng.random() < 0.3))
+        if not queue_applies(trajectories, limits, options):
+            continue
+        queued = run_queued(trajectories, cost, limits, options)
+        if queued is None:
+            continue
+        applied += 1
+        events = run_events(trajectories, cost, limits, options)
+        np.testing.assert_allclose(queued.finish_s, events.finish_s, rtol=1e-9, err_msg=f"seed {seed}")
+        np.testing.assert_allclose(queued.first_token_s, events.first_token_s, rtol=1e-9, err_msg=f"seed {seed}")
+        np.testing.assert_allclose(queued.scheduled_s, events.scheduled_s, rtol=1e-9, atol=1e-12)
+        assert (queued.hit_tokens, queued.engine_steps) == (events.hit_tokens, events.engine_steps)
+        np.testing.assert_allclose(queued.segments.keys.sum(), events.segments.keys.sum(), rtol=1e-12)
+        np.testing.assert_allclose(queued.busy_s, events.busy_s, rtol=1e-9)
+    assert applied > 60
 
 
 def test_census_gives_the_makespan_of_any_cost() -> None:

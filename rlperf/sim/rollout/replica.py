@@ -8,6 +8,7 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.errors import Problem, SpecError
 from rlperf.sim.rollout.events import run_events
 from rlperf.sim.rollout.options import EngineOptions
+from rlperf.sim.rollout.queued import queue_applies, run_queued
 from rlperf.sim.rollout.static import run_static, static_applies
 from rlperf.sim.rollout.timeline import ReplicaTimeline
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -50,6 +51,10 @@ def simulate_replica(
     check(trajectories, limits, options)
     if len(trajectories) and static_applies(trajectories, limits, options):
         return run_static(trajectories, cost, limits, options)
+    if len(trajectories) and queue_applies(trajectories, limits, options):
+        queued = run_queued(trajectories, cost, limits, options)
+        if queued is not None:
+            return queued
     return run_events(trajectories, cost, limits, options)
 
 

@@ -56,7 +56,7 @@ def prefix_hits(trajectories: Trajectories, limits: EngineLimits) -> IntArray:
 
 
 @dataclass
-class _Prefill:
+class PrefillPhase:
     """Outcome of the prefill phase: when and at which decode clock every prompt is complete."""
 
     now: float
@@ -74,7 +74,7 @@ def run_static(
     hits = prefix_hits(trajectories, limits)
     log = SegmentLog()
     finish = np.full(len(trajectories), -1.0)
-    done = _prefill(trajectories, hits, seconds, limits, log, finish)
+    done = prefill_phase(trajectories, hits, seconds, limits, log, finish)
     base = trajectories.prompt_tokens - done.ready_clock
     need = done.ready_clock + trajectories.response_tokens - 1
     open_ = np.flatnonzero(finish < 0.0)
@@ -95,15 +95,19 @@ def run_static(
     )
 
 
-def _prefill(
+def prefill_phase(
     trajectories: Trajectories,
     hits: IntArray,
     seconds: StepSeconds,
     limits: EngineLimits,
     log: SegmentLog,
     finish: FloatArray,
-) -> _Prefill:
-    """Engine_steps until every prompt is complete; responses that end meanwhile are written to ``finish``."""
+    behind: int = 0,
+) -> PrefillPhase:
+    """Engine_steps until every prompt is complete; responses that end meanwhile are written to ``finish``.
+
+    ``behind`` : requests that queue for a place all the while.
+    """
     n = len(trajectories)
     prompt, response = trajectories.prompt_tokens, trajectories.response_tokens
     ends = np.cumsum(prompt - hits)
@@ -138,7 +142,7 @@ def _prefill(
         keys = float(base_sum + running * (clock + 1)) if decoding else 0.0
         took = seconds.mixed_s(decoding, keys, target - position, pairs - pairs_done, touched - index)
         log.rows.append(
-            (now, took, 1, decoding, n - touched, keys, target - position, pairs - pairs_done, touched - index,
+            (now, took, 1, decoding, behind + n - touched, keys, target - position, pairs - pairs_done, touched - index,
              running - decoding, 0, float(target))
         )  # fmt: skip
         begin_s[began:touched] = now
@@ -162,4 +166,4 @@ def _prefill(
                     running -= 1
                     base_sum -= int(prompt[i]) - clock
         position, index, pairs_done = target, nxt, pairs
-    return _Prefill(now, clock, ready_s, ready_clock, begin_s)
+    return PrefillPhase(now, clock, ready_s, ready_clock, begin_s)

@@ -1,0 +1,164 @@
+"""More requests than places, all there from the start, cache never full: the queue as list scheduling.
+
+Counted in decoding engine_steps, a place that is free at step c gives the next request its first token at c + 1 and
+takes it until c + R, whatever the steps cost. So a heap of integers schedules the queue, and all seconds follow from
+sorted arrays. Equal to the event loop where it applies; where an assumption fails on the way it gives up, and the
+event loop takes over.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heapreplace
+
+import numpy as np
+
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.layout import FloatArray, IntArray
+from rlperf.sim.rollout.options import EngineOptions
+from rlperf.sim.rollout.static import prefill_phase, prefix_hits
+from rlperf.sim.rollout.step_seconds import StepSeconds
+from rlperf.sim.rollout.timeline import ReplicaTimeline, SegmentLog, Segments
+from rlperf.sim.rollout.trajectories import Trajectories
+
+
+def queue_applies(trajectories: Trajectories, limits: EngineLimits, options: EngineOptions) -> bool:
+    """Whether `run_queued` is worth trying."""
+    places = min(limits.max_running, limits.token_budget)
+    if not limits.chunked_prefill or options.speculation is not None or not 1 < places < len(trajectories):
+        return False
+    if not trajectories.single_turn or trajectories.arrival_s.any():
+        return False
+    # a full batch of mean requests, halfway through: much above the cache, the queue is ruled by the cache
+    mean = float((trajectories.prompt_tokens + 0.5 * trajectories.response_tokens).mean())
+    return places * mean < limits.kv_tokens
+
+
+def run_queued(
+    trajectories: Trajectories, cost: EngineStepCost, limits: EngineLimits, options: EngineOptions
+) -> ReplicaTimeline | None:
+    """Simulate a queue (arguments: `simulate_replica`); None where the event loop is needed.
+
+    That is: a response ends while the first prompts are still computed, prompts do not fit the token budget beside the
+    decodes, the batch empties between two admissions, or the cache may fill.
+    """
+    n, places = len(trajectories), int(min(limits.max_running, limits.token_budget))
+    seconds = StepSeconds(cost, places, options)
+    hits = prefix_hits(trajectories, limits)
+    log = SegmentLog()
+    early = np.full(places, -1.0)
+    head = trajectories.take(np.arange(places))
+    phase = prefill_phase(head, hits[:places], seconds, limits, log, early, behind=n - places)
+    if (early >= 0.0).any():
+        return None
+    response = trajectories.response_tokens
+    first_need = phase.ready_clock + response[:places] - 1
+    admitted, need = _schedule(first_need, response[places:], int(options.async_scheduling))
+    need = np.concatenate([first_need, need])
+    ready = np.concatenate([phase.ready_clock, admitted + 1])
+    grid = _Grid.of(phase.clock, need, ready, admitted, trajectories.prompt_tokens)
+    mixed = _mixed_steps(grid, trajectories, hits, admitted, places)
+    if (grid.running[mixed.at] + mixed.tokens > limits.token_budget).any() or not grid.running[mixed.at].all():
+        return None
+    if grid.most_tokens(mixed, limits, trajectories, hits) > limits.kv_tokens:
+        return None
+    duration = grid.steps * seconds.fixed[grid.running] + seconds.per_key_s * grid.keys
+    running = grid.running[mixed.at].astype(np.float64)
+    duration[mixed.at] = cost.step_s(running, grid.keys[mixed.at], mixed.tokens, mixed.pairs, mixed.requests)
+    ends = phase.now + np.cumsum(duration)
+    starts = ends - duration
+    log.tails.append(_segments(grid, mixed, starts, duration, n - places, admitted))
+    finish = ends[np.searchsorted(grid.points, need) - 1]
+    begun = np.searchsorted(grid.points, admitted)
+    return ReplicaTimeline(
+        arrival_s=np.zeros(n),
+        scheduled_s=np.concatenate([phase.begin_s, starts[begun]]),
+        first_token_s=np.concatenate([phase.ready_s, ends[begun]]),
+        finish_s=finish,
+        trajectory_finish_s=finish,
+        segments=log.close(),
+        hit_tokens=int(hits.sum()),
+        prompt_tokens=int(trajectories.prompt_tokens.sum()),
+    )
+
+
+def _schedule(first_need: IntArray, response: IntArray, lag: int) -> tuple[IntArray, IntArray]:
+    """First come first served on the places: step of admission and of completion of each queued request."""
+    places: list[int] = first_need.tolist()
+    heapify(places)
+    admitted: list[int] = []
+    need: list[int] = []
+    for tokens in response.tolist():
+        step = places[0] + lag
+        admitted.append(step)
+        need.append(step + tokens)
+        heapreplace(places, step + tokens)
+    return np.array(admitted, dtype=np.int64), np.array(need, dtype=np.int64)
+
+
+class _Grid:
+    """Runs of engine_steps with a constant batch, between consecutive ``points`` of the decode clock."""
+
+    def __init__(self, points: IntArray, running: IntArray, base: IntArray) -> None:
+        self.points = points
+        self.steps = np.diff(points)
+        self.running = running
+        self.base = base
+        start = points[:-1]
+        clocks = self.steps * start + self.steps * (self.steps - 1) / 2.0
+        self.keys: FloatArray = self.steps * (base + running).astype(np.float64) + running * clocks
+
+    @classmethod
+    def of(cls, clock: int, need: IntArray, ready: IntArray, admitted: IntArray, prompt: IntArray) -> _Grid:
+        """Points where the batch changes; request i decodes from ready_i until need_i with base_i + clock tokens."""
+        points = np.unique(np.concatenate([[clock], need, admitted, admitted + 1]))
+        base = prompt - ready
+        order = np.argsort(need, kind="stable")
+        entered = np.searchsorted(ready, points[:-1], side="right")
+        left = np.searchsorted(need[order], points[:-1], side="right")
+        sums = np.concatenate([[0], np.cumsum(base)])
+        gone = np.concatenate([[0], np.cumsum(base[order])])
+        return cls(points, entered - left, sums[entered] - gone[left])
+
+    def most_tokens(self, mixed: _Mixed, limits: EngineLimits, trajectories: Trajectories, hits: IntArray) -> float:
+        """Bound on the cache that is ever held or kept: whole blocks, admitted prompts, every group's prefix."""
+        if limits.kv_tokens == np.inf:
+            return 0.0
+        block = limits.block_tokens
+        held = self.base + self.running * (self.points[1:] + block + 1)
+        prompts = float(trajectories.prompt_tokens.max() + block) * float(mixed.requests.max(initial=0))
+        prefixes = float(hits.max(initial=0)) * len(np.unique(trajectories.group))
+        return float(held.max()) + prompts + prefixes + limits.watermark * limits.kv_tokens + 2 * block
+
+
+class _Mixed:
+    """Engine_steps that admit: their runs in the grid, and what they prefill."""
+
+    def __init__(self, at: IntArray, tokens: FloatArray, pairs: FloatArray, requests: FloatArray) -> None:
+        self.at, self.tokens, self.pairs, self.requests = at, tokens, pairs, requests
+
+
+def _mixed_steps(grid: _Grid, trajectories: Trajectories, hits: IntArray, admitted: IntArray, places: int) -> _Mixed:
+    prompt, hit = trajectories.prompt_tokens[places:], hits[places:]
+    starts = np.flatnonzero(np.concatenate([[True], admitted[1:] != admitted[:-1]]))
+    pairs = (prompt * (prompt + 1) - hit * (hit + 1)) / 2.0
+    return _Mixed(
+        at=np.searchsorted(grid.points, admitted[starts]),
+        tokens=np.add.reduceat(prompt - hit, starts).astype(np.float64),
+        pairs=np.add.reduceat(pairs, starts),
+        requests=np.diff(np.append(starts, len(admitted))).astype(np.float64),
+    )
+
+
+def _segments(
+    grid: _Grid, mixed: _Mixed, starts: FloatArray, duration: FloatArray, queued: int, admitted: IntArray
+) -> Segments:
+    count = len(starts)
+    none = np.zeros(count, dtype=np.int64)
+    tokens, requests, pairs = none.copy(), none.copy(), np.zeros(count)
+    tokens[mixed.at], requests[mixed.at], pairs[mixed.at] = mixed.tokens, mixed.requests, mixed.pairs
+    at = grid.points[:-1]
+    waiting = queued - np.searchsorted(admitted, at, side="right")
+    held = (grid.base + grid.running * (at + 1)).astype(np.float64)
+    return Segments(
+        starts, duration, grid.steps, grid.running, waiting, grid.keys, tokens, pairs, requests, none, none, held
+    )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rlperf.cost.weight_sync import SyncPayload, SyncShape, weight_sync_s
 from rlperf.specs.hardware import Hardware
-from rlperf.specs.rl_calibration import WeightSyncFit
+from rlperf.specs.rl_calibration import FrameworkCalibration, Overhead, WeightSyncFit
 
 
 @dataclass(frozen=True)
@@ -52,3 +52,75 @@ def fit_weight_sync(
         return np.concatenate([errors, 0.01 * (logs - first) / np.log(10.0)])
 
     return at(least_squares(residuals, first).x)
+
+
+CONSTANTS = (
+    "engine_host",
+    "step",
+    "training.update",
+    "training.scoring_pass",
+    "training.moe_layer",
+    "training.stretch",
+    "weight_sync.fixed",
+    "weight_sync.rate",
+    "weight_sync.per_tensor",
+)
+"""Constants that measured rl_steps can tell something about; weight_sync is that of a framework's first transport."""
+
+
+def constant(framework: FrameworkCalibration, name: str) -> float:
+    """Value of one of `CONSTANTS` (seconds; rate in bytes/s)."""
+    owner, _, field = name.rpartition(".")
+    if owner == "weight_sync":
+        return float(getattr(framework.weight_sync[0], field))
+    holder = framework.training if owner == "training" else framework
+    value = getattr(holder, field)
+    return float(value.value if isinstance(value, Overhead) else value)
+
+
+def with_constants(framework: FrameworkCalibration, values: Mapping[str, float]) -> FrameworkCalibration:
+    """The calibration with other values of some of `CONSTANTS`; where they are from stays as it is."""
+    top: dict[str, object] = {}
+    training: dict[str, object] = {}
+    sync: dict[str, object] = {}
+    for name, value in values.items():
+        owner, _, field = name.rpartition(".")
+        if owner == "weight_sync":
+            sync[field] = value
+        else:
+            holder, target = (framework.training, training) if owner == "training" else (framework, top)
+            held = getattr(holder, field)
+            target[field] = held.model_copy(update={"value": value}) if isinstance(held, Overhead) else value
+    if training:
+        top["training"] = framework.training.model_copy(update=training)
+    if sync:
+        first = framework.weight_sync[0].model_copy(update=sync)
+        top["weight_sync"] = (first, *framework.weight_sync[1:])
+    return framework.model_copy(update=top)
+
+
+def fit_framework(
+    framework: FrameworkCalibration,
+    residuals: Callable[[FrameworkCalibration], Sequence[float]],
+    free: Sequence[str] = CONSTANTS,
+    *,
+    pull: float = 0.05,
+) -> FrameworkCalibration:
+    """Least squares over the ``free`` constants.
+
+    Parameters
+    ----------
+    residuals : ln(predicted / measured) of every stage of the calibration rows under a candidate calibration
+    pull : weight of staying at the start, per factor of ten: constants that the rows do not identify stay there
+    """
+    from scipy.optimize import least_squares
+
+    first = np.log([max(constant(framework, name), 1e-9) for name in free])
+
+    def at(logs: np.ndarray) -> FrameworkCalibration:
+        return with_constants(framework, {n: float(np.exp(v)) for n, v in zip(free, logs, strict=True)})
+
+    def errors(logs: np.ndarray) -> np.ndarray:
+        return np.concatenate([residuals(at(logs)), pull * (logs - first) / np.log(10.0)])
+
+    return at(least_squares(errors, first, diff_step=np.array([1e-3]), xtol=1e-4, ftol=1e-4, max_nfev=30).x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -265,6 +266,15 @@ _CONFIGURATION = (
     "group_size", "seq_limit", "compute_dtype", "rollout_tensor_parallel", "trainer_tensor_parallel",
     "trainer_pipeline_parallel", "trainer_context_parallel", "trainer_expert_parallel",
 )  # fmt: skip
+
+
+def configuration_digest(key: str) -> str:
+    """Short digest of a configuration, as calibrations list those that they saw.
+
+    >>> len(configuration_digest("verl|Qwen2.5-7B"))
+    12
+    """
+    return hashlib.blake2s(key.encode(), digest_size=6).hexdigest()
 
 
 def configuration_key(row: Mapping[str, str]) -> str:

@@ -147,19 +147,32 @@ def wire_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape: SyncSh
     return np.asarray(m / (link * fit.hardware), f)
 
 
+def gather_s(hw: Hardware, payload: SyncPayload, shape: SyncShape) -> FloatArray:
+    r"""Seconds in which every trainer device gathers the shards that lie on other nodes, tensor by tensor [s].
+
+    .. math:: t = M (1 - 1/k) / W_{net}
+
+    k nodes that one copy of the trained weights spans, W_net a device's share of the network [bytes/s]; what lies on
+    the own node comes over the fast links meanwhile.
+    """
+    shards, per_node = np.asarray(shape.trainer_shards, np.float64), np.asarray(shape.devices_per_node, np.float64)
+    nodes = np.maximum(np.ceil(shards / per_node), 1.0)
+    return np.asarray(payload.bytes * (1.0 - 1.0 / nodes) / network_bytes_per_s(hw), np.float64)
+
+
 def weight_sync_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape: SyncShape) -> FloatArray:
     r"""Seconds of one weight sync.
 
     .. math::
 
         t = t_0 + n\,t_n + q + \max\left(\left(\frac{\delta D}{r} + \frac{\delta E}{r_e d}\right)
-            (1 + \gamma \log_2 N) + \frac{o M}{n_T r_o},\; t_{wire}\right)
+            (1 + \gamma \log_2 N) + \frac{o M}{n_T r_o},\; t_{wire}\right) + g
 
     t_0 fixed, t_n per tensor [s], n tensors, q conversion [s]; D, E bytes of dense weights and routed experts,
     M = D + E; delta share of the bytes sent; r, r_e rates of the software path [bytes/s]; d trainer devices where
     each handles its own experts, else 1; N nodes that receive (or that the trainer's shards span), gamma growth per
-    doubling; o 1 where the trainer's weights wait in host memory, r_o the rate
-    at which each of the n_T trainer devices fetches its share; t_wire `wire_s`.
+    doubling; o 1 where the trainer's weights wait in host memory, r_o the rate at which each of the n_T trainer
+    devices fetches its share; t_wire `wire_s`; g `gather_s` where whole tensors are gathered first.
     Shard-to-shard paths (reshard, rdma) have t_wire alone.
 
     Measured paths are bound by software at 2 to 90 GB/s of the policy's bytes, far below the links; the constants
@@ -183,4 +196,6 @@ def weight_sync_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape:
         own = payload.bytes / np.maximum(np.asarray(shape.trainer_devices, f), 1.0)
         moved = moved + np.asarray(shape.offloaded, f) * own / fit.offload_rate
     software = np.maximum(moved, wire)
+    if fit.gathers:
+        software = software + gather_s(hw, payload, shape)
     return np.asarray(fit.fixed + payload.tensors * fit.per_tensor + payload.quantise_s + software, np.float64)

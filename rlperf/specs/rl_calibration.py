@@ -68,12 +68,16 @@ class TrainerOverheads(_Frozen):
     update : per optimizer update: data to the ranks, statistics, learning-rate schedule, metrics back
     scoring_pass : per log-probability pass: mode switch, reference weights in and out, results back
     moe_layer : per MoE layer, microbatch and forward; a backward costs two more (synchronisations, launches)
+    stretch : seconds of long phases over the backend's short steady ones: sustained clocks, varying shapes [1]
+    pipeline_padding : with pipeline stages, packed microbatches are padded to the token budget (equal shapes)
     skew_exponent : busiest expert-parallel device over the mean = expert_parallel ** this, real routers [1]
     """
 
     update: Overhead
     scoring_pass: Overhead
     moe_layer: Overhead
+    stretch: PositiveFloat = 1.0
+    pipeline_padding: bool = False
     skew_exponent: float = Field(0.25, ge=0.0)
     skew_source: str = "kernel tables: power-law routing on EP8 costs x1.67 at 4k tokens (cost-model notes, 2.4)"
 
@@ -93,6 +97,7 @@ class WeightSyncFit(_Frozen):
     spread_over: Literal["rollout", "shards"] = Field("rollout", description="whose nodes count")
     hardware: PositiveFloat = Field(0.7, le=1.0, description="attainable share of link rates where they are the limit")
     changed: NonNegativeFloat = Field(1.0, le=1.0, description="share of the bytes sent (delta transports)")
+    gathers: bool = Field(False, description="whole tensors are gathered over the trainer's shards first")
     sharded: bool = Field(False, description="every trainer device handles only its own part of the experts")
     provenance: Provenance
 
@@ -151,6 +156,7 @@ class FrameworkCalibration(_Frozen):
     weight_sync: tuple[WeightSyncFit, ...] = Field(min_length=1)
     step_spread: Provenance = Field(description="measured over predicted rl_step on rows left out")
     rerun_spread: float = Field(0.08, ge=0.0, description="standard deviation of ln(time) between runs of one setup")
+    calibrated_on: tuple[str, ...] = Field((), description="digests of the configurations that the fits saw")
     bucket: Bytes = Field(2e9, description="transfer buffer of the weight sync")
     notes: tuple[str, ...] = ()
 

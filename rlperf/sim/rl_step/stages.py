@@ -13,9 +13,16 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.training import training_update
 from rlperf.cost.weight_sync import SyncPayload, SyncShape, weight_sync_s
-from rlperf.layout import RECOMPUTE, FloatArray, Layout
+from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rl_step.compose import StepStages, Transitions
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s
+from rlperf.sim.rl_step.overheads import (
+    engine_in_framework,
+    padded_microbatches,
+    routing_skew,
+    scoring_in_framework_s,
+    training_in_framework_s,
+)
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
 from rlperf.sim.rollout.routing import Routing
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -77,21 +84,17 @@ class SyncSetup:
     shape: SyncShape
 
 
-def engine_in_framework(cost: EngineStepCost, framework: FrameworkCalibration) -> EngineStepCost:
-    """The engine's cost with the host time that this framework's stack adds to every engine_step."""
-    return replace(
-        cost,
-        host_s=cost.host_s + framework.engine_host.value,
-        host_per_request_s=cost.host_per_request_s + framework.engine_host_per_request.value,
-    )
-
-
 def microbatches(
-    setup: TrainerSetup, sequences: int, lengths: FloatArray, token_budget: float | None, each: int | None = None
+    framework: FrameworkCalibration,
+    setup: TrainerSetup,
+    sequences: int,
+    lengths: FloatArray,
+    token_budget: float | None,
+    each: int | None = None,
 ) -> Microbatches:
     """Microbatches of one pass over ``sequences`` drawn like ``lengths`` (closed form in their moments)."""
     layout = setup.layout if each is None else replace(setup.layout, microbatch=np.asarray(each, np.int64))
-    return Microbatches.from_moments(
+    found = Microbatches.from_moments(
         layout,
         sequences,
         float(lengths.mean()),
@@ -100,21 +103,17 @@ def microbatches(
         token_budget=token_budget,
         packing=setup.packing or token_budget is not None,
     )
+    return padded_microbatches(framework, layout, found, token_budget)
 
 
 def training_s(framework: FrameworkCalibration, setup: TrainerSetup, lengths: npt.ArrayLike) -> float:
-    r"""All optimizer updates of one rl_step [s]: :math:`n (t_{update} + c_u + (m + p - 1) \ell_{moe} / p\, (3 + f) h)`.
+    """All optimizer updates of one rl_step [s]: `training_in_framework_s` times their number.
 
-    t_update `training_update` of the trainer backend; c_u the framework's own per update; m microbatches, p stages,
-    l_moe MoE layers, f = 1 under full recompute, h the framework's cost per MoE layer and forward [s].
-
-    Parameters
-    ----------
-    lengths : prompt + response of every sequence [tokens] ``[sequences]``
+    ``lengths`` : prompt + response of every sequence [tokens] ``[sequences]``
     """
     table = np.asarray(lengths, np.float64)
     updates = max(-(-table.size // setup.mini_batch), 1)
-    batch = microbatches(setup, min(setup.mini_batch, table.size), table, setup.token_budget)
+    batch = microbatches(framework, setup, min(setup.mini_batch, table.size), table, setup.token_budget)
     cost = training_update(
         setup.architecture,
         setup.hardware,
@@ -122,19 +121,19 @@ def training_s(framework: FrameworkCalibration, setup: TrainerSetup, lengths: np
         setup.layout,
         batch,
         dtype=setup.dtype,
-        skew=routing_skew(framework, setup),
+        skew=float(routing_skew(framework, setup.layout)),
     )
-    full = float(setup.layout.activation_recompute == RECOMPUTE.index("full"))
-    own = framework.training.update.value + (3.0 + full) * _moe_s(framework, setup, batch)
-    return updates * (float(cost.total_s) + own)
+    own = training_in_framework_s(framework, setup.architecture, setup.layout, batch, cost.total_s)
+    return updates * float(own)
 
 
 def scoring_s(framework: FrameworkCalibration, setup: TrainerSetup, lengths: npt.ArrayLike) -> float:
-    """All scoring passes of one rl_step [s]: as `training_s`, forward only; ``lengths`` as there."""
+    """All scoring passes of one rl_step [s]: `scoring_in_framework_s` times their number; ``lengths`` as above."""
     if not setup.scoring_passes:
         return 0.0
     table = np.asarray(lengths, np.float64)
-    batch = microbatches(setup, table.size, table, setup.scoring_token_budget, setup.scoring_microbatch)
+    budget = setup.scoring_token_budget
+    batch = microbatches(framework, setup, table.size, table, budget, setup.scoring_microbatch)
     cost = scoring_pass(
         setup.architecture,
         setup.hardware,
@@ -142,22 +141,10 @@ def scoring_s(framework: FrameworkCalibration, setup: TrainerSetup, lengths: npt
         setup.layout,
         batch,
         dtype=setup.dtype,
-        skew=routing_skew(framework, setup),
+        skew=float(routing_skew(framework, setup.layout)),
     )
-    own = framework.training.scoring_pass.value + _moe_s(framework, setup, batch)
-    return setup.scoring_passes * (float(cost.total_s) + own)
-
-
-def routing_skew(framework: FrameworkCalibration, setup: TrainerSetup) -> float:
-    """Tokens of the busiest expert-parallel device over the mean: expert_parallel ** exponent [1]."""
-    return float(np.power(float(setup.layout.expert_parallel), framework.training.skew_exponent))
-
-
-def _moe_s(framework: FrameworkCalibration, setup: TrainerSetup, batch: Microbatches) -> float:
-    """The framework's cost of the MoE layers of one forward over all microbatches and the pipeline's fill [s]."""
-    stages = float(setup.layout.pipeline_parallel)
-    layers = setup.architecture.feed_forward_layers("moe") / stages
-    return float(batch.count + stages - 1.0) * layers * framework.training.moe_layer.value
+    own = scoring_in_framework_s(framework, setup.architecture, setup.layout, batch, cost.total_s)
+    return setup.scoring_passes * float(own)
 
 
 def roll_out(setup: RolloutSetup, framework: FrameworkCalibration, trajectories: Trajectories) -> RolloutResult:

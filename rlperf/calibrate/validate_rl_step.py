@@ -1,0 +1,107 @@
+"""RL steps, predicted against measured: rows of ``measured/rl_step.csv`` and files in that form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rlperf.calibrate.rl_step_predict import StepPrediction, law_spread, predict_step, step_interval
+from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest, read_row
+from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Table
+from rlperf.errors import RlperfError
+from rlperf.sim.rl_step.uncertainty import Z95
+
+NEEDED = ("framework", "architecture", "gpu", "n_gpus", "osl_mean")
+STAGES = ("rollout_s", "scoring_s", "train_s", "weight_sync_s")
+LENGTHS_SPREAD = {"rollout_s": 1.0, "scoring_s": 0.0, "train_s": 0.0, "weight_sync_s": 0.0}
+"""Which stages move with the law of lengths once the mean is given: the tail is the rollout's."""
+
+
+def predict_rows(path: Path, table: Table) -> Outcome:
+    """Predict the seconds of every rl_step, and of its stages where they are published.
+
+    The law of lengths that was assumed stands in ``assumed`` of every prediction.
+    """
+    table.need(*NEEDED)
+    predictions: list[Prediction] = []
+    refused: list[Refusal] = []
+    for line in table:
+        try:
+            cells = {**line.cells, "row_id": line.row_id, "group": line.group}
+            row = read_row(cells)
+            found = predict_step(row)
+        except RlperfError as error:
+            refused.append(Refusal(line.row_id, str(error).splitlines()[0]))
+            continue
+        if not row.measured:
+            refused.append(Refusal(line.row_id, "no measured time in the row"))
+            continue
+        predictions += predictions_of(found)
+    return Outcome(tuple(predictions), tuple(refused))
+
+
+def predictions_of(found: StepPrediction) -> list[Prediction]:
+    """The whole step first, then its published stages."""
+    row = found.row
+    low, high = step_interval(found)
+    bounds = {"step_s": (low, high)}
+    law = law_spread(found)
+    for stage in STAGES:
+        if stage in row.measured:
+            bounds[stage] = stage_interval(found, stage, law)
+    return [
+        Prediction(
+            row_id=row.row_id,
+            group=row.group,
+            metric=metric,
+            measured=row.measured[metric],
+            predicted=found.stage_s(metric),
+            low=bounds[metric][0],
+            high=bounds[metric][1],
+            calibration=", ".join((found.framework.id, found.trainer.trainer.id, row.hardware.calibration.id)),
+            assumed=(f"response lengths: {found.law}, cut at {row.cap_tokens:.0f} tokens", *row.assumed),
+            extrapolated=row.hardware.calibration.extrapolated or not found.framework.calibrated_on,
+            used_in_calibration=seen(found),
+            stratum=stratum(row),
+        )
+        for metric in row.measured
+        if metric in bounds
+    ]
+
+
+def seen(found: StepPrediction) -> bool:
+    """Whether the framework's fit saw this configuration: reruns and releases of it count as seen."""
+    return configuration_digest(found.row.configuration) in found.framework.calibrated_on
+
+
+def stratum(row: StepRow) -> str:
+    """Strata of the accuracy table: what is reported apart is named, the rest is dense or MoE.
+
+    DeepSeek-V3 (latent attention, sixteen-way pipelines and experts at a tiny batch) and the 70B DTensor path stand
+    apart; other frameworks than NeMo-RL too, because nothing of theirs was fitted.
+    """
+    if row.architecture.latent is not None:
+        return "DeepSeek-V3"
+    if row.framework == "nemo_rl_dtensor" and row.architecture.parameters > 3e10:
+        return "DTensor 70B"
+    if not row.framework.startswith("nemo"):
+        return f"{row.framework}, nothing fitted"
+    return "MoE" if row.architecture.experts else "dense"
+
+
+def stage_interval(found: StepPrediction, stage: str, law: float) -> tuple[float, float]:
+    """5th and 95th percentile of one stage [s]: the calibration behind it, the lengths, reruns."""
+    seconds = found.stage_s(stage)
+    rest = (Z95 * found.framework.rerun_spread) ** 2 + (Z95 * law * LENGTHS_SPREAD[stage]) ** 2
+    if stage == "weight_sync_s":
+        spread = found.framework.weight_sync[0].provenance
+        below, above = np.log(spread.low), np.log(spread.high)
+    elif stage == "rollout_s":
+        kernels = found.row.hardware.calibration.spread
+        below, above = np.log(kernels.low), np.log(kernels.high)
+    else:
+        trainer = found.trainer.trainer
+        below, above = np.log(trainer.low), np.log(trainer.high)
+    low = seconds * float(np.exp(-np.hypot(below, np.sqrt(rest))))
+    return low, seconds * float(np.exp(np.hypot(above, np.sqrt(rest))))

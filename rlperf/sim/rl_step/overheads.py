@@ -1,0 +1,85 @@
+"""What a framework adds to its engine and to its trainer backend: arrays over layouts, for screen and judge alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.engine_step import EngineStepCost
+from rlperf.layout import RECOMPUTE, FloatArray, Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.rl_calibration import FrameworkCalibration
+
+
+def engine_in_framework(cost: EngineStepCost, framework: FrameworkCalibration) -> EngineStepCost:
+    """The engine's cost with the host time that this framework's stack adds to every engine_step."""
+    return replace(
+        cost,
+        host_s=cost.host_s + framework.engine_host.value,
+        host_per_request_s=cost.host_per_request_s + framework.engine_host_per_request.value,
+    )
+
+
+def training_in_framework_s(
+    framework: FrameworkCalibration,
+    architecture: Architecture,
+    layout: Layout,
+    batch: Microbatches,
+    backend_s: npt.ArrayLike,
+) -> FloatArray:
+    r"""One optimizer update in this framework [s]; arrays broadcast over layouts.
+
+    .. math:: \sigma t + c_u + (m + p - 1)\, \ell_{moe} / p\, (3 + f)\, h
+
+    t ``backend_s``, seconds of `training_update` (its ``skew`` from `routing_skew`); sigma the framework's stretch,
+    c_u its seconds per update; m microbatches, p stages, l_moe MoE layers, f = 1 under full recompute, h the
+    framework's seconds per MoE layer and forward.
+    """
+    full = (layout.activation_recompute == RECOMPUTE.index("full")).astype(np.float64)
+    own = framework.training.update.value + (3.0 + full) * _moe_s(framework, architecture, layout, batch)
+    return np.asarray(framework.training.stretch * np.asarray(backend_s, np.float64) + own, np.float64)
+
+
+def scoring_in_framework_s(
+    framework: FrameworkCalibration,
+    architecture: Architecture,
+    layout: Layout,
+    batch: Microbatches,
+    backend_s: npt.ArrayLike,
+) -> FloatArray:
+    """One scoring pass in this framework [s]: as `training_in_framework_s`, forward only."""
+    own = framework.training.scoring_pass.value + _moe_s(framework, architecture, layout, batch)
+    return np.asarray(framework.training.stretch * np.asarray(backend_s, np.float64) + own, np.float64)
+
+
+def routing_skew(framework: FrameworkCalibration, layout: Layout) -> FloatArray:
+    """Tokens of the busiest expert-parallel device over the mean: expert_parallel ** exponent [1].
+
+    Routers in training are not balanced by force as those of benchmarks are.
+    """
+    return np.asarray(np.power(layout.expert_parallel.astype(np.float64), framework.training.skew_exponent))
+
+
+def padded_microbatches(
+    framework: FrameworkCalibration, layout: Layout, batch: Microbatches, token_budget: npt.ArrayLike | None
+) -> Microbatches:
+    """Packed microbatches as the framework makes them: filled up to the budget where pipeline stages need equal shapes.
+
+    ``token_budget`` per replica [tokens]; None where microbatches are cut by count.
+    """
+    if not framework.training.pipeline_padding or token_budget is None:
+        return batch
+    filled = np.maximum(batch.tokens, np.asarray(token_budget, np.float64))
+    return replace(batch, tokens=np.where(layout.pipeline_parallel > 1, filled, batch.tokens))
+
+
+def _moe_s(
+    framework: FrameworkCalibration, architecture: Architecture, layout: Layout, batch: Microbatches
+) -> FloatArray:
+    """The framework's cost of the MoE layers of one forward over all microbatches and the pipeline's fill [s]."""
+    stages = layout.pipeline_parallel.astype(np.float64)
+    layers = architecture.feed_forward_layers("moe") / stages
+    return np.asarray((batch.count + stages - 1.0) * layers * framework.training.moe_layer.value, np.float64)

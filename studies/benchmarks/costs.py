@@ -1,4 +1,4 @@
-"""Evaluations per second of the cost models on one core, and the time of ``import rlperf``. Asserted as ratios in one run.
+"""Evaluations per second of the cost models on one core, and the time of ``import rlperf``; against stated targets.
 
 Run: OMP_NUM_THREADS=1 python studies/benchmarks/costs.py
 """

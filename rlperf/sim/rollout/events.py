@@ -99,6 +99,8 @@ class EventEngine:
         """Begin of the last engine_step: with look-ahead, later arrivals are not known to the next one."""
         self.leaving = 0
         """With look-ahead, places of requests that completed in the last engine_step: not free for the next one."""
+        self.blocked = False
+        """Whether the queue's first was evicted just now and lacks the blocks to return."""
         self.tools = [0.0] * options.tool_concurrency if options.tool_concurrency else None
         self.now = 0.0
         self.open_turns = trajectories.n_turns - n
@@ -142,12 +144,13 @@ class EventEngine:
                 return False
             self.now = max(self.now, self.arrivals[0][0])
             self._take_arrivals(self.now)
-        held = self.batch.blocks() + self.partial_blocks + self.adjust
+        held = self._held()
         total = self.cache.total
-        preempted = False
+        preempted = self.blocked = False
         if self.chunked and held > total:
             held, preempted = self._preempt(held)
-        if not preempted and (self.partial is not None or (self.waiting and len(self.running) < self.max_running)):
+        queue = self.waiting and not self.blocked and len(self.running) < self.max_running
+        if not preempted and (queue or self.partial is not None):
             chunks = self._admit(held)
             if chunks:
                 self._prefill_step(chunks)
@@ -172,8 +175,10 @@ class EventEngine:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def _held(self) -> int:
-        """Blocks held when the next engine_step decodes."""
-        return self.batch.blocks() + self.partial_blocks + self.adjust
+        """Blocks held when the next engine_step decodes; without a limit only of interest to readers."""
+        if self.finite:
+            return self.batch.blocks() + self.partial_blocks + self.adjust
+        return self.batch.keys() // self.cache.block + self.partial_blocks
 
     def _hold(self, i: int) -> None:
         g = self.cache.group[i]
@@ -186,7 +191,7 @@ class EventEngine:
         self.adjust += self.cache.shared[g] if self.cache.holders[g] else 0
 
     def _preempt(self, held: int) -> tuple[int, bool]:
-        """Make the decodes of the next engine_step fit; blocks then held, and whether anything had to go."""
+        """Make the decodes of the next engine_step fit; blocks then held, and whether a victim could return after it."""
         preempted = False
         while held > self.cache.total and len(self.running) > 1:
             i, _ = self.running.popitem()
@@ -202,6 +207,10 @@ class EventEngine:
             self.preemptions += 1
             preempted = True
             held = self._held()
+        if preempted:  # while what was evicted last cannot return, nothing else changes until the next completion
+            i = self.waiting[0]
+            preempted = held + self.cache.blocks_to_admit(i, self.known[i]) + self.cache.reserve <= self.cache.total
+            self.blocked = not preempted
         return held, preempted
 
     # -- prefill -----------------------------------------------------------------------------------------------------

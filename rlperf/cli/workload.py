@@ -71,6 +71,7 @@ def fit(
     paths: Paths,
     out: Annotated[Path, typer.Option("--out", "-o", help="Model file to write (.yaml).")],
     task: Annotated[str, typer.Option(help="Name of the task in the model.")] = "",
+    like: Annotated[str | None, typer.Option(help="Fit the same laws as this model or preset, new parameters.")] = None,
     max_response_tokens: Cap = None,
     skip_damaged: Skip = False,
     figure: Figure = None,
@@ -81,10 +82,14 @@ def fit(
     Example: rlperf workload fit trace/packed_lengths_step_0.jsonl trace/packed_lengths_step_1.jsonl -o model.yaml
     """
     from rlperf.report import workload as report
+    from rlperf.workload.library import load_model
     from rlperf.workload.model import LengthModel
 
     recording = _read(paths, skip_damaged, max_response_tokens)
-    model = _from_distributions(recording, task) if recording.distributions else LengthModel.fit(recording, task=task)
+    if recording.distributions:
+        model = _from_distributions(recording, task)
+    else:
+        model = LengthModel.fit(recording, task=task, like=None if like is None else load_model(like))
     model.save(out)
     if figure is not None:
         report.draw(figure, model=model, recording=recording if recording.lengths.n else None)

@@ -17,7 +17,7 @@ import numpy as np
 
 from rlperf.workload.laws import _TINY, Law, bounds
 from rlperf.workload.lengths import Float, Int, Mask
-from rlperf.workload.tails import log_prior
+from rlperf.workload.tails import PRIOR_PRECISION, log_prior
 
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
 _LOG_NODE_WEIGHTS = np.log(_NODE_WEIGHTS / _NODE_WEIGHTS.sum())
@@ -108,7 +108,23 @@ def fit_dependence(law: Law, data: Grouped) -> Dependence:
     found = minimize(objective, np.array([-1.0, 0.0]), method="L-BFGS-B", bounds=box, options={"ftol": 1e-11})
     icc, beta = _unpack(np.asarray(found.x))
     se = np.sqrt(np.diag(inverse_information(lambda v: objective(v) * size, np.asarray(found.x), box)))
-    return Dependence(icc, beta, float(se[0]) * icc * (1.0 - icc), float(se[1]) * (1.0 - beta**2))
+    given_law = float(se[0]) * icc * (1.0 - icc)
+    return Dependence(icc, beta, max(given_law, icc_error(icc, size, data.n_groups)), float(se[1]) * (1.0 - beta**2))
+
+
+def icc_error(icc: float, responses: int, prompts: int) -> float:
+    """Standard error of an intra-class correlation whose mean and variance are estimated from the same sample.
+
+    se = sqrt(2) (1 - icc) (1 + (m - 1) icc) / sqrt(m (m - 1) (G - 1)), m responses a prompt, G prompts (Donner 1986,
+    International Statistical Review 54, eq. 2.4). Taken where larger than the error given the law.
+
+    >>> round(icc_error(0.5, 800, 100), 3)
+    0.043
+    """
+    m = responses / prompts
+    if m <= 1.0 or prompts < 2:
+        return 1.0
+    return float(np.sqrt(2.0) * (1 - icc) * (1 + (m - 1) * icc) / np.sqrt(m * (m - 1) * (prompts - 1)))
 
 
 def _unpack(vector: Float) -> tuple[float, float]:
@@ -139,6 +155,9 @@ def law_covariance(law: Law, data: Grouped, smallest_sigma: float = 0.005) -> Fl
     steps = 1e-4 * np.maximum(1.0, np.abs(at))
     scores = np.stack([(per_group(at + h) - per_group(at - h)) / (2 * h.max()) for h in np.diag(steps)], axis=1)
     spread = scores.T @ scores * data.n_groups / max(data.n_groups - 1, 1)
+    if law.tail is not None:  # the prior on the tail's shape counts as one more independent observation
+        shape = law.parameter_names().index("tail.shape")
+        spread[shape, shape] += PRIOR_PRECISION
     return np.asarray(inverse @ spread @ inverse)
 
 

@@ -49,7 +49,7 @@ def _math(content: Mapping[str, Any], source: str) -> LengthModel:
                 Component("normal", round(float(np.log(m)), 6), round(float(0.5 * np.log(v)), 6), round(float(w), 9))
                 for m, v, w in zip(means[:, axis], covariances[:, axis, axis], weights, strict=True)
             )
-        )
+        ).sorted()
         for axis in (0, 1)
     ]
     correlation = float(task["joint_distribution"]["correlation"])
@@ -159,4 +159,4 @@ def _gamma_mixture(parts: Sequence[tuple[float, float, float]]) -> Law:
         components.append(
             Component("gamma", round(float(np.log(shape)), 5), round(float(np.log(mean / shape)), 5), float(weight))
         )
-    return Law(tuple(components))
+    return Law(tuple(components)).sorted()

@@ -22,7 +22,12 @@ _MOST_RESPONSES = 40_000
 
 
 def fit_model(
-    recording: Recording, *, task: str, families: Sequence[tuple[str, ...]] | None, source: str
+    recording: Recording,
+    *,
+    task: str,
+    families: Sequence[tuple[str, ...]] | None,
+    like: LengthModel | None,
+    source: str,
 ) -> LengthModel:
     """The length model of a recording; see `LengthModel.fit`."""
     table = recording.lengths
@@ -38,13 +43,21 @@ def fit_model(
     group, count = rows.group_index()
     per_prompt = x.size / count
     effect = 1.0 + max(anova_icc(np.log(x), group), 0.0) * (per_prompt - 1.0)
-    choice = choose_law(x, censored, families=families, reference=reference_law(), design_effect=effect)
+    choice = choose_law(
+        x,
+        censored,
+        families=families,
+        reference=reference_law(),
+        design_effect=effect,
+        like=None if like is None else like.laws()[1],
+    )
     law = choice.law
     _, first = np.unique(group, return_index=True)
     prompts = np.asarray(rows.prompt_tokens[first] - 0.5, np.float64)
     # Prompts pile up on few values (frames of a video, a fixed template): a component may be half a token narrow.
     floor = float(np.clip(0.5 / np.median(np.maximum(prompts, 0.5)), 1e-3, 0.05))
-    prompt_law = choose_law(prompts, np.zeros(count, bool), families=PROMPTS, smallest_sigma=floor).law
+    wanted = PROMPTS if like is None else [like.laws()[0].families]
+    prompt_law = choose_law(prompts, np.zeros(count, bool), families=wanted, smallest_sigma=floor).law
     data = Grouped.build(x, censored, group, prompt_law.score(prompts), None if cap is None else cap - 1.0)
     dependence = fit_dependence(law, data) if rows.n > count else Dependence(0.0, 0.0, 1.0, 1.0)
     per_step = [table.step(int(s)).n_groups for s in table.steps()]

@@ -366,7 +366,8 @@ def fit_law(
         minimize(objective, v, method="L-BFGS-B", bounds=box, options={"maxiter": 300, "ftol": 1e-11}) for v in starts
     ]
     found = min(tries, key=lambda t: float(t.fun))
-    return first.with_vector(found.x).sorted(), -float(found.fun) * x.size
+    best = first.with_vector(found.x)
+    return best if isinstance(families, Law) else best.sorted(), -float(found.fun) * x.size
 
 
 def _clipped(law: Law, box: list[tuple[float, float]]) -> Float:

@@ -119,16 +119,18 @@ class LengthModel(BaseModel):
         *,
         task: str = "",
         families: Sequence[tuple[str, ...]] | None = None,
+        like: LengthModel | None = None,
         source: str = "",
     ) -> LengthModel:
         """Fit a recording: the uncensored law first, then prompts, dependence and drift.
 
         families  mixtures to try for the response, such as [("gamma",), ("gamma", "gamma")]; None: all that suit
+        like      fit the parameters of the same laws as this model's
         """
         recording = table if isinstance(table, Recording) else Recording(table)
         from rlperf.workload.fitting import fit_model
 
-        return fit_model(recording, task=task, families=families, source=source)
+        return fit_model(recording, task=task, families=families, like=like, source=source)
 
     # ---------------------------------------------------------------- laws
 

@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.errors import SpecError
 from rlperf.workload.laws import Law, fit_law, kolmogorov_smirnov
 from rlperf.workload.lengths import Float, Mask
-from rlperf.workload.tails import fit_tail, threshold_of
+from rlperf.workload.tails import LEAST_EXCESSES, fit_tail, threshold_of
 
 OPEN = (
     ("lognormal",),
@@ -66,6 +66,7 @@ def choose_law(
     families: Sequence[tuple[str, ...]] | None = None,
     reference: Law | None = None,
     design_effect: float = 1.0,
+    like: Law | None = None,
     smallest_sigma: float = 0.005,
     tail: bool = True,
 ) -> Choice:
@@ -75,17 +76,22 @@ def choose_law(
     counts m correlated responses to one prompt as what they tell (Kish 1965, sec. 8.2). The second term asks that the
     law keep the mean, on which every total rests, where nothing is censored. Above one third censored the shape is not
     in the data: the shape of `reference` (a large uncensored sample) is taken and only its scale is fitted. With `tail`
-    the longest 2 % get a tail of their own, where there are enough of them and the cap does not cut it.
+    the longest 2 % get a tail of their own, where there are enough of them and the cap does not cut it. `like` asks for
+    the form of another law (families, threshold of the tail, fixed shape): what is fitted are its parameters.
     """
     if not x.size:
         raise SpecError("no lengths to fit: the recording holds no complete prompt group")
     share = float(censored.mean())
-    if families is None and share > MUCH_CENSORED and reference is not None:
-        sources: Sequence[tuple[str, ...] | Law] = [reference, *(f for f in CENSORED if len(f) == 1)]
+    if like is not None:
+        sources: Sequence[tuple[str, ...] | Law] = [replace(like, tail=None)]
+    elif families is None and share > MUCH_CENSORED and reference is not None:
+        sources = [reference, *(f for f in CENSORED if len(f) == 1)]
     else:
         sources = families or (CENSORED if share > 0.02 else OPEN)
-    threshold = threshold_of(x, censored) if families is None and tail else None
-    longest = None if threshold is None else fit_tail(x, censored, threshold)
+    threshold = threshold_of(x, censored) if families is None and like is None and tail else None
+    if like is not None and like.tail is not None and np.count_nonzero(x > like.tail.threshold) >= LEAST_EXCESSES:
+        threshold = like.tail.threshold
+    longest = None if threshold is None else fit_tail(x, censored, threshold, None if like is None else like.tail)
     tried: list[tuple[Law, Candidate]] = []
     for source in sources:
         # Below the threshold the bulk is fitted as if the rest were censored there: the likelihoods add up.
@@ -95,7 +101,9 @@ def choose_law(
         if longest is not None:
             law, log_likelihood = replace(law, tail=longest[0]), log_likelihood + longest[1]
         tried.append((law, _judge(law, log_likelihood, x, censored, design_effect)))
-    if isinstance(sources[0], Law):  # the data do not choose among shapes: all stay possible, the reference leads
+    if like is None and isinstance(
+        sources[0], Law
+    ):  # the data do not choose among shapes: all stay possible, the reference leads
         return Choice(tried[0][0], tuple(c for _, c in tried), tuple((0.5, law) for law, _ in tried[1:]))
     criterion = {c.name: c.bic + (c.mean_error if not censored.any() else 0.0) ** 2 for _, c in tried}
     tried.sort(key=lambda pair: criterion[pair[1].name])

@@ -22,6 +22,7 @@ LEAST_EXCESSES = 10
 # Weak prior on the shape, N(0.1, 0.15^2): lengths have exponential-like tails; a few dozen excesses alone give shapes
 # between -0.6 and 1.2 (Martins and Stedinger 2000, Water Resources Research 36, 737, propose such a prior).
 _PRIOR_SHAPE, _PRIOR_SD = 0.1, 0.15
+PRIOR_PRECISION = 1.0 / _PRIOR_SD**2
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,18 @@ def threshold_of(x: Float, censored: Mask) -> float | None:
     return threshold if np.count_nonzero(above) >= LEAST_EXCESSES and np.unique(x[above]).size > 3 else None
 
 
-def fit_tail(x: Float, censored: Mask, threshold: float) -> tuple[Tail, float]:
+def fit_tail(x: Float, censored: Mask, threshold: float, like: Tail | None = None) -> tuple[Tail, float]:
     """Tail of the lengths x [n] above a threshold, by maximum posterior; returns it with its log likelihood.
 
-    Runaways are kept only where they raise the log likelihood by more than two parameters are worth (BIC).
+    Runaways are kept only where they raise the log likelihood by more than two parameters are worth (BIC), or where
+    `like` has them.
     """
     above = x > threshold
     excess, cut = x[above] - threshold, censored[above]
     start = Tail(threshold, float(np.log(np.median(excess) / np.log(2.0))), _PRIOR_SHAPE)
+    if like is not None:
+        same, _ = _maximise(like, excess, cut)
+        return same, _log_likelihood(same, excess, cut)
     plain, plain_value = _maximise(start, excess, cut)
     longest = np.sort(excess)[-max(int(0.03 * excess.size), 3) :]
     share = float(np.clip(longest.size / excess.size, 0.01, 0.3))

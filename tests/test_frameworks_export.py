@@ -51,8 +51,8 @@ def _not_stored(framework: str, run: Run) -> set[str]:
     """Values that the framework's files do not hold."""
     missing: set[str] = set()
     if framework == "trl":
-        # num_processes stands in the accelerate config, the server's GPUs in the launch of the server.
-        missing = {"trainer.token_budget", "rollout.devices", "rollout.data_parallel", "run.devices", "trainer.offload"}
+        # The server's GPUs stand in the launch of the server.
+        missing = {"trainer.token_budget", "rollout.devices", "rollout.data_parallel", "run.devices"}
     if framework == "areal":
         missing = {"trainer.offload"} if run.get("trainer.backend") == "megatron" else set()
     if run.get("trainer.token_budget") is None:
@@ -64,7 +64,9 @@ def _read_back(files: object, framework: str, version: str, folder: Path) -> Run
     assert isinstance(files, dict)
     for name, text in files.items():
         (folder / name).write_text(text)
-    configs = [name for name in files if name.endswith(".yaml")] or [name for name in files if name.endswith(".sh")]
+    configs = sorted(name for name in files if name.endswith(".yaml")) or [
+        name for name in files if name.endswith(".sh")
+    ]
     adapter = adapter_of(framework)
     source = read_source([folder / name for name in configs])
     run, _ = adapter.read(source, adapter.target(source, version))

@@ -41,6 +41,8 @@ class Source:
     bases: tuple[str, ...] = ()
     additions: frozenset[str] = frozenset()
     """Keys that the user marked as new (hydra's ``+``)."""
+    launcher: Mapping[str, Value] = field(default_factory=dict)
+    """What the launcher (accelerate, torchrun) is told: ``num_processes`` and the like; no keys of the framework."""
 
 
 @dataclass(frozen=True)

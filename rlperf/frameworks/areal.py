@@ -31,6 +31,7 @@ from rlperf.frameworks.writing import script, yaml_text
 
 _DTYPE = words(bf16="bfloat16", fp16="float16")
 _RECOMPUTE = Unit(lambda value, _: value or "none", lambda value, _: None if value == "none" else value)
+_CHUNK = Unit(lambda value, _: int(value) if int(value) > 0 else None, lambda value, _: value)
 _MINI = Unit(
     lambda value, run: -(-run.number("batch.prompts_per_step") // max(int(value), 1)),
     lambda value, run: max(run.number("batch.prompts_per_step") // int(value), 1),
@@ -57,7 +58,7 @@ ENGINES: dict[str, tuple[Field, ...]] = {
     "sglang": (
         field("rollout.memory_fraction", "sglang.mem_fraction_static"),
         field("rollout.max_running", "sglang.max_running_requests", note="requests that an engine runs at once"),
-        field("rollout.engine_token_budget", "sglang.chunked_prefill_size", note="tokens per prefill chunk"),
+        field("rollout.engine_token_budget", "sglang.chunked_prefill_size", _CHUNK, "tokens per prefill chunk"),
         field("rollout.engine_context", "sglang.context_length"),
         field("rollout.cuda_graphs", "sglang.disable_cuda_graph", NEGATED),
         field("rollout.prefix_caching", "sglang.disable_radix_cache", NEGATED),

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlperf.errors import ExportError, SpecError
-from rlperf.frameworks.adapter import Adapter, Emission, Limitation, framework_facts
+from rlperf.errors import ExportError, Problem, SpecError
+from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts
 from rlperf.frameworks.fields import Setting, Target
-from rlperf.frameworks.keytable import Value, key_table
+from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, from_job, from_phase
 from rlperf.frameworks.writing import script
@@ -30,6 +30,15 @@ class ExportedPhase:
     stem: str
     files: Mapping[str, str]
     emission: Emission
+
+
+@dataclass(frozen=True)
+class Carried:
+    """An imported configuration beside its job: framework, version and every key."""
+
+    framework: str
+    version: str
+    source: Source
 
 
 def write_plan(
@@ -61,10 +70,10 @@ def write_job(
     framework: str | None,
     out: Path | str,
     *,
-    carried: Mapping[str, Value] | None = None,
+    carried: Carried | None = None,
     folder: Path | str | None = None,
 ) -> tuple[Path, ...]:
-    """Write a job whose pools are pinned; ``carried`` keys (of an imported configuration) go along unchanged."""
+    """Write a job whose pools are pinned; what was ``carried`` along by its import is kept."""
     adapter, version = _framework(framework or job.framework)
     per_node = load_cluster(job.cluster, nodes=job.nodes, folder=folder).devices_per_node
     header = [f"{job.name}: pinned pools of the job, not planned"]
@@ -81,13 +90,22 @@ def write_file(path: Path | str, framework: str | None, out: Path | str) -> tupl
     return write_job(validate(document, Job), framework, out, carried=carried_keys(path), folder=folder)
 
 
-def carried_keys(path: Path | str) -> dict[str, Value]:
-    """Keys that ``rlperf import`` found beside what a job can say: ``<job>.keys.yaml``, where it exists."""
+def carried_keys(path: Path | str) -> Carried | None:
+    """What ``rlperf import`` found beside what a job can say: ``<job>.keys.yaml``, where it exists."""
     beside = keys_file(path)
     if not beside.is_file():
-        return {}
+        return None
     data = read_document(beside).data
-    return dict(data.get("keys", {})) if isinstance(data, dict) else {}
+    if not isinstance(data, dict):
+        raise SpecError(Problem("holds no keys", str(beside)))
+    source = Source(
+        dict(data.get("keys") or {}),
+        entry=str(data.get("entry") or ""),
+        bases=tuple(data.get("bases") or ()),
+        additions=frozenset(data.get("additions") or ()),
+        launcher=dict(data.get("launcher") or {}),
+    )
+    return Carried(str(data.get("framework", "")), str(data.get("version", "")), source)
 
 
 def keys_file(path: Path | str) -> Path:
@@ -106,19 +124,23 @@ def export_run(
     stem: str,
     decided: Sequence[str] = (),
     *,
-    carried: Mapping[str, Value] | None = None,
+    carried: Carried | None = None,
     folder: Path | str | None = None,
 ) -> ExportedPhase:
-    """The files of one run, checked."""
+    """The files of one run, checked. Of a ``carried`` configuration only what the run changes is written anew."""
+    before = _as_imported(carried, adapter, version)
+    if before is not None:
+        run = run.with_({"run.recipe": before.get("run.recipe")})
     adapted, limitations = adapter.adapt(run, version)
     table = key_table(adapter.name)
     target = Target(table, version, str(adapted.get("trainer.backend", "")))
     emission = adapter.emit(adapted, target)
-    if carried:
-        emission = replace(emission, settings=_merged(emission.settings, carried, target))
+    if carried is not None:
+        emission = with_carried(emission, carried, before, adapter, target)
     emission = replace(emission, limitations=(*limitations, *emission.limitations))
+    new = carried.source.additions if carried is not None else frozenset()
     broken = [
-        *illegal_keys(emission.settings, target),
+        *illegal_keys([setting for setting in emission.settings if setting.key not in new], target),
         *broken_rules(emission.run, adapter.name, version, folder=folder),
     ]
     if broken:
@@ -133,6 +155,8 @@ def illegal_keys(settings: Iterable[Setting], target: Target) -> list[tuple[str,
     wrong = []
     for setting in settings:
         spec = target.table.find(setting.key, target.version, target.backend)
+        if spec is None and target.table.is_section(setting.key, target.version):
+            continue
         if spec is None:
             wrong.append((setting.key, f"is no key of {target.table.framework} {target.version}"))
         elif complaint := spec.complaint(setting.value):
@@ -174,13 +198,47 @@ def with_prediction(run: Run, phase: Phase, first_rl_step: int) -> Run:
     )
 
 
-def _merged(settings: Sequence[Setting], carried: Mapping[str, Value], target: Target) -> tuple[Setting, ...]:
-    """Settings with the carried keys; where both speak of a key, what was imported stays as the user wrote it."""
-    kept = {setting.key: setting for setting in settings}
-    for key, value in carried.items():
-        if target.has(key):
-            kept[key] = Setting(key, value, kept[key].why if key in kept else "as imported")
-    return tuple(kept.values())
+def _as_imported(carried: Carried | None, adapter: Adapter, version: str) -> Run | None:
+    """The run of the carried configuration, if it is this framework's and version's."""
+    if carried is None or (carried.framework, carried.version) != (adapter.name, version):
+        return None
+    return adapter.read(carried.source, adapter.target(carried.source, version))[0]
+
+
+def with_carried(
+    emission: Emission, carried: Carried, before: Run | None, adapter: Adapter, target: Target
+) -> Emission:
+    """The imported keys with what the run changes against them; nothing else moves.
+
+    The imported configuration is emitted as it was read (``before``); a key that comes out of both emissions alike was
+    not changed by the job, and stays as the user wrote it. For another framework or version only the keys that exist
+    there go along.
+    """
+    why = {setting.key: setting.why for setting in emission.settings}
+    if before is None:
+        own = {setting.key for setting in emission.settings}
+        extra = [Setting(key, value, "as imported") for key, value in carried.source.keys.items()
+                 if carried.framework == adapter.name and key not in own and target.has(key)]  # fmt: skip
+        return replace(emission, settings=(*emission.settings, *extra))
+    adapted, _ = adapter.adapt(before, target.version)
+    old = {setting.key: setting.value for setting in adapter.emit(adapted, target).settings}
+    known = {key: value for key, value in carried.source.keys.items() if _accepted(key, carried.source, target)}
+    kept = {key: Setting(key, value, why.get(key, "as imported")) for key, value in known.items()}
+    lost = [Limitation(f"imported key {key}", "left out", f"{adapter.title} {target.version} does not have it")
+            for key in carried.source.keys if key not in known]  # fmt: skip
+    for setting in emission.settings:
+        if setting.key not in old or old[setting.key] != setting.value:
+            kept[setting.key] = setting
+    same_mode = before.get("run.mode") == emission.run.get("run.mode")
+    entry = carried.source.entry if same_mode and carried.source.entry else emission.entry
+    base = carried.source.bases if before.get("run.recipe") and same_mode else emission.base
+    limitations = (*emission.limitations, *lost)
+    return replace(emission, settings=tuple(kept.values()), entry=entry, base=base, limitations=limitations)
+
+
+def _accepted(key: str, source: Source, target: Target) -> bool:
+    """Whether an imported key may stand: known, the head of a section, or marked as new by the user."""
+    return target.has(key) or target.table.is_section(key, target.version) or key in source.additions
 
 
 def _framework(text: str) -> tuple[Adapter, str]:

@@ -120,13 +120,15 @@ class OpenRlhf:
 
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
         """``<stem>.sh`` with one array of flags."""
-        model = hub_name(str(emission.run.get("run.architecture", "")))
         yours = {
-            "actor.model_name_or_path": f"${{MODEL_PATH:-{model}}}",
-            "data.prompt_dataset": "${PROMPT_DATA:-/data/prompts.jsonl}",
-            "reward.remote_url": "${REWARD_FUNC:-/ws/reward_func.py}",
+            "actor.model_name_or_path": "MODEL_PATH",
+            "data.prompt_dataset": "PROMPT_DATA",
+            "reward.remote_url": "REWARD_FUNC",
         }
-        flags = [Setting(s.key, yours.get(s.key, s.value), s.why) for s in emission.settings]
+        flags = [
+            Setting(s.key, f"${{{yours[s.key]}:-{s.value}}}" if s.key in yours else s.value, s.why)
+            for s in emission.settings
+        ]
         body = [*argument_array("ARGS", flags), f'python3 -m {emission.entry} "${{ARGS[@]}}" "$@"']
         return {f"{stem}.sh": script(header, body)}
 

@@ -161,7 +161,7 @@ def _expand(raw: str, line: int, shell: _Shell, *, split: bool = True) -> list[W
     if raw[:1] == raw[-1:] == "'" and len(raw) > 1 and "'" not in raw[1:-1]:
         return [Word(raw[1:-1], line)]
     text, quoted = _unquote(raw, lambda part: _substitute(part, shell))
-    if split and not quoted and re.search(r"\s", text) and "$" in raw:
+    if split and not quoted and re.search(r"\s", text) and "$" in raw and "$(" not in text:
         return [Word(part, line) for part in text.split()]
     return [Word(text, line)] if text or quoted else []
 

@@ -141,13 +141,12 @@ class Slime:
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
         """``<stem>.sh`` with the flags in arrays."""
         model = hub_name(str(emission.run.get("run.architecture", ""))).rpartition("/")[2]
-        yours = {
-            "hf-checkpoint": f"${{HF_CHECKPOINT:-/ckpt/{model}}}",
-            "ref-load": f"${{REF_LOAD:-/ckpt/{model}_torch_dist}}",
-            "prompt-data": "${PROMPT_DATA:-/data/prompts.jsonl}",
-        }
+        yours = {"hf-checkpoint": "HF_CHECKPOINT", "ref-load": "REF_LOAD", "prompt-data": "PROMPT_DATA"}
         arch_keys = {setting.key for setting in _model(emission.run)}
-        flags = [Setting(s.key, yours.get(s.key, s.value), s.why) for s in emission.settings]
+        flags = [
+            Setting(s.key, f"${{{yours[s.key]}:-{s.value}}}" if s.key in yours else s.value, s.why)
+            for s in emission.settings
+        ]
         body = ['cd "${SLIME:?set SLIME to your slime checkout}"']
         if arch_keys:
             body += argument_array("MODEL_ARGS", [flag for flag in flags if flag.key in arch_keys])

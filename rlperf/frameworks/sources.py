@@ -19,7 +19,13 @@ from rlperf.specs.reader import Document, parse_document, read_text
 _OVERRIDE = re.compile(r"^(\+\+|\+|~)?([A-Za-z_][\w./@-]*)=(.*)$", re.DOTALL)
 _ENTRY = re.compile(r"(?:^|/)(train\.py|train_async\.py|run_grpo\.py|\w+\.py)$")
 _MODULES = ("verl.", "openrlhf.", "trl.", "areal.", "nemo_rl.", "slime.")
-_EXTERNAL_BASES = {"ppo_trainer", "ppo_megatron_trainer"}
+_LAUNCHER = {
+    "num_processes": "num_processes",
+    "num-processes": "num_processes",
+    "num_machines": "num_machines",
+    "nproc_per_node": "nproc_per_node",
+    "nproc-per-node": "nproc_per_node",
+}
 
 
 @dataclass
@@ -31,6 +37,7 @@ class _Gathered:
     entry: str = ""
     bases: list[str] = field(default_factory=list)
     additions: set[str] = field(default_factory=set)
+    launcher: dict[str, Value] = field(default_factory=dict)
 
     def put(self, key: str, value: Value, file: str, line: int | None) -> None:
         """Set a key; a mapping that replaces a section, or a section below a value, takes the old away."""
@@ -43,7 +50,14 @@ class _Gathered:
         self.lines[key] = (file, line)
 
     def source(self) -> Source:
-        return Source(dict(self.keys), dict(self.lines), self.entry, tuple(self.bases), frozenset(self.additions))
+        return Source(
+            dict(self.keys),
+            dict(self.lines),
+            self.entry,
+            tuple(self.bases),
+            frozenset(self.additions),
+            dict(self.launcher),
+        )
 
 
 def read_source(paths: Sequence[Path | str]) -> Source:
@@ -62,6 +76,7 @@ def read_source(paths: Sequence[Path | str]) -> Source:
 def _read_one(path: Path, gathered: _Gathered) -> None:
     text = read_text(path)
     if path.suffix in (".yaml", ".yml", ".json"):
+        _read_header(text, gathered)
         _read_yaml(parse_document(text, str(path)), path, gathered)
     elif path.suffix in (".sh", ".bash") or text.startswith("#!"):
         _read_commands(text, path, gathered)
@@ -79,6 +94,9 @@ def _read_yaml(document: Document, path: Path, gathered: _Gathered, depth: int =
         raise SpecError(Problem(f"holds a {type(data).__name__} where a mapping of keys is due", str(path), 1))
     if depth > 16:
         raise SpecError(Problem("defaults: more than 16 levels deep, or a circle", str(path)))
+    if "compute_environment" in data or "distributed_type" in data:
+        gathered.launcher.update(flatten(data))
+        return
     for base in _bases(data.get("defaults")):
         _read_base(base, path, document, gathered, depth)
     flat = flatten({name: value for name, value in data.items() if name not in ("defaults", "hydra")})
@@ -147,6 +165,23 @@ def _is_entry(text: str) -> bool:
     return text.startswith(_MODULES) or bool(_ENTRY.search(text))
 
 
+def _read_header(text: str, gathered: _Gathered) -> None:
+    """The launch command that people leave in the comments above a YAML file: only what its launcher is told."""
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            return
+        _read_launcher(line.split(), gathered)
+
+
+def _read_launcher(words: Sequence[str], gathered: _Gathered) -> None:
+    """``--num_processes 8`` and its like, wherever they stand on the line."""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        name, equals, inline = word.removeprefix("--").partition("=")
+        value = inline if equals else after
+        if word.startswith("--") and name in _LAUNCHER and value.strip("()").isdigit():
+            gathered.launcher[_LAUNCHER[name]] = int(value.strip("()"))
+
+
 def _is_value(words: Sequence[Word], index: int) -> bool:
     """Whether a word that looks like a program is the value of a flag, as in ``--reward.remote_url reward.py``."""
     return index > 0 and words[index - 1].text.startswith("--") and len(words[index - 1].text) > 2
@@ -162,7 +197,8 @@ def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
     elif any(word.text == "trl" for word in words):
         begin = next(index for index, word in enumerate(words) if word.text == "trl") + 2
         gathered.entry = "trl." + words[begin - 1].text if begin <= len(words) else "trl"
-    rest = list(words[begin:])
+    _read_launcher([word.text for word in words], gathered)
+    rest = [word for word in words[begin:] if word.text not in ("$@", "$*", "${@}")]
     index = 0
     while index < len(rest):
         word = rest[index]
@@ -185,6 +221,8 @@ def _read_flag(word: Word, following: Sequence[Word], path: Path, gathered: _Gat
                 break
             values.append(after.text)
             taken += 1
+    if name in _LAUNCHER:
+        return taken
     if name in ("config", "config-path", "config-name", "config-dir") and values:
         _read_named(name, values[0], path, gathered)
         return taken

@@ -243,7 +243,7 @@ def _accelerate(run: Run, nodes: int, gpus: int) -> str:
 
 _ALSO_READ = frozenset(
     {
-        "generation_batch_size", "num_processes", "use_vllm", "vllm_mode", "beta", "loss_type", "model_name_or_path",
+        "generation_batch_size", "use_vllm", "vllm_mode", "beta", "loss_type", "model_name_or_path",
         "use_peft", "num_iterations", "bf16", "dtype", "use_liger_kernel",
     }
 )  # fmt: skip
@@ -251,7 +251,7 @@ _ALSO_READ = frozenset(
 
 def _read_batch(run: Run, flat: dict[str, Value], source: Source) -> dict[str, Value]:
     """Prompts per rollout and per update, from completions per device."""
-    world = int(source.keys.get("num_processes") or 8)
+    world = int(source.launcher.get("num_processes") or source.launcher.get("nproc_per_node") or 8)
     micro, group = run.number("trainer.microbatch"), run.number("batch.group_size")
     accumulation = run.number("trainer.accumulation")
     steps = int(run.get("trainer.generation_steps") or 0)
@@ -259,9 +259,10 @@ def _read_batch(run: Run, flat: dict[str, Value], source: Source) -> dict[str, V
     context = run.get("batch.context_tokens")
     response = run.number("batch.max_response_tokens", 512)
     colocated = flat.get("vllm_mode") != "server"
+    offloaded = source.launcher.get("deepspeed_config.offload_optimizer_device") == "cpu"
     return {
         "trainer.devices": world,
-        "trainer.zero_stage": 3,
+        "trainer.zero_stage": int(source.launcher.get("deepspeed_config.zero_stage") or 3),
         "rollout.devices": world if colocated else run.number("rollout.tensor_parallel"),
         "run.devices": world if colocated else world + run.number("rollout.tensor_parallel"),
         "run.devices_per_node": min(world, 8),
@@ -279,7 +280,7 @@ def _read_batch(run: Run, flat: dict[str, Value], source: Source) -> dict[str, V
         "batch.max_prompt_tokens": int(context) - response if context and int(context) > response else 1024,
         "trainer.packing": False,
         "trainer.lora_rank": run.get("trainer.lora_rank") if flat.get("use_peft") else None,
-        "trainer.offload": "none",
+        "trainer.offload": "optimizer" if offloaded else "none",
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name
+from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.fields import (
     KV_DTYPE,
     NEGATED,
@@ -204,28 +204,26 @@ class Verl:
 
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
         """``<stem>.yaml`` (hydra primary config) and ``<stem>.sh``."""
-        search = ["pkg://verl.trainer.config"]
-        if "experimental" in emission.entry:
-            search.insert(0, "pkg://" + emission.entry.rpartition(".")[0] + ".config")
-        top = [
-            "hydra:",
-            f"  searchpath: [{', '.join(search)}]",
-            "defaults:",
-            *(f"  - {line}" for line in emission.base),
-        ]
-        config = yaml_text(emission.settings, header, top=[*top, "  - _self_"])
+        bases = [f"  - {line}" for line in emission.base]
+        recipe = emission.entry.rpartition(".")[0]
+        search = [f"pkg://{recipe}.config"] if any("async_ppo" in b or "one_step" in b for b in emission.base) else []
+        search.append("pkg://verl.trainer.config")
+        top = ["hydra:", f"  searchpath: [{', '.join(search)}]", "defaults:", *bases, "  - _self_"]
+        # The config group stands in the defaults list, not among the keys.
+        settings = [setting for setting in emission.settings if setting.key != "model_engine"]
+        yours = (("TRAIN_FILES", "data.train_files"), ("VAL_FILES", "data.val_files"), ("MODEL_PATH", M + "path"))
+        given = {setting.key: setting.value for setting in settings}
+        named = [(variable, key) for variable, key in yours if isinstance(given.get(key), str)]
+        overrides = " ".join(f'{key}="${variable}"' for variable, key in named)
         body = [
             'cd "$(dirname "$0")"',
             "# yours: data, checkpoint of the policy, reward function",
-            'TRAIN_FILES="${TRAIN_FILES:-/data/train.parquet}"',
-            'VAL_FILES="${VAL_FILES:-/data/val.parquet}"',
-            f'MODEL_PATH="${{MODEL_PATH:-{hub_name(emission.run.get("run.architecture", ""))}}}"',
+            *(f'{variable}="${{{variable}:-{given[key]}}}"' for variable, key in named),
             f'python3 -m {emission.entry} --config-path "$PWD" --config-name {stem} \\',
-            '  data.train_files="$TRAIN_FILES" data.val_files="$VAL_FILES" \\',
-            '  actor_rollout_ref.model.path="$MODEL_PATH" "$@"',
+            f'  {overrides} "$@"',
         ]
         return {
-            f"{stem}.yaml": config,
+            f"{stem}.yaml": yaml_text(settings, header, top=top),
             f"{stem}.sh": script([f"Launches {stem}.yaml on the head of a Ray cluster."], body),
         }
 
@@ -317,6 +315,7 @@ def _read_placement(flat: dict[str, Value], run: Run, source: Source) -> dict[st
     recipe = _is_async_recipe(source)
     v1 = str(flat.get("trainer.v1.trainer_mode") or "sync")
     own = R if v1 == "separate_async" else "rollout." if recipe else ""
+    fully = recipe and flat.get("data.train_batch_size") == 0
     values: dict[str, Value] = {
         "trainer.devices": trainer,
         "run.devices_per_node": per_node,
@@ -334,7 +333,7 @@ def _read_placement(flat: dict[str, Value], run: Run, source: Source) -> dict[st
     values["run.free_cache_engine"] = bool(flat.get(R + "free_cache_engine"))
     total = trainer + (values["rollout.devices"] if own else 0)
     values["run.devices"], values["run.nodes"] = total, -(-total // values["run.devices_per_node"])
-    fully = recipe and flat.get("data.train_batch_size") == 0
+    values["run.recipe"] = ("fully_async" if fully else "one_step_off") if recipe else None
     if fully:
         sync = int(flat.get("async_training.trigger_parameter_sync_step") or 1)
         batches = int(flat.get("async_training.require_batches") or 1)

@@ -88,7 +88,8 @@ def placement(run: Run, version: str) -> list[Setting]:
         Setting(R + "calculate_log_probs", True),
     ]
     staleness = max(run.number("run.staleness", 1), 1)
-    if at_least(version, "0.9"):
+    recipe = run.get("run.recipe")
+    if at_least(version, "0.9") and recipe is None:
         return [
             *settings,
             Setting(R + "nnodes", nodes, "rollout's own nodes"),
@@ -105,7 +106,7 @@ def placement(run: Run, version: str) -> list[Setting]:
         Setting("rollout.nnodes", nodes, "rollout's own nodes"),
         Setting("rollout.n_gpus_per_node", gpus),
     ]
-    if mode != "async":
+    if mode != "async" or recipe == "one_step_off":
         return [*settings, Setting(R + "free_cache_engine", False)]
     return [
         *settings,
@@ -230,8 +231,9 @@ def entry_of(run: Run, target: Target) -> tuple[str, tuple[str, ...]]:
     megatron = target.backend == "megatron"
     group = ("override model_engine: megatron",) if megatron and at_least(version, "0.8") else ()
     base = "ppo_megatron_trainer" if megatron and not group else "ppo_trainer"
-    if mode == "colocated" or at_least(version, "0.9"):
+    recipe = run.get("run.recipe")
+    if mode == "colocated" or (at_least(version, "0.9") and recipe is None):
         return "verl.trainer.main_ppo", (base, *group)
     # The recipes' own configs set hydra.searchpath, which hydra refuses in anything but the primary config: so the
     # trainer's config is the base here too, and `placement` states every key that the recipe adds.
-    return ASYNC_ENTRIES["fully_async" if mode == "async" else "one_step_off"], (base, *group)
+    return ASYNC_ENTRIES[recipe or ("fully_async" if mode == "async" else "one_step_off")], (base, *group)

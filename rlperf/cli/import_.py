@@ -1,0 +1,67 @@
+"""``rlperf import``: an existing configuration or launch script as a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlperf.cli.output import AsJson, console, print_json
+
+
+def import_(
+    config: Annotated[list[Path], typer.Argument(help="YAML, launch script, overrides or flags; several are one.")],
+    framework: Annotated[
+        str | None, typer.Option(help="verl, nemo_rl, openrlhf, slime, areal, trl (==version); default: recognised.")
+    ] = None,
+    cluster: Annotated[str | None, typer.Option(help="Cluster that it runs on; the file does not say.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Length preset, model or trace; the file does not say.")] = None,
+    out: Annotated[Path, typer.Option(help="The job file; what it cannot state goes beside it.")] = Path("job.yaml"),
+    as_json: AsJson = False,
+) -> None:
+    """Read a framework's configuration into a job with pinned pools. Nothing of it is executed.
+
+    Unknown keys are listed; what the file leaves out is filled with that version's own defaults.
+
+    Example: rlperf import run_grpo.sh --cluster dgx_h100 --out job.yaml
+    """
+    from rlperf.frameworks.export import keys_file
+    from rlperf.frameworks.imports import describe, import_config, job_of, job_text, keys_text
+    from rlperf.specs.writer import write_atomic
+
+    imported = import_config(config, framework)
+    job = job_of(imported, cluster=cluster, workload=workload, name=config[0].stem)
+    write_atomic(out, job_text(job))
+    write_atomic(keys_file(out), keys_text(imported))
+    assumed = [
+        text
+        for text, given in ((f"cluster {job.cluster}", cluster), (f"workload {job.tasks[0].workload}", workload))
+        if given is None
+    ]
+    problems = [(item, "unknown key") for item in imported.unknown]
+    problems += [(item, "not accepted") for item in imported.illegal]
+    if as_json:
+        print_json(
+            {
+                "schema_version": 1,
+                "framework": imported.adapter.name,
+                "version": imported.target.version,
+                "job": job.model_dump(mode="json", exclude_none=True),
+                "unknown": [{"key": i.key, "where": i.where, "suggestion": i.suggestion} for i in imported.unknown],
+                "not_accepted": [{"key": i.key, "where": i.where, "why": i.suggestion} for i in imported.illegal],
+                "defaults": imported.filled(),
+                "carried": imported.carried,
+                "assumed": assumed,
+            }
+        )
+        return
+    screen = console()
+    screen.print(describe(imported), soft_wrap=True)
+    screen.print(f"{out}, and the keys that a job cannot state in {keys_file(out)}", soft_wrap=True)
+    for item, what in problems:
+        hint = f" ({item.suggestion})" if item.suggestion else ""
+        screen.print(f"{item.where}: {what} {item.key}{hint}", soft_wrap=True, markup=False)
+    screen.print(f"{len(imported.filled())} performance keys left to the defaults of {imported.framework}")
+    for text in assumed:
+        screen.print(f"assumed: {text}")

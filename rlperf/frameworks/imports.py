@@ -1,0 +1,203 @@
+"""Import: an existing configuration or launch script as a Job with pinned pools, nothing executed, no key lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from rlperf.errors import Problem, SpecError
+from rlperf.frameworks.adapter import Adapter, Source, hub_name
+from rlperf.frameworks.fields import Target
+from rlperf.frameworks.keytable import ABSENT, Value, key_table
+from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
+from rlperf.frameworks.run import Run, to_job
+from rlperf.frameworks.sources import read_source
+from rlperf.specs.job import Job
+from rlperf.specs.profiles import load_architecture
+
+DEFAULT_CLUSTER = "dgx_h100"
+DEFAULT_WORKLOAD = "math"
+
+
+@dataclass(frozen=True)
+class UnknownKey:
+    """A key that this version does not have: where it stands, and what it may have meant."""
+
+    key: str
+    where: str
+    suggestion: str | None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A configuration as it was understood."""
+
+    adapter: Adapter
+    target: Target
+    source: Source
+    run: Run
+    understood: frozenset[str]
+    unknown: tuple[UnknownKey, ...]
+    illegal: tuple[UnknownKey, ...]
+
+    @property
+    def framework(self) -> str:
+        """Name and version, as a job states them."""
+        return f"{self.adapter.name}=={self.target.version}"
+
+    @property
+    def carried(self) -> dict[str, Value]:
+        """Keys that the job form does not speak of; an export takes them along."""
+        return {key: value for key, value in self.source.keys.items() if key not in self.understood}
+
+    def where(self, key: str) -> str:
+        """``file:line`` of a key, or of nothing where it is a default."""
+        file, line = self.source.lines.get(key, ("", None))
+        return f"{file}:{line}" if line else file
+
+    def filled(self) -> dict[str, Value]:
+        """Keys that were left to the version's defaults and matter to performance."""
+        keys = self.target.table.keys(self.target.version, self.target.backend)
+        return {
+            key: keys[key].default
+            for entry in self.adapter.fields
+            for key in entry.keys
+            if key in keys and key not in self.source.keys and keys[key].default is not ABSENT
+        }
+
+
+def import_config(paths: Sequence[Path | str], framework: str | None = None) -> Imported:
+    """Read a configuration: YAML with its bases, hydra overrides, launch scripts or flags.
+
+    ``framework`` (``verl``, ``verl==0.8``) is recognised from the keys where it is not given; so is the newest version
+    that knows every key.
+
+    Raises
+    ------
+    SpecError : a file cannot be read, or no framework (or several) could have written it
+    """
+    source = read_source(paths)
+    if not source.keys:
+        raise SpecError(Problem("holds no settings", str(paths[0])))
+    return understand(source, framework, str(paths[0]))
+
+
+def understand(source: Source, framework: str | None = None, file: str = "") -> Imported:
+    """A source as a framework's configuration."""
+    name, version = split_name(framework) if framework else (None, None)
+    adapter = adapter_of(name) if name else detect(source, file)
+    version = version or newest_version(adapter, source)
+    target = adapter.target(source, version)
+    try:
+        run, understood = adapter.read(source, target)
+    except (ValueError, TypeError, KeyError) as error:
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError(Problem(f"a value has the wrong type for {adapter.title}: {error}", file)) from error
+    unknown, illegal = check_keys(source, target)
+    return Imported(adapter, target, source, run, understood, unknown, illegal)
+
+
+def detect(source: Source, file: str = "") -> Adapter:
+    """The framework that the keys belong to."""
+    scores = sorted(((adapter_of(name).detect(source), name) for name in FRAMEWORKS), reverse=True)
+    if scores[0][0] == 0.0:
+        raise SpecError(
+            Problem("no framework is recognised from its keys", file, suggestion=f"--framework {'|'.join(FRAMEWORKS)}")
+        )
+    return adapter_of(scores[0][1])
+
+
+def newest_version(adapter: Adapter, source: Source) -> str:
+    """The newest version that knows most of the keys."""
+    table = key_table(adapter.name)
+    counted = []
+    for age, version in enumerate(reversed(table.versions)):
+        target = adapter.target(source, version)
+        unknown, _ = check_keys(source, target)
+        counted.append((len(unknown), age, version))
+    return min(counted)[2]
+
+
+def check_keys(source: Source, target: Target) -> tuple[tuple[UnknownKey, ...], tuple[UnknownKey, ...]]:
+    """Keys that the version does not have, and keys with a value that it does not accept."""
+    unknown, illegal = [], []
+    for key, value in source.keys.items():
+        file, line = source.lines.get(key, ("", None))
+        where = f"{file}:{line}" if line else file
+        spec = target.table.find(key, target.version, target.backend)
+        if spec is None and (key in source.additions or target.table.is_section(key, target.version)):
+            continue
+        if spec is None:
+            hint = target.table.suggestion(key, target.version, target.backend)
+            unknown.append(UnknownKey(key, where, hint))
+        elif complaint := spec.complaint(value):
+            illegal.append(UnknownKey(key, where, complaint))
+    return tuple(unknown), tuple(illegal)
+
+
+def job_of(
+    imported: Imported, *, cluster: str | None = None, workload: str | None = None, name: str = "imported"
+) -> Job:
+    """The configuration as a job with pinned pools. GPU type and lengths are not in it: assumed if not given."""
+    run = imported.run.with_({"run.architecture": known_architecture(str(imported.run.get("run.architecture", "")))})
+    try:
+        return to_job(
+            run,
+            framework=imported.framework,
+            cluster=cluster or DEFAULT_CLUSTER,
+            workload=workload or DEFAULT_WORKLOAD,
+            name=name,
+        )
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
+        raise SpecError([Problem(f"cannot be a job: {text}") for text in problems]) from error
+    except (ValueError, TypeError) as error:
+        raise SpecError(Problem(f"cannot be a job: {error}")) from error
+
+
+def known_architecture(name: str) -> str:
+    """The shipped name behind a hub name or checkpoint path, or the text as it is."""
+    for candidate in (name, name.rstrip("/").rpartition("/")[2]):
+        if candidate and not candidate.startswith(("/", "~", ".")):
+            try:
+                return load_architecture(candidate).name
+            except SpecError:
+                continue
+    return name
+
+
+def job_text(job: Job) -> str:
+    """The job as YAML, without what is default."""
+    data = job.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+
+
+def keys_text(imported: Imported) -> str:
+    """The imported keys as YAML: what `rlperf export` takes along, so that export after import changes nothing."""
+    source = imported.source
+    data = {
+        "framework": imported.adapter.name,
+        "version": imported.target.version,
+        "entry": source.entry,
+        "bases": list(source.bases),
+        "additions": sorted(source.additions),
+        "launcher": dict(source.launcher),
+        "keys": dict(source.keys),
+    }
+    head = "# Every key of the imported configuration; `rlperf export` keeps those that a job cannot state.\n"
+    return head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+
+
+def describe(imported: Imported) -> str:
+    """What was imported, in one line."""
+    run = imported.run
+    return (
+        f"{imported.adapter.title} {imported.target.version}: {hub_name(str(run.get('run.architecture', '?')))}, "
+        f"{run.get('run.devices', '?')} GPUs, {run.get('run.mode')}, "
+        f"{run.get('batch.prompts_per_step')} prompts x {run.get('batch.group_size')}"
+    )

@@ -1,0 +1,233 @@
+"""Existing configurations: read without a lost key, unknown keys named, exported again unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rlperf.cli.main import app
+from rlperf.errors import SpecError
+from rlperf.frameworks.export import Carried, export_run, write_file
+from rlperf.frameworks.fields import resolve
+from rlperf.frameworks.imports import import_config, job_of, job_text, keys_text
+from rlperf.frameworks.keytable import key_table
+from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
+from rlperf.frameworks.run import from_job
+from rlperf.frameworks.shell import commands
+from rlperf.frameworks.sources import read_source
+from rlperf.specs.job import Job
+from rlperf.specs.reader import parse_document, validate
+
+from .framework_samples import sample_run
+
+FRAMEWORK_OF = {
+    "areal": "areal",
+    "nemo": "nemo_rl",
+    "openrlhf": "openrlhf",
+    "slime": "slime",
+    "trl": "trl",
+    "verl": "verl",
+}
+
+
+def _exported_keys(folder: Path, files: tuple[Path, ...]) -> dict[str, Any]:
+    configs = [path for path in files if path.suffix == ".yaml" and "accelerate" not in path.name]
+    scripts = [path for path in files if path.suffix == ".sh"]
+    return dict(read_source(configs or scripts).keys)
+
+
+@pytest.mark.data
+def test_every_accepted_example_survives_import_and_export(measured_data: Path, tmp_path: Path) -> None:
+    examples = sorted((measured_data / "frameworks" / "examples").iterdir())
+    assert len(examples) == 12
+    for path in examples:
+        imported = import_config([path])
+        assert imported.adapter.name == FRAMEWORK_OF[path.name.split("_")[0]], path.name
+        assert (imported.unknown, imported.illegal) == ((), ()), path.name
+        job_file = tmp_path / path.stem / "job.yaml"
+        job_file.parent.mkdir()
+        job_file.write_text(job_text(job_of(imported)))
+        job_file.with_suffix(".keys.yaml").write_text(keys_text(imported))
+        written = write_file(job_file, None, tmp_path / path.stem / "out")
+        found = _exported_keys(tmp_path, written)
+        lost = {key: value for key, value in imported.source.keys.items()
+                if key != "model_engine" and not _same(found.get(key), value)}  # fmt: skip
+        assert lost == {}, path.name
+
+
+def _same(found: Any, given: Any) -> bool:
+    return bool(found == given) or str(found).endswith(f":-{given}}}") or found == [given]
+
+
+@pytest.mark.data
+def test_examples_say_the_same_in_neutral_words(measured_data: Path) -> None:
+    examples = measured_data / "frameworks" / "examples"
+    fsdp = import_config([examples / "verl_grpo_qwen3_8b_fsdp_8xh100.yaml"]).run
+    assert (fsdp.get("batch.prompts_per_step"), fsdp.get("batch.mini_batch")) == (128, 64)
+    assert (fsdp.get("trainer.backend"), fsdp.get("trainer.offload")) == ("fsdp2", "optimizer")
+    split = import_config([examples / "verl_separate_async_qwen3_8b_2p2.yaml"]).run
+    # 10,240 tokens per GPU times Ulysses 4.
+    assert (split.get("trainer.token_budget"), split.get("trainer.data_parallel")) == (40960, 4)
+    assert (split.get("trainer.devices"), split.get("rollout.devices"), split.get("run.mode")) == (16, 16, "async")
+    inherited = import_config([examples / "nemo_rl_async_1off_qwen3_30ba3b_4n8g.yaml"]).run
+    # 512 samples per update / 32 samples per prompt, and the parent's layout.
+    assert (inherited.get("batch.mini_batch"), inherited.get("trainer.expert_parallel")) == (16, 8)
+    assert (inherited.get("run.mode"), inherited.get("rollout.devices")) == ("one_step_off", 16)
+    slime = import_config([examples / "slime_grpo_qwen3_30b_a3b_8gpu.sh"]).run
+    assert (slime.get("trainer.tensor_parallel"), slime.get("rollout.tensor_parallel")) == (4, 8)
+    assert slime.get("batch.mini_batch") == 32
+    areal = import_config([examples / "areal_grpo_qwen2_5_7b_8gpu.yaml"]).run
+    assert (areal.get("trainer.data_parallel"), areal.get("rollout.data_parallel")) == (4, 4)
+    trl = import_config([examples / "trl_grpo_qwen2_5_7b_8gpu.yaml"]).run
+    # 4 completions x 8 GPUs x 8 accumulations / 8 generations = 32 prompts an update, two updates a rollout.
+    assert (trl.get("batch.mini_batch"), trl.get("batch.prompts_per_step")) == (32, 64)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_job_changed_after_import_changes_those_keys_alone(framework: str, tmp_path: Path) -> None:
+    version = key_table(framework).versions[-1]
+    adapter = adapter_of(framework)
+    run = sample_run(Random(21), framework, version).with_({"run.mode": "colocated", "run.staleness": 0})
+    devices = run.number("trainer.devices")
+    run = run.with_({"rollout.devices": devices, "run.devices": devices})
+    run = run.with_({"rollout.data_parallel": devices // run.number("rollout.tensor_parallel")})
+    for name, text in export_run(run, adapter, version, "config").files.items():
+        (tmp_path / name).write_text(text)
+    file = tmp_path / ("config.sh" if framework in ("slime", "openrlhf") else "config.yaml")
+    files = [file, *tmp_path.glob("*accelerate.yaml")]
+    imported = import_config(files, framework)
+    job = job_of(imported)
+    again = from_job(job, 8).with_({"rollout.memory_fraction": 0.42})
+    carried = Carried(framework, imported.target.version, imported.source)
+    settings = export_run(again, adapter, version, "config", carried=carried).emission.settings
+    changed = {s.key for s in settings if not _same(imported.source.keys.get(s.key), s.value)}
+    expected = {
+        "verl": "actor_rollout_ref.rollout.gpu_memory_utilization",
+        "nemo_rl": "policy.generation.vllm_cfg.gpu_memory_utilization",
+        "openrlhf": "vllm.gpu_memory_utilization",
+        "slime": "sglang-mem-fraction-static",
+        "areal": "sglang.mem_fraction_static",
+        "trl": "vllm_gpu_memory_utilization",
+    }[framework]
+    alternative = {
+        "nemo_rl": "policy.generation.sglang_cfg.mem_fraction_static",
+        "areal": "vllm.gpu_memory_utilization",
+    }
+    assert changed in ({expected}, {alternative.get(framework, expected)})
+
+
+def test_shell_scripts_are_read_not_run(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text(
+        """#!/bin/bash
+set -x
+export NODES=${NODES:-2}   # a comment with "quotes'
+N=$((4 * 2)); touch /tmp/never && rm -rf "$HOME/never"
+ARGS=(
+  trainer.nnodes=$NODES   # inside the array
+  "trainer.n_gpus_per_node=${N}"
+)
+ARGS+=(actor_rollout_ref.rollout.n=8 'data.train_files=["/a b/x.parquet"]')
+NAME="$(date +%s)"
+ray job submit --address="http://x:1" -- python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo "${ARGS[@]}" \\
+    +actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype=fp8 trainer.experiment_name=$NAME $@
+"""
+    )
+    source = read_source([script])
+    assert source.entry == "verl.trainer.main_ppo"
+    assert source.keys["trainer.nnodes"] == 2
+    assert source.keys["trainer.n_gpus_per_node"] == 8
+    assert source.keys["data.train_files"] == ["/a b/x.parquet"]
+    assert source.keys["actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype"] == "fp8"
+    assert source.lines["trainer.nnodes"] == (str(script), 6)
+    assert source.keys["trainer.experiment_name"] == "$(date +%s)"
+
+
+def test_words_of_commands() -> None:
+    text = "A='x y'\npython t.py --name $A --path \"$A/z\" --flag --list 1 2 && echo done"
+    first = [word.text for word in commands(text)[0]]
+    assert first == ["python", "t.py", "--name", "x", "y", "--path", "x y/z", "--flag", "--list", "1", "2"]
+
+
+def test_inherited_yaml_with_override_and_resolvers(tmp_path: Path) -> None:
+    (tmp_path / "parent.yaml").write_text(
+        "grpo: {num_prompts_per_step: 4, num_generations_per_prompt: 2}\n"
+        "policy:\n  max_total_sequence_length: 100\n  train_micro_batch_size: 3\n"
+        "  sequence_packing: {enabled: true, train_mb_tokens: '${mul:${policy.max_total_sequence_length}, "
+        "${policy.train_micro_batch_size}}'}\n  megatron_cfg: {enabled: false, tensor_model_parallel_size: 8}\n"
+    )
+    child = tmp_path / "child.yaml"
+    child.write_text(
+        "defaults: parent.yaml\npolicy:\n  train_micro_batch_size: 5\n"
+        "  megatron_cfg: {_override_: true, enabled: true}\n"
+    )
+    source = read_source([child])
+    assert "policy.megatron_cfg.tensor_model_parallel_size" not in source.keys
+    assert resolve(source.keys)["policy.sequence_packing.train_mb_tokens"] == 500
+    assert source.lines["grpo.num_prompts_per_step"] == (str(tmp_path / "parent.yaml"), 1)
+
+
+def test_defaults_come_from_the_named_version(tmp_path: Path) -> None:
+    file = tmp_path / "c.txt"
+    file.write_text("actor_rollout_ref.rollout.name=vllm\nactor_rollout_ref.rollout.n=8\ntrainer.nnodes=1\n")
+    runs = [import_config([file], f"verl=={version}").run for version in ("0.8", "0.9")]
+    assert [run.get("rollout.max_running") for run in runs] == [1024, 256]
+
+
+def test_the_newest_version_that_knows_the_keys_is_taken(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("actor_rollout_ref: {rollout: {name: vllm, update_weights_bucket_megabytes: 512, n: 4}}\n")
+    assert import_config([file]).target.version == "0.6"
+
+
+def test_misspelt_and_moved_keys_are_named_with_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "actor_rollout_ref:\n  actor:\n    ppo_mini_batchsize: 64\n  rollout:\n    name: vllm\n"
+        "    update_weights_bucket_megabytes: 512\n    n: many\n"
+    )
+    imported = import_config([file], "verl==0.9")
+    assert [(item.key, item.suggestion) for item in imported.illegal] == [
+        ("actor_rollout_ref.rollout.n", "'many' is not a whole number")
+    ]
+    with pytest.raises(SpecError, match="cannot be a job"):
+        job_of(imported)
+    found = {item.key: (item.where, item.suggestion) for item in imported.unknown}
+    misspelt = found["actor_rollout_ref.actor.ppo_mini_batchsize"]
+    assert misspelt == (f"{file}:3", "did you mean actor_rollout_ref.actor.ppo_mini_batch_size?")
+    assert "0.5 to 0.6" in str(found["actor_rollout_ref.rollout.update_weights_bucket_megabytes"][1])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("c.yaml", "a: 1\n", "no framework is recognised"),
+        ("c.yaml", "- 1\n- 2\n", "mapping of keys is due"),
+        ("c.yaml", "a: [1\n", "not valid YAML"),
+        ("c.sh", "echo hello\n", "no command in it"),
+        ("c.txt", "just words\n", "neither YAML"),
+    ],
+)
+def test_what_cannot_be_read_is_said(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError, match=message):
+        import_config([tmp_path / name])
+
+
+def test_command_line_import_then_export(tmp_path: Path) -> None:
+    run = sample_run(Random(13), "slime")
+    (tmp_path / "run.sh").write_text(export_run(run, adapter_of("slime"), "main", "run").files["run.sh"])
+    job = tmp_path / "job.yaml"
+    result = CliRunner().invoke(app, ["import", str(tmp_path / "run.sh"), "--out", str(job), "--json"])
+    assert result.exit_code == 0, result.output
+    assert yaml.safe_load(job.read_text())["framework"] == "slime==main"
+    validate(parse_document(job.read_text(), str(job)), Job)
+    result = CliRunner().invoke(app, ["export", str(job), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out" / "config.sh").stat().st_mode & 0o111

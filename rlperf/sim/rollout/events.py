@@ -111,6 +111,7 @@ class EventEngine:
         self.first_token: list[float] = [-1.0] * turns
         self.finish: list[float] = [0.0] * turns
         self.log = SegmentLog()
+        self.rows = self.log.rows
         self.preemptions = self.hit_tokens = self.looked_up = 0
         self.drain_try = n + 1
         self.trajectories = trajectories
@@ -157,7 +158,7 @@ class EventEngine:
                 return True
         if not self.chunked and held > total:
             held, preempted = self._preempt(held)
-        if not self.waiting and not self.arrivals and self._can_drain():
+        if not self.waiting and not self.arrivals and self.batch.size <= self.drain_try and self._can_drain():
             return self._drain()
         self._decode_run(held, preempted)
         return True
@@ -191,7 +192,7 @@ class EventEngine:
         self.adjust += self.cache.shared[g] if self.cache.holders[g] else 0
 
     def _preempt(self, held: int) -> tuple[int, bool]:
-        """Make the decodes of the next engine_step fit; blocks then held, and whether a victim could return after it."""
+        """Make the decodes of the next engine_step fit; blocks then held, and whether a victim may return after it."""
         preempted = False
         while held > self.cache.total and len(self.running) > 1:
             i, _ = self.running.popitem()
@@ -273,7 +274,10 @@ class EventEngine:
         seconds = self.seconds.mixed_s(decoding, keys, tokens, pairs, len(chunks))
         held = self._held()
         stalled = batch.size - decoding
-        self._record(seconds, 1, decoding, keys, tokens, pairs, len(chunks), stalled, recomputed, held)
+        self.rows.append(
+            (self.now, seconds, 1, decoding, len(self.waiting), keys, tokens, pairs, len(chunks), stalled, recomputed,
+             held * batch.block)
+        )  # fmt: skip
         if self.cache.unheld_blocks:
             self.cache.evict(held)
         self.seen_s = self.now
@@ -313,11 +317,15 @@ class EventEngine:
             count = self._steps_to_arrival(self.arrivals[0][0] - self.now, count, fixed, per_key)
         keys = batch.keys_of(count)
         seconds = count * fixed + per_key * keys
-        self.seen_s = self.now + (seconds - fixed - per_key * (keys - batch.keys_of(count - 1)) if count > 1 else 0.0)
+        if self.look_ahead:
+            last_s = fixed + per_key * (keys - batch.keys_of(count - 1)) if count > 1 else seconds
+            self.seen_s = self.now + seconds - last_s
         self.leaving = 0
-        self._record(seconds, count, size, keys, 0, 0, 0, 0, 0, held)
+        block = batch.block
+        self.rows.append((self.now, seconds, count, size, len(self.waiting), keys, 0, 0, 0, 0, 0, held * block))
         self.now += seconds
-        if self.finite and self.cache.unheld_blocks:
+        unheld = self.cache.unheld_blocks
+        if unheld and held + size * (count * self.width // block + 1) + unheld > self.cache.total:
             batch.step(count - 1)
             self.cache.evict(self._held())
             count = 1
@@ -370,13 +378,7 @@ class EventEngine:
 
     def _can_drain(self) -> bool:
         """Whether only decoding is left; a full-cache bound that failed is tried again at half the batch."""
-        if (
-            self.more_to_come
-            or self.waiting
-            or self.arrivals
-            or self.partial is not None
-            or self.batch.size > self.drain_try
-        ):
+        if self.more_to_come or self.waiting or self.arrivals or self.partial is not None:
             return False
         if self.open_turns and any(self.turn[i] < self.last_turn[i] for i in self.running):
             return False
@@ -396,14 +398,6 @@ class EventEngine:
         return False
 
     # -- outcome -----------------------------------------------------------------------------------------------------
-
-    def _record(self, seconds: float, steps: int, *row: float) -> None:
-        running, keys, tokens, pairs, requests, stalled, recomputed, held = row
-        held_tokens = held * self.cache.block
-        self.log.rows.append(
-            (self.now, seconds, steps, running, len(self.waiting), keys, tokens, pairs, requests, stalled, recomputed,
-             held_tokens)
-        )  # fmt: skip
 
     def timeline(self, members: IntArray | None = None) -> ReplicaTimeline:
         """The outcome as columns, of all trajectories or of ``members``."""

@@ -10,10 +10,12 @@ from typing import Protocol
 
 import yaml
 
+from rlperf.errors import SpecError
 from rlperf.frameworks.fields import Field, Setting, Target
 from rlperf.frameworks.keytable import KeyTable, Value, key_table
 from rlperf.frameworks.run import Run
 from rlperf.specs.framework import FrameworkFacts, Rule
+from rlperf.specs.profiles import load_architecture
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,17 @@ def hub_name(architecture: str) -> str:
         if lowered.startswith(start):
             return f"{organisation}/{architecture}"
     return architecture
+
+
+def known_architecture(name: str) -> str:
+    """The shipped name behind a hub name or checkpoint path, or the text as it is."""
+    for candidate in (name, name.rstrip("/").rpartition("/")[2]):
+        if candidate and not candidate.startswith(("/", "~", ".")):
+            try:
+                return load_architecture(candidate).name
+            except SpecError:
+                continue
+    return name
 
 
 def node_shape(devices: int, per_node: int) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlperf.errors import ExportError, Problem, SpecError
-from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts
+from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts, known_architecture
 from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of, split_name
@@ -131,6 +131,9 @@ def export_run(
     before = _as_imported(carried, adapter, version)
     if before is not None:
         run = run.with_({"run.recipe": before.get("run.recipe")})
+        named = str(before.get("run.architecture", ""))
+        if known_architecture(named) == known_architecture(str(run.get("run.architecture", ""))):
+            run = run.with_({"run.architecture": named})
     adapted, limitations = adapter.adapt(run, version)
     table = key_table(adapter.name)
     target = Target(table, version, str(adapted.get("trainer.backend", "")))

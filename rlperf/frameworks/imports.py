@@ -10,14 +10,13 @@ import yaml
 from pydantic import ValidationError
 
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks.adapter import Adapter, Source, hub_name
+from rlperf.frameworks.adapter import Adapter, Source, hub_name, known_architecture
 from rlperf.frameworks.fields import Target
 from rlperf.frameworks.keytable import ABSENT, Value, key_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
 from rlperf.frameworks.run import Run, to_job
 from rlperf.frameworks.sources import read_source
 from rlperf.specs.job import Job
-from rlperf.specs.profiles import load_architecture
 
 DEFAULT_CLUSTER = "dgx_h100"
 DEFAULT_WORKLOAD = "math"
@@ -158,17 +157,6 @@ def job_of(
         raise SpecError([Problem(f"cannot be a job: {text}") for text in problems]) from error
     except (ValueError, TypeError) as error:
         raise SpecError(Problem(f"cannot be a job: {error}")) from error
-
-
-def known_architecture(name: str) -> str:
-    """The shipped name behind a hub name or checkpoint path, or the text as it is."""
-    for candidate in (name, name.rstrip("/").rpartition("/")[2]):
-        if candidate and not candidate.startswith(("/", "~", ".")):
-            try:
-                return load_architecture(candidate).name
-            except SpecError:
-                continue
-    return name
 
 
 def job_text(job: Job) -> str:

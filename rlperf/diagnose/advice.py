@@ -70,6 +70,7 @@ KNOBS: dict[str, tuple[tuple[str, str], ...]] = {
         ("reward", "overlap reward with the rollout, trajectory by trajectory"),
         ("reward_workers", "more workers per rank: the slowest rank counts"),
     ),
+    "reward_imbalance": (("reward", "share the rewards of all ranks among one pool of workers"),),
     "dp_imbalance": (("token_budget", "balance tokens over data-parallel ranks and pack by tokens"),),
     "straggling_rank": (("devices", "find why one rank computes more slowly than its peers"),),
     "exposed_communication": (

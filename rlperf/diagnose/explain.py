@@ -74,6 +74,7 @@ class Explanation:
     step_s : seconds per rl_step
     floor_s : losses below it are not reported [s]
     causes : faults first, then structural costs, each by seconds
+    critical_s : seconds per rl_step of each activity on the critical path, the largest first
     interactions : pairs of causes that do not add up, above the floor
     notes : what was assumed or could not be seen
     """
@@ -81,6 +82,7 @@ class Explanation:
     step_s: float
     floor_s: float
     causes: tuple[Cause, ...]
+    critical_s: tuple[tuple[str, float], ...] = ()
     interactions: tuple[Interaction, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -112,15 +114,28 @@ def explain_graph(
     pairs = list(zip(found, losses, strict=True))
     faults = [_cause(graph, f, alone, joint, step_s) for f, (alone, joint) in pairs if max(alone, joint) >= floor_s]
     faults.sort(key=lambda c: -c.joint_s)
-    changes = structural_changes(graph)
+    # What is a fault already is not said again as a cost of the plan.
+    said = {c.kind for c in faults}
+    changes = {name: change for name, change in structural_changes(graph).items() if name not in said}
     single = {name: step_s - graph.what_if_s(change) for name, change in changes.items()}
     costs = [_structural(graph, name, changes[name], single[name], step_s) for name in changes]
     costs = sorted((c for c in costs if c.loss_s >= floor_s), key=lambda c: -c.loss_s)
     together = {f.kind + ": " + f.where: (f.change, a) for f, (a, j) in pairs if max(a, j) >= floor_s}
     together |= {c.kind: (changes[c.kind], c.loss_s) for c in costs}
-    return Explanation(
-        step_s, floor_s, (*faults, *costs), _interactions(graph, together, step_s, floor_s), tuple(notes)
-    )
+    found_pairs = _interactions(graph, together, step_s, floor_s)
+    return Explanation(step_s, floor_s, (*faults, *costs), critical_seconds(graph), found_pairs, tuple(notes))
+
+
+def critical_seconds(graph: g.PerformanceGraph) -> tuple[tuple[str, float], ...]:
+    """Seconds per rl_step of each activity on the critical path, the largest first; gaps are ``waiting``."""
+    path = graph.critical_path()
+    steps = max(np.unique(graph.rl_step).size, 1)
+    seconds = np.bincount(graph.activity[path], graph.duration_s[path], len(g.ACTIVITIES)) / steps
+    rows = [(name, float(s)) for name, s in zip(g.ACTIVITIES, seconds, strict=True) if s > 0]
+    gaps = float(np.maximum(graph.gap_s[path], 0.0).sum()) / steps
+    if gaps > 1e-9 * max(graph.step_s(), 1.0):
+        rows.append(("waiting", gaps))
+    return tuple(sorted(rows, key=lambda row: -row[1]))
 
 
 def _without_doubles(found: list[Fault]) -> list[Fault]:

@@ -5,6 +5,7 @@ it. Each detector reads the graph only; none knows what a healthy run looks like
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class Limits:
     tool : tool seconds of a rank over its peers' median
     deviations : and at least that many robust standard deviations above the peers
     gap : statistic of the spacing test above which the longest values stand apart (`apart`)
+    queue : share of the requests' time in queues above which the engine is saturated
     serial : share of the rl_step from which serial work of the controller is a fault
     """
 
@@ -37,7 +39,8 @@ class Limits:
     abnormal: float = 1.3
     tool: float = 2.0
     deviations: float = 6.0
-    gap: float = 9.0
+    gap: float = 5.0
+    queue: float = 0.5
     serial: float = 0.05
 
 
@@ -48,7 +51,7 @@ class Fault:
     Attributes
     ----------
     kind : slow_device, slow_link, long_trajectory, data_imbalance, slow_tool, controller, stage_imbalance, kv_cache,
-        slow_reward
+        queueing, slow_reward
     where : the place in words
     evidence : how it differs from its peers, in words
     change : what the graph would be without it
@@ -75,7 +78,8 @@ def find_faults(graph: g.PerformanceGraph, limits: Limits | None = None) -> list
     long = long_trajectories(graph, known)
     found = [*slow_devices(graph, fit, known), *slow_links(graph, known), *long]
     found += [*imbalance(graph, fit, long, known), *slow_tools(graph, known), *stages(graph, known)]
-    return [*found, *kv_cache(graph, fit), *slow_rewards(graph, known), *controller(graph, known)]
+    cache = kv_cache(graph, fit)
+    return [*found, *(cache or queueing(graph, known)), *slow_rewards(graph, known), *controller(graph, known)]
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------
@@ -98,17 +102,18 @@ def stands_out(values: FloatArray, factor: float, deviations: float) -> IntArray
     return np.flatnonzero(known & (values > factor * median) & (values - median > deviations * spread) & (median > 0))
 
 
-def apart(values: FloatArray, limit: float, most: int = 8, reach: int = 20) -> int:
+def apart(values: FloatArray, limit: float, most: int = 8, reach: int = 60) -> int:
     r"""How many of the largest values stand apart from the rest; 0 where none does.
 
-    For the descending order statistics of any law with an exponential-like tail in log x, the normalised spacings
-    :math:`D_k = k (\ln x_{(k)} - \ln x_{(k+1)})` are independent with one mean (Renyi 1953). The first gap whose D_k
-    exceeds ``limit`` times the mean of the ``reach`` spacings behind it separates outliers; its false alarm rate is
-    the tail of an F distribution with (2, 2 reach) degrees of freedom (8.3: 0.1 % per gap).
+    Two tests must agree. For the descending order statistics of any law with an exponential-like tail in log x, the
+    normalised spacings :math:`D_k = k (\ln x_{(k)} - \ln x_{(k+1)})` are independent with one mean (Renyi 1953), so the
+    ratio of one to the mean of the ``reach`` behind it follows F(2, 2 reach): 5 is exceeded once in 120 gaps. And the
+    outliers lie further out than one in a hundred samples of that size would from a log-normal law with the robust
+    spread of the values (1.4826 MAD of ln x).
 
-    >>> apart(np.r_[np.linspace(90, 110, 40), 900.0], 9.0)
+    >>> apart(np.r_[np.linspace(90, 110, 40), 900.0], 5.0)
     1
-    >>> apart(np.linspace(90, 110, 40), 9.0)
+    >>> apart(np.linspace(90, 110, 40), 5.0)
     0
     """
     logs = np.log(np.sort(values[values > 0])[::-1])
@@ -116,9 +121,12 @@ def apart(values: FloatArray, limit: float, most: int = 8, reach: int = 20) -> i
     if most < 1:
         return 0
     spacing = (logs[:-1] - logs[1:]) * np.arange(1, logs.size)
+    median = float(np.median(logs))
+    far = median + 1.4826 * float(np.median(np.abs(logs - median))) * NormalDist().inv_cdf(1.0 - 0.01 / logs.size)
     for k in range(most, 0, -1):
         behind = spacing[k : k + reach]
-        if spacing[k - 1] > limit * max(float(behind.mean()), 1e-9) and logs[k - 1] - logs[k] > np.log(1.3):
+        wide = spacing[k - 1] > limit * max(float(behind.mean()), 1e-9) and logs[k - 1] - logs[k] > np.log(1.3)
+        if wide and logs[k - 1] > far:
             return k
     return 0
 
@@ -227,38 +235,37 @@ def _link_rates(graph: g.PerformanceGraph, mask: BoolArray, keys: IntArray) -> F
 
 
 def long_trajectories(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
-    """Trajectories that stand apart from all others in generated tokens, runaways among them."""
-    found: list[Fault] = []
+    """Trajectories that stand apart from all others of their rl_step in generated tokens, runaways among them."""
     decode = (graph.activity == g.DECODE) & (graph.unit >= 0) & (graph.work > 0)
+    scale = np.ones(graph.vertices)
+    worst, names, evidence, rl_steps, total = (0.0, -1), "", "", 0, 0
     for step in np.unique(graph.rl_step[decode]):
+        ids, unit = np.unique(graph.unit, return_inverse=True)
         mask = decode & (graph.rl_step == step)
-        tokens = np.nan_to_num(by_rank(mask, graph.unit, graph.work))
+        tokens = np.bincount(unit[mask], graph.work[mask], ids.size)
         count = apart(tokens, limits.gap)
-        order = np.argsort(-tokens, kind="stable")
         if not count:
             continue
-        peer = float(tokens[order[count]])
-        median = float(np.median(tokens[tokens > 0]))
-        units = order[:count]
-        factor = np.ones(tokens.size)
+        order = np.argsort(-tokens, kind="stable")
+        units, peer = order[:count], float(tokens[order[count]])
+        factor = np.ones(ids.size)
         factor[units] = peer / tokens[units]
-        own = mask & np.isin(graph.unit, units)
-        scale = np.ones(graph.vertices)
-        scale[own] = factor[graph.unit[own]]
-        first = int(np.flatnonzero(own & (graph.unit == units[0]))[0])
-        names = ", ".join(str(u) for u in units[:3]) + (" ..." if count > 3 else "")
-        runaway = "runaway " if tokens[units[0]] > 10.0 * median else ""
-        plural = "ies" if count > 1 else "y"
-        place = _place(graph, int(graph.pool[first]), int(graph.rank[first]))
-        found.append(
-            Fault(
-                "long_trajectory",
-                f"{runaway}trajector{plural} {names} on {place}",
-                f"{tokens[units[0]]:,.0f} tokens; the longest of the others {peer:,.0f}, the median {median:,.0f}",
-                g.Change(scale), own, int(graph.rank[first]), -1, int(units[0]), int(graph.pool[first]),
-            )
-        )  # fmt: skip
-    return found
+        scale[mask] = factor[unit[mask]]
+        rl_steps, total = rl_steps + 1, total + count
+        longest = float(tokens[units[0]])
+        if longest > worst[0]:
+            median = float(np.median(tokens[tokens > 0]))
+            worst = (longest, int(np.flatnonzero(mask & (unit == units[0]))[0]))
+            names = ("runaway " if longest > 10.0 * median else "") + f"trajectory {ids[units[0]]}"
+            evidence = f"{longest:,.0f} tokens; the longest of the others {peer:,.0f}, the median {median:,.0f}"
+    if not total:
+        return []
+    at = worst[1]
+    pool, rank = int(graph.pool[at]), int(graph.rank[at])
+    more = f" and {total - 1} more" + (f" in {rl_steps} rl_steps" if rl_steps > 1 else "") if total > 1 else ""
+    where = f"{names} on {_place(graph, pool, rank)}" + more
+    unit_id = int(graph.unit[at])
+    return [Fault("long_trajectory", where, evidence, g.Change(scale), scale < 1.0, rank, -1, unit_id, pool)]
 
 
 def imbalance(graph: g.PerformanceGraph, fit: EngineFit, long: list[Fault], limits: Limits) -> list[Fault]:
@@ -379,6 +386,18 @@ def kv_cache(graph: g.PerformanceGraph, fit: EngineFit) -> list[Fault]:
               f"requests wait with free slots during {share:.0%} of the decode time, {np.nansum(waited):,.0f} s of "
               "waiting in all", g.Change(scale), waits, int(ranks[0]) if ranks.size == 1 else -1, -1, -1, fit.pool)
     ]  # fmt: skip
+
+
+def queueing(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
+    """Requests that wait for the engine longer than it serves them, the cache not being the reason."""
+    waits = graph.activity == g.QUEUE
+    served = graph.is_any((g.QUEUE, g.PREFILL, g.DECODE, g.PREEMPTED))
+    share = float(graph.duration_s[waits].sum()) / max(float(graph.duration_s[served].sum()), 1e-12)
+    if share < limits.queue:
+        return []
+    where = f"engines of {graph.pools[int(graph.pool[waits][0])]}"
+    evidence = f"{share:.0%} of the requests' engine time is waiting for others"
+    return [Fault("queueing", where, evidence, _scaled(graph, waits, 0.0), waits, pool=int(graph.pool[waits][0]))]
 
 
 def slow_rewards(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:

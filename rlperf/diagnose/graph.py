@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ACTIVITIES = (
     "rollout",
+    "tail",
     "queue",
     "prefill",
     "decode",
@@ -35,6 +36,7 @@ ACTIVITIES = (
     "recompute",
     "backward",
     "communication",
+    "bubble",
     "optimizer",
     "weight_sync",
     "data_movement",
@@ -43,12 +45,14 @@ ACTIVITIES = (
     "barrier",
     "other",
 )
-"""What a vertex does. ``rollout`` and ``training`` stand for stages that are not divided further; a ``barrier`` takes
-no time and stands where ranks wait for each other."""
-(ROLLOUT, QUEUE, PREFILL, DECODE, PREEMPTED, TOOL, REWARD, SCORING, TRAINING, FORWARD, RECOMPUTE, BACKWARD,
- COMMUNICATION, OPTIMIZER, WEIGHT_SYNC, DATA_MOVEMENT, OFFLOAD, CONTROLLER, BARRIER, OTHER) = range(20)  # fmt: skip
-IN_ROLLOUT = (ROLLOUT, QUEUE, PREFILL, DECODE, PREEMPTED, TOOL)
-ENGINE = (ROLLOUT, QUEUE, PREFILL, DECODE, PREEMPTED)
+"""What a vertex does. ``rollout`` and ``training`` stand for stages that are not divided further, ``tail`` for the part
+of such a rollout beyond the mean response, ``bubble`` for a pipeline's idle time where its micro-batches are unknown; a
+``barrier`` takes no time and stands where ranks wait."""
+(ROLLOUT, TAIL, QUEUE, PREFILL, DECODE, PREEMPTED, TOOL, REWARD, SCORING, TRAINING, FORWARD, RECOMPUTE, BACKWARD,
+ COMMUNICATION, BUBBLE, OPTIMIZER, WEIGHT_SYNC, DATA_MOVEMENT, OFFLOAD, CONTROLLER, BARRIER, OTHER,
+) = range(22)  # fmt: skip
+IN_ROLLOUT = (ROLLOUT, TAIL, QUEUE, PREFILL, DECODE, PREEMPTED, TOOL)
+ENGINE = (ROLLOUT, TAIL, QUEUE, PREFILL, DECODE, PREEMPTED)
 """What grows when the device of an engine slows down."""
 COMPUTE = (SCORING, TRAINING, FORWARD, RECOMPUTE, BACKWARD, OPTIMIZER)
 """What grows when the device of a trainer slows down."""

@@ -17,6 +17,7 @@ def structural_changes(graph: g.PerformanceGraph) -> dict[str, g.Change]:
 
     tail : no trajectory longer than the mean of its rl_step
     rollout_imbalance : replicas take equal time (where trajectories are not known)
+    reward_imbalance : reward takes equal time on all ranks
     queueing, tool, reward, weight_sync, data_movement, offload, controller, recompute : take no time
     dp_imbalance : every data-parallel rank has the mean of the ranks' tokens (or seconds, where tokens are unknown)
     straggling_rank : every data-parallel rank computes at the median rate
@@ -41,9 +42,10 @@ def _nothing(*activities: int) -> Callable[[g.PerformanceGraph], g.Change | None
 
 def _tail(graph: g.PerformanceGraph) -> g.Change | None:
     mask = (graph.activity == g.DECODE) & (graph.unit >= 0) & (graph.work > 0)
-    if not mask.any():
+    bound = graph.activity == g.TAIL
+    if not mask.any() and not bound.any():
         return None
-    scale = np.ones(graph.vertices)
+    scale = np.where(bound, 0.0, 1.0)
     for step in np.unique(graph.rl_step[mask]):
         own = mask & (graph.rl_step == step)
         tokens = by_rank(own, graph.unit, graph.work)
@@ -54,6 +56,10 @@ def _tail(graph: g.PerformanceGraph) -> g.Change | None:
 
 def _rollout_imbalance(graph: g.PerformanceGraph) -> g.Change | None:
     return _evened(graph, (graph.activity == g.ROLLOUT) & (graph.rank >= 0), graph.duration_s)
+
+
+def _reward_imbalance(graph: g.PerformanceGraph) -> g.Change | None:
+    return _evened(graph, (graph.activity == g.REWARD) & (graph.rank >= 0), graph.duration_s)
 
 
 def _dp_imbalance(graph: g.PerformanceGraph) -> g.Change | None:
@@ -104,8 +110,9 @@ def _groups(graph: g.PerformanceGraph, mask: BoolArray) -> list[BoolArray]:
 def _bubble(graph: g.PerformanceGraph) -> g.Change | None:
     piped = graph.is_any((g.FORWARD, g.RECOMPUTE, g.BACKWARD)) & (graph.part >= 0)
     piped |= (graph.activity == g.COMMUNICATION) & (graph.unit >= 0)
+    idle = graph.activity == g.BUBBLE
     if np.unique(graph.part[piped]).size < 2:
-        return None
+        return g.Change(np.where(idle, 0.0, 1.0)) if (graph.duration_s[idle] > 0).any() else None
     source, target = graph.edge_source, graph.edge_target
     transfer = (graph.activity == g.COMMUNICATION) & (graph.unit >= 0)
     between = piped[source] & piped[target] & (transfer[source] | transfer[target])
@@ -119,6 +126,7 @@ _CHANGES: dict[str, Callable[[g.PerformanceGraph], g.Change | None]] = {
     "queueing": _nothing(g.QUEUE, g.PREEMPTED),
     "tool": _nothing(g.TOOL),
     "reward": _nothing(g.REWARD),
+    "reward_imbalance": _reward_imbalance,
     "dp_imbalance": _dp_imbalance,
     "straggling_rank": _straggling_rank,
     "exposed_communication": _nothing(g.COMMUNICATION),

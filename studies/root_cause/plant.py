@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
-from rlperf.diagnose.graph import PerformanceGraph
+from rlperf.diagnose.graph import ENGINE, PerformanceGraph
 from rlperf.diagnose.scenario import StepInputs, simulate_step
 from rlperf.sim.pipeline import StageCosts
 from rlperf.sim.rollout import Replica, Trajectories
@@ -150,7 +150,8 @@ def _hardware(
     slow, cache = plants.get("slow_device"), plants.get("kv_cache")
     load = np.bincount(trajectories.turn_owner, trajectories.final_tokens)
     per_replica = float(load.mean()) * base.per_rank
-    limits = EngineLimits(kv_tokens=per_replica * cache.strength if cache else 1e9, max_running=256)
+    room = max(per_replica * cache.strength, 1.1 * float(trajectories.final_tokens.max()) + 100) if cache else 1e9
+    limits = EngineLimits(kv_tokens=room, max_running=256)
     train = np.ones((ranks, STAGES))
     replicas = []
     for rank in range(ranks):
@@ -173,11 +174,13 @@ def engine(host_s: float, factor: float = 1.0) -> EngineStepCost:
 
 
 def measured(graph: PerformanceGraph, noise: float, seed: int) -> PerformanceGraph:
-    """The graph as a clock would see it: every vertex off by ``noise`` (sd), every replica by a third of it."""
+    """The graph as a clock would see it: every vertex off by ``noise`` (sd), every replica by a third of it. Turns of one
+    replica share thousands of engine_steps, so they differ among themselves by a tenth only."""
     rng = np.random.default_rng([seed, graph.vertices])
     size = int(graph.rank.max()) + 2
     common = rng.normal(0, noise / 3, size)[graph.rank]
-    factor = np.maximum(1.0 + common + rng.normal(0, noise, graph.vertices), 0.5)
+    own = np.where(np.isin(graph.activity, ENGINE), noise / 10, noise)
+    factor = np.maximum(1.0 + common + rng.normal(0, 1.0, graph.vertices) * own, 0.5)
     seen = graph.with_durations(graph.duration_s * factor)
     samples = graph.samples
     if samples is None:
@@ -194,7 +197,7 @@ def plant(kind: str, rng: np.random.Generator, colocated: bool) -> Plant:
     strength = {
         "slow_device": rng.uniform(1.2, 2.0), "slow_link": rng.uniform(4, 10), "long_trajectory": rng.uniform(3, 6),
         "data_imbalance": rng.uniform(1.6, 3.0), "slow_tool": rng.uniform(8, 25), "controller": rng.uniform(6, 25),
-        "stage_imbalance": rng.uniform(1.2, 1.6), "kv_cache": rng.uniform(0.25, 0.5),
+        "stage_imbalance": rng.uniform(1.2, 1.6), "kv_cache": rng.uniform(0.1, 0.35),
     }  # fmt: skip
     return Plant(kind, rank, part.get(kind, -1), float(strength[kind]))
 

@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.diagnose.explain import Cause
 from rlperf.diagnose.scaling import explain_scales
 from rlperf.diagnose.scenario import simulate_step
-from studies.root_cause.plant import KINDS, SCALES, Plant, draw, inputs, plant, runs
+from studies.root_cause.plant import KINDS, SCALES, Draw, Plant, draw, inputs, plant, runs
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,37 @@ def _same_place(planted: Plant, cause: Cause) -> bool:
     return cause.rank == planted.rank
 
 
+LEAST = 0.04
+"""Share of the faulty rl_step that every planted fault costs, alone or as the last to be removed."""
+
+
 def run(number: int, kinds: tuple[str, ...], seed: int) -> Score:
-    """Draw a run, plant faults of ``kinds`` that cost at least 3 % of the rl_step each, explain it."""
+    """Draw a run and plant faults of ``kinds``, again until each costs `LEAST`; explain it."""
     rng = np.random.default_rng([seed, number])
-    base = draw(rng, need_tools="slow_tool" in kinds)
-    for _ in range(20):
+    while True:
+        base = draw(rng, need_tools="slow_tool" in kinds)
         plants = tuple(plant(kind, rng, base.colocated) for kind in kinds)
-        true_loss = _true_losses(base, plants, seed + number)
-        if all(loss >= 0.03 for loss in true_loss[1:]):
+        true_loss = true_losses(base, plants, seed + number)
+        if all(share >= LEAST for _, share in true_loss):
             break
     found = explain_scales(runs(base, plants, seed + number)).largest
-    return Score(number, plants, tuple(true_loss[0] * loss for loss in true_loss[1:]), found.causes, found.step_s)
+    return Score(number, plants, tuple(loss for loss, _ in true_loss), found.causes, found.step_s)
 
 
-def _true_losses(base: object, plants: tuple[Plant, ...], seed: int) -> list[float]:
-    """rl_step with all faults [s], and by which share each fault alone lengthens the healthy rl_step."""
-    last = SCALES[-1]
-    clean = simulate_step(inputs(base, last, (), seed)).step_s()  # type: ignore[arg-type]
-    alone = [simulate_step(inputs(base, last, (p,), seed)).step_s() / clean - 1.0 for p in plants]  # type: ignore[arg-type]
-    return [clean, *alone]
+def true_losses(base: Draw, plants: tuple[Plant, ...], seed: int) -> list[tuple[float, float]]:
+    """By simulating again without each fault at the largest scale: seconds that it costs in presence of the others, and
+    the share of the faulty rl_step that it costs so or alone, whichever is more."""
+
+    def step_s(chosen: tuple[Plant, ...]) -> float:
+        return simulate_step(inputs(base, SCALES[-1], chosen, seed)).step_s()
+
+    whole, clean = step_s(plants), step_s(()) if plants else 0.0
+    found = []
+    for one in plants:
+        last = whole - step_s(tuple(p for p in plants if p is not one))
+        alone = step_s((one,)) - clean
+        found.append((last, max(last, alone) / whole))
+    return found
 
 
 def kinds_of(number: int) -> tuple[str, ...]:

@@ -1,0 +1,273 @@
+"""Performance graphs of real runs: stage seconds of a framework's log, or seconds per rank.
+
+What a log does not tell (who waited for whom) is taken from how synchronous rl_steps run: stages follow each other, all
+ranks meet between two stages. A log without ranks gives a chain; one with ranks shows who came last.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from rlperf.diagnose import graph as g
+from rlperf.errors import Problem, SpecError
+
+ORDER = (g.CONTROLLER, g.ROLLOUT, g.TAIL, g.REWARD, g.DATA_MOVEMENT, g.OFFLOAD, g.SCORING, g.TRAINING, g.FORWARD,
+         g.RECOMPUTE, g.BACKWARD, g.COMMUNICATION, g.BUBBLE, g.OPTIMIZER, g.OTHER, g.WEIGHT_SYNC)  # fmt: skip
+"""Stages in the order in which a synchronous rl_step runs them."""
+
+_KEYS = {
+    # verl: timing_s/*
+    "gen": g.ROLLOUT, "generate_sequences": g.ROLLOUT, "reward": g.REWARD, "old_log_prob": g.SCORING,
+    "ref": g.SCORING, "values": g.SCORING, "adv": g.CONTROLLER, "update_critic": g.TRAINING,
+    "update_actor": g.TRAINING, "update_weights": g.WEIGHT_SYNC, "param_sync": g.WEIGHT_SYNC,
+    "switch_to_trainer": g.OFFLOAD, "switch_to_rollout": g.OFFLOAD,
+    # NeMo-RL: timing/train/*
+    "data_processing": g.DATA_MOVEMENT, "prepare_for_generation/total": g.WEIGHT_SYNC, "generation": g.ROLLOUT,
+    "exposed_generation": g.ROLLOUT, "reward_calculation": g.REWARD, "logprob_inference_prep": g.OFFLOAD,
+    "policy_and_reference_logprobs": g.SCORING, "advantage_calculation": g.CONTROLLER, "training_prep": g.OFFLOAD,
+    "policy_training": g.TRAINING, "weight_sync": g.WEIGHT_SYNC,
+    # OpenRLHF: timing/*
+    "make_experience": g.SCORING, "ppo_train": g.TRAINING, "broadcast": g.WEIGHT_SYNC,
+    # slime: perf/*_time
+    "rollout_time": g.ROLLOUT, "sleep_time": g.OFFLOAD, "wake_up_time": g.OFFLOAD,
+    "data_preprocess_time": g.DATA_MOVEMENT, "ref_log_probs_time": g.SCORING, "log_probs_time": g.SCORING,
+    "actor_train_time": g.TRAINING, "update_weights_time": g.WEIGHT_SYNC,
+    # AReaL: timeperf/*
+    "rollout": g.ROLLOUT, "recompute_logp": g.SCORING, "ref_logp": g.SCORING, "critic_values": g.SCORING,
+    "compute_advantage": g.CONTROLLER, "train_step": g.TRAINING,
+}  # fmt: skip
+_PREFIXES = ("timing_s/", "timing/train/", "timing/", "perf/", "timeperf/")
+_WHOLE = ("step", "total_step_time", "step_total")
+_MEAN = ("response_length/mean", "train/mean_gen_tokens_per_sample", "rollout/response_len/mean",
+         "rollout/response_length_mean", "completions/mean_length")  # fmt: skip
+_MAX = ("response_length/max", "rollout/response_len/max", "completions/max_length")
+_PAIR = re.compile(r"['\"]?([A-Za-z_][\w/]*/[\w/]+|step_time)['\"]?\s*:\s*(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)")
+_STEP = re.compile(r"(?:\bstep:|Global step |\bperf )(\d+)\b")
+
+
+class StepSeconds(Protocol):
+    """Anything that tells the seconds of one rl_step by stage."""
+
+    @property
+    def rl_step(self) -> int:
+        """Which rl_step."""
+        ...
+
+    @property
+    def step_s(self) -> float:
+        """Its wall seconds; 0 or NaN where unknown [s]."""
+        ...
+
+    def items(self) -> Iterable[tuple[str, float]]:
+        """(stage, seconds); names of ACTIVITIES."""
+        ...
+
+
+@dataclass
+class LoggedStep:
+    """Stage seconds of one rl_step of a framework's log.
+
+    ``tail_share`` : at most this share of the rollout is spent beyond the mean response, 1 - mean / max length [1]
+    """
+
+    rl_step: int
+    step_s: float = 0.0
+    seconds: dict[int, float] = field(default_factory=dict)
+    mean_tokens: float = 0.0
+    max_tokens: float = 0.0
+
+    @property
+    def tail_share(self) -> float:
+        """Upper bound of the rollout's share beyond the mean response [1]."""
+        return 1.0 - self.mean_tokens / self.max_tokens if 0.0 < self.mean_tokens < self.max_tokens else 0.0
+
+    def items(self) -> list[tuple[str, float]]:
+        """(stage, seconds) in the order of an rl_step; the tail apart from the rest of the rollout."""
+        found = []
+        for activity in ORDER:
+            seconds = self.seconds.get(activity, 0.0)
+            if activity == g.ROLLOUT:
+                seconds *= 1.0 - self.tail_share
+            elif activity == g.TAIL:
+                seconds = self.seconds.get(g.ROLLOUT, 0.0) * self.tail_share
+            if seconds > 0:
+                found.append((g.ACTIVITIES[activity], seconds))
+        return found
+
+
+@dataclass(frozen=True)
+class RankTiming:
+    """One line of a per-rank timing file.
+
+    rl_step, rank : which; stage : name of ACTIVITIES; seconds : of work, waiting excluded [s]; tokens : processed, or
+    NaN; part : pipeline stage, or -1; unit : trajectory or micro-batch, or -1
+    """
+
+    rl_step: int
+    stage: str
+    rank: int
+    seconds: float
+    tokens: float = float("nan")
+    part: int = -1
+    unit: int = -1
+
+
+def read_stage_log(path: Path | str) -> list[LoggedStep]:
+    """Stage seconds of every rl_step of a log: verl (console, JSONL), NeMo-RL (merged TensorBoard JSON), OpenRLHF and
+    slime (console).
+
+    Raises
+    ------
+    SpecError : the file holds no stage seconds
+    """
+    path = Path(path)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    steps: dict[int, LoggedStep] = {}
+    for number, pairs in _metrics(text):
+        step = steps.setdefault(number, LoggedStep(number))
+        for key, value in pairs:
+            _note(step, key, value)
+    found = [steps[number] for number in sorted(steps) if steps[number].seconds]
+    if not found:
+        raise SpecError(
+            Problem(
+                "no stage seconds of verl, NeMo-RL, OpenRLHF, slime or AReaL", str(path),
+                suggestion="keys such as timing_s/gen or timing/train/generation are due",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _metrics(text: str) -> Iterable[tuple[int, list[tuple[str, float]]]]:
+    """(rl_step, metrics) of every record of a log."""
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        whole = None
+    if isinstance(whole, dict) and whole and all(isinstance(v, dict) for v in whole.values()):
+        for key, series in whole.items():
+            for number, value in series.items():
+                if str(number).isdigit() and isinstance(value, int | float):
+                    yield int(number), [(key, float(value))]
+        return
+    for line in text.splitlines():
+        if line.startswith("{"):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            data = record.get("data", record) if isinstance(record, dict) else None
+            if isinstance(data, dict) and isinstance(record.get("step"), int):
+                yield record["step"], [(k, float(v)) for k, v in data.items() if isinstance(v, int | float)]
+            continue
+        at = _STEP.search(line)
+        if at:
+            yield int(at.group(1)), [(key, float(value)) for key, value in _PAIR.findall(line)]
+
+
+def _note(step: LoggedStep, key: str, value: float) -> None:
+    if key in _MEAN:
+        step.mean_tokens = value
+    elif key in _MAX:
+        step.max_tokens = value
+    prefix = next((p for p in _PREFIXES if key.startswith(p)), None)
+    if prefix is None or value < 0:
+        return
+    name = key[len(prefix) :]
+    if name in _WHOLE or (prefix == "perf/" and name == "step_time"):
+        step.step_s = value
+    elif name in _KEYS:
+        activity = _KEYS[name]
+        step.seconds[activity] = step.seconds.get(activity, 0.0) + value
+
+
+def graph_of_steps(steps: Sequence[StepSeconds], devices: int = 0) -> g.PerformanceGraph:
+    """A chain of stages per rl_step; what no stage timer covers of ``step_s`` is ``other``."""
+    if not steps:
+        raise SpecError("no rl_step to explain")
+    build = g.GraphBuilder(("run",), devices)
+    names = {name: code for code, name in enumerate(g.ACTIVITIES)}
+    last, now = None, 0.0
+    for step in steps:
+        items = [(names.get(name, g.OTHER), float(seconds)) for name, seconds in step.items()]
+        items.sort(key=lambda item: ORDER.index(item[0]) if item[0] in ORDER else len(ORDER))
+        rest = step.step_s - sum(seconds for _, seconds in items)
+        if rest > 0:
+            items.append((g.OTHER, rest))
+        for activity, seconds in items:
+            last = build.add(activity, now, now + seconds, rl_step=step.rl_step, after=last)
+            now += seconds
+    return build.freeze()
+
+
+def read_rank_timings(path: Path | str) -> list[RankTiming]:
+    """Lines of a per-rank timing file (JSONL): rl_step (or step), stage, rank, seconds, and where known tokens, part,
+    unit. Every wrong line is reported."""
+    names = set(g.ACTIVITIES)
+    found: list[RankTiming] = []
+    problems: list[Problem] = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            stage = record["stage"]
+            made = RankTiming(
+                int(record.get("rl_step", record.get("step", 0))), stage, int(record["rank"]),
+                float(record["seconds"]), float(record.get("tokens", "nan")), int(record.get("part", -1)),
+                int(record.get("unit", -1)),
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            problems.append(Problem(f"a line needs stage, rank and seconds ({error})", str(path), number))
+            continue
+        if stage not in names:
+            problems.append(Problem(f"unknown stage {stage!r}", str(path), number, f"one of {', '.join(g.ACTIVITIES)}"))
+        elif not (np.isfinite(made.seconds) and made.seconds >= 0):
+            problems.append(Problem("seconds must be finite and not negative", str(path), number))
+        else:
+            found.append(made)
+    if problems or not found:
+        raise SpecError(problems or f"{path}: no timings")
+    return found
+
+
+def graph_of_ranks(timings: Sequence[RankTiming], devices: int = 0) -> g.PerformanceGraph:
+    """All ranks meet after each stage; inside a stage each rank's lines follow each other."""
+    build = g.GraphBuilder(("ranks",), devices)
+    names = {name: code for code, name in enumerate(g.ACTIVITIES)}
+    code = np.array([names[t.stage] for t in timings])
+    columns = {
+        name: np.array([getattr(t, name) for t in timings])
+        for name in ("rl_step", "rank", "part", "unit", "tokens", "seconds")
+    }
+    at_end, now = None, 0.0
+    for step in np.unique(columns["rl_step"]):
+        here = columns["rl_step"] == step
+        stages = sorted(set(code[here].tolist()), key=lambda c: ORDER.index(c) if c in ORDER else len(ORDER))
+        for activity in stages:
+            rows = np.flatnonzero(here & (code == activity))
+            rows = rows[np.argsort(columns["rank"][rows], kind="stable")]
+            rank, seconds = columns["rank"][rows], columns["seconds"][rows]
+            first = np.concatenate([[True], rank[1:] != rank[:-1]])
+            total = np.cumsum(seconds)
+            ends = total - np.repeat((total - seconds)[first], np.diff(np.append(np.flatnonzero(first), rows.size)))
+            index = build.add(
+                activity, now + ends - seconds, now + ends, rank=rank, part=columns["part"][rows],
+                unit=columns["unit"][rows], rl_step=int(step), work=columns["tokens"][rows],
+            )  # fmt: skip
+            if at_end is not None:
+                build.edge(at_end, index[first])
+            follows = np.flatnonzero(~first)
+            if follows.size:
+                build.edge(index[follows - 1], index[follows])
+            lasts = np.append(first[1:], True)
+            now += float(ends.max())
+            at_end = build.barrier(index[lasts], now, rl_step=int(step))
+    return build.freeze()

@@ -1,0 +1,216 @@
+"""The graph of a predicted configuration, and what turning a knob of its rollout wins, simulated again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.diagnose import graph as g
+from rlperf.diagnose.advice import Advice
+from rlperf.diagnose.explain import FLOOR, Explanation, explain_graph
+from rlperf.diagnose.faults import Limits
+from rlperf.diagnose.scenario import add_rollout, samples_of
+from rlperf.layout import FloatArray, IntArray
+from rlperf.plan.evaluate import Evaluation
+from rlperf.sim.rl_step import timeline as tl
+from rlperf.sim.rollout import RolloutResult, Trajectories, simulate_rollout
+from rlperf.sim.rollout.routing import Routing
+
+_TRAINING = (
+    ("forward_s", g.FORWARD), ("recompute_s", g.RECOMPUTE), ("backward_s", g.BACKWARD), ("bubble_s", g.BUBBLE),
+    ("host_s", g.OTHER), ("exposed_tp_s", g.COMMUNICATION), ("exposed_cp_s", g.COMMUNICATION),
+    ("exposed_ep_s", g.COMMUNICATION), ("exposed_pp_s", g.COMMUNICATION), ("exposed_dp_s", g.COMMUNICATION),
+    ("optimizer_s", g.OPTIMIZER), ("offload_s", g.OFFLOAD),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedSteps:
+    """Some predicted rl_steps of one configuration, one after another.
+
+    Attributes
+    ----------
+    trajectories, results : the rollout of each rl_step
+    cost, limits, routing : with which it was simulated
+    before : activities and seconds between rollout and training, in order [s] ``[rl_steps]`` each
+    training : activities of the trainer and their seconds, in order [s] ``[rl_steps]`` each
+    weight_sync_s, fixed_s : [s] ``[rl_steps]``
+    mode : colocated, disaggregated, one_step_off or async
+    steady_s : rollout seconds per batch where the engines are refilled (async) [s]
+    devices : GPUs in all
+    """
+
+    trajectories: tuple[Trajectories, ...]
+    results: tuple[RolloutResult, ...]
+    cost: EngineStepCost
+    limits: EngineLimits
+    before: tuple[tuple[int, FloatArray], ...]
+    training: tuple[tuple[int, FloatArray], ...]
+    weight_sync_s: FloatArray
+    fixed_s: FloatArray
+    mode: str
+    steady_s: float
+    devices: int
+    routing: Routing = "round_robin"
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> PredictedSteps:
+        """From what the judge of the planner found for one configuration."""
+        seconds, count = evaluation.seconds, len(evaluation.rollouts)
+        parts = []
+        total = evaluation.training.total_s.reshape(count, -1).sum(axis=1)
+        # Critics train as well: their seconds are in the stage, not in the breakdown of the policy's update.
+        factor = seconds.training_s / np.maximum(total, 1e-12)
+        for name, activity in _TRAINING:
+            each = np.broadcast_to(getattr(evaluation.training, name), evaluation.training.total_s.shape)
+            parts.append((activity, each.reshape(count, -1).sum(axis=1) * factor))
+        return cls(
+            trajectories=tuple(Trajectories.from_table(table) for table in evaluation.demand.tables),
+            results=evaluation.rollouts,
+            cost=evaluation.cost,
+            limits=_limits(evaluation),
+            before=(
+                (g.REWARD, seconds.reward_s), (g.DATA_MOVEMENT, seconds.data_movement_s),
+                (g.OFFLOAD, seconds.offload_s), (g.SCORING, seconds.scoring_s),
+            ),
+            training=tuple(parts),
+            weight_sync_s=seconds.weight_sync_s,
+            fixed_s=seconds.other_s,
+            mode=evaluation.configuration.mode,
+            steady_s=float(evaluation.rollout.steady_s[0]),
+            devices=evaluation.configuration.devices,
+        )  # fmt: skip
+
+    def graph(self) -> g.PerformanceGraph:
+        """The performance graph. Asynchronous rollouts are one vertex per rl_step, at their steady rate."""
+        pools = ("devices",) if self.mode == "colocated" else ("rollout", "trainer")
+        build = g.GraphBuilder(pools, self.devices)
+        overlaps = self.mode in ("one_step_off", "async")
+        rolled, now = None, 0.0
+        for k in range(len(self.results)):
+            last = None if rolled is None else rolled
+            begin = now
+            if overlaps:
+                ends, now_r = self._rollout(build, k, begin, last)
+                trained, now_t = self._trainer(build, k, begin, last, with_rollout=False)
+                now = max(now_r, now_t)
+                both = build.barrier(np.concatenate([ends, trained]), now, rl_step=k)
+            else:
+                ends, now = self._rollout(build, k, begin, last)
+                met = build.barrier(ends, now, rl_step=k)
+                both, now = self._trainer(build, k, now, met, with_rollout=True)
+            sync = self.weight_sync_s[k]
+            rolled = build.add(g.WEIGHT_SYNC, now, now + sync, rl_step=k, after=both, kind=tl.WEIGHTS)
+            now += float(sync)
+        samples = [samples_of(r.timelines, [self.limits.max_running] * len(r.timelines)) for r in self.results]
+        joined = g.EngineSamples(
+            *(np.concatenate([getattr(s, name) for s in samples]) for name in g.EngineSamples.__dataclass_fields__)
+        )
+        return build.freeze(joined if self.mode != "async" else None)
+
+    def _rollout(self, build: g.GraphBuilder, k: int, now: float, after: IntArray | None) -> tuple[IntArray, float]:
+        if self.mode == "async":
+            end = now + self.steady_s
+            return build.add(g.ROLLOUT, now, end, rl_step=k, after=after), end
+        if self.mode != "one_step_off":
+            after = build.add(g.CONTROLLER, now, now + self.fixed_s[k], rl_step=k, after=after)
+            now += float(self.fixed_s[k])
+        ends = add_rollout(build, self.results[k], self.trajectories[k], now, after, rl_step=k)
+        now += self.results[k].makespan_s
+        if self.mode != "one_step_off":
+            return ends, now
+        seconds = self.before[0][1][k]
+        met = build.barrier(ends, now, rl_step=k)
+        return build.add(g.REWARD, now, now + seconds, rl_step=k, after=met), now + float(seconds)
+
+    def _trainer(
+        self, build: g.GraphBuilder, k: int, now: float, after: IntArray | None, *, with_rollout: bool
+    ) -> tuple[IntArray, float]:
+        chain = [*self.before, *self.training]
+        if not with_rollout:
+            chain = [(g.CONTROLLER, self.fixed_s), *((a, s) for a, s in chain if a != g.REWARD)]
+        pool = 0 if self.mode == "colocated" else 1
+        last = after
+        for activity, seconds in chain:
+            if seconds[k] > 0 or last is None:
+                last = build.add(activity, now, now + seconds[k], pool=pool, rl_step=k, after=last)
+                now += float(seconds[k])
+        assert last is not None
+        return last, now
+
+
+def _limits(evaluation: Evaluation) -> EngineLimits:
+    from rlperf.plan.rollout_columns import engine_limits
+    from rlperf.specs.job import PoolSettings, PoolSpec
+
+    settings = evaluation.configuration.pool("rollout").settings
+    spec = PoolSpec(role="rollout", settings=PoolSettings.model_validate(settings.model_dump(exclude_none=True)))
+    return engine_limits(spec, float(evaluation.rollout.kv_tokens[0]), int(evaluation.rollout.max_running[0]))
+
+
+def explain_prediction(
+    steps: PredictedSteps, *, floor: float = FLOOR, limits: Limits | None = None, notes: tuple[str, ...] = ()
+) -> Explanation:
+    """Explain predicted rl_steps; advice on the rollout carries gains simulated again with the knob turned."""
+    found = explain_graph(steps.graph(), floor=floor, limits=limits, notes=notes)
+    tried: dict[str, float] = {}
+
+    def better(advice: Advice) -> Advice:
+        if advice.knob not in _KNOBS or steps.mode == "async":
+            return advice
+        if advice.knob not in tried:
+            tried[advice.knob] = found.step_s - _KNOBS[advice.knob](steps).graph().step_s()
+        return replace(advice, gain_s=tried[advice.knob], predicted_by="simulation")
+
+    causes = tuple(replace(c, advice=tuple(better(a) for a in c.advice)) for c in found.causes)
+    return replace(found, causes=causes)
+
+
+def _again(
+    steps: PredictedSteps,
+    *,
+    routing: Routing | None = None,
+    limits: EngineLimits | None = None,
+    trajectories: tuple[Trajectories, ...] | None = None,
+) -> PredictedSteps:
+    """The same rl_steps with the rollout simulated again."""
+    route, bound, served = routing or steps.routing, limits or steps.limits, trajectories or steps.trajectories
+    results = tuple(
+        simulate_rollout(
+            one, len(old.timelines), cost=steps.cost, limits=bound, devices_per_replica=int(old.devices[0]),
+            routing=route,
+        )
+        for one, old in zip(served, steps.results, strict=True)
+    )  # fmt: skip
+    return replace(steps, routing=route, limits=bound, trajectories=served, results=results)
+
+
+def _more_cache(steps: PredictedSteps) -> PredictedSteps:
+    return _again(steps, limits=replace(steps.limits, kv_tokens=2.0 * steps.limits.kv_tokens))
+
+
+def _more_running(steps: PredictedSteps) -> PredictedSteps:
+    return _again(steps, limits=replace(steps.limits, max_running=2 * steps.limits.max_running))
+
+
+def _carried_over(steps: PredictedSteps) -> PredictedSteps:
+    """The slowest twentieth of the trajectories ends in the next rl_step: here it counts as absent."""
+    kept = []
+    for one, result in zip(steps.trajectories, steps.results, strict=True):
+        order = np.argsort(result.finish_s, kind="stable")
+        kept.append(one.take(np.sort(order[: max(int(np.ceil(0.95 * order.size)), 1)])))
+    return _again(steps, trajectories=tuple(kept))
+
+
+_KNOBS: dict[str, Callable[[PredictedSteps], PredictedSteps]] = {
+    "routing": lambda steps: _again(steps, routing="least_loaded"),
+    "kv_dtype": _more_cache,
+    "memory_fraction": _more_cache,
+    "max_running": _more_running,
+    "partial_rollout": _carried_over,
+}
+"""Knobs that can be simulated without laying the job out again. ``kv_dtype`` and ``memory_fraction`` stand for a cache
+twice as large; ``partial_rollout`` for the slowest twentieth of the trajectories carried over."""

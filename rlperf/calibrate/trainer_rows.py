@@ -65,6 +65,7 @@ class TrainingRow:
     flash2: bool
     recompute_experts: bool
     expert_overlap: bool
+    cuda_graph: bool
     note: str
     step_s: float | None
     peak_bytes: float | None
@@ -186,6 +187,7 @@ def _row(table_row: Row, folder: Path) -> TrainingRow | RefusedRow:
         flash2="flash_attention_2" in note,
         recompute_experts="moe_act" in note,
         expert_overlap="all-to-all overlap: True" in note or "EP overlap on" in note or "(EP overlap" in note,
+        cuda_graph="CUDA graph" in note and "CUDA graph: none" not in note,
         note=note,
         step_s=_step_s(table_row, batch, length),
         peak_bytes=memory * 1e9 if memory else None,

@@ -28,7 +28,7 @@ def shared_arguments(row: TrainingRow) -> tuple[object, ...]:
     """What rows must share to be predicted in one call."""
     return (
         row.backend, row.architecture.name, row.device, row.dtype, row.lora_rank, row.chunked_loss,
-        row.flash2, row.expert_overlap, row.recompute_experts,
+        row.flash2, row.expert_overlap, row.recompute_experts, row.cuda_graph,
     )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def predict_costs(rows: Sequence[TrainingRow], trainers: Trainers | None = None)
         costs[indices[0]] = training_update(
             first.architecture, first.hardware, (trainers or {}).get(first.backend, first.trainer), layout, batch,
             dtype=first.dtype, lora_rank=first.lora_rank, chunked_loss=first.chunked_loss,
-            attention_kernel="flash2" if first.flash2 else "flash", expert_overlap=first.expert_overlap,
+            attention_kernel="flash2" if first.flash2 else "flash", expert_overlap=first.expert_overlap, cuda_graph=first.cuda_graph,
         )  # fmt: skip
     return costs
 
@@ -121,12 +121,12 @@ def fit_trainer(
     rows: Sequence[TrainingRow],
     knobs: Sequence[Knob],
     *,
-    ridge: float = 0.004,
+    ridge: float = 0.12,
     sweeps: int = 3,
 ) -> Fit:
     """Coordinate descent on the mean |ln(predicted / measured)| of the configurations, with a pull to the start.
 
-    Each knob in turn is moved over its bounds on a shrinking grid of factors; ``ridge`` x (ln of the change)^2 keeps
+    Each knob in turn is moved over its bounds on a shrinking grid of factors; ``ridge`` / n x (ln of the change)^2 keeps
     constants that the rows do not determine where judgement put them. Rows of one configuration share one weight.
     """
     measured = np.log(np.array([row.step_s for row in rows], dtype=np.float64))
@@ -140,7 +140,7 @@ def fit_trainer(
 
     def loss(candidate: TrainerCalibration) -> float:
         moved = sum(np.log(max(knob.read(candidate), 1e-12) / max(start[knob.path], 1e-12)) ** 2 for knob in knobs)
-        return misfit(candidate) + ridge * float(moved)
+        return misfit(candidate) + ridge / len(names) * float(moved)
 
     best, best_loss, before = trainer, loss(trainer), misfit(trainer)
     for sweep in range(sweeps):

@@ -101,6 +101,7 @@ def training_update(
     chunked_loss: bool = False,
     attention_kernel: str = "flash",
     expert_overlap: bool = False,
+    cuda_graph: bool = False,
 ) -> TrainingCost:
     r"""Seconds of one optimizer update.
 
@@ -119,6 +120,7 @@ def training_update(
     skew : tokens of the busiest expert-parallel device over the mean (1 = balanced)
     chunked_loss : the loss is computed chunk by chunk, its logits made again in the backward
     attention_kernel : "flash" (the newest on the device) or "flash2" (FlashAttention-2)
+    cuda_graph : layers (or parts of them) are captured in CUDA graphs, which spares launches
     expert_overlap : the backend hides expert all-to-all behind the other microbatch's compute
 
     Returns
@@ -127,7 +129,9 @@ def training_update(
     """
     work = work_of(layout, microbatches)
     stage = stage_parameters(arch, layout)
-    one = _layer_pass(arch, hw, trainer, layout, work, dtype, lora_rank, skew, attention_kernel, expert_overlap)
+    one = _layer_pass(
+        arch, hw, trainer, layout, work, dtype, lora_rank, skew, attention_kernel, expert_overlap, cuda_graph
+    )
     head = head_seconds(arch, hw, trainer, layout, work, frozen=lora_rank is not None)
     head_s = (head.forward + head.backward) * (trainer.timing.chunked_head if chunked_loss else 1.0)
     m, p = microbatches.count, layout.pipeline_parallel.astype(np.float64)
@@ -172,6 +176,7 @@ def training_update(
 def _layer_pass(
     arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work,
     dtype: str, lora_rank: int | None, skew: float, attention_kernel: str, expert_overlap: bool,
+    cuda_graph: bool,
 ) -> _Pass:  # fmt: skip
     """One microbatch in the mean layer; full recompute repeats forward and traffic, selective the attention."""
     compute = layer_seconds(
@@ -184,6 +189,7 @@ def _layer_pass(
     selective = (layout.activation_recompute == RECOMPUTE.index("selective")).astype(np.float64)
     moe = arch.feed_forward_layers("moe") / arch.layers
     launches = trainer.timing.host_layer * (1.0 - moe) + trainer.timing.host_moe_layer * moe
+    launches = launches * (trainer.timing.graph_host if cuda_graph else 1.0)
     # the ring travels under attention, as much of it as attention lasts
     covered = compute.attention
     ring = np.maximum(context.forward - covered, 0.0), np.maximum(context.backward - 2.0 * covered, 0.0)

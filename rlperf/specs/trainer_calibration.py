@@ -101,6 +101,7 @@ class Timing(_Frozen):
     )
     host_layer: Seconds = Field(0.0, description="host time to launch one layer's forward (dense), once per microbatch")
     host_moe_layer: Seconds = Field(0.0, description="host time and synchronisations of one MoE layer's forward")
+    graph_host: float = Field(0.4, gt=0, le=1, description="share of the launches that CUDA graphs leave")
     moe_layer: Seconds = Field(0.0, description="added device time per MoE layer, forward and backward together")
     moe_pass: PositiveFloat = Field(1.0, description="time of the expert products over the kernel's")
     permute: PositiveFloat = Field(1.0, description="bytes moved by permutation and dispatch, over the minimum")

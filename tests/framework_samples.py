@@ -81,6 +81,8 @@ def sample_run(random: Random, framework: str, version: str | None = None) -> Ru
     mini = max(trainer_devices // group, 16) * random.choice([1, 2])
     if framework == "areal":
         mini = max(mini, trainer_devices)
+    if mode == "colocated":
+        values["trainer.parked"] = framework != "trl" and random.random() < 0.5
     total = trainer_devices if mode == "colocated" else trainer_devices + rollout_devices
     values |= {
         "run.architecture": arch.name,

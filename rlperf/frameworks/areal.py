@@ -370,6 +370,7 @@ def _read_rest(run: Run, flat: dict[str, Value], backend: str) -> dict[str, Valu
         "run.mode": mode,
         "run.staleness": 0 if colocated else stale,
         "run.colocate": colocated,
+        "trainer.parked": bool(flat.get("enable_offload")) if colocated else None,
         "run.enable_offload": bool(flat.get("enable_offload")),
         "run.weight_update_mode": str(flat.get("actor.weight_update_mode")),
         "run.architecture": str(flat.get("actor.path")),

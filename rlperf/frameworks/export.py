@@ -22,6 +22,11 @@ from rlperf.specs.reader import read_document, validate
 from rlperf.specs.writer import write_atomic
 from rlperf.units import human_seconds
 
+_BEYOND_A_JOB = (
+    "run.recipe", "trainer.scoring_microbatch", "trainer.first_stage_layers", "trainer.last_stage_layers",
+)  # fmt: skip
+"""What an imported configuration says that a job has no word for; it stays as it was."""
+
 
 @dataclass(frozen=True)
 class ExportedPhase:
@@ -130,7 +135,7 @@ def export_run(
     """The files of one run, checked. Of a ``carried`` configuration only what the run changes is written anew."""
     before = _as_imported(carried, adapter, version)
     if before is not None:
-        run = run.with_({"run.recipe": before.get("run.recipe")})
+        run = run.with_({name: before.get(name) for name in _BEYOND_A_JOB if run.get(name) is None})
         named = str(before.get("run.architecture", ""))
         if known_architecture(named) == known_architecture(str(run.get("run.architecture", ""))):
             run = run.with_({"run.architecture": named})

@@ -154,6 +154,9 @@ class NemoRl:
         if run.get("rollout.backend") == "vllm" and experts not in (1, width):
             changes["rollout.expert_parallel"] = width
             lost.append(Limitation(f"rollout expert_parallel {experts}", str(width), "vLLM spans the whole replica"))
+        if run.get("run.mode") == "colocated" and run.get("trainer.parked") is False:
+            lost.append(Limitation("trainer states on the GPU during rollout", "offloaded before every refit",
+                                   "a few seconds per rl_step; memory is not the problem"))  # fmt: skip
         wide = run.number("rollout.attention_data_parallel")
         if wide > 1 and run.get("run.mode") in ("one_step_off", "async") and run.get("rollout.backend") == "vllm":
             changes["rollout.attention_data_parallel"] = 1
@@ -425,6 +428,7 @@ def _read_mode(run: Run, flat: dict[str, Value]) -> dict[str, Value]:
         "run.generation_nodes": own_nodes,
         "run.generation_gpus_per_node": own_gpus,
         "rollout.devices": rollout,
+        "trainer.parked": colocated or None,
         "trainer.devices": total if colocated else max(total - rollout, 0),
         "run.algorithm": "dapo" if flat.get("grpo.use_dynamic_sampling") else "grpo",
         "run.reference": bool(kl),

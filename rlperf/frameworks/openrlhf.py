@@ -191,7 +191,7 @@ def _with_derived(run: Run) -> Run:
             "trainer.scoring_token_budget": scoring,
             "trainer.compute_dtype": run.get("trainer.compute_dtype", "bf16"),
             "rollout.sleeps": colocated,
-            "trainer.sleeps": colocated,
+            "trainer.sleeps": colocated and run.get("trainer.parked") is not False,
             "run.colocate_all": colocated,
             "run.async_enabled": run.get("run.mode") in ("one_step_off", "async"),
         }
@@ -279,6 +279,7 @@ def _read_placement(run: Run, flat: Mapping[str, Value]) -> dict[str, Value]:
         "trainer.devices": trainer,
         "rollout.devices": rollout,
         "rollout.num_engines": engines or 0,
+        "trainer.parked": bool(run.get("trainer.sleeps")) if mode == "colocated" else None,
         "run.devices": total,
         "run.devices_per_node": per_node,
         "run.nodes": -(-total // per_node),

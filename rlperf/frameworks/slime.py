@@ -219,7 +219,8 @@ def _placement(run: Run) -> list[Setting]:
         Setting("num-gpus-per-node", per_node),
     ]
     if run.get("run.colocate"):
-        return [*settings, Setting("colocate", True, "engine and trainer take turns on the same GPUs")]
+        settings.append(Setting("colocate", True, "engine and trainer take turns on the same GPUs"))
+        return [*settings, Setting("no-offload-train", run.get("trainer.parked") is False, "states stay on the GPU")]
     return [*settings, Setting("rollout-num-gpus", run.number("rollout.devices"), "the engines' own GPUs")]
 
 
@@ -331,7 +332,8 @@ _ALSO_READ = frozenset(
     {
         "actor-num-nodes", "actor-num-gpus-per-node", "rollout-num-gpus", "num-gpus-per-node", "colocate",
         "advantage-estimator", "kl-loss-coef", "use-kl-loss", "kl-coef", "hf-checkpoint", "num-steps-per-rollout",
-        "over-sampling-batch-size", "update-weights-interval", "dynamic-sampling-filter-path", "balance-by-flops",
+        "over-sampling-batch-size", "update-weights-interval", "no-offload-train",
+        "dynamic-sampling-filter-path", "balance-by-flops",
     }
 )  # fmt: skip
 _ARCHITECTURE = frozenset(
@@ -370,6 +372,7 @@ def _read_placement(run: Run, flat: Mapping[str, Value], source: Source) -> dict
         "run.colocate": colocated,
         "run.asynchronous": asynchronous,
         "run.rollout_stated": colocated or bool(own),
+        "trainer.parked": not flat.get("no-offload-train") if colocated else None,
         "run.architecture": _architecture_name(flat),
         "run.algorithm": "dapo" if flat.get("dynamic-sampling-filter-path") else "grpo",
         "run.reference": kl > 0,

@@ -71,6 +71,10 @@ class Trl:
             changes.update({"run.mode": "disaggregated", "run.staleness": 0})
             lost.append(Limitation(f"mode {run.get('run.mode')}", "vllm server in turn with the trainer",
                                    _serial(run)))  # fmt: skip
+        if run.get("trainer.parked"):
+            changes["trainer.parked"] = False
+            lost.append(Limitation("trainer states parked on the host during rollout", "they stay on the GPU",
+                                   "less memory for the engine: lower vllm_gpu_memory_utilization"))  # fmt: skip
         if run.get("trainer.activation_recompute") == "selective":
             changes["trainer.activation_recompute"] = "full"
             lost.append(Limitation("selective recompute", "full recompute", "up to a third of the training time more"))
@@ -279,6 +283,7 @@ def _read_batch(run: Run, flat: dict[str, Value], source: Source) -> dict[str, V
         "batch.mini_batch": max(micro * world * accumulation // group, 1),
         "batch.max_prompt_tokens": int(context) - response if context and int(context) > response else 1024,
         "trainer.packing": False,
+        "trainer.parked": False if colocated else None,
         "trainer.lora_rank": run.get("trainer.lora_rank") if flat.get("use_peft") else None,
         "trainer.offload": "optimizer" if offloaded else "none",
     }

@@ -73,6 +73,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.zero_stage", F + "reshard_after_forward", _RESHARD, backend="fsdp2"),
     field("trainer.activation_recompute", M + "enable_gradient_checkpointing", _CHECKPOINTING, backend="fsdp2"),
     field("trainer.offload_optimizer", F + "optimizer_offload", backend="fsdp2"),
+    field("trainer.offload_parameters", F + "param_offload", note="states wait on the host", backend="fsdp2"),
     field("trainer.offload_activations", M + "enable_activation_offload", backend="fsdp2"),
     field("trainer.compute_dtype", F + "dtype", _DTYPE, backend="fsdp2"),
     field("trainer.tensor_parallel", G + "tensor_model_parallel_size", backend="megatron"),
@@ -90,6 +91,7 @@ FIELDS: tuple[Field, ...] = (
         backend="megatron",
     ),
     field("trainer.offload_optimizer", G + "optimizer_offload", backend="megatron"),
+    field("trainer.offload_parameters", G + "param_offload", note="states wait on the host", backend="megatron"),
     field("trainer.compute_dtype", G + "dtype", _DTYPE, backend="megatron"),
     field("trainer.packing", M + "use_remove_padding", note="sequences packed without padding"),
     field("trainer.lora_rank", M + "lora_rank", _LORA),
@@ -148,6 +150,9 @@ class Verl:
             lost.append(Limitation("activation offload with Megatron", "full recompute", "a third of training more"))
         if run.get("run.algorithm") == "dapo" and not at_least(version, "0.9"):
             lost.append(Limitation("dynamic sampling", "groups without a signal are trained on", "wasted samples"))
+        if run.get("trainer.parked") and run.get("trainer.offload") in ("optimizer", "both"):
+            # Parking takes the optimizer to the host as well; verl has one switch for both.
+            changes["trainer.offload"] = "activations" if run.get("trainer.offload") == "both" else "none"
         changes.update(self._engine(run, version, lost))
         self._mode(run, version, lost)
         return run.with_(changes), tuple(lost)
@@ -257,7 +262,8 @@ class Verl:
             flat.update(_RECIPE_DEFAULTS)
         flat = resolve({**flat, **flatten(source.keys)})
         run, used = read_fields(self.fields, flat, target, Run({"trainer.backend": target.backend}))
-        known = {f"trainer.{'offload'}": _offload(run), "run.architecture": str(flat[M + "path"])}
+        known: dict[str, Value] = {"trainer.offload": _offload(run), "run.architecture": str(flat[M + "path"])}
+        known["trainer.parked"] = bool(run.get("trainer.offload_parameters") and run.get("trainer.offload_optimizer"))
         known.update(_read_algorithm(flat))
         run = run.with_(known)
         run = run.with_(_read_placement(flat, run, source))
@@ -295,7 +301,9 @@ def _is_async_recipe(source: Source) -> bool:
 
 
 def _offload(run: Run) -> str:
-    optimizer, activations = bool(run.get("trainer.offload_optimizer")), bool(run.get("trainer.offload_activations"))
+    # Parameters and optimizer together are parked between the phases, which is no offload while training.
+    optimizer = bool(run.get("trainer.offload_optimizer")) and not run.get("trainer.offload_parameters")
+    activations = bool(run.get("trainer.offload_activations"))
     return {(False, False): "none", (True, False): "optimizer", (False, True): "activations"}.get(
         (optimizer, activations), "both"
     )

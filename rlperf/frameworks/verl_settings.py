@@ -34,13 +34,14 @@ def is_noise(setting: Setting, target: Target) -> bool:
 
 def with_derived(run: Run) -> Run:
     """Values that verl's keys speak of beside the plan's own."""
-    offload = run.get("trainer.offload", "none")
+    offload, parked = run.get("trainer.offload", "none"), bool(run.get("trainer.parked"))
     budget = run.get("trainer.token_budget")
     prompt, response = run.number("batch.max_prompt_tokens"), run.number("batch.max_response_tokens")
     scoring = run.get("trainer.scoring_token_budget") or (2 * budget if budget else None)
     packing = run.get("trainer.packing")
     derived: dict[str, Value] = {
-        "trainer.offload_optimizer": offload in ("optimizer", "both"),
+        "trainer.offload_optimizer": parked or offload in ("optimizer", "both"),
+        "trainer.offload_parameters": parked,
         "trainer.offload_activations": offload in ("activations", "both"),
         "trainer.packing": True if packing is None else packing,
         "trainer.dynamic": budget is not None,

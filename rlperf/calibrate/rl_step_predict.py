@@ -64,7 +64,13 @@ class StepPrediction:
         times = self.stages.times()
         return float(np.asarray(getattr(times, "training_s" if metric == "train_s" else metric)))
 
-    def draws_s(self, draws: int = 6, seed: int = 1) -> np.ndarray:
+    @cached_property
+    def law_spread(self) -> float:
+        """Standard deviation of ln(step) over plausible laws of the lengths [1]."""
+        steps = [self.step_s, *(predict_step(self.row, law, self.framework).step_s for law in OTHER_LAWS)]
+        return float(np.log(steps).std(ddof=1))
+
+    def draws_s(self, draws: int = 4, seed: int = 1) -> np.ndarray:
         """Steps of bootstrapped groups [s]: only the rollout changes, the other stages see nearly equal sums."""
         random = np.random.default_rng(seed)
         times = self.stages.times()
@@ -166,15 +172,9 @@ def predict_step(
     return StepPrediction(row, law, facts, execution, rollout, trainer, trajectories, stages)
 
 
-def law_spread(prediction: StepPrediction, laws: tuple[AssumedLengths, ...] = OTHER_LAWS) -> float:
-    """Standard deviation of ln(step) over plausible laws of the lengths [1]."""
-    steps = [prediction.step_s] + [predict_step(prediction.row, law, prediction.framework).step_s for law in laws]
-    return float(np.log(steps).std(ddof=1))
-
-
 def step_interval(prediction: StepPrediction) -> tuple[float, float]:
     """5th and 95th percentile of the rl_step [s]: groups, law of lengths, recompute if not stated, calibration."""
-    extra = law_spread(prediction) ** 2
+    extra = prediction.law_spread**2
     if not prediction.row.recompute_stated:
         # full recompute would repeat the forward, a third of the training: half of that is one standard deviation
         extra += float(np.log1p(prediction.stage_s("train_s") / 6.0 / prediction.step_s)) ** 2

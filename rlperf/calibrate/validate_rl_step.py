@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.rl_step_predict import StepPrediction, law_spread, predict_step, step_interval
+from rlperf.calibrate.rl_step_predict import StepPrediction, predict_step, step_interval
 from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest, read_row
 from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Table
 from rlperf.errors import RlperfError
@@ -46,10 +46,9 @@ def predictions_of(found: StepPrediction) -> list[Prediction]:
     row = found.row
     low, high = step_interval(found)
     bounds = {"step_s": (low, high)}
-    law = law_spread(found)
     for stage in STAGES:
         if stage in row.measured:
-            bounds[stage] = stage_interval(found, stage, law)
+            bounds[stage] = stage_interval(found, stage)
     return [
         Prediction(
             row_id=row.row_id,
@@ -90,10 +89,10 @@ def stratum(row: StepRow) -> str:
     return "MoE" if row.architecture.experts else "dense"
 
 
-def stage_interval(found: StepPrediction, stage: str, law: float) -> tuple[float, float]:
+def stage_interval(found: StepPrediction, stage: str) -> tuple[float, float]:
     """5th and 95th percentile of one stage [s]: the calibration behind it, the lengths, reruns."""
     seconds = found.stage_s(stage)
-    rest = (Z95 * found.framework.rerun_spread) ** 2 + (Z95 * law * LENGTHS_SPREAD[stage]) ** 2
+    rest = (Z95 * found.framework.rerun_spread) ** 2 + (Z95 * found.law_spread * LENGTHS_SPREAD[stage]) ** 2
     if stage == "weight_sync_s":
         spread = found.framework.weight_sync[0].provenance
         below, above = np.log(spread.low), np.log(spread.high)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 
 from rlperf.calibrate.rl_framework import SyncObservation
+from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Row, Table
 from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
-from rlperf.errors import SpecError
+from rlperf.errors import RlperfError, SpecError
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.rl_calibration import WeightSyncFit, load_framework_calibration, load_transport
@@ -131,3 +135,39 @@ def _trainer_shards(note: str, trainer: int) -> int:
         return trainer
     tensor = re.search(r"\btp(\d+)", note)
     return min(int(shard.group(1)) * (int(tensor.group(1)) if tensor else 1), trainer)
+
+
+def predict_rows(path: Path, table: Table) -> Outcome:
+    """Predict the seconds of every weight sync of a table."""
+    table.need("method", "architecture", "gpu", "measured_s")
+    predictions: list[Prediction] = []
+    refused: list[Refusal] = []
+    for line in table:
+        try:
+            case = sync_case({**line.cells, "row_id": line.row_id})
+        except RlperfError as error:
+            refused.append(Refusal(line.row_id, str(error).splitlines()[0]))
+            continue
+        if not np.isfinite(case.observation.measured_s):
+            refused.append(Refusal(line.row_id, "no measured time in the row"))
+            continue
+        predictions.append(_prediction(case, line))
+    return Outcome(tuple(predictions), tuple(refused))
+
+
+def _prediction(case: SyncCase, line: Row) -> Prediction:
+    provenance = case.fit.provenance
+    return Prediction(
+        row_id=line.row_id,
+        group=line.group,
+        metric="sync_s",
+        measured=case.observation.measured_s,
+        predicted=case.seconds,
+        low=case.seconds * provenance.low,
+        high=case.seconds * provenance.high,
+        calibration=f"{case.owner}/{case.fit.transport}",
+        assumed=case.assumed,
+        extrapolated=provenance.assumed,
+        used_in_calibration=case.used,
+        stratum=case.fit.transport,
+    )

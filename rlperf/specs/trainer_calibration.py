@@ -87,6 +87,13 @@ class Workspace(_Frozen):
     engine_asleep: Bytes = Field(
         "0 B", validate_default=True, description="what a colocated engine that sleeps leaves behind: graphs, context"
     )
+    engine_outside: Bytes = Field(
+        "0.6 GB", validate_default=True, description="graphs and context of a running engine, outside its share"
+    )
+    engine_activation: NonNegativeFloat = Field(
+        1.0, description="set aside for the largest batch and not used, over MLP"
+    )
+    engine_batch_tokens: PositiveFloat = Field(65536.0, description="largest batch that an engine prepares for")
     gradient_buffers: bool = Field(True, description="gradients are allocated once; otherwise by the first backward")
     fragmentation: NonNegativeFloat = Field(0.03, description="reserved over allocated, less one")
 
@@ -144,6 +151,7 @@ class TrainerCalibration(_Frozen):
     memory_low: PositiveFloat = 0.92
     memory_high: PositiveFloat = 1.08
     configurations: tuple[str, ...] = Field((), description="digests of the measured configurations that the fits saw")
+    memory_configurations: tuple[str, ...] = Field((), description="the same for memory")
     provenance: tuple[Provenance, ...]
     notes: str = ""
 

@@ -1,0 +1,224 @@
+"""Peak memory, predicted against measured: training tables, LoRA phases with a colocated engine, known-to-fit lists."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlperf.calibrate.trainer_rows import TrainingRow, digest, training_rows
+from rlperf.calibrate.trainers import batches_of, stack
+from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Row, Table
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
+from rlperf.errors import SpecError
+from rlperf.layout import FloatArray, Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.hardware import Hardware, load_hardware
+from rlperf.specs.profiles import load_architecture
+from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
+
+PHASE_DEVICES = {"NVIDIA L4": "l4", "NVIDIA A100-SXM4-40GB": "a100_40g_sxm", "NVIDIA A100-SXM4-80GB": "a100_80g_sxm"}
+"""Device names as the driver prints them."""
+
+
+def predict_rows(path: Path, table: Table) -> Outcome:
+    """Predict peaks of a training table, of a table of LoRA phases, or the margin of a known-to-fit list."""
+    if "knob_lora_rank" in table.columns:
+        return _phases(table)
+    if {"resource", "max_batch"} <= set(table.columns):
+        return _known_to_fit(table)
+    if "weights_gib" in table.columns:
+        reason = "engine start-up breakdown: a matter of the engine, see kind inference"
+        return Outcome((), tuple(Refusal(row.row_id, reason) for row in table))
+    table.need("framework", "architecture", "gpu", "n_gpus", "measured_peak_memory_gb")
+    rows, refused = training_rows(table, path)
+    peaks = [row for row in rows if row.peak_bytes]
+    predictions = tuple(_peak(row, float(value)) for row, value in zip(peaks, predict_peaks(peaks), strict=True))
+    without = [Refusal(row.row_id, "no peak memory in the row") for row in rows if not row.peak_bytes]
+    return Outcome(predictions, (*without, *(Refusal(row.row_id, row.reason) for row in refused)))
+
+
+def predict_peaks(rows: list[TrainingRow], trainer: TrainerCalibration | None = None) -> FloatArray:
+    """What the framework's allocator reports at its peak, per row [bytes]; never above what the device has."""
+    out = np.zeros(len(rows))
+    for indices in batches_of(rows):
+        first = rows[indices[0]]
+        layout, batch = stack([rows[i].layout for i in indices], [rows[i].microbatches for i in indices])
+        parts = trainer_memory(
+            first.architecture, first.hardware, trainer or first.trainer, layout, batch, dtype=first.dtype,
+            lora_rank=first.lora_rank, chunked_loss=first.chunked_loss, recompute_experts=first.recompute_experts,
+        )  # fmt: skip
+        out[indices] = np.minimum(parts.allocated, first.hardware.device.memory - parts.context)
+    return out
+
+
+def _peak(row: TrainingRow, predicted: float) -> Prediction:
+    widen = 1.5 ** min(len(row.assumed), 3)
+    return Prediction(
+        row_id=row.row_id,
+        group=row.group,
+        metric="peak_memory_gb",
+        measured=float(row.peak_bytes or np.nan) / 1e9,
+        predicted=predicted / 1e9,
+        low=predicted * row.trainer.memory_low**widen / 1e9,
+        high=predicted * row.trainer.memory_high**widen / 1e9,
+        calibration=row.trainer.id,
+        assumed=row.assumed,
+        extrapolated=row.architecture.mixer_layers("mamba", "linear") > 0,
+        used_in_calibration=digest(row.configuration) in row.trainer.memory_configurations,
+    )
+
+
+# -- LoRA GRPO with a colocated engine: training and generation phase of one device ---------------------------------
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """One measured phase of LoRA GRPO on one device, with what decides its memory."""
+
+    row_id: str
+    group: str
+    phase: str
+    configuration: str
+    architecture: Architecture
+    hardware: Hardware
+    trainer: TrainerCalibration
+    microbatch: int
+    sequences: int
+    seq_len: float
+    lora_rank: int
+    engine_share: float
+    peak_bytes: float
+
+
+def phase_rows(table: Table) -> tuple[list[PhaseRow], list[Refusal]]:
+    """Rows of a table of phases; a blank number of prompts is one prompt."""
+    rows: list[PhaseRow] = []
+    refused: list[Refusal] = []
+    for row in table:
+        try:
+            rows.append(_phase_row(row))
+        except SpecError as error:
+            refused.append(Refusal(row.row_id, error.problems[0].message))
+    return rows, refused
+
+
+def _phase_row(row: Row) -> PhaseRow:
+    name = row.text("device")
+    device = PHASE_DEVICES.get(name)
+    if device is None:
+        raise SpecError(f"device {name!r} is none of {', '.join(PHASE_DEVICES)}")
+    model = row.text("model").rsplit("/", 1)[-1]
+    arch = load_architecture(re.sub("-Instruct$", "", model))
+    quantised = row.text("knob_quantization", "none") == "nf4"
+    knobs = "|".join(f"{key}={value}" for key, value in row.cells.items() if key.startswith("knob_"))
+    sequences = row.count("knob_group_size") * row.count("knob_n_prompts")
+    return PhaseRow(
+        row_id=row.row_id,
+        group=f"{row.text('phase')}, {model}, {name}",
+        phase=row.text("phase"),
+        configuration=f"{model}|{device}|{knobs}",
+        architecture=arch,
+        hardware=load_hardware(device),
+        trainer=load_trainer("peft_nf4" if quantised else "peft"),
+        microbatch=row.count("knob_micro_batch"),
+        sequences=sequences,
+        seq_len=row.number("knob_seq_len") or 0.0,
+        lora_rank=row.count("knob_lora_rank"),
+        engine_share=row.number("knob_gpu_memory_utilization") or 0.0,
+        peak_bytes=row.number("nvml_polled_bytes") or row.number("device_peak_bytes") or float("nan"),
+    )
+
+
+def phase_bytes(row: PhaseRow, trainer: TrainerCalibration | None = None) -> float:
+    """Peak of the device, engine and trainer together [bytes].
+
+    Training: the trainer's parts and what the sleeping engine leaves. Generation: the engine's share of the device,
+    less the activations that it set aside for its largest batch and does not touch, plus graphs and context, which
+    it does not count.
+    """
+    constants = trainer or row.trainer
+    space = constants.workspace
+    if row.phase == "training":
+        return float(_phase_training(row, constants).total) + space.engine_asleep
+    device = row.hardware.device
+    arch = row.architecture
+    largest = min(row.sequences * row.seq_len, space.engine_batch_tokens)
+    unused = largest * 2.0 * (3.0 * arch.ffn_hidden + arch.hidden) * space.engine_activation
+    outside = space.engine_outside + space.context_per_multiprocessor * (device.multiprocessors or 0)
+    return row.engine_share * device.memory + outside - unused
+
+
+def _phase_training(row: PhaseRow, trainer: TrainerCalibration) -> MemoryParts:
+    each = min(row.microbatch, row.sequences)
+    count = -(-row.sequences // each)
+    batch = Microbatches.of(each * row.seq_len, each * row.seq_len**2, row.seq_len, count)
+    layout = Layout.of(activation_recompute=2, microbatch=each)
+    return trainer_memory(
+        row.architecture, row.hardware, trainer, layout, batch, lora_rank=row.lora_rank, chunked_loss=True
+    )
+
+
+def _phases(table: Table) -> Outcome:
+    rows, refused = phase_rows(table)
+    predictions = []
+    for row in rows:
+        predicted = phase_bytes(row) / 1e9
+        predictions.append(
+            Prediction(
+                row_id=row.row_id,
+                group=row.group,
+                metric="peak_memory_gb",
+                measured=row.peak_bytes / 1e9,
+                predicted=predicted,
+                low=predicted * row.trainer.memory_low,
+                high=predicted * row.trainer.memory_high,
+                calibration=row.trainer.id,
+                used_in_calibration=digest(row.configuration) in row.trainer.memory_configurations,
+                stratum=row.phase,
+            )
+        )
+    return Outcome(tuple(predictions), tuple(refused))
+
+
+# -- Configurations that are known to run ----------------------------------------------------------------------------
+
+
+def _known_to_fit(table: Table) -> Outcome:
+    """Share of the device that the larger colocated phase takes; measured is 1: it ran, so less is right."""
+    predictions = []
+    refused = []
+    for row in table:
+        try:
+            share = known_to_fit_share(row)
+        except SpecError as error:
+            refused.append(Refusal(row.row_id, error.problems[0].message))
+            continue
+        predictions.append(
+            Prediction(
+                row_id=row.row_id, group="known to fit", metric="share_of_device", measured=1.0, predicted=share,
+                low=share * 0.9, high=share * 1.1, calibration="fsdp2",
+                assumed=("token_budget=16384", "response=1024", "states and weights offloaded while colocated"),
+            )
+        )  # fmt: skip
+    return Outcome(tuple(predictions), tuple(refused))
+
+
+def known_to_fit_share(row: Row, token_budget: float = 16384.0) -> float:
+    """Predicted peak of training over the memory of a device, for a line such as ``GRPO-LoRA, 2*H100``."""
+    number, _, name = row.text("resource").partition("*")
+    device = {"H100": "h100_sxm", "H800": "h800_sxm", "A100": "a100_80g_sxm", "H200": "h200_sxm", "H20": "h20_sxm"}
+    if name not in device:
+        raise SpecError(f"device {name!r} is not known")
+    hw = load_hardware(device[name])
+    trainer = load_trainer("fsdp2")
+    model = row.text("model")
+    arch = load_architecture("Qwen2-72B" if model == "Qwen2-70B" else model)
+    layout = Layout.of(data_parallel=int(number), zero_stage=3, activation_recompute=2, offload=1)
+    batch = Microbatches.of(token_budget / 2, token_budget / 2 * 2048.0, 2048.0, 4.0)
+    rank = 32 if "LoRA" in row.text("task") else None
+    parts = trainer_memory(arch, hw, trainer, layout, batch, lora_rank=rank, chunked_loss=True)
+    return float(parts.total + trainer.workspace.engine_asleep) / hw.device.memory

@@ -37,6 +37,7 @@ class Cause:
     evidence : how it shows, in words
     path : from the end of the rl_step back to the root, in words
     advice : knobs that remove it
+    method : how ``loss_s`` was found: the graph replayed, or the rl_step simulated again
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Cause:
     advice: tuple[Advice, ...]
     rank: int = -1
     part: int = -1
+    method: Literal["replay", "simulation"] = "replay"
 
 
 @dataclass(frozen=True)

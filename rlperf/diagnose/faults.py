@@ -242,7 +242,7 @@ def long_trajectories(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
     for step in np.unique(graph.rl_step[decode]):
         ids, unit = np.unique(graph.unit, return_inverse=True)
         mask = decode & (graph.rl_step == step)
-        tokens = np.bincount(unit[mask], graph.work[mask], ids.size)
+        tokens = np.bincount(unit[mask], graph.work[mask], ids.size).astype(np.float64)
         count = apart(tokens, limits.gap)
         if not count:
             continue

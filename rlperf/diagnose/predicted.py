@@ -9,9 +9,10 @@ import numpy as np
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.diagnose import graph as g
-from rlperf.diagnose.advice import Advice
+from rlperf.diagnose.advice import Advice, advice_for
 from rlperf.diagnose.explain import FLOOR, Explanation, explain_graph
 from rlperf.diagnose.faults import Limits
+from rlperf.diagnose.remedies import evened, without_long, without_tools
 from rlperf.diagnose.scenario import add_rollout, samples_of
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.evaluate import Evaluation
@@ -165,8 +166,16 @@ def explain_prediction(
             tried[advice.knob] = found.step_s - _KNOBS[advice.knob](steps).graph().step_s()
         return replace(advice, gain_s=tried[advice.knob], predicted_by="simulation")
 
-    causes = tuple(replace(c, advice=tuple(better(a) for a in c.advice)) for c in found.causes)
-    return replace(found, causes=causes)
+    causes = []
+    for cause in found.causes:
+        if cause.kind in _REMOVED and steps.mode != "async":
+            loss_s = found.step_s - _REMOVED[cause.kind](steps).graph().step_s()
+            share = max(loss_s, cause.joint_s) / found.step_s
+            advice = advice_for(cause.kind, loss_s)
+            cause = replace(cause, loss_s=loss_s, share=share, advice=advice, method="simulation")
+        causes.append(replace(cause, advice=tuple(better(a) for a in cause.advice)))
+    causes.sort(key=lambda c: (c.nature != "fault", -max(c.loss_s, c.joint_s)))
+    return replace(found, causes=tuple(causes))
 
 
 def _again(
@@ -205,6 +214,18 @@ def _carried_over(steps: PredictedSteps) -> PredictedSteps:
     return _again(steps, trajectories=tuple(kept))
 
 
+def _served(change: Callable[[Trajectories], Trajectories]) -> Callable[[PredictedSteps], PredictedSteps]:
+    return lambda steps: _again(steps, trajectories=tuple(change(one) for one in steps.trajectories))
+
+
+_REMOVED: dict[str, Callable[[PredictedSteps], PredictedSteps]] = {
+    "tail": _served(evened),
+    "long_trajectory": _served(without_long),
+    "tool": _served(without_tools),
+    "kv_cache": lambda steps: _again(steps, limits=replace(steps.limits, kv_tokens=np.inf)),
+}
+"""Causes in the rollout, where removing one changes what the others' engine_steps cost: simulated again. All other
+causes of a prediction lie on a chain of stages, where the replayed graph is exact."""
 _KNOBS: dict[str, Callable[[PredictedSteps], PredictedSteps]] = {
     "routing": lambda steps: _again(steps, routing="least_loaded"),
     "kv_dtype": _more_cache,

@@ -256,7 +256,8 @@ def best_plan(problem: Problem, limit_s: float, *, max_nodes: int = 400_000) -> 
     ------
     SpecError : transfers that hold up the sender are not covered
     """
-    if not problem.overlap:
+    travels = problem.latency_s > 0.0 or problem.bandwidth_bytes_per_s != float("inf")
+    if travels and not problem.overlap:
         raise SpecError("the exact search covers overlapping transfers only")
     heads = problem.first_forward_s
     memory = None if problem.memory_bytes is None else [float(m) for m in problem.memory_bytes]

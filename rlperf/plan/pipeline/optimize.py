@@ -19,9 +19,6 @@ from rlperf.sim.pipeline import Orders, PipelineTimeline, round_robin, simulate,
 # Successive halving: how many go on, share of all passes, first temperature as a share of the makespan.
 _ROUNDS = ((9, 0.75, 8e-3), (2, 0.25, 4e-3))
 
-# Nodes after which the exact search of a small instance gives up (some seconds).
-_EXACT_NODES = 150_000
-
 EVERYTHING = Freedom()
 
 
@@ -76,6 +73,7 @@ def optimize(
     passes: int | None = None,
     time_limit_s: float = 24.0,
     seed: int = 0,
+    exact_nodes: int = 150_000,
     progress: Callable[[float], None] | None = None,
 ) -> PipelinePlan:
     """The best plan found for a pipeline; never slower than any standard schedule that fits.
@@ -88,6 +86,7 @@ def optimize(
     freedom : what may differ from the uniform interleaved pipeline (for asking what each decision is worth)
     passes : number of list passes (default: as many as fit about ``time_limit_s``)
     time_limit_s : wall-clock limit of the search [s]
+    exact_nodes : after which the exact search of a small instance gives up (some seconds)
     progress : called now and then with the share of passes done
 
     Raises
@@ -108,7 +107,7 @@ def optimize(
     proven = None
     if freedom == EVERYTHING and _is_small(problem):
         limit = min((timeline.makespan_s for timeline, _, _ in choices), default=float("inf"))
-        found = best_plan(problem, limit, max_nodes=_EXACT_NODES)
+        found = best_plan(problem, limit, max_nodes=exact_nodes)
         if found.orders is not None:
             part = Candidate(found.cuts, found.placement, Policy(), ()).partition(problem.profile.layers)
             exact = simulate(problem.costs(found.cuts), found.placement, found.orders)

@@ -107,7 +107,8 @@ def fit_dependence(law: Law, data: Grouped) -> Dependence:
     box = [(-7.0, 6.0), (-2.0, 2.0) if correlated else (0.0, 0.0)]
     found = minimize(objective, np.array([-1.0, 0.0]), method="L-BFGS-B", bounds=box, options={"ftol": 1e-11})
     icc, beta = _unpack(np.asarray(found.x))
-    se = np.sqrt(np.diag(inverse_information(lambda v: objective(v) * size, np.asarray(found.x), box)))
+    inverse, _ = inverse_information(lambda v: objective(v) * size, np.asarray(found.x), box)
+    se = np.sqrt(np.diag(inverse))
     given_law = float(se[0]) * icc * (1.0 - icc)
     return Dependence(icc, beta, max(given_law, icc_error(icc, size, data.n_groups)), float(se[1]) * (1.0 - beta**2))
 
@@ -151,18 +152,21 @@ def law_covariance(law: Law, data: Grouped, smallest_sigma: float = 0.005) -> Fl
         tail = law.with_vector(vector).tail
         return -float(per_group(vector).sum()) - (0.0 if tail is None else log_prior(tail))
 
-    inverse = inverse_information(objective, at, box)
+    inverse, information = inverse_information(objective, at, box)
     steps = 1e-4 * np.maximum(1.0, np.abs(at))
     scores = np.stack([(per_group(at + h) - per_group(at - h)) / (2 * h.max()) for h in np.diag(steps)], axis=1)
     spread = scores.T @ scores * data.n_groups / max(data.n_groups - 1, 1)
     if law.tail is not None:  # the prior on the tail's shape counts as one more independent observation
         shape = law.parameter_names().index("tail.shape")
         spread[shape, shape] += PRIOR_PRECISION
-    return np.asarray(inverse @ spread @ inverse)
+    # Directions that the data leave flat have no score either: what is left of their unit variance is added back.
+    return np.asarray(inverse @ spread @ inverse + inverse - inverse @ information @ inverse)
 
 
-def inverse_information(objective: Callable[[Float], float], at: Float, box: list[tuple[float, float]]) -> Float:
-    """Inverse Hessian by central differences; directions that the box holds have no variance."""
+def inverse_information(
+    objective: Callable[[Float], float], at: Float, box: list[tuple[float, float]]
+) -> tuple[Float, Float]:
+    """Inverse Hessian by central differences, and the Hessian; directions that the box holds are 0 in both."""
     width = np.array([b[1] - b[0] for b in box])
     low, high = np.array([b[0] for b in box]), np.array([b[1] for b in box])
     free = np.flatnonzero((width > 0) & (at - low > 1e-3 * width) & (high - at > 1e-3 * width))
@@ -178,5 +182,7 @@ def inverse_information(objective: Callable[[Float], float], at: Float, box: lis
     values, vectors = np.linalg.eigh(hessian)
     result = np.zeros((at.size, at.size))
     # A flat or negative direction is unknown, but not more than by one unit of its own (logarithmic) scale.
+    information = np.zeros((at.size, at.size))
     result[np.ix_(free, free)] = (vectors / np.maximum(values, 1.0)) @ vectors.T
-    return result
+    information[np.ix_(free, free)] = (vectors * np.maximum(values, 0.0)) @ vectors.T
+    return result, information

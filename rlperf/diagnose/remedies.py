@@ -10,7 +10,7 @@ import numpy as np
 
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.explain import FLOOR, Cause, Explanation, explain_graph
-from rlperf.diagnose.faults import Limits, apart
+from rlperf.diagnose.peers import Limits, apart
 from rlperf.diagnose.scenario import StepInputs, simulate_step
 from rlperf.layout import FloatArray
 from rlperf.sim.pipeline import StageCosts

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rlperf.diagnose import graph as g
-from rlperf.diagnose.faults import by_rank
+from rlperf.diagnose.peers import by_rank
 from rlperf.layout import BoolArray, FloatArray
 
 

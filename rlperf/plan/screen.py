@@ -6,7 +6,7 @@ mode, a split of the devices and a batch. Columns are pruned by dominance before
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -141,6 +141,7 @@ def screen(
     rejected: dict[str, int] = {}
     misses: list[str] = []
     looked = 0
+    columns = _Columns(context, task)
     for index, demand in enumerate(demands):
         miss = _limit_miss(context, demand)
         if miss and not lenient:
@@ -148,7 +149,7 @@ def screen(
             misses.append(miss)
             continue
         for split in splits(context):
-            found, seen, why, near = _screen_split(context, task, index, demand, split, facts, prune, lenient)
+            found, seen, why, near = _screen_split(columns, index, demand, split, facts, prune, lenient)
             looked += seen
             _count(rejected, why)
             misses += near
@@ -197,14 +198,40 @@ def _limit_miss(context: Context, demand: Demand) -> str | None:
     return None
 
 
+@dataclass(eq=False)
+class _Columns:
+    """Columns of a task, each computed once: modes and splits share those of equal devices and batch."""
+
+    context: Context
+    task: TaskContext
+    _rollout: dict[tuple[int, ...], RolloutColumns] = field(default_factory=dict)
+    _trainer: dict[tuple[object, ...], TrainerColumns] = field(default_factory=dict)
+
+    def rollout(self, demand: Demand, devices: int) -> RolloutColumns:
+        """Rollout columns; the mini-batch makes no difference to them."""
+        b = demand.batch
+        key = (b.generated, b.group_size, b.max_prompt_tokens, b.max_response_tokens, devices)
+        if key not in self._rollout:
+            self._rollout[key] = rollout_columns(self.context, self.task.architecture, demand, devices)
+        return self._rollout[key]
+
+    def trainer(self, demand: Demand, devices: int, colocated: bool) -> TrainerColumns:
+        """Trainer columns."""
+        key = (demand.batch, devices, colocated)
+        if key not in self._trainer:
+            arch = self.task.architecture
+            self._trainer[key] = trainer_columns(self.context, arch, demand, devices, colocated=colocated)
+        return self._trainer[key]
+
+
 def _screen_split(
-    context: Context, task: TaskContext, index: int, demand: Demand, split: Split,
+    columns: _Columns, index: int, demand: Demand, split: Split,
     facts: FrameworkFacts | None, prune: bool, lenient: bool,
 ) -> tuple[_Pairs | None, int, dict[str, int], list[str]]:  # fmt: skip
     """Feasible pairs of one split; how many candidates were looked at, what they fell to, and near misses."""
-    arch, batch = task.architecture, demand.batch
-    rollout = rollout_columns(context, arch, demand, split.rollout)
-    trainer = trainer_columns(context, arch, demand, split.trainer, colocated=split.mode == "colocated")
+    context, arch, batch = columns.context, columns.task.architecture, demand.batch
+    rollout = columns.rollout(demand, split.rollout)
+    trainer = columns.trainer(demand, split.trainer, split.mode == "colocated")
     backends = tuple(each.backend for each in context.trainers)
     rollout_flags = rollout.flags
     trainer_flags = trainer.flags | trainer_rule_flags(facts, trainer, backends, arch, batch)

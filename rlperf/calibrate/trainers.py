@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -49,7 +49,8 @@ def predict_costs(rows: Sequence[TrainingRow], trainers: Trainers | None = None)
         costs[indices[0]] = training_update(
             first.architecture, first.hardware, (trainers or {}).get(first.backend, first.trainer), layout, batch,
             dtype=first.dtype, lora_rank=first.lora_rank, chunked_loss=first.chunked_loss,
-            attention_kernel="flash2" if first.flash2 else "flash", expert_overlap=first.expert_overlap, cuda_graph=first.cuda_graph,
+            attention_kernel="flash2" if first.flash2 else "flash", expert_overlap=first.expert_overlap,
+            cuda_graph=first.cuda_graph,
         )  # fmt: skip
     return costs
 
@@ -124,36 +125,54 @@ def fit_trainer(
     ridge: float = 0.12,
     sweeps: int = 3,
 ) -> Fit:
+    """Fit a backend's timing on rows; see `descend`."""
+    measured = np.array([row.step_s for row in rows], dtype=np.float64)
+
+    def predict(candidate: TrainerCalibration) -> FloatArray:
+        return predict_seconds(rows, {row.backend: candidate for row in rows})
+
+    return descend(trainer, knobs, predict, measured, [row.configuration for row in rows], ridge=ridge, sweeps=sweeps)
+
+
+def descend(
+    trainer: TrainerCalibration,
+    knobs: Sequence[Knob],
+    predict: Callable[[TrainerCalibration], FloatArray],
+    measured: FloatArray,
+    configurations: Sequence[str],
+    *,
+    ridge: float = 0.12,
+    sweeps: int = 3,
+) -> Fit:
     """Coordinate descent on the mean |ln(predicted / measured)| of the configurations, with a pull to the start.
 
-    Each knob in turn is moved over its bounds on a shrinking grid of factors; ``ridge`` / n x (ln of the change)^2 keeps
-    constants that the rows do not determine where judgement put them. Rows of one configuration share one weight.
+    Each knob in turn is moved on a shrinking grid of factors inside its bounds; ``ridge`` / n x (ln of the change)^2
+    keeps constants that the rows do not determine where judgement put them. A configuration has one weight.
     """
-    measured = np.log(np.array([row.step_s for row in rows], dtype=np.float64))
-    names, index = np.unique([row.configuration for row in rows], return_inverse=True)
+    logs = np.log(measured)
+    names, index = np.unique(list(configurations), return_inverse=True)
     weight = 1.0 / np.bincount(index)[index] / len(names)
-    start = {knob.path: knob.read(trainer) for knob in knobs}
+    start = {knob.path: max(knob.read(trainer), 1e-12) for knob in knobs}
 
     def misfit(candidate: TrainerCalibration) -> float:
-        predicted = np.log(predict_seconds(rows, {row.backend: candidate for row in rows}))
-        return float((weight * np.abs(predicted - measured)).sum())
+        return float((weight * np.abs(np.log(predict(candidate)) - logs)).sum())
 
     def loss(candidate: TrainerCalibration) -> float:
-        moved = sum(np.log(max(knob.read(candidate), 1e-12) / max(start[knob.path], 1e-12)) ** 2 for knob in knobs)
+        moved = sum(np.log(max(knob.read(candidate), 1e-12) / start[knob.path]) ** 2 for knob in knobs)
         return misfit(candidate) + ridge / len(names) * float(moved)
 
     best, best_loss, before = trainer, loss(trainer), misfit(trainer)
     for sweep in range(sweeps):
-        reach = 2.0 / 2.0**sweep
+        reach = 1.0 / 2.0**sweep
         for knob in knobs:
-            here = knob.read(best)
+            here = max(knob.read(best), knob.low, 1e-9)
             for step in (-1.0, -0.5, -0.25, -0.1, 0.1, 0.25, 0.5, 1.0):
-                value = float(np.clip(max(here, knob.low, 1e-9) * np.exp(step * reach * 0.5), knob.low, knob.high))
+                value = float(np.clip(here * np.exp(step * reach), knob.low, knob.high))
                 candidate = knob.write(best, value)
                 found = loss(candidate)
                 if found < best_loss - 1e-6:
                     best, best_loss = candidate, found
-    return Fit(best, len(names), len(rows), before, misfit(best))
+    return Fit(best, len(names), len(measured), before, misfit(best))
 
 
 def write_trainer(trainer: TrainerCalibration, path: Path) -> None:

@@ -1,0 +1,169 @@
+"""Which constants of which backend are fitted, and the run that fits and writes them.
+
+``python -m rlperf.calibrate.trainer_fits DATA OUT [BACKEND ...]`` reads ``DATA/measured/training.csv`` and
+``DATA/memory/rl_lora_phases.csv``, fits every backend on its calibration part and writes ``OUT/<backend>.yaml``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+
+from rlperf.calibrate.trainer_rows import SPLIT_SEED, TrainingRow, digest, read_training_rows
+from rlperf.calibrate.trainers import Fit, Knob, calibration_rows, descend, fit_trainer, predict_seconds, write_trainer
+from rlperf.calibrate.validate import read_table
+from rlperf.calibrate.validate_memory import PhaseRow, phase_bytes, phase_rows
+from rlperf.layout import FloatArray
+from rlperf.specs.trainer_calibration import Provenance, TrainerCalibration, load_trainer
+
+HOPPER, AMPERE, BLACKWELL = "generations.Hopper", "generations.Ampere", "generations.Blackwell"
+COLLECTIVE = Knob("timing.collective", 0.5, 4.0)
+ELEMENTWISE = Knob("timing.elementwise", 0.4, 4.0)
+MOE = (Knob("timing.moe_pass", 0.5, 4.0), Knob("timing.permute", 0.5, 6.0), Knob("timing.moe_layer", 1e-5, 3e-2))
+
+KNOBS: dict[str, tuple[Knob, ...]] = {
+    "megatron": (
+        Knob(f"{BLACKWELL}.sustained", 0.4, 1.1), COLLECTIVE, ELEMENTWISE, Knob(f"{BLACKWELL}.attention", 0.4, 3.0),
+        Knob("timing.gradient_bytes", 1.0, 40.0), *MOE,
+    ),
+    "megatron_legacy": (
+        Knob(f"{AMPERE}.sustained", 0.4, 1.1), Knob(f"{AMPERE}.attention", 0.3, 3.0), COLLECTIVE, ELEMENTWISE,
+        Knob("generations.Volta.sustained", 0.4, 1.1),
+    ),
+    "megatron_deepspeed": (
+        Knob("timing.host_layer", 1e-4, 2e-3), Knob(f"{AMPERE}.sustained", 0.4, 1.1), COLLECTIVE, ELEMENTWISE,
+        Knob(f"{AMPERE}.attention", 0.3, 3.0), Knob("timing.optimizer_bytes", 10.0, 80.0),
+        Knob("timing.microbatch", 1e-5, 2e-2), Knob("timing.update", 1e-5, 3e-2),
+    ),
+    "fsdp_llm_foundry": (
+        Knob(f"{AMPERE}.sustained", 0.4, 1.1), Knob(f"{HOPPER}.sustained", 0.4, 1.1),
+        Knob(f"{HOPPER}.sustained_fp8", 0.3, 1.2), Knob(f"{AMPERE}.attention", 0.3, 4.0),
+        Knob(f"{HOPPER}.attention", 0.3, 4.0), ELEMENTWISE, Knob("timing.cross_entropy_bytes", 8.0, 100.0), COLLECTIVE,
+    ),
+    "fsdp2": (
+        Knob(f"{HOPPER}.sustained", 0.4, 1.1), Knob(f"{HOPPER}.attention", 0.5, 3.0),
+        Knob(f"{HOPPER}.flash2", 0.5, 5.0),
+        Knob(f"{BLACKWELL}.flash2", 0.5, 8.0), Knob(f"{BLACKWELL}.moe_layer", 1e-3, 1.0),
+        Knob(f"{AMPERE}.sustained", 0.3, 1.1), Knob(f"{AMPERE}.flash2", 0.3, 3.0), ELEMENTWISE,
+        Knob("timing.chunked_head", 1.0, 20.0), Knob("timing.lora_bytes", 2.0, 60.0), *MOE,
+    ),
+    "nemo": (
+        Knob(f"{HOPPER}.sustained_fp8", 0.4, 1.6), Knob(f"{HOPPER}.attention", 0.5, 4.0),
+        Knob("timing.tensor_overlap", 0.05, 0.95), ELEMENTWISE, Knob("timing.lora_bytes", 0.5, 30.0),
+        Knob("timing.pipeline_overlap", 0.05, 0.99), COLLECTIVE,
+    ),
+    "automodel": (
+        Knob(f"{HOPPER}.sustained", 0.4, 1.1), Knob("timing.lora_bytes", 0.5, 30.0),
+        Knob("timing.moe_layer", 1e-5, 3e-2), Knob("timing.contention", 0.01, 1.0),
+    ),
+    "megatron_bridge": (
+        *(Knob(f"generations.{name}.sustained_fp8", 0.6, 1.25) for name in ("gb200", "gb300", "b200_sxm", "b300_sxm")),
+        Knob(f"{HOPPER}.sustained_fp8", 0.6, 1.25),
+        *(Knob(f"generations.{name}.sustained_fp4", 0.3, 2.0) for name in ("gb200", "gb300")),
+        Knob("timing.tensor_overlap", 0.05, 0.95), ELEMENTWISE, Knob("timing.host_moe_layer", 1e-4, 4e-3),
+        Knob("timing.graph_host", 0.1, 1.0), *MOE, COLLECTIVE, Knob("timing.expert_overlap", 0.05, 0.95),
+        Knob("timing.lora_bytes", 0.5, 20.0),
+    ),
+    "deepspeed_legacy": (Knob("timing.collective", 0.5, 20.0), Knob(f"{AMPERE}.sustained", 0.4, 1.1)),
+}  # fmt: skip
+"""Fitted timing constants by backend; what is not listed was read or judged."""
+
+RIDGE = 0.3
+"""Pull to the start over the number of configurations: constants of thin evidence stay near judgement."""
+
+SHARED = {"megatron_bridge": ("megatron_bridge_narrow",)}
+"""Backends that differ from another in storage alone share its timing."""
+
+PHASE_KNOBS = (
+    Knob("workspace.recompute_dense", 1.0, 6.0), Knob("workspace.optimizer_scratch", 1.0, 16.0),
+    Knob("workspace.fixed", 1e6, 2e9), Knob("workspace.context", 1e7, 1e9),
+    Knob("workspace.context_per_multiprocessor", 1e6, 2e7), Knob("workspace.engine_asleep", 1e7, 2e9),
+    Knob("workspace.engine_outside", 1e7, 2e9), Knob("workspace.engine_activation", 0.2, 2.0),
+)  # fmt: skip
+"""Fitted memory constants of LoRA training beside an engine, for bf16 and for nf4 base weights."""
+
+
+def fit_backend(name: str, rows: Sequence[TrainingRow]) -> list[TrainerCalibration]:
+    """Fit one backend's timing on the calibration part; with it the backends that share its constants."""
+    members = (name, *SHARED.get(name, ()))
+    seen = calibration_rows(rows, members)
+    fit = fit_trainer(load_trainer(name), seen, KNOBS[name], ridge=RIDGE)
+    ratio = np.array([row.step_s for row in seen]) / predict_seconds(seen, dict.fromkeys(members, fit.trainer))
+    low, high = np.exp(np.quantile(np.log(ratio), [0.05, 0.95]) * 1.5)
+    used = tuple(sorted({digest(row.configuration) for row in seen}))
+    timing = fit.trainer.model_copy(
+        update={
+            "low": min(float(low), 0.93),
+            "high": max(float(high), 1.07),
+            "configurations": used,
+            "provenance": (*_others(fit.trainer, "timing fit"), _provenance(fit, KNOBS[name], "measured/training.csv")),
+        }
+    )
+    shared = ("timing", "generations", "low", "high", "configurations", "provenance")
+    copies = [
+        load_trainer(other).model_copy(update={key: getattr(timing, key) for key in shared}) for other in members[1:]
+    ]
+    return [timing, *copies]
+
+
+def _others(trainer: TrainerCalibration, kind: str) -> tuple[Provenance, ...]:
+    return tuple(entry for entry in trainer.provenance if not entry.source.startswith(kind))
+
+
+def _provenance(fit: Fit, knobs: Sequence[Knob], file: str) -> Provenance:
+    kind = "timing fit" if "training" in file else "memory fit"
+    return Provenance(
+        constants=tuple(knob.path for knob in knobs),
+        source=f"{kind} to {file}: coordinate descent on mean |ln(predicted / measured)|",
+        date=date.today().isoformat(),
+        n=fit.configurations,
+        spread=f"mean |ln ratio| {fit.after:.3f} (before {fit.before:.3f}) on {fit.rows} rows",
+        rows=f"every third configuration of each group by digest, seed {SPLIT_SEED}; digests in the file",
+    )
+
+
+def fit_phases(name: str, rows: Sequence[PhaseRow]) -> TrainerCalibration:
+    """Fit memory of LoRA phases on every third configuration in digest order; both phases of one move together."""
+    mine = [row for row in rows if row.trainer.id == name]
+    order = sorted({digest(row.configuration) for row in mine})
+    part = frozenset(order[2::3])
+    seen = [row for row in mine if digest(row.configuration) in part]
+
+    def predict(candidate: TrainerCalibration) -> FloatArray:
+        return np.array([phase_bytes(row, candidate) for row in seen])
+
+    measured = np.array([row.peak_bytes for row in seen])
+    names = [f"{row.configuration}{row.phase}" for row in seen]
+    fit = descend(load_trainer(name), PHASE_KNOBS, predict, measured, names, ridge=0.01)
+    ratio = measured / predict(fit.trainer)
+    return fit.trainer.model_copy(
+        update={
+            "memory_low": min(float(np.quantile(ratio, 0.05)), 0.95),
+            "memory_high": max(float(np.quantile(ratio, 0.95)), 1.05),
+            "memory_configurations": tuple(sorted(part)),
+            "provenance": (
+                *_others(fit.trainer, "memory fit"),
+                _provenance(fit, PHASE_KNOBS, "memory/rl_lora_phases.csv"),
+            ),
+        }
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Fit and write; see the module."""
+    data, out, *names = arguments
+    rows, _ = read_training_rows(Path(data) / "measured" / "training.csv")
+    phases, _ = phase_rows(read_table(Path(data) / "memory" / "rl_lora_phases.csv"))
+    for name in names or [*KNOBS, "peft", "peft_nf4"]:
+        fitted = [fit_phases(name, phases)] if name.startswith("peft") else fit_backend(name, rows)
+        for trainer in fitted:
+            write_trainer(trainer, Path(out) / f"{trainer.id}.yaml")
+            sys.stdout.write(f"{trainer.id}: {trainer.provenance[-1].spread}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

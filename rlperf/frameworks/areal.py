@@ -32,6 +32,7 @@ from rlperf.frameworks.writing import script, yaml_text
 _DTYPE = words(bf16="bfloat16", fp16="float16")
 _RECOMPUTE = Unit(lambda value, _: value or "none", lambda value, _: None if value == "none" else value)
 _CHUNK = Unit(lambda value, _: int(value) if int(value) > 0 else None, lambda value, _: value)
+_CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else 1 << 20)
 _MINI = Unit(
     lambda value, run: -(-run.number("batch.prompts_per_step") // max(int(value), 1)),
     lambda value, run: max(run.number("batch.prompts_per_step") // int(value), 1),
@@ -48,6 +49,8 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.token_budget", "actor.mb_spec.max_tokens_per_mb", note="tokens per data-parallel rank"),
     field("trainer.checkpointing", "actor.gradient_checkpointing"),
     field("trainer.compute_dtype", "actor.dtype", _DTYPE),
+    field("trainer.chunked_loss", "actor.megatron.enable_chunked_logits", backend="megatron"),
+    field("trainer.chunked_loss", "actor.logprobs_chunk_size", _CHUNKED, "tokens of logits at once", backend="fsdp2"),
     field("trainer.virtual_pipeline", "actor.megatron.virtual_pipeline_parallel_size", backend="megatron"),
     field("trainer.granularity", "actor.megatron.recompute_granularity", _RECOMPUTE, backend="megatron"),
     field("trainer.offload_all", "actor.fsdp.offload_params", note="parameters and optimizer in host memory",

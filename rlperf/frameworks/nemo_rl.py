@@ -42,6 +42,7 @@ _ENGINE_TP = Unit(
     lambda value, run: int(value) // run.number("rollout.attention_data_parallel"),
 )
 _DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >= 1)
+_CHUNKED = Unit(lambda value, _: bool(value), lambda value, _: 1024 if value else None)
 _CHECKPOINTING = Unit(lambda value, _: "full" if value else "none", lambda value, _: value != "none")
 
 FIELDS: tuple[Field, ...] = (
@@ -60,6 +61,8 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.sequence_parallel", D + "sequence_parallel", backend="fsdp2"),
     field("trainer.activation_recompute", D + "activation_checkpointing", _CHECKPOINTING, backend="fsdp2"),
     field("trainer.offload_all", D + "cpu_offload", note="parameters and optimizer in host memory", backend="fsdp2"),
+    field("trainer.chunked_loss", P + "logprob_chunk_size", _CHUNKED, "tokens of logits at once", backend="fsdp2"),
+    field("trainer.chunked_loss", G + "use_fused_linear_logprobs", note="no full logits", backend="megatron"),
     field("trainer.tensor_parallel", G + "tensor_model_parallel_size", backend="megatron"),
     field("trainer.pipeline_parallel", G + "pipeline_model_parallel_size", backend="megatron"),
     field("trainer.context_parallel", G + "context_parallel_size", backend="megatron"),

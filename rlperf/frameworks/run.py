@@ -13,7 +13,8 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import Algorithm, Job, LayoutChoice, Mode, PoolSettings, PoolSpec, Role, Task
 
 Value = Any
-TRAINER_SETTINGS = ("token_budget", "scoring_token_budget", "compute_dtype", "packing", "lora_rank", "parked")
+TRAINER_SETTINGS = ("token_budget", "scoring_token_budget", "compute_dtype", "packing", "lora_rank", "parked",
+                    "chunked_loss")  # fmt: skip
 ENGINE_SETTINGS = ("max_running", "memory_fraction", "kv_dtype", "rollout_dtype", "prefix_caching", "chunked_prefill",
                    "engine_token_budget", "cuda_graphs")  # fmt: skip
 LAYOUT = tuple(LayoutValues.model_fields)

@@ -31,6 +31,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.profiles import load_architecture
 
 _RECOMPUTE = Unit(lambda value, _: value or "none", lambda value, _: None if value == "none" else value)
+_CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else -1)
 _DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >= 1)
 
 FIELDS: tuple[Field, ...] = (
@@ -53,6 +54,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.dynamic", "use-dynamic-batch-size"),
     field("trainer.token_budget", "max-tokens-per-gpu", TOKENS_PER_DEVICE),
     field("trainer.scoring_token_budget", "log-probs-max-tokens-per-gpu", TOKENS_PER_DEVICE),
+    field("trainer.chunked_loss", "log-probs-chunk-size", _CHUNKED, "tokens of logits at once"),
     field("trainer.microbatch", "micro-batch-size", note="samples"),
     field("rollout.replica", "rollout-num-gpus-per-engine", note="GPUs of one engine: TP x PP"),
     field("rollout.pipeline_parallel", "sglang-pp-size sglang-pipeline-parallel-size", one_as(1)),

@@ -27,6 +27,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.generation_steps", "steps_per_generation", note="forwards per rollout"),
     field("trainer.activation_recompute", "gradient_checkpointing", _CHECKPOINTING),
     field("trainer.lora_rank", "lora_r"),
+    field("trainer.chunked_loss", "use_liger_kernel", note="no full logits tensor"),
     field("rollout.tensor_parallel", "vllm_tensor_parallel_size"),
     field("rollout.memory_fraction", "vllm_gpu_memory_utilization"),
     field("rollout.sleeps", "vllm_enable_sleep_mode", note="engine and trainer take turns"),
@@ -206,7 +207,6 @@ def _algorithm(run: Run) -> list[Setting]:
     settings = [
         Setting("beta", 0.001 if run.get("run.reference") else 0.0, "0: no reference pass"),
         Setting("loss_type", "dapo" if run.get("run.algorithm") == "dapo" else "grpo"),
-        Setting("use_liger_kernel", True, "no full logits tensor"),
     ]
     if run.get("run.algorithm") == "dapo":
         settings.append(Setting("epsilon_high", 0.28))
@@ -248,7 +248,7 @@ def _accelerate(run: Run, nodes: int, gpus: int) -> str:
 _ALSO_READ = frozenset(
     {
         "generation_batch_size", "use_vllm", "vllm_mode", "beta", "loss_type", "model_name_or_path",
-        "use_peft", "num_iterations", "bf16", "dtype", "use_liger_kernel",
+        "use_peft", "num_iterations", "bf16", "dtype",
     }
 )  # fmt: skip
 

@@ -86,5 +86,11 @@ def test_sentences() -> None:
 
 
 def test_like_configurations_share_their_errors() -> None:
-    assert unshared_error(np.array([50.0, 30.0, 20.0]), np.array([100.0, 60.0, 40.0])) == pytest.approx(0.03)
-    assert unshared_error(np.array([1.0, 0.0]), np.array([0.0, 1.0])) == pytest.approx(np.hypot(0.03, 0.12 * 2**0.5))
+    a, sigma = np.array([50.0, 30.0, 20.0]), np.array([0.1, 0.2, 0.3])
+    assert unshared_error(a, 2 * a, sigma, own_share=0.0) == pytest.approx(0.0)
+    assert unshared_error(a, a, sigma, own_share=0.5) == pytest.approx(0.0)
+    # by hand: only the second stage differs, shares .5 .3 .2 and .4 .44 .16
+    b = np.array([50.0, 55.0, 20.0])
+    expected = (0.1 * 0.1) ** 2 + 0.2**2 * (0.14**2 + 0.25 * (0.3**2 + 0.44**2)) + (0.3 * 0.04) ** 2
+    assert unshared_error(a, b, sigma, own_share=0.5) == pytest.approx(np.sqrt(expected))
+    assert unshared_error(a, b, sigma, own_share=0.5, shared=False) > unshared_error(a, b, sigma, own_share=0.5)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from rlperf.layout import FloatArray
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -116,20 +117,31 @@ def compare_draws(a_s: FloatArray, b_s: FloatArray, *, own: float = 0.0) -> Comp
     return Comparison(float(np.exp(centre)), float(np.exp(centre - width)), float(np.exp(centre + width)))
 
 
-def unshared_error(a: FloatArray, b: FloatArray, stage_error: float = 0.12, layout_error: float = 0.03) -> float:
-    r"""Standard deviation of ln(t_B / t_A) from calibration errors that do not cancel.
+def unshared_error(
+    a: npt.ArrayLike, b: npt.ArrayLike, sigma: npt.ArrayLike, *, own_share: float, shared: bool = True
+) -> float:
+    r"""Standard deviation of ln(t_B / t_A) from calibration errors that do not cancel [1].
 
-    Two configurations on one calibration share its error stage by stage. With stage shares a_i, b_i of the two steps,
+    With stage shares a_i, b_i of the two steps and s_i the error of the constants behind stage i,
 
-    .. math:: s^2 = s_l^2 + s_e^2 \sum_i (b_i - a_i)^2
+    .. math:: s^2 = \sum_i s_i^2 \left[(b_i - a_i)^2 + \omega^2 (a_i^2 + b_i^2)\right]
 
-    s_e the error of one stage's constants, s_l that of the layout's own terms [1]; both are medians over the rows of
-    docs/guide/accuracy-rl-step.md.
+    Two configurations on one device, engine and framework share s_i; omega is the layouts' own share of it (0 in a
+    stage that both run alike). Nothing is shared (``shared`` False): :math:`s^2 = \sum s_i^2 (a_i^2 + b_i^2)`.
 
     Parameters
     ----------
     a, b : seconds of the stages of the two, same order [s] ``[stages]``
+    sigma : s_i ``[stages]``
+    own_share : omega [1]
+
+    >>> unshared_error([50.0, 50.0], [100.0, 100.0], [0.1, 0.1], own_share=0.0)
+    0.0
     """
-    first = np.asarray(a, np.float64) / max(float(np.sum(a)), 1e-12)
-    second = np.asarray(b, np.float64) / max(float(np.sum(b)), 1e-12)
-    return float(np.sqrt(layout_error**2 + stage_error**2 * float(((second - first) ** 2).sum())))
+    t_a, t_b, s = (np.asarray(value, np.float64) for value in (a, b, sigma))
+    first, second = t_a / max(float(t_a.sum()), 1e-12), t_b / max(float(t_b.sum()), 1e-12)
+    alone = first**2 + second**2
+    if not shared:
+        return float(np.sqrt((s**2 * alone).sum()))
+    omega = np.where(np.isclose(t_a, t_b, rtol=1e-9), 0.0, own_share)
+    return float(np.sqrt((s**2 * ((second - first) ** 2 + omega**2 * alone)).sum()))

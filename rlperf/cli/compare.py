@@ -1,0 +1,113 @@
+"""``rlperf compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlperf.cli.output import AsJson, console, print_json, progress
+
+if TYPE_CHECKING:
+    from rlperf.api import Question
+    from rlperf.plan.compare import JobComparison, Side
+
+SCHEMA_VERSION = 1
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="Job, plan.yaml or framework configuration.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The other one.")],
+    cluster: Annotated[str | None, typer.Option(help="Cluster of a framework configuration.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Length preset, model or trace of a configuration.")] = None,
+    draws: Annotated[int, typer.Option(min=3, help="Common draws of the groups.")] = 12,
+    as_json: AsJson = False,
+) -> None:
+    """Two jobs, plans or framework configurations on the same drawn rl_steps: which is faster, and is it certain?
+
+    Example: rlperf compare plan/plan.yaml run_grpo.yaml --cluster dgx_h100 --workload math
+    """
+    from rlperf.plan.compare import compare_jobs
+
+    with progress("comparing"):
+        questions = [_question(path, cluster, workload) for path in (first, second)]
+        facts = (questions[0].facts, questions[1].facts)
+        found = compare_jobs(questions[0].context, questions[1].context, facts, draws=draws)
+    if as_json:
+        print_json(summary_of(found, first, second))
+    else:
+        _print(found, first, second)
+
+
+def _question(path: Path, cluster: str | None, workload: str | None) -> Question:
+    """A job file, a plan, or a framework's configuration as a resolved job."""
+    from rlperf.api import ask
+    from rlperf.plan.compare import job_of_plan
+    from rlperf.plan.plan import Plan
+    from rlperf.specs.reader import read_document, validate
+
+    if path.suffix in (".yaml", ".yml", ".json"):
+        document = read_document(path)
+        keys = set(document.data) if isinstance(document.data, dict) else set()
+        if {"job", "plan"} <= keys:
+            return ask(job_of_plan(validate(document, Plan)))
+        if {"architecture", "tasks"} & keys:
+            return ask(path)
+    from rlperf.frameworks.imports import import_config, job_of
+
+    return ask(job_of(import_config([path]), cluster=cluster, workload=workload, name=path.stem))
+
+
+def summary_of(found: JobComparison, first: Path, second: Path) -> dict[str, Any]:
+    """The comparison as plain data."""
+    from dataclasses import asdict
+
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "verdict": found.step.sentence(first.stem, second.stem),
+        "step": {**asdict(found.step), "apart": found.step.apart},
+        "device_seconds_per_token": {**asdict(found.device_token), "apart": found.device_token.apart},
+        "sides": [_side(path, side) for path, side in ((first, found.first), (second, found.second))],
+    }
+
+
+def _side(path: Path, side: Side) -> dict[str, Any]:
+    from rlperf.plan.compare import STAGES
+
+    configuration = side.evaluation.configuration
+    return {
+        "file": str(path),
+        "mode": configuration.mode,
+        "devices": configuration.devices,
+        "step_s": float(side.draws_s.mean()),
+        "draws_s": side.draws_s.tolist(),
+        "stages_s": dict(zip([*(name.removesuffix("_s") for name in STAGES), "rest"], side.stages_s, strict=True)),
+        "assumed": list(side.filled),
+    }
+
+
+def _print(found: JobComparison, first: Path, second: Path) -> None:
+    from rich.table import Table
+
+    from rlperf.plan.compare import STAGES
+    from rlperf.units import human_seconds
+
+    screen = console()
+    screen.print(f"[bold]{found.step.sentence(first.stem, second.stem)}[/bold]")
+    table = Table("", first.stem, second.stem, f"{second.stem} / {first.stem}")
+    names = [*(name.removesuffix("_s").replace("_", " ") for name in STAGES), "rest"]
+    for name, a, b in zip(names, found.first.stages_s, found.second.stages_s, strict=True):
+        table.add_row(name, human_seconds(float(a)), human_seconds(float(b)), f"{b / a:.2f}" if a > 0 else "")
+    a, b = float(found.first.draws_s.mean()), float(found.second.draws_s.mean())
+    table.add_row("rl_step", human_seconds(a), human_seconds(b), f"{found.step.ratio:.2f}", style="bold")
+    devices = [side.evaluation.configuration.devices for side in (found.first, found.second)]
+    table.add_row("devices", str(devices[0]), str(devices[1]), "")
+    screen.print(table)
+    per_token = found.device_token
+    screen.print(
+        f"device-seconds per trained token: {per_token.ratio:.2f} ({per_token.low:.2f} .. {per_token.high:.2f})"
+    )
+    for path, side in ((first, found.first), (second, found.second)):
+        for text in side.filled:
+            screen.print(f"assumed in {path.name}: {text}", markup=False)

@@ -1,0 +1,154 @@
+"""Compare two jobs or plans under common random numbers: which is faster, and can they be told apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlperf.layout import FloatArray
+from rlperf.plan.context import Context
+from rlperf.plan.demand import Demand
+from rlperf.plan.evaluate import Evaluation, Judge
+from rlperf.plan.plan import Phase, Plan
+from rlperf.plan.predict import evaluate_job
+from rlperf.plan.uncertainty import OWN_SHARE, stage_sigmas
+from rlperf.sim.rl_step.uncertainty import Comparison, compare_draws, unshared_error
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.job import Job, PoolSpec
+from rlperf.workload import LengthTable
+
+STAGES = ("rollout_s", "scoring_s", "training_s", "weight_sync_s")
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One of the two: its judged configuration, what was filled in, and its rl_steps on the common draws [s]."""
+
+    evaluation: Evaluation
+    filled: tuple[str, ...]
+    draws_s: FloatArray
+
+    @property
+    def stages_s(self) -> FloatArray:
+        """Mean seconds of the stages ``[stages]``, the rest of the rl_step last [s]."""
+        seconds = self.evaluation.seconds
+        known = np.array([float(getattr(seconds, name).mean()) for name in STAGES])
+        rest = sum(
+            float(getattr(seconds, name).mean()) for name in ("reward_s", "data_movement_s", "offload_s", "other_s")
+        )
+        return np.append(known, rest)
+
+    @property
+    def device_s(self) -> float:
+        """Device-seconds per rl_step, mean over the draws [s]."""
+        return float(self.draws_s.mean()) * self.evaluation.configuration.devices
+
+
+@dataclass(frozen=True, eq=False)
+class JobComparison:
+    """Both sides, the ratio of their rl_steps, and that of their device-seconds per trained token."""
+
+    first: Side
+    second: Side
+    step: Comparison
+    device_token: Comparison
+
+
+def compare_jobs(
+    first: Context,
+    second: Context,
+    facts: tuple[FrameworkFacts | None, FrameworkFacts | None] = (None, None),
+    *,
+    draws: int = 12,
+    seed: int = 0,
+) -> JobComparison:
+    """Compare the pinned configurations of two jobs; open values are filled in by the screen.
+
+    Draw k takes the same groups for both wherever their recorded or sampled rl_steps have equally many, so that the
+    noise of lengths cancels in the ratio.
+
+    Raises
+    ------
+    InfeasibleError : one of them cannot be laid out
+    """
+    sides = tuple(_side(context, fact, draws, seed) for context, fact in zip((first, second), facts, strict=True))
+    a, b = sides
+    shared = _shares_calibrations(first, second, a, b)
+    sigmas = stage_sigmas(first, a.evaluation)
+    sigma = np.array([*(getattr(sigmas, name) for name in STAGES), sigmas.rest])
+    own = unshared_error(a.stages_s, b.stages_s, sigma, own_share=OWN_SHARE, shared=shared)
+    per_token = [
+        side.draws_s * side.evaluation.configuration.devices / side.evaluation.demand.trained_tokens for side in sides
+    ]
+    return JobComparison(a, b, compare_draws(a.draws_s, b.draws_s, own=own), compare_draws(*per_token, own=own))
+
+
+def _side(context: Context, facts: FrameworkFacts | None, draws: int, seed: int) -> Side:
+    evaluation, filled = evaluate_job(context, facts)
+    judge = Judge(context, context.tasks[0])
+    demand = evaluation.demand
+    steps = []
+    kept: list[Demand] = []  # the judge remembers rollouts by the demand's identity
+    for k in range(draws):
+        table = demand.tables[k % len(demand.tables)]
+        drawn = replace(demand, tables=(bootstrap_table(table, np.random.default_rng([seed, k])),))
+        kept.append(drawn)
+        steps.append(judge.evaluate(drawn, evaluation.configuration).step_s)
+    return Side(evaluation, filled, np.array(steps))
+
+
+def _shares_calibrations(first: Context, second: Context, a: Side, b: Side) -> bool:
+    """Whether both run on the same device, engine, trainer backend and framework."""
+
+    def ids(context: Context, side: Side) -> tuple[str, ...]:
+        trainer = context.trainers[int(side.evaluation.trainer.backend[0])]
+        return (context.hardware.calibration.id, context.engine.id, trainer.calibration.id, trainer.framework.id)
+
+    return ids(first, a) == ids(second, b)
+
+
+def bootstrap_table(table: LengthTable, random: np.random.Generator) -> LengthTable:
+    """As many groups of one rl_step, drawn with replacement; a group drawn twice becomes two.
+
+    >>> table = LengthTable.from_groups([10, 20, 30], [[5, 7], [6, 9], [1, 2]])
+    >>> bootstrap_table(table, np.random.default_rng(0)).n_groups
+    3
+    """
+    index, count = table.group_index()
+    order = np.argsort(index, kind="stable")
+    edges = np.searchsorted(index[order], np.arange(count + 1))
+    picks = random.integers(0, count, size=count)
+    rows = np.concatenate([order[edges[k] : edges[k + 1]] for k in picks])
+    sizes = edges[picks + 1] - edges[picks]
+    drawn = table.where(rows)
+    group = np.repeat(np.arange(count), sizes)
+    step = np.full(rows.size, int(table.rl_step[0]), np.int64)
+    if drawn.trajectory is None:
+        return replace(drawn, group=group, rl_step=step)
+    span = int(drawn.trajectory.max()) + 1
+    return replace(drawn, group=group, rl_step=step, trajectory=drawn.trajectory + span * group)
+
+
+def job_of_plan(plan: Plan, phase: Phase | None = None) -> Job:
+    """The job of one phase of a plan (default: the first) with everything pinned that the plan decided."""
+    chosen = phase or plan.plan[0]
+    task = next(task for task in plan.job.tasks if task.name == chosen.tasks[0])
+    pinned = {name: (value,) for name, value in chosen.settings.model_dump().items() if name != "max_prompt_tokens"}
+    pools = tuple(
+        PoolSpec.model_validate(
+            {
+                "role": pool.role,
+                "devices": pool.devices,
+                "layout": pool.layout.model_dump(),
+                "settings": pool.settings.model_dump(exclude_none=True),
+            }
+        )
+        for pool in chosen.pools
+    )
+    changes: dict[str, object] = {
+        "tasks": (task.model_copy(update=pinned),),
+        "modes": (chosen.mode,),
+        "pools": pools,
+    }
+    return plan.job.model_copy(update=changes)

@@ -1,0 +1,109 @@
+"""rlperf compare: common draws, equal sides, plans as jobs, verdicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from rlperf.api import ask
+from rlperf.cli.main import app
+from rlperf.plan.compare import bootstrap_table, compare_jobs, job_of_plan
+from rlperf.plan.plan import Plan
+from rlperf.workload import LengthTable
+
+JOB = """
+name: small
+architecture: Qwen3-8B
+cluster: dgx_h100
+nodes: 1
+framework: verl==0.9.0
+tasks:
+  - name: math
+    workload: math
+    prompts_per_step: 16
+    group_size: 8
+    max_prompt_tokens: 1024
+    max_response_tokens: {cap}
+modes: [colocated]
+pools:
+  - role: rollout
+    devices: 8
+    layout: {{tensor_parallel: {tensor}}}
+    settings: {{max_running: {running}, memory_fraction: 0.6}}
+  - role: trainer
+    devices: 8
+    layout: {{tensor_parallel: 2, pipeline_parallel: 1, context_parallel: 1, zero_stage: 1}}
+    settings: {{backend: megatron, token_budget: 16384}}
+"""
+
+
+def write(folder: Path, name: str, cap: int = 4096, tensor: int = 1, running: int = 128) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(JOB.format(cap=cap, tensor=tensor, running=running))
+    return path
+
+
+def test_bootstrapped_table_keeps_groups_whole() -> None:
+    random = np.random.default_rng(0)
+    table = LengthTable.from_groups(random.integers(10, 90, 20), random.integers(1, 500, (20, 4)))
+    drawn = bootstrap_table(table, np.random.default_rng(1))
+    assert drawn.n == table.n
+    assert drawn.n_groups == 20
+    known = {tuple(sorted(table.response_tokens[table.group == g].tolist())) for g in range(20)}
+    for group in range(20):
+        assert tuple(sorted(drawn.response_tokens[drawn.group == group].tolist())) in known
+
+
+def test_a_job_against_itself_and_a_shorter_cap(tmp_path: Path) -> None:
+    same, other = write(tmp_path, "same"), write(tmp_path, "short", cap=2048)
+    question, shorter = ask(same), ask(other)
+    alike = compare_jobs(question.context, question.context, draws=4)
+    assert alike.step.ratio == 1.0
+    assert not alike.step.apart
+    found = compare_jobs(question.context, shorter.context, draws=4)
+    assert found.step.apart
+    assert found.step.high < 1.0
+    assert found.first.stages_s.shape == found.second.stages_s.shape == (5,)
+    # the same groups on both sides: the ratio varies less than either side
+    ratio = np.log(found.second.draws_s / found.first.draws_s)
+    assert ratio.std() < 1.2 * np.log(found.first.draws_s).std() + 1e-9
+
+
+def test_command_line_speaks_json_and_words(tmp_path: Path) -> None:
+    a, b = write(tmp_path, "a"), write(tmp_path, "b", tensor=8)
+    runner = CliRunner()
+    machine = runner.invoke(app, ["compare", str(a), str(b), "--draws", "3", "--json"])
+    assert machine.exit_code == 0
+    data = json.loads(machine.stdout)
+    assert data["step"]["low"] <= data["step"]["ratio"] <= data["step"]["high"]
+    assert set(data["sides"][0]["stages_s"]) == {"rollout", "scoring", "training", "weight_sync", "rest"}
+    assert "beats" in data["verdict"] or "cannot be told apart" in data["verdict"]
+    people = runner.invoke(app, ["compare", str(a), str(b), "--draws", "3"])
+    assert people.exit_code == 0
+    assert "rl_step" in people.stdout
+
+
+def test_a_plan_compares_as_the_job_that_it_pins(tmp_path: Path) -> None:
+    from rlperf.plan.planner import plan_job
+
+    path = write(tmp_path, "job")
+    question = ask(path)
+    plan: Plan = plan_job(question.context, facts=question.facts)
+    pinned = job_of_plan(plan)
+    assert pinned.pool("trainer").layout.tensor_parallel == (2,)
+    again = ask(pinned)
+    found = compare_jobs(question.context, again.context, (question.facts, again.facts), draws=3)
+    assert found.step.ratio == pytest.approx(1.0, abs=0.02)
+    assert found.second.filled == ()
+
+
+def test_wrong_files_are_named(tmp_path: Path) -> None:
+    from rlperf.errors import SpecError
+
+    result = CliRunner().invoke(app, ["compare", str(tmp_path / "no.yaml"), str(write(tmp_path, "a"))])
+    assert isinstance(result.exception, SpecError)
+    assert "no.yaml" in str(result.exception)

@@ -9,6 +9,7 @@ import numpy as np
 from rlperf.cost.trainer_memory import MemoryParts
 from rlperf.layout import OFFLOAD, RECOMPUTE, FloatArray, Layout
 
+OPTIMIZER_OFFLOAD = "optimizer offload"
 ROLLOUT, SCORING, TRAINING, WEIGHT_SYNC = "rollout", "scoring", "training", "weight_sync"
 
 
@@ -156,7 +157,7 @@ def knobs(layout: Layout, parts: MemoryParts, microbatch_tokens: float, chunked_
     if recompute != "full":
         found.append(Knob("activation_recompute full", 0.8 * activations, f"recompute is {recompute}"))
     if OFFLOAD[int(layout.offload)] in ("none", "activations"):
-        found.append(Knob("optimizer offload", float(parts.optimizer), "moments and master weights can wait in host"))
+        found.append(Knob(OPTIMIZER_OFFLOAD, float(parts.optimizer), "moments and master weights can wait in host"))
     states = float(parts.states)
     found.append(Knob("twice the tensor_parallel", 0.5 * states, "weights and their states halve"))
     return found
@@ -197,5 +198,8 @@ def first_knob(
     if excess <= 0:
         return None
     choices = knobs(layout, parts, microbatch_tokens, chunked_loss)
-    enough = [knob for knob in choices if knob.frees_bytes >= excess]
-    return enough[0] if enough else max(choices, key=lambda knob: knob.frees_bytes)
+    enough = [knob for knob in choices if knob.frees_bytes >= excess and knob.setting != OPTIMIZER_OFFLOAD]
+    if enough:
+        return enough[0]
+    # nothing alone is enough: begin with what frees most, offload only where it stands out by far
+    return max(choices, key=lambda knob: knob.frees_bytes * (0.5 if knob.setting == OPTIMIZER_OFFLOAD else 1.0))

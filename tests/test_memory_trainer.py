@@ -1,0 +1,265 @@
+"""Trainer memory: hand counts, published formulas, monotonicity, and cases that cannot fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.memory import EngineBytes, colocated_memory, first_knob, knobs
+from rlperf.cost.memory_activations import korthikanti_layer_bytes, layer_activations
+from rlperf.cost.trainer_memory import (
+    DEVICE_PARTS,
+    in_flight,
+    lora_parameters,
+    routed_layers,
+    stage_layers,
+    trainer_memory,
+)
+from rlperf.layout import Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.hardware import Hardware, load_hardware
+from rlperf.specs.profiles import load_architecture
+from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
+
+
+@pytest.fixture(scope="module")
+def h100() -> Hardware:
+    return load_hardware("h100_sxm")
+
+
+@pytest.fixture(scope="module")
+def megatron() -> TrainerCalibration:
+    return load_trainer("megatron")
+
+
+@pytest.fixture(scope="module")
+def fsdp2() -> TrainerCalibration:
+    return load_trainer("fsdp2")
+
+
+def gpt(**changes: object) -> Architecture:
+    """GPT of Korthikanti et al. 2022, table 3 (22B)."""
+    values: dict[str, object] = {
+        "name": "gpt-22B", "source": "arXiv 2205.05198, table 3", "hidden": 6144, "layers": 48, "heads": 64,
+        "kv_heads": 64, "head_dim": 96, "ffn_hidden": 24576, "ffn_gated": False, "vocab": 51200, "norm_weights": 2,
+        "tied_embeddings": True, "learned_positions": 2048, "qkv_bias": True, "output_bias": True, "ffn_bias": True,
+    }  # fmt: skip
+    return Architecture.model_validate({**values, **changes})
+
+
+def unfused_layer(arch: Architecture, tp: int, sp: bool, sequence: int, microbatch: int) -> float:
+    """Bytes of one layer by the tensor count, with dropout and materialised scores."""
+    kept = layer_activations(arch, Layout.of(tensor_parallel=tp, sequence_parallel=int(sp)), dropout=True, unfused=True)
+    tokens = sequence * microbatch
+    return float(kept.dense * tokens + kept.scores * microbatch * sequence**2)
+
+
+@pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, False), (8, True), (2, True)])
+def test_tensor_count_is_korthikanti_equations_1_2_and_4(tp: int, sp: bool) -> None:
+    arch = gpt()
+    published = korthikanti_layer_bytes(2048, 4, arch.hidden, arch.heads, tp, sequence_parallel=sp)
+    assert unfused_layer(arch, tp, sp, 2048, 4) == pytest.approx(float(published), rel=1e-12)
+
+
+def test_equation_1_by_hand() -> None:
+    # s b h (34 + 5 a s / h) with s 2048, b 1, h 12288, a 96: 5 * 96 * 2048 / 12288 = 80
+    assert float(korthikanti_layer_bytes(2048, 1, 12288, 96)) == 2048 * 12288 * (34 + 80)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "heads", "left"),
+    [(12288, 96, 34 / 114), (20480, 128, 34 / 98)],
+)
+def test_selective_recompute_drops_what_the_paper_says(hidden: int, heads: int, left: float) -> None:
+    # section 5: 5 a s / h is 80 for GPT-3 (175B) and 64 for MT-NLG (530B): selective recompute saves 70 % and 65 %
+    whole = korthikanti_layer_bytes(2048, 1, hidden, heads, 8, sequence_parallel=True)
+    part = korthikanti_layer_bytes(2048, 1, hidden, heads, 8, sequence_parallel=True, recompute="selective")
+    assert float(part / whole) == pytest.approx(left, rel=1e-12)
+    assert round(100 * (1 - float(part / whole))) in (65, 70)
+
+
+def test_sequence_parallel_with_selective_recompute_is_the_published_fivefold_saving() -> None:
+    # abstract and figure 7: tensor parallel alone against tensor + sequence parallel + selective recompute, t = 8
+    for hidden, heads in ((6144, 64), (12288, 96), (20480, 128), (25600, 160)):
+        base = korthikanti_layer_bytes(2048, 1, hidden, heads, 8)
+        best = korthikanti_layer_bytes(2048, 1, hidden, heads, 8, sequence_parallel=True, recompute="selective")
+        assert 0.14 < float(best / base) < 0.22
+
+
+def test_mixed_precision_adam_is_18_bytes_and_zero_shards_it(h100: Hardware, megatron: TrainerCalibration) -> None:
+    arch = load_architecture("Qwen2.5-7B")
+    batch = Microbatches.of(1.0, 1.0, 1.0, 1.0)
+    layout = Layout.of(data_parallel=8, zero_stage=[0, 1, 2, 3])
+    parts = trainer_memory(arch, h100, megatron, layout, batch)
+    count = arch.language_parameters - arch.norm_weights * arch.hidden
+    per_parameter = parts.states / count
+    # weight 2, gradient 4, master and moments 12
+    assert per_parameter == pytest.approx([18.0, 6 + 12 / 8, 2 + 16 / 8, 18 / 8], rel=1e-3)
+
+
+def test_stage_layers_and_in_flight_microbatches_by_hand() -> None:
+    arch = gpt(layers=126)
+    layout = Layout.of(pipeline_parallel=[1, 7, 8], virtual_pipeline=[1, 1, 4])
+    assert stage_layers(arch, layout).tolist() == [126, 18, 16]
+    batch = Microbatches.of(1.0, 1.0, 1.0, [64.0, 64.0, 64.0])
+    first, last = in_flight(layout, batch)
+    assert first.tolist() == pytest.approx([1, 7, 8 + 7 / 4])
+    assert last.tolist() == pytest.approx([1, 1, 1 + 8 * 3 / 4])
+    few = Microbatches.of(1.0, 1.0, 1.0, 2.0)
+    assert in_flight(Layout.of(pipeline_parallel=8), few)[0] == 2
+
+
+def test_dense_layers_come_first_so_the_last_stage_holds_more_experts() -> None:
+    arch = load_architecture("DeepSeek-V3")
+    first, last = routed_layers(arch, Layout.of(pipeline_parallel=[1, 61]))
+    assert first.tolist() == [58, 0]
+    assert last.tolist() == [58, 1]
+
+
+def test_lora_parameters_by_hand() -> None:
+    # Qwen2.5-7B: h 3584, q 3584, kv 512 each, ffn 18944; rank 16
+    arch = load_architecture("Qwen2.5-7B")
+    per_layer = (3584 + 3584) * 2 + (3584 + 512) * 2 + 3 * (3584 + 18944)
+    dense, routed = lora_parameters(arch, 16)
+    assert dense == 16 * per_layer
+    assert routed == 0
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 4]), dp=st.sampled_from([1, 2, 8]),
+    tokens=st.integers(512, 65536), recompute=st.integers(0, 2), zero=st.integers(0, 2),
+)  # fmt: skip
+def test_memory_never_grows_with_zero_recompute_or_fewer_tokens(
+    tp: int, pp: int, dp: int, tokens: int, recompute: int, zero: int
+) -> None:
+    arch, hw, trainer = load_architecture("Qwen2.5-7B"), load_hardware("h100_sxm"), load_trainer("megatron")
+    base = Layout.of(
+        tensor_parallel=tp, pipeline_parallel=pp, data_parallel=dp, sequence_parallel=int(tp > 1),
+        zero_stage=zero, activation_recompute=recompute,
+    )  # fmt: skip
+
+    def total(layout: Layout, size: float) -> float:
+        return float(trainer_memory(arch, hw, trainer, layout, Microbatches.of(size, size * 512, 512, 16)).total)
+
+    here = total(base, tokens)
+    assert total(base, tokens / 2) <= here
+    assert float(trainer_memory(arch, hw, trainer, base, Microbatches.of(tokens, tokens, 1, 16)).states) >= float(
+        trainer_memory(
+            arch, hw, trainer, base.with_(zero_stage=min(zero + 1, 3)), Microbatches.of(tokens, tokens, 1, 16)
+        ).states
+    )
+    parts = trainer_memory(arch, hw, trainer, base, Microbatches.of(tokens, tokens * 512, 512, 16))
+    assert sum(float(getattr(parts, name)) for name in DEVICE_PARTS) == pytest.approx(float(parts.total))
+    assert min(float(getattr(parts, name)) for name in DEVICE_PARTS) >= 0
+
+
+def test_scalar_layouts_equal_the_array(h100: Hardware, fsdp2: TrainerCalibration) -> None:
+    arch = load_architecture("Qwen3-30B-A3B")
+    grid = Layout.grid(
+        tensor_parallel=[1, 2], data_parallel=[4, 8], expert_parallel=[1, 4], zero_stage=[1, 3], offload=[0, 1, 2, 3],
+        activation_recompute=[0, 1, 2],
+    ).flat()  # fmt: skip
+    batch = Microbatches.of(8192.0, 8192.0 * 4096, 4096.0, 4.0)
+    whole = trainer_memory(arch, h100, fsdp2, grid, batch)
+    for index in range(0, grid.size, 17):
+        one = trainer_memory(arch, h100, fsdp2, grid.take(index), batch)
+        assert float(one.total) == pytest.approx(float(whole.total[index]), rel=1e-12)
+        assert float(one.host) == pytest.approx(float(np.broadcast_to(whole.host, grid.shape)[index]), rel=1e-12)
+
+
+def test_offload_moves_bytes_to_the_host(h100: Hardware, fsdp2: TrainerCalibration) -> None:
+    arch = load_architecture("Qwen2.5-7B")
+    batch = Microbatches.of(16384.0, 16384.0 * 4096, 4096.0, 4.0)
+    layout = Layout.of(data_parallel=8, zero_stage=3, activation_recompute=2, offload=[0, 1, 2, 3])
+    parts = trainer_memory(arch, h100, fsdp2, layout, batch, chunked_loss=True)
+    assert parts.total[0] > parts.total[1] > parts.total[3]
+    assert parts.total[0] > parts.total[2] > parts.total[3]
+    assert parts.host[0] == 0
+    # moments of fp32 Adam: 8 bytes a parameter over 8 shards
+    assert parts.host[1] == pytest.approx(arch.parameters, rel=0.01)
+    assert parts.host[3] == pytest.approx(parts.host[1] + parts.host[2])
+
+
+def test_scoring_keeps_no_gradients(h100: Hardware, megatron: TrainerCalibration) -> None:
+    arch = load_architecture("Qwen2.5-7B")
+    batch = Microbatches.of(8192.0, 8192.0 * 4096, 4096.0, 4.0)
+    parts = trainer_memory(arch, h100, megatron, Layout.of(tensor_parallel=2), batch, forward_only=True)
+    assert float(parts.gradients) == float(parts.optimizer) == 0
+    assert float(parts.total) < float(trainer_memory(arch, h100, megatron, Layout.of(tensor_parallel=2), batch).total)
+
+
+def test_colocated_timeline_by_hand(h100: Hardware, fsdp2: TrainerCalibration) -> None:
+    arch = load_architecture("Qwen2.5-7B")
+    batch = Microbatches.of(16384.0, 16384.0 * 4096, 4096.0, 4.0)
+    layout = Layout.of(data_parallel=8, zero_stage=3, activation_recompute=2)
+    training = trainer_memory(arch, h100, fsdp2, layout, batch, chunked_loss=True)
+    scoring = trainer_memory(arch, h100, fsdp2, layout, batch, chunked_loss=True, forward_only=True)
+    engine = EngineBytes(np.asarray(48e9), np.asarray(15.2e9), np.asarray(1e9))
+    awake = colocated_memory(training, engine, scoring=scoring, trainer_offloaded=False, sleep_level=0)
+    asleep = colocated_memory(training, engine, scoring=scoring, trainer_offloaded=True, sleep_level=1)
+    dropped = colocated_memory(training, engine, scoring=scoring, trainer_offloaded=True, sleep_level=2)
+    assert float(asleep["rollout"].device_bytes) == pytest.approx(48e9 + float(training.context))
+    assert float(awake["rollout"].device_bytes) == pytest.approx(48e9 + float(training.context + training.states))
+    assert float(asleep["training"].device_bytes) == pytest.approx(1e9 + float(training.total))
+    assert float(awake["training"].device_bytes) == pytest.approx(48e9 + float(training.total))
+    assert float(asleep["training"].host_bytes) == pytest.approx(15.2e9)
+    assert float(dropped["training"].host_bytes) == 0
+    assert float(asleep.peak_bytes) == max(float(phase.device_bytes) for phase in asleep.phases)
+    assert float(awake.peak_bytes) > float(asleep.peak_bytes)
+    with_reference = colocated_memory(training, engine, scoring=scoring, reference_bytes=2e9)
+    assert float(with_reference["scoring"].device_bytes - asleep["scoring"].device_bytes) == pytest.approx(2e9)
+    assert float(with_reference["training"].host_bytes - asleep["training"].host_bytes) == pytest.approx(2e9)
+
+
+def test_first_knob_names_what_is_largest(
+    h100: Hardware, megatron: TrainerCalibration, fsdp2: TrainerCalibration
+) -> None:
+    arch = load_architecture("Qwen2.5-7B")
+    limit = h100.device.memory * 0.92
+    replicas = Layout.of(data_parallel=8)
+    parts = trainer_memory(arch, h100, megatron, replicas, Microbatches.of(4096.0, 4096.0**2, 4096.0, 4.0))
+    assert first_knob(replicas, parts, limit).setting.startswith("distributed optimizer")  # type: ignore[union-attr]
+    sharded = Layout.of(data_parallel=8, zero_stage=3, activation_recompute=2)
+    long = trainer_memory(arch, h100, fsdp2, sharded, Microbatches.of(32768.0, 32768.0**2, 32768.0, 4.0))
+    assert first_knob(sharded, long, limit).setting == "fused or chunked loss"  # type: ignore[union-attr]
+    small = trainer_memory(
+        arch, h100, fsdp2, sharded, Microbatches.of(4096.0, 4096.0**2, 4096.0, 4.0), chunked_loss=True
+    )
+    assert first_knob(sharded, small, limit) is None
+    assert all(knob.frees_bytes >= 0 for knob in knobs(sharded, long, 32768.0))
+    engine = EngineBytes(np.asarray(79e9), np.asarray(15e9), np.asarray(1e9))
+    timeline = colocated_memory(small, engine)
+    assert first_knob(sharded, small, limit, timeline=timeline).setting == "rollout memory fraction"  # type: ignore[union-attr]
+    assert first_knob(sharded, small, 1e12, timeline=timeline, host_limit_bytes=1e9).setting.startswith("sleep_level 2")  # type: ignore[union-attr]
+
+
+@pytest.mark.data
+def test_measured_peaks(measured_data: object) -> None:
+    from pathlib import Path
+
+    from rlperf.calibrate.validate import validate_file
+
+    folder = Path(str(measured_data))
+    report = validate_file(folder / "measured" / "training.csv", "memory")
+    errors = {one.group: one.mape for one in report.metrics}
+    assert errors["simumax_b200"] < 1.5
+    assert errors["prime_rl"] < 6.0
+    phases = validate_file(folder / "memory" / "rl_lora_phases.csv", "memory")
+    errors = {one.group: one.mape for one in phases.metrics}
+    assert errors["training"] < 6.0
+    assert errors["generation"] < 5.0
+
+
+@pytest.mark.data
+def test_every_configuration_that_is_known_to_run_fits(measured_data: object) -> None:
+    from pathlib import Path
+
+    from rlperf.calibrate.validate import validate_file
+
+    report = validate_file(Path(str(measured_data)) / "memory" / "verl_known_to_fit.csv", "memory")
+    assert report.predicted == 6
+    assert all(one.predicted < 1.0 for one in report.predictions)

@@ -16,8 +16,11 @@ from rlperf.plan.pipeline.search import Annealer, Budget, Candidate, Evaluator, 
 from rlperf.plan.pipeline.standard import StandardSchedule, standard_schedules, uniform_partition
 from rlperf.sim.pipeline import Orders, PipelineTimeline, round_robin, simulate, stage_costs, v_shape
 
-# Successive halving: how many go on, share of all passes, first temperature as a share of the makespan.
-_ROUNDS = ((9, 0.75, 8e-3), (2, 0.25, 4e-3))
+# Passes per device below which annealing one more start does less good than annealing the others longer.
+_CHAIN_PER_DEVICE = 60
+
+# Successive halving: how many go on at most, share of all passes, first temperature as a share of the makespan.
+_ROUNDS: tuple[tuple[int, float, float], ...] = ((9, 0.75, 8e-3), (2, 0.25, 4e-3))
 
 EVERYTHING = Freedom()
 
@@ -141,7 +144,7 @@ def _is_small(problem: Problem) -> bool:
 def _default_passes(problem: Problem, time_limit_s: float) -> int:
     """About two thirds of what fits the time: most passes end early, so their cost grows slower than operations."""
     operations = 3 * 4 * problem.devices * problem.microbatches.count
-    return max(200, int(time_limit_s / (4e-6 * operations**0.8)))
+    return max(200, int(time_limit_s / (2.4e-5 * operations**0.54)))
 
 
 def _cuts(partition: tuple[int, ...]) -> tuple[int, ...]:
@@ -165,17 +168,18 @@ def _starts(problem: Problem, evaluator: Evaluator, freedom: Freedom) -> list[Ca
     else:
         policies = [Policy(u, 0.0, True) for u in (0.25, 0.5, 1.0, 4.0)]
     starts = []
-    for chunks in range(1, problem.stages_per_device + 1):
+    # One stage per device comes last: it is the hardest to get away from.
+    for chunks in (*range(2, problem.stages_per_device + 1), 1):
         if not freedom.partition and chunks != 2 and problem.stages_per_device >= 2:
             continue
         part = uniform_partition(problem, chunks * P)
         if part is None:
             if chunks > 1:
-                break
+                continue
             part = (1,) * (P - 1) + (problem.profile.layers - P + 1,)
         shapes = [round_robin(chunks * P, P)]
         if chunks > 1 and freedom.placement:
-            shapes.append(v_shape(chunks * P, P))
+            shapes.insert(0, v_shape(chunks * P, P))
         starts += [
             Candidate(_cuts(part), shape, policy, order) for shape in shapes for policy in policies for order in orders
         ]
@@ -192,8 +196,9 @@ def _anneal(
     """Rank the starts by one pass each, then anneal the best of each shape with successive halving."""
     annealer = Annealer(evaluator, freedom, budget, rng)
     ranked: list[tuple[float, int, Candidate]] = []
-    for index, start in enumerate(starts):
+    for index, uniform in enumerate(starts):
         budget.spend()
+        start = annealer.make_room(uniform, 400)
         found = evaluator.evaluate(start)
         if found is not None:
             ranked.append((found.makespan_s, index, start))
@@ -205,7 +210,8 @@ def _anneal(
             shapes[entry[2].placement] = entry
     field = list(shapes.values())
     total = budget.passes - budget.used
-    for level, (keep, share, hot) in enumerate(_ROUNDS):
+    for level, (most, share, hot) in enumerate(_ROUNDS):
+        keep = max(1, min(most, int(total * share / (_CHAIN_PER_DEVICE * evaluator.problem.devices))))
         if level:  # the first round takes different shapes, whatever they are worth before they are annealed
             field.sort(key=lambda e: e[:2])
         field = (field * keep)[:keep]

@@ -92,6 +92,14 @@ class Problem:
             f, b, w, act, np.minimum(kept, act), np.diff(self._state[edges]), self._transfer[edges[1:-1] - 1]
         )
 
+    def least_bytes(self, cuts: tuple[int, ...], placement: tuple[int, ...]) -> FloatArray:
+        """State and the activations of the largest micro-batch alone, on each device [bytes], shape (P,)."""
+        edges = np.array((0, *cuts, self.profile.layers))
+        stage = np.diff(self._state[edges]) + np.diff(self._sums[3][edges], axis=0).max(axis=1)
+        total: FloatArray = np.zeros(self.devices)
+        np.add.at(total, np.asarray(placement), stage)
+        return total
+
     @cached_property
     def first_forward_s(self) -> list[float]:
         """The earliest a micro-batch can reach each layer [s], length L + 1: least sum of forwards before it."""

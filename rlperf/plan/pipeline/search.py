@@ -104,6 +104,14 @@ class Evaluator:
                 head[d] = self.floor[cut]
         return max(a + max(b, 0.0) for a, b in zip(load, head, strict=True))
 
+    def excess_bytes(self, candidate: Candidate) -> float:
+        """How much the devices lack to hold their state and one micro-batch each [bytes]; 0: list passes can run."""
+        limit = self.problem.memory_bytes
+        if limit is None:
+            return 0.0
+        need = self.problem.least_bytes(candidate.cuts, candidate.placement)
+        return float(np.maximum(need - limit, 0.0).sum())
+
     def costs(self, candidate: Candidate) -> StageCosts:
         """Stage costs of a candidate."""
         return self.problem.costs(candidate.cuts)
@@ -197,6 +205,21 @@ class Annealer:
                 value = self.evaluator.quick_bound(move)
                 if value <= bound:
                     here, bound = move, value
+        return here
+
+    def make_room(self, start: Candidate, steps: int) -> Candidate:
+        """Small changes of partition and placement until state and one micro-batch fit every device."""
+        moves = [self._shift, self._shift, self._shift_two] if self.freedom.partition and start.cuts else []
+        moves += [self._swap, self._reassign] if self.freedom.placement else []
+        here, lack = start, self.evaluator.excess_bytes(start)
+        for _ in range(steps if moves else 0):
+            if lack <= 0.0:
+                break
+            move = self.rng.choice(moves)(here)
+            if move is not None:
+                value = self.evaluator.excess_bytes(move)
+                if value <= lack:
+                    here, lack = move, value
         return here
 
     def neighbour(self, here: Candidate) -> Candidate | None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlperf.api import plan_job, predict_job
+    from rlperf.api import plan_job, predict_job, size_job
     from rlperf.errors import InfeasibleError, RlperfError, SpecError
     from rlperf.layout import Layout
     from rlperf.plan.context import read_job
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rlperf.specs.cluster import Cluster
     from rlperf.specs.job import Job
     from rlperf.specs.profiles import load_architecture, load_cluster
-    from rlperf.workload import LengthTable
 
 __version__ = "0.1.0"
 
@@ -28,7 +27,6 @@ _HOME = {
     "InfeasibleError": "rlperf.errors",
     "Job": "rlperf.specs.job",
     "Layout": "rlperf.layout",
-    "LengthTable": "rlperf.workload",
     "Plan": "rlperf.plan.plan",
     "Prediction": "rlperf.plan.plan",
     "RlperfError": "rlperf.errors",
@@ -38,6 +36,7 @@ _HOME = {
     "plan_job": "rlperf.api",
     "predict_job": "rlperf.api",
     "read_job": "rlperf.plan.context",
+    "size_job": "rlperf.api",
 }
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "InfeasibleError",
     "Job",
     "Layout",
-    "LengthTable",
     "Plan",
     "Prediction",
     "RlperfError",
@@ -56,6 +54,7 @@ __all__ = [
     "plan_job",
     "predict_job",
     "read_job",
+    "size_job",
 ]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.registry import adapter_of, split_name
-from rlperf.plan import planner, predict
+from rlperf.plan import planner, predict, size
 from rlperf.plan.context import Context, resolve
 from rlperf.plan.plan import Plan, Prediction
 from rlperf.plan.planner import Report
@@ -29,16 +30,27 @@ class Question:
         """The job that was asked."""
         return self.context.job
 
+    @property
+    def pair(self) -> tuple[Context, FrameworkFacts]:
+        """Context and rules."""
+        return self.context, self.facts
 
-def ask(job: Job | Path | str) -> Question:
+
+def load_job(job: Job | Path | str) -> Job:
+    """A job from its file; an object passes as it is."""
+    return job if isinstance(job, Job) else validate(read_document(job), Job)
+
+
+def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
     """Resolve a job (an object, or the path of its file); every wrong name is reported at once, with its line.
+
+    ``folder``: where relative paths of a job object start.
 
     Raises
     ------
     SpecError : wrong fields, names that cannot be found, contradictions
     """
     document: Document | None = None
-    folder: Path | None = None
     if not isinstance(job, Job):
         path = Path(job)
         document, folder = read_document(path), path.resolve().parent
@@ -81,3 +93,12 @@ def predict_job(job: Job | Path | str) -> Prediction:
     """What a job's pinned configuration does; open values are filled in and named in ``assumed``."""
     question = ask(job)
     return predict.predict_job(question.context, facts=question.facts)
+
+
+def size_job(job: Job | Path | str, target: str, *, clusters: Sequence[str] = (), most_nodes: int = 64) -> size.Sizing:
+    """The smallest or cheapest cluster on which a job meets ``step<=300s``, ``usd/step<=5`` or ``run<=3d``."""
+    folder = None if isinstance(job, Job) else Path(job).resolve().parent
+    return size.size_job(
+        load_job(job), size.parse_target(target), lambda j: ask(j, folder=folder).pair,
+        clusters=clusters, most_nodes=most_nodes,
+    )  # fmt: skip

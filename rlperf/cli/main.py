@@ -24,6 +24,7 @@ class Entry(NamedTuple):
 COMMANDS = {
     "plan": Entry("rlperf.cli.plan:plan", "Best layouts, batches and lengths for a job."),
     "predict": Entry("rlperf.cli.predict:predict", "Step time, memory and cost of a given configuration."),
+    "size": Entry("rlperf.cli.size:size", "The smallest or cheapest cluster that meets a target."),
     "profiles": Entry("rlperf.cli.profiles:app", "Shipped devices, links, clusters, architectures, calibrations."),
     "validate": Entry("rlperf.cli.validate:validate", "Predicted against measured, for a file of measurements."),
     "workload": Entry("rlperf.cli.workload:app", "Read, fit, sample and check length workloads."),

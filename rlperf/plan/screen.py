@@ -88,12 +88,15 @@ def splits(context: Context) -> list[Split]:
 
 
 def _counts(context: Context) -> tuple[int, ...]:
-    """Device counts worth asking about: all, and where money counts also whole-node fractions of it."""
+    """Device counts worth asking about: all, and node counts that divide better; where money counts, small ones too.
+
+    Down to half of the nodes for a step time: with fewer, a power of two in between is no worse.
+    """
     total, node = context.cluster.devices, context.cluster.devices_per_node
-    if context.job.objective.minimize == "step_time":
-        return (total,)
-    nodes = [n for n in (1 << k for k in range(total.bit_length())) if n * node < total]
-    return (*(n * node for n in nodes), total)
+    nodes = total // node
+    smooth = {n << k for n in (1, 3) for k in range(nodes.bit_length())} | set(range(1, 9))
+    least = 1 if context.job.objective.minimize != "step_time" else -(-nodes // 2)
+    return tuple(sorted({n * node for n in smooth if least <= n <= nodes} | {total}))
 
 
 def _shares(total: int, node: int) -> tuple[int, ...]:

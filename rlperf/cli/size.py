@@ -1,0 +1,79 @@
+"""``rlperf size``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlperf.cli.output import AsJson, console, print_json, progress
+from rlperf.errors import InfeasibleError
+
+
+def size(
+    job: Annotated[Path, typer.Argument(help="Job file (YAML).")],
+    target: Annotated[str, typer.Option("--target", "-t", help="step<=300s, usd/step<=5 or run<=3d")],
+    cluster: Annotated[
+        list[str] | None, typer.Option(help="Cluster to try; repeat for several. Default: the job's.")
+    ] = None,
+    most_nodes: Annotated[int, typer.Option(help="Largest number of nodes.", min=1)] = 64,
+    as_json: AsJson = False,
+) -> None:
+    """The smallest or cheapest cluster on which a job meets a target.
+
+    Example: rlperf size job.yaml --target "step<=300s" --cluster dgx_h100 --cluster dgx_h200
+    """
+    from rlperf.api import ask, load_job
+    from rlperf.plan.size import parse_target, size_job
+
+    wanted = parse_target(target)
+    found_job = load_job(job)
+    with progress("sizing"):
+        found = size_job(
+            found_job,
+            wanted,
+            lambda j: ask(j, folder=job.resolve().parent).pair,
+            clusters=cluster or (),
+            most_nodes=most_nodes,
+        )
+    if as_json:
+        print_json(
+            {
+                "schema_version": 1,
+                "target": asdict(found.target),
+                "rows": [asdict(row) for row in found.rows],
+                "best": None if found.best is None else asdict(found.best),
+                "plan": None if found.plan is None else found.plan.model_dump(mode="json"),
+            }
+        )
+    else:
+        _print(found)
+    if found.best is None:
+        raise InfeasibleError(f"no cluster of at most {most_nodes} nodes meets {target}")
+
+
+def _print(found: object) -> None:
+    from rich.table import Table
+
+    from rlperf.plan.size import Sizing
+    from rlperf.report.plan_text import print_plan
+    from rlperf.units import human_seconds
+
+    assert isinstance(found, Sizing)
+    table = Table()
+    for name in ("cluster", "nodes", "devices", "rl_step", "USD per rl_step", "meets", ""):
+        table.add_column(name)
+    for row in found.rows:
+        table.add_row(
+            row.cluster, str(row.nodes), str(row.devices),
+            "-" if row.step_s is None else human_seconds(row.step_s),
+            "-" if row.usd_per_step is None else f"{row.usd_per_step:.3g}",
+            "yes" if row.meets else "no", row.note,
+        )  # fmt: skip
+    out = console()
+    out.print(table)
+    if found.best is not None and found.plan is not None:
+        out.print(f"[bold]{found.best.nodes} nodes of {found.best.cluster}[/bold]")
+        print_plan(found.plan, out)

@@ -1,0 +1,149 @@
+"""Size: the smallest or cheapest cluster on which a job meets a target."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rlperf.errors import InfeasibleError, SpecError
+from rlperf.plan.context import Context
+from rlperf.plan.plan import Plan
+from rlperf.plan.planner import plan_job
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.job import Job
+from rlperf.units import parse_quantity
+
+Measure = Literal["step", "usd/step", "run"]
+Asked = Callable[[Job], tuple[Context, FrameworkFacts | None]]
+_TARGET = re.compile(r"^\s*(step|usd/step|run)\s*<=\s*(.+?)\s*$")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the cluster has to reach: seconds per rl_step, USD per rl_step, or seconds of the whole run.
+
+    >>> parse_target("step <= 300 s")
+    Target(measure='step', limit=300.0)
+    >>> parse_target("usd/step<=5"), parse_target("run <= 3 d").limit
+    (Target(measure='usd/step', limit=5.0), 259200.0)
+    """
+
+    measure: Measure
+    limit: float
+
+    def value(self, plan: Plan) -> float:
+        """The measure of a plan, mean over its phases (sum over the horizon for a run)."""
+        spans = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in plan.plan]
+        if self.measure == "usd/step":
+            prices = [phase.predicted.usd_per_step for phase in plan.plan]
+            if any(price is None for price in prices):
+                raise SpecError("a USD target needs a price per device and hour in the job or cluster")
+            return sum((price or 0.0) * n for price, n in zip(prices, spans, strict=True)) / sum(spans)
+        seconds = sum(phase.predicted.step_s * n for phase, n in zip(plan.plan, spans, strict=True))
+        return seconds if self.measure == "run" else seconds / sum(spans)
+
+
+def parse_target(text: str) -> Target:
+    """``step<=300s``, ``usd/step<=5`` or ``run<=3d``."""
+    match = _TARGET.match(text)
+    if match is None:
+        raise SpecError(f"target {text!r} is not understood: write 'step<=300s', 'usd/step<=5' or 'run<=3d'")
+    measure, amount = match.groups()
+    try:
+        if measure == "usd/step":
+            limit = float(amount.removesuffix("USD").removeprefix("$").strip())
+        else:
+            limit = parse_quantity(amount, "s")
+    except ValueError as error:
+        raise SpecError(f"target {text!r}: {error}") from error
+    if limit <= 0:
+        raise SpecError(f"target {text!r}: the limit must be above 0")
+    return Target(measure, limit)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class SizeRow:
+    """One cluster that was tried: what it reaches, or why it cannot run the job."""
+
+    cluster: str
+    nodes: int
+    devices: int
+    value: float | None
+    step_s: float | None
+    usd_per_step: float | None
+    meets: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """Every cluster tried, and the best that meets the target (None where none does)."""
+
+    target: Target
+    rows: tuple[SizeRow, ...]
+    best: SizeRow | None
+    plan: Plan | None
+
+
+def size_job(job: Job, target: Target, ask: Asked, *, clusters: Sequence[str] = (), most_nodes: int = 64) -> Sizing:
+    """The cluster with the fewest devices that meets ``target``; the cheapest where every row has a price.
+
+    Parameters
+    ----------
+    ask : resolves a job to its context and its framework's rules
+    clusters : names of clusters to try; default: the job's
+    most_nodes : largest node count; counts are doubled until the target is met, then halved back
+
+    Step time falls with nodes until the tail rules, so the first doubling that meets the target is bisected; a USD
+    target tries every power of two, since the price per rl_step has a minimum.
+    """
+    rows: list[tuple[SizeRow, Plan | None]] = []
+    for name in clusters or (job.cluster,):
+        rows += _doubled(job, target, ask, name, most_nodes)
+    meeting = [(row, plan) for row, plan in rows if row.meets]
+    if not meeting:
+        return Sizing(target, tuple(row for row, _ in rows), None, None)
+    priced = all(row.usd_per_step is not None for row, _ in meeting)
+    by_price = target.measure == "usd/step" or (priced and len(clusters) > 1)
+    best, plan = min(
+        meeting, key=lambda item: (item[0].usd_per_step if by_price else 0.0, item[0].devices, item[0].value)
+    )
+    return Sizing(target, tuple(row for row, _ in rows), best, plan)
+
+
+def _doubled(job: Job, target: Target, ask: Asked, cluster: str, most: int) -> list[tuple[SizeRow, Plan | None]]:
+    """Node counts 1, 2, 4 ... until one meets the target, then between the last two."""
+    tried: dict[int, tuple[SizeRow, Plan | None]] = {}
+
+    def attempt(nodes: int) -> bool:
+        if nodes not in tried:
+            tried[nodes] = _row(job, target, ask, cluster, nodes)
+        return tried[nodes][0].meets
+
+    nodes = 1
+    while nodes <= most:
+        if attempt(nodes) and target.measure != "usd/step":
+            break
+        nodes *= 2
+    if nodes <= most and target.measure != "usd/step":
+        low, high = nodes // 2, nodes
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if attempt(middle) else (middle, high)
+    return [tried[n] for n in sorted(tried)]
+
+
+def _row(job: Job, target: Target, ask: Asked, cluster: str, nodes: int) -> tuple[SizeRow, Plan | None]:
+    asked = job.model_copy(update={"cluster": cluster, "nodes": nodes})
+    context, facts = ask(asked)
+    devices = context.cluster.devices
+    try:
+        plan = plan_job(context, facts=facts)
+    except InfeasibleError as error:
+        return SizeRow(cluster, nodes, devices, None, None, None, False, error.nearest_miss or error.message), None
+    value = target.value(plan)
+    first = plan.plan[0].predicted
+    row = SizeRow(cluster, nodes, devices, value, first.step_s, first.usd_per_step, value <= target.limit)
+    return row, plan

@@ -18,6 +18,8 @@ from rlperf.diagnose.structure import structural_changes
 
 FLOOR = 0.01
 """Share of the rl_step below which a loss is not reported: repeated runs of one configuration differ by more."""
+MINOR = 2.0
+"""Faults above this many floors come before what the plan pays by design; all else is ranked by seconds."""
 MOST_TOGETHER = 6
 
 
@@ -75,7 +77,7 @@ class Explanation:
     ----------
     step_s : seconds per rl_step
     floor_s : losses below it are not reported [s]
-    causes : faults first, then structural costs, each by seconds
+    causes : as `ranked` orders them
     critical_s : seconds per rl_step of each activity on the critical path, the largest first
     interactions : pairs of causes that do not add up, above the floor
     notes : what was assumed or could not be seen
@@ -115,17 +117,28 @@ def explain_graph(
     losses = _joint_losses(graph, found)
     pairs = list(zip(found, losses, strict=True))
     faults = [_cause(graph, f, alone, joint, step_s) for f, (alone, joint) in pairs if max(alone, joint) >= floor_s]
-    faults.sort(key=lambda c: -c.joint_s)
     # What is a fault already is not said again as a cost of the plan.
     said = {c.kind for c in faults}
     changes = {name: change for name, change in structural_changes(graph).items() if name not in said}
     single = {name: step_s - graph.what_if_s(change) for name, change in changes.items()}
     costs = [_structural(graph, name, changes[name], single[name], step_s) for name in changes]
-    costs = sorted((c for c in costs if c.loss_s >= floor_s), key=lambda c: -c.loss_s)
+    costs = [c for c in costs if c.loss_s >= floor_s]
     together = {f.kind + ": " + f.where: (f.change, a) for f, (a, j) in pairs if max(a, j) >= floor_s}
     together |= {c.kind: (changes[c.kind], c.loss_s) for c in costs}
     found_pairs = _interactions(graph, together, step_s, floor_s)
-    return Explanation(step_s, floor_s, (*faults, *costs), critical_seconds(graph), found_pairs, tuple(notes))
+    return Explanation(
+        step_s, floor_s, ranked([*faults, *costs], floor), critical_seconds(graph), found_pairs, tuple(notes)
+    )
+
+
+def ranked(causes: Sequence[Cause], floor: float) -> tuple[Cause, ...]:
+    """Faults that matter first, then everything else, each by seconds.
+
+    Structural costs are often larger (a tail costs a third of many rl_steps) and known; a fault is news.
+    """
+    return tuple(
+        sorted(causes, key=lambda c: (c.nature != "fault" or c.share < MINOR * floor, -max(c.loss_s, c.joint_s)))
+    )
 
 
 def critical_seconds(graph: g.PerformanceGraph) -> tuple[tuple[str, float], ...]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from rlperf.diagnose import graph as g
 from rlperf.errors import Problem, SpecError
+from rlperf.layout import IntArray
 
 ORDER = (g.CONTROLLER, g.ROLLOUT, g.TAIL, g.REWARD, g.DATA_MOVEMENT, g.OFFLOAD, g.SCORING, g.TRAINING, g.FORWARD,
          g.RECOMPUTE, g.BACKWARD, g.COMMUNICATION, g.BUBBLE, g.OPTIMIZER, g.OTHER, g.WEIGHT_SYNC)  # fmt: skip
@@ -189,7 +190,8 @@ def _note(step: LoggedStep, key: str, value: float) -> None:
 
 
 def graph_of_steps(steps: Sequence[StepSeconds], devices: int = 0) -> g.PerformanceGraph:
-    """A chain of stages per rl_step; what no stage timer covers of ``step_s`` is ``other``."""
+    """Stages of rl_steps: a chain where they add up to at most ``step_s``, what no timer covers being ``other``; where
+    they add up to more, the rollout runs beside the rest (asynchronous and streaming modes)."""
     if not steps:
         raise SpecError("no rl_step to explain")
     build = g.GraphBuilder(("run",), devices)
@@ -198,13 +200,35 @@ def graph_of_steps(steps: Sequence[StepSeconds], devices: int = 0) -> g.Performa
     for step in steps:
         items = [(names.get(name, g.OTHER), float(seconds)) for name, seconds in step.items()]
         items.sort(key=lambda item: ORDER.index(item[0]) if item[0] in ORDER else len(ORDER))
-        rest = step.step_s - sum(seconds for _, seconds in items)
-        if rest > 0:
-            items.append((g.OTHER, rest))
-        for activity, seconds in items:
-            last = build.add(activity, now, now + seconds, rl_step=step.rl_step, after=last)
-            now += seconds
+        total = sum(seconds for _, seconds in items)
+        if 0.0 < step.step_s * (1.0 + OVERLAP) < total:
+            beside = [item for item in items if item[0] in g.IN_ROLLOUT]
+            own = [item for item in items if item[0] not in g.IN_ROLLOUT]
+            first, first_s = _chain(build, beside, now, last, step.rl_step)
+            second, second_s = _chain(build, own, now, last, step.rl_step)
+            ends = [index for index in (first, second) if index is not None]
+            reached = max(first_s, second_s)
+            last = build.barrier(np.concatenate(ends), reached, rl_step=step.rl_step)
+            rest = [(g.OTHER, now + step.step_s - reached)]
+            now = reached
+        else:
+            rest = [*items, (g.OTHER, step.step_s - total)]
+        last, now = _chain(build, [item for item in rest if item[1] > 0], now, last, step.rl_step)
     return build.freeze()
+
+
+OVERLAP = 0.02
+"""Stages that add up to this much more than the rl_step must overlap."""
+
+
+def _chain(
+    build: g.GraphBuilder, items: Sequence[tuple[int, float]], now: float, last: IntArray | None, rl_step: int
+) -> tuple[IntArray | None, float]:
+    """Stages one after another; the last vertex and its end."""
+    for activity, seconds in items:
+        last = build.add(activity, now, now + seconds, rl_step=rl_step, after=last)
+        now += seconds
+    return last, now
 
 
 def read_rank_timings(path: Path | str) -> list[RankTiming]:

@@ -21,7 +21,7 @@ def fault_path(graph: g.PerformanceGraph, fault: Fault) -> tuple[str, ...]:
     on_path = np.flatnonzero(fault.vertices[path])
     words: list[str] = []
     if on_path.size:
-        at = int(on_path[-1])
+        at = int(on_path[np.argmax(graph.duration_s[path[on_path]])])
         words += _waits(graph, path[at:])
         root = int(path[at])
     else:
@@ -44,10 +44,10 @@ def structural_path(graph: g.PerformanceGraph, name: str, change: g.Change) -> t
     on_path = np.flatnonzero(changed[path])
     if not on_path.size:
         return "off the critical path", (f"{name.replace('_', ' ')} shows only where other causes are removed",)
-    longest = path[on_path[np.argmax(graph.duration_s[path[on_path]])]]
-    last = int(on_path[-1])
-    words = [*_waits(graph, path[last:]), f"{graph.name(int(path[last]))}: {_seconds(graph, path, changed)}"]
-    return graph.name(int(longest)), tuple(words)
+    at = int(on_path[np.argmax(graph.duration_s[path[on_path]])])
+    longest = int(path[at])
+    words = [*_waits(graph, path[at:]), f"{graph.name(longest)}: {_seconds(graph, path, changed)}"]
+    return graph.name(longest), tuple(words)
 
 
 def _seconds(graph: g.PerformanceGraph, path: IntArray, mask: BoolArray) -> str:
@@ -57,7 +57,8 @@ def _seconds(graph: g.PerformanceGraph, path: IntArray, mask: BoolArray) -> str:
 
 
 def _waits(graph: g.PerformanceGraph, path: IntArray) -> list[str]:
-    """Barriers between a root and the end, the last first: who came last there and by how much."""
+    """Barriers between a root and the end of its rl_step, the last first: who came last there and by how much."""
+    path = path[graph.rl_step[path] == graph.rl_step[path[0]]]
     words = [f"the rl_step ends with {graph.name(int(path[-1]))}"] if graph.activity[path[-1]] != g.BARRIER else []
     seen: set[str] = set()
     for before, at in zip(path[-2::-1].tolist(), path[:0:-1].tolist(), strict=True):

@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.advice import Advice, advice_for
-from rlperf.diagnose.explain import FLOOR, Explanation, explain_graph
+from rlperf.diagnose.explain import FLOOR, Explanation, explain_graph, ranked
 from rlperf.diagnose.faults import Limits
 from rlperf.diagnose.remedies import evened, without_long, without_tools
 from rlperf.diagnose.scenario import add_rollout, samples_of
@@ -174,8 +174,7 @@ def explain_prediction(
             advice = advice_for(cause.kind, loss_s)
             cause = replace(cause, loss_s=loss_s, share=share, advice=advice, method="simulation")
         causes.append(replace(cause, advice=tuple(better(a) for a in cause.advice)))
-    causes.sort(key=lambda c: (c.nature != "fault", -max(c.loss_s, c.joint_s)))
-    return replace(found, causes=tuple(causes))
+    return replace(found, causes=ranked([c for c in causes if c.share >= floor], floor))
 
 
 def _again(

@@ -36,6 +36,11 @@ class TurnLatencies(Protocol):
         ...
 
     @property
+    def missing(self) -> int:
+        """Trajectories that the recording lacks: who competed with those that it holds is unknown then."""
+        ...
+
+    @property
     def latency_s(self) -> FloatArray:
         """Engine latency of every turn [s] ``[turns]``."""
         ...
@@ -59,21 +64,27 @@ def graph_of_traces(traces: Sequence[TurnLatencies]) -> tuple[g.PerformanceGraph
     -------
     graph, notes
     """
+    whole = [t for t in traces if not t.missing]
+    left_out = len(traces) - len(whole) if whole else 0
+    traces = whole or traces
     latency = np.concatenate([t.latency_s for t in traces])
     tokens = np.concatenate([t.trajectories.response_tokens for t in traces])
     token_s = unloaded_token_s(latency, tokens)
     build = g.GraphBuilder(("rollout",))
     now, last = 0.0, None
     for step in sorted({t.rl_step for t in traces}):
-        ends, end_s = [], now
+        ends, end_s, count = [], now, 0
         for trace in (t for t in traces if t.rl_step == step):
-            index, times = _add_trace(build, trace, token_s, now, last)
+            index, times = _add_trace(build, trace, token_s, now, last, count)
+            count += len(trace.trajectories)
             end_s = max(end_s, float(times.max()))
             ends.append(build.barrier(index, float(times.max()), rl_step=step))
         last, now = build.barrier(np.concatenate(ends), end_s, rl_step=step), end_s
     served = float(np.minimum(token_s * tokens, latency).sum())
     busy, tool = float(latency.sum()), sum(_tool_s(t.trajectories).sum() for t in traces)
+    gaps = (f"{left_out} incomplete replica recordings are left out",) if left_out else ()
     notes = (
+        *gaps,
         f"engine {busy / (busy + tool):.2%} and tools {tool / (busy + tool):.2%} of the trajectories' time",
         f"without competition a token takes {token_s * 1e3:.1f} ms (1st percentile of the recorded turns); what is "
         f"beyond, {1.0 - served / busy:.0%} of the engine's time, is queueing",
@@ -89,8 +100,9 @@ def _tool_s(trajectories: Trajectories) -> FloatArray:
 
 
 def _add_trace(
-    build: g.GraphBuilder, trace: TurnLatencies, token_s: float, now: float, after: IntArray | None
+    build: g.GraphBuilder, trace: TurnLatencies, token_s: float, now: float, after: IntArray | None, first: int
 ) -> tuple[IntArray, FloatArray]:
+    """Turns of one replica; ``first`` numbers its trajectories. Their last vertices, and when they end."""
     served = trace.trajectories
     tokens = served.response_tokens.astype(np.float64)
     decode_s = np.minimum(token_s * tokens, trace.latency_s)
@@ -100,7 +112,7 @@ def _add_trace(
     starts = now + starts - np.repeat(starts[served.offsets[:-1]], served.turns_per_trajectory)
     queued = starts + trace.latency_s - decode_s
     ends = queued + decode_s
-    unit = served.group[served.turn_owner] * 4096 + _within_group(served)[served.turn_owner]
+    unit = first + served.turn_owner
 
     def add(activity: int, start: FloatArray, end: FloatArray, source: IntArray | None, work: FloatArray) -> IntArray:
         return build.add(
@@ -118,16 +130,6 @@ def _add_trace(
     if after is not None:
         build.edge(after, queue[served.offsets[:-1]])
     return decode[lasts], ends[lasts]
-
-
-def _within_group(served: Trajectories) -> IntArray:
-    """Number of each trajectory in its group ``[trajectories]``."""
-    order = np.argsort(served.group, kind="stable")
-    group = served.group[order]
-    starts = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
-    number = np.empty(order.size, dtype=np.int64)
-    number[order] = np.arange(order.size) - np.repeat(starts, np.diff(np.append(starts, order.size)))
-    return number
 
 
 def graph_of_recording(

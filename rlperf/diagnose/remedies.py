@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.diagnose import graph as g
-from rlperf.diagnose.explain import FLOOR, Cause, Explanation, explain_graph
+from rlperf.diagnose.explain import FLOOR, Cause, Explanation, explain_graph, ranked
 from rlperf.diagnose.peers import Limits, apart
 from rlperf.diagnose.scenario import StepInputs, simulate_step
 from rlperf.layout import FloatArray
@@ -46,9 +46,7 @@ def explain_inputs(inputs: StepInputs, *, floor: float = FLOOR, limits: Limits |
         )
 
     causes = [again(cause) for cause in found.causes]
-    kept = [c for c in causes if c.share >= floor]
-    kept.sort(key=lambda c: (c.nature != "fault", -max(c.loss_s, c.joint_s)))
-    return replace(found, causes=tuple(kept))
+    return replace(found, causes=ranked([c for c in causes if c.share >= floor], floor))
 
 
 # -- trajectories, shared with predictions ----------------------------------------------------------------------------

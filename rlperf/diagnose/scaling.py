@@ -13,7 +13,8 @@ from rlperf.diagnose.faults import Fault, Limits
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
 
-# What a healthy run keeps ideal by itself; the tail and imbalance of the other stages are found within one scale.
+# What should not grow with the devices. A stage that only stays as long as it was is a limit of the plan and is ranked
+# in `activities`; tail and imbalance of the other stages are found within one scale.
 _SERIAL = (g.CONTROLLER, g.DATA_MOVEMENT, g.WEIGHT_SYNC, g.OFFLOAD, g.COMMUNICATION, g.REWARD)
 
 
@@ -95,7 +96,7 @@ def explain_scales(
         excess = float(seconds[-1]) - fair
         name = g.ACTIVITIES[activity]
         found.append(ScalingLoss(name, fitted, slope, share, abs(fitted - slope) * share, excess))
-        if activity in _SERIAL and fitted - slope > 0.25 and excess > floor * steps[-1]:
+        if activity in _SERIAL and fitted > max(slope, 0.0) + 0.25 and excess > floor * steps[-1]:
             faults.append(_growing(last, int(activity), fitted, slope, fair / float(seconds[-1])))
     loss = float(steps[-1] - steps[0] * (devices[-1] / devices[0]) ** slope)
     return ScalingExplanation(

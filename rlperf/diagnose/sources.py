@@ -1,0 +1,76 @@
+"""What can be explained besides a log: a job, a plan, and a job at other numbers of devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlperf.diagnose.predicted import PredictedSteps
+from rlperf.errors import Problem, SpecError
+from rlperf.plan.configuration import Configuration
+from rlperf.plan.context import Context, resolve
+from rlperf.plan.evaluate import Judge
+from rlperf.plan.plan import Phase, Plan
+from rlperf.plan.predict import evaluate_job
+from rlperf.specs.cluster import Cluster
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.job import Job, LayoutChoice, PoolSpec
+
+
+def steps_of_job(context: Context, facts: FrameworkFacts | None = None) -> tuple[PredictedSteps, tuple[str, ...]]:
+    """Predicted rl_steps of a job's first task, and what was filled in where the job leaves things open."""
+    evaluation, filled = evaluate_job(context, facts)
+    return PredictedSteps.of(evaluation), tuple(f"filled in: {text}" for text in filled)
+
+
+def steps_of_plan(plan: Plan, folder: Path | None = None) -> tuple[PredictedSteps, tuple[str, ...]]:
+    """Predicted rl_steps of the phase of a plan that takes the most time."""
+    phase = max(plan.plan, key=lambda p: p.predicted.step_s * (p.rl_steps[1] - p.rl_steps[0] + 1))
+    context = resolve(plan.job, folder=folder)
+    task = next((t for t in context.tasks if t.task.name in phase.tasks), context.tasks[0])
+    settings = phase.settings
+    wanted = (settings.prompts_per_step, settings.group_size, settings.mini_batch, settings.max_response_tokens)
+    for batch in task.batches:
+        if (batch.prompts, batch.group_size, batch.mini_batch, batch.max_response_tokens) == wanted:
+            break
+    else:
+        raise SpecError(f"the plan's batch for task {task.task.name} is none that its job allows")
+    demand = task.source.demand(batch, phase.rl_steps, plan.job.seed)
+    evaluation = Judge(context, task).evaluate(demand, Configuration(phase.mode, phase.staleness, batch, phase.pools))
+    return PredictedSteps.of(evaluation), _phase_note(plan, phase)
+
+
+def _phase_note(plan: Plan, phase: Phase) -> tuple[str, ...]:
+    if len(plan.plan) == 1:
+        return ()
+    return (f"the phase that takes the most time: {', '.join(phase.tasks)}, rl_steps {phase.rl_steps[0]} to "
+            f"{phase.rl_steps[1]}",)  # fmt: skip
+
+
+def scaled_job(job: Job, cluster: Cluster, devices: int) -> Job:
+    """The job on another number of devices: pinned pools and data_parallel grow or shrink alike, the batch stays.
+
+    Raises
+    ------
+    SpecError : the number does not fill whole nodes, or a pinned pool cannot be scaled to it
+    """
+    per_node = cluster.devices_per_node
+    if devices < 1 or devices % per_node:
+        raise SpecError(Problem(f"{devices} devices do not fill nodes of {per_node}", suggestion="use a multiple"))
+    factor = devices / cluster.devices
+
+    def scaled(values: tuple[int, ...] | None, what: str) -> tuple[int, ...] | None:
+        if values is None:
+            return None
+        made = tuple(round(v * factor) for v in values)
+        if any(abs(m - v * factor) > 1e-9 or m < 1 for m, v in zip(made, values, strict=True)):
+            raise SpecError(f"{what} {list(values)} cannot be scaled by {factor:g} to {devices} devices")
+        return made
+
+    pools = []
+    for pool in job.pools:
+        layout = LayoutChoice.model_validate(
+            pool.layout.model_dump() | {"data_parallel": scaled(pool.layout.data_parallel, "data_parallel")}
+        )
+        update = {"devices": scaled(pool.devices, f"devices of {pool.role}"), "layout": layout}
+        pools.append(PoolSpec.model_validate(pool.model_dump() | update))
+    return job.model_copy(update={"nodes": devices // per_node, "pools": tuple(pools)})

@@ -13,6 +13,7 @@ from rlperf.sim.rollout import (
     Speculation,
     Trajectories,
     closed_form_makespan_s,
+    estimate_replica,
     run_token_loop,
     simulate_replica,
     take_census,
@@ -192,3 +193,33 @@ def test_closed_form_takes_many_workloads() -> None:
     lengths = np.random.default_rng(1).integers(1, 100, (7, 12)).astype(np.uint16)
     rows = [float(closed_form_makespan_s(row, cost)) for row in lengths]
     np.testing.assert_allclose(closed_form_makespan_s(lengths, cost), rows, rtol=1e-12)
+
+
+def test_estimate_chooses_the_closed_form_only_where_it_is_exact() -> None:
+    methods = {"closed form": 0, "events": 0}
+    for seed in range(120):
+        trajectories, cost, limits = static_case(seed)
+        roomy = replace(limits, token_budget=100_000)
+        for each in (roomy, limits, replace(limits, max_running=3)):
+            found = estimate_replica(trajectories, cost, each)
+            methods[found.method] += 1
+            want = run_events(trajectories, cost, each, EngineOptions()).makespan_s
+            np.testing.assert_allclose(found.makespan_s, want, rtol=1e-9, err_msg=f"seed {seed}")
+            if found.method == "closed form":
+                assert found.gap == 0.0
+    assert min(methods.values()) > 60
+
+
+def test_gap_of_the_closed_form_is_small_without_preemption_and_reported_with() -> None:
+    rng = np.random.default_rng(0)
+    trajectories = Trajectories.of(
+        np.repeat(rng.integers(60, 300, 64), 8), rng.gamma(2.4, 300.0, 512), group=np.arange(512) // 8
+    )
+    cost = EngineStepCost(np.array([0.0, 1000.0]), np.array([5e-3, 2.5e-2]), 1e-3, decode_per_kv_token_s=1e-8)
+    gaps = [
+        abs(estimate_replica(trajectories, cost, EngineLimits(kv, running)).gap)
+        for kv, running in ((np.inf, 512), (np.inf, 64), (1e5, 512))
+    ]
+    assert gaps[0] < 0.01
+    assert gaps[1] < 0.01
+    assert 0.0 < gaps[2] < 0.25

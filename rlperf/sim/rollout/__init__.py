@@ -1,6 +1,7 @@
 """Rollout: the engine with its tail. Replicas event by event, and a closed form for screening."""
 
 from rlperf.sim.rollout.closed_form import StepCensus, closed_form_makespan_s, take_census
+from rlperf.sim.rollout.estimate import Estimate, estimate_replica, screen_replica
 from rlperf.sim.rollout.options import EngineOptions, Speculation
 from rlperf.sim.rollout.replica import simulate_replica
 from rlperf.sim.rollout.reward import RewardResult, judge, slowest_rank_s, verify
@@ -21,6 +22,7 @@ from rlperf.sim.rollout.trajectories import Trajectories
 __all__ = [
     "DynamicSampling",
     "EngineOptions",
+    "Estimate",
     "GroupSource",
     "LostSeconds",
     "PartialRollouts",
@@ -37,8 +39,10 @@ __all__ = [
     "TailPolicy",
     "Trajectories",
     "closed_form_makespan_s",
+    "estimate_replica",
     "judge",
     "run_token_loop",
+    "screen_replica",
     "simulate_replica",
     "simulate_rollout",
     "slowest_rank_s",

@@ -57,8 +57,8 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob("timing.pipeline_overlap", 0.05, 0.99), COLLECTIVE,
     ),
     "automodel": (
-        Knob(f"{HOPPER}.sustained", 0.4, 1.1), Knob("timing.lora_bytes", 0.5, 30.0),
-        Knob("timing.moe_layer", 1e-5, 3e-2), Knob("timing.contention", 0.01, 1.0),
+        Knob(f"{HOPPER}.sustained", 0.4, 1.1), Knob("timing.lora_bytes", 0.5, 30.0), *MOE[:2],
+        Knob("timing.contention", 0.01, 1.0),
     ),
     "megatron_bridge": (
         *(Knob(f"generations.{name}.sustained_fp8", 0.6, 1.25) for name in ("gb200", "gb300", "b200_sxm", "b300_sxm")),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rlperf.calibrate.validate import Row, Table, read_table
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.trainer_memory import trainer_memory
 from rlperf.errors import SpecError
 from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
 from rlperf.specs.architecture import Architecture
@@ -167,6 +168,8 @@ def _row(table_row: Row, folder: Path) -> TrainingRow | RefusedRow:
     except SpecError as error:
         return RefusedRow(row_id, group, error.problems[0].message)
     layout, assumed = _layout(table_row, arch, batch)
+    if "activation_recompute=none" in assumed:
+        layout, assumed = _recompute_that_fits(table_row, arch, hw, trainer, layout, assumed)
     note = row.get("note") or ""
     memory = table_row.number("measured_peak_memory_gb")
     rank = table_row.number("lora_rank")
@@ -250,6 +253,20 @@ def _layout(table_row: Row, arch: Architecture, batch: float) -> tuple[Layout, l
         offload=OFFLOAD.index(row.get("offload") or "none"),
     )
     return layout, assumed
+
+
+def _recompute_that_fits(
+    table_row: Row, arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, assumed: list[str]
+) -> tuple[Layout, list[str]]:
+    """A row whose recompute is not published ran: if keeping everything does not fit, it recomputed in full."""
+    batch = Microbatches.fixed(layout, table_row.number("seq_len") or 1.0, table_row.number("global_batch") or 1.0)
+    rank = int(table_row.number("lora_rank") or 0) or None
+    dtype = table_row.text("compute_dtype", "bf16")
+    parts = trainer_memory(arch, hw, trainer, layout, batch, dtype=dtype, lora_rank=rank)
+    if float(parts.total) <= hw.device.memory:
+        return layout, assumed
+    full = layout.with_(activation_recompute=RECOMPUTE.index("full"))
+    return full, [entry.replace("recompute=none", "recompute=full (none does not fit)") for entry in assumed]
 
 
 def _interleaving(row: Mapping[str, str], arch: Architecture, stages: int) -> int:

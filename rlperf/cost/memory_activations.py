@@ -79,7 +79,7 @@ def layer_activations(
         core = 0.0 * tp
     mixers = ssm * _state_space_bytes(arch, width) / tp + linear * _linear_bytes(arch, width) / tp
     feed = ffn * ((2.0 if arch.ffn_gated else 1.0) * width + narrow) * arch.ffn_hidden / tp
-    routed, hidden = _routed_bytes(arch, layout, width)
+    routed, hidden = _routed_bytes(arch, layout, width, narrow)
     shared = 3.0 * width * arch.experts.shared_hidden / tp if arch.experts else 0.0 * tp
     dense = stream + attention + core + mixers + feed + moe * shared
     boundary = width * h * spread
@@ -122,7 +122,7 @@ def _linear_bytes(arch: Architecture, width: float) -> float:
     return width * (2 * (2 * key + value) + 3 * value) + states
 
 
-def _routed_bytes(arch: Architecture, layout: Layout, width: float) -> tuple[FloatArray, FloatArray]:
+def _routed_bytes(arch: Architecture, layout: Layout, width: float, narrow: float) -> tuple[FloatArray, FloatArray]:
     """Routed experts per token of this device, balanced: all of it, and the part inside the activation function."""
     if arch.experts is None:
         zero = np.zeros(())
@@ -131,10 +131,9 @@ def _routed_bytes(arch: Architecture, layout: Layout, width: float) -> tuple[Flo
     etp = layout.expert_tensor_parallel.astype(np.float64)
     tp = layout.tensor_parallel.astype(np.float64)
     spread = np.where(layout.sequence_parallel > 0, 1.0 / tp, 1.0)
-    matrices = 3.0 if moe.gated else 2.0
-    hidden = matrices * width * moe.hidden / etp
+    hidden = ((2.0 if moe.gated else 1.0) * width + narrow) * moe.hidden / etp
     # permuted inputs, expert hidden, expert outputs; a token of this device makes `active` pairs somewhere
-    pairs = moe.active * (2.0 * width * (moe.latent_hidden or arch.hidden) + hidden) * spread * etp
+    pairs = moe.active * ((width + narrow) * (moe.latent_hidden or arch.hidden) + hidden) * spread * etp
     router = 8.0 * moe.count * spread
     return pairs + router, moe.active * width * moe.hidden * spread
 

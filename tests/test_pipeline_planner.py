@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rlperf.errors import InfeasibleError, SpecError
-from rlperf.plan.pipeline import Freedom, Problem, optimize, standard_schedules, uniform_partition
+from rlperf.plan.pipeline import Freedom, Problem, optimize, stage_layout, standard_schedules, uniform_partition
 from rlperf.plan.pipeline.bounds import assignment_bound_s
 from rlperf.plan.pipeline.exact import best_order, best_plan
 from rlperf.plan.pipeline.list_schedule import ListScheduler, Policy, priorities
@@ -25,6 +26,7 @@ from rlperf.sim.pipeline import (
     StageCosts,
     W,
     peak_memory_bytes,
+    round_robin,
     simulate,
     stage_costs,
 )
@@ -230,6 +232,24 @@ def test_each_freedom_is_kept() -> None:
     assert fixed.timeline.merged
     cut = optimize(problem, freedom=Freedom(True, False, False), passes=200, time_limit_s=60.0)
     assert cut.makespan_s < fixed.makespan_s
+
+
+def test_what_a_framework_can_take_over() -> None:
+    problem = Problem(nemotron(), MicroBatches.equal(8), 4)
+    plan = optimize(problem, passes=60, time_limit_s=60.0)
+    one = next(s for s in plan.standards if s.name == "1F1B")
+    assert one.timeline is not None
+    stated = replace(
+        plan, partition=one.partition, placement=one.timeline.placement, timeline=one.timeline, source="1F1B"
+    )
+    layout = stage_layout(stated, problem.profile)
+    assert layout.layout == "Et*14|t*14|t*14|t*14L"
+    assert (layout.virtual_pipeline, layout.first_stage_layers, layout.last_stage_layers) == (1, 14, 14)
+    assert layout.beyond == ()
+    free = stage_layout(plan, problem.profile)
+    assert any("order of operations" in text for text in free.beyond)
+    assert any("split" in text for text in free.beyond)
+    assert free.layout is None or plan.placement == round_robin(len(plan.partition), 4)
 
 
 def test_bound_knows_whole_layers() -> None:

@@ -1,5 +1,6 @@
 """Adaptive pipelines: partition, placement and schedule planned together."""
 
+from rlperf.plan.pipeline.express import StageLayout, stage_layout
 from rlperf.plan.pipeline.list_schedule import Policy
 from rlperf.plan.pipeline.optimize import PipelinePlan, optimize
 from rlperf.plan.pipeline.problem import Problem
@@ -11,8 +12,10 @@ __all__ = [
     "PipelinePlan",
     "Policy",
     "Problem",
+    "StageLayout",
     "StandardSchedule",
     "optimize",
+    "stage_layout",
     "standard_schedules",
     "uniform_partition",
 ]

@@ -61,12 +61,12 @@ class PipelinePlan:
     @property
     def gap(self) -> float:
         """makespan / bound - 1 [-]; 0 where proven optimal."""
-        return max(0.0, self.makespan_s / self.bound_s - 1.0)
+        return max(0.0, self.makespan_s / self.bound_s - 1.0) if self.bound_s > 0.0 else 0.0
 
     @property
     def work_gap(self) -> float:
         """makespan / work bound - 1 [-]."""
-        return max(0.0, self.makespan_s / self.work_bound_s - 1.0)
+        return max(0.0, self.makespan_s / self.work_bound_s - 1.0) if self.work_bound_s > 0.0 else 0.0
 
 
 def optimize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -12,7 +12,15 @@ from rlperf.calibrate.validate import Row
 from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.engine_memory import engine_memory, max_running
 from rlperf.cost.engine_step import EngineStepCost
-from rlperf.cost.inference import Served, closed_loop, engine_step_cost, open_loop, static_batch
+from rlperf.cost.inference import (
+    Served,
+    closed_loop,
+    engine_step_cost,
+    open_loop,
+    scaled,
+    static_batch,
+    with_overhead,
+)
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
@@ -107,14 +115,20 @@ def case_of(row: Row, engines: dict[str, EngineCalibration] | None = None) -> Se
     if DTYPES[gemm_dtype].peak == "fp8" and hardware.device.peaks.fp8 is None:
         raise SpecError(f"{hardware.device.name} has no {gemm_dtype} units")
     tensor, pipeline = row.count("tensor_parallel"), row.count("pipeline_parallel")
-    copies = row.number("attention_data_parallel")
-    if copies is None:
-        copies = float(_copies_that_fit(arch, hardware, engine, tensor, gemm_dtype, kv_dtype))
-        assumed.append(f"attention_data_parallel {copies:g}")
-    if arch.experts and not row.text("expert_parallel"):
-        assumed.append("expert_parallel 1")
+    given_copies = row.number("attention_data_parallel")
     expert = row.count("expert_parallel")
-    devices = tensor * int(copies) * pipeline
+    if given_copies is not None:
+        copies = int(given_copies)
+    elif arch.experts and engine.expert_copies:
+        copies = max(hardware.cluster.devices_per_node // tensor, 1)
+        expert = tensor * copies
+        assumed.append(f"attention_data_parallel {copies}, experts over the node")
+    else:
+        copies = _copies_that_fit(arch, hardware, engine, tensor, gemm_dtype, kv_dtype)
+        assumed.append(f"attention_data_parallel {copies}")
+    if arch.experts and not row.text("expert_parallel"):
+        assumed.append(f"expert_parallel {expert}")
+    devices = tensor * copies * pipeline
     mode = row.text("mode")
     isl, osl = row.number("isl"), row.number("osl")
     if mode not in MODES or isl is None or osl is None:
@@ -124,7 +138,7 @@ def case_of(row: Row, engines: dict[str, EngineCalibration] | None = None) -> Se
     if assumed_load:
         assumed.append(assumed_load)
     return ServingCase(
-        row, arch, hardware, engine, tensor * int(copies), pipeline, expert, int(copies), gemm_dtype, kv_dtype, mode,
+        row, arch, hardware, engine, tensor * copies, pipeline, expert, copies, gemm_dtype, kv_dtype, mode,
         isl, osl, load, devices, tuple(assumed),
     )  # fmt: skip
 
@@ -139,7 +153,9 @@ def _load(row: Row, mode: str, replicas: float) -> tuple[float, str]:
         return float(found.group(1)) / replicas, ""
     number = row.number("concurrency")
     if mode == "offline":
-        return (number or np.inf) / replicas, "" if number else "batch that fits the cache"
+        sent = re.search(r"(\d+) requests", row.text("note"))
+        most = number or (float(sent.group(1)) if sent else np.inf)
+        return most / replicas, "" if number else "batch that fits the cache"
     if number is None:
         raise SpecError(f"mode {mode} without a concurrency")
     return number / replicas, ""
@@ -158,40 +174,61 @@ def _copies_that_fit(
 
 
 class CostTable:
-    """Engine_step costs of cases, each distinct one computed once."""
+    """Engine_step costs of cases, each distinct one computed once, with kernels as measured alone and no host time."""
 
     def __init__(self) -> None:
         self._costs: dict[tuple[object, ...], tuple[EngineStepCost, float]] = {}
 
     def cost(self, case: ServingCase) -> tuple[EngineStepCost, float]:
-        """Cost of an engine_step and the requests that fit at once."""
-        key = (case.configuration, case.engine, case.kv_dtype, case.isl, case.osl)
+        """Cost of an engine_step with the engine's overheads, and the requests that fit at once."""
+        key = (case.configuration, case.kv_dtype, case.isl, case.osl)
         if key not in self._costs:
-            context = case.isl + case.osl / 2.0
+            bare = with_overhead(case.engine, 0.0, 0.0, 1.0)
+            settings = {"gemm_dtype": case.gemm_dtype, "kv_dtype": case.kv_dtype}
             cost = engine_step_cost(
-                case.arch, case.hardware, case.engine, case.layout,
-                gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype, typical_context=context,
-            )  # fmt: skip
-            slots = max_running(
-                case.arch, case.hardware, case.engine, case.layout, case.isl, case.osl,
-                gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,
-            )  # fmt: skip
+                case.arch, case.hardware, bare, case.layout, typical_context=case.isl + case.osl / 2.0, **settings
+            )
+            slots = max_running(case.arch, case.hardware, bare, case.layout, case.isl, case.osl, **settings)
             self._costs[key] = (cost, float(slots))
-        return self._costs[key]
+        found = self._costs[key]
+        return overheads_added(found[0], case.engine), found[1]
+
+
+def overheads_added(cost: EngineStepCost, engine: EngineCalibration) -> EngineStepCost:
+    """A bare cost with the engine's scale and host times."""
+    scaled_cost = scaled(cost, engine.overhead.kernel_scale)
+    return replace(
+        scaled_cost,
+        host_s=scaled_cost.host_s + engine.overhead.step,
+        host_per_request_s=scaled_cost.host_per_request_s + engine.overhead.per_request,
+    )
+
+
+def _check(case: ServingCase, slots: float) -> None:
+    """Requests that overfill the cache must queue; refuse a row whose time to first token shows that none did."""
+    ttft, tpot = case.row.number("measured_ttft_ms"), case.row.number("measured_tpot_ms")
+    queued = case.mode == "online_concurrency" and case.load > 2.5 * slots
+    if queued and ttft and tpot and ttft < 0.2 * case.osl * tpot:
+        raise SpecError("more requests than fit the cache, yet no queueing in the published time to first token")
 
 
 def serve(case: ServingCase, table: CostTable) -> Served:
     """What the clients of this case see."""
     cost, slots = table.cost(case)
+    _check(case, slots)
     engine = case.engine
     budget = float(engine.token_budget)
     if case.mode == "static_batch":
         return static_batch(cost, case.load, case.isl, case.osl, token_budget=budget)
-    slots = max(slots, 1.0)
+    slots = max(float(np.floor(slots)), 1.0)
     if case.mode == "online_rate":
         return open_loop(cost, case.load, case.isl, case.osl, max_running=slots, token_budget=budget)
+    load, share = case.load, engine.overhead.interference
+    if case.mode == "offline":
+        # requests that all fit are prefilled one after the other and then decode: a request waits for half of them
+        share = share * (0.5 if load <= slots else 1.0)
+        load = min(load, slots)
     return closed_loop(
-        cost, min(case.load, slots) if case.mode == "offline" else case.load, case.isl, case.osl,
-        max_running=slots, token_budget=budget, chunked=engine.chunked_prefill,
-        interference=engine.overhead.interference,
+        cost, load, case.isl, case.osl,
+        max_running=slots, token_budget=budget, chunked=engine.chunked_prefill, interference=share,
     )  # fmt: skip

@@ -113,6 +113,7 @@ def fit_prefill(series: Series, device: Device, backward: PrefillFit | None = No
             "kernel": series.kernel, "kv_dtype": series.dtype, "fixed": _us(p[0]), "compute": _digits(p[1]),
             "memory": _digits(p[2]), "straggler": _digits(p[3]), "cache_memory": _digits(p[4]),
             "ramp_tokens": _digits(p[5]), "cache_exponent": _digits(p[6]),
+            "head_dim_ramp": backward.head_dim_ramp if backward else 0.0,
             "backward_flop": backward.backward_flop if backward else 2.5,
             "backward_compute": backward.backward_compute if backward else 0.87,
             "backward_ramp_tokens": backward.backward_ramp_tokens if backward else 250.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, serve
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Row, Table, chosen_for_calibration
+from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Row, Table
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import EngineCalibration, Spread
 
@@ -48,7 +48,7 @@ def _predict(row: Row, case: ServingCase, costs: CostTable) -> list[Prediction]:
         wanted.append(("tokens_per_s_per_gpu", rate, float(served.output_tokens_per_s) / case.devices))
     if not wanted:
         raise SpecError("no measured figure in the row")
-    used = case.covered and bool(tpot) and chosen_for_calibration(case.configuration)
+    used = row.row_id in case.engine.overhead.row_ids
     spread = spread_of_case(case)
     found = []
     for metric, measured, predicted in wanted:
@@ -67,7 +67,7 @@ def _predict(row: Row, case: ServingCase, costs: CostTable) -> list[Prediction]:
                 calibration=f"{case.hardware.calibration.id}, {case.engine.id}",
                 assumed=case.assumed,
                 extrapolated=not case.covered,
-                used_in_calibration=used and metric == "tpot_ms",
+                used_in_calibration=used,
                 stratum="concurrency > 128" if (row.number("concurrency") or 0) > 128 else "",
             )
         )

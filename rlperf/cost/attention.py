@@ -101,6 +101,8 @@ def flash_with(
     h, g, w = as_float(heads), as_float(kv_heads), as_float(width)
     peak, ramp, flop = sheet_peak(device, "bf16") * fit.compute, fit.ramp_tokens, 2.0 * h * w * n_pairs
     moved = 2.0 * q * h * w
+    narrow = (1.0 + 2.0 * fit.head_dim_ramp / np.maximum(w, 1.0)) / (1.0 + fit.head_dim_ramp / 128.0)
+    flop = flop * np.maximum(narrow, 1.0)  # the exponentials take the same time whatever the width
     if backward:
         flop, moved = flop * fit.backward_flop, moved * 2.0
         peak, ramp = peak * fit.backward_compute, ramp + fit.backward_ramp_tokens

@@ -17,13 +17,15 @@ from rlperf.specs.hardware import Hardware
 def moe_fit(hw: Hardware, dtype: str, kernels: Sequence[str] = ()) -> tuple[MoeFit, bool]:
     """Constants of the expert kernel for a dtype, and whether they are a stand-in's.
 
-    ``kernels`` are preferred in their order; without one of them, the first fitted kernel of the dtype serves.
+    ``kernels`` are preferred in their order (``dtype:kernel`` counts for that dtype only); without one of them, the
+    first fitted kernel of the dtype serves.
     """
     fits = hw.calibration.moe
     for name in (dtype, *dtype_of(dtype).stand_ins):
         same = [fit for fit in fits if fit.dtype == name]
         if same:
-            named = [fit for kernel in kernels for fit in same if fit.kernel == kernel]
+            wanted = [(fit.kernel, f"{dtype}:{fit.kernel}", f"{name}:{fit.kernel}") for fit in same]
+            named = [fit for kernel in kernels for fit, names in zip(same, wanted, strict=True) if kernel in names]
             return (named or same)[0], name != dtype and not (dtype == "fp16" and name == "bf16")
     if fits:
         return fits[0], True

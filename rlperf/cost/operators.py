@@ -58,6 +58,10 @@ class Roles:
     head: str = "bf16"
 
 
+BLOCK_SCALED = frozenset({"qwen3_5_moe", "qwen3_next"})
+"""Families whose publisher's fp8 checkpoints have block scales (128 x 128), besides those trained in fp8."""
+
+
 def roles_of(arch: Architecture, hw: Hardware, gemm_dtype: str) -> Roles:
     """Which weights a checkpoint of ``gemm_dtype`` quantises.
 
@@ -66,8 +70,8 @@ def roles_of(arch: Architecture, hw: Hardware, gemm_dtype: str) -> Roles:
     runs on native four-bit units where the device has them, else its weights are widened to bf16 on the fly.
     """
     expert = gemm_dtype
-    if gemm_dtype == "fp8" and arch.checkpoint_dtype == "fp8":
-        expert = gemm_dtype = "fp8_block"  # such checkpoints are published with block scales
+    if gemm_dtype == "fp8" and (arch.checkpoint_dtype == "fp8" or arch.family in BLOCK_SCALED):
+        expert = gemm_dtype = "fp8_block"
     if gemm_dtype == "mxfp4" and hw.device.peaks.fp4 is not None:
         expert = "nvfp4"
     narrow = gemm_dtype in ("nvfp4", "mxfp4", "int4_wo")
@@ -190,7 +194,7 @@ def token_operators(replica: Replica, tokens: Array, sampled: Array) -> list[Ope
     if softmax:
         found += _attention_products(replica, softmax, local)
         rotated = local * (replica.heads + replica.kv_heads) * arch.head_dim * 4.0
-        found.append(_memory_operator(replica, "rope", softmax, rotated))
+        found.append(_memory_operator(replica, "rope", softmax * (2.0 if arch.qk_norm else 1.0), rotated))
     for kind in ("linear", "mamba"):
         count = float(arch.mixer_layers("linear" if kind == "linear" else "mamba"))
         if count:
@@ -278,6 +282,7 @@ def _experts(replica: Replica, count: float, whole: FloatArray, local: FloatArra
     flop = 2.0 * whole * moe.active / replica.expert * each
     found = [
         gemm_operator(replica, "router", count, local, moe.count, arch.hidden, "bf16"),
+        _memory_operator(replica, "router", ROUTER_PASSES * count, local * moe.count * 4.0),
         Operator(
             "experts",
             count * seconds,
@@ -428,6 +433,9 @@ def _scan(replica: Replica, tokens: FloatArray) -> list[Operator]:
         Operator("scan", count * seconds, count * compute_s, count * moved / hw.device.memory_bandwidth, np.zeros(()))
     ]
 
+
+ROUTER_PASSES = 5.0
+"""Small kernels around the experts of one layer: cast, score, top-k, renormalise, scale and add; judgement."""
 
 SCAN_SHARE = 0.3
 """Chunked scans reach about a third of what large products reach (their inner products are 64-128 long); judgement."""

@@ -78,6 +78,7 @@ class PrefillFit(_Frozen):
     straggler: float = Field(0.0, ge=0.0, description="weight of the longest tile when tiles are few")
     cache_memory: PositiveFloat = Field(0.3, description="share of the bandwidth when keys and values are written")
     cache_exponent: float = Field(1.0, description="cache writes grow with kv_heads to this power")
+    head_dim_ramp: float = Field(0.0, ge=0.0, description="below width 128 the rate falls as 1 / (1 + this / head_dim)")
     backward_flop: PositiveFloat = Field(2.5, description="backward FLOP over forward FLOP")
     backward_compute: PositiveFloat = Field(0.87, description="backward efficiency over forward, long sequences")
     backward_ramp_tokens: float = Field(300.0, description="further ramp of the backward pass")
@@ -276,6 +277,7 @@ class EngineOverhead(_Frozen):
     interference: float = Field(
         1.0, ge=0, description="share of other requests' prefills that stands in a decode's way"
     )
+    row_ids: tuple[str, ...] = Field((), description="rows that the fit saw; they are never scored")
     quality: Quality = Quality()
 
 
@@ -306,6 +308,9 @@ class EngineCalibration(_Frozen):
     graph_buckets: tuple[PositiveInt, ...] = Field((), description="batch sizes captured in CUDA graphs")
     fused_quantise: float = Field(0.0, ge=0, le=1, description="share of quantising passes fused into other kernels")
     kernels_per_layer: PositiveInt = Field(12, description="launches per layer from eager code")
+    expert_copies: bool = Field(
+        False, description="where a row leaves attention data parallel blank: experts over the node, attention copied"
+    )
     chunked_prefill: bool = True
     token_budget: PositiveInt = 8192
     max_running: PositiveInt = 256

@@ -1,0 +1,196 @@
+"""Overheads of a serving engine from end-to-end rows: at most three constants, on a stated split of configurations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import yaml
+
+from rlperf.calibrate.inference_rows import CostTable, ServingCase, case_of, serve
+from rlperf.calibrate.statistics import absolute_percentage_errors, spread_of
+from rlperf.calibrate.validate import Table, split_rank
+from rlperf.cost.inference import with_overhead
+from rlperf.errors import SpecError
+from rlperf.layout import FloatArray
+from rlperf.specs.calibration import EngineCalibration, EngineOverhead, Quality, Spread
+
+SPLIT = (
+    "per engine, architecture, device and mode: the quarter of its configurations (dtype, layout) with the lowest "
+    "blake2s hash, at least one where there are two; an engine without such takes a quarter of its (architecture, "
+    "device) pairs"
+)
+
+
+@dataclass(frozen=True)
+class EngineFit:
+    """A fitted engine: its calibration, and errors on the rows it saw and on configurations left out in turn [%]."""
+
+    engine: EngineCalibration
+    rows: int
+    in_sample_mape: float
+    left_out_mape: float
+
+
+Measured = tuple[ServingCase, str, float]
+"""A case, its primary metric, and the measured figure."""
+
+
+def measured_cases(table: Table, engine_id: str) -> list[Measured]:
+    """Every row of an engine that can be predicted and has a primary metric."""
+    found: list[Measured] = []
+    costs = CostTable()
+    for row in table:
+        try:
+            case = case_of(row)
+            serve(case, costs)
+        except SpecError:
+            continue
+        if case.engine.id != engine_id:
+            continue
+        tpot, rate = row.number("measured_tpot_ms"), row.number("measured_output_tokens_per_s_per_gpu")
+        if tpot:
+            found.append((case, "tpot_ms", tpot))
+        elif rate:
+            found.append((case, "tokens_per_s_per_gpu", rate))
+    return found
+
+
+def calibration_cases(table: Table, engine_id: str) -> list[Measured]:
+    """Rows of an engine in the calibration split (see `SPLIT`): whole configurations, the others are scored."""
+    everything = measured_cases(table, engine_id)
+    groups: dict[tuple[str, str, str], set[str]] = {}
+    for case, _, _ in everything:
+        key = (case.arch.name, case.hardware.device.name, case.mode)
+        groups.setdefault(key, set()).add(case.configuration)
+    chosen: set[str] = set()
+    for names in groups.values():
+        if len(names) > 1:
+            chosen.update(sorted(names, key=split_rank)[: -(-len(names) // 4)])
+    if not chosen:  # one configuration each: whole architectures and devices are split instead
+        pairs = sorted({f"{case.arch.name}|{case.hardware.device.name}" for case, _, _ in everything}, key=split_rank)
+        kept = set(pairs[: -(-len(pairs) // 4)])
+        return [one for one in everything if f"{one[0].arch.name}|{one[0].hardware.device.name}" in kept]
+    return [one for one in everything if one[0].configuration in chosen]
+
+
+def predicted(cases: Sequence[Measured], parameters: FloatArray, costs: CostTable) -> FloatArray:
+    """Seconds per token of every case (inverse throughput where that is the metric), with trial overheads."""
+    step, each, scale = (float(value) for value in parameters)
+    values = []
+    for case, metric, _ in cases:
+        served = serve(replace(case, engine=with_overhead(case.engine, step, each, scale)), costs)
+        if metric == "tpot_ms":
+            values.append(float(served.tpot_s) * 1e3)
+        else:
+            values.append(case.devices / float(served.output_tokens_per_s))
+    return np.asarray(values)
+
+
+def fit_engine(table: Table, engine: EngineCalibration, *, name: str = "") -> EngineFit:
+    """Fit step, per_request and kernel_scale of an engine on its calibration split.
+
+    Every (architecture, device, mode) of the split weighs the same, extrapolated ones half; left-out errors come from
+    leaving out one architecture and device at a time. Extrapolated rows of the split give ``spread_extrapolated``.
+    """
+    cases = calibration_cases(table, engine.id)
+    if len(cases) < 4:
+        raise SpecError(f"engine {engine.id}: only {len(cases)} rows fall into the calibration split")
+    measured = np.asarray([value if metric == "tpot_ms" else 1.0 / value for _, metric, value in cases])
+    covered = np.asarray([case.covered for case, _, _ in cases])
+    fitted = np.ones(len(cases), dtype=bool)
+    scored = covered if covered.sum() >= 4 else fitted
+    costs = CostTable()
+    parameters = _fit(cases, measured, fitted, costs)
+    everything = predicted(cases, parameters, costs)
+    left_out = _left_out(cases, measured, fitted, costs, everything)
+    errors = absolute_percentage_errors(everything, measured)[scored]
+    held = absolute_percentage_errors(left_out, measured)[scored]
+    quality = Quality(
+        n=len(cases),
+        in_sample_mape=round(float(errors.mean()), 2),
+        left_out_mape=round(float(held.mean()), 2),
+        left_out_rule="one architecture and device left out in turn",
+        rows=f"{name or table.file}: {SPLIT}",
+        spread=_wide(left_out[scored], measured[scored]),
+    )
+    other = ~covered if (~covered).sum() >= 4 else fitted
+    overhead = EngineOverhead.model_validate(
+        {
+            "step": f"{parameters[0] * 1e6:.4g} us",
+            "per_request": f"{parameters[1] * 1e6:.4g} us",
+            "kernel_scale": round(float(parameters[2]), 4),
+            "interference": engine.overhead.interference,
+            "row_ids": tuple(case.row.row_id for case, _, _ in cases),
+            "quality": quality,
+        }
+    )
+    changed = engine.model_copy(
+        update={"overhead": overhead, "spread_extrapolated": _wide(left_out[other], measured[other])}
+    )
+    return EngineFit(changed, len(cases), float(errors.mean()), float(held.mean()))
+
+
+def _wide(prediction: FloatArray, measured: FloatArray) -> Spread:
+    """Spread of few rows: at least 8 % either way, since a release differs from the next by that much."""
+    found = spread_of(prediction, measured)
+    return Spread(low=min(found.low, 0.92), high=max(found.high, 1.08))
+
+
+def _left_out(
+    cases: Sequence[Measured],
+    measured: FloatArray,
+    fitted: np.ndarray,
+    costs: CostTable,
+    everything: FloatArray,
+) -> FloatArray:
+    groups = np.asarray([f"{case.arch.name}|{case.hardware.device.name}" for case, _, _ in cases])
+    result = everything.copy()
+    names = np.unique(groups[fitted])
+    for one in names if len(names) > 1 else ():
+        parameters = _fit(cases, measured, fitted & (groups != one), costs)
+        held = np.flatnonzero(groups == one)
+        result[held] = predicted([cases[int(index)] for index in held], parameters, costs)
+    return result
+
+
+LIMITS = np.log([[1e-6, 1e-8, 0.75], [3e-3, 1e-4, 1.25]])
+"""Lower and upper limits of step [s], per_request [s] and kernel_scale: what hosts and clocks can account for."""
+
+
+def _weights(cases: Sequence[Measured]) -> FloatArray:
+    """Square roots of row weights: equal for every architecture, device and mode, half for extrapolated ones."""
+    groups = [(case.arch.name, case.hardware.device.name, case.mode) for case, _, _ in cases]
+    sizes = {group: groups.count(group) for group in set(groups)}
+    weights = [(1.0 if one[0].covered else 0.5) / sizes[group] for one, group in zip(cases, groups, strict=True)]
+    return np.asarray(np.sqrt(np.asarray(weights) / np.mean(weights)), dtype=np.float64)
+
+
+def _fit(cases: Sequence[Measured], measured: FloatArray, rows: np.ndarray, costs: CostTable) -> FloatArray:
+    from scipy.optimize import least_squares
+
+    chosen = [cases[int(index)] for index in np.flatnonzero(rows)]
+    truth = np.log(measured[rows])
+    weights = _weights(chosen)
+
+    def residuals(z: FloatArray) -> FloatArray:
+        return np.asarray(weights * (np.log(predicted(chosen, np.exp(z), costs)) - truth), dtype=np.float64)
+
+    start = np.log([5e-4, 5e-6, 1.0])
+    result = least_squares(
+        residuals, start, bounds=(LIMITS[0], LIMITS[1]), loss="soft_l1", f_scale=0.05, diff_step=[0.02], max_nfev=12
+    )
+    return np.asarray(np.exp(result.x), dtype=np.float64)
+
+
+def engine_text(engine: EngineCalibration) -> str:
+    """YAML of an engine profile, times in microseconds."""
+    data = engine.model_dump(mode="json", exclude_none=True)
+    body = yaml.safe_dump(data, sort_keys=False, width=118, allow_unicode=True)
+    body = _SECONDS.sub(lambda found: f"{float(found.group(1)) * 1e6:.4g} us", body)
+    return f"# {engine.engine}: settings by its documentation, overheads by `rlperf calibrate engine`.\n{body}"
+
+
+_SECONDS = re.compile(r"(?<=: )([\d.e-]+) s$", flags=re.MULTILINE)

@@ -1,0 +1,96 @@
+"""``rlperf calibrate``: constants from kernel timings, engines from served rows, and the timings themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlperf.cli.output import AsJson, print_json, progress
+from rlperf.errors import SpecError
+
+app = typer.Typer(no_args_is_help=True, help="Fit constants from measurements, or measure the device at hand.")
+
+Out = Annotated[Path, typer.Option("--out", help="file or folder to write")]
+
+
+@app.command()
+def kernels(
+    files: Annotated[list[Path], typer.Argument(help="CSVs of kernel timings, or nccl-tests output")],
+    out: Out,
+    device: Annotated[str | None, typer.Option(help="which device, when the files hold several")] = None,
+    base: Annotated[Path | None, typer.Option(help="calibration that stands where the files are silent")] = None,
+    source: Annotated[str | None, typer.Option(help="where the timings are from, for the file's header")] = None,
+    check: Annotated[bool, typer.Option(help="also compute errors on left-out shapes")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a device's constants; report errors inside and on left-out shapes; write a calibration file."""
+    from rlperf.calibrate.kernels import calibration_text, fit_device
+    from rlperf.specs.writer import write_atomic
+
+    with progress("fitting kernels") as bar:
+        calibration, fits = fit_device(
+            files, device, base, source=source, check=check, progress=lambda text: bar(0.5, text)
+        )
+    path = write_atomic(out, calibration_text(calibration))
+    rows = [(fit.series.name, fit.constants.quality) for fit in fits]
+    if as_json:
+        print_json(
+            {
+                "file": str(path),
+                "id": calibration.id,
+                "device": calibration.device,
+                "n": calibration.n,
+                "series": [{"name": name, **quality.model_dump()} for name, quality in rows],
+            }
+        )
+        return
+    typer.echo(f"{'series':58s} {'n':>5s} {'in':>7s} {'left out':>9s}  measured/predicted")
+    for name, quality in rows:
+        left = "" if not check else f"{quality.left_out_mape:8.1f}%"
+        spread = f"{quality.spread.low:.2f} .. {quality.spread.high:.2f}"
+        typer.echo(f"{name:58s} {quality.n:5d} {quality.in_sample_mape:6.1f}% {left:>9s}  {spread}")
+    typer.echo(f"{calibration.n} timings of {calibration.device} -> {path}")
+
+
+@app.command()
+def engine(
+    file: Annotated[Path, typer.Argument(help="CSV of served rows (form of measured/inference.csv)")],
+    name: Annotated[str, typer.Option(help="engine profile to fit, such as vllm")],
+    out: Out,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the three overheads of an engine on a stated split of configurations, and write its profile."""
+    from rlperf.calibrate.engines import engine_text, fit_engine
+    from rlperf.calibrate.validate import read_table
+    from rlperf.specs.calibration import load_engine_calibration
+    from rlperf.specs.writer import write_atomic
+
+    fitted = fit_engine(read_table(file), load_engine_calibration(name), name=file.name)
+    path = write_atomic(out, engine_text(fitted.engine))
+    overhead = fitted.engine.overhead
+    if as_json:
+        print_json({"file": str(path), "id": fitted.engine.id, "rows": fitted.rows, **overhead.model_dump()})
+        return
+    typer.echo(
+        f"{name}: {fitted.rows} rows, {fitted.in_sample_mape:.1f} % inside, {fitted.left_out_mape:.1f} % left out; "
+        f"{overhead.step * 1e3:.2f} ms a step, {overhead.per_request * 1e6:.1f} us a request, "
+        f"kernels x {overhead.kernel_scale:.2f} -> {path}"
+    )
+
+
+@app.command()
+def measure(
+    out: Out,
+    suite: Annotated[list[str] | None, typer.Option(help="gemm, attention, decode, moe, stream or nccl")] = None,
+    limit: Annotated[int | None, typer.Option(min=2, help="at most so many shapes a suite, for a quick look")] = None,
+) -> None:
+    """Time kernels on the device at hand with PyTorch (optional) and write CSVs that ``calibrate kernels`` reads."""
+    from rlperf.calibrate.measure import SUITES
+    from rlperf.calibrate.measure import measure as run
+
+    if out.exists() and not out.is_dir():
+        raise SpecError(f"{out} is a file; name a folder for the CSVs")
+    for path in run(suite or [name for name in SUITES if name != "nccl"], out, limit=limit):
+        typer.echo(str(path))

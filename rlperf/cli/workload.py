@@ -158,9 +158,10 @@ def sample(
     )
     written = _write(table, out, data_parallel, tensor_parallel)
     summary = {
+        **report.recording_summary(Recording(table)),
+        "kind": "sample",
         "provenance": law.provenance.headline(),
         "files": [str(p) for p in written],
-        **report.recording_summary(Recording(table)),
     }
     if as_json:
         print_json(summary)

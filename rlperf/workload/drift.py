@@ -48,6 +48,12 @@ class Drift:
         bounded = np.clip(rl_step, self.rl_steps[0] - reach, self.rl_steps[-1] + reach)
         return self.slope * float(bounded - self.centre)
 
+    @property
+    def spread(self) -> float:
+        """Variance [1] of the location over the recorded rl_steps: it is part of the pooled law."""
+        moved = self.slope**2 * float(np.var(self.rl_steps)) if self.trend else 0.0
+        return self.step_sd**2 + moved
+
     def what_is_known(self, rl_step: float) -> str:
         """What a forecast for this rl_step can and cannot know, in words."""
         k = len(self.rl_steps)
@@ -82,10 +88,10 @@ def fit_drift(law: Law, table: LengthTable) -> Drift:
     steps = table.steps()
     scores = censored_scores(law, table)
     location, error = _locations(scores, table, steps)
-    step_sd = _excess_spread(location, error)
-    weight = 1.0 / (error**2 + step_sd**2)
+    weight = 1.0 / error**2
     centre = float(np.average(steps, weights=weight)) if steps.size else 0.0
     slope, slope_se, trend = _trend(steps, location, weight, centre)
+    step_sd = _excess_spread(location - slope * (steps - centre) if trend else location, error)
     before, change, after, p_value = runaway_change(table)
     return Drift(
         rl_steps=tuple(int(s) for s in steps),
@@ -147,7 +153,8 @@ def _excess_spread(location: Float, error: Float) -> float:
 
 
 def _trend(steps: Int, location: Float, weight: Float, centre: float) -> tuple[float, float, bool]:
-    """Weighted slope, its error, and whether it is used: at least 4 rl_steps and a two-sided t test at 1 %."""
+    """Weighted slope, its error (with the scatter around it, if larger than the prompts' luck), and whether it is used:
+    at least 4 rl_steps and a two-sided t test at 1 %."""
     from scipy.special import stdtrit
 
     if steps.size < 3:

@@ -81,7 +81,7 @@ def _scores(model: LengthModel, prompt: Float, n: int, shift: float, rng: np.ran
     """Normal scores of the responses, [prompts x n]."""
     dep = model.dependence
     effect = dep.beta * prompt + np.sqrt(1.0 - dep.beta**2) * rng.standard_normal(prompt.size)
-    between = max(dep.icc - model.drift.step_sd**2, 0.0)  # the spread of rl_steps is part of the pooled law
+    between = max(dep.icc - model.drift.spread, 0.0)  # the spread over rl_steps is part of the pooled law
     own = rng.standard_normal((prompt.size, n))
     return np.asarray(shift + np.sqrt(between) * effect[:, None] + np.sqrt(1.0 - dep.icc) * own).ravel()
 

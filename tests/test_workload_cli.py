@@ -1,0 +1,178 @@
+"""`rlperf workload` as a user runs it: exit codes, JSON keys, files, figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rlperf.cli.workload import app
+from rlperf.errors import SpecError
+from rlperf.workload import load_model, read_polytrace
+from rlperf.workload.sampling import sample_rl_steps
+from rlperf.workload.writers import write_polytrace
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trace")
+    table = sample_rl_steps(load_model("programming"), [0, 1, 2], 24, 4, max_response_tokens=16000, seed=1)
+    write_polytrace(table, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fitted(trace: Path) -> Path:
+    path = trace / "model.yaml"
+    run(
+        "fit",
+        trace / "packed_lengths_step_0.jsonl",
+        trace / "packed_lengths_step_1.jsonl",
+        "-o",
+        path,
+        "--task",
+        "code",
+    )
+    return path
+
+
+def run(*arguments: object) -> str:
+    result = RUNNER.invoke(app, [str(a) for a in arguments])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_fit(fitted: Path) -> None:
+    model = load_model(fitted)
+    assert (model.task, model.group_size, model.prompts_per_step, model.max_response_tokens) == ("code", 4, 24, 16000)
+    assert model.provenance.responses == 192
+
+
+def test_fidelity(fitted: Path, trace: Path) -> None:
+    held_out = trace / "packed_lengths_step_2.jsonl"
+    found = json.loads(run("fidelity", fitted, held_out, "--json", "--replicates", 40))
+    assert set(found) >= {
+        "system_bias",
+        "interval_coverage",
+        "interval_width_ratio",
+        "group_max_ratio_error",
+        "marginals",
+    }
+    assert found["marginals"][1]["name"] == "response_tokens"
+    assert set(found["marginals"][1]) >= {"ks", "wasserstein", "quantiles_recorded", "quantiles_model"}
+    assert found["group_max_ratio"]["low"] <= found["group_max_ratio"]["recorded"] <= found["group_max_ratio"]["high"]
+    text = run("fidelity", fitted, held_out, "--replicates", 20)
+    assert "E[max of a group] / E[L]" in text
+    assert "not a replay on GPUs" in text
+
+
+def test_show(fitted: Path, trace: Path) -> None:
+    model = json.loads(run("show", fitted, "--json", "--max-response-tokens", 24000, "--rl-step", 5))
+    assert model["truncated_fraction_low"] <= model["truncated_fraction"] <= model["truncated_fraction_high"]
+    assert model["forecast"]["rl_step"] == 5
+    assert model["candidates"][0]["name"] == model["law"]
+    assert model["provenance"].startswith("fitted")
+    recorded = json.loads(run("show", trace / "packed_lengths_step_0.jsonl", "--json"))
+    assert (recorded["responses"], recorded["group_size"], recorded["max_response_tokens"]) == (96, 4, 16000)
+    assert "assumed" in run("show", "image")
+    assert "math" in run("show", "mixed")
+    assert "turns" in run("show", "searching")
+
+
+@pytest.mark.parametrize("form", ["svg", "png"])
+def test_figures(fitted: Path, trace: Path, tmp_path: Path, form: str) -> None:
+    run("show", fitted, "--figure", tmp_path / f"model.{form}")
+    run("show", trace / "packed_lengths_step_0.jsonl", "--figure", tmp_path / f"recording.{form}")
+    for name in ("model", "recording"):
+        assert (tmp_path / f"{name}.{form}").stat().st_size > 5000
+    with pytest.raises(SpecError, match="drawn as"):
+        run("show", fitted, "--figure", tmp_path / "model.gif")
+
+
+def test_figure_of_turns(tmp_path: Path) -> None:
+    run("sample", "searching", "-o", tmp_path / "s", "--prompts", 12)
+    run("show", tmp_path / "s", "--figure", tmp_path / "s.svg")
+    assert (tmp_path / "s.svg").stat().st_size > 5000
+
+
+def test_sample(tmp_path: Path) -> None:
+    summary = json.loads(run("sample", "math", "-o", tmp_path / "s", "--prompts", 5, "--group-size", 3, "--rl-steps", 2,
+                             "--first-rl-step", 7, "--max-response-tokens", 9000, "--json"))  # fmt: skip
+    assert [Path(f).name for f in summary["files"]] == ["packed_lengths_step_7.jsonl", "packed_lengths_step_8.jsonl"]
+    table = read_polytrace(tmp_path / "s")
+    assert (table.n, table.group_size, int(table.response_tokens.max())) == (30, 3, 9000)
+    with pytest.raises(SpecError, match="at least 1"):
+        run("sample", "math", "-o", tmp_path / "s", "--rl-steps", 0)
+
+
+def test_convert(trace: Path, tmp_path: Path) -> None:
+    for name in ("t.csv", "t.parquet", "t.json"):
+        run("convert", trace / "packed_lengths_step_0.jsonl", "-o", tmp_path / name)
+        assert read_polytrace(tmp_path / name).n == 96
+    found = json.loads(run("convert", tmp_path / "t.csv", "-o", tmp_path / "folder", "--json"))
+    assert read_polytrace(found["files"]).n == 96
+    with pytest.raises(SpecError, match="write to a folder"):
+        run("convert", tmp_path / "t.csv", "-o", tmp_path / "t.xml")
+
+
+def test_skip_damaged_counts_and_reports(trace: Path, tmp_path: Path) -> None:
+    lines = (trace / "packed_lengths_step_0.jsonl").read_text().splitlines()
+    path = tmp_path / "packed_lengths_step_0.jsonl"
+    path.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
+    result = RUNNER.invoke(app, ["show", str(path), "--skip-damaged", "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["skipped"] == 1
+    assert "skipped 1 damaged" in result.stderr
+    assert f"{path.name}:2" in result.stderr.replace("\n", "")
+    with pytest.raises(SpecError, match="not valid JSON"):
+        run("show", path)
+
+
+def test_distribution_files(tmp_path: Path) -> None:
+    """The published parameter files in small: a mixture of prompts and responses, and sessions of one or two calls."""
+    gmm = {"weights": [0.25, 0.75], "means": [[100, 4000], [150, 9000]], "covariances": [[[900, 0], [0, 4e6]]] * 2}
+    names = ["input_1", "input_2", "output_1", "output_2"]
+    covariance = [[100.0 * (i == j) for j in range(4)] for i in range(4)]
+    two = {"feature_names": names, "mean_vector": [250, 480, 120, 300], "covariance_matrix": covariance}
+    one = {
+        "feature_names": ["input_1", "output_1"],
+        "mean_vector": [300, 900],
+        "covariance_matrix": [[400, 0], [0, 9e4]],
+    }
+    content = {
+        "extraction_info": {"total_math_samples": 1000, "total_tool_calling_samples": 400},
+        "math_task": {"gmm_parameters": gmm, "joint_distribution": {"correlation": 0.1}},
+        "tool_calling_task": {"call_count_distribution": {"1": 100, "2": 300}, "sequence_models": {"1": one, "2": two}},
+    }
+    path = tmp_path / "parameters.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(SpecError, match="choose one with --task"):
+        run("fit", path, "-o", tmp_path / "m.yaml")
+    run("fit", path, "-o", tmp_path / "m.yaml", "--task", "math")
+    assert load_model(tmp_path / "m.yaml").mean_response_tokens() == pytest.approx(7750, rel=0.02)
+    run("fit", path, "-o", tmp_path / "t.yaml", "--task", "tool_use")
+    sessions = load_model(tmp_path / "t.yaml").sample(400, 1, seed=0)
+    assert sessions.n / 400 == pytest.approx(1.75, abs=0.1)
+    assert sessions.response_tokens.sum() / 400 == pytest.approx(0.25 * 900 + 0.75 * 420, rel=0.1)
+    del content["math_task"]["gmm_parameters"]  # type: ignore[attr-defined]
+    path.write_text(json.dumps(content))
+    with pytest.raises(SpecError, match="not as expected"):
+        run("fit", path, "-o", tmp_path / "x.yaml", "--task", "math")
+    assert not (tmp_path / "x.yaml").exists()
+
+
+def test_wrong_input_ends_with_code_2(tmp_path: Path) -> None:
+    code = "import sys; sys.argv[0] = 'rlperf'; from rlperf.cli.main import run; run()"
+    arguments = ["workload", "fit", "nowhere", "-o", str(tmp_path / "m.yaml")]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no such file" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "m.yaml").exists()

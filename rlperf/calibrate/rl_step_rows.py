@@ -185,7 +185,7 @@ def read_row(row: Mapping[str, str]) -> StepRow:
         scoring_token_budget=scoring_budget,
         scoring_microbatch=scoring_microbatch,
         packing=packing,
-        scoring_passes=cells.count("scoring_passes", 2, "old policy and reference"),
+        scoring_passes=_scoring_passes(cells, framework, staleness),
         prompt_tokens=prompt,
         response_tokens=response,
         cap_tokens=max(cap_total - prompt, response),
@@ -202,6 +202,13 @@ def read_row(row: Mapping[str, str]) -> StepRow:
         assumed=tuple(cells.assumed),
         configuration=configuration_key(row),
     )
+
+
+def _scoring_passes(cells: _Cells, framework: str, staleness: float) -> int:
+    """Log-probability passes; verl's asynchronous modes take the engine's log-probabilities for the old policy's."""
+    if framework.startswith("verl") and staleness > 0:
+        return cells.count("scoring_passes", 0, "asynchronous: the engine's log-probabilities serve")
+    return cells.count("scoring_passes", 2, "old policy and reference")
 
 
 def _scoring_microbatch(note: str, cells: _Cells) -> int:
@@ -240,7 +247,9 @@ def _trainer_layout(cells: _Cells, framework: str, devices: int, microbatch: int
     tensor = cells.count("trainer_tensor_parallel", 1, "default")
     pipeline = cells.count("trainer_pipeline_parallel", 1, "default")
     context = cells.count("trainer_context_parallel", 1, "default")
-    replica = tensor * pipeline * context
+    spread = re.search(r"ulysses (\d+)", cells.row.get("note", "").lower())
+    ulysses = int(spread.group(1)) if spread else 1
+    replica = tensor * pipeline * context * ulysses
     if devices % replica:
         raise SpecError(f"{devices} trainer GPUs do not divide into replicas of {replica}")
     recompute = (cells.row.get("activation_recompute") or "").strip()
@@ -250,6 +259,7 @@ def _trainer_layout(cells: _Cells, framework: str, devices: int, microbatch: int
         pipeline_parallel=pipeline,
         virtual_pipeline=cells.count("trainer_virtual_pipeline", 1),
         context_parallel=context,
+        ulysses=ulysses,
         expert_parallel=cells.count("trainer_expert_parallel", 1),
         data_parallel=devices // replica,
         sequence_parallel=cells.count("sequence_parallel", int(tensor > 1), "on with tensor parallel"),

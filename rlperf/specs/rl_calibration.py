@@ -69,6 +69,8 @@ class TrainerOverheads(_Frozen):
     scoring_pass : per log-probability pass: mode switch, reference weights in and out, results back
     moe_layer : per MoE layer, microbatch and forward; a backward costs two more (synchronisations, launches)
     stretch : seconds of long phases over the backend's short steady ones: sustained clocks, varying shapes [1]
+    balance : over what token loads of the data-parallel ranks are evened out: every optimizer ``update``, or the whole
+        ``batch`` once, so that the ranks of one update still differ
     pipeline_padding : with pipeline stages, packed microbatches are padded to the token budget (equal shapes)
     skew_exponent : busiest expert-parallel device over the mean = expert_parallel ** this, real routers [1]
     """
@@ -77,6 +79,7 @@ class TrainerOverheads(_Frozen):
     scoring_pass: Overhead
     moe_layer: Overhead
     stretch: PositiveFloat = 1.0
+    balance: Literal["update", "batch"] = "update"
     pipeline_padding: bool = False
     skew_exponent: float = Field(0.25, ge=0.0)
     skew_source: str = "kernel tables: power-law routing on EP8 costs x1.67 at 4k tokens (cost-model notes, 2.4)"

@@ -91,8 +91,13 @@ def microbatches(
     lengths: FloatArray,
     token_budget: float | None,
     each: int | None = None,
+    *,
+    balanced: bool = True,
 ) -> Microbatches:
-    """Microbatches of one pass over ``sequences`` drawn like ``lengths`` (closed form in their moments)."""
+    """Microbatches of one pass over ``sequences`` drawn like ``lengths`` (closed form in their moments).
+
+    ``balanced`` : token loads are evened out over the ranks within this pass.
+    """
     layout = setup.layout if each is None else replace(setup.layout, microbatch=np.asarray(each, np.int64))
     found = Microbatches.from_moments(
         layout,
@@ -102,6 +107,7 @@ def microbatches(
         float(lengths.max()),
         token_budget=token_budget,
         packing=setup.packing or token_budget is not None,
+        balanced=balanced,
     )
     return padded_microbatches(framework, layout, found, token_budget)
 
@@ -113,7 +119,9 @@ def training_s(framework: FrameworkCalibration, setup: TrainerSetup, lengths: np
     """
     table = np.asarray(lengths, np.float64)
     updates = max(-(-table.size // setup.mini_batch), 1)
-    batch = microbatches(framework, setup, min(setup.mini_batch, table.size), table, setup.token_budget)
+    even = framework.training.balance == "update" or updates == 1
+    size = min(setup.mini_batch, table.size)
+    batch = microbatches(framework, setup, size, table, setup.token_budget, balanced=even)
     cost = training_update(
         setup.architecture,
         setup.hardware,

@@ -18,9 +18,10 @@ from rlperf.sim.rollout import (
     simulate_replica,
     take_census,
 )
-from rlperf.sim.rollout.events import run_events
+from rlperf.sim.rollout.events import EventEngine, run_events
 from rlperf.sim.rollout.queued import queue_applies, run_queued
 from rlperf.sim.rollout.static import run_static, static_applies
+from rlperf.sim.rollout.warm_start import warm_start
 
 Case = tuple[Trajectories, EngineStepCost, EngineLimits, EngineOptions]
 
@@ -79,7 +80,7 @@ def test_events_equal_the_token_loop_on_200_random_cases() -> None:
     for seed in range(200):
         trajectories, cost, limits, options = random_case(seed)
         want = run_token_loop(trajectories, cost, limits, options)
-        got = run_events(trajectories, cost, limits, options)
+        got = run_events(trajectories, cost, limits, options, warm=seed % 2 == 0)
         np.testing.assert_allclose(got.finish_s, want.finish_s, rtol=1e-9, err_msg=f"seed {seed}")
         np.testing.assert_allclose(got.first_token_s, want.first_token_s, rtol=1e-9, err_msg=f"seed {seed}")
         assert (got.preemptions, got.hit_tokens) == (want.preemptions, want.hit_tokens), f"seed {seed}"
@@ -90,6 +91,27 @@ def test_events_equal_the_token_loop_on_200_random_cases() -> None:
     # the cases are only worth something if they reach the mechanisms
     assert preemptions > 50
     assert min(hits, speculative, multi_turn) > 40
+
+
+def test_warm_start_changes_nothing() -> None:
+    """All first prompts at once, against one by one: every time, every engine_step, every counter."""
+    warmed = 0
+    for seed in range(300):
+        trajectories, cost, limits, options = random_case(seed)
+        trajectories = replace(trajectories, arrival_s=np.zeros(len(trajectories)))
+        options = replace(options, speculation=None)
+        limits = replace(limits, token_budget=max(limits.token_budget, 20), kv_tokens=4.0 * limits.kv_tokens)
+        cold = run_events(trajectories, cost, limits, options, warm=False)
+        warm = run_events(trajectories, cost, limits, options)
+        engine = EventEngine(trajectories, cost, limits, options)
+        warm_start(engine, limits)
+        warmed += engine.now > 0.0
+        for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s"):
+            np.testing.assert_allclose(getattr(warm, name), getattr(cold, name), rtol=1e-9, atol=1e-12)
+        for name in ("preemptions", "hit_tokens", "prompt_tokens", "engine_steps"):
+            assert getattr(warm, name) == getattr(cold, name), f"{name}, seed {seed}"
+        np.testing.assert_allclose(warm.segments.keys.sum(), cold.segments.keys.sum())
+    assert warmed > 60
 
 
 def static_case(seed: int) -> tuple[Trajectories, EngineStepCost, EngineLimits]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -47,6 +47,18 @@ class DecodingBatch:
         self._whole += whole
         self._phases[phase] += 1
         self.size += 1
+
+    def load(self, base: IntArray, need: IntArray) -> None:
+        """Requests 0, 1, ... at once, into an empty batch."""
+        self.base = dict(enumerate(base.tolist()))
+        self.need = dict(enumerate(need.tolist()))
+        self._ends = [(tau, i) for i, tau in self.need.items()]
+        heapify(self._ends)
+        self._base_sum = int(base.sum())
+        whole, phase = np.divmod(base + self.width + self.block - 1, self.block)
+        self._whole = int(whole.sum())
+        self._phases = np.bincount(phase, minlength=self.block).tolist()
+        self.size = len(base)
 
     def remove(self, i: int) -> int:
         """Request i stops; its cached tokens."""

@@ -30,13 +30,24 @@ from rlperf.sim.rollout.options import DecodeClock, EngineOptions
 from rlperf.sim.rollout.step_seconds import StepSeconds
 from rlperf.sim.rollout.timeline import ReplicaTimeline, SegmentLog
 from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.sim.rollout.warm_start import warm_start
 
 
 def run_events(
-    trajectories: Trajectories, cost: EngineStepCost, limits: EngineLimits, options: EngineOptions
+    trajectories: Trajectories,
+    cost: EngineStepCost,
+    limits: EngineLimits,
+    options: EngineOptions,
+    *,
+    warm: bool = True,
 ) -> ReplicaTimeline:
-    """Simulate one replica event by event (semantics: module docstring; arguments: `simulate_replica`)."""
+    """Simulate one replica event by event (semantics: module docstring; arguments: `simulate_replica`).
+
+    ``warm`` : begin with `warm_start` where it applies; the outcome is the same.
+    """
     engine = EventEngine(trajectories, cost, limits, options)
+    if warm and len(trajectories):
+        warm_start(engine, limits)
     while engine.advance():
         pass
     return engine.timeline()
@@ -306,7 +317,26 @@ class EventEngine:
     # -- decode ------------------------------------------------------------------------------------------------------
 
     def _decode_run(self, held: int, once: bool) -> None:
-        """Decode-only engine_steps until something can change: a completion, a full cache, an arrival that fits."""
+        """Decode-only engine_steps, completion after completion, until somebody may enter or must go."""
+        while self._decode_to_event(held, once):
+            if self.arrivals or self.leaving or self.more_to_come or not self.running:
+                return
+            held = self._held()
+            if held > self.cache.total or self._may_enter(held):
+                return
+            if not self.waiting and self.batch.size <= self.drain_try:
+                return
+            once = False
+
+    def _may_enter(self, held: int) -> bool:
+        """Whether there is a place and room for the queue's first."""
+        if not self.waiting or len(self.running) >= self.max_running:
+            return False
+        i = self.waiting[0]
+        return held + self.cache.blocks_to_admit(i, self.known[i]) + self.cache.reserve <= self.cache.total
+
+    def _decode_to_event(self, held: int, once: bool) -> bool:
+        """Decode-only engine_steps up to a completion (then True), a full cache, or an arrival that fits."""
         batch = self.batch
         count = 1 if once or (self.leaving and self.waiting) else batch.steps_to_completion()
         if self.finite and count > 1:
@@ -333,6 +363,7 @@ class EventEngine:
         done = batch.completed()
         if done:
             self._finish(done)
+        return bool(done)
 
     def _steps_to_arrival(self, delay_s: float, most: int, fixed: float, per_key: float) -> int:
         """Smallest number of engine_steps, at most ``most``, after which the arrival is known."""

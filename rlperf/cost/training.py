@@ -158,7 +158,7 @@ def training_update(
     return TrainingCost(
         forward_s=m * (each * one.forward + head.forward / p),
         backward_s=m * (each * one.backward + head.backward / p),
-        recompute_s=m * (each * one.recompute + (head_s - head.forward - head.backward) / p),
+        recompute_s=m * (each * one.recompute + np.maximum(head_s - head.forward - head.backward, 0.0) / p),
         bubble_s=bubble,
         host_s=m * (np.maximum(each * one.host - mean_device, 0.0) + fixed.microbatch) + fixed.update,
         exposed_tp_s=m * each * one.tensor,

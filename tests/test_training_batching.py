@@ -1,0 +1,112 @@
+"""Microbatches from fixed lengths, moments and real lengths; partitions against brute force."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlperf.cost.batching import (
+    Microbatches,
+    balanced_partitions,
+    pack_by_budget,
+    partition_imbalance,
+    split_in_order,
+)
+from rlperf.layout import Layout
+
+
+def best_makespan(lengths: list[int], parts: int) -> float:
+    """Smallest possible fullest set, by trying all assignments."""
+    sums = []
+    for choice in product(range(parts), repeat=len(lengths)):
+        load = [0.0] * parts
+        for length, part in zip(lengths, choice, strict=True):
+            load[part] += length
+        sums.append(max(load))
+    return min(sums)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 1000), min_size=3, max_size=7), st.integers(2, 3))
+def test_karmarkar_karp_is_within_its_bound(lengths: list[int], parts: int) -> None:
+    values = np.array(lengths, dtype=np.float64)
+    groups = balanced_partitions(values, parts)
+    assert sorted(int(i) for group in groups for i in group) == list(range(len(lengths)))
+    # Michiels et al. 2012: the differencing method is within 4/3 - 1/(3 (k - 1)) of the best for k >= 3, 7/6 for k = 2
+    bound = 7 / 6 if parts == 2 else 4 / 3 - 1 / (3 * (parts - 1))
+    assert max(values[g].sum() for g in groups) <= best_makespan(lengths, parts) * bound + 1e-9
+
+
+def test_equal_sizes_on_demand() -> None:
+    lengths = np.array([900.0, 100.0, 800.0, 200.0, 700.0, 300.0, 600.0, 400.0])
+    groups = balanced_partitions(lengths, 4, equal_size=True)
+    assert [len(group) for group in groups] == [2, 2, 2, 2]
+    assert partition_imbalance(lengths, groups) == 1.0
+    with pytest.raises(ValueError, match="do not divide"):
+        balanced_partitions(lengths, 3, equal_size=True)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 4096), min_size=1, max_size=40), st.integers(4096, 16384))
+def test_bins_hold_every_sequence(lengths: list[int], budget: int) -> None:
+    values = np.array(lengths, dtype=np.float64)
+    bins = pack_by_budget(values, float(budget))
+    assert sorted(int(i) for part in bins for i in part) == list(range(len(lengths)))
+    assert len(bins) >= np.ceil(values.sum() / budget)
+    # first-fit decreasing needs at most 11/9 of the best number of bins and one more
+    assert len(bins) <= 11 / 9 * max(np.ceil(values.sum() / budget), 1) * 1.5 + 1
+
+
+def test_real_lengths_describe_the_slowest_replica() -> None:
+    lengths = [100.0, 200.0, 300.0, 4000.0]
+    unbalanced = Microbatches.from_lengths(Layout.of(data_parallel=2, microbatch=1), lengths, balanced=False)
+    # in order: {100, 200} and {300, 4000}
+    assert float(unbalanced.count) == 2
+    assert float(unbalanced.tokens) == 2150
+    assert float(unbalanced.sum_squares) == (300.0**2 + 4000.0**2) / 2
+    padded = Microbatches.from_lengths(Layout.of(data_parallel=2, microbatch=2), lengths, packing=False, balanced=False)
+    assert float(padded.tokens) == 8000
+    assert float(padded.sum_squares) == 2 * 4000.0**2
+
+
+def test_balancing_shortens_the_slowest_replica() -> None:
+    rng = np.random.default_rng(7)
+    lengths = np.ceil(rng.lognormal(7.0, 0.8, 256))
+    layout = Layout.of(data_parallel=[4, 16, 32])
+    as_drawn = Microbatches.from_lengths(layout, lengths, token_budget=16384, balanced=False)
+    balanced = Microbatches.from_lengths(layout, lengths, token_budget=16384)
+    assert np.all(balanced.tokens * balanced.count <= as_drawn.tokens * as_drawn.count)
+    mean = lengths.sum() / np.array([4, 16, 32])
+    assert balanced.tokens * balanced.count == pytest.approx(mean, rel=0.01)
+
+
+def test_moments_agree_with_real_lengths() -> None:
+    rng = np.random.default_rng(3)
+    lengths = np.ceil(rng.gamma(4.0, 500.0, 1024))
+    for replicas, budget in ((8, 16384.0), (32, 8192.0)):
+        layout = Layout.of(data_parallel=replicas)
+        real = Microbatches.from_lengths(layout, lengths, token_budget=budget)
+        screened = Microbatches.from_moments(
+            layout, lengths.size, lengths.mean(), (lengths**2).mean(), lengths.max(), token_budget=budget
+        )
+        assert float(screened.tokens * screened.count) == pytest.approx(float(real.tokens * real.count), rel=0.03)
+        assert float(screened.sum_squares * screened.count) == pytest.approx(
+            float(real.sum_squares * real.count), rel=0.25
+        )
+        assert float(screened.count) == pytest.approx(float(real.count), abs=1)
+
+
+def test_padding_costs_tokens() -> None:
+    layout = Layout.of(data_parallel=4, microbatch=8)
+    packed = Microbatches.from_moments(layout, 256, 1000.0, 1.5e6, 8000.0)
+    padded = Microbatches.from_moments(layout, 256, 1000.0, 1.5e6, 8000.0, packing=False)
+    assert float(padded.tokens) > 1.5 * float(packed.tokens)
+
+
+def test_order_split_covers_everything() -> None:
+    assert [part.tolist() for part in split_in_order(5, 2)] == [[0, 1, 2], [3, 4]]
+    assert len(split_in_order(2, 8)) == 2

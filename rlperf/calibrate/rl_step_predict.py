@@ -10,6 +10,7 @@ import numpy as np
 from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.rl_step_rows import StepRow
 from rlperf.cost.dtypes import dtype_of
+from rlperf.cost.engine_memory import engine_limits
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
 from rlperf.cost.weight_sync import SyncShape, sync_payload
@@ -19,7 +20,7 @@ from rlperf.sim.rl_step.stages import RolloutSetup, SyncSetup, TrainerSetup, rol
 from rlperf.sim.rl_step.timeline import Timeline
 from rlperf.sim.rl_step.uncertainty import bootstrap_groups, interval
 from rlperf.sim.rollout.trajectories import Trajectories
-from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
+from rlperf.specs.calibration import load_engine_calibration
 from rlperf.specs.rl_calibration import FrameworkCalibration, Transport, load_framework_calibration
 from rlperf.specs.trainer_calibration import load_trainer
 
@@ -93,28 +94,17 @@ def _engine(row: StepRow) -> tuple[EngineStepCost, EngineLimits]:
     cost = engine_step_cost(
         row.architecture, row.hardware, profile, row.rollout, gemm_dtype=row.rollout_dtype, typical_context=context
     )
-    return cost, _limits(row, profile)
-
-
-def _limits(row: StepRow, profile: EngineCalibration) -> EngineLimits:
-    """Cache that the memory fraction leaves beside weights and workspace, and the engine's own limits."""
-    arch, device = row.architecture, row.hardware.device
-    tensor = float(row.rollout.tensor_parallel * row.rollout.pipeline_parallel)
-    weights = arch.parameters * dtype_of(row.rollout_dtype).weight_bytes / tensor
-    memory = profile.memory
-    beside = (memory.activation_moe if arch.experts else memory.activation_base) + memory.graphs + memory.non_torch
-    copies = 1.0 if arch.latent else min(tensor, float(arch.kv_heads))
-    per_token = 2.0 * arch.kv_values_per_token() / copies
-    left = device.memory * row.memory_fraction - weights - beside
-    longest = row.prompt_tokens + row.cap_tokens
-    return EngineLimits(
-        kv_tokens=max(left / max(per_token, 1.0), 2.0 * longest),
-        max_running=profile.max_running,
-        token_budget=profile.token_budget,
-        block_tokens=profile.block_tokens,
-        chunked_prefill=profile.chunked_prefill,
-        prefix_caching=profile.prefix_caching,
+    limits = engine_limits(
+        row.architecture,
+        row.hardware,
+        profile,
+        row.rollout,
+        gemm_dtype=row.rollout_dtype,
+        memory_fraction=row.memory_fraction,
     )
+    # a published run fitted: where the model leaves less cache than two sequences, those two are granted
+    least = 2.0 * (row.prompt_tokens + row.cap_tokens) + 2.0 * limits.block_tokens
+    return cost, replace(limits, kv_tokens=max(limits.kv_tokens, least))
 
 
 def _transport(framework: FrameworkCalibration, mode: ExecutionMode) -> Transport:

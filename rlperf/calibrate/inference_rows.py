@@ -21,6 +21,7 @@ from rlperf.cost.inference import (
     static_batch,
     with_overhead,
 )
+from rlperf.cost.uncertainty import serving_basis
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
@@ -30,8 +31,6 @@ from rlperf.specs.profiles import load_architecture
 
 MODES = ("single_stream", "static_batch", "online_concurrency", "online_rate", "offline")
 NEEDED = ("architecture", "gpu", "engine", "tensor_parallel", "gemm_dtype", "mode", "isl", "osl")
-UNMEASURED_WEIGHTS = ("mxfp4", "int4_wo", "int8_wo")
-"""Weight formats that no kernel table holds."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,7 @@ class ServingCase:
     @property
     def covered(self) -> bool:
         """Whether kernel tables stand behind every operator that matters."""
-        arch = self.arch
-        plain = arch.latent is None and set(arch.mixers) <= {"full"} and self.gemm_dtype not in UNMEASURED_WEIGHTS
-        return plain and not self.hardware.calibration.extrapolated
+        return not serving_basis(self.arch, self.hardware, self.engine, gemm_dtype=self.gemm_dtype).extrapolated
 
 
 @lru_cache(maxsize=256)
@@ -143,6 +140,12 @@ def case_of(row: Row, engines: dict[str, EngineCalibration] | None = None) -> Se
     )  # fmt: skip
 
 
+def _requests_sent(row: Row) -> float:
+    """Requests of the whole run where the note says so."""
+    found = re.search(r"(\d+) requests", row.text("note"))
+    return float(found.group(1)) if found else np.inf
+
+
 def _load(row: Row, mode: str, replicas: float) -> tuple[float, str]:
     if mode == "single_stream":
         return 1.0, ""
@@ -153,9 +156,7 @@ def _load(row: Row, mode: str, replicas: float) -> tuple[float, str]:
         return float(found.group(1)) / replicas, ""
     number = row.number("concurrency")
     if mode == "offline":
-        sent = re.search(r"(\d+) requests", row.text("note"))
-        most = number or (float(sent.group(1)) if sent else np.inf)
-        return most / replicas, "" if number else "batch that fits the cache"
+        return (number or _requests_sent(row)) / replicas, "" if number else "batch that fits the cache"
     if number is None:
         raise SpecError(f"mode {mode} without a concurrency")
     return number / replicas, ""
@@ -222,7 +223,8 @@ def serve(case: ServingCase, table: CostTable) -> Served:
         return static_batch(cost, case.load, case.isl, case.osl, token_budget=budget)
     slots = max(float(np.floor(slots)), 1.0)
     if case.mode == "online_rate":
-        return open_loop(cost, case.load, case.isl, case.osl, max_running=slots, token_budget=budget)
+        sent = _requests_sent(case.row) * case.devices / case.row.count("n_gpus", case.devices)
+        return open_loop(cost, case.load, case.isl, case.osl, max_running=slots, token_budget=budget, sent=sent)
     load, share = case.load, engine.overhead.interference
     if case.mode == "offline":
         # requests that all fit are prefilled one after the other and then decode: a request waits for half of them

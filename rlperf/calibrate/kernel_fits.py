@@ -88,8 +88,8 @@ def fit_gemm(series: Series, device: Device, *, base_fixed: float | None = None,
     return KernelFit("gemm", constants, fitted, series)
 
 
-def fit_prefill(series: Series, device: Device, backward: PrefillFit | None = None, *, check: bool = True) -> KernelFit:
-    """Flash attention over whole prompts, cache write included; backward constants are taken from ``backward``."""
+def fit_prefill(series: Series, device: Device, backward: PrefillFit, *, check: bool = True) -> KernelFit:
+    """Flash attention over whole prompts, cache write included; backward constants are those of ``backward``."""
     b, s, h, g, d = (series.shape[name] for name in ("batch", "seq_len", "num_heads", "num_kv_heads", "head_dim"))
     pairs = b * visible_pairs(s, s)
 
@@ -113,10 +113,10 @@ def fit_prefill(series: Series, device: Device, backward: PrefillFit | None = No
             "kernel": series.kernel, "kv_dtype": series.dtype, "fixed": _us(p[0]), "compute": _digits(p[1]),
             "memory": _digits(p[2]), "straggler": _digits(p[3]), "cache_memory": _digits(p[4]),
             "ramp_tokens": _digits(p[5]), "cache_exponent": _digits(p[6]),
-            "head_dim_ramp": backward.head_dim_ramp if backward else 0.0,
-            "backward_flop": backward.backward_flop if backward else 2.5,
-            "backward_compute": backward.backward_compute if backward else 0.87,
-            "backward_ramp_tokens": backward.backward_ramp_tokens if backward else 250.0,
+            "head_dim_ramp": backward.head_dim_ramp,
+            "backward_flop": backward.backward_flop,
+            "backward_compute": backward.backward_compute,
+            "backward_ramp_tokens": backward.backward_ramp_tokens,
             "quality": fitted.quality(series.name),
         }
     )  # fmt: skip

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, serve
 from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Row, Table
+from rlperf.cost.uncertainty import serving_basis
 from rlperf.errors import SpecError
-from rlperf.specs.calibration import EngineCalibration, Spread
+from rlperf.specs.calibration import EngineCalibration
 
 
 def predict_rows(path: Path, table: Table, engines: dict[str, EngineCalibration] | None = None) -> Outcome:
@@ -49,7 +50,11 @@ def _predict(row: Row, case: ServingCase, costs: CostTable) -> list[Prediction]:
     if not wanted:
         raise SpecError("no measured figure in the row")
     used = row.row_id in case.engine.overhead.row_ids
-    spread = spread_of_case(case)
+    basis = serving_basis(
+        case.arch, case.hardware, case.engine,
+        gemm_dtype=case.gemm_dtype, context=case.isl + case.osl, running=float(served.running),
+    )  # fmt: skip
+    spread = basis.spread
     found = []
     for metric, measured, predicted in wanted:
         low, high = spread.low, spread.high
@@ -64,20 +69,11 @@ def _predict(row: Row, case: ServingCase, costs: CostTable) -> list[Prediction]:
                 predicted=predicted,
                 low=predicted * low,
                 high=predicted * high,
-                calibration=f"{case.hardware.calibration.id}, {case.engine.id}",
+                calibration=basis.calibration,
                 assumed=case.assumed,
-                extrapolated=not case.covered,
+                extrapolated=basis.extrapolated,
                 used_in_calibration=used,
                 stratum="concurrency > 128" if (row.number("concurrency") or 0) > 128 else "",
             )
         )
     return found
-
-
-def spread_of_case(case: ServingCase) -> Spread:
-    """Interval of a serving prediction: the engine's, wider where operators are extrapolated or cells were blank."""
-    engine = case.engine
-    spread = engine.overhead.quality.spread if case.covered else engine.spread_extrapolated
-    if case.hardware.calibration.extrapolated:
-        spread = spread.widened(1.3)
-    return spread

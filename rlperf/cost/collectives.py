@@ -162,3 +162,38 @@ def point_to_point_s(hw: Hardware, n_bytes: Array, within: Array) -> FloatArray:
 def host_copy_s(hw: Hardware, n_bytes: Array) -> FloatArray:
     """Seconds to copy between device and pinned host memory: bytes / (host link x fitted share) [s]."""
     return as_float(n_bytes) / (hw.device.host_bandwidth * hw.calibration.host.copy_memory)
+
+
+def dispatch_combine_s(
+    hw: Hardware, tokens: Array, hidden: Array, active: Array, group: Array, within: Array
+) -> FloatArray:
+    r"""Seconds of one expert dispatch and combine with low-latency kernels (DeepEP-like).
+
+    .. math:: t = \sum_{dispatch, combine} t_0 + \frac{n\,k\,H\,b}{r}
+
+    Parameters
+    ----------
+    tokens : n, tokens of one device [tokens]
+    hidden, active : H, k, width and experts per token [1]; b = 1 byte out (fp8), 2 back
+    group, within : devices, and how many of them share a scale-up domain [1]
+
+    Notes
+    -----
+    Measured groups are interpolated in log2 of the group. A device without measurements takes twice an all-to-all of
+    the same bytes.
+    """
+    n, width, size = as_float(tokens), as_float(hidden) * as_float(active), as_float(group)
+    seconds = np.zeros(np.broadcast_shapes(n.shape, width.shape, size.shape))
+    for operation, value_bytes in (("dispatch", 1.0), ("combine", 2.0)):
+        fits = sorted((fit for fit in hw.calibration.dispatch if fit.operation == operation), key=lambda fit: fit.group)
+        moved = n * width * value_bytes
+        if not fits:
+            seconds = seconds + all_to_all_s(hw, moved, group, within)
+            continue
+        rate = scale_up_bytes_per_s(hw)
+        places = np.log2([float(fit.group) for fit in fits])
+        at = np.log2(np.maximum(size, 1.0))
+        fixed = np.interp(at, places, [fit.fixed for fit in fits])
+        each = np.interp(at, places, [1.0 / (fit.rate * rate) for fit in fits])
+        seconds = seconds + fixed + moved * each
+    return np.where((n > 0) & (size > 1.0), seconds, 0.0)

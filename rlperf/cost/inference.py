@@ -28,12 +28,12 @@ TOKEN_POINTS = np.array(
 """Token counts at which an `EngineStepCost` tabulates what depends on tokens alone."""
 
 
-def host_s(engine: EngineCalibration, running: Array, layers: float) -> FloatArray:
+def host_s(engine: EngineCalibration, hw: Hardware, running: Array, layers: float) -> FloatArray:
     """Scheduler, sampling and launches of one engine_step that kernels do not hide [s].
 
     step + per_request x running, and without CUDA graphs the launches of every layer.
     """
-    eager = 0.0 if engine.cuda_graphs else engine.kernels_per_layer * layers * 5e-6
+    eager = 0.0 if engine.cuda_graphs else engine.kernels_per_layer * layers * hw.calibration.host.launch
     return engine.overhead.step + engine.overhead.per_request * as_float(running) + eager
 
 
@@ -73,7 +73,7 @@ def decode_step_s(
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     batch = padded(engine, running)
     kernels = total(token_operators(replica, batch, batch)) + total(decode_operators(replica, running, kv_tokens))
-    return host_s(engine, running, arch.layers) + engine.overhead.kernel_scale * kernels
+    return host_s(engine, hw, running, arch.layers) + engine.overhead.kernel_scale * kernels
 
 
 def prefill_s(
@@ -99,7 +99,7 @@ def prefill_s(
     k = q if kv_tokens is None else as_float(kv_tokens)
     kernels = total(token_operators(replica, as_float(requests) * q, requests))
     kernels = kernels + total(prefill_operators(replica, requests, q, k))
-    return host_s(engine, requests, arch.layers) + engine.overhead.kernel_scale * kernels
+    return host_s(engine, hw, requests, arch.layers) + engine.overhead.kernel_scale * kernels
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def decode_breakdown(
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     batch = padded(engine, running)
     operators = token_operators(replica, batch, batch) + decode_operators(replica, running, kv_tokens)
-    return breakdown(operators, engine.overhead.kernel_scale, float(host_s(engine, running, arch.layers)))
+    return breakdown(operators, engine.overhead.kernel_scale, float(host_s(engine, hw, running, arch.layers)))
 
 
 def prefill_breakdown(
@@ -170,7 +170,7 @@ def prefill_breakdown(
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     operators = token_operators(replica, requests * query_tokens, requests)
     operators += prefill_operators(replica, requests, query_tokens, query_tokens)
-    return breakdown(operators, engine.overhead.kernel_scale, float(host_s(engine, requests, arch.layers)))
+    return breakdown(operators, engine.overhead.kernel_scale, float(host_s(engine, hw, requests, arch.layers)))
 
 
 def engine_step_cost(
@@ -215,7 +215,7 @@ def engine_step_cost(
     return EngineStepCost(
         tokens=TOKEN_POINTS,
         linear_s=np.asarray(linear, dtype=np.float64),
-        host_s=float(host_s(engine, 0.0, arch.layers)) + float(heads[0]) - batch * head_each,
+        host_s=float(host_s(engine, hw, 0.0, arch.layers)) + float(heads[0]) - batch * head_each,
         host_per_request_s=engine.overhead.per_request + head_each,
         decode_fixed_s=fixed,
         decode_per_request_s=per_request,
@@ -345,14 +345,16 @@ def open_loop(
     *,
     max_running: float = np.inf,
     token_budget: float = 8192.0,
+    sent: float = 8192.0,
 ) -> Served:
     """Requests arrive at a rate; by Little's law as many are in flight as rate x time in the system.
 
-    Solved as the closed loop whose clients produce that rate; at rates beyond capacity, the loop at ``max_running``.
+    Solved as the closed loop whose clients produce that rate. Of ``sent`` requests at most half are in flight on
+    average (the run ramps up and drains); that bounds the loop at rates beyond capacity.
     """
     rate, n_out = as_float(rate_per_s), as_float(osl)
     clients = np.ones(np.broadcast_shapes(rate.shape, n_out.shape, as_float(isl).shape))
-    most = min(max_running, 4096.0)
+    most = min(max_running, sent / 2.0)
     served = closed_loop(cost, clients, isl, osl, max_running=max_running, token_budget=token_budget)
     for _ in range(40):
         served = closed_loop(cost, clients, isl, osl, max_running=max_running, token_budget=token_budget)

@@ -17,6 +17,7 @@ from rlperf.cost.attention import (
 from rlperf.cost.collectives import (
     all_gather_s,
     all_reduce_s,
+    dispatch_combine_s,
     network_bytes_per_s,
     point_to_point_s,
     reduce_scatter_s,
@@ -282,7 +283,7 @@ def _experts(replica: Replica, count: float, whole: FloatArray, local: FloatArra
     flop = 2.0 * whole * moe.active / replica.expert * each
     found = [
         gemm_operator(replica, "router", count, local, moe.count, arch.hidden, "bf16"),
-        _memory_operator(replica, "router", ROUTER_PASSES * count, local * moe.count * 4.0),
+        _memory_operator(replica, "router", replica.engine.router_passes * count, local * moe.count * 4.0),
         Operator(
             "experts",
             count * seconds,
@@ -307,7 +308,10 @@ def _exchange(replica: Replica, layers: float, moe: float, whole: FloatArray, lo
     if moe:
         everyone = whole * arch.hidden * 2.0
         group, near = replica.tensor, replica.within(replica.tensor)
-        gathered = all_gather_s(hw, everyone / 2.0, group, near) + reduce_scatter_s(hw, everyone, group, near)
+        if replica.engine.expert_dispatch == "deepep" and arch.experts is not None:
+            gathered = dispatch_combine_s(hw, local, arch.hidden, arch.experts.active, group, near)
+        else:
+            gathered = all_gather_s(hw, everyone / 2.0, group, near) + reduce_scatter_s(hw, everyone, group, near)
         gathered = np.where(replica.attention_data > 1.0, gathered, 0.0)
         moved = np.where(replica.attention_data > 1.0, 1.5 * everyone, 0.0)
         found.append(_network_operator(replica, "expert exchange", moe, gathered, moved))
@@ -428,14 +432,7 @@ def _scan(replica: Replica, tokens: FloatArray) -> list[Operator]:
     moved = tokens * heads / replica.attention_tensor * (2.0 * inner + 2.0 * outer) * 2.0
     fit, _ = gemm_fit(hw, "bf16")
     compute_s = flop / sheet_flop_per_s(hw, "bf16")
-    seconds = compute_s / (SCAN_SHARE * fit.compute) + small_op_s(hw, moved)
+    seconds = compute_s / (hw.calibration.stream.scan_compute * fit.compute) + small_op_s(hw, moved)
     return [
         Operator("scan", count * seconds, count * compute_s, count * moved / hw.device.memory_bandwidth, np.zeros(()))
     ]
-
-
-ROUTER_PASSES = 5.0
-"""Small kernels around the experts of one layer: cast, score, top-k, renormalise, scale and add; judgement."""
-
-SCAN_SHARE = 0.3
-"""Chunked scans reach about a third of what large products reach (their inner products are 64-128 long); judgement."""

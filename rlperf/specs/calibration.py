@@ -79,9 +79,9 @@ class PrefillFit(_Frozen):
     cache_memory: PositiveFloat = Field(0.3, description="share of the bandwidth when keys and values are written")
     cache_exponent: float = Field(1.0, description="cache writes grow with kv_heads to this power")
     head_dim_ramp: float = Field(0.0, ge=0.0, description="below width 128 the rate falls as 1 / (1 + this / head_dim)")
-    backward_flop: PositiveFloat = Field(2.5, description="backward FLOP over forward FLOP")
-    backward_compute: PositiveFloat = Field(0.87, description="backward efficiency over forward, long sequences")
-    backward_ramp_tokens: float = Field(300.0, description="further ramp of the backward pass")
+    backward_flop: PositiveFloat = Field(description="backward FLOP over forward FLOP")
+    backward_compute: PositiveFloat = Field(description="backward efficiency over forward, long sequences")
+    backward_ramp_tokens: float = Field(description="further ramp of the backward pass")
     quality: Quality = Quality()
 
 
@@ -157,26 +157,27 @@ class DispatchFit(_Frozen):
 class StreamFit(_Frozen):
     """Memory-bound passes: large streams, and small unfused operators (norm, rope, activation)."""
 
-    stream_memory: PositiveFloat = 0.85
-    small_fixed: Seconds = 2e-6
-    small_memory: PositiveFloat = 0.5
+    stream_memory: PositiveFloat = Field(description="attainable share of the bandwidth, large streams")
+    small_fixed: Seconds = Field(description="one small operator inside a CUDA graph")
+    small_memory: PositiveFloat = Field(description="attainable share of the bandwidth, small operators")
+    scan_compute: PositiveFloat = Field(description="chunked scans of linear attention and Mamba over large products")
     quality: Quality = Quality()
 
 
 class HostFit(_Frozen):
     """Launches from eager code, and copies between host and device."""
 
-    launch: Seconds = Field(5e-6, description="per kernel from eager code")
-    eager_collective: Seconds = Field(28e-6, description="added to a collective launched from eager code")
-    copy_memory: PositiveFloat = Field(0.87, description="attainable share of the host link")
+    launch: Seconds = Field(description="per kernel from eager code")
+    eager_collective: Seconds = Field(description="added to a collective launched from eager code")
+    copy_memory: PositiveFloat = Field(description="attainable share of the host link")
     quality: Quality = Quality()
 
 
 class NetworkFit(_Frozen):
     """Scale-out network: share of the line rate that collectives reach per device, and latency per hop."""
 
-    bandwidth: PositiveFloat = 0.72
-    hop: Seconds = 6e-6
+    bandwidth: PositiveFloat = Field(description="attainable share of the line rate, per device")
+    hop: Seconds = Field(description="latency of one hop")
     quality: Quality = Quality()
 
 
@@ -307,6 +308,8 @@ class EngineCalibration(_Frozen):
     cuda_graphs: bool = True
     graph_buckets: tuple[PositiveInt, ...] = Field((), description="batch sizes captured in CUDA graphs")
     fused_quantise: float = Field(0.0, ge=0, le=1, description="share of quantising passes fused into other kernels")
+    router_passes: float = Field(5.0, ge=0.0, description="small kernels around the experts of a layer")
+    expert_dispatch: str = Field("nccl", description="how attention-data-parallel ranks reach experts: nccl or deepep")
     kernels_per_layer: PositiveInt = Field(12, description="launches per layer from eager code")
     expert_copies: bool = Field(
         False, description="where a row leaves attention data parallel blank: experts over the node, attention copied"

@@ -1,0 +1,85 @@
+"""Intervals of serving predictions: residuals of left-out rows, wider where no measurement stands behind a part."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rlperf.layout import FloatArray
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.calibration import EngineCalibration, Spread
+from rlperf.specs.hardware import Hardware
+
+WEIGHT_ONLY = frozenset({"mxfp4", "int4_wo", "int8_wo"})
+"""Weight formats that no kernel table holds."""
+CALIBRATED_CONTEXT = 131072.0
+"""Longest context of the decode tables [tokens]."""
+CALIBRATED_PROMPT = 16384.0
+"""Longest prompt of the prefill tables [tokens]."""
+CALIBRATED_REQUESTS = 1024.0
+"""Largest batch of the decode tables [requests]."""
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a serving prediction rests on.
+
+    Attributes
+    ----------
+    calibration : ids of the constants
+    extrapolated : some operator has no measured table of its own
+    reasons : which, in words
+    spread : measured over predicted, 5th and 95th percentile
+    """
+
+    calibration: str
+    extrapolated: bool
+    reasons: tuple[str, ...]
+    spread: Spread
+
+    def interval(self, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(low, high) of a prediction [s]: the 5th and 95th percentile."""
+        return seconds * self.spread.low, seconds * self.spread.high
+
+
+def serving_basis(
+    arch: Architecture,
+    hw: Hardware,
+    engine: EngineCalibration,
+    *,
+    gemm_dtype: str = "bf16",
+    context: float = 0.0,
+    prompt: float = 0.0,
+    running: float = 0.0,
+) -> Basis:
+    """What stands behind predictions for an architecture on a device with an engine.
+
+    ``context``, ``prompt``, ``running`` [tokens, tokens, 1] widen the interval beyond the calibrated range, by a
+    further tenth in the logarithm for every factor of two.
+    """
+    reasons = []
+    if arch.latent is not None:
+        reasons.append("latent attention has no kernel table")
+    if "sliding" in arch.mixers:
+        reasons.append("sliding-window attention has no kernel table")
+    if {"linear", "mamba"} & set(arch.mixers):
+        reasons.append("recurrent layers have no kernel table")
+    if gemm_dtype in WEIGHT_ONLY:
+        reasons.append(f"{gemm_dtype} products have no kernel table")
+    spread = engine.spread_extrapolated if reasons else engine.overhead.quality.spread
+    if hw.calibration.extrapolated:
+        reasons.append(f"{hw.device.name} runs on the constants of {hw.calibration.extrapolated_from}")
+        spread = spread.widened(1.5)
+    beyond = 1.0
+    for value, limit, name in (
+        (context, CALIBRATED_CONTEXT, "context"),
+        (prompt, CALIBRATED_PROMPT, "prompt"),
+        (running, CALIBRATED_REQUESTS, "batch"),
+    ):
+        if value > limit:
+            reasons.append(f"{name} of {value:g} is beyond the calibrated {limit:g}")
+            beyond = max(beyond, value / limit)
+    if beyond > 1.0:
+        spread = spread.widened(1.0 + 0.1 * math.log2(beyond))
+    names = f"{hw.calibration.id}, {engine.id}"
+    return Basis(names, bool(reasons), tuple(reasons), spread)

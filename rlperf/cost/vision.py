@@ -1,0 +1,70 @@
+"""Prefill of a vision tower in front of a language model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlperf.cost.attention import prefill_attention_s
+from rlperf.cost.roofline import Array, as_float, gemm_s, small_op_s
+from rlperf.layout import FloatArray
+from rlperf.specs.architecture import VisionTower
+from rlperf.specs.hardware import Hardware
+
+
+def patches_of(vision: VisionTower, width: Array, height: Array, frames: Array = 1) -> FloatArray:
+    """Patches of an image or video: ceil(w / p) ceil(h / p) ceil(f / temporal patch) [1].
+
+    >>> from rlperf.specs.profiles import load_architecture
+    >>> float(patches_of(load_architecture("Qwen2.5-VL-7B").vision, 448, 448))
+    1024.0
+    """
+    p = float(vision.patch_size)
+    spatial = np.ceil(as_float(width) / p) * np.ceil(as_float(height) / p)
+    return np.asarray(spatial * np.ceil(as_float(frames) / vision.temporal_patch))
+
+
+def language_tokens(vision: VisionTower, patches: Array) -> FloatArray:
+    """Tokens that the language model sees: patches / spatial merge squared [tokens]."""
+    return as_float(patches) / float(vision.spatial_merge) ** 2
+
+
+def vision_prefill_s(
+    hw: Hardware, vision: VisionTower, images: Array, patches: Array, tensor_parallel: Array = 1
+) -> FloatArray:
+    """Seconds of a vision tower over ``images`` of ``patches`` each.
+
+    Per layer: query/key/value and output products, attention without a mask (windowed layers attend blocks of the
+    window), feed-forward, four small passes; then the merger. Products are split over ``tensor_parallel`` devices.
+
+    Parameters
+    ----------
+    images : images in one call [1]
+    patches : of one image, see `patches_of` [1]
+
+    Notes
+    -----
+    Constants are those of the language model's kernels: extrapolated, heads here are narrower than 128.
+    """
+    n_images, each = as_float(images), as_float(patches)
+    rows, h, split = n_images * each, float(vision.hidden), as_float(tensor_parallel)
+    width = vision.ffn_hidden / split
+    head_dim = h / vision.heads
+    products = gemm_s(hw, rows, 3.0 * h / split, h) + gemm_s(hw, rows, h, h / split)
+    products = products + gemm_s(hw, rows, (2.0 if vision.gated else 1.0) * width, h) + gemm_s(hw, rows, h, width)
+    small = 4.0 * small_op_s(hw, rows * h * 6.0)
+    heads = np.maximum(vision.heads / split, 1.0)
+    whole = prefill_attention_s(hw, n_images, each, each, heads, heads, head_dim, causal=False)
+    full = vision.layers if vision.full_attention_layers is None or not vision.window else vision.full_attention_layers
+    attention = full * whole
+    if vision.window and full < vision.layers:
+        side = max(vision.window // (vision.patch_size * vision.spatial_merge), 1) * vision.spatial_merge
+        block = np.minimum(float(side * side), each)
+        blocks = prefill_attention_s(
+            hw, n_images * np.ceil(each / block), block, block, heads, heads, head_dim, causal=False
+        )
+        attention = attention + (vision.layers - full) * blocks
+    merged = float(vision.spatial_merge) ** 2
+    merger = gemm_s(hw, rows / merged, merged * h, merged * h) + gemm_s(
+        hw, rows / merged, vision.output_hidden, merged * h
+    )
+    return np.asarray(vision.layers * (products + small) + attention + merger)

@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.memory import EngineBytes, colocated_memory, first_knob, knobs
 from rlperf.cost.memory_activations import korthikanti_layer_bytes, layer_activations
-from rlperf.cost.trainer_memory import (
-    DEVICE_PARTS,
-    in_flight,
-    lora_parameters,
-    routed_layers,
-    stage_layers,
-    trainer_memory,
-)
+from rlperf.cost.memory_parameters import in_flight, lora_parameters, routed_layers, stage_layers
+from rlperf.cost.trainer_memory import DEVICE_PARTS, trainer_memory
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, load_hardware

@@ -61,12 +61,16 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob("timing.contention", 0.01, 1.0),
     ),
     "megatron_bridge": (
-        *(Knob(f"generations.{name}.sustained_fp8", 0.6, 1.25) for name in ("gb200", "gb300", "b200_sxm", "b300_sxm")),
-        Knob(f"{HOPPER}.sustained_fp8", 0.6, 1.25),
-        *(Knob(f"generations.{name}.sustained_fp4", 0.3, 2.0) for name in ("gb200", "gb300")),
+        *(Knob(f"generations.{name}.sustained_fp8", 0.7, 1.25) for name in ("gb200", "gb300", "b200_sxm", "b300_sxm")),
+        Knob(f"{HOPPER}.sustained_fp8", 0.6, 1.1), Knob("generations.b300_sxm.sustained", 0.4, 1.1),
+        Knob("generations.gb200.sustained", 0.4, 1.1), Knob(f"{HOPPER}.sustained", 0.4, 1.1),
+        *(Knob(f"generations.{name}.sustained_fp4", 0.3, 1.5) for name in ("gb200", "gb300")),
         Knob("timing.tensor_overlap", 0.05, 0.95), ELEMENTWISE, Knob("timing.host_moe_layer", 1e-4, 4e-3),
-        Knob("timing.graph_host", 0.1, 1.0), *MOE, COLLECTIVE, Knob("timing.expert_overlap", 0.05, 0.95),
-        Knob("timing.lora_bytes", 0.5, 20.0),
+        Knob("timing.graph_host", 0.1, 1.0), *MOE, COLLECTIVE, Knob("timing.lora_bytes", 0.5, 20.0),
+    ),
+    "megatron_bridge_narrow": (
+        *MOE, COLLECTIVE, Knob("timing.host_moe_layer", 1e-4, 8e-3), ELEMENTWISE,
+        *(Knob(f"generations.{name}.attention", 0.5, 4.0) for name in ("gb200", "b200_sxm", "b300_sxm")),
     ),
     "deepspeed_legacy": (Knob("timing.collective", 0.5, 20.0), Knob(f"{AMPERE}.sustained", 0.4, 1.1)),
 }  # fmt: skip
@@ -75,7 +79,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
 RIDGE = 0.3
 """Pull to the start over the number of configurations: constants of thin evidence stay near judgement."""
 
-SHARED = {"megatron_bridge": ("megatron_bridge_narrow",)}
+SHARED: dict[str, tuple[str, ...]] = {}
 """Backends that differ from another in storage alone share its timing."""
 
 PHASE_KNOBS = (

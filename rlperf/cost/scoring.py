@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlperf.cost.batching import Microbatches
-from rlperf.cost.trainer_memory import stage_layers, stage_parameters
+from rlperf.cost.memory_parameters import stage_layers, stage_parameters
 from rlperf.cost.training import TrainingCost
 from rlperf.cost.training_layers import head_seconds, layer_seconds, work_of
 from rlperf.cost.training_parallel import (

@@ -13,7 +13,7 @@ import numpy as np
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.memory_activations import layer_activations
-from rlperf.cost.trainer_memory import OFFLOADS_ACTIVATIONS, stage_layers, stage_parameters
+from rlperf.cost.memory_parameters import OFFLOADS_ACTIVATIONS, stage_layers, stage_parameters
 from rlperf.cost.training_layers import LayerSeconds, Work, head_seconds, layer_seconds, work_of
 from rlperf.cost.training_parallel import (
     context_traffic,

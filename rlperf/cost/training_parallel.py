@@ -18,8 +18,8 @@ from rlperf.cost.collectives import (
     point_to_point_s,
     reduce_scatter_s,
 )
+from rlperf.cost.memory_parameters import OFFLOADS_OPTIMIZER, StageParameters, lora_parameters
 from rlperf.cost.roofline import stream_s
-from rlperf.cost.trainer_memory import OFFLOADS_OPTIMIZER, StageParameters, lora_parameters
 from rlperf.cost.training_layers import Work, expert_width
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture

@@ -40,6 +40,8 @@ def test_interval_adds_independent_parts_in_squares() -> None:
     spread, rerun = framework.step_spread, 1.6449 * framework.rerun_spread
     assert high == pytest.approx(100 * np.exp(np.hypot(np.log(spread.high), rerun)), rel=1e-4)
     assert low == pytest.approx(100 * np.exp(-np.hypot(np.log(spread.low), rerun)), rel=1e-4)
+    measured = load_framework_calibration("nemo_rl_megatron")
+    assert interval(100.0, [100.0] * 4, measured)[1] == pytest.approx(100 * measured.step_spread.high)
     wider = interval(100.0, [90.0, 100.0, 111.0], framework, extra=0.2)
     assert wider[0] < low
     assert wider[1] > high

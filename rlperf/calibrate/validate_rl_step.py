@@ -100,7 +100,8 @@ def stage_interval(found: StepPrediction, stage: str) -> tuple[float, float]:
         kernels = found.row.hardware.calibration.spread
         below, above = np.log(kernels.low), np.log(kernels.high)
     else:
-        trainer = found.trainer.trainer
-        below, above = np.log(trainer.low), np.log(trainer.high)
+        trainer, framework = found.trainer.trainer, found.framework.step_spread
+        below = np.hypot(np.log(trainer.low), np.log(framework.low))
+        above = np.hypot(np.log(trainer.high), np.log(framework.high))
     low = seconds * float(np.exp(-np.hypot(below, np.sqrt(rest))))
     return low, seconds * float(np.exp(np.hypot(above, np.sqrt(rest))))

@@ -160,6 +160,9 @@ class FrameworkCalibration(_Frozen):
     step_spread: Provenance = Field(description="measured over predicted rl_step on rows left out")
     rerun_spread: float = Field(0.08, ge=0.0, description="standard deviation of ln(time) between runs of one setup")
     calibrated_on: tuple[str, ...] = Field((), description="digests of the configurations that the fits saw")
+    unmeasured_spread: float = Field(
+        0.35, ge=0.0, description="standard deviation of ln(time) added for architectures unlike all fitted ones"
+    )
     bucket: Bytes = Field(2e9, description="transfer buffer of the weight sync")
     notes: tuple[str, ...] = ()
 

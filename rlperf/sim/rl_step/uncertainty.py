@@ -51,12 +51,14 @@ def interval(
     .. math:: \ln\frac{high}{t} = \sqrt{(\ln h)^2 + z^2 (s_b^2 + s_r^2 + s_x^2)}
 
     h the 95th (below: 5th) percentile of measured over predicted on rows left out, s_b the spread of ln t over
-    bootstrapped groups, s_r that of reruns of one setup, s_x ``extra`` (what was assumed), z = 1.645.
+    bootstrapped groups, s_r that of reruns of one setup (0 where h was measured, which holds it), s_x ``extra`` (what
+    was assumed), z = 1.645.
     """
     draws = np.log(np.asarray(draws_s, np.float64))
     groups = float(draws.std(ddof=1)) if draws.size > 1 else 0.0
-    rest = Z95**2 * (groups**2 + framework.rerun_spread**2 + extra**2)
     spread = framework.step_spread
+    reruns = framework.rerun_spread if spread.assumed else 0.0
+    rest = Z95**2 * (groups**2 + reruns**2 + extra**2)
     below, above = min(np.log(spread.low), 0.0), max(np.log(spread.high), 0.0)
     return (
         step_s * float(np.exp(-np.sqrt(below**2 + rest))),

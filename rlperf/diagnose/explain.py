@@ -18,8 +18,6 @@ from rlperf.diagnose.structure import structural_changes
 
 FLOOR = 0.01
 """Share of the rl_step below which a loss is not reported: repeated runs of one configuration differ by more."""
-MINOR = 2.0
-"""Faults above this many floors come before what the plan pays by design; all else is ranked by seconds."""
 MOST_TOGETHER = 6
 
 
@@ -126,19 +124,15 @@ def explain_graph(
     together = {f.kind + ": " + f.where: (f.change, a) for f, (a, j) in pairs if max(a, j) >= floor_s}
     together |= {c.kind: (changes[c.kind], c.loss_s) for c in costs}
     found_pairs = _interactions(graph, together, step_s, floor_s)
-    return Explanation(
-        step_s, floor_s, ranked([*faults, *costs], floor), critical_seconds(graph), found_pairs, tuple(notes)
-    )
+    return Explanation(step_s, floor_s, ranked([*faults, *costs]), critical_seconds(graph), found_pairs, tuple(notes))
 
 
-def ranked(causes: Sequence[Cause], floor: float) -> tuple[Cause, ...]:
-    """Faults that matter first, then everything else, each by seconds.
+def ranked(causes: Sequence[Cause]) -> tuple[Cause, ...]:
+    """Faults first, then what the plan pays by design, each by seconds.
 
     Structural costs are often larger (a tail costs a third of many rl_steps) and known; a fault is news.
     """
-    return tuple(
-        sorted(causes, key=lambda c: (c.nature != "fault" or c.share < MINOR * floor, -max(c.loss_s, c.joint_s)))
-    )
+    return tuple(sorted(causes, key=lambda c: (c.nature != "fault", -max(c.loss_s, c.joint_s))))
 
 
 def critical_seconds(graph: g.PerformanceGraph) -> tuple[tuple[str, float], ...]:

@@ -210,7 +210,9 @@ class PerformanceGraph:
         """Vertices from the first to ``end_vertex`` (default: the last to end), each one bound by the one before."""
         if not self.vertices:
             return np.zeros(0, dtype=np.int64)
-        at = int(np.argmax(self.end_s)) if end_vertex is None else end_vertex
+        # Of several that end last the one added last: a barrier rather than what it waits for.
+        last = self.vertices - 1 - int(np.argmax(self.end_s[::-1]))
+        at = last if end_vertex is None else end_vertex
         path = [at]
         while (at := self._order.binding(at, self.end_s)) >= 0:
             path.append(at)

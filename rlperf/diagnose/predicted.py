@@ -174,7 +174,7 @@ def explain_prediction(
             advice = advice_for(cause.kind, loss_s)
             cause = replace(cause, loss_s=loss_s, share=share, advice=advice, method="simulation")
         causes.append(replace(cause, advice=tuple(better(a) for a in cause.advice)))
-    return replace(found, causes=ranked([c for c in causes if c.share >= floor], floor))
+    return replace(found, causes=ranked([c for c in causes if c.share >= floor]))
 
 
 def _again(

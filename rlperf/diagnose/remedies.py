@@ -46,7 +46,7 @@ def explain_inputs(inputs: StepInputs, *, floor: float = FLOOR, limits: Limits |
         )
 
     causes = [again(cause) for cause in found.causes]
-    return replace(found, causes=ranked([c for c in causes if c.share >= floor], floor))
+    return replace(found, causes=ranked([c for c in causes if c.share >= floor]))
 
 
 # -- trajectories, shared with predictions ----------------------------------------------------------------------------

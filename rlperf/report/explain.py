@@ -59,6 +59,8 @@ def _draw_causes(axes: Axes, found: Explanation) -> None:
         axes.barh(row, seconds, height=0.6, color=PALETTE[1] if fault else PALETTE[0], hatch="" if fault else "//",
                   edgecolor="white")  # fmt: skip
         axes.text(seconds, row, f" {cause.share:.0%}  {cause.where}", va="center", fontsize="small")
+    if not shown:
+        axes.text(0.5, 0.5, "nothing above the floor", transform=axes.transAxes, ha="center", va="center")
     axes.set_yticks(range(len(shown)), [c.kind.replace("_", " ") for c in shown])
     axes.invert_yaxis()
     axes.axvline(found.floor_s, color="black", linewidth=0.8, linestyle=":")

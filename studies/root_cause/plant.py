@@ -174,8 +174,10 @@ def engine(host_s: float, factor: float = 1.0) -> EngineStepCost:
 
 
 def measured(graph: PerformanceGraph, noise: float, seed: int) -> PerformanceGraph:
-    """The graph as a clock would see it: every vertex off by ``noise`` (sd), every replica by a third of it. Turns of one
-    replica share thousands of engine_steps, so they differ among themselves by a tenth only."""
+    """The graph as a clock would see it: every vertex off by ``noise`` (sd), every replica by a third of it.
+
+    Turns of one replica share thousands of engine_steps, so they differ among themselves by a tenth only.
+    """
     rng = np.random.default_rng([seed, graph.vertices])
     size = int(graph.rank.max()) + 2
     common = rng.normal(0, noise / 3, size)[graph.rank]

@@ -28,6 +28,12 @@ class Score:
         """Place (1 = first) at which each planted fault is reported; 0 where it is not."""
         return tuple(_place(p, self.reported) for p in self.planted)
 
+    @property
+    def false_faults(self) -> tuple[Cause, ...]:
+        """Faults reported that were not planted."""
+        kinds = {p.kind for p in self.planted}
+        return tuple(c for c in self.reported if c.nature == "fault" and c.kind not in kinds)
+
 
 def _place(planted: Plant, reported: tuple[Cause, ...]) -> int:
     for place, cause in enumerate(reported, start=1):

@@ -39,6 +39,15 @@ _NO_KEY = {
 }
 
 
+METRICS = {
+    "step_time": "step_s",
+    "completions/mean_length": "response_tokens",
+    "completions/max_length": "response_tokens_max",
+    "completions/clipped_ratio": "truncated_fraction",
+}
+"""Metric -> column of `StepLog`; TRL times the whole optimizer update only."""
+
+
 @dataclass(frozen=True)
 class Trl:
     """The adapter."""

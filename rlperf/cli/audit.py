@@ -1,0 +1,79 @@
+"""``rlperf audit``: what is wrong with a framework configuration, and what to change first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlperf.cli.output import AsJson, console, print_json
+
+
+def audit(
+    config: Annotated[list[Path], typer.Argument(help="YAML, launch script, overrides or flags; several are one.")],
+    framework: Annotated[str | None, typer.Option(help="Framework (==version); default: recognised.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Cluster that it runs on; default: dgx_h100, assumed.")] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="Lengths: preset, model or trace; default: math, assumed.")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="Step metrics of the run: console, JSONL, CSV, tfevents.")] = None,
+    rollouts: Annotated[Path | None, typer.Option(help="Rollout dump of the run, for its lengths.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="tokenizer.json, for dumps that hold text only.")] = None,
+    strict: Annotated[bool, typer.Option(help="Warnings fail the gate too.")] = False,
+    plan: Annotated[bool, typer.Option(help="Also ask the planner for the best on the same hardware.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Check a configuration before it costs GPU hours: rules, memory, keys without effect, settings that fight.
+
+    Exit code 0: nothing that fails; 1: an error was found (with --strict also a warning); 2: it cannot be read.
+
+    Example: rlperf audit run_grpo.yaml --cluster dgx_h100
+    """
+    from rlperf.frameworks.adapter import framework_facts
+    from rlperf.frameworks.audit import audit as run_audit
+    from rlperf.frameworks.audit import load_log, report
+    from rlperf.frameworks.imports import describe, import_config
+
+    imported = import_config(config, framework)
+    if rollouts is not None:
+        workload = _written_lengths(rollouts, tokenizer, imported.run.number("batch.max_response_tokens", 1 << 40))
+    facts = framework_facts(imported.adapter.name, imported.target.version)
+    found = run_audit(imported, cluster=cluster, workload=workload, log=load_log(log), facts=facts, plan=plan)
+    failed = not found.passes or (strict and any(f.severity == "warning" for f in found.findings))
+    if as_json:
+        print_json(
+            {
+                "schema_version": 1,
+                "framework": imported.adapter.name,
+                "version": imported.target.version,
+                "passes": not failed,
+                "findings": [finding.to_dict() for finding in found.findings],
+                "predicted": found.predicted.model_dump(mode="json") if found.predicted else None,
+                "best": found.best.plan[0].model_dump(mode="json") if found.best else None,
+                "notes": list(found.notes),
+            }
+        )
+    else:
+        screen = console()
+        screen.print(describe(imported), soft_wrap=True)
+        for line in report(found):
+            screen.print(line, soft_wrap=True, markup=False)
+        assumed = [t for t, given in (("cluster dgx_h100", cluster), ("workload math", workload)) if given is None]
+        for text in assumed:
+            screen.print(f"assumed: {text}")
+        screen.print("passes" if not failed else "does not pass")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _written_lengths(rollouts: Path, tokenizer: str | None, cap: int) -> str:
+    """The dump as a workload file in the temporary folder; its path."""
+    import tempfile
+
+    from rlperf.frameworks.dumps import read_dump
+    from rlperf.workload.writers import write_workload
+
+    folder = Path(tempfile.mkdtemp(prefix="rlperf-"))
+    table = read_dump([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
+    return str(write_workload(table, folder / "rollouts.json"))

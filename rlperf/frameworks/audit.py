@@ -1,0 +1,218 @@
+"""Audit: a configuration against its framework's rules, the memory, the time model, its own log, and the best plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlperf.errors import InfeasibleError, RlperfError, SpecError
+from rlperf.frameworks.findings import (
+    Cache,
+    Finding,
+    WhatIf,
+    engine_findings,
+    gain_findings,
+    key_findings,
+    key_of,
+    memory_findings,
+    rule_findings,
+    sort,
+    what_ifs,
+)
+from rlperf.frameworks.imports import Imported, job_of
+from rlperf.frameworks.run import Run
+from rlperf.plan.context import Context, resolve
+from rlperf.plan.plan import Plan, Prediction
+from rlperf.plan.predict import evaluate_job
+from rlperf.plan.prediction import prediction_of
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.job import Job, PoolSpec
+from rlperf.specs.step_log import StepLog
+from rlperf.units import human_bytes, human_seconds
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found, sorted; the prediction of the configuration as it is; the planner's best on the same hardware."""
+
+    imported: Imported
+    job: Job | None
+    findings: tuple[Finding, ...]
+    predicted: Prediction | None
+    best: Plan | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passes(self) -> bool:
+        """Whether a gate lets it through: no error."""
+        return not any(finding.severity == "error" for finding in self.findings)
+
+
+def audit(
+    imported: Imported,
+    *,
+    cluster: str | None = None,
+    workload: str | None = None,
+    log: StepLog | None = None,
+    facts: FrameworkFacts | None = None,
+    plan: bool = True,
+) -> Audit:
+    """Audit a configuration.
+
+    Parameters
+    ----------
+    cluster, workload : what it runs on and the lengths it meets; neither is in the file, both are assumed if not given
+    log : step metrics of the run, against which the prediction is held
+    facts : rules for the planner's alternative; without them it plans freely
+    plan : also ask the planner for the best on the same hardware
+    """
+    findings = [*key_findings(imported), *rule_findings(imported)]
+    notes: list[str] = []
+    try:
+        job = job_of(imported, cluster=cluster, workload=workload)
+        context = resolve(job)
+    except SpecError as error:
+        notes.append(f"not predicted: {error.problems[0]}")
+        return Audit(imported, None, sort([*findings, *engine_findings(imported, None)]), None, None, tuple(notes))
+    blocked = {finding.rule for finding in findings if finding.severity == "error"} - {"unknown_key", "illegal_value"}
+    predicted, cache = None, None
+    try:
+        predicted, cache = _predict(context)
+    except (InfeasibleError, ValueError, ZeroDivisionError) as error:
+        notes.append(f"not predicted: {error}")
+        if isinstance(error, InfeasibleError) and not blocked:
+            findings.append(Finding("error", key_of(imported, "trainer.devices"), str(error.message), when="worker",
+                                    rule="layout"))  # fmt: skip
+    findings += engine_findings(imported, cache)
+    if predicted is not None:
+        findings += memory_findings(imported, predicted, context.hardware.device.memory)
+        findings += host_findings(imported, context)
+        offers = what_ifs(imported, predicted, cache)
+        findings += gain_findings(imported, predicted, offers, lambda offer: attempt(imported, job, offer))
+    best = None
+    if predicted is not None and log is not None:
+        findings += log_findings(imported, predicted, log)
+    if plan and predicted is not None:
+        best, note = _best(job, facts)
+        notes += [note] if note else []
+    return Audit(imported, job, sort(findings), predicted, best, tuple(notes))
+
+
+def _predict(context: Context) -> tuple[Prediction, Cache]:
+    """The prediction, and what the KV cache of one replica holds."""
+    evaluation, _ = evaluate_job(context)
+    predicted = prediction_of(context, context.tasks[0], evaluation, operators=False)
+    table = evaluation.demand.tables[0]
+    mean = float((table.prompt_tokens + table.response_tokens).mean())
+    tokens = float(evaluation.memory.kv_tokens[0])
+    return predicted, Cache(tokens, tokens / mean)
+
+
+def attempt(imported: Imported, job: Job, offer: WhatIf) -> Prediction | None:
+    """The prediction of the job with an offer taken; None where it cannot be laid out."""
+    changed = imported.run.with_(dict(offer.names))
+    try:
+        other = job_of(replace(imported, run=Run(changed.values)), cluster=job.cluster, workload=job.tasks[0].workload)
+        return _predict(resolve(other))[0]
+    except (RlperfError, ValueError, ZeroDivisionError):
+        return None
+
+
+def host_findings(imported: Imported, context: Context) -> list[Finding]:
+    """Host memory that parked or offloaded states take, against the node's."""
+    run, cluster = imported.run, context.cluster
+    arch = context.tasks[0].architecture
+    per_node = min(run.number("trainer.devices"), cluster.devices_per_node)
+    devices = run.number("trainer.devices")
+    held = 0.0
+    # Mixed-precision Adam: 12 bytes a parameter of optimizer (fp32 copy and two moments), 2 of weights, 4 of gradients.
+    shards = run.number("trainer.tensor_parallel") * run.number("trainer.pipeline_parallel")
+    if run.number("trainer.zero_stage", 0) >= 1:
+        shards = devices
+    if run.get("trainer.offload") in ("optimizer", "both") or run.get("trainer.parked"):
+        held += 12.0 * arch.parameters / shards * per_node
+    if run.get("trainer.parked"):
+        weights = devices if run.number("trainer.zero_stage", 0) >= 3 else shards
+        held += 2.0 * arch.parameters / min(weights, devices) * per_node
+    if held <= cluster.host_memory:
+        return []
+    key = key_of(imported, "trainer.offload_optimizer")
+    message = f"offloaded states take {human_bytes(held)} of the node's {human_bytes(cluster.host_memory)} host memory"
+    return [Finding("error", key, message, "shard over more nodes, or keep them on the GPU", "run",
+                    imported.where(key), rule="host_memory")]  # fmt: skip
+
+
+def log_findings(imported: Imported, predicted: Prediction, log: StepLog) -> list[Finding]:
+    """Stages whose measured seconds lie far from the prediction, and measured lengths against the limits."""
+    found = []
+    for stage, measured in log.stage_means().items():
+        expected = getattr(predicted.stages_s, stage, 0.0)
+        if expected > 0 and measured > 2.0 * expected and measured > 0.05 * predicted.step_s:
+            message = f"{stage} took {human_seconds(measured)} where {human_seconds(expected)} is predicted"
+            advice = "`rlperf calibrate logs` fits this cluster; a bad node or link shows like this too"
+            found.append(Finding("hint", f"timing of {stage}", message, advice, "never", log.source, rule="slow_stage"))
+    cut = log.mean("truncated_fraction")
+    if cut is not None and cut > 0.2:
+        key = key_of(imported, "batch.max_response_tokens")
+        message = f"{cut:.0%} of the responses are cut at the maximum length"
+        found.append(
+            Finding("warning", key, message, "raise it, or penalise length", "never", log.source, rule="truncated")
+        )
+    return found
+
+
+def _best(job: Job, facts: FrameworkFacts | None) -> tuple[Plan | None, str]:
+    """The planner's best for the same tasks on the same devices, every layout open."""
+    from rlperf.plan.planner import plan_job
+
+    open_pools = tuple(
+        PoolSpec(role=pool.role, settings=pool.settings.model_copy(update=dict.fromkeys(_OPENED))) for pool in job.pools
+    )
+    open_pools = tuple(PoolSpec.model_validate(pool.model_dump()) for pool in open_pools)
+    try:
+        return plan_job(resolve(job.model_copy(update={"pools": open_pools})), facts=facts), ""
+    except RlperfError as error:
+        return None, f"no plan: {error}"
+
+
+_OPENED = ("max_running", "memory_fraction", "token_budget", "scoring_token_budget", "parked", "backend")
+
+
+def report(found: Audit) -> Sequence[str]:
+    """The audit as lines of text."""
+    lines = []
+    for finding in found.findings:
+        gain = f"  [gain {human_seconds(finding.gain_s)} per rl_step]" if finding.gain_s else ""
+        where = f"{finding.where}: " if finding.where else ""
+        late = f" (noticed: {finding.when})" if finding.severity == "error" and finding.when else ""
+        lines.append(f"{finding.severity.upper():7} {finding.key}{gain}")
+        lines.append(f"        {where}{finding.message}{late}")
+        if finding.advice:
+            lines.append(f"        {finding.advice}")
+    if found.predicted is not None:
+        said = found.predicted
+        low, high = human_seconds(said.low_s), human_seconds(said.high_s)
+        lines.append(f"predicted {human_seconds(said.step_s)} per rl_step ({low} .. {high}), fits: {said.fits}")
+    if found.best is not None:
+        phase = found.best.plan[0]
+        pools = ", ".join(
+            f"{pool.role} {pool.devices} x TP{pool.layout.tensor_parallel} PP{pool.layout.pipeline_parallel} "
+            f"DP{pool.layout.data_parallel}"
+            for pool in phase.pools
+            if pool.role in ("rollout", "trainer")
+        )
+        lines.append(
+            f"the planner's best on the same hardware: {human_seconds(phase.predicted.step_s)} ({phase.mode}; {pools})"
+        )
+    lines += list(found.notes)
+    return lines
+
+
+def load_log(path: Path | str | None) -> StepLog | None:
+    """Step metrics of a file, where one is named."""
+    if path is None:
+        return None
+    from rlperf.frameworks.logs import read_log
+
+    return read_log([path])

@@ -1,0 +1,183 @@
+"""Rollout dumps of the frameworks as length tables, where they hold lengths; text is counted with a tokenizer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlperf.errors import Problem, SpecError
+from rlperf.specs.reader import read_text
+from rlperf.workload.lengths import LengthTable
+
+Count = Callable[[str], int]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One response: its prompt (an identity to group by), lengths, rl_step."""
+
+    group: str
+    prompt_tokens: int
+    response_tokens: int
+    rl_step: int
+
+
+def read_dump(
+    paths: Sequence[Path | str], *, tokenizer: str | None = None, max_response_tokens: int | None = None, task: str = ""
+) -> LengthTable:
+    """Lengths of the responses in rollout dumps of verl, NeMo-RL, AReaL (JSON lines), TRL (Parquet) or slime (torch).
+
+    Parameters
+    ----------
+    tokenizer : tokenizer.json, or a folder or hub name, for dumps that hold text only (verl, TRL)
+    max_response_tokens : cap of the run; responses at it count as cut
+
+    Raises
+    ------
+    SpecError : a form that no framework writes, or text without a tokenizer
+    """
+    count = _counter(tokenizer)
+    rows: list[_Row] = []
+    for path in _files(paths):
+        rows += list(_read(path, count))
+    if not rows:
+        raise SpecError(Problem("holds no responses", str(paths[0])))
+    keys = {name: index for index, name in enumerate(dict.fromkeys((row.rl_step, row.group) for row in rows))}
+    return LengthTable(
+        prompt_tokens=np.array([row.prompt_tokens for row in rows], dtype=np.int64),
+        response_tokens=np.array([row.response_tokens for row in rows], dtype=np.int64),
+        group=np.array([keys[row.rl_step, row.group] for row in rows], dtype=np.int64),
+        rl_step=np.array([row.rl_step for row in rows], dtype=np.int64),
+        turn=np.zeros(len(rows), dtype=np.int64),
+        max_response_tokens=max_response_tokens,
+        task=task,
+        source=", ".join(Path(path).name for path in paths),
+    )
+
+
+def _files(paths: Sequence[Path | str]) -> Iterator[Path]:
+    for path in map(Path, paths):
+        if path.is_dir():
+            yield from sorted(file for file in path.rglob("*") if file.suffix in (".jsonl", ".parquet", ".pt"))
+        else:
+            yield path
+
+
+def _read(path: Path, count: Count) -> Iterator[_Row]:
+    if path.suffix == ".parquet":
+        yield from _parquet(path, count)
+    elif path.suffix == ".pt":
+        yield from _torch(path)
+    else:
+        step = re.search(r"(\d+)(?=\.jsonl?$)", path.name)
+        for number, line in enumerate(read_text(path).splitlines(), 1):
+            if line.strip():
+                yield from _json_row(line, path, number, count, int(step[1]) if step else 0)
+
+
+def _json_row(line: str, path: Path, number: int, count: Count, step: int) -> Iterator[_Row]:
+    try:
+        row: dict[str, Any] = json.loads(line)
+        if "seqlen" in row and "prompt_len" in row:  # AReaL: lengths and versions
+            prompt = int(row["prompt_len"])
+            version = int(row.get("tail_version", step))
+            yield _Row(str(row.get("task_id", number)), prompt, int(row["seqlen"]) - prompt, version)
+        elif "input_lengths" in row or "token_loss_mask" in row:  # NeMo-RL: token ids and masks
+            yield from _nemo(row, number, step)
+        elif "output" in row and "input" in row:  # verl: text
+            uid = re.sub(r"(_\d+){1,2}$", "", str(row.get("uid", ""))) or str(row["input"])
+            yield _Row(uid, count(str(row["input"])), count(str(row["output"])), int(row.get("step", step)))
+        else:
+            raise SpecError(Problem(f"has fields {', '.join(list(row)[:6])}: no known dump", str(path), number))
+    except json.JSONDecodeError as error:
+        raise SpecError(Problem(f"is not valid JSON: {error.msg}", str(path), number)) from error
+    except (TypeError, ValueError, KeyError) as error:
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError(Problem(f"has a value of the wrong type: {error}", str(path), number)) from error
+
+
+def _nemo(row: dict[str, Any], number: int, step: int) -> Iterator[_Row]:
+    """One sample, or a batch of them; the loss mask is 1 on generated tokens."""
+    masks = row.get("token_loss_mask")
+    lengths = row.get("input_lengths")
+    batch = isinstance(lengths, list)
+    if masks is not None:
+        masks = masks if masks and isinstance(masks[0], list) else [masks]
+    totals = lengths if batch else [lengths if lengths is not None else len(masks[0] if masks else [])]
+    indices = row.get("idx")
+    for position, total in enumerate(totals or []):
+        mask = masks[position][: int(total)] if masks is not None and position < len(masks) else None
+        generated = int(sum(mask)) if mask is not None else 0
+        index = indices[position] if isinstance(indices, list) else indices
+        yield _Row(str(index if index is not None else number), int(total) - generated, generated, step)
+
+
+def _parquet(path: Path, count: Count) -> Iterator[_Row]:
+    """TRL's ``completions_{step}.parquet``: prompt and completion as text or messages."""
+    import polars as pl
+
+    try:
+        frame = pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise SpecError(Problem(f"is not Parquet: {error}", str(path))) from error
+    missing = {"prompt", "completion"} - set(frame.columns)
+    if missing:
+        raise SpecError(Problem(f"has no column {', '.join(sorted(missing))}", str(path)))
+    step = re.search(r"(\d+)", path.stem)
+    for row in frame.iter_rows(named=True):
+        prompt, completion = _text(row["prompt"]), _text(row["completion"])
+        yield _Row(prompt, count(prompt), count(completion), int(row.get("step") or (step[1] if step else 0)))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(str(part.get("content", part)) if isinstance(part, dict) else str(part) for part in value)
+    return str(value)
+
+
+def _torch(path: Path) -> Iterator[_Row]:
+    """slime's ``rollout_data/{id}.pt``."""
+    try:
+        import torch
+    except ImportError as error:
+        raise SpecError(
+            Problem(
+                "is a torch file, and torch is not installed", str(path), suggestion="pip install torch, or convert it"
+            )
+        ) from error
+    data = torch.load(path, weights_only=True, map_location="cpu")
+    step = re.search(r"(\d+)", path.stem)
+    for number, sample in enumerate(data.get("samples", [])):
+        response = int(sample["response_length"])
+        group = str(sample.get("group_index", sample.get("index", number)))
+        yield _Row(group, len(sample["tokens"]) - response, response, int(step[1]) if step else 0)
+
+
+def _counter(tokenizer: str | None) -> Count:
+    """Counts tokens of a text."""
+    if tokenizer is None:
+
+        def refuse(_: str) -> int:
+            raise SpecError(
+                Problem("the dump holds text, not lengths", suggestion="--tokenizer tokenizer.json (needs tokenizers)")
+            )
+
+        return refuse
+    try:
+        tokenizers = import_module("tokenizers")
+    except ImportError as error:
+        raise SpecError(Problem("tokenizers is not installed", suggestion="pip install tokenizers")) from error
+    path = Path(tokenizer)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise SpecError(Problem("no such tokenizer", str(file)))
+    loaded = tokenizers.Tokenizer.from_file(str(file))
+    return lambda text: len(loaded.encode(text, add_special_tokens=False).ids)

@@ -1,0 +1,311 @@
+"""Findings of an audit: what is wrong with a configuration, when it shows, and what a change is predicted to gain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.export import architecture_of, said
+from rlperf.frameworks.fields import Field
+from rlperf.frameworks.imports import Imported
+from rlperf.plan.plan import Prediction
+from rlperf.units import human_bytes
+
+Severity = Literal["error", "warning", "hint"]
+"""error: it will fail or run out of memory; warning: it does nothing, or may fail; hint: it could be faster."""
+_RANK = {"error": 0, "warning": 1, "hint": 2}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to change.
+
+    key, where : the key of the framework, and its file and line (empty: left to the default)
+    when : when the framework itself would notice (launch, worker, run), or never
+    gain_s : predicted seconds per rl_step that the change saves, where a change can be predicted
+    """
+
+    severity: Severity
+    key: str
+    message: str
+    advice: str = ""
+    when: str = ""
+    where: str = ""
+    gain_s: float | None = None
+    rule: str = ""
+
+    def to_dict(self) -> dict[str, str | float | None]:
+        """The stable JSON form."""
+        return dict(vars(self))
+
+
+def sort(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Errors first, then by predicted gain."""
+    unique = {(finding.key, finding.message): finding for finding in findings}
+    return tuple(sorted(unique.values(), key=lambda f: (_RANK[f.severity], -(f.gain_s or 0.0), f.key)))
+
+
+def key_of(imported: Imported, name: str) -> str:
+    """The key under which this framework and version states a neutral value; the name itself where it has none."""
+    fields: tuple[Field, ...] = imported.adapter.fields
+    target = imported.target
+    for alias in (name, *_ALIASES.get(name, ())):
+        found = [
+            entry.key(target.table, target.version, target.backend)
+            for entry in fields
+            if entry.name == alias and not entry.read_only
+        ]
+        keys = [key for key in found if key is not None and _serves(key, imported)]
+        if keys:
+            return next((key for key in keys if key in imported.source.keys), keys[0])
+    return name
+
+
+def _serves(key: str, imported: Imported) -> bool:
+    """Whether a key belongs to the engine in use (vLLM's keys do nothing under SGLang)."""
+    engine = imported.run.get("rollout.backend")
+    other = {"vllm": ("sglang.", "policy.generation.sglang"), "sglang": ("vllm.", "policy.generation.vllm")}
+    return not key.startswith(other.get(str(engine), ("\0",))) or imported.adapter.name in ("openrlhf", "verl")
+
+
+_ALIASES = {
+    "trainer.offload": ("trainer.offload_optimizer", "trainer.offload_all"),
+    "trainer.activation_recompute": ("trainer.checkpointing",),
+    "trainer.token_budget": ("trainer.microbatch",),
+    "batch.context_tokens": ("rollout.engine_context",),
+}
+
+
+def key_findings(imported: Imported) -> list[Finding]:
+    """Keys that the version does not know (refused, ignored or kept without effect), and values it does not accept."""
+    name, version = imported.adapter.title, imported.target.version
+    reaction = framework_facts(imported.adapter.name, version).unknown_keys
+    effect = {
+        "error": f"{name} {version} refuses it",
+        "ignored": f"{name} ignores it: the setting does nothing",
+        "kept": f"{name} keeps it without a word: the setting does nothing",
+    }[reaction]
+    when = "parse" if reaction == "error" else "never"
+    text = f"unknown key; {effect}"
+    found = [
+        Finding("error", item.key, text, item.suggestion or "", when, item.where, rule="unknown_key")
+        for item in imported.unknown
+    ]  # fmt: skip
+    found += [
+        Finding(
+            "error", item.key, f"value not accepted: {item.suggestion}", "", "parse", item.where, rule="illegal_value"
+        )
+        for item in imported.illegal
+    ]
+    return found
+
+
+def rule_findings(imported: Imported) -> list[Finding]:
+    """Validity rules that are broken: most of them the framework would notice only on the workers."""
+    run = imported.run
+    names = run.names(architecture_of(run))
+    facts = framework_facts(imported.adapter.name, imported.target.version)
+    broken = facts.refused(names, str(run.get("trainer.backend", "")))
+    return [
+        Finding(
+            "error" if rule.stage != "never" else "warning",
+            rule.key,
+            said(rule, names),
+            rule.advice,
+            rule.stage,
+            imported.where(rule.key),
+            rule=rule.id,
+        )
+        for rule in facts.rules
+        if rule.id in broken
+    ]
+
+
+def memory_findings(imported: Imported, predicted: Prediction, device_bytes: float) -> list[Finding]:
+    """Which phase does not fit and by how much; which leaves memory unused."""
+    found = []
+    knobs = {"rollout": "rollout.memory_fraction", "trainer": "trainer.token_budget"}
+    for role, use in predicted.memory_bytes.items():
+        name = knobs.get(role, "trainer.token_budget")
+        if role == "trainer" and imported.run.get("trainer.token_budget") is None:
+            name = "trainer.microbatch"
+        key = key_of(imported, name)
+        largest = max(use.parts, key=lambda part: use.parts[part])
+        phase = "rollout" if role == "rollout" else "training"
+        spread = f"{human_bytes(use.low)} .. {human_bytes(use.high)}"
+        size = f"{human_bytes(use.total)} of {human_bytes(device_bytes)} ({spread})"
+        where = imported.where(key)
+        if use.low > use.limit:
+            over = human_bytes(use.total - use.limit)
+            advice = next(
+                (text for text in predicted.advice if text.startswith(role)), f"{largest} is the largest part"
+            )
+            message = f"out of GPU memory in {phase}: {size}, {over} too much; {largest} is the largest part"
+            found.append(Finding("error", key, message, advice, "run", where, rule="out_of_memory"))
+        elif use.total > use.limit:
+            level: Severity = "warning" if use.total > device_bytes else "hint"
+            message = f"may run out of GPU memory in {phase}: {size}"
+            advice = f"{largest} is the largest part"
+            found.append(Finding(level, key, message, advice, "run", where, rule="tight_memory"))
+    return found
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A change worth trying: what it sets in neutral words, which key it stands for, and how it is said."""
+
+    names: tuple[tuple[str, object], ...]
+    key: str
+    message: str
+    advice: str
+    severity: Severity = "hint"
+    rule: str = ""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What the KV cache of one replica holds: tokens, and requests of mean final length."""
+
+    tokens: float
+    requests: float
+
+
+def what_ifs(imported: Imported, predicted: Prediction, cache: Cache | None) -> list[WhatIf]:
+    """Settings that usually cost time, each with the change that a prediction then judges."""
+    run = imported.run
+    changes: list[WhatIf] = []
+
+    def offer(name: str, value: object, message: str, advice: str, rule: str) -> None:
+        changes.append(WhatIf(((name, value),), key_of(imported, name), message, advice, rule=rule))
+
+    if run.get("rollout.cuda_graphs") is False:
+        offer(
+            "rollout.cuda_graphs", True, "the engine runs eagerly, without CUDA graphs", "turn eager mode off", "eager"
+        )
+    if run.get("trainer.activation_recompute") == "full":
+        offer("trainer.activation_recompute", "none", "full activation recompute although the activations fit",
+              "turn recompute off", "needless_recompute")  # fmt: skip
+    if run.get("trainer.offload") in ("optimizer", "both"):
+        offer("trainer.offload", "none", "the optimizer is offloaded although it fits", "keep it on the GPU",
+              "needless_offload")  # fmt: skip
+    if run.get("rollout.prefix_caching") is False and run.number("batch.group_size") > 1:
+        offer("rollout.prefix_caching", True, "prompts are prefilled once per sample: prefix caching is off",
+              "turn prefix caching on", "no_prefix_caching")  # fmt: skip
+    running = run.get("rollout.max_running")
+    share = run.number("batch.prompts_per_step") * run.number("batch.group_size") / run.number("rollout.data_parallel")
+    if running and share > 1.3 * int(running) and (cache is None or cache.requests > 1.3 * int(running)):
+        most = int(min(share, cache.requests if cache else share))
+        offer("rollout.max_running", most,
+              f"each engine gets {share:.0f} requests but runs {running} at once: rollout goes in waves",
+              f"raise it to {most}", "max_running_low")  # fmt: skip
+    changes += _budget_changes(imported, predicted)
+    fraction = float(run.get("rollout.memory_fraction") or 0)
+    separate = run.get("run.mode") != "colocated"
+    if fraction and fraction < (0.8 if separate else 0.6):
+        better = 0.88 if separate else min(fraction + 0.15, 0.8)
+        offer("rollout.memory_fraction", better, f"the engine may take only {fraction:.0%} of the GPU",
+              f"raise it to {better:.2f}", "memory_fraction_low")  # fmt: skip
+    return changes
+
+
+def _budget_changes(imported: Imported, predicted: Prediction) -> list[WhatIf]:
+    """Token budgets and microbatches: padding against packing, twice the budget where memory is left."""
+    run = imported.run
+    longest = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
+    found = []
+    budget = run.get("trainer.token_budget")
+    if budget is None:
+        micro = run.number("trainer.microbatch")
+        packed = max(longest, micro * longest)
+        name = "trainer.dynamic" if imported.adapter.name in ("verl", "openrlhf", "slime") else "trainer.packing"
+        padded = "padded to the longest" if run.get("trainer.packing") is False else "of any length"
+        found.append(
+            WhatIf(
+                (("trainer.token_budget", packed), ("trainer.packing", True), ("trainer.microbatch", None)),
+                key_of(imported, name),
+                f"microbatches of {micro} samples {padded}",
+                f"pack by a token budget of {packed}",
+                rule="no_packing",
+            )
+        )
+        return found
+    use = predicted.memory_bytes.get("trainer")
+    if use is not None and use.high < 0.8 * use.limit:
+        found.append(
+            WhatIf(
+                (("trainer.token_budget", 2 * int(budget)),),
+                key_of(imported, "trainer.token_budget"),
+                f"the token budget leaves {human_bytes(use.limit - use.total)} of the trainer's memory unused",
+                "double it",
+                rule="memory_unused",
+            )
+        )
+    return found
+
+
+def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
+    """Settings of the engine that do nothing or fight each other; no prediction needed."""
+    run = imported.run
+    found = []
+    longest = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
+    if cache is not None and cache.tokens < longest:
+        key = key_of(imported, "rollout.memory_fraction")
+        message = f"the KV cache holds {cache.tokens:,.0f} tokens, less than one sequence of {longest:,}"
+        advice = "raise it, or tensor parallel; the engine refuses to start"
+        found.append(Finding("error", key, message, advice, "worker", imported.where(key), rule="kv_starvation"))
+    running = run.get("rollout.max_running")
+    if cache is not None and running and longest <= cache.tokens and cache.requests < 0.5 * int(running):
+        samples = run.number("batch.prompts_per_step") * run.number("batch.group_size")
+        if samples / run.number("rollout.data_parallel") > cache.requests:
+            key = key_of(imported, "rollout.max_running")
+            level: Severity = "warning" if cache.tokens < 4 * longest else "hint"
+            message = f"{running} requests may run at once, but the KV cache holds {cache.requests:.0f} of mean length"
+            advice = "expect preemption: lower it, or raise tensor parallel or the memory fraction"
+            found.append(Finding(level, key, message, advice, "never", imported.where(key), rule="kv_starvation"))
+    name = "rollout.engine_context" if imported.adapter.name in ("nemo_rl", "areal") else "batch.context_tokens"
+    key = key_of(imported, name)
+    unset = imported.run.get(name) is None
+    if unset and imported.adapter.name == "verl":
+        message = "left at the model's maximum: requests may grow past prompt + response, and graphs are sized for it"
+        advice = f"set it to {run.number('batch.max_prompt_tokens') + run.number('batch.max_response_tokens')}"
+        found.append(Finding("hint", key, message, advice, "never", rule="max_model_len"))
+    per_node = run.number("run.devices_per_node", 8)
+    for role in ("rollout", "trainer"):
+        width = run.number(f"{role}.tensor_parallel")
+        if width > per_node:
+            key = key_of(imported, f"{role}.tensor_parallel")
+            message = (
+                f"tensor parallel {width} spans nodes of {per_node} GPUs: an all-reduce per layer over the network"
+            )
+            found.append(
+                Finding(
+                    "warning", key, message, f"at most {per_node}", "never", imported.where(key), rule="tp_across_nodes"
+                )
+            )
+    chunked = run.get("rollout.chunked_prefill")
+    if chunked is False and run.number("rollout.engine_token_budget", 1 << 30) < run.number("batch.max_prompt_tokens"):
+        key = key_of(imported, "rollout.engine_token_budget")
+        message = "below the longest prompt, without chunked prefill"
+        found.append(Finding("error", key, message, "turn it on", "worker", imported.where(key), rule="prefill_budget"))
+    return found
+
+
+Try = Callable[[WhatIf], Prediction | None]
+
+
+def gain_findings(imported: Imported, predicted: Prediction, offers: Iterable[WhatIf], attempt: Try) -> list[Finding]:
+    """Offers that fit and whose predicted gain is above 1 % of the rl_step."""
+    found = []
+    for offer in offers:
+        changed = attempt(offer)
+        if changed is None or not changed.fits:
+            continue
+        gain = predicted.step_s - changed.step_s
+        if gain > 0.01 * predicted.step_s:
+            found.append(
+                Finding(offer.severity, offer.key, offer.message, offer.advice, "never", imported.where(offer.key),
+                        gain, offer.rule)
+            )  # fmt: skip
+    return found

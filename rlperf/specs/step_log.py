@@ -1,0 +1,101 @@
+"""StepLog: what a framework's log says about its rl_steps, in neutral words. Numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from rlperf.errors import SpecError
+
+FloatArray = npt.NDArray[np.float64]
+STAGES = ("rollout", "reward", "scoring", "training", "weight_sync", "data_movement", "offload", "other")
+"""Stages of an rl_step, as `rlperf.plan.plan.StageTimes` names them."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepLog:
+    """Struct of arrays, one entry per rl_step; not-a-number where the log says nothing.
+
+    rl_step                   int64 [n]
+    step_s                    [s], the whole rl_step
+    rollout_s .. other_s      [s], by stage; in asynchronous modes rollout_s is what the trainer waited
+    prompt_tokens, response_tokens, response_tokens_max
+                              [tokens], mean and maximum over the sequences of the rl_step
+    truncated_fraction        [1], responses cut at the maximum length
+    total_tokens              [tokens], trained
+    tokens_per_s_per_device   [tokens/s]
+    device_memory_bytes       [bytes], peak that the trainer's allocator reports
+    host_memory_bytes         [bytes]
+    """
+
+    rl_step: npt.NDArray[np.int64]
+    step_s: FloatArray
+    rollout_s: FloatArray
+    reward_s: FloatArray
+    scoring_s: FloatArray
+    training_s: FloatArray
+    weight_sync_s: FloatArray
+    data_movement_s: FloatArray
+    offload_s: FloatArray
+    other_s: FloatArray
+    prompt_tokens: FloatArray
+    response_tokens: FloatArray
+    response_tokens_max: FloatArray
+    truncated_fraction: FloatArray
+    total_tokens: FloatArray
+    tokens_per_s_per_device: FloatArray
+    device_memory_bytes: FloatArray
+    host_memory_bytes: FloatArray
+    framework: str = ""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray) and value.shape != self.rl_step.shape:
+                raise SpecError(f"step log: column {field.name} has {value.size} entries for {self.rl_step.size} steps")
+
+    @classmethod
+    def of(cls, rl_step: npt.ArrayLike, *, framework: str = "", source: str = "", **columns: npt.ArrayLike) -> StepLog:
+        """A log from the columns that are known.
+
+        >>> log = StepLog.of([1, 2], step_s=[57.0, 58.0], rollout_s=[32.0, 33.0])
+        >>> log.n, log.stage_means()
+        (2, {'rollout': 32.5})
+        """
+        steps = np.asarray(rl_step, dtype=np.int64)
+        unknown = set(columns) - set(COLUMNS)
+        if unknown:
+            raise TypeError(f"unknown column: {', '.join(sorted(unknown))}")
+        values = {
+            name: np.asarray(columns.get(name, np.full(steps.shape, np.nan)), dtype=np.float64) for name in COLUMNS
+        }
+        return cls(rl_step=steps, framework=framework, source=source, **values)
+
+    @property
+    def n(self) -> int:
+        """Number of rl_steps."""
+        return int(self.rl_step.size)
+
+    def mean(self, column: str) -> float | None:
+        """Mean over the rl_steps that state a column; None where none does."""
+        values: FloatArray = getattr(self, column)
+        known = values[~np.isnan(values)]
+        return float(known.mean()) if known.size else None
+
+    def stage_means(self) -> dict[str, float]:
+        """Mean seconds of every stage that the log states."""
+        means = {stage: self.mean(f"{stage}_s") for stage in STAGES}
+        return {stage: value for stage, value in means.items() if value is not None}
+
+    def without_first(self, count: int = 1) -> StepLog:
+        """The log without its first rl_steps, which compile, capture and warm up."""
+        keep = slice(count, None)
+        columns: Mapping[str, FloatArray] = {name: getattr(self, name)[keep] for name in COLUMNS}
+        return StepLog(rl_step=self.rl_step[keep], framework=self.framework, source=self.source, **columns)
+
+
+COLUMNS = tuple(field.name for field in fields(StepLog) if field.name not in ("rl_step", "framework", "source"))

@@ -11,8 +11,8 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.plan import planner, predict, size
 from rlperf.plan.context import Context, resolve
+from rlperf.plan.decisions import Report
 from rlperf.plan.plan import Plan, Prediction
-from rlperf.plan.planner import Report
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.reader import Document, read_document, validate

@@ -13,10 +13,10 @@ import rlperf
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import InfeasibleError
 from rlperf.plan.configuration import layout_of, layout_values
+from rlperf.plan.decisions import judged_objective, rl_step_groups
 from rlperf.plan.demand import batches
 from rlperf.plan.evaluate import Judge
 from rlperf.plan.plan import LayoutValues
-from rlperf.plan.planner import judged_objective, rl_step_groups
 from rlperf.plan.screen import screen, splits
 from rlperf.plan.uncertainty import distinguishable, log_sigma
 from rlperf.report.plan_files import plan_yaml, read_plan, write_plan_files
@@ -111,7 +111,7 @@ def test_predict_of_the_plan_gives_the_plans_numbers() -> None:
 def test_pruning_does_not_cut_the_optimum() -> None:
     question = ask(job(modes=["colocated", "disaggregated", "one_step_off"], limits={"staleness": 1}))
     context, task = question.context, question.context.tasks[0]
-    demand = task.source.demand(task.batches[0], (0, 0), 0)
+    demand = task.source.demand(task.batches[0], None, 0)
     pruned = screen(context, task, (demand,), question.facts)
     every = screen(context, task, (demand,), question.facts, prune=False, keep=10**6)
     assert pruned.objective[0] == pytest.approx(every.objective.min(), rel=1e-12)
@@ -127,11 +127,11 @@ def test_a_recorded_trace_is_used_as_it_is(tmp_path: Path) -> None:
     task = {**SMALL["tasks"][0], "workload": str(folder)}  # type: ignore[index]
     question = ask(job(tasks=[task]))
     source = question.context.tasks[0].source
-    demand = source.demand(question.context.tasks[0].batches[0], (0, 0), 0)
+    demand = source.demand(question.context.tasks[0].batches[0], None, 0)
     assert [table.n for table in demand.tables] == [64, 64]
     assert demand.trained_tokens > 0
     other = batches(question.job.tasks[0].model_copy(update={"prompts_per_step": (32,)}))[0]
-    redrawn = source.demand(other, (0, 0), 0)
+    redrawn = source.demand(other, None, 0)
     assert redrawn.tables[0].n == 128
     assert any("redrawn" in note for note in redrawn.notes)
     assert plan_job(job(tasks=[task])).plan[0].predicted.step_s > 0
@@ -194,7 +194,7 @@ def test_layout_words_and_round_trip() -> None:
 def test_identical_candidates_cannot_be_told_apart() -> None:
     question = ask(job())
     context, task = question.context, question.context.tasks[0]
-    demand = task.source.demand(task.batches[0], (0, 0), 0)
+    demand = task.source.demand(task.batches[0], None, 0)
     found = screen(context, task, (demand,), question.facts)
     judge = Judge(context, task)
     first = judge.evaluate(demand, found.configurations[0])

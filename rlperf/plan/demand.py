@@ -184,31 +184,33 @@ class Source:
             return float(law.sample(64, seed).mean()), f"{self.task.name}: reward time from the workload's law"
         return 0.0, f"{self.task.name}: no reward time stated, 0 s taken"
 
-    def demand(self, batch: Batch, rl_steps: tuple[int, int], seed: int) -> Demand:
-        """The lengths of ``batch`` in a group of rl_steps (first, last)."""
+    def demand(self, batch: Batch, rl_steps: tuple[int, int] | None, seed: int) -> Demand:
+        """The lengths of ``batch`` in a group of rl_steps (first, last); None: whenever, all that was recorded."""
         notes = [self.provenance()]
         cap = batch.max_response_tokens
         recorded_cap = None if self.table is None else self.table.max_response_tokens
         beyond = recorded_cap is not None and cap > recorded_cap and self._cut_fraction() > 0
-        if self.table is None or beyond:
-            middle = (rl_steps[0] + rl_steps[1]) // 2
+        recorded = [] if self.table is None or beyond else self._within(rl_steps)
+        if recorded:
+            tables = tuple(self._recorded(recorded, batch, seed, notes))
+        else:
+            middle = None if rl_steps is None else (rl_steps[0] + rl_steps[1]) // 2
             tables = tuple(self._sampled(batch, middle, seed + k) for k in range(REPLICATES))
             if beyond:
-                notes.append(
-                    f"{self.task.name}: lengths above the recording's maximum ({recorded_cap}) from its fitted law"
-                )
-        else:
-            tables = tuple(self._recorded(batch, rl_steps, seed, notes))
+                law = f"lengths above the recorded maximum ({recorded_cap}) from its fitted law"
+                notes.append(f"{self.task.name}: {law}")
+            elif self.table is not None:
+                notes.append(f"{self.task.name}: rl_steps beyond the recording are forecast from its fitted law")
         cut = float(np.mean([np.mean(table.trajectories().response_tokens >= cap) for table in tables]))
         reward, assumed = self.reward_s(seed)
         if assumed:
             notes.append(assumed)
-        return Demand(self.task.name, rl_steps, batch, tables, cut, reward, tuple(dict.fromkeys(notes)))
+        return Demand(self.task.name, rl_steps or (0, 0), batch, tables, cut, reward, tuple(dict.fromkeys(notes)))
 
     def _cut_fraction(self) -> float:
         return 0.0 if self.table is None else float(np.mean(self.table.truncated))
 
-    def _sampled(self, batch: Batch, rl_step: int, seed: int) -> LengthTable:
+    def _sampled(self, batch: Batch, rl_step: int | None, seed: int) -> LengthTable:
         return self.model.sample(
             batch.generated,
             batch.group_size,
@@ -218,16 +220,18 @@ class Source:
             seed=seed,
         )
 
-    def _recorded(self, batch: Batch, rl_steps: tuple[int, int], seed: int, notes: list[str]) -> list[LengthTable]:
+    def _within(self, rl_steps: tuple[int, int] | None) -> list[LengthTable]:
+        """Recorded rl_steps inside a group."""
         assert self.table is not None
         steps = self.table.steps()
-        inside = steps[(steps >= rl_steps[0]) & (steps <= rl_steps[1])]
-        chosen = inside if inside.size and rl_steps[1] > rl_steps[0] else steps
-        tables = [_clipped(self.table.step(int(step)), batch) for step in chosen]
-        rng = np.random.default_rng(seed)
-        fitting = [t for t in tables if t.n_groups == batch.generated and t.group_size == batch.group_size]
-        if len(fitting) == len(tables):
+        inside = steps if rl_steps is None else steps[(steps >= rl_steps[0]) & (steps <= rl_steps[1])]
+        return [self.table.step(int(step)) for step in inside]
+
+    def _recorded(self, recorded: list[LengthTable], batch: Batch, seed: int, notes: list[str]) -> list[LengthTable]:
+        tables = [_clipped(table, batch) for table in recorded]
+        if all(t.n_groups == batch.generated and t.group_size == batch.group_size for t in tables):
             return tables
+        rng = np.random.default_rng(seed)
         notes.append(f"{self.task.name}: groups redrawn from the recording for {batch.generated} x {batch.group_size}")
         return [_redrawn(table, batch, rng) for table in tables]
 

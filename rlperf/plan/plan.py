@@ -153,6 +153,26 @@ class RunnerUp(_Frozen):
     differs: tuple[str, ...] = Field(description="what the runner-up does otherwise, in words")
 
 
+class Sensitivity(_Frozen):
+    """What happens to the choice when one input is off by some share."""
+
+    input: str
+    change: float = Field(description="relative change of the input")
+    step_s: float = Field(description="the plan's rl_step under the change")
+    loss: float = Field(description="the plan's objective over the then best candidate's - 1; 0 = the choice stands")
+    switches_to: tuple[str, ...] = Field((), description="what the then best candidate does otherwise")
+
+
+class ParetoPoint(_Frozen):
+    """A candidate that no other one beats in time, devices and memory together."""
+
+    step_s: float
+    device_s: float = Field(description="devices x rl_step")
+    usd_per_step: float | None
+    memory_share: float = Field(description="largest peak over its limit")
+    differs: tuple[str, ...] = Field(description="from the plan, in words; empty: it is the plan")
+
+
 class Phase(_Frozen):
     """The plan for some tasks over a group of rl_steps (first and last included)."""
 
@@ -164,7 +184,10 @@ class Phase(_Frozen):
     pools: tuple[PoolPlan, ...]
     predicted: Prediction
     runner_up: RunnerUp | None = None
-    tied: int = Field(0, description="other candidates that the intervals cannot tell from this one")
+    tied: int = Field(0, description="other judged candidates that the intervals cannot tell from this one")
+    ties: tuple[tuple[str, ...], ...] = Field((), description="the best of them: what each does otherwise")
+    sensitivity: tuple[Sensitivity, ...] = ()
+    pareto: tuple[ParetoPoint, ...] = ()
     binds: tuple[str, ...] = Field((), description="what holds the choice back: memory, tail, divisibility ...")
 
     def pool(self, role: Role) -> PoolPlan:
@@ -187,4 +210,5 @@ class Plan(_Frozen):
     rejected: dict[str, int]
     screen_regret: float = Field(description="screen's choice under the judge / judge's best - 1")
     seconds: float
+    static_objective: float | None = Field(None, description="best plan that keeps one layout over the whole horizon")
     plan: tuple[Phase, ...]

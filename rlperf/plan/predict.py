@@ -31,7 +31,7 @@ def predict_job(context: Context, *, facts: FrameworkFacts | None = None) -> Pre
 def evaluate_job(context: Context, facts: FrameworkFacts | None = None) -> tuple[Evaluation, tuple[str, ...]]:
     """The judged configuration of a job's first task, and what was filled in."""
     task, job = context.tasks[0], context.job
-    demands = tuple(task.source.demand(batch, (0, job.horizon.rl_steps - 1), job.seed) for batch in task.batches)
+    demands = tuple(task.source.demand(batch, None, job.seed) for batch in task.batches)
     screened = screen(context, task, demands, facts, keep=1)
     if not screened.configurations:
         screened = screen(context, task, demands, keep=1, lenient=True)

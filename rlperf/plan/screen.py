@@ -27,6 +27,8 @@ FINALISTS = 64
 """Pairs per slot that the judge may look at; the screen keeps this many of the best."""
 
 
+PER_COUNT = 4
+"""Of those, at most this many per device count where tasks compete for devices."""
 FORGIVEN = int(Reject.MEMORY | Reject.HOST_MEMORY | Reject.NODE | Reject.BATCH | Reject.FRAMEWORK | Reject.LIMIT)
 """What a lenient screen lets pass: it can still be costed."""
 
@@ -95,7 +97,8 @@ def _counts(context: Context) -> tuple[int, ...]:
     total, node = context.cluster.devices, context.cluster.devices_per_node
     nodes = total // node
     smooth = {n << k for n in (1, 3) for k in range(nodes.bit_length())} | set(range(1, 9))
-    least = 1 if context.job.objective.minimize != "step_time" else -(-nodes // 2)
+    small = context.job.objective.minimize != "step_time" or context.job.sharing == "devices"
+    least = 1 if small else -(-nodes // 2)
     return tuple(sorted({n * node for n in smooth if least <= n <= nodes} | {total}))
 
 
@@ -172,12 +175,19 @@ def _best(
     objective = np.concatenate([part.objective for part in parts]) if parts else np.zeros(0)
     step = np.concatenate([part.step_s for part in parts]) if parts else np.zeros(0)
     made: dict[tuple[object, ...], tuple[int, Configuration]] = {}
+    per_count: dict[int, int] = {}
+    apart = context.job.sharing == "devices"
     for position in np.argsort(objective, kind="stable"):
         part, row = parts[part_of[position]], int(row_of[position])
         batch = demands[part.demand].batch
         candidate = configuration_of(
             context, batch, part.split.mode, part.rollout, int(part.r[row]), part.trainer, int(part.t[row])
         )
+        if apart and candidate.signature not in made:
+            # tasks that compete for devices need candidates of every device count
+            per_count[candidate.devices] = per_count.get(candidate.devices, 0) + 1
+            if per_count[candidate.devices] > PER_COUNT:
+                continue
         made.setdefault(candidate.signature, (int(position), candidate))
         if len(made) >= keep:
             break

@@ -131,7 +131,7 @@ class Task(_Frozen):
     max_prompt_tokens: PositiveInt = 2048
     max_response_tokens: Counts
     reward_s: Seconds | None = Field(None, description="reward time per rl_step where the workload states none")
-    rl_steps: Counts | None = Field(None, description="recorded rl_steps of a trace to use; default all")
+    rl_steps: Naturals | None = Field(None, description="recorded rl_steps of a trace to use; default all")
 
     @model_validator(mode="after")
     def _mini_batch_divides(self) -> Task:
@@ -146,6 +146,7 @@ class Objective(_Frozen):
     """What to minimise: seconds per rl_step, USD per rl_step, or device-seconds per trained token."""
 
     minimize: Minimize = "step_time"
+    risk: float = Field(0.0, ge=0, le=1, description="0: the mean counts; 1: the 95th percentile counts")
 
 
 class Limits(_Frozen):
@@ -194,6 +195,9 @@ class Job(_Frozen):
     engine: str = "vllm"
     tasks: tuple[Task, ...] = Field(min_length=1)
     modes: Annotated[tuple[Mode, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ("colocated",)
+    sharing: Literal["time", "devices"] = Field(
+        "time", description="several tasks take turns on all devices, or run at the same time on parts of them"
+    )
     roles: tuple[Role, ...] | None = Field(None, description="default: rollout, trainer, and what the algorithm needs")
     objective: Annotated[Objective, BeforeValidator(_as_objective)] = Objective()
     limits: Limits = Limits()

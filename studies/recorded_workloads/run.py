@@ -16,9 +16,10 @@ import polars as pl
 from rlperf.api import facts_of
 from rlperf.plan.configuration import Configuration
 from rlperf.plan.context import Context, resolve
+from rlperf.plan.decisions import judged_objective
 from rlperf.plan.demand import Demand
 from rlperf.plan.evaluate import Judge
-from rlperf.plan.planner import judged_objective, plan_job
+from rlperf.plan.planner import plan_job
 from rlperf.plan.prediction import memory_uses
 from rlperf.plan.screen import screen
 from rlperf.specs.job import Job
@@ -98,7 +99,7 @@ def study(data: Path) -> pl.DataFrame:
         for name, architecture in architectures.items():
             job = job_of(name, architecture, data)
             context = resolve(job)
-            demand = context.tasks[0].source.demand(context.tasks[0].batches[0], (0, 0), job.seed)
+            demand = context.tasks[0].source.demand(context.tasks[0].batches[0], None, job.seed)
             plan = plan_job(context, facts=facts_of(job))
             best, configuration, pairs = brute_force(context, demand, job)
             found[name] = (context, demand, plan, best, configuration, pairs)

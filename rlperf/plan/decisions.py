@@ -1,0 +1,169 @@
+"""Decisions: every slot of a job (a task in a group of rl_steps) screened, and its finalists judged by simulation.
+
+Neighbouring groups of a task judge the same configurations, the best of each, so that staying with a layout is always
+among the choices. Groups whose rl_steps are alike share one demand and are judged once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.errors import InfeasibleError, Rejection
+from rlperf.layout import FloatArray
+from rlperf.plan.configuration import Configuration
+from rlperf.plan.context import Context, TaskContext
+from rlperf.plan.demand import Demand
+from rlperf.plan.evaluate import Evaluation, Judge
+from rlperf.plan.relax import relaxations
+from rlperf.plan.screen import Screened, objective_of, screen
+from rlperf.plan.uncertainty import interval
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.job import Job
+
+JUDGED = 16
+"""Finalists that the event simulator re-judges, per task; shared out over its groups of rl_steps."""
+TIE = 1e-6
+"""Share of the objective that a doubling of a degree costs: decides between equals, for the simpler one."""
+Report = Callable[[float, str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """A slot with what stands behind its columns.
+
+    Attributes
+    ----------
+    evaluations : judged configurations, one per column
+    objective : value per rl_step of each ``[columns]``
+    first : column that the screen alone would have taken
+    previous : index of the slot before it in time, or None
+    """
+
+    name: str
+    task: TaskContext
+    rl_steps: tuple[int, int]
+    screened: Screened
+    evaluations: tuple[Evaluation, ...]
+    objective: FloatArray
+    first: int
+    previous: int | None
+
+    @property
+    def count(self) -> int:
+        """rl_steps of the slot."""
+        return self.rl_steps[1] - self.rl_steps[0] + 1
+
+
+def rl_step_groups(job: Job) -> list[tuple[int, int]]:
+    """(first, last) of every group of rl_steps in the horizon.
+
+    >>> from types import SimpleNamespace as N
+    >>> rl_step_groups(N(horizon=N(rl_steps=25, group=10)))
+    [(0, 9), (10, 19), (20, 24)]
+    """
+    size = job.horizon.group or job.horizon.rl_steps
+    return [(start, min(start + size, job.horizon.rl_steps) - 1) for start in range(0, job.horizon.rl_steps, size)]
+
+
+def decide(context: Context, facts: FrameworkFacts | None, tell: Report) -> list[Decision]:
+    """Every slot of the job, tasks one after the other, groups of rl_steps in order.
+
+    Raises
+    ------
+    InfeasibleError : a slot without candidates; with reasons, nearest misses and limits to relax
+    """
+    decisions: list[Decision] = []
+    groups = rl_step_groups(context.job)
+    for number, task in enumerate(context.tasks):
+        tell(0.9 * number / len(context.tasks), task.task.name)
+        decisions += _task_decisions(context, task, facts, groups, len(decisions))
+    return decisions
+
+
+def _task_decisions(
+    context: Context, task: TaskContext, facts: FrameworkFacts | None, groups: list[tuple[int, int]], start: int
+) -> list[Decision]:
+    judge = Judge(context, task)
+    demands = _demands(context, task, groups)
+    screened: dict[int, Screened] = {}
+    for group in demands:
+        if id(group) not in screened:
+            screened[id(group)] = screen(context, task, group, facts)
+            if not screened[id(group)].configurations:
+                raise infeasible(context, task, facts, group, screened[id(group)])
+    share = max(JUDGED // len(screened), 3)
+    finalists = list(dict.fromkeys(c for found in screened.values() for c in _finalists(context, found, share)))
+    judged: dict[int, tuple[Evaluation, ...]] = {}
+    found = []
+    for index, (rl_steps, group) in enumerate(zip(groups, demands, strict=True)):
+        if id(group) not in judged:
+            of_batch = {demand.batch: demand for demand in group}
+            judged[id(group)] = tuple(judge.evaluate(of_batch[c.batch], c) for c in finalists if c.batch in of_batch)
+        evaluations = judged[id(group)]
+        objective = np.array([judged_objective(context, e) for e in evaluations])
+        ties = np.array([1.0 + TIE * e.configuration.complexity for e in evaluations])
+        first = [e.configuration for e in evaluations].index(screened[id(group)].configurations[0])
+        previous = start + index - 1 if index else None
+        found.append(
+            Decision(
+                f"{start + index}", task, rl_steps, screened[id(group)], evaluations, objective * ties, first, previous
+            )
+        )
+    return found
+
+
+def _finalists(context: Context, screened: Screened, share: int) -> list[Configuration]:
+    """The best ``share`` candidates; of every device count where tasks compete for devices."""
+    if context.job.sharing == "time":
+        return list(screened.configurations[:share])
+    kept: dict[int, list[Configuration]] = {}
+    for configuration in screened.configurations:
+        kept.setdefault(configuration.devices, []).append(configuration)
+    return [c for found in kept.values() for c in found[:3]]
+
+
+def _demands(context: Context, task: TaskContext, groups: list[tuple[int, int]]) -> list[tuple[Demand, ...]]:
+    """Demands of every group, one per open batch; groups whose rl_steps are alike share one object."""
+    seen: dict[tuple[bytes, ...], tuple[Demand, ...]] = {}
+    found = []
+    for rl_steps in groups:
+        asked = rl_steps if context.job.horizon.group else None
+        made = tuple(task.source.demand(batch, asked, context.job.seed) for batch in task.batches)
+        key = tuple(
+            table.prompt_tokens.tobytes() + table.response_tokens.tobytes()
+            for demand in made
+            for table in demand.tables
+        )
+        found.append(seen.setdefault(key, made))
+    return found
+
+
+def judged_objective(context: Context, evaluation: Evaluation) -> float:
+    """Objective of one rl_step by the judge: its mean, moved towards the 95th percentile by the job's risk."""
+    seconds, risk = evaluation.step_s, context.job.objective.risk
+    if risk:
+        seconds += risk * (interval(context, evaluation)[1] - seconds)
+    devices = evaluation.configuration.devices
+    return float(objective_of(context, evaluation.demand, devices, np.array([seconds]))[0])
+
+
+def infeasible(
+    context: Context, task: TaskContext, facts: FrameworkFacts | None, demands: tuple[Demand, ...], screened: Screened
+) -> InfeasibleError:
+    """What was rejected, the nearest misses, and the smallest set of limits whose relaxation helps."""
+    rows = sorted(screened.rejected.items(), key=lambda item: -item[1])
+    misses = [*screened.misses, *relaxations(context, task, facts, demands)]
+    return InfeasibleError(
+        f"task {task.task.name}: nothing fits {task.architecture.name} on {context.cluster.devices} x "
+        f"{context.cluster.device}",
+        [Rejection(reason, count) for reason, count in rows],
+        "; ".join(misses) or None,
+    )
+
+
+def configurations(decision: Decision) -> tuple[Configuration, ...]:
+    """The judged configurations of a slot."""
+    return tuple(evaluation.configuration for evaluation in decision.evaluations)

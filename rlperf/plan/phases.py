@@ -1,0 +1,183 @@
+"""Phases: the chosen column of a slot in a plan's words, with runner-up, ties, sensitivity and the Pareto front."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from rlperf.plan.context import Context
+from rlperf.plan.decisions import Decision, judged_objective
+from rlperf.plan.evaluate import Evaluation
+from rlperf.plan.explain import binding, differences
+from rlperf.plan.pareto import pareto_mask
+from rlperf.plan.plan import ParetoPoint, Phase, RunnerUp, Sensitivity, StageTimes
+from rlperf.plan.prediction import memory_uses, prediction_of
+from rlperf.plan.screen import objective_of
+from rlperf.plan.stage_seconds import pair_seconds
+from rlperf.plan.uncertainty import distinguishable, interval
+
+NAMED_TIES = 4
+CHANGE = 0.1
+"""Relative change of an input in the sensitivity."""
+INPUTS: dict[str, tuple[float, float]] = {
+    "rollout slower": (1.0 + CHANGE, 1.0),
+    "rollout faster": (1.0 - CHANGE, 1.0),
+    "training and scoring slower": (1.0, 1.0 + CHANGE),
+    "training and scoring faster": (1.0, 1.0 - CHANGE),
+}
+"""Input -> factors on the seconds of (rollout, training and scoring)."""
+
+
+def phase_of(context: Context, decision: Decision, column: int) -> Phase:
+    """The plan's words for the chosen column of a slot."""
+    chosen = decision.evaluations[column]
+    configuration = chosen.configuration
+    others = [e for index, e in enumerate(decision.evaluations) if index != column]
+    others.sort(key=lambda evaluation: judged_objective(context, evaluation))
+    tied = [other for other in others if not distinguishable(context, chosen, other)]
+    return Phase(
+        tasks=(decision.task.task.name,),
+        rl_steps=decision.rl_steps,
+        mode=configuration.mode,
+        staleness=configuration.staleness,
+        settings=configuration.settings,
+        pools=configuration.pools,
+        predicted=prediction_of(context, decision.task, chosen),
+        runner_up=_runner_up(context, chosen, others[0]) if others else None,
+        tied=len(tied),
+        ties=tuple(tuple(differences(configuration, other.configuration)) for other in tied[:NAMED_TIES]),
+        sensitivity=tuple(sensitivity(context, decision, column)),
+        pareto=tuple(front(context, decision, column)),
+        binds=tuple(binding(context, chosen)),
+    )
+
+
+def _runner_up(context: Context, chosen: Evaluation, other: Evaluation) -> RunnerUp:
+    low, high = interval(context, other)
+    return RunnerUp(
+        step_s=other.step_s,
+        low_s=low,
+        high_s=high,
+        loss=judged_objective(context, other) / judged_objective(context, chosen) - 1.0,
+        distinguishable=distinguishable(context, chosen, other),
+        differs=tuple(differences(chosen.configuration, other.configuration)),
+    )
+
+
+def sensitivity(context: Context, decision: Decision, column: int) -> list[Sensitivity]:
+    """What a tenth more or less of one input does to the choice among the judged candidates."""
+    found = []
+    for name, (rollout, trainer) in INPUTS.items():
+        steps = np.array([_perturbed_s(context, decision, e, rollout, trainer) for e in decision.evaluations])
+        values = np.array(
+            [
+                float(objective_of(context, e.demand, e.configuration.devices, np.array([s]))[0])
+                for e, s in zip(decision.evaluations, steps, strict=True)
+            ]
+        )
+        best = int(np.argmin(values))
+        loss = float(values[column] / values[best] - 1.0)
+        other = decision.evaluations[best].configuration
+        moved = loss > 1e-6
+        found.append(
+            Sensitivity(
+                input=name,
+                change=CHANGE if "slower" in name else -CHANGE,
+                step_s=float(steps[column]),
+                loss=loss if moved else 0.0,
+                switches_to=tuple(differences(decision.evaluations[column].configuration, other)) if moved else (),
+            )
+        )
+    return found
+
+
+def _perturbed_s(context: Context, decision: Decision, evaluation: Evaluation, rollout: float, trainer: float) -> float:
+    """The rl_step of a candidate with its rollout and its training scaled [s]."""
+    engine, train = evaluation.rollout, evaluation.trainer
+    rows = np.arange(engine.count)
+    seconds = pair_seconds(
+        context, decision.task.architecture, evaluation.demand, evaluation.configuration.mode,
+        evaluation.configuration.staleness,
+        replace(engine, makespan_s=rollout * engine.makespan_s, steady_s=rollout * engine.steady_s),
+        replace(train, training_s=trainer * train.training_s, scoring_s=trainer * train.scoring_s),
+        rows, rows,
+    )  # fmt: skip
+    return float(seconds.step_s.mean())
+
+
+def front(context: Context, decision: Decision, column: int) -> list[ParetoPoint]:
+    """Judged candidates that no other one beats in time, device-seconds and memory together, fastest first."""
+    chosen, price = decision.evaluations[column], context.price_usd_per_s
+    shares = [
+        max(use.total / use.limit for use in memory_uses(context, decision.task, e).values())
+        for e in decision.evaluations
+    ]
+    criteria = np.array(
+        [
+            (e.step_s, e.step_s * e.configuration.devices, share)
+            for e, share in zip(decision.evaluations, shares, strict=True)
+        ]
+    )
+    kept = np.flatnonzero(pareto_mask(criteria))
+    return [
+        ParetoPoint(
+            step_s=float(criteria[i, 0]),
+            device_s=float(criteria[i, 1]),
+            usd_per_step=None if price is None else float(criteria[i, 1]) * price,
+            memory_share=float(criteria[i, 2]),
+            differs=()
+            if i == column
+            else tuple(differences(chosen.configuration, decision.evaluations[i].configuration)),
+        )
+        for i in kept[np.argsort(criteria[kept, 0], kind="stable")]
+    ]
+
+
+def _against(chosen: Evaluation, other: Evaluation) -> tuple[str, ...]:
+    return tuple(differences(chosen.configuration, other.configuration))
+
+
+def merged(phases: list[Phase]) -> list[Phase]:
+    """Neighbouring phases of one task that decide alike become one, with their mean prediction."""
+    runs: list[list[Phase]] = []
+    for phase in phases:
+        last = runs[-1][-1] if runs else None
+        alike = last is not None and (last.tasks, last.mode, last.settings, last.pools) == (
+            phase.tasks, phase.mode, phase.settings, phase.pools,
+        )  # fmt: skip
+        if last is not None and alike and last.rl_steps[1] + 1 == phase.rl_steps[0]:
+            runs[-1].append(phase)
+        else:
+            runs.append([phase])
+    return [_joined(run) for run in runs]
+
+
+def _joined(run: list[Phase]) -> Phase:
+    """One phase of several that follow each other: seconds and tokens are means over their rl_steps."""
+    if len(run) == 1:
+        return run[0]
+    weights = np.array([phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in run], dtype=np.float64)
+    weights /= weights.sum()
+    predicted = [phase.predicted for phase in run]
+    tokens = float(weights @ [p.trained_tokens for p in predicted])
+    step = float(weights @ [p.step_s for p in predicted])
+    devices = predicted[0].trained_tokens / predicted[0].step_s / predicted[0].tokens_per_s_per_device
+    prices = [p.usd_per_step for p in predicted]
+    stages = {
+        name: float(weights @ [getattr(p.stages_s, name) for p in predicted])
+        for name in type(predicted[0].stages_s).model_fields
+    }
+    mean = predicted[0].model_copy(
+        update={
+            "step_s": step,
+            "low_s": float(weights @ [p.low_s for p in predicted]),
+            "high_s": float(weights @ [p.high_s for p in predicted]),
+            "stages_s": StageTimes(**stages),
+            "trained_tokens": tokens,
+            "tokens_per_s_per_device": tokens / step / devices,
+            "usd_per_step": None if prices[0] is None else float(weights @ [p or 0.0 for p in prices]),
+            "truncated_fraction": float(weights @ [p.truncated_fraction for p in predicted]),
+        }
+    )
+    return run[0].model_copy(update={"rl_steps": (run[0].rl_steps[0], run[-1].rl_steps[1]), "predicted": mean})

@@ -1,0 +1,43 @@
+"""Which limits to relax when nothing satisfies all of them: the smallest set that lets a candidate through."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+from rlperf.plan.context import Context, TaskContext
+from rlperf.plan.demand import Demand
+from rlperf.plan.screen import screen
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.job import Limits
+
+LARGEST = 2
+"""Sets of at most this many limits are tried."""
+
+
+def relaxations(
+    context: Context, task: TaskContext, facts: FrameworkFacts | None, demands: tuple[Demand, ...]
+) -> list[str]:
+    """The smallest sets of stated limits without which the task is feasible, in words; empty where no set helps."""
+    stated = _stated(context.job.limits)
+    for size in range(1, min(LARGEST, len(stated)) + 1):
+        found = [
+            f"without the limit{'s' if size > 1 else ''} on {' and '.join(names)} it is feasible"
+            for names in combinations(stated, size)
+            if screen(_without(context, names), task, demands, facts, keep=1).configurations
+        ]
+        if found:
+            return found
+    return []
+
+
+def _stated(limits: Limits) -> list[str]:
+    names = ["step", "usd_per_step", "truncated_fraction", "host_memory"]
+    return [*(name for name in names if getattr(limits, name) is not None), "memory_headroom"]
+
+
+def _without(context: Context, names: tuple[str, ...]) -> Context:
+    """The context with some limits lifted (the headroom set to zero)."""
+    lifted = {name: 0.0 if name == "memory_headroom" else None for name in names}
+    limits = context.job.limits.model_copy(update=lifted)
+    return replace(context, job=context.job.model_copy(update={"limits": limits}))

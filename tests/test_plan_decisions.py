@@ -1,0 +1,110 @@
+"""Several tasks, phases, risk, sensitivity, the Pareto front and what to relax."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlperf.api import ask, plan_job
+from rlperf.errors import InfeasibleError
+from rlperf.plan.plan import Plan
+from rlperf.plan.relax import relaxations
+from rlperf.specs.job import Job
+
+TASK = {
+    "name": "math", "workload": "math", "prompts_per_step": 32, "group_size": 4, "mini_batch": 16,
+    "max_prompt_tokens": 512, "max_response_tokens": 2048,
+}  # fmt: skip
+
+
+def job(**changes: object) -> Job:
+    base: dict[str, object] = {"architecture": "Qwen3-4B", "cluster": "dgx_h100", "tasks": [TASK]}
+    return Job.model_validate({**base, **changes})
+
+
+def drifting(folder: Path, short: float, long: float) -> Path:
+    """A recording whose responses grow from rl_step to rl_step."""
+    rng = np.random.default_rng(3)
+    folder.mkdir()
+    for step, scale in enumerate(np.geomspace(short, long, 4)):
+        lines = [
+            json.dumps(
+                {
+                    "step": step, "rank": 0, "dp_rank": 0, "tp_rank": 0, "local_index": i, "input": 100,
+                    "n_sampling": 4, "validate": False,
+                    "output": np.minimum(rng.lognormal(np.log(scale), 0.5, 4).astype(int) + 1, 2048).tolist(),
+                }
+            )
+            for i in range(32)
+        ]  # fmt: skip
+        (folder / f"packed_lengths_step_{step}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_phases_of_a_drifting_recording(tmp_path: Path) -> None:
+    task = {**TASK, "workload": str(drifting(tmp_path / "drift", 40, 1500))}
+    horizon = {"rl_steps": 4, "group": 1}
+    never = plan_job(job(tasks=[task], horizon=horizon))
+    free = plan_job(job(tasks=[task], horizon={**horizon, "switch": "0 s"}))
+    dear = plan_job(job(tasks=[task], horizon={**horizon, "switch": "1 h"}))
+    assert len({phase.pools for phase in never.plan}) == 1
+    assert free.objective <= never.objective * (1 + 1e-9)
+    assert never.objective == pytest.approx(dear.objective, rel=1e-6)
+    assert never.static_objective == pytest.approx(never.objective, rel=1e-6)
+    assert free.static_objective is not None
+    assert free.objective <= free.static_objective * (1 + 1e-9)
+    assert [phase.rl_steps for phase in never.plan] == [(0, 3)]
+    assert never.objective == pytest.approx(4 * never.plan[0].predicted.step_s, rel=1e-4)
+    alone = plan_job(job(tasks=[{**task, "rl_steps": 0}]))
+    assert never.plan[0].predicted.step_s > 1.5 * alone.plan[0].predicted.step_s  # the later rl_steps are longer
+
+
+def test_concurrent_tasks_take_at_most_the_cluster() -> None:
+    tasks = [TASK, {**TASK, "name": "short", "max_response_tokens": 512}]
+    shared = plan_job(job(nodes=2, tasks=tasks, sharing="devices"))
+    assert sum(phase.pool("trainer").devices for phase in shared.plan) <= 16
+    assert {phase.tasks for phase in shared.plan} == {("math",), ("short",)}
+
+
+def test_risk_moves_the_objective_to_the_upper_end() -> None:
+    mean: Plan = plan_job(job())
+    averse = plan_job(job(objective={"minimize": "step_time", "risk": 1.0}))
+    assert averse.objective == pytest.approx(averse.plan[0].predicted.high_s, rel=1e-4)
+    assert averse.plan[0].predicted.high_s <= mean.plan[0].predicted.high_s * (1 + 1e-6)
+
+
+def test_sensitivity_and_pareto_front_speak_of_the_plan() -> None:
+    phase = plan_job(job(nodes=2, objective="token_time", price="2 USD/h")).plan[0]
+    assert {row.input for row in phase.sensitivity} == {
+        "rollout slower", "rollout faster", "training and scoring slower", "training and scoring faster",
+    }  # fmt: skip
+    for row in phase.sensitivity:
+        assert row.loss >= 0.0
+        assert bool(row.switches_to) == (row.loss > 0)
+        slower = row.change > 0
+        assert (row.step_s > phase.predicted.step_s) == slower
+    steps = [point.step_s for point in phase.pareto]
+    assert steps == sorted(steps)
+    assert all(point.usd_per_step == pytest.approx(point.device_s * 2 / 3600) for point in phase.pareto)
+    assert [point.device_s for point in phase.pareto if not point.differs] == [
+        phase.predicted.step_s * phase.pool("trainer").devices
+    ]
+
+
+def test_infeasible_limits_name_what_to_relax() -> None:
+    with pytest.raises(InfeasibleError, match="without the limit on step it is feasible") as caught:
+        plan_job(job(limits={"step": "1 ms"}))
+    assert caught.value.exit_code == 1
+    both = job(limits={"step": "1 ms", "usd_per_step": "0.000001 USD"}, price="2 USD/h")
+    with pytest.raises(InfeasibleError, match="without the limits on step and usd_per_step"):
+        plan_job(both)
+
+
+def test_nothing_to_relax_where_the_model_is_too_large() -> None:
+    question = ask(job(architecture="DeepSeek-V3"))
+    context, task = question.context, question.context.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    assert relaxations(context, task, question.facts, (demand,)) == []

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlperf.errors import SpecError
 from rlperf.specs.writer import write_atomic
-from rlperf.workload.fidelity import Fidelity, bias, group_maximum, width_ratio
+from rlperf.workload.fidelity import Fidelity, bias, group_max_ratio, width_ratio
 from rlperf.workload.lengths import Float, LengthTable
 from rlperf.workload.model import LengthModel
 from rlperf.workload.multiturn import anova_icc
@@ -83,8 +83,7 @@ def _length_summary(table: LengthTable) -> dict[str, Any]:
             for part in [table.step(int(s))]
         ],
     }
-    maximum = group_maximum(table, table)
-    content["group_max_ratio"] = None if maximum is None else maximum.recorded
+    content["group_max_ratio"] = group_max_ratio(table) if rows.n > table.n_groups else None
     if table.multi_turn and table.cached_tokens is not None and table.tool_latency_s is not None:
         waited = table.tool_latency_s[table.tool_latency_s > 0]
         content["turns_per_trajectory"] = table.n / table.n_trajectories

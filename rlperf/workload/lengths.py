@@ -129,8 +129,12 @@ class LengthTable:
         if not self.n:
             return np.zeros(0, np.int64), 0
         span = int(self.group.max()) + 1
-        keys, index = np.unique(self.rl_step * span + self.group, return_inverse=True)
-        return index.reshape(-1).astype(np.int64), int(keys.size)
+        keys = self.rl_step * span + self.group
+        if bool(np.all(keys[1:] >= keys[:-1])):  # in order, as recordings are: no sort needed
+            index = np.cumsum(np.r_[False, keys[1:] != keys[:-1]])
+            return index, int(index[-1]) + 1
+        found, index = np.unique(keys, return_inverse=True)
+        return index.reshape(-1).astype(np.int64), int(found.size)
 
     @property
     def n_groups(self) -> int:

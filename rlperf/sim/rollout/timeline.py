@@ -101,7 +101,8 @@ class ReplicaTimeline:
     @property
     def tool_wait_s(self) -> float:
         """Seconds without any request to compute, before the last one ends: all wait for tools, or have not arrived."""
-        return max(self.makespan_s - self.busy_s, 0.0)
+        idle = self.makespan_s - self.busy_s
+        return idle if idle > 1e-9 * self.makespan_s else 0.0  # else rounding of sums
 
     @property
     def prefill_s(self) -> float:

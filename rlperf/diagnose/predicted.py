@@ -156,7 +156,8 @@ def explain_prediction(
     steps: PredictedSteps, *, floor: float = FLOOR, limits: Limits | None = None, notes: tuple[str, ...] = ()
 ) -> Explanation:
     """Explain predicted rl_steps; advice on the rollout carries gains simulated again with the knob turned."""
-    found = explain_graph(steps.graph(), floor=floor, limits=limits, notes=notes)
+    # A predicted controller takes what its framework takes: a cost of the plan, never a fault.
+    found = explain_graph(steps.graph(), floor=floor, limits=limits or replace(Limits(), serial=np.inf), notes=notes)
     tried: dict[str, float] = {}
 
     def better(advice: Advice) -> Advice:

@@ -1,0 +1,159 @@
+"""Predictions explained: the graph gives the planner's step time back, and what-ifs are the rollout simulated again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rlperf.api import Question, ask
+from rlperf.cli.explain import explain
+from rlperf.diagnose import graph as g
+from rlperf.diagnose.predicted import PredictedSteps, explain_prediction
+from rlperf.diagnose.sources import scaled_job, steps_of_job, steps_of_plan
+from rlperf.errors import SpecError
+from rlperf.plan.plan import BatchSettings, Phase, Plan
+from rlperf.plan.predict import evaluate_job, predict_job
+from rlperf.sim.rollout import simulate_rollout
+
+JOB = """
+name: small
+architecture: Qwen3-8B
+cluster: dgx_h100
+nodes: {nodes}
+framework: verl==0.9.0
+tasks:
+  - name: math
+    workload: math
+    prompts_per_step: 16
+    group_size: 8
+    max_prompt_tokens: 1024
+    max_response_tokens: 4096
+modes: [{mode}]
+limits: {{staleness: {staleness}}}
+trainer_backends: [fsdp2]
+pools:
+  - {{role: rollout, devices: {rollout}, layout: {{tensor_parallel: 1}}}}
+  - {{role: trainer, devices: {trainer}, layout: {{zero_stage: 3, tensor_parallel: 1, pipeline_parallel: 1}}}}
+"""
+
+
+def question(folder: Path, mode: str = "colocated", nodes: int = 1) -> tuple[Question, Path]:
+    half = 8 * nodes // (1 if mode == "colocated" else 2)
+    path = folder / f"{mode}.yaml"
+    stale = int(mode in ("one_step_off", "async"))
+    path.write_text(JOB.format(mode=mode, nodes=nodes, rollout=half, trainer=half, staleness=stale))
+    return ask(path), path
+
+
+@pytest.fixture(scope="module")
+def colocated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Question, Path]:
+    return question(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="module")
+def steps(colocated: tuple[Question, Path]) -> PredictedSteps:
+    return steps_of_job(colocated[0].context, colocated[0].facts)[0]
+
+
+@pytest.mark.parametrize("mode", ["colocated", "disaggregated", "one_step_off"])
+def test_the_graph_takes_as_long_as_the_prediction(tmp_path: Path, mode: str) -> None:
+    asked, _ = question(tmp_path, mode)
+    evaluation, _ = evaluate_job(asked.context, asked.facts)
+    assert evaluation.configuration.mode == mode
+    graph = PredictedSteps.of(evaluation).graph()
+    assert graph.step_s() == pytest.approx(evaluation.step_s, rel=1e-9)
+    assert graph.devices == 8
+
+
+def test_losses_of_the_rollout_are_simulated_again(steps: PredictedSteps) -> None:
+    found = explain_prediction(steps)
+    tail = next(c for c in found.causes if c.kind == "tail")
+    assert tail.method == "simulation"
+    makespans = []
+    for served, old in zip(steps.trajectories, steps.results, strict=True):
+        tokens = np.minimum(served.response_tokens, np.round(served.response_tokens.mean() * 1.0))
+        mean = served.response_tokens.mean()
+        factor = np.minimum(mean / served.response_tokens, 1.0)
+        tokens = np.maximum(np.round(served.response_tokens * factor), 1).astype(np.int64)
+        again = simulate_rollout(
+            replace(served, response_tokens=tokens), len(old.timelines), cost=steps.cost, limits=steps.limits,
+            devices_per_replica=int(old.devices[0]),
+        )  # fmt: skip
+        makespans.append(old.makespan_s - again.makespan_s)
+    assert tail.loss_s == pytest.approx(float(np.mean(makespans)), rel=1e-9)
+    carried = next(a for a in tail.advice if a.knob == "partial_rollout")
+    assert carried.predicted_by == "simulation"
+    assert carried.gain_s is not None
+    assert 0.0 < carried.gain_s <= tail.loss_s
+
+
+def test_stages_of_a_prediction_are_exact_on_the_graph(steps: PredictedSteps) -> None:
+    graph = steps.graph()
+    free = replace(steps, weight_sync_s=np.zeros_like(steps.weight_sync_s))
+    change = g.Change(np.where(graph.activity == g.WEIGHT_SYNC, 0.0, 1.0))
+    assert graph.what_if_s(change) == pytest.approx(free.graph().step_s(), rel=1e-12)
+
+
+def test_an_asynchronous_prediction_is_explained(tmp_path: Path) -> None:
+    asked, _ = question(tmp_path, "async")
+    steps, _ = steps_of_job(asked.context, asked.facts)
+    graph = steps.graph()
+    assert graph.step_s() >= steps.steady_s
+    assert not (graph.activity == g.DECODE).any()
+    assert explain_prediction(steps).causes is not None
+
+
+def test_a_plan_is_explained_like_its_job(colocated: tuple[Question, Path], steps: PredictedSteps) -> None:
+    asked, _ = colocated
+    evaluation, _ = evaluate_job(asked.context, asked.facts)
+    batch, chosen = evaluation.configuration.batch, evaluation.configuration
+    settings = BatchSettings(
+        prompts_per_step=batch.prompts, group_size=batch.group_size, mini_batch=batch.mini_batch,
+        max_prompt_tokens=batch.max_prompt_tokens, max_response_tokens=batch.max_response_tokens,
+    )  # fmt: skip
+    phase = Phase(
+        tasks=("math",), rl_steps=(0, 0), mode="colocated", settings=settings, pools=chosen.pools,
+        predicted=predict_job(asked.context, facts=asked.facts),
+    )  # fmt: skip
+    plan = Plan(
+        job=asked.job, status="optimal", objective=1.0, bound=1.0, mip_gap=0.0, candidates=1, rejected={},
+        screen_regret=0.0, seconds=0.0, plan=(phase,),
+    )  # fmt: skip
+    found, notes = steps_of_plan(plan)
+    assert notes == ()
+    assert found.graph().step_s() == pytest.approx(steps.graph().step_s(), rel=1e-12)
+    wrong = phase.model_copy(update={"settings": settings.model_copy(update={"group_size": 3})})
+    with pytest.raises(SpecError, match="none that its job allows"):
+        steps_of_plan(plan.model_copy(update={"plan": (wrong,)}))
+
+
+def test_a_job_at_another_scale(colocated: tuple[Question, Path]) -> None:
+    asked, _ = colocated
+    cluster = asked.context.cluster
+    larger = scaled_job(asked.job, cluster, 32)
+    assert larger.nodes == 4
+    assert [pool.devices for pool in larger.pools] == [(32,), (32,)]
+    with pytest.raises(SpecError, match="do not fill nodes"):
+        scaled_job(asked.job, cluster, 12)
+
+
+def test_the_command_explains_a_job_at_scales(colocated: tuple[Question, Path]) -> None:
+    app = typer.Typer()
+    app.command()(explain)
+    result = CliRunner().invoke(app, [str(colocated[1]), "--scale", "8,16", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["scaling"]["devices"] == [8, 16]
+    assert found["scaling"]["ideal_slope"] == -1.0
+    assert found["scaling"]["step_s"][0] > found["scaling"]["step_s"][1]
+    assert {"tail", "controller"} <= {cause["kind"] for cause in found["causes"]}
+    assert all(cause["nature"] == "structure" for cause in found["causes"])
+    result = CliRunner().invoke(app, [str(colocated[1])])
+    assert result.exit_code == 0, result.output
+    assert "by design" in result.stdout

@@ -57,6 +57,19 @@ def test_trace_has_every_turn_and_stays_within_the_rollout() -> None:
     # one at a time on replica 1: the second trajectory is queued while the first one decodes
     queued = [e for e in events if e["name"] == "queued" and e["pid"] == 1]
     assert [e["dur"] for e in queued] == [9e6]
+    # stages lie within their turn, to the nanosecond
+    for turn in turns:
+        begin, end = round(1e3 * turn["ts"]), round(1e3 * (turn["ts"] + turn["dur"]))
+        inner = [
+            e
+            for e in events
+            if e["ph"] == "X"
+            and e["name"] in ("queued", "prefill", "decode")
+            and (e["pid"], e["tid"]) == (turn["pid"], turn["tid"])
+            and begin <= round(1e3 * e["ts"]) < end
+        ]
+        assert inner
+        assert all(round(1e3 * (e["ts"] + e["dur"])) <= end for e in inner)
     # slices of one lane do not overlap, so a viewer can draw them
     for pid, tid in {(e["pid"], e["tid"]) for e in turns}:
         lane = sorted((e["ts"], e["ts"] + e["dur"]) for e in turns if (e["pid"], e["tid"]) == (pid, tid))

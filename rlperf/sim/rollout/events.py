@@ -207,18 +207,21 @@ class EventEngine:
         preempted = False
         while held > self.cache.total and len(self.running) > 1:
             i, _ = self.running.popitem()
+            shared = self.adjust
             if self.partial is not None and self.partial[0] == i:
                 computed = self.partial[1]
+                held -= self.partial_blocks
                 self.partial, self.partial_blocks = None, 0
             else:
                 computed = self.batch.remove(i)
+                held += -(computed + self.width) // self.cache.block  # its blocks, rounded up
                 self.known[i] = computed + 1
             self.lost[i] = max(self.lost[i], computed)
             self._release(i, computed, resumes=True)
+            held += self.adjust - shared
             self.waiting.appendleft(i)
             self.preemptions += 1
             preempted = True
-            held = self._held()
         if preempted:  # while what was evicted last cannot return, nothing else changes until the next completion
             i = self.waiting[0]
             preempted = held + self.cache.blocks_to_admit(i, self.known[i]) + self.cache.reserve <= self.cache.total

@@ -23,6 +23,7 @@ from rlperf.specs.calibration import (
     GemmFit,
     MoeFit,
     PrefillFit,
+    StreamFit,
 )
 from rlperf.specs.cluster import Device
 
@@ -289,3 +290,22 @@ def fit_dispatch(series: Series, device: Device, per_node: int, *, check: bool =
         }
     )  # fmt: skip
     return KernelFit("dispatch", constants, fitted, series)
+
+
+def fit_stream(series: Series, device: Device, base: StreamFit, *, check: bool = True) -> KernelFit:
+    """Large memory-bound passes: t = fixed + bytes / (W e); what small operators reach is that of ``base``."""
+    moved = series.shape["n_bytes"]
+
+    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
+        return np.asarray(p[0] + moved[r] / (p[1] * device.memory_bandwidth))
+
+    bounds = Bounds.of((1e-7, 2e-6, 1e-4), (0.05, 0.85, 1.5))
+    fitted = fit_with_left_out(predict, bounds, series.measured_s, {"n_bytes": moved}, left_out=check)
+    constants = base.model_copy(
+        update={
+            "small_fixed": float(fitted.parameters[0]),
+            "stream_memory": _digits(fitted.parameters[1]),
+            "quality": fitted.quality(series.name),
+        }
+    )
+    return KernelFit("stream", constants, fitted, series)

@@ -18,6 +18,7 @@ from rlperf.calibrate.kernel_fits import (
     fit_gemm,
     fit_moe,
     fit_prefill,
+    fit_stream,
 )
 from rlperf.calibrate.kernel_tables import Series, read_series
 from rlperf.calibrate.statistics import spread_of
@@ -33,6 +34,7 @@ SECTIONS = {
     "moe": "moe",
     "collective": "collectives",
     "dispatch": "dispatch",
+    "stream": "stream",
 }
 MINIMUM_ROWS = 8
 """Series with fewer timings are not fitted."""
@@ -98,6 +100,8 @@ def fit_series(
             fits.append(fit_moe(one, device, skewed, check=check))
         elif one.kind == "collective":
             fits.append(fit_collective(one, device, check=check))
+        elif one.kind == "stream":
+            fits.append(fit_stream(one, device, base.stream, check=check))
         elif one.kind == "dispatch":
             fits.append(fit_dispatch(one, device, 4 if device.name.startswith("gb") else 8, check=check))
     return fits
@@ -126,7 +130,7 @@ def calibration_from(
     day = today or date.today().isoformat()
     return base.model_copy(
         update={
-            **{name: tuple(values) for name, values in sections.items()},
+            **{name: tuple(values) if name != "stream" else values[0] for name, values in sections.items()},
             "id": f"{device.name}-{day}",
             "device": device.name,
             "source": source,
@@ -147,7 +151,7 @@ def _rank(fit: KernelFit) -> tuple[str, bool, int]:
 
 def _taken_over(sections: dict[str, list[object]], base: DeviceCalibration) -> str:
     kept = [name for name in SECTIONS.values() if name not in sections and getattr(base, name)]
-    text = "stream, host, network and backward attention are not in the kernel tables: see their quality"
+    text = "host, network and backward attention are not in kernel tables: see their quality"
     return f"{text}; taken over from {base.device}: {', '.join(kept)}" if kept else text
 
 

@@ -1,0 +1,301 @@
+"""Fits recover constants that made the timings; files in many forms; the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from rlperf.calibrate import measure
+from rlperf.calibrate.fitting import Bounds, fit_with_left_out
+from rlperf.calibrate.kernel_tables import read_series, short_kernel
+from rlperf.calibrate.kernels import calibration_text, fit_device, merged, read_all
+from rlperf.calibrate.statistics import pairwise_ranking, spread_of, summarise
+from rlperf.cli.calibrate import app
+from rlperf.cost.attention import decode_with, flash_with, visible_pairs
+from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
+from rlperf.cost.moe import grouped_with
+from rlperf.cost.roofline import gemm_with
+from rlperf.errors import SpecError
+from rlperf.specs.calibration import DeviceCalibration, load_device_calibration
+from rlperf.specs.profiles import load_device
+from rlperf.specs.reader import read_spec
+
+H100 = load_device("h100_sxm")
+OWN = load_device_calibration("h100_sxm")
+
+
+def write(path: Path, columns: list[str], rows: list[list[object]]) -> Path:
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(columns)
+        writer.writerows(rows)
+    return path
+
+
+def gemm_file(folder: Path, *, noise: float = 0.0) -> Path:
+    """Timings that the shipped H100 constants would give."""
+    rng = np.random.default_rng(0)
+    fit = OWN.gemm[0]
+    rows: list[list[object]] = []
+    for m in (1, 16, 128, 1024, 8192):
+        for n in (1024, 4096, 8192):
+            for k in (1024, 4096, 8192):
+                us = float(gemm_with(H100, fit, m, n, k, "bf16", cached=True)) * 1e6
+                rows.append(["h100_sxm", "trtllm-1.3", "bfloat16", m, n, k, us * np.exp(noise * rng.normal())])
+    return write(folder / "gemm.csv", ["gpu", "src", "dtype", "m", "n", "k", "latency_us"], rows)
+
+
+def test_gemm_constants_are_recovered(tmp_path: Path) -> None:
+    calibration, fits = fit_device([gemm_file(tmp_path)], check=False)
+    known, found = OWN.gemm[0], calibration.gemm[0]
+    assert found.compute == pytest.approx(known.compute, rel=0.03)
+    assert found.memory == pytest.approx(known.memory, rel=0.03)
+    assert fits[0].fitted.predicted == pytest.approx(fits[0].series.measured_s, rel=0.03)
+
+
+def test_left_out_error_is_that_of_the_noise(tmp_path: Path) -> None:
+    calibration, _ = fit_device([gemm_file(tmp_path, noise=0.05)])
+    quality = calibration.gemm[0].quality
+    assert quality.in_sample_mape is not None and quality.left_out_mape is not None
+    assert quality.in_sample_mape <= quality.left_out_mape < 8.0
+    assert quality.n == 45 and quality.spread.low < 1.0 < quality.spread.high
+
+
+def test_attention_decode_and_expert_constants_are_recovered(tmp_path: Path) -> None:
+    prefill, decode, moe = OWN.prefill[0], OWN.decode[0], OWN.moe[0]
+    rows: list[list[object]] = []
+    for b in (1, 8, 64):
+        for s in (128, 1024, 8192):
+            for h, g in ((8, 1), (32, 8), (64, 8)):
+                seconds = flash_with(H100, prefill, b * s, b * visible_pairs(s, s), s, b * s, h, g, 256.0)
+                rows.append(["h100_sxm", "vllm-1", "fa", "bf16", b, s, h, g, 128, float(seconds) * 1e6])
+    columns = ["gpu", "src", "kernel", "kv_cache_dtype", "batch", "seq_len", "num_heads", "num_kv_heads", "head_dim"]
+    first = write(tmp_path / "prefill.csv", [*columns, "latency_us"], rows)
+    rows = []
+    for b in (1, 8, 64, 256):
+        for s in (512, 4096, 65536):
+            for h, g in ((8, 1), (32, 8), (64, 4)):
+                seconds = decode_with(H100, decode, b, b * s, h, g, 128, cached=True)
+                rows.append(["h100_sxm", "vllm-1", "fa", "bf16", b, s, h, g, 128, float(seconds) * 1e6])
+    second = write(tmp_path / "decode.csv", [*(c if c != "seq_len" else "kv_len" for c in columns), "latency_us"], rows)
+    rows = []
+    for n in (1, 16, 256, 4096, 16384):
+        for ep, tp in ((1, 1), (8, 1), (1, 8)):
+            seconds = grouped_with(H100, moe, n, 4096, 1536, 128, 8, ep, tp, balanced=True)
+            skewed = grouped_with(H100, moe, n, 4096, 1536, 128, 8, ep, tp, skew=ep**0.4, touched_share=0.8)
+            shape = [n, 4096, 1536, 8, 128, tp, ep]
+            rows.append(["h100_sxm", "trtllm-1", "cutlass", "bfloat16", *shape, "balanced", float(seconds) * 1e6])
+            rows.append(["h100_sxm", "trtllm-1", "cutlass", "bfloat16", *shape, "power_law_1.2", float(skewed) * 1e6])
+    shape = ["num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"]
+    third = write(tmp_path / "moe.csv", ["gpu", "src", "kernel", "dtype", *shape, "distribution", "latency_us"], rows)
+    calibration, _ = fit_device([first, second, third], "h100_sxm", check=False)
+    assert calibration.prefill[0].compute == pytest.approx(prefill.compute, rel=0.05)
+    assert calibration.decode[0].memory == pytest.approx(decode.memory, rel=0.05)
+    assert calibration.moe[0].memory == pytest.approx(moe.memory, rel=0.15)
+    assert calibration.moe[0].skew_exponent == pytest.approx(0.4, rel=0.2)
+    assert calibration.gemm == OWN.gemm  # no timings: taken over, and the notes say so
+    assert "taken over from h100_sxm: gemm" in calibration.notes
+
+
+def test_collectives_and_dispatch(tmp_path: Path) -> None:
+    point = OWN.collectives[0].points[-1]
+    x = np.array([2.0**p for p in range(10, 29, 2)])
+    seconds = point_with(point, x * bus_share("all_reduce", 8), link_bytes_per_s(H100))
+    rows = [["h100_sxm", "2.29", "all_reduce", 8, int(b), t * 1e6] for b, t in zip(x, seconds, strict=True)]
+    nccl = write(tmp_path / "nccl.csv", ["gpu", "nccl_version", "collective", "num_gpus", "bytes", "latency_us"], rows)
+    deep = [
+        ["h100_sxm", "s-1", nodes, 7168, n, 8, 20 + n * nodes, 25 + 2 * n * nodes]
+        for nodes in (1, 2)
+        for n in range(1, 90, 9)
+    ]
+    columns = ["gpu", "src", "node_num", "hidden_size", "num_token", "num_topk", "dispatch_us", "combine_us"]
+    calibration, fits = fit_device([nccl, write(tmp_path / "deep.csv", columns, deep)])
+    assert {fit.group for fit in calibration.dispatch} == {8, 16}
+    assert fits[0].fitted.predicted == pytest.approx(fits[0].series.measured_s, rel=0.05)
+
+
+def test_written_calibration_reads_back(tmp_path: Path) -> None:
+    calibration, _ = fit_device([gemm_file(tmp_path)], check=False, source="made up")
+    path = tmp_path / "mine.yaml"
+    path.write_text(calibration_text(calibration))
+    again = read_spec(path, DeviceCalibration)
+    assert again.gemm[0].compute == calibration.gemm[0].compute
+    assert again.gemm[0].fixed == pytest.approx(calibration.gemm[0].fixed, rel=1e-3)
+    assert again.source == "made up"
+    assert load_device_calibration("h20_sxm", file=path).extrapolated_from == "h100_sxm"
+
+
+def test_every_problem_of_a_file_is_named(tmp_path: Path) -> None:
+    broken = write(
+        tmp_path / "gemm.csv",
+        ["gpu", "dtype", "m", "n", "k", "latency_us"],
+        [
+            ["h100_sxm", "bf16", 1, 2, 3, "fast"],
+            ["h100_sxm", "bf16", -1, 2, 3, 4.0],
+            ["h100_sxm", "bf16", 1, 2, 3, 4.0],
+        ],
+    )
+    with pytest.raises(SpecError) as caught:
+        read_series(broken)
+    assert [problem.line for problem in caught.value.problems] == [2, 3]
+    unknown = write(tmp_path / "other.csv", ["a", "b"], [[1, 2]])
+    with pytest.raises(SpecError) as caught:
+        read_all([broken, unknown, tmp_path / "absent.csv"])
+    assert len(caught.value.problems) == 4
+    with pytest.raises(SpecError, match="holds no rows"):
+        read_series(write(tmp_path / "empty.csv", ["gpu", "dtype", "m", "n", "k", "latency_us"], []))
+
+
+def test_several_devices_need_a_choice(tmp_path: Path) -> None:
+    rows = [[gpu, "bf16", 2**i, 1024, 1024, 5.0 + i] for gpu in ("h100_sxm", "h200_sxm") for i in range(9)]
+    path = write(tmp_path / "gemm.csv", ["gpu", "dtype", "m", "n", "k", "latency_us"], rows)
+    with pytest.raises(SpecError, match="choose with --device"):
+        fit_device([path])
+    with pytest.raises(SpecError, match="no timings of 'a100_80g_sxm'"):
+        fit_device([path], "a100")
+    assert fit_device([path], "h200", check=False)[0].device == "h200_sxm"
+
+
+def test_nccl_tests_output_is_read(tmp_path: Path) -> None:
+    lines = ["# nccl-tests version 2.13 all_reduce_perf", "# busbw (GB/s)"]
+    lines += [f"#  Rank  {r} Group  0 Pid  1 on host device  {r} [0x1b] NVIDIA H100 80GB HBM3" for r in range(8)]
+    lines += [f"{8 << i}  {2 << i}  float  sum  -1  {20 + i}.5  0.0  0.0  0  {19 + i}.0  0.0  0.0  0" for i in range(9)]
+    path = tmp_path / "nccl.txt"
+    path.write_text("\n".join(lines))
+    (series,) = read_series(path)
+    assert series.variant == "all_reduce" and series.shape["num_gpus"][0] == 8
+    assert series.measured_s[0] == pytest.approx(20.5e-6)
+    path.write_text("busbw\n8 2 float sum 1 2 3 4")
+    with pytest.raises(SpecError, match="without the collective's name"):
+        read_series(path)
+
+
+def test_newest_version_of_a_kernel_stands(tmp_path: Path) -> None:
+    rows = [
+        ["h100_sxm", src, "bf16", 2**i, 1024, 1024, 5.0] for src in ("trtllm-1.9.0", "trtllm-1.10.0") for i in range(9)
+    ]
+    path = write(tmp_path / "gemm.csv", ["gpu", "src", "dtype", "m", "n", "k", "latency_us"], rows)
+    series = read_series(path)
+    assert len(series) == 2 and [one.software for one in merged(series)] == ["trtllm-1.10.0"]
+    assert short_kernel("moe", "moe_torch_flow_min_latency", "trtllm-1") == "trtllm_min_latency"
+
+
+def test_left_out_values_are_never_seen() -> None:
+    x = np.array([1.0, 1.0, 2.0, 2.0, 4.0, 4.0])
+    y = np.where(x == 4.0, 100.0, x)  # the odd value is predicted from the others alone
+
+    def predict(p: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return np.asarray(p[0] * x[rows])
+
+    fitted = fit_with_left_out(predict, Bounds.of((0.01, 0.5, 100.0)), y, {"x": x})
+    assert fitted.left_out["x"][x == 4.0] == pytest.approx(4.0, rel=1e-3)
+
+
+def test_statistics_by_hand() -> None:
+    one = summarise("t", "g", [1.1, 1.8, 3.0], [1.0, 2.0, 3.0], [0.9, 1.9, 2.0], [1.2, 2.1, 2.5])
+    assert one.mape == pytest.approx(20.0 / 3) and one.median_ape == pytest.approx(10.0)
+    assert one.interval_coverage == pytest.approx(2 / 3) and one.pairwise_ranking == 1.0
+    assert pairwise_ranking(np.array([1.0, 2.0]), np.array([1.0, 1.001])) is None
+    assert spread_of(np.ones(101), np.linspace(0.5, 1.5, 101)).low == pytest.approx(0.55)
+
+
+def test_command_fits_and_writes(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "mine.yaml"
+    result = CliRunner().invoke(app, ["kernels", str(gemm_file(tmp_path)), "--out", str(out), "--no-check", "--json"])
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert data["device"] == "h100_sxm" and data["series"][0]["n"] == 45 and out.is_file()
+    result = CliRunner().invoke(app, ["kernels", str(tmp_path / "gemm.csv"), "--out", str(out), "--no-check"])
+    assert "45 timings of h100_sxm" in result.output
+
+
+def test_measuring_without_torch_is_refused_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SpecError, match="pip install torch"):
+        measure.measure(["gemm"], tmp_path)
+    with pytest.raises(SpecError, match="unknown suite flop"):
+        measure.measure(["flop"], tmp_path)
+    file = tmp_path / "file"
+    file.write_text("")
+    assert isinstance(CliRunner().invoke(app, ["measure", "--out", str(file)]).exception, SpecError)
+
+
+class FakeTensor:
+    """Stands for a device tensor; every operation gives another one."""
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *args, **kwargs: self
+
+    def __getitem__(self, key: object) -> FakeTensor:
+        return self
+
+    def __matmul__(self, other: object) -> FakeTensor:
+        return self
+
+    def __mul__(self, other: object) -> FakeTensor:
+        return self
+
+
+class FakeEvent:
+    clock = 0.0
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        FakeEvent.clock += 0.5
+        self.at = FakeEvent.clock
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        return other.at - self.at
+
+
+def fake_torch(*, gpus: bool = True) -> types.ModuleType:
+    torch = types.ModuleType("torch")
+    torch.__version__ = "2.9.0+cu128"  # type: ignore[attr-defined]
+    tensor = FakeTensor()
+
+    def no_graph() -> None:
+        raise RuntimeError("capture is not supported here")
+
+    torch.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
+        is_available=lambda: gpus, Event=FakeEvent, synchronize=lambda: None, CUDAGraph=no_graph,
+        get_device_name=lambda: "NVIDIA H200",
+    )  # fmt: skip
+    torch.bfloat16 = "bf16"  # type: ignore[attr-defined]
+    torch.nn = types.SimpleNamespace(  # type: ignore[attr-defined]
+        functional=types.SimpleNamespace(scaled_dot_product_attention=lambda *a, **k: tensor, silu=lambda x: x)
+    )
+    for name in ("randn", "empty_like", "bmm", "empty"):
+        setattr(torch, name, lambda *args, **kwargs: tensor)
+    return torch
+
+
+def test_measuring_writes_files_that_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", fake_torch())
+    files = measure.measure(["gemm", "attention", "decode", "moe", "stream"], tmp_path, limit=4)
+    assert [path.name for path in files] == ["gemm.csv", "attention.csv", "decode.csv", "moe.csv", "stream.csv"]
+    kinds = [one.kind for one in read_all(files)]
+    assert sorted(kinds) == ["decode", "gemm", "moe", "prefill", "stream"]
+    assert {one.device for one in read_all(files)} == {"h200_sxm"}
+    with pytest.raises(SpecError, match="torchrun"):
+        measure.measure(["nccl"], tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(gpus=False))
+    with pytest.raises(SpecError, match="finds none"):
+        measure.measure(["gemm"], tmp_path)
+
+
+def test_streams_are_fitted(tmp_path: Path) -> None:
+    sizes = [2**power for power in range(14, 33)]
+    rows = [["h100_sxm", "torch-2", "copy", n, 3.0 + n / (0.9 * 3.352e12) * 1e6] for n in sizes]
+    calibration, _ = fit_device([write(tmp_path / "s.csv", ["gpu", "src", "kernel", "n_bytes", "latency_us"], rows)])
+    assert calibration.stream.stream_memory == pytest.approx(0.9, rel=0.02)
+    assert calibration.stream.small_fixed == pytest.approx(3e-6, rel=0.05)
+    assert calibration.stream.small_memory == OWN.stream.small_memory

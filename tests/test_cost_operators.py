@@ -1,0 +1,244 @@
+"""Operators: hand calculations, properties that physics demands, limits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlperf.cost import collectives
+from rlperf.cost.attention import (
+    decode_attention_s,
+    latent_decode_attention_s,
+    latent_prefill_attention_s,
+    packed_attention_s,
+    prefill_attention_s,
+    visible_pairs,
+)
+from rlperf.cost.dtypes import cache_bytes, dtype_of
+from rlperf.cost.moe import grouped_gemm_s, moe_fit, power_law_skew, touched_experts
+from rlperf.cost.roofline import gemm_fit, gemm_s, peak_flop_per_s, sheet_flop_per_s, small_op_s, stream_s
+from rlperf.cost.vision import language_tokens, patches_of, vision_prefill_s
+from rlperf.specs.hardware import Hardware, load_hardware
+from rlperf.specs.profiles import load_architecture
+
+H100 = load_hardware("h100_sxm", "dgx_h100")
+B200 = load_hardware("b200_sxm")
+
+
+def faster(hw: Hardware, factor: float) -> Hardware:
+    """The same machine with every rate of the data sheet times ``factor``."""
+    device = hw.device
+    sheet = {name: getattr(device.peaks, name) for name in type(device.peaks).model_fields}
+    peaks = device.peaks.model_copy(update={name: v * factor for name, v in sheet.items() if v is not None})
+    up = device.scale_up
+    if up is not None:
+        up = up.model_copy(update={"bandwidth": up.bandwidth * factor})
+    changed = device.model_copy(
+        update={
+            "peaks": peaks,
+            "memory_bandwidth": device.memory_bandwidth * factor,
+            "host_bandwidth": device.host_bandwidth * factor,
+            "scale_up": up,
+        }
+    )
+    link = hw.network.model_copy(update={"bandwidth": hw.network.bandwidth * factor})
+    return dataclasses.replace(hw, device=changed, network=link)
+
+
+def test_large_product_runs_at_the_attainable_peak() -> None:
+    flop = 2.0 * 16384**3
+    seconds = float(gemm_s(H100, 16384, 16384, 16384))
+    assert seconds == pytest.approx(flop / peak_flop_per_s(H100, "bf16"), rel=0.03)
+
+
+def test_thin_product_is_bound_by_the_weights() -> None:
+    # one token through 8192 x 28672 in bf16: 470 MB of weights at 0.82 of 3.35 TB/s = 170 us
+    weights = 2.0 * 8192 * 28672
+    ideal = weights / (H100.device.memory_bandwidth * gemm_fit(H100, "bf16")[0].memory)
+    assert float(gemm_s(H100, 1, 28672, 8192)) == pytest.approx(ideal, rel=0.05)
+
+
+def test_narrow_weights_cost_fewer_bytes() -> None:
+    wide, narrow = (float(gemm_s(H100, 1, 16384, 16384, dtype)) for dtype in ("bf16", "fp8"))
+    assert 0.45 < narrow / wide < 0.75
+    assert float(gemm_s(H100, 1, 16384, 16384, "int4_wo")) < narrow
+
+
+def test_no_work_takes_no_time() -> None:
+    assert gemm_s(H100, [0, 4, 4], [8, 0, 8], [8, 8, 0]).tolist() == [0.0, 0.0, 0.0]
+    assert float(small_op_s(H100, 0.0)) == 0.0 == float(stream_s(H100, 0.0))
+    assert float(decode_attention_s(H100, 0, 0, 32, 8, 128)) == 0.0
+    assert float(prefill_attention_s(H100, 0, 512, 512, 32, 8, 128)) == 0.0
+    assert float(grouped_gemm_s(H100, 0, 2048, 768, 128, 8)) == 0.0
+
+
+def test_missing_units_fall_back_and_say_so() -> None:
+    assert sheet_flop_per_s(H100, "nvfp4") == H100.device.peaks.fp8
+    assert gemm_fit(H100, "nvfp4")[1] and not gemm_fit(H100, "fp16")[1] and not gemm_fit(B200, "nvfp4")[1]
+    with pytest.raises(KeyError, match="known: bf16"):
+        dtype_of("bf17")
+    assert cache_bytes("fp8") == 1.0
+
+
+@given(m=st.integers(1, 20000), n=st.integers(64, 20000), k=st.integers(64, 20000))
+@settings(max_examples=60, deadline=None)
+def test_product_never_beats_light_and_a_machine_twice_as_fast_at_most_halves_it(m: int, n: int, k: int) -> None:
+    seconds = float(gemm_s(H100, m, n, k))
+    light = max(2.0 * m * n * k / 989.4e12, 2.0 * (m * k + n * k + m * n) / H100.device.memory_bandwidth)
+    assert seconds > light
+    twice = float(gemm_s(faster(H100, 2.0), m, n, k))
+    fit, _ = gemm_fit(H100, "bf16")
+    assert (seconds - fit.fixed) / 2.0 * 0.999 <= twice - fit.fixed <= seconds - fit.fixed
+
+
+def test_arrays_equal_scalars() -> None:
+    m, n = np.array([1, 64, 4096])[:, None], np.array([1024, 8192])
+    grid = gemm_s(H100, m, n, 4096)
+    assert grid.shape == (3, 2)
+    assert float(grid[1, 1]) == float(gemm_s(H100, 64, 8192, 4096))
+    reduced = collectives.all_reduce_s(H100, 1e6, [1, 2, 3, 8, 16], [1, 2, 3, 8, 8])
+    one_by_one = [
+        float(collectives.all_reduce_s(H100, 1e6, g, w)) for g, w in ((1, 1), (2, 2), (3, 3), (8, 8), (16, 8))
+    ]
+    assert reduced.tolist() == pytest.approx(one_by_one, rel=1e-12)
+
+
+@given(q=st.integers(1, 40), past=st.integers(0, 40), window=st.none() | st.integers(1, 50))
+@settings(max_examples=80, deadline=None)
+def test_visible_pairs_count_what_a_mask_shows(q: int, past: int, window: int | None) -> None:
+    k = q + past
+    shown = 0
+    for row in range(past, k):
+        first = 0 if window is None else max(0, row - window + 1)
+        shown += row - first + 1
+    assert float(visible_pairs(q, k, window=window)) == shown
+
+
+def test_a_pack_of_equal_sequences_is_a_batch() -> None:
+    batch = prefill_attention_s(H100, 4, 2048, 2048, 32, 8, 128)
+    pack = packed_attention_s(H100, 4 * 2048, 4 * 2048**2, 2048, 32, 8, 128)
+    assert float(pack) == pytest.approx(float(batch), rel=1e-9)
+    windowed = prefill_attention_s(H100, 4, 2048, 2048, 32, 8, 128, window=256)
+    packed = packed_attention_s(H100, 4 * 2048, 4 * 2048**2, 2048, 32, 8, 128, window=256)
+    assert float(packed) == pytest.approx(float(windowed), rel=1e-9)
+    assert float(windowed) < 0.5 * float(batch)
+
+
+def test_attention_is_quadratic_in_each_sequence_not_in_the_pack() -> None:
+    one = float(packed_attention_s(H100, 32768, 32768**2, 32768, 32, 8, 128))
+    many = float(packed_attention_s(H100, 32768, 32 * 1024**2, 1024, 32, 8, 128))
+    assert one > 8.0 * many
+
+
+def test_backward_takes_two_and_a_half_times_the_work_and_more() -> None:
+    forward = float(prefill_attention_s(H100, 1, 16384, 16384, 32, 32, 128))
+    backward = float(prefill_attention_s(H100, 1, 16384, 16384, 32, 32, 128, backward=True))
+    assert 2.5 < backward / forward < 3.5
+
+
+def test_cache_writes_and_narrow_heads_cost_extra() -> None:
+    plain = float(prefill_attention_s(H100, 8, 1024, 1024, 32, 8, 128))
+    assert float(prefill_attention_s(H100, 8, 1024, 1024, 32, 8, 128, cache_write=True)) > plain
+    half = float(prefill_attention_s(H100, 1, 16384, 16384, 64, 64, 64))
+    whole = float(prefill_attention_s(H100, 1, 16384, 16384, 32, 32, 128))
+    assert half > 1.15 * whole  # the same FLOP in narrower heads
+
+
+def test_decode_reads_the_cache_once() -> None:
+    kv_bytes = 2.0 * 64 * 32768 * 8 * 128 * 2.0
+    seconds = float(decode_attention_s(H100, 64, 64 * 32768, 32, 8, 128))
+    assert kv_bytes / H100.device.memory_bandwidth < seconds < 1.25 * kv_bytes / H100.device.memory_bandwidth
+    narrow = float(decode_attention_s(H100, 64, 64 * 32768, 32, 8, 128, kv_dtype="fp8"))
+    assert 0.5 < narrow / seconds < 0.8  # far less than twice the rate
+
+
+def test_latent_attention_is_bound_by_compute_with_many_heads() -> None:
+    few = float(latent_decode_attention_s(H100, 32, 32 * 8192, 16, 512, 64))
+    many = float(latent_decode_attention_s(H100, 32, 32 * 8192, 128, 512, 64))
+    assert many > 1.3 * few
+    assert float(latent_prefill_attention_s(H100, 1, 4096, 4096, 128, 128, 64, 128, cache_values=576)) > float(
+        latent_prefill_attention_s(H100, 1, 4096, 4096, 128, 128, 64, 128)
+    )
+
+
+def test_touched_experts_match_a_draw() -> None:
+    rng = np.random.default_rng(3)
+    drawn = np.mean([len(set(rng.integers(0, 64, 40))) for _ in range(2000)])
+    assert float(touched_experts(40, 64)) == pytest.approx(drawn, rel=0.02)
+
+
+def test_experts_split_over_devices_and_skew() -> None:
+    alone = float(grouped_gemm_s(H100, 4096, 4096, 1536, 128, 8))
+    split = float(grouped_gemm_s(H100, 4096, 4096, 1536, 128, 8, 8))
+    assert alone / 8.0 < split < alone / 2.0
+    assert float(grouped_gemm_s(H100, 4096, 4096, 1536, 128, 8, 8, skew=1.7)) > 1.2 * split
+    fit, stand_in = moe_fit(H100, "bf16")
+    assert not stand_in and float(power_law_skew(fit, 8)) > 1.1
+    assert moe_fit(H100, "bf16", ("vllm_triton",))[0].kernel == "vllm_triton"
+    assert moe_fit(H100, "bf16", ("fp8:vllm_triton",))[0].kernel != "vllm_triton"
+
+
+def test_collectives_of_one_device_are_free() -> None:
+    for collective in (
+        collectives.all_reduce_s,
+        collectives.all_gather_s,
+        collectives.reduce_scatter_s,
+        collectives.all_to_all_s,
+    ):
+        assert float(collective(H100, 1e6, 1, 1)) == 0.0 == float(collective(H100, 0.0, 8, 8))
+    assert float(collectives.point_to_point_s(H100, 0.0, 1)) == 0.0
+
+
+def test_large_all_reduce_runs_at_the_measured_bus_rate() -> None:
+    # NCCL, 8 x H100: about 480 GB/s of bus bandwidth (NVLS) at 512 MB, published and tabulated alike
+    size = 512e6
+    bus = collectives.bus_share("all_reduce", 8) * size / collectives.all_reduce_s(H100, size, 8, 8)
+    assert 420e9 < float(bus) < 520e9
+
+
+def test_across_nodes_the_network_binds_and_oversubscription_hurts() -> None:
+    inside, across = (float(collectives.all_reduce_s(H100, 1e9, 8 * n, 8)) for n in (1, 2))
+    assert across > inside
+    thin = dataclasses.replace(H100, cluster=H100.cluster.model_copy(update={"oversubscription": 4.0}))
+    assert float(collectives.all_reduce_s(thin, 1e9, 16, 8)) > 2.0 * across
+    assert float(collectives.all_to_all_s(H100, 1e8, 16, 8)) > float(collectives.all_to_all_s(H100, 1e8, 8, 8))
+    near, far = collectives.point_to_point_s(H100, 1e8, np.array([True, False]))
+    assert far > near
+
+
+def test_engine_kernels_beat_nccl_for_small_messages() -> None:
+    nccl = float(collectives.all_reduce_s(H100, 65536, 8, 8))
+    assert float(collectives.all_reduce_s(H100, 65536, 8, 8, implementation="custom")) < 0.7 * nccl
+
+
+def test_dispatch_grows_with_tokens_and_has_a_fallback() -> None:
+    few, many = collectives.dispatch_combine_s(H100, np.array([1.0, 128.0]), 7168, 8, 8, 8)
+    assert 20e-6 < few < many < 1e-3
+    a100 = load_hardware("a100_80g_sxm")
+    assert float(collectives.dispatch_combine_s(a100, 128, 7168, 8, 8, 8)) > 0.0
+
+
+def test_host_copy_runs_at_the_host_link() -> None:
+    assert float(collectives.host_copy_s(H100, 55e9)) == pytest.approx(1.0, rel=0.05)
+
+
+def test_vision_tower_by_hand() -> None:
+    vision = load_architecture("Qwen2.5-VL-7B").vision
+    assert vision is not None
+    patches = patches_of(vision, 1344, 1344)
+    assert float(patches) == 9216.0 and float(language_tokens(vision, patches)) == 2304.0
+    seconds = float(vision_prefill_s(H100, vision, 1, patches))
+    flop = 2.0 * 9216 * (vision.parameters - 3 * 2 * 14 * 14 * 1280)
+    assert flop / 989.4e12 < seconds < 12.0 * flop / 989.4e12
+    assert float(vision_prefill_s(H100, vision, 1, patches, 4)) < seconds
+    assert float(vision_prefill_s(H100, vision, 4, patches)) > 2.0 * seconds
+
+
+def test_borrowed_constants_are_marked_and_wider() -> None:
+    own, borrowed = load_hardware("h200_sxm").calibration, load_hardware("h20_sxm").calibration
+    assert not own.extrapolated and borrowed.extrapolated
+    assert borrowed.spread.high > own.spread.high and borrowed.spread.low < own.spread.low

@@ -1,0 +1,226 @@
+"""Engine_steps, closed loops and engine memory."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlperf.cost import inference as inf
+from rlperf.cost.engine_memory import engine_limits, engine_memory, max_running
+from rlperf.cost.operators import Replica, decode_operators, roles_of, token_operators, total
+from rlperf.cost.uncertainty import serving_basis
+from rlperf.errors import SpecError
+from rlperf.layout import Layout
+from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.hardware import load_hardware
+from rlperf.specs.profiles import load_architecture
+
+H100 = load_hardware("h100_sxm", "dgx_h100")
+H200 = load_hardware("h200_sxm")
+B200 = load_hardware("b200_sxm")
+VLLM = load_engine_calibration("vllm")
+QWEN = load_architecture("Qwen2.5-7B")
+ARCHITECTURES = ["Qwen2.5-7B", "Mixtral-8x7B", "DeepSeek-V3", "gpt-oss-20b", "Qwen3.5-35B-A3B", "Mistral-7B-v0.1"]
+
+
+def step(arch: str, layout: Layout, running: object, kv: object, **settings: str) -> np.ndarray:
+    return inf.decode_step_s(load_architecture(arch), H100, VLLM, layout, running, kv, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_breakdown_adds_up_and_never_beats_light(name: str) -> None:
+    arch = load_architecture(name)
+    layout = Layout.of(tensor_parallel=8)
+    rows = inf.decode_breakdown(arch, H100, VLLM, layout, 32, 32 * 4096)
+    whole = float(inf.decode_step_s(arch, H100, VLLM, layout, 32, 32 * 4096))
+    assert sum(row.seconds for row in rows) == pytest.approx(whole, rel=1e-9)
+    assert sum(row.share for row in rows) == pytest.approx(1.0)
+    assert all(0.0 <= row.percent_of_light <= 100.0 for row in rows)
+    assert {row.bound for row in rows} <= {"compute", "bandwidth", "latency", "network"}
+    prompt = inf.prefill_breakdown(arch, H100, VLLM, layout, 1, 4096)
+    assert sum(row.seconds for row in prompt) == pytest.approx(
+        float(inf.prefill_s(arch, H100, VLLM, layout, 1, 4096)), rel=1e-9
+    )
+
+
+def test_decode_of_a_dense_model_reads_its_weights() -> None:
+    # 7.6e9 parameters in bf16, the input embedding (0.545e9) is looked up, not read: 14.1 GB at 3.35 TB/s = 4.2 ms
+    seconds = float(step("Qwen2.5-7B", Layout.of(), 1, 1024))
+    assert 4.2e-3 < seconds < 1.6 * 4.2e-3
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_more_requests_and_longer_contexts_take_longer(name: str) -> None:
+    layout = Layout.of(tensor_parallel=8)
+    running = np.array([1.0, 8.0, 64.0, 256.0])
+    seconds = step(name, layout, running, running * 2048)
+    assert (np.diff(seconds) > 0).all()
+    longer = step(name, layout, running, running * 32768)
+    assert (longer >= seconds).all()
+
+
+def test_layout_axes_broadcast_and_equal_scalars() -> None:
+    grid = Layout.grid(tensor_parallel=[1, 2, 4, 8], pipeline_parallel=[1, 2])
+    running = np.array([4.0, 64.0])
+    for index, tensor in enumerate((1, 2, 4, 8)):
+        one = step("Qwen2.5-7B", Layout.of(tensor_parallel=tensor, pipeline_parallel=2), 64, 64 * 1000)
+        assert float(step("Qwen2.5-7B", grid, 64, 64 * 1000)[index, 1]) == pytest.approx(float(one), rel=1e-12)
+    assert step("Qwen2.5-7B", Layout.of(), running, running * 100).shape == (2,)
+
+
+def test_pipeline_works_on_microbatches() -> None:
+    deep = float(step("Qwen2.5-7B", Layout.of(pipeline_parallel=4), 256, 256 * 1000))
+    flat = float(step("Qwen2.5-7B", Layout.of(), 256, 256 * 1000))
+    small = float(step("Qwen2.5-7B", Layout.of(), 64, 64 * 1000))
+    assert small * 0.95 < deep < flat  # each stage reads its weights for a quarter of the batch at a time
+
+
+def test_attention_data_parallel_copies_attention_and_splits_requests() -> None:
+    arch = load_architecture("DeepSeek-V3")
+    tensor = Replica.of(arch, H200, VLLM, Layout.of(tensor_parallel=8, expert_parallel=8), "fp8")
+    copies = Replica.of(
+        arch, H200, VLLM, Layout.of(tensor_parallel=8, expert_parallel=8, attention_data_parallel=8), "fp8"
+    )
+    assert float(copies.heads) == 128.0 and float(tensor.heads) == 16.0
+    many = 1024.0
+    kv = many * 16384.0
+    assert float(total(decode_operators(copies, many, kv))) < float(total(decode_operators(tensor, many, kv)))
+    exchange = [one for one in token_operators(copies, 256, 256) if one.name == "expert exchange"]
+    assert float(exchange[0].seconds) > 0.0
+
+
+def test_quantised_checkpoints_quantise_what_they_do() -> None:
+    moe, dense = load_architecture("gpt-oss-120b"), load_architecture("Llama-3.1-70B")
+    assert roles_of(moe, H100, "mxfp4").expert == "mxfp4" and roles_of(moe, H100, "mxfp4").projection == "bf16"
+    assert roles_of(moe, B200, "mxfp4").expert == "nvfp4"
+    assert roles_of(dense, B200, "nvfp4").projection == "nvfp4" and roles_of(dense, B200, "nvfp4").head == "bf16"
+    assert roles_of(load_architecture("DeepSeek-V3"), H200, "fp8").expert == "fp8_block"
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_tabulated_step_equals_the_operators(name: str) -> None:
+    arch, layout = load_architecture(name), Layout.of(tensor_parallel=8)
+    cost = inf.engine_step_cost(arch, H100, VLLM, layout, typical_context=4096)
+    for running in (1.0, 16.0, 64.0, 200.0):
+        exact = float(inf.decode_step_s(arch, H100, VLLM, layout, running, running * 4096))
+        assert float(cost.decode_s(running, running * 4096)) == pytest.approx(exact, rel=0.03)
+    exact = float(inf.prefill_s(arch, H100, VLLM, layout, 1, 4096))
+    assert float(cost.step_s(0, 0, 4096, 4096 * 4097 / 2, 1)) == pytest.approx(exact, rel=0.08)
+
+
+def test_a_million_decode_steps_a_second() -> None:
+    cost = inf.engine_step_cost(QWEN, H100, VLLM, Layout.of())
+    running = np.linspace(1, 500, 20000)
+    assert cost.decode_s(running, running * 1000).shape == (20000,)
+
+
+def test_closed_loop_of_one_client_is_a_single_stream() -> None:
+    cost = inf.engine_step_cost(QWEN, H100, VLLM, Layout.of(), typical_context=2048)
+    one = inf.closed_loop(cost, 1, 1024, 2048)
+    alone = inf.single_stream(cost, 1024, 2048)
+    assert float(one.tpot_s) == float(alone.tpot_s) == pytest.approx(float(cost.decode_s(1, 2048)), rel=1e-6)
+    batch = inf.static_batch(cost, 1, 1024, 2048)
+    assert float(batch.ttft_s) == pytest.approx(float(alone.ttft_s), rel=1e-9)
+    assert float(batch.tpot_s) == pytest.approx(float(alone.tpot_s), rel=1e-6)
+
+
+def test_load_raises_time_per_token_and_throughput_until_the_cache_is_full() -> None:
+    cost = inf.engine_step_cost(QWEN, H100, VLLM, Layout.of(), typical_context=1500)
+    clients = np.array([1.0, 8.0, 64.0, 256.0, 512.0])
+    served = inf.closed_loop(cost, clients, 1000, 1000, max_running=256)
+    assert (np.diff(served.tpot_s[:4]) > 0).all() and (np.diff(served.output_tokens_per_s[:4]) > 0).all()
+    assert float(served.tpot_s[4]) == pytest.approx(float(served.tpot_s[3]), rel=1e-9)
+    assert float(served.ttft_s[4]) > 10.0 * float(served.ttft_s[3])  # the others queue
+    apart = inf.closed_loop(cost, 64, 1000, 1000, interference=0.0)
+    assert float(apart.tpot_s) < float(served.tpot_s[2])
+
+
+def test_open_loop_has_littles_law() -> None:
+    cost = inf.engine_step_cost(QWEN, H100, VLLM, Layout.of(), typical_context=600)
+    served = inf.open_loop(cost, 4.0, 500, 200)
+    in_flight = 4.0 * float(served.ttft_s + 199 * served.tpot_s)
+    at_that = inf.closed_loop(cost, in_flight, 500, 200)
+    assert float(at_that.tpot_s) == pytest.approx(float(served.tpot_s), rel=0.01)
+    assert float(inf.open_loop(cost, 1e4, 500, 200, sent=500).running) <= 250.0
+    assert float(inf.offline(cost, 500, 200, max_running=64).running) <= 64.0
+
+
+def test_without_graphs_launches_show() -> None:
+    eager = VLLM.model_copy(update={"cuda_graphs": False})
+    fast, slow = (float(inf.decode_step_s(QWEN, H100, one, Layout.of(), 1, 1000)) for one in (VLLM, eager))
+    assert 1e-3 < slow - fast < 5e-3  # an 8B on H100: 8.4 ms eager, 5.1 ms with graphs
+
+
+def test_graph_buckets_pad_the_batch() -> None:
+    assert inf.padded(VLLM, np.array([1.0, 3.0, 9.0, 600.0])).tolist() == [1.0, 4.0, 16.0, 600.0]
+
+
+def test_engine_memory_by_hand() -> None:
+    memory = engine_memory(load_architecture("Llama-3.1-8B"), H100, VLLM, Layout.of(), memory_fraction=0.9)
+    assert float(memory.weights_bytes) == pytest.approx(8.03e9 * 2, rel=0.01)
+    per_token = 2 * 8 * 128 * 32 * 2.0
+    assert float(memory.kv_tokens) == pytest.approx(float(memory.kv_cache_bytes) / per_token)
+    assert float(memory.total_bytes) == pytest.approx(0.9 * H100.device.memory, rel=1e-9)
+    assert bool(memory.fits)
+    assert not bool(engine_memory(load_architecture("DeepSeek-V3"), H100, VLLM, Layout.of()).fits)
+
+
+def test_capacity_limits_the_batch() -> None:
+    arch = load_architecture("Llama-3.1-8B")
+    short, long = max_running(arch, H100, VLLM, Layout.of(), [512, 16384], 1024)
+    assert short > 10 * long > 0
+    reserving = VLLM.model_copy(update={"reserves_output": True})
+    assert float(max_running(arch, H100, reserving, Layout.of(), 1024, 8192)) < float(
+        max_running(arch, H100, VLLM, Layout.of(), 1024, 8192)
+    )
+    limits = engine_limits(arch, H100, VLLM, Layout.of())
+    assert limits.kv_tokens > 1e5 and limits.max_running == VLLM.max_running
+    wide = engine_limits(arch, H100, VLLM, Layout.of(tensor_parallel=2))
+    assert wide.kv_tokens > 2.0 * limits.kv_tokens
+
+
+def test_basis_says_what_is_extrapolated() -> None:
+    plain = serving_basis(QWEN, H100, VLLM)
+    assert not plain.extrapolated and plain.reasons == ()
+    low, high = plain.interval(np.array([1.0]))
+    assert low < 1.0 < high
+    latent = serving_basis(load_architecture("DeepSeek-V3"), load_hardware("h20_sxm"), VLLM, context=262144)
+    assert latent.extrapolated and len(latent.reasons) == 3
+    assert latent.spread.high > plain.spread.high
+
+
+def test_engine_profiles_by_version() -> None:
+    assert load_engine_calibration("vllm", "0.12.0").id != load_engine_calibration("vllm", "0.19.0").id
+    with pytest.raises(SpecError, match="did you mean vllm"):
+        load_engine_calibration("vlm")
+
+
+@pytest.mark.data
+def test_measured_engine_memory(measured_data: Path) -> None:
+    """Start-up breakdowns of vLLM on H100 [GiB]; the cache follows within 7 % or 1.5 GiB."""
+    names = {
+        "gpt-oss-20b (MoE)": ("gpt-oss-20b", "mxfp4"),
+        "gpt-oss-120b (MoE)": ("gpt-oss-120b", "mxfp4"),
+        "Llama-3.3-70B-FP8": ("Llama-3.3-70B", "fp8"),
+        "Llama-3.1-8B": ("Llama-3.1-8B", "bf16"),
+        "Qwen3-0.6B": ("Qwen3-0.6B", "bf16"),
+        "Qwen3-32B": ("Qwen3-32B", "bf16"),
+    }
+    checked = 0
+    with (measured_data / "memory" / "vllm_engine_memory.csv").open() as stream:
+        for row in csv.DictReader(stream):
+            if row["model"] not in names:
+                continue
+            name, dtype = names[row["model"]]
+            memory = engine_memory(
+                load_architecture(name), H100, VLLM, Layout.of(tensor_parallel=int(row["tp"])),
+                gemm_dtype=dtype, memory_fraction=float(row["gpu_mem_util"]),
+            )  # fmt: skip
+            measured = float(row["kv_cache_gib"])
+            assert float(memory.kv_cache_bytes) / 2**30 == pytest.approx(measured, rel=0.07, abs=1.5)
+            assert float(memory.weights_bytes) / 2**30 == pytest.approx(float(row["weights_gib"]), rel=0.07)
+            checked += 1
+    assert checked == 7

@@ -75,24 +75,35 @@ class Demand:
 
     def lengths(self, replicate: int) -> FloatArray:
         """Prompt + response of every trained sequence of one replicate [tokens]."""
-        table = self.tables[replicate].trajectories()
-        total = table.prompt_tokens + table.response_tokens
-        if table.append_tokens is not None:
-            total = total + table.append_tokens
-        return np.asarray(total[: self.batch.sequences], dtype=np.float64)
+        return self._lengths[replicate]
 
-    @property
+    @cached_property
+    def trajectories(self) -> tuple[LengthTable, ...]:
+        """One entry per trajectory, of every replicate."""
+        return tuple(table.trajectories() for table in self.tables)
+
+    @cached_property
+    def _lengths(self) -> tuple[FloatArray, ...]:
+        found = []
+        for table in self.trajectories:
+            total = table.prompt_tokens + table.response_tokens
+            if table.append_tokens is not None:
+                total = total + table.append_tokens
+            found.append(np.asarray(total[: self.batch.sequences], dtype=np.float64))
+        return tuple(found)
+
+    @cached_property
     def trained_tokens(self) -> float:
         """Prompt + response tokens trained per rl_step, mean over replicates [tokens]."""
         return float(np.mean([self.lengths(k).sum() for k in range(len(self.tables))]))
 
-    @property
+    @cached_property
     def useful_tokens(self) -> float:
         """Trained tokens of responses that were not cut, mean over replicates [tokens]."""
         cap = self.batch.max_response_tokens
         kept = []
-        for k, table in enumerate(self.tables):
-            whole = table.trajectories().response_tokens[: self.batch.sequences] < cap
+        for k, table in enumerate(self.trajectories):
+            whole = table.response_tokens[: self.batch.sequences] < cap
             kept.append(self.lengths(k)[whole].sum())
         return float(np.mean(kept))
 

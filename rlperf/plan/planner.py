@@ -11,7 +11,7 @@ from rlperf.plan.context import Context
 from rlperf.plan.decisions import Decision, Report, decide
 from rlperf.plan.formulation import Program, Slot, value_of
 from rlperf.plan.phases import merged, phase_of
-from rlperf.plan.plan import Plan
+from rlperf.plan.plan import Phase, Plan
 from rlperf.plan.solve import Solution, solve
 from rlperf.specs.framework import FrameworkFacts
 
@@ -42,7 +42,7 @@ def plan_job(context: Context, *, facts: FrameworkFacts | None = None, report: R
     tell(0.9, "solving")
     program = program_of(context, decisions)
     solution = solve(program)
-    phases = [phase_of(context, decision, column) for decision, column in zip(decisions, solution.chosen, strict=True)]
+    phases = _phases(context, decisions, solution)
     return Plan(
         job=context.job,
         status="optimal" if solution.gap <= 1e-6 else "feasible",
@@ -56,6 +56,18 @@ def plan_job(context: Context, *, facts: FrameworkFacts | None = None, report: R
         static_objective=_static(program),
         plan=tuple(merged(phases)),
     )
+
+
+def _phases(context: Context, decisions: list[Decision], solution: Solution) -> list[Phase]:
+    """The chosen column of every slot in words; slots that were judged together are put into words once."""
+    made: dict[tuple[int, int], Phase] = {}
+    found = []
+    for decision, column in zip(decisions, solution.chosen, strict=True):
+        key = (id(decision.evaluations), column)
+        if key not in made:
+            made[key] = phase_of(context, decision, column)
+        found.append(made[key].model_copy(update={"rl_steps": decision.rl_steps}))
+    return found
 
 
 def program_of(context: Context, decisions: list[Decision]) -> Program:

@@ -207,7 +207,7 @@ def steady_seconds(cost: EngineStepCost, limits: EngineLimits, replicas: int, de
     G generated tokens per rl_step, R replicas, C requests running at once (max_running, or what the cache holds at the
     mean context), k mean context in flight (prompt and half the response, weighted by time) [tokens].
     """
-    tables = [table.trajectories() for table in demand.tables]
+    tables = demand.trajectories
     prompts = np.concatenate([table.prompt_tokens for table in tables]).astype(np.float64)
     generated, rl_steps = float(sum(table.response_tokens.sum() for table in tables)), len(tables)
     context = context_in_flight(demand)
@@ -249,7 +249,7 @@ def _seconds(
 
 def context_in_flight(demand: Demand) -> float:
     """Mean cached tokens of a running request, weighted by the time it runs: E[L (p + L / 2)] / E[L] [tokens]."""
-    tables = [table.trajectories() for table in demand.tables]
+    tables = demand.trajectories
     prompts = np.concatenate([table.prompt_tokens for table in tables]).astype(np.float64)
     responses = np.concatenate([table.response_tokens for table in tables]).astype(np.float64)
     return float((responses * (prompts + responses / 2.0)).sum()) / max(float(responses.sum()), 1.0)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlperf.cost.engine_memory import engine_memory
 from rlperf.errors import InfeasibleError, RlperfError, SpecError
 from rlperf.frameworks.findings import (
     Cache,
@@ -22,6 +23,7 @@ from rlperf.frameworks.findings import (
 )
 from rlperf.frameworks.imports import Imported, job_of
 from rlperf.frameworks.run import Run
+from rlperf.layout import Layout
 from rlperf.plan.context import Context, resolve
 from rlperf.plan.plan import Plan, Prediction
 from rlperf.plan.predict import evaluate_job
@@ -57,6 +59,7 @@ def audit(
     log: StepLog | None = None,
     facts: FrameworkFacts | None = None,
     plan: bool = True,
+    predict: bool = True,
 ) -> Audit:
     """Audit a configuration.
 
@@ -65,13 +68,20 @@ def audit(
     cluster, workload : what it runs on and the lengths it meets; neither is in the file, both are assumed if not given
     log : step metrics of the run, against which the prediction is held
     facts : rules for the planner's alternative; without them it plans freely
+    predict : also predict memory and time; without, only keys and rules are checked
     plan : also ask the planner for the best on the same hardware
     """
-    findings = [*key_findings(imported), *rule_findings(imported)]
-    notes: list[str] = []
+    findings, notes = key_findings(imported), []
+    try:
+        findings += rule_findings(imported)
+    except (ValueError, TypeError) as error:
+        # A value of the wrong type is among the key findings already.
+        notes.append(f"rules not checked: {error}")
+    if not predict:
+        return Audit(imported, None, sort([*findings, *engine_findings(imported, None)]), None)
     try:
         job = job_of(imported, cluster=cluster, workload=workload)
-        context = resolve(job)
+        context = _context(job)
     except SpecError as error:
         notes.append(f"not predicted: {error.problems[0]}")
         return Audit(imported, None, sort([*findings, *engine_findings(imported, None)]), None, None, tuple(notes))
@@ -81,9 +91,12 @@ def audit(
         predicted, cache = _predict(context)
     except (InfeasibleError, ValueError, ZeroDivisionError) as error:
         notes.append(f"not predicted: {error}")
-        if isinstance(error, InfeasibleError) and not blocked:
-            findings.append(Finding("error", key_of(imported, "trainer.devices"), str(error.message), when="worker",
-                                    rule="layout"))  # fmt: skip
+        cache = _cache(imported, context)
+        starved = cache is not None and cache.tokens < context.tasks[0].batches[0].longest_tokens
+        if isinstance(error, InfeasibleError) and not blocked and not starved:
+            key = key_of(imported, "trainer.tensor_parallel")
+            message = f"{error.message}: {error.nearest_miss or 'no layout'}"
+            findings.append(Finding("error", key, message, when="worker", rule="layout"))
     findings += engine_findings(imported, cache)
     if predicted is not None:
         findings += memory_findings(imported, predicted, context.hardware.device.memory)
@@ -99,6 +112,14 @@ def audit(
     return Audit(imported, job, sort(findings), predicted, best, tuple(notes))
 
 
+def _context(job: Job) -> Context:
+    """Everything the job names, with an engine that launches its kernels one by one where the job says so."""
+    context = resolve(job)
+    if job.pool("rollout").settings.cuda_graphs is False:
+        return replace(context, engine=context.engine.model_copy(update={"cuda_graphs": False}))
+    return context
+
+
 def _predict(context: Context) -> tuple[Prediction, Cache]:
     """The prediction, and what the KV cache of one replica holds."""
     evaluation, _ = evaluate_job(context)
@@ -109,12 +130,33 @@ def _predict(context: Context) -> tuple[Prediction, Cache]:
     return predicted, Cache(tokens, tokens / mean)
 
 
+def _cache(imported: Imported, context: Context) -> Cache | None:
+    """What the engine's cache holds where the whole cannot be predicted, because it does not fit."""
+    run = imported.run
+    layout = Layout.of(
+        tensor_parallel=run.number("rollout.tensor_parallel"),
+        pipeline_parallel=run.number("rollout.pipeline_parallel"),
+        expert_parallel=run.number("rollout.expert_parallel"),
+        attention_data_parallel=run.number("rollout.attention_data_parallel"),
+    )
+    try:
+        memory = engine_memory(
+            context.tasks[0].architecture, context.hardware, context.engine, layout,
+            memory_fraction=run.get("rollout.memory_fraction"),
+        )  # fmt: skip
+    except (RlperfError, ValueError, ZeroDivisionError):
+        return None
+    tokens = float(memory.kv_tokens)
+    longest = context.tasks[0].batches[0].longest_tokens
+    return Cache(tokens, tokens / (longest / 2.0))
+
+
 def attempt(imported: Imported, job: Job, offer: WhatIf) -> Prediction | None:
     """The prediction of the job with an offer taken; None where it cannot be laid out."""
     changed = imported.run.with_(dict(offer.names))
     try:
         other = job_of(replace(imported, run=Run(changed.values)), cluster=job.cluster, workload=job.tasks[0].workload)
-        return _predict(resolve(other))[0]
+        return _predict(_context(other))[0]
     except (RlperfError, ValueError, ZeroDivisionError):
         return None
 

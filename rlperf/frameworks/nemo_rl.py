@@ -48,6 +48,7 @@ _CHECKPOINTING = Unit(lambda value, _: "full" if value else "none", lambda value
 FIELDS: tuple[Field, ...] = (
     field("batch.prompts_per_step", "grpo.num_prompts_per_step", note="prompts"),
     field("batch.group_size", "grpo.num_generations_per_prompt", note="samples per prompt"),
+    field("batch.stated_samples", P + "train_global_batch_size", read_only=True),
     field("batch.mini_batch", P + "train_global_batch_size", SAMPLES),
     field("batch.context_tokens", P + "max_total_sequence_length", note="prompt + response"),
     field("batch.max_response_tokens", P + "generation.max_new_tokens"),

@@ -32,6 +32,7 @@ _LORA = Unit(lambda value, _: int(value) or None, lambda value, _: value)
 FIELDS: tuple[Field, ...] = (
     field("batch.prompts_per_step", "rollout.batch_size", note="prompts"),
     field("batch.group_size", "rollout.n_samples_per_prompt"),
+    field("batch.stated_samples", "train.batch_size", read_only=True),
     field("batch.mini_batch", "train.batch_size", SAMPLES),
     field("batch.context_tokens", "data.max_len", note="prompt + response"),
     field("batch.max_response_tokens", "rollout.max_new_tokens"),

@@ -59,9 +59,11 @@ class Run:
         batch, trainer, rollout = (self.group(name) for name in ("batch", "trainer", "rollout"))
         if self.get("batch.prompts_per_step") is not None:
             batch.samples = batch.prompts_per_step * self.number("batch.group_size")
-            batch.mini_batch_samples = self.number("batch.mini_batch", batch.prompts_per_step) * self.number(
-                "batch.group_size"
-            )
+            group = self.number("batch.group_size")
+            mini = self.number("batch.mini_batch", batch.prompts_per_step)
+            # Frameworks that count samples may state a number that is no multiple of the group: rules see it as it is.
+            stated = self.number("batch.stated_samples", 0)
+            batch.mini_batch_samples = stated if stated and -(-stated // group) == mini else mini * group
         if self.get("batch.max_prompt_tokens") is not None and self.get("batch.max_response_tokens") is not None:
             batch.sequence_tokens = batch.max_prompt_tokens + batch.max_response_tokens
         trainer.replica_devices = _product(

@@ -37,6 +37,7 @@ _DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >
 FIELDS: tuple[Field, ...] = (
     field("batch.prompts_per_step", "rollout-batch-size", note="prompts"),
     field("batch.group_size", "n-samples-per-prompt"),
+    field("batch.stated_samples", "global-batch-size", read_only=True),
     field("batch.mini_batch", "global-batch-size", SAMPLES),
     field("batch.max_prompt_tokens", "rollout-max-prompt-len"),
     field("batch.max_response_tokens", "rollout-max-response-len"),

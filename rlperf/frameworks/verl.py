@@ -366,6 +366,8 @@ def _read_placement(flat: dict[str, Value], run: Run, source: Source) -> dict[st
         values["run.sync_backend"] = str(flat.get(R + "checkpoint_engine.backend") or "naive")
     if own == R:
         values["run.parameter_sync_step"] = flat.get("trainer.v1.separate_async.parameter_sync_step")
+    old_key = flat.get(A + "ppo_micro_batch_size")
+    values["run.microbatch_stated"] = run.get("trainer.microbatch") is not None or old_key is not None
     values["run.rollout_mode"] = str(flat.get(R + "mode"))
     values["run.free_cache_engine"] = bool(flat.get(R + "free_cache_engine"))
     total = trainer + (values["rollout.devices"] if own else 0)

@@ -1,0 +1,287 @@
+"""Audit: planted mistakes are found with the right key named; sound configurations raise no alarm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rlperf.cli.main import app
+from rlperf.errors import SpecError
+from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.audit import Audit, audit
+from rlperf.frameworks.imports import import_config
+from rlperf.frameworks.keytable import flatten, nest
+from rlperf.frameworks.registry import FRAMEWORKS
+from rlperf.layout import Layout
+from rlperf.specs.framework import MissingValueError, evaluate
+from rlperf.specs.step_log import StepLog
+
+A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+M = A + "megatron."
+
+VERL = {
+    "data.train_batch_size": 128, "data.max_prompt_length": 2048, "data.max_response_length": 8192,
+    "actor_rollout_ref.model.path": "Qwen/Qwen3-8B", A + "strategy": "fsdp2", A + "ppo_mini_batch_size": 64,
+    A + "use_dynamic_bsz": True, A + "ppo_max_token_len_per_gpu": 12288, A + "fsdp_config.optimizer_offload": True,
+    A + "fsdp_config.param_offload": True, "actor_rollout_ref.model.use_fused_kernels": True,
+    R + "name": "vllm", R + "n": 8, R + "tensor_model_parallel_size": 2, R + "gpu_memory_utilization": 0.7,
+    R + "max_model_len": 10240, R + "max_num_seqs": 128, "trainer.nnodes": 1, "trainer.n_gpus_per_node": 8,
+    "algorithm.adv_estimator": "grpo",
+}  # fmt: skip
+VERL_MOE = {
+    **VERL, "model_engine": "megatron", A + "strategy": "megatron",
+    "actor_rollout_ref.model.path": "Qwen/Qwen3-30B-A3B",
+    M + "tensor_model_parallel_size": 2, M + "expert_model_parallel_size": 8, M + "param_offload": True,
+    M + "optimizer_offload": True, M + "grad_offload": True,
+    M + "override_transformer_config.recompute_granularity": "full", "trainer.nnodes": 4,
+}  # fmt: skip
+VERL_MOE = {key: value for key, value in VERL_MOE.items() if "fsdp_config" not in key}
+NEMO = {
+    "grpo.num_prompts_per_step": 64, "grpo.num_generations_per_prompt": 16, "policy.model_name": "Qwen/Qwen3-8B",
+    "policy.train_global_batch_size": 512, "policy.train_micro_batch_size": 1, "policy.logprob_batch_size": 1,
+    "policy.max_total_sequence_length": 8192, "policy.dtensor_cfg.enabled": False, "policy.megatron_cfg.enabled": True,
+    "policy.megatron_cfg.tensor_model_parallel_size": 2, "policy.megatron_cfg.activation_checkpointing": True,
+    "policy.sequence_packing.enabled": True, "policy.sequence_packing.train_mb_tokens": 8192,
+    "policy.make_sequence_length_divisible_by": 2, "policy.generation.max_new_tokens": 7168,
+    "policy.generation.vllm_cfg.tensor_parallel_size": 2, "policy.generation.vllm_cfg.gpu_memory_utilization": 0.6,
+    "cluster.gpus_per_node": 8, "cluster.num_nodes": 2,
+}  # fmt: skip
+SLIME = (
+    "train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint /ckpt/Qwen3-8B "
+    "--ref-load /ckpt/Qwen3-8B_dist --num-rollout 100 --rollout-batch-size 64 --n-samples-per-prompt 8 "
+    "--rollout-max-response-len 8192 --global-batch-size 256 --tensor-model-parallel-size 2 --sequence-parallel "
+    "--use-dynamic-batch-size --max-tokens-per-gpu 10240 --recompute-granularity full --recompute-method uniform "
+    "--recompute-num-layers 1 --rollout-num-gpus-per-engine 2 --sglang-mem-fraction-static 0.7"
+)
+OPENRLHF = (
+    "openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen3-8B --actor.num_nodes 1 "
+    "--actor.num_gpus_per_node 8 --ref.num_nodes 1 --ref.num_gpus_per_node 8 --vllm.num_engines 4 "
+    "--vllm.tensor_parallel_size 2 --vllm.gpu_memory_utilization 0.6 --vllm.enable_sleep --ds.enable_sleep "
+    "--train.colocate_all --algo.advantage.estimator group_norm --rollout.batch_size 128 "
+    "--rollout.n_samples_per_prompt 8 --train.batch_size 512 --train.dynamic_batch_enable "
+    "--train.max_tokens_per_gpu 12288 --rollout.max_tokens_per_gpu 24576 --data.max_len 10240 "
+    "--rollout.max_new_tokens 8192 --ds.zero_stage 3 --ds.packing_samples --actor.gradient_checkpointing_enable"
+)
+AREAL = {
+    "experiment_name": "e", "trial_name": "t", "cluster.n_nodes": 1, "cluster.n_gpus_per_node": 8,
+    "rollout.backend": "sglang:d2t2", "actor.backend": "fsdp:d4", "rollout.max_head_offpolicyness": 2,
+    "actor.path": "Qwen/Qwen3-8B", "actor.gradient_checkpointing": True, "actor.mb_spec.max_tokens_per_mb": 10240,
+    "actor.ppo_n_minibatches": 2, "train_dataset.batch_size": 128, "train_dataset.max_length": 2048,
+    "gconfig.n_samples": 8, "gconfig.max_new_tokens": 8192, "gconfig.max_tokens": 10240,
+    "sglang.context_length": 10240, "sglang.mem_fraction_static": 0.85, "train_dataset.path": "d",
+    "train_dataset.type": "rl",
+}  # fmt: skip
+TRL = {
+    "model_name_or_path": "Qwen/Qwen2.5-7B-Instruct", "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 8, "steps_per_generation": 16, "num_generations": 8, "max_completion_length": 4096,
+    "use_vllm": True, "vllm_mode": "colocate", "vllm_tensor_parallel_size": 2, "vllm_gpu_memory_utilization": 0.35,
+    "vllm_enable_sleep_mode": True, "vllm_max_model_length": 6144, "use_liger_kernel": True, "bf16": True,
+}  # fmt: skip
+BASES: dict[str, dict[str, object] | str] = {
+    "verl": VERL, "verl_moe": VERL_MOE, "nemo_rl": NEMO, "slime": SLIME, "openrlhf": OPENRLHF, "areal": AREAL,
+    "trl": TRL,
+}  # fmt: skip
+
+
+PREDICTED = ("out_of_memory", "kv_starvation", "eager", "sound")
+
+
+def _audit(tmp_path: Path, base: str, change: object, rule: str = "sound") -> Audit:
+    """Audit a base with a change: keys set (None: removed) or a replacement in a command line."""
+    given = BASES[base]
+    name = base.partition("_moe")[0]
+    if isinstance(given, str):
+        text = given
+        for old, new in change if isinstance(change, tuple) else ():
+            assert old in text
+            text = text.replace(old, new)
+        file = tmp_path / "run.sh"
+        file.write_text("python3 -m " + text if base == "openrlhf" else "python3 " + text)
+    else:
+        keys = {**given, **(change if isinstance(change, dict) else {})}
+        file = tmp_path / "run.yaml"
+        file.write_text(yaml.safe_dump(nest((key, value) for key, value in keys.items() if value != "absent")))
+    return audit(import_config([file], name), cluster="dgx_h100", plan=False, predict=rule in PREDICTED)
+
+
+# (base, change, key that must be named, rule that must speak)
+PLANTED = [
+    ("verl", {A + "ppo_mini_batchsize": 64}, A + "ppo_mini_batchsize", "unknown_key"),
+    ("verl", {A + "ppo_max_token_len_per_gpu": 4096}, A + "ppo_max_token_len_per_gpu", "token_budget"),
+    ("verl", {R + "log_prob_max_token_len_per_gpu": 8192},
+     R + "log_prob_max_token_len_per_gpu", "scoring_token_budget"),
+    ("verl", {A + "ppo_mini_batch_size": 256}, A + "ppo_mini_batch_size", "batch_by_mini_batch"),
+    ("verl", {A + "ppo_mini_batch_size": 50}, A + "ppo_mini_batch_size", "batch_divides"),
+    ("verl", {A + "ppo_mini_batch_size": 1, "trainer.nnodes": 2}, A + "ppo_mini_batch_size", "mini_batch_by_dp"),
+    ("verl", {R + "tensor_model_parallel_size": 3}, R + "tensor_model_parallel_size", "rollout_world"),
+    ("verl", {R + "max_model_len": 8192}, R + "max_model_len", "context_length"),
+    ("verl", {R + "max_model_len": 131072}, R + "max_model_len", "context_positions"),
+    ("verl", {A + "ulysses_sequence_parallel_size": 8, "actor_rollout_ref.model.use_remove_padding": False},
+     "actor_rollout_ref.model.use_remove_padding", "ulysses_packing"),
+    ("verl", {R + "mode": "sync"}, R + "mode", "rollout_mode_sync"),
+    ("verl", {R + "pipeline_model_parallel_size": 2}, R + "pipeline_model_parallel_size", "rollout_pipeline"),
+    ("verl", {A + "use_dynamic_bsz": False}, A + "ppo_micro_batch_size_per_gpu", "microbatch_stated"),
+    ("verl", {A + "ppo_max_token_len_per_gpu": 131072, "actor_rollout_ref.model.use_fused_kernels": False},
+     A + "ppo_max_token_len_per_gpu", "out_of_memory"),
+    ("verl", {R + "gpu_memory_utilization": 0.99, A + "fsdp_config.param_offload": False,
+              A + "fsdp_config.optimizer_offload": False}, R + "gpu_memory_utilization", "out_of_memory"),
+    ("verl", {R + "gpu_memory_utilization": 0.22, R + "tensor_model_parallel_size": 1},
+     R + "gpu_memory_utilization", "kv_starvation"),
+    ("verl", {R + "enforce_eager": True}, R + "enforce_eager", "eager"),
+    ("verl", {R + "max_model_len": "absent"}, R + "max_model_len", "max_model_len"),
+    ("verl", {R + "n": "eight"}, R + "n", "illegal_value"),
+    ("verl_moe", {R + "expert_parallel_size": 4}, R + "expert_parallel_size", "rollout_experts"),
+    ("verl_moe", {M + "tensor_model_parallel_size": 64, "trainer.nnodes": 8},
+     M + "tensor_model_parallel_size", "megatron_heads"),
+    ("verl_moe", {M + "pipeline_model_parallel_size": 5, "trainer.nnodes": 5},
+     M + "pipeline_model_parallel_size", "megatron_layers"),
+    ("verl_moe", {M + "expert_model_parallel_size": 12, "trainer.nnodes": 3},
+     M + "expert_model_parallel_size", "megatron_experts"),
+    ("verl", {"trainer.v1.trainer_mode": "separate_async", R + "nnodes": 1, R + "n_gpus_per_node": 8,
+              "trainer.v1.separate_async.parameter_sync_step": 3, R + "checkpoint_engine.backend": "nccl"},
+     "trainer.v1.separate_async.parameter_sync_step", "separate_sync"),
+    ("verl", {"trainer.v1.trainer_mode": "separate_async", R + "nnodes": 1, R + "n_gpus_per_node": 8,
+              "trainer.v1.separate_async.parameter_sync_step": 2}, R + "checkpoint_engine.backend", "separate_backend"),
+    ("nemo_rl", {"policy.train_micro_batchsize": 2}, "policy.train_micro_batchsize", "unknown_key"),
+    ("nemo_rl", {"policy.dtensor_cfg.enabled": True}, "policy.megatron_cfg.enabled", "one_backend"),
+    ("nemo_rl", {"policy.train_global_batch_size": 500}, "policy.train_global_batch_size", "step_by_global_batch"),
+    ("nemo_rl", {"policy.sequence_packing.train_mb_tokens": 4096},
+     "policy.sequence_packing.train_mb_tokens", "token_budget"),
+    ("nemo_rl", {"policy.megatron_cfg.context_parallel_size": 2, "policy.sequence_packing.enabled": False},
+     "policy.sequence_packing.enabled", "context_packing"),
+    ("nemo_rl", {"policy.megatron_cfg.tensor_model_parallel_size": 4, "policy.logprob_batch_size": 2},
+     "policy.logprob_batch_size", "wide_tp_batches"),
+    ("nemo_rl", {"grpo.async_grpo.enabled": True}, "policy.generation.colocated.enabled", "async_pools"),
+    ("nemo_rl", {"policy.generation.colocated.enabled": False, "policy.generation.colocated.resources.num_nodes": 1,
+                 "policy.generation.colocated.resources.gpus_per_node": 4},
+     "policy.generation.colocated.resources.num_nodes", "split_nodes"),
+    ("nemo_rl", {"policy.megatron_cfg.sequence_parallel": True, "policy.make_sequence_length_divisible_by": 1},
+     "policy.make_sequence_length_divisible_by", "padding_divisor"),
+    ("slime", (("--global-batch-size", "--globl-batch-size"),), "globl-batch-size", "unknown_key"),
+    ("slime", (("--global-batch-size 256", "--global-batch-size 300"),), "global-batch-size", "step_by_global_batch"),
+    ("slime", (("train.py", "train_async.py"),), "colocate", "async_colocate"),
+    ("slime", (("--colocate ", ""),), "rollout-num-gpus", "rollout_stated"),
+    ("slime", (("--max-tokens-per-gpu 10240", "--max-tokens-per-gpu 2048"),), "max-tokens-per-gpu", "token_budget"),
+    ("openrlhf", (("--vllm.num_engines 4", "--vllm.num_engines 2"),), "vllm.num_engines", "colocated_engines"),
+    ("openrlhf", (("--train.colocate_all", "--train.async_enable"),), "vllm.enable_sleep", "async_sleep"),
+    ("openrlhf", (("--train.max_tokens_per_gpu 12288", "--train.max_tokens_per_gpu 8192"),),
+     "train.max_tokens_per_gpu", "token_budget"),
+    ("openrlhf", (("--vllm.tensor_parallel_size", "--vllm_tensor_parallel_size"),),
+     "vllm_tensor_parallel_size", "unknown_key"),
+    ("areal", {"actor.backend": "fsdp:d8"}, "cluster.n_nodes", "cluster_size"),
+    ("areal", {"rollout.scheduling_strategy.type": "colocation"}, "enable_offload", "colocate_offload"),
+    ("areal", {"train_dataset.batch_size": 126}, "train_dataset.batch_size", "batch_by_dp"),
+    ("trl", {"num_generations": 7}, "num_generations", "generation_by_group"),
+    ("trl", {"vllm_tensor_parallel_size": 3}, "vllm_tensor_parallel_size", "engine_world"),
+    ("trl", {"per_device_batch_size": 4}, "per_device_batch_size", "unknown_key"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "key", "rule"), PLANTED, ids=[f"{p[0]}-{p[3]}-{i}" for i, p in enumerate(PLANTED)]
+)
+def test_planted_mistakes_are_found_with_their_key(
+    tmp_path: Path, base: str, change: object, key: str, rule: str
+) -> None:
+    found = _audit(tmp_path, base, change, rule)
+    assert (rule, key) in {(finding.rule, finding.key) for finding in found.findings}
+    if rule not in ("eager", "max_model_len"):
+        assert not found.passes
+
+
+@pytest.mark.parametrize("base", list(BASES))
+def test_sound_configurations_pass_without_alarm(tmp_path: Path, base: str) -> None:
+    found = _audit(tmp_path, base, None)
+    assert [finding for finding in found.findings if finding.severity != "hint"] == []
+    assert found.passes
+    assert found.predicted is not None
+    assert found.predicted.step_s > 0
+
+
+@pytest.mark.data
+def test_no_alarm_on_the_accepted_examples(measured_data: Path) -> None:
+    for path in sorted((measured_data / "frameworks" / "examples").iterdir()):
+        found = audit(import_config([path]), cluster="dgx_h100", plan=False)
+        assert [f for f in found.findings if f.severity != "hint"] == [], path.name
+        assert found.passes
+
+
+def test_gains_are_predicted_and_sorted(tmp_path: Path) -> None:
+    found = _audit(tmp_path, "verl", {R + "enforce_eager": True, R + "enable_prefix_caching": False})
+    gains = [finding.gain_s for finding in found.findings if finding.gain_s is not None]
+    assert gains == sorted(gains, reverse=True)
+    eager = next(finding for finding in found.findings if finding.rule == "eager")
+    assert eager.gain_s is not None
+    assert found.predicted is not None
+    assert eager.gain_s > 0.01 * found.predicted.step_s
+
+
+def test_a_log_shows_slow_stages_and_cut_responses(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(nest(VERL.items())))
+    imported = import_config([file])
+    plain = audit(imported, cluster="dgx_h100", plan=False)
+    assert plain.predicted is not None
+    stages = plain.predicted.stages_s
+    log = StepLog.of(
+        [1, 2], step_s=[600.0] * 2, rollout_s=[stages.rollout] * 2, training_s=[stages.training * 3] * 2,
+        truncated_fraction=[0.4, 0.5], framework="verl", source="run.log",
+    )  # fmt: skip
+    rules = {f.rule: f for f in audit(imported, cluster="dgx_h100", plan=False, log=log).findings}
+    assert rules["slow_stage"].key == "timing of training"
+    assert rules["truncated"].key == "data.max_response_length"
+
+
+def test_the_gate(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(yaml.safe_dump(nest(VERL.items())))
+    bad.write_text(yaml.safe_dump(nest({**VERL, A + "ppo_max_token_len_per_gpu": 4096}.items())))
+    runner = CliRunner()
+    passed = runner.invoke(app, ["audit", str(good), "--cluster", "dgx_h100", "--json"])
+    assert passed.exit_code == 0, passed.output
+    report = yaml.safe_load(passed.stdout)
+    assert report["passes"]
+    assert report["best"]["predicted"]["step_s"] <= 1.02 * report["predicted"]["step_s"]
+    failed = runner.invoke(app, ["audit", str(bad), "--no-plan"])
+    assert failed.exit_code == 1
+    assert "ppo_max_token_len_per_gpu" in failed.stdout
+
+
+def test_rules_speak_of_arrays_of_layouts_too() -> None:
+    """The planner's use: one text over open axes gives a mask; the same text over one run gives one answer."""
+    facts = framework_facts("verl", "0.9")
+    grid = Layout.grid(tensor_parallel=[1, 2, 3], pipeline_parallel=[1, 5])
+    architecture = SimpleNamespace(heads=32, kv_heads=8, layers=36, experts=0)
+    refused = facts.refused({"trainer": grid, "architecture": architecture}, "megatron")
+    expected = np.array([[False], [False], [True]])
+    assert (np.broadcast_to(refused["megatron_heads"], (3, 2)) == np.broadcast_to(expected, (3, 2))).all()
+    assert np.broadcast_to(refused["megatron_layers"], (3, 2)).tolist() == [[False, True]] * 3
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_rule_parses_and_names_a_key_of_its_framework(framework: str) -> None:
+    from rlperf.frameworks.keytable import key_table
+
+    table = key_table(framework)
+    for version in table.versions:
+        facts = framework_facts(framework, version)
+        assert "colocated" in facts.modes
+        for rule in facts.rules:
+            assert rule.groups
+            assert table.lifetime(rule.key) is not None, rule.key
+    assert len({rule.id for rule in facts.rules}) == len(facts.rules)
+
+
+@pytest.mark.parametrize("text", ["__import__('os')", "a.b.c", "[x for x in a.b]", "lambda: 1", "a.b ** 2"])
+def test_rule_expressions_are_arithmetic_and_nothing_else(text: str) -> None:
+    with pytest.raises((SpecError, MissingValueError)):
+        evaluate(text, {"a": SimpleNamespace(b=2)})
+
+
+def test_flatten_and_nest_are_inverse() -> None:
+    assert flatten(nest(VERL.items())) == VERL

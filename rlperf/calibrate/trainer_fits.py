@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.trainer_rows import SPLIT_SEED, TrainingRow, digest, read_training_rows
+from rlperf.calibrate.trainer_rows import SPLIT_SEED, TrainingRow, calibration_part, digest, read_training_rows
 from rlperf.calibrate.trainers import Fit, Knob, calibration_rows, descend, fit_trainer, predict_seconds, write_trainer
 from rlperf.calibrate.validate import read_table
-from rlperf.calibrate.validate_memory import PhaseRow, phase_bytes, phase_rows
+from rlperf.calibrate.validate_memory import PhaseRow, phase_bytes, phase_rows, predict_peaks
 from rlperf.layout import FloatArray
 from rlperf.specs.trainer_calibration import Provenance, TrainerCalibration, load_trainer
 
@@ -83,12 +83,28 @@ SHARED: dict[str, tuple[str, ...]] = {}
 """Backends that differ from another in storage alone share its timing."""
 
 PHASE_KNOBS = (
-    Knob("workspace.recompute_dense", 1.0, 6.0), Knob("workspace.optimizer_scratch", 1.0, 16.0),
+    Knob("workspace.recompute_dense", 1.0, 6.0),
+    Knob("workspace.optimizer_scratch", 2.0, 9.0),
     Knob("workspace.fixed", 1e6, 2e9), Knob("workspace.context", 1e7, 1e9),
     Knob("workspace.context_per_multiprocessor", 1e6, 2e7), Knob("workspace.engine_asleep", 1e7, 2e9),
     Knob("workspace.engine_outside", 1e7, 2e9), Knob("workspace.engine_activation", 0.2, 2.0),
 )  # fmt: skip
 """Fitted memory constants of LoRA training beside an engine, for bf16 and for nf4 base weights."""
+
+
+MEMORY_KNOBS: dict[str, tuple[Knob, ...]] = {
+    "megatron": (
+        Knob("workspace.weight_scratch", 0.5, 4.0), Knob("workspace.loss_scratch", 0.1, 4.0),
+        Knob("workspace.logit_bytes", 2.0, 12.0), Knob("workspace.fixed", 1e7, 2e9),
+        Knob("workspace.backward_dense", 0.1, 2.0), Knob("workspace.backward_moe", 0.1, 2.0),
+    ),
+    "fsdp2": (
+        Knob("workspace.recompute_dense", 1.0, 5.0), Knob("workspace.recompute_moe", 1.0, 8.0),
+        Knob("workspace.gathered_layers", 1.0, 5.0), Knob("workspace.logit_bytes", 8.0, 24.0),
+        Knob("workspace.optimizer_scratch", 1.0, 12.0),
+    ),
+}  # fmt: skip
+"""Fitted working sets by backend."""
 
 
 def fit_backend(name: str, rows: Sequence[TrainingRow]) -> list[TrainerCalibration]:
@@ -119,7 +135,7 @@ def _others(trainer: TrainerCalibration, kind: str) -> tuple[Provenance, ...]:
 
 
 def _provenance(fit: Fit, knobs: Sequence[Knob], file: str) -> Provenance:
-    kind = "timing fit" if "training" in file else "memory fit"
+    kind = "memory fit" if "memory" in file or "peaks" in file else "timing fit"
     return Provenance(
         constants=tuple(knob.path for knob in knobs),
         source=f"{kind} to {file}: coordinate descent on mean |ln(predicted / measured)|",
@@ -127,6 +143,31 @@ def _provenance(fit: Fit, knobs: Sequence[Knob], file: str) -> Provenance:
         n=fit.configurations,
         spread=f"mean |ln ratio| {fit.after:.3f} (before {fit.before:.3f}) on {fit.rows} rows",
         rows=f"every third configuration of each group by digest, seed {SPLIT_SEED}; digests in the file",
+    )
+
+
+def fit_memory(trainer: TrainerCalibration, rows: Sequence[TrainingRow]) -> TrainerCalibration:
+    """Fit a backend's working sets on the peaks of the calibration part; without peaks, the backend as it is."""
+    mine = [row for row in rows if row.peak_bytes and row.backend == trainer.id]
+    part = calibration_part([row for row in rows if row.peak_bytes])
+    seen = [row for row in mine if digest(row.configuration) in part]
+    knobs = MEMORY_KNOBS.get(trainer.id)
+    if not seen or not knobs:
+        return trainer
+    measured = np.array([row.peak_bytes for row in seen])
+
+    def predict(candidate: TrainerCalibration) -> FloatArray:
+        return predict_peaks(seen, candidate)
+
+    fit = descend(trainer, knobs, predict, measured, [row.configuration for row in seen], ridge=0.02)
+    ratio = measured / predict(fit.trainer)
+    return fit.trainer.model_copy(
+        update={
+            "memory_low": min(float(np.quantile(ratio, 0.05)), 0.93),
+            "memory_high": max(float(np.quantile(ratio, 0.95)), 1.07),
+            "memory_configurations": tuple(sorted({digest(row.configuration) for row in seen})),
+            "provenance": (*_others(trainer, "memory fit"), _provenance(fit, knobs, "peaks in measured/training")),
+        }
     )
 
 
@@ -164,7 +205,7 @@ def main(arguments: Sequence[str]) -> None:
     phases, _ = phase_rows(read_table(Path(data) / "memory" / "rl_lora_phases.csv"))
     for name in names or [*KNOBS, "peft", "peft_nf4"]:
         fitted = [fit_phases(name, phases)] if name.startswith("peft") else fit_backend(name, rows)
-        for trainer in fitted:
+        for trainer in [fit_memory(one, rows) for one in fitted]:
             write_trainer(trainer, Path(out) / f"{trainer.id}.yaml")
             sys.stdout.write(f"{trainer.id}: {trainer.provenance[-1].spread}\n")
 

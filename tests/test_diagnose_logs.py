@@ -18,12 +18,14 @@ from rlperf.diagnose.logs import (
     RankTiming,
     graph_of_ranks,
     graph_of_steps,
+    logged_steps,
     read_rank_timings,
-    read_stage_log,
 )
 from rlperf.diagnose.recorded import graph_of_recording, graph_of_traces, unloaded_token_s
 from rlperf.errors import SpecError
+from rlperf.frameworks.logs import read_log
 from rlperf.sim.rollout import Trajectories
+from rlperf.specs.step_log import StepLog
 from rlperf.workload import LengthTable, Recording
 from rlperf.workload.records import RewardTiming
 
@@ -48,7 +50,7 @@ VERL = (
 def test_a_verl_console_log(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     log.write_text("some line\n" + VERL.format(n=1) + VERL.format(n=2))
-    steps = read_stage_log(log)
+    steps = logged_steps(read_log([log]))
     assert [s.rl_step for s in steps] == [1, 2]
     assert steps[0].seconds[g.SCORING] == 10.0
     assert steps[0].tail_share == 0.75
@@ -56,27 +58,43 @@ def test_a_verl_console_log(tmp_path: Path) -> None:
     assert graph.step_s() == 80.0
     found = explain_graph(graph)
     losses = {c.kind: c.loss_s for c in found.causes}
-    assert losses == {"tail": 30.0, "reward": 5.0, "weight_sync": 3.0, "controller": 1.0}
-    assert dict(found.critical_s)["other"] == 1.0  # what no timer covers
+    assert losses == {"tail": 30.0, "reward": 5.0, "weight_sync": 3.0, "other": 2.0}
+    assert dict(found.critical_s)["other"] == 2.0  # advantages, and 1 s that no timer covers
 
 
 @pytest.mark.parametrize(
-    ("text", "step_s", "rollout_s"),
+    ("name", "text", "step_s", "rollout_s"),
     [
-        ('{"step": 4, "data": {"timing_s/gen": 7.5, "timing_s/update_actor": 2, "timing_s/step": 10.0}}', 10.0, 7.5),
         (
+            "a.jsonl",
+            '{"step": 4, "data": {"timing_s/gen": 7.5, "timing_s/update_actor": 2, "timing_s/step": 10.0}}',
+            10.0,
+            7.5,
+        ),
+        (
+            "b.json",
             '{"timing/train/generation": {"1": 9.0}, "timing/train/total_step_time": {"1": 12}, "x": {"1": 3}}',
             12.0,
             9.0,
         ),
-        ("x ppo_trainer.py] Global step 1: {'kl': 0.1, 'timing/generation': 5.0, 'timing/step_total': 6.5}", 6.5, 5.0),
-        ("[t] r.py:268 - perf 0: {'perf/rollout_time': 8.0}\n[t] m.py - perf 0: {'perf/step_time': 11.0}", 11.0, 8.0),
+        (
+            "c.log",
+            "x ppo_trainer.py] Global step 1: {'kl': 0.1, 'timing/generation': 5.0, 'timing/step_total': 6.5}",
+            6.5,
+            5.0,
+        ),
+        (
+            "d.log",
+            "[t] r.py:268 - perf 0: {'perf/rollout_time': 8.0}\n[t] m.py - perf 0: {'perf/step_time': 11.0}",
+            11.0,
+            8.0,
+        ),
     ],
 )
-def test_logs_of_other_frameworks(tmp_path: Path, text: str, step_s: float, rollout_s: float) -> None:
-    log = tmp_path / "log.txt"
+def test_logs_of_other_frameworks(tmp_path: Path, name: str, text: str, step_s: float, rollout_s: float) -> None:
+    log = tmp_path / name
     log.write_text(text)
-    steps = read_stage_log(log)
+    steps = logged_steps(read_log([log]))
     assert steps[0].seconds[g.ROLLOUT] == rollout_s
     assert graph_of_steps(steps).step_s() == pytest.approx(step_s)
 
@@ -92,10 +110,12 @@ def test_stages_that_add_up_to_more_than_the_rl_step_overlap() -> None:
 def test_a_log_without_stages_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "empty.log"
     log.write_text("nothing here\n{broken\n")
-    with pytest.raises(SpecError, match="no stage seconds"):
-        read_stage_log(log)
+    with pytest.raises(SpecError, match="no step metrics"):
+        logged_steps(read_log([log]))
     with pytest.raises(SpecError, match="no rl_step"):
         graph_of_steps([])
+    with pytest.raises(SpecError, match="states the seconds"):
+        logged_steps(StepLog.of([1], step_s=[3.0]))
 
 
 def rank_lines(slow: int | None = None, ranks: int = 8, scale: float = 1.0) -> list[dict[str, object]]:
@@ -276,6 +296,6 @@ def test_the_recorded_video_run_has_runaways(measured_data: Path) -> None:
              "slime_console.log"],
 )  # fmt: skip
 def test_format_samples_are_read(measured_data: Path, name: str) -> None:
-    steps = read_stage_log(measured_data / "frameworks" / "logs" / name)
+    steps = logged_steps(read_log([measured_data / "frameworks" / "logs" / name]))
     assert all(step.seconds.get(g.ROLLOUT, 0.0) > 0 and step.step_s > 0 for step in steps)
     assert graph_of_steps(steps).step_s() == pytest.approx(np.mean([s.step_s for s in steps]), rel=0.01)

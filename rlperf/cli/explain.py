@@ -156,12 +156,13 @@ def _first_record(path: Path) -> dict[str, Any] | None:
 
 
 def _log(path: Path, devices: int) -> PerformanceGraph:
-    from rlperf.diagnose.logs import graph_of_ranks, graph_of_steps, read_rank_timings, read_stage_log
+    from rlperf.diagnose.logs import graph_of_ranks, graph_of_steps, logged_steps, read_rank_timings
+    from rlperf.frameworks.logs import read_log
 
     head = _first_record(path)
     if head is not None and "stage" in head:
         return graph_of_ranks(read_rank_timings(path), devices)
-    return graph_of_steps(read_stage_log(path), devices)
+    return graph_of_steps(logged_steps(read_log([path])), devices)
 
 
 def _plain(found: Explanation, scaling: ScalingExplanation | None) -> dict[str, Any]:

@@ -7,7 +7,6 @@ ranks meet between two stages. A log without ranks gives a chain; one with ranks
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,39 +17,11 @@ import numpy as np
 from rlperf.diagnose import graph as g
 from rlperf.errors import Problem, SpecError
 from rlperf.layout import IntArray
+from rlperf.specs.step_log import STAGES, StepLog
 
 ORDER = (g.CONTROLLER, g.ROLLOUT, g.TAIL, g.REWARD, g.DATA_MOVEMENT, g.OFFLOAD, g.SCORING, g.TRAINING, g.FORWARD,
          g.RECOMPUTE, g.BACKWARD, g.COMMUNICATION, g.BUBBLE, g.OPTIMIZER, g.OTHER, g.WEIGHT_SYNC)  # fmt: skip
 """Stages in the order in which a synchronous rl_step runs them."""
-
-_KEYS = {
-    # verl: timing_s/*
-    "gen": g.ROLLOUT, "generate_sequences": g.ROLLOUT, "reward": g.REWARD, "old_log_prob": g.SCORING,
-    "ref": g.SCORING, "values": g.SCORING, "adv": g.CONTROLLER, "update_critic": g.TRAINING,
-    "update_actor": g.TRAINING, "update_weights": g.WEIGHT_SYNC, "param_sync": g.WEIGHT_SYNC,
-    "switch_to_trainer": g.OFFLOAD, "switch_to_rollout": g.OFFLOAD,
-    # NeMo-RL: timing/train/*
-    "data_processing": g.DATA_MOVEMENT, "prepare_for_generation/total": g.WEIGHT_SYNC, "generation": g.ROLLOUT,
-    "exposed_generation": g.ROLLOUT, "reward_calculation": g.REWARD, "logprob_inference_prep": g.OFFLOAD,
-    "policy_and_reference_logprobs": g.SCORING, "advantage_calculation": g.CONTROLLER, "training_prep": g.OFFLOAD,
-    "policy_training": g.TRAINING, "weight_sync": g.WEIGHT_SYNC,
-    # OpenRLHF: timing/*
-    "make_experience": g.SCORING, "ppo_train": g.TRAINING, "broadcast": g.WEIGHT_SYNC,
-    # slime: perf/*_time
-    "rollout_time": g.ROLLOUT, "sleep_time": g.OFFLOAD, "wake_up_time": g.OFFLOAD,
-    "data_preprocess_time": g.DATA_MOVEMENT, "ref_log_probs_time": g.SCORING, "log_probs_time": g.SCORING,
-    "actor_train_time": g.TRAINING, "update_weights_time": g.WEIGHT_SYNC,
-    # AReaL: timeperf/*
-    "rollout": g.ROLLOUT, "recompute_logp": g.SCORING, "ref_logp": g.SCORING, "critic_values": g.SCORING,
-    "compute_advantage": g.CONTROLLER, "train_step": g.TRAINING,
-}  # fmt: skip
-_PREFIXES = ("timing_s/", "timing/train/", "timing/", "perf/", "timeperf/")
-_WHOLE = ("step", "total_step_time", "step_total")
-_MEAN = ("response_length/mean", "train/mean_gen_tokens_per_sample", "rollout/response_len/mean",
-         "rollout/response_length_mean", "completions/mean_length")  # fmt: skip
-_MAX = ("response_length/max", "rollout/response_len/max", "completions/max_length")
-_PAIR = re.compile(r"['\"]?([A-Za-z_][\w/]*/[\w/]+|step_time)['\"]?\s*:\s*(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)")
-_STEP = re.compile(r"(?:\bstep:|Global step |\bperf )(\d+)\b")
 
 
 class StepSeconds(Protocol):
@@ -120,73 +91,26 @@ class RankTiming:
     unit: int = -1
 
 
-def read_stage_log(path: Path | str) -> list[LoggedStep]:
-    """Stage seconds of every rl_step of a log: verl (console, JSONL), NeMo-RL (merged TensorBoard JSON), OpenRLHF and
-    slime (console).
+def logged_steps(log: StepLog) -> list[LoggedStep]:
+    """The rl_steps of a framework's log that state any stage, one by one.
 
     Raises
     ------
-    SpecError : the file holds no stage seconds
+    SpecError : no rl_step states the seconds of a stage
     """
-    path = Path(path)
-    text = path.read_text(encoding="utf-8", errors="replace")
-    steps: dict[int, LoggedStep] = {}
-    for number, pairs in _metrics(text):
-        step = steps.setdefault(number, LoggedStep(number))
-        for key, value in pairs:
-            _note(step, key, value)
-    found = [steps[number] for number in sorted(steps) if steps[number].seconds]
-    if not found:
-        raise SpecError(
-            Problem(
-                "no stage seconds of verl, NeMo-RL, OpenRLHF, slime or AReaL", str(path),
-                suggestion="keys such as timing_s/gen or timing/train/generation are due",
+    names = {name: code for code, name in enumerate(g.ACTIVITIES)}
+    found = []
+    for k in range(log.n):
+        seconds = {names[stage]: float(getattr(log, f"{stage}_s")[k]) for stage in STAGES}
+        known = {activity: s for activity, s in seconds.items() if s > 0}
+        if known:
+            whole, mean, longest = (
+                float(np.nan_to_num(c[k])) for c in (log.step_s, log.response_tokens, log.response_tokens_max)
             )
-        )  # fmt: skip
+            found.append(LoggedStep(int(log.rl_step[k]), whole, known, mean, longest))
+    if not found:
+        raise SpecError(Problem("no rl_step states the seconds of a stage", log.source or None))
     return found
-
-
-def _metrics(text: str) -> Iterable[tuple[int, list[tuple[str, float]]]]:
-    """(rl_step, metrics) of every record of a log."""
-    try:
-        whole = json.loads(text)
-    except ValueError:
-        whole = None
-    if isinstance(whole, dict) and whole and all(isinstance(v, dict) for v in whole.values()):
-        for key, series in whole.items():
-            for number, value in series.items():
-                if str(number).isdigit() and isinstance(value, int | float):
-                    yield int(number), [(key, float(value))]
-        return
-    for line in text.splitlines():
-        if line.startswith("{"):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            data = record.get("data", record) if isinstance(record, dict) else None
-            if isinstance(data, dict) and isinstance(record.get("step"), int):
-                yield record["step"], [(k, float(v)) for k, v in data.items() if isinstance(v, int | float)]
-            continue
-        at = _STEP.search(line)
-        if at:
-            yield int(at.group(1)), [(key, float(value)) for key, value in _PAIR.findall(line)]
-
-
-def _note(step: LoggedStep, key: str, value: float) -> None:
-    if key in _MEAN:
-        step.mean_tokens = value
-    elif key in _MAX:
-        step.max_tokens = value
-    prefix = next((p for p in _PREFIXES if key.startswith(p)), None)
-    if prefix is None or value < 0:
-        return
-    name = key[len(prefix) :]
-    if name in _WHOLE or (prefix == "perf/" and name == "step_time"):
-        step.step_s = value
-    elif name in _KEYS:
-        activity = _KEYS[name]
-        step.seconds[activity] = step.seconds.get(activity, 0.0) + value
 
 
 def graph_of_steps(steps: Sequence[StepSeconds], devices: int = 0) -> g.PerformanceGraph:

@@ -18,7 +18,7 @@ def structural_changes(graph: g.PerformanceGraph) -> dict[str, g.Change]:
     tail : no trajectory longer than the mean of its rl_step
     rollout_imbalance : replicas take equal time (where trajectories are not known)
     reward_imbalance : reward takes equal time on all ranks
-    queueing, tool, reward, weight_sync, data_movement, offload, controller, recompute : take no time
+    queueing, tool, reward, weight_sync, data_movement, offload, controller, recompute, other : take no time
     dp_imbalance : every data-parallel rank has the mean of the ranks' tokens (or seconds, where tokens are unknown)
     straggling_rank : every data-parallel rank computes at the median rate
     exposed_communication : transfers between stages and gradient sync take no time
@@ -136,6 +136,7 @@ _CHANGES: dict[str, Callable[[g.PerformanceGraph], g.Change | None]] = {
     "data_movement": _nothing(g.DATA_MOVEMENT),
     "offload": _nothing(g.OFFLOAD),
     "controller": _nothing(g.CONTROLLER),
+    "other": _nothing(g.OTHER),
 }
 STRUCTURAL = tuple(_CHANGES)
 """Names of the structural costs."""

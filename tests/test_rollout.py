@@ -314,3 +314,17 @@ def test_slowest_rank_grows_with_ranks() -> None:
     assert means[0] == pytest.approx(times.mean(), rel=0.03)
     with pytest.raises(SpecError, match="rank"):
         slowest_rank_s([], 2)
+
+
+@pytest.mark.parametrize("routing", ["round_robin", "static_group", "least_loaded", "prefix_aware"])
+def test_more_replicas_than_trajectories(routing: Routing) -> None:
+    result = simulate_rollout(Trajectories.of(4, [3, 9, 5]), 5, cost=SECOND, limits=ROOMY, routing=routing)
+    assert sorted(result.replica_finish_s.tolist()) == [0.0, 0.0, 3.0, 5.0, 9.0]
+    assert result.lost.imbalance == 28.0
+
+
+def test_nothing_to_serve_takes_no_time() -> None:
+    empty = Trajectories.of(4, [3, 9]).take(np.zeros(0, dtype=np.int64))
+    assert simulate_replica(empty, SECOND, ROOMY).makespan_s == 0.0
+    with pytest.raises(SpecError, match="nothing to serve"):
+        simulate_rollout(empty, 1, cost=SECOND, limits=ROOMY)

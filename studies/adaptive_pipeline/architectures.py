@@ -1,9 +1,9 @@
 """Layer profiles made from architectures: FLOP of each layer at one rate. Only ratios matter to a speed-up.
 
 Forward of a matrix: 2 FLOP per parameter and token; its backward for the input and for the weights as much each.
-Attention scores and values: 2 tokens^2 heads (d_qk + d_v) FLOP, half of it where the mask is causal; their backward is
-twice that and has no weights. Dimensions: the architectures' own config.json files.
-Activations: 34 * tokens * hidden bytes per layer (Korthikanti et al., arXiv 2205.05198, equation 1 without the attention
+Attention scores and values: 2 tokens^2 heads (d_qk + d_v) FLOP, half of it where the mask is causal; their backward
+is twice that and has no weights. Dimensions: the architectures' own config.json files.
+Activations: 34 * tokens * hidden bytes per layer (arXiv 2205.05198, equation 1 without the attention
 matrix, which fused kernels do not store), half of it kept for W. State: 18 bytes per parameter.
 """
 

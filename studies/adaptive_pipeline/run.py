@@ -4,7 +4,7 @@
     python studies/adaptive_pipeline/run.py --quick    # P = 4 only, short searches
     python studies/adaptive_pipeline/run.py --small 40 # search against exact search
 
-Writes results.csv and shares.csv beside itself; expected.csv and expected_shares.csv are what they looked like.
+Writes rlperf-out/adaptive_pipeline/{results,shares}.csv; expected.csv and expected_shares.csv are what they were.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from rlperf.plan.pipeline import Freedom, PipelinePlan, Problem, optimize  # noq
 from rlperf.plan.pipeline.exact import best_plan  # noqa: E402
 from rlperf.sim.pipeline import MicroBatches  # noqa: E402
 from rlperf.specs.pipeline_profile import LayerProfile, profile_names, read_profile  # noqa: E402
+
+OUT = HERE.parents[1] / "rlperf-out" / "adaptive_pipeline"
 
 UNIFORM = ("llama3-8b", "llama3-70b")
 """Equal layers between embedding and head; every other profile counts as heterogeneous."""
@@ -142,6 +144,7 @@ def small(instances: int) -> None:
 
 def write(path: Path, rows: list[dict[str, str]]) -> None:
     """A CSV file with the keys of the first row as head."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -169,7 +172,7 @@ def main() -> None:
         for devices in (4,) if quick else (4, 8, 16):
             rows.append(row(profile, devices, 1.0 if quick else 5.0))
             print(*rows[-1].values(), flush=True)
-        write(HERE / "results.csv", rows)
+        write(OUT / "results.csv", rows)
     for column in ("over_interleaved", "over_best_standard"):
         print(f"{column}: heterogeneous {mean(rows, column, True):.3f}, uniform {mean(rows, column, False):.3f}")
     for profile in profiles():
@@ -177,7 +180,7 @@ def main() -> None:
             for devices in (4,) if quick else (4, 8):
                 parts.append(shares(profile, devices, 0.5 if quick else 1.0))
                 print(*parts[-1].values(), flush=True)
-    write(HERE / "shares.csv", parts)
+    write(OUT / "shares.csv", parts)
 
 
 if __name__ == "__main__":

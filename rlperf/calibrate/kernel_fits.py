@@ -97,7 +97,8 @@ def fit_prefill(series: Series, device: Device, backward: PrefillFit, *, check: 
     def build(p: FloatArray) -> PrefillFit:
         return PrefillFit.model_construct(
             kernel=series.kernel, kv_dtype=series.dtype, fixed=p[0], compute=p[1], memory=p[2], straggler=p[3],
-            cache_memory=p[4], ramp_tokens=p[5], cache_exponent=p[6],
+            cache_memory=p[4], ramp_tokens=p[5], cache_exponent=p[6], backward_flop=backward.backward_flop,
+            backward_compute=backward.backward_compute, backward_ramp_tokens=backward.backward_ramp_tokens,
         )  # fmt: skip
 
     def predict(p: FloatArray, r: BoolArray) -> FloatArray:

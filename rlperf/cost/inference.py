@@ -11,6 +11,7 @@ from rlperf.cost.operators import (
     Operator,
     Replica,
     decode_operators,
+    head_operators,
     prefill_operators,
     token_operators,
     total,
@@ -196,9 +197,9 @@ def engine_step_cost(
     """
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     scale = engine.overhead.kernel_scale
-    linear = scale * total(token_operators(replica, TOKEN_POINTS, TOKEN_POINTS))
-    head = scale * total([one for one in token_operators(replica, TOKEN_POINTS, TOKEN_POINTS) if one.name in _HEAD])
-    linear = linear - head  # prompts send one row a request through the head, not one a token
+    tabulated = token_operators(replica, TOKEN_POINTS, TOKEN_POINTS)
+    # prompts send one row a request through the head, not one a token: it is counted per request
+    linear = scale * total([one for one in tabulated if one.name not in _HEAD])
     low, high = typical_context, 1.5 * typical_context
     batch = 16.0 * float(np.max(replica.pipeline * replica.attention_data))
 
@@ -209,7 +210,7 @@ def engine_step_cost(
     per_request = (decode(2.0 * batch, low) - decode(batch, low)) / batch - per_kv * low
     fixed = decode(batch, low) - batch * (per_request + per_kv * low)
     rows = np.array([batch, 2.0 * batch])
-    heads = scale * total([one for one in token_operators(replica, rows, rows) if one.name in _HEAD])
+    heads = scale * total(head_operators(replica, rows))
     head_each = float(heads[1] - heads[0]) / batch
     pre = _prefill_terms(replica, scale, typical_context)
     return EngineStepCost(

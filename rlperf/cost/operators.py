@@ -206,12 +206,20 @@ def token_operators(replica: Replica, tokens: Array, sampled: Array) -> list[Ope
     if moe:
         found += _experts(replica, moe, whole, local)
     found += _exchange(replica, layers, moe, whole, local)
-    head = as_float(sampled) / replica.pipeline
-    found.append(gemm_operator(replica, "head", 1.0, head, arch.vocab / replica.tensor, arch.hidden, roles.head))
-    found.append(_memory_operator(replica, "sampling", 1.0, head * arch.vocab * 10.0))
+    found += head_operators(replica, sampled)
     hop = point_to_point_s(replica.hw, local * arch.hidden * 2.0, replica.within(replica.tensor * replica.pipeline))
     found.append(_network_operator(replica, "pipeline", 1.0, hop * (replica.pipeline - 1.0), local * arch.hidden * 2.0))
     return found
+
+
+def head_operators(replica: Replica, sampled: Array) -> list[Operator]:
+    """Output head and sampling of ``sampled`` rows."""
+    rows = as_float(sampled) / replica.pipeline
+    width = replica.arch.vocab / replica.tensor
+    return [
+        gemm_operator(replica, "head", 1.0, rows, width, replica.arch.hidden, replica.roles.head),
+        _memory_operator(replica, "sampling", 1.0, rows * replica.arch.vocab * 10.0),
+    ]
 
 
 def _attention_products(replica: Replica, count: float, tokens: FloatArray) -> list[Operator]:

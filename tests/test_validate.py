@@ -1,0 +1,274 @@
+"""Validation: tables, blanks, refusals, rows that a calibration saw, and accuracy on the measured data."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rlperf.calibrate import validate as core
+from rlperf.calibrate.engines import calibration_cases, engine_text, fit_engine
+from rlperf.calibrate.inference_rows import case_of
+from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Row, read_table, report_of, validate_file
+from rlperf.cli.main import run
+from rlperf.cost.inference import decode_step_s
+from rlperf.errors import SpecError
+from rlperf.layout import Layout
+from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
+from rlperf.specs.hardware import load_hardware
+from rlperf.specs.profiles import load_architecture
+from rlperf.specs.reader import read_spec
+
+COLUMNS = [
+    "row_id", "group", "engine", "engine_version", "architecture", "gpu", "n_gpus", "tensor_parallel",
+    "pipeline_parallel", "expert_parallel", "attention_data_parallel", "gemm_dtype", "kv_dtype", "mode", "isl", "osl",
+    "concurrency", "measured_ttft_ms", "measured_tpot_ms", "measured_output_tokens_per_s_per_gpu", "note",
+]  # fmt: skip
+
+
+def served_row(**cells: object) -> dict[str, object]:
+    row: dict[str, object] = dict.fromkeys(COLUMNS, "")
+    row.update(
+        row_id="mine_1", group="mine", engine="vllm", architecture="Llama-3.1-8B", gpu="h100_sxm", n_gpus=1,
+        tensor_parallel=1, pipeline_parallel=1, attention_data_parallel=1, gemm_dtype="bf16", mode="online_concurrency",
+        isl=1000, osl=500, concurrency=16, measured_tpot_ms=9.0, measured_ttft_ms=80.0,
+    )  # fmt: skip
+    row.update(cells)
+    return row
+
+
+def table(folder: Path, *rows: dict[str, object], name: str = "served.csv") -> Path:
+    path = folder / name
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_a_users_table_is_predicted(tmp_path: Path) -> None:
+    path = table(
+        tmp_path,
+        served_row(),
+        served_row(row_id="mine_2", mode="single_stream", concurrency="", measured_ttft_ms=25.0),
+        served_row(row_id="mine_3", mode="static_batch", measured_tpot_ms="",
+                   measured_output_tokens_per_s_per_gpu=1500),
+        served_row(row_id="mine_4", mode="offline", concurrency="", measured_tpot_ms="",
+                   measured_output_tokens_per_s_per_gpu=9000),
+        served_row(row_id="mine_5", mode="online_rate", concurrency="", note="request rate 2/s; 500 requests"),
+    )  # fmt: skip
+    report = validate_file(path, "inference")
+    assert report.rows == report.predicted == 5 and not report.refused
+    by_row = {(one.row_id, one.metric): one for one in report.predictions}
+    assert set(by_row) == {
+        ("mine_1", "tpot_ms"), ("mine_2", "tpot_ms"), ("mine_2", "ttft_ms"), ("mine_3", "ttft_ms"),
+        ("mine_3", "tokens_per_s_per_gpu"), ("mine_4", "tokens_per_s_per_gpu"), ("mine_5", "tpot_ms"),
+    }  # fmt: skip
+    for one in report.predictions:
+        assert one.low < one.predicted < one.high and "vllm" in one.calibration
+    assert "kv_dtype bf16" in by_row["mine_1", "tpot_ms"].assumed
+    assert "batch that fits the cache" in by_row["mine_4", "tokens_per_s_per_gpu"].assumed
+    assert by_row["mine_1", "tpot_ms"].predicted > by_row["mine_2", "tpot_ms"].predicted
+
+
+def test_refusals_are_counted_by_reason(tmp_path: Path) -> None:
+    path = table(
+        tmp_path,
+        served_row(architecture="Lama-3.1-8B"),
+        served_row(row_id="b", architecture="Lama-3.1-8B"),
+        served_row(row_id="c", mode="online_concurrency", concurrency=""),
+        served_row(row_id="d", gemm_dtype="fp7"),
+        served_row(row_id="e", isl=""),
+        served_row(row_id="f", mode="online_rate"),
+        served_row(row_id="g", concurrency=4096, isl=8000, measured_ttft_ms=50.0),
+        served_row(row_id="h", tensor_parallel=1.5),
+        served_row(row_id="i", measured_tpot_ms="", measured_ttft_ms=""),
+        served_row(row_id="j", gpu="a100_80g_sxm", gemm_dtype="fp8"),
+    )
+    report = validate_file(path, "inference")
+    assert report.predicted == 0 and sum(report.refused.values()) == 10
+    assert report.refused["there is no architecture named 'Lama-3.1-8B'"] == 2
+    assert any("no queueing" in reason for reason in report.refused)
+
+
+def test_blanks_are_filled_in_and_named(tmp_path: Path) -> None:
+    path = table(
+        tmp_path,
+        served_row(architecture="Qwen3-235B-A22B", gpu="h200_sxm", tensor_parallel=2, n_gpus=2, gemm_dtype="fp8",
+                   attention_data_parallel="", engine_version="0.12.0"),
+        served_row(row_id="b", architecture="DeepSeek-V3", gpu="h200_sxm", gemm_dtype="fp8", attention_data_parallel="",
+                   engine="sglang", n_gpus=8, tensor_parallel=1),
+    )  # fmt: skip
+    first, second = (case_of(row) for row in read_table(path))
+    assert (first.tensor, first.attention_data, first.expert, first.load) == (8, 4, 8, 64.0)
+    assert second.attention_data == 8  # what makes the weights fit
+    assert any("attention_data_parallel" in text for text in (*first.assumed, *second.assumed))
+    assert len(first.assumed) == 3
+
+
+def test_rows_that_a_calibration_saw_are_left_out() -> None:
+    def one(row: str, predicted: float, **more: bool) -> Prediction:
+        return Prediction(row, "g", "step_s", 1.0, predicted, 0.9, 1.2, **more)
+
+    outcome = Outcome((one("a", 1.1), one("b", 9.0, used_in_calibration=True)), (Refusal("c", "why"),))
+    report = report_of("training", "f.csv", 3, outcome)
+    (everything, group, covered) = report.metrics
+    assert everything.rows == 1 and everything.mape == pytest.approx(10.0)
+    assert (group.group, covered.group) == ("g", "covered")
+    assert (report.predicted, report.used_in_calibration, dict(report.refused)) == (2, 1, {"why": 1})
+    data = json.loads(json.dumps(report.to_dict()))
+    assert data["schema_version"] == "1" and len(data["predictions"]) == 2
+    assert {"median_ape", "mape", "p90_ape", "median_bias", "pairwise_ranking", "interval_coverage"} <= set(
+        data["metrics"][0]
+    )
+
+
+def test_tables_without_names_get_stable_ones(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.csv"
+    path.write_text("# made up\ngpu,bytes\na,1\nb,2\n")
+    rows = read_table(path).rows
+    assert rows[0].group == "kernel" and rows[0].row_id != rows[1].row_id and rows[1].line == 4
+    path.write_text("gpu,bytes\nb,2\na,1\n")
+    assert {row.row_id for row in read_table(path)} == {row.row_id for row in rows}
+    assert Row("r", "g", 2, {"x": "1.5"}).number("x") == 1.5 and Row("r", "g", 2, {}).number("x") is None
+
+
+def test_bad_tables_list_every_problem(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n1\n1,2,3\n")
+    with pytest.raises(SpecError) as caught:
+        read_table(path)
+    assert [problem.line for problem in caught.value.problems] == [2, 3]
+    path.write_text("a,a\n1,2\n")
+    with pytest.raises(SpecError, match="stands twice"):
+        read_table(path)
+    path.write_text("a\n")
+    with pytest.raises(SpecError, match="holds no rows"):
+        read_table(path)
+    path.write_text("engin,gpu\nvllm,h100\n")
+    with pytest.raises(SpecError) as caught:
+        validate_file(path, "inference")
+    assert any("did you mean engin" in str(problem) for problem in caught.value.problems)
+    with pytest.raises(SpecError, match="did you mean kernels"):
+        validate_file(path, "kernel")
+
+
+def test_an_engine_is_fitted_on_whole_configurations(tmp_path: Path) -> None:
+    hw, arch = load_hardware("h100_sxm"), load_architecture("Llama-3.1-8B")
+    engine = load_engine_calibration("vllm")
+    slow = engine.model_copy(
+        update={
+            "overhead": engine.overhead.model_copy(update={"step": 1.5e-3, "per_request": 2e-5, "kernel_scale": 1.1})
+        }
+    )
+    rows = []
+    for tensor in (1, 2, 4, 8):
+        for index, osl in enumerate((100, 1000, 4000)):
+            context = 1000 + osl / 2
+            truth = float(decode_step_s(arch, hw, slow, Layout.of(tensor_parallel=tensor), 1, context)) * 1e3
+            rows.append(served_row(row_id=f"r{tensor}_{index}", tensor_parallel=tensor, n_gpus=tensor,
+                                   mode="single_stream", osl=osl, measured_tpot_ms=truth))  # fmt: skip
+    served = read_table(table(tmp_path, *rows))
+    chosen = calibration_cases(served, engine.id)
+    assert len(chosen) == 3 and len({case.tensor for case, _, _ in chosen}) == 1
+    with pytest.raises(SpecError, match="only 3 rows"):
+        fit_engine(served, engine)
+    twice = read_table(table(tmp_path, *rows, *({**row, "row_id": f"{row['row_id']}b", "isl": 8000} for row in rows)))
+    fitted = fit_engine(twice, engine)
+    assert fitted.rows == 6 and len(fitted.engine.overhead.row_ids) == 6
+    assert fitted.in_sample_mape < 8.0
+    path = tmp_path / "engine.yaml"
+    path.write_text(engine_text(fitted.engine))
+    assert read_spec(path, EngineCalibration).overhead.row_ids == fitted.engine.overhead.row_ids
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = table(tmp_path, served_row(), served_row(row_id="b", architecture="nothing"))
+    assert _exit(["validate", str(path), "--kind", "inference", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["rows"], data["predicted"], sum(data["refused"].values())) == (2, 1, 1)
+    assert _exit(["validate", str(path), "--kind", "inference"]) == 0
+    text = capsys.readouterr().out
+    assert "tpot_ms" in text and "refused     1" in text
+    assert _exit(["validate", str(tmp_path / "absent.csv"), "--kind", "inference"]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def _exit(arguments: list[str]) -> int:
+    import sys
+    from unittest.mock import patch
+
+    with patch.object(sys, "argv", ["rlperf", *arguments]):
+        try:
+            return int(run() or 0)
+        except SystemExit as stop:
+            return int(stop.code or 0)
+
+
+def test_kernel_files_are_scored_on_what_was_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "gemm.csv"
+    lines = ["gpu,dtype,m,n,k,latency_us"]
+    lines += [f"h100_sxm,bf16,{m},{n},1024,{5 + m * n / 3e6}" for m in (1, 64, 4096) for n in (1024, 2048, 8192, 16384)]
+    lines.append("h900,bf16,1,1024,1024,4")
+    path.write_text("\n".join(lines))
+    report = validate_file(path, "kernels")
+    assert report.rows == 13 and report.predicted == 12 and sum(report.refused.values()) == 1
+    assert {one.group for one in report.metrics} >= {"all", "gemm bf16", "gemm/h100_sxm/bf16 without one n"}
+
+
+def test_kinds_are_imported_by_name() -> None:
+    assert {"kernels", "inference", "training", "memory"} <= set(core.KINDS)
+    for kind in ("kernels", "inference"):
+        assert callable(core.predictor(kind))
+
+
+def test_cli_help_lists_kinds() -> None:
+    import typer
+
+    from rlperf.cli.validate import validate
+
+    app = typer.Typer()
+    app.command()(validate)
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+
+
+# Published targets (mean absolute % error on left-out shapes) and the files they are about.
+TARGETS = {
+    "gemm.csv": {"gemm/a100_80g_sxm/trtllm/bf16": 7.5, "gemm/h100_sxm/trtllm/bf16": 7.0,
+                 "gemm/h200_sxm/trtllm/bf16": 7.0, "gemm/b200_sxm/trtllm/bf16": 10.0},
+    "attn_prefill.csv": {"prefill/h100_sxm/flash_attn_fa3/bf16": 8.5, "prefill/a100_80g_sxm/flash_attn/bf16": 11.0,
+                         "prefill/b200_sxm/flashinfer_trtllmprefill/bf16": 13.0},
+    "attn_decode.csv": {"decode/h100_sxm/flash_attn_fa3/bf16": 8.0, "decode/a100_80g_sxm/flash_attn/bf16": 16.0,
+                        "decode/b200_sxm/flashinfer_trtllmdecode/bf16": 11.0},
+}  # fmt: skip
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("file", TARGETS)
+def test_left_out_kernels_meet_their_targets(file: str, measured_data: Path, tmp_path: Path) -> None:
+    wanted = TARGETS[file]
+    devices = {name.split("/")[1] for name in wanted} | {"a100_sxm"}
+    lines = (measured_data / "kernels" / file).read_text().splitlines()
+    mine = [lines[0], *(line for line in lines[1:] if line.split(",")[0] in devices and "fp8" not in line)]
+    copy = tmp_path / file
+    copy.write_text("\n".join(mine))
+    errors = {one.group: one.mape for one in validate_file(copy, "kernels").metrics}
+    for name, limit in wanted.items():
+        found = [value for group, value in errors.items() if group.startswith(f"{name} without")]
+        assert len(found) >= 2
+        assert max(found) < limit, name
+
+
+@pytest.mark.data
+def test_served_rows(measured_data: Path) -> None:
+    report = validate_file(measured_data / "measured" / "inference.csv", "inference")
+    assert sum(report.refused.values()) < 0.02 * report.rows
+    by_group = {one.group: one for one in report.metrics if one.metric == "tpot_ms"}
+    assert by_group["covered"].mape < 11.5 and by_group["covered"].median_ape < 9.0
+    assert by_group["extrapolated"].mape < 15.0
+    assert by_group["concurrency > 128"].mape < 16.0
+    assert by_group["all"].interval_coverage is not None and by_group["all"].interval_coverage > 0.85

@@ -51,3 +51,12 @@ def test_empty_timeline() -> None:
     line = tl.TimelineBuilder(("all",), (1,)).freeze()
     assert line.step_s == 0.0
     assert line.stages_s.total == 0.0
+
+
+def test_ranks_of_a_stage_stand_for_all_devices_of_the_pool() -> None:
+    build = tl.TimelineBuilder(("shared",), (8,))
+    build.span(tl.ROLLOUT, 0, 0, 0.0, 4.0)
+    build.span(tl.ROLLOUT, 0, 1, 0.0, 10.0)
+    build.span(tl.TRAINING, 0, 0, 10.0, 20.0)
+    # only the first replica idles, for 6 s, on half of the devices
+    assert build.freeze().idle_device_s() == pytest.approx([6.0 * 4])

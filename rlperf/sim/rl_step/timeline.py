@@ -160,8 +160,8 @@ class Timeline:
     def idle_device_s(self) -> FloatArray:
         """Device-seconds per rl_step in which the devices of each pool do nothing [s] ``[pools]``.
 
-        A rank that has no span at some time, or whose span is ``idle``, idles; a rank stands for an equal part of
-        its pool's devices.
+        A rank that has no span at some time, or whose span is ``idle``, idles. In each stage, its ranks stand for
+        equal parts of the pool's devices (replicas in rollout, data-parallel ranks in training).
         """
         idle = np.zeros(len(self.pools))
         if not self.spans:
@@ -169,9 +169,13 @@ class Timeline:
         kept = np.isin(self.rl_step, self.rl_steps)
         count = max(self.rl_steps.size, 1)
         for pool in range(len(self.pools)):
-            here = kept & (self.pool == pool) & (self.stage != IDLE)
-            ranks = max(int(np.unique(self.rank[self.pool == pool]).size), 1)
-            busy = float(self.duration_s[here].sum()) / count / ranks
+            busy = 0.0
+            for stage in np.unique(self.stage[self.pool == pool]):
+                if stage == IDLE:
+                    continue
+                whole = (self.pool == pool) & (self.stage == stage)
+                ranks = int(np.unique(self.rank[whole]).size)
+                busy += float(self.duration_s[whole & kept].sum()) / count / ranks
             idle[pool] = max(self.step_s - busy, 0.0) * float(self.pool_devices[pool])
         return idle
 

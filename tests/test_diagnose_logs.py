@@ -107,6 +107,15 @@ def test_stages_that_add_up_to_more_than_the_rl_step_overlap() -> None:
     assert graph.what_if_s(no_rollout) == pytest.approx(45.0)  # training and scoring remain, and the 5 s of nobody
 
 
+def test_an_rl_step_unlike_the_others_is_named() -> None:
+    steps = [LoggedStep(n, 0.0, {g.ROLLOUT: 10.0 + 0.1 * np.sin(n), g.TRAINING: 5.0}) for n in range(8)]
+    assert not explain_graph(graph_of_steps(steps)).faults
+    steps[6].seconds[g.TRAINING] = 25.0
+    found = explain_graph(graph_of_steps(steps))
+    assert [(c.kind, c.where) for c in found.faults] == [("slow_step", "training of rl_step 6")]
+    assert found.faults[0].loss_s == pytest.approx(20.0 / 8)
+
+
 def test_a_log_without_stages_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "empty.log"
     log.write_text("nothing here\n{broken\n")

@@ -89,6 +89,7 @@ KNOBS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "data_movement": (("data_movement", "send tensors between workers directly, not through the controller"),),
     "offload": (("offload", "keep optimizer or weights on the device, where memory allows"),),
+    "slow_step": (("log", "look at that rl_step: longer prompts, validation, a checkpoint, a restarted worker"),),
     "straggler": (("devices", "look at what that rank did at that place: a retry, a page fault, a neighbour's job"),),
     "other": (("profile", "time between the stages' timers: advantages, checkpoints, logging, kernel launches"),),
     "scaling": (("mode", "the stage does not get shorter with more devices: overlap it or shard it"),),

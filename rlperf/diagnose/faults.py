@@ -13,6 +13,7 @@ from rlperf.diagnose.rank_faults import (
     slow_devices,
     slow_links,
     slow_rewards,
+    slow_steps,
     stages,
     stragglers,
 )
@@ -29,5 +30,10 @@ def find_faults(graph: g.PerformanceGraph, limits: Limits | None = None) -> list
     found = [*slow_devices(graph, fit, known), *slow_links(graph, known), *long]
     found += [*imbalance(graph, fit, long, known), *slow_tools(graph, known), *stages(graph, known)]
     cache = kv_cache(graph, fit)
-    found += [*(cache or queueing(graph, known)), *slow_rewards(graph, known), *controller(graph, known)]
+    found += [
+        *(cache or queueing(graph, known)),
+        *slow_rewards(graph, known),
+        *controller(graph, known),
+        *slow_steps(graph, known),
+    ]
     return [*found, *stragglers(graph, found, known)]

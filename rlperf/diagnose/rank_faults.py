@@ -189,6 +189,24 @@ def controller(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
     return [Fault("controller", "controller", f"{seconds / step:.0%} of the rl_step, all ranks waiting", change, own)]
 
 
+def slow_steps(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
+    """Where no rank is known: stages of single rl_steps above 1.3 times their median over at least five rl_steps."""
+    found: list[Fault] = []
+    whole = (graph.rank < 0) & (graph.unit < 0) & (graph.duration_s > 0)
+    steps, index = np.unique(graph.rl_step, return_inverse=True)
+    for activity in np.unique(graph.activity[whole]) if steps.size >= 5 else ():
+        mask = whole & (graph.activity == activity)
+        seconds = by_rank(mask, index.reshape(-1).astype(np.int64), graph.duration_s)
+        for k in stands_out(seconds, limits.abnormal, limits.deviations):
+            own = mask & (index.reshape(-1) == k)
+            ratio = float(seconds[k] / np.nanmedian(seconds))
+            where = f"{g.ACTIVITIES[activity].replace('_', ' ')} of rl_step {int(steps[k])}"
+            evidence = f"{ratio:.2f} times the median of the rl_steps"
+            # Several places of one kind: the rank column tells them apart, so it carries a number below -1.
+            found.append(Fault("slow_step", where, evidence, scaled(graph, own, 1.0 / ratio), own, -2 - len(found)))
+    return found
+
+
 def stragglers(graph: g.PerformanceGraph, known: list[Fault], limits: Limits, most: int = 20) -> list[Fault]:
     """Single vertices above 1.3 times the median of what their peers on other ranks do at the same place (ScalAna's
     abnormal vertices), by rank; those that another fault explains left out."""

@@ -271,10 +271,10 @@ def test_large_recordings_are_thinned_by_group() -> None:
 def test_multi_turn_round_trip() -> None:
     preset = load_model("searching")
     assert preset.turns is not None
-    table = sample_rl_steps(preset, [0, 1], 150, 8, max_response_tokens=3000, seed=5)
+    table = sample_rl_steps(preset, [0, 1], 100, 8, max_response_tokens=3000, seed=5)
     fitted = LengthModel.fit(table).turns
     assert fitted is not None
-    assert fitted.mean_turns == pytest.approx(preset.turns.mean_turns, rel=0.06)
+    assert fitted.mean_turns == pytest.approx(preset.turns.mean_turns, rel=0.08)
     assert fitted.turn_icc == pytest.approx(preset.turns.turn_icc, abs=0.12)
     assert fitted.append.mean() == pytest.approx(preset.turns.append.mean(), rel=0.08)
     assert fitted.latency_s[0].mean() == pytest.approx(preset.turns.latency_s[0].mean(), rel=0.15)

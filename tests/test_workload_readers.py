@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tarfile
 from pathlib import Path
@@ -94,6 +95,19 @@ def test_archive(tmp_path: Path) -> None:
     table = read_recording(archive, progress=lambda done, total: seen.append(done)).lengths
     assert table.response_tokens.tolist() == [3, 4]
     assert seen[-1] == archive.stat().st_size
+
+
+def test_compressed_and_broken_archives(tmp_path: Path) -> None:
+    line = json.dumps(packed(1, 0, 4, [3, 4])) + "\n"
+    path = tmp_path / "packed_lengths_step_1.jsonl.gz"
+    path.write_bytes(gzip.compress(line.encode()))
+    assert read_polytrace(path).response_tokens.tolist() == [3, 4]
+    whole = gzip.compress(line.encode() * 200)
+    for content in (whole[:40], whole[:12] + b"\xff" * 20 + whole[32:], b"no archive"):
+        for name in ("broken.jsonl.gz", "broken.tar.gz"):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(SpecError, match=name.split(".", maxsplit=1)[0]):
+                read_recording(tmp_path / name)
 
 
 GOOD = packed(0, 0, 10, [1, 2])

@@ -89,7 +89,8 @@ def fit(
     if recording.distributions:
         model = _from_distributions(recording, task)
     else:
-        model = LengthModel.fit(recording, task=task, like=None if like is None else load_model(like))
+        with progress("fitting"):
+            model = LengthModel.fit(recording, task=task, like=None if like is None else load_model(like))
     model.save(out)
     if figure is not None:
         report.draw(figure, model=model, recording=recording if recording.lengths.n else None)

@@ -57,7 +57,7 @@ def fit_model(
     # Prompts pile up on few values (frames of a video, a fixed template): a component may be half a token narrow.
     floor = float(np.clip(0.5 / np.median(np.maximum(prompts, 0.5)), 1e-3, 0.05))
     wanted = PROMPTS if like is None else [like.laws()[0].families]
-    prompt_law = choose_law(prompts, np.zeros(count, bool), families=wanted, smallest_sigma=floor).law
+    prompt_law = choose_law(prompts, np.zeros(count, bool), families=wanted, smallest_sigma=floor, piled=True).law
     data = Grouped.build(x, censored, group, prompt_law.score(prompts), None if cap is None else cap - 1.0)
     dependence = fit_dependence(law, data) if rows.n > count else Dependence(0.0, 0.0, 1.0, 1.0)
     per_step = [table.step(int(s)).n_groups for s in table.steps()]

@@ -5,6 +5,7 @@ All laws are continuous on (0, inf) [tokens]; a sampled length is the law's valu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -40,7 +41,7 @@ class Component:
         if self.family not in FAMILIES:
             hint = did_you_mean(self.family, FAMILIES) or f"known: {', '.join(FAMILIES)}"
             raise SpecError(f"unknown family {self.family!r} ({hint})")
-        if not (np.isfinite([self.first, self.second]).all() and 0.0 <= self.weight <= 1.0):
+        if not (math.isfinite(self.first) and math.isfinite(self.second) and 0.0 <= self.weight <= 1.0):
             raise SpecError(f"family {self.family}: parameters must be finite and 0 <= weight <= 1")
 
 
@@ -333,13 +334,14 @@ def negative_log_likelihood(law: Law, x: Float, weight: Float, censored: float, 
 
 
 def fit_law(
-    families: Sequence[str] | Law, x: Float, censored: Mask, *, smallest_sigma: float = 0.005
+    families: Sequence[str] | Law, x: Float, censored: Mask, *, smallest_sigma: float = 0.005, piled: bool = False
 ) -> tuple[Law, float]:
     """Maximum likelihood of a mixture; returns the law and its log likelihood.
 
     x [n] lengths [tokens], > 0; censored [n]: the response reached the cap and would have gone on, so it says X > x
     (type-I censoring; Lawless, Statistical Models and Methods for Lifetime Data, 2003, eq. 2.2.3). Instead of families
-    a law of fixed shape may be given: then only its scale is fitted.
+    a law may be given to start from; of one with a fixed shape only the scale is fitted. piled: the lengths pile up on
+    few values (prompts with a template), so that starting at the gaps between the piles is worth a try.
     """
     from scipy.optimize import minimize
 
@@ -361,7 +363,9 @@ def fit_law(
         value = negative_log_likelihood(first.with_vector(vector), values, weight, n_censored, cap)
         return value / x.size if np.isfinite(value) else 1e6
 
-    starts = [x0] if isinstance(families, Law) or len(families) < 2 else [x0, _clipped(start_at_gaps(families, x), box)]
+    starts = [x0]
+    if piled and not isinstance(families, Law) and len(families) > 1:
+        starts.append(_clipped(start_at_gaps(families, x), box))
     tries = [
         minimize(objective, v, method="L-BFGS-B", bounds=box, options={"maxiter": 300, "ftol": 1e-11}) for v in starts
     ]

@@ -113,7 +113,7 @@ def _turn_law(table: LengthTable, rows: Mask, cap: int | None) -> tuple[Law, flo
 
 
 def _positive_law(x: Float) -> Law:
-    return choose_law(x, np.zeros(x.size, bool), families=_TOOL_FAMILIES, smallest_sigma=0.01).law
+    return choose_law(x, np.zeros(x.size, bool), families=_TOOL_FAMILIES, smallest_sigma=0.01, piled=True).law
 
 
 def _latency_laws(table: LengthTable, between: Mask) -> tuple[Law, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import tarfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +22,7 @@ from rlperf.workload.records import FilterBatch, Recording, RewardTiming, ToolLa
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes in all, 0 where unknown)
 Path_ = Path | str
-_SUFFIXES = (".jsonl", ".json", ".log", ".csv", ".parquet")
+_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".log", ".csv", ".parquet")
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
 _STEP = re.compile(r"step_(\d+)\.jsonl$")
 _TOOL_LINE = re.compile(r"Step\s*(\d+), Request ID: ([^,]+), Tool: ([^,]+), Latency: ([0-9.eE+-]+) seconds")
@@ -119,12 +121,15 @@ def _read_file(path: Path, sink: _Sink) -> None:
 
             sink.tables.append(read_table(path))
             sink.advance(path.stat().st_size)
+        elif name.endswith(".gz"):
+            with gzip.open(path, "rb") as stream:
+                _read_stream(name.removesuffix(".gz"), stream, sink)
         else:
             with path.open("rb") as stream:
                 _read_stream(name, stream, sink)
     except SpecError as error:
         sink.problems.extend(error.problems)
-    except (OSError, tarfile.TarError, EOFError) as error:
+    except (OSError, tarfile.TarError, zlib.error, EOFError) as error:
         sink.problem(f"cannot be read: {getattr(error, 'strerror', None) or error}", name)
 
 
@@ -141,7 +146,7 @@ def _read_archive(path: Path, sink: _Sink) -> None:
                     sink.progress = before
 
 
-def _read_stream(name: str, stream: IO[bytes], sink: _Sink) -> None:
+def _read_stream(name: str, stream: IO[bytes] | gzip.GzipFile, sink: _Sink) -> None:
     if name.endswith(".log"):
         _read_log(name, stream, sink)
     elif name.endswith(".json"):
@@ -152,7 +157,7 @@ def _read_stream(name: str, stream: IO[bytes], sink: _Sink) -> None:
         _read_lines(name, stream, sink)
 
 
-def _read_lines(name: str, stream: IO[bytes], sink: _Sink) -> None:
+def _read_lines(name: str, stream: IO[bytes] | gzip.GzipFile, sink: _Sink) -> None:
     match = _STEP.search(name)
     file_step = int(match.group(1)) if match else None
     decode = json.JSONDecoder().decode
@@ -202,7 +207,7 @@ def _dispatch(record: dict[str, Any], sink: _Sink, name: str, line: int, file_st
         raise DamagedError(f"not a PolyTrace record: it has none of {expected}; its fields: {keys}")
 
 
-def _read_log(name: str, stream: IO[bytes], sink: _Sink) -> None:
+def _read_log(name: str, stream: IO[bytes] | gzip.GzipFile, sink: _Sink) -> None:
     records = 0
     for line, raw in enumerate(stream, 1):
         sink.advance(len(raw))

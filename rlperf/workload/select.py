@@ -69,6 +69,7 @@ def choose_law(
     like: Law | None = None,
     smallest_sigma: float = 0.005,
     tail: bool = True,
+    piled: bool = False,
 ) -> Choice:
     """The law of lengths x [n] and the comparison, best first.
 
@@ -97,7 +98,7 @@ def choose_law(
         # Below the threshold the bulk is fitted as if the rest were censored there: the likelihoods add up.
         above = censored if threshold is None else x > threshold
         lengths = x if threshold is None else np.minimum(x, threshold)
-        law, log_likelihood = fit_law(source, lengths, above, smallest_sigma=smallest_sigma)
+        law, log_likelihood = fit_law(source, lengths, above, smallest_sigma=smallest_sigma, piled=piled)
         if longest is not None:
             law, log_likelihood = replace(law, tail=longest[0]), log_likelihood + longest[1]
         tried.append((law, _judge(law, log_likelihood, x, censored, design_effect)))

@@ -15,6 +15,8 @@ from rlperf.diagnose.scenario import PipelineShape, StepInputs, simulate_step
 from rlperf.diagnose.structure import structural_changes
 from rlperf.errors import SpecError
 from rlperf.sim.pipeline import StageCosts, one_f_one_b, simulate
+from rlperf.sim.rl_step.asynchronous import AsyncRun
+from rlperf.sim.rl_step.asynchronous import simulate as run_async
 from rlperf.sim.rollout import Replica, Trajectories, simulate_rollout
 
 RANKS, STAGES, MICROBATCHES = 6, 3, 5
@@ -192,3 +194,21 @@ def test_nothing_is_abnormal_in_a_healthy_rl_step() -> None:
     assert not found.faults
     assert sum(seconds for _, seconds in found.critical_s) == pytest.approx(found.step_s)
     assert found.causes[0].kind == "tail"
+
+
+def test_a_starved_trainer_waits_at_its_queue_for_the_rollout() -> None:
+    """Trainer 2 s, rollout 10 s a batch: without the wait the period is the trainer's."""
+    run = AsyncRun(np.full((4, 8), 1000.0), batch=32, train_s=2.0, slots=32, token_s=0.01, sync_s=0.5, queue=1.0)
+    result = run_async(run, rl_steps=12, seed=1)
+    assert result.period_s == pytest.approx(10.0, rel=0.1)
+    graph = g.PerformanceGraph.from_timeline(result.timeline)
+    assert graph.step_s() == pytest.approx(result.period_s, rel=1e-9)
+    found = explain_graph(graph)
+    starved = found.causes[0]
+    assert starved.kind == "trainer_starvation"
+    assert starved.where.startswith("rollout on rollout")
+    assert any("waits at the queue for rollout" in hop for hop in starved.path)
+    assert found.step_s - starved.loss_s == pytest.approx(2.5, rel=0.05)
+    busy = replace(run, train_s=30.0)
+    trained = explain_graph(g.PerformanceGraph.from_timeline(run_async(busy, rl_steps=12, seed=1).timeline))
+    assert "trainer_starvation" not in {c.kind for c in trained.causes}

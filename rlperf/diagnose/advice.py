@@ -89,6 +89,11 @@ KNOBS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "data_movement": (("data_movement", "send tensors between workers directly, not through the controller"),),
     "offload": (("offload", "keep optimizer or weights on the device, where memory allows"),),
+    "trainer_starvation": (
+        ("devices", "move devices from the trainer to the rollout until their rates match"),
+        ("staleness", "a deeper queue, so that a slow batch does not stop the trainer"),
+        ("max_running", "more concurrent requests per replica, where the cache has room"),
+    ),
     "slow_step": (("log", "look at that rl_step: longer prompts, validation, a checkpoint, a restarted worker"),),
     "straggler": (("devices", "look at what that rank did at that place: a retry, a page fault, a neighbour's job"),),
     "other": (("profile", "time between the stages' timers: advantages, checkpoints, logging, kernel launches"),),

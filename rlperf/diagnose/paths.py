@@ -11,6 +11,7 @@ import numpy as np
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.faults import Fault
 from rlperf.layout import BoolArray, IntArray
+from rlperf.sim.rl_step import timeline as tl
 
 MOST_HOPS = 6
 
@@ -39,7 +40,10 @@ def structural_path(graph: g.PerformanceGraph, name: str, change: g.Change) -> t
     """Where a structural cost shows on the critical path, and the path there, in words."""
     path = graph.critical_path()
     changed = np.abs(change.scale - 1.0) > 1e-12
-    if change.keep is not None:
+    if change.keep is not None and not changed.any():
+        # Only waits are removed: what they wait for is the root.
+        changed[graph.edge_source[~change.keep]] = True
+    elif change.keep is not None:
         changed[graph.edge_target[~change.keep]] = True
     on_path = np.flatnonzero(changed[path])
     if not on_path.size:
@@ -62,9 +66,13 @@ def _waits(graph: g.PerformanceGraph, path: IntArray) -> list[str]:
     words = [f"the rl_step ends with {graph.name(int(path[-1]))}"] if graph.activity[path[-1]] != g.BARRIER else []
     seen: set[str] = set()
     for before, at in zip(path[-2::-1].tolist(), path[:0:-1].tolist(), strict=True):
+        into = graph.edge_target == at
+        if bool((graph.edge_kind[into & (graph.edge_source == before)] == tl.QUEUE).any()):
+            words.append(f"{graph.name(at)} waits at the queue for {graph.name(before)}")
+            continue
         if graph.activity[at] != g.BARRIER or graph.activity[before] == g.BARRIER:
             continue
-        ends = graph.end_s[graph.edge_source[graph.edge_target == at]]
+        ends = graph.end_s[graph.edge_source[into]]
         late = float(graph.end_s[before] - np.median(ends))
         text = f"{ends.size} wait for {graph.name(before)}, {late:,.2f} s after the median"
         if ends.size > 1 and late > 0 and text not in seen:

@@ -117,7 +117,7 @@ def icc_error(icc: float, responses: int, prompts: int) -> float:
     """Standard error of an intra-class correlation whose mean and variance are estimated from the same sample.
 
     se = sqrt(2) (1 - icc) (1 + (m - 1) icc) / sqrt(m (m - 1) (G - 1)), m responses a prompt, G prompts (Donner 1986,
-    International Statistical Review 54, eq. 2.4). Taken where larger than the error given the law.
+    International Statistical Review 54). Taken where larger than the error given the law.
 
     >>> round(icc_error(0.5, 800, 100), 3)
     0.043
@@ -136,7 +136,7 @@ def law_covariance(law: Law, data: Grouped, smallest_sigma: float = 0.005) -> Fl
     """Covariance [p, p] of the law's parameters from the groups: H^-1 (sum_g s_g s_g^T) H^-1.
 
     H observed information of the independence likelihood, s_g score of group g. The groups are the independent units,
-    so a high icc widens the errors as it must (Varin, Reid and Firth, Statistica Sinica 21, 2011, eq. 5).
+    so a high icc widens the errors as it must (Varin, Reid and Firth, Statistica Sinica 21, 2011, sec. 2).
     """
     at = law.to_vector()
     box = bounds(law, smallest_sigma)

@@ -108,3 +108,17 @@ def test_nothing_to_relax_where_the_model_is_too_large() -> None:
     context, task = question.context, question.context.tasks[0]
     demand = task.source.demand(task.batches[0], None, 0)
     assert relaxations(context, task, question.facts, (demand,)) == []
+
+
+def test_rollout_on_a_cluster_of_its_own() -> None:
+    pools = [{"role": "rollout", "cluster": "hgx_h20", "nodes": 1}]
+    plan = plan_job(job(modes=["disaggregated", "async"], limits={"staleness": 1}, pools=pools, price="3 USD/h"))
+    phase = plan.plan[0]
+    assert (phase.pool("rollout").device, phase.pool("rollout").devices) == ("h20_sxm", 8)
+    assert (phase.pool("trainer").device, phase.pool("trainer").devices) == ("h100_sxm", 8)
+    assert phase.predicted.usd_per_step is None  # nobody states a price for the H20 nodes
+    assert phase.predicted.calibration.extrapolated
+    with pytest.raises(ValueError, match="excludes mode colocated"):
+        job(pools=pools)
+    with pytest.raises(ValueError, match="only the rollout pool"):
+        job(modes=["async"], limits={"staleness": 1}, pools=[{"role": "trainer", "cluster": "hgx_h20"}])

@@ -98,7 +98,7 @@ def configuration_of(
     rollout_pool = PoolPlan(
         role="rollout",
         devices=int(r_layout.devices),
-        device=device,
+        device=context.rollout_hardware.cluster.device,
         layout=layout_values(r_layout),
         settings=SettingsValues(
             backend=engine.backend or job.engine,

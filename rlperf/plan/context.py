@@ -48,6 +48,7 @@ class Context:
 
     job: Job
     hardware: Hardware
+    rollout_hardware: Hardware
     engine: EngineCalibration
     trainers: tuple[Trainer, ...]
     tasks: tuple[TaskContext, ...]
@@ -58,10 +59,21 @@ class Context:
         return self.hardware.cluster
 
     @property
-    def price_usd_per_s(self) -> float | None:
-        """Price of one device and second, or None where nobody states one."""
-        per_hour = self.job.price if self.job.price is not None else self.cluster.price
-        return None if per_hour is None else per_hour / 3600.0
+    def own_rollout(self) -> bool:
+        """Whether rollout has a cluster of its own."""
+        return self.rollout_hardware is not self.hardware
+
+    def usd_per_s(self, rollout: int, trainer: int) -> float | None:
+        """Price of pools of so many devices (colocated: of the trainer's alone) [USD/s]; None where one is missing."""
+        prices = [self._price(hardware) for hardware in (self.rollout_hardware, self.hardware)]
+        if any(price is None for price, count in zip(prices, (rollout, trainer), strict=True) if count):
+            return None
+        return (rollout * (prices[0] or 0.0) + trainer * (prices[1] or 0.0)) / 3600.0
+
+    def _price(self, hardware: Hardware) -> float | None:
+        if hardware is self.hardware and self.job.price is not None:
+            return self.job.price
+        return hardware.cluster.price
 
     @property
     def calibration_ids(self) -> tuple[str, ...]:
@@ -100,6 +112,7 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
 
     cluster = attempt(lambda: load_cluster(job.cluster, nodes=job.nodes, folder=folder), "cluster")
     hardware = attempt(lambda: load_hardware(cluster.device, cluster), "cluster") if cluster else None
+    rollout_hardware = attempt(partial(_rollout_hardware, job, hardware, folder), "pools") if hardware else None
     engine = attempt(lambda: load_engine_calibration(job.engine, folder=folder), "engine")
     trainers = [
         attempt(partial(_trainer, job, backend, folder), "trainer_backends") for backend in job.trainer_backends
@@ -114,14 +127,24 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
     problems += _contradictions(job, cluster, document)
     if problems:
         raise SpecError(problems)
-    assert hardware is not None and engine is not None
+    assert hardware is not None and rollout_hardware is not None and engine is not None
     return Context(
         job=job,
         hardware=hardware,
+        rollout_hardware=rollout_hardware,
         engine=engine,
         trainers=tuple(t for t in trainers if t is not None),
         tasks=tuple(t for t in tasks if t is not None),
     )
+
+
+def _rollout_hardware(job: Job, shared: Hardware, folder: Path | None) -> Hardware:
+    """The rollout pool's own cluster where the job names one, else the job's."""
+    pool = job.pool("rollout")
+    if pool.cluster is None:
+        return shared
+    cluster = load_cluster(pool.cluster, nodes=pool.nodes, folder=folder)
+    return load_hardware(cluster.device, cluster, folder=folder)
 
 
 def _trainer(job: Job, backend: TrainerBackend, folder: Path | None) -> Trainer:
@@ -188,7 +211,7 @@ def _contradictions(job: Job, cluster: Cluster | None, document: Document | None
             )  # fmt: skip
     if cluster is not None:
         for index, pool in enumerate(job.pools):
-            if pool.devices and min(pool.devices) > cluster.devices:
+            if pool.cluster is None and pool.devices and min(pool.devices) > cluster.devices:
                 found.append(
                     problem(
                         f"pool {pool.role} asks for {min(pool.devices)} devices, the cluster has {cluster.devices}",

@@ -18,7 +18,7 @@ from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.demand import Demand
 from rlperf.plan.evaluate import Evaluation, Judge
 from rlperf.plan.relax import relaxations
-from rlperf.plan.screen import Screened, objective_of, screen
+from rlperf.plan.screen import Screened, objective_of, screen, usage_of
 from rlperf.plan.uncertainty import interval
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -146,8 +146,8 @@ def judged_objective(context: Context, evaluation: Evaluation) -> float:
     seconds, risk = evaluation.step_s, context.job.objective.risk
     if risk:
         seconds += risk * (interval(context, evaluation)[1] - seconds)
-    devices = evaluation.configuration.devices
-    return float(objective_of(context, evaluation.demand, devices, np.array([seconds]))[0])
+    usage = usage_of(context, evaluation.configuration)
+    return float(objective_of(context, evaluation.demand, usage, np.array([seconds]))[0])
 
 
 def infeasible(

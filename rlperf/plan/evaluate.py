@@ -121,7 +121,7 @@ class Judge:
             kv_tokens=memory.kv_tokens[0] * ones,
             makespan_s=np.array([result.makespan_s for result in results]),
             steady_s=steady * ones,
-            transition_s=2.0 * memory.weight_bytes[0] / self.context.hardware.device.host_bandwidth * ones,
+            transition_s=2.0 * memory.weight_bytes[0] / self.context.rollout_hardware.device.host_bandwidth * ones,
             awake_bytes=memory.awake_bytes[0] * ones,
             asleep_bytes=memory.asleep_bytes[0] * ones,
             flags=np.zeros(n, dtype=np.int64),

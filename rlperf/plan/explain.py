@@ -26,8 +26,12 @@ def binding(context: Context, evaluation: Evaluation) -> list[str]:
         lost = idle[cause] * share
         if lost >= NOTEWORTHY:
             found.append((lost, f"{words} ({100 * lost:.0f} % of the rl_step)"))
-    limit = context.hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
-    for name, used in (("trainer", evaluation.trainer.peak_bytes[0]), ("engine", evaluation.rollout.awake_bytes[0])):
+    keep = 1.0 - context.job.limits.memory_headroom
+    for name, used, hardware in (
+        ("trainer", evaluation.trainer.peak_bytes[0], context.hardware),
+        ("engine", evaluation.rollout.awake_bytes[0], context.rollout_hardware),
+    ):
+        limit = keep * hardware.device.memory
         if used > 0.9 * limit:
             found.append(
                 (float(used / limit) - 0.9, f"memory: the {name} takes {100 * used / limit:.0f} % of the limit")

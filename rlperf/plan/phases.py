@@ -13,7 +13,7 @@ from rlperf.plan.explain import binding, differences
 from rlperf.plan.pareto import pareto_mask
 from rlperf.plan.plan import ParetoPoint, Phase, RunnerUp, Sensitivity, StageTimes
 from rlperf.plan.prediction import memory_uses, prediction_of
-from rlperf.plan.screen import objective_of
+from rlperf.plan.screen import objective_of, usage_of
 from rlperf.plan.stage_seconds import pair_seconds
 from rlperf.plan.uncertainty import distinguishable, interval
 
@@ -72,7 +72,7 @@ def sensitivity(context: Context, decision: Decision, column: int) -> list[Sensi
         steps = np.array([_perturbed_s(context, decision, e, rollout, trainer) for e in decision.evaluations])
         values = np.array(
             [
-                float(objective_of(context, e.demand, e.configuration.devices, np.array([s]))[0])
+                float(objective_of(context, e.demand, usage_of(context, e.configuration), np.array([s]))[0])
                 for e, s in zip(decision.evaluations, steps, strict=True)
             ]
         )
@@ -108,7 +108,8 @@ def _perturbed_s(context: Context, decision: Decision, evaluation: Evaluation, r
 
 def front(context: Context, decision: Decision, column: int) -> list[ParetoPoint]:
     """Judged candidates that no other one beats in time, device-seconds and memory together, fastest first."""
-    chosen, price = decision.evaluations[column], context.price_usd_per_s
+    chosen = decision.evaluations[column]
+    prices = [usage_of(context, e.configuration).usd_per_s for e in decision.evaluations]
     shares = [
         max(use.total / use.limit for use in memory_uses(context, decision.task, e).values())
         for e in decision.evaluations
@@ -124,7 +125,7 @@ def front(context: Context, decision: Decision, column: int) -> list[ParetoPoint
         ParetoPoint(
             step_s=float(criteria[i, 0]),
             device_s=float(criteria[i, 1]),
-            usd_per_step=None if price is None else float(criteria[i, 1]) * price,
+            usd_per_step=None if (price := prices[i]) is None else float(criteria[i, 0]) * price,
             memory_share=float(criteria[i, 2]),
             differs=()
             if i == column

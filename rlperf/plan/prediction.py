@@ -8,9 +8,11 @@ from rlperf.cost.trainer_memory import DEVICE_PARTS
 from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.evaluate import Evaluation
 from rlperf.plan.plan import CalibrationUse, MemoryUse, Prediction, StageTimes
+from rlperf.plan.screen import usage_of
 from rlperf.plan.shares import rollout_shares, trainer_shares
 from rlperf.plan.trainer_columns import TrainerBytes, peak_limit, trainer_bytes
 from rlperf.plan.uncertainty import interval
+from rlperf.specs.hardware import Hardware
 from rlperf.specs.job import Role
 from rlperf.units import human_bytes
 
@@ -25,7 +27,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
     )
     memory = memory_uses(context, task, evaluation)
     over = [role for role, use in memory.items() if use.total > use.limit]
-    price = context.price_usd_per_s
+    usd_per_s = usage_of(context, configuration).usd_per_s
     trained = demand.trained_tokens
     rows = (*rollout_shares(context, task, evaluation), *trainer_shares(context, task, evaluation)) if operators else ()
     return Prediction(
@@ -35,7 +37,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         stages_s=stages,
         memory_bytes=memory,
         tokens_per_s_per_device=trained / step / configuration.devices,
-        usd_per_step=None if price is None else step * configuration.devices * price,
+        usd_per_step=None if usd_per_s is None else step * usd_per_s,
         trained_tokens=trained,
         truncated_fraction=demand.truncated_fraction,
         idle_fraction=idle_fractions(evaluation),
@@ -43,7 +45,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         assumed=assumptions(context, evaluation),
         calibration=CalibrationUse(
             ids=context.calibration_ids,
-            extrapolated=context.hardware.calibration.extrapolated,
+            extrapolated=any(hw.calibration.extrapolated for hw in _machines(context)),
             notes=_calibration_notes(context),
         ),
         fits=not over,
@@ -53,7 +55,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
 
 def memory_uses(context: Context, task: TaskContext, evaluation: Evaluation) -> dict[Role, MemoryUse]:
     """Peak bytes per device of the engine and the trainer, neighbours on shared devices included."""
-    configuration, device = evaluation.configuration, context.hardware.device
+    configuration = evaluation.configuration
     colocated = configuration.mode == "colocated"
     pool = configuration.pool("trainer")
     trainer = context.trainers[int(evaluation.trainer.backend[0])]
@@ -61,7 +63,7 @@ def memory_uses(context: Context, task: TaskContext, evaluation: Evaluation) -> 
         context, trainer, task.architecture, evaluation.demand, evaluation.trainer.layout.take(np.zeros(1, np.int64)),
         pool.settings,
     )  # fmt: skip
-    limit = device.memory * (1.0 - context.job.limits.memory_headroom)
+    limit = context.rollout_hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
     peak = peak_limit(context, trainer)
     return {
         "rollout": _engine_use(evaluation, held, limit, colocated),
@@ -118,11 +120,16 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
 
 
 def _calibration_notes(context: Context) -> tuple[str, ...]:
-    use = context.hardware.calibration
-    if not use.extrapolated:
-        return ()
-    relative = use.extrapolated_from
-    return (f"{use.device} has no measurements of its own: efficiencies of {relative}, intervals twice as wide",)
+    return tuple(
+        f"{use.device} has no measurements of its own: efficiencies of {use.extrapolated_from}, intervals twice as wide"
+        for use in (hw.calibration for hw in _machines(context))
+        if use.extrapolated
+    )
+
+
+def _machines(context: Context) -> tuple[Hardware, ...]:
+    """Hardware of the pools, each once."""
+    return (context.hardware, context.rollout_hardware) if context.own_rollout else (context.hardware,)
 
 
 def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role]) -> list[str]:

@@ -94,7 +94,7 @@ def engine_limits(pool: PoolSpec, kv_tokens: float, max_running: int) -> EngineL
 def rollout_columns(context: Context, architecture: Architecture, demand: Demand, devices: int) -> RolloutColumns:
     """Every rollout column on ``devices`` devices, infeasible ones flagged."""
     pool = context.job.pool("rollout")
-    shape = Shape(architecture, devices, context.cluster.scale_up_domain, demand.batch.longest_tokens)
+    shape = Shape(architecture, devices, context.rollout_hardware.cluster.scale_up_domain, demand.batch.longest_tokens)
     layout, flags = rollout_layouts(shape, pool)
     return _columns(context, architecture, demand, pool, layout, flags)
 
@@ -129,7 +129,7 @@ def _columns(
         kv_tokens=padded(memory.kv_tokens, 0.0),
         makespan_s=padded(makespan, np.inf),
         steady_s=padded(steady, np.inf),
-        transition_s=padded(2.0 * memory.weight_bytes / context.hardware.device.host_bandwidth, np.inf),
+        transition_s=padded(2.0 * memory.weight_bytes / context.rollout_hardware.device.host_bandwidth, np.inf),
         awake_bytes=padded(memory.awake_bytes, np.inf),
         asleep_bytes=padded(memory.asleep_bytes, np.inf),
         flags=np.concatenate([why, flags[flags != 0]]),
@@ -146,7 +146,7 @@ def tabulate(
     costs = []
     for row in layout.rows():
         cost = engine_step_cost(
-            architecture, context.hardware, context.engine, row, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype
+            architecture, context.rollout_hardware, context.engine, row, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype
         )
         costs.append(
             replace(
@@ -181,10 +181,10 @@ def replica_memory(
     """Memory of engines at a memory fraction; what a request holds whatever its length is taken off the cache first."""
     gemm_dtype, kv_dtype = pool.settings.rollout_dtype or "bf16", pool.settings.kv_dtype or "bf16"
     found = engine_memory(
-        architecture, context.hardware, context.engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype,
+        architecture, context.rollout_hardware, context.engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype,
         memory_fraction=fraction, cuda_graphs=pool.settings.cuda_graphs,
     )  # fmt: skip
-    replica = EngineReplica.of(architecture, context.hardware, context.engine, layout, gemm_dtype, kv_dtype)
+    replica = EngineReplica.of(architecture, context.rollout_hardware, context.engine, layout, gemm_dtype, kv_dtype)
     held = running / replica.attention_data * kv_bytes_per_request(replica)
     share = np.maximum(1.0 - held / np.maximum(found.kv_cache_bytes, 1.0), 0.0)
     shape = np.shape(fraction)
@@ -193,7 +193,7 @@ def replica_memory(
         weight_bytes=np.broadcast_to(found.weights_bytes, shape),
         workspace_bytes=np.broadcast_to(found.activation_bytes + asleep, shape),
         cache_bytes=np.broadcast_to(found.kv_cache_bytes * share, shape),
-        awake_bytes=np.broadcast_to(fraction * context.hardware.device.memory, shape),
+        awake_bytes=np.broadcast_to(fraction * context.rollout_hardware.device.memory, shape),
         asleep_bytes=np.broadcast_to(asleep, shape),
         kv_tokens=np.broadcast_to(found.kv_tokens * share, shape),
     )

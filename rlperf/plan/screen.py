@@ -21,8 +21,9 @@ from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
 from rlperf.plan.stage_seconds import pair_seconds
 from rlperf.plan.trainer_columns import TrainerColumns, peak_limit, trainer_columns
 from rlperf.specs.framework import FrameworkFacts
-from rlperf.specs.job import Mode
+from rlperf.specs.job import Mode, Role
 
+ROLES: tuple[Role, Role] = ("rollout", "trainer")
 FINALISTS = 64
 """Pairs per slot that the judge may look at; the screen keeps this many of the best."""
 
@@ -31,6 +32,14 @@ PER_COUNT = 4
 """Of those, at most this many per device count where tasks compete for devices."""
 FORGIVEN = int(Reject.MEMORY | Reject.HOST_MEMORY | Reject.NODE | Reject.BATCH | Reject.FRAMEWORK | Reject.LIMIT)
 """What a lenient screen lets pass: it can still be costed."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What an rl_step occupies: devices, and USD per second where prices are stated."""
+
+    devices: int
+    usd_per_s: float | None
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,10 @@ class Split:
     def total(self) -> int:
         """Devices that the split takes together."""
         return self.rollout if self.mode == "colocated" else self.rollout + self.trainer
+
+    def usage(self, context: Context) -> Usage:
+        """Devices and price of the pools."""
+        return Usage(self.total, context.usd_per_s(0 if self.mode == "colocated" else self.rollout, self.trainer))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +84,12 @@ class Screened:
     misses: tuple[str, ...]
 
 
+def usage_of(context: Context, configuration: Configuration) -> Usage:
+    """Devices and price of a configuration's pools."""
+    rollout, trainer = (configuration.pool(role).devices for role in ROLES)
+    return Split(configuration.mode, rollout, trainer).usage(context)
+
+
 def splits(context: Context) -> list[Split]:
     """Modes with device counts: what the user pins or opens, else all devices, or eighths of them between two pools."""
     job, total = context.job, context.cluster.devices
@@ -82,6 +101,12 @@ def splits(context: Context) -> list[Split]:
             found += [Split(mode, n, n) for n in counts]
             continue
         shares = _shares(total, context.cluster.devices_per_node)
+        if context.own_rollout:
+            own = context.rollout_hardware.cluster.devices
+            found += [
+                Split(mode, r, t) for r in rollout or (own,) for t in trainer or (total,) if r <= own and t <= total
+            ]
+            continue
         for r in rollout or shares:
             for t in trainer or (total - r,):
                 if r >= 1 and t >= 1 and r + t <= total:
@@ -274,8 +299,9 @@ def _screen_split(
         return None, looked, why, near
     staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0
     seconds = pair_seconds(context, arch, demand, split.mode, staleness, rollout, trainer, r, t).step_s
-    objective = objective_of(context, demand, split.total, seconds)
-    within = _within_limits(context, split.total, seconds) | lenient
+    usage = split.usage(context)
+    objective = objective_of(context, demand, usage, seconds)
+    within = _within_limits(context, usage, seconds) | lenient
     if not within.all():
         _count(why, {REASONS[Reject.LIMIT]: int((~within).sum())})
         near.append(f"the fastest rl_step of {batch.prompts} x {batch.group_size} takes {seconds.min():.1f} s")
@@ -284,23 +310,23 @@ def _screen_split(
     return found, looked, why, near
 
 
-def objective_of(context: Context, demand: Demand, devices: int, step_s: FloatArray) -> FloatArray:
+def objective_of(context: Context, demand: Demand, usage: Usage, step_s: FloatArray) -> FloatArray:
     """Value to minimise per rl_step: seconds, USD, or device-seconds per useful trained token (times 1e6)."""
     kind = context.job.objective.minimize
     if kind == "step_time":
         return step_s
     if kind == "usd_per_step":
-        return step_s * devices * (context.price_usd_per_s or 0.0)
-    return step_s * devices / max(demand.useful_tokens, 1.0) * 1e6
+        return step_s * (usage.usd_per_s or 0.0)
+    return step_s * usage.devices / max(demand.useful_tokens, 1.0) * 1e6
 
 
-def _within_limits(context: Context, devices: int, step_s: FloatArray) -> np.ndarray:
+def _within_limits(context: Context, usage: Usage, step_s: FloatArray) -> np.ndarray:
     limits = context.job.limits
     within = np.ones(len(step_s), dtype=np.bool_)
     if limits.step is not None:
         within &= step_s <= limits.step
     if limits.usd_per_step is not None:
-        within &= step_s * devices * (context.price_usd_per_s or 0.0) <= limits.usd_per_step
+        within &= step_s * (usage.usd_per_s or 0.0) <= limits.usd_per_step
     return within
 
 

@@ -40,7 +40,7 @@ def rollout_shares(context: Context, task: TaskContext, evaluation: Evaluation) 
     cost, seg = evaluation.cost, slowest.segments
     steps, running = seg.steps.astype(np.float64), seg.running.astype(np.float64)
     tokens = np.where(seg.prefill_tokens > 0, running + seg.prefill_tokens, cost.padded(running))
-    hw, arch = context.hardware, task.architecture
+    hw, arch = context.rollout_hardware, task.architecture
     degree = evaluation.configuration.pool("rollout").layout.tensor_parallel
     reads = arch.active_parameters * 2.0 / degree / hw.device.memory_bandwidth
     peak = sheet_flop_per_s(hw, "bf16")

@@ -49,7 +49,7 @@ def log_sigma(low: float, high: float) -> float:
 def stage_sigmas(context: Context, evaluation: Evaluation) -> StageSigmas:
     """Spreads from the calibrations in use."""
     trainer = context.trainers[int(evaluation.trainer.backend[0])]
-    spread = context.hardware.calibration.spread
+    spread = context.rollout_hardware.calibration.spread
     sync = trainer.framework.weight_sync[0].provenance
     training = log_sigma(float(evaluation.trainer.low[0]), float(evaluation.trainer.high[0]))
     return StageSigmas(

@@ -100,12 +100,15 @@ class PoolSpec(_Frozen):
 
     role: Role
     devices: Counts | None = None
-    device: str | None = Field(None, description="device type where the cluster has several")
+    cluster: str | None = Field(None, description="a cluster of its own for this pool (rollout only, own devices)")
+    nodes: PositiveInt | None = Field(None, description="nodes of that cluster")
     layout: LayoutChoice = LayoutChoice()
     settings: PoolSettings = PoolSettings()
 
     @model_validator(mode="after")
     def _settings_fit_the_role(self) -> PoolSpec:
+        if self.cluster is not None and self.role != "rollout":
+            raise ValueError("only the rollout pool can stand on a cluster of its own")
         wrong = TRAINER_ONLY if self.role == "rollout" else ENGINE_ONLY
         given = [name for name in wrong if getattr(self.settings, name) is not None]
         if given:
@@ -215,6 +218,8 @@ class Job(_Frozen):
         double = sorted({role for role in roles if roles.count(role) > 1})
         if double:
             raise ValueError(f"several pools for one role: {', '.join(double)}")
+        if any(pool.cluster for pool in self.pools) and "colocated" in self.modes:
+            raise ValueError("a rollout pool on a cluster of its own excludes mode colocated")
         if not self.modes or not self.trainer_backends:
             raise ValueError("modes and trainer_backends must name at least one alternative")
         if "async" in self.modes and self.limits.staleness < 1:

@@ -115,7 +115,7 @@ def test_rows_that_ran_fit(measured_data: Path) -> None:
     from rlperf.calibrate.trainers import batches_of, stack
 
     rows, _ = read_training_rows(measured_data / "measured" / "training.csv")
-    ran = [row for row in rows if not row.assumed and row.group != "megatron_bridge"]
+    ran = [row for row in rows if not row.assumed]
     wrong = 0
     for indices in batches_of(ran):
         first = ran[indices[0]]
@@ -125,4 +125,5 @@ def test_rows_that_ran_fit(measured_data: Path) -> None:
             lora_rank=first.lora_rank, chunked_loss=first.chunked_loss, recompute_experts=first.recompute_experts,
         )  # fmt: skip
         wrong += int((parts.total > first.hardware.device.memory).sum())
-    assert wrong <= 0.08 * len(ran)
+    assert len(ran) > 500
+    assert wrong <= 0.03 * len(ran)

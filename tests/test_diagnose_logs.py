@@ -246,6 +246,20 @@ def test_explain_compares_logs_of_several_scales(tmp_path: Path) -> None:
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_explain_tells_a_recording_from_a_log(tmp_path: Path) -> None:
+    lines = [{"step": 0, "rank": 0, "input": 20, "output": [100, 110, 105, 120], "n_sampling": 4} for _ in range(8)]
+    write_lines(tmp_path / "packed_lengths_step_0.jsonl", lines)
+    for source in (tmp_path, tmp_path / "packed_lengths_step_0.jsonl"):
+        code, out = invoke(source, "--json", "--token-s", "0.02")
+        assert code == 0
+        assert json.loads(out)["step_s"] == pytest.approx(2.4)
+    log = tmp_path / "run.log"
+    log.write_text(VERL.format(n=1))
+    code, out = invoke(log, "--json")
+    assert code == 0
+    assert json.loads(out)["critical_s"]["training"] == 20.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

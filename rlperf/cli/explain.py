@@ -136,9 +136,13 @@ def _recorded(sources: list[Path], token_s: float | None) -> tuple[PerformanceGr
     from rlperf.workload import read_recording
 
     first = sources[0]
-    inside = sorted(first.rglob("*.jsonl")) if first.is_dir() else [first]
+    if first.is_dir() and any(first.rglob("*tfevents*")):
+        return None
+    archive = first.name.endswith((".tar.gz", ".tgz", ".tar"))
+    inside = sorted(first.rglob("*.jsonl")) if first.is_dir() else [] if archive else [first]
     head = _first_record(inside[0]) if inside else None
-    if not (first.is_dir() or (head is not None and {"turns", "output", "reward_time_s"} & head.keys())):
+    known = head is not None and {"turns", "output", "reward_time_s"} & head.keys()
+    if not (first.is_dir() or archive or known):
         return None
     files = [f for path in sources for f in (sorted(path.rglob("*.jsonl")) if path.is_dir() else [path])]
     if head is not None and "turns" in head:

@@ -92,8 +92,8 @@ def predicted(cases: Sequence[Measured], parameters: FloatArray, costs: CostTabl
 def fit_engine(table: Table, engine: EngineCalibration, *, name: str = "") -> EngineFit:
     """Fit step, per_request and kernel_scale of an engine on its calibration split.
 
-    Every (architecture, device, mode) of the split weighs the same, extrapolated ones half; left-out errors come from
-    leaving out one architecture and device at a time. Extrapolated rows of the split give ``spread_extrapolated``.
+    Every (architecture, device, mode) of the split weighs the same; left-out errors come from leaving out one
+    architecture and device at a time. Extrapolated rows of the split give ``spread_extrapolated``.
     """
     cases = calibration_cases(table, engine.id)
     if len(cases) < 4:
@@ -161,10 +161,10 @@ LIMITS = np.log([[1e-6, 1e-8, 0.75], [3e-3, 1e-4, 1.25]])
 
 
 def _weights(cases: Sequence[Measured]) -> FloatArray:
-    """Square roots of row weights: equal for every architecture, device and mode, half for extrapolated ones."""
+    """Square roots of row weights: equal for every architecture, device and mode."""
     groups = [(case.arch.name, case.hardware.device.name, case.mode) for case, _, _ in cases]
     sizes = {group: groups.count(group) for group in set(groups)}
-    weights = [(1.0 if one[0].covered else 0.5) / sizes[group] for one, group in zip(cases, groups, strict=True)]
+    weights = [1.0 / sizes[group] for group in groups]
     return np.asarray(np.sqrt(np.asarray(weights) / np.mean(weights)), dtype=np.float64)
 
 

@@ -96,7 +96,7 @@ def case_of(row: Row, engines: dict[str, EngineCalibration] | None = None) -> Se
     """A row as a case; `SpecError` says why it cannot be predicted.
 
     ``engines`` replaces profiles by id, for fits. Blank cells: expert parallel 1; attention data parallel 1, or what
-    makes the weights fit; fp8 cache with TensorRT-LLM checkpoints of fp8 and nvfp4, else bf16.
+    makes the weights fit; cache in fp8 where the engine's profile says so for the weights' dtype, else bf16.
     """
     assumed: list[str] = []
     arch, hardware = _architecture(row.text("architecture")), _hardware(row.text("gpu"))
@@ -105,7 +105,7 @@ def case_of(row: Row, engines: dict[str, EngineCalibration] | None = None) -> Se
     gemm_dtype = row.text("gemm_dtype", "bf16")
     kv_dtype = row.text("kv_dtype")
     if not kv_dtype:
-        kv_dtype = "fp8" if engine.engine == "trtllm" and gemm_dtype in ("fp8", "nvfp4") else "bf16"
+        kv_dtype = "fp8" if gemm_dtype in engine.narrow_cache else "bf16"
         assumed.append(f"kv_dtype {kv_dtype}")
     if gemm_dtype not in DTYPES:
         raise SpecError(f"dtype {gemm_dtype} is not modelled")

@@ -311,6 +311,9 @@ class EngineCalibration(_Frozen):
     router_passes: float = Field(5.0, ge=0.0, description="small kernels around the experts of a layer")
     expert_dispatch: str = Field("nccl", description="how attention-data-parallel ranks reach experts: nccl or deepep")
     kernels_per_layer: PositiveInt = Field(12, description="launches per layer from eager code")
+    narrow_cache: tuple[str, ...] = Field(
+        (), description="weight dtypes with which published rows that leave the cache's dtype blank have an fp8 cache"
+    )
     expert_copies: bool = Field(
         False, description="where a row leaves attention data parallel blank: experts over the node, attention copied"
     )

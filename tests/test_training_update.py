@@ -184,6 +184,25 @@ def test_scoring_is_the_forward_alone(h100: Hardware, megatron: TrainerCalibrati
     assert 0.25 < float(scoring.total_s / training.total_s) < 0.4
 
 
+def test_a_vision_tower_costs_time_and_memory_with_its_images(h100: Hardware, megatron: TrainerCalibration) -> None:
+    from rlperf.cost.trainer_memory import trainer_memory
+
+    arch, batch = load_architecture("Qwen2.5-VL-7B"), Microbatches.of(8192.0, 8192.0 * 2048, 2048.0, 8.0)
+    layout = Layout.of(pipeline_parallel=[1, 2])
+    text = training_update(arch, h100, megatron, layout, batch)
+    images = training_update(arch, h100, megatron, layout, batch, images=8, patches=1024)
+    frozen = training_update(arch, h100, megatron, layout, batch, images=8, patches=1024, vision_frozen=True)
+    assert np.all(images.total_s > frozen.total_s)
+    assert np.all(frozen.total_s > text.total_s)
+    score = [scoring_pass(arch, h100, megatron, layout, batch, images=n, patches=1024).total_s for n in (0, 8)]
+    assert np.all(score[1] > score[0])
+    bare = trainer_memory(arch, h100, megatron, layout, batch).activations
+    assert np.all(trainer_memory(arch, h100, megatron, layout, batch, patches=8192.0).activations >= bare)
+    words = load_architecture("Qwen2.5-7B")
+    same = [training_update(words, h100, megatron, layout, batch, images=n, patches=1024).total_s for n in (0, 8)]
+    assert np.all(same[0] == same[1])
+
+
 # -- published tables ------------------------------------------------------------------------------------------------
 
 # Korthikanti et al. 2022, arXiv 2205.05198, table 5: hidden, layers, heads, t, p, v, batch, seconds per iteration of

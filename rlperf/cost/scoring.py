@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.memory_parameters import stage_layers, stage_parameters
 from rlperf.cost.training import TrainingCost
-from rlperf.cost.training_layers import head_seconds, layer_seconds, work_of
+from rlperf.cost.training_layers import head_seconds, layer_seconds, tower_seconds, work_of
 from rlperf.cost.training_parallel import (
     context_traffic,
     expert_traffic,
@@ -30,6 +31,8 @@ def scoring_pass(
     *,
     dtype: str = "bf16",
     skew: float = 1.0,
+    images: npt.ArrayLike = 0.0,
+    patches: npt.ArrayLike = 0.0,
 ) -> TrainingCost:
     r"""Seconds of one forward-only pass over a replica's ``microbatches.count`` microbatches.
 
@@ -42,6 +45,8 @@ def scoring_pass(
     ----------
     microbatches : count over the whole rl_step, not one optimizer update
 
+    images, patches : images of a microbatch and patches of each, through the vision tower
+
     Returns
     -------
     TrainingCost with the backward, recompute and optimizer parts 0
@@ -53,24 +58,26 @@ def scoring_pass(
     context = np.maximum(context_traffic(arch, hw, trainer, layout, work).forward - compute.attention, 0.0)
     expert = expert_traffic(arch, hw, trainer, layout, work, skew).forward
     head = head_seconds(arch, hw, trainer, layout, work).forward
+    tower, _ = tower_seconds(arch, hw, trainer, layout, images, patches, frozen=True)
     m, p, layers = microbatches.count, layout.pipeline_parallel.astype(np.float64), float(arch.layers)
     each, timing = layers / p, trainer.timing
     moe = arch.feed_forward_layers("moe") / arch.layers
     host = timing.host_layer * (1.0 - moe) + timing.host_moe_layer * moe
     device = compute.forward + tensor + context + expert
     hop = layout.virtual_pipeline * stage_hop_s(arch, hw, trainer, layout, work)
-    mean_device = each * device + head / p
+    mean_device = each * device + (head + tower) / p
     mean = np.maximum(mean_device, each * host) + hop + timing.microbatch
     fullest = stage_layers(arch, layout)
     last = np.maximum(np.where(fullest > each, layers - fullest * (p - 1.0), each), 0.0)
-    longest = np.maximum(np.maximum(fullest * device, last * device + head), fullest * host) + hop + timing.microbatch
+    longest = np.maximum(np.maximum(fullest * device + tower, last * device + head), fullest * host) + hop
+    longest = longest + timing.microbatch
     longest = np.maximum(longest, mean)
     traffic = shard_traffic(hw, trainer, layout, stage.layer_dense, stage.layer_routed, np.zeros(()))
     exposed = np.maximum(traffic.gather - timing.shard_overlap * compute.forward, 0.0)
     hidden = timing.contention * np.minimum(traffic.gather, compute.forward)
     zero = np.zeros(np.broadcast_shapes(np.shape(longest), np.shape(m)))
     return TrainingCost(
-        forward_s=m * (each * compute.forward + head / p),
+        forward_s=m * (each * compute.forward + (head + tower) / p),
         backward_s=zero,
         recompute_s=zero,
         bubble_s=m * (longest - mean) + (p - 1.0) * mean,

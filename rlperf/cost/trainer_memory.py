@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
+import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.memory_activations import LayerActivations, layer_activations
@@ -91,6 +92,7 @@ def trainer_memory(
     recompute_experts: bool = False,
     expert_imbalance: float = 1.0,
     forward_only: bool = False,
+    patches: npt.ArrayLike = 0.0,
 ) -> MemoryParts:
     """Peak memory of one device during an optimizer update (or a forward-only pass).
 
@@ -101,6 +103,7 @@ def trainer_memory(
     chunked_loss : logits are made and reduced chunk by chunk (fused or chunked loss)
     recompute_experts : the expert activation function is recomputed
     expert_imbalance : tokens of the busiest expert-parallel device over the mean [1]
+    patches : image patches of a microbatch, kept through the vision tower of the first stage [1]
     forward_only : scoring: nothing is kept for a backward, no gradients, no optimizer on the device
 
     Returns
@@ -122,6 +125,7 @@ def trainer_memory(
     single, space = layout.pipeline_parallel == 1, trainer.workspace
     plain = 0.0 if forward_only or lora_rank else 1.0
     at_backward = first * (stage.layers * one.dense + stage.routed_first * one.routed) + one.working
+    at_backward = at_backward + _tower_bytes(arch, layout, patches, forward_only)
     at_loss = last * (stage.layers * one.dense + stage.routed_last * one.routed) + 4.0 * arch.hidden * tokens
     scratch = plain * space.weight_scratch * stage.layer_dense
     scratch_loss = scratch + plain * space.loss_scratch * stage.layer_dense
@@ -278,6 +282,17 @@ def _activations(
         parked_dense=np.where(parked, keep_dense, 0.0),
         parked_routed=np.where(parked, keep_routed, 0.0),
     )
+
+
+def _tower_bytes(arch: Architecture, layout: Layout, patches: npt.ArrayLike, forward_only: bool) -> FloatArray:
+    """Kept activations of the vision tower: 8 h + 8 q-k-v-o + MLP per patch and layer, or its inputs alone."""
+    if arch.vision is None or forward_only:
+        return np.zeros(())
+    vision = arch.vision
+    each = 16.0 * vision.hidden + (6.0 if vision.gated else 4.0) * vision.ffn_hidden
+    full = layout.activation_recompute == RECOMPUTE.index("full")
+    kept = np.where(full, 2.0 * vision.hidden, each / layout.tensor_parallel)
+    return np.asarray(patches, dtype=np.float64) * vision.layers * kept
 
 
 def _logit_bytes(

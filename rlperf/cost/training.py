@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
+import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.memory_parameters import OFFLOADS_ACTIVATIONS, stage_layers, stage_parameters
-from rlperf.cost.training_layers import LayerSeconds, Work, head_seconds, layer_seconds, work_of
+from rlperf.cost.training_layers import LayerSeconds, Work, head_seconds, layer_seconds, tower_seconds, work_of
 from rlperf.cost.training_parallel import (
     context_traffic,
     data_traffic,
@@ -102,6 +103,9 @@ def training_update(
     attention_kernel: str = "flash",
     expert_overlap: bool = False,
     cuda_graph: bool = False,
+    images: npt.ArrayLike = 0.0,
+    patches: npt.ArrayLike = 0.0,
+    vision_frozen: bool = False,
 ) -> TrainingCost:
     r"""Seconds of one optimizer update.
 
@@ -123,6 +127,9 @@ def training_update(
     cuda_graph : layers (or parts of them) are captured in CUDA graphs, which spares launches
     expert_overlap : the backend hides expert all-to-all behind the other microbatch's compute
 
+    images, patches : images of a microbatch and patches of each, through the vision tower on the first stage
+    vision_frozen : the tower is not trained: forward only
+
     Returns
     -------
     TrainingCost, arrays of the broadcast shape
@@ -134,17 +141,20 @@ def training_update(
     )
     head = head_seconds(arch, hw, trainer, layout, work, frozen=lora_rank is not None)
     head_s = (head.forward + head.backward) * (trainer.timing.chunked_head if chunked_loss else 1.0)
+    tower, tower_back = tower_seconds(arch, hw, trainer, layout, images, patches, frozen=vision_frozen)
+    ends = head_s + tower + tower_back
     m, p = microbatches.count, layout.pipeline_parallel.astype(np.float64)
     v, layers = layout.virtual_pipeline.astype(np.float64), float(arch.layers)
     each = layers / p
 
     fixed = trainer.timing
     hop = 2.0 * v * stage_hop_s(arch, hw, trainer, layout, work)
-    mean_device = each * one.device + head_s / p
+    mean_device = each * one.device + ends / p
     mean = np.maximum(mean_device, each * one.host) + hop + fixed.microbatch
     fullest = stage_layers(arch, layout)
     last = np.maximum(np.where(fullest > each, layers - fullest * (p - 1.0), each), 0.0)
-    longest = np.maximum(fullest * one.device, last * one.device + head_s)
+    longest = np.maximum(fullest * one.device + tower + tower_back, last * one.device + head_s)
+    longest = np.where(p > 1.0, longest, each * one.device + ends)
     longest = np.maximum(np.maximum(longest, fullest * one.host) + hop + fixed.microbatch, mean)
     bubble = m * (longest - mean) + (p - 1.0) / v * mean
 
@@ -156,8 +166,8 @@ def training_update(
     offload = host_update + m * each * _parked_s(arch, hw, layout, work, one)
     zero = np.zeros(np.broadcast_shapes(np.shape(longest), np.shape(m)))
     return TrainingCost(
-        forward_s=m * (each * one.forward + head.forward / p),
-        backward_s=m * (each * one.backward + head.backward / p),
+        forward_s=m * (each * one.forward + (head.forward + tower) / p),
+        backward_s=m * (each * one.backward + (head.backward + tower_back) / p),
         recompute_s=m * (each * one.recompute + np.maximum(head_s - head.forward - head.backward, 0.0) / p),
         bubble_s=bubble,
         host_s=m * (np.maximum(each * one.host - mean_device, 0.0) + fixed.microbatch) + fixed.update,

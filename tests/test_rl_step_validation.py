@@ -89,8 +89,38 @@ def test_rows_that_cannot_be_predicted_say_why() -> None:
         read_row(ROW | {"trainer_tensor_parallel": "3"})
     with pytest.raises(SpecError, match="none that rlperf knows"):
         read_row(ROW | {"framework": "mystery"})
+    with pytest.raises(SpecError, match="compute_dtype 'fp9' is unknown"):
+        read_row(ROW | {"compute_dtype": "fp9"})
+    with pytest.raises(SpecError, match="leaves no room"):
+        read_row(ROW | {"isl_mean": "4000"})
+    with pytest.raises(SpecError, match="osl_mean 'abc' is not a number"):
+        read_row(ROW | {"osl_mean": "abc"})
     with pytest.raises(SpecError, match="is not a number"):
         read_row(ROW | {"seq_limit": "long"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"framework": "slime", "architecture": "Qwen3-30B-A3B"},
+        {"framework": "AReaL", "gpu": "h800_sxm", "max_staleness": "4", "colocated": "0", "rollout_gpus": "4",
+         "trainer_gpus": "4"},
+        {"framework": "OpenRLHF", "gpu": "a100_80g_sxm"},
+        {"framework": "TRL", "architecture": "Qwen3-0.6B"},
+        {"framework": "verl (SGLang+Megatron)", "architecture": "Llama-3.1-70B", "n_gpus": "64"},
+        {"gpu": "mi300x"},
+        {"rollout_dtype": "fp8", "compute_dtype": "fp8", "cuda_graph": "0"},
+    ],
+)  # fmt: skip
+def test_other_frameworks_devices_and_dtypes_are_predicted_with_wider_intervals(changes: dict[str, str]) -> None:
+    from rlperf.calibrate.rl_step_predict import step_interval
+
+    found = predict_step(read_row(ROW | changes))
+    low, high = step_interval(found)
+    assert 0.0 < low < found.step_s < high
+    if not found.framework.calibrated_on or found.row.hardware.calibration.extrapolated:
+        usual = step_interval(predict_step(read_row(ROW)))
+        assert high / low > usual[1] / usual[0]
 
 
 def test_names_and_modes() -> None:

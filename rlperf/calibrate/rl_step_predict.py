@@ -168,6 +168,7 @@ def step_interval(prediction: StepPrediction) -> tuple[float, float]:
     if not prediction.row.recompute_stated:
         # full recompute would repeat the forward, a third of the training: half of that is one standard deviation
         extra += float(np.log1p(prediction.stage_s("train_s") / 6.0 / prediction.step_s)) ** 2
-    if prediction.row.architecture.latent is not None:
-        extra += prediction.framework.unmeasured_spread**2
+    unlike = prediction.framework.unmeasured_spread**2
+    extra += unlike * (prediction.row.architecture.latent is not None)
+    extra += unlike / 4.0 * prediction.row.hardware.calibration.extrapolated
     return interval(prediction.step_s, prediction.draws_s(), prediction.framework, extra=float(np.sqrt(extra)))

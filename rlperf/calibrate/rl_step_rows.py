@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlperf.calibrate.assumed_lengths import AssumedLengths
-from rlperf.errors import SpecError
+from rlperf.cost.dtypes import DTYPES
+from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.layout import RECOMPUTE, Layout
 from rlperf.sim.rl_step.modes import ExecutionMode
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -156,14 +157,16 @@ def read_row(row: Mapping[str, str]) -> StepRow:
     staleness = cells.number("max_staleness", 0.0 if colocated else 1.0, "synchronous" if colocated else "one step")
     cap_total = cells.number("seq_limit", 4096.0, "a common default")
     prompt = cells.number("isl_mean", PROMPT_TOKENS, "mathematics questions")
-    response = float(row["osl_mean"])
+    response = cells.number("osl_mean", 0.0)
     prompts, group_size = cells.count("prompts_per_step", 64, "default"), cells.count("group_size", 32, "default")
     microbatch = cells.count("microbatch", 1, "default")
     packing = cells.count("sequence_packing", 1, "default of the Megatron path") == 1
     budget = cells.number("train_token_budget", cap_total * microbatch, "limit x microbatch")
     scoring_microbatch = _scoring_microbatch(row.get("note", ""), cells)
     scoring_budget = cells.number("scoring_token_budget", cap_total * scoring_microbatch, "limit x scoring microbatch")
-    layout, stated = _trainer_layout(cells, framework, trainer_devices, microbatch)
+    layout, stated = _trainer_layout(cells, framework, architecture, trainer_devices, microbatch)
+    if prompt >= cap_total:
+        raise SpecError(f"isl_mean {prompt:g} leaves no room for a response within seq_limit {cap_total:g}")
     return StepRow(
         row_id=row.get("row_id", ""),
         group=row.get("group", ""),
@@ -189,8 +192,8 @@ def read_row(row: Mapping[str, str]) -> StepRow:
         prompt_tokens=prompt,
         response_tokens=response,
         cap_tokens=max(cap_total - prompt, response),
-        compute_dtype=cells.text("compute_dtype", "bf16", "default"),
-        rollout_dtype=cells.text("rollout_dtype", "bf16", "default"),
+        compute_dtype=_dtype(cells, "compute_dtype"),
+        rollout_dtype=_dtype(cells, "rollout_dtype"),
         memory_fraction=cells.number("rollout_memory_fraction", 0.6, "common default"),
         cuda_graphs=cells.count("cuda_graph", 1, "engine default") == 1,
         recompute_stated=stated,
@@ -202,6 +205,14 @@ def read_row(row: Mapping[str, str]) -> StepRow:
         assumed=tuple(cells.assumed),
         configuration=configuration_key(row),
     )
+
+
+def _dtype(cells: _Cells, name: str) -> str:
+    """A dtype that the cost model knows."""
+    found = cells.text(name, "bf16", "default").lower()
+    if found not in DTYPES:
+        raise SpecError(Problem(f"{name} {found!r} is unknown", suggestion=did_you_mean(found, DTYPES)))
+    return found
 
 
 def _scoring_passes(cells: _Cells, framework: str, staleness: float) -> int:
@@ -242,9 +253,21 @@ def _fitting_tensor(architecture: Architecture, devices: int) -> int:
     return tensor
 
 
-def _trainer_layout(cells: _Cells, framework: str, devices: int, microbatch: int) -> tuple[Layout, bool]:
+def _holding_tensor(architecture: Architecture, devices: int) -> int:
+    """Smallest power of two up to 8 at which dense weights and gradients (6 bytes each) stay below 40 GB a device."""
+    dense = float(architecture.parameters - architecture.routed_parameters)
+    tensor = 1
+    while dense * 6.0 / tensor > 40e9 and tensor < min(8, devices):
+        tensor *= 2
+    return tensor
+
+
+def _trainer_layout(
+    cells: _Cells, framework: str, architecture: Architecture, devices: int, microbatch: int
+) -> tuple[Layout, bool]:
     """The trainer's layout, and whether the row states its recompute mode."""
-    tensor = cells.count("trainer_tensor_parallel", 1, "default")
+    least = _holding_tensor(architecture, devices) if "megatron" in framework or framework == "slime" else 1
+    tensor = cells.count("trainer_tensor_parallel", least, "smallest that holds the model")
     pipeline = cells.count("trainer_pipeline_parallel", 1, "default")
     context = cells.count("trainer_context_parallel", 1, "default")
     spread = re.search(r"ulysses (\d+)", cells.row.get("note", "").lower())

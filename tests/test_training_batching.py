@@ -41,6 +41,27 @@ def test_karmarkar_karp_is_within_its_bound(lengths: list[int], parts: int) -> N
     assert max(values[g].sum() for g in groups) <= best_makespan(lengths, parts) * bound + 1e-9
 
 
+def by_objects(lengths: list[float], parts: int) -> list[list[int]]:
+    """Largest differencing as it is told: states of (sum, members), the two of largest spread merged."""
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    empty: list[tuple[float, tuple[int, ...]]] = [(0.0, ())] * (parts - 1)
+    states = [[(lengths[i], (i,)), *empty] for i in order]
+    while len(states) > 1:
+        states.sort(key=lambda sets: -(sets[0][0] - sets[-1][0]))
+        first, second = states[0], states[1]
+        merged = [(a + b, x + y) for (a, x), (b, y) in zip(first, reversed(second), strict=True)]
+        states = [*states[2:], sorted(merged, key=lambda item: -item[0])]
+    return [sorted(members) for _, members in states[0] if members]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(1, 20) | st.integers(1, 30_000), min_size=1, max_size=40), st.integers(1, 12))
+def test_partitions_equal_the_plain_algorithm(lengths: list[int], parts: int) -> None:
+    """Ties included: members, sets and their order are the same."""
+    values = [float(v) for v in lengths]
+    assert [g.tolist() for g in balanced_partitions(np.array(values), parts)] == by_objects(values, parts)
+
+
 def test_equal_sizes_on_demand() -> None:
     lengths = np.array([900.0, 100.0, 800.0, 200.0, 700.0, 300.0, 600.0, 400.0])
     groups = balanced_partitions(lengths, 4, equal_size=True)

@@ -8,8 +8,8 @@ microbatches a replica runs. They come from fixed lengths, from moments (to scre
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import count as counter
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -190,34 +190,92 @@ def balanced_partitions(lengths: FloatArray, parts: int, *, equal_size: bool = F
     Karmarkar and Karp 1982, generalised to k sets by merging the two states of largest spread, largest sets against
     smallest: the algorithm behind verl's ``get_seqlen_balanced_partitions``. ``equal_size`` starts from groups of
     ``parts`` neighbours in the sorted order, so that every set gets the same number of sequences.
+    Lengths are above 0. 4,096 sequences over 256 sets take about 0.05 s.
 
     >>> sets = balanced_partitions(np.array([8.0, 7.0, 6.0, 5.0, 4.0]), 2)
     >>> sorted(float(np.array([8.0, 7.0, 6.0, 5.0, 4.0])[s].sum()) for s in sets)
     [14.0, 16.0]
     """
-    parts = max(parts, 1)
-    order = np.argsort(np.asarray(lengths, dtype=np.float64), kind="stable")
-    ticket = counter()
-    Sets = list[tuple[float, tuple[int, ...]]]
-    heap: list[tuple[float, int, Sets]] = []
-
-    def push(sets: Sets) -> None:
-        sets.sort(key=lambda item: -item[0])
-        heapq.heappush(heap, (-(sets[0][0] - sets[-1][0]), next(ticket), sets))
-
+    values = np.asarray(lengths, dtype=np.float64)
+    parts, order = max(parts, 1), np.argsort(values, kind="stable")
+    if order.size == 0:
+        return []
     if equal_size:
         if order.size % parts:
             raise ValueError(f"{order.size} sequences do not divide into {parts} sets of equal size")
-        for start in range(0, order.size, parts):
-            push([(float(lengths[i]), (int(i),)) for i in order[start : start + parts]])
+        leaves = [group[np.argsort(-values[group], kind="stable")] for group in order.reshape(-1, parts)]
     else:
-        for i in order:
-            push([(float(lengths[i]), (int(i),)), *((0.0, ()) for _ in range(parts - 1))])
+        leaves = list(order[:, None])
+    label = _difference([(-values[leaf]).tolist() for leaf in leaves], parts)
+    set_of = np.empty(order.size, dtype=np.int64)
+    for leaf, labels in zip(leaves, label, strict=True):
+        set_of[leaf] = labels
+    members = np.argsort(set_of, kind="stable")
+    cuts = np.searchsorted(set_of[members], np.arange(1, parts))
+    return [group for group in np.split(members, cuts) if group.size]
+
+
+State = list[float] | FloatArray
+Origin = int | IntArray
+
+
+def _difference(states: list[State], parts: int) -> list[list[int]]:
+    """Largest differencing over ``parts`` sets; for every given state, the final set of each of its entries.
+
+    A state is the negative sums of its sets, fullest first; those it leaves out are empty. Who is in which set is not
+    carried along: a merge keeps only where its slots came from, and labels run back from the last state to the first.
+    Nearly all merges put one sequence into a state that has an empty set left: an insertion.
+    """
+    given, made = len(states), list[tuple[int, int, Origin]]()
+    sizes = [len(state) for state in states]
+    heap = [(-_spread(state, parts), number) for number, state in enumerate(states)]
+    heapq.heapify(heap)
     while len(heap) > 1:
-        _, _, first = heapq.heappop(heap)
-        _, _, second = heapq.heappop(heap)
-        push([(a + b, x + y) for (a, x), (b, y) in zip(first, reversed(second), strict=True)])
-    return [np.array(sorted(members), dtype=np.int64) for _, members in heap[0][2] if members] if heap else []
+        (_, first), (_, second) = heapq.heappop(heap), heapq.heappop(heap)
+        state, came = _merge(states[first], states[second], parts)
+        states[first] = states[second] = []
+        made.append((first, second, came))
+        states.append(state)
+        sizes.append(len(state))
+        heapq.heappush(heap, (-_spread(state, parts), len(states) - 1))
+    return _labels(made, sizes, given)
+
+
+def _spread(state: State, parts: int) -> float:
+    """Fullest set less emptiest."""
+    return float(state[-1] - state[0]) if len(state) == parts else -float(state[0])
+
+
+def _merge(first: State, second: State, parts: int) -> tuple[State, Origin]:
+    """Fullest sets of one against emptiest of the other; the slot of an inserted set, or where each slot came from."""
+    if len(second) == 1 and len(first) < parts:
+        filled = first if isinstance(first, list) else first.tolist()
+        at = bisect_right(filled, second[0])
+        filled.insert(at, float(second[0]))
+        return filled, at
+    big, small = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)[::-1]
+    shared = max(big.size + small.size - parts, 0)
+    joined = np.concatenate([big, small[shared:]])
+    joined[big.size - shared : big.size] += small[:shared]
+    came = np.argsort(joined, kind="stable")
+    return joined[came], came
+
+
+def _labels(made: list[tuple[int, int, Origin]], sizes: list[int], given: int) -> list[list[int]]:
+    """Final set of every slot of the given states: the last state's slots are the sets, each merge hands them back."""
+    label: list[list[int]] = [[] for _ in sizes]
+    label[-1] = list(range(sizes[-1]))
+    for number in range(len(made) - 1, -1, -1):
+        first, second, came = made[number]
+        own, label[given + number] = label[given + number], []
+        if isinstance(came, int):
+            label[second], label[first] = [own.pop(came)], own
+            continue
+        slots = np.empty(came.size, dtype=np.int64)
+        slots[came] = own
+        label[first] = slots[: sizes[first]].tolist()
+        label[second] = slots[came.size - sizes[second] :][::-1].tolist()
+    return label[:given]
 
 
 def partition_imbalance(lengths: FloatArray, groups: list[IntArray]) -> float:

@@ -37,7 +37,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
     "megatron_deepspeed": (
         Knob("timing.host_layer", 1e-4, 2e-3), Knob(f"{AMPERE}.sustained", 0.4, 1.1), COLLECTIVE, ELEMENTWISE,
         Knob(f"{AMPERE}.attention", 0.3, 3.0), Knob("timing.optimizer_bytes", 10.0, 80.0),
-        Knob("timing.microbatch", 1e-5, 2e-2), Knob("timing.update", 1e-5, 3e-2),
+        Knob("timing.microbatch", 1e-5, 2e-2), Knob("timing.update", 1e-5, 3e-2), Knob("timing.host_norm", 2.0, 30.0),
     ),
     "fsdp_llm_foundry": (
         Knob(f"{AMPERE}.sustained", 0.4, 1.1), Knob(f"{HOPPER}.sustained", 0.4, 1.1),

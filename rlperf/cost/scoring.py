@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.memory_parameters import stage_layers, stage_parameters
-from rlperf.cost.training import TrainingCost
+from rlperf.cost.training import TrainingCost, paced_s
 from rlperf.cost.training_layers import head_seconds, layer_seconds, tower_seconds, work_of
 from rlperf.cost.training_parallel import (
     context_traffic,
@@ -66,11 +66,12 @@ def scoring_pass(
     device = compute.forward + tensor + context + expert
     hop = layout.virtual_pipeline * stage_hop_s(arch, hw, trainer, layout, work)
     mean_device = each * device + (head + tower) / p
-    mean = np.maximum(mean_device, each * host) + hop + timing.microbatch
+    paced = paced_s(mean_device, each * host, timing.host_norm)
+    mean = paced + hop + timing.microbatch
     fullest = stage_layers(arch, layout)
     last = np.maximum(np.where(fullest > each, layers - fullest * (p - 1.0), each), 0.0)
-    longest = np.maximum(np.maximum(fullest * device + tower, last * device + head), fullest * host) + hop
-    longest = longest + timing.microbatch
+    longest = np.maximum(fullest * device + tower, last * device + head)
+    longest = paced_s(longest, fullest * host, timing.host_norm) + hop + timing.microbatch
     longest = np.maximum(longest, mean)
     traffic = shard_traffic(hw, trainer, layout, stage.layer_dense, stage.layer_routed, np.zeros(()))
     exposed = np.maximum(traffic.gather - timing.shard_overlap * compute.forward, 0.0)
@@ -81,7 +82,7 @@ def scoring_pass(
         backward_s=zero,
         recompute_s=zero,
         bubble_s=m * (longest - mean) + (p - 1.0) * mean,
-        host_s=m * (np.maximum(each * host - mean_device, 0.0) + timing.microbatch),
+        host_s=m * (np.maximum(paced - mean_device, 0.0) + timing.microbatch),
         exposed_tp_s=m * each * tensor,
         exposed_cp_s=m * each * context,
         exposed_ep_s=m * each * expert,

@@ -150,12 +150,13 @@ def training_update(
     fixed = trainer.timing
     hop = 2.0 * v * stage_hop_s(arch, hw, trainer, layout, work)
     mean_device = each * one.device + ends / p
-    mean = np.maximum(mean_device, each * one.host) + hop + fixed.microbatch
+    paced = paced_s(mean_device, each * one.host, fixed.host_norm)
+    mean = paced + hop + fixed.microbatch
     fullest = stage_layers(arch, layout)
     last = np.maximum(np.where(fullest > each, layers - fullest * (p - 1.0), each), 0.0)
     longest = np.maximum(fullest * one.device + tower + tower_back, last * one.device + head_s)
     longest = np.where(p > 1.0, longest, each * one.device + ends)
-    longest = np.maximum(np.maximum(longest, fullest * one.host) + hop + fixed.microbatch, mean)
+    longest = np.maximum(paced_s(longest, fullest * one.host, fixed.host_norm) + hop + fixed.microbatch, mean)
     bubble = m * (longest - mean) + (p - 1.0) / v * mean
 
     dense, routed, tables = trained_share(arch, layout, stage, lora_rank)
@@ -170,7 +171,7 @@ def training_update(
         backward_s=m * (each * one.backward + (head.backward + tower_back) / p),
         recompute_s=m * (each * one.recompute + np.maximum(head_s - head.forward - head.backward, 0.0) / p),
         bubble_s=bubble,
-        host_s=m * (np.maximum(each * one.host - mean_device, 0.0) + fixed.microbatch) + fixed.update,
+        host_s=m * (np.maximum(paced - mean_device, 0.0) + fixed.microbatch) + fixed.update,
         exposed_tp_s=m * each * one.tensor,
         exposed_cp_s=m * each * one.context,
         exposed_ep_s=m * each * one.expert,
@@ -181,6 +182,20 @@ def training_update(
         low=zero + trainer.low,
         high=zero + trainer.high,
     )
+
+
+def paced_s(device: FloatArray, host: FloatArray, norm: float) -> FloatArray:
+    """Seconds of work that a host launches while a device runs it: the longer one, and more where they are close.
+
+    (device^q + host^q)^(1/q): launches vary, so near the crossing each waits for the other at times.
+
+    >>> float(paced_s(np.asarray(3.0), np.asarray(0.0), 8.0)), round(float(paced_s(np.ones(()), np.ones(()), 8.0)), 3)
+    (3.0, 1.091)
+    """
+    longer = np.maximum(np.maximum(device, host), 1e-30)
+    if norm >= 32.0:
+        return np.asarray(longer)
+    return np.asarray(longer * (1.0 + (np.minimum(device, host) / longer) ** norm) ** (1.0 / norm))
 
 
 def _layer_pass(

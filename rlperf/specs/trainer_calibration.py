@@ -108,6 +108,7 @@ class Timing(_Frozen):
     )
     host_layer: Seconds = Field(0.0, description="host time to launch one layer's forward (dense), once per microbatch")
     host_moe_layer: Seconds = Field(0.0, description="host time and synchronisations of one MoE layer's forward")
+    host_norm: PositiveFloat = Field(64.0, description="norm that joins host and device time; large: the longer one")
     graph_host: float = Field(0.4, gt=0, le=1, description="share of the launches that CUDA graphs leave")
     moe_layer: Seconds = Field(0.0, description="added device time per MoE layer, forward and backward together")
     moe_pass: PositiveFloat = Field(1.0, description="time of the expert products over the kernel's")

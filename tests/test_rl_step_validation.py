@@ -156,6 +156,21 @@ def test_stages_move_with_what_they_depend_on() -> None:
     assert base.timeline.stages_s.total == pytest.approx(base.step_s)
 
 
+@pytest.mark.parametrize("staleness", [1, 4])
+def test_asynchronous_events_agree_with_the_closed_form_of_a_predicted_row(staleness: int) -> None:
+    from rlperf.sim.rl_step.asynchronous import simulate
+    from rlperf.sim.rl_step.modes import Execution, step_seconds
+    from rlperf.sim.rl_step.stages import asynchronous_run
+
+    row = ROW | {"n_gpus": "16", "colocated": "0", "rollout_gpus": "8", "trainer_gpus": "8", "max_staleness": "4"}
+    found = predict_step(read_row(row))
+    run = asynchronous_run(found.framework, found.rollout, found.stages, found.trajectories, max_staleness=staleness)
+    events = simulate(run, rl_steps=30)
+    closed = float(step_seconds(Execution(ExecutionMode.K_STEP_OFF, staleness, 1, 1), found.stages.times()))
+    assert events.period_s == pytest.approx(closed, rel=0.12)
+    assert 0.0 < events.staleness_mean <= staleness + 0.5
+
+
 def test_fit_moves_only_what_is_free_and_finds_known_constants() -> None:
     start = load_framework_calibration("nemo_rl_megatron")
     truth = with_constants(start, {"training.update": 3.0, "weight_sync.fixed": 6.0})

@@ -14,6 +14,7 @@ from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.training import training_update
 from rlperf.cost.weight_sync import SyncPayload, SyncShape, weight_sync_s
 from rlperf.layout import FloatArray, Layout
+from rlperf.sim.rl_step.asynchronous import AsyncRun, Update
 from rlperf.sim.rl_step.compose import StepStages, Transitions
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s
 from rlperf.sim.rl_step.overheads import (
@@ -223,3 +224,55 @@ def step_stages(
         transitions=transitions(trainer, framework) if colocated else Transitions(),
     )
     return stages, result
+
+
+def asynchronous_run(
+    framework: FrameworkCalibration,
+    rollout: RolloutSetup,
+    stages: StepStages,
+    trajectories: Trajectories,
+    *,
+    max_staleness: int,
+    sync_interval: int = 1,
+) -> AsyncRun:
+    """The steady state of an asynchronous run on these pools, ready for `asynchronous.simulate`.
+
+    One token of every request of a replica takes what the engine takes at the mean context, linear between one running
+    request and all slots. Slots: what the engine and its cache admit, at most the batches that the staleness bound lets
+    start. The framework says whether weights are taken in flight, and whether requests are interrupted.
+    """
+    cost = engine_in_framework(rollout.cost, framework)
+    size = int(np.unique(trajectories.group).size)
+    per_group = len(trajectories) // size
+    lengths = trajectories.generated_tokens[: size * per_group].reshape(size, per_group).astype(np.float64)
+    prompt = float(trajectories.prompt_tokens[trajectories.offsets[:-1]].mean())
+    # a running request is length-biased, and half done
+    context = prompt + float((lengths**2).mean() / lengths.mean()) / 2.0
+    fit = int(rollout.limits.kv_tokens // context) if np.isfinite(rollout.limits.kv_tokens) else 1 << 30
+    ahead = -(-len(trajectories) * (max_staleness + 1) // rollout.replicas)
+    slots = max(min(rollout.limits.max_running, fit, ahead), 1)
+    alone, full = float(cost.decode_s(1.0, context)), float(cost.decode_s(float(slots), slots * context))
+    each = (full - alone) / max(slots - 1, 1)
+    prefill = cost.step_s(slots, slots * context, prompt, prompt * (prompt + 1.0) / 2.0, 1.0)
+    times = stages.times()
+    work = np.maximum(times.scoring_s, times.reference_s) + np.maximum(times.training_s, times.critic_s)
+    update: Update = "drain"
+    if framework.in_flight_updates:
+        update = "interrupt" if framework.partial_rollout else "in_flight"
+    return AsyncRun(
+        response_tokens=lengths,
+        batch=len(trajectories),
+        train_s=float(work) + stages.data_movement_s + stages.fixed_s,
+        replicas=rollout.replicas,
+        slots=slots,
+        token_s=max(alone - each, 0.0),
+        token_s_per_running=each,
+        wait_s=float(stages.reward_s.max()),
+        prompt_tokens=prompt,
+        prefill_token_s=max(float(prefill) - full, 0.0) / max(prompt, 1.0),
+        sync_s=stages.weight_sync_s,
+        swap_s=stages.swap_s,
+        sync_interval=sync_interval,
+        update=update,
+        max_staleness=max_staleness,
+    )

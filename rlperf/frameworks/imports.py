@@ -17,6 +17,7 @@ from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
 from rlperf.frameworks.run import Run, to_job
 from rlperf.frameworks.sources import read_source
 from rlperf.specs.job import Job
+from rlperf.specs.reader import read_document, validate
 
 DEFAULT_CLUSTER = "dgx_h100"
 DEFAULT_WORKLOAD = "math"
@@ -189,3 +190,12 @@ def describe(imported: Imported) -> str:
         f"{run.get('run.devices', '?')} GPUs, {run.get('run.mode')}, "
         f"{run.get('batch.prompts_per_step')} prompts x {run.get('batch.group_size')}"
     )
+
+
+def read_job_or_config(path: Path, *, cluster: str | None = None, workload: str | None = None) -> Job:
+    """A job file as it is, or any framework's configuration as a job."""
+    if path.suffix in (".yaml", ".yml", ".json"):
+        document = read_document(path)
+        if isinstance(document.data, dict) and {"architecture", "tasks"} <= set(document.data):
+            return validate(document, Job)
+    return job_of(import_config([path]), cluster=cluster, workload=workload, name=path.stem)

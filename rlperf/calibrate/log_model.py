@@ -1,0 +1,161 @@
+"""The linear model behind `rlperf.calibrate.logs`: overheads and errors of the physics, with normal priors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+OVERHEADS: Mapping[str, str] = {
+    "engine_host": "rollout",
+    "training.scoring_pass": "scoring",
+    "training.update": "training",
+    "weight_sync.fixed": "weight_sync",
+    "step": "other",
+}
+"""Constant of `FrameworkCalibration` -> the stage that it stands in."""
+PHYSICS_ERROR: Mapping[str, float] = {
+    "rollout": 0.06,
+    "scoring": 0.06,
+    "training": 0.06,
+    "weight_sync": 0.15,
+    "other": 0.0,
+}
+"""Standard deviation of g_s - 1: what left-out rows of the calibrations show of the stage predictions."""
+IDENTIFIED = 0.25
+"""An overhead counts as identified where half its 90 % interval is below this share of its value."""
+
+
+@dataclass(frozen=True)
+class FittedOverhead:
+    """One constant: what was shipped, what the log says, with the 5th and 95th percentile [s]."""
+
+    name: str
+    stage: str
+    shipped: float
+    value: float
+    low: float
+    high: float
+    identified: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Measurements and physics of one stage over the rl_steps, and how often each overhead occurs."""
+
+    name: str
+    measured: FloatArray
+    physics: FloatArray
+    occurs: Mapping[str, FloatArray]
+
+
+def posterior(
+    stages: Sequence[Stage], names: Sequence[str], start: Mapping[str, float]
+) -> tuple[FloatArray, FloatArray, float]:
+    """Mean and covariance of (overheads, g of every stage), and the noise.
+
+    The physics is taken at its word (g = 1) unless letting it move explains the log better by more than chance (a
+    likelihood ratio beyond its 99th percentile). The covariance carries the error of the physics in either case.
+    """
+    exact, _, misfit, noise = _solved(stages, names, start, 0.0)
+    moved, covariance, better, quieter = _solved(stages, names, start, 1.0)
+    mean, noise = (moved, quieter) if misfit - better > CHANCE * len(stages) else (exact, noise)
+    return mean, covariance, noise
+
+
+CHANCE = 6.63
+"""99th percentile of chi-squared with one degree of freedom, per stage."""
+
+
+def _solved(
+    stages: Sequence[Stage], names: Sequence[str], start: Mapping[str, float], freedom: float
+) -> tuple[FloatArray, FloatArray, float, float]:
+    """Mean, covariance, -2 log likelihood and noise with ``freedom`` times `PHYSICS_ERROR` of slack in g."""
+    noise, expected = 0.05, None
+    for _ in range(3):
+        design, target = _weighted(stages, names, noise, expected)
+        prior, weight = _prior(stages, names, start, freedom)
+        system = np.vstack([design, np.diag(weight)])
+        right = np.concatenate([target, weight * prior])
+        mean = _nonnegative(system, right)
+        residual = (target - design @ mean) * noise
+        expected = mean
+        spare = max(target.size - len(names), 1)
+        noise = float(np.clip(np.sqrt((residual**2).sum() / spare), 1e-3, 0.5))
+    covariance = np.linalg.inv(system.T @ system)
+    return mean, covariance, float(target.size * 2.0 * np.log(noise)), noise
+
+
+def _weighted(
+    stages: Sequence[Stage], names: Sequence[str], noise: float, expected: FloatArray | None
+) -> tuple[FloatArray, FloatArray]:
+    """Rows of the linear model over sigma m; m as expected once there is a first solution, because measured values that
+    happen to be low would weigh too much."""
+    rows, right = [], []
+    count = len(names)
+    for index, stage in enumerate(stages):
+        known = ~np.isnan(stage.measured)
+        block = np.zeros((int(known.sum()), count + len(stages)))
+        for name, occurs in stage.occurs.items():
+            block[:, names.index(name)] = occurs[known]
+        block[:, count + index] = stage.physics[known]
+        size = stage.measured[known] if expected is None else block @ expected
+        scale = 1.0 / (noise * np.maximum(np.abs(size), 1e-3))
+        rows.append(block * scale[:, None])
+        right.append(stage.measured[known] * scale)
+    return np.vstack(rows), np.concatenate(right)
+
+
+def _prior(
+    stages: Sequence[Stage], names: Sequence[str], start: Mapping[str, float], freedom: float
+) -> tuple[FloatArray, FloatArray]:
+    """Prior mean and 1 / standard deviation: overheads anywhere up to the whole stage, g near 1."""
+    mean = [start[name] for name in names] + [1.0] * len(stages)
+    whole = {name: _most(stages, name) for name in names}
+    weight = [1.0 / max(3.0 * whole[name], 1e-9) for name in names]
+    weight += [1.0 / max(freedom * PHYSICS_ERROR[stage.name], 1e-6) for stage in stages]
+    return np.array(mean), np.array(weight)
+
+
+def _most(stages: Sequence[Stage], name: str) -> float:
+    """The overhead if it were the whole of its stage."""
+    for stage in stages:
+        if name in stage.occurs:
+            return float(np.nanmean(stage.measured) / max(float(stage.occurs[name].mean()), 1e-9))
+    return 1.0
+
+
+def _nonnegative(system: FloatArray, right: FloatArray) -> FloatArray:
+    """Least squares with every unknown at least 0."""
+    from scipy.optimize import lsq_linear
+
+    scale = np.maximum(np.abs(system).max(axis=0), 1e-12)
+    found = lsq_linear(system / scale, right, bounds=(0.0, np.inf)).x
+    return np.asarray(found / scale, np.float64)
+
+
+def fitted_overhead(
+    name: str, k: int, shipped: float, mean: FloatArray, covariance: FloatArray, noise: float, steps: int
+) -> FittedOverhead:
+    half = 1.645 * float(np.sqrt(covariance[k, k]))
+    value = float(mean[k])
+    sure = value > 0 and half < IDENTIFIED * value
+    reason = "" if sure else "too small beside the noise and the physics of its stage to be told apart"
+    return FittedOverhead(name, OVERHEADS[name], shipped, value, max(value - half, 0.0), value + half, sure, reason)
+
+
+def stage_errors(stages: Sequence[Stage], values: Mapping[str, float]) -> dict[str, float]:
+    """Median absolute error of every stage under given overheads [1]."""
+    found = {}
+    for stage in stages:
+        predicted = stage.physics + sum(occurs * values[name] for name, occurs in stage.occurs.items())
+        known = ~np.isnan(stage.measured) & (np.abs(stage.measured) > 1e-9)
+        if known.any():
+            error = np.abs(predicted[known] - stage.measured[known]) / np.abs(stage.measured[known])
+            found[stage.name] = float(np.median(error))
+    return found

@@ -1,0 +1,74 @@
+"""``rlperf calibrate logs``: a framework's overheads on this cluster, from the step metrics of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlperf.cli.output import AsJson, console, print_json, progress
+
+
+def logs(
+    log: Annotated[list[Path], typer.Argument(help="Step metrics: console log, JSONL, CSV, trainer state, tfevents.")],
+    job: Annotated[Path, typer.Option(help="Job file with pinned pools, or the framework's own configuration.")],
+    rollouts: Annotated[Path | None, typer.Option(help="Rollout dump of the same rl_steps, for their lengths.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="tokenizer.json, for dumps that hold text only.")] = None,
+    framework: Annotated[str | None, typer.Option(help="Framework of the log, where it is not recognised.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Cluster, where --job is a framework's configuration.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Lengths, where --job is a framework's configuration.")] = None,
+    warm_up: Annotated[int, typer.Option(min=0, help="rl_steps left out at the start.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: where predictions of the job look.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the framework's overheads to a run, say how well and what it cannot tell, write a calibration file.
+
+    Jobs in the same folder find the file by themselves. Example: rlperf calibrate logs run.log --job job.yaml
+    """
+    from rlperf.calibrate.logs import calibration_text, fit_log
+    from rlperf.frameworks.dumps import read_dump
+    from rlperf.frameworks.imports import read_job_or_config
+    from rlperf.frameworks.logs import read_log
+    from rlperf.plan.context import resolve
+    from rlperf.specs.writer import write_atomic
+
+    asked = read_job_or_config(job, cluster=cluster, workload=workload)
+    context = resolve(asked, folder=job.resolve().parent)
+    cap = max(asked.tasks[0].max_response_tokens)
+    lengths = None if rollouts is None else read_dump([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
+    with progress("fitting"):
+        fit = fit_log(context, read_log(log, framework), lengths, warm_up=warm_up)
+    shipped = fit.calibration.id.removesuffix("_fitted")
+    target = out or job.resolve().parent / "calibrations" / "frameworks" / f"{shipped}.yaml"
+    write_atomic(target, calibration_text(fit))
+    if as_json:
+        print_json(
+            {
+                "schema_version": 1,
+                "file": str(target),
+                "rl_steps": fit.steps,
+                "noise": fit.noise,
+                "overheads": [vars(each) for each in fit.overheads],
+                "median_ape_before": dict(fit.before),
+                "median_ape_after": dict(fit.after),
+                "notes": list(fit.notes),
+            }
+        )
+        return
+    from rich.table import Table
+
+    screen = console()
+    table = Table(title=f"{fit.steps} rl_steps, noise {fit.noise:.1%} of a measurement")
+    for column in ("overhead", "stage", "shipped s", "fitted s", "5 .. 95 %", "identified"):
+        table.add_column(column)
+    for each in fit.overheads:
+        sure = "yes" if each.identified else f"no: {each.reason}"
+        interval = f"{each.low:.4g} .. {each.high:.4g}"
+        table.add_row(each.name, each.stage, f"{each.shipped:.4g}", f"{each.value:.4g}", interval, sure)
+    screen.print(table)
+    for stage, error in fit.after.items():
+        screen.print(f"{stage}: median error {fit.before[stage]:.1%} with the shipped constants, {error:.1%} fitted")
+    for note in fit.notes:
+        screen.print(note, markup=False)
+    screen.print(str(target), soft_wrap=True)

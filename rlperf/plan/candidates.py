@@ -75,14 +75,18 @@ def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
         pipeline_parallel=_axis(choice.pipeline_parallel, [p for p in (1, 2, 4) if shape.devices % p == 0]),
         expert_whole=[0, 1] if moe and not choice.expert_parallel else [0],
         expert_parallel=_axis(choice.expert_parallel, [1]),
+        # the latent cache of MLA is copied to every tensor-parallel device, so engines split requests instead
+        attention_whole=[0, 1] if arch.latent and not choice.attention_data_parallel else [0],
         attention_data_parallel=_axis(choice.attention_data_parallel, [1]),
     )
-    tp, pp, adp = columns["tensor_parallel"], columns["pipeline_parallel"], columns["attention_data_parallel"]
+    tp, pp = columns["tensor_parallel"], columns["pipeline_parallel"]
+    adp = np.where(columns.pop("attention_whole") == 1, tp, columns["attention_data_parallel"])
     ep = np.where(columns.pop("expert_whole") == 1, tp, columns["expert_parallel"])
     replica = tp * pp
     dp = np.asarray(choice.data_parallel) if choice.data_parallel else None
     data = np.maximum(shape.devices // replica, 1)
-    layout = Layout.of(**{**columns, "expert_parallel": ep}, data_parallel=data)
+    columns |= {"expert_parallel": ep, "attention_data_parallel": adp}
+    layout = Layout.of(**columns, data_parallel=data)
     layout, keep = _unique(layout)
     tp, pp, ep, data, adp = (
         np.broadcast_to(getattr(layout, name), keep.shape)

@@ -118,6 +118,16 @@ def test_reference_and_critic_on_devices_of_their_own_run_beside() -> None:
     assert line.pools == ("rollout", "trainer", "reference", "critic")
 
 
+def test_reward_on_devices_of_its_own_leaves_the_rollout_pool_idle() -> None:
+    together = StepStages.of([10.0], training_s=5.0, reward_s=[2.0, 4.0])
+    apart = StepStages.of([10.0], training_s=5.0, reward_s=[2.0, 4.0], reward_apart=True)
+    execution = Execution(ExecutionMode.SYNC_DISAGGREGATED)
+    one, other = compose_rl_step(execution, together), compose_rl_step(execution, apart)
+    assert one.step_s == other.step_s == pytest.approx(19.0)
+    assert other.pools == ("rollout", "trainer", "reward")
+    assert other.idle_device_s()[0] > one.idle_device_s()[0]
+
+
 def test_from_a_simulated_rollout() -> None:
     cost = EngineStepCost(np.array([0.0, 1.0]), np.zeros(2), host_s=0.01)
     limits = EngineLimits(kv_tokens=np.inf, max_running=64)

@@ -37,6 +37,7 @@ class StepStages:
     rollout_s : end of each replica's rollout, from its begin [s] ``[replicas]``
     scoring_s, training_s : of each rank of the trainer, own work, waiting not included [s] ``[ranks]``
     reward_s : after the rollout, of each rank; what runs during it is hidden [s] ``[ranks]``
+    reward_apart : reward runs on devices of its own (a judge model, sandboxes), the rollout pool waits meanwhile
     reference_s, critic_s : on devices of their own [s]; 0 = none, or part of scoring_s and training_s
     group_finish_s : end of each group, ascending; streaming feeds the trainer by it [s] ``[groups]``
     rollout_steady_s : seconds per batch under continuous refill; None = the mean replica's busy time [s]
@@ -47,6 +48,7 @@ class StepStages:
     scoring_s: FloatArray = field(default_factory=lambda: np.zeros(1))
     training_s: FloatArray = field(default_factory=lambda: np.zeros(1))
     reward_s: FloatArray = field(default_factory=lambda: np.zeros(1))
+    reward_apart: bool = False
     reference_s: float = 0.0
     critic_s: float = 0.0
     group_finish_s: FloatArray | None = None
@@ -121,8 +123,10 @@ class _Builder:
             pools, sizes = ["shared"], [devices[1]]
         self.trainer = len(pools) - 1
         self.reference = self.critic = self.trainer
-        for name, seconds in (("reference", stages.reference_s), ("critic", stages.critic_s)):
-            if seconds > 0:
+        self.reward = 0
+        own = {"reward": stages.reward_apart, "reference": stages.reference_s > 0, "critic": stages.critic_s > 0}
+        for name, apart in own.items():
+            if apart:
                 setattr(self, name, len(pools))
                 pools.append(name)
                 sizes.append(1)
@@ -149,7 +153,7 @@ class _Builder:
         kind = tl.WEIGHTS if self.mode.disaggregated else tl.DATA
         spans = self.ranks(tl.ROLLOUT, 0, self.stages.rollout_s, start_s, step, after, kind)
         at = self.end(spans, start_s)
-        return self.ranks(tl.REWARD, 0, self.stages.reward_s, at, step, spans, tl.COLLECTIVE)
+        return self.ranks(tl.REWARD, self.reward, self.stages.reward_s, at, step, spans, tl.COLLECTIVE)
 
     def work(self, start_s: float, step: int, after: list[int], share: float = 1.0) -> list[int]:
         """Data movement, scoring beside the reference, training beside the critic, fixed overhead."""

@@ -66,7 +66,8 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob("generations.gb200.sustained", 0.4, 1.1), Knob(f"{HOPPER}.sustained", 0.4, 1.1),
         *(Knob(f"generations.{name}.sustained_fp4", 0.3, 1.5) for name in ("gb200", "gb300")),
         Knob("timing.tensor_overlap", 0.05, 0.95), ELEMENTWISE, Knob("timing.host_moe_layer", 1e-4, 4e-3),
-        Knob("timing.graph_host", 0.1, 1.0), *MOE, COLLECTIVE, Knob("timing.lora_bytes", 0.5, 20.0),
+        Knob("timing.graph_host", 0.1, 1.0), Knob("timing.host_norm", 2.0, 30.0), *MOE, COLLECTIVE,
+        Knob("timing.lora_bytes", 0.5, 20.0),
     ),
     "megatron_bridge_narrow": (
         *MOE, COLLECTIVE, Knob("timing.host_moe_layer", 1e-4, 8e-3), ELEMENTWISE,

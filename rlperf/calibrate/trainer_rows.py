@@ -42,8 +42,9 @@ BACKENDS: tuple[tuple[str, str], ...] = (
 )
 """Beginning or part of a framework's name, and the backend whose constants serve."""
 
-SURELY_OVER = 1.15
-"""Predicted over available memory beyond which a layout is taken not to fit, in judging what a row cannot have been."""
+USABLE, SURELY_OVER = 0.92, 1.15
+"""Predicted over available memory beyond which keeping all activations is ruled out where a row does not say: the
+usual headroom under FSDP; more where recipes recompute parts of a layer that no table names."""
 
 CLUSTERS = (("gb200", "gb200_nvl72"), ("gb300", "gb300_nvl72"))
 """Devices that stand in rack-wide scale-up domains; the others stand in the generic node."""
@@ -266,7 +267,8 @@ def _recompute_that_fits(
     rank = int(table_row.number("lora_rank") or 0) or None
     dtype = table_row.text("compute_dtype", "bf16")
     parts = trainer_memory(arch, hw, trainer, layout, batch, dtype=dtype, lora_rank=rank)
-    if float(parts.total) <= SURELY_OVER * hw.device.memory:
+    limit = USABLE if int(layout.zero_stage) == 3 else SURELY_OVER
+    if float(parts.total) <= limit * hw.device.memory:
         return layout, assumed
     full = layout.with_(activation_recompute=RECOMPUTE.index("full"))
     return full, [entry.replace("recompute=none", "recompute=full (none does not fit)") for entry in assumed]

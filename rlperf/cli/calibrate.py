@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from rlperf.cli.calibrate_logs import logs
 from rlperf.cli.output import AsJson, print_json, progress
 from rlperf.errors import SpecError
 
 app = typer.Typer(no_args_is_help=True, help="Fit constants from measurements, or measure the device at hand.")
+app.command()(logs)
 
 Out = Annotated[Path, typer.Option("--out", help="file or folder to write")]
 
@@ -75,7 +77,7 @@ def engine(
         return
     typer.echo(
         f"{name}: {fitted.rows} rows, {fitted.in_sample_mape:.1f} % inside, {fitted.left_out_mape:.1f} % left out; "
-        f"{overhead.step * 1e3:.2f} ms a step, {overhead.per_request * 1e6:.1f} us a request, "
+        f"{overhead.per_layer * 1e6:.1f} us a layer, {overhead.per_request * 1e6:.1f} us a request, "
         f"kernels x {overhead.kernel_scale:.2f} -> {path}"
     )
 

@@ -42,9 +42,18 @@ BACKENDS: tuple[tuple[str, str], ...] = (
 )
 """Beginning or part of a framework's name, and the backend whose constants serve."""
 
+NO_COLUMN = " (no such column)"
+"""Marks a default that stands because a table does not have the column at all: named, but no wider interval."""
+
 USABLE, SURELY_OVER = 0.92, 1.15
 """Predicted over available memory beyond which keeping all activations is ruled out where a row does not say: the
 usual headroom under FSDP; more where recipes recompute parts of a layer that no table names."""
+
+ZERO_DEFAULT = {
+    "fsdp2": 3, "fsdp_llm_foundry": 3, "automodel": 3, "deepspeed": 3, "deepspeed_legacy": 3,
+    "megatron": 1, "megatron_bridge": 1, "megatron_bridge_narrow": 1, "nemo": 1,
+}  # fmt: skip
+"""ZeRO stage where not published: full sharding under FSDP, the distributed optimizer of Megatron-Core since 2023."""
 
 CLUSTERS = (("gb200", "gb200_nvl72"), ("gb300", "gb300_nvl72"))
 """Devices that stand in rack-wide scale-up domains; the others stand in the generic node."""
@@ -227,13 +236,13 @@ def _layout(table_row: Row, arch: Architecture, batch: float) -> tuple[Layout, l
     def degree(name: str, default: int) -> int:
         value = table_row.number(name)
         if value is None:
-            assumed.append(f"{name}={default}")
+            assumed.append(f"{name}={default}" + ("" if name in row else NO_COLUMN))
             return default
         return int(value)
 
     devices = int(table_row.number("n_gpus") or 1)
     tp, pp, cp = (degree(name, 1) for name in ("tensor_parallel", "pipeline_parallel", "context_parallel"))
-    dp = degree("data_parallel", max(devices // (tp * pp * cp), 1))
+    dp = int(table_row.number("data_parallel") or max(devices // (tp * pp * cp), 1))
     recompute = row.get("activation_recompute") or ""
     if recompute not in RECOMPUTE:
         assumed.append("activation_recompute=none")
@@ -251,7 +260,7 @@ def _layout(table_row: Row, arch: Architecture, batch: float) -> tuple[Layout, l
         virtual_pipeline=virtual,
         expert_parallel=degree("expert_parallel", 1),
         sequence_parallel=degree("sequence_parallel", 1 if tp > 1 else 0),
-        zero_stage=degree("zero_stage", 0),
+        zero_stage=degree("zero_stage", ZERO_DEFAULT.get(backend_of(row) or "", 0)),
         microbatch=degree("microbatch", _microbatch(batch, dp, pp)),
         activation_recompute=RECOMPUTE.index(recompute),
         offload=OFFLOAD.index(row.get("offload") or "none"),

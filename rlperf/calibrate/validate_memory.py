@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.trainer_rows import TrainingRow, digest, training_rows
+from rlperf.calibrate.trainer_rows import NO_COLUMN, TrainingRow, digest, training_rows
 from rlperf.calibrate.trainers import batches_of, stack
 from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Row, Table
 from rlperf.cost.batching import Microbatches
@@ -56,7 +56,7 @@ def predict_peaks(rows: list[TrainingRow], trainer: TrainerCalibration | None = 
 
 
 def _peak(row: TrainingRow, predicted: float) -> Prediction:
-    widen = 1.5 ** min(len(row.assumed), 3)
+    widen = 1.5 ** min(sum(not entry.endswith(NO_COLUMN) for entry in row.assumed), 3)
     return Prediction(
         row_id=row.row_id,
         group=row.group,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.trainer_rows import TrainingRow, training_rows
+from rlperf.calibrate.trainer_rows import NO_COLUMN, TrainingRow, training_rows
 from rlperf.calibrate.trainers import predict_seconds
 from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Table
 from rlperf.specs.calibration import Spread
@@ -30,7 +30,8 @@ def predict_rows(path: Path, table: Table) -> Outcome:
 
 def spread_of_row(row: TrainingRow) -> Spread:
     """Interval of a row: the backend's, wider for every filled-in degree and for a device that was not measured."""
-    steps = len(row.assumed) + 2 * (row.hardware.calibration.extrapolated or not _measured(row))
+    blank = [entry for entry in row.assumed if not entry.endswith(NO_COLUMN)]
+    steps = len(blank) + 2 * (row.hardware.calibration.extrapolated or not _measured(row))
     return Spread(low=row.trainer.low, high=row.trainer.high).widened(BLANK_WIDENS ** min(steps, 4))
 
 

@@ -1,0 +1,158 @@
+"""Rows of a training table: backends, blank cells, refusals, the split, ranking."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlperf.calibrate.trainer_rows import backend_of, calibration_part, digest, read_training_rows
+from rlperf.calibrate.trainers import predict_parts, predict_seconds
+from rlperf.calibrate.validate import read_table, validate_file
+from rlperf.calibrate.validate_memory import phase_bytes, phase_rows
+from rlperf.calibrate.validate_training import rank_layouts
+from rlperf.errors import SpecError
+
+COLUMNS = (
+    "row_id,group,framework,framework_version,architecture,gpu,n_gpus,compute_dtype,tensor_parallel,pipeline_parallel,"
+    "zero_stage,microbatch,global_batch,seq_len,activation_recompute,measured_step_s,measured_tokens_per_s_per_gpu,"
+    "measured_peak_memory_gb,note"
+)
+
+
+def table(tmp_path: Path, *lines: str) -> Path:
+    """A file of rows under ``measured``."""
+    path = tmp_path / "measured" / "mine.csv"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join([COLUMNS, *lines]) + "\n", encoding="utf-8")
+    return path
+
+
+def test_frameworks_and_ages_choose_the_backend() -> None:
+    found = [
+        backend_of({"framework": name, "framework_version": version, "architecture": arch})
+        for name, version, arch in (
+            ("Megatron-LM", "2022", ""), ("Megatron-LM", "23e00ed096", ""), ("Megatron-DeepSpeed", "", ""),
+            ("DeepSpeed ZeRO-3", "2021", ""), ("ALST/DeepSpeed + Liger", "", ""), ("prime-rl (PyTorch FSDP2)", "x", ""),
+            ("llm-foundry (PyTorch FSDP)", "", ""), ("Megatron-Bridge", "26.04", "DeepSeek-V3"), ("JAX", "", ""),
+        )
+    ]  # fmt: skip
+    assert found == [
+        "megatron_legacy", "megatron", "megatron_deepspeed", "deepspeed_legacy", "deepspeed", "fsdp2",
+        "fsdp_llm_foundry", "megatron_bridge_narrow", None,
+    ]  # fmt: skip
+
+
+def test_blank_cells_are_filled_named_and_widen_the_interval(tmp_path: Path) -> None:
+    path = table(
+        tmp_path,
+        "a,user,fsdp2,,Qwen2.5-7B,h100_sxm,8,bf16,1,1,3,2,64,4096,full,9.0,,,",
+        "b,user,fsdp2,,Qwen2.5-7B,h100_sxm,8,bf16,1,1,,2,64,4096,full,9.0,,,",
+        "c,user,megatron-core,,Llama-3-70B,h100_sxm,64,bf16,4,4,,,128,4096,none,,1000,,",
+    )
+    rows, refused = read_training_rows(path)
+    assert not refused
+    assert int(rows[1].layout.zero_stage) == 3
+    assert "zero_stage=3" in rows[1].assumed
+    assert int(rows[2].layout.data_parallel) == 4
+    assert int(rows[2].layout.virtual_pipeline) == 5
+    assert int(rows[2].layout.microbatch) == 1
+    assert rows[2].step_s == pytest.approx(128 * 4096 / (1000 * 64))
+    report = validate_file(path, "training")
+    wide = [(one.high - one.low) / one.predicted for one in report.predictions]
+    assert wide[1] > wide[0]
+    assert report.predictions[0].predicted == pytest.approx(report.predictions[1].predicted)
+
+
+def test_rows_that_cannot_be_predicted_say_why(tmp_path: Path) -> None:
+    path = table(
+        tmp_path,
+        "a,user,JAX,,Qwen2.5-7B,h100_sxm,8,bf16,1,1,3,2,64,4096,full,9.0,,,",
+        "b,user,fsdp2,,Qwen2.5-7B,h100_sxm,8,bf16,1,1,3,2,,4096,full,9.0,,,",
+        "c,user,fsdp2,,Nobody-7B,h100_sxm,8,bf16,1,1,3,2,64,4096,full,9.0,,,",
+        "d,user,fsdp2,,Qwen2.5-7B,h100_sxm,8,bf16,1,1,3,2,64,4096,full,,,40.0,",
+    )
+    report = validate_file(path, "training")
+    assert report.predicted == 0
+    assert sum(report.refused.values()) == 4
+    assert any("JAX" in reason for reason in report.refused)
+    assert validate_file(path, "memory").predicted == 1
+    bad = tmp_path / "bad.csv"
+    bad.write_text("row_id,framework,architecture,gpu,n_gpus,seq_len\n1,fsdp2,x,y,8,1\n", encoding="utf-8")
+    with pytest.raises(SpecError, match="global_batch"):
+        validate_file(bad, "training")
+
+
+def test_unknown_recompute_is_full_where_nothing_else_fits(tmp_path: Path) -> None:
+    path = table(
+        tmp_path,
+        "a,user,fsdp2,,Llama-3-70B,h100_sxm,64,bf16,1,1,3,2,128,8192,,20,,,",
+        "b,user,fsdp2,,Qwen2.5-0.5B,h100_sxm,8,bf16,1,1,3,1,64,1024,,1,,,",
+    )
+    rows, _ = read_training_rows(path)
+    assert [int(row.layout.activation_recompute) for row in rows] == [2, 0]
+    assert any("none does not fit" in entry for entry in rows[0].assumed)
+
+
+def test_notes_tell_kernels_and_losses_apart(tmp_path: Path) -> None:
+    path = table(
+        tmp_path,
+        "a,user,prime-rl,,Qwen3-4B,h100_sxm,8,bf16,1,1,3,1,16,16384,full,5,,,task rl; flash_attention_3",
+        "b,user,prime-rl,,Qwen3-4B,h100_sxm,8,bf16,1,1,3,1,16,16384,full,5,,,task sft; flash_attention_2",
+    )
+    rows, _ = read_training_rows(path)
+    assert [row.chunked_loss for row in rows] == [True, False]
+    assert [row.flash2 for row in rows] == [False, True]
+    parts = predict_parts(rows)
+    assert parts.sum(axis=1) == pytest.approx(predict_seconds(rows))
+
+
+def test_split_takes_a_third_and_keeps_releases_together(tmp_path: Path) -> None:
+    lines = [
+        f"{size}_{release},user,megatron-core,{release},Qwen2.5-7B,h100_sxm,8,bf16,1,1,1,{size},{64 * size},4096,,9,,,"
+        for size in range(1, 11)
+        for release in ("r1", "r2")
+    ]
+    rows, _ = read_training_rows(table(tmp_path, *lines))
+    part = calibration_part(rows)
+    assert len(part) == 3
+    chosen = {row.row_id.split("_")[0] for row in rows if digest(row.configuration) in part}
+    assert len(chosen) == 3
+
+
+def test_ranking_by_hand(tmp_path: Path) -> None:
+    rows, _ = read_training_rows(
+        table(
+            tmp_path,
+            "a,user,megatron-core,,Qwen2.5-7B,h100_sxm,8,bf16,1,1,1,1,64,4096,none,10,,,",
+            "b,user,megatron-core,,Qwen2.5-7B,h100_sxm,8,bf16,2,1,1,1,64,4096,none,12,,,",
+            "c,user,megatron-core,,Qwen2.5-7B,h100_sxm,8,bf16,4,1,1,1,64,4096,none,20,,,",
+        )
+    )
+    right = rank_layouts(rows, [1.0, 2.0, 3.0])
+    assert (right.pairs, right.right, right.sets, right.median_regret) == (3, 1.0, 1, 0.0)
+    wrong = rank_layouts(rows, [3.0, 2.0, 1.0])
+    assert (wrong.pairs, wrong.right) == (3, 0.0)
+    assert wrong.median_regret == pytest.approx(1.0)
+
+
+def test_phases_of_a_colocated_engine(tmp_path: Path) -> None:
+    path = tmp_path / "phases.csv"
+    knobs = "knob_gpu_memory_utilization,knob_group_size,knob_lora_rank,knob_micro_batch,knob_quantization,knob_seq_len"
+    path.write_text(
+        f"model,device,phase,nvml_polled_bytes,{knobs},knob_n_prompts\n"
+        "Qwen/Qwen2.5-0.5B-Instruct,NVIDIA L4,training,3e9,0.2,4,8,1,none,512,1\n"
+        "Qwen/Qwen2.5-0.5B-Instruct,NVIDIA L4,training,5e9,0.2,4,8,4,none,4096,1\n"
+        "Qwen/Qwen2.5-0.5B-Instruct,NVIDIA L4,generation,5e9,0.2,4,8,1,none,512,1\n"
+        "Qwen/Qwen2.5-0.5B-Instruct,NVIDIA L4,generation,1e10,0.4,4,8,1,none,512,1\n"
+        "Qwen/Qwen2.5-0.5B-Instruct,Unknown,generation,1e10,0.4,4,8,1,none,512,1\n",
+        encoding="utf-8",
+    )
+    rows, refused = phase_rows(read_table(path))
+    assert len(refused) == 1
+    small, large, low, high = (phase_bytes(row) for row in rows)
+    assert large > small > 1e9
+    # twice the share: 0.2 of the device more
+    assert high - low == pytest.approx(0.2 * rows[0].hardware.device.memory)
+    assert np.isfinite(validate_file(path, "memory").metrics[0].mape)

@@ -78,3 +78,20 @@ def test_view_of_a_job_prints(tmp_path: Path) -> None:
     text = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "devices idle" in text
     assert "would be shorter without: rollout" in text
+
+
+def test_whole_run_of_a_judged_configuration() -> None:
+    from rlperf.api import ask
+    from rlperf.cli.output import default_job
+    from rlperf.plan.predict import evaluate_job
+    from rlperf.plan.run_cost import Surroundings, run_cost
+
+    question = ask(default_job())
+    evaluation, _ = evaluate_job(question.context, question.facts)
+    plain = run_cost(question.context, evaluation, Surroundings(), rl_steps=100)
+    framework = question.context.trainers[int(evaluation.trainer.backend[0])].framework
+    assert plain.total_s == pytest.approx(100 * evaluation.step_s + framework.start_up.value + framework.capture.value)
+    around = Surroundings(checkpoint_every=10, checkpoint_s=60.0, device_mtbf_s=16 * 86400.0, recovery_s=600.0)
+    real = run_cost(question.context, evaluation, around, rl_steps=100)
+    assert real.goodput < plain.goodput < 1.0
+    assert real.device_hours == pytest.approx(real.total_s * evaluation.configuration.devices / 3600)

@@ -185,6 +185,9 @@ def _row(table_row: Row, folder: Path) -> TrainingRow | RefusedRow:
         layout, assumed = _recompute_that_fits(table_row, arch, hw, trainer, layout, assumed)
     note = row.get("note") or ""
     memory = table_row.number("measured_peak_memory_gb")
+    # performance recipes capture graphs by default; a row without its recipe is taken to have done so
+    recipe_unknown = "no matching recipe" in note
+    assumed += ["cuda_graph=1"] if recipe_unknown else []
     rank = table_row.number("lora_rank")
     return TrainingRow(
         row_id=row_id,
@@ -203,7 +206,7 @@ def _row(table_row: Row, folder: Path) -> TrainingRow | RefusedRow:
         flash2="flash_attention_2" in note,
         recompute_experts="moe_act" in note,
         expert_overlap="all-to-all overlap: True" in note or "EP overlap on" in note or "(EP overlap" in note,
-        cuda_graph="CUDA graph" in note and "CUDA graph: none" not in note,
+        cuda_graph=("CUDA graph" in note and "CUDA graph: none" not in note) or recipe_unknown,
         note=note,
         step_s=_step_s(table_row, batch, length),
         peak_bytes=memory * 1e9 if memory else None,

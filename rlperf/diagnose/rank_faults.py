@@ -108,6 +108,7 @@ def imbalance(graph: g.PerformanceGraph, fit: EngineFit, long: list[Fault], limi
     for fault in long:
         even *= fault.change.scale
     work = graph.work * even
+    crowded = _crowded(graph, limits)
     for pool in range(len(graph.pools)):
         here = (graph.pool == pool) & (graph.rank >= 0)
         changes: dict[int, tuple[float, FloatArray]] = {}
@@ -116,7 +117,8 @@ def imbalance(graph: g.PerformanceGraph, fit: EngineFit, long: list[Fault], limi
         for mask, slower in ((rollout, g.IN_ROLLOUT), (trained, (*g.COMPUTE, g.COMMUNICATION))):
             load = by_rank(mask, graph.rank, work)
             median = float(np.nanmedian(load)) if np.isfinite(load).any() else 0.0
-            for rank in stands_out(load, limits.load, limits.deviations):
+            heavy = np.flatnonzero(np.nan_to_num(load) > limits.load * median)
+            for rank in np.union1d(stands_out(load, limits.load, limits.deviations), np.intersect1d(heavy, crowded)):
                 ratio = float(load[rank]) / median
                 own = here & graph.is_any(slower) & (graph.rank == rank) & ~(graph.is_any((g.TOOL, g.OPTIMIZER)))
                 own &= ~((graph.activity == g.COMMUNICATION) & (graph.unit < 0))
@@ -133,6 +135,17 @@ def imbalance(graph: g.PerformanceGraph, fit: EngineFit, long: list[Fault], limi
                       g.Change(scale), scale < 1.0, rank_, -1, -1, pool)
             )  # fmt: skip
     return found
+
+
+def _crowded(graph: g.PerformanceGraph, limits: Limits) -> IntArray:
+    """Ranks with more trajectories than their peers: numbers are dealt, so they tell a skewed split from long drawn
+    lengths where the tokens of a few dozen trajectories cannot."""
+    decode = (graph.activity == g.DECODE) & (graph.unit >= 0) & (graph.rank >= 0)
+    if not decode.any():
+        return np.zeros(0, dtype=np.int64)
+    rows = np.unique(np.stack([graph.rank[decode], graph.rl_step[decode], graph.unit[decode]]), axis=1)
+    count = np.bincount(rows[0]).astype(np.float64)
+    return stands_out(np.where(count > 0, count, np.nan), limits.load, limits.deviations)
 
 
 def stages(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:

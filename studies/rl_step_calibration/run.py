@@ -35,6 +35,7 @@ MEGATRON = (
     ("nemo_rl_v0_4_0000", "nemo_rl_v0_5_0010"),  # 8B on 16 H100: two later releases
 )
 DTENSOR = (("nemo_rl_v0_3_0001",),)  # 8B on 8 H100: stages
+STAGES = ("rollout_s", "scoring_s", "train_s", "weight_sync_s")
 FREE = {
     "nemo_rl_megatron": (
         "engine_host", "step", "training.update", "training.scoring_pass", "training.moe_layer",
@@ -50,11 +51,15 @@ def measured_rows() -> dict[str, StepRow]:
 
 
 def errors(framework: FrameworkCalibration, rows: Sequence[StepRow], weight: float = 1.0) -> list[float]:
-    """ln(predicted / measured) of every published stage and step of the rows."""
+    """ln(predicted / measured) of every published stage and step of the rows, and of what lies in no stage."""
     found = []
     for row in rows:
         prediction = predict_step(row, framework=framework)
         found += [weight * float(np.log(prediction.stage_s(name) / value)) for name, value in row.measured.items()]
+        if all(name in row.measured for name in STAGES):
+            rest = row.measured["step_s"] - sum(row.measured[name] for name in STAGES)
+            between = prediction.stages.data_movement_s + prediction.stages.fixed_s
+            found.append(0.5 * weight * float(np.log(between / rest)))  # whole seconds: rounded twice
     return found
 
 

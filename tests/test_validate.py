@@ -161,7 +161,7 @@ def test_an_engine_is_fitted_on_whole_configurations(tmp_path: Path) -> None:
     engine = load_engine_calibration("vllm")
     slow = engine.model_copy(
         update={
-            "overhead": engine.overhead.model_copy(update={"step": 1.5e-3, "per_request": 2e-5, "kernel_scale": 1.1})
+            "overhead": engine.overhead.model_copy(update={"per_layer": 2e-5, "per_request": 2e-5, "kernel_scale": 1.1})
         }
     )
     rows = []

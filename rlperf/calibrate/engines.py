@@ -76,12 +76,15 @@ def calibration_cases(table: Table, engine_id: str) -> list[Measured]:
     return [one for one in everything if one[0].configuration in chosen]
 
 
-def predicted(cases: Sequence[Measured], parameters: FloatArray, costs: CostTable) -> FloatArray:
+def predicted(
+    cases: Sequence[Measured], parameters: FloatArray, costs: CostTable, per_layer: bool = True
+) -> FloatArray:
     """Seconds per token of every case (inverse throughput where that is the metric), with trial overheads."""
-    step, each, scale = (float(value) for value in parameters)
+    fixed, each, scale = (float(value) for value in parameters)
+    layer, step = (fixed, 0.0) if per_layer else (0.0, fixed * STEP_LAYERS)
     values = []
     for case, metric, _ in cases:
-        served = serve(replace(case, engine=with_overhead(case.engine, step, each, scale)), costs)
+        served = serve(replace(case, engine=with_overhead(case.engine, layer, each, scale, step)), costs)
         if metric == "tpot_ms":
             values.append(float(served.tpot_s) * 1e3)
         else:
@@ -90,7 +93,10 @@ def predicted(cases: Sequence[Measured], parameters: FloatArray, costs: CostTabl
 
 
 def fit_engine(table: Table, engine: EngineCalibration, *, name: str = "") -> EngineFit:
-    """Fit step, per_request and kernel_scale of an engine on its calibration split.
+    """Fit three overheads of an engine on its calibration split: per_layer or step, per_request, kernel_scale.
+
+    Whether what is fixed goes with the layers (gaps between kernels) or with the engine_step (scheduler) is decided
+    by the loss on the split.
 
     Every (architecture, device, mode) of the split weighs the same; left-out errors come from leaving out one
     architecture and device at a time. Extrapolated rows of the split give ``spread_extrapolated``.
@@ -103,9 +109,12 @@ def fit_engine(table: Table, engine: EngineCalibration, *, name: str = "") -> En
     fitted = np.ones(len(cases), dtype=bool)
     scored = covered if covered.sum() >= 4 else fitted
     costs = CostTable()
-    parameters = _fit(cases, measured, fitted, costs)
-    everything = predicted(cases, parameters, costs)
-    left_out = _left_out(cases, measured, fitted, costs, everything)
+    by_layer, loss = _fit(cases, measured, fitted, costs, True)
+    by_step, other_loss = _fit(cases, measured, fitted, costs, False)
+    per_layer = loss <= other_loss
+    parameters = by_layer if per_layer else by_step
+    everything = predicted(cases, parameters, costs, per_layer)
+    left_out = _left_out(cases, measured, fitted, costs, everything, per_layer)
     errors = absolute_percentage_errors(everything, measured)[scored]
     held = absolute_percentage_errors(left_out, measured)[scored]
     quality = Quality(
@@ -119,7 +128,8 @@ def fit_engine(table: Table, engine: EngineCalibration, *, name: str = "") -> En
     other = ~covered if (~covered).sum() >= 4 else fitted
     overhead = EngineOverhead.model_validate(
         {
-            "step": f"{parameters[0] * 1e6:.4g} us",
+            "per_layer": f"{parameters[0] * per_layer * 1e6:.4g} us",
+            "step": f"{parameters[0] * (not per_layer) * STEP_LAYERS * 1e6:.4g} us",
             "per_request": f"{parameters[1] * 1e6:.4g} us",
             "kernel_scale": round(float(parameters[2]), 4),
             "interference": engine.overhead.interference,
@@ -134,9 +144,13 @@ def fit_engine(table: Table, engine: EngineCalibration, *, name: str = "") -> En
 
 
 def _wide(prediction: FloatArray, measured: FloatArray) -> Spread:
-    """Spread of few rows: at least 8 % either way, since a release differs from the next by that much."""
+    """Spread of few rows: at least `RERUN` either way."""
     found = spread_of(prediction, measured)
-    return Spread(low=min(found.low, 0.92), high=max(found.high, 1.08))
+    return Spread(low=min(found.low, 1.0 / RERUN), high=max(found.high, RERUN))
+
+
+RERUN = 1.14
+"""The same configuration, released again a few months later, differs by up to this factor."""
 
 
 def _left_out(
@@ -145,19 +159,22 @@ def _left_out(
     fitted: np.ndarray,
     costs: CostTable,
     everything: FloatArray,
+    per_layer: bool,
 ) -> FloatArray:
     groups = np.asarray([f"{case.arch.name}|{case.hardware.device.name}" for case, _, _ in cases])
     result = everything.copy()
     names = np.unique(groups[fitted])
     for one in names if len(names) > 1 else ():
-        parameters = _fit(cases, measured, fitted & (groups != one), costs)
+        parameters, _ = _fit(cases, measured, fitted & (groups != one), costs, per_layer)
         held = np.flatnonzero(groups == one)
-        result[held] = predicted([cases[int(index)] for index in held], parameters, costs)
+        result[held] = predicted([cases[int(index)] for index in held], parameters, costs, per_layer)
     return result
 
 
-LIMITS = np.log([[1e-6, 1e-8, 0.75], [3e-3, 1e-4, 1.25]])
-"""Lower and upper limits of step [s], per_request [s] and kernel_scale: what hosts and clocks can account for."""
+STEP_LAYERS = 60.0
+"""Layers of a typical large architecture: brings the two kinds of fixed time to one range of parameters."""
+LIMITS = np.log([[1e-8, 1e-8, 0.75], [6e-5, 1e-4, 1.25]])
+"""Lower and upper limits of per_layer [s], per_request [s] and kernel_scale: what hosts and clocks can account for."""
 
 
 def _weights(cases: Sequence[Measured]) -> FloatArray:
@@ -168,7 +185,9 @@ def _weights(cases: Sequence[Measured]) -> FloatArray:
     return np.asarray(np.sqrt(np.asarray(weights) / np.mean(weights)), dtype=np.float64)
 
 
-def _fit(cases: Sequence[Measured], measured: FloatArray, rows: np.ndarray, costs: CostTable) -> FloatArray:
+def _fit(
+    cases: Sequence[Measured], measured: FloatArray, rows: np.ndarray, costs: CostTable, per_layer: bool
+) -> tuple[FloatArray, float]:
     from scipy.optimize import least_squares
 
     chosen = [cases[int(index)] for index in np.flatnonzero(rows)]
@@ -176,13 +195,13 @@ def _fit(cases: Sequence[Measured], measured: FloatArray, rows: np.ndarray, cost
     weights = _weights(chosen)
 
     def residuals(z: FloatArray) -> FloatArray:
-        return np.asarray(weights * (np.log(predicted(chosen, np.exp(z), costs)) - truth), dtype=np.float64)
+        return np.asarray(weights * (np.log(predicted(chosen, np.exp(z), costs, per_layer)) - truth), dtype=np.float64)
 
-    start = np.log([5e-4, 5e-6, 1.0])
+    start = np.log([5e-6, 5e-6, 1.0])
     result = least_squares(
         residuals, start, bounds=(LIMITS[0], LIMITS[1]), loss="soft_l1", f_scale=0.05, diff_step=[0.02], max_nfev=12
     )
-    return np.asarray(np.exp(result.x), dtype=np.float64)
+    return np.asarray(np.exp(result.x), dtype=np.float64), float(result.cost)
 
 
 def engine_text(engine: EngineCalibration) -> str:

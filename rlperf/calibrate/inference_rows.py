@@ -192,15 +192,15 @@ class CostTable:
             slots = max_running(case.arch, case.hardware, bare, case.layout, case.isl, case.osl, **settings)
             self._costs[key] = (cost, float(slots))
         found = self._costs[key]
-        return overheads_added(found[0], case.engine), found[1]
+        return overheads_added(found[0], case.engine, case.arch.layers), found[1]
 
 
-def overheads_added(cost: EngineStepCost, engine: EngineCalibration) -> EngineStepCost:
+def overheads_added(cost: EngineStepCost, engine: EngineCalibration, layers: int) -> EngineStepCost:
     """A bare cost with the engine's scale and host times."""
     scaled_cost = scaled(cost, engine.overhead.kernel_scale)
     return replace(
         scaled_cost,
-        host_s=scaled_cost.host_s + engine.overhead.step,
+        host_s=scaled_cost.host_s + engine.overhead.step + engine.overhead.per_layer * layers,
         host_per_request_s=scaled_cost.host_per_request_s + engine.overhead.per_request,
     )
 

@@ -32,10 +32,11 @@ TOKEN_POINTS = np.array(
 def host_s(engine: EngineCalibration, hw: Hardware, running: Array, layers: float) -> FloatArray:
     """Scheduler, sampling and launches of one engine_step that kernels do not hide [s].
 
-    step + per_request x running, and without CUDA graphs the launches of every layer.
+    step + per_layer x layers + per_request x running, and without CUDA graphs the launches of every layer.
     """
     eager = 0.0 if engine.cuda_graphs else engine.kernels_per_layer * layers * hw.calibration.host.launch
-    return engine.overhead.step + engine.overhead.per_request * as_float(running) + eager
+    own = engine.overhead
+    return own.step + own.per_layer * layers + own.per_request * as_float(running) + eager
 
 
 def padded(engine: EngineCalibration, running: Array) -> FloatArray:
@@ -376,12 +377,12 @@ def single_stream(cost: EngineStepCost, isl: Array, osl: Array, *, token_budget:
     return closed_loop(cost, 1.0, isl, osl, token_budget=token_budget)
 
 
-def with_overhead(engine: EngineCalibration, step: float, per_request: float, kernel_scale: float) -> EngineCalibration:
-    """The engine with other overheads, for fits [s, s, 1]."""
-    overhead = engine.overhead.model_copy(
-        update={"step": step, "per_request": per_request, "kernel_scale": kernel_scale}
-    )
-    return engine.model_copy(update={"overhead": overhead})
+def with_overhead(
+    engine: EngineCalibration, per_layer: float, per_request: float, kernel_scale: float, step: float = 0.0
+) -> EngineCalibration:
+    """The engine with other overheads, for fits [s, s, 1, s]."""
+    changes = {"step": step, "per_layer": per_layer, "per_request": per_request, "kernel_scale": kernel_scale}
+    return engine.model_copy(update={"overhead": engine.overhead.model_copy(update=changes)})
 
 
 def scaled(cost: EngineStepCost, factor: float) -> EngineStepCost:

@@ -272,7 +272,8 @@ def load_device_calibration(
 class EngineOverhead(_Frozen):
     """The constants of an engine that are fitted to end-to-end measurements: never more than three."""
 
-    step: Seconds = Field(description="scheduler, sampling and detokenising per engine_step, not hidden behind kernels")
+    step: Seconds = Field(0.0, description="scheduler and detokenising per engine_step, not hidden behind kernels")
+    per_layer: Seconds = Field(0.0, description="gaps between kernels, per layer and engine_step")
     per_request: Seconds = Field(description="the same per running request")
     kernel_scale: PositiveFloat = Field(description="kernels inside the engine over the same kernels alone")
     interference: float = Field(

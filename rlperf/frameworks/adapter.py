@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -203,4 +203,24 @@ def node_shape(devices: int, per_node: int) -> tuple[int, int] | None:
     return (devices // per_node, per_node) if devices % per_node == 0 else None
 
 
-Format = Callable[[Value], str]
+def uneven_stages(run: Run) -> dict[str, Value]:
+    """Layers of the first and the last pipeline stage where the layers do not divide; all others take the same.
+
+    The first and the last stage hold the embedding and the loss, so they get no more layers than the others if it can
+    be: 61 layers on 16 stages are 3, 14 x 4, 2.
+    """
+    stages, chunks = run.number("trainer.pipeline_parallel"), run.number("trainer.virtual_pipeline")
+    if stages < 2 or chunks > 1 or run.get("trainer.first_stage_layers") is not None:
+        return {}
+    try:
+        layers = load_architecture(known_architecture(str(run.get("run.architecture", "")))).layers
+    except SpecError:
+        return {}
+    if layers % stages == 0:
+        return {}
+    middle = [-(-layers // stages), layers // stages]
+    for size in middle if stages > 2 else middle[:1]:
+        rest = layers - size * (stages - 2)
+        if rest >= 2:
+            return {"trainer.first_stage_layers": -(-rest // 2), "trainer.last_stage_layers": rest // 2}
+    return {}

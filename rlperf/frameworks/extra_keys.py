@@ -46,7 +46,16 @@ _VERL_ASYNC: tuple[tuple[str, object, str, str], ...] = (
     ("actor_rollout_ref.rollout.standalone_gpu_memory_utilization", None, "0.9-", "float"),
     ("actor_rollout_ref.actor.use_rollout_log_probs", True, "0.7-", "bool"),
 )
-EXTRA_KEYS["verl"] = tuple((key, json.dumps(default), span, "", kind) for key, default, span, kind in _VERL_ASYNC)
+# Any field of Megatron's TransformerConfig is legal here, new to hydra's eyes (verl/models/mcore/config_converter.py).
+_STAGES = tuple(
+    (f"actor_rollout_ref.{role}.megatron.override_transformer_config.num_layers_in_{end}_pipeline_stage",
+     "null", "0.5-", "megatron", "int")
+    for role in ("actor", "ref")
+    for end in ("first", "last")
+)  # fmt: skip
+EXTRA_KEYS["verl"] = _STAGES + tuple(
+    (key, json.dumps(default), span, "", kind) for key, default, span, kind in _VERL_ASYNC
+)
 
 # NeMo-RL hands this map to vLLM as it is; slime passes every SGLang ServerArgs field under its prefix.
 EXTRA_KEYS["nemo_rl"] = (("policy.generation.vllm_kwargs", "{}", "", "", "map"),)

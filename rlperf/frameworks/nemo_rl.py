@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape
+from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape, uneven_stages
 from rlperf.frameworks.fields import (
     KV_DTYPE,
     NEGATED,
@@ -283,6 +283,7 @@ def _with_derived(run: Run) -> Run:
     engine = run.number("rollout.tensor_parallel") * run.number("rollout.pipeline_parallel")
     wide = run.number("rollout.attention_data_parallel") > 1
     derived: dict[str, Value] = {
+        **uneven_stages(run),
         "batch.context_tokens": total,
         "rollout.engine_context": total,
         "rollout.engine_gpus": engine,
@@ -302,7 +303,6 @@ def _with_derived(run: Run) -> Run:
         "run.async_enabled": overlapped,
         "run.importance_sampling": overlapped or run.get("rollout.rollout_dtype") == "fp8",
         "run.on_policy_ratio": False,
-        "run.uniform_stages": True,
     }
     return run.with_(derived)
 
@@ -467,8 +467,7 @@ def _read_mode(run: Run, flat: dict[str, Value]) -> dict[str, Value]:
 def _read_layout(run: Run, flat: dict[str, Value], backend: str) -> dict[str, Value]:
     """What the two trainers say in different words."""
     experts, width = run.number("rollout.expert_parallel"), run.number("rollout.tensor_parallel")
-    uneven = run.get("trainer.first_stage_layers") or run.get("trainer.last_stage_layers")
-    values: dict[str, Value] = {"run.uniform_stages": not uneven}
+    values: dict[str, Value] = {}
     if backend == "megatron":
         on = bool(run.get("trainer.checkpointing"))
         values["trainer.activation_recompute"] = (run.get("trainer.granularity") or "full") if on else "none"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlperf.errors import ExportError, SpecError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape
+from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape, uneven_stages
 from rlperf.frameworks.fields import (
     KV_DTYPE,
     NEGATED,
@@ -45,6 +45,8 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.tensor_parallel", "tensor-model-parallel-size"),
     field("trainer.pipeline_parallel", "pipeline-model-parallel-size"),
     field("trainer.virtual_pipeline", "num-virtual-stages-per-pipeline-rank", one_as(None)),
+    field("trainer.first_stage_layers", "decoder-first-pipeline-num-layers"),
+    field("trainer.last_stage_layers", "decoder-last-pipeline-num-layers"),
     field("trainer.context_parallel", "context-parallel-size"),
     field("trainer.expert_parallel", "expert-model-parallel-size"),
     field("trainer.expert_tensor_parallel", "expert-tensor-parallel-size"),
@@ -215,6 +217,7 @@ def _with_derived(run: Run) -> Run:
     depth = run.number("rollout.pipeline_parallel")
     return run.with_(
         {
+            **uneven_stages(run),
             "batch.context_tokens": run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens"),
             "trainer.offload_optimizer": run.get("trainer.offload") in ("optimizer", "both"),
             "trainer.dynamic": budget is not None,

@@ -90,6 +90,8 @@ FIELDS: tuple[Field, ...] = (
         _GRANULARITY,
         backend="megatron",
     ),
+    field("trainer.first_stage_layers", T + "num_layers_in_first_pipeline_stage", backend="megatron"),
+    field("trainer.last_stage_layers", T + "num_layers_in_last_pipeline_stage", backend="megatron"),
     field("trainer.offload_optimizer", G + "optimizer_offload", backend="megatron"),
     field("trainer.offload_parameters", G + "param_offload", note="states wait on the host", backend="megatron"),
     field("trainer.compute_dtype", G + "dtype", _DTYPE, backend="megatron"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import hub_name, node_shape
+from rlperf.frameworks.adapter import hub_name, node_shape, uneven_stages
 from rlperf.frameworks.fields import TOKENS_PER_DEVICE, Setting, Target
 from rlperf.frameworks.keytable import Value
 from rlperf.frameworks.run import Run
@@ -40,6 +40,7 @@ def with_derived(run: Run) -> Run:
     scoring = run.get("trainer.scoring_token_budget") or (2 * budget if budget else None)
     packing = run.get("trainer.packing")
     derived: dict[str, Value] = {
+        **uneven_stages(run),
         "trainer.offload_optimizer": parked or offload in ("optimizer", "both"),
         "trainer.offload_parameters": parked,
         "trainer.offload_activations": offload in ("activations", "both"),

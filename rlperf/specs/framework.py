@@ -218,11 +218,19 @@ def _value(node: ast.expr, names: Mapping[str, object]) -> Any:
 
 
 def _logical(node: ast.BoolOp, names: Mapping[str, object]) -> Any:
-    """``and`` / ``or`` over arrays; a decided left side (all false, all true) leaves the right side unread."""
+    """``and`` / ``or`` over arrays; a decided left side (all false, all true) leaves the right side unread.
+
+    A later alternative of ``or`` that nobody states a value for is not fulfilled.
+    """
     conjunction = isinstance(node.op, ast.And)
     result: Any = None
     for part in node.values:
-        value = _value(part, names)
+        try:
+            value = _value(part, names)
+        except MissingValueError:
+            if conjunction or result is None:
+                raise
+            continue
         result = value if result is None else (np.logical_and if conjunction else np.logical_or)(result, value)
         if not np.any(result) if conjunction else np.all(result):
             return result

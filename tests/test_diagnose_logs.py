@@ -209,7 +209,7 @@ def test_a_recording_of_lengths_and_rewards() -> None:
     assert graph.step_s() == pytest.approx(50.0 + 6.0)
     found = explain_graph(graph, notes=notes)
     assert found.causes[0].kind == "long_trajectory"
-    assert found.causes[0].where.startswith("runaway trajectory 13 on ranks 0")
+    assert found.causes[0].where.startswith("runaway trajectory 13 on rank 0")
     assert found.causes[0].loss_s == pytest.approx(50.0 - 1.3)
     kinds = {c.kind: c.loss_s for c in found.causes}
     assert kinds["reward"] == pytest.approx(6.0)
@@ -227,12 +227,12 @@ def test_explain_writes_json_and_a_figure(tmp_path: Path) -> None:
     found = json.loads(out)
     cause = found["causes"][0]
     assert {"kind", "where", "loss_s", "path", "advice"} <= cause.keys()
-    assert (cause["kind"], cause["where"]) == ("slow_device", "ranks 5")
+    assert (cause["kind"], cause["where"]) == ("slow_device", "rank 5")
     assert (tmp_path / "why.svg").read_text().startswith("<?xml")
     code, out = invoke(path)
     assert code == 0
     assert "slow device" in out
-    assert "root: slow device at ranks 5" in out
+    assert "root: slow device at rank 5" in out
 
 
 def test_explain_compares_logs_of_several_scales(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def read_rank_timings(path: Path | str) -> list[RankTiming]:
 
 def graph_of_ranks(timings: Sequence[RankTiming], devices: int = 0) -> g.PerformanceGraph:
     """All ranks meet after each stage; inside a stage each rank's lines follow each other."""
-    build = g.GraphBuilder(("ranks",), devices)
+    build = g.GraphBuilder(("rank",), devices)
     names = {name: code for code, name in enumerate(g.ACTIVITIES)}
     code = np.array([names[t.stage] for t in timings])
     columns = {

@@ -87,7 +87,7 @@ class PredictedSteps:
 
     def graph(self) -> g.PerformanceGraph:
         """The performance graph. Asynchronous rollouts are one vertex per rl_step, at their steady rate."""
-        pools = ("devices",) if self.mode == "colocated" else ("rollout", "trainer")
+        pools = ("rank",) if self.mode == "colocated" else ("rollout", "trainer")
         build = g.GraphBuilder(pools, self.devices)
         overlaps = self.mode in ("one_step_off", "async")
         rolled, now = None, 0.0

@@ -149,7 +149,7 @@ def graph_of_recording(
     used = ASSUMED_TOKEN_S if token_s is None else token_s
     ranks = sorted({r.rank for r in recording.rewards})
     count = replicas or max(len(ranks), 1)
-    build = g.GraphBuilder(("ranks",))
+    build = g.GraphBuilder(("rank",))
     table = recording.lengths
     now, last = 0.0, None
     steps = sorted({*table.steps().tolist(), *(r.rl_step for r in recording.rewards)})

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#999999", "#F0E442")
 MOST_CAUSES = 12
+SHOWN = 0.005
+"""Share of the rl_step above which an activity is named in the legend."""
 
 
 def explain_figure(found: Explanation, scaling: ScalingExplanation | None = None, form: str = "svg") -> bytes:
@@ -43,7 +45,7 @@ def _draw_path(axes: Axes, found: Explanation) -> None:
     at = 0.0
     for index, (name, seconds) in enumerate(found.critical_s):
         axes.barh(0, seconds, left=at, height=0.6, color=PALETTE[index % len(PALETTE)], edgecolor="white",
-                  label=name.replace("_", " "), hatch=("", "//", "..")[index // len(PALETTE) % 3])  # fmt: skip
+                  label=name.replace("_", " ") if seconds > SHOWN * found.step_s else None, hatch=("", "//", "..")[index // len(PALETTE) % 3])  # fmt: skip
         at += seconds
     axes.set_yticks([])
     axes.set_xlabel("seconds of the critical path in one rl_step")

@@ -14,17 +14,29 @@ from rlperf.layout import OFFLOAD, RECOMPUTE, BoolArray, IntArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import LayoutChoice, PoolSpec, TrainerBackend
 
+WEIGHT_SHARE = 0.6
+"""Share of device memory beyond which bf16 weights leave too little for a cache: engines then span nodes."""
 BACKENDS: tuple[TrainerBackend, ...] = ("fsdp2", "megatron")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What bounds the layouts of one role: the architecture, the devices it may take and their scale-up domain."""
+    """What bounds the layouts of one role: the architecture, the devices it may take and their scale-up domain.
+
+    ``memory`` is that of one device [bytes].
+    """
 
     architecture: Architecture
     devices: int
     domain: int
     longest_tokens: int
+    memory: float = 80e9
+
+    @property
+    def engine_reach(self) -> int:
+        """Devices of the widest engine stage: a domain, or several where a domain cannot hold the weights."""
+        roomy = 2.0 * self.architecture.parameters <= WEIGHT_SHARE * self.memory * self.domain
+        return self.domain if roomy else 4 * self.domain
 
 
 def powers_of_two(limit: int) -> list[int]:
@@ -65,22 +77,24 @@ def _codes(words: tuple[str, ...] | None, names: tuple[str, ...], default: list[
 def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
     """Layouts of rollout replicas on exactly ``shape.devices`` devices, and their `Reject` flags ``[candidates]``.
 
-    Tensor parallel inside a scale-up domain; pipeline parallel only where one domain cannot hold a replica (engines
-    pipeline across nodes); experts over all devices of a replica or over none.
+    Tensor parallel inside a scale-up domain, unless a domain cannot hold the weights: then a replica spans several, its
+    attention split over requests between them, or it is cut into a pipeline. Experts go over a whole stage or nowhere.
     """
     arch, choice = shape.architecture, pool.layout
     moe = arch.experts is not None
     columns = _grid(
-        tensor_parallel=_axis(choice.tensor_parallel, divisors(shape.devices, shape.domain)),
+        tensor_parallel=_axis(choice.tensor_parallel, divisors(shape.devices, shape.engine_reach)),
         pipeline_parallel=_axis(choice.pipeline_parallel, [p for p in (1, 2, 4) if shape.devices % p == 0]),
         expert_whole=[0, 1] if moe and not choice.expert_parallel else [0],
         expert_parallel=_axis(choice.expert_parallel, [1]),
         # the latent cache of MLA is copied to every tensor-parallel device, so engines split requests instead
-        attention_whole=[0, 1] if arch.latent and not choice.attention_data_parallel else [0],
+        attention=[0] if choice.attention_data_parallel else [0, 1, 2],
         attention_data_parallel=_axis(choice.attention_data_parallel, [1]),
     )
     tp, pp = columns["tensor_parallel"], columns["pipeline_parallel"]
-    adp = np.where(columns.pop("attention_whole") == 1, tp, columns["attention_data_parallel"])
+    kind, stated = columns.pop("attention"), columns["attention_data_parallel"]
+    adp = np.where((kind == 1) & (arch.latent is not None), tp, stated)
+    adp = np.where((kind == 2) & (tp > shape.domain), tp // shape.domain, adp)
     ep = np.where(columns.pop("expert_whole") == 1, tp, columns["expert_parallel"])
     replica = tp * pp
     dp = np.asarray(choice.data_parallel) if choice.data_parallel else None
@@ -104,7 +118,7 @@ def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
         flags |= np.where(np.isin(data, dp), 0, int(Reject.DEVICES))
     flags |= np.where(heads_divide(arch, tp // adp, tp), 0, int(Reject.HEADS))
     flags |= np.where(pp > arch.layers, int(Reject.LAYERS), 0)
-    flags |= np.where(tp > shape.domain, int(Reject.NODE), 0)
+    flags |= np.where(tp > shape.domain * adp, int(Reject.NODE), 0)
     flags |= _expert_flags(arch, ep, np.ones_like(ep), tp)
     # A pipeline inside one domain only adds bubbles to what tensor parallelism already offers.
     if not choice.pipeline_parallel:
@@ -151,7 +165,8 @@ def _fsdp_columns(shape: Shape, choice: LayoutChoice) -> dict[str, IntArray]:
 def _megatron_columns(shape: Shape, choice: LayoutChoice) -> dict[str, IntArray]:
     """Megatron: tensor x pipeline x context x data, experts regrouped inside a stage, distributed optimizer."""
     arch, devices = shape.architecture, shape.devices
-    pipelines = [p for p in divisors(arch.layers, min(devices, 32)) if devices % p == 0]
+    even = set(divisors(arch.layers, min(devices, 32)))
+    pipelines = [p for p in sorted(even | set(powers_of_two(min(devices, arch.layers, 16)))) if devices % p == 0]
     experts = divisors(arch.experts.count, min(devices, 64)) if arch.experts else [1]
     columns = _grid(
         tensor_parallel=_axis(choice.tensor_parallel, powers_of_two(min(shape.domain, devices))),
@@ -194,7 +209,7 @@ def trainer_flags(shape: Shape, choice: LayoutChoice, backend: TrainerBackend, l
     if choice.data_parallel:
         flags |= np.where(np.isin(layout.data_parallel, choice.data_parallel), 0, int(Reject.DEVICES))
     flags |= np.where(heads_divide(arch, tp * uly, tp), 0, int(Reject.HEADS))
-    flags |= np.where((arch.layers % (pp * vp) == 0) & (pp * vp <= arch.layers), 0, int(Reject.LAYERS))
+    flags |= np.where(stages_divide(arch.layers, pp, vp), 0, int(Reject.LAYERS))
     flags |= np.where((vp > 1) & (pp == 1), int(Reject.LAYERS), 0)
     flags |= np.where(tp * uly > shape.domain, int(Reject.NODE), 0)
     flags |= _expert_flags(arch, ep, etp, stage)
@@ -206,6 +221,29 @@ def trainer_flags(shape: Shape, choice: LayoutChoice, backend: TrainerBackend, l
     if backend == "fsdp2":
         flags |= np.where(pp > 1, int(Reject.FRAMEWORK), 0)
     return flags
+
+
+def stages_divide(layers: int, pipeline: IntArray, virtual: IntArray) -> BoolArray:
+    """True where layers divide into stages and chunks, or where first and last stage can take what is left over.
+
+    Uneven stages (first and last layer counts stated, no interleaving) leave every stage at least one layer.
+
+    >>> stages_divide(61, np.array([1, 4, 8, 61, 61]), np.array([1, 1, 1, 1, 2])).tolist()
+    [True, True, True, True, False]
+    """
+    even = (layers % (pipeline * virtual) == 0) & (pipeline * virtual <= layers)
+    return np.asarray(even | ((virtual == 1) & (uneven_ends(layers, pipeline)[1] >= 1)))
+
+
+def uneven_ends(layers: int, pipeline: IntArray) -> tuple[IntArray, IntArray]:
+    """Layers of the first and the last stage when the others hold ceil(layers / stages); 0 where nothing is left.
+
+    >>> [int(n) for n in uneven_ends(61, np.array(8))]
+    [7, 6]
+    """
+    middle = -(-layers // pipeline) * np.maximum(pipeline - 2, 0)
+    left = np.where(pipeline > 1, layers - middle, 0)
+    return np.maximum(left - left // 2, 0), np.maximum(left // 2, 0)
 
 
 def heads_divide(arch: Architecture, degree: IntArray, tensor_parallel: IntArray) -> BoolArray:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
+from rlperf.plan.candidates import uneven_ends
 from rlperf.plan.context import Context
 from rlperf.plan.demand import Batch
 from rlperf.plan.plan import BatchSettings, LayoutValues, PoolPlan, SettingsValues
 from rlperf.plan.rollout_columns import TOKEN_BUDGET, RolloutColumns
 from rlperf.plan.trainer_columns import TrainerColumns
-from rlperf.specs.job import Mode, Role
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.job import Mode, PoolSettings, Role
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,14 @@ def layout_of(values: LayoutValues) -> Layout:
 
 
 def configuration_of(
-    context: Context, batch: Batch, mode: Mode, rollout: RolloutColumns, r: int, trainer: TrainerColumns, t: int
+    context: Context,
+    architecture: Architecture,
+    batch: Batch,
+    mode: Mode,
+    rollout: RolloutColumns,
+    r: int,
+    trainer: TrainerColumns,
+    t: int,
 ) -> Configuration:
     """The pair ``(r, t)`` of columns in full."""
     job, device = context.job, context.cluster.device
@@ -121,6 +132,7 @@ def configuration_of(
         lora_rank=train.lora_rank,
         parked=bool(trainer.parked[t]) if mode == "colocated" else None,
         chunked_loss=bool(train.chunked_loss),
+        **_stage_ends(train, architecture.layers, int(t_layout.pipeline_parallel)),
     )
     roles: list[Role] = ["trainer", *(role for role in job.all_roles if role in ("reference", "critic"))]
     trained = [
@@ -135,3 +147,12 @@ def configuration_of(
     ]
     staleness = job.limits.staleness if mode in ("async", "one_step_off") else 0
     return Configuration(mode, staleness, batch, (rollout_pool, *trained))
+
+
+def _stage_ends(settings: PoolSettings, layers: int, pipeline: int) -> dict[str, int | None]:
+    """Layers of the first and last stage: as stated, or where the layers do not divide; nothing where they do."""
+    first, last = settings.first_stage_layers, settings.last_stage_layers
+    if first is None and last is None and pipeline > 1 and layers % pipeline:
+        ends = uneven_ends(layers, np.asarray(pipeline))
+        first, last = int(ends[0]), int(ends[1])
+    return {"first_stage_layers": first, "last_stage_layers": last}

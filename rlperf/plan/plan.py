@@ -120,6 +120,8 @@ class SettingsValues(_Frozen):
     lora_rank: int | None = None
     parked: bool | None = None
     chunked_loss: bool | None = None
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
 
 
 class PoolPlan(_Frozen):

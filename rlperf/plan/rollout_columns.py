@@ -94,7 +94,13 @@ def engine_limits(pool: PoolSpec, kv_tokens: float, max_running: int) -> EngineL
 def rollout_columns(context: Context, architecture: Architecture, demand: Demand, devices: int) -> RolloutColumns:
     """Every rollout column on ``devices`` devices, infeasible ones flagged."""
     pool = context.job.pool("rollout")
-    shape = Shape(architecture, devices, context.rollout_hardware.cluster.scale_up_domain, demand.batch.longest_tokens)
+    shape = Shape(
+        architecture,
+        devices,
+        context.rollout_hardware.cluster.scale_up_domain,
+        demand.batch.longest_tokens,
+        context.rollout_hardware.device.memory,
+    )
     layout, flags = rollout_layouts(shape, pool)
     return _columns(context, architecture, demand, pool, layout, flags)
 
@@ -103,7 +109,9 @@ def _columns(
     context: Context, architecture: Architecture, demand: Demand, pool: PoolSpec, layout: Layout, flags: IntArray
 ) -> RolloutColumns:
     """Engine shapes crossed with memory fractions and max_running; each shape is tabulated once."""
-    keep, dead = np.flatnonzero(flags == 0), layout.flat(flags != 0)
+    # a replica across nodes is refused, but it can be costed: a pinned one is predicted all the same
+    can_cost = (flags & ~int(Reject.NODE)) == 0
+    keep, dead = np.flatnonzero(can_cost), layout.flat(~can_cost)
     shapes = layout.take(keep)
     costs = tabulate(context, architecture, pool, shapes)
     fractions = np.array(pool.settings.memory_fraction or MEMORY_FRACTIONS)
@@ -111,10 +119,10 @@ def _columns(
     e, f, m = (a.ravel() for a in np.meshgrid(np.arange(len(keep)), fractions, options, indexing="ij"))
     rows = shapes.take(e)
     memory = replica_memory(context, architecture, pool, rows, f, m)
-    why = np.where(memory.kv_tokens < demand.batch.longest_tokens, int(Reject.KV), 0)
+    why = flags[keep][e] | np.where(memory.kv_tokens < demand.batch.longest_tokens, int(Reject.KV), 0)
     why |= np.where(memory.cache_bytes > 0, 0, int(Reject.MEMORY))
     makespan, steady = np.full(len(e), np.inf), np.full(len(e), np.inf)
-    alive = np.flatnonzero(why == 0)
+    alive = np.flatnonzero((why & ~int(Reject.NODE)) == 0)
     makespan[alive], steady[alive] = _seconds(demand, pool, costs, rows, e, memory.kv_tokens, m, alive)
     joined = Layout(**{n: np.concatenate([v.ravel(), getattr(dead, n).ravel()]) for n, v in vars(rows.flat()).items()})
 
@@ -132,7 +140,7 @@ def _columns(
         transition_s=padded(2.0 * memory.weight_bytes / context.rollout_hardware.device.host_bandwidth, np.inf),
         awake_bytes=padded(memory.awake_bytes, np.inf),
         asleep_bytes=padded(memory.asleep_bytes, np.inf),
-        flags=np.concatenate([why, flags[flags != 0]]),
+        flags=np.concatenate([why, flags[~can_cost]]),
         costs=costs,
     )
 

@@ -20,6 +20,7 @@ from rlperf.plan.rollout_columns import RolloutColumns, rollout_columns
 from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
 from rlperf.plan.stage_seconds import pair_seconds
 from rlperf.plan.trainer_columns import TrainerColumns, peak_limit, trainer_columns
+from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Mode, Role
 
@@ -186,12 +187,12 @@ def screen(
             misses += near
             if found is not None:
                 parts.append(found)
-    return _best(parts, demands, context, keep, looked, rejected, tuple(dict.fromkeys(misses)))
+    return _best(parts, demands, context, task.architecture, keep, looked, rejected, tuple(dict.fromkeys(misses)))
 
 
 def _best(
-    parts: list[_Pairs], demands: tuple[Demand, ...], context: Context, keep: int, looked: int,
-    rejected: dict[str, int], misses: tuple[str, ...],
+    parts: list[_Pairs], demands: tuple[Demand, ...], context: Context, architecture: Architecture,
+    keep: int, looked: int, rejected: dict[str, int], misses: tuple[str, ...],
 ) -> Screened:  # fmt: skip
     """The ``keep`` best pairs of all splits, as configurations; of those with equal layouts only the best."""
     sizes = [len(part.r) for part in parts]
@@ -206,7 +207,14 @@ def _best(
         part, row = parts[part_of[position]], int(row_of[position])
         batch = demands[part.demand].batch
         candidate = configuration_of(
-            context, batch, part.split.mode, part.rollout, int(part.r[row]), part.trainer, int(part.t[row])
+            context,
+            architecture,
+            batch,
+            part.split.mode,
+            part.rollout,
+            int(part.r[row]),
+            part.trainer,
+            int(part.t[row]),
         )
         if apart and candidate.signature not in made:
             # tasks that compete for devices need candidates of every device count

@@ -121,7 +121,8 @@ def _cost(
     budgets = token_budgets(pool.settings.token_budget, demand.batch.longest_tokens)
     parked = [int(pool.settings.parked)] if pool.settings.parked is not None else ([0, 1] if colocated else [0])
     layout, flags, budget, park = _crossed(layout, flags, budgets, parked)
-    alive = flags == 0
+    # tensor parallelism across nodes is refused, but it can be costed: a pinned one is predicted all the same
+    alive = (flags & ~int(Reject.NODE)) == 0
     seconds = {name: np.full(len(flags), np.inf) for name in ("training", "scoring", "transition")}
     size = {name: np.full(len(flags), np.inf) for name in ("peak", "idle", "host")}
     spread = {name: np.ones(len(flags)) for name in ("low", "high")}

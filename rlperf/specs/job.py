@@ -32,6 +32,8 @@ TRAINER_ONLY = (
     "lora_rank",
     "parked",
     "chunked_loss",
+    "first_stage_layers",
+    "last_stage_layers",
 )
 
 
@@ -92,6 +94,8 @@ class PoolSettings(_Frozen):
     packing: bool | None = Field(None, description="sequences packed without padding")
     lora_rank: PositiveInt | None = None
     parked: bool | None = Field(None, description="trainer states wait in host memory while a colocated engine runs")
+    first_stage_layers: PositiveInt | None = Field(None, description="layers of the first pipeline stage, where uneven")
+    last_stage_layers: PositiveInt | None = Field(None, description="layers of the last pipeline stage, where uneven")
     chunked_loss: bool | None = Field(None, description="logits are made and reduced chunk by chunk (fused kernels)")
 
 

@@ -44,8 +44,9 @@ def explain_figure(found: Explanation, scaling: ScalingExplanation | None = None
 def _draw_path(axes: Axes, found: Explanation) -> None:
     at = 0.0
     for index, (name, seconds) in enumerate(found.critical_s):
-        axes.barh(0, seconds, left=at, height=0.6, color=PALETTE[index % len(PALETTE)], edgecolor="white",
-                  label=name.replace("_", " ") if seconds > SHOWN * found.step_s else None, hatch=("", "//", "..")[index // len(PALETTE) % 3])  # fmt: skip
+        label = name.replace("_", " ") if seconds > SHOWN * found.step_s else None
+        axes.barh(0, seconds, left=at, height=0.6, color=PALETTE[index % len(PALETTE)], edgecolor="white", label=label,
+                  hatch=("", "//", "..")[index // len(PALETTE) % 3])  # fmt: skip
         at += seconds
     axes.set_yticks([])
     axes.set_xlabel("seconds of the critical path in one rl_step")

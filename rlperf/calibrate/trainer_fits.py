@@ -114,12 +114,12 @@ def fit_backend(name: str, rows: Sequence[TrainingRow]) -> list[TrainerCalibrati
     seen = calibration_rows(rows, members)
     fit = fit_trainer(load_trainer(name), seen, KNOBS[name], ridge=RIDGE)
     ratio = np.array([row.step_s for row in seen]) / predict_seconds(seen, dict.fromkeys(members, fit.trainer))
-    low, high = np.exp(np.quantile(np.log(ratio), [0.05, 0.95]) * 1.5)
+    low, high = _interval(ratio, fit.configurations)
     used = tuple(sorted({digest(row.configuration) for row in seen}))
     timing = fit.trainer.model_copy(
         update={
-            "low": min(float(low), 0.93),
-            "high": max(float(high), 1.07),
+            "low": low,
+            "high": high,
             "configurations": used,
             "provenance": (*_others(fit.trainer, "timing fit"), _provenance(fit, KNOBS[name], "measured/training.csv")),
         }
@@ -129,6 +129,16 @@ def fit_backend(name: str, rows: Sequence[TrainingRow]) -> list[TrainerCalibrati
         load_trainer(other).model_copy(update={key: getattr(timing, key) for key in shared}) for other in members[1:]
     ]
     return [timing, *copies]
+
+
+def _interval(ratio: FloatArray, configurations: int) -> tuple[float, float]:
+    """5th and 95th percentile of measured over predicted for rows that a fit did not see.
+
+    The percentiles on those it saw, widened in the logarithm by 1.5 sqrt(1 + 10 / n): few configurations say little.
+    """
+    wider = 1.5 * np.sqrt(1.0 + 10.0 / configurations)
+    low, high = np.exp(np.quantile(np.log(ratio), [0.05, 0.95]) * wider)
+    return min(float(low), 0.92), max(float(high), 1.08)
 
 
 def _others(trainer: TrainerCalibration, kind: str) -> tuple[Provenance, ...]:

@@ -104,6 +104,18 @@ def test_over_limit(case: Case) -> None:
     assert float(parts.total) > hw.device.memory, case.why
 
 
+def test_documented_logits_of_58_gib() -> None:
+    """An issue of slime (#1951) reports 58 GiB of logits: 102 400 tokens x 151 936 x 4 bytes. Chunked, they fit."""
+    hw, arch = load_hardware("h100_sxm"), load_architecture("Qwen3-4B")
+    tokens = 58 * 2**30 / (4 * arch.vocab)
+    batch = Microbatches.of(tokens, tokens * 8192.0, 8192.0, 4)
+    layout = Layout.of(tensor_parallel=1, data_parallel=8, zero_stage=3, activation_recompute=2)
+    whole = trainer_memory(arch, hw, load_trainer("fsdp2"), layout, batch)
+    chunked = trainer_memory(arch, hw, load_trainer("fsdp2"), layout, batch, chunked_loss=True)
+    assert float(whole.logits) >= 58 * 2**30
+    assert float(whole.total) > hw.device.memory > float(chunked.total)
+
+
 def test_there_are_thirty() -> None:
     assert len(CASES) == len({(c.architecture, c.device, c.tokens, str(c.layout)) for c in CASES}) == 30
 

@@ -93,6 +93,11 @@ class Trl:
             lost.append(Limitation("activation offload", "full recompute", "up to a third of the training time more"))
         lost += [Limitation(f"{name} = {run.get(name)}", nearest, "the engine may preempt or queue otherwise")
                  for name, nearest in _NO_KEY.items() if run.get(name) is not None]  # fmt: skip
+        for degree in ("expert_parallel", "attention_data_parallel"):
+            if run.number(f"rollout.{degree}") > 1:
+                changes[f"rollout.{degree}"] = 1
+                asked = f"rollout {degree} {run.number('rollout.' + degree)}"
+                lost.append(Limitation(asked, "tensor parallel alone", "more KV and weight traffic"))
         width, depth = run.number("rollout.tensor_parallel"), run.number("rollout.pipeline_parallel")
         if depth > 1:
             changes.update({"rollout.tensor_parallel": width * depth, "rollout.pipeline_parallel": 1})

@@ -175,6 +175,10 @@ class Verl:
             changes["trainer.ulysses"] = ring * run.number("trainer.ulysses")
             changes["trainer.context_parallel"] = 1
             lost.append(Limitation(f"ring context parallel {ring}", "Ulysses of the same size", "all-to-all, not ring"))
+        if backend == "megatron" and run.number("trainer.ulysses") > 1:
+            joined = run.number("trainer.context_parallel") * run.number("trainer.ulysses")
+            changes.update({"trainer.context_parallel": joined, "trainer.ulysses": 1})
+            lost.append(Limitation("Ulysses with Megatron", f"context parallel {joined}", "ring, not all-to-all"))
         if backend == "megatron" and run.get("trainer.offload") in ("activations", "both"):
             changes["trainer.offload"] = "optimizer" if run.get("trainer.offload") == "both" else "none"
             changes["trainer.activation_recompute"] = "full"

@@ -48,7 +48,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob(f"{HOPPER}.sustained", 0.4, 1.1), Knob(f"{HOPPER}.attention", 0.5, 3.0),
         Knob(f"{HOPPER}.flash2", 0.5, 5.0),
         Knob(f"{BLACKWELL}.flash2", 0.5, 8.0), Knob(f"{BLACKWELL}.moe_layer", 1e-3, 1.0),
-        Knob(f"{AMPERE}.sustained", 0.3, 1.1), Knob(f"{AMPERE}.flash2", 0.3, 3.0), ELEMENTWISE,
+        Knob("generations.rtx_a6000.sustained", 0.3, 1.1), Knob("generations.rtx_a6000.flash2", 0.3, 3.0), ELEMENTWISE,
         Knob("timing.chunked_head", 1.0, 20.0), Knob("timing.lora_bytes", 2.0, 60.0), *MOE,
     ),
     "nemo": (

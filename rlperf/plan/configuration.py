@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,6 +52,16 @@ class Configuration:
             total += sum(math.log2(n) for n in numbers.values() if isinstance(n, int) and n > 1)
             total += (pool.layout.offload != "none") + bool(pool.settings.parked) + (pool.layout.shard_size > 0)
         return total + (self.mode != "colocated")
+
+    def with_trainer(self, **settings: int) -> Configuration:
+        """A copy whose trainer (and what shares its layout) has some settings replaced."""
+        pools = tuple(
+            pool
+            if pool.role == "rollout"
+            else pool.model_copy(update={"settings": pool.settings.model_copy(update=settings)})
+            for pool in self.pools
+        )
+        return replace(self, pools=pools)
 
     @property
     def settings(self) -> BatchSettings:

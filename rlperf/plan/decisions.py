@@ -101,7 +101,11 @@ def _task_decisions(
     for index, (rl_steps, group) in enumerate(zip(groups, demands, strict=True)):
         if id(group) not in judged:
             of_batch = {demand.batch: demand for demand in group}
-            judged[id(group)] = tuple(judge.evaluate(of_batch[c.batch], c) for c in finalists if c.batch in of_batch)
+            found_here = [judge.evaluate(of_batch[c.batch], c) for c in finalists if c.batch in of_batch]
+            if facts is not None and facts.states_stages:
+                better = [judge.staged(evaluation) for evaluation in found_here]
+                found_here += [judge.evaluate(of_batch[c.batch], c) for c in better if c is not None]
+            judged[id(group)] = tuple(found_here)
         evaluations = judged[id(group)]
         objective = np.array([judged_objective(context, e) for e in evaluations])
         ties = np.array([1.0 + TIE * e.configuration.complexity for e in evaluations])

@@ -18,6 +18,7 @@ from rlperf.layout import FloatArray, Layout
 from rlperf.plan.configuration import Configuration, layout_of
 from rlperf.plan.context import Context, TaskContext, Trainer
 from rlperf.plan.demand import Demand
+from rlperf.plan.plan import SettingsValues
 from rlperf.plan.rollout_columns import (
     ReplicaMemory,
     RolloutColumns,
@@ -27,6 +28,7 @@ from rlperf.plan.rollout_columns import (
     tabulate,
 )
 from rlperf.plan.stage_seconds import PairSeconds, pair_seconds
+from rlperf.plan.stages import StageEnds, layer_profile, staged, stated_ends
 from rlperf.plan.trainer_columns import TrainerColumns, scoring_passes, trainer_bytes, transition_seconds
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -153,6 +155,8 @@ class Judge:
         critics = 2.0 if "critic" in self.context.job.all_roles else 1.0
         passes = scoring_passes(self.context, trainer, updates)
         train_s = training.total_s.reshape(count, updates).sum(axis=1) * critics
+        if settings.first_stage_layers and int(layout.pipeline_parallel[0]) > 1:
+            train_s = train_s * self._stages(trainer, layout, per_update, settings).factor
         memory = trainer_bytes(self.context, trainer, arch, demand, layout, settings)
         rows = np.zeros(count, dtype=np.int64)
         ones = np.ones(count)
@@ -172,6 +176,16 @@ class Judge:
             flags=np.zeros(count, dtype=np.int64),
         )
         return columns, training, scoring, per_update
+
+    def _stages(self, trainer: Trainer, layout: Layout, batches: Microbatches, settings: SettingsValues) -> StageEnds:
+        """The pipeline with the stages that the configuration states, against the cost model's own."""
+        profile = layer_profile(self.task.architecture, self.context, trainer, layout, batches)
+        stages, count = int(layout.pipeline_parallel[0]), int(np.ravel(batches.count)[0])
+        return stated_ends(profile, self.task.architecture.layers, stages, count, settings)
+
+    def staged(self, evaluation: Evaluation) -> Configuration | None:
+        """The same configuration with its best first and last pipeline stage stated, where that is worth it."""
+        return staged(self.context, self.task.architecture, evaluation.configuration, evaluation.microbatches)
 
     def _update(
         self, trainer: Trainer, arch: Architecture, layout: Layout, batches: Microbatches, configuration: Configuration

@@ -15,6 +15,7 @@ from rlperf.plan.plan import ParetoPoint, Phase, RunnerUp, Sensitivity, StageTim
 from rlperf.plan.prediction import memory_uses, prediction_of
 from rlperf.plan.screen import objective_of, usage_of
 from rlperf.plan.stage_seconds import pair_seconds
+from rlperf.plan.stages import adaptive_note
 from rlperf.plan.uncertainty import distinguishable, interval
 
 NAMED_TIES = 4
@@ -36,6 +37,7 @@ def phase_of(context: Context, decision: Decision, column: int) -> Phase:
     others = [e for index, e in enumerate(decision.evaluations) if index != column]
     others.sort(key=lambda evaluation: judged_objective(context, evaluation))
     tied = [other for other in others if not distinguishable(context, chosen, other)]
+    pipeline = adaptive_note(context, decision.task.architecture, configuration, chosen.microbatches)
     return Phase(
         tasks=(decision.task.task.name,),
         rl_steps=decision.rl_steps,
@@ -49,7 +51,7 @@ def phase_of(context: Context, decision: Decision, column: int) -> Phase:
         ties=tuple(tuple(differences(configuration, other.configuration)) for other in tied[:NAMED_TIES]),
         sensitivity=tuple(sensitivity(context, decision, column)),
         pareto=tuple(front(context, decision, column)),
-        binds=tuple(binding(context, chosen)),
+        binds=(*binding(context, chosen), *([pipeline] if pipeline else [])),
     )
 
 

@@ -60,6 +60,7 @@ def trainer_rule_flags(
         replica_devices=layout.replica_devices,
         token_budget=columns.token_budget,
         dynamic=True,
+        first_stage_layers=np.where(architecture.layers % layout.pipeline_parallel, 1, 0),
     )
     names = {"trainer": trainer, "batch": batch_names(batch), "architecture": architecture_names(architecture)}
     for index, backend in enumerate(backends):

@@ -97,6 +97,7 @@ class FrameworkFacts(_Frozen):
     old_log_prob_pass: str = Field(description="always, never, or when there are several optimizer steps per batch")
     overlaps: tuple[str, ...] = ()
     whole_nodes: bool = Field(False, description="pools of a disaggregated run take whole nodes")
+    states_stages: bool = Field(False, description="layers of the first and last pipeline stage can be stated")
     unknown_keys: Literal["error", "ignored", "kept"] = "error"
     rules: tuple[Rule, ...] = ()
     sources: dict[str, str]

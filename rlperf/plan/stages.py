@@ -1,0 +1,180 @@
+"""Pipeline stages of a plan: which layers each stage takes, from the cost models' own layer times.
+
+Uniform stages leave the last one with the output head and, in mixed architectures, some with heavier layers. Frameworks
+that let the first and last stage be stated get the best such pair; what partition, placement and schedule together
+could reach is said beside it (`rlperf.plan.pipeline`, after AdaPtis, arXiv 2509.23722).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.training import layer_table
+from rlperf.layout import RECOMPUTE, Layout
+from rlperf.plan.configuration import Configuration, layout_of
+from rlperf.plan.context import Context, Trainer
+from rlperf.plan.pipeline import Problem, optimize, stage_layout
+from rlperf.plan.plan import SettingsValues
+from rlperf.sim.pipeline import MicroBatches, one_f_one_b, round_robin, simulate, stage_costs
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.pipeline_profile import LayerProfile
+
+WORTH = 0.01
+"""Stated stages are taken when they save at least this share of the pipeline's time."""
+NOTEWORTHY = 0.05
+"""An adaptive pipeline is mentioned when it would make an update at least this much faster."""
+SEARCH_S = 0.5
+MOST_MICROBATCHES = 32
+"""Longer pipelines repeat themselves: more micro-batches are simulated as this many."""
+
+
+@dataclass(frozen=True)
+class StageEnds:
+    """Layers of the first and last stage, and the makespan of one update with them and with uniform stages [s]."""
+
+    first: int
+    last: int
+    makespan_s: float
+    uniform_s: float
+
+    @property
+    def factor(self) -> float:
+        """Makespan over that of uniform stages [1]."""
+        return self.makespan_s / self.uniform_s
+
+
+def layer_profile(
+    architecture: Architecture, context: Context, trainer: Trainer, layout: Layout, batches: Microbatches
+) -> LayerProfile:
+    """Times of every layer for one mean micro-batch, embedding in front and head at the end.
+
+    A layer's kind is its mixer and feed-forward; each kind is costed as an architecture made of it alone. Half of a
+    backward is for the input and half for the weights; recompute adds the forward to the backward for the input.
+    """
+    pairs = list(zip(architecture.layer_mixers, architecture.layer_feed_forwards, strict=True))
+    one = Microbatches.of(*(np.asarray(v, dtype=np.float64).ravel()[:1] for v in vars(batches).values()))
+    times: dict[tuple[str, str], tuple[float, float]] = {}
+    head = (0.0, 0.0)
+    for mixer, half in dict.fromkeys(pairs):
+        # validated anew: a copy would keep the cached layer kinds of the whole architecture
+        alone = Architecture.model_validate(
+            {**architecture.model_dump(), "mixers": (mixer,), "feed_forwards": (half,), "vision": None}
+        )
+        layer, top = layer_table(alone, context.hardware, trainer.calibration, layout, one)
+        times[mixer, half] = (float(np.ravel(layer.forward)[0]), float(np.ravel(layer.backward)[0]))
+        head = (float(np.ravel(top.forward)[0]), float(np.ravel(top.backward)[0]))
+    again = 1.0 if int(np.ravel(layout.activation_recompute)[0]) == RECOMPUTE.index("full") else 0.0
+    forward = [0.0, *(times[pair][0] for pair in pairs), head[0]]
+    backward = [0.0, *(times[pair][1] for pair in pairs), head[1]]
+    recompute = [0.0, *(again * times[pair][0] for pair in pairs), 0.0]
+    letters = {pair: chr(ord("a") + index) for index, pair in enumerate(dict.fromkeys(pairs))}
+    return LayerProfile.make(
+        architecture.name,
+        ("E", *(letters[pair] for pair in pairs), "L"),
+        forward,
+        [b / 2.0 + r for b, r in zip(backward, recompute, strict=True)],
+        [b / 2.0 for b in backward],
+    )
+
+
+def makespan_s(profile: LayerProfile, layers: tuple[int, ...], count: int) -> float:
+    """1F1B with merged backward over stages of so many transformer layers; embedding and head at the ends [s]."""
+    partition = (layers[0] + 1, *layers[1:-1], layers[-1] + 1)
+    stages = len(layers)
+    costs = stage_costs(profile, partition, MicroBatches.equal(count))
+    found = simulate(costs, round_robin(stages, stages), one_f_one_b(stages, count), merged=True)
+    return float(found.makespan_s)
+
+
+def partitions(layers: int, stages: int) -> list[tuple[int, ...]]:
+    """Every partition that states the first and last stage and leaves the others equal.
+
+    >>> partitions(12, 3)[:3]
+    [(1, 10, 1), (1, 9, 2), (2, 9, 1)]
+    """
+    if stages == 2:
+        return [(first, layers - first) for first in range(1, layers)]
+    found = []
+    for middle in range(layers // (stages - 2), 0, -1):
+        left = layers - middle * (stages - 2)
+        if 2 <= left <= 2 * middle + 2:
+            found += [(first, *([middle] * (stages - 2)), left - first) for first in range(1, left)]
+    return found
+
+
+def uniform(layers: int, stages: int) -> tuple[int, ...]:
+    """Equal stages, or the cost model's own when they do not divide: full ones and the rest on the last.
+
+    >>> uniform(12, 4), uniform(61, 8)
+    ((3, 3, 3, 3), (8, 8, 8, 8, 8, 8, 8, 5))
+    """
+    full = -(-layers // stages)
+    return (*([full] * (stages - 1)), layers - full * (stages - 1))
+
+
+def best_ends(profile: LayerProfile, layers: int, stages: int, count: int) -> StageEnds:
+    """The first and last stage whose simulated makespan is shortest."""
+    batches = max(min(count, MOST_MICROBATCHES), 1)
+    middle = layers / stages
+    near = [p for p in partitions(layers, stages) if max(p[0], p[-1]) <= middle + 2 and min(p) >= max(middle - 6, 1)]
+    base = makespan_s(profile, uniform(layers, stages), batches)
+    timed = [(makespan_s(profile, partition, batches), partition) for partition in near]
+    best, partition = min(timed, default=(base, uniform(layers, stages)))
+    return StageEnds(partition[0], partition[-1], best, base)
+
+
+def stated_ends(profile: LayerProfile, layers: int, stages: int, count: int, settings: SettingsValues) -> StageEnds:
+    """The makespan of the stages that a configuration states."""
+    batches = max(min(count, MOST_MICROBATCHES), 1)
+    first, last = settings.first_stage_layers or 0, settings.last_stage_layers or 0
+    base = makespan_s(profile, uniform(layers, stages), batches)
+    middle = (layers - first - last) // max(stages - 2, 1)
+    partition = (first, *([middle] * (stages - 2)), last)
+    if min(partition) < 1 or sum(partition) != layers:
+        return StageEnds(first, last, base, base)
+    return StageEnds(first, last, makespan_s(profile, partition, batches), base)
+
+
+def adaptive_note(
+    context: Context, architecture: Architecture, configuration: Configuration, batches: Microbatches
+) -> str:
+    """What partition, placement and schedule together could reach, in words; empty where it is not worth a word."""
+    pool = configuration.pool("trainer")
+    stages = pool.layout.pipeline_parallel
+    if stages < 2 or pool.settings.backend != "megatron":
+        return ""
+    trainer = next(t for t in context.trainers if t.backend == pool.settings.backend)
+    profile = layer_profile(architecture, context, trainer, layout_of(pool.layout), batches)
+    count = int(np.clip(np.ravel(batches.count)[0], 1, MOST_MICROBATCHES))
+    if pool.settings.first_stage_layers:
+        now = stated_ends(profile, architecture.layers, stages, count, pool.settings).makespan_s
+    else:
+        now = makespan_s(profile, uniform(architecture.layers, stages), count)
+    plan = optimize(Problem(profile, MicroBatches.equal(count), stages), time_limit_s=SEARCH_S, exact_nodes=0)
+    gain = now / float(plan.makespan_s) - 1.0
+    if gain < NOTEWORTHY:
+        return ""
+    beyond = stage_layout(plan, profile).beyond
+    return f"pipeline: partition, placement and schedule together would make an update {gain:.0%} faster" + (
+        f", but the framework cannot express it ({'; '.join(beyond)})" if beyond else ""
+    )
+
+
+def staged(
+    context: Context, architecture: Architecture, configuration: Configuration, batches: Microbatches
+) -> Configuration | None:
+    """The configuration with its best first and last stage stated, or None where that is not worth it."""
+    pool = configuration.pool("trainer")
+    stages = pool.layout.pipeline_parallel
+    if stages < 2 or pool.layout.virtual_pipeline > 1 or pool.settings.backend != "megatron":
+        return None
+    trainer = next(t for t in context.trainers if t.backend == pool.settings.backend)
+    profile = layer_profile(architecture, context, trainer, layout_of(pool.layout), batches)
+    count = int(np.ravel(batches.count)[0])
+    ends = best_ends(profile, architecture.layers, stages, count)
+    if ends.factor > 1.0 - WORTH:
+        return None
+    return configuration.with_trainer(first_stage_layers=ends.first, last_stage_layers=ends.last)

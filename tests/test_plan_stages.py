@@ -1,0 +1,98 @@
+"""Pipeline stages of a plan: which first and last stage it states, and what that saves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlperf.api import ask, plan_job
+from rlperf.cost.batching import Microbatches
+from rlperf.layout import Layout
+from rlperf.plan.plan import SettingsValues
+from rlperf.plan.stages import best_ends, layer_profile, makespan_s, partitions, stated_ends, uniform
+from rlperf.specs.job import Job
+from rlperf.specs.pipeline_profile import LayerProfile
+
+TASK = {
+    "name": "math", "workload": "math", "prompts_per_step": 32, "group_size": 4, "mini_batch": 32,
+    "max_prompt_tokens": 512, "max_response_tokens": 2048,
+}  # fmt: skip
+
+
+def job(**changes: object) -> Job:
+    base: dict[str, object] = {
+        "architecture": "Qwen2.5-7B", "cluster": "dgx_h100", "framework": "nemo_rl", "trainer_backends": ["megatron"],
+        "tasks": [TASK],
+        "pools": [{"role": "trainer", "layout": {"pipeline_parallel": 4, "virtual_pipeline": 1}}],
+    }  # fmt: skip
+    return Job.model_validate({**base, **changes})
+
+
+def heavy_head(layers: int = 12, head: float = 3.0) -> LayerProfile:
+    """Equal layers of 1 + 1 + 1 s, a head as heavy as ``head`` of them."""
+    ones = [0.0, *([1.0] * layers), head]
+    return LayerProfile.make("heavy head", "E" + "T" * layers + "L", ones, ones, ones)
+
+
+def test_uniform_stages_have_the_closed_form() -> None:
+    profile = heavy_head(head=0.0)
+    assert makespan_s(profile, uniform(12, 4), 8) == pytest.approx((8 + 4 - 1) * 9.0)
+
+
+def test_a_heavy_head_takes_layers_off_the_last_stage() -> None:
+    ends = best_ends(heavy_head(), 12, 4, 16)
+    assert ends.last < 3
+    assert ends.factor < 0.9
+    tried = [makespan_s(heavy_head(), p, 16) for p in partitions(12, 4)]
+    assert ends.makespan_s == pytest.approx(min(tried))
+    stated = SettingsValues(backend="megatron", first_stage_layers=ends.first, last_stage_layers=ends.last)
+    assert stated_ends(heavy_head(), 12, 4, 16, stated) == ends
+    wrong = SettingsValues(backend="megatron", first_stage_layers=9, last_stage_layers=9)
+    assert stated_ends(heavy_head(), 12, 4, 16, wrong).factor == 1.0
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(12, 2), (12, 4), (61, 8), (7, 3)])
+def test_partitions_use_every_layer(layers: int, stages: int) -> None:
+    found = partitions(layers, stages)
+    assert found
+    for partition in found:
+        assert sum(partition) == layers
+        assert len(partition) == stages
+        assert min(partition) >= 1
+        assert len(set(partition[1:-1])) <= 1
+    assert sum(uniform(layers, stages)) == layers
+
+
+def test_layers_of_a_mixed_architecture_have_their_own_times() -> None:
+    question = ask(job(architecture="Nemotron-3-Nano-30B-A3B", nodes=2))
+    context = question.context
+    architecture = context.tasks[0].architecture
+    layout = Layout.of(pipeline_parallel=[4], tensor_parallel=[4], data_parallel=[1])
+    batches = Microbatches.of([8192.0], [8192.0 * 2048], [2048.0], [8.0])
+    profile = layer_profile(architecture, context, context.trainers[0], layout, batches)
+    assert profile.layers == architecture.layers + 2
+    assert len(set(np.round(profile.work_s[1:-1], 9))) == len(set(profile.kinds)) - 2
+
+
+def test_a_plan_states_its_stages_where_the_framework_can_and_predict_agrees() -> None:
+    plan = plan_job(job())
+    trainer = plan.plan[0].pool("trainer")
+    ends = (trainer.settings.first_stage_layers, trainer.settings.last_stage_layers)
+    assert None not in ends
+    assert ends[1] < 7  # the head of a 152k vocabulary weighs several of the 28 layers
+    verl = plan_job(job(framework="verl==0.9.0"))
+    assert verl.plan[0].pool("trainer").settings.first_stage_layers is None
+    assert plan.plan[0].predicted.stages_s.training < verl.plan[0].predicted.stages_s.training
+    pinned = {
+        "role": "trainer",
+        "layout": trainer.layout.model_dump(),
+        "settings": trainer.settings.model_dump(exclude_none=True),
+    }
+    rollout = plan.plan[0].pool("rollout")
+    engine = {
+        "role": "rollout",
+        "layout": rollout.layout.model_dump(),
+        "settings": rollout.settings.model_dump(exclude_none=True),
+    }
+    again = plan_job(job(pools=[pinned, engine]))
+    assert again.plan[0].predicted.step_s == pytest.approx(plan.plan[0].predicted.step_s, rel=1e-9)

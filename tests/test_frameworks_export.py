@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from pathlib import Path
 from random import Random
 
@@ -10,12 +11,14 @@ import pytest
 import yaml
 
 from rlperf.errors import ExportError, SpecError
-from rlperf.frameworks.export import broken_rules, export_run, illegal_keys
+from rlperf.frameworks.export import broken_rules, export_run, illegal_keys, write_plan
 from rlperf.frameworks.fields import Target
 from rlperf.frameworks.keytable import flatten, key_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import Run
 from rlperf.frameworks.sources import read_source
+from rlperf.plan.plan import BatchSettings, LayoutValues, Phase, Plan, PoolPlan, Prediction, SettingsValues, StageTimes
+from rlperf.specs.job import Job
 
 from .framework_samples import sample_run
 
@@ -188,3 +191,71 @@ def test_flatten_is_the_inverse_of_reading_yaml() -> None:
     text = export_run(sample_run(Random(8), "areal"), adapter_of("areal"), "main", "config").files["config.yaml"]
     flat = flatten(yaml.safe_load(text))
     assert flat["actor.backend"].startswith(("fsdp:", "megatron:"))
+
+
+def _phase(run: Run, rl_steps: tuple[int, int]) -> Phase:
+    """A phase as the planner states it."""
+    settings = BatchSettings(**{name: run.number(f"batch.{name}") for name in BatchSettings.model_fields})
+    pools = []
+    for role in ("rollout", "trainer"):
+        layout = LayoutValues(**{name: run.get(f"{role}.{name}") for name in LayoutValues.model_fields})
+        chosen = {name: run.get(f"{role}.{name}") for name in SettingsValues.model_fields}
+        given = SettingsValues(**{name: value for name, value in chosen.items() if value is not None})
+        pools.append(
+            PoolPlan(role=role, devices=run.number(f"{role}.devices"), device="h100_sxm", layout=layout, settings=given)
+        )
+    predicted = Prediction(
+        step_s=100.0, low_s=90.0, high_s=115.0, stages_s=StageTimes(rollout=60.0, training=30.0), memory_bytes={},
+        tokens_per_s_per_device=1.0, trained_tokens=1.0, truncated_fraction=0.0,
+    )  # fmt: skip
+    return Phase(
+        tasks=("math",), rl_steps=rl_steps, mode="colocated", settings=settings, pools=tuple(pools), predicted=predicted
+    )
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_plan_of_several_phases_is_several_configs_and_their_order(framework: str, tmp_path: Path) -> None:
+    version = key_table(framework).versions[-1]
+    random = Random(30)
+    run = sample_run(random, framework, version)
+    while run.get("run.mode") != "colocated" or run.number("trainer.virtual_pipeline") > 1:
+        run = sample_run(random, framework, version)
+    longer = run.with_({"batch.max_response_tokens": 2 * run.number("batch.max_response_tokens")})
+    if run.get("trainer.token_budget"):
+        longer = longer.with_({"trainer.token_budget": 4 * run.number("trainer.token_budget")})
+    job = Job.model_validate(
+        {"architecture": run.get("run.architecture"), "cluster": "dgx_h100", "nodes": run.number("run.nodes"),
+         "framework": framework, "horizon": {"rl_steps": 80},
+         "tasks": [{"name": "math", "workload": "math", "prompts_per_step": 64, "max_response_tokens": 4096}]}
+    )  # fmt: skip
+    plan = Plan(
+        job=job, status="optimal", objective=1.0, bound=1.0, mip_gap=0.0, candidates=2, rejected={}, screen_regret=0.0,
+        seconds=0.1, plan=(_phase(run, (0, 49)), _phase(longer, (50, 79))),
+    )  # fmt: skip
+    written = write_plan(plan, None, tmp_path)
+    names = {path.name for path in written}
+    assert {"phase_01.sh", "phase_02.sh", "run_all.sh", "EXPORT.md"} <= names
+    order = (tmp_path / "run_all.sh").read_text()
+    assert order.index("phase_01.sh") < order.index("phase_02.sh")
+    for path in written:
+        if path.suffix == ".sh":
+            subprocess.run(["bash", "-n", str(path)], check=True)
+    second = adapter_of(framework)
+    files = [path for path in written if path.name.startswith("phase_02") and path.suffix != ".md"]
+    configs = [path for path in files if path.suffix == ".yaml"] or files
+    source = read_source(configs)
+    back, _ = second.read(source, second.target(source, version))
+    assert back.get("batch.max_response_tokens") == longer.get("batch.max_response_tokens")
+    assert "rl_steps 50 to 79" in (tmp_path / "EXPORT.md").read_text()
+
+
+@pytest.mark.parametrize("framework", ["verl", "openrlhf", "areal"])
+def test_ppo_has_a_critic_where_the_framework_has_one(framework: str) -> None:
+    version = key_table(framework).versions[-1]
+    run = sample_run(Random(17), framework, version).with_({"run.algorithm": "ppo"})
+    keys = {setting.key for setting in export_run(run, adapter_of(framework), version, "c").emission.settings}
+    assert any(key.startswith("critic.") for key in keys)
+    for other in set(FRAMEWORKS) - {"verl", "openrlhf", "areal"}:
+        theirs = sample_run(Random(17), other).with_({"run.algorithm": "ppo"})
+        with pytest.raises(ExportError, match="critic"):
+            export_run(theirs, adapter_of(other), key_table(other).versions[-1], "c")

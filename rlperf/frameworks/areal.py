@@ -191,7 +191,7 @@ class Areal:
         engine = ENGINES[str(run.get("rollout.backend"))]
         settings = write_fields((*FIELDS, *engine), run, target)
         chosen = {s.key: s for s in (*_names(run), *settings, *_placement(run), *_algorithm(run))}
-        kept = [s for s in chosen.values() if target.has(s.key)]
+        kept = [s for s in chosen.values() if target.has(s.key) or s.key.endswith("scheduling_spec")]
         return Emission(tuple(kept), (), "examples/math/gsm8k_rl.py", (), run)
 
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
@@ -223,7 +223,8 @@ class Areal:
     def target(self, source: Source, version: str | None) -> Target:
         """The trainer that the actor's allocation names."""
         table = key_table(self.name)
-        name = str(source.keys.get("actor.backend", "")).partition(":")[0]
+        mode = str(source.keys.get("allocation_mode", "")).rpartition("+")[2]
+        name = str(source.keys.get("actor.backend", mode)).partition(":")[0]
         return Target(table, table.version(version), BACKENDS.get(name, "fsdp2"))
 
     def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
@@ -231,6 +232,7 @@ class Areal:
         specs = target.table.keys(target.version)
         flat = {key: spec.default for key, spec in specs.items() if spec.default is not ABSENT}
         flat = resolve({**flat, **source.keys})
+        flat.update(_from_allocation_mode(flat))
         engine, rollout = parse_allocation(str(flat.get("rollout.backend") or "sglang:d1"))
         _, trainer = parse_allocation(str(flat.get("actor.backend") or "fsdp:d1"))
         values: dict[str, Value] = {"trainer.backend": target.backend, "rollout.backend": engine or "sglang"}
@@ -259,6 +261,10 @@ def _with_derived(run: Run) -> Run:
     )
 
 
+_WORKER = {"task_type": "worker", "gpu": 1, "cpu": 4, "mem": 64, "port_count": 2,
+           "cmd": "python3 -m areal.infra.rpc.rpc_server"}  # fmt: skip
+
+
 def _names(run: Run) -> list[Setting]:
     """Names, paths and the sections that AReaL wants filled."""
     model = hub_name(str(run.get("run.architecture", "")))
@@ -273,6 +279,11 @@ def _names(run: Run) -> list[Setting]:
         Setting("cluster.fileroot", "/tmp/areal", "yours"),
         Setting("actor.path", model, "yours"),
         Setting("rollout.tokenizer_path", "${tokenizer_path}"),
+        Setting("actor.scheduling_spec", [_WORKER], "one worker process a GPU"),
+        Setting("rollout.scheduling_spec", "${actor.scheduling_spec}"),
+        Setting("actor.optimizer.type", "adam"),
+        Setting("actor.optimizer.lr", 1e-6, "yours"),
+        Setting("actor.optimizer.lr_scheduler_type", "constant"),
         Setting("rollout.dump_to_file", True, "lengths and staleness for `rlperf import`"),
         Setting("train_dataset.path", "openai/gsm8k", "yours"),
         Setting("train_dataset.type", "rl"),
@@ -355,6 +366,17 @@ _ALSO_READ = frozenset(
         "actor.mb_spec.n_mbs", "rollout.max_concurrent_rollouts", "allocation_mode",
     }
 )  # fmt: skip
+
+
+def _from_allocation_mode(flat: dict[str, Value]) -> dict[str, Value]:
+    """The two allocations of the deprecated ``allocation_mode: sglang:d4t2+fsdp:d4``, where the new keys are absent."""
+    found: dict[str, Value] = {}
+    for part in str(flat.get("allocation_mode") or "").split("+"):
+        name = part.partition(":")[0].partition("[")[0]
+        key = "rollout.backend" if name in ENGINES else "actor.backend" if name in BACKENDS else ""
+        if key and flat.get(key) in (None, "", "???"):
+            found[key] = part
+    return found
 
 
 def _read_rest(run: Run, flat: dict[str, Value], backend: str) -> dict[str, Value]:

@@ -238,6 +238,7 @@ def _algorithm(run: Run) -> list[Setting]:
         Setting("actor.model_name_or_path", hub_name(str(run.get("run.architecture", ""))), "yours"),
         Setting("data.prompt_dataset", "/data/prompts.jsonl", "yours"),
         Setting("data.input_key", "prompt", "yours"),
+        Setting("data.label_key", "label", "yours"),
         Setting("data.apply_chat_template", True),
         Setting("reward.remote_url", "/ws/reward_func.py", "yours"),
         Setting("algo.advantage.estimator", "gae" if algorithm == "ppo" else "group_norm"),

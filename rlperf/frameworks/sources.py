@@ -161,6 +161,14 @@ def _read_arguments(text: str, path: Path, gathered: _Gathered) -> None:
     _read_words(words, path, gathered)
 
 
+def _module_at(words: Sequence[Word]) -> int | None:
+    """Position of the module in ``python -m some.module``, whatever its name."""
+    for index, word in enumerate(words[:-1]):
+        if word.text == "-m" and index and "python" in words[index - 1].text:
+            return index + 1
+    return None
+
+
 def _is_entry(text: str) -> bool:
     return text.startswith(_MODULES) or bool(_ENTRY.search(text))
 
@@ -190,7 +198,9 @@ def _is_value(words: Sequence[Word], index: int) -> bool:
 def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
     """Everything after the entry point; before it, launchers (ray, accelerate, torchrun) have flags of their own."""
     entries = [index for index, word in enumerate(words) if _is_entry(word.text) and not _is_value(words, index)]
-    begin = 0
+    begin, module = 0, _module_at(words)
+    if not entries and module is not None:
+        entries = [module]
     if entries:
         begin = entries[0] + 1
         gathered.entry = words[entries[0]].text

@@ -127,6 +127,21 @@ def explain_graph(
     return Explanation(step_s, floor_s, ranked([*faults, *costs]), critical_seconds(graph), found_pairs, tuple(notes))
 
 
+def simulated(cause: Cause, loss_s: float, step_s: float) -> Cause:
+    """The cause with its loss found by simulating again. The joint loss of faults stays the graph's."""
+    joint_s = cause.joint_s if cause.nature == "fault" else loss_s
+    share = max(loss_s, joint_s) / step_s if step_s > 0 else 0.0
+    evidence = cause.evidence if cause.nature == "fault" else _by_design(share)
+    advice = tuple(replace(a, gain_s=loss_s) for a in cause.advice)
+    return replace(
+        cause, loss_s=loss_s, joint_s=joint_s, share=share, evidence=evidence, advice=advice, method="simulation"
+    )
+
+
+def _by_design(share: float) -> str:
+    return f"{share:.1%} of the rl_step if it were ideal"
+
+
 def ranked(causes: Sequence[Cause]) -> tuple[Cause, ...]:
     """Faults first, then what the plan pays by design, each by seconds.
 
@@ -214,8 +229,7 @@ def _cause(graph: g.PerformanceGraph, fault: Fault, alone: float, joint: float, 
 def _structural(graph: g.PerformanceGraph, name: str, change: g.Change, loss_s: float, step_s: float) -> Cause:
     share = loss_s / step_s if step_s > 0 else 0.0
     where, path = structural_path(graph, name, change)
-    evidence = f"{share:.1%} of the rl_step if it were ideal"
-    return Cause(name, "structure", where, loss_s, loss_s, share, evidence, path, advice_for(name, loss_s))
+    return Cause(name, "structure", where, loss_s, loss_s, share, _by_design(share), path, advice_for(name, loss_s))
 
 
 def _interactions(

@@ -9,8 +9,8 @@ import numpy as np
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.diagnose import graph as g
-from rlperf.diagnose.advice import Advice, advice_for
-from rlperf.diagnose.explain import FLOOR, Explanation, explain_graph, ranked
+from rlperf.diagnose.advice import Advice
+from rlperf.diagnose.explain import FLOOR, Explanation, explain_graph, ranked, simulated
 from rlperf.diagnose.faults import Limits
 from rlperf.diagnose.remedies import evened, without_long, without_tools
 from rlperf.diagnose.scenario import add_rollout, samples_of
@@ -170,10 +170,7 @@ def explain_prediction(
     causes = []
     for cause in found.causes:
         if cause.kind in _REMOVED and steps.mode != "async":
-            loss_s = found.step_s - _REMOVED[cause.kind](steps).graph().step_s()
-            share = max(loss_s, cause.joint_s) / found.step_s
-            advice = advice_for(cause.kind, loss_s)
-            cause = replace(cause, loss_s=loss_s, share=share, advice=advice, method="simulation")
+            cause = simulated(cause, found.step_s - _REMOVED[cause.kind](steps).graph().step_s(), found.step_s)
         causes.append(replace(cause, advice=tuple(better(a) for a in cause.advice)))
     return replace(found, causes=ranked([c for c in causes if c.share >= floor]))
 

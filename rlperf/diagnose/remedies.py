@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.diagnose import graph as g
-from rlperf.diagnose.explain import FLOOR, Cause, Explanation, explain_graph, ranked
+from rlperf.diagnose.explain import FLOOR, Cause, Explanation, explain_graph, ranked, simulated
 from rlperf.diagnose.peers import Limits, apart
 from rlperf.diagnose.scenario import StepInputs, simulate_step
 from rlperf.layout import FloatArray
@@ -39,11 +39,7 @@ def explain_inputs(inputs: StepInputs, *, floor: float = FLOOR, limits: Limits |
     def again(cause: Cause) -> Cause:
         if cause.kind not in REMOVABLE:
             return cause
-        loss_s = step_s - simulate_step(remove(inputs, cause.kind)).step_s()
-        advice = tuple(replace(a, gain_s=loss_s, predicted_by="simulation") for a in cause.advice)
-        return replace(
-            cause, loss_s=loss_s, share=max(loss_s, cause.joint_s) / step_s, method="simulation", advice=advice
-        )
+        return simulated(cause, step_s - simulate_step(remove(inputs, cause.kind)).step_s(), step_s)
 
     causes = [again(cause) for cause in found.causes]
     return replace(found, causes=ranked([c for c in causes if c.share >= floor]))

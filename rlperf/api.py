@@ -16,6 +16,8 @@ from rlperf.plan.plan import Plan, Prediction
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.reader import Document, read_document, validate
+from rlperf.sweep import Sweep, SweepResult, check_sweep, read_sweep
+from rlperf.sweep.run import Backend, run_sweep
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,3 +104,23 @@ def size_job(job: Job | Path | str, target: str, *, clusters: Sequence[str] = ()
         load_job(job), size.parse_target(target), lambda j: ask(j, folder=folder).pair,
         clusters=clusters, most_nodes=most_nodes,
     )  # fmt: skip
+
+
+def asked(job: Job, folder: Path | None) -> tuple[Context, FrameworkFacts]:
+    """Context and rules of a job: what a worker of a sweep asks."""
+    return ask(job, folder=folder).pair
+
+
+def sweep_job(
+    sweep: Sweep | Path | str, out: Path | str | None = None, *, workers: int | None = None,
+    backend: Backend = "processes", address: str | None = None, report: Report | None = None,
+) -> SweepResult:  # fmt: skip
+    """Every point of a sweep (an object, or the path of its file); with ``out``, resumable and kept there.
+
+    Raises
+    ------
+    SpecError : fields, values or names that are wrong, before any point is evaluated
+    """
+    checked = check_sweep(sweep, folder=Path()) if isinstance(sweep, Sweep) else read_sweep(sweep)
+    folder = None if out is None else Path(out)
+    return run_sweep(checked, asked, folder, workers=workers, backend=backend, address=address, report=report)

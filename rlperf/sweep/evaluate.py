@@ -1,0 +1,177 @@
+"""From a group of points to its rows of results, by closed forms, by events, or by the whole planner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from rlperf.errors import InfeasibleError, RlperfError, SpecError
+from rlperf.plan.configuration import configuration_of
+from rlperf.plan.context import Context, TaskContext
+from rlperf.plan.evaluate import Judge
+from rlperf.plan.plan import LayoutValues, Prediction, SettingsValues
+from rlperf.plan.planner import plan_job
+from rlperf.plan.prediction import prediction_of
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.job import Job
+from rlperf.specs.reader import Document, problems_of
+from rlperf.sweep.caches import Columns, Lengths
+from rlperf.sweep.columns import STAGES
+from rlperf.sweep.pairs import Best, best_pairs, reason_words
+from rlperf.sweep.paths import with_values
+from rlperf.sweep.screened import screened_rows
+from rlperf.sweep.space import Group
+from rlperf.sweep.spec import Ask, Method
+
+Row = dict[str, Any]
+
+
+@dataclass(eq=False)
+class Evaluator:
+    """Evaluates groups of one sweep; keeps what they share."""
+
+    base: dict[str, Any]
+    folder: Path | None
+    method: Method
+    ask: Ask
+    _lengths: Lengths = field(default_factory=Lengths)
+    _columns: Columns = field(default_factory=Columns)
+
+    def rows(self, group: Group) -> list[Row]:
+        """One row per point of a group, in its order; whatever goes wrong is a row with its reason."""
+        try:
+            found = self._found(group)
+        except InfeasibleError as error:
+            found = [_without("infeasible", f"{error.message}: {error.nearest_miss or 'no near miss'}")] * len(group.ids)
+        except (SpecError, ValidationError) as error:
+            found = [_without("wrong", _words(error))] * len(group.ids)
+        except RlperfError as error:
+            found = [_without("failed", str(error))] * len(group.ids)
+        except Exception as error:  # one point must not end a sweep of a hundred thousand: its row says what happened
+            found = [_without("failed", f"{type(error).__name__}: {error}")] * len(group.ids)
+        return [
+            {"point": number, **group.setting(index), **row}
+            for index, (number, row) in enumerate(zip(group.ids, found, strict=True))
+        ]
+
+    def _found(self, group: Group) -> list[Row]:
+        data = with_values(self.base, group.settings)
+        try:
+            job = Job.model_validate(data)
+        except ValidationError as error:
+            raise SpecError(problems_of(error, Document(data, {}, ""), Job)) from error
+        context, facts = self.ask(job, self.folder)
+        if self.method == "plan":
+            return [_planned(context, facts)]
+        task, demands = self._lengths.demands(context, self.folder)
+        best, of_point = best_pairs(context, task, facts, group, self._columns, demands)
+        if self.method == "screen":
+            rows = screened_rows(context, best)
+        else:
+            judge = Judge(context, task)
+            rows = [_judged(context, task, judge, best, number) for number in range(len(best.source))]
+        rows = [
+            row if source >= 0 else _without("infeasible", reason_words(int(reason)))
+            for row, source, reason in zip(rows, best.source, best.reason, strict=True)
+        ]
+        return [rows[number] for number in of_point]
+
+
+def _without(status: str, reason: str) -> Row:
+    return {"status": status, "reason": " ".join(reason.split())}
+
+
+def _words(error: SpecError | ValidationError) -> str:
+    return "; ".join(map(str, error.problems)) if isinstance(error, SpecError) else str(error)
+
+
+def _judged(context: Context, task: TaskContext, judge: Judge, best: Best, number: int) -> Row:
+    """The event simulator's row of one combination's best pair."""
+    if best.source[number] < 0:
+        return {}
+    source = best.sources[best.source[number]]
+    configuration = configuration_of(
+        context, task.architecture, source.demand.batch, source.split.mode, source.rollout, int(best.r[number]),
+        source.trainer, int(best.t[number]),
+    )  # fmt: skip
+    evaluation = judge.evaluate(source.demand, configuration)
+    predicted = prediction_of(context, task, evaluation, operators=False)
+    pools = [configuration.pool(role) for role in ("rollout", "trainer")]
+    return {
+        **_predicted_row(predicted, configuration.mode, configuration.devices),
+        "objective_value": _objective(context, predicted, configuration.devices, source.demand.useful_tokens),
+        **_layout_row(pools[0].layout, pools[0].settings, pools[1].layout, pools[1].settings),
+    }
+
+
+def _objective(context: Context, predicted: Prediction, devices: int, useful_tokens: float) -> float | None:
+    kind = context.job.objective.minimize
+    if kind == "step_time":
+        return predicted.step_s
+    if kind == "usd_per_step":
+        return predicted.usd_per_step
+    return predicted.step_s * devices / max(useful_tokens, 1.0) * 1e6
+
+
+def _planned(context: Context, facts: FrameworkFacts | None) -> Row:
+    """The planner's row: seconds are means over the rl_steps of all phases, layouts those of the first phase."""
+    plan = plan_job(context, facts=facts)
+    weights = np.array([phase.rl_steps[1] - phase.rl_steps[0] + 1.0 for phase in plan.plan])
+    weights /= weights.sum()
+    first = plan.plan[0]
+    pools = [first.pool(role) for role in ("rollout", "trainer")]
+    devices = pools[1].devices + (0 if first.mode == "colocated" else pools[0].devices)
+    row = _predicted_row(first.predicted, first.mode, devices)
+    if len(plan.plan) > 1:
+        mean = [_predicted_row(phase.predicted, first.mode, devices) for phase in plan.plan]
+        numbers = (*STAGES, "step_s", "low_s", "high_s", "usd_per_step", "trained_tokens", "truncated_fraction",
+                   "device_s", "tokens_per_s_per_device")  # fmt: skip
+        for name in numbers:
+            if all(each[name] is not None for each in mean):
+                row[name] = float(weights @ [each[name] for each in mean])
+    layouts = _layout_row(pools[0].layout, pools[0].settings, pools[1].layout, pools[1].settings)
+    return {**row, "objective_value": plan.objective / context.job.horizon.rl_steps, **layouts}
+
+
+def _predicted_row(predicted: Prediction, mode: str, devices: int) -> Row:
+    stages = {f"{name}_s": seconds for name, seconds in predicted.stages_s.model_dump().items()}
+    memory = {
+        f"{role}_memory{part}_bytes": value
+        for role, use in predicted.memory_bytes.items()
+        for part, value in (("", use.total), ("_limit", use.limit))
+    }
+    return {
+        "status": "ok",
+        "reason": "",
+        "step_s": predicted.step_s,
+        "low_s": predicted.low_s,
+        "high_s": predicted.high_s,
+        **stages,
+        "usd_per_step": predicted.usd_per_step,
+        "device_s": predicted.step_s * devices,
+        "tokens_per_s_per_device": predicted.tokens_per_s_per_device,
+        "trained_tokens": predicted.trained_tokens,
+        "truncated_fraction": predicted.truncated_fraction,
+        "bottleneck": max(stages, key=lambda name: stages[name]).removesuffix("_s"),
+        "mode": mode,
+        "devices": devices,
+        **memory,
+    }
+
+
+def _layout_row(engine: LayoutValues, serving: SettingsValues, layout: LayoutValues, settings: SettingsValues) -> Row:
+    names = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel")
+    trained = (*names, "virtual_pipeline", "context_parallel", "ulysses", "zero_stage", "activation_recompute")
+    return {
+        **{f"rollout_{name}": getattr(engine, name) for name in names},
+        "max_running": serving.max_running,
+        "memory_fraction": serving.memory_fraction,
+        "trainer_backend": settings.backend,
+        **{f"trainer_{name}": getattr(layout, name) for name in trained},
+        "token_budget": settings.token_budget,
+        "parked": None if settings.parked is None else int(settings.parked),
+    }

@@ -1,0 +1,85 @@
+"""What a sweep found: frozen, with its columns' meaning, as a frame, as plain data, and in a notebook."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlperf.errors import Problem, SpecError
+from rlperf.specs.reader import read_text
+from rlperf.sweep.columns import Column, columns_of
+from rlperf.sweep.spec import Checked, Sweep, check_sweep
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SHOWN = 20
+"""Rows that a notebook shows."""
+
+
+@dataclass(frozen=True, eq=False)
+class SweepResult:
+    """Every point of a sweep.
+
+    Attributes
+    ----------
+    checked : the sweep with its axes
+    frame : one row per point, in order (`columns` says what is in it)
+    folder : where the files are; None where the sweep kept none
+    """
+
+    checked: Checked
+    frame: pl.DataFrame
+    folder: Path | None = None
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Name, type, unit and meaning of every column."""
+        return columns_of(self.checked)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Points by status, most frequent first."""
+        found = self.frame["status"].value_counts(sort=True)
+        return dict(zip(found["status"].to_list(), found["count"].to_list(), strict=True))
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row per point."""
+        return self.frame
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: the sweep, its columns and its rows."""
+        return {
+            "schema_version": 1,
+            "name": self.checked.sweep.name,
+            "method": self.checked.sweep.method,
+            "points": self.frame.height,
+            "counts": self.counts,
+            "columns": [column._asdict() for column in self.columns],
+            "rows": self.frame.to_dicts(),
+        }
+
+    def best(self, by: str = "objective_value") -> dict[str, Any] | None:
+        """The row with the smallest ``by``; None where no point has one."""
+        ranked = self.frame.filter(self.frame["status"] == "ok").drop_nulls(by).sort(by, maintain_order=True)
+        return ranked.row(0, named=True) if ranked.height else None
+
+    def _repr_html_(self) -> str:
+        shown = [*self.checked.varied, "status", "step_s", "low_s", "high_s", "usd_per_step", "bottleneck", "reason"]
+        counts = ", ".join(f"{count:,} {status}" for status, count in self.counts.items())
+        inner = self.frame.select(shown).head(SHOWN)._repr_html_()
+        return f"<p><b>{self.checked.sweep.name}</b>: {self.frame.height:,} points ({counts})</p>{inner}"
+
+
+def read_result(folder: Path | str) -> SweepResult:
+    """A finished sweep from its folder."""
+    import polars as pl
+
+    folder = Path(folder)
+    if not (folder / "results.parquet").is_file():
+        hint = "run the sweep to its end first" if (folder / "parts").is_dir() else None
+        raise SpecError(Problem("holds no finished sweep", str(folder), suggestion=hint))
+    sweep = Sweep.model_validate(json.loads(read_text(folder / "sweep.json")))
+    return SweepResult(check_sweep(sweep), pl.read_parquet(folder / "results.parquet", glob=False), folder)

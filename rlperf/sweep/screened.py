@@ -1,0 +1,106 @@
+"""Rows of results for pairs that closed forms chose: stages, intervals, memory and layouts, all points at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlperf.layout import RECOMPUTE, FloatArray, IntArray
+from rlperf.plan.context import Context
+from rlperf.plan.stage_seconds import PairSeconds, pair_seconds
+from rlperf.plan.trainer_columns import peak_limit
+from rlperf.plan.uncertainty import Z, log_sigma
+from rlperf.sweep.columns import STAGES
+from rlperf.sweep.pairs import Best, Source
+
+Row = dict[str, Any]
+CALIBRATED = ("rollout_s", "scoring_s", "training_s", "weight_sync_s")
+REST = ("data_movement_s", "offload_s", "other_s", "reward_s")
+
+
+def screened_rows(context: Context, best: Best) -> list[Row]:
+    """One row per combination; empty where nothing was found."""
+    rows: list[Row] = [{} for _ in best.source]
+    for number, source in enumerate(best.sources):
+        here = np.flatnonzero(best.source == number)
+        if len(here):
+            columns = _columns(context, source, best.r[here], best.t[here])
+            columns["objective_value"] = best.objective[here]
+            values = {name: column.tolist() for name, column in columns.items()}
+            shared = _shared(context, source)
+            for k, position in enumerate(here):
+                rows[position] = {**shared, **{name: column[k] for name, column in values.items()}}
+    return rows
+
+
+def _shared(context: Context, source: Source) -> Row:
+    """What all points of one batch and split have in common."""
+    limit = context.rollout_hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
+    return {
+        "status": "ok",
+        "reason": "",
+        "trained_tokens": source.demand.trained_tokens,
+        "truncated_fraction": source.demand.truncated_fraction,
+        "mode": source.split.mode,
+        "devices": source.split.total,
+        "rollout_memory_limit_bytes": limit,
+    }
+
+
+def _columns(context: Context, source: Source, r: IntArray, t: IntArray) -> dict[str, Any]:
+    rollout, trainer, split = source.rollout, source.trainer, source.split
+    staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0
+    architecture = context.tasks[0].architecture
+    seconds = pair_seconds(context, architecture, source.demand, split.mode, staleness, rollout, trainer, r, t)
+    step, stages = seconds.step_s, np.stack([getattr(seconds, name) for name in STAGES])
+    spread = np.exp(Z * step_sigma(context, source, seconds, t))
+    usd = split.usage(context).usd_per_s
+    engine, layout = rollout.layout.take(r), trainer.layout.take(t)
+    colocated = split.mode == "colocated"
+    names = np.array([name.removesuffix("_s") for name in STAGES])
+    found: dict[str, Any] = {
+        "step_s": step,
+        "low_s": step / spread,
+        "high_s": step * spread,
+        **{name: stages[k] for k, name in enumerate(STAGES)},
+        "usd_per_step": np.full(len(r), np.nan) if usd is None else step * usd,
+        "device_s": step * split.total,
+        "tokens_per_s_per_device": source.demand.trained_tokens / step / split.total,
+        "bottleneck": names[np.argmax(stages, axis=0)],
+        "rollout_memory_bytes": rollout.awake_bytes[r] + (trainer.idle_bytes[t] if colocated else 0.0),
+        "trainer_memory_bytes": trainer.peak_bytes[t] + (rollout.asleep_bytes[r] if colocated else 0.0),
+        "trainer_memory_limit_bytes": np.array([peak_limit(context, e) for e in context.trainers])[trainer.backend[t]],
+        "max_running": rollout.max_running[r],
+        "memory_fraction": rollout.memory_fraction[r],
+        "trainer_backend": np.array([each.backend for each in context.trainers])[trainer.backend[t]],
+        "trainer_activation_recompute": np.array(RECOMPUTE)[layout.activation_recompute],
+        "token_budget": trainer.token_budget[t],
+    }
+    if colocated:
+        found["parked"] = trainer.parked[t]
+    degrees = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel")
+    found |= {f"rollout_{name}": np.broadcast_to(getattr(engine, name), r.shape) for name in degrees}
+    more = (*degrees, "virtual_pipeline", "context_parallel", "ulysses", "zero_stage")
+    return found | {f"trainer_{name}": np.broadcast_to(getattr(layout, name), t.shape) for name in more}
+
+
+def step_sigma(context: Context, source: Source, seconds: PairSeconds, t: IntArray) -> FloatArray:
+    r"""Standard deviation of ln(rl_step) of many pairs [1] ``[pairs]``.
+
+    As `rlperf.plan.uncertainty.step_sigma`, without :math:`\sigma_l`: closed forms know the mean over the rl_steps drawn
+    and not each of them, so these intervals leave out how much rl_steps differ by their lengths.
+    """
+    backend = source.trainer.backend[t]
+    spread, step = context.rollout_hardware.calibration.spread, seconds.step_s
+    training = np.log(source.trainer.high[t] / source.trainer.low[t]) / (2.0 * Z)
+    frameworks = [each.framework for each in context.trainers]
+    sync = np.array([log_sigma(f.weight_sync[0].provenance.low, f.weight_sync[0].provenance.high) for f in frameworks])
+    rest = np.array([log_sigma(f.step_spread.low, f.step_spread.high) / 2.0 for f in frameworks])
+    rerun = np.array([f.rerun_spread for f in frameworks])
+    sigmas = (log_sigma(spread.low, spread.high), training, training, sync[backend])
+    total = rerun[backend] ** 2
+    for name, sigma in zip(CALIBRATED, sigmas, strict=True):
+        total = total + (getattr(seconds, name) / step * sigma) ** 2
+    other = sum(getattr(seconds, name) for name in REST)
+    return np.asarray(np.sqrt(total + (other / step * rest[backend]) ** 2))

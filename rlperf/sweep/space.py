@@ -1,0 +1,153 @@
+"""Points of a sweep in groups: points that differ only in layout and engine or trainer settings are costed together.
+
+A *column field* is one that the planner's columns enumerate (`COLUMN_FIELDS`). All points that agree in every other
+field make one group: its job is the base job with those other fields set and the column fields opened to all values
+that occur, so that one pass over arrays costs every point of the group.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rlperf.specs.job import Role
+from rlperf.sweep.spec import Checked
+
+COLUMN_FIELDS: dict[Role, tuple[str, ...]] = {
+    "rollout": (
+        "tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel", "attention_data_parallel",
+        "max_running", "memory_fraction",
+    ),
+    "trainer": (
+        "tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "ulysses", "expert_parallel",
+        "expert_tensor_parallel", "virtual_pipeline", "zero_stage", "shard_size", "activation_recompute", "offload",
+        "microbatch", "token_budget",
+    ),
+}  # fmt: skip
+"""Fields that the planner's columns enumerate, by role."""
+SETTINGS = ("max_running", "memory_fraction", "token_budget")
+CHEAP = ("price", "objective", "limits.step", "limits.usd_per_step", "modes", "name")
+"""Fields that change no column: their axes run fastest, so that columns are found again."""
+SPARSE = 8
+"""A listed group is split where its opened fields would make more than this many candidates per point."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Points that share everything but column fields.
+
+    Attributes
+    ----------
+    common : (dotted path, value) of what they share
+    fields : dotted paths of the column fields that vary
+    ids : index of each point in the sweep ``[points]``
+    values : of the column fields ``[points][fields]``
+    """
+
+    common: tuple[tuple[str, Any], ...]
+    fields: tuple[str, ...]
+    ids: tuple[int, ...]
+    values: tuple[tuple[Any, ...], ...]
+
+    @property
+    def settings(self) -> tuple[tuple[str, Any], ...]:
+        """Everything set for the whole group: what is shared, and column fields opened to all their values."""
+        opened = []
+        for index, path in enumerate(self.fields):
+            values = list(dict.fromkeys(row[index] for row in self.values))
+            opened.append((path, values[0] if len(values) == 1 else values))
+        return (*self.common, *opened)
+
+    def setting(self, point: int) -> dict[str, Any]:
+        """What one of its points sets, by dotted path."""
+        return {**dict(self.common), **dict(zip(self.fields, self.values[point], strict=True))}
+
+
+def column_field(path: str) -> tuple[Role, str] | None:
+    """Role and name of a column field, or None.
+
+    >>> column_field("pools.trainer.layout.tensor_parallel"), column_field("nodes")
+    (('trainer', 'tensor_parallel'), None)
+    """
+    parts = path.split(".")
+    if len(parts) != 4 or parts[0] != "pools" or parts[1] not in COLUMN_FIELDS:
+        return None
+    role: Role = "rollout" if parts[1] == "rollout" else "trainer"
+    place = "settings" if parts[3] in SETTINGS else "layout"
+    return (role, parts[3]) if parts[3] in COLUMN_FIELDS[role] and parts[2] == place else None
+
+
+def groups_of(checked: Checked) -> Iterator[Group]:
+    """Every group of a sweep; each point is in exactly one.
+
+    Points are numbered entry by entry of the list, and within it by the grid with its last axis fastest.
+    """
+    if checked.sweep.method == "plan":
+        yield from _one_by_one(checked)
+        return
+    sizes = [len(values) for _, values in checked.axes]
+    strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
+    per_entry = math.prod(sizes)
+    inner = [k for k, (path, values) in enumerate(checked.axes) if column_field(path) and all(map(_scalar, values))]
+    outer = [k for k in range(len(sizes)) if k not in inner]
+    outer.sort(key=lambda k: checked.axes[k][0] in CHEAP)
+    paths = tuple(checked.axes[k][0] for k in inner)
+    offsets = [
+        (sum(strides[k] * i for k, i in zip(inner, at, strict=True)),
+         tuple(checked.axes[k][1][i] for k, i in zip(inner, at, strict=True)))
+        for at in itertools.product(*(range(sizes[k]) for k in inner))
+    ]  # fmt: skip
+    for shared, fields, members in _entry_groups(checked):
+        for at in itertools.product(*(range(sizes[k]) for k in outer)):
+            start = sum(strides[k] * i for k, i in zip(outer, at, strict=True))
+            common = tuple((checked.axes[k][0], checked.axes[k][1][i]) for k, i in zip(outer, at, strict=True))
+            yield Group(
+                (*shared, *common), (*fields, *paths),
+                tuple(entry * per_entry + start + offset for entry, _ in members for offset, _ in offsets),
+                tuple((*own, *values) for _, own in members for _, values in offsets),
+            )  # fmt: skip
+
+
+def _scalar(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool)
+
+
+Members = list[tuple[int, tuple[Any, ...]]]
+
+
+def _entry_groups(checked: Checked) -> Iterator[tuple[tuple[tuple[str, Any], ...], tuple[str, ...], Members]]:
+    """Entries of the list that share all but column fields: (what they share, column fields, members)."""
+    found: dict[str, tuple[tuple[tuple[str, Any], ...], tuple[str, ...], Members]] = {}
+    for index, entry in enumerate(checked.entries):
+        own = sorted((path, value) for path, value in entry if column_field(path) and _scalar(value))
+        shared = tuple((path, value) for path, value in entry if (path, value) not in own)
+        fields = tuple(path for path, _ in own)
+        slot = found.setdefault(repr((sorted(shared, key=repr), fields)), (shared, fields, []))
+        slot[2].append((index, tuple(value for _, value in own)))
+    for shared, fields, members in found.values():
+        for part in _dense(members, len(fields)):
+            yield shared, fields, part
+
+
+def _dense(members: Members, fields: int) -> Iterator[Members]:
+    """Members in parts whose opened fields do not multiply far beyond the points that are asked for."""
+    opened = math.prod(len({row[k] for _, row in members}) for k in range(fields))
+    if len(members) == 1 or opened <= SPARSE * len(members):
+        yield members
+        return
+    members = sorted(members, key=lambda member: [(str(type(v)), v) for v in member[1]])
+    middle = len(members) // 2
+    yield from _dense(members[:middle], fields)
+    yield from _dense(members[middle:], fields)
+
+
+def _one_by_one(checked: Checked) -> Iterator[Group]:
+    index = 0
+    for entry in checked.entries:
+        for values in itertools.product(*(values for _, values in checked.axes)):
+            paths = (path for path, _ in checked.axes)
+            yield Group((*entry, *zip(paths, values, strict=True)), (), (index,), ((),))
+            index += 1

@@ -1,0 +1,184 @@
+"""Points of a sweep: numbering, grouping, and the same answers as the planner gives for one job at a time."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlperf.api import ask, asked, sweep_job
+from rlperf.errors import InfeasibleError
+from rlperf.plan.predict import predict_job
+from rlperf.plan.screen import screen
+from rlperf.specs.job import Job
+from rlperf.sweep import Sweep, SweepResult, check_sweep
+from rlperf.sweep.columns import RESULTS
+from rlperf.sweep.paths import with_values
+from rlperf.sweep.space import groups_of
+
+JOB: dict[str, Any] = {
+    "name": "small", "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 1, "price": "2.50 USD/h",
+    "trainer_backends": ["megatron"],
+    "tasks": [{"name": "math", "workload": "math", "prompts_per_step": 16, "group_size": 4,
+               "max_prompt_tokens": 1024, "max_response_tokens": 4096}],
+}  # fmt: skip
+TP = "pools.rollout.layout.tensor_parallel"
+TRAINER_TP = "pools.trainer.layout.tensor_parallel"
+
+
+def job_of(found: SweepResult, row: dict[str, Any]) -> Job:
+    values = tuple((path, row[path]) for path in found.checked.varied if row[path] is not None)
+    return Job.model_validate(with_values(found.checked.base, values))
+
+
+def screened_alone(job: Job) -> tuple[float | None, int]:
+    """Objective and devices that the planner's own screen finds for one job."""
+    question = ask(job)
+    task = question.context.tasks[0]
+    demands = tuple(task.source.demand(batch, None, job.seed) for batch in task.batches)
+    found = screen(question.context, task, demands, question.facts, keep=1)
+    return (float(found.objective[0]), found.configurations[0].devices) if found.configurations else (None, 0)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> SweepResult:
+    grid = {
+        "nodes": [1, 2],
+        "tasks.math.mini_batch": [8, 16],
+        "modes": ["colocated", "disaggregated"],
+        TP: [1, 2, 3],
+        TRAINER_TP: [1, 4],
+        "pools.rollout.settings.max_running": [32, 256],
+        "objective": ["step_time", "usd_per_step"],
+    }
+    return sweep_job(Sweep(job=JOB, grid=grid), workers=1)
+
+
+def test_every_point_is_what_the_planner_screens_for_it_alone(mixed: SweepResult) -> None:
+    rows = mixed.frame.to_dicts()
+    assert len(rows) == 2 * 2 * 2 * 3 * 2 * 2 * 2
+    for row in rows[::9]:
+        objective, devices = screened_alone(job_of(mixed, row))
+        if objective is None:
+            assert row["status"] == "infeasible" and row["reason"]
+        else:
+            assert row["status"] == "ok", row["reason"]
+            assert row["objective_value"] == pytest.approx(objective, rel=1e-12)
+            assert row["devices"] == devices
+
+
+def test_a_tensor_parallel_of_3_divides_nothing_and_says_so(mixed: SweepResult) -> None:
+    thirds = mixed.frame.filter(mixed.frame[TP] == 3)
+    assert set(thirds["status"]) == {"infeasible"}
+    assert all(reason.startswith("rollout: ") and "degree" in reason for reason in thirds["reason"])
+
+
+def test_intervals_hold_the_mean_and_stages_are_filled(mixed: SweepResult) -> None:
+    fine = mixed.frame.filter(mixed.frame["status"] == "ok")
+    assert (fine["low_s"] < fine["step_s"]).all() and (fine["step_s"] < fine["high_s"]).all()
+    assert (fine["rollout_s"] > 0).all() and (fine["training_s"] > 0).all()
+    assert (fine["device_s"] - fine["step_s"] * fine["devices"]).abs().max() == 0.0
+    usd = fine["step_s"] * fine["devices"] * 2.5 / 3600.0
+    assert ((fine["usd_per_step"] - usd).abs() < 1e-9).all()
+
+
+def test_results_have_the_documented_columns(mixed: SweepResult) -> None:
+    assert mixed.frame.columns == [column.name for column in mixed.columns]
+    assert [column.name for column in mixed.columns][-len(RESULTS) :] == [column.name for column in RESULTS]
+    for column in mixed.columns:
+        kind = {"int": "Int64", "float": "Float64", "text": "String"}[column.kind]
+        assert str(mixed.frame[column.name].dtype) == kind
+        assert column.meaning
+
+
+def test_events_are_what_predict_says() -> None:
+    grid = {TP: [1, 2], TRAINER_TP: [1, 2], "tasks.math.max_response_tokens": [2048, 4096]}
+    found = sweep_job(Sweep(job=JOB, method="events", grid=grid), workers=1)
+    for row in found.frame.to_dicts()[::3]:
+        question = ask(job_of(found, row))
+        predicted = predict_job(question.context, facts=question.facts)
+        assert row["step_s"] == pytest.approx(predicted.step_s, rel=1e-12)
+        assert (row["low_s"], row["high_s"]) == pytest.approx((predicted.low_s, predicted.high_s))
+        assert row["trainer_memory_bytes"] == pytest.approx(predicted.memory_bytes["trainer"].total)
+
+
+def test_plan_is_what_the_planner_says() -> None:
+    from rlperf.api import plan_job
+
+    found = sweep_job(Sweep(job=JOB, method="plan", grid={"nodes": [1], "limits.step": ["1 s", "1000 s"]}), workers=1)
+    short, long = found.frame.to_dicts()
+    assert short["status"] == "infeasible" and "nothing fits" in short["reason"]
+    assert long["step_s"] == plan_job(job_of(found, long)).plan[0].predicted.step_s
+    with pytest.raises(InfeasibleError):
+        plan_job(job_of(found, short))
+
+
+def test_settings_that_contradict_each_other_become_rows() -> None:
+    grid = {"tasks.math.prompts_per_step": [8, 32], "tasks.math.mini_batch": [8, 32]}
+    found = sweep_job(Sweep(job=JOB, grid=grid), workers=1)
+    by_point = {tuple(row[path] for path in grid): row for row in found.frame.to_dicts()}
+    assert by_point[(8, 32)]["status"] == "wrong" and "mini_batch" in by_point[(8, 32)]["reason"]
+    assert [by_point[key]["status"] for key in ((8, 8), (32, 8), (32, 32))] == ["ok"] * 3
+
+
+def test_what_nobody_foresaw_is_a_row_and_not_the_end() -> None:
+    from rlperf.sweep.evaluate import Evaluator
+
+    def broken(job: Job, folder: Path | None) -> Any:
+        if job.nodes == 2:
+            raise ZeroDivisionError("made for the test")
+        return asked(job, folder)
+
+    checked = check_sweep(Sweep(job=JOB, grid={"nodes": [1, 2], TP: [1]}))
+    evaluator = Evaluator(checked.base, None, "screen", broken)
+    first, second = [evaluator.rows(group)[0] for group in groups_of(checked)]
+    assert first["status"] == "ok"
+    assert second["status"] == "failed" and second["reason"] == "ZeroDivisionError: made for the test"
+
+
+def test_a_list_of_points_is_crossed_with_the_grid() -> None:
+    points = ({"nodes": 1, TP: 1}, {"nodes": 2, TP: 4}, {"nodes": 1, TP: 2})
+    found = sweep_job(Sweep(job=JOB, points=points, grid={"seed": [0, 1]}), workers=1)
+    assert found.frame["nodes"].to_list() == [1, 1, 2, 2, 1, 1]
+    assert found.frame[TP].to_list() == [1, 1, 4, 4, 2, 2]
+    assert found.frame["seed"].to_list() == [0, 1] * 3
+    assert found.frame["rollout_tensor_parallel"].to_list() == [1, 1, 4, 4, 2, 2]
+
+
+AXES = st.dictionaries(
+    st.sampled_from(["nodes", "seed", TP, TRAINER_TP, "pools.trainer.layout.activation_recompute", "price"]),
+    st.integers(1, 4),
+    min_size=1,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(axes=AXES, listed=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), max_size=5))
+def test_every_point_is_in_exactly_one_group(axes: dict[str, int], listed: list[tuple[int, int]]) -> None:
+    words = ["none", "selective", "full", ["none", "full"]]
+    grid = {
+        path: (words[:n] if path.endswith("recompute") else [f"{k} USD/h" for k in range(1, n + 1)])
+        if path.endswith(("recompute", "price"))
+        else list(range(1, n + 1))
+        for path, n in axes.items()
+    }
+    ulysses = "pools.trainer.layout.ulysses"
+    points = tuple({"limits.staleness": a, ulysses: b} for a, b in listed)
+    checked = check_sweep(Sweep(job=JOB, grid=grid, points=points))
+    groups = list(groups_of(checked))
+    ids = sorted(number for group in groups for number in group.ids)
+    assert ids == list(range(checked.points))
+    per_entry = math.prod(len(values) for _, values in checked.axes)
+    for group in groups:
+        for index, number in enumerate(group.ids):
+            setting, at = group.setting(index), number % per_entry
+            for path, values in reversed(checked.axes):
+                assert setting[path] == values[at % len(values)]
+                at //= len(values)
+            if points:
+                entry = points[number // per_entry]
+                assert {path: setting[path] for path in entry} == entry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlperf.api import ask, plan_job
+from rlperf.api import ask, plan_job, predict_job
 from rlperf.cost.batching import Microbatches
 from rlperf.layout import Layout
 from rlperf.plan.plan import SettingsValues
@@ -82,17 +82,19 @@ def test_a_plan_states_its_stages_where_the_framework_can_and_predict_agrees() -
     assert ends[1] < 7  # the head of a 152k vocabulary weighs several of the 28 layers
     verl = plan_job(job(framework="verl==0.9.0"))
     assert verl.plan[0].pool("trainer").settings.first_stage_layers is None
-    assert plan.plan[0].predicted.stages_s.training < verl.plan[0].predicted.stages_s.training
+    rollout = plan.plan[0].pool("rollout")
     pinned = {
         "role": "trainer",
         "layout": trainer.layout.model_dump(),
         "settings": trainer.settings.model_dump(exclude_none=True),
     }
-    rollout = plan.plan[0].pool("rollout")
     engine = {
         "role": "rollout",
         "layout": rollout.layout.model_dump(),
         "settings": rollout.settings.model_dump(exclude_none=True),
     }
+    even = {name: value for name, value in pinned["settings"].items() if not name.endswith("_stage_layers")}
+    without = predict_job(job(pools=[{**pinned, "settings": even}, engine]))
+    assert plan.plan[0].predicted.stages_s.training < without.stages_s.training
     again = plan_job(job(pools=[pinned, engine]))
     assert again.plan[0].predicted.step_s == pytest.approx(plan.plan[0].predicted.step_s, rel=1e-9)

@@ -55,7 +55,7 @@ def collective_fit(hw: Hardware, collective: str, implementation: str = "nccl") 
 def point_with(point: CollectivePoint, bus_bytes: Array, bytes_per_s: float) -> FloatArray:
     r"""Seconds of a collective for one group size: the faster of two protocols, smoothly.
 
-    .. math:: t = (u^{-8} + v^{-8})^{-1/8},\quad u = a_1 + x / b_1,\quad v = a_2 + x / b_2 + c \sqrt{x}
+    .. math:: t = (u^{-16} + v^{-16})^{-1/16},\quad u = a_1 + x / b_1,\quad v = a_2 + x / b_2 + c \sqrt{x}
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def point_with(point: CollectivePoint, bus_bytes: Array, bytes_per_s: float) -> 
     low = point.low_fixed + x / (point.low_bandwidth * bytes_per_s)
     bulk = point.fixed + x / (point.bandwidth * bytes_per_s) + point.root * np.sqrt(np.maximum(x, 0.0))
     faster = np.minimum(low, bulk)
-    return np.asarray(faster * (1.0 + (faster / np.maximum(low, bulk)) ** 8) ** (-1 / 8))
+    return np.asarray(faster * (1.0 + (faster / np.maximum(low, bulk)) ** 16) ** (-1 / 16))
 
 
 def domain_s(

@@ -51,7 +51,7 @@ class EngineStepCost:
     def linear(self, tokens: FloatArray | float) -> FloatArray:
         """L at any token count [s]."""
         x = np.asarray(tokens, dtype=np.float64)
-        inside = np.interp(x, self.tokens, self.linear_s)
+        inside = np.asarray(np.interp(x, self.tokens, self.linear_s), dtype=np.float64)
         if len(self.tokens) < 2:
             return inside
         slope = (self.linear_s[-1] - self.linear_s[-2]) / (self.tokens[-1] - self.tokens[-2])

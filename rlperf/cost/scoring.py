@@ -16,7 +16,7 @@ from rlperf.cost.training_parallel import (
     stage_hop_s,
     tensor_traffic,
 )
-from rlperf.layout import Layout
+from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.trainer_calibration import TrainerCalibration
@@ -30,7 +30,7 @@ def scoring_pass(
     microbatches: Microbatches,
     *,
     dtype: str = "bf16",
-    skew: float = 1.0,
+    skew: FloatArray | float = 1.0,
     images: npt.ArrayLike = 0.0,
     patches: npt.ArrayLike = 0.0,
 ) -> TrainingCost:

@@ -98,7 +98,7 @@ def training_update(
     *,
     dtype: str = "bf16",
     lora_rank: int | None = None,
-    skew: float = 1.0,
+    skew: FloatArray | float = 1.0,
     chunked_loss: bool = False,
     attention_kernel: str = "flash",
     expert_overlap: bool = False,
@@ -200,7 +200,7 @@ def paced_s(device: FloatArray, host: FloatArray, norm: float) -> FloatArray:
 
 def _layer_pass(
     arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work,
-    dtype: str, lora_rank: int | None, skew: float, attention_kernel: str, expert_overlap: bool,
+    dtype: str, lora_rank: int | None, skew: FloatArray | float, attention_kernel: str, expert_overlap: bool,
     cuda_graph: bool,
 ) -> _Pass:  # fmt: skip
     """One microbatch in the mean layer; full recompute repeats forward and traffic, selective the attention."""
@@ -274,7 +274,7 @@ def _parked_s(arch: Architecture, hw: Hardware, layout: Layout, work: Work, one:
 
 def layer_table(
     arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, microbatches: Microbatches,
-    *, dtype: str = "bf16", lora_rank: int | None = None, skew: float = 1.0,
+    *, dtype: str = "bf16", lora_rank: int | None = None, skew: FloatArray | float = 1.0,
 ) -> tuple[LayerSeconds, LayerSeconds]:  # fmt: skip
     """(mean layer, head) seconds of one microbatch on one device: the operators behind a prediction."""
     work = work_of(layout, microbatches)

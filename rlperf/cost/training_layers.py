@@ -144,7 +144,7 @@ def sustained(generation: Generation, dtype: str) -> float:
 
 def layer_seconds(
     arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work,
-    *, dtype: str, lora_rank: int | None, skew: float, attention_kernel: str = "flash",
+    *, dtype: str, lora_rank: int | None, skew: FloatArray | float, attention_kernel: str = "flash",
 ) -> LayerSeconds:  # fmt: skip
     """Mean layer: matrices, attention, state-space or linear mixers, experts, and memory-bound passes."""
     generation = trainer.generation(hw.device)
@@ -292,7 +292,7 @@ def _mixer_s(arch: Architecture, hw: Hardware, layout: Layout, work: Work) -> Fl
 
 def _expert_s(
     arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work,
-    dtype: str, rate: float, skew: float, frozen: bool,
+    dtype: str, rate: float, skew: FloatArray | float, frozen: bool,
 ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
     """(forward, backward) of the routed experts and their permutation in the mean layer."""
     if arch.experts is None:

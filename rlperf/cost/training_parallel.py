@@ -86,7 +86,7 @@ def expert_traffic(
     trainer: TrainerCalibration,
     layout: Layout,
     work: Work,
-    skew: float,
+    skew: FloatArray | float,
     *,
     overlap: bool = False,
 ) -> Passes:

@@ -30,6 +30,12 @@ from rlperf.plan.rollout_columns import (
 from rlperf.plan.stage_seconds import PairSeconds, pair_seconds
 from rlperf.plan.stages import StageEnds, layer_profile, staged, stated_ends
 from rlperf.plan.trainer_columns import TrainerColumns, scoring_passes, trainer_bytes, transition_seconds
+from rlperf.sim.rl_step.overheads import (
+    padded_microbatches,
+    routing_skew,
+    scoring_in_framework_s,
+    training_in_framework_s,
+)
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
@@ -146,15 +152,22 @@ class Judge:
         layout, settings, arch = layout_of(pool.layout), pool.settings, self.task.architecture
         budget, scoring_budget = settings.token_budget, settings.scoring_token_budget or settings.token_budget
         count, updates = len(demand.tables), demand.batch.updates
-        per_update = self._microbatches(demand, layout, budget, updates)
-        whole = self._microbatches(demand, layout, scoring_budget, 1)
-        training = self._update(trainer, arch, layout, per_update, configuration)
-        scoring = scoring_pass(
-            arch, self.context.hardware, trainer.calibration, layout, whole, dtype=settings.compute_dtype or "bf16"
+        framework = trainer.framework
+        per_update = padded_microbatches(framework, layout, self._microbatches(demand, layout, budget, updates), budget)
+        whole = padded_microbatches(
+            framework, layout, self._microbatches(demand, layout, scoring_budget, 1), scoring_budget
         )
+        skew = routing_skew(framework, layout)
+        training = self._update(trainer, arch, layout, per_update, configuration, skew)
+        scoring = scoring_pass(
+            arch, self.context.hardware, trainer.calibration, layout, whole,
+            dtype=settings.compute_dtype or "bf16", skew=skew,
+        )  # fmt: skip
+        update_s = training_in_framework_s(framework, arch, layout, per_update, training.total_s)
+        pass_s = scoring_in_framework_s(framework, arch, layout, whole, scoring.total_s)
         critics = 2.0 if "critic" in self.context.job.all_roles else 1.0
         passes = scoring_passes(self.context, trainer, updates)
-        train_s = training.total_s.reshape(count, updates).sum(axis=1) * critics
+        train_s = update_s.reshape(count, updates).sum(axis=1) * critics
         if settings.first_stage_layers and int(layout.pipeline_parallel[0]) > 1:
             train_s = train_s * self._stages(trainer, layout, per_update, settings).factor
         memory = trainer_bytes(self.context, trainer, arch, demand, layout, settings)
@@ -166,7 +179,7 @@ class Judge:
             token_budget=np.full(count, budget or 0, dtype=np.int64),
             parked=np.full(count, int(bool(settings.parked)), dtype=np.int64),
             training_s=train_s,
-            scoring_s=np.broadcast_to(scoring.total_s, (count,)) * passes,
+            scoring_s=np.broadcast_to(pass_s, (count,)) * passes,
             transition_s=transition_seconds(self.context, memory) * ones,
             peak_bytes=memory.peak * ones,
             idle_bytes=memory.idle * ones,
@@ -188,13 +201,14 @@ class Judge:
         return staged(self.context, self.task.architecture, evaluation.configuration, evaluation.microbatches)
 
     def _update(
-        self, trainer: Trainer, arch: Architecture, layout: Layout, batches: Microbatches, configuration: Configuration
-    ) -> TrainingCost:
+        self, trainer: Trainer, arch: Architecture, layout: Layout, batches: Microbatches,
+        configuration: Configuration, skew: FloatArray,
+    ) -> TrainingCost:  # fmt: skip
         settings = configuration.pool("trainer").settings
         return training_update(
             arch, self.context.hardware, trainer.calibration, layout, batches,
             dtype=settings.compute_dtype or "bf16", lora_rank=settings.lora_rank,
-            chunked_loss=bool(settings.chunked_loss),
+            chunked_loss=bool(settings.chunked_loss), skew=skew,
         )  # fmt: skip
 
     def _microbatches(self, demand: Demand, layout: Layout, budget: int | None, updates: int) -> Microbatches:

@@ -16,6 +16,7 @@ from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.candidates import Shape, rollout_layouts
 from rlperf.plan.context import Context
 from rlperf.plan.demand import Demand
+from rlperf.sim.rl_step.overheads import engine_in_framework
 from rlperf.sim.rollout.closed_form import StepCensus, take_census
 from rlperf.sim.rollout.routing import route
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -156,13 +157,7 @@ def tabulate(
         cost = engine_step_cost(
             architecture, context.rollout_hardware, context.engine, row, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype
         )
-        costs.append(
-            replace(
-                cost,
-                host_s=max(cost.host_s, framework.engine_host.value),
-                host_per_request_s=max(cost.host_per_request_s, framework.engine_host_per_request.value),
-            )
-        )
+        costs.append(engine_in_framework(cost, framework))
     return tuple(costs)
 
 

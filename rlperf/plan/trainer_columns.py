@@ -18,6 +18,12 @@ from rlperf.plan.candidates import Shape, token_budgets, trainer_layouts
 from rlperf.plan.context import Context, Trainer
 from rlperf.plan.demand import Demand
 from rlperf.plan.plan import SettingsValues
+from rlperf.sim.rl_step.overheads import (
+    padded_microbatches,
+    routing_skew,
+    scoring_in_framework_s,
+    training_in_framework_s,
+)
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import PoolSettings, PoolSpec
 
@@ -178,18 +184,24 @@ def _times(
     dtype, rank = pool.settings.compute_dtype or "bf16", pool.settings.lora_rank
     chunked = bool(pool.settings.chunked_loss)
     whole = batch.sequences
-    update = _packed(layout, whole / batch.updates, lengths, budget)
+    framework = trainer.framework
+    update = padded_microbatches(framework, layout, _packed(layout, whole / batch.updates, lengths, budget), budget)
+    skew = routing_skew(framework, layout)
     cost = training_update(
-        architecture, hw, calibration, layout, update, dtype=dtype, lora_rank=rank, chunked_loss=chunked
+        architecture, hw, calibration, layout, update, dtype=dtype, lora_rank=rank, skew=skew, chunked_loss=chunked
     )
-    everything = _packed(layout, whole, lengths, np.asarray(pool.settings.scoring_token_budget or budget))
+    update_s = training_in_framework_s(framework, architecture, layout, update, cost.total_s)
+    scored = np.asarray(pool.settings.scoring_token_budget or budget)
+    everything = _packed(layout, whole, lengths, scored)
+    everything = padded_microbatches(framework, layout, everything, scored)
     passes = scoring_passes(context, trainer, batch.updates)
-    scoring = scoring_pass(architecture, hw, calibration, layout, everything, dtype=dtype).total_s * passes
+    one = scoring_pass(architecture, hw, calibration, layout, everything, dtype=dtype, skew=skew).total_s
+    scoring = scoring_in_framework_s(framework, architecture, layout, everything, one) * passes
     # PPO's critic: a second policy-sized network on the same devices, updated and asked for values
     critics = 2.0 if "critic" in context.job.all_roles else 1.0
     shape = np.shape(budget)
     return {
-        "training": np.broadcast_to(cost.total_s * batch.updates * critics, shape),
+        "training": np.broadcast_to(update_s * batch.updates * critics, shape),
         "scoring": np.broadcast_to(scoring, shape),
         "low": np.broadcast_to(cost.low, shape),
         "high": np.broadcast_to(cost.high, shape),

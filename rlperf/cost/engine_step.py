@@ -26,8 +26,8 @@ class EngineStepCost:
     Attributes
     ----------
     tokens : token counts at which `linear_s` is tabulated, ascending [tokens] ``[points]``
-    linear_s : L, all that depends on the number of tokens alone: GEMMs, experts, collectives, norms, head [s] ``[points]``;
-        interpolated linearly, extended beyond the last point with the last slope
+    linear_s : L, all that depends on the number of tokens alone: GEMMs, experts, collectives, norms, head [s]
+        ``[points]``; interpolated linearly, extended beyond the last point with the last slope
     host_s, host_per_request_s : h, h_r, scheduler and launches per engine_step and per running request [s]
     decode_fixed_s, decode_per_request_s : d_0, d_s of paged decode attention [s]
     decode_per_kv_token_s : d_k, per cached token read, summed over requests (K) [s]
@@ -55,7 +55,7 @@ class EngineStepCost:
         if len(self.tokens) < 2:
             return inside
         slope = (self.linear_s[-1] - self.linear_s[-2]) / (self.tokens[-1] - self.tokens[-2])
-        return inside + slope * np.maximum(x - self.tokens[-1], 0.0)
+        return np.asarray(inside + slope * np.maximum(x - self.tokens[-1], 0.0), dtype=np.float64)
 
     def padded(self, running: FloatArray | float) -> FloatArray:
         """Batch after padding to the next CUDA-graph bucket; larger batches run unpadded."""
@@ -110,7 +110,7 @@ class EngineLimits:
     max_running : requests that may run at once
     token_budget : tokens per engine_step (decodes and prefill chunks together)
     block_tokens : tokens of one cache block
-    chunked_prefill : prefill is cut into chunks that share engine_steps with decodes; otherwise prefill goes first, alone
+    chunked_prefill : prefill is cut into chunks that share engine_steps with decodes; otherwise it goes first, alone
     prefix_caching : full blocks shared within a group and across turns are computed and kept once
     watermark : share of the blocks kept free at admission
     """

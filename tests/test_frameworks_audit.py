@@ -168,7 +168,9 @@ PLANTED = [
     ("slime", (("--colocate ", ""),), "rollout-num-gpus", "rollout_stated"),
     ("slime", (("--max-tokens-per-gpu 10240", "--max-tokens-per-gpu 2048"),), "max-tokens-per-gpu", "token_budget"),
     ("openrlhf", (("--vllm.num_engines 4", "--vllm.num_engines 2"),), "vllm.num_engines", "colocated_engines"),
-    ("openrlhf", (("--train.colocate_all", "--train.async_enable"),), "vllm.enable_sleep", "async_sleep"),
+    ("openrlhf", (("--train.colocate_all", "--train.colocate_all --train.async_enable"),), "vllm.enable_sleep",
+     "async_sleep"),
+    ("openrlhf", (("--train.colocate_all ", ""),), "vllm.enable_sleep", "sleep_alone"),
     ("openrlhf", (("--train.max_tokens_per_gpu 12288", "--train.max_tokens_per_gpu 8192"),),
      "train.max_tokens_per_gpu", "token_budget"),
     ("openrlhf", (("--vllm.tensor_parallel_size", "--vllm_tensor_parallel_size"),),
@@ -190,7 +192,7 @@ def test_planted_mistakes_are_found_with_their_key(
 ) -> None:
     found = _audit(tmp_path, base, change, rule)
     assert (rule, key) in {(finding.rule, finding.key) for finding in found.findings}
-    if rule not in ("eager", "max_model_len"):
+    if rule not in ("eager", "max_model_len", "sleep_alone"):
         assert not found.passes
 
 

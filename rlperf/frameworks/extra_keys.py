@@ -21,6 +21,7 @@ EXTRA_KEYS["trl"] = (
     ),
     *_plain("use_peft load_in_8bit load_in_4bit use_rslora use_dora use_bnb_nested_quant", "bool"),
     *_plain("lora_r lora_alpha", "int"),
+    *_plain("lora_dropout", "float"),
     *_plain(
         "dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming reward_funcs "
         "reward_model_name_or_path ignore_bias_buffers datasets"

@@ -291,7 +291,7 @@ def _screen_split(
     r_alive, t_alive = np.flatnonzero(rollout_flags == 0), np.flatnonzero(trainer_flags == 0)
     if not len(r_alive) or not len(t_alive):
         return None, looked, why, near
-    # Closed forms leave preemptions out: of engines that they take for equal, the one with the roomiest cache comes first.
+    # closed forms leave preemptions out: of engines that they take for equal, the roomiest cache comes first
     r_alive = r_alive[np.argsort(-rollout.kv_tokens[r_alive], kind="stable")]
     if prune:
         r_alive = r_alive[_rollout_front(rollout, r_alive, split.mode)]

@@ -1,0 +1,216 @@
+"""Measured rl_steps: the same question, with the planner's own prediction of every measured configuration."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from training import Outcome
+
+from rlperf.api import ask
+from rlperf.calibrate.rl_step_predict import DEFAULT_LAW
+from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest, read_row
+from rlperf.errors import InfeasibleError, SpecError
+from rlperf.plan.context import Context
+from rlperf.plan.demand import Source
+from rlperf.plan.evaluate import Evaluation
+from rlperf.plan.planner import plan_job
+from rlperf.plan.predict import evaluate_job
+from rlperf.plan.uncertainty import distinguishable
+from rlperf.sim.rl_step.modes import ExecutionMode
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.job import Job
+from rlperf.specs.rl_calibration import load_framework_calibration
+from rlperf.workload import LengthModel, LengthTable, Recording
+
+MODES = {
+    ExecutionMode.SYNC_COLOCATED: "colocated", ExecutionMode.SYNC_DISAGGREGATED: "disaggregated",
+    ExecutionMode.ONE_STEP_OFF: "one_step_off", ExecutionMode.FULLY_ASYNC: "async",
+}  # fmt: skip
+SEEDS = 2
+"""rl_steps drawn per row: the publications state a mean length, the law around it is assumed."""
+SET = ("group", "framework_version", "architecture", "gpu", "n_gpus", "prompts_per_step", "group_size", "mini_batch",
+       "seq_limit", "compute_dtype")  # fmt: skip
+"""Columns in which the rows of a set are equal."""
+LENGTHS = 1.15
+"""Largest over smallest mean response of a set: lengths are the policies' own and differ a little."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """One row as the planner's question, pinned and open."""
+
+    row: StepRow
+    cells: dict[str, str]
+    table: LengthTable
+
+    @property
+    def seen(self) -> bool:
+        """Whether the framework's fit saw this configuration."""
+        framework = load_framework_calibration(self.row.framework)
+        return configuration_digest(self.row.configuration) in framework.calibrated_on
+
+    def pinned(self) -> Evaluation:
+        """The measured configuration, judged as a finalist is."""
+        return evaluate_job(*self.context(pinned=True))[0]
+
+    def planned_s(self) -> float:
+        """Predicted seconds of the planner's own plan for the same devices, batch and lengths."""
+        context, facts = self.context(pinned=False)
+        return plan_job(context, facts=facts).plan[0].predicted.step_s
+
+    def context(self, *, pinned: bool) -> tuple[Context, FrameworkFacts]:
+        """The row's job, resolved, with the row's lengths."""
+        asked = ask(_job(self.row, self.cells, pinned))
+        task = asked.context.tasks[0]
+        recording = Recording(self.table)
+        source = Source(task.task, recording, lambda: LengthModel.fit(recording))
+        return replace(asked.context, tasks=(replace(task, source=source),)), asked.facts
+
+
+def _job(row: StepRow, cells: dict[str, str], pinned: bool) -> Job:
+    """The job of a row: its pools pinned, or every mode, split and layout open at the row's staleness or one step."""
+    engine = "sglang" if row.framework in ("slime", "areal") else "vllm"
+    task = {
+        "name": "measured", "workload": "math", "prompts_per_step": row.prompts, "group_size": row.group_size,
+        "mini_batch": max(row.mini_batch // row.group_size, 1), "max_prompt_tokens": round(row.prompt_tokens),
+        "max_response_tokens": int(row.cap_tokens), "reward_s": "0 s",
+    }  # fmt: skip
+    colocated = row.mode is ExecutionMode.SYNC_COLOCATED
+    devices = row.devices if colocated else max(row.rollout_devices + row.trainer_devices, row.devices)
+    nodes = -(-devices // int(row.hardware.cluster.devices_per_node))
+    base = {
+        "architecture": cells["architecture"], "cluster": f"generic:{cells['gpu']}", "nodes": nodes,
+        "framework": row.framework.split("_megatron")[0].split("_dtensor")[0].split("_fsdp")[0],
+        "engine": engine, "tasks": [task], "limits": {"staleness": max(row.staleness, 1)},
+    }  # fmt: skip
+    dtypes = {"compute_dtype": row.compute_dtype}, {"rollout_dtype": row.rollout_dtype}
+    if not pinned:
+        pools = [{"role": "trainer", "settings": dtypes[0]}, {"role": "rollout", "settings": dtypes[1]}]
+        modes = ["colocated", "disaggregated", "one_step_off"]
+        return Job.model_validate({**base, "modes": modes, "pools": pools})
+    layout = row.trainer_layout.to_dict()
+    trainer = {
+        **layout, "activation_recompute": ("none", "selective", "full")[layout["activation_recompute"]],
+        "offload": "optimizer" if layout["offload"] else "none", "sequence_parallel": bool(layout["sequence_parallel"]),
+    }  # fmt: skip
+    engine_layout = {
+        name: int(getattr(row.rollout, name)) for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel")
+    }
+    backend = "fsdp2" if row.trainer == "fsdp2" else "megatron"
+    pools = [
+        {
+            "role": "trainer", "devices": row.trainer_devices, "layout": trainer,
+            "settings": {
+                **dtypes[0], "token_budget": int(row.token_budget or row.cap_tokens),
+                "scoring_token_budget": int(row.scoring_token_budget or row.cap_tokens), "backend": backend,
+            },
+        },
+        {
+            "role": "rollout", "devices": row.rollout_devices, "layout": engine_layout,
+            "settings": {**dtypes[1], "memory_fraction": row.memory_fraction, "cuda_graphs": row.cuda_graphs},
+        },
+    ]  # fmt: skip
+    return Job.model_validate({**base, "modes": [MODES[row.mode]], "trainer_backends": [backend], "pools": pools})
+
+
+def read(path: Path) -> list[Measured]:
+    """Rows with a measured rl_step and a mean length."""
+    with path.open() as stream:
+        rows = [cells for cells in csv.DictReader(stream) if cells["osl_mean"] and cells["measured_step_s"]]
+    found = []
+    for cells in rows:
+        try:
+            row = read_row(cells)
+        except SpecError:
+            continue
+        found.append(Measured(row, cells, _lengths(row)))
+    return found
+
+
+def _lengths(row: StepRow) -> LengthTable:
+    """A few rl_steps with the row's mean lengths under the law that validation assumes."""
+    drawn = [
+        DEFAULT_LAW.draw(row.prompts, row.group_size, row.response_tokens, row.cap_tokens, seed)
+        for seed in range(SEEDS)
+    ]
+    response = np.concatenate([values.ravel() for values in drawn]).astype(np.int64)
+    groups = np.repeat(np.arange(row.prompts), row.group_size)
+    return LengthTable(
+        prompt_tokens=np.full(response.size, round(row.prompt_tokens)),
+        response_tokens=response,
+        group=np.tile(groups, SEEDS),
+        rl_step=np.repeat(np.arange(SEEDS), groups.size),
+        turn=np.zeros(response.size, dtype=np.int64),
+        max_response_tokens=int(row.cap_tokens),
+    )
+
+
+def sets_of(rows: list[Measured]) -> Iterator[list[Measured]]:
+    """Rows of one publication that differ in mode, backend or layout alone."""
+    found: dict[tuple[str, ...], list[Measured]] = {}
+    for each in rows:
+        found.setdefault(tuple(each.cells[name] for name in SET), []).append(each)
+    for members in found.values():
+        means = [each.row.response_tokens for each in members]
+        if len({each.row.configuration for each in members}) > 1 and max(means) <= LENGTHS * min(means):
+            yield members
+
+
+def outcomes(rows: list[Measured], planned_s: dict[str, float]) -> list[Outcome]:
+    """Every set of at least two configurations; ``planned_s``: the planner's own rl_step by row, see `own_plans`."""
+    found = []
+    for members in sets_of(rows):
+        judged = [each.pinned() for each in members]
+        context = members[0].context(pinned=True)[0]
+        predicted = np.array([each.step_s for each in judged])
+        measured = np.array([each.row.measured["step_s"] for each in members])
+        fastest, best = int(np.argmin(predicted)), int(np.argmin(measured))
+        tied = [i == fastest or not distinguishable(context, judged[fastest], other) for i, other in enumerate(judged)]
+        cells = members[0].cells
+        own = [planned_s[each.row.row_id] / seconds for each, seconds in zip(members, predicted, strict=True)]
+        found.append(
+            Outcome(
+                kind="rl_step",
+                name=f"{cells['architecture']}, {cells['n_gpus']} {cells['gpu']}, {cells['framework_version']}",
+                layouts=len(members),
+                unseen=not any(each.seen for each in members),
+                tied=sum(tied),
+                best_is_tied=tied[best],
+                regret=float(measured[fastest] / measured[best] - 1.0),
+                own=max(own),
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Own:
+    """The planner's own plan beside one measured configuration, both predicted.
+
+    ``refused``: why the measured configuration cannot be predicted or nothing can be planned; empty where both can.
+    """
+
+    row_id: str
+    predicted_s: float
+    planned_s: float
+    refused: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """The plan's rl_step over that of the measured configuration."""
+        return self.planned_s / self.predicted_s
+
+
+def own_plans(rows: list[Measured]) -> list[Own]:
+    """For every measured configuration: what the planner would do with its devices, batch and lengths."""
+    found = []
+    for each in rows:
+        try:
+            found.append(Own(each.row.row_id, each.pinned().step_s, each.planned_s()))
+        except InfeasibleError as error:
+            found.append(Own(each.row.row_id, np.nan, np.nan, error.message))
+    return found

@@ -1,0 +1,129 @@
+"""Measured training rows: is the best measured layout among those that the planner cannot tell from its best?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlperf.calibrate.trainer_rows import TrainingRow, read_training_rows
+from rlperf.calibrate.trainers import predict_seconds, shared_arguments
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.trainer_memory import trainer_memory
+from rlperf.cost.training import training_update
+from rlperf.layout import FloatArray, Layout
+from rlperf.plan.candidates import Shape, divisors, powers_of_two, trainer_layouts
+from rlperf.plan.uncertainty import OWN_SHARE, Z, log_sigma
+from rlperf.specs.job import LayoutChoice, PoolSpec, TrainerBackend
+
+HEADROOM = 0.05
+"""Share of device memory that the planner keeps free, its default."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One set of measured configurations that differ in layout alone.
+
+    Attributes
+    ----------
+    unseen : no fit saw any of its rows
+    tied : layouts that the planner cannot tell from the one it predicts fastest, that one included
+    best_is_tied : the measured best is among them
+    regret : measured time of the layout predicted fastest over that of the best, minus 1
+    own : predicted time of the planner's own layout over that of the fastest predicted of the set
+    """
+
+    kind: str
+    name: str
+    layouts: int
+    unseen: bool
+    tied: int
+    best_is_tied: bool
+    regret: float
+    own: float
+
+
+def outcomes(path: Path) -> list[Outcome]:
+    """Every set of at least two layouts in ``training.csv``."""
+    rows = [row for row in read_training_rows(path)[0] if row.step_s]
+    seconds = predict_seconds(rows)
+    return [_outcome([rows[i] for i in members], seconds[members]) for members in sets_of(rows)]
+
+
+def sets_of(rows: list[TrainingRow]) -> Iterator[list[int]]:
+    """Indices of rows equal in everything but the layout; repeats of one layout stay in."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        key = (row.group, *shared_arguments(row), int(row.layout.devices), float(row.microbatches.max_len), _batch(row))
+        found.setdefault(key, []).append(index)
+    for members in found.values():
+        if len({_text(rows[i].layout) for i in members}) > 1:
+            yield members
+
+
+def _text(layout: Layout) -> str:
+    return str(sorted(layout.to_dict().items()))
+
+
+def _batch(row: TrainingRow) -> int:
+    return round(float(row.microbatches.count * row.layout.data_parallel * row.layout.microbatch))
+
+
+def _outcome(rows: list[TrainingRow], seconds: FloatArray) -> Outcome:
+    first = rows[0]
+    measured = np.array([row.step_s for row in rows], dtype=np.float64)
+    fastest, best = int(np.argmin(seconds)), int(np.argmin(measured))
+    sigma = log_sigma(first.trainer.low, first.trainer.high)
+    tied = [cannot_tell(sigma, seconds[fastest], other) for other in seconds]
+    layouts = {_text(row.layout): near for row, near in zip(rows, tied, strict=True)}
+    return Outcome(
+        kind="training",
+        name=f"{first.architecture.name}, {int(first.layout.devices)} {first.device}, {first.backend}",
+        layouts=len(layouts),
+        unseen=not any(row.used for row in rows),
+        tied=sum(layouts.values()),
+        best_is_tied=tied[best],
+        regret=float(measured[fastest] / measured[best] - 1.0),
+        own=own_seconds(first) / float(seconds[fastest]),
+    )
+
+
+def cannot_tell(sigma: float, one: float, other: float) -> bool:
+    """The rule of `rlperf.plan.uncertainty.distinguishable`, for two layouts that differ in training alone."""
+    variance = (sigma * OWN_SHARE) ** 2 * (one**2 + other**2) + (sigma * (one - other)) ** 2
+    return bool(abs(one - other) <= Z * np.sqrt(variance))
+
+
+def own_seconds(row: TrainingRow) -> float:
+    """Seconds of the fastest candidate that the planner enumerates for a row's architecture, devices and batch.
+
+    The candidates are the planner's own, with the knobs open in which rows differ: stages of the pipeline, microbatch,
+    shard stage (fully sharded without a pipeline). The batch must divide. They have to fit the device as in a plan:
+    headroom kept, and the 95th percentile of the peak inside.
+    """
+    devices, length, batch = int(row.layout.devices), float(row.microbatches.max_len), _batch(row)
+    backend: TrainerBackend = "megatron" if row.backend.startswith(("megatron", "nemo")) else "fsdp2"
+    choice = LayoutChoice(microbatch=tuple(powers_of_two(min(batch, 64))), zero_stage=(0, 1, 2, 3))
+    if backend == "megatron":
+        stages = tuple(p for p in divisors(row.architecture.layers) if devices % p == 0)
+        choice = choice.model_copy(update={"zero_stage": (0, 1, 3), "pipeline_parallel": stages})
+    shape = Shape(row.architecture, devices, row.hardware.cluster.scale_up_domain, int(length))
+    layout, flags = trainer_layouts(shape, PoolSpec(role="trainer", layout=choice), backend)
+    layout = layout.flat(flags == 0)
+    layout = layout.flat((layout.zero_stage < 3) | (layout.pipeline_parallel == 1))
+    layout = layout.flat(batch % (layout.data_parallel * layout.microbatch) == 0)
+    work = Microbatches.fixed(layout, length, batch)
+    cost = training_update(
+        row.architecture, row.hardware, row.trainer, layout, work, dtype=row.dtype, lora_rank=row.lora_rank,
+        chunked_loss=row.chunked_loss, attention_kernel="flash2" if row.flash2 else "flash",
+        expert_overlap=row.expert_overlap, cuda_graph=row.cuda_graph,
+    )  # fmt: skip
+    memory = trainer_memory(
+        row.architecture, row.hardware, row.trainer, layout, work, dtype=row.dtype, lora_rank=row.lora_rank,
+        chunked_loss=row.chunked_loss, recompute_experts=row.recompute_experts,
+    )  # fmt: skip
+    device = row.hardware.device.memory
+    fits = memory.total <= min(device * (1.0 - HEADROOM), device / row.trainer.memory_high)
+    return float(np.min(np.where(fits, cost.total_s, np.inf), initial=np.inf))

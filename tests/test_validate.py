@@ -268,7 +268,7 @@ def test_served_rows(measured_data: Path) -> None:
     report = validate_file(measured_data / "measured" / "inference.csv", "inference")
     assert sum(report.refused.values()) < 0.02 * report.rows
     by_group = {one.group: one for one in report.metrics if one.metric == "tpot_ms"}
-    assert by_group["covered"].mape < 11.5 and by_group["covered"].median_ape < 9.0
-    assert by_group["extrapolated"].mape < 15.0
-    assert by_group["concurrency > 128"].mape < 16.0
-    assert by_group["all"].interval_coverage is not None and by_group["all"].interval_coverage > 0.85
+    assert by_group["covered"].mape < 9.5 and by_group["covered"].median_ape < 7.5
+    assert by_group["extrapolated"].mape < 14.0
+    assert by_group["concurrency > 128"].mape < 12.0
+    assert by_group["all"].interval_coverage is not None and by_group["all"].interval_coverage > 0.88

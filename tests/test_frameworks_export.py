@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
+import datetime
 import importlib.util
 import subprocess
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -13,9 +17,10 @@ import yaml
 from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.export import broken_rules, export_run, illegal_keys, write_plan
 from rlperf.frameworks.fields import Target
-from rlperf.frameworks.keytable import flatten, key_table
+from rlperf.frameworks.keytable import flatten, key_table, nest
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import Run
+from rlperf.frameworks.shell import commands
 from rlperf.frameworks.sources import read_source
 from rlperf.plan.plan import BatchSettings, LayoutValues, Phase, Plan, PoolPlan, Prediction, SettingsValues, StageTimes
 from rlperf.specs.job import Job
@@ -259,3 +264,39 @@ def test_ppo_has_a_critic_where_the_framework_has_one(framework: str) -> None:
         theirs = sample_run(Random(17), other).with_({"run.algorithm": "ppo"})
         with pytest.raises(ExportError, match="critic"):
             export_run(theirs, adapter_of(other), key_table(other).versions[-1], "c")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openrlhf") is None, reason="OpenRLHF is not installed")
+def test_openrlhf_parses_and_validates_what_is_written() -> None:
+    """The framework's own argparse and checks, taken from its command line without importing its trainer."""
+    spec = importlib.util.find_spec("openrlhf")
+    assert spec is not None
+    assert spec.origin is not None
+    text = (Path(spec.origin).parent / "cli" / "train_ppo_ray.py").read_text()
+    main = [node for node in ast.parse(text).body if isinstance(node, ast.If)][-1].body
+    parsed = next(k for k, node in enumerate(main) if "parse_args" in (ast.get_source_segment(text, node) or ""))
+    names: dict[str, object] = {"argparse": argparse, "datetime": datetime.datetime}
+    _execute(main[:parsed], names)
+    checks = [node for node in main[parsed + 1 :] if not isinstance(node, ast.ImportFrom)]
+    checks = [node for node in checks if (ast.get_source_segment(text, node) or "") not in _NOT_CHECKS]
+    parser = names["parser"]
+    assert isinstance(parser, argparse.ArgumentParser)
+    random = Random(5)
+    for _ in range(60):
+        script = export_run(sample_run(random, "openrlhf"), adapter_of("openrlhf"), "0.11", "c").files["c.sh"]
+        words = [word.text for word in commands(script)[-1]]
+        given = vars(
+            parser.parse_args([w for w in words[words.index("openrlhf.cli.train_ppo_ray") + 1 :] if w != "$@"])
+        )
+        _execute(checks, {"args": _namespace(nest(given.items()))})
+
+
+_NOT_CHECKS = ("args = hierarchize(args)", "train(args)")
+
+
+def _execute(nodes: list[ast.stmt], names: dict[str, object]) -> None:
+    exec(compile(ast.Module(nodes, []), "train_ppo_ray.py", "exec"), names)
+
+
+def _namespace(tree: dict[str, object]) -> SimpleNamespace:
+    return SimpleNamespace(**{k: _namespace(v) if isinstance(v, dict) else v for k, v in tree.items()})

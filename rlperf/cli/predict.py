@@ -8,30 +8,44 @@ from typing import Annotated
 import typer
 
 from rlperf.cli.output import AsJson, console, default_job, print_json, progress
+from rlperf.errors import SpecError
 
 
 def predict(
     job: Annotated[Path | None, typer.Argument(help="Job file with pinned pools, or a plan.yaml.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Write the timeline as a figure (.svg or .png).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Step time, memory and cost of a given configuration, operator by operator.
 
-    What the job leaves open is filled in and listed. Example: rlperf predict job.yaml
+    What the job leaves open is filled in and listed. Example: rlperf predict job.yaml --figure step.svg
     """
     from rlperf.api import ask
-    from rlperf.plan.predict import predict_job
+    from rlperf.plan.predict import predicted
+    from rlperf.plan.timeline import step_view
 
     source = job or default_job()
     question = ask(source)
     with progress("predicting"):
-        found = predict_job(question.context, facts=question.facts)
+        evaluation, found = predicted(question.context, facts=question.facts)
+    view = step_view(evaluation)
+    if figure is not None:
+        form = figure.suffix.lstrip(".")
+        if form not in ("svg", "png"):
+            raise SpecError(f"the figure {figure.name} must end in .svg or .png")
+        from rlperf.report.rl_step import step_figure
+        from rlperf.specs.writer import write_atomic
+
+        write_atomic(figure, step_figure(view.timeline, title=question.job.name, form=form))
     if as_json:
         print_json(found.model_dump(mode="json"))
         return
     from rlperf.report.plan_text import print_operators, print_prediction, print_remarks
+    from rlperf.report.rl_step import print_step
 
     named, screen = question.job, console()
     screen.print(f"job [bold]{named.name}[/bold] ({source.name}): {named.architecture} on {named.cluster}")
     print_prediction(found, screen)
+    print_step(view, screen)
     print_operators(found, screen)
     print_remarks(found, screen)

@@ -104,14 +104,14 @@ class Judge:
         pool = configuration.pool("rollout")
         layout, settings = layout_of(pool.layout), pool.settings
         spec = PoolSpec(role="rollout", settings=PoolSettings.model_validate(settings.model_dump(exclude_none=True)))
-        cost = self._tabulate(layout, spec)
+        cost = self._tabulate(layout, spec, self._backend(configuration))
         fraction, running = np.array([settings.memory_fraction or 0.0]), np.array([settings.max_running or 1])
         memory = replica_memory(self.context, self.task.architecture, spec, layout, fraction, running)
         limits = engine_limits(spec, float(memory.kv_tokens[0]), int(running[0]))
         replicas = pool.layout.data_parallel
-        results = []
+        results, layout_key = [], tuple(pool.layout.model_dump().items())
         for index, table in enumerate(demand.tables):
-            key = (id(demand), index, tuple(pool.layout.model_dump().items()), limits)
+            key = (id(demand), index, layout_key, limits, cost.host_s, cost.host_per_request_s)
             if key not in self._rollouts:
                 self._rollouts[key] = simulate_rollout(
                     Trajectories.from_table(table), replicas, cost=cost, limits=limits,
@@ -137,18 +137,24 @@ class Judge:
         )
         return columns, tuple(results), memory
 
-    def _tabulate(self, layout: Layout, spec: PoolSpec) -> EngineStepCost:
-        shape = layout.with_(data_parallel=[1])
-        key = (tuple(shape.take(0).to_dict().items()), spec.settings.rollout_dtype, spec.settings.kv_dtype)
+    def _tabulate(self, layout: Layout, spec: PoolSpec, backend: int) -> EngineStepCost:
+        shape = tuple(layout.with_(data_parallel=[1]).take(0).to_dict().items())
+        key = (shape, spec.settings.rollout_dtype, spec.settings.kv_dtype, backend)
         if key not in self._costs:
-            self._costs[key] = tabulate(self.context, self.task.architecture, spec, layout)[0]
+            self._costs[key] = tabulate(self.context, self.task.architecture, spec, layout, backend)[0]
         return self._costs[key]
+
+    def _backend(self, configuration: Configuration) -> int:
+        """Index of the trainer that a configuration names."""
+        name = configuration.pool("trainer").settings.backend
+        return next(i for i, each in enumerate(self.context.trainers) if each.backend == name)
 
     def _train(
         self, demand: Demand, configuration: Configuration
     ) -> tuple[TrainerColumns, TrainingCost, TrainingCost, Microbatches]:
         pool = configuration.pool("trainer")
-        index, trainer = next((i, t) for i, t in enumerate(self.context.trainers) if t.backend == pool.settings.backend)
+        index = self._backend(configuration)
+        trainer = self.context.trainers[index]
         layout, settings, arch = layout_of(pool.layout), pool.settings, self.task.architecture
         budget, scoring_budget = settings.token_budget, settings.scoring_token_budget or settings.token_budget
         count, updates = len(demand.tables), demand.batch.updates

@@ -23,9 +23,14 @@ def predict_job(context: Context, *, facts: FrameworkFacts | None = None) -> Pre
     ------
     InfeasibleError : the pinned degrees cannot be laid out at all
     """
+    return predicted(context, facts=facts)[1]
+
+
+def predicted(context: Context, *, facts: FrameworkFacts | None = None) -> tuple[Evaluation, Prediction]:
+    """The judged configuration beside its prediction."""
     evaluation, filled = evaluate_job(context, facts)
     found = prediction_of(context, context.tasks[0], evaluation)
-    return found.model_copy(update={"assumed": (*filled, *found.assumed)})
+    return evaluation, found.model_copy(update={"assumed": (*filled, *found.assumed)})
 
 
 def evaluate_job(context: Context, facts: FrameworkFacts | None = None) -> tuple[Evaluation, tuple[str, ...]]:

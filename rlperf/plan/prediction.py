@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlperf.cost.memory import first_knob
 from rlperf.cost.trainer_memory import DEVICE_PARTS
 from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.evaluate import Evaluation
@@ -49,7 +50,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
             notes=_calibration_notes(context),
         ),
         fits=not over,
-        advice=tuple(advice(evaluation, memory, over)),
+        advice=tuple(advice(context, task, evaluation, memory, over)),
     )
 
 
@@ -57,12 +58,8 @@ def memory_uses(context: Context, task: TaskContext, evaluation: Evaluation) -> 
     """Peak bytes per device of the engine and the trainer, neighbours on shared devices included."""
     configuration = evaluation.configuration
     colocated = configuration.mode == "colocated"
-    pool = configuration.pool("trainer")
     trainer = context.trainers[int(evaluation.trainer.backend[0])]
-    held = trainer_bytes(
-        context, trainer, task.architecture, evaluation.demand, evaluation.trainer.layout.take(np.zeros(1, np.int64)),
-        pool.settings,
-    )  # fmt: skip
+    held = _held(context, task, evaluation)
     limit = context.rollout_hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
     peak = peak_limit(context, trainer)
     return {
@@ -71,6 +68,14 @@ def memory_uses(context: Context, task: TaskContext, evaluation: Evaluation) -> 
             evaluation, held, peak, colocated, trainer.calibration.memory_low, trainer.calibration.memory_high
         ),
     }
+
+
+def _held(context: Context, task: TaskContext, evaluation: Evaluation) -> TrainerBytes:
+    """The trainer's memory, part by part."""
+    trainer = context.trainers[int(evaluation.trainer.backend[0])]
+    one = evaluation.trainer.layout.take(np.zeros(1, np.int64))
+    settings = evaluation.configuration.pool("trainer").settings
+    return trainer_bytes(context, trainer, task.architecture, evaluation.demand, one, settings)
 
 
 def _engine_use(evaluation: Evaluation, held: TrainerBytes, limit: float, colocated: bool) -> MemoryUse:
@@ -132,14 +137,16 @@ def _machines(context: Context) -> tuple[Hardware, ...]:
     return (context.hardware, context.rollout_hardware) if context.own_rollout else (context.hardware,)
 
 
-def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role]) -> list[str]:
+def advice(
+    context: Context, task: TaskContext, evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role]
+) -> list[str]:
     """The first knob to turn where it does not fit; what limits the rollout otherwise."""
     found = []
     for role in over:
         use = memory[role]
-        largest = max(use.parts, key=lambda name: use.parts[name])
         more = human_bytes(use.total - use.limit)
-        found.append(f"{role} is {more} over its limit; {largest} is the largest part: {_knob(role, largest)}")
+        knob = _trainer_knob(context, task, evaluation, use) if role == "trainer" else _engine_knob(use)
+        found.append(f"{role} is {more} over its limit: {knob}")
     preempted = sum(result.preemptions for result in evaluation.rollouts)
     if preempted:
         each = preempted / len(evaluation.rollouts)
@@ -149,14 +156,23 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
     return found
 
 
-def _knob(role: Role, part: str) -> str:
-    if role == "rollout":
-        knobs = {"weights": "raise tensor_parallel", "trainer, idle": "park the trainer's states (parked: true)"}
-        return knobs.get(part, "lower memory_fraction")
-    knobs = {
-        "activations": "activation_recompute: full, or a smaller token_budget",
-        "logits": "chunked_loss: true, or a smaller token_budget",
-        "optimizer": "offload: optimizer, or shard over more devices",
-        "engine, asleep": "a deeper sleep level of the engine",
-    }
-    return knobs.get(part, "raise tensor_parallel, pipeline_parallel or zero_stage")
+def _trainer_knob(context: Context, task: TaskContext, evaluation: Evaluation, use: MemoryUse) -> str:
+    """What frees enough of the trainer's memory at the least cost in time."""
+    settings = evaluation.configuration.pool("trainer").settings
+    parts = _held(context, task, evaluation).parts
+    scalar = parts.with_(**{name: np.ravel(getattr(parts, name))[0] for name in (*DEVICE_PARTS, "host")})
+    engine = use.parts.get("engine, asleep", 0.0)
+    knob = first_knob(
+        evaluation.trainer.layout.take(0), scalar, use.limit - engine,
+        microbatch_tokens=float(settings.token_budget or 4096), chunked_loss=bool(settings.chunked_loss),
+    )  # fmt: skip
+    if knob is None:
+        return "more devices"
+    return f"{knob.setting} frees up to {human_bytes(knob.frees_bytes)} ({knob.why})"
+
+
+def _engine_knob(use: MemoryUse) -> str:
+    """What makes room beside the engine."""
+    if use.parts.get("trainer, idle", 0.0) > use.total - use.limit:
+        return "park the trainer's states in host memory (parked: true), or lower memory_fraction"
+    return "lower memory_fraction, or raise tensor_parallel"

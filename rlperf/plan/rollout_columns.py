@@ -147,11 +147,15 @@ def _columns(
 
 
 def tabulate(
-    context: Context, architecture: Architecture, pool: PoolSpec, layout: Layout
+    context: Context, architecture: Architecture, pool: PoolSpec, layout: Layout, backend: int = 0
 ) -> tuple[EngineStepCost, ...]:
-    """Cost table of every engine shape in a flat layout, with the host's time in the job's software stack."""
+    """Cost table of every engine shape in a flat layout, with the host's time in the job's software stack.
+
+    ``backend``: index of the trainer that the engine works with. The screen takes the first for all, since the host's
+    time hardly differs between the backends of one framework; the judge takes the candidate's own.
+    """
     gemm_dtype, kv_dtype = pool.settings.rollout_dtype or "bf16", pool.settings.kv_dtype or "bf16"
-    framework = context.trainers[0].framework
+    framework = context.trainers[backend].framework
     costs = []
     for row in layout.rows():
         cost = engine_step_cost(

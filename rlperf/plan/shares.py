@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
+from rlperf.cost.inference import decode_breakdown
 from rlperf.cost.roofline import sheet_flop_per_s
 from rlperf.cost.training import TrainingCost
-from rlperf.layout import FloatArray
+from rlperf.plan.configuration import layout_of
 from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.evaluate import Evaluation
 from rlperf.plan.plan import OperatorShare
+from rlperf.sim.rollout.timeline import Segments
 from rlperf.specs.job import Role
 
+NEGLIGIBLE_S = 1e-6
 Bound = Literal["compute", "bandwidth", "latency", "network"]
 
 TRAINING_PARTS: tuple[tuple[str, str, Bound], ...] = (
@@ -34,33 +37,52 @@ TRAINING_PARTS: tuple[tuple[str, str, Bound], ...] = (
 
 
 def rollout_shares(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[OperatorShare, ...]:
-    """Operators of the rollout, summed over the engine_steps of the first simulated rl_step's slowest replica."""
+    """Operators of the first rl_step's slowest replica: its decode time by the breakdown at its mean engine_step.
+
+    Engine_steps with prefill are one row; their ideal is the FLOP of prompt tokens and pairs at the data sheet's peak.
+    """
     result = evaluation.rollouts[0]
     slowest = result.timelines[int(np.argmax(result.replica_finish_s))]
-    cost, seg = evaluation.cost, slowest.segments
-    steps, running = seg.steps.astype(np.float64), seg.running.astype(np.float64)
-    tokens = np.where(seg.prefill_tokens > 0, running + seg.prefill_tokens, cost.padded(running))
-    hw, arch = context.rollout_hardware, task.architecture
-    degree = evaluation.configuration.pool("rollout").layout.tensor_parallel
-    reads = arch.active_parameters * 2.0 / degree / hw.device.memory_bandwidth
-    peak = sheet_flop_per_s(hw, "bf16")
-    computes = 2.0 * arch.active_parameters * tokens / degree / peak
-    pair_flop = 2.0 * (arch.query_width + arch.value_width) * arch.attention_layers / degree
-    linear = steps * cost.linear(tokens)
-    kv_bytes = float(evaluation.memory.cache_bytes[0] / max(evaluation.memory.kv_tokens[0], 1.0))
-    decode = (running > 0) * (cost.decode_fixed_s + cost.decode_per_request_s * running) * steps
-    decode = decode + cost.decode_per_kv_token_s * seg.keys
-    prefill = (seg.prefill_tokens > 0) * cost.prefill_fixed_s + cost.prefill_per_request_s * seg.prefill_requests
-    prefill = prefill + cost.prefill_per_pair_s * seg.prefill_pairs
-    host = steps * (cost.host_s + cost.host_per_request_s * (running + seg.prefill_requests))
-    rows: list[tuple[str, FloatArray, Bound, float]] = [
-        ("matrix products and collectives", linear, "bandwidth", float((steps * np.maximum(reads, computes)).sum())),
-        ("decode attention", decode, "bandwidth", float(seg.keys.sum()) * kv_bytes / hw.device.memory_bandwidth),
-        ("prefill attention", prefill, "compute", float((pair_flop * seg.prefill_pairs).sum()) / peak),
-        ("scheduler and launches", host, "latency", 0.0),
-    ]
+    seg, pool = slowest.segments, evaluation.configuration.pool("rollout")
+    mixed = seg.prefill_tokens > 0
+    decode_s, prefill_s = float(seg.seconds[~mixed].sum()), float(seg.seconds[mixed].sum())
     total = max(slowest.makespan_s, 1e-12)
-    return tuple(_rows("rollout", [(n, float(s.sum()), b, ideal) for n, s, b, ideal in rows], total))
+    rows: list[OperatorShare] = []
+    steps = float(seg.steps[~mixed].sum())
+    if steps:
+        weights = seg.seconds[~mixed] / max(decode_s, 1e-12)
+        running = max(float(weights @ seg.running[~mixed]), 1.0)
+        keys = float(weights @ (seg.keys[~mixed] / np.maximum(seg.steps[~mixed], 1)))
+        layout = layout_of(pool.layout).with_(data_parallel=[1]).take(0)
+        lines = decode_breakdown(
+            task.architecture, context.rollout_hardware, context.engine, layout, running, keys,
+            pool.settings.rollout_dtype or "bf16", pool.settings.kv_dtype or "bf16",
+        )  # fmt: skip
+        whole = sum(line.seconds for line in lines)
+        for line in lines:
+            seconds = decode_s * line.seconds / whole
+            rows.append(
+                OperatorShare(
+                    role="rollout",
+                    operator=f"decode: {line.name}",
+                    seconds=seconds,
+                    share=seconds / total,
+                    bound=cast(Bound, line.bound),
+                    speed_of_light=min(line.percent_of_light / 100.0, 1.0),
+                )  # fmt: skip
+            )
+    devices = pool.layout.tensor_parallel * pool.layout.pipeline_parallel
+    ideal = _prefill_flop(task, seg) / devices / sheet_flop_per_s(context.rollout_hardware, "bf16")
+    rows += _rows("rollout", [("prefill engine_steps", prefill_s, "compute", ideal)], total)
+    rows += _rows("rollout", [("waiting for tools", slowest.tool_wait_s, "latency", 0.0)], total)
+    return tuple(rows)
+
+
+def _prefill_flop(task: TaskContext, segments: Segments) -> float:
+    """FLOP of all prefill: 2 per active parameter and token, 2 (query + value width) per layer and pair."""
+    arch = task.architecture
+    pairs = 2.0 * (arch.query_width + arch.value_width) * arch.attention_layers * float(segments.prefill_pairs.sum())
+    return 2.0 * arch.active_parameters * float(segments.prefill_tokens.sum()) + pairs
 
 
 def trainer_shares(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[OperatorShare, ...]:
@@ -83,7 +105,7 @@ def _first_step(cost: TrainingCost, name: str, updates: int) -> float:
 
 def _rows(role: Role, rows: list[tuple[str, float, Bound, float]], total: float) -> Iterator[OperatorShare]:
     for words, seconds, bound, ideal in rows:
-        if seconds > 0:
+        if seconds > NEGLIGIBLE_S:
             yield OperatorShare(
                 role=role, operator=words, seconds=seconds, share=seconds / total, bound=bound,
                 speed_of_light=min(ideal / seconds, 1.0),

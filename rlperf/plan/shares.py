@@ -58,19 +58,16 @@ def rollout_shares(context: Context, task: TaskContext, evaluation: Evaluation) 
             task.architecture, context.rollout_hardware, context.engine, layout, running, keys,
             pool.settings.rollout_dtype or "bf16", pool.settings.kv_dtype or "bf16",
         )  # fmt: skip
-        whole = sum(line.seconds for line in lines)
-        for line in lines:
-            seconds = decode_s * line.seconds / whole
-            rows.append(
-                OperatorShare(
-                    role="rollout",
-                    operator=f"decode: {line.name}",
-                    seconds=seconds,
-                    share=seconds / total,
-                    bound=cast(Bound, line.bound),
-                    speed_of_light=min(line.percent_of_light / 100.0, 1.0),
-                )  # fmt: skip
-            )
+        # the host's share is the engine's and the framework's together, which the breakdown does not know
+        host = steps * evaluation.cost.host_s + evaluation.cost.host_per_request_s * float(
+            (seg.running * seg.steps)[~mixed].sum()
+        )
+        device = [line for line in lines if line.name != "host"]
+        scale = max(decode_s - host, 0.0) / sum(line.seconds for line in device)
+        for line in device:
+            made = (f"decode: {line.name}", scale * line.seconds, cast(Bound, line.bound))
+            rows += _rows("rollout", [(*made, scale * line.seconds * line.percent_of_light / 100.0)], total)
+        rows += _rows("rollout", [("decode: scheduler and launches", host, "latency", 0.0)], total)
     devices = pool.layout.tensor_parallel * pool.layout.pipeline_parallel
     ideal = _prefill_flop(task, seg) / devices / sheet_flop_per_s(context.rollout_hardware, "bf16")
     rows += _rows("rollout", [("prefill engine_steps", prefill_s, "compute", ideal)], total)

@@ -24,7 +24,6 @@ from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.plan.context import Context, resolve
 from rlperf.plan.evaluate import Judge
 from rlperf.plan.predict import evaluate_job
-from rlperf.plan.trainer_columns import scoring_passes
 from rlperf.specs.job import Job
 from rlperf.specs.rl_calibration import load_framework_calibration
 from rlperf.specs.step_log import COLUMNS, StepLog
@@ -186,11 +185,10 @@ def _synthetic(context: Context, steps: int, noise: float, spread: float, seed: 
     """Step metrics as the simulator makes them, with known overheads, noise, and mean lengths that vary."""
     random = np.random.default_rng(seed)
     evaluation, _ = evaluate_job(context)
-    demand, updates = evaluation.demand, evaluation.demand.batch.updates
+    demand = evaluation.demand
     front = _transport_first(context, 0, colocated=True)
     trainer = front.trainers[0]
     changed = replace(front, trainers=(replace(trainer, framework=with_constants(trainer.framework, TRUE)),))
-    passes = scoring_passes(context, trainer, updates)
     levels = np.linspace(1 - 2 * spread, 1 + 2 * spread, 5) if spread else np.ones(1)
     own = demand.tables[0].response_tokens.mean()
     tables = tuple(_scaled(demand.tables[0], own * level, demand.batch.max_response_tokens) for level in levels)
@@ -204,8 +202,8 @@ def _synthetic(context: Context, steps: int, noise: float, spread: float, seed: 
 
     columns = {
         "rollout_s": shaken(seconds.rollout_s),
-        "scoring_s": shaken(seconds.scoring_s + passes * TRUE["training.scoring_pass"]),
-        "training_s": shaken(seconds.training_s + updates * TRUE["training.update"]),
+        "scoring_s": shaken(seconds.scoring_s),
+        "training_s": shaken(seconds.training_s),
         "weight_sync_s": shaken(seconds.weight_sync_s),
     }
     rest = shaken(seconds.data_movement_s + seconds.offload_s + seconds.other_s + seconds.reward_s)

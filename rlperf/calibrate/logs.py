@@ -29,7 +29,6 @@ from rlperf.plan.demand import Demand
 from rlperf.plan.evaluate import Evaluation, Judge
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.stage_seconds import sync_fit
-from rlperf.plan.trainer_columns import scoring_passes
 from rlperf.specs.rl_calibration import FrameworkCalibration, Overhead, Provenance
 from rlperf.specs.step_log import StepLog
 from rlperf.workload.lengths import LengthTable
@@ -133,35 +132,35 @@ def _stages(
     context: Context, evaluation: Evaluation, backend: int, log: StepLog, lengths: LengthTable | None, notes: list[str]
 ) -> list[Stage]:
     """Measured and predicted seconds of every stage that the log states."""
-    bare = _without_overheads(context, backend)
     demand, positions = _demand(evaluation.demand, log, lengths, notes)
     configuration = evaluation.configuration
-    seconds = Judge(bare, bare.tasks[0]).evaluate(demand, configuration).seconds
     at = _at(positions, log.n)
-    updates, passes = float(demand.batch.updates), _passes(context, backend, evaluation)
-    once = np.ones(log.n)
+    zero, one = (
+        Judge(each, each.tasks[0]).evaluate(demand, configuration).seconds
+        for each in (_with_overheads(context, backend, value) for value in (0.0, 1.0))
+    )
     found = []
     overlapped = configuration.mode in ("one_step_off", "async")
     if overlapped:
         notes.append("rollout in this mode is what the trainer waited: engine_host is not identified from it")
     elif log.mean("rollout_s") is not None:
         low, slope, host = _host_slope(context, demand, configuration, float(np.nanmean(log.rollout_s)))
-        physics = at(low) - at(slope) * host
-        found.append(Stage("rollout", log.rollout_s, physics, {"engine_host": at(slope)}))
-    if log.mean("scoring_s") is not None and passes:
-        found.append(Stage("scoring", log.scoring_s, at(seconds.scoring_s), {"training.scoring_pass": passes * once}))
-    if log.mean("training_s") is not None:
-        found.append(Stage("training", log.training_s, at(seconds.training_s), {"training.update": updates * once}))
-    if log.mean("weight_sync_s") is not None:
-        found.append(Stage("weight_sync", log.weight_sync_s, at(seconds.weight_sync_s), {"weight_sync.fixed": once}))
+        found.append(Stage("rollout", log.rollout_s, at(low) - at(slope) * host, {"engine_host": at(slope)}))
+    for name in ("training.scoring_pass", "training.update", "weight_sync.fixed"):
+        stage = OVERHEADS[name]
+        before, after = getattr(zero, f"{stage}_s"), getattr(one, f"{stage}_s")
+        measured: FloatArray = getattr(log, f"{stage}_s")
+        # What a second of overhead adds to the stage is how often it occurs: passes, updates, syncs.
+        if log.mean(f"{stage}_s") is not None and (after - before).mean() > 0:
+            found.append(Stage(stage, measured, at(before), {name: at(after - before)}))
     rest = _rest(log)
     if rest is not None and not overlapped:
         known = sum(
-            (at(getattr(seconds, f"{name}_s")) for name in ("data_movement", "offload", "reward")
+            (at(getattr(zero, f"{name}_s")) for name in ("data_movement", "offload", "reward")
              if log.mean(f"{name}_s") is None),
-            start=at(seconds.other_s),
+            start=at(zero.other_s),
         )  # fmt: skip
-        found.append(Stage("other", rest, known, {"step": once}))
+        found.append(Stage("other", rest, known, {"step": at(one.other_s - zero.other_s)}))
     return found
 
 
@@ -174,12 +173,12 @@ def _rest(log: StepLog) -> FloatArray | None:
     return np.asarray(log.step_s - covered, np.float64)
 
 
-def _without_overheads(context: Context, backend: int) -> Context:
-    """The context with every fitted overhead at (nearly) zero: what is left is physics."""
+def _with_overheads(context: Context, backend: int, value: float) -> Context:
+    """The context with every fitted overhead but the engine's host time at ``value``; 0 leaves the physics."""
     trainer = context.trainers[backend]
     trainers = list(context.trainers)
-    bare = with_constants(trainer.framework, dict.fromkeys(OVERHEADS, 0.0))
-    trainers[backend] = replace(trainer, framework=bare)
+    names = [name for name in OVERHEADS if name != "engine_host"]
+    trainers[backend] = replace(trainer, framework=with_constants(trainer.framework, dict.fromkeys(names, value)))
     return replace(context, trainers=tuple(trainers))
 
 
@@ -209,11 +208,6 @@ def _host_slope(
         above += 1
     low, high = HOST_GRID[above - 1], HOST_GRID[above]
     return curve[above - 1], (curve[above] - curve[above - 1]) / (high - low), low
-
-
-def _passes(context: Context, backend: int, evaluation: Evaluation) -> float:
-    """Scoring passes of an rl_step."""
-    return float(scoring_passes(context, context.trainers[backend], evaluation.demand.batch.updates))
 
 
 def _demand(demand: Demand, log: StepLog, lengths: LengthTable | None, notes: list[str]) -> tuple[Demand, FloatArray]:

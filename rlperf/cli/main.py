@@ -25,6 +25,8 @@ COMMANDS = {
     "plan": Entry("rlperf.cli.plan:plan", "Best layouts, batches and lengths for a job."),
     "predict": Entry("rlperf.cli.predict:predict", "Step time, memory and cost of a given configuration."),
     "size": Entry("rlperf.cli.size:size", "The smallest or cheapest cluster that meets a target."),
+    "sweep": Entry("rlperf.cli.sweep:sweep", "A grid or list over any job field, resumable, on a cluster too."),
+    "report": Entry("rlperf.cli.report:report", "One self-contained HTML page of a plan or a sweep."),
     "profiles": Entry("rlperf.cli.profiles:app", "Shipped devices, links, clusters, architectures, calibrations."),
     "validate": Entry("rlperf.cli.validate:validate", "Predicted against measured, for a file of measurements."),
     "workload": Entry("rlperf.cli.workload:app", "Read, fit, sample and check length workloads."),
@@ -35,6 +37,7 @@ COMMANDS = {
     "import": Entry("rlperf.cli.import_:import_", "Read a framework's config or launch script into a job."),
     "audit": Entry("rlperf.cli.audit:audit", "What is wrong with a framework config, and what to change first."),
     "schema": Entry("rlperf.cli.schema:schema", "JSON schema of a file that rlperf reads or writes."),
+    "explain": Entry("rlperf.cli.explain:explain", "Why is it slow? Root causes of an rl_step, ranked."),
     "pipeline": Entry("rlperf.cli.pipeline:pipeline", "Partition, placement and schedule of a pipeline together."),
 }
 

@@ -224,7 +224,7 @@ def test_known_overheads_are_recovered_within_ten_percent(context: Context) -> N
         assert each.value == pytest.approx(TRUE[each.name], rel=0.1), each
         assert each.low <= TRUE[each.name] <= each.high
         assert each.identified
-    assert fit.noise == pytest.approx(0.05, rel=0.3)
+    assert all(noise == pytest.approx(0.05, rel=0.4) for noise in fit.noise.values())
     assert max(fit.after.values()) < 0.06
     assert fit.after["training"] < fit.before["training"]
 
@@ -240,6 +240,18 @@ def test_what_cannot_be_told_apart_is_widened(context: Context) -> None:
     assert not update.identified
     assert update.reason
     assert update.low <= 1.0 <= update.high
+
+
+def test_a_total_with_noise_of_its_own_does_not_fake_a_small_overhead(context: Context) -> None:
+    """5 % of a long rl_step drown the seconds between its stages: wide, not wrong."""
+    log = _synthetic(context, 25, 0.05, 0.1, seed=8)
+    noisy = log.step_s * (1 + 0.05 * np.random.default_rng(1).normal(size=log.n))
+    columns = {name: values for name, values in vars(log).items() if name in COLUMNS} | {"step_s": noisy}
+    fit = fit_log(context, StepLog.of(log.rl_step, framework="verl", source="x", **columns))
+    step = next(each for each in fit.overheads if each.name == "step")
+    assert step.low <= TRUE["step"] <= step.high
+    assert step.high - step.low > 4.0
+    assert fit.noise["other"] > 2 * fit.noise["training"]
 
 
 def test_stages_that_the_log_lacks_are_named(context: Context) -> None:

@@ -56,8 +56,8 @@ class Stage:
 
 def posterior(
     stages: Sequence[Stage], names: Sequence[str], start: Mapping[str, float]
-) -> tuple[FloatArray, FloatArray, float]:
-    """Mean and covariance of (overheads, g of every stage), and the noise.
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Mean and covariance of (overheads, g of every stage), and the noise of every stage over its value.
 
     The physics is taken at its word (g = 1) unless letting it move explains the log better by more than chance (a
     likelihood ratio beyond its 99th percentile). The covariance carries the error of the physics in either case.
@@ -74,41 +74,38 @@ CHANCE = 6.63
 
 def _solved(
     stages: Sequence[Stage], names: Sequence[str], start: Mapping[str, float], freedom: float
-) -> tuple[FloatArray, FloatArray, float, float]:
-    """Mean, covariance, -2 log likelihood and noise with ``freedom`` times `PHYSICS_ERROR` of slack in g."""
-    noise, expected = 0.05, None
-    for _ in range(3):
-        design, target = _weighted(stages, names, noise, expected)
-        prior, weight = _prior(stages, names, start, freedom)
-        system = np.vstack([design, np.diag(weight)])
-        right = np.concatenate([target, weight * prior])
-        mean = _nonnegative(system, right)
-        residual = (target - design @ mean) * noise
-        expected = mean
-        spare = max(target.size - len(names), 1)
-        noise = float(np.clip(np.sqrt((residual**2).sum() / spare), 1e-3, 0.5))
+) -> tuple[FloatArray, FloatArray, float, FloatArray]:
+    """Mean, covariance, -2 log likelihood and noise by stage, with ``freedom`` times `PHYSICS_ERROR` of slack in g."""
+    noise, expected = np.full(len(stages), 0.05), None
+    prior, weight = _prior(stages, names, start, freedom)
+    for _ in range(4):
+        blocks = [_weighted(stage, k, len(stages), names, noise[k], expected) for k, stage in enumerate(stages)]
+        system = np.vstack([*(design for design, _ in blocks), np.diag(weight)])
+        right = np.concatenate([*(target for _, target in blocks), weight * prior])
+        mean = expected = _nonnegative(system, right)
+        misfits = [target - design @ mean for design, target in blocks]
+        # Residuals are in units of the noise that was assumed: their size corrects it, stage by stage.
+        sizes = [np.sqrt((misfit**2).sum() / max(misfit.size - 1, 1)) for misfit in misfits]
+        noise = np.clip(noise * np.array(sizes), 1e-3, 20.0)
     covariance = np.linalg.inv(system.T @ system)
-    return mean, covariance, float(target.size * 2.0 * np.log(noise)), noise
+    steps = np.array([misfit.size for misfit in misfits])
+    return mean, covariance, float((2.0 * steps * np.log(noise)).sum()), noise
 
 
 def _weighted(
-    stages: Sequence[Stage], names: Sequence[str], noise: float, expected: FloatArray | None
+    stage: Stage, index: int, count: int, names: Sequence[str], noise: float, expected: FloatArray | None
 ) -> tuple[FloatArray, FloatArray]:
-    """Rows of the linear model over sigma m; m as expected once there is a first solution, because measured values that
-    happen to be low would weigh too much."""
-    rows, right = [], []
-    count = len(names)
-    for index, stage in enumerate(stages):
-        known = ~np.isnan(stage.measured)
-        block = np.zeros((int(known.sum()), count + len(stages)))
-        for name, occurs in stage.occurs.items():
-            block[:, names.index(name)] = occurs[known]
-        block[:, count + index] = stage.physics[known]
-        size = stage.measured[known] if expected is None else block @ expected
-        scale = 1.0 / (noise * np.maximum(np.abs(size), 1e-3))
-        rows.append(block * scale[:, None])
-        right.append(stage.measured[known] * scale)
-    return np.vstack(rows), np.concatenate(right)
+    """Rows of one stage over sigma m; m as expected once there is a first solution, because measured values that happen
+    to be low would weigh too much."""
+    known = ~np.isnan(stage.measured)
+    block = np.zeros((int(known.sum()), len(names) + count))
+    for name, occurs in stage.occurs.items():
+        block[:, names.index(name)] = occurs[known]
+    block[:, len(names) + index] = stage.physics[known]
+    size = stage.measured[known] if expected is None else block @ expected
+    typical = max(float(np.abs(np.mean(size))), 1e-3)
+    scale = 1.0 / (noise * np.maximum(np.abs(size), 0.2 * typical))
+    return block * scale[:, None], stage.measured[known] * scale
 
 
 def _prior(
@@ -126,7 +123,8 @@ def _most(stages: Sequence[Stage], name: str) -> float:
     """The overhead if it were the whole of its stage."""
     for stage in stages:
         if name in stage.occurs:
-            return float(np.nanmean(stage.measured) / max(float(stage.occurs[name].mean()), 1e-9))
+            size = abs(float(np.nanmean(stage.measured))) + float(np.nanstd(stage.measured))
+            return size / max(float(stage.occurs[name].mean()), 1e-9)
     return 1.0
 
 
@@ -139,9 +137,7 @@ def _nonnegative(system: FloatArray, right: FloatArray) -> FloatArray:
     return np.asarray(found / scale, np.float64)
 
 
-def fitted_overhead(
-    name: str, k: int, shipped: float, mean: FloatArray, covariance: FloatArray, noise: float, steps: int
-) -> FittedOverhead:
+def fitted_overhead(name: str, k: int, shipped: float, mean: FloatArray, covariance: FloatArray) -> FittedOverhead:
     half = 1.645 * float(np.sqrt(covariance[k, k]))
     value = float(mean[k])
     sure = value > 0 and half < IDENTIFIED * value

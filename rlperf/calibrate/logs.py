@@ -45,13 +45,13 @@ class LogFit:
     """The fit: constants, the calibration that carries them, and how well it describes the log.
 
     ``before`` and ``after``: median absolute error of the step's stages under the shipped and the fitted constants [1];
-    ``noise``: standard deviation of a measurement over its value [1].
+    ``noise``: standard deviation of a measurement over its value, by stage [1].
     """
 
     overheads: tuple[FittedOverhead, ...]
     calibration: FrameworkCalibration
     steps: int
-    noise: float
+    noise: Mapping[str, float]
     before: Mapping[str, float]
     after: Mapping[str, float]
     notes: tuple[str, ...]
@@ -84,9 +84,7 @@ def fit_log(context: Context, log: StepLog, lengths: LengthTable | None = None, 
     names = [name for name, stage in OVERHEADS.items() if any(stage == each.name for each in stages)]
     start = {name: constant(shipped, name) for name in names}
     mean, covariance, noise = posterior(stages, names, start)
-    fitted = tuple(
-        fitted_overhead(name, k, start[name], mean, covariance, noise, log.n) for k, name in enumerate(names)
-    )
+    fitted = tuple(fitted_overhead(name, k, start[name], mean, covariance) for k, name in enumerate(names))
     for name in sorted(set(OVERHEADS) - set(names)):
         notes.append(f"{name} is not identified: the log does not state {OVERHEADS[name]} alone")
     values = {each.name: each.value for each in fitted}
@@ -95,7 +93,7 @@ def fit_log(context: Context, log: StepLog, lengths: LengthTable | None = None, 
         overheads=fitted,
         calibration=calibration,
         steps=log.n,
-        noise=noise,
+        noise={stage.name: float(value) for stage, value in zip(stages, noise, strict=True)},
         before=stage_errors(stages, start),
         after=stage_errors(stages, values),
         notes=tuple(notes),
@@ -295,7 +293,8 @@ def _calibration(shipped: FrameworkCalibration, fitted: Sequence[FittedOverhead]
 def calibration_text(fit: LogFit) -> str:
     """The calibration file: loads back as a `FrameworkCalibration`."""
     lines = [
-        f"# fitted to {fit.steps} rl_steps; noise {fit.noise:.1%} of a measurement",
+        f"# fitted to {fit.steps} rl_steps; noise over value: "
+        + ", ".join(f"{stage} {value:.1%}" for stage, value in fit.noise.items()),
         *(
             f"# {each.name}: {each.value:.4g} s ({each.low:.4g} .. {each.high:.4g}), shipped {each.shipped:.4g}"
             + ("" if each.identified else "; NOT identified: " + each.reason)

@@ -48,7 +48,7 @@ def logs(
                 "schema_version": 1,
                 "file": str(target),
                 "rl_steps": fit.steps,
-                "noise": fit.noise,
+                "noise": dict(fit.noise),
                 "overheads": [vars(each) for each in fit.overheads],
                 "median_ape_before": dict(fit.before),
                 "median_ape_after": dict(fit.after),
@@ -59,7 +59,7 @@ def logs(
     from rich.table import Table
 
     screen = console()
-    table = Table(title=f"{fit.steps} rl_steps, noise {fit.noise:.1%} of a measurement")
+    table = Table(title=f"{fit.steps} rl_steps")
     for column in ("overhead", "stage", "shipped s", "fitted s", "5 .. 95 %", "identified"):
         table.add_column(column)
     for each in fit.overheads:
@@ -68,7 +68,8 @@ def logs(
         table.add_row(each.name, each.stage, f"{each.shipped:.4g}", f"{each.value:.4g}", interval, sure)
     screen.print(table)
     for stage, error in fit.after.items():
-        screen.print(f"{stage}: median error {fit.before[stage]:.1%} with the shipped constants, {error:.1%} fitted")
+        told = f"{fit.before[stage]:.1%} with the shipped constants, {error:.1%} fitted; noise {fit.noise[stage]:.1%}"
+        screen.print(f"{stage}: median error {told}")
     for note in fit.notes:
         screen.print(note, markup=False)
     screen.print(str(target), soft_wrap=True)

@@ -83,11 +83,19 @@ def decide(context: Context, facts: FrameworkFacts | None, tell: Report) -> list
     return decisions
 
 
-def _task_decisions(
-    context: Context, task: TaskContext, facts: FrameworkFacts | None, groups: list[tuple[int, int]], start: int
+def decide_groups(
+    context: Context, task: TaskContext, facts: FrameworkFacts | None, groups: list[tuple[int, int]]
 ) -> list[Decision]:
+    """Slots of one task for stated groups of rl_steps, wherever in the run they stand."""
+    return _task_decisions(context, task, facts, groups, 0, timed=True)
+
+
+def _task_decisions(
+    context: Context, task: TaskContext, facts: FrameworkFacts | None, groups: list[tuple[int, int]], start: int,
+    *, timed: bool = False,
+) -> list[Decision]:  # fmt: skip
     judge = Judge(context, task)
-    demands = _demands(context, task, groups)
+    demands = _demands(context, task, groups, timed or bool(context.job.horizon.group))
     screened: dict[int, Screened] = {}
     for group in demands:
         if id(group) not in screened:
@@ -108,7 +116,8 @@ def _task_decisions(
             judged[id(group)] = tuple(found_here)
         evaluations = judged[id(group)]
         objective = np.array([judged_objective(context, e) for e in evaluations])
-        ties = np.array([1.0 + TIE * e.configuration.complexity for e in evaluations])
+        price = TIE + context.job.objective.simplicity
+        ties = np.array([1.0 + price * e.configuration.complexity for e in evaluations])
         first = [e.configuration for e in evaluations].index(screened[id(group)].configurations[0])
         previous = start + index - 1 if index else None
         found.append(
@@ -129,12 +138,17 @@ def _finalists(context: Context, screened: Screened, share: int) -> list[Configu
     return [c for found in kept.values() for c in found[:3]]
 
 
-def _demands(context: Context, task: TaskContext, groups: list[tuple[int, int]]) -> list[tuple[Demand, ...]]:
-    """Demands of every group, one per open batch; groups whose rl_steps are alike share one object."""
+def _demands(
+    context: Context, task: TaskContext, groups: list[tuple[int, int]], timed: bool
+) -> list[tuple[Demand, ...]]:
+    """Demands of every group, one per open batch; groups whose rl_steps are alike share one object.
+
+    ``timed``: the lengths of the group's own rl_steps; else those of the whole recording.
+    """
     seen: dict[tuple[bytes, ...], tuple[Demand, ...]] = {}
     found = []
     for rl_steps in groups:
-        asked = rl_steps if context.job.horizon.group else None
+        asked = rl_steps if timed else None
         made = tuple(task.source.demand(batch, asked, context.job.seed) for batch in task.batches)
         key = tuple(
             table.prompt_tokens.tobytes() + table.response_tokens.tobytes()

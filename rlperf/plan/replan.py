@@ -1,0 +1,324 @@
+"""Replan: a running job's remaining rl_steps, planned anew with what its log and its rollouts have shown.
+
+Lengths are fitted to the recorded rollouts and forecast; the log calibrates the stages (`rlperf.plan.stage_factors`);
+the rest of the run is planned as a shortest path that starts at the running layout. A switch is recommended only where
+staying is worse in at least 95 % of common draws of lengths, drift and stage errors, switching cost included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from rlperf.errors import SpecError
+from rlperf.layout import FloatArray
+from rlperf.plan.configuration import Configuration
+from rlperf.plan.context import Context, TaskContext
+from rlperf.plan.decisions import decide_groups
+from rlperf.plan.demand import Batch, Demand, Source
+from rlperf.plan.evaluate import Evaluation, Judge
+from rlperf.plan.explain import differences
+from rlperf.plan.formulation import Program, Slot
+from rlperf.plan.screen import objective_of, usage_of
+from rlperf.plan.solve import solve
+from rlperf.plan.stage_factors import Errors, StageFactor, scaled_steps, stage_factors
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.step_log import COLUMNS, StepLog
+from rlperf.workload import LengthModel, LengthTable
+
+CALIBRATED = 12
+"""rl_steps of the log that are judged to calibrate the stages: evenly spread over those recorded."""
+SCENARIOS = 8
+"""Futures of the lengths that stay and switch are compared on."""
+DRAWS = 2000
+"""Draws of the stage errors, spread over the futures."""
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """rl_steps (first and last) with the configuration that the new plan runs in them."""
+
+    rl_steps: tuple[int, int]
+    configuration: Configuration
+
+
+@dataclass(frozen=True)
+class LengthForecast:
+    """Mean response of an rl_step, 5th and 95th percentile, and what a forecast can know [tokens]."""
+
+    rl_step: int
+    mean: float
+    low: float
+    high: float
+    known: str
+
+
+@dataclass(frozen=True)
+class Replan:
+    """The recommendation.
+
+    Attributes
+    ----------
+    at_step : first rl_step of another layout; where it says stay, the rl_step that was asked about
+    gain, low, high : objective of staying over that of the new plan, switching costs included (1: nothing to gain)
+    saved : objective saved over the remaining rl_steps, mean [seconds, USD or device-seconds per token]
+    stay_s, planned_s : mean rl_step over the remaining ones [s]
+    differs : what the new plan's first other layout does otherwise
+    """
+
+    verdict: Literal["stay", "switch"]
+    at_step: int
+    gain: float
+    low: float
+    high: float
+    saved: float
+    stay_s: float
+    planned_s: float
+    differs: tuple[str, ...]
+    stretches: tuple[Stretch, ...]
+    factors: tuple[StageFactor, ...]
+    lengths: tuple[LengthForecast, ...]
+    notes: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """The recommendation in a line."""
+        gain = f"gain {self.gain:.3f} ({self.low:.3f} .. {self.high:.3f})"
+        if self.verdict == "switch":
+            return f"switch, at rl_step {self.at_step}, {gain}"
+        if self.gain == 1.0:
+            return "stay: no other plan of the remaining rl_steps is faster, the cost of switching included"
+        return f"stay: the best switch, at rl_step {self.at_step}, is not certain to pay: {gain}"
+
+
+def replan_job(
+    context: Context,
+    running: Configuration,
+    log: StepLog,
+    rollouts: LengthTable,
+    at_step: int,
+    *,
+    facts: FrameworkFacts | None = None,
+) -> Replan:
+    """Whether a running job should change its layout for the rl_steps from ``at_step`` on, and to what.
+
+    Parameters
+    ----------
+    context : the job, with its horizon and its switching cost; open pools and knobs may change
+    running : what has run so far
+    log, rollouts : step metrics and response lengths of the rl_steps before ``at_step``; later ones are not looked at
+
+    Raises
+    ------
+    SpecError : no switching cost, nothing left to plan, several tasks, or no rl_step in both log and rollouts
+    """
+    _check(context, at_step)
+    task, notes = context.tasks[0], list[str]()
+    recorded = rollouts.where(np.flatnonzero(rollouts.rl_step < at_step))
+    factors = _factors(context, task, running, log, recorded, at_step, notes)
+    model = LengthModel.fit(recorded, task=task.task.name)
+    forecast = replace(task, source=Source(task.task, None, lambda: model))
+    return _decide(context, forecast, running, factors, at_step, facts, notes)
+
+
+def _check(context: Context, at_step: int) -> None:
+    horizon = context.job.horizon
+    if len(context.tasks) > 1:
+        raise SpecError("replan takes a job of one task")
+    if horizon.switch is None:
+        raise SpecError("what a switch costs is not stated: add horizon.switch, such as '10 min', to the job")
+    if not 0 < at_step < horizon.rl_steps:
+        raise SpecError(f"rl_step {at_step} is not inside the job's horizon of {horizon.rl_steps} rl_steps")
+
+
+def _factors(
+    context: Context, task: TaskContext, running: Configuration, log: StepLog, recorded: LengthTable, at_step: int,
+    notes: list[str],
+) -> tuple[StageFactor, ...]:  # fmt: skip
+    """Stages of the running layout, measured over predicted on the recorded lengths."""
+    both = np.flatnonzero((log.rl_step < at_step) & np.isin(log.rl_step, recorded.steps()))
+    if both.size > 3:
+        both = both[1:]  # the first rl_step compiles and captures
+    if not both.size:
+        raise SpecError("no rl_step stands in both the log and the rollouts")
+    keep = both[np.unique(np.linspace(0, both.size - 1, min(both.size, CALIBRATED)).round().astype(int))]
+    few = StepLog.of(log.rl_step[keep], **{name: getattr(log, name)[keep] for name in COLUMNS})
+    tables = tuple(recorded.step(int(step)) for step in few.rl_step)
+    demand = _demand(task, running.batch, tables, (0, at_step - 1))
+    found = stage_factors(context, Judge(context, task).evaluate(demand, running), few)
+    notes += [f"the log says nothing of {factor.stage}" for factor in found if factor.rl_steps == 0]
+    return found
+
+
+def _demand(task: TaskContext, batch: Batch, tables: tuple[LengthTable, ...], rl_steps: tuple[int, int]) -> Demand:
+    reward, _ = task.source.reward_s(0)
+    cut = float(
+        np.mean([np.mean(table.trajectories().response_tokens >= batch.max_response_tokens) for table in tables])
+    )
+    return Demand(task.task.name, rl_steps, batch, tables, cut, reward, ())
+
+
+def _decide(
+    context: Context, task: TaskContext, running: Configuration, factors: tuple[StageFactor, ...], at_step: int,
+    facts: FrameworkFacts | None, notes: list[str],
+) -> Replan:  # fmt: skip
+    """Plan the remaining rl_steps from the running layout on, and ask how sure the gain is."""
+    horizon = context.job.horizon
+    size = horizon.group or horizon.rl_steps - at_step
+    groups = [(k, min(k + size, horizon.rl_steps) - 1) for k in range(at_step, horizon.rl_steps, size)]
+    choices = _choices(context, task, running, groups, facts)
+    best = _path(context, task, choices, Errors.expected(factors))
+    plan = [chosen[column].configuration for chosen, column in zip(choices, best, strict=True)]
+    lengths = tuple(_forecast(task, running.batch, step) for step in (at_step - 1, horizon.rl_steps - 1))
+    first = next((k for k, each in enumerate(plan) if not _same(each, running)), None)
+    futures = _futures(context, task, groups, running, plan)
+    errors = Errors.draw(factors, DRAWS, np.random.default_rng([context.job.seed, 2]))
+    stay, planned = _totals(context, task, futures, errors, groups)
+    ratio = stay.value / planned.value
+    low, gain, high = (float(v) for v in np.quantile(ratio, [1.0 - CONFIDENCE, 0.5, CONFIDENCE]))
+    sure = first is not None and float(np.mean(ratio > 1.0)) >= CONFIDENCE
+    differs = () if first is None else tuple(differences(running, plan[first]))
+    return Replan(
+        verdict="switch" if sure else "stay",
+        at_step=at_step if first is None else groups[first][0],
+        gain=gain,
+        low=low,
+        high=high,
+        saved=float((stay.value - planned.value).mean()),
+        stay_s=stay.step_s,
+        planned_s=planned.step_s,
+        differs=differs,
+        stretches=tuple(Stretch(group, each) for group, each in zip(groups, plan, strict=True)),
+        factors=factors,
+        lengths=lengths,
+        notes=tuple(notes),
+    )
+
+
+def _same(one: Configuration, other: Configuration) -> bool:
+    """Nothing has to be moved or restarted between the two."""
+    return (one.mode, one.staleness, one.pools) == (other.mode, other.staleness, other.pools)
+
+
+def _choices(
+    context: Context, task: TaskContext, running: Configuration, groups: list[tuple[int, int]],
+    facts: FrameworkFacts | None,
+) -> list[tuple[Evaluation, ...]]:  # fmt: skip
+    """Per group of rl_steps: the running layout first, then the judged finalists."""
+    judge = Judge(context, task)
+    found = []
+    for decision in decide_groups(context, task, facts, groups):
+        demand = task.source.demand(running.batch, decision.rl_steps, context.job.seed)
+        others = [each for each in decision.evaluations if not _same(each.configuration, running)]
+        found.append((judge.evaluate(demand, running), *others))
+    return found
+
+
+def _path(
+    context: Context, task: TaskContext, choices: list[tuple[Evaluation, ...]], errors: Errors
+) -> tuple[int, ...]:
+    """Column of every group on the cheapest path that starts at the running layout."""
+    serial: dict[tuple[object, ...], int] = {}
+
+    def number(c: Configuration) -> int:
+        return serial.setdefault((c.mode, c.staleness, c.pools), len(serial))
+
+    slots = [Slot("now", np.zeros(1), np.array([number(choices[0][0].configuration)]))]
+    for position, group in enumerate(choices):
+        count = group[0].demand.rl_steps[1] - group[0].demand.rl_steps[0] + 1
+        cost = [count * _expected_value(context, task, each, group[0], errors) for each in group]
+        same = np.array([number(each.configuration) for each in group], dtype=np.int64)
+        switch = float(_value(context, group[0], np.array([context.job.horizon.switch or 0.0]))[0])
+        slots.append(Slot(f"{position}", np.array(cost), same, previous=position, switch=switch))
+    return solve(Program(tuple(slots))).chosen[1:]
+
+
+def _expected_value(
+    context: Context, task: TaskContext, evaluation: Evaluation, running: Evaluation, errors: Errors
+) -> float:
+    rows = np.arange(len(evaluation.demand.tables))
+    factor = {stage: np.repeat(value, len(rows)) for stage, value in errors.of(evaluation, running).items()}
+    return float(_value(context, evaluation, scaled_steps(context, task, evaluation, factor, rows)).mean())
+
+
+def _value(context: Context, evaluation: Evaluation, seconds: FloatArray) -> FloatArray:
+    usage = usage_of(context, evaluation.configuration)
+    return objective_of(context, evaluation.demand, usage, seconds)
+
+
+def _forecast(task: TaskContext, batch: Batch, rl_step: int) -> LengthForecast:
+    found = task.source.model.forecast(rl_step, batch.max_response_tokens, prompts=batch.prompts)
+    return LengthForecast(
+        rl_step, found.mean_tokens, found.mean_tokens_low, found.mean_tokens_high, found.known
+    )  # fmt: skip
+
+
+# -- how sure ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Total:
+    """Objective of the remaining rl_steps ``[draws]``, and the mean rl_step [s]."""
+
+    value: FloatArray
+    step_s: float
+
+
+def _futures(
+    context: Context, task: TaskContext, groups: list[tuple[int, int]], running: Configuration,
+    plan: list[Configuration],
+) -> list[tuple[Evaluation, Evaluation]]:  # fmt: skip
+    """Staying and the plan, judged on the same futures of every group; future k has the same law in all groups."""
+    models = _models(task.source.model, context.job.seed)
+    judge = Judge(context, task)
+    found = []
+    for index, (group, chosen) in enumerate(zip(groups, plan, strict=True)):
+        middle = (group[0] + group[1]) // 2
+        demands: dict[Batch, Demand] = {}
+        for batch in dict.fromkeys((running.batch, chosen.batch)):
+            tables = tuple(
+                model.sample(
+                    batch.generated, batch.group_size, rl_step=middle, max_prompt_tokens=batch.max_prompt_tokens,
+                    max_response_tokens=batch.max_response_tokens, seed=1000 * (index + 1) + k,
+                )
+                for k, model in enumerate(models)
+            )  # fmt: skip
+            demands[batch] = _demand(task, batch, tables, group)
+        stay = judge.evaluate(demands[running.batch], running)
+        other = stay if _same(chosen, running) else judge.evaluate(demands[chosen.batch], chosen)
+        found.append((stay, other))
+    return found
+
+
+def _models(model: LengthModel, seed: int) -> list[LengthModel]:
+    """Length models with law and trend drawn from their errors."""
+    found = []
+    for k in range(SCENARIOS):
+        random = np.random.default_rng([seed, 1, k])
+        drift = model.drift
+        if drift.trend:
+            drift = replace(drift, slope=drift.slope + drift.slope_se * float(random.standard_normal()))
+        found.append(model.draw(random).model_copy(update={"drift": drift}))
+    return found
+
+
+def _totals(
+    context: Context, task: TaskContext, futures: list[tuple[Evaluation, Evaluation]], errors: Errors,
+    groups: list[tuple[int, int]],
+) -> tuple[_Total, _Total]:  # fmt: skip
+    """Objective of staying and of the plan over all groups, the same draws for both."""
+    rows = np.arange(DRAWS) % SCENARIOS
+    totals, seconds = [np.zeros(DRAWS), np.zeros(DRAWS)], [0.0, 0.0]
+    counts = np.array([last - first + 1 for first, last in groups], dtype=np.float64)
+    before: Configuration = futures[0][0].configuration
+    for (stay, planned), count in zip(futures, counts, strict=True):
+        for side, each in enumerate((stay, planned)):
+            steps = scaled_steps(context, task, each, errors.of(each, stay), rows)
+            totals[side] = totals[side] + count * _value(context, each, steps)
+            seconds[side] += count * float(steps.mean()) / float(counts.sum())
+        if not _same(planned.configuration, before):
+            totals[1] = totals[1] + _value(context, stay, np.array([context.job.horizon.switch or 0.0]))
+        before = planned.configuration
+    return _Total(totals[0], seconds[0]), _Total(totals[1], seconds[1])

@@ -1,0 +1,164 @@
+r"""Stage factors: how far a running job's stages are from their predictions, and what that says of other layouts.
+
+The logarithm of measured over predicted seconds of a stage is the sum of an error that all layouts share (device,
+software) and one of the layout's own,
+
+.. math:: e_c = c + o_c, \quad \operatorname{var} e_c = \sigma^2, \quad \operatorname{corr}(e_c, e_{c'}) = \rho
+   = 1 - \omega^2
+
+with :math:`\sigma` of the calibration and :math:`\omega` the share of a layout's own error (`OWN_SHARE`). A log of n
+rl_steps states :math:`m`, the median of the logarithms, with variance :math:`v = \pi s^2 / (2 n)`. Then (normal
+conditioning)
+
+.. math:: e_c \mid m \sim N\!\Big(\frac{\sigma^2}{\sigma^2 + v} m, \; \frac{\sigma^2 v}{\sigma^2 + v}\Big), \qquad
+   e_{c'} \mid e_c \sim N(\rho e_c, (1 - \rho^2)\, \sigma^2)
+
+so that few or noisy rl_steps leave the factor near 1, and another layout takes over only the shared part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlperf.layout import FloatArray, IntArray
+from rlperf.plan.context import Context, TaskContext
+from rlperf.plan.evaluate import Evaluation
+from rlperf.plan.stage_seconds import pair_seconds
+from rlperf.plan.uncertainty import OWN_SHARE, stage_sigmas
+from rlperf.specs.step_log import StepLog
+
+STAGES = ("rollout", "scoring", "training", "weight_sync")
+SHARED = 1.0 - OWN_SHARE**2
+"""Correlation of the errors of two layouts of one stage."""
+NOISE = 0.05
+"""Noise of a logged stage where the framework's reruns state none [1]: judged."""
+NOISE_WEIGHT = 2.0
+"""rl_steps that the assumed noise counts for beside the log's own scatter."""
+OVERLAPPED = ("one_step_off", "async")
+"""Modes whose logged rollout is what the trainer waited, not what the engines took."""
+
+
+@dataclass(frozen=True)
+class StageFactor:
+    """Measured over predicted of one stage, as the log and the calibration have it together.
+
+    Attributes
+    ----------
+    log_ratio, noise, rl_steps : median of ln(measured / predicted), its scatter per rl_step, and the rl_steps used
+    prior : standard deviation of the calibration, sigma [1]
+    """
+
+    stage: str
+    log_ratio: float
+    noise: float
+    rl_steps: int
+    prior: float
+
+    @property
+    def weight(self) -> float:
+        """Share of the log's word in the estimate, sigma^2 / (sigma^2 + v)."""
+        if self.rl_steps == 0 or self.prior == 0.0:
+            return 0.0
+        return self.prior**2 / (self.prior**2 + np.pi / 2.0 * self.noise**2 / self.rl_steps)
+
+    @property
+    def mean(self) -> float:
+        """Expected logarithm of the factor of the layout that ran."""
+        return self.weight * self.log_ratio
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of that logarithm."""
+        return self.prior * float(np.sqrt(1.0 - self.weight))
+
+    @property
+    def value(self) -> float:
+        """Median factor of the layout that ran.
+
+        >>> round(StageFactor("rollout", 0.2, 0.05, 20, 0.1).value, 3), StageFactor("rollout", 0.2, 0.05, 0, 0.1).value
+        (1.219, 1.0)
+        """
+        return float(np.exp(self.mean))
+
+
+def stage_factors(context: Context, recorded: Evaluation, log: StepLog) -> tuple[StageFactor, ...]:
+    """Factors of the layout that ran, by stage.
+
+    Parameters
+    ----------
+    recorded : the running configuration judged on the lengths of ``log``'s rl_steps, one replicate each
+    """
+    sigmas = stage_sigmas(context, recorded)
+    framework = context.trainers[int(recorded.trainer.backend[0])].framework
+    assumed = framework.rerun_spread or NOISE
+    found = []
+    for stage in STAGES:
+        measured: FloatArray = getattr(log, f"{stage}_s")
+        predicted: FloatArray = getattr(recorded.seconds, f"{stage}_s")
+        hidden = stage == "rollout" and recorded.configuration.mode in OVERLAPPED
+        known = np.isfinite(measured) & (measured > 0) & (predicted > 0) & (not hidden)
+        ratios = np.log(measured[known] / predicted[known])
+        n = int(ratios.size)
+        median = float(np.median(ratios)) if n else 0.0
+        scatter = 1.4826 * float(np.median(np.abs(ratios - median))) if n else 0.0
+        freedom = max(n - 1, 0)
+        noise = float(np.sqrt((NOISE_WEIGHT * assumed**2 + freedom * scatter**2) / (NOISE_WEIGHT + freedom)))
+        found.append(StageFactor(stage, median, noise, n, float(getattr(sigmas, f"{stage}_s"))))
+    return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Errors:
+    """Draws of the stages' factors, the same for every layout that is compared ``[draws]``."""
+
+    factors: tuple[StageFactor, ...]
+    ran: dict[str, FloatArray]
+    other: dict[str, FloatArray]
+
+    @classmethod
+    def draw(cls, factors: tuple[StageFactor, ...], draws: int, random: np.random.Generator) -> Errors:
+        """Joint draws of the layout that ran and of one that did not."""
+        ran, other = {}, {}
+        for factor in factors:
+            one, two = random.standard_normal((2, draws))
+            ran[factor.stage] = factor.mean + factor.sigma * one
+            other[factor.stage] = SHARED * ran[factor.stage] + np.sqrt(1.0 - SHARED**2) * factor.prior * two
+        return cls(factors, ran, other)
+
+    @classmethod
+    def expected(cls, factors: tuple[StageFactor, ...]) -> Errors:
+        """One draw: the medians."""
+        ran = {factor.stage: np.array([factor.mean]) for factor in factors}
+        return cls(factors, ran, {stage: SHARED * value for stage, value in ran.items()})
+
+    def of(self, evaluation: Evaluation, running: Evaluation) -> dict[str, FloatArray]:
+        """Factors of a layout: stages that take as long as in the running one are that stage."""
+        found = {}
+        for stage in STAGES:
+            a, b = (float(getattr(each.seconds, f"{stage}_s").mean()) for each in (evaluation, running))
+            alike = bool(np.isclose(a, b, rtol=1e-9))
+            found[stage] = np.exp(self.ran[stage] if alike else self.other[stage])
+        return found
+
+
+def scaled_steps(
+    context: Context, task: TaskContext, evaluation: Evaluation, factor: dict[str, FloatArray], rows: IntArray
+) -> FloatArray:
+    """rl_steps of replicates ``rows`` of an evaluation with its stages scaled [s] ``[draws]``."""
+    engine, train = evaluation.rollout.take(rows), evaluation.trainer.take(rows)
+    configuration = evaluation.configuration
+    scaled = pair_seconds(
+        context, task.architecture, evaluation.demand, configuration.mode, configuration.staleness,
+        replace(
+            engine, makespan_s=factor["rollout"] * engine.makespan_s, steady_s=factor["rollout"] * engine.steady_s
+        ),
+        replace(
+            train, training_s=factor["training"] * train.training_s, scoring_s=factor["scoring"] * train.scoring_s
+        ),
+        np.arange(len(rows)), np.arange(len(rows)),
+    )  # fmt: skip
+    # the sync stands in the rl_step where nothing overlaps it; elsewhere its factor is left out
+    more = 0.0 if configuration.mode in OVERLAPPED else (factor["weight_sync"] - 1.0) * scaled.weight_sync_s
+    return np.asarray(scaled.step_s + more)

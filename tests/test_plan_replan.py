@@ -1,0 +1,179 @@
+"""Replanning against runs whose truth is known: the project's own simulator made their logs."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from rlperf.api import ask
+from rlperf.cli.main import app
+from rlperf.errors import SpecError
+from rlperf.plan.configuration import Configuration
+from rlperf.plan.context import Context
+from rlperf.plan.demand import Demand
+from rlperf.plan.evaluate import Evaluation, Judge
+from rlperf.plan.predict import evaluate_job
+from rlperf.plan.replan import Replan, replan_job
+from rlperf.plan.stage_factors import StageFactor
+from rlperf.specs.job import Job
+from rlperf.specs.step_log import StepLog
+from rlperf.workload import LengthTable, concat
+
+PROMPTS, GROUP, CAP = 64, 8, 8192
+FACTORS = {"rollout": 1.2, "scoring": 0.9, "training": 0.85}
+"""How far the truth is from the calibration."""
+
+
+def job(**changes: object) -> Job:
+    task = {
+        "name": "math", "workload": "math", "prompts_per_step": PROMPTS, "group_size": GROUP,
+        "max_prompt_tokens": 512, "max_response_tokens": CAP, "reward_s": "0 s",
+    }  # fmt: skip
+    base: dict[str, object] = {
+        "architecture": "Qwen3-4B", "cluster": "dgx_h100", "tasks": [task], "trainer_backends": ["fsdp2"],
+        "horizon": {"rl_steps": 60, "group": 10, "switch": "60 s"},
+    }  # fmt: skip
+    return Job.model_validate({**base, **changes})
+
+
+def pinned(tensor_parallel: int, **changes: object) -> Job:
+    layout = {"tensor_parallel": tensor_parallel, "pipeline_parallel": 1}
+    return job(pools=[{"role": "rollout", "layout": layout}], **changes)
+
+
+def lengths(rl_step: int, growth: float, seed: int = 0) -> LengthTable:
+    """One rl_step of log-normal lengths whose location moves by ``growth`` per rl_step."""
+    random = np.random.default_rng([seed, rl_step])
+    prompts = random.integers(50, 300, PROMPTS)
+    shared = random.normal(0.0, 0.4, (PROMPTS, 1))
+    drawn = np.exp(np.log(400.0) + growth * rl_step + shared + random.normal(0.0, 0.5, (PROMPTS, GROUP)))
+    table = LengthTable.from_groups(
+        prompts.tolist(), np.clip(drawn, 1, CAP).astype(int).tolist(), max_response_tokens=CAP
+    )
+    return replace(table, rl_step=np.full(table.n, rl_step))
+
+
+@dataclass
+class Run:
+    """A run that the simulator made: its question, what ran, and what its files say."""
+
+    context: Context
+    running: Configuration
+    log: StepLog
+    rollouts: LengthTable
+    growth: float
+
+    def judged(self, configuration: Configuration, first: int, last: int) -> Evaluation:
+        return judged(self.context, configuration, [lengths(k, self.growth) for k in range(first, last + 1)])
+
+    def truth_s(self, configuration: Configuration, first: int, last: int) -> float:
+        """Seconds that rl_steps ``first`` to ``last`` really take, the rollout's and the trainer's errors included."""
+        return float(true_seconds(self.judged(configuration, first, last))["step_s"].sum())
+
+
+def judged(context: Context, configuration: Configuration, tables: list[LengthTable]) -> Evaluation:
+    demand = Demand("math", (0, 0), configuration.batch, tuple(tables), 0.0, 0.0, ())
+    return Judge(context, context.tasks[0]).evaluate(demand, configuration)
+
+
+def true_seconds(evaluation: Evaluation) -> dict[str, np.ndarray]:
+    seconds = evaluation.seconds
+    stages = {f"{stage}_s": factor * getattr(seconds, f"{stage}_s") for stage, factor in FACTORS.items()}
+    rest = sum(getattr(seconds, name) for name in ("weight_sync_s", "data_movement_s", "offload_s", "other_s"))
+    return {**stages, "weight_sync_s": seconds.weight_sync_s, "step_s": sum(stages.values()) + rest}
+
+
+def run(running: Job, rl_steps: int, *, growth: float, noise: float, asked: Job | None = None, seed: int = 0) -> Run:
+    """``rl_steps`` recorded rl_steps of the best configuration of ``running``."""
+    context = ask(asked or job()).context
+    configuration = evaluate_job(ask(running).context)[0].configuration
+    tables = [lengths(k, growth) for k in range(rl_steps)]
+    truth = true_seconds(judged(context, configuration, tables))
+    random = np.random.default_rng(seed)
+    noisy = {name: values * np.exp(random.normal(0.0, noise, rl_steps)) for name, values in truth.items()}
+    return Run(context, configuration, StepLog.of(np.arange(rl_steps), **noisy), concat(tables), growth)
+
+
+def replanned(made: Run, at_step: int) -> Replan:
+    return replan_job(made.context, made.running, made.log, made.rollouts, at_step)
+
+
+@pytest.fixture(scope="module")
+def wide() -> Run:
+    """A run on one wide replica: right for nobody, and worse as responses grow."""
+    return run(pinned(8), 20, growth=0.03, noise=0.03)
+
+
+def test_switches_where_it_pays(wide: Run) -> None:
+    found = replanned(wide, 20)
+    assert found.verdict == "switch"
+    assert found.at_step == 20
+    assert 1.0 < found.low < found.gain < found.high
+    assert any("tensor_parallel" in text for text in found.differs)
+    chosen = found.stretches[0].configuration
+    stay, switched = (wide.truth_s(each, 20, 59) for each in (wide.running, chosen))
+    assert stay > switched + 60.0
+    assert found.low <= stay / (switched + 60.0) <= found.high * 1.05
+    now, end = found.lengths
+    assert end.mean > 1.3 * now.mean
+    assert found.sentence().startswith("switch, at rl_step 20, gain 1.")
+
+
+def test_calibrates_the_stages_by_the_log(wide: Run) -> None:
+    found = {factor.stage: factor for factor in replanned(wide, 20).factors}
+    for stage, truth in FACTORS.items():
+        assert found[stage].value == pytest.approx(truth, rel=0.04)
+        assert found[stage].rl_steps == 12
+    assert found["weight_sync"].value == pytest.approx(1.0, abs=0.03)
+
+
+def test_stays_where_nothing_is_better() -> None:
+    steady = run(job(), 12, growth=0.0, noise=0.03)
+    found = replanned(steady, 12)
+    assert found.verdict == "stay"
+    assert found.stay_s * 48 == pytest.approx(steady.truth_s(steady.running, 12, 59), rel=0.08)
+
+
+def test_stays_where_the_switch_costs_more_than_it_saves(wide: Run) -> None:
+    dear = wide.context.job.model_copy(
+        update={"horizon": wide.context.job.horizon.model_copy(update={"switch": 1e5})}
+    )
+    found = replanned(replace_context(wide, dear), 20)
+    assert found.verdict == "stay"
+    assert found.gain == 1.0
+    assert "cost of switching included" in found.sentence()
+
+
+def replace_context(made: Run, asked: Job) -> Run:
+    return replace(made, context=replace(made.context, job=asked))
+
+
+def test_stays_on_a_short_noisy_log_of_a_close_call() -> None:
+    """Two rl_steps with 30 % noise, and a layout that is nearly as good: no certainty, no switch."""
+    close = run(pinned(2), 2, growth=0.0, noise=0.3, asked=job(horizon={"rl_steps": 60, "group": 20, "switch": "5 s"}))
+    found = replanned(close, 2)
+    assert found.verdict == "stay"
+    assert found.low < 1.0 or found.gain == 1.0
+
+
+def test_few_rl_steps_leave_the_factor_near_one() -> None:
+    one, many = (StageFactor("rollout", 0.3, 0.2, n, 0.1) for n in (1, 100))
+    assert 1.0 < one.value < 1.08 < many.value < np.exp(0.3)
+    assert one.sigma > many.sigma
+    assert StageFactor("rollout", 0.3, 0.2, 0, 0.1).value == 1.0
+
+
+def test_refuses_what_it_cannot_answer(wide: Run) -> None:
+    for change, words in (({"switch": None}, "what a switch costs"), ({"rl_steps": 20}, "not inside")):
+        horizon = wide.context.job.horizon.model_copy(update=change)
+        with pytest.raises(SpecError, match=words):
+            replanned(replace_context(wide, wide.context.job.model_copy(update={"horizon": horizon})), 20)
+    late = replace(wide, log=StepLog.of([500], rollout_s=[1.0]))
+    with pytest.raises(SpecError, match="no rl_step stands in both"):
+        replanned(late, 20)

@@ -123,3 +123,26 @@ def test_rollout_on_a_cluster_of_its_own() -> None:
         job(pools=pools)
     with pytest.raises(ValueError, match="only the rollout pool"):
         job(modes=["async"], limits={"staleness": 1}, pools=[{"role": "trainer", "cluster": "hgx_h20"}])
+
+
+def test_simplicity_decides_near_ties() -> None:
+    best = plan_job(job(nodes=2))
+    simple = plan_job(job(nodes=2, objective={"minimize": "step_time", "simplicity": 0.05}))
+    assert degrees(simple) <= degrees(best)
+    assert best.plan[0].predicted.step_s <= simple.plan[0].predicted.step_s * (1 + 1e-4)
+    if best.plan[0].simplest:
+        assert degrees(simple) < degrees(best)
+
+
+def degrees(plan: Plan) -> int:
+    """Product of all degrees but data parallel, both pools."""
+    return int(
+        np.prod(
+            [
+                n
+                for role in ("rollout", "trainer")
+                for name, n in plan.plan[0].pool(role).layout.model_dump().items()  # type: ignore[arg-type]
+                if name.endswith("_parallel") and name not in ("data_parallel", "sequence_parallel")
+            ]
+        )
+    )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlperf.cli.output import AsJson, console, default_job, print_json, progress
+
+if TYPE_CHECKING:
+    from rlperf.plan.context import Context
 
 
 def plan(
@@ -18,17 +22,29 @@ def plan(
     framework: Annotated[
         str | None, typer.Option(help="Write the config for this framework, such as verl==0.9.")
     ] = None,
+    risk: Annotated[
+        float | None, typer.Option(min=0, max=1, help="0: the mean counts (default); 1: the 95th percentile counts.")
+    ] = None,
+    simple: Annotated[
+        bool, typer.Option("--simple", help="Among near-ties prefer fewer degrees: 0.5 % of the objective a doubling.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Best layouts, batches and lengths for a job, with the runner-up and what binds.
 
     Example: rlperf plan job.yaml --out plan/
     """
-    from rlperf.api import plan_job
+    from rlperf.api import ask
+    from rlperf.plan.planner import plan_job
 
     source = job or default_job()
+    context, facts = ask(source).pair
+    if risk is not None:
+        context = with_objective(context, risk=risk)
+    if simple:
+        context = with_objective(context, simplicity=0.005)
     with progress("planning") as bar:
-        found = plan_job(source, report=bar)
+        found = plan_job(context, facts=facts, report=bar)
     written: list[Path] = []
     if out is not None:
         from rlperf.frameworks.export import write_plan
@@ -46,3 +62,9 @@ def plan(
     print_plan(found, screen)
     for path in written:
         screen.print(f"wrote {path}")
+
+
+def with_objective(context: Context, **changes: float) -> Context:
+    """The context with parts of its objective replaced."""
+    objective = context.job.objective.model_copy(update=changes)
+    return replace(context, job=context.job.model_copy(update={"objective": objective}))

@@ -49,10 +49,19 @@ def phase_of(context: Context, decision: Decision, column: int) -> Phase:
         runner_up=_runner_up(context, chosen, others[0]) if others else None,
         tied=len(tied),
         ties=tuple(tuple(differences(configuration, other.configuration)) for other in tied[:NAMED_TIES]),
+        simplest=_simplest(chosen, tied),
         sensitivity=tuple(sensitivity(context, decision, column)),
         pareto=tuple(front(context, decision, column)),
         binds=(*binding(context, chosen), *([pipeline] if pipeline else [])),
     )
+
+
+def _simplest(chosen: Evaluation, tied: list[Evaluation]) -> tuple[str, ...]:
+    """What the simplest of the tied candidates does otherwise; nothing where the chosen one is as simple."""
+    simple = min(tied, key=lambda evaluation: evaluation.configuration.complexity, default=chosen)
+    if simple.configuration.complexity >= chosen.configuration.complexity:
+        return ()
+    return tuple(differences(chosen.configuration, simple.configuration))
 
 
 def _runner_up(context: Context, chosen: Evaluation, other: Evaluation) -> RunnerUp:

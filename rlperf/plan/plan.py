@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rlperf.plan import notebook
 from rlperf.specs.job import Job, Mode, Role
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 class _Frozen(BaseModel):
@@ -74,6 +78,17 @@ class Prediction(_Frozen):
     calibration: CalibrationUse = CalibrationUse()
     fits: bool = True
     advice: tuple[str, ...] = Field((), description="the first knobs to turn")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `rlperf predict --json` prints it."""
+        return self.model_dump(mode="json")
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row: seconds by stage, bytes by role."""
+        return notebook.frame([notebook.prediction_row(self)])
+
+    def _repr_html_(self) -> str:
+        return notebook.prediction_html(self)
 
 
 class LayoutValues(_Frozen):
@@ -188,6 +203,9 @@ class Phase(_Frozen):
     runner_up: RunnerUp | None = None
     tied: int = Field(0, description="other judged candidates that the intervals cannot tell from this one")
     ties: tuple[tuple[str, ...], ...] = Field((), description="the best of them: what each does otherwise")
+    simplest: tuple[str, ...] = Field(
+        (), description="what the simplest of the tied does otherwise; empty: the plan is it"
+    )
     sensitivity: tuple[Sensitivity, ...] = ()
     pareto: tuple[ParetoPoint, ...] = ()
     binds: tuple[str, ...] = Field((), description="what holds the choice back: memory, tail, divisibility ...")
@@ -214,3 +232,15 @@ class Plan(_Frozen):
     seconds: float
     static_objective: float | None = Field(None, description="best plan that keeps one layout over the whole horizon")
     plan: tuple[Phase, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `rlperf plan --json` prints it."""
+        return self.model_dump(mode="json")
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row per phase: what is run, its degrees, and its prediction."""
+        return notebook.frame([notebook.phase_row(phase) for phase in self.plan])
+
+    def _repr_html_(self) -> str:
+        head = f"<p><b>{self.job.name}</b>: {self.job.architecture} on {self.job.cluster}, {self.status}</p>"
+        return head + "".join(notebook.phase_html(phase) for phase in self.plan)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlperf.errors import InfeasibleError, SpecError
+from rlperf.plan import notebook
 from rlperf.plan.context import Context
 from rlperf.plan.plan import Plan
 from rlperf.plan.planner import plan_job
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.units import parse_quantity
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Measure = Literal["step", "usd/step", "run"]
 Asked = Callable[[Job], tuple[Context, FrameworkFacts | None]]
@@ -85,6 +89,31 @@ class Sizing:
     rows: tuple[SizeRow, ...]
     best: SizeRow | None
     plan: Plan | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `rlperf size --json` prints it."""
+        return {
+            "schema_version": 1,
+            "target": asdict(self.target),
+            "rows": [asdict(row) for row in self.rows],
+            "best": None if self.best is None else asdict(self.best),
+            "plan": None if self.plan is None else self.plan.to_dict(),
+        }
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row per cluster that was tried."""
+        return notebook.frame([asdict(row) for row in self.rows])
+
+    def _repr_html_(self) -> str:
+        found = "none" if self.best is None else f"{self.best.nodes} nodes of {self.best.cluster}"
+        head = ("cluster", "nodes", "devices", "rl_step", "USD per rl_step", "meets", "note")
+        rows = [
+            (r.cluster, r.nodes, r.devices, "-" if r.step_s is None else f"{r.step_s:.4g} s",
+             "-" if r.usd_per_step is None else f"{r.usd_per_step:.3g}", "yes" if r.meets else "no", r.note)
+            for r in self.rows
+        ]  # fmt: skip
+        wanted = f"{self.target.measure} at most {self.target.limit:g}"
+        return f"<p>{wanted}: <b>{found}</b></p>" + notebook.table(head, rows)
 
 
 def size_job(job: Job, target: Target, ask: Asked, *, clusters: Sequence[str] = (), most_nodes: int = 64) -> Sizing:

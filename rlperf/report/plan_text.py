@@ -130,6 +130,9 @@ def summary_lines(plan: Plan) -> list[str]:
         f"{plan.candidates:,} candidates in {plan.seconds:.2f} s",
         f"event simulation re-judged the best; the screen's own choice would have lost {_percent(plan.screen_regret)}",
     ]
+    if plan.static_objective is not None:
+        more = plan.static_objective / plan.objective - 1.0
+        lines.append(f"one layout over the whole horizon: {plan.static_objective:,.4g} {unit} ({100 * more:+.1f} %)")
     if plan.rejected:
         most = sorted(plan.rejected.items(), key=lambda item: -item[1])
         lines.append("rejected: " + "; ".join(f"{count:,} {reason}" for reason, count in most))
@@ -160,7 +163,39 @@ def runner_up_words(phase: Phase) -> str:
         return "no other candidate is left"
     other = phase.runner_up
     verdict = "worse beyond the intervals" if other.distinguishable else "cannot be told apart from the plan"
-    return f"runner-up {100 * other.loss:+.1f} % ({'; '.join(other.differs)}): {verdict}; {phase.tied} candidates tied"
+    words = f"runner-up {100 * other.loss:+.1f} % ({'; '.join(other.differs)}): {verdict}; {phase.tied} candidates tied"
+    return words + (f"; the simplest of them: {_first(phase.simplest)}" if phase.simplest else "")
+
+
+def sensitivity_lines(phase: Phase) -> list[str]:
+    """What a tenth more or less of an input does to the choice, in words."""
+    lines = []
+    for row in phase.sensitivity:
+        head = f"{row.input} by {100 * abs(row.change):.0f} %: rl_step {human_seconds(row.step_s)}"
+        if row.switches_to:
+            lines.append(f"{head}; then {_first(row.switches_to)} would be {100 * row.loss:.1f} % better")
+        else:
+            lines.append(f"{head}; the choice stands")
+    return lines
+
+
+def pareto_rows(phase: Phase) -> list[tuple[str, ...]]:
+    """(rl_step, device-seconds, USD, memory, what differs) of the candidates that nothing beats in all of them."""
+    return [
+        (
+            human_seconds(point.step_s),
+            f"{point.device_s:,.0f}",
+            "-" if point.usd_per_step is None else f"{point.usd_per_step:.3g}",
+            _percent(point.memory_share),
+            _first(point.differs) if point.differs else "the plan",
+        )
+        for point in phase.pareto
+    ]
+
+
+def _first(words: tuple[str, ...], most: int = 3) -> str:
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return "; ".join(words[:most]) + more
 
 
 def print_prediction(prediction: Prediction, out: Console) -> None:
@@ -238,7 +273,7 @@ def print_plan(plan: Plan, out: Console) -> None:
         out.print(table)
         print_prediction(phase.predicted, out)
         out.print(runner_up_words(phase))
-        for line in phase.binds:
+        for line in (*phase.binds, *(line for line in sensitivity_lines(phase) if "better" in line)):
             out.print(f"- {line}")
     out.rule()
     for line in summary_lines(plan):
@@ -280,6 +315,12 @@ def _phase_markdown(phase: Phase) -> list[str]:
         "",
         f"- {runner_up_words(phase)}",
         *(f"- {line}" for line in (*phase.binds, *predicted.advice)),
+        "",
+        "If an input is off:",
+        "",
+        *(f"- {line}" for line in sensitivity_lines(phase)),
+        "",
+        *_table(("rl_step", "device-seconds", "USD", "memory of limit", "what differs"), pareto_rows(phase)),
         "",
     ]  # fmt: skip
     return lines

@@ -153,6 +153,12 @@ class Objective(_Frozen):
     """What to minimise: seconds per rl_step, USD per rl_step, or device-seconds per trained token."""
 
     minimize: Minimize = "step_time"
+    simplicity: float = Field(
+        0.0,
+        ge=0,
+        le=0.1,
+        description="share of the objective that one doubling of a degree may cost; decides near-ties",
+    )
     risk: float = Field(0.0, ge=0, le=1, description="0: the mean counts; 1: the 95th percentile counts")
 
 

@@ -126,6 +126,9 @@ PLANTED = [
     ("verl", {R + "mode": "sync"}, R + "mode", "rollout_mode_sync"),
     ("verl", {R + "pipeline_model_parallel_size": 2}, R + "pipeline_model_parallel_size", "rollout_pipeline"),
     ("verl", {A + "use_dynamic_bsz": False}, A + "ppo_micro_batch_size_per_gpu", "microbatch_stated"),
+    ("verl", {A + "use_dynamic_bsz": False, A + "ppo_micro_batch_size_per_gpu": 32,
+              R + "log_prob_micro_batch_size_per_gpu": 32, "actor_rollout_ref.model.use_fused_kernels": False},
+     A + "ppo_micro_batch_size_per_gpu", "out_of_memory"),
     ("verl", {A + "ppo_max_token_len_per_gpu": 131072, "actor_rollout_ref.model.use_fused_kernels": False},
      A + "ppo_max_token_len_per_gpu", "out_of_memory"),
     ("verl", {R + "gpu_memory_utilization": 0.99, A + "fsdp_config.param_offload": False,
@@ -221,6 +224,18 @@ def test_gains_are_predicted_and_sorted(tmp_path: Path) -> None:
     assert eager.gain_s is not None
     assert found.predicted is not None
     assert eager.gain_s > 0.01 * found.predicted.step_s
+
+
+def test_padding_is_found_with_what_it_costs(tmp_path: Path) -> None:
+    change = {
+        A + "use_dynamic_bsz": False, A + "ppo_micro_batch_size_per_gpu": 1, R + "log_prob_micro_batch_size_per_gpu": 1,
+        "actor_rollout_ref.model.use_remove_padding": False,
+    }  # fmt: skip
+    found = {finding.rule: finding for finding in _audit(tmp_path, "verl", change).findings}
+    padding = found["no_packing"]
+    assert padding.key == "actor_rollout_ref.model.use_remove_padding"
+    assert padding.gain_s is not None
+    assert padding.gain_s > 1.0
 
 
 def test_a_log_shows_slow_stages_and_cut_responses(tmp_path: Path) -> None:

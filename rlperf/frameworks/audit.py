@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from rlperf.cost.engine_memory import engine_memory
 from rlperf.errors import InfeasibleError, RlperfError, SpecError
 from rlperf.frameworks.findings import (
@@ -17,13 +19,14 @@ from rlperf.frameworks.findings import (
     key_findings,
     key_of,
     memory_findings,
+    padding_findings,
     rule_findings,
     sort,
     what_ifs,
 )
 from rlperf.frameworks.imports import Imported, job_of
 from rlperf.frameworks.run import Run
-from rlperf.layout import Layout
+from rlperf.layout import FloatArray, Layout
 from rlperf.plan.context import Context, resolve
 from rlperf.plan.plan import Plan, Prediction
 from rlperf.plan.predict import evaluate_job
@@ -72,8 +75,9 @@ def audit(
     plan : also ask the planner for the best on the same hardware
     """
     findings, notes = key_findings(imported), []
+    given, imported = imported, _with_budget(imported)
     try:
-        findings += rule_findings(imported)
+        findings += rule_findings(given)
     except (ValueError, TypeError) as error:
         # A value of the wrong type is among the key findings already.
         notes.append(f"rules not checked: {error}")
@@ -86,9 +90,9 @@ def audit(
         notes.append(f"not predicted: {error.problems[0]}")
         return Audit(imported, None, sort([*findings, *engine_findings(imported, None)]), None, None, tuple(notes))
     blocked = {finding.rule for finding in findings if finding.severity == "error"} - {"unknown_key", "illegal_value"}
-    predicted, cache = None, None
+    predicted, cache, lengths = None, None, np.zeros(0)
     try:
-        predicted, cache = _predict(context)
+        predicted, cache, lengths = _predict(context)
     except (InfeasibleError, ValueError, ZeroDivisionError) as error:
         notes.append(f"not predicted: {error}")
         cache = _cache(imported, context)
@@ -99,8 +103,9 @@ def audit(
             findings.append(Finding("error", key, message, when="worker", rule="layout"))
     findings += engine_findings(imported, cache)
     if predicted is not None:
-        findings += memory_findings(imported, predicted, context.hardware.device.memory)
+        findings += memory_findings(given, predicted, context.hardware.device.memory)
         findings += host_findings(imported, context)
+        findings += padding_findings(given, predicted, lengths)
         offers = what_ifs(imported, predicted, cache)
         findings += gain_findings(imported, predicted, offers, lambda offer: attempt(imported, job, offer))
     best = None
@@ -120,14 +125,25 @@ def _context(job: Job) -> Context:
     return context
 
 
-def _predict(context: Context) -> tuple[Prediction, Cache]:
-    """The prediction, and what the KV cache of one replica holds."""
+def _with_budget(imported: Imported) -> Imported:
+    """Fixed microbatches as the token budget that their longest sequences take: what memory has to hold."""
+    run = imported.run
+    if run.get("trainer.token_budget") is not None or run.get("trainer.microbatch") is None:
+        return imported
+    longest = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
+    budget = run.number("trainer.microbatch") * longest
+    scoring = run.number("trainer.scoring_microbatch", run.number("trainer.microbatch")) * longest
+    return replace(imported, run=run.with_({"trainer.token_budget": budget, "trainer.scoring_token_budget": scoring}))
+
+
+def _predict(context: Context) -> tuple[Prediction, Cache, FloatArray]:
+    """The prediction, what the KV cache of one replica holds, and the lengths of one rl_step."""
     evaluation, _ = evaluate_job(context)
     predicted = prediction_of(context, context.tasks[0], evaluation, operators=False)
     table = evaluation.demand.tables[0]
     mean = float((table.prompt_tokens + table.response_tokens).mean())
     tokens = float(evaluation.memory.kv_tokens[0])
-    return predicted, Cache(tokens, tokens / mean)
+    return predicted, Cache(tokens, tokens / mean), evaluation.demand.lengths(0)
 
 
 def _cache(imported: Imported, context: Context) -> Cache | None:

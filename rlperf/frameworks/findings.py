@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.export import architecture_of, said
 from rlperf.frameworks.fields import Field
@@ -211,26 +214,12 @@ def what_ifs(imported: Imported, predicted: Prediction, cache: Cache | None) -> 
 
 
 def _budget_changes(imported: Imported, predicted: Prediction) -> list[WhatIf]:
-    """Token budgets and microbatches: padding against packing, twice the budget where memory is left."""
+    """Twice the token budget where memory is left."""
     run = imported.run
-    longest = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
     found = []
     budget = run.get("trainer.token_budget")
     if budget is None:
-        micro = run.number("trainer.microbatch")
-        packed = max(longest, micro * longest)
-        name = "trainer.dynamic" if imported.adapter.name in ("verl", "openrlhf", "slime") else "trainer.packing"
-        padded = "padded to the longest" if run.get("trainer.packing") is False else "of any length"
-        found.append(
-            WhatIf(
-                (("trainer.token_budget", packed), ("trainer.packing", True), ("trainer.microbatch", None)),
-                key_of(imported, name),
-                f"microbatches of {micro} samples {padded}",
-                f"pack by a token budget of {packed}",
-                rule="no_packing",
-            )
-        )
-        return found
+        return []
     use = predicted.memory_bytes.get("trainer")
     if use is not None and use.high < 0.8 * use.limit:
         found.append(
@@ -290,6 +279,32 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
         message = "below the longest prompt, without chunked prefill"
         found.append(Finding("error", key, message, "turn it on", "worker", imported.where(key), rule="prefill_budget"))
     return found
+
+
+def padding_findings(imported: Imported, predicted: Prediction, lengths: npt.NDArray[np.float64]) -> list[Finding]:
+    """Microbatches of a fixed number of samples, padded to their longest: the share of the work that is padding.
+
+    share = 1 - mean / E[max of k], k samples a microbatch in the order they come; the gain is that share of training
+    and scoring.
+    """
+    run = imported.run
+    micro = run.number("trainer.microbatch")
+    if run.get("trainer.token_budget") is not None or run.get("trainer.packing") is not False or lengths.size < micro:
+        return []
+    whole = lengths[: lengths.size // micro * micro].reshape(-1, micro)
+    batch = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
+    # One sample a microbatch is padded to the batch's common length where the framework pads before it splits.
+    padded = float(whole.max(axis=1).mean()) if micro > 1 else float(batch)
+    share = 1.0 - float(whole.mean()) / padded
+    stages = predicted.stages_s
+    gain = share * (stages.training + stages.scoring)
+    key = key_of(imported, "trainer.packing")
+    message = f"microbatches of {micro} are padded: {share:.0%} of what training computes is padding"
+    return [
+        Finding(
+            "hint", key, message, "pack sequences without padding", "never", imported.where(key), gain, "no_packing"
+        )
+    ]
 
 
 Try = Callable[[WhatIf], Prediction | None]

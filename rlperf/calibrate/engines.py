@@ -77,14 +77,15 @@ def calibration_cases(table: Table, engine_id: str) -> list[Measured]:
 
 
 def predicted(
-    cases: Sequence[Measured], parameters: FloatArray, costs: CostTable, per_layer: bool = True
+    cases: Sequence[Measured], parameters: FloatArray, costs: CostTable, place: str = "per_layer"
 ) -> FloatArray:
     """Seconds per token of every case (inverse throughput where that is the metric), with trial overheads."""
     fixed, each, scale = (float(value) for value in parameters)
-    layer, step = (fixed, 0.0) if per_layer else (0.0, fixed * STEP_LAYERS)
     values = []
     for case, metric, _ in cases:
-        served = serve(replace(case, engine=with_overhead(case.engine, layer, each, scale, step)), costs)
+        served = serve(
+            replace(case, engine=with_overhead(case.engine, each, scale, **{place: fixed * PLACES[place]})), costs
+        )
         if metric == "tpot_ms":
             values.append(float(served.tpot_s) * 1e3)
         else:
@@ -93,10 +94,10 @@ def predicted(
 
 
 def fit_engine(table: Table, engine: EngineCalibration, *, name: str = "") -> EngineFit:
-    """Fit three overheads of an engine on its calibration split: per_layer or step, per_request, kernel_scale.
+    """Fit three overheads of an engine on its calibration split: a fixed time, per_request, kernel_scale.
 
-    Whether what is fixed goes with the layers (gaps between kernels) or with the engine_step (scheduler) is decided
-    by the loss on the split.
+    Whether the fixed time goes with the layers (gaps between kernels), with the expert layers (routing) or with the
+    engine_step (scheduler) is decided by the loss on the split.
 
     Every (architecture, device, mode) of the split weighs the same; left-out errors come from leaving out one
     architecture and device at a time. Extrapolated rows of the split give ``spread_extrapolated``.
@@ -109,12 +110,12 @@ def fit_engine(table: Table, engine: EngineCalibration, *, name: str = "") -> En
     fitted = np.ones(len(cases), dtype=bool)
     scored = covered if covered.sum() >= 4 else fitted
     costs = CostTable()
-    by_layer, loss = _fit(cases, measured, fitted, costs, True)
-    by_step, other_loss = _fit(cases, measured, fitted, costs, False)
-    per_layer = loss <= other_loss
-    parameters = by_layer if per_layer else by_step
-    everything = predicted(cases, parameters, costs, per_layer)
-    left_out = _left_out(cases, measured, fitted, costs, everything, per_layer)
+    trials = {place: _fit(cases, measured, fitted, costs, place) for place in PLACES}
+    # a split of one or two architectures cannot tell the places apart: another than the layers must clearly win
+    place = min(trials, key=lambda name: trials[name][1] * (MARGIN if name == "per_layer" else 1.0))
+    parameters = trials[place][0]
+    everything = predicted(cases, parameters, costs, place)
+    left_out = _left_out(cases, measured, fitted, costs, everything, place)
     errors = absolute_percentage_errors(everything, measured)[scored]
     held = absolute_percentage_errors(left_out, measured)[scored]
     quality = Quality(
@@ -128,8 +129,7 @@ def fit_engine(table: Table, engine: EngineCalibration, *, name: str = "") -> En
     other = ~covered if (~covered).sum() >= 4 else fitted
     overhead = EngineOverhead.model_validate(
         {
-            "per_layer": f"{parameters[0] * per_layer * 1e6:.4g} us",
-            "step": f"{parameters[0] * (not per_layer) * STEP_LAYERS * 1e6:.4g} us",
+            place: f"{parameters[0] * PLACES[place] * 1e6:.4g} us",
             "per_request": f"{parameters[1] * 1e6:.4g} us",
             "kernel_scale": round(float(parameters[2]), 4),
             "interference": engine.overhead.interference,
@@ -159,20 +159,23 @@ def _left_out(
     fitted: np.ndarray,
     costs: CostTable,
     everything: FloatArray,
-    per_layer: bool,
+    place: str,
 ) -> FloatArray:
     groups = np.asarray([f"{case.arch.name}|{case.hardware.device.name}" for case, _, _ in cases])
     result = everything.copy()
     names = np.unique(groups[fitted])
     for one in names if len(names) > 1 else ():
-        parameters, _ = _fit(cases, measured, fitted & (groups != one), costs, per_layer)
+        parameters, _ = _fit(cases, measured, fitted & (groups != one), costs, place)
         held = np.flatnonzero(groups == one)
-        result[held] = predicted([cases[int(index)] for index in held], parameters, costs, per_layer)
+        result[held] = predicted([cases[int(index)] for index in held], parameters, costs, place)
     return result
 
 
-STEP_LAYERS = 60.0
-"""Layers of a typical large architecture: brings the two kinds of fixed time to one range of parameters."""
+PLACES = {"per_layer": 1.0, "per_expert_layer": 1.0, "step": 60.0}
+"""Where an engine's fixed time may sit, and a factor that brings all of them to one range (layers of a large model)."""
+MARGIN = 0.9
+"""Another place than the layers must bring the loss below this share of theirs."""
+
 LIMITS = np.log([[1e-8, 1e-8, 0.75], [6e-5, 1e-4, 1.25]])
 """Lower and upper limits of per_layer [s], per_request [s] and kernel_scale: what hosts and clocks can account for."""
 
@@ -186,7 +189,7 @@ def _weights(cases: Sequence[Measured]) -> FloatArray:
 
 
 def _fit(
-    cases: Sequence[Measured], measured: FloatArray, rows: np.ndarray, costs: CostTable, per_layer: bool
+    cases: Sequence[Measured], measured: FloatArray, rows: np.ndarray, costs: CostTable, place: str
 ) -> tuple[FloatArray, float]:
     from scipy.optimize import least_squares
 
@@ -195,7 +198,7 @@ def _fit(
     weights = _weights(chosen)
 
     def residuals(z: FloatArray) -> FloatArray:
-        return np.asarray(weights * (np.log(predicted(chosen, np.exp(z), costs, per_layer)) - truth), dtype=np.float64)
+        return np.asarray(weights * (np.log(predicted(chosen, np.exp(z), costs, place)) - truth), dtype=np.float64)
 
     start = np.log([5e-6, 5e-6, 1.0])
     result = least_squares(

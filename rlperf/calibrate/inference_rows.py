@@ -16,6 +16,7 @@ from rlperf.cost.inference import (
     Served,
     closed_loop,
     engine_step_cost,
+    fixed_overhead_s,
     open_loop,
     scaled,
     static_batch,
@@ -184,7 +185,7 @@ class CostTable:
         """Cost of an engine_step with the engine's overheads, and the requests that fit at once."""
         key = (case.configuration, case.kv_dtype, case.isl, case.osl)
         if key not in self._costs:
-            bare = with_overhead(case.engine, 0.0, 0.0, 1.0)
+            bare = with_overhead(case.engine)
             settings = {"gemm_dtype": case.gemm_dtype, "kv_dtype": case.kv_dtype}
             cost = engine_step_cost(
                 case.arch, case.hardware, bare, case.layout, typical_context=case.isl + case.osl / 2.0, **settings
@@ -192,15 +193,15 @@ class CostTable:
             slots = max_running(case.arch, case.hardware, bare, case.layout, case.isl, case.osl, **settings)
             self._costs[key] = (cost, float(slots))
         found = self._costs[key]
-        return overheads_added(found[0], case.engine, case.arch.layers), found[1]
+        return overheads_added(found[0], case.engine, case.arch), found[1]
 
 
-def overheads_added(cost: EngineStepCost, engine: EngineCalibration, layers: int) -> EngineStepCost:
+def overheads_added(cost: EngineStepCost, engine: EngineCalibration, arch: Architecture) -> EngineStepCost:
     """A bare cost with the engine's scale and host times."""
     scaled_cost = scaled(cost, engine.overhead.kernel_scale)
     return replace(
         scaled_cost,
-        host_s=scaled_cost.host_s + engine.overhead.step + engine.overhead.per_layer * layers,
+        host_s=scaled_cost.host_s + fixed_overhead_s(engine, arch),
         host_per_request_s=scaled_cost.host_per_request_s + engine.overhead.per_request,
     )
 

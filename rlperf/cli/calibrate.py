@@ -75,9 +75,11 @@ def engine(
     if as_json:
         print_json({"file": str(path), "id": fitted.engine.id, "rows": fitted.rows, **overhead.model_dump()})
         return
+    fixed = {"step": overhead.step, "layer": overhead.per_layer, "expert layer": overhead.per_expert_layer}
+    place, seconds = max(fixed.items(), key=lambda item: item[1])
     typer.echo(
         f"{name}: {fitted.rows} rows, {fitted.in_sample_mape:.1f} % inside, {fitted.left_out_mape:.1f} % left out; "
-        f"{overhead.per_layer * 1e6:.1f} us a layer, {overhead.per_request * 1e6:.1f} us a request, "
+        f"{seconds * 1e6:.1f} us a {place}, {overhead.per_request * 1e6:.1f} us a request, "
         f"kernels x {overhead.kernel_scale:.2f} -> {path}"
     )
 

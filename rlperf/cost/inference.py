@@ -29,14 +29,19 @@ TOKEN_POINTS = np.array(
 """Token counts at which an `EngineStepCost` tabulates what depends on tokens alone."""
 
 
-def host_s(engine: EngineCalibration, hw: Hardware, running: Array, layers: float) -> FloatArray:
-    """Scheduler, sampling and launches of one engine_step that kernels do not hide [s].
+def host_s(engine: EngineCalibration, hw: Hardware, arch: Architecture, running: Array) -> FloatArray:
+    """Scheduler, sampling, gaps and launches of one engine_step that kernels do not hide [s].
 
-    step + per_layer x layers + per_request x running, and without CUDA graphs the launches of every layer.
+    `fixed_overhead_s` + per_request x running, and without CUDA graphs the launches of every layer.
     """
-    eager = 0.0 if engine.cuda_graphs else engine.kernels_per_layer * layers * hw.calibration.host.launch
+    eager = 0.0 if engine.cuda_graphs else engine.kernels_per_layer * arch.layers * hw.calibration.host.launch
+    return fixed_overhead_s(engine, arch) + engine.overhead.per_request * as_float(running) + eager
+
+
+def fixed_overhead_s(engine: EngineCalibration, arch: Architecture) -> float:
+    """step + per_layer x layers + per_expert_layer x mixture-of-experts layers [s]."""
     own = engine.overhead
-    return own.step + own.per_layer * layers + own.per_request * as_float(running) + eager
+    return own.step + own.per_layer * arch.layers + own.per_expert_layer * arch.feed_forward_layers("moe")
 
 
 def padded(engine: EngineCalibration, running: Array) -> FloatArray:
@@ -75,7 +80,7 @@ def decode_step_s(
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     batch = padded(engine, running)
     kernels = total(token_operators(replica, batch, batch)) + total(decode_operators(replica, running, kv_tokens))
-    return host_s(engine, hw, running, arch.layers) + engine.overhead.kernel_scale * kernels
+    return host_s(engine, hw, arch, running) + engine.overhead.kernel_scale * kernels
 
 
 def prefill_s(
@@ -101,7 +106,7 @@ def prefill_s(
     k = q if kv_tokens is None else as_float(kv_tokens)
     kernels = total(token_operators(replica, as_float(requests) * q, requests))
     kernels = kernels + total(prefill_operators(replica, requests, q, k))
-    return host_s(engine, hw, requests, arch.layers) + engine.overhead.kernel_scale * kernels
+    return host_s(engine, hw, arch, requests) + engine.overhead.kernel_scale * kernels
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,7 @@ def decode_breakdown(
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     batch = padded(engine, running)
     operators = token_operators(replica, batch, batch) + decode_operators(replica, running, kv_tokens)
-    return breakdown(operators, engine.overhead.kernel_scale, float(host_s(engine, hw, running, arch.layers)))
+    return breakdown(operators, engine.overhead.kernel_scale, float(host_s(engine, hw, arch, running)))
 
 
 def prefill_breakdown(
@@ -172,7 +177,7 @@ def prefill_breakdown(
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     operators = token_operators(replica, requests * query_tokens, requests)
     operators += prefill_operators(replica, requests, query_tokens, query_tokens)
-    return breakdown(operators, engine.overhead.kernel_scale, float(host_s(engine, hw, requests, arch.layers)))
+    return breakdown(operators, engine.overhead.kernel_scale, float(host_s(engine, hw, arch, requests)))
 
 
 def engine_step_cost(
@@ -217,7 +222,7 @@ def engine_step_cost(
     return EngineStepCost(
         tokens=TOKEN_POINTS,
         linear_s=np.asarray(linear, dtype=np.float64),
-        host_s=float(host_s(engine, hw, 0.0, arch.layers)) + float(heads[0]) - batch * head_each,
+        host_s=float(host_s(engine, hw, arch, 0.0)) + float(heads[0]) - batch * head_each,
         host_per_request_s=engine.overhead.per_request + head_each,
         decode_fixed_s=fixed,
         decode_per_request_s=per_request,
@@ -378,10 +383,22 @@ def single_stream(cost: EngineStepCost, isl: Array, osl: Array, *, token_budget:
 
 
 def with_overhead(
-    engine: EngineCalibration, per_layer: float, per_request: float, kernel_scale: float, step: float = 0.0
+    engine: EngineCalibration,
+    per_request: float = 0.0,
+    kernel_scale: float = 1.0,
+    *,
+    step: float = 0.0,
+    per_layer: float = 0.0,
+    per_expert_layer: float = 0.0,
 ) -> EngineCalibration:
-    """The engine with other overheads, for fits [s, s, 1, s]."""
-    changes = {"step": step, "per_layer": per_layer, "per_request": per_request, "kernel_scale": kernel_scale}
+    """The engine with other overheads, for fits [s, 1, s, s, s]."""
+    changes = {
+        "step": step,
+        "per_layer": per_layer,
+        "per_expert_layer": per_expert_layer,
+        "per_request": per_request,
+        "kernel_scale": kernel_scale,
+    }
     return engine.model_copy(update={"overhead": engine.overhead.model_copy(update=changes)})
 
 

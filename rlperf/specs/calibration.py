@@ -274,6 +274,7 @@ class EngineOverhead(_Frozen):
 
     step: Seconds = Field(0.0, description="scheduler and detokenising per engine_step, not hidden behind kernels")
     per_layer: Seconds = Field(0.0, description="gaps between kernels, per layer and engine_step")
+    per_expert_layer: Seconds = Field(0.0, description="routing and gaps around experts, per mixture-of-experts layer")
     per_request: Seconds = Field(description="the same per running request")
     kernel_scale: PositiveFloat = Field(description="kernels inside the engine over the same kernels alone")
     interference: float = Field(

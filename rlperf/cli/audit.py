@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,8 @@ def audit(
     from rlperf.frameworks.imports import describe, import_config
 
     imported = import_config(config, framework)
+    if architecture is not None:
+        imported = replace(imported, run=imported.run.with_({"run.architecture": architecture}))
     if rollouts is not None:
         workload = _written_lengths(rollouts, tokenizer, imported.run.number("batch.max_response_tokens", 1 << 40))
     facts = framework_facts(imported.adapter.name, imported.target.version)

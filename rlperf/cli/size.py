@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -39,15 +38,7 @@ def size(
             most_nodes=most_nodes,
         )
     if as_json:
-        print_json(
-            {
-                "schema_version": 1,
-                "target": asdict(found.target),
-                "rows": [asdict(row) for row in found.rows],
-                "best": None if found.best is None else asdict(found.best),
-                "plan": None if found.plan is None else found.plan.model_dump(mode="json"),
-            }
-        )
+        print_json(found.to_dict())
     else:
         _print(found)
     if found.best is None:

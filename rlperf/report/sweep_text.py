@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlperf.report.style import short
 from rlperf.sweep import SweepResult
 from rlperf.units import human_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-BEST = 10
-"""Rows of the table."""
+BEST = 3
+"""Points in the table."""
 
 
 def cell(name: str, value: Any) -> str:
@@ -26,15 +27,33 @@ def cell(name: str, value: Any) -> str:
 
 
 def best_rows(found: SweepResult, most: int = BEST) -> tuple[list[str], list[list[str]]]:
-    """Names and cells of the best points."""
-    names = [*found.checked.varied, "step_s", "low_s", "high_s", "bottleneck", "devices"]
+    """Heads and cells of the best points."""
+    names = [*found.checked.varied, "step_s", "bottleneck", "devices"]
     if found.frame["usd_per_step"].null_count() < found.frame.height:
         names.insert(-2, "usd_per_step")
     ranked = found.frame.filter(found.frame["status"] == "ok").sort("objective_value", maintain_order=True).head(most)
-    return names, [[cell(name, row[name]) for name in names] for row in ranked.to_dicts()]
+    rows = []
+    for row in ranked.to_dicts():
+        cells = [cell(name, row[name]) for name in names]
+        cells[names.index("step_s")] += f" ({cell('_s', row['low_s'])} .. {cell('_s', row['high_s'])})"
+        rows.append(cells)
+    heads = ["rl_step" if n == "step_s" else "USD" if n == "usd_per_step" else short(n) for n in names]
+    return heads, rows
 
 
-def reason_rows(found: SweepResult, most: int = BEST) -> list[tuple[str, str, int]]:
+QUESTIONS = ("prompts_per_step", "group_size", "max_response_tokens", "max_prompt_tokens", "workload", "architecture")
+
+
+def unlike(found: SweepResult) -> str | None:
+    """A warning where the points do not all do the same work, so that the fastest is only the smallest."""
+    varied = [short(p) for p in found.checked.varied if p.rpartition(".")[2] in QUESTIONS]
+    if not varied or found.checked.base.get("objective", {}).get("minimize") == "token_time":
+        return None
+    named = ", ".join(varied)
+    return f"points differ in {named}: they do not do the same work (objective token_time compares per token)"
+
+
+def reason_rows(found: SweepResult, most: int = 10) -> list[tuple[str, str, int]]:
     """(status, reason, points) of what has no result, most frequent first."""
     rest = found.frame.filter(found.frame["status"] != "ok")
     counted = rest.group_by("status", "reason", maintain_order=True).len().sort("len", descending=True).head(most)
@@ -49,11 +68,12 @@ def print_sweep(found: SweepResult, out: Console) -> None:
     out.print(f"[bold]{found.checked.sweep.name}[/bold]: {found.frame.height:,} points, {counts}")
     names, rows = best_rows(found)
     if rows:
-        table = Table(title="best points, by the job's objective", title_justify="left")
-        for name in names:
-            table.add_column(name.rpartition(".")[2])
-        for row in rows:
-            table.add_row(*row)
+        table = Table(title="best points, by the job's objective", title_justify="left", show_header=False)
+        for name, *cells in zip(names, *rows, strict=True):
+            table.add_row(name, *cells)
         out.print(table)
+    warning = unlike(found)
+    if warning:
+        out.print(warning)
     for status, reason, count in reason_rows(found):
         out.print(f"{count:>9,} {status}: {reason}")

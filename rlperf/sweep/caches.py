@@ -14,7 +14,7 @@ from rlperf.plan.demand import Batch, Demand, Source
 from rlperf.plan.rollout_columns import RolloutColumns, rollout_columns
 from rlperf.plan.trainer_columns import TrainerColumns, trainer_columns
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.job import Job
+from rlperf.specs.job import Job, Role
 
 Value = TypeVar("Value")
 KEPT = 24
@@ -66,7 +66,7 @@ class Lengths:
         return replace(task, source=source), tuple(drawn(batch) for batch in task.batches)
 
 
-def _columns_key(job: Job, role: str) -> str:
+def _columns_key(job: Job, role: Role) -> str:
     """What the columns of a job depend on, devices and batch apart."""
     data = job.model_dump(mode="json", exclude={"price", "objective", "modes", "name", "horizon", "tasks", "sharing"})
     data["limits"] = [data["limits"]["memory_headroom"], data["limits"]["host_memory"]]

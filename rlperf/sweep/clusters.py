@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 from rlperf.errors import Problem, SpecError
 
@@ -16,18 +18,18 @@ def _missing(name: str) -> SpecError:
 def dask(address: str | None, workers: int) -> Iterator[int]:
     """Joblib on a Dask cluster: at ``address``, or on one of ``workers`` processes that lives as long as the sweep."""
     try:
-        from distributed import Client, LocalCluster
+        distributed: Any = import_module("distributed")
     except ImportError as error:
         raise _missing("dask") from error
     from joblib import parallel_config
 
     if address is None:
-        local = LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None)
-        with local, Client(local) as client, parallel_config(backend="dask"):
-            yield sum(client.nthreads().values())
+        local = distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+        with local, distributed.Client(local), parallel_config(backend="dask"):
+            yield workers
         return
     try:
-        client = Client(address, timeout="10s")
+        client = distributed.Client(address, timeout="10s")
     except (OSError, TimeoutError, ValueError) as error:
         raise SpecError(Problem(f"no Dask scheduler at {address}: {error}")) from error
     with client, parallel_config(backend="dask"):
@@ -38,8 +40,8 @@ def dask(address: str | None, workers: int) -> Iterator[int]:
 def ray(address: str | None, workers: int) -> Iterator[int]:
     """Joblib on a Ray cluster: at ``address``, or one of ``workers`` processes that is started here."""
     try:
-        import ray as ray_module
-        from ray.util.joblib import register_ray
+        ray_module: Any = import_module("ray")
+        register_ray = import_module("ray.util.joblib").register_ray
     except ImportError as error:
         raise _missing("ray") from error
     from joblib import parallel_config

@@ -46,7 +46,8 @@ class Evaluator:
         try:
             found = self._found(group)
         except InfeasibleError as error:
-            found = [_without("infeasible", f"{error.message}: {error.nearest_miss or 'no near miss'}")] * len(group.ids)
+            why = f"{error.message}: {error.nearest_miss or 'no near miss'}"
+            found = [_without("infeasible", why)] * len(group.ids)
         except (SpecError, ValidationError) as error:
             found = [_without("wrong", _words(error))] * len(group.ids)
         except RlperfError as error:

@@ -1,4 +1,4 @@
-"""Dotted paths into a job: ``nodes``, ``tasks.math.prompts_per_step``, ``tasks.*.workload``, ``pools.trainer.devices``."""
+"""Dotted paths into a job: ``nodes``, ``tasks.math.group_size``, ``tasks.*.workload``, ``pools.trainer.devices``."""
 
 from __future__ import annotations
 

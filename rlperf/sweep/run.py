@@ -1,4 +1,4 @@
-"""Runs a sweep: tasks over joblib's backends (processes here, or a Dask or Ray cluster), resumable, merged in the end."""
+"""Runs a sweep: tasks over joblib's backends (processes, or a Dask or Ray cluster), resumable, merged in the end."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ def _columns(context: Context, source: Source, r: IntArray, t: IntArray) -> dict
 def step_sigma(context: Context, source: Source, seconds: PairSeconds, t: IntArray) -> FloatArray:
     r"""Standard deviation of ln(rl_step) of many pairs [1] ``[pairs]``.
 
-    As `rlperf.plan.uncertainty.step_sigma`, without :math:`\sigma_l`: closed forms know the mean over the rl_steps drawn
-    and not each of them, so these intervals leave out how much rl_steps differ by their lengths.
+    As `rlperf.plan.uncertainty.step_sigma`, without :math:`\sigma_l`: closed forms know the mean over the rl_steps
+    drawn and not each of them, so these intervals leave out how much rl_steps differ by their lengths.
     """
     backend = source.trainer.backend[t]
     spread, step = context.rollout_hardware.calibration.spread, seconds.step_s

@@ -116,7 +116,7 @@ def context_digest(checked: Checked) -> str:
 
 @dataclass(frozen=True)
 class Store:
-    """The folder of a sweep: ``parts/`` while it runs; ``results.parquet``, ``results.csv``, ``columns.csv`` in the end."""
+    """The folder of a sweep: ``parts/`` while it runs, results and the meaning of their columns in the end."""
 
     folder: Path
 

@@ -1,0 +1,77 @@
+"""What all figures share: a palette that colour-blind readers can tell apart, marks that print can, and saving."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#666666", "#F0E442")
+"""Okabe and Ito's palette."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINES = ("-", "--", "-.", ":")
+HATCHES = ("", "//", "..", "xx", "\\\\", "--", "++", "oo")
+STAGE_COLOURS = {
+    "rollout": "#0072B2", "reward": "#56B4E9", "scoring": "#009E73", "training": "#D55E00", "weight_sync": "#E69F00",
+    "data_movement": "#CC79A7", "offload": "#999999", "other": "#666666",
+}  # fmt: skip
+"""Colour of a stage in every figure."""
+WIDE, NARROW = 9.0, 4.6
+"""Widths of a figure for a page and for a phone [inch]."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure as it is saved: its name (also its file's), a caption that says what is to be seen, and its bytes.
+
+    ``narrow`` is the same for a phone; None where the wide one serves both.
+    """
+
+    name: str
+    caption: str
+    svg: bytes
+    png: bytes
+    narrow: bytes | None = None
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure [inch] that needs no screen."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def saved(figure: Figure, form: str = "svg") -> bytes:
+    """A figure as SVG (the same bytes every time, text as text) or PNG."""
+    from matplotlib import rc_context
+
+    stream = BytesIO()
+    with rc_context({"svg.hashsalt": "rlperf", "svg.fonttype": "none"}):
+        figure.savefig(stream, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
+    return stream.getvalue()
+
+
+def tidy(axes: Axes, *, grid: bool = True) -> None:
+    """No frame above and on the right, a light grid behind."""
+    axes.spines[["top", "right"]].set_visible(False)
+    if grid:
+        axes.grid(visible=True, alpha=0.3, linewidth=0.6)
+        axes.set_axisbelow(True)
+
+
+def short(path: str) -> str:
+    """A dotted path for an axis of a figure.
+
+    >>> short("pools.trainer.layout.tensor_parallel"), short("tasks.math.max_response_tokens"), short("nodes")
+    ('trainer tensor parallel', 'max response tokens', 'nodes')
+    """
+    parts = path.split(".")
+    role = f"{parts[1]} " if parts[0] == "pools" else ""
+    return role + parts[-1].replace("_", " ")

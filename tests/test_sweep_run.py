@@ -1,0 +1,241 @@
+"""A sweep's run: refused when it is wrong, resumed after a kill, the same on every backend."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+
+from rlperf.api import asked, sweep_job
+from rlperf.errors import SpecError
+from rlperf.sweep import Sweep, check_sweep, read_result, read_sweep
+from rlperf.sweep.run import run_task, tasks_of
+from rlperf.sweep.store import Store, context_digest
+
+JOB: dict[str, Any] = {
+    "name": "small", "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 1, "trainer_backends": ["megatron"],
+    "tasks": [{"name": "math", "workload": "math", "prompts_per_step": 8, "group_size": 4,
+               "max_prompt_tokens": 1024, "max_response_tokens": 2048}],
+}  # fmt: skip
+TP = "pools.rollout.layout.tensor_parallel"
+GRID = {"tasks.math.prompts_per_step": [8, 16], TP: [1, 2, 4, 8], "nodes": [1, 2, 3]}
+FILES = ("results.parquet", "results.csv", "columns.csv")
+
+
+def write(folder: Path, **fields: Any) -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"job": JOB, **fields}, sort_keys=False))
+    return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sweep that nobody interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    sweep_job(write(folder, grid=GRID), folder / "out", workers=1)
+    return folder / "out"
+
+
+WRONG = [
+    ({"nods": [1]}, "unknown field.*did you mean nodes"),
+    ({"pools.rollout.layout.tensor_paralel": [1]}, "unknown field.*did you mean tensor_parallel"),
+    ({"tasks.maths.group_size": [4]}, "no entry 'maths'.*did you mean math"),
+    ({"nodes": []}, "the axis is empty"),
+    ({"nodes": {"min": 4, "max": 2, "step": 1}}, "the range is empty"),
+    ({"nodes": {"min": 1, "max": 4}}, "one of step, factor or count"),
+    ({"nodes": {"min": 1, "max": 10**9, "step": 1}}, "1,000,000,000 points"),
+    ({"nodes": [0, 1]}, "greater than 0"),
+    ({"cluster": ["dgx_h100", "dgx_h1000"]}, "dgx_h1000.*did you mean dgx_h100"),
+    ({"architecture": ["Qwen3-8C"]}, "Qwen3-8C"),
+    ({"tasks.math.workload": ["maths"]}, "maths"),
+    ({}, "nothing varies"),
+]
+
+
+@pytest.mark.parametrize(("grid", "message"), WRONG)
+def test_a_wrong_sweep_is_refused_before_anything_is_done(grid: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=message):
+        sweep_job(write(tmp_path, grid=grid), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_problems_come_in_one_message_with_their_lines(tmp_path: Path) -> None:
+    path = write(tmp_path, grid={"nods": [1], "tasks.math.group_sise": [2], "seed": [-1]})
+    with pytest.raises(SpecError) as error:
+        read_sweep(path)
+    lines = path.read_text().splitlines()
+    assert len(error.value.problems) == 3
+    for problem in error.value.problems:
+        assert problem.line is not None and problem.message.split(":")[0].split(".")[-1] in lines[problem.line - 1]
+
+
+def test_a_billion_points_of_several_axes_are_refused_at_once(tmp_path: Path) -> None:
+    grid = {"nodes": {"min": 1, "max": 1000, "step": 1}, "seed": {"min": 1, "max": 10**6, "count": 10**6}}
+    started = time.perf_counter()
+    with pytest.raises(SpecError, match=r"1,000,000,000 points \(1,000 x 1,000,000\)"):
+        read_sweep(write(tmp_path, grid=grid))
+    assert time.perf_counter() - started < 1.0
+
+
+def test_a_value_that_only_some_combinations_allow_is_not_refused() -> None:
+    grid = {"modes": ["colocated", "async"], "limits.staleness": [0, 2]}
+    assert check_sweep(Sweep(job=JOB, grid=grid)).points == 4
+    with pytest.raises(SpecError, match=r"async needs limits\.staleness"):
+        check_sweep(Sweep(job=JOB, grid={"modes": ["async"]}))
+
+
+def test_files_and_result_read_back(whole: Path) -> None:
+    found = read_result(whole)
+    assert found.frame.equals(pl.read_parquet(whole / "results.parquet"))
+    table = pl.read_csv(whole / "results.csv", infer_schema_length=None)
+    assert table.height == 24 and table.columns == found.frame.columns
+    told = pl.read_csv(whole / "columns.csv")["column"].to_list()
+    assert told == found.frame.columns
+    assert found.to_dict()["rows"][0]["point"] == 0 and json.dumps(found.to_dict())
+    assert "24 points" in found._repr_html_()
+    assert found.best() == found.frame.sort("step_s").row(0, named=True)
+
+
+def test_an_unfinished_folder_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    with pytest.raises(SpecError, match=r"no finished sweep.*run the sweep to its end"):
+        read_result(tmp_path)
+
+
+def test_what_is_there_is_not_done_again_and_strangers_are_left_out(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    path = write(tmp_path, grid=GRID)
+    checked = read_sweep(path)
+    tasks = tasks_of(checked, context_digest(checked))
+    assert len(tasks) == 6
+    sweep_job(path, out, workers=1)
+    parts = {part.name: part.stat().st_mtime_ns for part in (out / "parts").iterdir()}
+    assert set(parts) == {f"{task.key}.parquet" for task in tasks}
+    (out / "parts" / "0123.parquet").write_bytes((out / "parts" / f"{tasks[0].key}.parquet").read_bytes())
+    (out / "parts" / ".x.part").write_bytes(b"cut off")
+    (out / "parts" / f"{tasks[1].key}.parquet").unlink()
+    sweep_job(path, out, workers=1)
+    after = {part.name: part.stat().st_mtime_ns for part in (out / "parts").iterdir()}
+    again = [name for name, when in parts.items() if after[name] != when]
+    assert again == [f"{tasks[1].key}.parquet"] and ".x.part" not in after
+    assert contents(out) == contents(whole)
+
+
+def test_another_job_does_not_take_results_of_this_one() -> None:
+    first = check_sweep(Sweep(job=JOB, grid=GRID))
+    other = check_sweep(Sweep(job={**JOB, "reference": False}, grid=GRID))
+    events = check_sweep(Sweep(job=JOB, grid=GRID, method="events"))
+    keys = [{task.key for task in tasks_of(each, context_digest(each))} for each in (first, other, events)]
+    assert not keys[0] & keys[1] and not keys[0] & keys[2]
+    assert keys[0] == {task.key for task in tasks_of(first, context_digest(first))}
+
+
+def test_a_changed_input_file_changes_the_tasks(tmp_path: Path) -> None:
+    from rlperf.workload import load_model
+    from rlperf.workload.model import LengthModel
+
+    assert isinstance(load_model("math"), LengthModel)
+    shipped = Path(sys.modules["rlperf"].__file__ or "").parent / "workload" / "presets" / "math.yaml"
+    (tmp_path / "mine.yaml").write_text(shipped.read_text())
+    job = {**JOB, "tasks": [{**JOB["tasks"][0], "workload": "mine.yaml"}]}
+    checked = check_sweep(Sweep(job=job, grid=GRID), folder=tmp_path)
+    before = context_digest(checked)
+    (tmp_path / "mine.yaml").write_text(shipped.read_text() + "# changed\n")
+    assert context_digest(checked) != before
+
+
+def _run(path: str, out: str) -> None:
+    sweep_job(path, out, workers=1)
+
+
+def test_killed_at_ten_random_moments_and_resumed_it_is_the_same(whole: Path, tmp_path: Path) -> None:
+    path, out = write(tmp_path, grid=GRID), tmp_path / "out"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rlperf.api", "rlperf.plan.planner", "rlperf.sweep.run"])
+    moments = random.Random(20250601)
+    seen = []
+    for _ in range(10):
+        child = context.Process(target=_run, args=(str(path), str(out)))
+        child.start()
+        child.join(moments.uniform(0.02, 0.5))
+        child.kill()
+        child.join()
+        seen.append(len(list((out / "parts").glob("*.parquet"))) if out.exists() else 0)
+    assert seen == sorted(seen) and seen[0] < 6
+    sweep_job(path, out, workers=1)
+    assert contents(out) == contents(whole)
+
+
+def test_two_processes_find_the_same(whole: Path, tmp_path: Path) -> None:
+    done: list[float] = []
+    sweep_job(write(tmp_path, grid=GRID), tmp_path / "out", workers=2, report=lambda share, _text: done.append(share))
+    assert contents(tmp_path / "out") == contents(whole)
+    assert done == sorted(done) and done[0] == 0.0 and done[-1] == 1.0 and len(done) == 7
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+def test_a_local_dask_cluster_finds_the_same(whole: Path, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    sweep_job(write(tmp_path, grid=GRID), tmp_path / "out", workers=2, backend="dask")
+    assert contents(tmp_path / "out") == contents(whole)
+
+
+def test_a_backend_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SpecError, match=r"ray is not installed.*pip install 'rlperf\[ray\]'"):
+        sweep_job(write(tmp_path, grid=GRID), tmp_path / "out", backend="ray")
+
+
+def test_ray_finds_the_same(whole: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    sweep_job(write(tmp_path, grid=GRID), tmp_path / "out", workers=2, backend="ray")
+    assert contents(tmp_path / "out") == contents(whole)
+
+
+def test_one_task_is_a_function_of_its_content() -> None:
+    checked = check_sweep(Sweep(job=JOB, grid={"nodes": [1]}))
+    task = tasks_of(checked, "x")[0]
+    from rlperf.sweep.columns import columns_of
+
+    results = [
+        run_task(task, base=checked.base, folder=None, method="screen", ask=asked, columns=columns_of(checked),
+                 sweep=name)
+        for name in ("a", "b")
+    ]  # fmt: skip
+    assert results[0] == results[1]
+
+
+def test_out_must_be_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecError, match="a folder is due"):
+        Store.open(tmp_path / "file")
+
+
+def test_cli_sweeps_and_says_what_failed(tmp_path: Path) -> None:
+    path = write(tmp_path, grid={TP: [1, 3]})
+    command = [
+        str(Path(sys.executable).with_name("rlperf")),
+        "sweep",
+        str(path),
+        "--out",
+        str(tmp_path / "out"),
+        "--json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["counts"] == {"ok": 1, "infeasible": 1} and said["best"][TP] == 1
+    assert all((tmp_path / "out" / name).is_file() for name in said["files"])

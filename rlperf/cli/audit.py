@@ -15,6 +15,9 @@ def audit(
     config: Annotated[list[Path], typer.Argument(help="YAML, launch script, overrides or flags; several are one.")],
     framework: Annotated[str | None, typer.Option(help="Framework (==version); default: recognised.")] = None,
     cluster: Annotated[str | None, typer.Option(help="Cluster that it runs on; default: dgx_h100, assumed.")] = None,
+    architecture: Annotated[
+        str | None, typer.Option(help="Shipped name or config.json, where the checkpoint's path does not say.")
+    ] = None,
     workload: Annotated[
         str | None, typer.Option(help="Lengths: preset, model or trace; default: math, assumed.")
     ] = None,

@@ -272,3 +272,22 @@ def test_served_rows(measured_data: Path) -> None:
     assert by_group["extrapolated"].mape < 14.0
     assert by_group["concurrency > 128"].mape < 12.0
     assert by_group["all"].interval_coverage is not None and by_group["all"].interval_coverage > 0.88
+
+
+def test_engine_command(tmp_path: Path) -> None:
+    from rlperf.cli.calibrate import app
+
+    rows = [
+        served_row(row_id=f"r{tensor}_{osl}", tensor_parallel=tensor, n_gpus=tensor, mode="single_stream", osl=osl,
+                   measured_tpot_ms=3.0 + 12.0 / tensor)
+        for tensor in (1, 2, 4, 8)
+        for osl in (100, 200, 400, 800)
+    ]  # fmt: skip
+    out = tmp_path / "vllm.yaml"
+    served = table(tmp_path, *rows)
+    result = CliRunner().invoke(app, ["engine", str(served), "--name", "vllm", "--out", str(out), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["rows"] == 4
+    assert len(read_spec(out, EngineCalibration).overhead.row_ids) == 4
+    result = CliRunner().invoke(app, ["engine", str(served), "--name", "vllm", "--out", str(out)])
+    assert "4 rows" in result.output and "us a request" in result.output

@@ -73,6 +73,7 @@ class Configuration:
             mini_batch=b.mini_batch,
             max_prompt_tokens=b.max_prompt_tokens,
             max_response_tokens=b.max_response_tokens,
+            over_provision=b.over_provision,
         )
 
 

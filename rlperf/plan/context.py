@@ -200,6 +200,14 @@ def _contradictions(job: Job, cluster: Cluster | None, document: Document | None
                     "tasks", index, "max_response_tokens",
                 )
             )  # fmt: skip
+        if max(task.over_provision) > 1 and job.limits.staleness < 1:
+            found.append(
+                problem(
+                    f"task {task.name} opens partial rollouts, which train on tokens of earlier policy versions",
+                    "state limits.staleness of at least 1",
+                    "tasks", index, "over_provision",
+                )
+            )  # fmt: skip
         opened = [n for n in ("prompts_per_step", "group_size") if len(getattr(task, n)) > 1]
         if opened and job.objective.minimize != "token_time":
             found.append(

@@ -129,13 +129,14 @@ def _task_decisions(
 
 
 def _finalists(context: Context, screened: Screened, share: int) -> list[Configuration]:
-    """The best ``share`` candidates; of every device count where tasks compete for devices."""
-    if context.job.sharing == "time":
-        return list(screened.configurations[:share])
-    kept: dict[int, list[Configuration]] = {}
+    """The best ``share`` candidates; some of every over-provisioning, and of every device count where tasks compete."""
+    kept: dict[tuple[int, float], list[Configuration]] = {}
+    apart = context.job.sharing == "devices"
     for configuration in screened.configurations:
-        kept.setdefault(configuration.devices, []).append(configuration)
-    return [c for found in kept.values() for c in found[:3]]
+        key = (configuration.devices if apart else 0, configuration.batch.over_provision)
+        kept.setdefault(key, []).append(configuration)
+    each = 3 if apart else max(share // max(len(kept), 1), 3)
+    return [c for found in kept.values() for c in found[: share if len(kept) == 1 else each]]
 
 
 def _demands(

@@ -36,6 +36,7 @@ class Batch:
     max_prompt_tokens: int
     max_response_tokens: int
     generated: int
+    over_provision: float = 1.0
 
     @property
     def longest_tokens(self) -> int:
@@ -114,11 +115,12 @@ def batches(task: Task, generated_per_trained: float = 1.0) -> list[Batch]:
     ``generated_per_trained``: prompts rolled out per prompt trained on, where filtering drops some (DAPO).
     """
     found = []
-    for prompts, group, cap in product(task.prompts_per_step, task.group_size, task.max_response_tokens):
+    opened = product(task.prompts_per_step, task.group_size, task.max_response_tokens, task.over_provision)
+    for prompts, group, cap, over in opened:
         for mini in task.mini_batch or (prompts,):
             if mini <= prompts and prompts % mini == 0:
                 generated = max(task.generated_prompts or round(prompts * generated_per_trained), prompts)
-                found.append(Batch(prompts, group, mini, task.max_prompt_tokens, cap, generated))
+                found.append(Batch(prompts, group, mini, task.max_prompt_tokens, cap, generated, over))
     if not found:
         raise SpecError(
             f"task {task.name}: no mini_batch in {task.mini_batch} divides prompts_per_step {task.prompts_per_step}"

@@ -37,9 +37,13 @@ from rlperf.sim.rl_step.overheads import (
     training_in_framework_s,
 )
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
+from rlperf.sim.rollout.tail import GroupSource, PartialRollouts, Serve
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import PoolSettings, PoolSpec
+
+POLICY_RL_STEPS, POLICY_WARM_UP = 5, 2
+"""rl_steps simulated under partial rollouts, and how many of them fill the buffer first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,14 +114,19 @@ class Judge:
         limits = engine_limits(spec, float(memory.kv_tokens[0]), int(running[0]))
         replicas = pool.layout.data_parallel
         results, layout_key = [], tuple(pool.layout.model_dump().items())
+        makespans = []
+
+        def serve(trajectories: Trajectories) -> RolloutResult:
+            return simulate_rollout(
+                trajectories, replicas, cost=cost, limits=limits, devices_per_replica=pool.devices // replicas
+            )
+
         for index, table in enumerate(demand.tables):
             key = (id(demand), index, layout_key, limits, cost.host_s, cost.host_per_request_s)
             if key not in self._rollouts:
-                self._rollouts[key] = simulate_rollout(
-                    Trajectories.from_table(table), replicas, cost=cost, limits=limits,
-                    devices_per_replica=pool.devices // replicas,
-                )  # fmt: skip
+                self._rollouts[key] = serve(Trajectories.from_table(table))
             results.append(self._rollouts[key])
+            makespans.append(self._policy_s(demand, index, serve, results[-1]))
         n = len(results)
         ones = np.ones(n)
         steady = steady_seconds(cost, limits, replicas, demand)
@@ -127,7 +136,7 @@ class Judge:
             memory_fraction=fraction[0] * ones,
             max_running=np.full(n, limits.max_running, dtype=np.int64),
             kv_tokens=memory.kv_tokens[0] * ones,
-            makespan_s=np.array([result.makespan_s for result in results]),
+            makespan_s=np.array(makespans),
             steady_s=steady * ones,
             transition_s=2.0 * memory.weight_bytes[0] / self.context.rollout_hardware.device.host_bandwidth * ones,
             awake_bytes=memory.awake_bytes[0] * ones,
@@ -136,6 +145,15 @@ class Judge:
             costs=(cost,),
         )
         return columns, tuple(results), memory
+
+    def _policy_s(self, demand: Demand, index: int, serve: Serve, result: RolloutResult) -> float:
+        """Rollout seconds of an rl_step: the makespan; with partial rollouts the mean once the buffer has filled."""
+        batch = demand.batch
+        if batch.over_provision <= 1.0:
+            return result.makespan_s
+        source = GroupSource(Trajectories.from_table(demand.tables[index]), seed=self.context.job.seed + index)
+        run = PartialRollouts(batch.over_provision).run(source, serve, batch.generated, POLICY_RL_STEPS)
+        return float(np.mean([step.seconds for step in run.steps[POLICY_WARM_UP:]]))
 
     def _tabulate(self, layout: Layout, spec: PoolSpec, backend: int) -> EngineStepCost:
         shape = tuple(layout.with_(data_parallel=[1]).take(0).to_dict().items())

@@ -157,6 +157,7 @@ class BatchSettings(_Frozen):
     mini_batch: int
     max_prompt_tokens: int
     max_response_tokens: int
+    over_provision: float = Field(1.0, description="above 1: partial rollouts, unfinished responses are continued")
 
 
 class RunnerUp(_Frozen):

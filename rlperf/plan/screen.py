@@ -6,7 +6,7 @@ mode, a split of the devices and a batch. Columns are pruned by dominance before
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -259,7 +259,11 @@ class _Columns:
         key = (b.generated, b.group_size, b.max_prompt_tokens, b.max_response_tokens, devices)
         if key not in self._rollout:
             self._rollout[key] = rollout_columns(self.context, self.task.architecture, demand, devices)
-        return self._rollout[key]
+        found = self._rollout[key]
+        if b.over_provision > 1.0:
+            # partial rollouts take the tail away: throughput is what is left, and the judge has the last word
+            found = replace(found, makespan_s=np.minimum(found.makespan_s, found.steady_s))
+        return found
 
     def trainer(self, demand: Demand, devices: int, colocated: bool) -> TrainerColumns:
         """Trainer columns."""

@@ -89,6 +89,13 @@ def _fraction(values: tuple[Any, ...]) -> tuple[float, ...]:
     return tuple(map(float, values))
 
 
+def _ratio(values: tuple[Any, ...]) -> tuple[float, ...]:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 16:
+            raise ValueError(f"{value!r} is not a ratio of at least 1 and at most 16")
+    return tuple(map(float, values))
+
+
 def _open(check: Any) -> tuple[BeforeValidator, PlainSerializer]:
     # Runs before pydantic's own tuple check, so that a message speaks of the value that the user wrote.
     return BeforeValidator(lambda given: check(_values(given))), PlainSerializer(_plain)
@@ -100,6 +107,8 @@ Naturals = Annotated[tuple[int, ...], *_open(_natural)]
 """One or several whole numbers of at least 0."""
 Fractions = Annotated[tuple[float, ...], *_open(_fraction)]
 """One or several fractions in (0, 1]."""
+Ratios = Annotated[tuple[float, ...], *_open(_ratio)]
+"""One or several numbers of at least 1."""
 Flags = Annotated[tuple[bool, ...], *_open(lambda values: values)]
 """One or both truth values."""
 Words = Annotated[tuple[str, ...], *_open(lambda values: values)]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-from rlperf.specs.choice import Counts, Flags, Fractions, Naturals, Words
+from rlperf.specs.choice import Counts, Flags, Fractions, Naturals, Ratios, Words
 from rlperf.units import Bytes, Seconds, Usd, UsdPerHour
 
 Role = Literal["rollout", "trainer", "reference", "reward", "critic"]
@@ -137,6 +137,11 @@ class Task(_Frozen):
     )
     max_prompt_tokens: PositiveInt = 2048
     max_response_tokens: Counts
+    over_provision: Ratios = Field(
+        (1.0,),
+        description="prompts in flight over prompts that an rl_step waits for; above 1 the unfinished are continued in "
+        "the next rl_step (partial rollouts)",
+    )
     reward_s: Seconds | None = Field(None, description="reward time per rl_step where the workload states none")
     rl_steps: Naturals | None = Field(None, description="recorded rl_steps of a trace to use; default all")
 

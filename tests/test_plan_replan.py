@@ -37,7 +37,7 @@ def job(**changes: object) -> Job:
     }  # fmt: skip
     base: dict[str, object] = {
         "architecture": "Qwen3-4B", "cluster": "dgx_h100", "tasks": [task], "trainer_backends": ["fsdp2"],
-        "horizon": {"rl_steps": 60, "group": 10, "switch": "60 s"},
+        "horizon": {"rl_steps": 60, "group": 20, "switch": "60 s"},
     }  # fmt: skip
     return Job.model_validate({**base, **changes})
 
@@ -110,8 +110,13 @@ def wide() -> Run:
     return run(pinned(8), 20, growth=0.03, noise=0.03)
 
 
-def test_switches_where_it_pays(wide: Run) -> None:
-    found = replanned(wide, 20)
+@pytest.fixture(scope="module")
+def recommended(wide: Run) -> Replan:
+    return replanned(wide, 20)
+
+
+def test_switches_where_it_pays(wide: Run, recommended: Replan) -> None:
+    found = recommended
     assert found.verdict == "switch"
     assert found.at_step == 20
     assert 1.0 < found.low < found.gain < found.high
@@ -125,8 +130,8 @@ def test_switches_where_it_pays(wide: Run) -> None:
     assert found.sentence().startswith("switch, at rl_step 20, gain 1.")
 
 
-def test_calibrates_the_stages_by_the_log(wide: Run) -> None:
-    found = {factor.stage: factor for factor in replanned(wide, 20).factors}
+def test_calibrates_the_stages_by_the_log(recommended: Replan) -> None:
+    found = {factor.stage: factor for factor in recommended.factors}
     for stage, truth in FACTORS.items():
         assert found[stage].value == pytest.approx(truth, rel=0.04)
         assert found[stage].rl_steps == 12
@@ -141,9 +146,7 @@ def test_stays_where_nothing_is_better() -> None:
 
 
 def test_stays_where_the_switch_costs_more_than_it_saves(wide: Run) -> None:
-    dear = wide.context.job.model_copy(
-        update={"horizon": wide.context.job.horizon.model_copy(update={"switch": 1e5})}
-    )
+    dear = wide.context.job.model_copy(update={"horizon": wide.context.job.horizon.model_copy(update={"switch": 1e5})})
     found = replanned(replace_context(wide, dear), 20)
     assert found.verdict == "stay"
     assert found.gain == 1.0
@@ -177,3 +180,48 @@ def test_refuses_what_it_cannot_answer(wide: Run) -> None:
     late = replace(wide, log=StepLog.of([500], rollout_s=[1.0]))
     with pytest.raises(SpecError, match="no rl_step stands in both"):
         replanned(late, 20)
+
+
+def write_run(made: Run, folder: Path, asked: Job) -> None:
+    """The run's job, its CSV metrics in verl's words and its PolyTrace dump."""
+    (folder / "job.json").write_text(asked.model_dump_json(exclude_none=True))
+    names = {"rollout_s": "timing_s/gen", "training_s": "timing_s/update_actor", "step_s": "timing_s/step"}
+    with (folder / "log.csv").open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["step", *names.values()])
+        for k in range(made.log.n):
+            writer.writerow([k, *(float(getattr(made.log, column)[k]) for column in names)])
+    dump = folder / "dump"
+    dump.mkdir()
+    for step in made.rollouts.steps().tolist():
+        table = made.rollouts.step(step)
+        lines = [
+            json.dumps(
+                {
+                    "step": step, "rank": 0, "dp_rank": 0, "tp_rank": 0, "local_index": g,
+                    "input": int(table.prompt_tokens[table.group == g][0]), "n_sampling": GROUP, "validate": False,
+                    "output": table.response_tokens[table.group == g].tolist(),
+                }
+            )
+            for g in np.unique(table.group).tolist()
+        ]  # fmt: skip
+        (dump / f"packed_lengths_step_{step}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_command(wide: Run, tmp_path: Path) -> None:
+    asked = job(horizon={"rl_steps": 60, "switch": "60 s"})
+    write_run(wide, tmp_path, asked)
+    (tmp_path / "runs.json").write_text(pinned(8).model_dump_json(exclude_none=True))
+    arguments = [
+        "replan", str(tmp_path / "job.json"), "--log", str(tmp_path / "log.csv"), "--rollouts", str(tmp_path / "dump"),
+        "--at-step", "20", "--running", str(tmp_path / "runs.json"),
+    ]  # fmt: skip
+    answer = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+    assert answer.exit_code == 0
+    found = json.loads(answer.stdout)
+    assert found["verdict"] == "switch"
+    assert found["low"] > 1.0
+    assert {stage["stage"]: stage["rl_steps"] for stage in found["stages"]}["scoring"] == 0
+    assert any("scoring" in note for note in found["notes"])
+    dear = CliRunner().invoke(app, [*arguments, "--switch", "100 h"], catch_exceptions=False)
+    assert dear.stdout.startswith("stay")

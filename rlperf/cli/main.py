@@ -24,6 +24,7 @@ class Entry(NamedTuple):
 COMMANDS = {
     "plan": Entry("rlperf.cli.plan:plan", "Best layouts, batches and lengths for a job."),
     "predict": Entry("rlperf.cli.predict:predict", "Step time, memory and cost of a given configuration."),
+    "replan": Entry("rlperf.cli.replan:replan", "Whether a running job should change its layout for the rest."),
     "size": Entry("rlperf.cli.size:size", "The smallest or cheapest cluster that meets a target."),
     "sweep": Entry("rlperf.cli.sweep:sweep", "A grid or list over any job field, resumable, on a cluster too."),
     "report": Entry("rlperf.cli.report:report", "One self-contained HTML page of a plan or a sweep."),

@@ -11,17 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from rlperf.cli.rollout_layouts import LAYOUTS, MULTI_TURN, rollouts, split, unlimited_if_roomy
+from rlperf.cost.engine_step import EngineLimits
 from rlperf.errors import SpecError
+from rlperf.sim.rollout import Trajectories, simulate_rollout
 from rlperf.workload import PRESETS, LengthModel, LengthTable, concat, load_model, read_polytrace, read_recording
 from rlperf.workload.dependence import Dependence, Grouped, fit_dependence, group_log_likelihood, law_covariance
 from rlperf.workload.drift import change_points, fit_drift, runaway_change
-from rlperf.workload.fidelity import RolloutLayout, bootstrap, fidelity, ks_two_samples
+from rlperf.workload.fidelity import Rollouts, bootstrap, fidelity, ks_two_samples
 from rlperf.workload.fitting import thinned
 from rlperf.workload.laws import Component, Law, fit_law, kolmogorov_smirnov
 from rlperf.workload.library import dump_model, save_model
 from rlperf.workload.model import Provenance, Share
 from rlperf.workload.multiturn import anova_icc
-from rlperf.workload.rollout_time import LinearEngine, makespan, reference_layouts
 from rlperf.workload.sampling import sample_rl_steps
 from rlperf.workload.select import choose_law
 from rlperf.workload.stages import Filtering, RewardLaw, RewardTiming
@@ -346,34 +348,37 @@ def test_reward_and_filtering() -> None:
     assert filtering.rollouts_per_trained == pytest.approx(batches.mean() * 3)
 
 
-def test_makespan_and_linear_engine_equal_a_token_loop() -> None:
-    table = LengthTable.from_groups([5, 7, 4], [[3, 6], [2, 2], [9, 1]])
-    engine = LinearEngine(1, 2, 0.5, 0.25, 0.125, 0.0625)
-    waiting = [(int(p), int(r)) for p, r in zip(table.prompt_tokens, table.response_tokens, strict=True)]
-    running: list[list[int]] = []  # [tokens in the cache, left]
-    seconds = 0.0625 * float(table.prompt_tokens.sum())
-    while waiting or running:
-        while waiting and len(running) < 2:
-            prompt, left = waiting.pop(0)
-            running.append([prompt, left])
-        for r in running:
-            r[0] += 1
-        seconds += 0.5 + 0.25 * len(running) + 0.125 * sum(r[0] for r in running)
-        for r in running:
-            r[1] -= 1
-        running = [r for r in running if r[1]]
-    assert engine(table) == pytest.approx(seconds, rel=1e-12)
-    assert makespan(np.zeros(0), 4) == 0.0
+SMALL = Rollouts(("longest", "work"), lambda table: np.array([table.response_tokens.max(), table.n + 0.0]))
 
 
-LAYOUTS = [RolloutLayout(name, engine) for name, engine in reference_layouts()]
+@pytest.mark.parametrize("multi_turn", [False, True])
+def test_rollouts_equal_the_simulator(multi_turn: bool) -> None:
+    """One simulation for all layouts of equal limits, or with tools one for each."""
+    table = load_model("searching").sample(24, 4) if multi_turn else model_of(LAWS["gamma"][0]).sample(48, 8)
+    trajectories = Trajectories.from_table(table)
+    expected = [
+        simulate_rollout(trajectories, one.replicas, cost=cost, limits=limits, routing="static_group").makespan_s
+        for one in (MULTI_TURN if multi_turn else LAYOUTS)
+        for cost, limits in [one.engine]
+    ]
+    found = rollouts(multi_turn)
+    assert found.seconds(table) == pytest.approx(expected, rel=1e-9)
+    assert len(set(found.names)) == len(expected)
+
+
+def test_a_cache_that_may_bind_stays() -> None:
+    parts = split(Trajectories.of(100, [50] * 8, group=np.repeat(np.arange(4), 2)), 3)
+    assert sorted(len(part) for part in parts) == [2, 2, 4]
+    tight = EngineLimits(kv_tokens=400.0, max_running=8)
+    assert unlimited_if_roomy(parts, tight) == tight
+    assert unlimited_if_roomy(parts, replace(tight, kv_tokens=4000.0)).kv_tokens == np.inf
 
 
 def test_fidelity_of_the_true_law() -> None:
     """A model judged on its own samples: intervals cover, bias and group maxima are small."""
     model = model_of(LAWS["gamma"][0], 0.3)
     recorded = sample_rl_steps(model, range(12), 48, 8, max_response_tokens=4000, seed=9)
-    result = fidelity(model, recorded, LAYOUTS, replicates=100)
+    result = fidelity(model, recorded, rollouts(), replicates=100)
     assert abs(result.system_bias) < 0.05
     assert result.interval_coverage > 0.75
     assert 0.6 < result.interval_width_ratio < 1.5
@@ -386,7 +391,7 @@ def test_fidelity_finds_a_wrong_dependence() -> None:
     """Independent responses have the same marginals, but longer group maxima."""
     truth = model_of(LAWS["gamma"][0], 0.9)
     recorded = sample_rl_steps(truth, range(3), 64, 8, seed=4)
-    wrong = fidelity(model_of(LAWS["gamma"][0], 0.0), recorded, LAYOUTS, replicates=40)
+    wrong = fidelity(model_of(LAWS["gamma"][0], 0.0), recorded, SMALL, replicates=40)
     assert wrong.group_max_ratio_error > 0.3
 
 
@@ -394,9 +399,9 @@ def test_fidelity_refuses() -> None:
     model = model_of(LAWS["gamma"][0])
     table = model.sample(8, 2)
     with pytest.raises(SpecError, match="at least 20 replicates"):
-        fidelity(model, table, LAYOUTS, replicates=5)
+        fidelity(model, table, SMALL, replicates=5)
     with pytest.raises(SpecError, match="a single-turn model"):
-        fidelity(model, load_model("searching").sample(4, 2), LAYOUTS)
+        fidelity(model, load_model("searching").sample(4, 2), SMALL)
 
 
 def test_bootstrap_draws_whole_groups() -> None:
@@ -425,7 +430,7 @@ def test_held_out_steps(measured_data: Path, folder: str, fitted: tuple[int, ...
     """Fitted on some rl_steps, judged on others. Where the longest response decides, two rl_steps leave 10 % noise."""
     files = {k: measured_data / "polytrace" / folder / f"packed_lengths_step_{k}.jsonl" for k in (*fitted, *judged)}
     model = LengthModel.fit(read_recording([files[k] for k in fitted]))
-    result = fidelity(model, read_polytrace([files[k] for k in judged]), LAYOUTS)
+    result = fidelity(model, read_polytrace([files[k] for k in judged]), rollouts())
     assert abs(result.system_bias) < 0.1
     assert result.interval_coverage >= 0.75
     assert result.interval_width_ratio <= 1.5

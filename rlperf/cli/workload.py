@@ -14,7 +14,7 @@ from rlperf.cli.output import AsJson, console, print_json, progress
 from rlperf.errors import SpecError
 
 if TYPE_CHECKING:
-    from rlperf.workload.fidelity import Fidelity, RolloutLayout
+    from rlperf.workload.fidelity import Fidelity
     from rlperf.workload.model import LengthModel
     from rlperf.workload.records import Recording
 
@@ -188,6 +188,7 @@ def fidelity(
 
     Example: rlperf workload fidelity model.yaml trace/packed_lengths_step_2.jsonl
     """
+    from rlperf.cli.rollout_layouts import rollouts
     from rlperf.report import workload as report
     from rlperf.workload.fidelity import fidelity as judge
     from rlperf.workload.library import load_model
@@ -198,7 +199,7 @@ def fidelity(
         result = judge(
             law,
             recording.lengths,
-            layouts(),
+            rollouts(recording.lengths.multi_turn),
             replicates=replicates,
             seed=seed,
             progress=lambda done, total: bar(done / max(total, 1)),
@@ -209,14 +210,6 @@ def fidelity(
         print_json(_fidelity_json(result))
     else:
         report.print_fidelity(console(), result)
-
-
-def layouts() -> list[RolloutLayout]:
-    """The layouts of the system measure. Another simulator is connected here, as name and function of a table."""
-    from rlperf.workload.fidelity import RolloutLayout
-    from rlperf.workload.rollout_time import reference_layouts
-
-    return [RolloutLayout(name, engine) for name, engine in reference_layouts()]
 
 
 def _fidelity_json(result: Fidelity) -> dict[str, Any]:

@@ -20,11 +20,11 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class RolloutLayout:
-    """A way to run the rollout: its name, and the seconds that the lengths of one rl_step take on it."""
+class Rollouts:
+    """Ways to run the rollout: their names, and the seconds that the lengths of one rl_step take on each of them."""
 
-    name: str
-    rollout_s: Callable[[LengthTable], float]
+    names: tuple[str, ...]
+    seconds: Callable[[LengthTable], Float]
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _by_quantity(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
 def fidelity(
     model: LengthModel,
     recording: LengthTable,
-    layouts: Sequence[RolloutLayout],
+    rollouts: Rollouts,
     *,
     replicates: int = 200,
     seed: int = 0,
@@ -150,7 +150,7 @@ def fidelity(
 ) -> Fidelity:
     """Judge a model on recorded rl_steps, preferably others than those it was fitted on.
 
-    layouts     ways to run the rollout; each turns the lengths of one rl_step into seconds
+    rollouts    ways to run the rollout, such as engine layouts
     replicates  predictive replicates per rl_step, and bootstrap resamples of the recording's prompt groups
     """
     if not recording.n:
@@ -178,12 +178,12 @@ def fidelity(
                 model.replicates(
                     replicates, part.n_groups, size, rl_step=int(step), max_response_tokens=cap, seed=seed
                 ),
-                layouts,
+                rollouts,
             )
         if part.n_groups not in resampled:
-            resampled[part.n_groups] = _simulate(bootstrap(recording, part.n_groups, replicates, seed + 1), layouts)
-        recorded = _simulate([part], layouts)[0]
-        outcomes = _outcomes(int(step), layouts, recorded, np.array(resampled[part.n_groups]), np.array(drawn[key]))
+            resampled[part.n_groups] = _simulate(bootstrap(recording, part.n_groups, replicates, seed + 1), rollouts)
+        recorded = _simulate([part], rollouts)[0]
+        outcomes = _outcomes(int(step), rollouts, recorded, np.array(resampled[part.n_groups]), np.array(drawn[key]))
         system += outcomes[:-1]
         totals.append(outcomes[-1])
         if progress is not None:
@@ -203,15 +203,13 @@ def fidelity(
     )
 
 
-def _simulate(tables: Iterable[LengthTable], layouts: Sequence[RolloutLayout]) -> list[Float]:
+def _simulate(tables: Iterable[LengthTable], rollouts: Rollouts) -> list[Float]:
     """Seconds on every layout, and the generated tokens, of every table."""
-    return [np.array([*(layout.rollout_s(t) for layout in layouts), float(t.response_tokens.sum())]) for t in tables]
+    return [np.append(rollouts.seconds(t), float(t.response_tokens.sum())) for t in tables]
 
 
-def _outcomes(
-    step: int, layouts: Sequence[RolloutLayout], recorded: Float, resampled: Float, replicas: Float
-) -> list[Outcome]:
-    names = [*(layout.name for layout in layouts), "generated_tokens"]
+def _outcomes(step: int, rollouts: Rollouts, recorded: Float, resampled: Float, replicas: Float) -> list[Outcome]:
+    names = [*rollouts.names, "generated_tokens"]
     edges = (0.05, 0.95)
     boot, pred = np.quantile(resampled, edges, axis=0), np.quantile(replicas, edges, axis=0)
     return [

@@ -294,6 +294,18 @@ def test_every_rule_parses_and_names_a_key_of_its_framework(framework: str) -> N
     assert len({rule.id for rule in facts.rules}) == len(facts.rules)
 
 
+def test_facts_say_what_of_a_job_cannot_run() -> None:
+    slime, old = framework_facts("slime"), framework_facts("verl", "0.5")
+    both = ("fsdp2", "megatron")
+    assert slime.objections(("colocated",), both, "sglang") == []
+    [engine] = slime.objections(("colocated", "async"), both, "vllm")
+    assert (engine.message, engine.suggestion) == ("slime main does not roll out with vllm", "engine: sglang")
+    assert [p.message for p in old.objections(("async",), both, "vllm")] == ["verl 0.5 has no mode async"]
+    assert [p.suggestion for p in slime.objections(("colocated",), ("fsdp2",), "sglang")] == [
+        "trainer_backends: megatron"
+    ]
+
+
 @pytest.mark.parametrize("text", ["__import__('os')", "a.b.c", "[x for x in a.b]", "lambda: 1", "a.b ** 2"])
 def test_rule_expressions_are_arithmetic_and_nothing_else(text: str) -> None:
     with pytest.raises((SpecError, MissingValueError)):

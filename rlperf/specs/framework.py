@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
 from typing import Any, Literal, Protocol
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlperf.errors import SpecError
+from rlperf.errors import Problem, SpecError
 
 BoolArray = npt.NDArray[np.bool_]
 Stage = Literal["parse", "launch", "worker", "run", "never"]
@@ -109,6 +109,23 @@ class FrameworkFacts(_Frozen):
             for rule in self.rules
             if rule.applies(self.version, self.versions, backend) and (not groups or rule.groups <= set(groups))
         )
+
+    def objections(self, modes: Sequence[str], backends: Sequence[str], engine: str) -> list[Problem]:
+        """What of a job this version cannot run at all: modes, the engine, or every trainer backend that is allowed.
+
+        The planner asks before it searches; a job that leaves one possible mode or backend open is fine as it is.
+        """
+        name, found = f"{self.name} {self.version}", []
+        if not set(modes) & set(self.modes):
+            hint = f"it runs {', '.join(self.modes)}"
+            found.append(Problem(f"{name} has no mode {', '.join(modes)}", suggestion=hint))
+        if not set(backends) & set(self.backends):
+            hint = f"trainer_backends: {', '.join(self.backends)}"
+            found.append(Problem(f"{name} has no {', '.join(backends)} trainer", suggestion=hint))
+        if engine.split("==")[0] not in self.engines:
+            hint = f"engine: {' or '.join(self.engines)}"
+            found.append(Problem(f"{name} does not roll out with {engine}", suggestion=hint))
+        return found
 
     def refused(self, names: Mapping[str, object], backend: str = "") -> dict[str, BoolArray]:
         """Rule id -> where it is broken, for every rule that the given groups can answer.

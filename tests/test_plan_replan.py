@@ -225,3 +225,5 @@ def test_command(wide: Run, tmp_path: Path) -> None:
     assert any("scoring" in note for note in found["notes"])
     dear = CliRunner().invoke(app, [*arguments, "--switch", "100 h"], catch_exceptions=False)
     assert dear.stdout.startswith("stay")
+    with pytest.raises(SpecError, match="--switch: 'soon' is not a quantity"):
+        CliRunner().invoke(app, [*arguments, "--switch", "soon"], catch_exceptions=False)

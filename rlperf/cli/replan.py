@@ -35,6 +35,7 @@ def replan(
     Example: rlperf replan plan/plan.yaml --log run.log --rollouts rollouts/ --at-step 40
     """
     from rlperf.api import ask
+    from rlperf.errors import SpecError
     from rlperf.frameworks.logs import read_log
     from rlperf.plan.predict import evaluate_job
     from rlperf.plan.replan import replan_job
@@ -43,8 +44,11 @@ def replan(
     folder = job.resolve().parent
     asked, runs = _jobs(job, running, at_step)
     if switch is not None:
-        horizon = asked.horizon.model_copy(update={"switch": parse_quantity(switch, "s")})
-        asked = asked.model_copy(update={"horizon": horizon})
+        try:
+            cost = parse_quantity(switch, "s")
+        except ValueError as error:
+            raise SpecError(f"--switch: {error}") from error
+        asked = asked.model_copy(update={"horizon": asked.horizon.model_copy(update={"switch": cost})})
     table = _lengths(rollouts, tokenizer, max(asked.tasks[0].max_response_tokens))
     steps = read_log(log, framework)
     with progress("planning the remaining rl_steps"):

@@ -97,7 +97,8 @@ def run(running: Job, rl_steps: int, *, growth: float, noise: float, asked: Job 
     truth = true_seconds(judged(context, configuration, tables))
     random = np.random.default_rng(seed)
     noisy = {name: values * np.exp(random.normal(0.0, noise, rl_steps)) for name, values in truth.items()}
-    return Run(context, configuration, StepLog.of(np.arange(rl_steps), **noisy), concat(tables), growth)
+    log = StepLog.of(np.arange(rl_steps), framework="", source="", **noisy)
+    return Run(context, configuration, log, concat(tables), growth)
 
 
 def replanned(made: Run, at_step: int) -> Replan:

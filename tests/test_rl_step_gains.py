@@ -51,7 +51,7 @@ def test_asynchrony_at_128_gpus_overlaps_the_published_range(study: ModuleType) 
 @pytest.mark.slow
 def test_one_step_off_on_equal_devices(study: ModuleType, expected: dict[str, dict[str, str]]) -> None:
     found = {one.case: one for one in study.one_step_off()}
-    assert sum(one.verdict == "within" for one in found.values()) >= 2
+    assert sum(one.verdict in ("within", "overlaps") for one in found.values()) >= 2
     for case, one in found.items():
         assert one.computed_mid == pytest.approx(float(expected[case]["computed_mid"]), rel=0.1)
 

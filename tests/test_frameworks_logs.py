@@ -254,6 +254,18 @@ def test_a_total_with_noise_of_its_own_does_not_fake_a_small_overhead(context: C
     assert fit.noise["other"] > 2 * fit.noise["training"]
 
 
+def test_a_rollout_that_no_overhead_explains_leaves_the_constant_alone(context: Context) -> None:
+    log = _synthetic(context, 20, 0.02, 0.1, seed=5)
+    columns = {name: values for name, values in vars(log).items() if name in COLUMNS}
+    columns |= {"rollout_s": 8 * log.rollout_s, "step_s": log.step_s + 7 * log.rollout_s}
+    fit = fit_log(context, StepLog.of(log.rl_step, framework="verl", source="x", **columns))
+    host = next(each for each in fit.overheads if each.name == "engine_host")
+    assert not host.identified
+    assert "another reason" in host.reason
+    assert constant(fit.calibration, "engine_host") == host.shipped
+    assert "NOT identified" in calibration_text(fit)
+
+
 def test_stages_that_the_log_lacks_are_named(context: Context) -> None:
     log = _synthetic(context, 20, 0.05, 0.1, seed=2)
     part = StepLog.of(

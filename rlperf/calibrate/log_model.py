@@ -137,12 +137,23 @@ def _nonnegative(system: FloatArray, right: FloatArray) -> FloatArray:
     return np.asarray(found / scale, np.float64)
 
 
-def fitted_overhead(name: str, k: int, shipped: float, mean: FloatArray, covariance: FloatArray) -> FittedOverhead:
-    half = 1.645 * float(np.sqrt(covariance[k, k]))
+def fitted_overhead(
+    name: str, k: int, shipped: float, mean: FloatArray, covariance: FloatArray, steps: int, most: float
+) -> FittedOverhead:
+    """One constant with its 90 % interval (Student's t over the rl_steps); ``most``: what is plausible [s]."""
+    from scipy.stats import t
+
+    half = float(t.ppf(0.95, max(steps - 1, 1))) * float(np.sqrt(covariance[k, k]))
     value = float(mean[k])
-    sure = value > 0 and half < IDENTIFIED * value
-    reason = "" if sure else "too small beside the noise and the physics of its stage to be told apart"
-    return FittedOverhead(name, OVERHEADS[name], shipped, value, max(value - half, 0.0), value + half, sure, reason)
+    if value > most:
+        reason = f"above {most:g} s: its stage is slower than the physics for another reason (lengths, settings)"
+    elif value <= 0 or half >= IDENTIFIED * value:
+        reason = "too small beside the noise and the physics of its stage to be told apart"
+    else:
+        reason = ""
+    return FittedOverhead(
+        name, OVERHEADS[name], shipped, value, max(value - half, 0.0), value + half, not reason, reason
+    )
 
 
 def stage_errors(stages: Sequence[Stage], values: Mapping[str, float]) -> dict[str, float]:

@@ -38,6 +38,8 @@ FloatArray = npt.NDArray[np.float64]
 LEVELS = 5
 """Mean lengths at which the physics is simulated; rl_steps in between are interpolated."""
 MAX_STEPS = 400
+PLAUSIBLE: Mapping[str, float] = {"engine_host": 0.032}
+"""Most that an overhead can be [s]; a log that asks for more is slow for another reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,10 @@ def fit_log(context: Context, log: StepLog, lengths: LengthTable | None = None, 
     names = [name for name, stage in OVERHEADS.items() if any(stage == each.name for each in stages)]
     start = {name: constant(shipped, name) for name in names}
     mean, covariance, noise = posterior(stages, names, start)
-    fitted = tuple(fitted_overhead(name, k, start[name], mean, covariance) for k, name in enumerate(names))
+    fitted = tuple(
+        fitted_overhead(name, k, start[name], mean, covariance, log.n, PLAUSIBLE.get(name, np.inf))
+        for k, name in enumerate(names)
+    )
     for name in sorted(set(OVERHEADS) - set(names)):
         notes.append(f"{name} is not identified: the log does not state {OVERHEADS[name]} alone")
     values = {each.name: each.value for each in fitted}
@@ -262,16 +267,21 @@ def _calibration(shipped: FrameworkCalibration, fitted: Sequence[FittedOverhead]
     import datetime
 
     today = datetime.date.today().isoformat()
-    changed = with_constants(shipped, {each.name: max(each.value, 1e-9) for each in fitted})
+    # An implausible constant stays as shipped; one that may be next to nothing is stated by the middle of its interval,
+    # because what is around a value is stated as ratios to it.
+    kept = [each for each in fitted if each.value <= PLAUSIBLE.get(each.name, np.inf)]
+    values = {each.name: each.value if each.value > 0.1 * each.high else 0.5 * (each.low + each.high) for each in kept}
+    changed = with_constants(shipped, values)
     top: dict[str, object] = {"id": f"{shipped.id}_fitted" if not shipped.id.endswith("_fitted") else shipped.id}
     training = changed.training
-    for each in fitted:
+    for each in kept:
+        value = max(values[each.name], 1e-9)
         provenance = Provenance(
             source=f"step metrics of {log.source} ({log.framework})",
             date=today,
             n=log.n,
-            low=max(each.low / max(each.value, 1e-9), 0.02),
-            high=max(each.high / max(each.value, 1e-9), 1.0),
+            low=max(each.low / value, 0.02),
+            high=max(each.high / value, 1.0),
             assumed=not each.identified,
         )
         owner, _, field = each.name.rpartition(".")

@@ -63,13 +63,16 @@ def logs(
     for column in ("overhead", "stage", "shipped s", "fitted s", "5 .. 95 %", "identified"):
         table.add_column(column)
     for each in fit.overheads:
-        sure = "yes" if each.identified else f"no: {each.reason}"
+        sure = "yes" if each.identified else "no"
         interval = f"{each.low:.4g} .. {each.high:.4g}"
         table.add_row(each.name, each.stage, f"{each.shipped:.4g}", f"{each.value:.4g}", interval, sure)
     screen.print(table)
     for stage, error in fit.after.items():
         told = f"{fit.before[stage]:.1%} with the shipped constants, {error:.1%} fitted; noise {fit.noise[stage]:.1%}"
-        screen.print(f"{stage}: median error {told}")
+        screen.print(f"{stage}: median error {told}", soft_wrap=True)
+    for each in fit.overheads:
+        if not each.identified:
+            screen.print(f"{each.name} is not identified: {each.reason}", soft_wrap=True)
     for note in fit.notes:
         screen.print(note, markup=False)
     screen.print(str(target), soft_wrap=True)

@@ -1,0 +1,170 @@
+"""A plan as one HTML page: what to run, what it will do, why, how sure that is, and what stands behind the numbers."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from rlperf.plan.context import Context, TaskContext
+from rlperf.plan.evaluate import Evaluation
+from rlperf.plan.plan import Phase, Plan
+from rlperf.report import html
+from rlperf.report.plan_drawings import judged_drawings, plan_drawings
+from rlperf.report.plan_text import (
+    batch_words,
+    interval,
+    memory_rows,
+    phase_title,
+    pool_rows,
+    runner_up_words,
+    stage_rows,
+    summary_lines,
+)
+from rlperf.report.provenance import ASSUMED, Constant, constants_of, counts
+from rlperf.report.rl_step import step_figure
+from rlperf.report.rollout import CAUSES
+from rlperf.report.style import Drawing
+from rlperf.units import human_bytes, human_seconds
+
+Judged = tuple[Context, TaskContext, Evaluation]
+OPEN = 12
+"""Figures and tables beyond this many rows are folded."""
+
+
+def plan_page(plan: Plan, judged: tuple[Judged | None, ...] = (), missing: str = "") -> str:
+    """The page of a plan.
+
+    Parameters
+    ----------
+    judged : per phase, the context and the simulated rl_steps behind it; without them lengths, roofline and provenance
+        are left out, and ``missing`` says why
+    """
+    seen = judged or (None,) * len(plan.plan)
+    several = len(plan.plan) > 1
+    parts: list[tuple[str, str]] = [("Summary", _summary(plan, missing))]
+    for phase, found in zip(plan.plan, seen, strict=True):
+        title = f"{phase_title(phase)}: " if several else ""
+        drawings = {drawing.name: drawing for drawing in plan_drawings(phase)}
+        if found is not None:
+            drawings |= {drawing.name: drawing for drawing in judged_drawings(*found)}
+        parts += [(title + name if several else name, content) for name, content in _phase(phase, drawings, found)]
+    parts.append(("How good the choice is", html.listing(summary_lines(plan))))
+    contexts = [found[0] for found in seen if found is not None]
+    if contexts:
+        parts.append(("Where every constant is from", _provenance(constants_of(contexts[0]))))
+    lead = f"{plan.job.architecture} on {plan.job.cluster}, {plan.job.algorithm} with {plan.job.framework}"
+    return html.page(plan.job.name, lead, parts)
+
+
+def _summary(plan: Plan, missing: str) -> str:
+    first = plan.plan[0].predicted
+    items = [
+        (human_seconds(first.step_s), f"per rl_step ({human_seconds(first.low_s)} to {human_seconds(first.high_s)})"),
+        (f"{first.tokens_per_s_per_device:,.0f}", "trained tokens per second and device"),
+        (f"{100 * first.truncated_fraction:.1f} %", "of responses cut at the maximum length"),
+    ]
+    if first.usd_per_step is not None:
+        items.insert(1, (f"{first.usd_per_step:.3g} USD", "per rl_step"))
+    for role, use in first.memory_bytes.items():
+        items.append((f"{100 * use.total / use.limit:.0f} %", f"of the memory limit, {role}"))
+    body = html.facts(items)
+    if missing:
+        body += html.paragraph(missing, "warn")
+    rows = [(phase_title(phase), batch_words(phase), interval(phase.predicted)) for phase in plan.plan]
+    return body + html.table(("what", "batch", "one rl_step"), rows)
+
+
+def _phase(phase: Phase, drawings: dict[str, Drawing], found: Judged | None) -> list[tuple[str, str]]:
+    predicted = phase.predicted
+
+    def drawn(*names: str) -> str:
+        return "".join(html.figure(drawings[name]) for name in names if name in drawings)
+
+    pools = html.paragraph(batch_words(phase)) + html.table(("role", "devices", "layout", "settings"), pool_rows(phase))
+    timeline = drawn("timeline") + html.table(("stage", "time", "share"), stage_rows(predicted)) + _idle(phase)
+    if found is not None:
+        timeline += _by_rank(found)
+    memory = drawn("memory") + html.table(("role", "peak", "of limit", "largest parts"), memory_rows(predicted))
+    memory += html.folded("every part", html.table(("role", "part", "per device"), [
+        (role, part.replace("_", " "), human_bytes(size))
+        for role, use in predicted.memory_bytes.items() for part, size in use.parts.items() if size > 0
+    ]))  # fmt: skip
+    return [
+        ("Plan", pools),
+        ("Timeline", timeline),
+        ("Memory", memory),
+        ("Why", _why(phase) + drawn("pareto")),
+        ("What takes the time", drawn("operators", "roofline", "lengths")),
+        ("Sensitivity", drawn("sensitivity") + _sensitivity(phase)),
+        ("Error bars", _errors(phase)),
+    ]
+
+
+def _by_rank(found: Judged) -> str:
+    from rlperf.plan.timeline import step_view
+
+    svg = step_figure(step_view(found[2]).timeline)
+    caption = "The first judged rl_step, replica by replica and stage by stage."
+    return html.folded("replica by replica", html.figure(Drawing("ranks", caption, svg, b"")))
+
+
+def _idle(phase: Phase) -> str:
+    lost = {name: share for name, share in phase.predicted.idle_fraction.items() if share >= 0.001}
+    if not lost:
+        return ""
+    words = ", ".join(f"{CAUSES.get(name, name)} {100 * share:.1f} %" for name, share in lost.items())
+    return html.paragraph(f"Of the rollout's device-seconds, not spent in full batches: {words}.")
+
+
+def _why(phase: Phase) -> str:
+    body = html.listing([*phase.binds, *phase.predicted.advice, runner_up_words(phase)])
+    if phase.ties:
+        shown = [", ".join(differs) or "equal in every layout" for differs in phase.ties]
+        body += html.paragraph(f"{phase.tied} candidates cannot be told from the plan; the best of them:")
+        body += html.listing(shown)
+    return body
+
+
+def _sensitivity(phase: Phase) -> str:
+    rows = [
+        (f"{row.input} by {abs(row.change):.0%}", human_seconds(row.step_s),
+         "stands" if not row.switches_to else f"{row.loss:.1%} above: {', '.join(row.switches_to)}")
+        for row in phase.sensitivity
+    ]  # fmt: skip
+    return html.table(("input", "rl_step", "the choice"), rows) if rows else html.paragraph("not computed")
+
+
+def _errors(phase: Phase) -> str:
+    predicted = phase.predicted
+    use = predicted.calibration
+    body = html.paragraph(
+        f"One rl_step takes {interval(predicted)}, 5th to 95th percentile: errors of the stages' calibrations by their "
+        "share of the rl_step, of the framework around them, of reruns, and of the lengths drawn."
+    )
+    rows = [
+        (role, human_bytes(m.total), human_bytes(m.low), human_bytes(m.high), human_bytes(m.limit))
+        for role, m in predicted.memory_bytes.items()
+    ]
+    body += html.table(("memory per device", "predicted", "5th", "95th", "limit"), rows)
+    if use.extrapolated:
+        body += html.paragraph("Outside what was measured: intervals are wider.", "warn")
+    body += html.paragraph(f"Calibrations: {', '.join(use.ids)}.", "soft")
+    notes = [*use.notes, *(f"assumed: {text}" for text in predicted.assumed)]
+    return body + (html.listing(notes) if notes else "")
+
+
+def _provenance(found: list[Constant]) -> str:
+    number = counts(found)
+    body = html.facts([(str(count), kind) for kind, count in number.items()])
+    body += html.paragraph(
+        "Fitted: to measurements, which validation then leaves out. Read: from data sheets, documentation or source "
+        "code. Assumed: nobody measured it; it was judged or taken over from a relative."
+    )
+    assumed = [c for c in found if c.standing == ASSUMED]
+    head = ("constant", "value", "standing", "source")
+    if assumed:
+        rows = [(f"{c.where}: {c.name}", c.value, c.standing, c.source) for c in assumed]
+        body += html.folded(f"assumed ({len(assumed)})", html.table(head, rows))
+    for where, group in groupby(found, key=lambda c: c.where):
+        rows = [(c.name, c.value, c.standing, c.source) for c in group]
+        body += html.folded(f"{where} ({len(rows)})", html.table(head, rows))
+    return body

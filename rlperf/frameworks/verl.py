@@ -55,6 +55,7 @@ _GRANULARITY = Unit(lambda value, _: value or "none", lambda value, _: None if v
 _RESHARD = Unit(lambda value, _: 3 if value else 2, lambda value, _: value >= 3)
 _DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >= 1)
 _QUANTIZED = Unit(lambda value, _: str(value), lambda value, _: value if value not in (None, "bf16", "fp16") else None)
+_KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else KV_DTYPE.write(value, run))
 _DTYPE = words(bf16="bfloat16", fp16="float16")
 _LORA = Unit(lambda value, _: int(value) or None, lambda value, _: value)
 _BACKEND = Unit(lambda value, _: "megatron" if value == "megatron" else "fsdp2", lambda value, _: value)
@@ -116,7 +117,8 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.prefix_caching", R + "enable_prefix_caching"),
     field("rollout.cuda_graphs", R + "enforce_eager", NEGATED),
     field("rollout.rollout_dtype", R + "quantization", _QUANTIZED),
-    field("rollout.kv_dtype", f"{R}engine_kwargs.vllm.kv_cache_dtype", KV_DTYPE, "engine's own argument"),
+    field("rollout.kv_dtype", f"{R}engine_kwargs.vllm.kv_cache_dtype", _KV, "engine's own argument"),
+    field("rollout.kv_dtype", f"{R}engine_kwargs.sglang.kv_cache_dtype", _KV, "engine's own argument"),
 )  # fmt: skip
 
 
@@ -230,7 +232,9 @@ class Verl:
     def emit(self, run: Run, target: Target) -> Emission:
         """All settings of a run."""
         run = with_derived(run)
+        own = f"{R}engine_kwargs.{run.get('rollout.backend')}."
         settings = [s for s in write_fields(self.fields, run, target) if not is_noise(s, target)]
+        settings = [s for s in settings if "engine_kwargs." not in s.key or s.key.startswith(own)]
         extra = [
             *placement(run, target.version),
             *algorithm_settings(run, target),

@@ -121,7 +121,7 @@ def test_rows_that_a_calibration_saw_are_left_out() -> None:
     assert (report.predicted, report.used_in_calibration, dict(report.refused)) == (2, 1, {"why": 1})
     data = json.loads(json.dumps(report.to_dict()))
     assert data["schema_version"] == "1" and len(data["predictions"]) == 2
-    assert {"median_ape", "mape", "p90_ape", "median_bias", "pairwise_ranking", "interval_coverage"} <= set(
+    assert {"median_ape", "mape", "p90_ape", "wape", "median_bias", "pairwise_ranking", "interval_coverage"} <= set(
         data["metrics"][0]
     )
 

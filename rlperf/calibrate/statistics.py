@@ -41,7 +41,10 @@ def pairwise_ranking(predicted: FloatArray, measured: FloatArray, limit: int = 4
 
 @dataclass(frozen=True)
 class Summary:
-    """Errors of one metric in one group [%], ranking and coverage as shares."""
+    """Errors of one metric in one group [%], ranking and coverage as shares.
+
+    ``wape`` weighs every row by its size: sum of absolute errors over sum of measured.
+    """
 
     metric: str
     group: str
@@ -49,6 +52,7 @@ class Summary:
     median_ape: float
     mape: float
     p90_ape: float
+    wape: float
     median_bias: float
     pairwise_ranking: float | None
     interval_coverage: float | None
@@ -73,6 +77,7 @@ def summarise(
         median_ape=float(np.median(errors)),
         mape=float(errors.mean()),
         p90_ape=float(np.quantile(errors, 0.9)),
+        wape=float(100.0 * np.abs(p - m).sum() / m.sum()),
         median_bias=float(100.0 * np.median(p / m - 1.0)),
         pairwise_ranking=pairwise_ranking(p, m),
         interval_coverage=float(((lo <= m) & (m <= hi))[known].mean()) if known.any() else None,

@@ -10,7 +10,7 @@ import typer
 from rlperf.calibrate.validate import KINDS, Report, validate_paths
 from rlperf.cli.output import AsJson, print_json
 
-NAMES = ("median", "mean", "p90", "bias")
+NAMES = ("median", "mean", "p90", "WAPE", "bias")
 HEADER = f"{'metric':22s} {'group':28s} {'n':>5s} " + " ".join(f"{name:>7s}" for name in NAMES) + "  rank    in"
 
 
@@ -31,7 +31,7 @@ def validate(
 
 
 def text_of(report: Report) -> str:
-    """The report as a table for people; ``in`` is the share of measurements inside low and high."""
+    """The report as a table for people; ``in`` is the share of measurements inside low and high, WAPE sum over sum."""
     lines = [f"{report.file}: {report.rows} rows of kind {report.kind}, {report.predicted} predicted"]
     if report.used_in_calibration:
         lines.append(f"  {report.used_in_calibration:5d} of them were seen by a calibration and are left out below")
@@ -41,6 +41,7 @@ def text_of(report: Report) -> str:
     for one in report.metrics:
         rank = "" if one.pairwise_ranking is None else f"{one.pairwise_ranking:.2f}"
         inside = "" if one.interval_coverage is None else f"{100 * one.interval_coverage:.0f}%"
-        errors = f"{one.median_ape:6.1f}% {one.mape:6.1f}% {one.p90_ape:6.1f}% {one.median_bias:+6.1f}%"
+        sizes = (one.median_ape, one.mape, one.p90_ape, one.wape)
+        errors = " ".join(f"{size:6.1f}%" for size in sizes) + f" {one.median_bias:+6.1f}%"
         lines.append(f"{one.metric:22s} {one.group:28s} {one.rows:5d} {errors} {rank:>5s} {inside:>5s}")
     return "\n".join(lines)

@@ -10,8 +10,10 @@ from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.plan import planner, predict, size
-from rlperf.plan.context import Context, resolve
+from rlperf.plan.context import Context, anchored, resolve
 from rlperf.plan.decisions import Report
+from rlperf.plan.evaluate import Evaluation
+from rlperf.plan.phases import judge_phase
 from rlperf.plan.plan import Plan, Prediction
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -56,7 +58,7 @@ def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
     if not isinstance(job, Job):
         path = Path(job)
         document, folder = read_document(path), path.resolve().parent
-        job = validate(document, Job)
+        job = anchored(validate(document, Job), folder)
     problems: list[Problem] = []
     facts, context = None, None
     try:
@@ -91,10 +93,35 @@ def plan_job(job: Job | Path | str, *, report: Report | None = None) -> Plan:
     return planner.plan_job(question.context, facts=question.facts, report=report)
 
 
-def predict_job(job: Job | Path | str) -> Prediction:
-    """What a job's pinned configuration does; open values are filled in and named in ``assumed``."""
-    question = ask(job)
-    return predict.predict_job(question.context, facts=question.facts)
+def predict_job(job: Job | Plan | Path | str) -> Prediction:
+    """What a job's pinned configuration does; open values are filled in and named in ``assumed``.
+
+    A plan (an object, or the path of its plan.yaml) is predicted as it stands: its first phase.
+    """
+    return judge(job)[2]
+
+
+def judge(asked: Job | Plan | Path | str, *, phase: int = 1) -> tuple[Job, Evaluation, Prediction]:
+    """The job, its judged configuration and its prediction; of a plan, its ``phase`` (from 1) as it stands.
+
+    Raises
+    ------
+    SpecError : wrong fields or names, or a phase that the plan does not have
+    InfeasibleError : the pinned degrees cannot be laid out at all
+    """
+    folder = None if isinstance(asked, Job | Plan) else Path(asked).resolve().parent
+    plan = asked if isinstance(asked, Plan) else None
+    if folder is not None:
+        document = read_document(str(asked))
+        if isinstance(document.data, dict) and {"job", "plan"} <= set(document.data):
+            plan = validate(document, Plan)
+    if plan is None:
+        assert not isinstance(asked, Plan)
+        question = ask(asked)
+        return (question.job, *predict.predicted(question.context, facts=question.facts))
+    if not 1 <= phase <= len(plan.plan):
+        raise SpecError(f"there is no phase {phase}: the plan has {len(plan.plan)}")
+    return (plan.job, *judge_phase(ask(plan.job, folder=folder).context, plan.plan[phase - 1]))
 
 
 def size_job(job: Job | Path | str, target: str, *, clusters: Sequence[str] = (), most_nodes: int = 64) -> size.Sizing:

@@ -13,6 +13,7 @@ from rlperf.errors import SpecError
 
 def predict(
     job: Annotated[Path | None, typer.Argument(help="Job file with pinned pools, or a plan.yaml.")] = None,
+    phase: Annotated[int, typer.Option(min=1, help="Which phase of a plan.yaml, from 1.")] = 1,
     figure: Annotated[Path | None, typer.Option(help="Write the timeline as a figure (.svg or .png).")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -20,30 +21,28 @@ def predict(
 
     What the job leaves open is filled in and listed. Example: rlperf predict job.yaml --figure step.svg
     """
-    from rlperf.api import ask
-    from rlperf.plan.predict import predicted
+    from rlperf.api import judge
     from rlperf.plan.timeline import step_view
 
+    form = figure.suffix.lstrip(".") if figure else ""
+    if figure is not None and form not in ("svg", "png"):
+        raise SpecError(f"the figure {figure.name} must end in .svg or .png")
     source = job or default_job()
-    question = ask(source)
     with progress("predicting"):
-        evaluation, found = predicted(question.context, facts=question.facts)
+        named, evaluation, found = judge(source, phase=phase)
     view = step_view(evaluation)
     if figure is not None:
-        form = figure.suffix.lstrip(".")
-        if form not in ("svg", "png"):
-            raise SpecError(f"the figure {figure.name} must end in .svg or .png")
         from rlperf.report.rl_step import step_figure
         from rlperf.specs.writer import write_atomic
 
-        write_atomic(figure, step_figure(view.timeline, title=question.job.name, form=form))
+        write_atomic(figure, step_figure(view.timeline, title=named.name, form=form))
     if as_json:
         print_json(found.model_dump(mode="json"))
         return
     from rlperf.report.plan_text import print_operators, print_prediction, print_remarks
     from rlperf.report.rl_step import print_step
 
-    named, screen = question.job, console()
+    screen = console()
     screen.print(f"job [bold]{named.name}[/bold] ({source.name}): {named.architecture} on {named.cluster}")
     print_prediction(found, screen)
     print_step(view, screen)

@@ -15,10 +15,11 @@ from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.job import Job, Task, TrainerBackend
-from rlperf.specs.profiles import load_architecture, load_cluster
+from rlperf.specs.profiles import is_path, load_architecture, load_cluster
 from rlperf.specs.reader import Document, read_document, validate
 from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
+from rlperf.workload import PRESETS
 
 Found = TypeVar("Found")
 
@@ -85,6 +86,31 @@ class Context:
 def read_job(path: Path | str) -> Job:
     """A job from its YAML file; every problem with its line."""
     return validate(read_document(path), Job)
+
+
+def anchored(job: Job, folder: Path) -> Job:
+    """The job with its relative paths made absolute, so that a plan of it reads back from any folder."""
+
+    def whole(text: str, named: bool) -> str:
+        given = Path(text).expanduser()
+        found = next((path for path in (given, folder / given) if path.exists()), None)
+        return text if named or found is None else str(found.resolve())
+
+    def known(text: str | None) -> str | None:
+        return text and whole(text, not is_path(text))
+
+    tasks = tuple(
+        task.model_copy(
+            update={
+                "workload": whole(task.workload, task.workload in PRESETS),
+                "architecture": known(task.architecture),
+            }
+        )
+        for task in job.tasks
+    )
+    pools = tuple(pool.model_copy(update={"cluster": known(pool.cluster)}) for pool in job.pools)
+    names = {"architecture": known(job.architecture), "cluster": known(job.cluster)}
+    return job.model_copy(update={**names, "tasks": tasks, "pools": pools})
 
 
 def resolve(job: Job, *, folder: Path | None = None, document: Document | None = None) -> Context:

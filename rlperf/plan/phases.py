@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from rlperf.errors import SpecError
+from rlperf.plan.configuration import Configuration
 from rlperf.plan.context import Context
-from rlperf.plan.decisions import Decision, judged_objective
-from rlperf.plan.evaluate import Evaluation
+from rlperf.plan.decisions import Decision, judged_objective, rl_step_groups
+from rlperf.plan.evaluate import Evaluation, Judge
 from rlperf.plan.explain import binding, differences
 from rlperf.plan.pareto import pareto_mask
-from rlperf.plan.plan import ParetoPoint, Phase, RunnerUp, Sensitivity, StageTimes
+from rlperf.plan.plan import ParetoPoint, Phase, Prediction, RunnerUp, Sensitivity, StageTimes
 from rlperf.plan.prediction import memory_uses, prediction_of
 from rlperf.plan.screen import objective_of, usage_of
 from rlperf.plan.stage_seconds import pair_seconds
@@ -146,10 +149,6 @@ def front(context: Context, decision: Decision, column: int) -> list[ParetoPoint
     ]
 
 
-def _against(chosen: Evaluation, other: Evaluation) -> tuple[str, ...]:
-    return tuple(differences(chosen.configuration, other.configuration))
-
-
 def merged(phases: list[Phase]) -> list[Phase]:
     """Neighbouring phases of one task that decide alike become one, with their mean prediction."""
     runs: list[list[Phase]] = []
@@ -166,12 +165,20 @@ def merged(phases: list[Phase]) -> list[Phase]:
 
 
 def _joined(run: list[Phase]) -> Phase:
-    """One phase of several that follow each other: seconds and tokens are means over their rl_steps."""
+    """One phase of several that follow each other."""
     if len(run) == 1:
         return run[0]
-    weights = np.array([phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in run], dtype=np.float64)
+    counts = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in run]
+    predicted = mean_prediction([phase.predicted for phase in run], counts)
+    return run[0].model_copy(update={"rl_steps": (run[0].rl_steps[0], run[-1].rl_steps[1]), "predicted": predicted})
+
+
+def mean_prediction(predicted: Sequence[Prediction], counts: Sequence[int]) -> Prediction:
+    """Predictions of one configuration over groups of so many rl_steps: seconds and tokens are means over rl_steps."""
+    if len(predicted) == 1:
+        return predicted[0]
+    weights = np.array(counts, dtype=np.float64)
     weights /= weights.sum()
-    predicted = [phase.predicted for phase in run]
     tokens = float(weights @ [p.trained_tokens for p in predicted])
     step = float(weights @ [p.step_s for p in predicted])
     devices = predicted[0].trained_tokens / predicted[0].step_s / predicted[0].tokens_per_s_per_device
@@ -180,7 +187,7 @@ def _joined(run: list[Phase]) -> Phase:
         name: float(weights @ [getattr(p.stages_s, name) for p in predicted])
         for name in type(predicted[0].stages_s).model_fields
     }
-    mean = predicted[0].model_copy(
+    return predicted[0].model_copy(
         update={
             "step_s": step,
             "low_s": float(weights @ [p.low_s for p in predicted]),
@@ -192,4 +199,24 @@ def _joined(run: list[Phase]) -> Phase:
             "truncated_fraction": float(weights @ [p.truncated_fraction for p in predicted]),
         }
     )
-    return run[0].model_copy(update={"rl_steps": (run[0].rl_steps[0], run[-1].rl_steps[1]), "predicted": mean})
+
+
+def judge_phase(context: Context, phase: Phase) -> tuple[Evaluation, Prediction]:
+    """A phase of a plan judged again: what the plan says of it, with the evaluation of its first rl_steps.
+
+    Raises
+    ------
+    SpecError : a batch that the job does not allow
+    """
+    task = next((t for t in context.tasks if t.task.name in phase.tasks), context.tasks[0])
+    made = (Configuration(phase.mode, phase.staleness, batch, phase.pools) for batch in task.batches)
+    configuration = next((c for c in made if c.settings == phase.settings), None)
+    if configuration is None:
+        raise SpecError(f"the plan's batch for task {task.task.name} is none that its job allows")
+    first, last = phase.rl_steps
+    groups = [(a, b) for a, b in rl_step_groups(context.job) if first <= a and b <= last] or [phase.rl_steps]
+    judge, grouped = Judge(context, task), context.job.horizon.group is not None
+    demands = [task.source.demand(configuration.batch, g if grouped else None, context.job.seed) for g in groups]
+    evaluations = [judge.evaluate(demand, configuration) for demand in demands]
+    predicted = [prediction_of(context, task, evaluation) for evaluation in evaluations]
+    return evaluations[0], mean_prediction(predicted, [b - a + 1 for a, b in groups])

@@ -186,7 +186,7 @@ class ParetoPoint(_Frozen):
 
     step_s: float
     device_s: float = Field(description="devices x rl_step")
-    usd_per_step: float | None
+    usd_per_step: float | None = None
     memory_share: float = Field(description="largest peak over its limit")
     differs: tuple[str, ...] = Field(description="from the plan, in words; empty: it is the plan")
 

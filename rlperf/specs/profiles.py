@@ -108,13 +108,14 @@ def _aliases(path: Path) -> tuple[str, ...]:
     return tuple(_key(part.strip(" \"'")) for part in match.group(1).split(",")) if match else ()
 
 
-def _is_path(text: str) -> bool:
+def is_path(text: str) -> bool:
+    """Whether a text names a file or folder, not a profile."""
     return text.endswith((".yaml", ".yml", ".json")) or "\\" in text or text.startswith((".", "~", "/"))
 
 
 def _locate(kind: str, name_or_path: str | Path, folder: Path | str | None) -> Path:
     """A path as it is (relative ones also from the job's folder), a name through the search path."""
-    if isinstance(name_or_path, Path) or _is_path(name_or_path):
+    if isinstance(name_or_path, Path) or is_path(name_or_path):
         path = Path(name_or_path).expanduser()
         if folder is not None and not path.is_absolute() and not path.exists():
             path = Path(folder) / path
@@ -228,7 +229,7 @@ def load_architecture(name_or_path: str | Path, folder: Path | str | None = None
     >>> load_architecture("qwen/qwen2.5-7b-instruct").name
     'Qwen2.5-7B'
     """
-    if isinstance(name_or_path, str) and not _is_path(name_or_path) and not Path(name_or_path).is_dir():
+    if isinstance(name_or_path, str) and not is_path(name_or_path) and not Path(name_or_path).is_dir():
         path = _find_architecture(name_or_path, folder)
     else:
         path = _locate("architectures", Path(name_or_path), folder)

@@ -1,0 +1,46 @@
+"""A plan from its file: predicted as it stands, from any folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import rlperf
+from rlperf.api import judge
+from rlperf.cli.main import app
+from rlperf.errors import SpecError
+from rlperf.report.plan_files import plan_yaml
+from tests.test_plan_end_to_end import SMALL, trace
+
+
+def written(folder: Path, **changes: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump({**SMALL, **changes}))
+    return path
+
+
+def test_predict_of_a_plan_file_gives_the_plans_own_numbers(tmp_path: Path) -> None:
+    trace(tmp_path / "here" / "lengths")
+    task = {**SMALL["tasks"][0], "workload": "lengths"}  # type: ignore[index]
+    plan = rlperf.plan_job(written(tmp_path / "here", tasks=[task]))
+    file = tmp_path / "there" / "plan.yaml"
+    file.parent.mkdir()
+    file.write_text(plan_yaml(plan))
+    assert rlperf.predict_job(file) == rlperf.predict_job(plan) == plan.plan[0].predicted
+    shown = CliRunner().invoke(app, ["predict", str(file), "--json"])
+    assert json.loads(shown.stdout)["step_s"] == plan.plan[0].predicted.step_s
+
+
+def test_phases_of_a_plan_are_predicted_one_by_one(tmp_path: Path) -> None:
+    trace(tmp_path / "lengths", steps=2, scale=150.0)
+    task = {**SMALL["tasks"][0], "workload": "lengths"}  # type: ignore[index]
+    plan = rlperf.plan_job(written(tmp_path, tasks=[task], horizon={"rl_steps": 2, "group": 1}))
+    merged = judge(plan)[2]
+    assert merged.step_s == pytest.approx(plan.plan[0].predicted.step_s, rel=1e-12)
+    with pytest.raises(SpecError, match="no phase 9"):
+        judge(plan, phase=9)

@@ -62,16 +62,16 @@ class EngineLayout:
 
 LAYOUTS = (
     EngineLayout("Qwen2.5-7B", "h100_sxm", 1, 8, 1024),
-    EngineLayout("Qwen2.5-14B", "h100_sxm", 2, 8, 1024),
     EngineLayout("Qwen2.5-32B", "h200_sxm", 4, 8, 1024),
-    EngineLayout("Qwen2.5-7B", "h100_sxm", 1, 4, 64),
-    EngineLayout("Qwen2.5-14B", "h200_sxm", 2, 4, 64),
-    EngineLayout("Qwen2.5-32B", "h200_sxm", 4, 4, 64),
+    EngineLayout("Qwen2.5-7B", "h100_sxm", 1, 2, 256),
+    EngineLayout("Qwen2.5-32B", "h200_sxm", 4, 2, 256),
+    EngineLayout("Qwen2.5-14B", "h200_sxm", 2, 2, 32),
+    EngineLayout("Qwen2.5-32B", "h200_sxm", 4, 2, 32),
 )
 """From latency-bound (everything runs at once on many replicas) to queueing on few; 7B to 32B on two devices."""
 
-MULTI_TURN = (LAYOUTS[0], LAYOUTS[-1])
-"""Recordings with tools need a simulation for every layout, so they are judged on one of each kind."""
+MULTI_TURN = (LAYOUTS[0], LAYOUTS[3])
+"""Recordings with tools need a simulation for every layout, so they are judged on two."""
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,10 @@ class Question:
 
 
 def load_job(job: Job | Path | str) -> Job:
-    """A job from its file; an object passes as it is."""
-    return job if isinstance(job, Job) else validate(read_document(job), Job)
+    """A job from its file, with absolute paths; an object passes as it is."""
+    if isinstance(job, Job):
+        return job
+    return anchored(validate(read_document(job), Job), Path(job).resolve().parent)
 
 
 def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
@@ -70,7 +72,9 @@ def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
     try:
         context = resolve(job, folder=folder, document=document)
     except SpecError as error:
-        problems += error.problems
+        # a framework without rules has no calibration either: said once
+        known = facts is not None
+        problems += [p for p in error.problems if known or "framework calibration" not in p.message]
     if context is None or facts is None:
         raise SpecError(problems)
     return Question(context, facts)

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from rlperf.errors import Problem, SpecError
+from rlperf.cost.dtypes import DTYPES
+from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.plan.demand import Batch, Source, batches
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
@@ -139,7 +140,8 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
     cluster = attempt(lambda: load_cluster(job.cluster, nodes=job.nodes, folder=folder), "cluster")
     hardware = attempt(lambda: load_hardware(cluster.device, cluster), "cluster") if cluster else None
     rollout_hardware = attempt(partial(_rollout_hardware, job, hardware, folder), "pools") if hardware else None
-    engine = attempt(lambda: load_engine_calibration(job.engine, folder=folder), "engine")
+    engine_name, engine_field = _engine_named(job)
+    engine = attempt(lambda: load_engine_calibration(engine_name, folder=folder), *engine_field)
     trainers = [
         attempt(partial(_trainer, job, backend, folder), "trainer_backends") for backend in job.trainer_backends
     ]
@@ -162,6 +164,14 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
         trainers=tuple(t for t in trainers if t is not None),
         tasks=tuple(t for t in tasks if t is not None),
     )
+
+
+def _engine_named(job: Job) -> tuple[str, tuple[str | int, ...]]:
+    """The rollout engine and the field that names it: the pool's backend goes before the job's engine."""
+    for index, pool in enumerate(job.pools):
+        if pool.role == "rollout" and pool.settings.backend is not None:
+            return pool.settings.backend, ("pools", index, "settings", "backend")
+    return job.engine, ("engine",)
 
 
 def _rollout_hardware(job: Job, shared: Hardware, folder: Path | None) -> Hardware:
@@ -241,6 +251,21 @@ def _contradictions(job: Job, cluster: Cluster | None, document: Document | None
                     f"task {task.name} leaves {' and '.join(opened)} open: the smallest batch has the shortest rl_step",
                     "minimize token_time (device-seconds per trained token), or pin them",
                     "tasks", index, opened[0],
+                )
+            )  # fmt: skip
+    for index, pool in enumerate(job.pools):
+        for name in ("kv_dtype", "rollout_dtype", "compute_dtype"):
+            word = getattr(pool.settings, name)
+            if word is not None and word not in DTYPES:
+                hint = did_you_mean(word, DTYPES) or f"one of {', '.join(DTYPES)}"
+                found.append(problem(f"there is no dtype named {word!r}", hint, "pools", index, "settings", name))
+        backend = pool.settings.backend
+        if pool.role != "rollout" and backend is not None and backend not in job.trainer_backends:
+            found.append(
+                problem(
+                    f"the {pool.role} pool's backend {backend!r} is none of the job's trainer_backends",
+                    f"one of {', '.join(job.trainer_backends)}",
+                    "pools", index, "settings", "backend",
                 )
             )  # fmt: skip
     if cluster is not None:

@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 from rlperf.plan.configuration import Configuration
-from rlperf.plan.context import Context
+from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.evaluate import Evaluation
-from rlperf.plan.prediction import idle_fractions
+from rlperf.plan.prediction import idle_fractions, memory_uses
 
 NOTEWORTHY = 0.1
 """A cause is named when it takes at least this share."""
 
 
-def binding(context: Context, evaluation: Evaluation) -> list[str]:
+def binding(context: Context, task: TaskContext, evaluation: Evaluation) -> list[str]:
     """What holds the configuration back, largest first."""
     found = []
     seconds, step = evaluation.seconds, evaluation.step_s
-    idle = idle_fractions(evaluation)
-    share = float(seconds.rollout_s.mean()) / step
+    lost_by = idle_fractions(evaluation)
+    of_step = float(seconds.rollout_s.mean()) / step
     for cause, words in (
         ("tail", "tail: the longest responses run in a nearly empty batch"),
         ("imbalance", "imbalance: replicas wait for the slowest one"),
         ("tool_wait", "tools: engines wait for tool answers"),
         ("preemption", "KV cache: requests are preempted and recomputed"),
     ):
-        lost = idle[cause] * share
+        lost = lost_by[cause] * of_step
         if lost >= NOTEWORTHY:
             found.append((lost, f"{words} ({100 * lost:.0f} % of the rl_step)"))
-    keep = 1.0 - context.job.limits.memory_headroom
-    for name, used, hardware in (
-        ("trainer", evaluation.trainer.peak_bytes[0], context.hardware),
-        ("engine", evaluation.rollout.awake_bytes[0], context.rollout_hardware),
-    ):
-        limit = keep * hardware.device.memory
-        if used > 0.9 * limit:
-            found.append(
-                (float(used / limit) - 0.9, f"memory: the {name} takes {100 * used / limit:.0f} % of the limit")
-            )
+    for role, use in memory_uses(context, task, evaluation).items():
+        share = use.total / use.limit
+        if share > 1.0 - NOTEWORTHY:
+            found.append((share - 1.0 + NOTEWORTHY, f"memory: the {role} takes {100 * share:.0f} % of the limit"))
+    idle = context.cluster.devices - _devices_of(context, evaluation.configuration)
+    if idle > 0:
+        found.append((idle / context.cluster.devices, f"devices: {idle} of {context.cluster.devices} stay idle"))
     for name, words in (
         ("weight_sync_s", "weight sync"),
         ("reward_s", "reward"),
@@ -46,6 +43,11 @@ def binding(context: Context, evaluation: Evaluation) -> list[str]:
         if part >= NOTEWORTHY:
             found.append((part, f"{words} ({100 * part:.0f} % of the rl_step)"))
     return [words for _, words in sorted(found, key=lambda item: -item[0])]
+
+
+def _devices_of(context: Context, configuration: Configuration) -> int:
+    """Devices of the job's own cluster that a configuration takes."""
+    return configuration.pool("trainer").devices if context.own_rollout else configuration.devices
 
 
 def differences(chosen: Configuration, other: Configuration) -> list[str]:

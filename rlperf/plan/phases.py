@@ -55,7 +55,7 @@ def phase_of(context: Context, decision: Decision, column: int) -> Phase:
         simplest=_simplest(chosen, tied),
         sensitivity=tuple(sensitivity(context, decision, column)),
         pareto=tuple(front(context, decision, column)),
-        binds=(*binding(context, chosen), *([pipeline] if pipeline else [])),
+        binds=(*binding(context, decision.task, chosen), *([pipeline] if pipeline else [])),
     )
 
 

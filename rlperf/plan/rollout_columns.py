@@ -92,8 +92,17 @@ def engine_limits(pool: PoolSpec, kv_tokens: float, max_running: int) -> EngineL
     )
 
 
-def rollout_columns(context: Context, architecture: Architecture, demand: Demand, devices: int) -> RolloutColumns:
-    """Every rollout column on ``devices`` devices, infeasible ones flagged."""
+Counted = dict[tuple[int, int], list[list["StepCensus"]]]
+"""Engine_steps of one demand by number of replicas and concurrency; device counts share them."""
+
+
+def rollout_columns(
+    context: Context, architecture: Architecture, demand: Demand, devices: int, counted: Counted | None = None
+) -> RolloutColumns:
+    """Every rollout column on ``devices`` devices, infeasible ones flagged.
+
+    ``counted`` : engine_steps of this demand that were counted before; new ones are added
+    """
     pool = context.job.pool("rollout")
     shape = Shape(
         architecture,
@@ -103,12 +112,13 @@ def rollout_columns(context: Context, architecture: Architecture, demand: Demand
         context.rollout_hardware.device.memory,
     )
     layout, flags = rollout_layouts(shape, pool)
-    return _columns(context, architecture, demand, pool, layout, flags)
+    return _columns(context, architecture, demand, pool, layout, flags, {} if counted is None else counted)
 
 
 def _columns(
-    context: Context, architecture: Architecture, demand: Demand, pool: PoolSpec, layout: Layout, flags: IntArray
-) -> RolloutColumns:
+    context: Context, architecture: Architecture, demand: Demand, pool: PoolSpec, layout: Layout, flags: IntArray,
+    counted: Counted,
+) -> RolloutColumns:  # fmt: skip
     """Engine shapes crossed with memory fractions and max_running; each shape is tabulated once."""
     # a replica across nodes is refused, but it can be costed: a pinned one is predicted all the same
     can_cost = (flags & ~int(Reject.NODE)) == 0
@@ -124,7 +134,7 @@ def _columns(
     why |= np.where(memory.cache_bytes > 0, 0, int(Reject.MEMORY))
     makespan, steady = np.full(len(e), np.inf), np.full(len(e), np.inf)
     alive = np.flatnonzero((why & ~int(Reject.NODE)) == 0)
-    makespan[alive], steady[alive] = _seconds(demand, pool, costs, rows, e, memory.kv_tokens, m, alive)
+    makespan[alive], steady[alive] = _seconds(demand, pool, costs, rows, e, memory.kv_tokens, m, alive, counted)
     joined = Layout(**{n: np.concatenate([v.ravel(), getattr(dead, n).ravel()]) for n, v in vars(rows.flat()).items()})
 
     def padded(values: Any, fill: float) -> Any:
@@ -206,32 +216,61 @@ def replica_memory(
     )
 
 
-def steady_seconds(cost: EngineStepCost, limits: EngineLimits, replicas: int, demand: Demand) -> float:
+@dataclass(frozen=True)
+class Flow:
+    """What a demand sends through the engines, means over its rl_steps.
+
+    Attributes
+    ----------
+    requests, generated, prompt_tokens, prompt_pairs : trajectories, generated tokens, prompt tokens and half the sum
+        of their squares, per rl_step
+    context : mean cached tokens of a running request, weighted by the time it runs: E[L (p + L / 2)] / E[L] [tokens]
+    """
+
+    requests: float
+    generated: float
+    prompt_tokens: float
+    prompt_pairs: float
+    context: float
+
+    @classmethod
+    def of(cls, demand: Demand) -> Flow:
+        """Sums over all replicates."""
+        tables = demand.trajectories
+        prompts = np.concatenate([table.prompt_tokens for table in tables]).astype(np.float64)
+        responses = np.concatenate([table.response_tokens for table in tables]).astype(np.float64)
+        n, generated = len(tables), float(responses.sum())
+        context = float((responses * (prompts + responses / 2.0)).sum()) / max(generated, 1.0)
+        pairs = float((prompts**2).sum()) / 2.0
+        return cls(len(prompts) / n, generated / n, float(prompts.sum()) / n, pairs / n, context)
+
+
+def steady_seconds(
+    cost: EngineStepCost, limits: EngineLimits, replicas: int, demand: Demand, flow: Flow | None = None
+) -> float:
     r"""Seconds per rl_step of replicas that always find the next request: throughput, without a tail.
 
     .. math:: t = \frac{1}{R} \Big( \frac{G}{C}\, t_{step}(C, C \bar k) + t_{prefill} \Big)
 
     G generated tokens per rl_step, R replicas, C requests running at once (max_running, or what the cache holds at the
-    mean context), k mean context in flight (prompt and half the response, weighted by time) [tokens].
+    mean context), k mean context in flight (`Flow.context`) [tokens].
     """
-    tables = demand.trajectories
-    prompts = np.concatenate([table.prompt_tokens for table in tables]).astype(np.float64)
-    generated, rl_steps = float(sum(table.response_tokens.sum() for table in tables)), len(tables)
-    context = context_in_flight(demand)
-    share = max(len(prompts) / rl_steps / replicas, 1.0)
-    running = max(min(float(limits.max_running), limits.kv_tokens / context, share), 1.0)
-    step = float(cost.decode_s(running, running * context))
-    unique = prompts / (demand.batch.group_size if limits.prefix_caching else 1)
-    steps = np.ceil(float(unique.sum()) / limits.token_budget)
+    flow = flow or Flow.of(demand)
+    share = max(flow.requests / replicas, 1.0)
+    running = max(min(float(limits.max_running), limits.kv_tokens / flow.context, share), 1.0)
+    step = float(cost.decode_s(running, running * flow.context))
+    copies = max(demand.batch.group_size, 1) if limits.prefix_caching else 1
     budget = float(limits.token_budget)
-    pairs = float((prompts**2).sum()) / 2.0 / max(demand.batch.group_size if limits.prefix_caching else 1, 1)
-    prefill = steps * float(cost.step_s(0.0, 0.0, budget, 0.0, 1.0)) + cost.prefill_per_pair_s * pairs
-    return (generated / running * step + float(prefill)) / replicas / rl_steps
+    steps = flow.prompt_tokens / copies / budget
+    prefill = (
+        steps * float(cost.step_s(0.0, 0.0, budget, 0.0, 1.0)) + cost.prefill_per_pair_s * flow.prompt_pairs / copies
+    )
+    return (flow.generated / running * step + float(prefill)) / replicas
 
 
 def _seconds(
     demand: Demand, pool: PoolSpec, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
-    kv_tokens: FloatArray, running: IntArray, alive: IntArray,
+    kv_tokens: FloatArray, running: IntArray, alive: IntArray, counted: Counted,
 ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
     """Makespan and steady seconds of the columns ``alive``, means over some of the demand's rl_steps.
 
@@ -240,26 +279,21 @@ def _seconds(
     """
     makespan, steady = np.zeros(len(alive)), np.zeros(len(alive))
     tables = [Trajectories.from_table(table) for table in demand.tables[:SCREENED_RL_STEPS]]
-    held = context_in_flight(demand)
-    counted: dict[tuple[int, int], list[list[StepCensus]]] = {}
+    flow = Flow.of(demand)
+    known: dict[tuple[int, int, int], float] = {}
     for position, column in enumerate(alive):
-        replicas, cost = int(layout.data_parallel[column]), costs[e[column]]
+        engine, replicas = int(e[column]), int(layout.data_parallel[column])
         limits = engine_limits(pool, float(kv_tokens[column]), int(running[column]))
-        steady[position] = steady_seconds(cost, limits, replicas, demand)
-        key = (replicas, _concurrency(limits, tables, replicas, held))
+        steady[position] = steady_seconds(costs[engine], limits, replicas, demand, flow)
+        key = (replicas, _concurrency(limits, tables, replicas, flow.context))
         if key not in counted:
             bound = replace(limits, kv_tokens=np.inf, max_running=key[1])
             counted[key] = [_census(table, replicas, bound) for table in tables]
-        makespan[position] = np.mean([max(float(c.makespan_s(cost)) for c in censuses) for censuses in counted[key]])
+        if (engine, *key) not in known:
+            each = [max(float(c.makespan_s(costs[engine])) for c in censuses) for censuses in counted[key]]
+            known[engine, *key] = float(np.mean(each))
+        makespan[position] = known[engine, *key]
     return makespan, steady
-
-
-def context_in_flight(demand: Demand) -> float:
-    """Mean cached tokens of a running request, weighted by the time it runs: E[L (p + L / 2)] / E[L] [tokens]."""
-    tables = demand.trajectories
-    prompts = np.concatenate([table.prompt_tokens for table in tables]).astype(np.float64)
-    responses = np.concatenate([table.response_tokens for table in tables]).astype(np.float64)
-    return float((responses * (prompts + responses / 2.0)).sum()) / max(float(responses.sum()), 1.0)
 
 
 def _concurrency(limits: EngineLimits, tables: list[Trajectories], replicas: int, held: float) -> int:

@@ -16,7 +16,7 @@ from rlperf.plan.configuration import Configuration, configuration_of
 from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.demand import Demand
 from rlperf.plan.pareto import pareto_mask
-from rlperf.plan.rollout_columns import RolloutColumns, rollout_columns
+from rlperf.plan.rollout_columns import Counted, RolloutColumns, rollout_columns
 from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
 from rlperf.plan.stage_seconds import pair_seconds
 from rlperf.plan.trainer_columns import TrainerColumns, peak_limit, trainer_columns
@@ -91,11 +91,16 @@ def usage_of(context: Context, configuration: Configuration) -> Usage:
     return Split(configuration.mode, rollout, trainer).usage(context)
 
 
-def splits(context: Context) -> list[Split]:
-    """Modes with device counts: what the user pins or opens, else all devices, or eighths of them between two pools."""
+def splits(context: Context, facts: FrameworkFacts | None = None) -> list[Split]:
+    """Modes with device counts: what the user pins or opens, else all devices, or eighths of them between two pools.
+
+    Modes that the framework does not run are left out.
+    """
     job, total = context.job, context.cluster.devices
     found = []
     for mode in job.modes:
+        if facts is not None and mode not in facts.modes:
+            continue
         rollout, trainer = job.pool("rollout").devices, job.pool("trainer").devices
         if mode == "colocated":
             counts = sorted(set(rollout or trainer or _counts(context)) & set(trainer or rollout or _counts(context)))
@@ -180,7 +185,7 @@ def screen(
             _count(rejected, {REASONS[Reject.LIMIT]: 1})
             misses.append(miss)
             continue
-        for split in splits(context):
+        for split in splits(context, facts):
             found, seen, why, near = _screen_split(columns, index, demand, split, facts, prune, lenient)
             looked += seen
             _count(rejected, why)
@@ -251,6 +256,7 @@ class _Columns:
     context: Context
     task: TaskContext
     _rollout: dict[tuple[int, ...], RolloutColumns] = field(default_factory=dict)
+    _counted: dict[tuple[int, ...], Counted] = field(default_factory=dict)
     _trainer: dict[tuple[object, ...], TrainerColumns] = field(default_factory=dict)
 
     def rollout(self, demand: Demand, devices: int) -> RolloutColumns:
@@ -258,7 +264,8 @@ class _Columns:
         b = demand.batch
         key = (b.generated, b.group_size, b.max_prompt_tokens, b.max_response_tokens, devices)
         if key not in self._rollout:
-            self._rollout[key] = rollout_columns(self.context, self.task.architecture, demand, devices)
+            counted = self._counted.setdefault(key[:-1], {})
+            self._rollout[key] = rollout_columns(self.context, self.task.architecture, demand, devices, counted)
         found = self._rollout[key]
         if b.over_provision > 1.0:
             # partial rollouts take the tail away: throughput is what is left, and the judge has the last word

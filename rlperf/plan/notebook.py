@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import polars as pl
 
-    from rlperf.plan.plan import Phase, Prediction
+    from rlperf.plan.plan import Phase, Plan, Prediction
 
 
 def frame(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
@@ -101,3 +101,10 @@ def phase_html(phase: Phase) -> str:
         + table(["role", "devices", "backend", "layout"], degrees)
         + prediction_html(phase.predicted)
     )
+
+
+def plan_html(plan: Plan) -> str:
+    """A plan for a notebook, phase by phase."""
+    words = f"{plan.job.architecture} on {plan.job.cluster}, {plan.status}"
+    head = f"<p><b>{escape(plan.job.name)}</b>: {escape(words)}</p>"
+    return head + "".join(phase_html(phase) for phase in plan.plan)

@@ -243,5 +243,4 @@ class Plan(_Frozen):
         return notebook.frame([notebook.phase_row(phase) for phase in self.plan])
 
     def _repr_html_(self) -> str:
-        head = f"<p><b>{self.job.name}</b>: {self.job.architecture} on {self.job.cluster}, {self.status}</p>"
-        return head + "".join(notebook.phase_html(phase) for phase in self.plan)
+        return notebook.plan_html(self)

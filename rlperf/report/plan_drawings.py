@@ -207,13 +207,14 @@ def sensitivity_bars(phase: Phase, width: float) -> Figure:
         axes.barh(place, change, height=0.6, color=PALETTE[1] if slower else PALETTE[0], hatch="" if slower else "//",
                   edgecolor="white")  # fmt: skip
         told = "the choice stands" if not row.switches_to else f"{row.loss:.1%} above another"
-        axes.annotate(told, (change, place), xytext=(4 if slower else -4, 0), textcoords="offset points", va="center",
-                      ha="left" if slower else "right", fontsize="x-small")  # fmt: skip
+        if width >= WIDE:
+            axes.annotate(told, (change, place), xytext=(4 if slower else -4, 0), textcoords="offset points",
+                          va="center", ha="left" if slower else "right", fontsize="x-small")  # fmt: skip
     names = [f"{row.input} by {abs(row.change):.0%}" for row in phase.sensitivity]
     axes.set_yticks(range(len(names)), names, fontsize="small")
     axes.invert_yaxis()
     axes.axvline(0.0, color="black", linewidth=0.8)
-    axes.margins(x=0.35)
+    axes.margins(x=0.35 if width >= WIDE else 0.05)
     axes.set_xlabel("change of the rl_step [%]")
     tidy(axes)
     return figure

@@ -95,7 +95,7 @@ def _device(found: DeviceCalibration) -> list[Constant]:
     borrowed = "" if found.extrapolated_from is None else f"borrowed from {found.extrapolated_from}: "
     rows = []
     for name, value, chain in _leaves(found):
-        quality = next((m.quality for m in reversed(chain) if isinstance(getattr(m, "quality", None), Quality)), None)
+        quality = _quality(chain)
         standing, source = _fit(quality, f"{found.source}, {found.date}")
         standing = ASSUMED if borrowed else standing
         rows.append(Constant(f"calibration {found.id}", name, _value(value), standing, borrowed + source))
@@ -115,7 +115,7 @@ def _fit(quality: Quality | None, source: str) -> tuple[str, str]:
 def _engine(found: EngineCalibration) -> list[Constant]:
     rows = []
     for name, value, chain in _leaves(found):
-        quality = next((m.quality for m in reversed(chain) if isinstance(getattr(m, "quality", None), Quality)), None)
+        quality = _quality(chain)
         standing, source = _fit(quality, f"{found.source}, {found.date}")
         rows.append(Constant(f"engine {found.id}", name, _value(value), standing, source))
     return rows
@@ -159,3 +159,9 @@ def _innermost(chain: tuple[BaseModel, ...]) -> Provenance | None:
     """Provenance of the innermost model that has one."""
     found = (getattr(model, "provenance", None) for model in reversed(chain))
     return next((each for each in found if isinstance(each, Provenance)), None)
+
+
+def _quality(chain: tuple[BaseModel, ...]) -> Quality | None:
+    """Quality of the innermost model that states one."""
+    found = (getattr(model, "quality", None) for model in reversed(chain))
+    return next((each for each in found if isinstance(each, Quality)), None)

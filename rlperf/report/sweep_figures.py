@@ -151,7 +151,7 @@ def response(fine: pl.DataFrame, x: str, series: str | None, width: float) -> Fi
         at, step = part[x].to_numpy(), part["step_s"].to_numpy()
         style: dict[str, Any] = {
             "color": PALETTE[index], "marker": MARKERS[index], "linestyle": LINES[index % len(LINES)], "markersize": 5,
-            "label": None if series is None else str(value),
+            "label": None if series is None else _label(value),
         }  # fmt: skip
         for axes, factor in zip(panels, [1.0, (part["usd_per_step"] / part["step_s"]).to_numpy() if priced else 1.0],
                                 strict=False):  # fmt: skip
@@ -164,7 +164,9 @@ def response(fine: pl.DataFrame, x: str, series: str | None, width: float) -> Fi
         axes.set_ylim(bottom=0.0)
         tidy(axes)
     if series is not None:
-        panels[0].legend(title=short(series), fontsize="small", frameon=False)
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, title=short(series), fontsize="small", frameon=False, loc="outside upper center",
+                      ncols=len(groups) if width >= WIDE else 3)  # fmt: skip
     return figure
 
 
@@ -220,7 +222,7 @@ def _scaling_line(axes: Axes, rows: pl.DataFrame, slope: float) -> None:
                      label=f"most in {stage.replace('_', ' ')}")  # fmt: skip
     if slope:
         axes.set_yscale("log", base=2)
-        axes.set_yticks(values, [f"{value:.3g}" for value in values])
+        axes.set_yticks(values, [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values])
         axes.minorticks_off()
     else:
         axes.set_ylim(bottom=0.0)

@@ -58,13 +58,15 @@ def _summary(found: SweepResult) -> str:
 
 
 def _best(found: SweepResult) -> str:
-    heads, rows = best_rows(found, 10)
+    heads, rows = best_rows(found, 5)
     if not rows:
         return html.paragraph("No point can be run; see the reasons below.", "warn")
-    warning = unlike(found)
+    warning, turned = unlike(found), zip(heads, *rows, strict=True)
     body = html.paragraph(warning[0].upper() + warning[1:] + ".", "warn") if warning else ""
     return (
-        body + html.table(heads, rows) + html.paragraph(f"Ordered by what the job minimises. {_fields(found)}", "soft")
+        body
+        + html.table(("", *(f"{place}." for place in range(1, len(rows) + 1))), turned)
+        + html.paragraph(f"Ordered by what the job minimises. {_fields(found)}", "soft")
     )
 
 

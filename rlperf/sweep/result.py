@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,7 @@ class SweepResult:
         shown = [*self.checked.varied, "status", "step_s", "low_s", "high_s", "usd_per_step", "bottleneck", "reason"]
         counts = ", ".join(f"{count:,} {status}" for status, count in self.counts.items())
         inner = self.frame.select(shown).head(SHOWN)._repr_html_()
-        return f"<p><b>{self.checked.sweep.name}</b>: {self.frame.height:,} points ({counts})</p>{inner}"
+        return f"<p><b>{escape(self.checked.sweep.name)}</b>: {self.frame.height:,} points ({counts})</p>{inner}"
 
 
 def read_result(folder: Path | str) -> SweepResult:

@@ -178,7 +178,7 @@ def screen(
     rejected: dict[str, int] = {}
     misses: list[str] = []
     looked = 0
-    columns = _Columns(context, task)
+    columns = _Columns(context, task, facts, lenient)
     for index, demand in enumerate(demands):
         miss = _limit_miss(context, demand)
         if miss and not lenient:
@@ -255,6 +255,8 @@ class _Columns:
 
     context: Context
     task: TaskContext
+    facts: FrameworkFacts | None
+    lenient: bool
     _rollout: dict[tuple[int, ...], RolloutColumns] = field(default_factory=dict)
     _counted: dict[tuple[int, ...], Counted] = field(default_factory=dict)
     _trainer: dict[tuple[object, ...], TrainerColumns] = field(default_factory=dict)
@@ -276,8 +278,11 @@ class _Columns:
         """Trainer columns."""
         key = (demand.batch, devices, colocated)
         if key not in self._trainer:
-            arch = self.task.architecture
-            self._trainer[key] = trainer_columns(self.context, arch, demand, devices, colocated=colocated)
+            arch, backends = self.task.architecture, tuple(each.backend for each in self.context.trainers)
+            self._trainer[key] = trainer_columns(
+                self.context, arch, demand, devices, colocated=colocated, lenient=self.lenient,
+                refuse=lambda found: trainer_rule_flags(self.facts, found, backends, arch, demand.batch),
+            )  # fmt: skip
         return self._trainer[key]
 
 
@@ -291,13 +296,14 @@ def _screen_split(
     trainer = columns.trainer(demand, split.trainer, split.mode == "colocated")
     backends = tuple(each.backend for each in context.trainers)
     rollout_flags = rollout.flags
-    trainer_flags = trainer.flags | trainer_rule_flags(facts, trainer, backends, arch, batch)
+    trainer_flags = trainer.flags
     if lenient:
         rollout_flags, trainer_flags = rollout_flags & ~FORGIVEN, trainer_flags & ~FORGIVEN
     why: dict[str, int] = {}
     _count(why, count_reasons(rollout_flags))
     _count(why, count_reasons(trainer_flags))
-    looked = rollout.count + trainer.count
+    _count(why, count_reasons(trainer.dropped))
+    looked = rollout.count + trainer.count + len(trainer.dropped)
     near = _near_misses(context, rollout, trainer, trainer_flags)
     r_alive, t_alive = np.flatnonzero(rollout_flags == 0), np.flatnonzero(trainer_flags == 0)
     if not len(r_alive) or not len(t_alive):

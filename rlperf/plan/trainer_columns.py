@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from rlperf.cost.reject import Reject
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.cost.training import training_update
-from rlperf.layout import FloatArray, IntArray, Layout
+from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
 from rlperf.plan.candidates import Shape, token_budgets, trainer_layouts
 from rlperf.plan.context import Context, Trainer
 from rlperf.plan.demand import Demand
@@ -43,6 +44,7 @@ class TrainerColumns:
     host_bytes : host memory per device
     low, high : 5th and 95th percentile of training over its prediction [1]
     flags : `Reject`
+    dropped : `Reject` of the candidates that arithmetic rules out, which are not columns ``[dropped]``
     """
 
     backend: IntArray
@@ -58,6 +60,7 @@ class TrainerColumns:
     low: FloatArray
     high: FloatArray
     flags: IntArray
+    dropped: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def count(self) -> int:
@@ -67,7 +70,7 @@ class TrainerColumns:
     def take(self, index: IntArray) -> TrainerColumns:
         """Some columns, by index."""
         values: dict[str, Any] = {
-            name: (value.take(index) if isinstance(value, Layout) else value[index])
+            name: value.take(index) if isinstance(value, Layout) else value if name == "dropped" else value[index]
             for name, value in vars(self).items()
         }
         return TrainerColumns(**values)
@@ -105,63 +108,103 @@ def scoring_passes(context: Context, trainer: Trainer, updates: int) -> int:
     return old + ("reference" in roles) + ("critic" in roles)
 
 
+Refuse = Callable[[TrainerColumns], IntArray]
+"""Flags of the columns that a framework's rules refuse."""
+COSTABLE = int(Reject.NODE | Reject.FRAMEWORK)
+"""What is refused, but can be costed: a pinned layout is predicted all the same."""
+
+
 def trainer_columns(
-    context: Context, architecture: Architecture, demand: Demand, devices: int, *, colocated: bool
-) -> TrainerColumns:
-    """Every trainer column on ``devices`` devices, infeasible ones flagged."""
+    context: Context, architecture: Architecture, demand: Demand, devices: int, *, colocated: bool,
+    refuse: Refuse | None = None, lenient: bool = False,
+) -> TrainerColumns:  # fmt: skip
+    """Every trainer column on ``devices`` devices, infeasible ones flagged.
+
+    Parameters
+    ----------
+    refuse : the framework's rules, applied before anything is timed
+    lenient : time columns that memory or a rule refuses, too; else their seconds are infinite
+    """
     pool = context.job.pool("trainer")
     shape = Shape(architecture, devices, context.cluster.scale_up_domain, demand.batch.longest_tokens)
     parts = []
     for index, trainer in enumerate(context.trainers):
         if pool.settings.backend is None or pool.settings.backend == trainer.backend:
             layout, flags = trainer_layouts(shape, pool, trainer.backend)
-            parts.append(_cost(context, trainer, index, architecture, demand, pool, layout, flags, colocated))
+            found = _fitting(context, trainer, index, architecture, demand, pool, layout, flags, colocated)
+            if refuse is not None:
+                found = replace(found, flags=found.flags | refuse(found))
+            timed = np.flatnonzero((found.flags == 0) | lenient)
+            parts.append(_timed(context, trainer, architecture, demand, pool, found, timed))
     return _joined(parts)
 
 
-def _cost(
+def _fitting(
     context: Context, trainer: Trainer, index: int, architecture: Architecture, demand: Demand, pool: PoolSpec,
     layout: Layout, flags: IntArray, colocated: bool,
 ) -> TrainerColumns:  # fmt: skip
-    """Columns of one backend: its layouts times token budgets times parked or not."""
+    """Columns of one backend with their bytes: layouts times token budgets times parked or not; not yet timed."""
     budgets = token_budgets(pool.settings.token_budget, demand.batch.longest_tokens)
     parked = [int(pool.settings.parked)] if pool.settings.parked is not None else ([0, 1] if colocated else [0])
-    layout, flags, budget, park = _crossed(layout, flags, budgets, parked)
-    # tensor parallelism across nodes is refused, but it can be costed: a pinned one is predicted all the same
-    alive = (flags & ~int(Reject.NODE)) == 0
-    seconds = {name: np.full(len(flags), np.inf) for name in ("training", "scoring", "transition")}
-    size = {name: np.full(len(flags), np.inf) for name in ("peak", "idle", "host")}
-    spread = {name: np.ones(len(flags)) for name in ("low", "high")}
-    if alive.any():
-        some = layout.flat(alive)
-        times = _times(context, trainer, architecture, demand, pool, some, budget[alive])
-        memory = trainer_bytes(context, trainer, architecture, demand, some, pool.settings, budget[alive], park[alive])
-        for into, values in ((seconds, times), (size, vars(memory)), (spread, times)):
-            for name in into:
-                if name in values:
-                    into[name][alive] = values[name]
-        over = size["peak"] > peak_limit(context, trainer)
-        per_node = np.minimum(context.cluster.devices_per_node, some.devices.max())
-        host_limit = context.job.limits.host_memory or context.cluster.host_memory
-        flags = flags | np.where(alive & over, int(Reject.MEMORY), 0)
-        flags = flags | np.where(alive & (size["host"] * per_node > host_limit), int(Reject.HOST_MEMORY), 0)
-        flags = flags | np.where(alive & (budget < demand.batch.longest_tokens), int(Reject.BATCH), 0)
-        seconds["transition"][alive] = transition_seconds(context, memory)
+    dead = (flags & ~COSTABLE) != 0
+    dropped = np.repeat(flags[dead], len(budgets) * len(parked))
+    layout, flags, budget, park = _crossed(layout.flat(~dead), flags[~dead], budgets, parked)
+    memory = trainer_bytes(context, trainer, architecture, demand, layout, pool.settings, budget, park)
+    per_node = np.minimum(context.cluster.devices_per_node, layout.devices)
+    host_limit = context.job.limits.host_memory or context.cluster.host_memory
+    flags = flags | np.where(memory.peak > peak_limit(context, trainer), int(Reject.MEMORY), 0)
+    flags = flags | np.where(memory.host * per_node > host_limit, int(Reject.HOST_MEMORY), 0)
+    flags = flags | np.where(budget < demand.batch.longest_tokens, int(Reject.BATCH), 0)
+    never = np.full(len(flags), np.inf)
     return TrainerColumns(
         backend=np.full(len(flags), index, dtype=np.int64),
         layout=layout,
         token_budget=budget,
         parked=park,
-        training_s=seconds["training"],
-        scoring_s=seconds["scoring"],
-        transition_s=seconds["transition"],
-        peak_bytes=size["peak"],
-        idle_bytes=size["idle"],
-        host_bytes=size["host"],
-        low=spread["low"],
-        high=spread["high"],
+        training_s=never,
+        scoring_s=never,
+        transition_s=transition_seconds(context, memory),
+        peak_bytes=memory.peak,
+        idle_bytes=memory.idle,
+        host_bytes=memory.host,
+        low=np.ones(len(flags)),
+        high=np.ones(len(flags)),
         flags=flags,
+        dropped=dropped,
     )
+
+
+def _timed(
+    context: Context, trainer: Trainer, architecture: Architecture, demand: Demand, pool: PoolSpec,
+    columns: TrainerColumns, timed: IntArray,
+) -> TrainerColumns:  # fmt: skip
+    """The columns with the seconds of those in ``timed``; parked or not takes equally long."""
+    if not len(timed):
+        return columns
+    same = np.concatenate([[True], _changes(columns, timed)])
+    some, back = timed[same], np.cumsum(same) - 1
+    times = _times(context, trainer, architecture, demand, pool, columns.layout.take(some), columns.token_budget[some])
+
+    def filled(name: str, fill: float) -> FloatArray:
+        values = np.full(columns.count, fill)
+        values[timed] = times[name][back]
+        return values
+
+    return replace(
+        columns,
+        training_s=filled("training", np.inf),
+        scoring_s=filled("scoring", np.inf),
+        low=filled("low", 1.0),
+        high=filled("high", 1.0),
+    )
+
+
+def _changes(columns: TrainerColumns, rows: IntArray) -> BoolArray:
+    """Whether each of ``rows`` but the first differs from the one before it in more than parking."""
+    different = np.diff(columns.token_budget[rows]) != 0
+    for values in vars(columns.layout).values():
+        different |= np.diff(values[rows]) != 0
+    return np.asarray(different)
 
 
 def _crossed(
@@ -169,7 +212,7 @@ def _crossed(
 ) -> tuple[Layout, IntArray, IntArray, IntArray]:
     """Every layout with every token budget and parking, as flat columns."""
     flat = layout.flat()
-    options = np.array([(b, p) for b in budgets for p in parked], dtype=np.int64)
+    options = np.array([(b, p) for b in budgets for p in parked], dtype=np.int64)  # parked last: see `_changes`
     rows = np.repeat(np.arange(flat.size), len(options))
     return flat.take(rows), flags.ravel()[rows], np.tile(options[:, 0], flat.size), np.tile(options[:, 1], flat.size)
 

@@ -10,7 +10,7 @@ from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.plan import planner, predict, size
-from rlperf.plan.context import Context, anchored, resolve
+from rlperf.plan.context import Context, anchored, engine_named, resolve
 from rlperf.plan.decisions import Report
 from rlperf.plan.evaluate import Evaluation
 from rlperf.plan.phases import judge_phase
@@ -65,19 +65,28 @@ def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
     facts, context = None, None
     try:
         facts = facts_of(job)
+        job = _with_engine(job, facts)
+        refused = facts.objections(job.modes, job.trainer_backends, engine_named(job)[0])
     except SpecError as error:
-        problems += [
-            document.problem(("framework",), p.message, p.suggestion) if document else p for p in error.problems
-        ]
+        refused = list(error.problems)
+    problems += [document.problem(("framework",), p.message, p.suggestion) if document else p for p in refused]
     try:
         context = resolve(job, folder=folder, document=document)
     except SpecError as error:
         # a framework without rules has no calibration either: said once
         known = facts is not None
         problems += [p for p in error.problems if known or "framework calibration" not in p.message]
-    if context is None or facts is None:
+    if problems:
         raise SpecError(problems)
+    assert context is not None and facts is not None
     return Question(context, facts)
+
+
+def _with_engine(job: Job, facts: FrameworkFacts) -> Job:
+    """The framework's own engine where the job names none and the framework cannot run the usual one."""
+    if "engine" in job.model_fields_set or job.engine in facts.engines:
+        return job
+    return job.model_copy(update={"engine": facts.engines[0]})
 
 
 def facts_of(job: Job) -> FrameworkFacts:

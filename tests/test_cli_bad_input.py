@@ -59,6 +59,8 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "unknown architecture": ("", "Qwen3-0.6B|Qwen3-0.6C", ("Qwen3-0.6C", "did you mean")),
     "unknown cluster": ("", "dgx_h100|dgx_h1000", ("dgx_h1000", "did you mean dgx_h100?")),
     "unknown framework": ("framework: verll\n", "", ("verll", "did you mean verl?")),
+    "engine that the framework does not run": ("framework: slime\nengine: vllm\n", "", ("slime", "sglang")),
+    "mode that the framework does not run": ("modes: [disaggregated]\n", "", ("no mode disaggregated", "one_step_off")),
     "unknown engine": ("engine: vlm\n", "", ("vlm", "did you mean vllm?")),
     "unknown backend of an engine": (
         "pools: [{role: rollout, settings: {backend: vlm}}]\n", "", ("job.yaml:11: pools.0.settings.backend", "vllm?"),

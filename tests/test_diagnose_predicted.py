@@ -26,7 +26,7 @@ name: small
 architecture: Qwen3-8B
 cluster: dgx_h100
 nodes: {nodes}
-framework: verl==0.9.0
+framework: {framework}
 tasks:
   - name: math
     workload: math
@@ -47,7 +47,9 @@ def question(folder: Path, mode: str = "colocated", nodes: int = 1) -> tuple[Que
     half = 8 * nodes // (1 if mode == "colocated" else 2)
     path = folder / f"{mode}.yaml"
     stale = int(mode in ("one_step_off", "async"))
-    path.write_text(JOB.format(mode=mode, nodes=nodes, rollout=half, trainer=half, staleness=stale))
+    framework = "nemo_rl" if mode == "disaggregated" else "verl==0.9.0"
+    values = {"mode": mode, "nodes": nodes, "rollout": half, "trainer": half, "staleness": stale}
+    path.write_text(JOB.format(framework=framework, **values))
     return ask(path), path
 
 

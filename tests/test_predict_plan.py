@@ -10,9 +10,10 @@ import yaml
 from typer.testing import CliRunner
 
 import rlperf
-from rlperf.api import judge
+from rlperf.api import ask, judge
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
+from rlperf.plan.screen import splits
 from rlperf.report.plan_files import plan_yaml
 from tests.test_plan_end_to_end import SMALL, trace
 
@@ -44,3 +45,11 @@ def test_phases_of_a_plan_are_predicted_one_by_one(tmp_path: Path) -> None:
     assert merged.step_s == pytest.approx(plan.plan[0].predicted.step_s, rel=1e-12)
     with pytest.raises(SpecError, match="no phase 9"):
         judge(plan, phase=9)
+
+
+def test_a_framework_brings_its_own_engine_and_its_modes(tmp_path: Path) -> None:
+    plan = rlperf.plan_job(written(tmp_path, framework="slime"))
+    assert (plan.job.engine, plan.plan[0].pool("rollout").settings.backend) == ("sglang", "sglang")
+    question = ask(written(tmp_path, modes=["colocated", "disaggregated"]))
+    assert {split.mode for split in splits(question.context)} == {"colocated", "disaggregated"}
+    assert {split.mode for split in splits(*question.pair)} == {"colocated"}

@@ -22,7 +22,7 @@ from rlperf.sweep.space import groups_of
 
 JOB: dict[str, Any] = {
     "name": "small", "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 1, "price": "2.50 USD/h",
-    "trainer_backends": ["megatron"],
+    "trainer_backends": ["megatron"], "framework": "nemo_rl",
     "tasks": [{"name": "math", "workload": "math", "prompts_per_step": 16, "group_size": 4,
                "max_prompt_tokens": 1024, "max_response_tokens": 4096}],
 }  # fmt: skip

@@ -140,7 +140,7 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
     cluster = attempt(lambda: load_cluster(job.cluster, nodes=job.nodes, folder=folder), "cluster")
     hardware = attempt(lambda: load_hardware(cluster.device, cluster), "cluster") if cluster else None
     rollout_hardware = attempt(partial(_rollout_hardware, job, hardware, folder), "pools") if hardware else None
-    engine_name, engine_field = _engine_named(job)
+    engine_name, engine_field = engine_named(job)
     engine = attempt(lambda: load_engine_calibration(engine_name, folder=folder), *engine_field)
     trainers = [
         attempt(partial(_trainer, job, backend, folder), "trainer_backends") for backend in job.trainer_backends
@@ -166,7 +166,7 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
     )
 
 
-def _engine_named(job: Job) -> tuple[str, tuple[str | int, ...]]:
+def engine_named(job: Job) -> tuple[str, tuple[str | int, ...]]:
     """The rollout engine and the field that names it: the pool's backend goes before the job's engine."""
     for index, pool in enumerate(job.pools):
         if pool.role == "rollout" and pool.settings.backend is not None:

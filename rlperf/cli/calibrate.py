@@ -11,7 +11,12 @@ from rlperf.cli.calibrate_logs import logs
 from rlperf.cli.output import AsJson, print_json, progress
 from rlperf.errors import SpecError
 
-app = typer.Typer(no_args_is_help=True, help="Fit constants from measurements, or measure the device at hand.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Fit constants from measurements, or measure the device at hand.\n\n"
+    "Example: rlperf calibrate kernels timings.csv --out h100_sxm.yaml",
+)
 app.command()(logs)
 
 Out = Annotated[Path, typer.Option("--out", help="file or folder to write")]

@@ -40,7 +40,10 @@ def pipeline(
     figure: Annotated[Path | None, typer.Option("--figure", help="Draw 1F1B and the best plan (.svg, .png).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Partition, placement and schedule of a pipeline, planned together."""
+    """Partition, placement and schedule of a pipeline, planned together.
+
+    Example: rlperf pipeline layers.yaml --devices 8 --microbatches 16
+    """
     import numpy as np
 
     from rlperf.plan.pipeline import Problem, optimize

@@ -10,7 +10,12 @@ import typer
 from rlperf.cli.output import AsJson, console, print_json
 from rlperf.errors import Problem, SpecError, did_you_mean
 
-app = typer.Typer(help="Shipped devices, links, clusters, architectures and calibrations.", no_args_is_help=True)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Shipped devices, links, clusters, architectures and calibrations.\n\n"
+    "Example: rlperf profiles show devices h100_sxm",
+)
 KINDS = ("devices", "links", "clusters", "architectures", "calibrations/devices", "calibrations/engines",
          "calibrations/trainers", "calibrations/frameworks")  # fmt: skip
 

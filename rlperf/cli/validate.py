@@ -22,7 +22,10 @@ def validate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict every row of a file of measurements and sum up the errors per metric and group."""
+    """Predict every row of a file of measurements and sum up the errors per metric and group.
+
+    Example: rlperf validate measured.csv --kind training
+    """
     report = validate_paths(files, kind, fit or ())
     if as_json:
         print_json(report.to_dict())

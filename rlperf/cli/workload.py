@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from rlperf.workload.model import LengthModel
     from rlperf.workload.records import Recording
 
-app = typer.Typer(help="Read, fit, sample and check length workloads (PolyTrace formats).", no_args_is_help=True)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Read, fit, sample and check length workloads (PolyTrace formats).\n\n"
+    "Example: rlperf workload show math --max-response-tokens 16384",
+)
 
 Paths = Annotated[list[str], typer.Argument(help="PolyTrace files, folders or .tar.gz archives; also .csv, .parquet.")]
 Skip = Annotated[bool, typer.Option("--skip-damaged", help="Leave damaged records out, count and report them.")]

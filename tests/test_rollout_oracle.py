@@ -14,6 +14,7 @@ from rlperf.sim.rollout import (
     Trajectories,
     closed_form_makespan_s,
     estimate_replica,
+    events,
     run_token_loop,
     simulate_replica,
     take_census,
@@ -219,7 +220,7 @@ def test_closed_form_takes_many_workloads() -> None:
 
 def test_estimate_chooses_the_closed_form_only_where_it_is_exact() -> None:
     methods = {"closed form": 0, "events": 0}
-    for seed in range(120):
+    for seed in range(160):
         trajectories, cost, limits = static_case(seed)
         roomy = replace(limits, token_budget=100_000)
         for each in (roomy, limits, replace(limits, max_running=3)):
@@ -245,3 +246,48 @@ def test_gap_of_the_closed_form_is_small_without_preemption_and_reported_with() 
     assert gaps[0] < 0.01
     assert gaps[1] < 0.01
     assert 0.0 < gaps[2] < 0.25
+
+
+@pytest.mark.parametrize("few", [1, 8])
+def test_completions_all_at_once_change_nothing(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that surely complete before the cache is full, against one by one; and what is held meanwhile."""
+    monkeypatch.setattr(events, "FEW", few)
+    partly = preemptions = 0
+    original = EventEngine._drain
+
+    def counted(engine: EventEngine) -> bool:
+        nonlocal partly
+        worked = original(engine)
+        partly += worked and bool(engine.running)
+        return worked
+
+    monkeypatch.setattr(EventEngine, "_drain", counted)
+    for seed in range(160):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(40, 160))
+        response = np.clip(rng.lognormal(4.5, 0.6, n), 1, 600).astype(np.int64)
+        group = np.arange(n) // 4
+        trajectories = Trajectories.of(rng.integers(5, 90, n)[group * 4], response, group=group)
+        limits = EngineLimits(
+            kv_tokens=float(max(trajectories.final_tokens.sum() * rng.uniform(0.3, 0.8), 800.0)),
+            max_running=n,
+            token_budget=int(rng.choice([128, 4096])),
+            block_tokens=int(rng.choice([1, 16])),
+            chunked_prefill=bool(rng.random() < 0.7),
+            prefix_caching=bool(rng.random() < 0.7),
+        )
+        speculation = Speculation(3, 0.6) if rng.random() < 0.3 else None
+        options = EngineOptions(speculation=speculation, async_scheduling=bool(rng.random() < 0.4))
+        cost = EngineStepCost(np.array([0.0, 4096.0]), np.array([0.01, 0.1]), 0.002, decode_per_kv_token_s=1e-7)
+        found = run_events(trajectories, cost, limits, options)
+        with monkeypatch.context() as one_by_one:
+            one_by_one.setattr(EventEngine, "_drain", lambda self: False)
+            want = run_events(trajectories, cost, limits, options)
+        np.testing.assert_allclose(found.finish_s, want.finish_s, rtol=1e-9, err_msg=f"seed {seed}")
+        np.testing.assert_allclose(found.segments.held_tokens.max(), want.segments.held_tokens.max())
+        assert found.engine_steps == want.engine_steps and found.preemptions == want.preemptions
+        if len(found.segments) == len(want.segments):
+            np.testing.assert_array_equal(found.segments.held_tokens, want.segments.held_tokens, f"seed {seed}")
+        preemptions += found.preemptions
+    assert partly > 10  # the cases are only worth something if the cache fills after some have completed
+    assert preemptions > 200

@@ -35,6 +35,8 @@ class DecodingBatch:
         self._base_sum = 0
         self._whole = 0
         self._phases = [0] * block
+        self._blocks = -1
+        """Blocks at the present clock, once asked for; -1 where something has changed since."""
 
     def add(self, i: int, cached: int, left: int) -> None:
         """Request i starts to decode with ``cached`` tokens, ``left`` tokens before it completes."""
@@ -47,6 +49,7 @@ class DecodingBatch:
         self._whole += whole
         self._phases[phase] += 1
         self.size += 1
+        self._blocks = -1
 
     def load(self, base: IntArray, need: IntArray) -> None:
         """Requests 0, 1, ... at once, into an empty batch."""
@@ -59,6 +62,7 @@ class DecodingBatch:
         self._whole = int(whole.sum())
         self._phases = np.bincount(phase, minlength=self.block).tolist()
         self.size = len(base)
+        self._blocks = -1
 
     def remove(self, i: int) -> int:
         """Request i stops; its cached tokens."""
@@ -69,12 +73,14 @@ class DecodingBatch:
         self._whole -= whole
         self._phases[phase] -= 1
         self.size -= 1
+        self._blocks = -1
         return base + (need if need < self.tau else self.tau)
 
     def step(self, count: int) -> None:
         """``count`` decoding engine_steps pass."""
         self.steps += count
         self.tau = self.steps if self.plain else self.clock.tau(self.steps)
+        self._blocks = -1
 
     def completed(self) -> list[int]:
         """Requests complete at the present clock, removed."""
@@ -108,11 +114,15 @@ class DecodingBatch:
 
     def blocks(self) -> int:
         """Blocks that the next engine_step needs, shared prefixes counted by every request."""
-        whole, rest = divmod(self.tau, self.block)
-        return self._whole + self.size * whole + (sum(self._phases[self.block - rest :]) if rest else 0)
+        if self._blocks < 0:
+            whole, rest = divmod(self.tau, self.block)
+            self._blocks = self._whole + self.size * whole + (sum(self._phases[self.block - rest :]) if rest else 0)
+        return self._blocks
 
     def steps_that_fit(self, spare: float, most: int) -> int:
         """Engine_steps, from 1 to ``most``, that take no more than ``spare`` further blocks."""
+        if self.size * (most * self.width // self.block + 1) <= spare:
+            return most
         # within `block` tokens every request takes exactly one block, so whole periods can be skipped
         periods = max(int(spare // self.size), 0)
         tau, block, phases = self.tau + periods * self.block, self.block, self._phases
@@ -126,20 +136,9 @@ class DecodingBatch:
             tau += 1
         return min(max(self.clock.last_step_within(tau) - self.steps + 1, 1), most)
 
-    def fits_to_the_end(self, blocks: float) -> bool:
-        """Whether all requests can complete within ``blocks``, by the bound (cached + w + block - 1) / block each."""
-        if blocks == np.inf:
-            return True
-        _, base, need = self.columns()
-        order = np.argsort(need, kind="stable")
-        remaining = np.cumsum((base[order] + self.width + self.block - 1)[::-1])[::-1]
-        count = np.arange(len(order), 0, -1)
-        return bool(np.all(remaining + count * need[order] <= blocks * self.block))
-
-    def columns(self) -> tuple[list[int], IntArray, IntArray]:
+    def columns(self) -> tuple[IntArray, IntArray, IntArray]:
         """Requests, their base and the tau at which they complete."""
-        members = list(self.base)
-        return members, np.array(list(self.base.values())), np.array(list(self.need.values()))
+        return np.array(list(self.base)), np.array(list(self.base.values())), np.array(list(self.need.values()))
 
 
 def drain_steps(clock: DecodeClock, need: IntArray) -> IntArray:

@@ -54,6 +54,52 @@ def drain(
     return out, tail
 
 
+def safe_completions(batch: DecodingBatch, base: IntArray, need: IntArray, shared: IntArray, spare: float) -> int:
+    """How many of the requests complete, one after the other, before the cache can be full.
+
+    Until request j of those sorted by need completes, they hold at most (base + w + block - 1 + need_j) / block blocks
+    each; when one leaves, the prefix that it shares is held (or kept, unheld) in full beside what the others count.
+
+    Parameters
+    ----------
+    base, need : as in `drain` ``[requests]``
+    shared : blocks of the prefix that each request shares with its group ``[requests]``
+    spare : blocks of the cache beyond those held by shared prefixes alone, or kept unheld
+    """
+    if spare == np.inf:
+        return len(need)
+    order = np.argsort(need, kind="stable")
+    held = np.cumsum((base[order] + batch.width + batch.block - 1)[::-1])[::-1]
+    kept = np.cumsum(shared[order]) - shared[order]
+    most = held + np.arange(len(order), 0, -1) * need[order] + kept * batch.block
+    full = np.flatnonzero(most > spare * batch.block)
+    if not len(full):
+        return len(need)
+    steps = drain_steps(batch.clock, need[order])
+    return int(np.searchsorted(steps, steps[full[0]]))  # those of one engine_step leave together
+
+
+def held_blocks(batch: DecodingBatch, base: IntArray, need: IntArray, tau: IntArray) -> IntArray:
+    """Blocks that those of the requests hold that have not completed, at some clocks; prefixes counted by each.
+
+    Parameters
+    ----------
+    base, need : as in `drain` ``[requests]``
+    tau : clocks at the begin of an engine_step ``[times]``
+    """
+    order = np.argsort(need, kind="stable")
+    first = np.searchsorted(need[order], tau, side="right")  # the first that is still there
+    whole, phase = np.divmod((base + batch.width + batch.block - 1)[order], batch.block)
+    # a request counts one more from tau mod block >= block - phase on: how many do, by first request and phase
+    later = np.zeros((batch.block + 1, len(order) + 1), dtype=np.int64)
+    later[phase, np.arange(len(order))] = 1
+    later = later[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]
+    sums = np.concatenate([np.cumsum(whole[::-1])[::-1], [0]])
+    periods, rest = np.divmod(tau, batch.block)
+    counted: IntArray = sums[first] + (len(order) - first) * periods + later[batch.block - rest, first]
+    return counted
+
+
 def _tau_sums(batch: DecodingBatch, starts: IntArray, count: IntArray) -> FloatArray:
     """Sum of tau over each run of engine_steps, as floats."""
     if batch.clock.plain:

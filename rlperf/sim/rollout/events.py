@@ -17,6 +17,7 @@ Runs of decode-only engine_steps are one event: their seconds are an arithmetic 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -25,12 +26,15 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rollout.batch import DecodingBatch
 from rlperf.sim.rollout.cache import BlockCache
-from rlperf.sim.rollout.drain import drain
+from rlperf.sim.rollout.drain import drain, held_blocks, safe_completions
 from rlperf.sim.rollout.options import DecodeClock, EngineOptions
 from rlperf.sim.rollout.step_seconds import StepSeconds
-from rlperf.sim.rollout.timeline import ReplicaTimeline, SegmentLog
+from rlperf.sim.rollout.timeline import ReplicaTimeline, SegmentLog, Segments
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.sim.rollout.warm_start import warm_start
+
+FEW = 16
+"""Completions that are not worth the sorting that takes them all at once."""
 
 
 def run_events(
@@ -169,8 +173,8 @@ class EventEngine:
                 return True
         if not self.chunked and held > total:
             held, preempted = self._preempt(held)
-        if not self.waiting and not self.arrivals and self.batch.size <= self.drain_try and self._can_drain():
-            return self._drain()
+        if not self.waiting and self.batch.size <= self.drain_try and self._only_decodes() and self._drain():
+            return bool(self.running)
         self._decode_run(held, preempted)
         return True
 
@@ -410,26 +414,60 @@ class EventEngine:
 
     # -- the tail, all at once -----------------------------------------------------------------------------------------
 
-    def _can_drain(self) -> bool:
-        """Whether only decoding is left; a full-cache bound that failed is tried again at half the batch."""
+    def _only_decodes(self) -> bool:
+        """Whether only decoding is left, unless the cache runs full."""
         if self.more_to_come or self.waiting or self.arrivals or self.partial is not None:
             return False
-        if self.open_turns and any(self.turn[i] < self.last_turn[i] for i in self.running):
-            return False
-        fits = self.batch.fits_to_the_end(self.cache.total)
-        self.drain_try = self.n + 1 if fits else self.batch.size // 2
-        return fits
+        return not self.open_turns or all(self.turn[i] == self.last_turn[i] for i in self.running)
 
     def _drain(self) -> bool:
-        members, base, need = self.batch.columns()
-        ends, tail = drain(self.now, self.batch, base, need, self.seconds)
-        self.log.tails.append(tail)
-        for i, end in zip(members, ends.tolist(), strict=True):
+        """Let all complete, or all that surely do so before the cache is full; False where those are few."""
+        batch, cache = self.batch, self.cache
+        members, base, need = batch.columns()
+        shared = np.array(cache.shared)[np.array(cache.group)[members]]
+        count = safe_completions(batch, base, need, shared, cache.total - self.adjust - cache.unheld_blocks)
+        self.drain_try = batch.size * 7 // 8
+        if count < min(FEW, batch.size):
+            return False
+        ends, tail = drain(self.now, batch, base, need, self.seconds)
+        order = np.lexsort((members, ends))
+        if self.finite:
+            tail = self._with_held_blocks(tail, ends, order, members, base, need)
+        gone = members[order[:count]].tolist()
+        for i, end in zip(gone, ends[order[:count]].tolist(), strict=True):
             self.finish[self.turn[i]] = end
-        self.now = float(ends.max())
-        self.outstanding = 0
-        self.running.clear()
-        return False
+        self.now = float(ends[order[count - 1]])
+        self.outstanding -= count
+        if count == batch.size:
+            self.log.add(tail)
+            self.running.clear()
+            return True
+        tail = tail.first(int(np.searchsorted(tail.start_s + 0.5 * tail.seconds, self.now)))
+        self.log.add(tail)
+        batch.step(int(tail.steps.sum()))
+        for i in gone:
+            turn = self.turn[i]
+            del self.running[i]
+            batch.remove(i)
+            self._release(i, self.prompt[turn] + self.response[turn] - 1, resumes=False)
+        self.leaving = int((ends[order[:count]] == self.now).sum()) if self.look_ahead else 0
+        self.drain_try = batch.size * 7 // 8
+        return True
+
+    def _with_held_blocks(
+        self, tail: Segments, ends: FloatArray, order: IntArray, members: IntArray, base: IntArray, need: IntArray
+    ) -> Segments:
+        """The segments of a drain with the blocks held at the begin of each, shared prefixes held once."""
+        batch, cache = self.batch, self.cache
+        starts = batch.steps + np.cumsum(tail.steps) - tail.steps
+        blocks = held_blocks(batch, base, need, batch.clock.tau_array(starts))
+        group = np.array(cache.group)[members[order]]
+        last = np.zeros(len(order), dtype=np.bool_)
+        last[len(order) - 1 - np.unique(group[::-1], return_index=True)[1]] = True
+        regained = np.cumsum(np.where(last, 0, np.array(cache.shared)[group]))
+        left = np.searchsorted(ends[order], tail.start_s + 0.5 * tail.seconds)
+        adjust = self.adjust + np.concatenate([[0], regained])[left]
+        return replace(tail, held_tokens=(blocks + adjust) * float(batch.block))
 
     # -- outcome -----------------------------------------------------------------------------------------------------
 

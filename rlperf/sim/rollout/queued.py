@@ -66,7 +66,7 @@ def run_queued(
     duration[mixed.at] = cost.step_s(running, grid.keys[mixed.at], mixed.tokens, mixed.pairs, mixed.requests)
     ends = phase.now + np.cumsum(duration)
     starts = ends - duration
-    log.tails.append(_segments(grid, mixed, starts, duration, n - places, admitted))
+    log.add(_segments(grid, mixed, starts, duration, n - places, admitted))
     finish = ends[np.searchsorted(grid.points, need) - 1]
     begun = np.searchsorted(grid.points, admitted)
     return ReplicaTimeline(

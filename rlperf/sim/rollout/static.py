@@ -82,7 +82,7 @@ def run_static(
         batch = DecodingBatch(DecodeClock(), limits.block_tokens, 1)
         batch.step(done.clock)
         finish[open_], tail = drain(done.now, batch, base[open_], need[open_], seconds)
-        log.tails.append(tail)
+        log.add(tail)
     return ReplicaTimeline(
         arrival_s=np.zeros(len(trajectories)),
         scheduled_s=done.begin_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,10 @@ class Segments:
     def __len__(self) -> int:
         return len(self.start_s)
 
+    def first(self, count: int) -> Segments:
+        """The first ``count`` runs."""
+        return Segments(*(getattr(self, name)[:count] for name in self.__dataclass_fields__))
+
     @property
     def prefilling(self) -> FloatArray:
         """1 where the run is an engine_step with prefill."""
@@ -53,16 +58,35 @@ class SegmentLog:
     """Rows of `Segments` while they are being written."""
 
     rows: list[tuple[float, ...]] = field(default_factory=list)
-    tails: list[Segments] = field(default_factory=list)
+    parts: list[Segments] = field(default_factory=list)
+
+    def add(self, part: Segments) -> None:
+        """Many rows at once, as columns, after those written so far."""
+        self._flush()
+        self.parts.append(part)
 
     def close(self) -> Segments:
-        """The rows as columns; a vectorised tail, where there is one, comes last."""
-        table = np.array(self.rows, dtype=np.float64).reshape(-1, 12).T
-        ints = {2, 3, 4, 6, 8, 9, 10}
-        parts = [[column.astype(np.int64) if i in ints else column for i, column in enumerate(table)]]
+        """Everything written, as columns."""
+        self._flush()
         names = list(Segments.__dataclass_fields__)
-        parts += [[getattr(tail, name) for name in names] for tail in self.tails]
-        return Segments(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        if not self.parts:
+            empty: list[Any] = [np.zeros(0, np.int64 if i in _COUNTS else np.float64) for i in range(len(names))]
+            return Segments(*empty)
+        if len(self.parts) == 1:
+            return self.parts[0]
+        columns = [[getattr(part, name) for part in self.parts] for name in names]
+        return Segments(*(np.concatenate(column) for column in columns))
+
+    def _flush(self) -> None:
+        if self.rows:
+            table = np.array(self.rows, dtype=np.float64).T
+            columns: list[Any] = [c.astype(np.int64) if i in _COUNTS else c for i, c in enumerate(table)]
+            self.parts.append(Segments(*columns))
+            self.rows.clear()
+
+
+_COUNTS = {2, 3, 4, 6, 8, 9, 10}
+"""Columns of `Segments` that hold whole numbers."""
 
 
 @dataclass(frozen=True, eq=False)

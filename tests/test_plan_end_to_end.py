@@ -19,8 +19,9 @@ from rlperf.plan.evaluate import Judge
 from rlperf.plan.plan import LayoutValues
 from rlperf.plan.screen import screen, splits
 from rlperf.plan.uncertainty import distinguishable, log_sigma
+from rlperf.plan.words import layout_words
 from rlperf.report.plan_files import plan_yaml, read_plan, write_plan_files
-from rlperf.report.plan_text import layout_words, markdown
+from rlperf.report.plan_text import markdown
 from rlperf.specs.job import Job
 
 SMALL: dict[str, object] = {

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import rlperf
 from rlperf.api import ask, judge
 from rlperf.cli.main import app
-from rlperf.errors import SpecError
+from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.screen import splits
 from rlperf.report.plan_files import plan_yaml
 from tests.test_plan_end_to_end import SMALL, trace
@@ -53,3 +53,19 @@ def test_a_framework_brings_its_own_engine_and_its_modes(tmp_path: Path) -> None
     question = ask(written(tmp_path, modes=["colocated", "disaggregated"]))
     assert {split.mode for split in splits(question.context)} == {"colocated", "disaggregated"}
     assert {split.mode for split in splits(*question.pair)} == {"colocated"}
+
+
+def test_operators_add_up_to_the_stages_that_they_explain(tmp_path: Path) -> None:
+    task = {**SMALL["tasks"][0], "prompts_per_step": 1, "group_size": 1, "mini_batch": 1}  # type: ignore[index]
+    found = rlperf.predict_job(written(tmp_path, tasks=[task]))
+    for role, stage in (("rollout", found.stages_s.rollout), ("trainer", found.stages_s.training)):
+        parts = sum(row.seconds for row in found.operators if row.role == role)
+        assert parts == pytest.approx(stage, rel=0.01)
+
+
+def test_what_does_not_fit_is_said_in_words(tmp_path: Path) -> None:
+    pinned = [{"role": "rollout", "layout": {"tensor_parallel": 3}}]
+    with pytest.raises(InfeasibleError, match="no rollout layout is left: degrees do not multiply"):
+        rlperf.plan_job(written(tmp_path, pools=pinned))
+    with pytest.raises(InfeasibleError, match=r"the leanest trainer \(TP8 DP1.*recompute full\) needs"):
+        rlperf.plan_job(written(tmp_path, architecture="Qwen2.5-72B", trainer_backends=["megatron"]))

@@ -54,14 +54,15 @@ def _print(found: object) -> None:
 
     assert isinstance(found, Sizing)
     table = Table()
-    for name in ("cluster", "nodes", "devices", "rl_step", "USD per rl_step", "meets", ""):
+    noted = any(row.note for row in found.rows)
+    for name in ("cluster", "nodes", "devices", "rl_step", "USD per rl_step", "meets", *(["note"] if noted else [])):
         table.add_column(name)
     for row in found.rows:
         table.add_row(
             row.cluster, str(row.nodes), str(row.devices),
             "-" if row.step_s is None else human_seconds(row.step_s),
             "-" if row.usd_per_step is None else f"{row.usd_per_step:.3g}",
-            "yes" if row.meets else "no", row.note,
+            "yes" if row.meets else "no", *([row.note] if noted else []),
         )  # fmt: skip
     out = console()
     out.print(table)

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlperf.cost.reject import REASONS, Reject, count_reasons
 from rlperf.layout import FloatArray, IntArray
-from rlperf.plan.configuration import Configuration, configuration_of
+from rlperf.plan.configuration import Configuration, configuration_of, layout_values
 from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.demand import Demand
 from rlperf.plan.pareto import pareto_mask
@@ -20,6 +20,7 @@ from rlperf.plan.rollout_columns import Counted, RolloutColumns, rollout_columns
 from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
 from rlperf.plan.stage_seconds import pair_seconds
 from rlperf.plan.trainer_columns import TrainerColumns, peak_limit, trainer_columns
+from rlperf.plan.words import layout_words
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Mode, Role
@@ -402,10 +403,15 @@ def _near_misses(
         least = over[np.argmin(trainer.peak_bytes[over])]
         limit = peak_limit(context, context.trainers[int(trainer.backend[least])])
         more = (trainer.peak_bytes[least] - limit) / 1e9
-        degrees = {name: n for name, n in trainer.layout.take(least).to_dict().items() if n > 1}
-        found.append(f"the leanest trainer ({degrees}) needs {more:.1f} GB more per device")
+        words = layout_words(layout_values(trainer.layout.take(least)))
+        found.append(f"the leanest trainer ({words}) needs {more:.1f} GB more per device")
     short = np.flatnonzero((rollout.flags == int(Reject.KV)) | (rollout.flags == int(Reject.MEMORY)))
     if len(short) and not (rollout.flags == 0).any():
         most = short[np.argmax(rollout.kv_tokens[short])]
         found.append(f"the roomiest engine caches {rollout.kv_tokens[most]:,.0f} tokens")
+    for role, flags in (("rollout", rollout.flags), ("trainer", trainer_flags)):
+        if not found and not (flags == 0).any():
+            why = count_reasons(flags)
+            found.append(f"no {role} layout is left: {max(why, key=lambda reason: why[reason])}" if why else
+                         f"no {role} layout is left")  # fmt: skip
     return found

@@ -37,9 +37,10 @@ TRAINING_PARTS: tuple[tuple[str, str, Bound], ...] = (
 
 
 def rollout_shares(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[OperatorShare, ...]:
-    """Operators of the first rl_step's slowest replica: its decode time by the breakdown at its mean engine_step.
+    """Operators of the rollout: those of the first rl_step's slowest replica, scaled to the mean rollout.
 
-    Engine_steps with prefill are one row; their ideal is the FLOP of prompt tokens and pairs at the data sheet's peak.
+    Decode time is split by the breakdown at the replica's mean engine_step. Engine_steps with prefill are one row;
+    their ideal is the FLOP of prompt tokens and pairs at the data sheet's peak.
     """
     result = evaluation.rollouts[0]
     slowest = result.timelines[int(np.argmax(result.replica_finish_s))]
@@ -47,6 +48,7 @@ def rollout_shares(context: Context, task: TaskContext, evaluation: Evaluation) 
     mixed = seg.prefill_tokens > 0
     decode_s, prefill_s = float(seg.seconds[~mixed].sum()), float(seg.seconds[mixed].sum())
     total = max(slowest.makespan_s, 1e-12)
+    to_mean = float(evaluation.seconds.rollout_s.mean()) / total
     rows: list[OperatorShare] = []
     steps = float(seg.steps[~mixed].sum())
     if steps:
@@ -72,7 +74,7 @@ def rollout_shares(context: Context, task: TaskContext, evaluation: Evaluation) 
     ideal = _prefill_flop(task, seg) / devices / sheet_flop_per_s(context.rollout_hardware, "bf16")
     rows += _rows("rollout", [("prefill engine_steps", prefill_s, "compute", ideal)], total)
     rows += _rows("rollout", [("waiting for tools", slowest.tool_wait_s, "latency", 0.0)], total)
-    return tuple(rows)
+    return tuple(row.model_copy(update={"seconds": to_mean * row.seconds}) for row in rows)
 
 
 def _prefill_flop(task: TaskContext, segments: Segments) -> float:
@@ -83,21 +85,30 @@ def _prefill_flop(task: TaskContext, segments: Segments) -> float:
 
 
 def trainer_shares(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[OperatorShare, ...]:
-    """Parts of the optimizer updates of the first rl_step; ideal: 6 N FLOP per token at the data sheet's peak."""
-    cost, updates = evaluation.training, evaluation.demand.batch.updates
-    tokens = float(evaluation.demand.lengths(0).sum()) / evaluation.configuration.pool("trainer").devices
+    """Parts of the optimizer updates of an rl_step, mean over the replicates; ideal: 6 N FLOP per token at the data
+    sheet's peak."""
+    cost, demand = evaluation.training, evaluation.demand
+    count = len(demand.tables)
+    trained = sum(float(demand.lengths(index).sum()) for index in range(count)) / count
+    tokens = trained / evaluation.configuration.pool("trainer").devices
     ideal = 2.0 * task.architecture.active_parameters * tokens / sheet_flop_per_s(context.hardware, "bf16")
     light = {"forward_s": ideal, "backward_s": 2.0 * ideal}
     rows = [
-        (words, _first_step(cost, name, updates), bound, light.get(name, 0.0)) for name, words, bound in TRAINING_PARTS
+        (words, _mean_step(cost, name, demand.batch.updates), bound, light.get(name, 0.0))
+        for name, words, bound in TRAINING_PARTS
     ]
-    total = sum(seconds for _, seconds, _, _ in rows)
+    rest = float(evaluation.seconds.training_s.mean()) - sum(seconds for _, seconds, _, _ in rows)
+    if any(pool.role == "critic" for pool in evaluation.configuration.pools):
+        rows.append(("the critic, and the framework between updates", rest, "compute", 0.0))
+    else:
+        rows.append(("the framework between updates", rest, "latency", 0.0))
+    total = sum(max(seconds, 0.0) for _, seconds, _, _ in rows)
     return tuple(_rows("trainer", rows, total))
 
 
-def _first_step(cost: TrainingCost, name: str, updates: int) -> float:
-    whole = np.broadcast_to(getattr(cost, name), np.shape(cost.total_s)).ravel()
-    return float(whole[:updates].sum())
+def _mean_step(cost: TrainingCost, name: str, updates: int) -> float:
+    """Seconds of one part over all updates of an rl_step, mean over the replicates [s]."""
+    return updates * float(np.broadcast_to(getattr(cost, name), np.shape(cost.total_s)).mean())
 
 
 def _rows(role: Role, rows: list[tuple[str, float, Bound, float]], total: float) -> Iterator[OperatorShare]:

@@ -1,0 +1,34 @@
+"""Layouts in words."""
+
+from __future__ import annotations
+
+from rlperf.plan.plan import LayoutValues
+
+SHORT = {
+    "tensor_parallel": "TP",
+    "pipeline_parallel": "PP",
+    "virtual_pipeline": "VPP",
+    "context_parallel": "CP",
+    "ulysses": "Ulysses",
+    "expert_parallel": "EP",
+    "expert_tensor_parallel": "ETP",
+    "attention_data_parallel": "attention DP",
+}
+"""Degrees that are named only where they are above 1."""
+
+
+def layout_words(layout: LayoutValues) -> str:
+    """Degrees of a layout in one line.
+
+    >>> layout_words(LayoutValues(tensor_parallel=4, data_parallel=2, zero_stage=1, activation_recompute="full"))
+    'TP4 DP2, ZeRO-1, recompute full'
+    """
+    degrees = [f"{short}{getattr(layout, name)}" for name, short in SHORT.items() if getattr(layout, name) > 1]
+    words = [" ".join([*degrees, f"DP{layout.data_parallel}"])]
+    if layout.zero_stage:
+        words.append(f"ZeRO-{layout.zero_stage}" + (f" over {layout.shard_size}" if layout.shard_size else ""))
+    if layout.activation_recompute != "none":
+        words.append(f"recompute {layout.activation_recompute}")
+    if layout.offload != "none":
+        words.append(f"offload {layout.offload}")
+    return ", ".join(words)

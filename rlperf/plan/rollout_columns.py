@@ -28,9 +28,8 @@ MAX_RUNNING = (64, 256, 1024)
 TOKEN_BUDGET = 8192
 SCREENED_RL_STEPS = 2
 """rl_steps of a demand that the screen counts; the judge simulates all of them."""
-HEAVIEST = 3
-"""Replicas per rollout whose engine_steps the screen counts."""
-CONCURRENCY_GRID = 1.1
+HEAVIEST = 1
+"""Replicas with the most tokens whose engine_steps the screen counts, beside that of the longest trajectory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,29 +284,38 @@ def _seconds(
         engine, replicas = int(e[column]), int(layout.data_parallel[column])
         limits = engine_limits(pool, float(kv_tokens[column]), int(running[column]))
         steady[position] = steady_seconds(costs[engine], limits, replicas, demand, flow)
-        key = (replicas, _concurrency(limits, tables, replicas, flow.context))
-        if key not in counted:
-            bound = replace(limits, kv_tokens=np.inf, max_running=key[1])
-            counted[key] = [_census(table, replicas, bound) for table in tables]
-        if (engine, *key) not in known:
-            each = [max(float(c.makespan_s(costs[engine])) for c in censuses) for censuses in counted[key]]
-            known[engine, *key] = float(np.mean(each))
-        makespan[position] = known[engine, *key]
+        points = _concurrency(limits, tables, replicas, flow.context)
+        for concurrency, _ in points:
+            key = (replicas, concurrency)
+            if key not in counted:
+                bound = replace(limits, kv_tokens=np.inf, max_running=concurrency)
+                counted[key] = [_census(table, replicas, bound) for table in tables]
+            if (engine, *key) not in known:
+                each = [max(float(c.makespan_s(costs[engine])) for c in censuses) for censuses in counted[key]]
+                known[engine, *key] = float(np.mean(each))
+        makespan[position] = sum(weight * known[engine, replicas, concurrency] for concurrency, weight in points)
     return makespan, steady
 
 
-def _concurrency(limits: EngineLimits, tables: list[Trajectories], replicas: int, held: float) -> int:
-    """Requests of a replica that run at once: its share of the batch, max_running, or what the cache holds.
+def _concurrency(
+    limits: EngineLimits, tables: list[Trajectories], replicas: int, held: float
+) -> tuple[tuple[int, float], ...]:
+    """Requests of a replica that run at once, as points that are counted with their weights.
 
-    A cache that binds counts as a bound on concurrency, rounded down to a geometric grid so that columns that behave
-    alike are counted once; preemptions are left to the judge.
+    That is its share of the batch, max_running, or what the cache holds. A cache that binds counts as a bound on
+    concurrency between two powers of two, interpolated in the logarithm; preemptions are left to the judge.
     """
     share = max(-(-len(table) // replicas) for table in tables)
     running = min(limits.max_running, share)
-    fit = limits.kv_tokens * (1.0 - limits.watermark) / held
+    fit = max(limits.kv_tokens * (1.0 - limits.watermark) / held, 1.0)
     if fit >= running:
-        return running
-    return max(int(CONCURRENCY_GRID ** np.floor(np.log(max(fit, 1.0)) / np.log(CONCURRENCY_GRID))), 1)
+        return ((running, 1.0),)
+    low = 1 << int(np.log2(fit))
+    high = min(2 * low, running)
+    if high <= low:
+        return ((low, 1.0),)
+    upper = float(np.log(fit / low) / np.log(high / low))
+    return ((low, 1.0 - upper), (high, upper))
 
 
 def _census(table: Trajectories, replicas: int, limits: EngineLimits) -> list[StepCensus]:

@@ -65,7 +65,7 @@ def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
     facts, context = None, None
     try:
         facts = facts_of(job)
-        job = _with_engine(job, facts)
+        job = _as_framework_runs(job, facts)
         refused = facts.objections(job.modes, job.trainer_backends, engine_named(job)[0])
     except SpecError as error:
         refused = list(error.problems)
@@ -82,11 +82,14 @@ def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
     return Question(context, facts)
 
 
-def _with_engine(job: Job, facts: FrameworkFacts) -> Job:
-    """The framework's own engine where the job names none and the framework cannot run the usual one."""
+def _as_framework_runs(job: Job, facts: FrameworkFacts) -> Job:
+    """The job as its framework can run it: its own engine where none is named; modes and trainers that it has."""
+    modes = tuple(mode for mode in job.modes if mode in facts.modes) or job.modes
+    backends = tuple(backend for backend in job.trainer_backends if backend in facts.backends) or job.trainer_backends
+    found = job.model_copy(update={"modes": modes, "trainer_backends": backends})
     if "engine" in job.model_fields_set or job.engine in facts.engines:
-        return job
-    return job.model_copy(update={"engine": facts.engines[0]})
+        return found
+    return found.model_copy(update={"engine": facts.engines[0]})
 
 
 def facts_of(job: Job) -> FrameworkFacts:

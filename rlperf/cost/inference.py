@@ -32,10 +32,30 @@ TOKEN_POINTS = np.array(
 def host_s(engine: EngineCalibration, hw: Hardware, arch: Architecture, running: Array) -> FloatArray:
     """Scheduler, sampling, gaps and launches of one engine_step that kernels do not hide [s].
 
-    `fixed_overhead_s` + per_request x running, and without CUDA graphs the launches of every layer.
+    `fixed_overhead_s` + per_request x running, and without CUDA graphs the launches of every layer, unless the engine
+    states what an eager kernel costs its host while the device works (`eager_s`).
     """
-    eager = 0.0 if engine.cuda_graphs else engine.kernels_per_layer * arch.layers * hw.calibration.host.launch
+    bare = not engine.cuda_graphs and engine.eager_call is None
+    eager = engine.kernels_per_layer * arch.layers * hw.calibration.host.launch if bare else 0.0
     return fixed_overhead_s(engine, arch) + engine.overhead.per_request * as_float(running) + eager
+
+
+LATENT_KERNELS, EXPERT_KERNELS = 7, 17
+"""Kernels of a layer beyond those of a dense layer with grouped queries, counted by hand from its operations: latent
+attention two more down projections with their norms, absorption into query and output, merging split contexts; experts
+router, grouped top-k in about ten small passes, alignment, second product, combination, shared expert, its sum [1]."""
+
+
+def eager_s(engine: EngineCalibration, arch: Architecture) -> float:
+    """Host seconds in which one engine_step is issued kernel by kernel; 0 with CUDA graphs.
+
+    The device works meanwhile, so an engine_step takes the longer of both: t = max(kernels x eager_call, device).
+    """
+    if engine.cuda_graphs or engine.eager_call is None:
+        return 0.0
+    latent = LATENT_KERNELS * arch.attention_layers if arch.latent else 0
+    experts = EXPERT_KERNELS * arch.feed_forward_layers("moe")
+    return engine.eager_call * (engine.kernels_per_layer * arch.layers + latent + experts)
 
 
 def fixed_overhead_s(engine: EngineCalibration, arch: Architecture) -> float:
@@ -80,7 +100,8 @@ def decode_step_s(
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     batch = padded(engine, running)
     kernels = total(token_operators(replica, batch, batch)) + total(decode_operators(replica, running, kv_tokens))
-    return host_s(engine, hw, arch, running) + engine.overhead.kernel_scale * kernels
+    device = engine.overhead.kernel_scale * kernels
+    return host_s(engine, hw, arch, running) + np.maximum(device, eager_s(engine, arch))
 
 
 def prefill_s(
@@ -106,7 +127,8 @@ def prefill_s(
     k = q if kv_tokens is None else as_float(kv_tokens)
     kernels = total(token_operators(replica, as_float(requests) * q, requests))
     kernels = kernels + total(prefill_operators(replica, requests, q, k))
-    return host_s(engine, hw, arch, requests) + engine.overhead.kernel_scale * kernels
+    device = engine.overhead.kernel_scale * kernels
+    return host_s(engine, hw, arch, requests) + np.maximum(device, eager_s(engine, arch))
 
 
 @dataclass(frozen=True)
@@ -160,7 +182,7 @@ def decode_breakdown(
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     batch = padded(engine, running)
     operators = token_operators(replica, batch, batch) + decode_operators(replica, running, kv_tokens)
-    return breakdown(operators, engine.overhead.kernel_scale, float(host_s(engine, hw, arch, running)))
+    return breakdown(operators, engine.overhead.kernel_scale, _host_of(engine, hw, arch, running, operators))
 
 
 def prefill_breakdown(
@@ -177,7 +199,15 @@ def prefill_breakdown(
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     operators = token_operators(replica, requests * query_tokens, requests)
     operators += prefill_operators(replica, requests, query_tokens, query_tokens)
-    return breakdown(operators, engine.overhead.kernel_scale, float(host_s(engine, hw, arch, requests)))
+    return breakdown(operators, engine.overhead.kernel_scale, _host_of(engine, hw, arch, requests, operators))
+
+
+def _host_of(
+    engine: EngineCalibration, hw: Hardware, arch: Architecture, running: float, operators: list[Operator]
+) -> float:
+    """Host seconds beside the operators of one engine_step: its own, and what eager calls exceed the device by."""
+    device = engine.overhead.kernel_scale * float(total(operators))
+    return float(host_s(engine, hw, arch, running)) + max(eager_s(engine, arch) - device, 0.0)
 
 
 def engine_step_cost(
@@ -221,7 +251,8 @@ def engine_step_cost(
     pre = _prefill_terms(replica, scale, typical_context)
     return EngineStepCost(
         tokens=TOKEN_POINTS,
-        linear_s=np.asarray(linear, dtype=np.float64),
+        # what hides the host's calls is all of the device's work; of attention only its fixed part counts here
+        linear_s=np.maximum(np.asarray(linear, dtype=np.float64), eager_s(engine, arch) - fixed),
         host_s=float(host_s(engine, hw, arch, 0.0)) + float(heads[0]) - batch * head_each,
         host_per_request_s=engine.overhead.per_request + head_each,
         decode_fixed_s=fixed,

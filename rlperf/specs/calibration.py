@@ -313,6 +313,11 @@ class EngineCalibration(_Frozen):
     router_passes: float = Field(5.0, ge=0.0, description="small kernels around the experts of a layer")
     expert_dispatch: str = Field("nccl", description="how attention-data-parallel ranks reach experts: nccl or deepep")
     kernels_per_layer: PositiveInt = Field(12, description="launches per layer from eager code")
+    eager_call: Seconds | None = Field(
+        None,
+        description="host time of one eager kernel (Python, dispatch, launch), which runs while the device works; "
+        "None: launches alone, none hidden",
+    )
     narrow_cache: tuple[str, ...] = Field(
         (), description="weight dtypes with which published rows that leave the cache's dtype blank have an fp8 cache"
     )

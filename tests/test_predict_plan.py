@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 import rlperf
 from rlperf.api import ask, judge
 from rlperf.cli.main import app
+from rlperf.cli.schema import schema_of
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.screen import splits
 from rlperf.report.plan_files import plan_yaml
@@ -34,7 +36,10 @@ def test_predict_of_a_plan_file_gives_the_plans_own_numbers(tmp_path: Path) -> N
     file.write_text(plan_yaml(plan))
     assert rlperf.predict_job(file) == rlperf.predict_job(plan) == plan.plan[0].predicted
     shown = CliRunner().invoke(app, ["predict", str(file), "--json"])
-    assert json.loads(shown.stdout)["step_s"] == plan.plan[0].predicted.step_s
+    said = json.loads(shown.stdout)
+    assert said["predicted"]["step_s"] == plan.plan[0].predicted.step_s
+    assert set(said) == {"schema_version", "job", "predicted", "operators", "assumed", "calibration"}
+    jsonschema.validate(said, schema_of("predict"))
 
 
 def test_phases_of_a_plan_are_predicted_one_by_one(tmp_path: Path) -> None:
@@ -69,3 +74,13 @@ def test_what_does_not_fit_is_said_in_words(tmp_path: Path) -> None:
         rlperf.plan_job(written(tmp_path, pools=pinned))
     with pytest.raises(InfeasibleError, match=r"the leanest trainer \(TP8 DP1.*recompute full\) needs"):
         rlperf.plan_job(written(tmp_path, architecture="Qwen2.5-72B", trainer_backends=["megatron"]))
+
+
+def test_what_validate_prints_follows_its_schema(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    head = "framework,architecture,gpu,n_gpus,global_batch,seq_len,measured_step_s"
+    file.write_text(f"{head}\nmegatron,Qwen3-8B,h100_sxm,8,64,4096,10\nmegatron,Qwen3-8B,h100_sxm,8,,4096,10\n")
+    shown = CliRunner().invoke(app, ["validate", str(file), "--kind", "training", "--json"])
+    said = json.loads(shown.stdout)
+    jsonschema.validate(said, schema_of("validate"))
+    assert said["rows"] == said["predicted"] + sum(said["refused"].values()) == 2

@@ -120,7 +120,7 @@ def test_rows_that_a_calibration_saw_are_left_out() -> None:
     assert (group.group, covered.group) == ("g", "covered")
     assert (report.predicted, report.used_in_calibration, dict(report.refused)) == (2, 1, {"why": 1})
     data = json.loads(json.dumps(report.to_dict()))
-    assert data["schema_version"] == "1" and len(data["predictions"]) == 2
+    assert data["schema_version"] == 1 and len(data["predictions"]) == 2
     assert {"median_ape", "mape", "p90_ape", "wape", "median_bias", "pairwise_ranking", "interval_coverage"} <= set(
         data["metrics"][0]
     )

@@ -19,7 +19,7 @@ from rlperf.calibrate.statistics import Summary, summarise
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.reader import read_text
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = 1
 KINDS = ("kernels", "inference", "training", "memory", "rl_step", "weight_sync", "request_log", "engine_trace")
 """Kinds of measurements that rlperf predicts."""
 

@@ -22,6 +22,7 @@ def predict(
     What the job leaves open is filled in and listed. Example: rlperf predict job.yaml --figure step.svg
     """
     from rlperf.api import judge
+    from rlperf.plan.plan import PredictReport
     from rlperf.plan.timeline import step_view
 
     form = figure.suffix.lstrip(".") if figure else ""
@@ -37,7 +38,7 @@ def predict(
 
         write_atomic(figure, step_figure(view.timeline, title=named.name, form=form))
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_json(PredictReport.of(named.name, found).model_dump(mode="json"))
         return
     from rlperf.report.plan_text import print_operators, print_prediction, print_remarks
     from rlperf.report.rl_step import print_step

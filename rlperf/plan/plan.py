@@ -91,6 +91,46 @@ class Prediction(_Frozen):
         return notebook.prediction_html(self)
 
 
+class PredictedNumbers(_Frozen):
+    """The numbers of a `Prediction`, without its operators, assumptions and calibration."""
+
+    step_s: float
+    low_s: float
+    high_s: float
+    stages_s: StageTimes
+    memory_bytes: dict[Role, MemoryUse]
+    tokens_per_s_per_device: float
+    usd_per_step: float | None
+    trained_tokens: float
+    truncated_fraction: float
+    idle_fraction: dict[str, float]
+    fits: bool
+    advice: tuple[str, ...]
+
+
+class PredictReport(_Frozen):
+    """What ``rlperf predict --json`` prints: a `Prediction`, its numbers apart from what explains them."""
+
+    schema_version: Literal[1] = 1
+    job: str
+    predicted: PredictedNumbers
+    operators: tuple[OperatorShare, ...]
+    assumed: tuple[str, ...]
+    calibration: CalibrationUse
+
+    @classmethod
+    def of(cls, job: str, prediction: Prediction) -> PredictReport:
+        """The report of one prediction."""
+        numbers = {name: getattr(prediction, name) for name in PredictedNumbers.model_fields}
+        return cls(
+            job=job,
+            predicted=PredictedNumbers(**numbers),
+            operators=prediction.operators,
+            assumed=prediction.assumed,
+            calibration=prediction.calibration,
+        )
+
+
 class LayoutValues(_Frozen):
     """Parallel degrees of one pool (`rlperf.Layout` as plain numbers and words)."""
 

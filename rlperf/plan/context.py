@@ -138,7 +138,7 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
             return None
 
     cluster = attempt(lambda: load_cluster(job.cluster, nodes=job.nodes, folder=folder), "cluster")
-    hardware = attempt(lambda: load_hardware(cluster.device, cluster), "cluster") if cluster else None
+    hardware = attempt(lambda: load_hardware(cluster.device, cluster, folder=folder), "cluster") if cluster else None
     rollout_hardware = attempt(partial(_rollout_hardware, job, hardware, folder), "pools") if hardware else None
     engine_name, engine_field = engine_named(job)
     engine = attempt(lambda: load_engine_calibration(engine_name, folder=folder), *engine_field)

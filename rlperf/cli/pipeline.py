@@ -21,23 +21,19 @@ if TYPE_CHECKING:
 def pipeline(
     profile: Annotated[Path, typer.Argument(help="Layer profiles (YAML).")],
     devices: Annotated[int, typer.Option("--devices", "-P", help="Devices of the pipeline.")],
-    microbatches: Annotated[int | None, typer.Option("--microbatches", "-M", help="Micro-batches of one step.")] = None,
+    microbatches: Annotated[int | None, typer.Option("--microbatches", "-M", help="Micro-batches.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Profile in the file.")] = None,
-    sizes: Annotated[
-        str | None, typer.Option("--sizes", help="Micro-batches of different sizes: 1,0.5,2 times the reference.")
-    ] = None,
-    memory: Annotated[str | None, typer.Option("--memory", help="Limit of each device, such as '80 GB'.")] = None,
-    bandwidth: Annotated[str | None, typer.Option("--bandwidth", help="Between devices, such as '50 GB/s'.")] = None,
-    latency: Annotated[str, typer.Option("--latency", help="Of one transfer, such as '10 us'.")] = "0 s",
-    overlap: Annotated[bool, typer.Option("--overlap/--no-overlap", help="Transfers run beside computation.")] = True,
+    sizes: Annotated[str | None, typer.Option("--sizes", help="Relative sizes: 1,0.5,2.")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="Per device: '80 GB'.")] = None,
+    bandwidth: Annotated[str | None, typer.Option("--bandwidth", help="Such as '50 GB/s'.")] = None,
+    latency: Annotated[str, typer.Option("--latency", help="Such as '10 us'.")] = "0 s",
+    overlap: Annotated[bool, typer.Option("--overlap/--no-overlap", help="Hide transfers.")] = True,
     stages_per_device: Annotated[int, typer.Option("--stages-per-device", help="At most.")] = 8,
-    time_limit: Annotated[float, typer.Option("--time-limit", help="Of the search, in seconds.")] = 24.0,
+    time_limit: Annotated[float, typer.Option("--time-limit", help="Search, seconds.")] = 24.0,
     seed: Annotated[int, typer.Option("--seed", help="Of the search.")] = 0,
-    resolution_ms: Annotated[
-        float, typer.Option("--resolution-ms", help="Layer times are rounded to this; 0: not.")
-    ] = 0.01,
-    trace: Annotated[Path | None, typer.Option("--trace", help="Write the best plan for Perfetto (JSON).")] = None,
-    figure: Annotated[Path | None, typer.Option("--figure", help="Draw 1F1B and the best plan (.svg, .png).")] = None,
+    resolution_ms: Annotated[float, typer.Option("--resolution-ms", help="Rounding; 0: none.")] = 0.01,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Perfetto (JSON).")] = None,
+    figure: Annotated[Path | None, typer.Option("--figure", help="Write .svg or .png.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Partition, placement and schedule of a pipeline, planned together.

@@ -1,0 +1,230 @@
+"""The documentation is true: tutorials and README run as written, help fits a screen, the site's pages all exist.
+
+A tutorial is run block by block in an empty folder: a block with ``title="FILE"`` writes a file, ``sh`` runs its lines
+(``exit="N"`` states the exit code), ``python`` runs in one namespace per page. ``run="no"`` marks what needs a network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from rlperf.cli import main as cli
+from rlperf.errors import RlperfError
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+FENCE = re.compile(r"^```(\w+)?([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHELL = re.compile(r"[|<>;$`*]")
+LINES, COLUMNS = 45, 80
+
+
+class Block(NamedTuple):
+    language: str
+    options: dict[str, str]
+    text: str
+
+
+def blocks(page: str) -> Iterator[Block]:
+    for match in FENCE.finditer(page):
+        yield Block(match[1] or "", dict(re.findall(r'(\w+)="([^"]*)"', match[2])), match[3])
+
+
+def command(line: str) -> int:
+    """Run ``rlperf ...`` in this process; its exit code."""
+    words = shlex.split(line, comments=True)[1:]
+    said = io.StringIO()
+    before, sys.argv = sys.argv, ["rlperf", *words]
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = cli.app(words, standalone_mode=False)
+    except RlperfError as error:
+        said.write(str(error))
+        code = error.exit_code
+    except SystemExit as stop:
+        code = stop.code
+    finally:
+        sys.argv = before
+    if code not in (0, None):
+        print(said.getvalue())
+    return int(code or 0)
+
+
+def shell(text: str, expected: int) -> None:
+    code = 0
+    for line in text.replace("\\\n", " ").splitlines():
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if line.startswith("rlperf ") and not SHELL.search(line.partition(" #")[0].replace('"step<=300s"', "")):
+            code = command(line)
+        else:
+            path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+            code = subprocess.run(["bash", "-euc", line], env={**os.environ, "PATH": path}, check=False).returncode
+        if code:
+            assert code == expected, f"{line}: exit code {code}"
+    assert code == expected, f"exit code {code}, the page says {expected}"
+
+
+def run_page(text: str) -> int:
+    names: dict[str, Any] = {"__name__": "page"}
+    ran = 0
+    for block in blocks(text):
+        if block.options.get("run") == "no":
+            continue
+        if "title" in block.options:
+            target = Path(block.options["title"])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(block.text)
+        elif block.language == "sh":
+            shell(block.text, int(block.options.get("exit", "0")))
+            ran += 1
+        elif block.language == "python":
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(block.text, "page", "exec"), names)
+            ran += 1
+    return ran
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs_as_written(page: Path, alone: Path) -> None:
+    assert run_page(page.read_text()) >= 2
+
+
+def test_the_readme_s_job_and_python_run(alone: Path) -> None:
+    found = list(blocks((ROOT / "README.md").read_text()))
+    jobs = [block for block in found if block.language == "yaml"]
+    if not jobs:
+        pytest.skip("the README states no job")
+    Path("job.yaml").write_text(jobs[0].text)
+    names: dict[str, Any] = {}
+    for block in found:
+        if block.language == "python":
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(block.text, "README", "exec"), names)
+
+
+def test_the_readme_names_commands_and_options_that_exist() -> None:
+    lines = [
+        line for block in blocks((ROOT / "README.md").read_text()) if block.language == "sh"
+        for line in block.text.splitlines() if line.startswith("rlperf ")
+    ]  # fmt: skip
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if words[1].startswith("-"):
+            continue
+        text = help_text(words[1])
+        for option in (word for word in words[2:] if word.startswith("--")):
+            assert option in text, line
+
+
+@pytest.mark.parametrize("name", [*cli.COMMANDS])
+def test_every_help_fits_a_screen_and_has_an_example(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    monkeypatch.setattr(sys, "argv", ["rlperf", name, "--help"])
+    text = help_text(name)
+    assert "Example: rlperf" in " ".join(text.split()), name
+    assert len(text.splitlines()) <= LINES, name
+    assert max(map(len, text.splitlines())) <= COLUMNS
+    assert cli.COMMANDS[name].help.endswith(".")
+
+
+def help_text(*words: str) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        cli.app([*words, "--help"], standalone_mode=False)
+    return re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue())
+
+
+def test_the_list_of_commands_fits_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    monkeypatch.setattr(sys, "argv", ["rlperf", "--help"])
+    text = help_text()
+    assert len(text.splitlines()) <= LINES
+    for name in cli.COMMANDS:
+        assert f" {name} " in text
+
+
+def site() -> dict[str, Any]:
+    class Loader(yaml.SafeLoader):
+        pass
+
+    return dict(yaml.load((DOCS / "website" / "mkdocs.yml").read_text(), Loader=Loader))
+
+
+def pages(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    elif isinstance(nav, list):
+        for entry in nav:
+            yield from pages(entry)
+    else:
+        for entry in nav.values():
+            yield from pages(entry)
+
+
+def test_every_page_is_in_the_site_and_every_entry_is_a_page() -> None:
+    listed = list(pages(site()["nav"]))
+    there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == there
+
+
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda path: path.stem)
+def test_links_inside_the_documentation_lead_somewhere(page: Path) -> None:
+    for match in LINK.finditer(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        target = match[1]
+        if not target.startswith(("http", "mailto:")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_sweep_reference_is_what_the_code_says() -> None:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("sweep_reference", DOCS / "website" / "sweep_reference.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.TARGET.read_text() == module.text(), "run docs/website/sweep_reference.py"
+
+
+def test_ten_lines_size_a_cluster() -> None:
+    first = next(
+        block for block in blocks((DOCS / "tutorials" / "capacity.md").read_text()) if block.language == "python"
+    )
+    assert "size_job" in first.text and len([line for line in first.text.splitlines() if line.strip()]) <= 10
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
+    config = str(DOCS / "website" / "mkdocs.yml")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", config, "-d", str(tmp_path / "site")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,6 +1,6 @@
 """Plans for two recorded workloads on two DGX H100: equal to brute force, feasible, and what one loses on the other.
 
-Run: python studies/recorded_workloads/run.py [FOLDER OF POLYTRACE]   (default: $RLPERF_DATA/polytrace)
+Run: python studies/recorded_workloads/run.py [FOLDER OF POLYTRACE] [--write]   (default: $RLPERF_DATA/polytrace)
 """
 
 from __future__ import annotations
@@ -122,9 +122,8 @@ def study(data: Path) -> pl.DataFrame:
 
 
 if __name__ == "__main__":
-    root = (
-        Path(sys.argv[1]) if len(sys.argv) > 1 else Path(os.environ.get("RLPERF_DATA", "../shared/data")) / "polytrace"
-    )
+    named = [argument for argument in sys.argv[1:] if argument != "--write"]
+    root = Path(named[0]) if named else Path(os.environ.get("RLPERF_DATA", "../shared/data")) / "polytrace"
     table = study(root)
     with pl.Config(tbl_cols=-1, tbl_width_chars=200):
         print(table)

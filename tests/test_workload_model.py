@@ -357,9 +357,11 @@ def test_rollouts_equal_the_simulator(multi_turn: bool) -> None:
     table = load_model("searching").sample(24, 4) if multi_turn else model_of(LAWS["gamma"][0]).sample(48, 8)
     trajectories = Trajectories.from_table(table)
     expected = [
-        simulate_rollout(trajectories, one.replicas, cost=cost, limits=limits, routing="static_group").makespan_s
+        simulate_rollout(
+            trajectories, one.replicas, cost=cost, limits=limits, routing="static_group", options=options
+        ).makespan_s
         for one in (MULTI_TURN if multi_turn else LAYOUTS)
-        for cost, limits in [one.engine]
+        for cost, limits, options in [one.engine]
     ]
     found = rollouts(multi_turn)
     assert found.seconds(table) == pytest.approx(expected, rel=1e-9)

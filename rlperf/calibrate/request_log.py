@@ -179,17 +179,17 @@ def setup_of(log: RequestLog) -> ReplaySetup:
     gemm = next((fit.quality.spread for fit in calibration.gemm if fit.dtype == "bf16"), calibration.spread)
     spread = calibration.spread if calibration.extrapolated else gemm.widened(0.5)
     names = f"{calibration.id}, {engine.id}"
-    options = EngineOptions(async_scheduling=_async_scheduling(log, assumed))
+    options = EngineOptions(async_scheduling=_async_scheduling(log, engine.async_scheduling, assumed))
     return ReplaySetup(cost, limits, options, spread, names, calibration.extrapolated, tuple(assumed))
 
 
-def _async_scheduling(log: RequestLog, assumed: list[str]) -> bool:
-    """As the resolved configuration says; otherwise vLLM's default, on since 0.14."""
+def _async_scheduling(log: RequestLog, usual: bool, assumed: list[str]) -> bool:
+    """As the resolved configuration says; otherwise the profile's default, which vLLM has since 0.14."""
     resolved = (log.meta.get("resolved_config") or {}).get("scheduler_config") or {}
     if "async_scheduling" in resolved:
         return bool(resolved["async_scheduling"])
     version = re.match(r"(\d+)\.(\d+)", str(log.meta.get("vllm_version", "")))
-    default = version is None or (int(version[1]), int(version[2])) >= (0, 14)
+    default = usual and (version is None or (int(version[1]), int(version[2])) >= (0, 14))
     assumed.append(f"async_scheduling={default} (default of the version)")
     return default
 

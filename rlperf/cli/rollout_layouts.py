@@ -52,12 +52,13 @@ class EngineLayout:
         )
 
     @cached_property
-    def engine(self) -> tuple[EngineStepCost, EngineLimits]:
-        """Cost of an engine_step and limits of one replica, by the shipped calibrations."""
+    def engine(self) -> tuple[EngineStepCost, EngineLimits, EngineOptions]:
+        """Cost of an engine_step, limits of one replica and how it schedules, by the shipped calibrations."""
         arch, hardware = load_architecture(self.architecture), load_hardware(self.device)
         engine, layout = load_engine_calibration(ENGINE), Layout.of(tensor_parallel=self.tensor_parallel)
         limits = engine_limits(arch, hardware, engine, layout)
-        return engine_step_cost(arch, hardware, engine, layout), replace(limits, max_running=self.max_running)
+        limits = replace(limits, max_running=self.max_running)
+        return engine_step_cost(arch, hardware, engine, layout), limits, EngineOptions.of(engine)
 
 
 LAYOUTS = (
@@ -91,14 +92,13 @@ class CensusRollouts:
         counted: dict[tuple[int, EngineLimits, int | None], list[StepCensus]] = {}
         seconds = np.empty(len(self.layouts))
         for at, layout in enumerate(self.layouts):
-            cost, limits = layout.engine
+            cost, limits, options = layout.engine
             if layout.replicas not in shares:
                 shares[layout.replicas] = split(trajectories, layout.replicas)
             parts = shares[layout.replicas]
             own = None if trajectories.single_turn else at
             key = layout.replicas, unlimited_if_roomy(parts, limits), own
             if key not in counted:
-                options = EngineOptions()
                 counted[key] = [take_census(part, key[1], cost=cost, options=options) for part in parts]
             seconds[at] = max(float(census.makespan_s(cost)) for census in counted[key])
         return seconds

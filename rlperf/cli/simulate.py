@@ -72,6 +72,7 @@ def _rollout(path: Path, routing: str, rl_step: int) -> tuple[str, Any, RolloutR
     result = simulate_rollout(
         trajectories, replicas, cost=evaluation.cost, limits=limits, devices_per_replica=pool.devices // replicas,
         routing=routing,  # type: ignore[arg-type]
+        options=evaluation.options,
     )  # fmt: skip
     return question.job.name, trajectories, result, filled
 

@@ -17,7 +17,8 @@ from rlperf.diagnose.scenario import add_rollout, samples_of
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.evaluate import Evaluation
 from rlperf.sim.rl_step import timeline as tl
-from rlperf.sim.rollout import RolloutResult, Trajectories, simulate_rollout
+from rlperf.sim.rollout import EngineOptions, RolloutResult, Trajectories, simulate_rollout
+from rlperf.sim.rollout.replica import PLAIN
 from rlperf.sim.rollout.routing import Routing
 
 _TRAINING = (
@@ -35,7 +36,7 @@ class PredictedSteps:
     Attributes
     ----------
     trajectories, results : the rollout of each rl_step
-    cost, limits, routing : with which it was simulated
+    cost, limits, routing, options : with which it was simulated
     before : activities and seconds between rollout and training, in order [s] ``[rl_steps]`` each
     training : activities of the trainer and their seconds, in order [s] ``[rl_steps]`` each
     weight_sync_s, fixed_s : [s] ``[rl_steps]``
@@ -56,6 +57,7 @@ class PredictedSteps:
     steady_s: float
     devices: int
     routing: Routing = "round_robin"
+    options: EngineOptions = PLAIN
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> PredictedSteps:
@@ -83,6 +85,7 @@ class PredictedSteps:
             mode=evaluation.configuration.mode,
             steady_s=float(evaluation.rollout.steady_s[0]),
             devices=evaluation.configuration.devices,
+            options=evaluation.options,
         )  # fmt: skip
 
     def graph(self) -> g.PerformanceGraph:
@@ -187,7 +190,7 @@ def _again(
     results = tuple(
         simulate_rollout(
             one, len(old.timelines), cost=steps.cost, limits=bound, devices_per_replica=int(old.devices[0]),
-            routing=route,
+            routing=route, options=steps.options,
         )
         for one, old in zip(served, steps.results, strict=True)
     )  # fmt: skip

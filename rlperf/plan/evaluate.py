@@ -36,6 +36,8 @@ from rlperf.sim.rl_step.overheads import (
     scoring_in_framework_s,
     training_in_framework_s,
 )
+from rlperf.sim.rollout.options import EngineOptions
+from rlperf.sim.rollout.replica import PLAIN
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
 from rlperf.sim.rollout.tail import GroupSource, PartialRollouts, Serve
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -58,6 +60,7 @@ class Evaluation:
     training : breakdown of the optimizer updates of the first replicate
     scoring : breakdown of one scoring pass of the first replicate
     cost, memory : the engine's cost table, and its memory per device ``[1]``
+    options : how the engine schedules
     """
 
     configuration: Configuration
@@ -71,6 +74,7 @@ class Evaluation:
     microbatches: Microbatches
     cost: EngineStepCost
     memory: ReplicaMemory
+    options: EngineOptions = PLAIN
 
     @property
     def step_s(self) -> float:
@@ -99,7 +103,7 @@ class Judge:
         )
         return Evaluation(
             configuration, demand, seconds, results, rollout, trainer, training, scoring, batches,
-            rollout.costs[0], memory,
+            rollout.costs[0], memory, EngineOptions.of(self.context.engine),
         )  # fmt: skip
 
     def _rollout(
@@ -113,13 +117,15 @@ class Judge:
         memory = replica_memory(self.context, self.task.architecture, spec, layout, fraction, running)
         limits = engine_limits(spec, float(memory.kv_tokens[0]), int(running[0]))
         replicas = pool.layout.data_parallel
+        options = EngineOptions.of(self.context.engine)
         results, layout_key = [], tuple(pool.layout.model_dump().items())
         makespans = []
 
         def serve(trajectories: Trajectories) -> RolloutResult:
             return simulate_rollout(
-                trajectories, replicas, cost=cost, limits=limits, devices_per_replica=pool.devices // replicas
-            )
+                trajectories, replicas, cost=cost, limits=limits, devices_per_replica=pool.devices // replicas,
+                options=options,
+            )  # fmt: skip
 
         for index, table in enumerate(demand.tables):
             key = (id(demand), index, layout_key, limits, cost.host_s, cost.host_per_request_s)

@@ -329,6 +329,9 @@ class EngineCalibration(_Frozen):
     max_running: PositiveInt = 256
     block_tokens: PositiveInt = 16
     prefix_caching: bool = True
+    async_scheduling: bool = Field(
+        False, description="an engine_step is scheduled while the one before it runs: changes are seen one step later"
+    )
     reserves_output: bool = Field(False, description="admits a request only when its longest output fits as well")
     memory_fraction: float = Field(0.9, gt=0, le=1)
     overhead: EngineOverhead

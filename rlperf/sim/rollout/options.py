@@ -9,6 +9,7 @@ import numpy as np
 
 from rlperf.errors import SpecError
 from rlperf.layout import IntArray
+from rlperf.specs.calibration import EngineCalibration
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.tool_concurrency is not None and self.tool_concurrency < 1:
             raise SpecError("tool_concurrency must be at least 1")
+
+    @classmethod
+    def of(cls, engine: EngineCalibration) -> EngineOptions:
+        """As an engine's profile has it."""
+        return cls(async_scheduling=engine.async_scheduling)
 
     @property
     def tokens_in_flight(self) -> int:

@@ -10,6 +10,7 @@ from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.plan import planner, predict, size
+from rlperf.plan.compare import job_of_plan
 from rlperf.plan.context import Context, anchored, engine_named, resolve
 from rlperf.plan.decisions import Report
 from rlperf.plan.evaluate import Evaluation
@@ -41,15 +42,24 @@ class Question:
 
 
 def load_job(job: Job | Path | str) -> Job:
-    """A job from its file, with absolute paths; an object passes as it is."""
+    """A job from its file, with absolute paths, or the job that a plan.yaml answers; an object passes as it is."""
     if isinstance(job, Job):
         return job
-    return anchored(validate(read_document(job), Job), Path(job).resolve().parent)
+    document = read_document(job)
+    plan = plan_in(document)
+    return plan.job if plan else anchored(validate(document, Job), Path(job).resolve().parent)
+
+
+def plan_in(document: Document) -> Plan | None:
+    """The plan that a document holds, where it holds one."""
+    holds = isinstance(document.data, dict) and {"job", "plan"} <= set(document.data)
+    return validate(document, Plan) if holds else None
 
 
 def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
     """Resolve a job (an object, or the path of its file); every wrong name is reported at once, with its line.
 
+    A plan.yaml asks for what it decided: the job with the pools of its first phase pinned.
     ``folder``: where relative paths of a job object start.
 
     Raises
@@ -60,6 +70,8 @@ def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
     if not isinstance(job, Job):
         path = Path(job)
         document, folder = read_document(path), path.resolve().parent
+        if plan := plan_in(document):
+            return ask(job_of_plan(plan), folder=folder)
         job = anchored(validate(document, Job), folder)
     problems: list[Problem] = []
     facts, context = None, None
@@ -99,13 +111,14 @@ def facts_of(job: Job) -> FrameworkFacts:
 
 
 def plan_job(job: Job | Path | str, *, report: Report | None = None) -> Plan:
-    """The best plan for a job (an object, or the path of its file).
+    """The best plan for a job (an object, or the path of its file; of a plan.yaml, its job is planned again).
 
     Raises
     ------
     SpecError, InfeasibleError, SolverError : see `rlperf.errors`
     """
-    question = ask(job)
+    again = not isinstance(job, Job) and plan_in(read_document(job))
+    question = ask(again.job if again else job)
     return planner.plan_job(question.context, facts=question.facts, report=report)
 
 
@@ -126,11 +139,10 @@ def judge(asked: Job | Plan | Path | str, *, phase: int = 1) -> tuple[Job, Evalu
     InfeasibleError : the pinned degrees cannot be laid out at all
     """
     folder = None if isinstance(asked, Job | Plan) else Path(asked).resolve().parent
-    plan = asked if isinstance(asked, Plan) else None
-    if folder is not None:
-        document = read_document(str(asked))
-        if isinstance(document.data, dict) and {"job", "plan"} <= set(document.data):
-            plan = validate(document, Plan)
+    if isinstance(asked, Plan | Job):
+        plan = asked if isinstance(asked, Plan) else None
+    else:
+        plan = plan_in(read_document(asked))
     if plan is None:
         assert not isinstance(asked, Plan)
         question = ask(asked)

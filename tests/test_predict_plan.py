@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 import rlperf
-from rlperf.api import ask, judge
+from rlperf.api import ask, judge, load_job
 from rlperf.cli.main import app
 from rlperf.cli.schema import schema_of
 from rlperf.errors import InfeasibleError, SpecError
@@ -56,8 +56,19 @@ def test_a_framework_brings_its_own_engine_and_its_modes(tmp_path: Path) -> None
     plan = rlperf.plan_job(written(tmp_path, framework="slime"))
     assert (plan.job.engine, plan.plan[0].pool("rollout").settings.backend) == ("sglang", "sglang")
     question = ask(written(tmp_path, modes=["colocated", "disaggregated"]))
-    assert {split.mode for split in splits(question.context)} == {"colocated", "disaggregated"}
-    assert {split.mode for split in splits(*question.pair)} == {"colocated"}
+    assert {split.mode for split in splits(question.context)} == {"colocated"}
+
+
+def test_a_plan_file_stands_for_its_job_everywhere(tmp_path: Path) -> None:
+    plan = rlperf.plan_job(written(tmp_path))
+    file = tmp_path / "plan.yaml"
+    file.write_text(plan_yaml(plan))
+    assert load_job(file) == plan.job
+    assert rlperf.plan_job(file).plan[0].pools == plan.plan[0].pools
+    pinned = ask(file).job.pool("trainer")
+    assert pinned.layout.tensor_parallel == (plan.plan[0].pool("trainer").layout.tensor_parallel,)
+    sized = CliRunner().invoke(app, ["size", str(file), "--target", "step<=1h", "--json"])
+    assert json.loads(sized.stdout)["best"]["nodes"] >= 1
 
 
 def test_operators_add_up_to_the_stages_that_they_explain(tmp_path: Path) -> None:

@@ -43,16 +43,12 @@ def compare(
 def _question(path: Path, cluster: str | None, workload: str | None) -> Question:
     """A job file, a plan, or a framework's configuration as a resolved job."""
     from rlperf.api import ask
-    from rlperf.plan.compare import job_of_plan
-    from rlperf.plan.plan import Plan
-    from rlperf.specs.reader import read_document, validate
+    from rlperf.specs.reader import read_document
 
     if path.suffix in (".yaml", ".yml", ".json"):
         document = read_document(path)
         keys = set(document.data) if isinstance(document.data, dict) else set()
-        if {"job", "plan"} <= keys:
-            return ask(job_of_plan(validate(document, Plan)))
-        if {"architecture", "tasks"} & keys:
+        if {"job", "plan"} <= keys or {"architecture", "tasks"} & keys:
             return ask(path)
     from rlperf.frameworks.imports import import_config, job_of
 

@@ -135,11 +135,14 @@ def job_of_plan(plan: Plan, phase: Phase | None = None) -> Job:
     chosen = phase or plan.plan[0]
     task = next(task for task in plan.job.tasks if task.name == chosen.tasks[0])
     pinned = {name: (value,) for name, value in chosen.settings.model_dump().items() if name != "max_prompt_tokens"}
+    asked = {pool.role: plan.job.pool(pool.role) for pool in chosen.pools}
     pools = tuple(
         PoolSpec.model_validate(
             {
                 "role": pool.role,
                 "devices": pool.devices,
+                "cluster": asked[pool.role].cluster,
+                "nodes": asked[pool.role].nodes,
                 "layout": pool.layout.model_dump(),
                 "settings": pool.settings.model_dump(exclude_none=True),
             }

@@ -92,16 +92,11 @@ def usage_of(context: Context, configuration: Configuration) -> Usage:
     return Split(configuration.mode, rollout, trainer).usage(context)
 
 
-def splits(context: Context, facts: FrameworkFacts | None = None) -> list[Split]:
-    """Modes with device counts: what the user pins or opens, else all devices, or eighths of them between two pools.
-
-    Modes that the framework does not run are left out.
-    """
+def splits(context: Context) -> list[Split]:
+    """Modes with device counts: what the user pins or opens, else all devices, or eighths of them between two pools."""
     job, total = context.job, context.cluster.devices
     found = []
     for mode in job.modes:
-        if facts is not None and mode not in facts.modes:
-            continue
         rollout, trainer = job.pool("rollout").devices, job.pool("trainer").devices
         if mode == "colocated":
             counts = sorted(set(rollout or trainer or _counts(context)) & set(trainer or rollout or _counts(context)))
@@ -186,7 +181,7 @@ def screen(
             _count(rejected, {REASONS[Reject.LIMIT]: 1})
             misses.append(miss)
             continue
-        for split in splits(context, facts):
+        for split in splits(context):
             found, seen, why, near = _screen_split(columns, index, demand, split, facts, prune, lenient)
             looked += seen
             _count(rejected, why)

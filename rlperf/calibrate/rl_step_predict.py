@@ -139,7 +139,8 @@ def setups(row: StepRow, framework: FrameworkCalibration) -> tuple[RolloutSetup,
     shape = SyncShape(
         trainer_devices=row.trainer_devices,
         rollout_devices=row.rollout_devices,
-        trainer_shards=row.trainer_devices if sharded else int(layout.replica_devices),
+        # context-parallel ranks hold the same weights
+        trainer_shards=row.trainer_devices if sharded else int(layout.tensor_parallel * layout.pipeline_parallel),
         rollout_shards=per_replica,
         devices_per_node=row.hardware.cluster.devices_per_node,
         nested=0,

@@ -66,7 +66,11 @@ class TrainerOverheads(_Frozen):
     Attributes
     ----------
     update : per optimizer update: data to the ranks, statistics, learning-rate schedule, metrics back
-    scoring_pass : per log-probability pass: mode switch, reference weights in and out, results back
+    update_tensor : per tensor of the policy and optimizer update, where the optimizer loops over tensors (foreach off)
+    scoring_pass : per log-probability pass: mode switch, results back
+    reference_bytes : bytes per parameter of the weights of a device that change places with the reference policy's,
+        which wait in host memory; 0 where the reference is a model of its own
+    reference_rate : bytes per second and device of these copies; None = free
     moe_layer : per MoE layer, microbatch and forward; a backward costs two more (synchronisations, launches)
     stretch : seconds of long phases over the backend's short steady ones: sustained clocks, varying shapes [1]
     balance : over what token loads of the data-parallel ranks are evened out: every optimizer ``update``, or the whole
@@ -76,7 +80,10 @@ class TrainerOverheads(_Frozen):
     """
 
     update: Overhead
+    update_tensor: Overhead | None = None
     scoring_pass: Overhead
+    reference_bytes: NonNegativeFloat = 0.0
+    reference_rate: Rate | None = None
     moe_layer: Overhead
     stretch: PositiveFloat = 1.0
     balance: Literal["update", "batch"] = "update"
@@ -181,8 +188,9 @@ class FrameworkCalibration(_Frozen):
             value = getattr(self, name)
             if isinstance(value, Overhead | Rate) and value.provenance.assumed:
                 names.append(name)
-        for name in ("update", "scoring_pass", "moe_layer"):
-            if getattr(self.training, name).provenance.assumed:
+        for name in ("update", "update_tensor", "scoring_pass", "reference_rate", "moe_layer"):
+            value = getattr(self.training, name)
+            if value is not None and value.provenance.assumed:
                 names.append(f"training.{name}")
         names += [f"weight_sync.{fit.transport}" for fit in self.weight_sync if fit.provenance.assumed]
         return tuple(names)

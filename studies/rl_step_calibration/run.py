@@ -41,8 +41,10 @@ FREE = {
         "engine_host", "step", "training.update", "training.scoring_pass", "training.moe_layer",
         "weight_sync.fixed", "weight_sync.per_tensor",
     ),
-    "nemo_rl_dtensor": ("step", "training.update", "training.scoring_pass", "weight_sync.fixed"),
+    "nemo_rl_dtensor": ("step", "training.update_tensor", "training.scoring_pass", "weight_sync.fixed"),
 }  # fmt: skip
+# One configuration of the DTensor backend cannot tell these apart: the engine is the same, and so is the framework.
+SHARED = ("engine_host", "training.update", "training.moe_layer", "weight_sync.per_tensor")
 
 
 def measured_rows() -> dict[str, StepRow]:
@@ -86,15 +88,15 @@ def write(framework: FrameworkCalibration) -> None:
     """Replace the fitted numbers in the shipped file; comments and provenance stay."""
     path = ROOT / "hwprofiles" / "calibrations" / "frameworks" / f"{framework.id}.yaml"
     text = path.read_text()
-    for name in FREE[framework.id]:
+    for name in dict.fromkeys((*FREE[framework.id], *SHARED)):
         owner, _, field = name.rpartition(".")
         value = float(f"{constant(framework, name):.3g}")
         if owner == "weight_sync":
             text = re.sub(
-                rf"(transport: colocated.*?\n    {field}: )\S+ s", rf"\g<1>{value} s", text, count=1, flags=re.S
+                rf"(transport: colocated.*?\n    {field}: )\S+ m?s", rf"\g<1>{value} s", text, count=1, flags=re.S
             )
         else:
-            text = re.sub(rf"(\n *{field}: {{value: )\S+ s", rf"\g<1>{value} s", text, count=1)
+            text = re.sub(rf"(\n *{field}: {{value: )\S+ m?s", rf"\g<1>{value} s", text, count=1)
     path.write_text(text)
 
 
@@ -104,13 +106,11 @@ def main(arguments: Sequence[str]) -> None:
         "nemo_rl_megatron": [[rows[name] for name in names] for names in MEGATRON],
         "nemo_rl_dtensor": [[rows[name] for name in names] for names in DTENSOR],
     }
-    host = None
+    shared: dict[str, float] = {}
     for name, groups in sets.items():
         shipped = load_framework_calibration(name)
-        if host is not None:
-            shipped = with_constants(shipped, {"engine_host": host[0], "training.moe_layer": host[1]})
-        found = fit(shipped, groups)
-        host = host or (constant(found, "engine_host"), constant(found, "training.moe_layer"))
+        found = fit(with_constants(shipped, shared), groups)
+        shared = shared or {item: constant(found, item) for item in SHARED}
         print(name)
         for item in FREE[name]:
             print(f"  {item:24s} fitted {constant(found, item):.4g}   shipped {constant(shipped, item):.4g}")

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.engine_step import EngineStepCost
+from rlperf.cost.memory_parameters import stage_parameters
+from rlperf.cost.weight_sync import checkpoint_tensors
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.rl_calibration import FrameworkCalibration
@@ -32,14 +34,17 @@ def training_in_framework_s(
 ) -> FloatArray:
     r"""One optimizer update in this framework [s]; arrays broadcast over layouts.
 
-    .. math:: \sigma t + c_u + (m + p - 1)\, \ell_{moe} / p\, (3 + f)\, h
+    .. math:: \sigma t + c_u + n\, c_n + (m + p - 1)\, \ell_{moe} / p\, (3 + f)\, h
 
     t ``backend_s``, seconds of `training_update` (its ``skew`` from `routing_skew`); sigma the framework's stretch,
-    c_u its seconds per update; m microbatches, p stages, l_moe MoE layers, f = 1 under full recompute, h the
-    framework's seconds per MoE layer and forward.
+    c_u its seconds per update, c_n those per tensor of the policy's n where its optimizer takes them one by one;
+    m microbatches, p stages, l_moe MoE layers, f = 1 under full recompute, h the framework's seconds per MoE layer and
+    forward. A stage's optimizer has n / p tensors.
     """
     full = (layout.activation_recompute == RECOMPUTE.index("full")).astype(np.float64)
     own = framework.training.update.value + (3.0 + full) * _moe_s(framework, architecture, layout, batch)
+    if framework.training.update_tensor is not None:
+        own = own + framework.training.update_tensor.value * checkpoint_tensors(architecture) / layout.pipeline_parallel
     return np.asarray(framework.training.stretch * np.asarray(backend_s, np.float64) + own, np.float64)
 
 
@@ -49,10 +54,40 @@ def scoring_in_framework_s(
     layout: Layout,
     batch: Microbatches,
     backend_s: npt.ArrayLike,
+    *,
+    reference: npt.ArrayLike = 0.5,
 ) -> FloatArray:
-    """One scoring pass in this framework [s]: as `training_in_framework_s`, forward only."""
+    """One scoring pass in this framework [s]: as `training_in_framework_s`, forward only.
+
+    ``reference`` is the share of the passes that score the reference policy [1]; half of them where the old policy is
+    scored too. Those also pay `reference_swap_s`.
+    """
     own = framework.training.scoring_pass.value + _moe_s(framework, architecture, layout, batch)
+    own = own + np.asarray(reference, np.float64) * reference_swap_s(framework, architecture, layout)
     return np.asarray(framework.training.stretch * np.asarray(backend_s, np.float64) + own, np.float64)
+
+
+def reference_swap_s(framework: FrameworkCalibration, architecture: Architecture, layout: Layout) -> FloatArray:
+    r"""Seconds in which the reference policy's weights take the place of the policy's and give it back.
+
+    .. math:: t = 3\, b\, n_{dev} / r
+
+    n_dev parameters that a device of the fullest stage holds (its ZeRO-3 shard), b bytes each, r the rate per device
+    between host and device [bytes/s]; three copies: the policy out, the reference in, the policy in again. The
+    reference's own copy in host memory is never written.
+    """
+    training = framework.training
+    if training.reference_rate is None or not training.reference_bytes:
+        return np.zeros(())
+    stage = stage_parameters(architecture, layout)
+    both = np.where(
+        layout.pipeline_parallel == 1, stage.embedding + stage.head, np.maximum(stage.embedding, stage.head)
+    )
+    sharded = layout.zero_stage >= 3
+    dense = (stage.layers * stage.layer_dense + both) / np.where(sharded, layout.shards, 1)
+    expert_shards = np.minimum(layout.expert_data_parallel, layout.shards)
+    routed = stage.layers * stage.layer_routed / np.where(sharded, expert_shards, 1)
+    return np.asarray(3.0 * training.reference_bytes * (dense + routed) / training.reference_rate.value, np.float64)
 
 
 def routing_skew(framework: FrameworkCalibration, layout: Layout) -> FloatArray:

@@ -152,7 +152,9 @@ def scoring_s(framework: FrameworkCalibration, setup: TrainerSetup, lengths: npt
         dtype=setup.dtype,
         skew=float(routing_skew(framework, setup.layout)),
     )
-    own = scoring_in_framework_s(framework, setup.architecture, setup.layout, batch, cost.total_s)
+    # of several passes one scores the reference policy
+    reference = 1.0 / setup.scoring_passes if setup.scoring_passes > 1 else 0.0
+    own = scoring_in_framework_s(framework, setup.architecture, setup.layout, batch, cost.total_s, reference=reference)
     return setup.scoring_passes * float(own)
 
 

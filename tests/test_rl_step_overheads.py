@@ -1,0 +1,68 @@
+"""What a framework adds around its trainer: the swap with the reference, an optimizer that takes tensors singly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.weight_sync import checkpoint_tensors
+from rlperf.layout import Layout
+from rlperf.sim.rl_step.overheads import reference_swap_s, scoring_in_framework_s, training_in_framework_s
+from rlperf.specs.profiles import load_architecture
+from rlperf.specs.rl_calibration import load_framework_calibration
+
+MEGATRON, DTENSOR = load_framework_calibration("nemo_rl_megatron"), load_framework_calibration("nemo_rl_dtensor")
+DENSE, EXPERTS = load_architecture("Llama-3.1-8B"), load_architecture("Qwen3-30B-A3B")
+BATCH = Microbatches.of(4096.0, 4096.0**2, 4096.0, 4.0)
+
+
+def test_three_copies_of_what_a_device_holds() -> None:
+    rate = MEGATRON.training.reference_rate
+    assert rate is not None
+    whole = float(reference_swap_s(MEGATRON, DENSE, Layout.of(data_parallel=8, zero_stage=1)))
+    assert whole == pytest.approx(3.0 * 2.0 * DENSE.parameters / rate.value, rel=1e-3)
+    shard = float(reference_swap_s(DTENSOR, DENSE, Layout.of(data_parallel=8, zero_stage=3)))
+    assert shard == pytest.approx(whole * 2.0 / 8.0, rel=1e-3)  # an eighth, in fp32
+
+
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 8]))
+@settings(max_examples=30, deadline=None)
+def test_every_degree_that_splits_weights_shortens_the_swap(tensor: int, pipeline: int, expert: int) -> None:
+    def swap(t: int, p: int, e: int) -> float:
+        layout = Layout.of(tensor_parallel=t, pipeline_parallel=p, expert_parallel=e, data_parallel=8, zero_stage=1)
+        return float(reference_swap_s(MEGATRON, EXPERTS, layout))
+
+    here = swap(tensor, pipeline, expert)
+    assert here > swap(2 * tensor, pipeline, expert)
+    assert here > swap(tensor, 2 * pipeline, expert)
+    assert here > swap(tensor, pipeline, 2 * expert)
+
+
+def test_only_passes_of_the_reference_pay_and_a_model_of_its_own_is_free() -> None:
+    layout = Layout.of(data_parallel=np.array([8, 8]), zero_stage=1)
+    none, half, whole = (
+        scoring_in_framework_s(MEGATRON, DENSE, layout, BATCH, 1.0, reference=share) for share in (0.0, 0.5, 1.0)
+    )
+    assert whole - half == pytest.approx(half - none)
+    assert whole - none == pytest.approx(reference_swap_s(MEGATRON, DENSE, layout))
+    verl = load_framework_calibration("verl_megatron")
+    assert not np.any(reference_swap_s(verl, DENSE, layout))
+
+
+def test_an_optimizer_without_foreach_grows_with_the_tensors() -> None:
+    layout = Layout.of(data_parallel=8, zero_stage=3)
+    large = load_architecture("Llama-3.1-70B")
+    more = [
+        float(
+            training_in_framework_s(f, large, layout, BATCH, 1.0)
+            - training_in_framework_s(f, DENSE, layout, BATCH, 1.0)
+        )
+        for f in (DTENSOR, MEGATRON)
+    ]
+    each = DTENSOR.training.update_tensor
+    assert each is not None
+    assert more[0] == pytest.approx(each.value * (checkpoint_tensors(large) - checkpoint_tensors(DENSE)))
+    assert more[1] == pytest.approx(0.0, abs=1e-9)

@@ -104,6 +104,22 @@ def test_attention_decode_and_expert_constants_are_recovered(tmp_path: Path) -> 
     assert "taken over from h100_sxm: gemm" in calibration.notes
 
 
+def test_group_limited_routing_touches_half_of_the_experts(tmp_path: Path) -> None:
+    moe = OWN.moe[0]
+    rows: list[list[object]] = []
+    for n in (1, 16, 64, 256, 1024, 4096):
+        for h, w, e, share in ((7168, 2048, 256, 0.5), (4096, 1536, 128, 1.0)):
+            for ep, tp in ((1, 1), (1, 4), (8, 1)):
+                seconds = grouped_with(H100, moe, n, h, w, e, 8, ep, tp, touched_share=share, balanced=True)
+                us = float(seconds) * (1e6 if ep == 1 or e == 128 else 9e6)
+                rows.append(["h100_sxm", "vllm-1", "vllm_x_triton", "bfloat16", n, h, w, 8, e, tp, ep, "balanced", us])
+    shape = ["num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"]
+    file = write(tmp_path / "moe.csv", ["gpu", "src", "kernel", "dtype", *shape, "distribution", "latency_us"], rows)
+    _, fits = fit_device([file], "h100_sxm", check=False)
+    assert len(fits[0].series.measured_s) == 30  # over several devices the shares are unknown
+    assert fits[0].fitted.predicted == pytest.approx(fits[0].series.measured_s, rel=0.05)
+
+
 def test_collectives_and_dispatch(tmp_path: Path) -> None:
     point = OWN.collectives[0].points[-1]
     x = np.array([2.0**p for p in range(10, 29, 2)])

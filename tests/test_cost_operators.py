@@ -19,7 +19,7 @@ from rlperf.cost.attention import (
     visible_pairs,
 )
 from rlperf.cost.dtypes import cache_bytes, dtype_of
-from rlperf.cost.moe import grouped_gemm_s, moe_fit, power_law_skew, touched_experts
+from rlperf.cost.moe import grouped_gemm_s, grouped_with, moe_fit, power_law_skew, touched_experts
 from rlperf.cost.roofline import gemm_fit, gemm_s, peak_flop_per_s, sheet_flop_per_s, small_op_s, stream_s
 from rlperf.cost.vision import language_tokens, patches_of, vision_prefill_s
 from rlperf.specs.hardware import Hardware, load_hardware
@@ -182,6 +182,16 @@ def test_experts_split_over_devices_and_skew() -> None:
     assert moe_fit(H100, "bf16", ("fp8:vllm_triton",))[0].kernel != "vllm_triton"
 
 
+def test_every_device_handles_all_tokens_whatever_its_share_of_the_experts() -> None:
+    fit, _ = moe_fit(H100, "bf16")
+    bare = fit.model_copy(update={"token_bytes": 0.0})
+    for parallel in (1, 8, 64):
+        seconds = [float(grouped_with(H100.device, one, 4096, 4096, 1536, 128, 8, parallel)) for one in (fit, bare)]
+        extra = 4096 * 4096 * fit.token_bytes / H100.device.memory_bandwidth
+        assert seconds[0] - seconds[1] == pytest.approx(extra, rel=1e-6)
+    assert fit.token_bytes > 1.0
+
+
 def test_collectives_of_one_device_are_free() -> None:
     for collective in (
         collectives.all_reduce_s,
@@ -236,6 +246,14 @@ def test_vision_tower_by_hand() -> None:
     assert flop / 989.4e12 < seconds < 12.0 * flop / 989.4e12
     assert float(vision_prefill_s(H100, vision, 1, patches, 4)) < seconds
     assert float(vision_prefill_s(H100, vision, 4, patches)) > 2.0 * seconds
+
+
+def test_text_alone_costs_no_vision() -> None:
+    vision = load_architecture("Qwen2.5-VL-7B").vision
+    assert vision is not None
+    seconds = vision_prefill_s(H100, vision, np.array([0.0, 1.0, 0.0, 1.0]), np.array([1024.0, 0.0, 0.0, 1024.0]))
+    assert seconds[:3].tolist() == [0.0, 0.0, 0.0]
+    assert seconds[3] == float(vision_prefill_s(H100, vision, 1, 1024)) > 0.0
 
 
 def test_borrowed_constants_are_marked_and_wider() -> None:

@@ -68,12 +68,12 @@ def grouped_with(
 
     .. math::
 
-        t = t_0 + (t_c^q + t_w^q)^{1/q} + \frac{A}{W e_a} + c_p\,n + c_e\,E_t,\quad
+        t = t_0 + (t_c^q + t_w^q)^{1/q} + \frac{A}{W e_a} + \frac{N H c_n}{W} + c_p\,n + c_e\,E_t,\quad
         t_c = \frac{6 n H w}{P e_c},\quad t_w = \frac{3 E_t H w\,b_w}{W e_m},\quad A = 2n(2H + 5w)
 
     Parameters
     ----------
-    tokens : tokens of the whole expert-parallel group [tokens]; n = tokens x active / expert_parallel x skew
+    tokens : N, tokens of the whole expert-parallel group [tokens]; n = N x active / expert_parallel x skew
     hidden, expert_hidden : H, and width w of one expert over expert_tensor_parallel [1]
     experts, active : number of experts, and of those a token uses [1]
     expert_parallel, expert_tensor_parallel : devices that share the experts; that share each expert [1]
@@ -83,6 +83,8 @@ def grouped_with(
 
     Notes
     -----
+    c_n is the traffic of every token on every device, whatever its share of the experts: activations are quantised
+    and permuted before, and results combined after, for all N tokens [bytes per token and unit of H].
     t_w counts the weights of *touched* local experts E_t only: E/ep (1 - (1 - 1/E)^{pairs}). 6 and 3, 5 become 4 and
     2, 3 without a gate.
     """
@@ -100,6 +102,7 @@ def grouped_with(
     weight_s = local * matrices * h * width * kind.weight_bytes / (bandwidth * fit.memory)
     moved = pairs * (2.0 * h + (2.0 * matrices - 1.0) * width) * 2.0
     seconds = fit.fixed + joined(compute_s, weight_s, fit.exponent) + moved / (bandwidth * fit.activation_memory)
+    seconds = seconds + n * h * fit.token_bytes / bandwidth
     return np.where(n > 0, seconds + pairs * fit.per_pair + local * fit.per_expert, 0.0)
 
 

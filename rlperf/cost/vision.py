@@ -58,7 +58,7 @@ def vision_prefill_s(
     attention = full * whole
     if vision.window and full < vision.layers:
         side = max(vision.window // (vision.patch_size * vision.spatial_merge), 1) * vision.spatial_merge
-        block = np.minimum(float(side * side), each)
+        block = np.maximum(np.minimum(float(side * side), each), 1.0)  # of an image without patches: none
         blocks = prefill_attention_s(
             hw, n_images * np.ceil(each / block), block, block, heads, heads, head_dim, causal=False
         )

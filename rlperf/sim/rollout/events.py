@@ -324,16 +324,23 @@ class EventEngine:
     # -- decode ------------------------------------------------------------------------------------------------------
 
     def _decode_run(self, held: int, once: bool) -> None:
-        """Decode-only engine_steps, completion after completion, until somebody may enter or must go."""
-        while self._decode_to_event(held, once):
-            if self.arrivals or self.leaving or self.more_to_come or not self.running:
-                return
-            held = self._held()
-            if held > self.cache.total or self._may_enter(held):
-                return
-            if not self.waiting and self.batch.size <= self.drain_try:
+        """Decode-only engine_steps, event after event, until somebody may enter."""
+        total = self.cache.total
+        while True:
+            self._decode_to_event(held, once)
+            if self.arrivals or self.leaving or self.more_to_come or self.partial is not None or not self.running:
                 return
             once = False
+            held = self._held()
+            if held > total:
+                if not self.chunked:
+                    return
+                held, once = self._preempt(held)
+            elif self.waiting:
+                if self._may_enter(held):
+                    return
+            elif self.batch.size <= self.drain_try:
+                return
 
     def _may_enter(self, held: int) -> bool:
         """Whether there is a place and room for the queue's first."""
@@ -342,8 +349,8 @@ class EventEngine:
         i = self.waiting[0]
         return held + self.cache.blocks_to_admit(i, self.known[i]) + self.cache.reserve <= self.cache.total
 
-    def _decode_to_event(self, held: int, once: bool) -> bool:
-        """Decode-only engine_steps up to a completion (then True), a full cache, or an arrival that fits."""
+    def _decode_to_event(self, held: int, once: bool) -> None:
+        """Decode-only engine_steps up to a completion, a full cache, or an arrival that fits."""
         batch = self.batch
         count = 1 if once or (self.leaving and self.waiting) else batch.steps_to_completion()
         if self.finite and count > 1:
@@ -370,7 +377,6 @@ class EventEngine:
         done = batch.completed()
         if done:
             self._finish(done)
-        return bool(done)
 
     def _steps_to_arrival(self, delay_s: float, most: int, fixed: float, per_key: float) -> int:
         """Smallest number of engine_steps, at most ``most``, after which the arrival is known."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rlperf.cost.batching import (
     Microbatches,
     balanced_partitions,
+    bins_needed,
     pack_by_budget,
     partition_imbalance,
     split_in_order,
@@ -60,6 +61,18 @@ def test_partitions_equal_the_plain_algorithm(lengths: list[int], parts: int) ->
     """Ties included: members, sets and their order are the same."""
     values = [float(v) for v in lengths]
     assert [g.tolist() for g in balanced_partitions(np.array(values), parts)] == by_objects(values, parts)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 4096), min_size=1, max_size=60), st.integers(4096, 16384))
+def test_numbers_of_packed_microbatches_are_means_over_the_bins(lengths: list[int], budget: int) -> None:
+    values = np.array(lengths, dtype=np.float64)
+    bins = pack_by_budget(values, float(budget))
+    assert len(bins) == bins_needed(values, float(budget))
+    made = Microbatches.from_lengths(Layout.of(), values, token_budget=float(budget))
+    assert float(made.count) == len(bins)
+    assert float(made.tokens) == pytest.approx(np.mean([values[b].sum() for b in bins]))
+    assert float(made.sum_squares) == pytest.approx(np.mean([(values[b] ** 2).sum() for b in bins]))
 
 
 def test_equal_sizes_on_demand() -> None:

@@ -145,6 +145,10 @@ def _replica_numbers(
     lengths: FloatArray, microbatch: int, token_budget: float | None, packing: bool, longest: float
 ) -> tuple[float, float, float, float]:
     """Tokens, sum of squares, longest and count of one replica's microbatches (means over them)."""
+    if token_budget is not None and packing:
+        # means over bins do not ask who is in which: the number of bins is enough
+        count = float(bins_needed(lengths, max(token_budget, longest)))
+        return float(lengths.sum()) / count, float((lengths**2).sum()) / count, float(lengths.max()), count
     if token_budget is not None:
         bins = pack_by_budget(lengths, max(token_budget, longest))
     else:
@@ -173,15 +177,22 @@ def pack_by_budget(lengths: FloatArray, token_budget: float) -> list[IntArray]:
     >>> [len(part) for part in pack_by_budget(np.array([6.0, 5.0, 4.0, 3.0]), 9.0)]
     [2, 2]
     """
-    free: list[float] = []
-    for length in np.sort(lengths)[::-1]:
-        for index, room in enumerate(free):
-            if length <= room:
-                free[index] = room - float(length)
-                break
-        else:
-            free.append(token_budget - float(length))
-    return balanced_partitions(lengths, len(free))
+    return balanced_partitions(lengths, bins_needed(lengths, token_budget))
+
+
+def bins_needed(lengths: FloatArray, token_budget: float) -> int:
+    """Bins of at most ``token_budget`` tokens that first-fit decreasing fills.
+
+    >>> bins_needed(np.array([6.0, 5.0, 4.0, 3.0]), 9.0)
+    2
+    """
+    free = np.full(len(lengths), token_budget, dtype=np.float64)
+    count = 0
+    for length in np.sort(np.asarray(lengths, dtype=np.float64))[::-1]:
+        first = int((free[: count + 1] >= length).argmax())
+        free[first] -= length
+        count = max(count, first + 1)
+    return count
 
 
 def balanced_partitions(lengths: FloatArray, parts: int, *, equal_size: bool = False) -> list[IntArray]:

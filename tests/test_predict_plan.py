@@ -17,6 +17,7 @@ from rlperf.cli.schema import schema_of
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.screen import splits
 from rlperf.report.plan_files import plan_yaml
+from rlperf.specs.job import Job
 from tests.test_plan_end_to_end import SMALL, trace
 
 
@@ -95,3 +96,21 @@ def test_what_validate_prints_follows_its_schema(tmp_path: Path) -> None:
     said = json.loads(shown.stdout)
     jsonschema.validate(said, schema_of("validate"))
     assert said["rows"] == said["predicted"] + sum(said["refused"].values()) == 2
+
+
+def test_a_broken_rule_is_named_and_not_taken_for_a_lack_of_memory(tmp_path: Path) -> None:
+    pools = [
+        {"role": "rollout", "settings": {"memory_fraction": 0.9, "chunked_prefill": False}},
+        {"role": "trainer", "settings": {"token_budget": 512, "packing": False}},
+    ]
+    task = {**SMALL["tasks"][0], "max_response_tokens": 4096}  # type: ignore[index]
+    found = rlperf.predict_job(written(tmp_path, architecture="Qwen3-8B", tasks=[task], pools=pools))
+    assert found.fits
+    assert "nothing passes every rule" in found.assumed[0]
+    assert "costed as if it were on: rollout chunked_prefill: false, trainer packing: false" in found.assumed
+
+
+def test_dapo_scores_no_reference_unless_told() -> None:
+    assert "reference" not in Job.model_validate({**SMALL, "algorithm": "dapo"}).all_roles
+    assert "reference" in Job.model_validate({**SMALL, "algorithm": "dapo", "reference": True}).all_roles
+    assert "reference" in Job.model_validate(SMALL).all_roles

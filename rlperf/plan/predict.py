@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from rlperf.cost.reject import Reject
 from rlperf.errors import InfeasibleError
 from rlperf.plan.configuration import Configuration
 from rlperf.plan.context import Context
 from rlperf.plan.evaluate import Evaluation, Judge
 from rlperf.plan.plan import Prediction
 from rlperf.plan.prediction import prediction_of
-from rlperf.plan.screen import screen
+from rlperf.plan.screen import FORGIVEN, screen
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job, Role
 
@@ -38,12 +39,19 @@ def evaluate_job(context: Context, facts: FrameworkFacts | None = None) -> tuple
     task, job = context.tasks[0], context.job
     demands = tuple(task.source.demand(batch, None, job.seed) for batch in task.batches)
     screened = screen(context, task, demands, facts, keep=1)
+    refused: tuple[str, ...] = ()
     if not screened.configurations:
-        screened = screen(context, task, demands, keep=1, lenient=True)
+        # what memory and the device allow is looked for first, so that a broken rule is not taken for a lack of memory
+        why = sorted(screened.rejected.items(), key=lambda item: -item[1])
+        refused = ("nothing passes every rule and limit: " + "; ".join(f"{count:,} {reason}" for reason, count in why),)
+        for forgiven in (FORGIVEN & ~int(Reject.MEMORY | Reject.HOST_MEMORY), FORGIVEN):
+            screened = screen(context, task, demands, keep=1, lenient=True, forgiven=forgiven)
+            if screened.configurations:
+                break
     if not screened.configurations:
         raise InfeasibleError("the pinned layout cannot be laid out", nearest_miss="; ".join(screened.misses) or None)
     evaluation = Judge(context, task).evaluate(demands[int(screened.demand[0])], screened.configurations[0])
-    return evaluation, filled_in(job, screened.configurations[0])
+    return evaluation, (*refused, *filled_in(job, screened.configurations[0]))
 
 
 def filled_in(job: Job, configuration: Configuration) -> tuple[str, ...]:

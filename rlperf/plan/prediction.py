@@ -9,7 +9,7 @@ from rlperf.cost.trainer_memory import DEVICE_PARTS
 from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.evaluate import Evaluation
 from rlperf.plan.plan import CalibrationUse, MemoryUse, Prediction, StageTimes
-from rlperf.plan.screen import usage_of
+from rlperf.plan.screen import ROLES, usage_of
 from rlperf.plan.shares import rollout_shares, trainer_shares
 from rlperf.plan.trainer_columns import TrainerBytes, peak_limit, trainer_bytes
 from rlperf.plan.uncertainty import interval
@@ -119,6 +119,16 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
     notes = list(evaluation.demand.notes)
     if framework.assumed:
         notes.append(f"{framework.id}: nobody measured {', '.join(framework.assumed)}")
+    engine, trainer = (evaluation.configuration.pool(role).settings for role in ROLES)
+    ignored = [
+        words
+        for words, value in (
+            ("rollout chunked_prefill: false", engine.chunked_prefill), ("trainer packing: false", trainer.packing),
+        )
+        if value is False
+    ]  # fmt: skip
+    if ignored:
+        notes.append(f"costed as if it were on: {', '.join(ignored)}")
     if "reference" in context.job.all_roles:
         notes.append("the reference policy is scored on the trainer's devices and waits in host memory")
     return tuple(notes)

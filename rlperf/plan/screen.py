@@ -160,6 +160,7 @@ def screen(
     prune: bool = True,
     keep: int = FINALISTS,
     lenient: bool = False,
+    forgiven: int = FORGIVEN,
 ) -> Screened:
     """All candidates of one slot by closed forms.
 
@@ -169,6 +170,7 @@ def screen(
     prune : drop dominated columns before pairing; False keeps every feasible pair (brute force, tests)
     keep : candidates kept, best first
     lenient : keep what breaks memory, a framework rule or a limit, so that it can be predicted and explained
+    forgiven : which of these a lenient screen lets pass (`Reject` flags)
     """
     parts: list[_Pairs] = []
     rejected: dict[str, int] = {}
@@ -182,7 +184,9 @@ def screen(
             misses.append(miss)
             continue
         for split in splits(context):
-            found, seen, why, near = _screen_split(columns, index, demand, split, facts, prune, lenient)
+            found, seen, why, near = _screen_split(
+                columns, index, demand, split, facts, prune, forgiven if lenient else 0
+            )
             looked += seen
             _count(rejected, why)
             misses += near
@@ -284,7 +288,7 @@ class _Columns:
 
 def _screen_split(
     columns: _Columns, index: int, demand: Demand, split: Split,
-    facts: FrameworkFacts | None, prune: bool, lenient: bool,
+    facts: FrameworkFacts | None, prune: bool, forgiven: int,
 ) -> tuple[_Pairs | None, int, dict[str, int], list[str]]:  # fmt: skip
     """Feasible pairs of one split; how many candidates were looked at, what they fell to, and near misses."""
     context, arch, batch = columns.context, columns.task.architecture, demand.batch
@@ -293,8 +297,8 @@ def _screen_split(
     backends = tuple(each.backend for each in context.trainers)
     rollout_flags = rollout.flags
     trainer_flags = trainer.flags
-    if lenient:
-        rollout_flags, trainer_flags = rollout_flags & ~FORGIVEN, trainer_flags & ~FORGIVEN
+    lenient = forgiven != 0
+    rollout_flags, trainer_flags = rollout_flags & ~forgiven, trainer_flags & ~forgiven
     why: dict[str, int] = {}
     _count(why, count_reasons(rollout_flags))
     _count(why, count_reasons(trainer_flags))
@@ -311,7 +315,7 @@ def _screen_split(
         t_alive = t_alive[_trainer_front(trainer, t_alive, split.mode)]
     r, t = (axis.ravel() for axis in np.meshgrid(r_alive, t_alive, indexing="ij"))
     flags = np.zeros(len(r), dtype=np.int64)
-    if split.mode == "colocated" and not lenient:
+    if split.mode == "colocated" and not forgiven & int(Reject.MEMORY):
         flags |= np.where(_fit_together(context, rollout, trainer, r, t), 0, int(Reject.MEMORY))
     flags |= np.where(pair_rule_mask(facts, rollout, trainer, r, t, backends, arch, batch), 0, int(Reject.FRAMEWORK))
     looked += len(r)

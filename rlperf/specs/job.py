@@ -200,7 +200,9 @@ class Job(_Frozen):
     nodes: PositiveInt | None = Field(None, description="default: as the cluster file says")
     price: UsdPerHour | None = Field(None, description="per device and hour; overrides the cluster's")
     algorithm: Algorithm = "grpo"
-    reference: bool = Field(True, description="score with a frozen reference policy (a KL term)")
+    reference: bool = Field(
+        True, description="score with a frozen reference policy (a KL term); default: yes, but not for dapo"
+    )
     framework: str = Field(
         "verl", description="verl, nemo_rl, openrlhf, slime, areal, trl; with ==version if it matters"
     )
@@ -222,6 +224,14 @@ class Job(_Frozen):
     horizon: Horizon = Horizon()
     pools: tuple[PoolSpec, ...] = ()
     seed: NonNegativeInt = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dapo_has_no_reference(cls, given: object) -> object:
+        """DAPO removes the KL term (Yu et al. 2025, arXiv 2503.14476, section 2.3)."""
+        if isinstance(given, dict) and given.get("algorithm") == "dapo" and "reference" not in given:
+            return {**given, "reference": False}
+        return given
 
     @model_validator(mode="after")
     def _consistent(self) -> Job:

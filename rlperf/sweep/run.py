@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from rlperf.errors import Problem, SpecError
+from rlperf.errors import Problem, RlperfError, SpecError
 from rlperf.specs.job import Job
 from rlperf.sweep.columns import Column, columns_of
 from rlperf.sweep.evaluate import Evaluator
@@ -136,6 +136,8 @@ def _results(
     if backend == "processes" and (workers == 1 or len(tasks) <= 1):
         yield from map(work, tasks)
         return
+    from concurrent.futures.process import BrokenProcessPool
+
     from joblib import Parallel, delayed
 
     with _cluster(backend, address, workers) as slots:
@@ -144,9 +146,13 @@ def _results(
             size = AT_ONCE * slots
             for start in range(0, len(tasks), size):
                 yield from Parallel(n_jobs=slots)(delayed(work)(task) for task in tasks[start : start + size])
-        else:
-            parallel = Parallel(n_jobs=slots, return_as="generator_unordered", batch_size=1)
+            return
+        parallel = Parallel(n_jobs=slots, return_as="generator_unordered", batch_size=1)
+        try:
             yield from parallel(delayed(work)(task) for task in tasks)
+        except BrokenProcessPool as error:
+            hint = "out of memory? run the same command again, with fewer --workers; what is done is kept"
+            raise RlperfError(f"a worker process was killed: {hint}") from error
 
 
 def _cluster(backend: Backend, address: str | None, workers: int) -> AbstractContextManager[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +28,8 @@ from rlperf.sweep.spec import Checked
 if TYPE_CHECKING:
     import polars as pl
 
+STALE_S = 600.0
+"""A half-written file of this age belongs to nobody any more; a younger one may be another process's."""
 FORMAT = 1
 """Version of a task's file."""
 NAMED = ("architecture", "cluster", "workload", "framework", "engine")
@@ -128,7 +131,8 @@ class Store:
         try:
             (folder / "parts").mkdir(parents=True, exist_ok=True)
             for left in [*folder.glob(".*.part"), *(folder / "parts").glob(".*.part")]:
-                left.unlink(missing_ok=True)
+                if time.time() - left.stat().st_mtime > STALE_S:
+                    left.unlink(missing_ok=True)
         except OSError as error:
             raise SpecError(Problem(f"cannot be written: {error.strerror or error}", str(folder))) from error
         return cls(folder)

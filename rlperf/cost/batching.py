@@ -189,7 +189,8 @@ def bins_needed(lengths: FloatArray, token_budget: float) -> int:
     free = np.full(len(lengths), token_budget, dtype=np.float64)
     count = 0
     for length in np.sort(np.asarray(lengths, dtype=np.float64))[::-1]:
-        first = int((free[: count + 1] >= length).argmax())
+        fits = free[: count + 1] >= length
+        first = int(fits.argmax()) if fits.any() else count
         free[first] -= length
         count = max(count, first + 1)
     return count

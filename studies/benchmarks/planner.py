@@ -2,8 +2,8 @@
 
 One process, no threads; seconds of the wall clock and of the processor (they differ on a busy machine). A *candidate*
 is a rollout column (layout, memory fraction, max_running), a trainer column (backend, layout, token budget, parked) or
-a pair of both, for one batch, mode and split, that was enumerated and then refused with its reason or costed. Pairs that
-dominance rules out are not counted, though none of them can be part of a better plan (docs/theory/planner.md).
+a pair of both, for one batch, mode and split, that was enumerated and then refused with its reason or costed. Pairs
+that dominance rules out are not counted, though none of them can be part of a better plan (docs/theory/planner.md).
 """
 
 from __future__ import annotations

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 
+from rlperf.api import ask
 from rlperf.errors import InfeasibleError
+from rlperf.plan.decisions import decide
 from rlperf.plan.formulation import Program, Slot, formulate, value_of
+from rlperf.plan.planner import program_of
 from rlperf.plan.solve import brute_force, solve
+from rlperf.specs.job import Job
 
 
 def _slot(name: str, cost: list[float], **rest: object) -> Slot:
@@ -42,34 +48,58 @@ def test_budget_row_adds_up_over_all_slots() -> None:
     assert _rows(program)["budget"] == "x_a_0 + 3.0*x_a_1 <= 2.0"
 
 
-def _random_program(rng: np.random.Generator, *, coupled: bool) -> Program:
-    tasks, groups = int(rng.integers(1, 3)), int(rng.integers(1, 4))
+@dataclass(frozen=True)
+class Kind:
+    """What couples the slots of random programs: tasks that run at once, a budget, a switching cost."""
+
+    name: str
+    share: bool = False
+    budget: bool = False
+    switch: float = 4.0
+
+
+KINDS = (
+    Kind("one after the other"),
+    Kind("free switching", switch=0.0),
+    Kind("never switch", switch=1e6),
+    Kind("at once", share=True),
+    Kind("budget", budget=True),
+    Kind("at once with a budget", share=True, budget=True),
+)
+
+
+def _random_program(rng: np.random.Generator, kind: Kind) -> Program:
+    """One to three tasks over one to three groups of rl_steps; configurations recur between groups, or do not."""
+    tasks, groups = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    most = 4 if tasks * groups <= 6 else 3
     slots: list[Slot] = []
     for task in range(tasks):
         for group in range(groups):
-            n = int(rng.integers(1, 5))
+            n = int(rng.integers(1, most + 1))
             slots.append(
                 Slot(
                     f"t{task}g{group}",
                     rng.uniform(1, 10, n),
                     rng.integers(0, 4, n),
                     previous=len(slots) - 1 if group else None,
-                    switch=float(rng.uniform(0, 4)),
-                    share=rng.integers(1, 9, n).astype(float) if coupled else None,
-                    share_group=group if coupled else None,
-                    budget=rng.uniform(0, 3, n) if coupled else None,
+                    switch=kind.switch * float(rng.uniform(0.2, 1)),
+                    share=rng.integers(1, 9, n).astype(float) if kind.share else None,
+                    share_group=group if kind.share else None,
+                    budget=rng.uniform(0, 3, n) if kind.budget else None,
                 )
             )
-    limits = {"share_limit": 10.0, "budget_limit": float(rng.uniform(1, 3) * len(slots))} if coupled else {}
-    return Program(tuple(slots), **limits)
+    share = float(rng.uniform(4, 6) * tasks) if kind.share else None
+    budget = float(rng.uniform(1, 2) * len(slots)) if kind.budget else None
+    return Program(tuple(slots), share_limit=share, budget_limit=budget)
 
 
-@pytest.mark.parametrize("coupled", [False, True])
-def test_equals_brute_force_on_random_programs(coupled: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_equals_brute_force_on_random_programs(kind: Kind) -> None:
+    """300 programs in all; the path where nothing couples the chains, the integer program everywhere."""
     rng = np.random.default_rng(7)
     infeasible = 0
-    for _ in range(40):
-        program = _random_program(rng, coupled=coupled)
+    for _ in range(300 // len(KINDS)):
+        program = _random_program(rng, kind)
         try:
             best = brute_force(program)
         except InfeasibleError:
@@ -77,12 +107,48 @@ def test_equals_brute_force_on_random_programs(coupled: bool) -> None:
             with pytest.raises(InfeasibleError):
                 solve(program)
             continue
-        for method in ("auto", "program"):
+        for method in ("program",) if kind.share or kind.budget else ("auto", "program"):
             found = solve(program, method=method)
             assert found.objective == pytest.approx(best.objective, rel=1e-9)
             assert value_of(program, found.chosen) == pytest.approx(found.objective)
             assert found.gap <= 1e-6
-    assert infeasible < 30
+    assert infeasible < 25
+
+
+@pytest.mark.parametrize(
+    ("mode", "sharing"),
+    [("colocated", "time"), ("disaggregated", "time"), ("one_step_off", "time"), ("async", "time"),
+     ("colocated", "devices")],
+)  # fmt: skip
+def test_equals_brute_force_on_small_jobs(mode: str, sharing: str) -> None:
+    """Real columns: two tasks in two groups of rl_steps, the program's plan against every combination of columns."""
+    tasks = [
+        {"name": name, "workload": "math", "prompts_per_step": 8, "group_size": 4, "max_prompt_tokens": 512,
+         "max_response_tokens": cap, "reward_s": "0 s"}
+        for name, cap in (("long", 1024), ("short", 256))
+    ]  # fmt: skip
+    asked = Job.model_validate(
+        {
+            "architecture": "Qwen3-0.6B", "cluster": "dgx_h100", "nodes": 2, "tasks": tasks, "modes": [mode], "sharing": sharing,
+            "limits": {"staleness": 1}, "horizon": {"rl_steps": 4, "group": 2, "switch": "1 s"},
+            "trainer_backends": ["fsdp2"], "framework": "nemo_rl" if mode == "disaggregated" else "verl",
+        }
+    )  # fmt: skip
+    question = ask(asked)
+    decisions = decide(question.context, question.facts, lambda _done, _text: None)
+    program = program_of(question.context, decisions)
+    few = replace(program, slots=tuple(_first(slot, 6) for slot in program.slots))
+    best, found = brute_force(few), solve(few)
+    assert found.objective == pytest.approx(best.objective, rel=1e-9)
+    assert found.gap <= 1e-6
+    assert solve(program).objective <= best.objective * (1 + 1e-9)
+
+
+def _first(slot: Slot, count: int) -> Slot:
+    """The slot's cheapest columns, and the fewest devices, so that something fits beside each other."""
+    order = np.argsort(slot.cost if slot.share is None else slot.share, kind="stable")[:count]
+    share = None if slot.share is None else slot.share[order]
+    return replace(slot, cost=slot.cost[order], configuration=slot.configuration[order], share=share)
 
 
 def test_a_slot_without_columns_is_infeasible() -> None:

@@ -114,3 +114,8 @@ def test_dapo_scores_no_reference_unless_told() -> None:
     assert "reference" not in Job.model_validate({**SMALL, "algorithm": "dapo"}).all_roles
     assert "reference" in Job.model_validate({**SMALL, "algorithm": "dapo", "reference": True}).all_roles
     assert "reference" in Job.model_validate(SMALL).all_roles
+
+
+def test_only_calibrations_in_use_are_named(tmp_path: Path) -> None:
+    found = rlperf.predict_job(written(tmp_path, pools=[{"role": "trainer", "settings": {"backend": "fsdp2"}}]))
+    assert "fsdp2" in found.calibration.ids and "megatron" not in found.calibration.ids

@@ -77,12 +77,6 @@ class Context:
             return self.job.price
         return hardware.cluster.price
 
-    @property
-    def calibration_ids(self) -> tuple[str, ...]:
-        """Identifiers of all calibrations in use."""
-        trainers = [each for t in self.trainers for each in (t.calibration.id, t.framework.id)]
-        return tuple(dict.fromkeys([self.hardware.calibration.id, self.engine.id, *trainers]))
-
 
 def read_job(path: Path | str) -> Job:
     """A job from its YAML file; every problem with its line."""

@@ -45,7 +45,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         operators=rows,
         assumed=assumptions(context, evaluation),
         calibration=CalibrationUse(
-            ids=context.calibration_ids,
+            ids=_calibration_ids(context, evaluation),
             extrapolated=any(hw.calibration.extrapolated for hw in _machines(context)),
             notes=_calibration_notes(context),
         ),
@@ -132,6 +132,13 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
     if "reference" in context.job.all_roles:
         notes.append("the reference policy is scored on the trainer's devices and waits in host memory")
     return tuple(notes)
+
+
+def _calibration_ids(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
+    """Calibrations in use: devices, engine, trainer and framework."""
+    trainer = context.trainers[int(evaluation.trainer.backend[0])]
+    devices = [hardware.calibration.id for hardware in _machines(context)]
+    return tuple(dict.fromkeys([*devices, context.engine.id, trainer.calibration.id, trainer.framework.id]))
 
 
 def _calibration_notes(context: Context) -> tuple[str, ...]:

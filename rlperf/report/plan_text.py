@@ -217,7 +217,7 @@ def print_operators(prediction: Prediction, out: Console) -> None:
             human_seconds(row.seconds),
             f"{100 * row.share:.0f} %",
             row.bound,
-            f"{100 * row.speed_of_light:.0f} %",
+            f"{100 * row.speed_of_light:.0f} %" if row.speed_of_light else "-",
         )
     out.print(table)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rlperf.plan.timeline import StepView
 
-WIDTH = 48
+WIDTH = 36
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#999999", "#999999", "#BBBBBB",
            "#BBBBBB", "#FFFFFF", "#666666")  # fmt: skip
 """Okabe and Ito's palette by stage code, as in the figure of a plan."""

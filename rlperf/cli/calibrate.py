@@ -12,7 +12,6 @@ from rlperf.cli.output import AsJson, print_json, progress
 from rlperf.errors import SpecError
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     add_completion=False,
     help="Fit constants from measurements, or measure the device at hand.\n\n"

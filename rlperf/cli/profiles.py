@@ -11,7 +11,6 @@ from rlperf.cli.output import AsJson, console, print_json
 from rlperf.errors import Problem, SpecError, did_you_mean
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     add_completion=False,
     help="Shipped devices, links, clusters, architectures and calibrations.\n\n"

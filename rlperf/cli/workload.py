@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rlperf.workload.records import Recording
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     add_completion=False,
     help="Read, fit, sample and check length workloads (PolyTrace formats).\n\n"

@@ -141,6 +141,16 @@ def _slowest_replica(table: FloatArray, parts: int, balanced: bool) -> IntArray:
     return groups[int(np.argmax([table[group].sum() for group in groups]))]
 
 
+def slowest_lengths(lengths: FloatArray, parts: int) -> FloatArray:
+    """Lengths of the fullest of ``parts`` balanced replicas [tokens].
+
+    >>> slowest_lengths(np.array([5.0, 4.0, 3.0]), 2).tolist()
+    [4.0, 3.0]
+    """
+    table = np.asarray(lengths, dtype=np.float64)
+    return table[_slowest_replica(table, parts, balanced=True)]
+
+
 def _replica_numbers(
     lengths: FloatArray, microbatch: int, token_budget: float | None, packing: bool, longest: float
 ) -> tuple[float, float, float, float]:

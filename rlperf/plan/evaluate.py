@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlperf.cost.batching import Microbatches
+from rlperf.cost.batching import Microbatches, slowest_lengths
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.training import TrainingCost, training_update
@@ -90,6 +90,7 @@ class Judge:
     task: TaskContext
     _rollouts: dict[tuple[object, ...], RolloutResult] = field(default_factory=dict)
     _batches: dict[tuple[object, ...], tuple[float, float, float, float]] = field(default_factory=dict)
+    _slowest: dict[tuple[int, ...], FloatArray] = field(default_factory=dict)
     _costs: dict[tuple[object, ...], EngineStepCost] = field(default_factory=dict)
 
     def evaluate(self, demand: Demand, configuration: Configuration) -> Evaluation:
@@ -245,12 +246,17 @@ class Judge:
         """Microbatches of every update of every replicate, from the real lengths ``[replicates x updates]``."""
         rows: list[tuple[float, float, float, float]] = []
         one = layout.take(0)
+        alone, replicas = one.with_(data_parallel=1), int(one.data_parallel)
         for k in range(len(demand.tables)):
-            parts = np.array_split(demand.lengths(k), updates)
-            for u, part in enumerate(parts):
-                key = (id(demand), k, u, updates, int(one.data_parallel), budget, int(one.microbatch))
+            for u, part in enumerate(np.array_split(demand.lengths(k), updates)):
+                key = (id(demand), k, u, updates, replicas, budget, int(one.microbatch))
                 if key not in self._batches:
-                    made = Microbatches.from_lengths(one, part, token_budget=budget)
+                    # which replica is the slowest does not depend on the budget: partitioned once for all of them
+                    share = (id(demand), k, u, updates, replicas)
+                    if share not in self._slowest:
+                        self._slowest[share] = slowest_lengths(part, replicas)
+                    floor = None if budget is None else max(float(budget), float(part.max()))
+                    made = Microbatches.from_lengths(alone, self._slowest[share], token_budget=floor)
                     self._batches[key] = (
                         float(made.tokens), float(made.sum_squares), float(made.max_len), float(made.count)
                     )  # fmt: skip

@@ -14,7 +14,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     help="Shipped devices, links, clusters, architectures and calibrations.\n\n"
-    "Example: rlperf profiles show devices h100_sxm",
+    "Example: rlperf profiles show h100_sxm",
 )
 KINDS = ("devices", "links", "clusters", "architectures", "calibrations/devices", "calibrations/engines",
          "calibrations/trainers", "calibrations/frameworks")  # fmt: skip

@@ -1,0 +1,66 @@
+"""The measured best against the planner's tied set, on the measured rows themselves."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+STUDY = Path(__file__).resolve().parent.parent / "studies" / "measured_best"
+
+
+@pytest.fixture(scope="module")
+def study(monkeypatch_module: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch_module.syspath_prepend(str(STUDY))
+    for name in ("training", "rl_steps", "run"):
+        sys.modules.pop(name, None)
+    return importlib.import_module("run")
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module():  # type: ignore[no-untyped-def]
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.mark.data
+def test_training_layouts(study: ModuleType, measured_data: Path) -> None:
+    found = study.training.outcomes(measured_data / "measured" / "training.csv")
+    unseen = study.summary("unseen", [each for each in found if each.unseen])
+    every = study.summary("all", found)
+    assert every.sets > 100
+    assert unseen.sets > 40
+    for each in (every, unseen):
+        assert each.best_tied == 1.0
+        assert each.median_regret <= 0.05
+        assert each.p90_regret <= 0.10
+        assert each.tied_share < 0.8
+        assert each.own_no_slower >= 0.97
+        assert each.own_worst <= 1.02
+
+
+@pytest.mark.data
+def test_rl_steps_of_one_architecture(study: ModuleType, measured_data: Path) -> None:
+    rows = [
+        each
+        for each in study.rl_steps.read(measured_data / "measured" / "rl_step.csv")
+        if each.cells["architecture"] == "Llama-3.1-8B" and each.cells["n_gpus"] == "16"
+    ]
+    own = study.rl_steps.own_plans(rows)
+    found = study.rl_steps.outcomes(rows, {each.row_id: each.planned_s for each in own})
+    assert len(found) == 2
+    assert all(each.best_is_tied for each in found)
+    assert max(each.regret for each in found) <= 0.05
+    assert all(not each.refused and each.ratio <= 1.01 for each in own)
+
+
+def test_expected_states_what_the_readme_says() -> None:
+    with (STUDY / "expected.csv").open() as stream:
+        rows = {(row["kind"], row["rows"]): row for row in csv.DictReader(stream)}
+    assert float(rows["training", "unseen"]["best_tied"]) == 1.0
+    assert float(rows["rl_step", "all"]["median_regret"]) <= 0.05
+    assert {"training", "rl_step"} == {kind for kind, _ in rows}

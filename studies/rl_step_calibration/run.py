@@ -92,9 +92,10 @@ def write(framework: FrameworkCalibration) -> None:
         owner, _, field = name.rpartition(".")
         value = float(f"{constant(framework, name):.3g}")
         if owner == "weight_sync":
-            text = re.sub(
-                rf"(transport: colocated.*?\n    {field}: )\S+ m?s", rf"\g<1>{value} s", text, count=1, flags=re.S
-            )
+            # whatever carries the tensors on, they are exported alike
+            for transport in ("colocated", "nccl")[: 2 if field == "per_tensor" else 1]:
+                pattern = rf"(transport: {transport}.*?\n    {field}: )\S+ m?s"
+                text = re.sub(pattern, rf"\g<1>{value} s", text, count=1, flags=re.S)
         else:
             text = re.sub(rf"(\n *{field}: {{value: )\S+ m?s", rf"\g<1>{value} s", text, count=1)
     path.write_text(text)

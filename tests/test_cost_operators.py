@@ -189,6 +189,8 @@ def test_every_device_handles_all_tokens_whatever_its_share_of_the_experts() -> 
         seconds = [float(grouped_with(H100.device, one, 4096, 4096, 1536, 128, 8, parallel)) for one in (fit, bare)]
         extra = 4096 * 4096 * fit.token_bytes / H100.device.memory_bandwidth
         assert seconds[0] - seconds[1] == pytest.approx(extra, rel=1e-6)
+        own = float(grouped_with(H100.device, fit, 4096, 4096, 1536, 128, 8, parallel, dispatched=True))
+        assert own - seconds[1] == pytest.approx(extra / parallel, rel=1e-6)
     assert fit.token_bytes > 1.0
 
 

@@ -62,6 +62,7 @@ def grouped_with(
     gated: bool = True,
     skew: Array = 1.0,
     touched_share: Array = 1.0,
+    dispatched: bool = False,
     balanced: bool = False,
 ) -> FloatArray:
     r"""Seconds of all expert products of one layer on the busiest of ``expert_parallel`` devices, given constants.
@@ -79,11 +80,12 @@ def grouped_with(
     expert_parallel, expert_tensor_parallel : devices that share the experts; that share each expert [1]
     skew : pairs of the busiest device over the mean [1]
     touched_share : touched experts over those that uniform routing touches [1]
+    dispatched : an all-to-all brings each device its own tokens, so that it handles N / expert_parallel of them
     balanced : pairs are dealt out evenly, as benchmarks do, so that min(E, pairs) experts are touched
 
     Notes
     -----
-    c_n is the traffic of every token on every device, whatever its share of the experts: activations are quantised
+    c_n is the traffic of every token on every device that has gathered it, whatever its share of the experts: activations are quantised
     and permuted before, and results combined after, for all N tokens [bytes per token and unit of H].
     t_w counts the weights of *touched* local experts E_t only: E/ep (1 - (1 - 1/E)^{pairs}). 6 and 3, 5 become 4 and
     2, 3 without a gate.
@@ -102,7 +104,7 @@ def grouped_with(
     weight_s = local * matrices * h * width * kind.weight_bytes / (bandwidth * fit.memory)
     moved = pairs * (2.0 * h + (2.0 * matrices - 1.0) * width) * 2.0
     seconds = fit.fixed + joined(compute_s, weight_s, fit.exponent) + moved / (bandwidth * fit.activation_memory)
-    seconds = seconds + n * h * fit.token_bytes / bandwidth
+    seconds = seconds + (n / parallel if dispatched else n) * h * fit.token_bytes / bandwidth
     return np.where(n > 0, seconds + pairs * fit.per_pair + local * fit.per_expert, 0.0)
 
 
@@ -124,6 +126,7 @@ def grouped_gemm_s(
     dtype: str = "bf16",
     gated: bool = True,
     skew: Array | None = None,
+    dispatched: bool = False,
     kernel: str | None = None,
 ) -> FloatArray:
     """Seconds of the expert products of one layer with the device's constants: see `grouped_with`.
@@ -133,5 +136,5 @@ def grouped_gemm_s(
     fit, _ = moe_fit(hw, dtype, () if kernel is None else (kernel,))
     return grouped_with(
         hw.device, fit, tokens, hidden, expert_hidden, experts, active, expert_parallel, expert_tensor_parallel,
-        dtype=dtype, gated=gated, skew=1.0 if skew is None else skew,
+        dtype=dtype, gated=gated, skew=1.0 if skew is None else skew, dispatched=dispatched,
     )  # fmt: skip

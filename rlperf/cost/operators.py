@@ -283,7 +283,7 @@ def _experts(replica: Replica, count: float, whole: FloatArray, local: FloatArra
     split = np.maximum(replica.tensor / replica.expert, 1.0)
     seconds = grouped_with(
         hw.device, fit, whole, arch.hidden, moe.hidden, moe.count, moe.active, replica.expert, split,
-        dtype=roles.expert, gated=moe.gated,
+        dtype=roles.expert, gated=moe.gated, dispatched=replica.engine.expert_dispatch == "deepep",
     )  # fmt: skip
     kind, matrices = dtype_of(roles.expert), 3.0 if moe.gated else 2.0
     each = matrices * arch.hidden * moe.hidden / split

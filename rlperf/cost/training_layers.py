@@ -312,6 +312,7 @@ def _expert_s(
         dtype=dtype,
         gated=moe.gated,
         skew=skew,
+        dispatched=True,
     )
     products = products * trainer.timing.moe_pass / rate
     pairs = own * etp * moe.active * skew

@@ -137,6 +137,8 @@ class Microbatches:
 
 
 def _slowest_replica(table: FloatArray, parts: int, balanced: bool) -> IntArray:
+    if parts <= 1:
+        return np.arange(table.size)
     groups = balanced_partitions(table, parts) if balanced else split_in_order(table.size, parts)
     return groups[int(np.argmax([table[group].sum() for group in groups]))]
 

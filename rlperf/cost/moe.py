@@ -85,8 +85,8 @@ def grouped_with(
 
     Notes
     -----
-    c_n is the traffic of every token on every device that has gathered it, whatever its share of the experts: activations are quantised
-    and permuted before, and results combined after, for all N tokens [bytes per token and unit of H].
+    c_n is the traffic of every token on every device that has gathered it, whatever its share of the experts:
+    activations are quantised and permuted before, and results combined after [bytes per token and unit of H].
     t_w counts the weights of *touched* local experts E_t only: E/ep (1 - (1 - 1/E)^{pairs}). 6 and 3, 5 become 4 and
     2, 3 without a gate.
     """

@@ -107,8 +107,14 @@ def replanned(made: Run, at_step: int) -> Replan:
 
 @pytest.fixture(scope="module")
 def wide() -> Run:
-    """A run on one wide replica: right for nobody, and worse as responses grow."""
-    return run(pinned(8), 20, growth=0.03, noise=0.03)
+    """A run on one wide replica whose trainer recomputes everything: right for nobody."""
+    return run(wide_job(), 20, growth=0.03, noise=0.03)
+
+
+def wide_job() -> Job:
+    trainer = {"role": "trainer", "layout": {"activation_recompute": "full", "ulysses": 8}}
+    asked = pinned(8)
+    return Job.model_validate({**asked.model_dump(), "pools": [*(p.model_dump() for p in asked.pools), trainer]})
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +218,7 @@ def write_run(made: Run, folder: Path, asked: Job) -> None:
 def test_command(wide: Run, tmp_path: Path) -> None:
     asked = job(horizon={"rl_steps": 60, "switch": "60 s"})
     write_run(wide, tmp_path, asked)
-    (tmp_path / "runs.json").write_text(pinned(8).model_dump_json(exclude_none=True))
+    (tmp_path / "runs.json").write_text(wide_job().model_dump_json(exclude_none=True))
     arguments = [
         "replan", str(tmp_path / "job.json"), "--log", str(tmp_path / "log.csv"), "--rollouts", str(tmp_path / "dump"),
         "--at-step", "20", "--running", str(tmp_path / "runs.json"),

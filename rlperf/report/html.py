@@ -86,11 +86,14 @@ def folded(summary: str, content: str) -> str:
 
 def figure(drawing: Drawing) -> str:
     """A figure with its caption; a phone gets the narrow form."""
-    narrow = ""
-    if drawing.narrow is not None:
-        narrow = f'<source media="(max-width: 640px)" srcset="{_data(drawing.narrow)}">'
-    image = f'<picture>{narrow}<img src="{_data(drawing.svg)}" alt="{escape(drawing.caption, quote=True)}"></picture>'
-    return f"<figure>{image}<figcaption>{escape(drawing.caption)}</figcaption></figure>"
+    return picture(drawing.caption, drawing.svg, drawing.narrow)
+
+
+def picture(caption: str, svg: bytes, narrow: bytes | None = None) -> str:
+    """An SVG with its caption; with ``narrow``, that one for phones."""
+    phone = "" if narrow is None else f'<source media="(max-width: 640px)" srcset="{_data(narrow)}">'
+    image = f'<picture>{phone}<img src="{_data(svg)}" alt="{escape(caption, quote=True)}"></picture>'
+    return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def _data(svg: bytes) -> str:

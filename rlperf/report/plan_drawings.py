@@ -14,19 +14,15 @@ from rlperf.report.style import (
     HATCHES,
     LINES,
     MARKERS,
-    NARROW,
     PALETTE,
     STAGE_COLOURS,
     WIDE,
     Drawing,
     new_figure,
-    saved,
     tidy,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -35,41 +31,35 @@ ROLLING = ("rollout", "reward")
 INTENSITIES = np.logspace(-1, 5, 200)
 
 
-def drawn(name: str, caption: str, draw: Callable[[float], Figure]) -> Drawing:
-    """A figure for the page and for the phone."""
-    wide = draw(WIDE)
-    return Drawing(name, caption, saved(wide), saved(wide, "png"), saved(draw(NARROW)))
-
-
 def plan_drawings(phase: Phase) -> list[Drawing]:
     """What a phase of a plan shows by itself."""
     predicted = phase.predicted
     made = [
-        drawn("timeline", "Stages of one rl_step; the black bar is the 5th to 95th percentile of its end.",
+        Drawing("timeline", "Stages of one rl_step; the black bar is the 5th to 95th percentile of its end.",
               lambda w: stage_bars(phase, w)),
-        drawn("memory", "Memory per device along one rl_step, by part, against the limit.",
+        Drawing("memory", "Memory per device along one rl_step, by part, against the limit.",
               lambda w: memory_along(phase, w)),
     ]  # fmt: skip
     if predicted.operators:
         caption = "Seconds of one rl_step by operator; the hatched part is what the data sheet's peak would need."
-        made.append(drawn("operators", caption, lambda w: operator_bars(predicted, w)))
+        made.append(Drawing("operators", caption, lambda w: operator_bars(predicted, w)))
     if len(phase.pareto) > 1:
         caption = (
             "Judged candidates that none other beats in time, device-seconds and memory together; the star is the plan."
         )
-        made.append(drawn("pareto", caption, lambda w: pareto_points(phase, w)))
+        made.append(Drawing("pareto", caption, lambda w: pareto_points(phase, w)))
     if phase.sensitivity:
         caption = "The plan's rl_step when one input is off by a tenth."
-        made.append(drawn("sensitivity", caption, lambda w: sensitivity_bars(phase, w)))
+        made.append(Drawing("sensitivity", caption, lambda w: sensitivity_bars(phase, w)))
     return made
 
 
 def judged_drawings(context: Context, task: TaskContext, evaluation: Evaluation) -> list[Drawing]:
     """What needs the simulated rl_steps behind a plan."""
     return [
-        drawn("lengths", "Share of responses that are longer, over the rl_steps that were judged; dotted: the maximum.",
+        Drawing("lengths", "Share of responses that are longer, over the judged rl_steps; dotted: the maximum.",
               lambda w: lengths(evaluation, w)),
-        drawn("roofline", "Operators on the device's roofline: intensity against the rate that each one reaches.",
+        Drawing("roofline", "Operators on the device's roofline: intensity against the rate that each one reaches.",
               lambda w: roofline(context, task, evaluation, w)),
     ]  # fmt: skip
 

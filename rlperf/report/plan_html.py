@@ -104,7 +104,7 @@ def _by_rank(found: Judged) -> str:
 
     svg = step_figure(step_view(found[2]).timeline)
     caption = "The first judged rl_step, replica by replica and stage by stage."
-    return html.folded("replica by replica", html.figure(Drawing("ranks", caption, svg, b"")))
+    return html.folded("replica by replica", html.picture(caption, svg))
 
 
 def _idle(phase: Phase) -> str:

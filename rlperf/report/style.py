@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -26,16 +28,29 @@ WIDE, NARROW = 9.0, 4.6
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure as it is saved: its name (also its file's), a caption that says what is to be seen, and its bytes.
+    """A figure: its name (also its file's), a caption that says what is to be seen, and how it is drawn at a width.
 
-    ``narrow`` is the same for a phone; None where the wide one serves both.
+    Forms are drawn when they are first asked for.
     """
 
     name: str
     caption: str
-    svg: bytes
-    png: bytes
-    narrow: bytes | None = None
+    draw: Callable[[float], Figure]
+
+    @cached_property
+    def svg(self) -> bytes:
+        """For a page."""
+        return saved(self.draw(WIDE))
+
+    @cached_property
+    def narrow(self) -> bytes:
+        """For a phone."""
+        return saved(self.draw(NARROW))
+
+    @cached_property
+    def png(self) -> bytes:
+        """For a page, as pixels."""
+        return saved(self.draw(WIDE), "png")
 
 
 def new_figure(width: float, height: float) -> Figure:

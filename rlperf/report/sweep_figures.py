@@ -11,13 +11,11 @@ import numpy as np
 from rlperf.report.style import (
     LINES,
     MARKERS,
-    NARROW,
     PALETTE,
     STAGE_COLOURS,
     WIDE,
     Drawing,
     new_figure,
-    saved,
     short,
     tidy,
 )
@@ -64,9 +62,7 @@ def sweep_drawings(found: SweepResult) -> list[Drawing]:
     made: list[Drawing] = []
 
     def add(name: str, caption: str, words: str, draw: Callable[[float], Figure]) -> None:
-        wide = draw(WIDE)
-        caption = f"{caption} Held: {words}." if words else caption
-        made.append(Drawing(name, caption, saved(wide), saved(wide, "png"), saved(draw(NARROW))))
+        made.append(Drawing(name, f"{caption} Held: {words}." if words else caption, draw))
 
     for path in [path for path in found.checked.varied if _numeric(fine, path)][:5]:
         other = _series(found, fine, path)

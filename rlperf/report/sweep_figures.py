@@ -75,7 +75,7 @@ def sweep_drawings(found: SweepResult) -> list[Drawing]:
     if part["devices"].n_unique() > 1:
         caption = ("Best rl_step at each number of devices against ideal scaling from the first; the mark says which "
                    "stage takes longest there.")  # fmt: skip
-        add("scaling", caption, words, lambda w: scaling(part, batch, w))
+        add("scaling", caption, words, lambda w, f=part: scaling(f, batch, w))  # type: ignore[misc]
     offered, said = held(found, fine, tuple(p for p in found.checked.varied if p.startswith(RESOURCES)))
     if offered.height > 2:
         caption = "Every point that can be run; the line joins those that no other beats in both."

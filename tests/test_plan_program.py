@@ -129,7 +129,8 @@ def test_equals_brute_force_on_small_jobs(mode: str, sharing: str) -> None:
     ]  # fmt: skip
     asked = Job.model_validate(
         {
-            "architecture": "Qwen3-0.6B", "cluster": "dgx_h100", "nodes": 2, "tasks": tasks, "modes": [mode], "sharing": sharing,
+            "architecture": "Qwen3-0.6B", "cluster": "dgx_h100", "nodes": 2, "tasks": tasks, "modes": [mode],
+            "sharing": sharing,
             "limits": {"staleness": 1}, "horizon": {"rl_steps": 4, "group": 2, "switch": "1 s"},
             "trainer_backends": ["fsdp2"], "framework": "nemo_rl" if mode == "disaggregated" else "verl",
         }

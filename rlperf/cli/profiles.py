@@ -13,8 +13,7 @@ from rlperf.errors import Problem, SpecError, did_you_mean
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Shipped devices, links, clusters, architectures and calibrations.\n\n"
-    "Example: rlperf profiles show h100_sxm",
+    help="Shipped devices, links, clusters, architectures and calibrations.\n\nExample: rlperf profiles show h100_sxm",
 )
 KINDS = ("devices", "links", "clusters", "architectures", "calibrations/devices", "calibrations/engines",
          "calibrations/trainers", "calibrations/frameworks")  # fmt: skip

@@ -24,7 +24,6 @@ USUAL: dict[str, object] = {
     "cuda_graphs": True,
     "packing": True,
     "chunked_loss": False,
-    "parked": False,
 }
 """Settings that are named only where they differ from this."""
 
@@ -35,6 +34,8 @@ def settings_words(pool: PoolPlan) -> str:
     backend = given.pop("backend")
     if given.get("scoring_token_budget") == given.get("token_budget"):
         given.pop("scoring_token_budget", None)
+    if given.pop("parked", False):
+        backend += ", states parked on the host"
     words = [f"{name.replace('_', ' ')} {_value(value)}" for name, value in given.items() if USUAL.get(name) != value]
     return ", ".join([backend, *words])
 

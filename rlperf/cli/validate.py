@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from rlperf.calibrate.statistics import Summary
 from rlperf.calibrate.validate import KINDS, Report, validate_paths
 from rlperf.cli.output import AsJson, print_json
 
 NAMES = ("median", "mean", "p90", "WAPE", "bias")
-HEADER = f"{'metric':22s} {'group':28s} {'n':>5s} " + " ".join(f"{name:>7s}" for name in NAMES) + "  rank    in"
+GROUP_WIDTH = 26
+HEADER = f"  {'':{GROUP_WIDTH}s} {'n':>5s} " + " ".join(f"{name:>6s}" for name in NAMES) + " rank   in"
 
 
 def validate(
@@ -41,10 +43,15 @@ def text_of(report: Report) -> str:
     by_count = sorted(report.refused.items(), key=lambda item: -item[1])
     lines += [f"  refused {count:5d}: {reason}" for reason, count in by_count]
     lines += ["", HEADER]
-    for one in report.metrics:
-        rank = "" if one.pairwise_ranking is None else f"{one.pairwise_ranking:.2f}"
-        inside = "" if one.interval_coverage is None else f"{100 * one.interval_coverage:.0f}%"
-        sizes = (one.median_ape, one.mape, one.p90_ape, one.wape)
-        errors = " ".join(f"{size:6.1f}%" for size in sizes) + f" {one.median_bias:+6.1f}%"
-        lines.append(f"{one.metric:22s} {one.group:28s} {one.rows:5d} {errors} {rank:>5s} {inside:>5s}")
+    for metric in dict.fromkeys(one.metric for one in report.metrics):
+        lines += [metric, *(_row(one) for one in report.metrics if one.metric == metric)]
     return "\n".join(lines)
+
+
+def _row(one: Summary) -> str:
+    """One group of a metric, within the width of a terminal."""
+    group = one.group if len(one.group) <= GROUP_WIDTH else one.group[: GROUP_WIDTH - 3] + "..."
+    rank = "" if one.pairwise_ranking is None else f"{one.pairwise_ranking:.2f}"
+    inside = "" if one.interval_coverage is None else f"{100 * one.interval_coverage:.0f}%"
+    errors = " ".join(f"{size:5.1f}%" for size in (one.median_ape, one.mape, one.p90_ape, one.wape))
+    return f"  {group:{GROUP_WIDTH}s} {one.rows:5d} {errors} {one.median_bias:+5.1f}% {rank:>4s} {inside:>4s}"

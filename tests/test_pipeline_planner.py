@@ -32,21 +32,7 @@ from rlperf.sim.pipeline import (
 )
 from rlperf.specs.pipeline_profile import LayerProfile
 
-PATTERN = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
-TIMES = {
-    "E": (0.76, 2.87, 0.0),
-    "M": (2.68, 4.30, 1.76),
-    "-": (1.85, 1.91, 1.69),
-    "*": (1.93, 2.45, 0.65),
-    "L": (14.22, 15.71, 0.06),
-}
-
-
-def nemotron() -> LayerProfile:
-    """nemotron-nano-v2-9b of arXiv 2509.23722, rounded to 0.01 ms."""
-    kinds = tuple("E" + PATTERN + "L")
-    f, b, w = (np.array([TIMES[k][i] * 1e-3 for k in kinds]) for i in range(3))
-    return LayerProfile.make("nemotron", kinds, f, b, w)
+from .pipeline_samples import nemotron
 
 
 def random_profile(seed: int, layers: int) -> LayerProfile:

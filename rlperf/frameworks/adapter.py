@@ -12,7 +12,7 @@ import yaml
 
 from rlperf.errors import SpecError
 from rlperf.frameworks.fields import Field, Setting, Target
-from rlperf.frameworks.keytable import KeyTable, Value, key_table
+from rlperf.frameworks.keytable import Value, key_table
 from rlperf.frameworks.run import Run
 from rlperf.specs.framework import FrameworkFacts, Rule
 from rlperf.specs.profiles import load_architecture
@@ -90,14 +90,6 @@ class Adapter(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class FactsFile:
-    """A framework's facts for one version, with its key table."""
-
-    facts: FrameworkFacts
-    table: KeyTable
-
-
 @cache
 def _facts_data(framework: str) -> dict[str, Value]:
     text = (files("rlperf.frameworks") / "facts" / f"{framework}.yaml").read_text(encoding="utf-8")
@@ -136,13 +128,6 @@ def _within(span: str, version: str, versions: Sequence[str]) -> bool:
     low = versions.index(first) if first else 0
     high = versions.index(last) if last else len(versions) - 1
     return low <= versions.index(version) <= high
-
-
-def loss_of(share: float, seconds: float | None, what: str) -> str:
-    """Words for a predicted loss: a share of a stage, in seconds where the stage is predicted."""
-    if seconds is None:
-        return f"costs about {share:.0%} of {what}"
-    return f"costs about {share * seconds:.1f} s per rl_step ({share:.0%} of {what})"
 
 
 _ORGANISATIONS = (

@@ -133,17 +133,6 @@ def write_fields(fields: Iterable[Field], run: Run, target: Target) -> list[Sett
     return settings
 
 
-def unwritten(fields: Iterable[Field], run: Run, target: Target) -> list[str]:
-    """Neutral values of the run whose key this version lacks."""
-    written, missing = set(), []
-    for entry in fields:
-        if entry.key(target.table, target.version, target.backend) is not None:
-            written.add(entry.name)
-        elif run.get(entry.name) is not None and not entry.backend:
-            missing.append(entry.name)
-    return [name for name in missing if name not in written]
-
-
 def read_fields(fields: Iterable[Field], flat: Mapping[str, Value], target: Target, run: Run) -> tuple[Run, set[str]]:
     """The run with what the keys say, and the keys that were read. ``flat`` holds the defaults too."""
     used: set[str] = set()

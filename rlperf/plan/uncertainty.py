@@ -11,7 +11,7 @@ mean over the rl_steps drawn, z = 1.645. ``low`` and ``high`` are the 5th and 95
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -106,8 +106,3 @@ def distinguishable(context: Context, first: Evaluation, second: Evaluation) -> 
 
 def _mean(seconds: PairSeconds, name: str) -> float:
     return float(getattr(seconds, name).mean())
-
-
-def stage_names() -> tuple[str, ...]:
-    """Names of the stage fields of `PairSeconds`."""
-    return tuple(field.name for field in fields(PairSeconds) if field.name != "step_s")

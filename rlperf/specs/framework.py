@@ -12,7 +12,7 @@ import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -143,12 +143,6 @@ class FrameworkFacts(_Frozen):
 
 class MissingValueError(LookupError):
     """An expression asks for a value that nobody stated."""
-
-
-class HasAttributes(Protocol):
-    """Anything with attributes: a layout, a settings object, a namespace."""
-
-    def __getattr__(self, name: str, /) -> Any: ...
 
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {

@@ -17,7 +17,6 @@ Algorithm = Literal["grpo", "dapo", "ppo"]
 Mode = Literal["colocated", "disaggregated", "one_step_off", "async"]
 TrainerBackend = Literal["fsdp2", "megatron"]
 Recompute = Literal["none", "selective", "full"]
-Offload = Literal["none", "optimizer", "activations", "both"]
 Minimize = Literal["step_time", "usd_per_step", "token_time"]
 
 RECOMPUTE_MODES = ("none", "selective", "full")

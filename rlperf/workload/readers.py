@@ -7,7 +7,7 @@ import json
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -344,9 +344,3 @@ def _dense(table: LengthTable) -> LengthTable:
         rows = table.rl_step == step
         group[rows] = np.unique(group[rows], return_inverse=True)[1].reshape(-1)
     return replace(table, group=group)
-
-
-def iter_steps(table: LengthTable) -> Iterator[LengthTable]:
-    """The table's rl_steps, one after the other."""
-    for step in table.steps():
-        yield table.step(int(step))

@@ -105,11 +105,6 @@ class AsyncResult:
         versions = np.arange(self.staleness_counts.size)
         return float((versions * self.staleness_counts).sum() / self.staleness_counts.sum())
 
-    def staleness_quantile(self, share: float) -> int:
-        """Smallest staleness that ``share`` of the trained samples does not exceed."""
-        reached = np.cumsum(self.staleness_counts) / self.staleness_counts.sum()
-        return int(np.searchsorted(reached, share - 1e-12))
-
 
 @dataclass(slots=True)
 class _Group:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.plan import BatchSettings, LayoutValues, Phase, PoolPlan, SettingsValues
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.framework import architecture_group
 from rlperf.specs.job import Algorithm, Job, LayoutChoice, Mode, PoolSettings, PoolSpec, Role, Task
 
 Value = Any
@@ -72,15 +73,7 @@ class Run:
         rollout.replica_devices = _product(self, "rollout", "tensor_parallel", "pipeline_parallel")
         groups.update(batch=batch, trainer=trainer, rollout=rollout)
         if architecture is not None:
-            groups["architecture"] = SimpleNamespace(
-                heads=architecture.heads,
-                kv_heads=architecture.kv_heads,
-                layers=architecture.layers,
-                hidden=architecture.hidden,
-                experts=architecture.experts.count if architecture.experts else 0,
-                max_positions=architecture.max_positions,
-                vocab=architecture.vocab,
-            )
+            groups["architecture"] = architecture_group(architecture)
         return groups
 
 

@@ -12,7 +12,7 @@ from rlperf.plan.demand import Batch
 from rlperf.plan.rollout_columns import RolloutColumns
 from rlperf.plan.trainer_columns import TrainerColumns
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.framework import FrameworkFacts, architecture_group
 
 
 def batch_names(batch: Batch) -> SimpleNamespace:
@@ -26,19 +26,6 @@ def batch_names(batch: Batch) -> SimpleNamespace:
         samples=batch.prompts * batch.group_size,
         mini_batch_samples=batch.mini_batch * batch.group_size,
         sequence_tokens=batch.longest_tokens,
-    )
-
-
-def architecture_names(architecture: Architecture) -> SimpleNamespace:
-    """The group ``architecture`` of rule expressions."""
-    return SimpleNamespace(
-        heads=architecture.heads,
-        kv_heads=architecture.kv_heads,
-        layers=architecture.layers,
-        hidden=architecture.hidden,
-        experts=architecture.experts.count if architecture.experts else 0,
-        max_positions=architecture.max_positions,
-        vocab=architecture.vocab,
     )
 
 
@@ -62,7 +49,7 @@ def trainer_rule_flags(
         dynamic=True,
         first_stage_layers=np.where(architecture.layers % layout.pipeline_parallel, 1, 0),
     )
-    names = {"trainer": trainer, "batch": batch_names(batch), "architecture": architecture_names(architecture)}
+    names = {"trainer": trainer, "batch": batch_names(batch), "architecture": architecture_group(architecture)}
     for index, backend in enumerate(backends):
         for broken in facts.refused(names, backend).values():
             here = (columns.backend == index) & np.broadcast_to(broken, flags.shape)
@@ -95,7 +82,7 @@ def pair_rule_mask(
             dynamic=True,
         ),
         "batch": batch_names(batch),
-        "architecture": architecture_names(architecture),
+        "architecture": architecture_group(architecture),
     }
     for index, backend in enumerate(backends):
         for broken in facts.refused(names, backend).values():

@@ -12,6 +12,7 @@ import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlperf.errors import Problem, SpecError
+from rlperf.specs.architecture import Architecture
 
 BoolArray = npt.NDArray[np.bool_]
 Stage = Literal["parse", "launch", "worker", "run", "never"]
@@ -139,6 +141,19 @@ class FrameworkFacts(_Frozen):
             if kept is not None and not kept.all():
                 broken[rule.id] = ~kept
         return broken
+
+
+def architecture_group(architecture: Architecture) -> SimpleNamespace:
+    """The group ``architecture`` of rule expressions."""
+    return SimpleNamespace(
+        heads=architecture.heads,
+        kv_heads=architecture.kv_heads,
+        layers=architecture.layers,
+        hidden=architecture.hidden,
+        experts=architecture.experts.count if architecture.experts else 0,
+        max_positions=architecture.max_positions,
+        vocab=architecture.vocab,
+    )
 
 
 class MissingValueError(LookupError):

@@ -14,7 +14,7 @@ from rlperf.plan.pipeline.list_schedule import Policy
 from rlperf.plan.pipeline.problem import Problem
 from rlperf.plan.pipeline.search import Annealer, Budget, Candidate, Evaluator, Freedom
 from rlperf.plan.pipeline.standard import StandardSchedule, standard_schedules, uniform_partition
-from rlperf.sim.pipeline import Orders, PipelineTimeline, round_robin, simulate, stage_costs, v_shape
+from rlperf.sim.pipeline import Orders, PipelineTimeline, round_robin, simulate, v_shape
 
 # Passes per device below which annealing one more start does less good than annealing the others longer.
 _CHAIN_PER_DEVICE = 60
@@ -229,13 +229,7 @@ def _timeline(evaluator: Evaluator, best: Candidate) -> PipelineTimeline:
     found = evaluator.evaluate(best)
     assert found is not None
     partition = best.partition(problem.profile.layers)
-    costs = stage_costs(
-        problem.profile,
-        partition,
-        problem.microbatches,
-        bandwidth_bytes_per_s=problem.bandwidth_bytes_per_s,
-        latency_s=problem.latency_s,
-    )
+    costs = problem.stage_costs(partition)
     orders = found.orders(len(partition), problem.microbatches.count)
     return simulate(costs, best.placement, orders, merged=best.policy.merged, overlap=problem.overlap)
 

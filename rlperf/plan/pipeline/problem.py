@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from rlperf.errors import SpecError
-from rlperf.sim.pipeline import MicroBatches, StageCosts
+from rlperf.sim.pipeline import MicroBatches, StageCosts, stage_costs
 from rlperf.sim.pipeline.types import FloatArray
 from rlperf.specs.pipeline_profile import LayerProfile
 from rlperf.units import human_bytes
@@ -54,6 +54,16 @@ class Problem:
         """Time of each layer for each micro-batch [s], shape (L, M)."""
         q, mb = self.profile.quadratic_share, self.microbatches
         return np.outer(layer_s * (1.0 - q), mb.linear) + np.outer(layer_s * q, mb.quadratic)
+
+    def stage_costs(self, partition: tuple[int, ...]) -> StageCosts:
+        """What the stages of a partition cost, transfers included."""
+        return stage_costs(
+            self.profile,
+            partition,
+            self.microbatches,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+            latency_s=self.latency_s,
+        )
 
     def exceeds(self, peak_bytes: FloatArray) -> str:
         """Empty where the peaks fit the memory, otherwise what is too much."""

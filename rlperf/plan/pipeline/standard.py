@@ -13,7 +13,6 @@ from rlperf.sim.pipeline import (
     interleaved_1f1b,
     round_robin,
     simulate,
-    stage_costs,
 )
 
 EMBEDDING, HEAD = "E", "L"
@@ -76,13 +75,7 @@ def standard_schedules(problem: Problem) -> tuple[StandardSchedule, ...]:
 
 
 def _run(problem: Problem, name: str, partition: tuple[int, ...], orders: Orders, merged: bool) -> StandardSchedule:
-    costs = stage_costs(
-        problem.profile,
-        partition,
-        problem.microbatches,
-        bandwidth_bytes_per_s=problem.bandwidth_bytes_per_s,
-        latency_s=problem.latency_s,
-    )
+    costs = problem.stage_costs(partition)
     placement = round_robin(len(partition), problem.devices)
     timeline = simulate(costs, placement, orders, merged=merged, overlap=problem.overlap)
     over = problem.exceeds(timeline.peak_memory_bytes)

@@ -173,6 +173,15 @@ def test_open_batches_need_and_get_a_limit() -> None:
         plan_job(job(tasks=[task], limits={"truncated_fraction": 0.0}))
 
 
+@pytest.mark.parametrize("framework", ["nemo_rl", "verl", "slime"])
+def test_layers_that_leave_a_remainder_are_planned_with_their_ends_stated(framework: str) -> None:
+    engine = "sglang" if framework == "slime" else "vllm"
+    trainer = {"role": "trainer", "layout": {"pipeline_parallel": 8}, "settings": {"backend": "megatron"}}
+    plan = plan_job(job(pools=[trainer], framework=framework, engine=engine))
+    settings = next(pool.settings for pool in plan.plan[0].pools if pool.role == "trainer")
+    assert (settings.first_stage_layers, settings.last_stage_layers) == (2, 2)  # 28 layers: 6 stages of 4 between them
+
+
 def test_what_does_not_fit_is_predicted_with_the_first_knob() -> None:
     pools = [
         {"role": "trainer", "layout": {"zero_stage": 0, "ulysses": 1, "activation_recompute": "none"},

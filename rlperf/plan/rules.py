@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from rlperf.cost.reject import Reject
-from rlperf.layout import BoolArray, IntArray
+from rlperf.layout import BoolArray, IntArray, Layout
 from rlperf.plan.demand import Batch
 from rlperf.plan.rollout_columns import RolloutColumns
 from rlperf.plan.trainer_columns import TrainerColumns
@@ -29,6 +29,18 @@ def batch_names(batch: Batch) -> SimpleNamespace:
     )
 
 
+def _trainer_names(layout: Layout, token_budget: IntArray, architecture: Architecture) -> SimpleNamespace:
+    """The group ``trainer`` of rule expressions; a pipeline that is uneven states its first stage."""
+    return SimpleNamespace(
+        **vars(layout),
+        devices=layout.devices,
+        replica_devices=layout.replica_devices,
+        token_budget=token_budget,
+        dynamic=True,
+        first_stage_layers=np.where(architecture.layers % layout.pipeline_parallel, 1, 0),
+    )
+
+
 def trainer_rule_flags(
     facts: FrameworkFacts | None,
     columns: TrainerColumns,
@@ -40,15 +52,7 @@ def trainer_rule_flags(
     flags = np.zeros(columns.count, dtype=np.int64)
     if facts is None:
         return flags
-    layout = columns.layout
-    trainer = SimpleNamespace(
-        **vars(layout),
-        devices=layout.devices,
-        replica_devices=layout.replica_devices,
-        token_budget=columns.token_budget,
-        dynamic=True,
-        first_stage_layers=np.where(architecture.layers % layout.pipeline_parallel, 1, 0),
-    )
+    trainer = _trainer_names(columns.layout, columns.token_budget, architecture)
     names = {"trainer": trainer, "batch": batch_names(batch), "architecture": architecture_group(architecture)}
     for index, backend in enumerate(backends):
         for broken in facts.refused(names, backend).values():
@@ -65,7 +69,7 @@ def pair_rule_mask(
     allowed = np.ones(len(r), dtype=np.bool_)
     if facts is None:
         return allowed
-    engine, layout = rollout.layout.take(r), trainer.layout.take(t)
+    engine = rollout.layout.take(r)
     names = {
         "rollout": SimpleNamespace(
             **vars(engine),
@@ -74,13 +78,7 @@ def pair_rule_mask(
             max_running=rollout.max_running[r],
             memory_fraction=rollout.memory_fraction[r],
         ),
-        "trainer": SimpleNamespace(
-            **vars(layout),
-            devices=layout.devices,
-            replica_devices=layout.replica_devices,
-            token_budget=trainer.token_budget[t],
-            dynamic=True,
-        ),
+        "trainer": _trainer_names(trainer.layout.take(t), trainer.token_budget[t], architecture),
         "batch": batch_names(batch),
         "architecture": architecture_group(architecture),
     }

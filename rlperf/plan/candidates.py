@@ -236,14 +236,22 @@ def stages_divide(layers: int, pipeline: IntArray, virtual: IntArray) -> BoolArr
 
 
 def uneven_ends(layers: int, pipeline: IntArray) -> tuple[IntArray, IntArray]:
-    """Layers of the first and the last stage when the others hold ceil(layers / stages); 0 where nothing is left.
+    """Layers of the first and the last stage when the others hold equally many and none holds more than ceil(l / p).
+
+    The others hold ceil(l / p); where that leaves nothing for an end, floor(l / p), if the ends can take the rest.
+    0 where neither works.
 
     >>> [int(n) for n in uneven_ends(61, np.array(8))]
     [7, 6]
+    >>> [[int(n) for n in ends] for ends in uneven_ends(61, np.array([12, 32]))]
+    [[6, 0], [5, 0]]
     """
-    middle = -(-layers // pipeline) * np.maximum(pipeline - 2, 0)
-    left = np.where(pipeline > 1, layers - middle, 0)
-    return np.maximum(left - left // 2, 0), np.maximum(left // 2, 0)
+    inner = np.maximum(pipeline - 2, 0)
+    most, least = -(-layers // pipeline), layers // pipeline
+    tight, loose = layers - most * inner, layers - least * inner
+    left = np.where(tight >= 2, tight, np.where(loose <= 2 * most, loose, 0))
+    left = np.where(pipeline > 1, left, 0)
+    return left - left // 2, left // 2
 
 
 def heads_divide(arch: Architecture, degree: IntArray, tensor_parallel: IntArray) -> BoolArray:

@@ -195,7 +195,7 @@ def host_findings(imported: Imported, context: Context) -> list[Finding]:
         held += 2.0 * arch.parameters / min(weights, devices) * per_node
     if held <= cluster.host_memory:
         return []
-    key = key_of(imported, "trainer.offload_optimizer")
+    key = key_of(imported, "trainer.parked" if run.get("trainer.parked") else "trainer.offload")
     message = f"offloaded states take {human_bytes(held)} of the node's {human_bytes(cluster.host_memory)} host memory"
     return [Finding("error", key, message, "shard over more nodes, or keep them on the GPU", "run",
                     imported.where(key), rule="host_memory")]  # fmt: skip

@@ -54,8 +54,16 @@ _STAGES = tuple(
     for role in ("actor", "ref")
     for end in ("first", "last")
 )  # fmt: skip
-EXTRA_KEYS["verl"] = _STAGES + tuple(
-    (key, json.dumps(default), span, "", kind) for key, default, span, kind in _VERL_ASYNC
+# Any field of Megatron's OptimizerConfig is legal here (verl/utils/megatron/optimizer.py init_megatron_optim_config).
+_HOST_OPTIMIZER = tuple(
+    (f"actor_rollout_ref.actor.optim.override_optimizer_config.{name}", "null", "0.6-", "megatron", kind)
+    for name, kind in (("optimizer_cpu_offload", "bool"), ("optimizer_offload_fraction", "float"),
+                       ("overlap_cpu_optimizer_d2h_h2d", "bool"), ("use_precision_aware_optimizer", "bool"))
+)  # fmt: skip
+EXTRA_KEYS["verl"] = (
+    _STAGES
+    + _HOST_OPTIMIZER
+    + tuple((key, json.dumps(default), span, "", kind) for key, default, span, kind in _VERL_ASYNC)
 )
 
 # NeMo-RL hands this map to vLLM as it is; slime passes every SGLang ServerArgs field under its prefix.

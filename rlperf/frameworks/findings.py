@@ -75,6 +75,7 @@ def _serves(key: str, imported: Imported) -> bool:
 
 _ALIASES = {
     "trainer.offload": ("trainer.offload_optimizer", "trainer.offload_all"),
+    "trainer.parked": ("trainer.parks_optimizer", "trainer.offload_optimizer"),
     "trainer.activation_recompute": ("trainer.checkpointing",),
     "trainer.token_budget": ("trainer.microbatch",),
     "batch.context_tokens": ("rollout.engine_context",),

@@ -31,6 +31,7 @@ from rlperf.frameworks.verl_settings import (
     A,
     F,
     G,
+    H,
     M,
     R,
     T,
@@ -73,8 +74,8 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.shard_size", F + "fsdp_size", zero_as(-1), "-1: all GPUs; less: HSDP", backend="fsdp2"),
     field("trainer.zero_stage", F + "reshard_after_forward", _RESHARD, backend="fsdp2"),
     field("trainer.activation_recompute", M + "enable_gradient_checkpointing", _CHECKPOINTING, backend="fsdp2"),
-    field("trainer.offload_optimizer", F + "optimizer_offload", backend="fsdp2"),
-    field("trainer.offload_parameters", F + "param_offload", note="states wait on the host", backend="fsdp2"),
+    field("trainer.parks_optimizer", F + "optimizer_offload", note="waits on the host", backend="fsdp2"),
+    field("trainer.parks_parameters", F + "param_offload", note="states wait on the host", backend="fsdp2"),
     field("trainer.offload_activations", M + "enable_activation_offload", backend="fsdp2"),
     field("trainer.compute_dtype", F + "dtype", _DTYPE, backend="fsdp2"),
     field("trainer.tensor_parallel", G + "tensor_model_parallel_size", backend="megatron"),
@@ -93,8 +94,9 @@ FIELDS: tuple[Field, ...] = (
     ),
     field("trainer.first_stage_layers", T + "num_layers_in_first_pipeline_stage", backend="megatron"),
     field("trainer.last_stage_layers", T + "num_layers_in_last_pipeline_stage", backend="megatron"),
-    field("trainer.offload_optimizer", G + "optimizer_offload", backend="megatron"),
-    field("trainer.offload_parameters", G + "param_offload", note="states wait on the host", backend="megatron"),
+    field("trainer.parks_optimizer", G + "optimizer_offload", note="waits on the host", backend="megatron"),
+    field("trainer.offload_optimizer", H + "optimizer_cpu_offload", note="updated on the host", backend="megatron"),
+    field("trainer.parks_parameters", G + "param_offload", note="states wait on the host", backend="megatron"),
     field("trainer.compute_dtype", G + "dtype", _DTYPE, backend="megatron"),
     field("trainer.packing", M + "use_remove_padding", note="sequences packed without padding"),
     field("trainer.lora_rank", M + "lora_rank", _LORA),
@@ -187,9 +189,10 @@ class Verl:
             lost.append(Limitation("activation offload with Megatron", "full recompute", "a third of training more"))
         if run.get("run.algorithm") == "dapo" and not at_least(version, "0.9"):
             lost.append(Limitation("dynamic sampling", "groups without a signal are trained on", "wasted samples"))
-        if run.get("trainer.parked") and run.get("trainer.offload") in ("optimizer", "both"):
-            # Parking takes the optimizer to the host as well; verl has one switch for both.
+        if run.get("trainer.offload") in ("optimizer", "both") and (backend == "fsdp2" or not at_least(version, "0.6")):
+            # `optimizer_offload` parks the optimizer between the phases; the update brings it back to the device.
             changes["trainer.offload"] = "activations" if run.get("trainer.offload") == "both" else "none"
+            lost.append(Limitation("optimizer updated on the host", "optimizer on the device", "12 bytes a parameter"))
         changes.update(self._engine(run, version, lost))
         self._mode(run, version, lost)
         return run.with_(changes), tuple(lost)
@@ -302,7 +305,7 @@ class Verl:
         flat = resolve({**flat, **flatten(source.keys)})
         run, used = read_fields(self.fields, flat, target, Run({"trainer.backend": target.backend}))
         known: dict[str, Value] = {"trainer.offload": _offload(run), "run.architecture": str(flat[M + "path"])}
-        known["trainer.parked"] = bool(run.get("trainer.offload_parameters") and run.get("trainer.offload_optimizer"))
+        known["trainer.parked"] = bool(run.get("trainer.parks_parameters") and run.get("trainer.parks_optimizer"))
         known.update(_read_algorithm(flat))
         run = run.with_(known)
         run = run.with_(_read_placement(flat, run, source))
@@ -340,8 +343,8 @@ def _is_async_recipe(source: Source) -> bool:
 
 
 def _offload(run: Run) -> str:
-    # Parameters and optimizer together are parked between the phases, which is no offload while training.
-    optimizer = bool(run.get("trainer.offload_optimizer")) and not run.get("trainer.offload_parameters")
+    # What is parked between the phases is back on the device while training.
+    optimizer = bool(run.get("trainer.offload_optimizer"))
     activations = bool(run.get("trainer.offload_activations"))
     return {(False, False): "none", (True, False): "optimizer", (False, True): "activations"}.get(
         (optimizer, activations), "both"

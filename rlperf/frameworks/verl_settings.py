@@ -14,6 +14,7 @@ M = "actor_rollout_ref.model."
 F = A + "fsdp_config."
 G = A + "megatron."
 T = G + "override_transformer_config."
+H = A + "optim.override_optimizer_config."
 ORDER = ("0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "main")
 
 
@@ -41,8 +42,9 @@ def with_derived(run: Run) -> Run:
     packing = run.get("trainer.packing")
     derived: dict[str, Value] = {
         **uneven_stages(run),
-        "trainer.offload_optimizer": parked or offload in ("optimizer", "both"),
-        "trainer.offload_parameters": parked,
+        "trainer.offload_optimizer": True if offload in ("optimizer", "both") else None,
+        "trainer.parks_optimizer": parked,
+        "trainer.parks_parameters": parked,
         "trainer.offload_activations": offload in ("activations", "both"),
         "trainer.packing": True if packing is None else packing,
         "trainer.dynamic": budget is not None,
@@ -157,8 +159,14 @@ def algorithm_settings(run: Run, target: Target) -> list[Setting]:
             Setting(old + "method", "uniform"),
             Setting(old + "num_layers", 1),
         ]
-    if target.backend == "megatron" and run.get("trainer.offload_optimizer"):
+    if target.backend == "megatron" and run.get("trainer.parked"):
         settings.append(Setting(G + "grad_offload", True, "gradients leave with the optimizer"))
+    if target.backend == "megatron" and run.get("trainer.offload_optimizer"):
+        settings += [
+            Setting(H + "optimizer_offload_fraction", 1.0),
+            Setting(H + "overlap_cpu_optimizer_d2h_h2d", True),
+            Setting(H + "use_precision_aware_optimizer", True, "the optimizer on the host needs it"),
+        ]
     return settings
 
 

@@ -75,6 +75,8 @@ class TrainerOverheads(_Frozen):
     stretch : seconds of long phases over the backend's short steady ones: sustained clocks, varying shapes [1]
     balance : over what token loads of the data-parallel ranks are evened out: every optimizer ``update``, or the whole
         ``batch`` once, so that the ranks of one update still differ
+    batching : which sequences are cut into microbatches together. ``rank``: each rank's own, packed, or by count and
+        padded where nothing is packed; ``all``: those of all ranks, packed, or sorted by length and padded
     pipeline_padding : with pipeline stages, packed microbatches are padded to the token budget (equal shapes)
     skew_exponent : busiest expert-parallel device over the mean = expert_parallel ** this, real routers [1]
     """
@@ -87,6 +89,7 @@ class TrainerOverheads(_Frozen):
     moe_layer: Overhead
     stretch: PositiveFloat = 1.0
     balance: Literal["update", "batch"] = "update"
+    batching: Literal["rank", "all"] = "rank"
     pipeline_padding: bool = False
     skew_exponent: float = Field(0.1, ge=0.0)
     skew_source: str = (

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.cost.packing import over_all_replicas
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.training import training_update
 from rlperf.cost.weight_sync import SyncPayload, SyncShape, weight_sync_s
@@ -57,7 +58,7 @@ class TrainerSetup:
     mini_batch : sequences per optimizer update [1]
     token_budget, scoring_token_budget : tokens per packed microbatch and replica; None = ``layout.microbatch`` [tokens]
     scoring_microbatch : sequences per scoring forward where there is no budget [1]
-    packing : sequences packed; else padded within a microbatch of sequences of like length
+    packing : sequences packed; else padded to the longest of their microbatch (`TrainerOverheads.batching`)
     scoring_passes : log-probability passes on the trainer's devices [1]
     offload_bytes : bytes per device that leave before rollout and return after it; colocated only [bytes]
     """
@@ -95,21 +96,27 @@ def microbatches(
     *,
     balanced: bool = True,
 ) -> Microbatches:
-    """Microbatches of one pass over ``sequences`` drawn like ``lengths`` (closed form in their moments).
+    """Microbatches of one pass over ``sequences`` drawn like ``lengths``.
+
+    Closed form in their moments, except where the framework cuts the sequences of all ranks together.
 
     ``balanced`` : token loads are evened out over the ranks within this pass.
     """
     layout = setup.layout if each is None else replace(setup.layout, microbatch=np.asarray(each, np.int64))
+    together = framework.training.batching == "all" and token_budget is not None
     found = Microbatches.from_moments(
         layout,
         sequences,
         float(lengths.mean()),
         float((lengths**2).mean()),
         float(lengths.max()),
-        token_budget=token_budget,
-        packing=setup.packing or token_budget is not None,
+        token_budget=token_budget if setup.packing or together else None,
+        packing=setup.packing or together,
         balanced=balanced,
     )
+    if together and token_budget is not None:
+        ranks = int(layout.data_parallel)
+        found = over_all_replicas(found, lengths, sequences, ranks, token_budget, packing=setup.packing)
     return padded_microbatches(framework, layout, found, token_budget)
 
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.rl_framework import CONSTANTS, constant, fit_framework, with_constants
 from rlperf.calibrate.rl_step_predict import predict_step
-from rlperf.calibrate.rl_step_rows import configuration_digest, configuration_key, framework_of, mode_of, read_row
+from rlperf.calibrate.rl_step_rows import configuration_digest, configuration_key, mode_of, read_row
+from rlperf.calibrate.rl_step_stack import stack_of
 from rlperf.calibrate.validate import Report, validate_file
+from rlperf.calibrate.validate_rl_step import stratum
 from rlperf.errors import SpecError
 from rlperf.sim.rl_step.modes import ExecutionMode
 from rlperf.specs.rl_calibration import load_framework_calibration
@@ -87,8 +89,10 @@ def test_rows_that_cannot_be_predicted_say_why() -> None:
         read_row(ROW | {"osl_mean": ""})
     with pytest.raises(SpecError, match="do not divide"):
         read_row(ROW | {"trainer_tensor_parallel": "3"})
-    with pytest.raises(SpecError, match="none that rlperf knows"):
-        read_row(ROW | {"framework": "mystery"})
+    with pytest.raises(SpecError, match="names no framework"):
+        read_row(ROW | {"framework": " "})
+    with pytest.raises(SpecError, match="do not divide into groups of 16"):
+        read_row(ROW | {"trainer_expert_parallel": "16"})
     with pytest.raises(SpecError, match="compute_dtype 'fp9' is unknown"):
         read_row(ROW | {"compute_dtype": "fp9"})
     with pytest.raises(SpecError, match="leaves no room"):
@@ -124,10 +128,89 @@ def test_other_frameworks_devices_and_dtypes_are_predicted_with_wider_intervals(
 
 
 def test_names_and_modes() -> None:
-    assert framework_of("verl (vLLM+FSDP2)") == "verl_fsdp"
+    assert stack_of("verl (vLLM+FSDP2)").framework == "verl_fsdp"
+    assert stack_of("AReaL (SGLang+Megatron)").trainer == "megatron"
+    assert stack_of("NeMo-RL (vLLM + AutoModel)").trainer == "automodel"
+    assert stack_of("miles").framework == "slime"
     assert mode_of(False, 0) is ExecutionMode.SYNC_DISAGGREGATED
     assert mode_of(False, 1) is ExecutionMode.ONE_STEP_OFF
     assert mode_of(False, 4) is ExecutionMode.FULLY_ASYNC
+    assert mode_of(True, 2) is ExecutionMode.SYNC_COLOCATED
+    assert mode_of(True, 2, shared=False) is ExecutionMode.FULLY_ASYNC
+
+
+@pytest.mark.parametrize("framework", ["SkyRL", "ROLL (vLLM+Megatron)", "prime-rl", "torchforge (vLLM+torchtitan)"])
+def test_unknown_frameworks_are_predicted_as_a_relative_that_is_named(framework: str) -> None:
+    found = predict_step(read_row(ROW | {"framework": framework}))
+    assert any(text.startswith("framework=") and framework in text for text in found.row.assumed)
+    assert not found.framework.calibrated_on  # so the prediction counts as extrapolated
+    assert stratum(found.row) == "other frameworks"
+
+
+def test_lengths_follow_from_a_published_sum() -> None:
+    assert read_row(ROW | {"osl_mean": "", "isl_mean": "100", "seq_mean": "700"}).response_tokens == 600.0
+    assert read_row(ROW | {"seq_mean": "750"}).prompt_tokens == 150.0
+    with pytest.raises(SpecError, match="no mean response length"):
+        read_row(ROW | {"osl_mean": "", "seq_mean": "100"})
+
+
+def test_an_unstated_pool_has_what_the_other_leaves() -> None:
+    apart = ROW | {"n_gpus": "24", "colocated": "0", "max_staleness": "1"}
+    row = read_row(apart | {"rollout_gpus": "16"})
+    assert (row.rollout_devices, row.trainer_devices) == (16, 8)
+    row = read_row(apart)
+    assert (row.rollout_devices, row.trainer_devices) == (12, 12)
+    assert "trainer_gpus=12" in " ".join(row.assumed)
+    with pytest.raises(SpecError, match="leave none"):
+        read_row(apart | {"rollout_gpus": "24"})
+
+
+def test_experts_over_more_devices_than_a_tensor_group_copy_the_attention() -> None:
+    row = read_row(
+        ROW | {"architecture": "Qwen3-30B-A3B", "rollout_tensor_parallel": "2", "rollout_expert_parallel": "8"}
+    )
+    assert int(row.rollout.replica_devices) == 8
+    assert int(row.rollout.attention_data_parallel) == 4
+
+
+def test_an_unstated_memory_share_holds_the_weights() -> None:
+    tight = ROW | {"architecture": "Qwen3-32B", "rollout_tensor_parallel": "1", "gpu": "h100_sxm"}
+    assert read_row(ROW).memory_fraction == 0.6
+    assert read_row(tight).memory_fraction == 0.9
+    assert read_row(tight | {"rollout_memory_fraction": "0.7"}).memory_fraction == 0.7
+    huge = {"architecture": "DeepSeek-V3", "n_gpus": "16", "rollout_tensor_parallel": "8", "gpu": "h200_sxm"}
+    assert read_row(ROW | huge).rollout_dtype == "fp8"
+
+
+def test_names_of_dtypes_as_frameworks_write_them() -> None:
+    row = read_row(ROW | {"compute_dtype": "bfloat16", "rollout_dtype": "fp8 blockwise"})
+    assert (row.compute_dtype, row.rollout_dtype) == ("bf16", "fp8_block")
+
+
+def test_a_critic_is_updated_beside_the_policy() -> None:
+    grpo, ppo = (predict_step(read_row(ROW | {"algorithm": name})) for name in ("GRPO", "PPO"))
+    assert ppo.stage_s("train_s") == pytest.approx(2.0 * grpo.stage_s("train_s"))
+    assert ppo.stage_s("scoring_s") == pytest.approx(1.5 * grpo.stage_s("scoring_s"))
+    assert read_row(ROW | {"algorithm": "DAPO"}).scoring_passes == 1
+
+
+def test_unpacked_batches_of_a_trainer_that_cuts_by_count_are_padded() -> None:
+    padded = read_row(ROW | {"framework": "TRL", "microbatch": "8"})
+    assert not padded.packing
+    packed = read_row(ROW | {"framework": "TRL", "microbatch": "8", "sequence_packing": "1"})
+    assert predict_step(padded).stage_s("train_s") > 1.2 * predict_step(packed).stage_s("train_s")
+
+
+def test_architectures_beside_the_file_come_first(tmp_path: Path) -> None:
+    import json
+
+    from rlperf.specs.profiles import load_architecture
+
+    own = json.loads(load_architecture("Llama-3.1-8B").model_dump_json(exclude_none=True)) | {"layers": 16}
+    (tmp_path / "Half-8B.json").write_text(json.dumps(own))
+    with pytest.raises(SpecError, match="no architecture named"):
+        read_row(ROW | {"architecture": "Half-8B"})
+    assert read_row(ROW | {"architecture": "Half-8B"}, tmp_path).architecture.layers == 16
 
 
 def test_releases_of_one_configuration_share_their_digest() -> None:

@@ -87,7 +87,7 @@ class StepPrediction:
 @lru_cache(maxsize=256)
 def _engine(row: StepRow) -> tuple[EngineStepCost, EngineLimits]:
     """Cost and limits of one rollout replica of the row."""
-    profile = load_engine_calibration("sglang" if row.framework in ("slime", "areal") else "vllm")
+    profile = load_engine_calibration(row.engine)
     if not row.cuda_graphs:
         profile = profile.model_copy(update={"cuda_graphs": False})
     context = max(row.prompt_tokens + row.response_tokens / 2.0, 512.0)
@@ -159,6 +159,10 @@ def predict_step(
     colocated = row.mode is ExecutionMode.SYNC_COLOCATED
     nodes = max(row.devices // row.hardware.cluster.devices_per_node, 1)
     stages, _ = step_stages(facts, rollout, trainer, sync, trajectories, nodes=nodes, colocated=colocated)
+    if row.critic:
+        # a second network is updated beside the policy and asked for its values once
+        values = stages.scoring_s / row.scoring_passes if row.scoring_passes else 0.0
+        stages = replace(stages, training_s=2.0 * stages.training_s, scoring_s=stages.scoring_s + values)
     execution = Execution(row.mode, max(row.staleness, 1), 1, int(facts.in_flight_updates and not colocated))
     return StepPrediction(row, law, facts, execution, rollout, trainer, trajectories, stages)
 

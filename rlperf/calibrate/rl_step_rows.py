@@ -6,12 +6,14 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from rlperf.calibrate.assumed_lengths import AssumedLengths
-from rlperf.cost.dtypes import DTYPES
-from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.calibrate.rl_step_stack import Stack, dtype_named, stack_of
+from rlperf.cost.dtypes import dtype_of
+from rlperf.errors import SpecError
 from rlperf.layout import RECOMPUTE, Layout
 from rlperf.sim.rl_step.modes import ExecutionMode
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -22,36 +24,19 @@ from rlperf.specs.profiles import load_architecture
 PROMPT_TOKENS = 120.0
 """Mean prompt of mathematics questions where a row states none: the rows that do state it have 95 to 146."""
 
-_FRAMEWORKS = (
-    (r"nemo.*dtensor", "nemo_rl_dtensor"),
-    (r"nemo", "nemo_rl_megatron"),
-    (r"verl.*megatron", "verl_megatron"),
-    (r"verl", "verl_fsdp"),
-    (r"areal", "areal"),
-    (r"openrlhf", "openrlhf"),
-    (r"slime", "slime"),
-    (r"trl", "trl"),
-)
-_TRAINERS = {
-    "nemo_rl_dtensor": "fsdp2",
-    "nemo_rl_megatron": "megatron",
-    "verl_megatron": "megatron",
-    "slime": "megatron",
-    "openrlhf": "deepspeed",
-}
-
 
 @dataclass(frozen=True, eq=False)
 class StepRow:
     """One measured rl_step made ready for prediction.
 
-    ``fits`` picks among recompute modes where the row states none: none if it fits the device, else full.
+    ``critic``: PPO's second network, of the policy's size on the trainer's devices.
     """
 
     row_id: str
     group: str
     framework: str
     trainer: str
+    engine: str
     architecture: Architecture
     hardware: Hardware
     mode: ExecutionMode
@@ -68,6 +53,7 @@ class StepRow:
     scoring_token_budget: float | None
     scoring_microbatch: int
     packing: bool
+    critic: bool
     scoring_passes: int
     prompt_tokens: float
     response_tokens: float
@@ -117,69 +103,59 @@ class _Cells:
         return int(self.number(name, default, why))
 
 
-def framework_of(text: str) -> str:
-    """Name of the framework calibration of a row's ``framework`` cell.
-
-    >>> framework_of("NeMo-RL (vLLM + PyTorch DTensor)")
-    'nemo_rl_dtensor'
-    """
-    for pattern, name in _FRAMEWORKS:
-        if re.search(pattern, text.lower()):
-            return name
-    raise SpecError(f"framework {text!r} is none that rlperf knows")
-
-
-def mode_of(colocated: bool, staleness: float) -> ExecutionMode:
-    """Execution mode of a row by its columns."""
-    if colocated and staleness == 0:
+def mode_of(colocated: bool, staleness: float, *, shared: bool = True) -> ExecutionMode:
+    """Execution mode of a row by its columns; pools that ``shared`` devices hold take turns, however stale."""
+    if colocated and (shared or staleness == 0):
         return ExecutionMode.SYNC_COLOCATED
     if staleness == 0:
         return ExecutionMode.SYNC_DISAGGREGATED
     return ExecutionMode.ONE_STEP_OFF if staleness == 1 else ExecutionMode.FULLY_ASYNC
 
 
-def read_row(row: Mapping[str, str]) -> StepRow:
+def read_row(row: Mapping[str, str], architectures: Path | None = None) -> StepRow:
     """A row as pools, batch and lengths.
+
+    ``architectures`` : folder whose files go before the shipped architectures
 
     Raises
     ------
     SpecError : what cannot be predicted at all: no mean length, unknown names, degrees that do not divide
     """
     cells = _Cells(row)
-    framework = framework_of(row.get("framework", ""))
-    if not row.get("osl_mean"):
-        raise SpecError("no mean response length is published: compare such rows with each other")
-    architecture, hardware = load_architecture(row["architecture"]), load_hardware(row["gpu"])
-    devices = cells.count("n_gpus", 8, "one node")
+    stack = stack_of(row.get("framework", ""))
+    cells.assumed += stack.assumed
+    prompt, response = _mean_lengths(cells)
+    architecture, hardware = _architecture(row["architecture"], architectures), load_hardware(row["gpu"])
     colocated = cells.count("colocated", 1, "same devices") == 1
-    rollout_devices = cells.count("rollout_gpus", devices, None if colocated else "all")
-    trainer_devices = cells.count("trainer_gpus", devices, None if colocated else "all")
+    devices, rollout_devices, trainer_devices = _pools(cells, colocated)
     staleness = cells.number("max_staleness", 0.0 if colocated else 1.0, "synchronous" if colocated else "one step")
-    cap_total = cells.number("seq_limit", 4096.0, "a common default")
-    prompt = cells.number("isl_mean", PROMPT_TOKENS, "mathematics questions")
-    response = cells.number("osl_mean", 0.0)
+    cap_total = cells.number("seq_limit", max(4096.0, 2.0 * (prompt + response)), "a common default")
     prompts, group_size = cells.count("prompts_per_step", 64, "default"), cells.count("group_size", 32, "default")
     microbatch = cells.count("microbatch", 1, "default")
-    packing = cells.count("sequence_packing", 1, "default of the Megatron path") == 1
+    packing = _packing(cells, stack)
     budget = cells.number("train_token_budget", cap_total * microbatch, "limit x microbatch")
     scoring_microbatch = _scoring_microbatch(row.get("note", ""), cells)
     scoring_budget = cells.number("scoring_token_budget", cap_total * scoring_microbatch, "limit x scoring microbatch")
-    layout, stated = _trainer_layout(cells, framework, architecture, trainer_devices, microbatch)
+    layout, stated = _trainer_layout(cells, stack, architecture, hardware, trainer_devices, microbatch)
+    rollout_dtype = dtype_named(cells.text("rollout_dtype", *_served(cells, architecture, hardware)), "rollout_dtype")
+    rollout = _rollout_layout(cells, architecture, hardware, rollout_devices, rollout_dtype)
+    algorithm = (row.get("algorithm") or "").strip().upper()
     if prompt >= cap_total:
         raise SpecError(f"isl_mean {prompt:g} leaves no room for a response within seq_limit {cap_total:g}")
     return StepRow(
         row_id=row.get("row_id", ""),
         group=row.get("group", ""),
-        framework=framework,
-        trainer=_TRAINERS.get(framework, "fsdp2"),
+        framework=stack.framework,
+        trainer=stack.trainer,
+        engine=stack.engine,
         architecture=architecture,
         hardware=hardware,
-        mode=mode_of(colocated, staleness),
+        mode=mode_of(colocated, staleness, shared=rollout_devices + trainer_devices > devices),
         staleness=int(np.ceil(staleness)),
         devices=devices,
         rollout_devices=rollout_devices,
         trainer_devices=trainer_devices,
-        rollout=_rollout_layout(cells, architecture, rollout_devices),
+        rollout=rollout,
         trainer_layout=layout,
         prompts=prompts,
         group_size=group_size,
@@ -188,13 +164,14 @@ def read_row(row: Mapping[str, str]) -> StepRow:
         scoring_token_budget=scoring_budget,
         scoring_microbatch=scoring_microbatch,
         packing=packing,
-        scoring_passes=_scoring_passes(cells, framework, staleness),
+        critic=algorithm == "PPO",
+        scoring_passes=_scoring_passes(cells, stack.framework, staleness, algorithm),
         prompt_tokens=prompt,
         response_tokens=response,
         cap_tokens=max(cap_total - prompt, response),
-        compute_dtype=_dtype(cells, "compute_dtype"),
-        rollout_dtype=_dtype(cells, "rollout_dtype"),
-        memory_fraction=cells.number("rollout_memory_fraction", 0.6, "common default"),
+        compute_dtype=dtype_named(cells.text("compute_dtype", "bf16", "default"), "compute_dtype"),
+        rollout_dtype=rollout_dtype,
+        memory_fraction=_memory_fraction(cells, architecture, hardware, rollout, rollout_dtype, colocated),
         cuda_graphs=cells.count("cuda_graph", 1, "engine default") == 1,
         recompute_stated=stated,
         measured={
@@ -207,16 +184,71 @@ def read_row(row: Mapping[str, str]) -> StepRow:
     )
 
 
-def _dtype(cells: _Cells, name: str) -> str:
-    """A dtype that the cost model knows."""
-    found = cells.text(name, "bf16", "default").lower()
-    if found not in DTYPES:
-        raise SpecError(Problem(f"{name} {found!r} is unknown", suggestion=did_you_mean(found, DTYPES)))
-    return found
+def _architecture(name: str, folder: Path | None) -> Architecture:
+    """The architecture of that name, the folder's own first."""
+    file = folder / f"{name}.json" if folder else None
+    return load_architecture(file if file and file.is_file() else name)
 
 
-def _scoring_passes(cells: _Cells, framework: str, staleness: float) -> int:
+def _mean_lengths(cells: _Cells) -> tuple[float, float]:
+    """Mean prompt and response [tokens]; one that is blank is what the other leaves of a published sum."""
+    row = cells.row
+    prompt, response, total = (row.get(name) or "" for name in ("isl_mean", "osl_mean", "seq_mean"))
+    if response and total and not prompt:
+        found = cells.number("seq_mean", 0.0) - cells.number("osl_mean", 0.0)
+        if found > 0.0:
+            cells.assumed.append(f"isl_mean={found:g} (seq_mean less osl_mean)")
+            return found, cells.number("osl_mean", 0.0)
+    before = cells.number("isl_mean", PROMPT_TOKENS, "mathematics questions")
+    if response:
+        return before, cells.number("osl_mean", 0.0)
+    rest = cells.number("seq_mean", 0.0) - before
+    if rest <= 0.0:
+        raise SpecError("no mean response length is published: compare such rows with each other")
+    cells.assumed.append(f"osl_mean={rest:g} (seq_mean less the prompt)")
+    return before, rest
+
+
+def _pools(cells: _Cells, colocated: bool) -> tuple[int, int, int]:
+    """GPUs in all, of the rollout and of the trainer; of two pools an unstated one has what the other leaves."""
+    devices = cells.count("n_gpus", 8, "one node")
+    if colocated:
+        return devices, cells.count("rollout_gpus", devices), cells.count("trainer_gpus", devices)
+    left = {
+        name: devices - cells.count(name, 0) if cells.row.get(name) else devices // 2
+        for name in ("rollout_gpus", "trainer_gpus")
+    }
+    if not all(cells.row.get(name) for name in left) and min(left.values()) < 1:
+        raise SpecError(f"{devices} GPUs leave none for the other pool")
+    return (
+        devices,
+        cells.count("rollout_gpus", left["trainer_gpus"], "what the trainer leaves, or half"),
+        cells.count("trainer_gpus", left["rollout_gpus"], "what the rollout leaves, or half"),
+    )
+
+
+def _served(cells: _Cells, architecture: Architecture, hardware: Hardware) -> tuple[str, str]:
+    """The engine's dtype where the row states none, and why: fp8 where stated degrees do not hold 16-bit weights."""
+    degrees = ("rollout_tensor_parallel", "rollout_pipeline_parallel")
+    replica = float(np.prod([cells.count(name, 1) for name in degrees]))
+    replica = max(replica, cells.number("rollout_expert_parallel", 1.0))
+    stated = any(cells.row.get(name) for name in degrees)
+    if stated and 2.0 * architecture.parameters / replica > 0.9 * hardware.device.memory:
+        return "fp8", "16-bit weights do not fit"
+    return "bf16", "default"
+
+
+def _packing(cells: _Cells, stack: Stack) -> bool:
+    """Whether sequences are packed, where the row does not say it: TRL's trainer pads, the others pack."""
+    if stack.framework == "trl":
+        return cells.count("sequence_packing", 0, "TRL pads") == 1
+    return cells.count("sequence_packing", 1, "default of the examples") == 1
+
+
+def _scoring_passes(cells: _Cells, framework: str, staleness: float, algorithm: str) -> int:
     """Log-probability passes; verl's asynchronous modes take the engine's log-probabilities for the old policy's."""
+    if algorithm == "DAPO" and not (framework.startswith("verl") and staleness > 0):
+        return cells.count("scoring_passes", 1, "DAPO has no reference policy")
     if framework.startswith("verl") and staleness > 0:
         return cells.count("scoring_passes", 0, "asynchronous: the engine's log-probabilities serve")
     return cells.count("scoring_passes", 2, "old policy and reference")
@@ -231,59 +263,80 @@ def _scoring_microbatch(note: str, cells: _Cells) -> int:
     return 4
 
 
-def _rollout_layout(cells: _Cells, architecture: Architecture, devices: int) -> Layout:
-    tensor = cells.count("rollout_tensor_parallel", _fitting_tensor(architecture, devices), "smallest that fits")
-    pipeline = cells.count("rollout_pipeline_parallel", 1)
-    expert = cells.count("rollout_expert_parallel", 1)
-    if devices % (tensor * pipeline):
-        raise SpecError(f"{devices} rollout GPUs do not divide into replicas of {tensor * pipeline}")
+def _rollout_layout(cells: _Cells, architecture: Architecture, hardware: Hardware, devices: int, dtype: str) -> Layout:
+    """One replica; experts over more devices than a tensor group hold as many copies of its attention."""
+    least = _fitting_tensor(architecture, hardware, devices, dtype)
+    stated = cells.count("rollout_expert_parallel", 1)
+    tensor = cells.count("rollout_tensor_parallel", least if stated == 1 else 1, "smallest that fits")
+    pipeline, expert = cells.count("rollout_pipeline_parallel", 1), stated
+    copies = max(expert // tensor, 1)
+    if devices % (tensor * copies * pipeline):
+        raise SpecError(f"{devices} rollout GPUs do not divide into replicas of {tensor * copies * pipeline}")
     return Layout.of(
-        tensor_parallel=tensor,
+        tensor_parallel=tensor * copies,
         pipeline_parallel=pipeline,
         expert_parallel=expert,
         expert_tensor_parallel=max(tensor // expert, 1),
+        attention_data_parallel=copies,
     )
 
 
-def _fitting_tensor(architecture: Architecture, devices: int) -> int:
-    """Smallest power of two whose share of bf16 weights stays below 40 GB."""
-    tensor = 1
-    while architecture.parameters * 2.0 / tensor > 40e9 and tensor < devices:
+def _fitting_tensor(architecture: Architecture, hardware: Hardware, devices: int, dtype: str) -> int:
+    """Smallest power of two whose share of the weights stays below half of a device's memory."""
+    tensor, weights = 1, architecture.parameters * dtype_of(dtype).weight_bytes
+    while weights / tensor > 0.5 * hardware.device.memory and tensor < devices:
         tensor *= 2
     return tensor
 
 
-def _holding_tensor(architecture: Architecture, devices: int) -> int:
-    """Smallest power of two up to 8 at which dense weights and gradients (6 bytes each) stay below 40 GB a device."""
+def _memory_fraction(
+    cells: _Cells, architecture: Architecture, hardware: Hardware, layout: Layout, dtype: str, colocated: bool
+) -> float:
+    """Share of a device that the engine may use: what recipes set, more where the weights leave no cache in it."""
+    usual = 0.6 if colocated else 0.8
+    replica = float(layout.tensor_parallel * layout.pipeline_parallel)
+    routed = float(architecture.routed_parameters)
+    dense = (float(architecture.parameters) - routed) * float(layout.attention_data_parallel)
+    weights = (dense + routed) / replica * dtype_of(dtype).weight_bytes / hardware.device.memory
+    least = min(max(usual, round(weights + 0.25, 2)), 0.9)
+    return cells.number("rollout_memory_fraction", least, "common default" if least == usual else "holds the weights")
+
+
+def _holding_tensor(architecture: Architecture, hardware: Hardware, devices: int) -> int:
+    """Smallest power of two up to 8 at which dense weights and gradients (6 bytes each) take below half of a device."""
     dense = float(architecture.parameters - architecture.routed_parameters)
     tensor = 1
-    while dense * 6.0 / tensor > 40e9 and tensor < min(8, devices):
+    while dense * 6.0 / tensor > 0.5 * hardware.device.memory and tensor < min(8, devices):
         tensor *= 2
     return tensor
 
 
 def _trainer_layout(
-    cells: _Cells, framework: str, architecture: Architecture, devices: int, microbatch: int
+    cells: _Cells, stack: Stack, architecture: Architecture, hardware: Hardware, devices: int, microbatch: int
 ) -> tuple[Layout, bool]:
     """The trainer's layout, and whether the row states its recompute mode."""
-    least = _holding_tensor(architecture, devices) if "megatron" in framework or framework == "slime" else 1
+    megatron = stack.trainer == "megatron"
+    least = _holding_tensor(architecture, hardware, devices) if megatron else 1
     tensor = cells.count("trainer_tensor_parallel", least, "smallest that holds the model")
     pipeline = cells.count("trainer_pipeline_parallel", 1, "default")
     context = cells.count("trainer_context_parallel", 1, "default")
+    expert = cells.count("trainer_expert_parallel", 1)
     spread = re.search(r"ulysses (\d+)", cells.row.get("note", "").lower())
     ulysses = int(spread.group(1)) if spread else 1
     replica = tensor * pipeline * context * ulysses
     if devices % replica:
         raise SpecError(f"{devices} trainer GPUs do not divide into replicas of {replica}")
+    if devices // pipeline % expert:
+        raise SpecError(f"the {devices // pipeline} trainer GPUs of a stage do not divide into groups of {expert}")
     recompute = (cells.row.get("activation_recompute") or "").strip()
-    zero = cells.count("zero_stage", 1 if "megatron" in framework else 3, "the backend's")
+    zero = cells.count("zero_stage", 1 if megatron else 3, "the backend's")
     layout = Layout.of(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
         virtual_pipeline=cells.count("trainer_virtual_pipeline", 1),
         context_parallel=context,
         ulysses=ulysses,
-        expert_parallel=cells.count("trainer_expert_parallel", 1),
+        expert_parallel=expert,
         data_parallel=devices // replica,
         sequence_parallel=cells.count("sequence_parallel", int(tensor > 1), "on with tensor parallel"),
         zero_stage=zero,

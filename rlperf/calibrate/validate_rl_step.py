@@ -29,7 +29,7 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     for line in table:
         try:
             cells = {**line.cells, "row_id": line.row_id, "group": line.group}
-            row = read_row(cells)
+            row = read_row(cells, path.parent.parent / "architectures")
             found = predict_step(row)
         except RlperfError as error:
             refused.append(Refusal(line.row_id, str(error).splitlines()[0]))
@@ -84,6 +84,8 @@ def stratum(row: StepRow) -> str:
         return "DeepSeek-V3"
     if row.framework == "nemo_rl_dtensor" and row.architecture.parameters > 3e10:
         return "DTensor 70B"
+    if any(text.startswith("framework=") for text in row.assumed):
+        return "other frameworks"
     if not row.framework.startswith("nemo"):
         return f"{row.framework}, nothing fitted"
     return "MoE" if row.architecture.experts else "dense"

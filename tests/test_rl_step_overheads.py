@@ -8,11 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.training import training_update
 from rlperf.cost.weight_sync import checkpoint_tensors
 from rlperf.layout import Layout
-from rlperf.sim.rl_step.overheads import reference_swap_s, scoring_in_framework_s, training_in_framework_s
+from rlperf.sim.rl_step.overheads import (
+    reference_swap_s,
+    scoring_in_framework_s,
+    trainer_in_framework,
+    training_in_framework_s,
+)
+from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.rl_calibration import load_framework_calibration
+from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
 
 MEGATRON, DTENSOR = load_framework_calibration("nemo_rl_megatron"), load_framework_calibration("nemo_rl_dtensor")
 DENSE, EXPERTS = load_architecture("Llama-3.1-8B"), load_architecture("Qwen3-30B-A3B")
@@ -66,3 +74,16 @@ def test_an_optimizer_without_foreach_grows_with_the_tensors() -> None:
     assert each is not None
     assert more[0] == pytest.approx(each.value * (checkpoint_tensors(large) - checkpoint_tensors(DENSE)))
     assert more[1] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_plain_all_to_all_costs_more_only_where_experts_lie_on_several_nodes() -> None:
+    backend, hw = load_trainer("megatron"), load_hardware("h100_sxm")
+    plain = trainer_in_framework(backend, MEGATRON)
+    assert trainer_in_framework(backend, DTENSOR) is backend  # states nothing: the backend's own
+
+    def seconds(trainer: TrainerCalibration, expert: int) -> float:
+        layout = Layout.of(data_parallel=64, expert_parallel=expert, zero_stage=1)
+        return float(training_update(EXPERTS, hw, trainer, layout, BATCH).total_s)
+
+    assert seconds(plain, 8) == seconds(backend, 8)
+    assert seconds(plain, 32) > 1.1 * seconds(backend, 32)

@@ -16,6 +16,7 @@ from rlperf.cost.inference import engine_step_cost
 from rlperf.cost.weight_sync import SyncShape, sync_payload
 from rlperf.sim.rl_step.compose import StepStages, compose_rl_step
 from rlperf.sim.rl_step.modes import Execution, ExecutionMode, step_seconds
+from rlperf.sim.rl_step.overheads import trainer_in_framework
 from rlperf.sim.rl_step.stages import RolloutSetup, SyncSetup, TrainerSetup, roll_out, step_stages
 from rlperf.sim.rl_step.timeline import Timeline
 from rlperf.sim.rl_step.uncertainty import bootstrap_groups, interval
@@ -125,7 +126,7 @@ def setups(row: StepRow, framework: FrameworkCalibration) -> tuple[RolloutSetup,
     trainer = TrainerSetup(
         architecture=row.architecture,
         hardware=row.hardware,
-        trainer=load_trainer(row.trainer),
+        trainer=trainer_in_framework(load_trainer(row.trainer), framework),
         layout=layout,
         mini_batch=row.mini_batch,
         token_budget=row.token_budget,

@@ -11,6 +11,7 @@ from typing import TypeVar
 from rlperf.cost.dtypes import DTYPES
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.plan.demand import Batch, Source, batches
+from rlperf.sim.rl_step.overheads import trainer_in_framework
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.cluster import Cluster
@@ -178,8 +179,8 @@ def _rollout_hardware(job: Job, shared: Hardware, folder: Path | None) -> Hardwa
 
 
 def _trainer(job: Job, backend: TrainerBackend, folder: Path | None) -> Trainer:
-    calibration = load_trainer(backend, folder=folder)
-    return Trainer(backend, calibration, load_framework_calibration(job.framework, backend, folder))
+    framework = load_framework_calibration(job.framework, backend, folder)
+    return Trainer(backend, trainer_in_framework(load_trainer(backend, folder=folder), framework), framework)
 
 
 def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path | None) -> TaskContext:

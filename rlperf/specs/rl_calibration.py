@@ -77,6 +77,8 @@ class TrainerOverheads(_Frozen):
         ``batch`` once, so that the ranks of one update still differ
     batching : which sequences are cut into microbatches together. ``rank``: each rank's own, packed, or by count and
         padded where nothing is packed; ``all``: those of all ranks, packed, or sorted by length and padded
+    dispatch : how tokens reach their experts, if not as the backend's calibration has it: once for ``each_expert``
+        (plain all-to-all), or ``once_per_node`` (deduplicated, as DeepEP does)
     pipeline_padding : with pipeline stages, packed microbatches are padded to the token budget (equal shapes)
     skew_exponent : busiest expert-parallel device over the mean = expert_parallel ** this, real routers [1]
     """
@@ -90,6 +92,7 @@ class TrainerOverheads(_Frozen):
     stretch: PositiveFloat = 1.0
     balance: Literal["update", "batch"] = "update"
     batching: Literal["rank", "all"] = "rank"
+    dispatch: Literal["each_expert", "once_per_node"] | None = None
     pipeline_padding: bool = False
     skew_exponent: float = Field(0.1, ge=0.0)
     skew_source: str = (

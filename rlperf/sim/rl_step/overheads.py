@@ -14,6 +14,7 @@ from rlperf.cost.weight_sync import checkpoint_tensors
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.rl_calibration import FrameworkCalibration
+from rlperf.specs.trainer_calibration import TrainerCalibration
 
 
 def engine_in_framework(cost: EngineStepCost, framework: FrameworkCalibration) -> EngineStepCost:
@@ -23,6 +24,15 @@ def engine_in_framework(cost: EngineStepCost, framework: FrameworkCalibration) -
         host_s=cost.host_s + framework.engine_host.value,
         host_per_request_s=cost.host_per_request_s + framework.engine_host_per_request.value,
     )
+
+
+def trainer_in_framework(trainer: TrainerCalibration, framework: FrameworkCalibration) -> TrainerCalibration:
+    """The trainer backend with what this framework sets otherwise: how tokens are dispatched to experts."""
+    dispatch = framework.training.dispatch
+    if dispatch is None:
+        return trainer
+    timing = trainer.timing.model_copy(update={"node_dedup": dispatch == "once_per_node"})
+    return trainer.model_copy(update={"timing": timing})
 
 
 def training_in_framework_s(

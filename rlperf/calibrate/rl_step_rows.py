@@ -135,7 +135,7 @@ def read_row(row: Mapping[str, str], architectures: Path | None = None) -> StepR
     packing = _packing(cells, stack)
     budget = cells.number("train_token_budget", cap_total * microbatch, "limit x microbatch")
     scoring_microbatch = _scoring_microbatch(row.get("note", ""), cells)
-    scoring_budget = cells.number("scoring_token_budget", cap_total * scoring_microbatch, "limit x scoring microbatch")
+    scoring_budget = _scoring_budget(cells, budget, cap_total * scoring_microbatch)
     layout, stated = _trainer_layout(cells, stack, architecture, hardware, trainer_devices, microbatch)
     rollout_dtype = dtype_named(cells.text("rollout_dtype", *_served(cells, architecture, hardware)), "rollout_dtype")
     rollout = _rollout_layout(cells, architecture, hardware, rollout_devices, rollout_dtype)
@@ -254,13 +254,23 @@ def _scoring_passes(cells: _Cells, framework: str, staleness: float, algorithm: 
     return cells.count("scoring_passes", 2, "old policy and reference")
 
 
+_SCORING_MICROBATCH = r"(?:scoring microbatch|logprob batch) (\d+)"
+
+
 def _scoring_microbatch(note: str, cells: _Cells) -> int:
     """Sequences per scoring forward, from the note or the default of four."""
-    found = re.search(r"(?:scoring microbatch|logprob batch) (\d+)", note)
+    found = re.search(_SCORING_MICROBATCH, note)
     if found:
         return int(found.group(1))
     cells.assumed.append("scoring microbatch=4 (default of the examples)")
     return 4
+
+
+def _scoring_budget(cells: _Cells, budget: float, usual: float) -> float:
+    """Tokens of a scoring microbatch; frameworks let a stated training budget serve for it."""
+    if cells.row.get("train_token_budget") and not re.search(_SCORING_MICROBATCH, cells.row.get("note", "")):
+        return cells.number("scoring_token_budget", budget, "as in training")
+    return cells.number("scoring_token_budget", usual, "limit x scoring microbatch")
 
 
 def _rollout_layout(cells: _Cells, architecture: Architecture, hardware: Hardware, devices: int, dtype: str) -> Layout:
@@ -298,8 +308,9 @@ def _memory_fraction(
     routed = float(architecture.routed_parameters)
     dense = (float(architecture.parameters) - routed) * float(layout.attention_data_parallel)
     weights = (dense + routed) / replica * dtype_of(dtype).weight_bytes / hardware.device.memory
-    least = min(max(usual, round(weights + 0.25, 2)), 0.9)
-    return cells.number("rollout_memory_fraction", least, "common default" if least == usual else "holds the weights")
+    if weights + 0.15 <= usual:
+        return cells.number("rollout_memory_fraction", usual, "common default")
+    return cells.number("rollout_memory_fraction", min(round(weights + 0.25, 2), 0.9), "holds the weights and a cache")
 
 
 def _holding_tensor(architecture: Architecture, hardware: Hardware, devices: int) -> int:

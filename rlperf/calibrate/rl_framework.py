@@ -56,6 +56,7 @@ def fit_weight_sync(
 
 CONSTANTS = (
     "engine_host",
+    "engine_host_per_request",
     "step",
     "training.update",
     "training.scoring_pass",

@@ -38,13 +38,15 @@ DTENSOR = (("nemo_rl_v0_3_0001",),)  # 8B on 8 H100: stages
 STAGES = ("rollout_s", "scoring_s", "train_s", "weight_sync_s")
 FREE = {
     "nemo_rl_megatron": (
-        "engine_host", "step", "training.update", "training.scoring_pass", "training.moe_layer",
-        "weight_sync.fixed", "weight_sync.per_tensor",
+        "engine_host", "engine_host_per_request", "step", "training.update", "training.scoring_pass",
+        "training.moe_layer", "weight_sync.fixed", "weight_sync.per_tensor",
     ),
     "nemo_rl_dtensor": ("step", "training.update_tensor", "training.scoring_pass", "weight_sync.fixed"),
 }  # fmt: skip
 # One configuration of the DTensor backend cannot tell these apart: the engine is the same, and so is the framework.
-SHARED = ("engine_host", "training.update", "training.moe_layer", "weight_sync.per_tensor")
+SHARED = (
+    "engine_host", "engine_host_per_request", "training.update", "training.moe_layer", "weight_sync.per_tensor",
+)  # fmt: skip
 
 
 def measured_rows() -> dict[str, StepRow]:

@@ -56,8 +56,10 @@ def completed(row: dict[str, str], changes: Sequence[tuple[str, str]]) -> dict[s
     if full.get("colocated") == "0" and not full.get("rollout_gpus"):
         gpus = int(full["n_gpus"])
         full |= {"rollout_gpus": str(3 * gpus // 4), "trainer_gpus": str(gpus - 3 * gpus // 4)}
-    if row["group"] == "areal" and "colocated" not in dict(changes):
-        full |= {"colocated": "1"}
+    if row["framework"].startswith("AReaL"):
+        # the paper's trainer (recollection); the table names none
+        full |= {"framework": "AReaL (SGLang + Megatron-Core)"}
+        full |= {} if "colocated" in dict(changes) else {"colocated": "1"}
     return full
 
 

@@ -84,6 +84,12 @@ def test_blank_cells_are_filled_in_and_named() -> None:
     assert not any("osl_mean" in text for text in row.assumed)
 
 
+def test_not_published_is_blank_however_it_is_written() -> None:
+    found = read_row(ROW | {"mini_batch": "n/a", "trainer_tensor_parallel": "-", "measured_rollout_s": "nan"})
+    assert found.mini_batch == 128
+    assert set(found.measured) == {"step_s"}
+
+
 def test_rows_that_cannot_be_predicted_say_why() -> None:
     with pytest.raises(SpecError, match="no mean response length"):
         read_row(ROW | {"osl_mean": ""})

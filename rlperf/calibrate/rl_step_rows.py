@@ -79,11 +79,15 @@ class StepRow:
         return Trajectories.of(round(self.prompt_tokens), drawn.ravel(), group=group)
 
 
+_BLANK = frozenset({"", "n/a", "na", "nan", "-", "?"})
+"""How tables write that a value is not published."""
+
+
 class _Cells:
     """Cells of a row; a blank one gives a default that is written down."""
 
     def __init__(self, row: Mapping[str, str]) -> None:
-        self.row = row
+        self.row = {name: "" if (value or "").strip().lower() in _BLANK else value for name, value in row.items()}
         self.assumed: list[str] = []
 
     def text(self, name: str, default: str, why: str | None = None) -> str:
@@ -122,6 +126,7 @@ def read_row(row: Mapping[str, str], architectures: Path | None = None) -> StepR
     SpecError : what cannot be predicted at all: no mean length, unknown names, degrees that do not divide
     """
     cells = _Cells(row)
+    row = cells.row
     stack = stack_of(row.get("framework", ""))
     cells.assumed += stack.assumed
     prompt, response = _mean_lengths(cells)

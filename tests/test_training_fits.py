@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlperf.calibrate import trainer_fits
@@ -48,6 +49,13 @@ def test_a_timing_fit_finds_the_sustained_rate(tmp_path: Path, monkeypatch: pyte
     last = fitted.provenance[-1]
     assert last.constants == (knob.path,)
     assert last.n == 3
+
+
+def test_many_constants_on_few_configurations_widen_the_interval() -> None:
+    ratio = np.exp(np.linspace(-0.1, 0.1, 21))
+    few, many = (trainer_fits._interval(ratio, 10, knobs) for knobs in (2, 20))
+    assert many[0] < few[0] < 1.0 < few[1] < many[1]
+    assert few[1] == pytest.approx(np.exp(0.09 * 1.5 * np.sqrt(1.0 + 12.0 / 10.0)))
 
 
 def test_a_memory_fit_finds_the_working_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

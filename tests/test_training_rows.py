@@ -108,6 +108,16 @@ def test_notes_tell_kernels_and_losses_apart(tmp_path: Path) -> None:
     assert parts.sum(axis=1) == pytest.approx(predict_seconds(rows))
 
 
+def test_a_dispatcher_between_ranks_means_expert_parallelism(tmp_path: Path) -> None:
+    experts = "NeMo AutoModel,,gpt-oss-120b,h100_sxm,64,bf16,1,1,3,2,512,4096,,4.3,,"
+    path = table(tmp_path, f"a,user,{experts},kernels: TE + DeepEP", f"b,user,{experts},kernels: TE")
+    rows, _ = read_training_rows(path)
+    # 128 experts on 64 devices: two each
+    assert [int(row.layout.expert_parallel) for row in rows] == [64, 1]
+    assert "expert_parallel=64" in rows[0].assumed
+    assert float(predict_seconds(rows)[0]) < float(predict_seconds(rows)[1])
+
+
 def test_split_takes_a_third_and_keeps_releases_together(tmp_path: Path) -> None:
     lines = [
         f"{size}_{release},user,megatron-core,{release},Qwen2.5-7B,h100_sxm,8,bf16,1,1,1,{size},{64 * size},4096,,9,,,"

@@ -7,6 +7,7 @@ interleaving, a plausible value; every stand-in is named in ``assumed`` and wide
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -254,6 +255,11 @@ def _layout(table_row: Row, arch: Architecture, batch: float) -> tuple[Layout, l
     note = row.get("note") or ""
     # simumax names its context parallelism a2a: Ulysses-style, over heads
     ulysses = cp if "a2a (Ulysses" in note else 1
+    experts = degree("expert_parallel", 1)
+    if arch.experts and experts == 1 and "DeepEP" in note:
+        # DeepEP moves tokens between expert-parallel ranks: a table that prints no degree beside it left it out
+        experts = math.gcd(dp, arch.experts.count)
+        assumed.append(f"expert_parallel={experts}")
     layout = Layout.of(
         tensor_parallel=tp,
         pipeline_parallel=pp,
@@ -261,7 +267,7 @@ def _layout(table_row: Row, arch: Architecture, batch: float) -> tuple[Layout, l
         ulysses=ulysses,
         data_parallel=dp,
         virtual_pipeline=virtual,
-        expert_parallel=degree("expert_parallel", 1),
+        expert_parallel=experts,
         sequence_parallel=degree("sequence_parallel", 1 if tp > 1 else 0),
         zero_stage=degree("zero_stage", ZERO_DEFAULT.get(backend_of(row) or "", 0)),
         microbatch=degree("microbatch", _microbatch(batch, dp, pp)),

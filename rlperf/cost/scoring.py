@@ -74,7 +74,8 @@ def scoring_pass(
     longest = paced_s(longest, fullest * host, timing.host_norm) + hop + timing.microbatch
     longest = np.maximum(longest, mean)
     traffic = shard_traffic(hw, trainer, layout, stage.layer_dense, stage.layer_routed, np.zeros(()))
-    exposed = np.maximum(traffic.gather - timing.shard_overlap * compute.forward, 0.0)
+    tables = shard_traffic(hw, trainer, layout, stage.embedding + stage.head, np.zeros(()), np.zeros(()))
+    exposed = np.maximum(traffic.gather - timing.shard_overlap * compute.forward, 0.0) + traffic.unpack
     hidden = timing.contention * np.minimum(traffic.gather, compute.forward)
     zero = np.zeros(np.broadcast_shapes(np.shape(longest), np.shape(m)))
     return TrainingCost(
@@ -87,7 +88,7 @@ def scoring_pass(
         exposed_cp_s=m * each * context,
         exposed_ep_s=m * each * expert,
         exposed_pp_s=m * hop,
-        exposed_dp_s=m * (each * (exposed + hidden) + traffic.gather),
+        exposed_dp_s=m * (each * (exposed + hidden) + traffic.gather + tables.gather + tables.unpack),
         optimizer_s=zero,
         offload_s=zero,
         low=zero + trainer.low,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.memory_activations import layer_activations
-from rlperf.cost.memory_parameters import OFFLOADS_ACTIVATIONS, stage_layers, stage_parameters
+from rlperf.cost.memory_parameters import OFFLOADS_ACTIVATIONS, StageParameters, stage_layers, stage_parameters
 from rlperf.cost.training_layers import LayerSeconds, Work, head_seconds, layer_seconds, tower_seconds, work_of
 from rlperf.cost.training_parallel import (
     context_traffic,
@@ -140,7 +140,7 @@ def training_update(
         arch, hw, trainer, layout, work, dtype, lora_rank, skew, attention_kernel, expert_overlap, cuda_graph
     )
     head = head_seconds(arch, hw, trainer, layout, work, frozen=lora_rank is not None)
-    head_s = (head.forward + head.backward) * (trainer.timing.chunked_head if chunked_loss else 1.0)
+    head_s = head.forward + head.backward + (head.again if chunked_loss else 0.0)
     tower, tower_back = tower_seconds(arch, hw, trainer, layout, images, patches, frozen=vision_frozen)
     ends = head_s + tower + tower_back
     m, p = microbatches.count, layout.pipeline_parallel.astype(np.float64)
@@ -160,7 +160,7 @@ def training_update(
     bubble = m * (longest - mean) + (p - 1.0) / v * mean
 
     dense, routed, tables = trained_share(arch, layout, stage, lora_rank)
-    sharded = _sharded_exposed_s(hw, trainer, layout, stage.layer_dense, stage.layer_routed, one, each, lora_rank)
+    sharded = _sharded_exposed_s(hw, trainer, layout, stage, one, each, lora_rank)
     updated, updated_routed = each * dense + tables, each * routed
     exposed_dp = m * sharded + _update_traffic_s(hw, trainer, layout, updated, updated_routed, one, each, m)
     device_update, host_update = optimizer_s(hw, trainer, layout, updated, updated_routed)
@@ -203,7 +203,12 @@ def _layer_pass(
     dtype: str, lora_rank: int | None, skew: FloatArray | float, attention_kernel: str, expert_overlap: bool,
     cuda_graph: bool,
 ) -> _Pass:  # fmt: skip
-    """One microbatch in the mean layer; full recompute repeats forward and traffic, selective the attention."""
+    """One microbatch in the mean layer; full recompute repeats forward and traffic, selective the attention.
+
+    Non-reentrant checkpoints of PyTorch stop when all saved values are there again (torch.utils.checkpoint,
+    ``set_checkpoint_early_stop``, the default): neither the down projection with its tensor traffic nor the way back
+    from the experts is repeated.
+    """
     compute = layer_seconds(
         arch, hw, trainer, layout, work, dtype=dtype, lora_rank=lora_rank, skew=skew, attention_kernel=attention_kernel
     )
@@ -215,26 +220,33 @@ def _layer_pass(
     moe = arch.feed_forward_layers("moe") / arch.layers
     launches = trainer.timing.host_layer * (1.0 - moe) + trainer.timing.host_moe_layer * moe
     launches = launches * (trainer.timing.graph_host if cuda_graph else 1.0)
+    early = full * trainer.timing.recompute_stops_early
+    dense = arch.feed_forward_layers("dense") / arch.layers
     # the ring travels under attention, as much of it as attention lasts
     covered = compute.attention
     ring = np.maximum(context.forward - covered, 0.0), np.maximum(context.backward - 2.0 * covered, 0.0)
     return _Pass(
         forward=compute.forward,
         backward=compute.backward,
-        recompute=full * compute.forward + selective * compute.attention,
-        tensor=tensor.forward * (1.0 + full) + tensor.backward,
+        recompute=full * compute.forward - early * compute.last + selective * compute.attention,
+        tensor=tensor.forward * (1.0 + full - 0.5 * early * dense) + tensor.backward,
         context=ring[0] * (1.0 + full) + ring[1],
-        expert=expert.forward * (1.0 + full) + expert.backward,
+        expert=expert.forward * (1.0 + full - 0.5 * early) + expert.backward,
         host=launches * (3.0 + full),
     )
 
 
 def _sharded_exposed_s(
-    hw: Hardware, trainer: TrainerCalibration, layout: Layout, dense: FloatArray, routed: FloatArray,
+    hw: Hardware, trainer: TrainerCalibration, layout: Layout, stage: StageParameters,
     one: _Pass, layers: FloatArray, lora_rank: int | None,
 ) -> FloatArray:  # fmt: skip
-    """ZeRO-3 traffic of one microbatch that compute does not hide: each layer, each pass, plus both ends."""
-    traffic = shard_traffic(hw, trainer, layout, dense, routed, np.asarray(0.0 if lora_rank else 1.0))
+    """ZeRO-3 traffic of one microbatch that compute does not hide: each layer, each pass, plus both ends.
+
+    The tables are gathered once, before the first layer, and their gradients scattered last; nothing covers either.
+    """
+    trained = np.asarray(0.0 if lora_rank else 1.0)
+    traffic = shard_traffic(hw, trainer, layout, stage.layer_dense, stage.layer_routed, trained)
+    tables = shard_traffic(hw, trainer, layout, stage.embedding + stage.head, np.zeros(()), trained)
     timing = trainer.timing
     scatter = traffic.scatter if timing.reduce_every_microbatch else 0.0 * traffic.scatter
     ahead = one.forward
@@ -242,7 +254,10 @@ def _sharded_exposed_s(
     exposed = np.maximum(traffic.gather - timing.shard_overlap * ahead, 0.0)
     exposed = exposed + np.maximum(traffic.gather + scatter - timing.shard_overlap * back, 0.0)
     hidden = np.minimum(traffic.gather, ahead) + np.minimum(traffic.gather + scatter, back)
-    return layers * (exposed + timing.contention * hidden) + traffic.gather + scatter
+    copies = 2.0 * traffic.unpack + traffic.pack
+    ends = traffic.gather + scatter + tables.gather + tables.unpack + tables.pack
+    ends = ends + (tables.scatter if timing.reduce_every_microbatch else 0.0)
+    return layers * (exposed + copies + timing.contention * hidden) + ends
 
 
 def _update_traffic_s(

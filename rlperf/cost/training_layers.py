@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -47,12 +47,16 @@ class Work:
 class LayerSeconds:
     """Device seconds of one microbatch in the mean layer (or head); every field broadcasts.
 
-    ``attention`` is the forward of attention alone: what selective recompute repeats.
+    ``attention`` is the forward of attention alone: what selective recompute repeats. ``last`` is that of the dense
+    MLP's down projection: what a recompute that stops early leaves out. ``again`` is what a chunked loss adds to a
+    head: the projection once more, and the bytes that it moves beyond a plain one's.
     """
 
     forward: FloatArray
     backward: FloatArray
     attention: FloatArray
+    last: FloatArray = field(default_factory=lambda: np.zeros(()))
+    again: FloatArray = field(default_factory=lambda: np.zeros(()))
 
 
 def work_of(layout: Layout, microbatches: Microbatches) -> Work:
@@ -163,7 +167,10 @@ def layer_seconds(
     if lora_rank:
         adapters = _adapter_s(arch, hw, trainer, layout, work)
         forward, backward = forward + adapters, backward + 2.0 * adapters
-    return LayerSeconds(forward, backward, attention)
+    dense = arch.feed_forward_layers("dense") / arch.layers
+    width = arch.ffn_hidden / layout.tensor_parallel.astype(np.float64)
+    last = dense * gemm_s(hw, work.tokens, np.asarray(float(arch.hidden)), width, dtype) / rate
+    return LayerSeconds(forward, backward, attention, last=last)
 
 
 def head_seconds(
@@ -174,10 +181,16 @@ def head_seconds(
     columns = arch.vocab / layout.tensor_parallel.astype(np.float64)
     table = Linear(1.0, columns, np.asarray(float(arch.hidden)))
     forward, backward = matrix_s(hw, work.tokens, table, "bf16", frozen=frozen)
-    loss = stream_s(hw, work.tokens * columns * trainer.timing.cross_entropy_bytes)
+    timing, logits = trainer.timing, work.tokens * columns
+    loss = stream_s(hw, logits * timing.cross_entropy_bytes)
     embedding = small_op_s(hw, work.stream_tokens * arch.hidden * 8.0)
     rate = generation.sustained
-    return LayerSeconds(forward / rate + 0.5 * loss + embedding, backward / rate + 0.5 * loss + embedding, np.zeros(()))
+    return LayerSeconds(
+        forward / rate + 0.5 * loss + embedding,
+        backward / rate + 0.5 * loss + embedding,
+        np.zeros(()),
+        again=forward / rate + stream_s(hw, logits * (timing.chunked_bytes - timing.cross_entropy_bytes)),
+    )
 
 
 def tower_seconds(

@@ -37,10 +37,19 @@ class Passes:
 
 @dataclass(frozen=True)
 class ShardTraffic:
-    """ZeRO-3 traffic of one mean layer: gather (each of forward and backward) and scatter of its gradients [s]."""
+    """ZeRO-3 traffic of one mean layer (or the tables) [s].
+
+    Attributes
+    ----------
+    gather : in each of forward and backward
+    scatter : of its gradients
+    unpack, pack : copies out of the gathered buffer and into the scattered one, which hold up the compute stream
+    """
 
     gather: FloatArray
     scatter: FloatArray
+    unpack: FloatArray
+    pack: FloatArray
 
 
 def within(hw: Hardware, group: FloatArray, inner: FloatArray) -> FloatArray:
@@ -176,9 +185,10 @@ def shard_traffic(
 ) -> ShardTraffic:
     """ZeRO-3 gather and scatter of parameters that a device computes with ([parameters]); 0 at lower stages.
 
-    ``trained`` is the share of them whose gradients are scattered [1].
+    ``trained`` is the share of them whose gradients are scattered [1]. The copies are those of `fully_shard`, whose
+    gathered parameters and gradients do not lie in the order of the flat buffers (PyTorch RFC 114299).
     """
-    store, shards = trainer.storage, layout.shards.astype(np.float64)
+    store, timing, shards = trainer.storage, trainer.timing, layout.shards.astype(np.float64)
     experts = np.minimum(layout.expert_data_parallel.astype(np.float64), shards)
     inside = within(hw, shards, layout.tensor_parallel.astype(np.float64))
     expert_inside = within(hw, experts, (layout.expert_parallel * layout.expert_tensor_parallel).astype(np.float64))
@@ -187,8 +197,14 @@ def shard_traffic(
     scatter = reduce_scatter_s(hw, dense * trained * store.reduce, shards, inside)
     scatter = scatter + reduce_scatter_s(hw, routed * trained * store.reduce, experts, expert_inside)
     sharded = (layout.zero_stage >= 3) & (shards > 1)
-    factor = trainer.timing.collective
-    return ShardTraffic(np.where(sharded, factor * gather, 0.0), np.where(sharded, factor * scatter, 0.0))
+    held = dense + routed
+    parts = (
+        timing.collective * gather,
+        timing.collective * scatter,
+        stream_s(hw, held * timing.unpack_bytes),
+        stream_s(hw, held * trained * timing.pack_bytes),
+    )
+    return ShardTraffic(*(np.where(sharded, part, 0.0) for part in parts))
 
 
 def optimizer_s(

@@ -126,14 +126,25 @@ class Timing(_Frozen):
     node_dedup: bool = Field(True, description="dispatch sends a token once per node, not once per expert")
     shard_overlap: float = Field(1.0, ge=0, le=1, description="share of compute under which ZeRO-3 traffic can hide")
     contention: NonNegativeFloat = Field(0.0, description="slow-down of compute while ZeRO-3 traffic runs under it")
+    unpack_bytes: NonNegativeFloat = Field(
+        0.0, description="bytes moved per gathered ZeRO-3 parameter to copy it out of the gathered buffer"
+    )
+    pack_bytes: NonNegativeFloat = Field(
+        0.0, description="bytes moved per ZeRO-3 gradient to copy it into the buffer that is scattered"
+    )
     collective: PositiveFloat = Field(1.0, description="time of a collective over the calibrated one")
     cross_entropy_bytes: PositiveFloat = Field(
         24.0, description="bytes moved per logit by the loss, forward and backward"
     )
-    chunked_head: PositiveFloat = Field(1.0, description="time of a chunked or fused loss over a plain one")
+    chunked_bytes: PositiveFloat = Field(
+        24.0, description="the same of a chunked or fused loss, whose projection is made again in the backward"
+    )
     lora_bytes: PositiveFloat = Field(30.0, description="bytes moved per value that enters or leaves an adapted matrix")
     lora_linear: Seconds = Field(0.0, description="fixed per adapted matrix and microbatch")
     host_adam: PositiveFloat = Field(6e9, description="bytes/s per device at which a host-side optimizer runs")
+    recompute_stops_early: bool = Field(
+        False, description="full recompute ends with the last value that the backward needs: not the down projection"
+    )
     reduce_every_microbatch: bool = Field(False, description="ZeRO 2/3: gradients are reduced after every microbatch")
 
 

@@ -1,0 +1,100 @@
+"""What `fully_shard` and PyTorch's checkpoints add to an update or spare it, counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.memory_parameters import stage_parameters
+from rlperf.cost.roofline import gemm_s, stream_s
+from rlperf.cost.scoring import scoring_pass
+from rlperf.cost.training import TrainingCost, training_update
+from rlperf.cost.training_parallel import shard_traffic
+from rlperf.layout import Layout
+from rlperf.specs.hardware import Hardware, load_hardware
+from rlperf.specs.profiles import load_architecture
+from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
+
+TOKENS = 8192.0
+BATCH = Microbatches.of(TOKENS, TOKENS**2, TOKENS, 2.0)
+ONE, SHARDED = Layout.of(zero_stage=3), Layout.of(zero_stage=3, data_parallel=8)
+FULL = Layout.of(zero_stage=3, activation_recompute=2)
+
+
+@pytest.fixture(scope="module")
+def h100() -> Hardware:
+    return load_hardware("h100_sxm")
+
+
+def backend(name: str = "fsdp2", **timing: object) -> TrainerCalibration:
+    trainer = load_trainer(name)
+    return trainer.model_copy(update={"timing": trainer.timing.model_copy(update=timing)})
+
+
+def update(
+    h100: Hardware, trainer: TrainerCalibration, layout: Layout, model: str = "Qwen3-4B", **settings: object
+) -> TrainingCost:
+    return training_update(load_architecture(model), h100, trainer, layout, BATCH, **settings)  # type: ignore[arg-type]
+
+
+def test_copies_of_the_sharded_buffers_hold_up_the_compute_stream(h100: Hardware) -> None:
+    arch = load_architecture("Qwen3-4B")
+    stage = stage_parameters(arch, SHARDED)
+    each = arch.layers * float(stage.layer_dense)
+    tables = float(stage.embedding + stage.head)
+    plain, copying = backend(unpack_bytes=0.0, pack_bytes=0.0), backend(unpack_bytes=4.0, pack_bytes=6.0)
+    added = update(h100, copying, SHARDED).exposed_dp_s - update(h100, plain, SHARDED).exposed_dp_s
+    # two microbatches; layers are gathered twice, the tables once
+    expected = 2.0 * float(stream_s(h100, 4.0 * (2.0 * each + tables) + 6.0 * (each + tables)))
+    assert float(added) == pytest.approx(expected)
+    scored = [scoring_pass(arch, h100, t, SHARDED, BATCH).exposed_dp_s for t in (plain, copying)]
+    assert float(scored[1] - scored[0]) == pytest.approx(2.0 * float(stream_s(h100, 4.0 * (each + tables))))
+
+
+def test_one_device_and_lower_stages_copy_nothing(h100: Hardware) -> None:
+    for layout in (ONE, Layout.of(zero_stage=1, data_parallel=8)):
+        traffic = shard_traffic(h100, backend(), layout, np.asarray(1e9), np.asarray(0.0), np.ones(()))
+        assert [float(part) for part in (traffic.gather, traffic.scatter, traffic.unpack, traffic.pack)] == [0.0] * 4
+
+
+def test_frozen_weights_are_unpacked_but_have_no_gradients_to_pack(h100: Hardware) -> None:
+    traffic = shard_traffic(h100, backend(), SHARDED, np.asarray(1e9), np.asarray(0.0), np.zeros(()))
+    assert float(traffic.unpack) == pytest.approx(float(stream_s(h100, 4e9)))
+    assert float(traffic.pack) == 0.0
+
+
+def test_recompute_stops_before_the_down_projection(h100: Hardware) -> None:
+    arch = load_architecture("Qwen3-4B")
+    whole = update(h100, backend(recompute_stops_early=False), FULL)
+    early = update(h100, backend(recompute_stops_early=True), FULL)
+    assert float(whole.recompute_s) == pytest.approx(float(whole.forward_s), rel=0.2)  # the head is not repeated
+    rate = load_trainer("fsdp2").generation(h100.device).sustained
+    down = gemm_s(h100, np.asarray(TOKENS), np.asarray(float(arch.hidden)), np.asarray(float(arch.ffn_hidden)))
+    spared = 2.0 * arch.layers * float(down) / rate
+    assert float(whole.recompute_s - early.recompute_s) == pytest.approx(spared)
+    assert 0.1 < spared / float(whole.recompute_s) < 0.35
+    assert float(whole.forward_s) == float(early.forward_s)
+
+
+def test_recompute_that_stops_early_spares_the_way_back(h100: Hardware) -> None:
+    experts = Layout.of(zero_stage=3, activation_recompute=2, data_parallel=8, expert_parallel=8)
+    split = Layout.of(zero_stage=3, activation_recompute=2, tensor_parallel=2)
+    whole, early = backend(recompute_stops_early=False), backend(recompute_stops_early=True)
+    tokens = [float(update(h100, t, experts, "Qwen3-30B-A3B").exposed_ep_s) for t in (whole, early)]
+    # to the experts and back: forward, again, backward; the second way back is spared
+    assert tokens[1] / tokens[0] == pytest.approx(5.0 / 6.0)
+    reduced = [float(update(h100, t, split).exposed_tp_s) for t in (whole, early)]
+    # two all-reduces each in forward, again and backward; that after the down projection is spared once
+    assert reduced[1] / reduced[0] == pytest.approx(5.0 / 6.0)
+
+
+def test_a_chunked_loss_projects_again_and_moves_its_own_bytes(h100: Hardware) -> None:
+    arch = load_architecture("Qwen3-4B")
+    trainer = backend(cross_entropy_bytes=60.0, chunked_bytes=130.0)
+    plain, chunked = update(h100, trainer, ONE), update(h100, trainer, ONE, chunked_loss=True)
+    rate = trainer.generation(h100.device).sustained
+    vocabulary = np.asarray(float(arch.vocab))
+    again = float(gemm_s(h100, np.asarray(TOKENS), vocabulary, np.asarray(float(arch.hidden)))) / rate
+    moved = float(stream_s(h100, TOKENS * arch.vocab * 70.0))
+    assert float(chunked.total_s - plain.total_s) == pytest.approx(2.0 * (again + moved))

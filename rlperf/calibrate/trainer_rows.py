@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rlperf.calibrate.validate import Row, Table, read_table
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.trainer_memory import trainer_memory
 from rlperf.errors import SpecError
 from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
@@ -37,9 +38,14 @@ BACKENDS: tuple[tuple[str, str], ...] = (
     ("megatron", "megatron"),
     ("llm-foundry", "fsdp_llm_foundry"),
     ("prime-rl", "fsdp2"),
+    ("dtensor", "fsdp2"),
+    ("torchtitan", "fsdp2"),
     ("fsdp2", "fsdp2"),
     ("fsdp", "fsdp2"),
     ("deepspeed", "deepspeed"),
+    ("openrlhf", "deepspeed"),
+    ("composer", "fsdp_llm_foundry"),
+    ("nemo", "nemo"),
 )
 """Beginning or part of a framework's name, and the backend whose constants serve."""
 
@@ -181,9 +187,12 @@ def _row(table_row: Row, folder: Path) -> TrainingRow | RefusedRow:
         trainer = load_trainer(backend)
     except SpecError as error:
         return RefusedRow(row_id, group, error.problems[0].message)
+    dtype = table_row.text("compute_dtype", "bf16").strip().lower()
+    if dtype not in DTYPES:
+        return RefusedRow(row_id, group, f"compute_dtype {dtype!r} is none of {', '.join(DTYPES)}")
     layout, assumed = _layout(table_row, arch, batch)
     if "activation_recompute=none" in assumed:
-        layout, assumed = _recompute_that_fits(table_row, arch, hw, trainer, layout, assumed)
+        layout, assumed = _recompute_that_fits(table_row, arch, hw, trainer, layout, dtype, assumed)
     note = row.get("note") or ""
     memory = table_row.number("measured_peak_memory_gb")
     # performance recipes capture graphs by default; a row without its recipe is taken to have done so
@@ -201,7 +210,7 @@ def _row(table_row: Row, folder: Path) -> TrainingRow | RefusedRow:
         trainer=trainer,
         layout=layout,
         microbatches=Microbatches.fixed(layout, length, batch),
-        dtype=row.get("compute_dtype") or "bf16",
+        dtype=dtype,
         lora_rank=int(rank) if rank else None,
         chunked_loss="task rl" in note or "Liger" in (row.get("framework") or ""),
         flash2="flash_attention_2" in note,
@@ -278,12 +287,12 @@ def _layout(table_row: Row, arch: Architecture, batch: float) -> tuple[Layout, l
 
 
 def _recompute_that_fits(
-    table_row: Row, arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, assumed: list[str]
-) -> tuple[Layout, list[str]]:
+    table_row: Row, arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, dtype: str,
+    assumed: list[str],
+) -> tuple[Layout, list[str]]:  # fmt: skip
     """A row whose recompute is not published ran: if keeping everything does not fit, it recomputed in full."""
     batch = Microbatches.fixed(layout, table_row.number("seq_len") or 1.0, table_row.number("global_batch") or 1.0)
     rank = int(table_row.number("lora_rank") or 0) or None
-    dtype = table_row.text("compute_dtype", "bf16")
     parts = trainer_memory(arch, hw, trainer, layout, batch, dtype=dtype, lora_rank=rank)
     limit = USABLE if int(layout.zero_stage) == 3 else SURELY_OVER
     if float(parts.total) <= limit * hw.device.memory:

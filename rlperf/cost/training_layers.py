@@ -161,7 +161,9 @@ def layer_seconds(
     attention, attention_back = _attention_s(arch, hw, trainer, generation, layout, work, attention_kernel)
     passes = _elementwise_s(arch, hw, trainer, layout, work)
     mixers = _mixer_s(arch, hw, layout, work)
-    experts, experts_back = _expert_s(arch, hw, trainer, layout, work, dtype, rate, skew, lora_rank is not None)
+    # a build that runs the older attention on a device has no grouped products for it either, and loops over experts
+    loops = generation.moe_layer if attention_kernel == "flash2" else 0.0
+    experts, experts_back = _expert_s(arch, hw, trainer, layout, work, dtype, rate, skew, lora_rank is not None, loops)
     forward = forward + attention + passes + mixers + experts
     backward = backward + attention_back + 2.0 * passes + 2.0 * mixers + experts_back
     if lora_rank:
@@ -305,9 +307,9 @@ def _mixer_s(arch: Architecture, hw: Hardware, layout: Layout, work: Work) -> Fl
 
 def _expert_s(
     arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work,
-    dtype: str, rate: float, skew: FloatArray | float, frozen: bool,
+    dtype: str, rate: float, skew: FloatArray | float, frozen: bool, loops: float,
 ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
-    """(forward, backward) of the routed experts and their permutation in the mean layer."""
+    """(forward, backward) of the routed experts and their permutation in the mean layer; ``loops`` seconds more."""
     if arch.experts is None:
         return np.zeros(()), np.zeros(())
     moe, share = arch.experts, arch.feed_forward_layers("moe") / arch.layers
@@ -331,7 +333,7 @@ def _expert_s(
     pairs = own * etp * moe.active * skew
     moved = small_op_s(hw, pairs * expert_width(arch) * 2.0 * 4.0 * trainer.timing.permute)
     router = gemm_s(hw, own, np.asarray(float(moe.count)), np.asarray(float(arch.hidden)), "bf16") / rate
-    fixed = (trainer.timing.moe_layer + trainer.generation(hw.device).moe_layer) / 3.0
+    fixed = (trainer.timing.moe_layer + loops) / 3.0
     forward = share * (products + moved + router + fixed)
     return forward, share * ((1.0 if frozen else 2.0) * products + moved + 2.0 * router + 2.0 * fixed)
 

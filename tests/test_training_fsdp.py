@@ -89,6 +89,23 @@ def test_recompute_that_stops_early_spares_the_way_back(h100: Hardware) -> None:
     assert reduced[1] / reduced[0] == pytest.approx(5.0 / 6.0)
 
 
+def test_loops_over_experts_burden_the_older_stack_alone(h100: Hardware) -> None:
+    b200 = load_hardware("b200_sxm")
+    arch = load_architecture("Qwen3-30B-A3B")
+    slow = backend()
+    quick = slow.model_copy(
+        update={"generations": tuple(entry.model_copy(update={"moe_layer": 0.0}) for entry in slow.generations)}
+    )
+    seconds = {
+        (stack, kernel): float(training_update(arch, b200, trainer, ONE, BATCH, attention_kernel=kernel).total_s)
+        for stack, trainer in (("slow", slow), ("quick", quick))
+        for kernel in ("flash", "flash2")
+    }
+    assert seconds["slow", "flash"] == seconds["quick", "flash"]
+    added = 2.0 * arch.layers * slow.generation(b200.device).moe_layer
+    assert seconds["slow", "flash2"] - seconds["quick", "flash2"] == pytest.approx(added)
+
+
 def test_a_chunked_loss_projects_again_and_moves_its_own_bytes(h100: Hardware) -> None:
     arch = load_architecture("Qwen3-4B")
     trainer = backend(cross_entropy_bytes=60.0, chunked_bytes=130.0)

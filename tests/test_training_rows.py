@@ -36,11 +36,12 @@ def test_frameworks_and_ages_choose_the_backend() -> None:
             ("Megatron-LM", "2022", ""), ("Megatron-LM", "23e00ed096", ""), ("Megatron-DeepSpeed", "", ""),
             ("DeepSpeed ZeRO-3", "2021", ""), ("ALST/DeepSpeed + Liger", "", ""), ("prime-rl (PyTorch FSDP2)", "x", ""),
             ("llm-foundry (PyTorch FSDP)", "", ""), ("Megatron-Bridge", "26.04", "DeepSeek-V3"), ("JAX", "", ""),
+            ("NeMo-RL (vLLM + PyTorch DTensor)", "", ""), ("torchtitan", "", ""), ("NeMo Framework", "", ""),
         )
     ]  # fmt: skip
     assert found == [
         "megatron_legacy", "megatron", "megatron_deepspeed", "deepspeed_legacy", "deepspeed", "fsdp2",
-        "fsdp_llm_foundry", "megatron_bridge_narrow", None,
+        "fsdp_llm_foundry", "megatron_bridge_narrow", None, "fsdp2", "fsdp2", "nemo",
     ]  # fmt: skip
 
 
@@ -72,11 +73,13 @@ def test_rows_that_cannot_be_predicted_say_why(tmp_path: Path) -> None:
         "b,user,fsdp2,,Qwen2.5-7B,h100_sxm,8,bf16,1,1,3,2,,4096,full,9.0,,,",
         "c,user,fsdp2,,Nobody-7B,h100_sxm,8,bf16,1,1,3,2,64,4096,full,9.0,,,",
         "d,user,fsdp2,,Qwen2.5-7B,h100_sxm,8,bf16,1,1,3,2,64,4096,full,,,40.0,",
+        "e,user,fsdp2,,Qwen2.5-7B,h100_sxm,8,float7,1,1,3,2,64,4096,full,9.0,,,",
     )
     report = validate_file(path, "training")
     assert report.predicted == 0
-    assert sum(report.refused.values()) == 4
+    assert sum(report.refused.values()) == 5
     assert any("JAX" in reason for reason in report.refused)
+    assert any("float7" in reason for reason in report.refused)
     assert validate_file(path, "memory").predicted == 1
     bad = tmp_path / "bad.csv"
     bad.write_text("row_id,framework,architecture,gpu,n_gpus,seq_len\n1,fsdp2,x,y,8,1\n", encoding="utf-8")

@@ -106,6 +106,20 @@ def test_loops_over_experts_burden_the_older_stack_alone(h100: Hardware) -> None
     assert seconds["slow", "flash2"] - seconds["quick", "flash2"] == pytest.approx(added)
 
 
+def test_adapters_cost_once_per_update_not_once_per_microbatch(h100: Hardware) -> None:
+    arch = load_architecture("Qwen2.5-7B")
+    few, many = (
+        training_update(arch, h100, backend(), FULL, Microbatches.of(n, n * 1024, 1024.0, 65536.0 / n), lora_rank=32)
+        for n in (16384.0, 1024.0)
+    )
+    assert float(many.total_s / few.total_s) < 1.15
+    free = backend(lora_update=0.0)
+    plain = update(h100, free, FULL, lora_rank=32)
+    added = update(h100, backend(lora_update=0.3), FULL, lora_rank=32).total_s - plain.total_s
+    assert float(added) == pytest.approx(0.3)
+    assert float(update(h100, backend(lora_update=0.3), FULL).total_s) == float(update(h100, free, FULL).total_s)
+
+
 def test_a_chunked_loss_projects_again_and_moves_its_own_bytes(h100: Hardware) -> None:
     arch = load_architecture("Qwen3-4B")
     trainer = backend(cross_entropy_bytes=60.0, chunked_bytes=130.0)

@@ -51,7 +51,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob("generations.rtx_a6000.sustained", 0.3, 1.1), Knob("generations.rtx_a6000.flash2", 0.3, 3.0), ELEMENTWISE,
         Knob("timing.cross_entropy_bytes", 24.0, 200.0), Knob("timing.chunked_bytes", 24.0, 500.0),
         Knob("timing.contention", 0.01, 1.0), Knob("timing.lora_bytes", 2.0, 60.0),
-        Knob("timing.lora_linear", 1e-5, 5e-3), Knob("timing.update", 1e-3, 1.0), *MOE,
+        Knob("timing.lora_update", 1e-3, 1.0), Knob("timing.update", 1e-3, 1.0), *MOE,
     ),
     "nemo": (
         Knob(f"{HOPPER}.sustained_fp8", 0.4, 1.6), Knob(f"{HOPPER}.attention", 0.5, 4.0),

@@ -171,7 +171,7 @@ def training_update(
         backward_s=m * (each * one.backward + (head.backward + tower_back) / p),
         recompute_s=m * (each * one.recompute + np.maximum(head_s - head.forward - head.backward, 0.0) / p),
         bubble_s=bubble,
-        host_s=m * (np.maximum(paced - mean_device, 0.0) + fixed.microbatch) + fixed.update,
+        host_s=m * (np.maximum(paced - mean_device, 0.0) + fixed.microbatch) + fixed.update + (fixed.lora_update if lora_rank else 0.0),
         exposed_tp_s=m * each * one.tensor,
         exposed_cp_s=m * each * one.context,
         exposed_ep_s=m * each * one.expert,

@@ -143,6 +143,7 @@ class Timing(_Frozen):
     )
     lora_bytes: PositiveFloat = Field(30.0, description="bytes moved per value that enters or leaves an adapted matrix")
     lora_linear: Seconds = Field(0.0, description="fixed per adapted matrix and microbatch")
+    lora_update: Seconds = Field(0.0, description="fixed per update of adapters, beside ``update``")
     host_adam: PositiveFloat = Field(6e9, description="bytes/s per device at which a host-side optimizer runs")
     recompute_stops_early: bool = Field(
         False, description="full recompute ends with the last value that the backward needs: not the down projection"

@@ -148,6 +148,7 @@ def training_update(
     each = layers / p
 
     fixed = trainer.timing
+    per_update = fixed.update + (fixed.lora_update if lora_rank else 0.0)
     hop = 2.0 * v * stage_hop_s(arch, hw, trainer, layout, work)
     mean_device = each * one.device + ends / p
     paced = paced_s(mean_device, each * one.host, fixed.host_norm)
@@ -171,7 +172,7 @@ def training_update(
         backward_s=m * (each * one.backward + (head.backward + tower_back) / p),
         recompute_s=m * (each * one.recompute + np.maximum(head_s - head.forward - head.backward, 0.0) / p),
         bubble_s=bubble,
-        host_s=m * (np.maximum(paced - mean_device, 0.0) + fixed.microbatch) + fixed.update + (fixed.lora_update if lora_rank else 0.0),
+        host_s=m * (np.maximum(paced - mean_device, 0.0) + fixed.microbatch) + per_update,
         exposed_tp_s=m * each * one.tensor,
         exposed_cp_s=m * each * one.context,
         exposed_ep_s=m * each * one.expert,

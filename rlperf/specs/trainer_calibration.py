@@ -42,7 +42,7 @@ class Generation(_Frozen):
     sustained_fp8: PositiveFloat = Field(0.8, description="the same for 8-bit and narrower products")
     sustained_fp4: PositiveFloat = Field(0.6, description="the same for 4-bit products")
     moe_layer: Seconds = Field(
-        0.0, description="added per MoE layer and microbatch by a stack without this device's kernels (flash2 on it too)"
+        0.0, description="added per MoE layer and microbatch by a stack that has no kernels for the device (flash2 too)"
     )
     attention: PositiveFloat = Field(1.0, description="time of this backend's attention kernel over the calibrated one")
     flash2: PositiveFloat = Field(1.3, description="the same where FlashAttention-2 runs instead")

@@ -68,7 +68,10 @@ def test_fidelity(fitted: Path, trace: Path) -> None:
     assert found["marginals"][1]["name"] == "response_tokens"
     assert set(found["marginals"][1]) >= {"ks", "wasserstein", "quantiles_recorded", "quantiles_model"}
     assert found["group_max_ratio"]["low"] <= found["group_max_ratio"]["recorded"] <= found["group_max_ratio"]["high"]
-    text = run("fidelity", fitted, held_out, "--replicates", 20)
+    assert found["baseline"] is None
+    assert found["system_bias_noise"] > 0
+    text = run("fidelity", fitted, held_out, "--replicates", 20, "--fitted-on", trace / "packed_lengths_step_0.jsonl")
+    assert "resampling what the model was fitted on instead" in text.replace("\n", " ")
     assert "E[max of a group] / E[L]" in text
     assert "not a replay on GPUs" in text
 

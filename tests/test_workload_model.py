@@ -18,7 +18,7 @@ from rlperf.sim.rollout import Trajectories, simulate_rollout
 from rlperf.workload import PRESETS, LengthModel, LengthTable, concat, load_model, read_polytrace, read_recording
 from rlperf.workload.dependence import Dependence, Grouped, fit_dependence, group_log_likelihood, law_covariance
 from rlperf.workload.drift import change_points, fit_drift, runaway_change
-from rlperf.workload.fidelity import Rollouts, bootstrap, fidelity, ks_two_samples
+from rlperf.workload.fidelity import Rollouts, bias, bias_noise, bootstrap, fidelity, ks_two_samples
 from rlperf.workload.fitting import thinned
 from rlperf.workload.laws import Component, Law, fit_law, kolmogorov_smirnov
 from rlperf.workload.library import dump_model, save_model
@@ -27,7 +27,7 @@ from rlperf.workload.multiturn import anova_icc
 from rlperf.workload.sampling import sample_rl_steps
 from rlperf.workload.select import choose_law
 from rlperf.workload.stages import Filtering, RewardLaw, RewardTiming
-from rlperf.workload.tails import Tail, fit_tail
+from rlperf.workload.tails import Tail, anderson_darling, fit_tail, threshold_of
 from rlperf.workload.writers import write_polytrace
 
 LAWS = {
@@ -177,6 +177,22 @@ def test_tail_shape_and_runaways() -> None:
     assert abs(plain.shape) < 0.3
 
 
+def test_tail_threshold_is_the_lowest_that_fits() -> None:
+    """Exponential excesses from the 80th percentile on: 90th. Half of the top 10 % on one value: only higher up."""
+    rng = np.random.default_rng(4)
+    x = np.sort(np.r_[rng.uniform(10, 100, 4000), 100.0 + rng.exponential(80.0, 1000)])
+    free = np.zeros(x.size, bool)
+    assert threshold_of(x, free) == pytest.approx(np.quantile(x, 0.9), abs=1.0)
+    lumpy = x.copy()
+    lumpy[4500:4750] = lumpy[4500]
+    assert (threshold_of(lumpy, free) or 0.0) > np.quantile(x, 0.94)
+    assert threshold_of(x[::200], free[::200]) is None
+    assert threshold_of(x, x >= np.quantile(x, 0.98)) is None
+    tail, _ = fit_tail(x, free, 100.0)
+    assert anderson_darling(tail, x[x > 100.0] - 100.0) < 0.8
+    assert anderson_darling(replace(tail, log_scale=tail.log_scale + 0.3), x[x > 100.0] - 100.0) > 3.0
+
+
 def test_sampling() -> None:
     model = model_of(LAWS["gamma"][0], 0.8, 0.5)
     table = model.sample(400, 8, rl_step=7, max_prompt_tokens=400, max_response_tokens=1500, seed=1)
@@ -289,6 +305,24 @@ def test_multi_turn_round_trip() -> None:
     assert (table.prompt_tokens[follows] == before[follows - 1]).all()
 
 
+def test_turns_that_grow_and_tools_that_queue() -> None:
+    """Third turns with a law of their own, and tools that are slow after short turns, are found again."""
+    preset = load_model("searching")
+    assert preset.turns is not None
+    longer = replace(preset.turns.middle, log_scale=float(np.log(2.5)), tail=None)
+    turns = replace(preset.turns, later=longer, later_icc=0.2, length_latency=-0.6)
+    truth = preset.model_copy(update={"turns": turns})
+    fitted = LengthModel.fit(sample_rl_steps(truth, [0, 1, 2], 128, 8, max_response_tokens=3000, seed=6)).turns
+    assert fitted is not None
+    assert fitted.later is not None
+    assert fitted.later.mean(3000) == pytest.approx(longer.mean(3000), rel=0.1)
+    assert fitted.middle.mean(3000) == pytest.approx(preset.turns.middle.mean(3000), rel=0.12)
+    assert fitted.length_latency == pytest.approx(-0.6, abs=0.05)
+    means = [fitted.draw(3072, 8, np.random.default_rng(k)).later.mean(3000) for k in range(20)]  # type: ignore[union-attr]
+    assert 0.01 < np.std(means) / longer.mean(3000) < 0.15
+    assert preset.draw(np.random.default_rng(0)).turns == preset.turns  # errors of the preset's turns are not known
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets(name: str) -> None:
     model = load_model(name)
@@ -387,6 +421,24 @@ def test_fidelity_of_the_true_law() -> None:
     assert result.group_maximum is not None
     assert abs(result.group_max_ratio_error) < result.group_maximum.tolerance
     assert max(m.ks for m in result.marginals) < 0.1
+
+
+def test_fidelity_tells_luck_and_what_a_replay_is_worth() -> None:
+    """Of the true law nearly all biases lie within the noise; a replay of other prompts is judged beside it."""
+    model = model_of(LAWS["gamma"][0], 0.6)
+    within, beside = [], []
+    for seed in range(12):
+        recorded = [model.sample(24, 8, max_response_tokens=4000, seed=2 * seed + k) for k in (0, 1)]
+        result = fidelity(model, recorded[0], SMALL, replicates=60, fitted_on=recorded[1])
+        within.append(abs(bias(result.totals)) < bias_noise(result.totals))
+        beside.append(bias(result.baseline))
+        assert len(result.baseline) == len(result.system)
+        assert result.baseline_group_max_ratio_error is not None
+    assert 8 <= sum(within) <= 12
+    assert np.std(beside) > 0.01
+    assert fidelity(model, recorded[0], SMALL, replicates=20).baseline == ()
+    with pytest.raises(SpecError, match="differ: one has turns"):
+        fidelity(model, recorded[0], SMALL, replicates=20, fitted_on=load_model("searching").sample(4, 2))
 
 
 def test_fidelity_finds_a_wrong_dependence() -> None:

@@ -179,6 +179,10 @@ def sample(
 def fidelity(
     model: Annotated[str, typer.Argument(help="A preset or a model file.")],
     paths: Paths,
+    fitted_on: Annotated[
+        list[str] | None,
+        typer.Option(help="Recorded files that the model was fitted on, to judge their resampling beside it."),
+    ] = None,
     replicates: Annotated[int, typer.Option(help="Predictive replicates and bootstrap resamples per rl_step.")] = 200,
     seed: Annotated[int, typer.Option(help="Same seed, same result.")] = 0,
     max_response_tokens: Cap = None,
@@ -200,6 +204,7 @@ def fidelity(
 
     law = load_model(model)
     recording = _read(paths, skip_damaged, max_response_tokens)
+    before = _read(fitted_on, skip_damaged, max_response_tokens).lengths if fitted_on else None
     with progress("rl_steps") as bar:
         result = judge(
             law,
@@ -208,6 +213,7 @@ def fidelity(
             replicates=replicates,
             seed=seed,
             progress=lambda done, total: bar(done / max(total, 1)),
+            fitted_on=before,
         )
     if figure is not None:
         report.draw(figure, model=law, recording=recording)
@@ -218,13 +224,14 @@ def fidelity(
 
 
 def _fidelity_json(result: Fidelity) -> dict[str, Any]:
-    from rlperf.workload.fidelity import bias, width_ratio
+    from rlperf.workload.fidelity import bias, bias_noise, width_ratio
 
     maximum = result.group_maximum
     content = asdict(result)
     return {
         "schema_version": 1,
         "system_bias": result.system_bias,
+        "system_bias_noise": result.system_bias_noise,
         "interval_coverage": result.interval_coverage,
         "interval_width_ratio": result.interval_width_ratio,
         "group_max_ratio_error": result.group_max_ratio_error,
@@ -233,10 +240,12 @@ def _fidelity_json(result: Fidelity) -> dict[str, Any]:
         "totals_bias": bias(result.totals),
         "totals_coverage": sum(o.inside for o in result.totals) / len(result.totals),
         "totals_width_ratio": width_ratio(result.totals),
+        "baseline": _baseline_json(result, content.pop("baseline"), content.pop("baseline_group_max_ratio_error")),
         "layouts": [
             {
                 "name": name,
                 "bias": bias(part),
+                "bias_noise": bias_noise(part),
                 "coverage": sum(o.inside for o in part) / len(part),
                 "width_ratio": width_ratio(part),
             }
@@ -245,6 +254,21 @@ def _fidelity_json(result: Fidelity) -> dict[str, Any]:
         ],
         **content,
         "meaning": "simulated rollouts of recorded against sampled lengths; not a replay on GPUs against measured time",
+    }
+
+
+def _baseline_json(result: Fidelity, outcomes: Any, group_error: float | None) -> dict[str, Any] | None:
+    """Resampling of what the model was fitted on, judged as the model is; null where it was not named."""
+    from rlperf.workload.fidelity import bias, coverage, width_ratio
+
+    if not result.baseline:
+        return None
+    return {
+        "system_bias": bias(result.baseline),
+        "interval_coverage": coverage(result.baseline),
+        "interval_width_ratio": width_ratio(result.baseline),
+        "group_max_ratio_error": group_error,
+        "outcomes": outcomes,
     }
 
 

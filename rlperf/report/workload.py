@@ -11,7 +11,7 @@ import numpy as np
 
 from rlperf.errors import SpecError
 from rlperf.specs.writer import write_atomic
-from rlperf.workload.fidelity import Fidelity, bias, group_max_ratio, width_ratio
+from rlperf.workload.fidelity import Fidelity, bias, coverage, group_max_ratio, width_ratio
 from rlperf.workload.lengths import Float, LengthTable
 from rlperf.workload.model import LengthModel
 from rlperf.workload.multiturn import anova_icc
@@ -212,6 +212,17 @@ def print_fidelity(screen: Console, result: Fidelity) -> None:
             inside = f"{sum(o.inside for o in part)} of {len(part)}"
             system.add_row(quantity.replace("_", " "), f"{bias(part):+.1%}", inside, f"{width_ratio(part):.2f}")
     screen.print(system)
+    screen.print(
+        f"bias over all layouts {result.system_bias:+.1%}; luck alone gives up to "
+        f"{result.system_bias_noise:.1%} in 9 of 10 recordings as short as this one",
+        soft_wrap=True,
+    )
+    if result.baseline:
+        screen.print(
+            f"resampling what the model was fitted on instead: bias {bias(result.baseline):+.1%}, "
+            f"{coverage(result.baseline):.0%} in its interval, width / bootstrap {width_ratio(result.baseline):.2f}",
+            soft_wrap=True,
+        )
     marginals = Table(title="marginals", title_justify="left")
     for name in ("length", "KS", "Wasserstein / mean", "mean", "sampled", "p50", "p99", "p99.9"):
         marginals.add_column(name, justify="left" if name == "length" else "right")

@@ -163,6 +163,14 @@ def law_covariance(law: Law, data: Grouped, smallest_sigma: float = 0.005) -> Fl
     return np.asarray(inverse @ spread @ inverse + inverse - inverse @ information @ inverse)
 
 
+def draw_law(law: Law, covariance: Float, rng: np.random.Generator) -> Law:
+    """The law with parameters drawn from their error [p, p]."""
+    values, vectors = np.linalg.eigh(covariance)
+    step = vectors @ (np.sqrt(np.maximum(values, 0.0)) * np.clip(rng.standard_normal(values.size), -2.5, 2.5))
+    # A mixture's parameters are far from normal where a component is small: no step beyond one unit of log scale.
+    return law.with_vector(law.to_vector() + np.clip(step, -1.0, 1.0))
+
+
 def inverse_information(
     objective: Callable[[Float], float], at: Float, box: list[tuple[float, float]]
 ) -> tuple[Float, Float]:

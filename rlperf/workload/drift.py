@@ -91,7 +91,7 @@ def fit_drift(law: Law, table: LengthTable) -> Drift:
     weight = 1.0 / error**2
     centre = float(np.average(steps, weights=weight)) if steps.size else 0.0
     slope, slope_se, trend = _trend(steps, location, weight, centre)
-    step_sd = _excess_spread(location - slope * (steps - centre) if trend else location, error)
+    step_sd = _excess_spread(location - slope * (steps - centre) if trend else location, error, table.n_groups)
     before, change, after, p_value = runaway_change(table)
     return Drift(
         rl_steps=tuple(int(s) for s in steps),
@@ -134,20 +134,20 @@ def _locations(scores: Float, table: LengthTable, steps: Int) -> tuple[Float, Fl
     return location, np.maximum(error, 1e-6)
 
 
-def _excess_spread(location: Float, error: Float) -> float:
+def _excess_spread(location: Float, error: Float, prompts: int) -> float:
     """Between-step standard deviation beyond the errors (method of moments, DerSimonian and Laird 1986).
 
-    0 where Cochran's Q does not exceed its 95th percentile: few rl_steps of few prompts would else pass their own luck
-    for drift.
+    0 where Cochran's Q / (K - 1) does not exceed the 95th percentile of F(K - 1, prompts - K), as the errors come from
+    the prompts themselves: few rl_steps of few prompts would else pass their own luck for drift.
     """
-    from scipy.special import chdtri
+    from scipy.special import fdtri
 
-    if location.size < 2:
+    if location.size < 2 or prompts <= location.size:
         return 0.0
     w = 1.0 / error**2
     mean = np.average(location, weights=w)
     q = float(np.sum(w * (location - mean) ** 2))
-    if q < float(chdtri(location.size - 1, 0.05)):
+    if q < (location.size - 1) * float(fdtri(location.size - 1, prompts - location.size, 0.95)):
         return 0.0
     return float(np.sqrt(max(0.0, (q - (location.size - 1)) / (w.sum() - (w**2).sum() / w.sum()))))
 

@@ -82,7 +82,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """All measures. `system_*` pool rl_steps and layouts; `totals_*` the generated tokens per rl_step."""
+    """All measures. `system_*` pool rl_steps and layouts; `totals_*` the generated tokens per rl_step.
+
+    baseline  the rollout times again, with the prompt groups that the model was fitted on, drawn with replacement, in
+              place of the model: what replaying that recording would have been worth. Empty where it was not given
+    """
 
     task: str
     provenance: str
@@ -95,6 +99,8 @@ class Fidelity:
     system: tuple[Outcome, ...]
     totals: tuple[Outcome, ...]
     known: str
+    baseline: tuple[Outcome, ...] = ()
+    baseline_group_max_ratio_error: float | None = None
 
     @property
     def system_bias(self) -> float:
@@ -102,9 +108,14 @@ class Fidelity:
         return bias(self.system)
 
     @property
+    def system_bias_noise(self) -> float:
+        """Bias that luck alone gives in about 9 of 10 recordings as short as the judged one: see `bias_noise`."""
+        return bias_noise(self.system)
+
+    @property
     def interval_coverage(self) -> float:
         """Share of (rl_step, layout) whose recorded rollout time lies in the model's 90 % predictive interval."""
-        return float(np.mean([o.inside for o in self.system]))
+        return coverage(self.system)
 
     @property
     def interval_width_ratio(self) -> float:
@@ -123,6 +134,25 @@ def bias(outcomes: Sequence[Outcome]) -> float:
         sum(o.model_mean for o in part) / sum(o.bootstrap_mean for o in part) - 1.0 for part in _by_quantity(outcomes)
     ]
     return float(np.mean(ratios))
+
+
+def bias_noise(outcomes: Sequence[Outcome]) -> float:
+    """Half the 90 % interval of the mean of K judged rl_steps, relative: (predictive width / 2) / sqrt(K) / mean.
+
+    Mean over quantities. From the model's interval: where the longest response decides, the bootstrap knows no longer
+    one than was recorded and makes the luck look two to four times smaller than it is.
+    """
+    halves = [
+        0.5 * sum(o.model_high - o.model_low for o in part) / sum(o.model_mean for o in part)
+        for part in _by_quantity(outcomes)
+    ]
+    steps = len({o.rl_step for o in outcomes})
+    return float(np.mean(halves) / np.sqrt(steps))
+
+
+def coverage(outcomes: Sequence[Outcome]) -> float:
+    """Share of outcomes whose recorded value lies in the predictive interval."""
+    return float(np.mean([o.inside for o in outcomes]))
 
 
 def width_ratio(outcomes: Sequence[Outcome]) -> float:
@@ -147,11 +177,13 @@ def fidelity(
     replicates: int = 200,
     seed: int = 0,
     progress: Progress | None = None,
+    fitted_on: LengthTable | None = None,
 ) -> Fidelity:
     """Judge a model on recorded rl_steps, preferably others than those it was fitted on.
 
     rollouts    ways to run the rollout, such as engine layouts
     replicates  predictive replicates per rl_step, and bootstrap resamples of the recording's prompt groups
+    fitted_on   what the model was fitted on: its prompt groups are judged too, drawn with replacement (`baseline`)
     """
     if not recording.n:
         raise SpecError("fidelity needs a recording with at least one complete prompt group")
@@ -166,10 +198,13 @@ def fidelity(
         cap = None  # recorded under a larger maximum than the model was, which no recorded response reached
     size = int(np.median(recording.group_sizes()))
     big = model.sample(max(2000, 20_000 // size), size, max_response_tokens=cap, seed=seed)
-    system, totals = [], []
+    if fitted_on is not None and fitted_on.multi_turn != recording.multi_turn:
+        raise SpecError("the recording fitted on and the one judged on differ: one has turns and the other has none")
+    system, totals, baseline = [], [], []
     steps = recording.steps()
     drawn: dict[tuple[int, int, float], list[Float]] = {}
     resampled: dict[int, list[Float]] = {}
+    replayed: dict[int, list[Float]] = {}
     for k, step in enumerate(steps):
         part = recording.step(int(step))
         key = (part.n_groups, size, model.drift.shift(int(step)))
@@ -186,6 +221,12 @@ def fidelity(
         outcomes = _outcomes(int(step), rollouts, recorded, np.array(resampled[part.n_groups]), np.array(drawn[key]))
         system += outcomes[:-1]
         totals.append(outcomes[-1])
+        if fitted_on is not None:
+            if part.n_groups not in replayed:
+                again = bootstrap(fitted_on, part.n_groups, replicates, seed + 2)
+                replayed[part.n_groups] = _simulate(again, rollouts)
+            of_step = np.array(resampled[part.n_groups]), np.array(replayed[part.n_groups])
+            baseline += _outcomes(int(step), rollouts, recorded, *of_step)[:-1]
         if progress is not None:
             progress(k + 1, int(steps.size))
     return Fidelity(
@@ -200,7 +241,15 @@ def fidelity(
         system=tuple(system),
         totals=tuple(totals),
         known=model.drift.what_is_known(int(steps[-1])) if model.drift.rl_steps else "",
+        baseline=tuple(baseline),
+        baseline_group_max_ratio_error=_replayed_group_error(recording, fitted_on),
     )
+
+
+def _replayed_group_error(recording: LengthTable, fitted_on: LengthTable | None) -> float | None:
+    if fitted_on is None or min(int(t.group_sizes().max()) for t in (recording, fitted_on)) < 2:
+        return None
+    return group_max_ratio(fitted_on) / group_max_ratio(recording) - 1.0
 
 
 def _simulate(tables: Iterable[LengthTable], rollouts: Rollouts) -> list[Float]:

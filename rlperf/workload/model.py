@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlperf.errors import SpecError
-from rlperf.workload.dependence import Dependence
+from rlperf.workload.dependence import Dependence, draw_law
 from rlperf.workload.drift import Drift
 from rlperf.workload.laws import Law
 from rlperf.workload.lengths import Float, LengthTable
@@ -144,17 +144,11 @@ class LengthModel(BaseModel):
         """A model with parameters drawn from their error, as far as the recording leaves them open."""
         if not self.response_covariance:
             return self
-        _, law = self.laws()
-        covariance = np.array(self.response_covariance)
-        values, vectors = np.linalg.eigh(covariance)
-        step = vectors @ (np.sqrt(np.maximum(values, 0.0)) * np.clip(rng.standard_normal(values.size), -2.5, 2.5))
-        # A mixture's parameters are far from normal where a component is small: no step beyond one unit of log scale.
-        step = np.clip(step, -1.0, 1.0)
+        law = draw_law(self.laws()[1], np.array(self.response_covariance), rng)
         dep = self.dependence
         icc = float(np.clip(dep.icc + dep.icc_se * rng.standard_normal(), 0.0, 0.999))
-        return self.model_copy(
-            update={"response": law.with_vector(law.to_vector() + step), "dependence": replace(dep, icc=icc)}
-        )
+        turns = None if self.turns is None else self.turns.draw(self.provenance.responses, self.group_size, rng)
+        return self.model_copy(update={"response": law, "dependence": replace(dep, icc=icc), "turns": turns})
 
     def truncated_fraction(self, max_response_tokens: int) -> float:
         """P(L >= cap) of the uncensored law: the share of responses that this cap cuts off."""

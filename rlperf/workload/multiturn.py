@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rlperf.errors import SpecError
-from rlperf.workload.dependence import Grouped, fit_dependence
+from rlperf.workload.dependence import Grouped, draw_law, fit_dependence, law_covariance
 from rlperf.workload.laws import Law
 from rlperf.workload.lengths import Float, Int, LengthTable, Mask
 from rlperf.workload.select import Candidate, choose_law
 from rlperf.workload.stages import law_in_seconds
 
 _TOOL_FAMILIES = (("lognormal",), ("gamma",), ("lognormal",) * 2, ("lognormal",) * 3)
+_LEAST_LATER = 200
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,17 @@ class MultiTurn:
     turn_probability[k]  P(k + 1 turns)
     turn_icc             intra-class correlation of the number of turns within a prompt, in normal scores [1]
     first, middle, last  laws of the generated tokens of the first turn, of a later one, and of the one that ends it
+    later                law of the third turn and those after it, where the trajectory goes on; None: as `middle`
     generation_icc       intra-class correlations of generated tokens within a prompt, in normal scores [1], of the
                          first, a later and the last turn; their effects are independent
+    later_icc            the same of `later`, which shares the effect of `middle`
     append               law of the tokens that the tools' answer and the chat template add after a turn
     latency_s            laws of the time [s] until the tools have answered, of turn 0, 1, ... (the last one repeats)
     cached_start         share of the first prompt that the engine finds cached (system prompt, siblings of the group)
+    length_latency       correlation in normal scores of a turn's generated tokens with the tools' time after it [1]:
+                         short turns end in one burst and queue at the tool, long ones find it idle
     max_turn_tokens      cap on one turn's generated tokens; None: none
+    covariances          [p, p] of the parameters of first, middle, last and, if any, later; empty: not known
     """
 
     turn_probability: tuple[float, ...]
@@ -42,6 +48,10 @@ class MultiTurn:
     latency_s: tuple[Law, ...]
     cached_start: float = 0.0
     max_turn_tokens: int | None = None
+    later: Law | None = None
+    later_icc: float = 0.0
+    length_latency: float = 0.0
+    covariances: tuple[tuple[tuple[float, ...], ...], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.turn_probability or abs(sum(self.turn_probability) - 1.0) > 1e-6 or min(self.turn_probability) < 0:
@@ -53,6 +63,26 @@ class MultiTurn:
     def mean_turns(self) -> float:
         return float(np.dot(np.arange(1, len(self.turn_probability) + 1), self.turn_probability))
 
+    def draw(self, trajectories: float, group_size: int, rng: np.random.Generator) -> MultiTurn:
+        """Turns with parameters drawn from their error: the laws from theirs, the shares from a Dirichlet law.
+
+        The Dirichlet law counts correlated trajectories as what they tell: trajectories / (1 + (group_size - 1) icc).
+        """
+        if not self.covariances:
+            return self
+        laws = [law for law in (self.first, self.middle, self.last, self.later) if law is not None]
+        drawn = [draw_law(law, np.array(c), rng) for law, c in zip(laws, self.covariances, strict=True)]
+        told = max(trajectories / (1.0 + (group_size - 1) * self.turn_icc), 1.0)
+        weights = rng.standard_gamma(np.array(self.turn_probability) * told)
+        return replace(
+            self,
+            turn_probability=tuple(float(w) for w in weights / weights.sum()),
+            first=drawn[0],
+            middle=drawn[1],
+            last=drawn[2],
+            later=drawn[3] if self.later is not None else None,
+        )
+
 
 def fit_multi_turn(table: LengthTable) -> tuple[MultiTurn, tuple[Candidate, ...]]:
     """Fit the turns of a recording; the comparison of families is that of the first turn's law."""
@@ -63,15 +93,13 @@ def fit_multi_turn(table: LengthTable) -> tuple[MultiTurn, tuple[Candidate, ...]
     last_rows = table.turn == turns[index] - 1
     start = table.turn == 0
     per_turn_cap = _turn_cap(table.response_tokens)
-    laws: list[Law] = []
-    tried: tuple[Candidate, ...] = ()
-    iccs: list[float] = []
-    for rows in (start & ~last_rows, ~start & ~last_rows, last_rows):
-        chosen = rows if np.count_nonzero(rows) >= 30 else np.ones(table.n, bool)
-        law, icc, candidates = _turn_law(table, chosen, per_turn_cap)
-        laws.append(law)
-        iccs.append(icc)
-        tried = tried or candidates
+    late = (table.turn >= 2) & ~last_rows
+    apart = np.count_nonzero(late) >= _LEAST_LATER
+    kinds = [start & ~last_rows, ~start & ~last_rows & ~(late & apart), last_rows, *([late] if apart else [])]
+    fits = [
+        _turn_law(table, rows if np.count_nonzero(rows) >= 30 else np.ones(table.n, bool), per_turn_cap)
+        for rows in kinds
+    ]
     group, _ = table.where(first_rows).group_index()
     counts = np.bincount(turns)[1:]
     between = ~last_rows
@@ -83,16 +111,20 @@ def fit_multi_turn(table: LengthTable) -> tuple[MultiTurn, tuple[Candidate, ...]
     model = MultiTurn(
         turn_probability=tuple(float(c) for c in counts / counts.sum()),
         turn_icc=_ordinal_icc(turns, group),
-        first=laws[0],
-        middle=laws[1],
-        last=laws[2],
-        generation_icc=(iccs[0], iccs[1], iccs[2]),
+        first=fits[0].law,
+        middle=fits[1].law,
+        last=fits[2].law,
+        generation_icc=(fits[0].icc, fits[1].icc, fits[2].icc),
         append=append,
         latency_s=_latency_laws(table, between),
         cached_start=cached,
         max_turn_tokens=per_turn_cap,
+        later=fits[3].law if apart else None,
+        later_icc=fits[3].icc if apart else 0.0,
+        length_latency=_length_latency(table, between),
+        covariances=tuple(f.covariance for f in fits),
     )
-    return model, tried
+    return model, fits[0].candidates
 
 
 def _turn_cap(tokens: Int) -> int | None:
@@ -101,7 +133,15 @@ def _turn_cap(tokens: Int) -> int | None:
     return infer_cap(tokens)
 
 
-def _turn_law(table: LengthTable, rows: Mask, cap: int | None) -> tuple[Law, float, tuple[Candidate, ...]]:
+@dataclass(frozen=True)
+class _TurnFit:
+    law: Law
+    icc: float
+    covariance: tuple[tuple[float, ...], ...]
+    candidates: tuple[Candidate, ...]
+
+
+def _turn_law(table: LengthTable, rows: Mask, cap: int | None) -> _TurnFit:
     part = table.where(rows)
     censored = np.zeros(part.n, bool) if cap is None else part.response_tokens >= cap
     x = np.where(censored, (cap or 0) - 1.0, np.maximum(part.response_tokens - 0.5, 0.5))
@@ -109,7 +149,28 @@ def _turn_law(table: LengthTable, rows: Mask, cap: int | None) -> tuple[Law, flo
     law = choice.law
     group, count = part.group_index()
     data = Grouped.build(x, np.asarray(censored, np.bool_), group, np.zeros(count), None if cap is None else cap - 1.0)
-    return law, fit_dependence(law, data).icc, choice.candidates
+    covariance = tuple(tuple(float(v) for v in row) for row in law_covariance(law, data))
+    return _TurnFit(law, fit_dependence(law, data).icc, covariance, choice.candidates)
+
+
+def _length_latency(table: LengthTable, between: Mask) -> float:
+    """Rank correlation, as one of normal scores, of a turn's tokens with the tools' time after it, pooled over turns.
+
+    r = 2 sin(pi r_s / 6), r_s Spearman's (Kruskal 1958, J. Am. Stat. Assoc. 53, 814).
+    """
+    from scipy.stats import rankdata
+
+    assert table.tool_latency_s is not None
+    answered = between & (table.tool_latency_s > 0)
+    total, count = 0.0, 0
+    for k in np.unique(table.turn[answered]):
+        rows = answered & (table.turn == k)
+        ranks = [rankdata(v[rows]) for v in (table.response_tokens, table.tool_latency_s)]
+        size = int(np.count_nonzero(rows))
+        if size < 30 or min(np.ptp(r) for r in ranks) == 0:
+            continue
+        total, count = total + size * float(np.corrcoef(ranks[0], ranks[1])[0, 1]), count + size
+    return 2.0 * float(np.sin(np.pi / 6.0 * total / count)) if count else 0.0
 
 
 def _positive_law(x: Float) -> Law:
@@ -159,6 +220,7 @@ def _ordinal_icc(turns: Int, group: Int) -> float:
 
 def anova_icc(values: Float, group: Int) -> float:
     """One-way intra-class correlation (Shrout and Fleiss 1979, ICC(1,1)), unequal groups; 0 where undefined."""
+    group = np.unique(group, return_inverse=True)[1].reshape(-1)
     n = np.bincount(group).astype(np.float64)
     k, total = n.size, float(n.sum())
     if k < 2 or total <= k:
@@ -198,11 +260,11 @@ def sample_turns(
     for k in range(int(turns.max()) if m else 0):
         last = turns[alive] == k + 1
         own = rng.standard_normal(alive.size)
-        kinds = ((0, model.first) if k == 0 else (1, model.middle), (2, model.last))
-        ongoing, ending = (
-            law.from_score(shift + np.sqrt(model.generation_icc[i]) * effects[i, group[alive]] + _own(model, i) * own)
-            for i, law in kinds
-        )
+        ongoing_law, icc, effect = _ongoing(model, k)
+        score = np.sqrt(icc) * effects[effect, group[alive]] + np.sqrt(1.0 - icc) * own
+        ongoing = ongoing_law.from_score(shift + score)
+        icc = model.generation_icc[2]
+        ending = model.last.from_score(shift + np.sqrt(icc) * effects[2, group[alive]] + np.sqrt(1.0 - icc) * own)
         tokens = np.where(last, ending, ongoing)
         generated = np.maximum(np.ceil(tokens).astype(np.int64), 1)
         if caps:
@@ -212,7 +274,10 @@ def sample_turns(
             last = last | (generated >= room)
             generated = np.clip(generated, 1, np.maximum(room, 1))
         append = np.ceil(model.append.from_score(rng.standard_normal(alive.size))).astype(np.int64)
-        latency = model.latency_s[min(k, len(model.latency_s) - 1)].from_score(rng.standard_normal(alive.size))
+        waiting = model.length_latency * score + np.sqrt(1.0 - model.length_latency**2) * rng.standard_normal(
+            alive.size
+        )
+        latency = model.latency_s[min(k, len(model.latency_s) - 1)].from_score(waiting)
         after = context[alive] + generated + append
         if max_context_tokens is not None:
             last = last | (after >= max_context_tokens)
@@ -226,8 +291,13 @@ def sample_turns(
     return _assemble(rows, group)
 
 
-def _own(model: MultiTurn, kind: int) -> float:
-    return float(np.sqrt(1.0 - model.generation_icc[kind]))
+def _ongoing(model: MultiTurn, turn: int) -> tuple[Law, float, int]:
+    """(law, icc, which prompt effect) of a turn after which the trajectory goes on."""
+    if turn == 0:
+        return model.first, model.generation_icc[0], 0
+    if turn >= 2 and model.later is not None:
+        return model.later, model.later_icc, 1
+    return model.middle, model.generation_icc[1], 1
 
 
 def _draw_turns(model: MultiTurn, group: Int, groups: int, rng: np.random.Generator) -> Int:

@@ -125,6 +125,27 @@ def test_convert(trace: Path, tmp_path: Path) -> None:
         run("convert", tmp_path / "t.csv", "-o", tmp_path / "t.xml")
 
 
+def test_few_and_odd_lengths(tmp_path: Path) -> None:
+    """A table states its cap; a handful of responses is fitted with single families; what holds nothing is refused."""
+    table = tmp_path / "t.csv"
+    table.write_text("prompt_tokens,response_tokens,group,max_response_tokens\n9,20,0,40\n9,21,0,40\n12,5,1,40\n")
+    assert read_polytrace(table).max_response_tokens == 40
+    run("fit", table, "-o", tmp_path / "m.yaml")
+    assert all("+" not in c.name for c in load_model(tmp_path / "m.yaml").candidates)
+    table.write_text("prompt_tokens,response_tokens,max_response_tokens\n9,40,40\n9,40,40\n")
+    with pytest.raises(SpecError, match="all 2 responses reached the maximum of 40"):
+        run("fit", table, "-o", tmp_path / "m.yaml")
+    table.write_text("prompt_tokens,response_tokens,max_response_tokens\n9,20,30\n9,20,40\n")
+    with pytest.raises(SpecError, match="several values"):
+        run("fit", table, "-o", tmp_path / "m.yaml")
+    for option in ("--prompts", "--group-size", "--max-response-tokens"):
+        with pytest.raises(SpecError, match="at least"):
+            run("sample", "math", "-o", tmp_path / "s", option, 0)
+    marked = tmp_path / "packed_lengths_step_0.jsonl"
+    marked.write_bytes(b'\xef\xbb\xbf{"step": 0, "local_index": 0, "input": 9, "output": [4, 5]}\n')
+    assert read_polytrace(marked).n == 2
+
+
 def test_skip_damaged_counts_and_reports(trace: Path, tmp_path: Path) -> None:
     lines = (trace / "packed_lengths_step_0.jsonl").read_text().splitlines()
     path = tmp_path / "packed_lengths_step_0.jsonl"

@@ -478,14 +478,22 @@ def test_dependence_of_independent_responses_is_small() -> None:
 
 @pytest.mark.data
 @pytest.mark.parametrize(
-    ("folder", "fitted", "judged"), [("dapo_32b", (0, 1), (2, 3)), ("video_7b", (8, 9, 10, 11), (12, 13, 14, 15))]
+    ("folder", "fitted", "judged", "most"),
+    [
+        ("dapo_32b", (0, 1), (2, 3), 0.1),
+        ("video_7b", (8, 9, 10, 11), (12, 13, 14, 15), 0.03),
+        ("video_7b", (12, 13, 14, 15), (8, 9, 10, 11), 0.03),
+    ],
 )
-def test_held_out_steps(measured_data: Path, folder: str, fitted: tuple[int, ...], judged: tuple[int, ...]) -> None:
+def test_held_out_steps(
+    measured_data: Path, folder: str, fitted: tuple[int, ...], judged: tuple[int, ...], most: float
+) -> None:
     """Fitted on some rl_steps, judged on others. Where the longest response decides, two rl_steps leave 10 % noise."""
     files = {k: measured_data / "polytrace" / folder / f"packed_lengths_step_{k}.jsonl" for k in (*fitted, *judged)}
     model = LengthModel.fit(read_recording([files[k] for k in fitted]))
     result = fidelity(model, read_polytrace([files[k] for k in judged]), rollouts())
-    assert abs(result.system_bias) < 0.1
+    assert abs(result.system_bias) < most
+    assert abs(result.system_bias) < max(0.03, result.system_bias_noise)
     assert result.interval_coverage >= 0.75
     assert result.interval_width_ratio <= 1.5
     assert result.group_maximum is not None

@@ -282,7 +282,7 @@ def test_bad_tables(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"t\.csv:3: column response_tokens must be at least 1"):
         read_table(path)
     path.write_text("prompt_tokens,response_tokens\n3,four\n")
-    with pytest.raises(SpecError, match="must hold numbers"):
+    with pytest.raises(SpecError, match="must hold whole numbers"):
         read_table(path)
     path.write_text("prompt_tokens,response_tokens\n3,\n3,4\n")
     with pytest.raises(SpecError, match="empty cell"):

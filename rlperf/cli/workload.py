@@ -156,10 +156,10 @@ def sample(
     table = sample_rl_steps(
         law,
         range(first_rl_step, first_rl_step + rl_steps),
-        prompts or law.prompts_per_step,
-        group_size or law.group_size,
+        law.prompts_per_step if prompts is None else prompts,
+        law.group_size if group_size is None else group_size,
         max_prompt_tokens=max_prompt_tokens,
-        max_response_tokens=max_response_tokens or law.max_response_tokens,
+        max_response_tokens=law.max_response_tokens if max_response_tokens is None else max_response_tokens,
         seed=seed,
     )
     written = _write(table, out, data_parallel, tensor_parallel)

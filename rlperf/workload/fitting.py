@@ -37,6 +37,10 @@ def fit_model(
     rows = thinned(table.trajectories() if table.multi_turn else table)
     censored = np.zeros(rows.n, bool) if table.multi_turn else rows.truncated
     cap = None if table.multi_turn else rows.max_response_tokens
+    if censored.all():
+        raise SpecError(
+            f"all {rows.n} responses reached the maximum of {cap} tokens: how long they are is not recorded"
+        )
     x = np.maximum(rows.response_tokens - 0.5, 0.5)
     if cap is not None:
         x = np.where(censored, cap - 1.0, x)

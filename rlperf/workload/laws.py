@@ -290,6 +290,8 @@ def start(families: Sequence[str], x: Float) -> Law:
 def start_at_gaps(families: Sequence[str], x: Float) -> Law:
     """Starting law: the sorted lengths cut at their widest gaps (in log length), for lengths that pile up on values."""
     ordered = np.sort(x)
+    if ordered.size < 2 * len(families):
+        return start(families, x)
     edge = max(int(0.03 * ordered.size), 2)
     gaps = np.diff(np.log(ordered))
     gaps[:edge], gaps[-edge:] = -1.0, -1.0

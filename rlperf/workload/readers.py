@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import re
@@ -167,7 +168,7 @@ def _read_lines(name: str, stream: IO[bytes] | gzip.GzipFile, sink: _Sink) -> No
         if pending > 1 << 20:
             sink.advance(pending)
             pending = 0
-        text = raw.strip()
+        text = (raw.removeprefix(codecs.BOM_UTF8) if line == 1 else raw).strip()
         if not text:
             continue
         records += 1
@@ -262,7 +263,7 @@ def _finish(sink: _Sink, skip_damaged: bool, cap: int | None) -> Recording:
         raise SpecError(_shortened(sink.problems, hint))
     table, samples = _table(sink, {(key[0], group) for _, _, group, key in cut})
     inferred = False
-    caps = sink.columns.caps
+    caps = sink.columns.caps | {t.max_response_tokens for t in sink.tables if t.max_response_tokens is not None}
     if cap is None and len(caps) == 1:
         cap = next(iter(caps))
     elif cap is None and len(caps) > 1:

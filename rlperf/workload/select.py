@@ -36,6 +36,7 @@ CENSORED = (
 )
 PROMPTS = (("lognormal",), ("gamma",), ("lognormal", "lognormal"), ("lognormal",) * 3, ("lognormal",) * 4)
 MUCH_CENSORED = 1.0 / 3.0
+_LEAST_DISTINCT = 4
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ def choose_law(
     counts m correlated responses to one prompt as what they tell (Kish 1965, sec. 8.2). The second term asks that the
     law keep the mean, on which every total rests, where nothing is censored. Above one third censored the shape is not
     in the data: the shape of `reference` (a large uncensored sample) is taken and only its scale is fitted. With `tail`
-    the longest 2 % get a tail of their own, where there are enough of them and the cap does not cut it. `like` asks for
-    the form of another law (families, threshold of the tail, fixed shape): what is fitted are its parameters.
+    the longest get a tail of their own, where there are enough of them and the cap does not cut it. `like` asks for the
+    form of another law (families, threshold of the tail, fixed shape): what is fitted are its parameters.
     """
     if not x.size:
         raise SpecError("no lengths to fit: the recording holds no complete prompt group")
@@ -88,7 +89,11 @@ def choose_law(
     elif families is None and share > MUCH_CENSORED and reference is not None:
         sources = [reference, *(f for f in CENSORED if len(f) == 1)]
     else:
-        sources = families or (CENSORED if share > 0.02 else OPEN)
+        distinct = np.unique(x[~censored]).size
+        every = CENSORED if share > 0.02 else OPEN
+        # A mixture of as many components as there are lengths would fit each of them.
+        suited = [f for f in every if len(f) == 1 or distinct >= _LEAST_DISTINCT * len(f)]
+        sources = families or (suited if distinct > 1 else every[:1])
     threshold = threshold_of(x, censored) if families is None and like is None and tail else None
     if like is not None and like.tail is not None and np.count_nonzero(x > like.tail.threshold) >= LEAST_EXCESSES:
         threshold = like.tail.threshold

@@ -48,13 +48,17 @@ def read_table(path: Path | str) -> LengthTable:
     for name in set(frame.columns) & {*COLUMNS, _CAP}:
         column = frame[name]
         if not (column.dtype.is_integer() or (name in OPTIONAL_FLOAT and column.dtype.is_numeric())) and name != _CAP:
-            problems.append(Problem(f"column {name} must hold numbers, not {column.dtype}", str(source)))
+            due = "numbers" if name in OPTIONAL_FLOAT else "whole numbers"
+            problems.append(Problem(f"column {name} must hold {due}, not {column.dtype}", str(source)))
         elif name != _CAP and column.null_count():
             line = int(column.is_null().arg_max() or 0) + 2
             problems.append(Problem(f"column {name} has an empty cell", str(source), line))
         elif name in ("prompt_tokens", "response_tokens") and frame.height and bool((column < 1).any()):
             line = int((column < 1).arg_max() or 0) + 2
             problems.append(Problem(f"column {name} must be at least 1 token", str(source), line))
+    if _CAP in frame.columns and frame[_CAP].drop_nulls().n_unique() > 1:
+        several = ", ".join(map(str, frame[_CAP].drop_nulls().unique().sort()[:5]))
+        problems.append(Problem(f"column {_CAP} holds several values ({several}): a recording has one", str(source)))
     if problems:
         raise SpecError(problems)
     zeros = np.zeros(frame.height, np.int64)

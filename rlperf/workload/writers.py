@@ -41,7 +41,9 @@ def write_polytrace(
 def write_workload(table: LengthTable, path: Path | str) -> Path:
     """All rl_steps in one workload file, ``{"<rl_step>": {"input": [...], "output_groups": [[...], ...]}}``."""
     if table.multi_turn:
-        raise SpecError("workload files hold single-turn lengths; write multi-turn samples with write_polytrace")
+        raise SpecError(
+            "workload files hold single-turn lengths: write lengths with turns to a folder, or to .csv or .parquet"
+        )
     content = {}
     for step in table.steps():
         part = table.step(int(step))

@@ -441,6 +441,18 @@ def test_fidelity_tells_luck_and_what_a_replay_is_worth() -> None:
         fidelity(model, recorded[0], SMALL, replicates=20, fitted_on=load_model("searching").sample(4, 2))
 
 
+def test_statistics_of_a_drifting_law_are_those_of_many_rl_steps() -> None:
+    """Not those of one draw of the step effect, and not those of the middle of a trend."""
+    drift = fit_drift(LAWS["gamma"][0], drifting(0.0, 1))
+    jumping = model_of(LAWS["gamma"][0], 0.4).model_copy(update={"drift": replace(drift, step_sd=0.5)})
+    recorded = sample_rl_steps(jumping, range(40), 48, 8, seed=3)
+    assert max(m.ks for m in fidelity(jumping, recorded, SMALL, replicates=20).marginals) < 0.05
+    rising = replace(drift, rl_steps=tuple(range(9)), slope=0.2, centre=4.0, trend=True)
+    ends = model_of(LAWS["gamma"][0], 0.4).model_copy(update={"drift": rising})
+    last = sample_rl_steps(ends, [8] * 40, 48, 8, seed=3)
+    assert max(m.ks for m in fidelity(ends, last, SMALL, replicates=20).marginals) < 0.05
+
+
 def test_fidelity_finds_a_wrong_dependence() -> None:
     """Independent responses have the same marginals, but longer group maxima."""
     truth = model_of(LAWS["gamma"][0], 0.9)

@@ -14,7 +14,9 @@ import numpy as np
 from rlperf.errors import SpecError
 from rlperf.workload.lengths import Float, Int, LengthTable
 from rlperf.workload.model import LengthModel
+from rlperf.workload.sampling import sample_rl_steps
 
+_LEAST_STEPS = 100
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 Progress = Callable[[int, int], None]
 
@@ -197,7 +199,7 @@ def fidelity(
     if cap is not None and not recording.multi_turn and int(recording.response_tokens.max()) > cap:
         cap = None  # recorded under a larger maximum than the model was, which no recorded response reached
     size = int(np.median(recording.group_sizes()))
-    big = model.sample(max(2000, 20_000 // size), size, max_response_tokens=cap, seed=seed)
+    big = _population(model, recording.steps(), size, cap, seed)
     if fitted_on is not None and fitted_on.multi_turn != recording.multi_turn:
         raise SpecError("the recording fitted on and the one judged on differ: one has turns and the other has none")
     system, totals, baseline = [], [], []
@@ -250,6 +252,16 @@ def _replayed_group_error(recording: LengthTable, fitted_on: LengthTable | None)
     if fitted_on is None or min(int(t.group_sizes().max()) for t in (recording, fitted_on)) < 2:
         return None
     return group_max_ratio(fitted_on) / group_max_ratio(recording) - 1.0
+
+
+def _population(model: LengthModel, rl_steps: Int, size: int, cap: int | None, seed: int) -> LengthTable:
+    """A large sample for the statistics; of a model that drifts, at the judged rl_steps and over many draws of them."""
+    prompts = max(2000, 20_000 // size)
+    if not (model.drift.step_sd or model.drift.trend):
+        return model.sample(prompts, size, max_response_tokens=cap, seed=seed)
+    drawn = np.resize(rl_steps, max(_LEAST_STEPS, rl_steps.size))
+    each = -(-prompts // drawn.size)
+    return sample_rl_steps(model, map(int, drawn), each, size, max_response_tokens=cap, seed=seed)
 
 
 def _simulate(tables: Iterable[LengthTable], rollouts: Rollouts) -> list[Float]:

@@ -67,9 +67,8 @@ class Drift:
             notes.append(f"no trend shows in {k} rl_steps ({self.slope:+.2g} +- {self.slope_se:.2g} a step)")
         if k and not self.rl_steps[0] <= rl_step <= self.rl_steps[-1]:
             away = max(self.rl_steps[0] - rl_step, rl_step - self.rl_steps[-1])
-            notes.append(
-                f"{away:g} rl_step{'s' * (away != 1)} outside the recording: a later change of policy cannot be foreseen"
-            )
+            steps = "rl_step" if away == 1 else "rl_steps"
+            notes.append(f"{away:g} {steps} outside the recording: a later change of policy cannot be foreseen")
         if self.change_points:
             notes.append(f"location jumps at rl_step {', '.join(map(str, self.change_points))}")
         if self.runaway_change is not None:

@@ -10,6 +10,7 @@ import pytest
 
 from rlperf.cost import inference as inf
 from rlperf.cost.engine_memory import engine_limits, engine_memory, max_running
+from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.operators import Replica, decode_operators, roles_of, token_operators, total
 from rlperf.cost.uncertainty import serving_basis
 from rlperf.errors import SpecError
@@ -136,6 +137,23 @@ def test_load_raises_time_per_token_and_throughput_until_the_cache_is_full() -> 
     assert float(served.ttft_s[4]) > 10.0 * float(served.ttft_s[3])  # the others queue
     apart = inf.closed_loop(cost, 64, 1000, 1000, interference=0.0)
     assert float(apart.tpot_s) < float(served.tpot_s[2])
+
+
+def test_prompts_that_wait_together_share_engine_steps() -> None:
+    # one engine_step costs 1 s, a prompt token 1 ms more; decode is free of both kinds of size
+    cost = EngineStepCost(tokens=np.array([0.0, 1e4]), linear_s=np.array([0.0, 10.0]), host_s=1.0)
+    alone = inf.closed_loop(cost, 16, 1000, 1001, token_budget=8000, chunked=False)
+    decode = 1.0 + 1e-3 * float(alone.running)
+    # 15 other prompts in groups of eight, each group an engine_step of 1 s + 8 x 1 s: 15 x 9 / 8 s over 1000 tokens
+    assert float(alone.tpot_s) == pytest.approx(decode + 15 * 9 / 8 / 1000, rel=1e-6)
+    singly = inf.closed_loop(cost, 16, 1000, 1001, token_budget=8000, chunked=False, arriving=1.0)
+    assert float(singly.tpot_s) == pytest.approx(1.0 + 1e-3 * float(singly.running) + 15 * 2 / 1000, rel=1e-6)
+    # mixed with decode, a prompt adds its tokens alone
+    mixed = inf.closed_loop(cost, 16, 1000, 1001, token_budget=8000)
+    assert float(mixed.tpot_s) == pytest.approx(1.0 + 1e-3 * float(mixed.running) + 15 * 1 / 1000, rel=1e-6)
+    # a prompt longer than the budget takes several engine_steps of its own
+    chunks = inf.closed_loop(cost, 2, 16000, 1001, token_budget=8000, chunked=False)
+    assert float(chunks.tpot_s) == pytest.approx(1.0 + 1e-3 * float(chunks.running) + 18 / 1000, rel=1e-6)
 
 
 def test_open_loop_has_littles_law() -> None:

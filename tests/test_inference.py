@@ -160,9 +160,13 @@ def test_open_loop_has_littles_law() -> None:
     cost = inf.engine_step_cost(QWEN, H100, VLLM, Layout.of(), typical_context=600)
     served = inf.open_loop(cost, 4.0, 500, 200)
     in_flight = 4.0 * float(served.ttft_s + 199 * served.tpot_s)
-    at_that = inf.closed_loop(cost, in_flight, 500, 200)
+    at_that = inf.closed_loop(cost, in_flight, 500, 200, arriving=4.0 * float(served.tpot_s))
     assert float(at_that.tpot_s) == pytest.approx(float(served.tpot_s), rel=0.01)
     assert float(inf.open_loop(cost, 1e4, 500, 200, sent=500).running) <= 250.0
+    rare = inf.open_loop(cost, 1e-3, 500, 200)
+    alone = inf.single_stream(cost, 500, 200)  # fewer than one in flight: nobody is in the way
+    assert float(rare.tpot_s) == pytest.approx(float(alone.tpot_s), rel=0.01)
+    assert float(inf.open_loop(cost, 50.0, 500, 1).tpot_s) > 0.0
     assert float(inf.offline(cost, 500, 200, max_running=64).running) <= 64.0
 
 

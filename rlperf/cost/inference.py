@@ -352,7 +352,8 @@ def closed_loop(
         added = _prompt_s(cost, n_in, token_budget, chunk_base, chunk_base * context, group)
         if chunked:
             added = added - chunks * decode
-        tpot = decode + interference * (slots - 1.0) * np.maximum(added, 0.0) / (group * steps)
+        others = np.maximum(slots - 1.0, 0.0)
+        tpot = decode + interference * others * np.maximum(added, 0.0) / (group * steps)
         ttft = np.where(chunked, added + chunks * decode, added + decode / 2.0)
         ttft = np.where(c <= 1.0, alone, ttft)
         share = steps * tpot / (steps * tpot + ttft)

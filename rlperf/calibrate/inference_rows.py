@@ -12,16 +12,8 @@ from rlperf.calibrate.validate import Row
 from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.engine_memory import engine_memory, max_running
 from rlperf.cost.engine_step import EngineStepCost
-from rlperf.cost.inference import (
-    Served,
-    closed_loop,
-    engine_step_cost,
-    fixed_overhead_s,
-    open_loop,
-    scaled,
-    static_batch,
-    with_overhead,
-)
+from rlperf.cost.inference import engine_step_cost, fixed_overhead_s, scaled, with_overhead
+from rlperf.cost.serving import Served, closed_loop, open_loop, static_batch
 from rlperf.cost.uncertainty import serving_basis
 from rlperf.errors import SpecError
 from rlperf.layout import Layout

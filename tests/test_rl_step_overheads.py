@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.training import training_update
-from rlperf.cost.weight_sync import checkpoint_tensors
 from rlperf.layout import Layout
 from rlperf.sim.rl_step.overheads import (
     reference_swap_s,
     scoring_in_framework_s,
     trainer_in_framework,
-    training_in_framework_s,
 )
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
@@ -58,22 +56,6 @@ def test_only_passes_of_the_reference_pay_and_a_model_of_its_own_is_free() -> No
     assert whole - none == pytest.approx(reference_swap_s(MEGATRON, DENSE, layout))
     verl = load_framework_calibration("verl_megatron")
     assert not np.any(reference_swap_s(verl, DENSE, layout))
-
-
-def test_an_optimizer_without_foreach_grows_with_the_tensors() -> None:
-    layout = Layout.of(data_parallel=8, zero_stage=3)
-    large = load_architecture("Llama-3.1-70B")
-    more = [
-        float(
-            training_in_framework_s(f, large, layout, BATCH, 1.0)
-            - training_in_framework_s(f, DENSE, layout, BATCH, 1.0)
-        )
-        for f in (DTENSOR, MEGATRON)
-    ]
-    each = DTENSOR.training.update_tensor
-    assert each is not None
-    assert more[0] == pytest.approx(each.value * (checkpoint_tensors(large) - checkpoint_tensors(DENSE)))
-    assert more[1] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_plain_all_to_all_costs_more_only_where_experts_lie_on_several_nodes() -> None:

@@ -66,7 +66,6 @@ class TrainerOverheads(_Frozen):
     Attributes
     ----------
     update : per optimizer update: data to the ranks, statistics, learning-rate schedule, metrics back
-    update_tensor : per tensor of the policy and optimizer update, where the optimizer loops over tensors (foreach off)
     scoring_pass : per log-probability pass: mode switch, results back
     reference_bytes : bytes per parameter of the weights of a device that change places with the reference policy's,
         which wait in host memory; 0 where the reference is a model of its own
@@ -84,7 +83,6 @@ class TrainerOverheads(_Frozen):
     """
 
     update: Overhead
-    update_tensor: Overhead | None = None
     scoring_pass: Overhead
     reference_bytes: NonNegativeFloat = 0.0
     reference_rate: Rate | None = None
@@ -194,7 +192,7 @@ class FrameworkCalibration(_Frozen):
             value = getattr(self, name)
             if isinstance(value, Overhead | Rate) and value.provenance.assumed:
                 names.append(name)
-        for name in ("update", "update_tensor", "scoring_pass", "reference_rate", "moe_layer"):
+        for name in ("update", "scoring_pass", "reference_rate", "moe_layer"):
             value = getattr(self.training, name)
             if value is not None and value.provenance.assumed:
                 names.append(f"training.{name}")

@@ -41,7 +41,7 @@ FREE = {
         "engine_host", "engine_host_per_request", "step", "training.update", "training.scoring_pass",
         "training.moe_layer", "weight_sync.fixed", "weight_sync.per_tensor",
     ),
-    "nemo_rl_dtensor": ("step", "training.update_tensor", "training.scoring_pass", "weight_sync.fixed"),
+    "nemo_rl_dtensor": ("step", "weight_sync.fixed"),
 }  # fmt: skip
 # One configuration of the DTensor backend cannot tell these apart: the engine is the same, and so is the framework.
 SHARED = (

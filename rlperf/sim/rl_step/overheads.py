@@ -10,7 +10,6 @@ import numpy.typing as npt
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.memory_parameters import stage_parameters
-from rlperf.cost.weight_sync import checkpoint_tensors
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.rl_calibration import FrameworkCalibration
@@ -44,17 +43,14 @@ def training_in_framework_s(
 ) -> FloatArray:
     r"""One optimizer update in this framework [s]; arrays broadcast over layouts.
 
-    .. math:: \sigma t + c_u + n\, c_n + (m + p - 1)\, \ell_{moe} / p\, (3 + f)\, h
+    .. math:: \sigma t + c_u + (m + p - 1)\, \ell_{moe} / p\, (3 + f)\, h
 
     t ``backend_s``, seconds of `training_update` (its ``skew`` from `routing_skew`); sigma the framework's stretch,
-    c_u its seconds per update, c_n those per tensor of the policy's n where its optimizer takes them one by one;
-    m microbatches, p stages, l_moe MoE layers, f = 1 under full recompute, h the framework's seconds per MoE layer and
-    forward. A stage's optimizer has n / p tensors.
+    c_u its seconds per update; m microbatches, p stages, l_moe MoE layers, f = 1 under full recompute, h the
+    framework's seconds per MoE layer and forward.
     """
     full = (layout.activation_recompute == RECOMPUTE.index("full")).astype(np.float64)
     own = framework.training.update.value + (3.0 + full) * _moe_s(framework, architecture, layout, batch)
-    if framework.training.update_tensor is not None:
-        own = own + framework.training.update_tensor.value * checkpoint_tensors(architecture) / layout.pipeline_parallel
     return np.asarray(framework.training.stretch * np.asarray(backend_s, np.float64) + own, np.float64)
 
 

@@ -8,14 +8,9 @@ import numpy.typing as npt
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.memory_parameters import stage_layers, stage_parameters
 from rlperf.cost.training import TrainingCost, paced_s
-from rlperf.cost.training_layers import head_seconds, layer_seconds, tower_seconds, work_of
-from rlperf.cost.training_parallel import (
-    context_traffic,
-    expert_traffic,
-    shard_traffic,
-    stage_hop_s,
-    tensor_traffic,
-)
+from rlperf.cost.training_layers import tower_seconds, work_of
+from rlperf.cost.training_microbatch import microbatch_seconds
+from rlperf.cost.training_parallel import shard_traffic, stage_hop_s
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
@@ -53,11 +48,10 @@ def scoring_pass(
     """
     work = work_of(layout, microbatches)
     stage = stage_parameters(arch, layout)
-    compute = layer_seconds(arch, hw, trainer, layout, work, dtype=dtype, lora_rank=None, skew=skew)
-    tensor = tensor_traffic(arch, hw, trainer, layout, work).forward
-    context = np.maximum(context_traffic(arch, hw, trainer, layout, work).forward - compute.attention, 0.0)
-    expert = expert_traffic(arch, hw, trainer, layout, work, skew).forward
-    head = head_seconds(arch, hw, trainer, layout, work).forward
+    costs = microbatch_seconds(arch, hw, trainer, layout, work, dtype=dtype, lora_rank=None, skew=skew)
+    compute, head = costs.layer, costs.head.forward
+    tensor, expert = costs.tensor.forward, costs.expert.forward
+    context = np.maximum(costs.context.forward - compute.attention, 0.0)
     tower, _ = tower_seconds(arch, hw, trainer, layout, images, patches, frozen=True)
     m, p, layers = microbatches.count, layout.pipeline_parallel.astype(np.float64), float(arch.layers)
     each, timing = layers / p, trainer.timing

@@ -16,16 +16,8 @@ from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.memory_parameters import OFFLOADS_ACTIVATIONS, StageParameters, stage_layers, stage_parameters
 from rlperf.cost.training_layers import LayerSeconds, Work, head_seconds, layer_seconds, tower_seconds, work_of
-from rlperf.cost.training_parallel import (
-    context_traffic,
-    data_traffic,
-    expert_traffic,
-    optimizer_s,
-    shard_traffic,
-    stage_hop_s,
-    tensor_traffic,
-    trained_share,
-)
+from rlperf.cost.training_microbatch import MicrobatchSeconds, microbatch_seconds
+from rlperf.cost.training_parallel import data_traffic, optimizer_s, shard_traffic, stage_hop_s, trained_share
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
@@ -136,10 +128,11 @@ def training_update(
     """
     work = work_of(layout, microbatches)
     stage = stage_parameters(arch, layout)
-    one = _layer_pass(
-        arch, hw, trainer, layout, work, dtype, lora_rank, skew, attention_kernel, expert_overlap, cuda_graph
-    )
-    head = head_seconds(arch, hw, trainer, layout, work, frozen=lora_rank is not None)
+    costs = microbatch_seconds(
+        arch, hw, trainer, layout, work, dtype=dtype, lora_rank=lora_rank, skew=skew,
+        attention_kernel=attention_kernel, expert_overlap=expert_overlap,
+    )  # fmt: skip
+    one, head = _layer_pass(arch, trainer, layout, costs, cuda_graph), costs.head
     head_s = head.forward + head.backward + (head.again if chunked_loss else 0.0)
     tower, tower_back = tower_seconds(arch, hw, trainer, layout, images, patches, frozen=vision_frozen)
     ends = head_s + tower + tower_back
@@ -200,22 +193,15 @@ def paced_s(device: FloatArray, host: FloatArray, norm: float) -> FloatArray:
 
 
 def _layer_pass(
-    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work,
-    dtype: str, lora_rank: int | None, skew: FloatArray | float, attention_kernel: str, expert_overlap: bool,
-    cuda_graph: bool,
-) -> _Pass:  # fmt: skip
+    arch: Architecture, trainer: TrainerCalibration, layout: Layout, costs: MicrobatchSeconds, cuda_graph: bool
+) -> _Pass:
     """One microbatch in the mean layer; full recompute repeats forward and traffic, selective the attention.
 
     Non-reentrant checkpoints of PyTorch stop when all saved values are there again (torch.utils.checkpoint,
     ``set_checkpoint_early_stop``, the default): neither the down projection with its tensor traffic nor the way back
     from the experts is repeated.
     """
-    compute = layer_seconds(
-        arch, hw, trainer, layout, work, dtype=dtype, lora_rank=lora_rank, skew=skew, attention_kernel=attention_kernel
-    )
-    tensor = tensor_traffic(arch, hw, trainer, layout, work)
-    context = context_traffic(arch, hw, trainer, layout, work)
-    expert = expert_traffic(arch, hw, trainer, layout, work, skew, overlap=expert_overlap)
+    compute, tensor, context, expert = costs.layer, costs.tensor, costs.context, costs.expert
     full = (layout.activation_recompute == RECOMPUTE.index("full")).astype(np.float64)
     selective = (layout.activation_recompute == RECOMPUTE.index("selective")).astype(np.float64)
     moe = arch.feed_forward_layers("moe") / arch.layers

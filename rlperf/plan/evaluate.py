@@ -22,6 +22,7 @@ from rlperf.plan.plan import SettingsValues
 from rlperf.plan.rollout_columns import (
     ReplicaMemory,
     RolloutColumns,
+    Tabulated,
     engine_limits,
     replica_memory,
     steady_seconds,
@@ -91,7 +92,7 @@ class Judge:
     _rollouts: dict[tuple[object, ...], RolloutResult] = field(default_factory=dict)
     _batches: dict[tuple[object, ...], tuple[float, float, float, float]] = field(default_factory=dict)
     _slowest: dict[tuple[int, ...], FloatArray] = field(default_factory=dict)
-    _costs: dict[tuple[object, ...], EngineStepCost] = field(default_factory=dict)
+    _costs: Tabulated = field(default_factory=dict)
 
     def evaluate(self, demand: Demand, configuration: Configuration) -> Evaluation:
         """Stages and rl_step of every replicate of ``demand``."""
@@ -113,7 +114,9 @@ class Judge:
         pool = configuration.pool("rollout")
         layout, settings = layout_of(pool.layout), pool.settings
         spec = PoolSpec(role="rollout", settings=PoolSettings.model_validate(settings.model_dump(exclude_none=True)))
-        cost = self._tabulate(layout, spec, self._backend(configuration))
+        cost = tabulate(
+            self.context, self.task.architecture, spec, layout, self._backend(configuration), known=self._costs
+        )[0]
         fraction, running = np.array([settings.memory_fraction or 0.0]), np.array([settings.max_running or 1])
         memory = replica_memory(self.context, self.task.architecture, spec, layout, fraction, running)
         limits = engine_limits(spec, float(memory.kv_tokens[0]), int(running[0]))
@@ -161,13 +164,6 @@ class Judge:
         source = GroupSource(Trajectories.from_table(demand.tables[index]), seed=self.context.job.seed + index)
         run = PartialRollouts(batch.over_provision).run(source, serve, batch.generated, POLICY_RL_STEPS)
         return float(np.mean([step.seconds for step in run.steps[POLICY_WARM_UP:]]))
-
-    def _tabulate(self, layout: Layout, spec: PoolSpec, backend: int) -> EngineStepCost:
-        shape = tuple(layout.with_(data_parallel=[1]).take(0).to_dict().items())
-        key = (shape, spec.settings.rollout_dtype, spec.settings.kv_dtype, backend)
-        if key not in self._costs:
-            self._costs[key] = tabulate(self.context, self.task.architecture, spec, layout, backend)[0]
-        return self._costs[key]
 
     def _backend(self, configuration: Configuration) -> int:
         """Index of the trainer that a configuration names."""

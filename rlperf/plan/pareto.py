@@ -20,26 +20,18 @@ def pareto_mask(costs: FloatArray, group: IntArray | None = None) -> BoolArray:
     >>> pareto_mask(np.array([[1.0, 5.0], [2.0, 2.0], [3.0, 3.0], [2.0, 2.0]])).tolist()
     [True, True, False, False]
     """
-    count = len(costs)
-    keep = np.zeros(count, dtype=np.bool_)
-    groups = np.zeros(count, dtype=np.int64) if group is None else np.asarray(group)
-    for each in np.unique(groups):
-        rows = np.flatnonzero(groups == each)
-        keep[rows] = _mask(np.asarray(costs[rows], dtype=np.float64))
-    return keep
-
-
-def _mask(costs: FloatArray) -> BoolArray:
-    """Sweep in lexicographic order: a candidate can only be beaten by one that comes before it."""
-    order = np.lexsort(costs.T[::-1])
-    front: list[int] = []
-    kept = np.zeros(len(costs), dtype=np.bool_)
-    values = np.empty_like(costs)
-    for index in order:
-        row = costs[index]
-        if front and bool((values[: len(front)] <= row).all(axis=1).any()):
-            continue
-        values[len(front)] = row
-        front.append(index)
-        kept[index] = True
+    values = np.asarray(costs, dtype=np.float64)
+    groups = np.zeros(len(values), dtype=np.int64) if group is None else np.asarray(group)
+    # lexicographic inside each group: a candidate can only be beaten by one that comes before it
+    order = np.lexsort((*values.T[::-1], groups))
+    ranked, of_group = values[order], groups[order]
+    kept = np.zeros(len(values), dtype=np.bool_)
+    left = np.arange(len(order))
+    while len(left):
+        # the first that is left of each group is beaten by none; it goes, and what it beats
+        first = np.concatenate([[True], of_group[left[1:]] != of_group[left[:-1]]])
+        leaders = left[first]
+        kept[order[leaders]] = True
+        beaten = (ranked[leaders[np.cumsum(first) - 1]] <= ranked[left]).all(axis=1)
+        left = left[~(beaten | first)]
     return kept

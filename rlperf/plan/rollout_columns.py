@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -91,8 +92,43 @@ def engine_limits(pool: PoolSpec, kv_tokens: float, max_running: int) -> EngineL
     )
 
 
-Counted = dict[tuple[int, int], list[list["StepCensus"]]]
-"""Engine_steps of one demand by number of replicas and concurrency; device counts share them."""
+Tabulated = dict[tuple[object, ...], EngineStepCost]
+"""Cost tables by engine shape; what is served by how many replicas makes no difference to them."""
+
+
+@dataclass(eq=False)
+class Counted:
+    """What device counts share: the demand's flow, the busiest replicas' requests, engine_steps, and cost tables.
+
+    Attributes
+    ----------
+    censuses : engine_steps by number of replicas and concurrency: of those replicas of each table that may be last
+    """
+
+    demand: Demand
+    costs: Tabulated = field(default_factory=dict)
+    censuses: dict[tuple[int, int], list[list[StepCensus]]] = field(default_factory=dict)
+    _slowest: dict[int, list[list[Trajectories]]] = field(default_factory=dict)
+
+    @cached_property
+    def flow(self) -> Flow:
+        """What the demand sends through the engines."""
+        return Flow.of(self.demand)
+
+    @cached_property
+    def tables(self) -> list[Trajectories]:
+        """Trajectories of the rl_steps that are counted."""
+        return [Trajectories.from_table(table) for table in self.demand.tables[:SCREENED_RL_STEPS]]
+
+    def census(self, replicas: int, concurrency: int, limits: EngineLimits) -> list[list[StepCensus]]:
+        """Engine_steps at a concurrency; a cache that binds counts as one."""
+        key = (replicas, concurrency)
+        if key not in self.censuses:
+            bound = replace(limits, kv_tokens=np.inf, max_running=concurrency)
+            if replicas not in self._slowest:
+                self._slowest[replicas] = [_slowest_replicas(table, replicas) for table in self.tables]
+            self.censuses[key] = [[take_census(each, bound) for each in part] for part in self._slowest[replicas]]
+        return self.censuses[key]
 
 
 def rollout_columns(
@@ -100,7 +136,7 @@ def rollout_columns(
 ) -> RolloutColumns:
     """Every rollout column on ``devices`` devices, infeasible ones flagged.
 
-    ``counted`` : engine_steps of this demand that were counted before; new ones are added
+    ``counted`` : what was counted of this demand before; new counts are added
     """
     pool = context.job.pool("rollout")
     shape = Shape(
@@ -111,7 +147,7 @@ def rollout_columns(
         context.rollout_hardware.device.memory,
     )
     layout, flags = rollout_layouts(shape, pool)
-    return _columns(context, architecture, demand, pool, layout, flags, {} if counted is None else counted)
+    return _columns(context, architecture, demand, pool, layout, flags, counted or Counted(demand))
 
 
 def _columns(
@@ -123,7 +159,7 @@ def _columns(
     can_cost = (flags & ~int(Reject.NODE)) == 0
     keep, dead = np.flatnonzero(can_cost), layout.flat(~can_cost)
     shapes = layout.take(keep)
-    costs = tabulate(context, architecture, pool, shapes)
+    costs = tabulate(context, architecture, pool, shapes, known=counted.costs)
     fractions = np.array(pool.settings.memory_fraction or MEMORY_FRACTIONS)
     options = np.array(pool.settings.max_running or MAX_RUNNING, dtype=np.int64)
     e, f, m = (a.ravel() for a in np.meshgrid(np.arange(len(keep)), fractions, options, indexing="ij"))
@@ -133,7 +169,7 @@ def _columns(
     why |= np.where(memory.cache_bytes > 0, 0, int(Reject.MEMORY))
     makespan, steady = np.full(len(e), np.inf), np.full(len(e), np.inf)
     alive = np.flatnonzero((why & ~int(Reject.NODE)) == 0)
-    makespan[alive], steady[alive] = _seconds(demand, pool, costs, rows, e, memory.kv_tokens, m, alive, counted)
+    makespan[alive], steady[alive] = _seconds(pool, costs, rows, e, memory.kv_tokens, m, alive, counted)
     joined = Layout(**{n: np.concatenate([v.ravel(), getattr(dead, n).ravel()]) for n, v in vars(rows.flat()).items()})
 
     def padded(values: Any, fill: float) -> Any:
@@ -156,21 +192,26 @@ def _columns(
 
 
 def tabulate(
-    context: Context, architecture: Architecture, pool: PoolSpec, layout: Layout, backend: int = 0
-) -> tuple[EngineStepCost, ...]:
+    context: Context, architecture: Architecture, pool: PoolSpec, layout: Layout, backend: int = 0,
+    known: Tabulated | None = None,
+) -> tuple[EngineStepCost, ...]:  # fmt: skip
     """Cost table of every engine shape in a flat layout, with the host's time in the job's software stack.
 
     ``backend``: index of the trainer that the engine works with. The screen takes the first for all, since the host's
     time hardly differs between the backends of one framework; the judge takes the candidate's own.
+    ``known``: tables that were made before, of one architecture; new ones are added.
     """
     gemm_dtype, kv_dtype = pool.settings.rollout_dtype or "bf16", pool.settings.kv_dtype or "bf16"
-    framework = context.trainers[backend].framework
+    framework, tables = context.trainers[backend].framework, {} if known is None else known
     costs = []
     for row in layout.rows():
-        cost = engine_step_cost(
-            architecture, context.rollout_hardware, context.engine, row, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype
-        )
-        costs.append(engine_in_framework(cost, framework))
+        key = (*row.with_(data_parallel=1).to_dict().values(), gemm_dtype, kv_dtype, backend)
+        if key not in tables:
+            cost = engine_step_cost(
+                architecture, context.rollout_hardware, context.engine, row, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype
+            )
+            tables[key] = engine_in_framework(cost, framework)
+        costs.append(tables[key])
     return tuple(costs)
 
 
@@ -244,6 +285,12 @@ class Flow:
         return cls(len(prompts) / n, generated / n, float(prompts.sum()) / n, pairs / n, context)
 
 
+def steady_running(limits: EngineLimits, replicas: int, flow: Flow) -> float:
+    """Requests of a replica that run at once when finished ones are replaced: max_running, the cache, or its share."""
+    share = max(flow.requests / replicas, 1.0)
+    return max(min(float(limits.max_running), limits.kv_tokens / flow.context, share), 1.0)
+
+
 def steady_seconds(
     cost: EngineStepCost, limits: EngineLimits, replicas: int, demand: Demand, flow: Flow | None = None
 ) -> float:
@@ -255,8 +302,7 @@ def steady_seconds(
     mean context), k mean context in flight (`Flow.context`) [tokens].
     """
     flow = flow or Flow.of(demand)
-    share = max(flow.requests / replicas, 1.0)
-    running = max(min(float(limits.max_running), limits.kv_tokens / flow.context, share), 1.0)
+    running = steady_running(limits, replicas, flow)
     step = float(cost.decode_s(running, running * flow.context))
     copies = max(demand.batch.group_size, 1) if limits.prefix_caching else 1
     budget = float(limits.token_budget)
@@ -268,7 +314,7 @@ def steady_seconds(
 
 
 def _seconds(
-    demand: Demand, pool: PoolSpec, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
+    pool: PoolSpec, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
     kv_tokens: FloatArray, running: IntArray, alive: IntArray, counted: Counted,
 ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
     """Makespan and steady seconds of the columns ``alive``, means over some of the demand's rl_steps.
@@ -277,23 +323,23 @@ def _seconds(
     once per number of replicas and concurrency, and every engine shape costs a dot product (`StepCensus`).
     """
     makespan, steady = np.zeros(len(alive)), np.zeros(len(alive))
-    tables = [Trajectories.from_table(table) for table in demand.tables[:SCREENED_RL_STEPS]]
-    flow = Flow.of(demand)
-    known: dict[tuple[int, int, int], float] = {}
+    demand, flow = counted.demand, counted.flow
+    known: dict[tuple[int, int], float] = {}
+    flowing: dict[tuple[int, float], float] = {}
     for position, column in enumerate(alive):
         engine, replicas = int(e[column]), int(layout.data_parallel[column])
         limits = engine_limits(pool, float(kv_tokens[column]), int(running[column]))
-        steady[position] = steady_seconds(costs[engine], limits, replicas, demand, flow)
-        points = _concurrency(limits, tables, replicas, flow.context)
+        same = (engine, steady_running(limits, replicas, flow))
+        if same not in flowing:
+            flowing[same] = steady_seconds(costs[engine], limits, replicas, demand, flow)
+        steady[position] = flowing[same]
+        points = _concurrency(limits, counted.tables, replicas, flow.context)
         for concurrency, _ in points:
-            key = (replicas, concurrency)
-            if key not in counted:
-                bound = replace(limits, kv_tokens=np.inf, max_running=concurrency)
-                counted[key] = [_census(table, replicas, bound) for table in tables]
-            if (engine, *key) not in known:
-                each = [max(float(c.makespan_s(costs[engine])) for c in censuses) for censuses in counted[key]]
-                known[engine, *key] = float(np.mean(each))
-        makespan[position] = sum(weight * known[engine, replicas, concurrency] for concurrency, weight in points)
+            if (engine, concurrency) not in known:
+                census = counted.census(replicas, concurrency, limits)
+                each = [max(float(c.makespan_s(costs[engine])) for c in censuses) for censuses in census]
+                known[engine, concurrency] = float(np.mean(each))
+        makespan[position] = sum(weight * known[engine, concurrency] for concurrency, weight in points)
     return makespan, steady
 
 
@@ -318,10 +364,10 @@ def _concurrency(
     return ((low, 1.0 - upper), (high, upper))
 
 
-def _census(table: Trajectories, replicas: int, limits: EngineLimits) -> list[StepCensus]:
-    """Engine_steps of the replicas that may be the slowest: those with the most tokens, and the longest trajectory."""
+def _slowest_replicas(table: Trajectories, replicas: int) -> list[Trajectories]:
+    """What the replicas that may be the slowest serve: those with the most tokens, and the longest trajectory."""
     chosen = route(table, "round_robin", np.ones(replicas))
     tokens = np.bincount(chosen, table.generated_tokens, replicas)
     heavy = np.argsort(-tokens, kind="stable")[:HEAVIEST]
     slowest = {*heavy.tolist(), int(chosen[int(np.argmax(table.generated_tokens))])}
-    return [take_census(table.take(np.flatnonzero(chosen == r)), limits) for r in sorted(slowest) if tokens[r] > 0]
+    return [table.take(np.flatnonzero(chosen == r)) for r in sorted(slowest) if tokens[r] > 0]

@@ -16,10 +16,10 @@ from rlperf.plan.configuration import Configuration, configuration_of, layout_va
 from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.demand import Demand
 from rlperf.plan.pareto import pareto_mask
-from rlperf.plan.rollout_columns import Counted, RolloutColumns, rollout_columns
+from rlperf.plan.rollout_columns import Counted, RolloutColumns, Tabulated, rollout_columns
 from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
 from rlperf.plan.stage_seconds import pair_seconds
-from rlperf.plan.trainer_columns import TrainerColumns, peak_limit, trainer_columns
+from rlperf.plan.trainer_columns import TrainerColumns, TrainerGrid, peak_limit, trainer_columns_of, trainer_grid
 from rlperf.plan.words import layout_words
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts
@@ -259,14 +259,16 @@ class _Columns:
     lenient: bool
     _rollout: dict[tuple[int, ...], RolloutColumns] = field(default_factory=dict)
     _counted: dict[tuple[int, ...], Counted] = field(default_factory=dict)
-    _trainer: dict[tuple[object, ...], TrainerColumns] = field(default_factory=dict)
+    _tabulated: Tabulated = field(default_factory=dict)
+    _trainer: dict[tuple[object, ...], dict[int, TrainerColumns]] = field(default_factory=dict)
+    _grids: dict[tuple[int, bool], TrainerGrid] = field(default_factory=dict)
 
     def rollout(self, demand: Demand, devices: int) -> RolloutColumns:
         """Rollout columns; the mini-batch makes no difference to them."""
         b = demand.batch
         key = (b.generated, b.group_size, b.max_prompt_tokens, b.max_response_tokens, devices)
         if key not in self._rollout:
-            counted = self._counted.setdefault(key[:-1], {})
+            counted = self._counted.setdefault(key[:-1], Counted(demand, self._tabulated))
             self._rollout[key] = rollout_columns(self.context, self.task.architecture, demand, devices, counted)
         found = self._rollout[key]
         if b.over_provision > 1.0:
@@ -276,14 +278,25 @@ class _Columns:
 
     def trainer(self, demand: Demand, devices: int, colocated: bool) -> TrainerColumns:
         """Trainer columns."""
-        key = (demand.batch, devices, colocated)
+        key = (demand.batch, colocated)
         if key not in self._trainer:
             arch, backends = self.task.architecture, tuple(each.backend for each in self.context.trainers)
-            self._trainer[key] = trainer_columns(
-                self.context, arch, demand, devices, colocated=colocated, lenient=self.lenient,
+            self._trainer[key] = trainer_columns_of(
+                self.context, arch, demand, self._grid(demand.batch.longest_tokens, colocated), lenient=self.lenient,
                 refuse=lambda found: trainer_rule_flags(self.facts, found, backends, arch, demand.batch),
             )  # fmt: skip
-        return self._trainer[key]
+        return self._trainer[key][devices]
+
+    def _grid(self, longest_tokens: int, colocated: bool) -> TrainerGrid:
+        """Trainer layouts on every device count that a split asks for."""
+        key = (longest_tokens, colocated)
+        if key not in self._grids:
+            counts = dict.fromkeys(
+                s.trainer for s in splits(self.context) if (s.mode == "colocated") == colocated
+            )  # fmt: skip
+            arch = self.task.architecture
+            self._grids[key] = trainer_grid(self.context, arch, longest_tokens, tuple(counts), colocated)
+        return self._grids[key]
 
 
 def _screen_split(

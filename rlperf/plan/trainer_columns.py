@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,7 +67,7 @@ class TrainerColumns:
         """Number of columns."""
         return len(self.token_budget)
 
-    def take(self, index: IntArray) -> TrainerColumns:
+    def take(self, index: IntArray | slice) -> TrainerColumns:
         """Some columns, by index."""
         values: dict[str, Any] = {
             name: value.take(index) if isinstance(value, Layout) else value if name == "dropped" else value[index]
@@ -118,85 +118,159 @@ def trainer_columns(
     context: Context, architecture: Architecture, demand: Demand, devices: int, *, colocated: bool,
     refuse: Refuse | None = None, lenient: bool = False,
 ) -> TrainerColumns:  # fmt: skip
-    """Every trainer column on ``devices`` devices, infeasible ones flagged.
+    """Every trainer column on ``devices`` devices, infeasible ones flagged (arguments: `trainer_columns_of`)."""
+    grid = trainer_grid(context, architecture, demand.batch.longest_tokens, (devices,), colocated)
+    return trainer_columns_of(context, architecture, demand, grid, refuse=refuse, lenient=lenient)[devices]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainerGrid:
+    """Columns before a batch is known, of several device counts at once: per-call costs are paid once for all.
+
+    Attributes
+    ----------
+    layout, backend, token_budget, parked, flags : as in `TrainerColumns` ``[columns]``
+    cuts : device count -> its rows, which stand together
+    dropped : device count -> `Reject` of its candidates that arithmetic rules out
+    memory : bytes by sequences per optimizer update, of batches seen so far
+    """
+
+    layout: Layout
+    backend: IntArray
+    token_budget: IntArray
+    parked: IntArray
+    flags: IntArray
+    cuts: dict[int, slice]
+    dropped: dict[int, IntArray]
+    memory: dict[float, list[TrainerBytes]] = field(default_factory=dict)
+
+    def bytes_of(self, context: Context, architecture: Architecture, demand: Demand) -> list[TrainerBytes]:
+        """Memory of every trainer's rows; of a batch it depends on the sequences of an update alone."""
+        batch = demand.batch
+        key = batch.sequences / batch.updates
+        if key not in self.memory:
+            settings = context.job.pool("trainer").settings
+            self.memory[key] = [
+                trainer_bytes(
+                    context, trainer, architecture, demand, self.layout.take(rows), settings,
+                    self.token_budget[rows], self.parked[rows],
+                )
+                for trainer, rows in zip(context.trainers, self.rows(len(context.trainers)), strict=True)
+            ]  # fmt: skip
+        return self.memory[key]
+
+    def rows(self, trainers: int) -> list[IntArray]:
+        """Rows of each trainer."""
+        return [np.flatnonzero(self.backend == index) for index in range(trainers)]
+
+
+def trainer_grid(
+    context: Context, architecture: Architecture, longest_tokens: int, counts: Sequence[int], colocated: bool
+) -> TrainerGrid:
+    """Layouts of every backend times token budgets times parked or not, on each of ``counts`` devices."""
+    pool = context.job.pool("trainer")
+    budgets = token_budgets(pool.settings.token_budget, longest_tokens)
+    parked = [int(pool.settings.parked)] if pool.settings.parked is not None else ([0, 1] if colocated else [0])
+    options = np.array([(b, p) for b in budgets for p in parked], dtype=np.int64)  # parked last: see `_changes`
+    layouts, backends, kept, cuts, dropped, end = [], [], [], {}, {}, 0
+    for devices in counts:
+        shape, dead_flags, start = (
+            Shape(architecture, devices, context.cluster.scale_up_domain, longest_tokens),
+            [],
+            end,
+        )
+        for index, trainer in enumerate(context.trainers):
+            if pool.settings.backend is None or pool.settings.backend == trainer.backend:
+                layout, flags = trainer_layouts(shape, pool, trainer.backend)
+                dead = (flags & ~COSTABLE) != 0
+                dead_flags.append(flags[dead])
+                layouts.append(layout.flat(~dead))
+                kept.append(flags[~dead])
+                backends.append(np.full(len(kept[-1]), index, dtype=np.int64))
+                end += len(kept[-1])
+        cuts[devices] = slice(start * len(options), end * len(options))
+        dropped[devices] = np.repeat(np.concatenate(dead_flags), len(options))
+    rows = np.repeat(np.arange(end), len(options))
+    axes = {name: np.concatenate([getattr(layout, name) for layout in layouts])[rows] for name in vars(layouts[0])}
+    return TrainerGrid(
+        layout=Layout(**axes),
+        backend=np.concatenate(backends)[rows],
+        token_budget=np.tile(options[:, 0], end),
+        parked=np.tile(options[:, 1], end),
+        flags=np.concatenate(kept)[rows],
+        cuts=cuts,
+        dropped=dropped,
+    )
+
+
+def trainer_columns_of(
+    context: Context, architecture: Architecture, demand: Demand, grid: TrainerGrid,
+    *, refuse: Refuse | None = None, lenient: bool = False,
+) -> dict[int, TrainerColumns]:  # fmt: skip
+    """Columns of one demand by device count: what does not fit or is refused is flagged, the others are timed.
 
     Parameters
     ----------
     refuse : the framework's rules, applied before anything is timed
     lenient : time columns that memory or a rule refuses, too; else their seconds are infinite
     """
-    pool = context.job.pool("trainer")
-    shape = Shape(architecture, devices, context.cluster.scale_up_domain, demand.batch.longest_tokens)
-    parts = []
+    found = _fitting(context, architecture, demand, grid)
+    if refuse is not None:
+        found = replace(found, flags=found.flags | refuse(found))
     for index, trainer in enumerate(context.trainers):
-        if pool.settings.backend is None or pool.settings.backend == trainer.backend:
-            layout, flags = trainer_layouts(shape, pool, trainer.backend)
-            found = _fitting(context, trainer, index, architecture, demand, pool, layout, flags, colocated)
-            if refuse is not None:
-                found = replace(found, flags=found.flags | refuse(found))
-            timed = np.flatnonzero((found.flags == 0) | lenient)
-            parts.append(_timed(context, trainer, architecture, demand, pool, found, timed))
-    return _joined(parts)
+        timed = np.flatnonzero((found.backend == index) & ((found.flags == 0) | lenient))
+        _time(context, trainer, architecture, demand, found, timed)
+    return {
+        devices: replace(found.take(rows), dropped=grid.dropped[devices]) for devices, rows in grid.cuts.items()
+    }  # fmt: skip
 
 
-def _fitting(
-    context: Context, trainer: Trainer, index: int, architecture: Architecture, demand: Demand, pool: PoolSpec,
-    layout: Layout, flags: IntArray, colocated: bool,
-) -> TrainerColumns:  # fmt: skip
-    """Columns of one backend with their bytes: layouts times token budgets times parked or not; not yet timed."""
-    budgets = token_budgets(pool.settings.token_budget, demand.batch.longest_tokens)
-    parked = [int(pool.settings.parked)] if pool.settings.parked is not None else ([0, 1] if colocated else [0])
-    dead = (flags & ~COSTABLE) != 0
-    dropped = np.repeat(flags[dead], len(budgets) * len(parked))
-    layout, flags, budget, park = _crossed(layout.flat(~dead), flags[~dead], budgets, parked)
-    memory = trainer_bytes(context, trainer, architecture, demand, layout, pool.settings, budget, park)
-    per_node = np.minimum(context.cluster.devices_per_node, layout.devices)
+def _fitting(context: Context, architecture: Architecture, demand: Demand, grid: TrainerGrid) -> TrainerColumns:
+    """The grid's columns with their bytes for one demand, not yet timed."""
+    count = len(grid.flags)
+    peak, idle, host, transition, limit = (np.empty(count) for _ in range(5))
+    parts = grid.bytes_of(context, architecture, demand)
+    for trainer, rows, memory in zip(context.trainers, grid.rows(len(context.trainers)), parts, strict=True):
+        peak[rows], idle[rows], host[rows] = memory.peak, memory.idle, memory.host
+        transition[rows] = transition_seconds(context, memory)
+        limit[rows] = peak_limit(context, trainer)
+    per_node = np.minimum(context.cluster.devices_per_node, grid.layout.devices)
     host_limit = context.job.limits.host_memory or context.cluster.host_memory
-    flags = flags | np.where(memory.peak > peak_limit(context, trainer), int(Reject.MEMORY), 0)
-    flags = flags | np.where(memory.host * per_node > host_limit, int(Reject.HOST_MEMORY), 0)
-    flags = flags | np.where(budget < demand.batch.longest_tokens, int(Reject.BATCH), 0)
-    never = np.full(len(flags), np.inf)
+    flags = grid.flags | np.where(peak > limit, int(Reject.MEMORY), 0)
+    flags = flags | np.where(host * per_node > host_limit, int(Reject.HOST_MEMORY), 0)
+    flags = flags | np.where(grid.token_budget < demand.batch.longest_tokens, int(Reject.BATCH), 0)
     return TrainerColumns(
-        backend=np.full(len(flags), index, dtype=np.int64),
-        layout=layout,
-        token_budget=budget,
-        parked=park,
-        training_s=never,
-        scoring_s=never,
-        transition_s=transition_seconds(context, memory),
-        peak_bytes=memory.peak,
-        idle_bytes=memory.idle,
-        host_bytes=memory.host,
-        low=np.ones(len(flags)),
-        high=np.ones(len(flags)),
+        backend=grid.backend,
+        layout=grid.layout,
+        token_budget=grid.token_budget,
+        parked=grid.parked,
+        training_s=np.full(count, np.inf),
+        scoring_s=np.full(count, np.inf),
+        transition_s=transition,
+        peak_bytes=peak,
+        idle_bytes=idle,
+        host_bytes=host,
+        low=np.ones(count),
+        high=np.ones(count),
         flags=flags,
-        dropped=dropped,
     )
 
 
-def _timed(
-    context: Context, trainer: Trainer, architecture: Architecture, demand: Demand, pool: PoolSpec,
-    columns: TrainerColumns, timed: IntArray,
-) -> TrainerColumns:  # fmt: skip
-    """The columns with the seconds of those in ``timed``; parked or not takes equally long."""
+def _time(
+    context: Context, trainer: Trainer, architecture: Architecture, demand: Demand, columns: TrainerColumns,
+    timed: IntArray,
+) -> None:  # fmt: skip
+    """Write the seconds of the rows ``timed``, all of one trainer; parked or not takes equally long."""
     if not len(timed):
-        return columns
+        return
+    pool = context.job.pool("trainer")
     same = np.concatenate([[True], _changes(columns, timed)])
     some, back = timed[same], np.cumsum(same) - 1
     times = _times(context, trainer, architecture, demand, pool, columns.layout.take(some), columns.token_budget[some])
-
-    def filled(name: str, fill: float) -> FloatArray:
-        values = np.full(columns.count, fill)
-        values[timed] = times[name][back]
-        return values
-
-    return replace(
-        columns,
-        training_s=filled("training", np.inf),
-        scoring_s=filled("scoring", np.inf),
-        low=filled("low", 1.0),
-        high=filled("high", 1.0),
-    )
+    columns.training_s[timed] = times["training"][back]
+    columns.scoring_s[timed] = times["scoring"][back]
+    columns.low[timed] = times["low"][back]
+    columns.high[timed] = times["high"][back]
 
 
 def _changes(columns: TrainerColumns, rows: IntArray) -> BoolArray:
@@ -205,16 +279,6 @@ def _changes(columns: TrainerColumns, rows: IntArray) -> BoolArray:
     for values in vars(columns.layout).values():
         different |= np.diff(values[rows]) != 0
     return np.asarray(different)
-
-
-def _crossed(
-    layout: Layout, flags: IntArray, budgets: list[int], parked: list[int]
-) -> tuple[Layout, IntArray, IntArray, IntArray]:
-    """Every layout with every token budget and parking, as flat columns."""
-    flat = layout.flat()
-    options = np.array([(b, p) for b in budgets for p in parked], dtype=np.int64)  # parked last: see `_changes`
-    rows = np.repeat(np.arange(flat.size), len(options))
-    return flat.take(rows), flags.ravel()[rows], np.tile(options[:, 0], flat.size), np.tile(options[:, 1], flat.size)
 
 
 def _times(
@@ -314,15 +378,3 @@ def _reference_bytes(context: Context, trainer: Trainer, architecture: Architect
     width = trainer.calibration.storage.compute_weight
     dense = (architecture.parameters - architecture.routed_parameters) / split
     return np.asarray(width * (dense + architecture.routed_parameters / expert_split), dtype=np.float64)
-
-
-def _joined(parts: list[TrainerColumns]) -> TrainerColumns:
-    """Columns of all backends, one after the other."""
-
-    def joined(name: str) -> Any:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    names = [name for name in vars(parts[0]) if name != "layout"]
-    axes = list(vars(parts[0].layout))
-    layout = Layout(**{axis: np.concatenate([getattr(part.layout.flat(), axis) for part in parts]) for axis in axes})
-    return TrainerColumns(layout=layout, **{name: joined(name) for name in names})

@@ -9,6 +9,7 @@ count holds for the cost it was taken with and is an approximation for others.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,12 @@ import numpy.typing as npt
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
+from rlperf.sim.rollout.events import run_events
 from rlperf.sim.rollout.options import EngineOptions
-from rlperf.sim.rollout.replica import PLAIN, simulate_replica
+from rlperf.sim.rollout.queued import Runs, count_queued, queue_applies
+from rlperf.sim.rollout.replica import PLAIN, check, simulate_replica
+from rlperf.sim.rollout.static import static_applies
+from rlperf.sim.rollout.timeline import Segments
 from rlperf.sim.rollout.trajectories import Trajectories
 
 UNIT = EngineStepCost(tokens=np.array([0.0, 1.0]), linear_s=np.zeros(2), host_s=1.0)
@@ -116,24 +121,36 @@ def take_census(
     """
     if options.speculation is not None:
         raise SpecError("take_census: speculative decoding is not counted; simulate it event by event")
-    timeline = simulate_replica(trajectories, cost, limits, options=options)
-    seg = timeline.segments
-    prefill = seg.prefill_tokens > 0
-    batch, index = np.unique(seg.running[~prefill], return_inverse=True)
-    mixed, mixed_index = np.unique((seg.running + seg.prefill_tokens)[prefill], return_inverse=True)
+    check(trajectories, limits, options)
+    queue = not static_applies(trajectories, limits, options) and queue_applies(trajectories, limits, options)
+    runs: Runs | Segments | None = count_queued(trajectories, cost, limits, options) if queue else None
+    wait_s = 0.0
+    if runs is None:
+        timeline = (run_events if queue else simulate_replica)(trajectories, cost, limits, options=options)
+        runs, wait_s = timeline.segments, timeline.tool_wait_s
+    prefill = runs.prefill_tokens > 0
+    batch, batch_steps = _histogram(runs.running[~prefill], runs.steps[~prefill])
+    mixed, mixed_steps = _histogram((runs.running + runs.prefill_tokens)[prefill], np.ones(int(prefill.sum())))
     return StepCensus(
         batch=batch,
-        batch_steps=np.bincount(index.reshape(-1), seg.steps[~prefill], len(batch)).astype(np.int64),
+        batch_steps=batch_steps,
         mixed_tokens=mixed,
-        mixed_steps=np.bincount(mixed_index.reshape(-1), minlength=len(mixed)).astype(np.int64),
-        decoding_steps=int(seg.steps[seg.running > 0].sum()),
-        running_sum=float((seg.running * seg.steps).sum()),
-        keys=float(seg.keys.sum()),
-        prefill_requests=float(seg.prefill_requests.sum()),
-        prefill_pairs=float(seg.prefill_pairs.sum()),
-        wait_s=max(timeline.tool_wait_s, 0.0),
+        mixed_steps=mixed_steps,
+        decoding_steps=int(runs.steps[runs.running > 0].sum()),
+        running_sum=float((runs.running * runs.steps).sum()),
+        keys=float(runs.keys.sum()),
+        prefill_requests=float(runs.prefill_requests.sum()),
+        prefill_pairs=float(runs.prefill_pairs.sum()),
+        wait_s=max(wait_s, 0.0),
         exact=trajectories.single_turn and not trajectories.arrival_s.any(),
     )
+
+
+def _histogram(values: IntArray, weights: npt.NDArray[Any]) -> tuple[IntArray, IntArray]:
+    """Whole numbers that occur, in order, and the sum of their weights."""
+    total = np.bincount(values, weights)
+    found = np.flatnonzero(total)
+    return found, total[found].astype(np.int64)
 
 
 def closed_form_makespan_s(

@@ -8,6 +8,7 @@ event loop takes over.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rollout.options import EngineOptions
-from rlperf.sim.rollout.static import prefill_phase, prefix_hits
+from rlperf.sim.rollout.static import PrefillPhase, prefill_phase, prefix_hits
 from rlperf.sim.rollout.step_seconds import StepSeconds
 from rlperf.sim.rollout.timeline import ReplicaTimeline, SegmentLog, Segments
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -33,6 +34,41 @@ def queue_applies(trajectories: Trajectories, limits: EngineLimits, options: Eng
     return places * mean < limits.kv_tokens
 
 
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Runs of equal engine_steps, as counted by `count_queued`; the same columns as `Segments` has ``[runs]``."""
+
+    running: IntArray
+    steps: IntArray
+    keys: FloatArray
+    prefill_tokens: IntArray
+    prefill_requests: IntArray
+    prefill_pairs: FloatArray
+
+
+def count_queued(
+    trajectories: Trajectories, cost: EngineStepCost, limits: EngineLimits, options: EngineOptions
+) -> Runs | None:
+    """What the engine runs while it serves a queue, without when: the columns of `run_queued`'s segments, in order."""
+    queue = _Queue.of(trajectories, cost, limits, options)
+    if queue is None:
+        return None
+    grid, mixed = queue.grid, queue.mixed
+    phase = np.array(queue.log.rows, dtype=np.float64).T
+    tokens, requests = np.zeros(len(grid.steps)), np.zeros(len(grid.steps))
+    pairs = np.zeros(len(grid.steps))
+    tokens[mixed.at], requests[mixed.at], pairs[mixed.at] = mixed.tokens, mixed.requests, mixed.pairs
+    _, _, steps, running, _, keys, phase_tokens, phase_pairs, phase_requests, *_ = phase
+    return Runs(
+        np.concatenate([running.astype(np.int64), grid.running]),
+        np.concatenate([steps.astype(np.int64), grid.steps]),
+        np.concatenate([keys, grid.keys]),
+        np.concatenate([phase_tokens, tokens]).astype(np.int64),
+        np.concatenate([phase_requests, requests]).astype(np.int64),
+        np.concatenate([phase_pairs, pairs]),
+    )
+
+
 def run_queued(
     trajectories: Trajectories, cost: EngineStepCost, limits: EngineLimits, options: EngineOptions
 ) -> ReplicaTimeline | None:
@@ -41,34 +77,19 @@ def run_queued(
     That is: a response ends while the first prompts are still computed, prompts do not fit the token budget beside the
     decodes, the batch empties between two admissions, or the cache may fill.
     """
-    n, places = len(trajectories), int(min(limits.max_running, limits.token_budget))
-    seconds = StepSeconds(cost, places, options)
-    hits = prefix_hits(trajectories, limits)
-    log = SegmentLog()
-    early = np.full(places, -1.0)
-    head = trajectories.take(np.arange(places))
-    phase = prefill_phase(head, hits[:places], seconds, limits, log, early, behind=n - places)
-    if (early >= 0.0).any():
+    queue = _Queue.of(trajectories, cost, limits, options)
+    if queue is None:
         return None
-    response = trajectories.response_tokens
-    first_need = phase.ready_clock + response[:places] - 1
-    admitted, need = _schedule(first_need, response[places:], int(options.async_scheduling))
-    need = np.concatenate([first_need, need])
-    ready = np.concatenate([phase.ready_clock, admitted + 1])
-    grid = _Grid.of(phase.clock, need, ready, admitted, trajectories.prompt_tokens)
-    mixed = _mixed_steps(grid, trajectories, hits, admitted, places)
-    if (grid.running[mixed.at] + mixed.tokens > limits.token_budget).any() or not grid.running[mixed.at].all():
-        return None
-    if grid.most_tokens(mixed, limits, trajectories, hits) > limits.kv_tokens:
-        return None
-    duration = grid.steps * seconds.fixed[grid.running] + seconds.per_key_s * grid.keys
+    grid, mixed, phase, log = queue.grid, queue.mixed, queue.phase, queue.log
+    n, places = len(trajectories), queue.places
+    duration = grid.steps * queue.seconds.fixed[grid.running] + queue.seconds.per_key_s * grid.keys
     running = grid.running[mixed.at].astype(np.float64)
     duration[mixed.at] = cost.step_s(running, grid.keys[mixed.at], mixed.tokens, mixed.pairs, mixed.requests)
     ends = phase.now + np.cumsum(duration)
     starts = ends - duration
-    log.add(_segments(grid, mixed, starts, duration, n - places, admitted))
-    finish = ends[np.searchsorted(grid.points, need) - 1]
-    begun = np.searchsorted(grid.points, admitted)
+    log.add(_segments(grid, mixed, starts, duration, n - places, queue.admitted))
+    finish = ends[np.searchsorted(grid.points, queue.need) - 1]
+    begun = np.searchsorted(grid.points, queue.admitted)
     return ReplicaTimeline(
         arrival_s=np.zeros(n),
         scheduled_s=np.concatenate([phase.begin_s, starts[begun]]),
@@ -76,23 +97,61 @@ def run_queued(
         finish_s=finish,
         trajectory_finish_s=finish,
         segments=log.close(),
-        hit_tokens=int(hits.sum()),
+        hit_tokens=int(queue.hits.sum()),
         prompt_tokens=int(trajectories.prompt_tokens.sum()),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Queue:
+    """A queue scheduled: who is admitted and done at which step, and the runs of engine_steps between."""
+
+    places: int
+    seconds: StepSeconds
+    hits: IntArray
+    log: SegmentLog
+    phase: PrefillPhase
+    admitted: IntArray
+    need: IntArray
+    grid: _Grid
+    mixed: _Mixed
+
+    @classmethod
+    def of(
+        cls, trajectories: Trajectories, cost: EngineStepCost, limits: EngineLimits, options: EngineOptions
+    ) -> _Queue | None:
+        """None where an assumption fails, see `run_queued`."""
+        n, places = len(trajectories), int(min(limits.max_running, limits.token_budget))
+        seconds = StepSeconds(cost, places, options)
+        hits = prefix_hits(trajectories, limits)
+        log = SegmentLog()
+        early = np.full(places, -1.0)
+        head = trajectories.take(np.arange(places))
+        phase = prefill_phase(head, hits[:places], seconds, limits, log, early, behind=n - places)
+        if (early >= 0.0).any():
+            return None
+        response = trajectories.response_tokens
+        first_need = phase.ready_clock + response[:places] - 1
+        admitted, need = _schedule(first_need, response[places:], int(options.async_scheduling))
+        need = np.concatenate([first_need, need])
+        ready = np.concatenate([phase.ready_clock, admitted + 1])
+        grid = _Grid.of(phase.clock, need, ready, admitted, trajectories.prompt_tokens)
+        mixed = _mixed_steps(grid, trajectories, hits, admitted, places)
+        if (grid.running[mixed.at] + mixed.tokens > limits.token_budget).any() or not grid.running[mixed.at].all():
+            return None
+        if grid.most_tokens(mixed, limits, trajectories, hits) > limits.kv_tokens:
+            return None
+        return cls(places, seconds, hits, log, phase, admitted, need, grid, mixed)
 
 
 def _schedule(first_need: IntArray, response: IntArray, lag: int) -> tuple[IntArray, IntArray]:
     """First come first served on the places: step of admission and of completion of each queued request."""
     places: list[int] = first_need.tolist()
     heapify(places)
-    admitted: list[int] = []
-    need: list[int] = []
-    for tokens in response.tolist():
-        step = places[0] + lag
-        admitted.append(step)
-        need.append(step + tokens)
-        heapreplace(places, step + tokens)
-    return np.array(admitted, dtype=np.int64), np.array(need, dtype=np.int64)
+    # the place that is free first takes the next request; what comes back is when it was free
+    free = [heapreplace(places, places[0] + tokens) for tokens in (response + lag).tolist()]
+    admitted = np.array(free, dtype=np.int64) + lag
+    return admitted, admitted + response
 
 
 class _Grid:
@@ -110,7 +169,8 @@ class _Grid:
     @classmethod
     def of(cls, clock: int, need: IntArray, ready: IntArray, admitted: IntArray, prompt: IntArray) -> _Grid:
         """Points where the batch changes; request i decodes from ready_i until need_i with base_i + clock tokens."""
-        points = np.unique(np.concatenate([[clock], need, admitted, admitted + 1]))
+        points = np.sort(np.concatenate([[clock], need, admitted, admitted + 1]))
+        points = points[np.concatenate([[True], points[1:] != points[:-1]])]
         base = prompt - ready
         order = np.argsort(need, kind="stable")
         entered = np.searchsorted(ready, points[:-1], side="right")

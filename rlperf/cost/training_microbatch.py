@@ -1,0 +1,107 @@
+"""One microbatch on one device of a trainer: what depends on its work and few degrees alone, costed once where shared.
+
+Candidates that differ in pipeline chunks, ZeRO, recompute or offload put the same matrices through the same device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import numpy as np
+
+from rlperf.cost.training_layers import LayerSeconds, Work, head_seconds, layer_seconds
+from rlperf.cost.training_parallel import Passes, context_traffic, expert_traffic, tensor_traffic
+from rlperf.layout import FloatArray, IntArray, Layout, distinct_rows
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.hardware import Hardware
+from rlperf.specs.trainer_calibration import TrainerCalibration
+
+READ = (
+    "tensor_parallel",
+    "context_parallel",
+    "ulysses",
+    "expert_parallel",
+    "expert_tensor_parallel",
+    "sequence_parallel",
+)
+"""Axes of a layout that the operators of a layer and their traffic read."""
+FEW = 64
+"""Rows below which looking for equal ones costs more than it saves."""
+
+
+@dataclass(frozen=True)
+class MicrobatchSeconds:
+    """Seconds of one microbatch: the mean layer, the head, and the mean layer's tensor, context and expert traffic."""
+
+    layer: LayerSeconds
+    head: LayerSeconds
+    tensor: Passes
+    context: Passes
+    expert: Passes
+
+
+def microbatch_seconds(
+    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work,
+    *, dtype: str, lora_rank: int | None, skew: FloatArray | float, attention_kernel: str = "flash",
+    expert_overlap: bool = False,
+) -> MicrobatchSeconds:  # fmt: skip
+    """Operators and traffic of one microbatch (arguments: `rlperf.cost.training.training_update`).
+
+    Flat columns are costed on their distinct rows; open axes as they are.
+    """
+
+    def costed(layout: Layout, work: Work, skew: FloatArray | float) -> MicrobatchSeconds:
+        return MicrobatchSeconds(
+            layer=layer_seconds(
+                arch, hw, trainer, layout, work,
+                dtype=dtype, lora_rank=lora_rank, skew=skew, attention_kernel=attention_kernel,
+            ),
+            head=head_seconds(arch, hw, trainer, layout, work, frozen=lora_rank is not None),
+            tensor=tensor_traffic(arch, hw, trainer, layout, work),
+            context=context_traffic(arch, hw, trainer, layout, work),
+            expert=expert_traffic(arch, hw, trainer, layout, work, skew, overlap=expert_overlap),
+        )  # fmt: skip
+
+    return _on_distinct(layout, work, skew, costed)
+
+
+def _on_distinct(
+    layout: Layout, work: Work, skew: FloatArray | float,
+    costed: Callable[[Layout, Work, FloatArray | float], MicrobatchSeconds],
+) -> MicrobatchSeconds:  # fmt: skip
+    """``costed`` of the distinct rows, handed back to all rows; of everything where there are no flat columns."""
+    axes = {name: getattr(layout, name) for name in READ}
+    tasks = {field.name: getattr(work, field.name) for field in fields(work)}
+    columns = [np.asarray(value) for value in (*axes.values(), *tasks.values(), skew)]
+    shape = np.broadcast_shapes(*(column.shape for column in columns))
+    if len(shape) != 1 or shape[0] < FEW or any(column.shape not in ((), shape) for column in columns):
+        return costed(layout, work, skew)
+    found = distinct_rows([column for column in columns if column.shape == shape])
+    if found is None:
+        return costed(layout, work, skew)
+    first, back = found
+
+    def some(value: FloatArray | IntArray | float) -> np.ndarray:
+        return np.asarray(value)[first] if np.shape(value) == shape else np.asarray(value)
+
+    small = costed(
+        Layout.of(**{name: some(value) for name, value in axes.items()}),
+        Work(**{name: some(value) for name, value in tasks.items()}),
+        some(skew),
+    )
+    return MicrobatchSeconds(
+        **{field.name: _spread(getattr(small, field.name), first, back) for field in fields(small)}
+    )
+
+
+Part = TypeVar("Part", LayerSeconds, Passes)
+
+
+def _spread(part: Part, first: IntArray, back: IntArray) -> Part:
+    """Distinct rows back in the places of all rows; what all share stays a number."""
+    values = {field.name: getattr(part, field.name) for field in fields(part)}
+    return type(part)(
+        **{name: value[back] if np.shape(value) == first.shape else value for name, value in values.items()}
+    )

@@ -93,13 +93,22 @@ def test_small_arithmetic() -> None:
     assert heads_divide(DENSE, degree, degree).tolist() == [True, True, False, True, True, False]
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=40))
-def test_pareto_mask_is_the_definition(rows: list[tuple[int, int, int]]) -> None:
-    costs = np.array(rows, dtype=np.float64)
-    kept = pareto_mask(costs)
+@given(st.lists(st.tuples(*[st.integers(0, 5)] * 3, st.integers(0, 2)), max_size=40), st.integers(1, 3))
+def test_pareto_mask_is_the_definition(rows: list[tuple[int, int, int, int]], criteria: int) -> None:
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), 4)
+    costs, group = table[:, :criteria], table[:, 3].astype(np.int64)
+    kept = pareto_mask(costs, group)
     for i, row in enumerate(costs):
-        beaten = any((other <= row).all() and ((other < row).any() or j < i) for j, other in enumerate(costs) if j != i)
+        beaten = any(
+            group[i] == group[j] and (other <= row).all() and ((other < row).any() or j < i)
+            for j, other in enumerate(costs)
+            if j != i
+        )
         assert kept[i] == (not beaten)
+
+
+def test_pareto_mask_keeps_what_cannot_be_compared() -> None:
+    assert pareto_mask(np.array([[1.0, np.nan], [1.0, 2.0], [2.0, 3.0]])).tolist() == [True, True, False]
 
 
 def test_pareto_mask_compares_only_inside_a_group() -> None:

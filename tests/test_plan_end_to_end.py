@@ -17,7 +17,10 @@ from rlperf.plan.decisions import judged_objective, rl_step_groups
 from rlperf.plan.demand import batches
 from rlperf.plan.evaluate import Judge
 from rlperf.plan.plan import LayoutValues
-from rlperf.plan.screen import screen, splits
+from rlperf.plan.rollout_columns import IMPOSSIBLE, rollout_columns
+from rlperf.plan.screen import screen
+from rlperf.plan.splits import splits
+from rlperf.plan.trainer_columns import trainer_columns, trainer_columns_of, trainer_grid
 from rlperf.plan.uncertainty import distinguishable, log_sigma
 from rlperf.plan.words import layout_words
 from rlperf.report.plan_files import plan_yaml, read_plan, write_plan_files
@@ -121,6 +124,41 @@ def test_pruning_does_not_cut_the_optimum() -> None:
     values = [judged_objective(context, judge.evaluate(demand, c)) for c in every.configurations[:40]]
     judged = [judged_objective(context, judge.evaluate(demand, c)) for c in pruned.configurations[:12]]
     assert min(judged) == pytest.approx(min(values), rel=2e-3)
+
+
+def test_device_counts_together_are_costed_as_each_alone() -> None:
+    question = ask(job(nodes=2, trainer_backends=["fsdp2", "megatron"]))
+    context, task = question.context, question.context.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    grid = trainer_grid(context, task.architecture, demand.batch.longest_tokens, (4, 8, 16), colocated=True)
+    together = trainer_columns_of(context, task.architecture, demand, grid)
+    for devices, columns in together.items():
+        alone = trainer_columns(context, task.architecture, demand, devices, colocated=True)
+        assert (columns.layout.devices == devices).all()
+        assert np.isfinite(columns.training_s).any()
+        for name, value in vars(alone).items():
+            if name == "layout":
+                for axis, degrees in vars(value).items():
+                    np.testing.assert_array_equal(getattr(columns.layout, axis), degrees)
+            else:
+                np.testing.assert_allclose(getattr(columns, name), value, rtol=1e-12, err_msg=name)
+
+
+def test_combinations_count_what_a_screen_without_pruning_could_pair() -> None:
+    question = ask(job(modes=["colocated", "disaggregated"]))
+    context, task = question.context, question.context.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    found = screen(context, task, (demand,), None)
+    every = screen(context, task, (demand,), None, prune=False, keep=10**6)
+    pairs = 0
+    for split in splits(context):
+        rollout = rollout_columns(context, task.architecture, demand, split.rollout)
+        trainer = trainer_columns(
+            context, task.architecture, demand, split.trainer, colocated=split.mode == "colocated"
+        )  # fmt: skip
+        pairs += int((rollout.flags & IMPOSSIBLE == 0).sum()) * trainer.count
+    assert found.combinations == every.combinations == pairs
+    assert found.candidates < every.candidates  # pruned, some are never looked at one by one
 
 
 def test_a_recorded_trace_is_used_as_it_is(tmp_path: Path) -> None:

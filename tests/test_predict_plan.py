@@ -15,7 +15,7 @@ from rlperf.api import ask, judge, load_job
 from rlperf.cli.main import app
 from rlperf.cli.schema import schema_of
 from rlperf.errors import InfeasibleError, SpecError
-from rlperf.plan.screen import splits
+from rlperf.plan.splits import splits
 from rlperf.report.plan_files import plan_yaml
 from rlperf.specs.job import Job
 from tests.test_plan_end_to_end import SMALL, trace

@@ -20,7 +20,7 @@ from rlperf.sim.rollout import (
     take_census,
 )
 from rlperf.sim.rollout.events import EventEngine, run_events
-from rlperf.sim.rollout.queued import queue_applies, run_queued
+from rlperf.sim.rollout.queued import Runs, count_queued, queue_applies, run_queued
 from rlperf.sim.rollout.static import run_static, static_applies
 from rlperf.sim.rollout.warm_start import warm_start
 
@@ -162,6 +162,10 @@ def test_queue_equals_events() -> None:
         assert (queued.hit_tokens, queued.engine_steps) == (events.hit_tokens, events.engine_steps)
         np.testing.assert_allclose(queued.segments.keys.sum(), events.segments.keys.sum(), rtol=1e-12)
         np.testing.assert_allclose(queued.busy_s, events.busy_s, rtol=1e-9)
+        counted = count_queued(trajectories, cost, limits, options)
+        assert counted is not None
+        for name in Runs.__dataclass_fields__:
+            np.testing.assert_array_equal(getattr(counted, name), getattr(queued.segments, name), err_msg=name)
     assert applied > 60
 
 

@@ -51,6 +51,33 @@ def quiet(trainer: TrainerCalibration) -> TrainerCalibration:
     return trainer.model_copy(update={"timing": trainer.timing.model_copy(update=nothing)})
 
 
+@pytest.mark.parametrize("name", ["Qwen3-8B", "Qwen3-30B-A3B"])
+def test_flat_columns_cost_what_each_row_costs_alone(name: str, h100: Hardware, megatron: TrainerCalibration) -> None:
+    """Rows that share a microbatch's work are costed once; every row gets what it would get on its own."""
+    arch, rng = load_architecture(name), np.random.default_rng(0)
+    rows = 200
+    tp = rng.choice([1, 2, 4], rows)
+    layout = Layout.of(
+        tensor_parallel=tp, pipeline_parallel=rng.choice([1, 2, 4], rows), data_parallel=rng.choice([2, 4], rows),
+        context_parallel=rng.choice([1, 2], rows), sequence_parallel=(tp > 1).astype(int),
+        expert_parallel=rng.choice([1, 2, 8], rows) if arch.experts else np.ones(rows, int),
+        zero_stage=rng.choice([1, 3], rows), activation_recompute=rng.choice([0, 1, 2], rows),
+        offload=rng.choice([0, 1, 2, 3], rows),
+    )  # fmt: skip
+    budget = rng.choice([8192.0, 16384.0], rows)
+    skew = layout.expert_parallel.astype(float) ** 0.1
+    batches = Microbatches.from_moments(layout, 512, 2000.0, 6e6, 8000.0, token_budget=budget)
+    for cost in (training_update, scoring_pass):
+        whole = cost(arch, h100, megatron, layout, batches, skew=skew)
+        for row in range(0, rows, 7):
+            one = Microbatches(**{key: value[row : row + 1] for key, value in vars(batches).items()})
+            alone = cost(arch, h100, megatron, layout.take(slice(row, row + 1)), one, skew=skew[row : row + 1])
+            for part in PARTS:
+                np.testing.assert_allclose(
+                    np.broadcast_to(getattr(whole, part), (rows,))[row], np.ravel(getattr(alone, part))[0], rtol=1e-12
+                )
+
+
 def test_flop_of_the_matrices_is_twice_parameters() -> None:
     for name in ("Qwen2.5-7B", "Nemotron-3-Nano-30B-A3B", "DeepSeek-V3"):
         arch = load_architecture(name)

@@ -18,7 +18,8 @@ from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.demand import Demand
 from rlperf.plan.evaluate import Evaluation, Judge
 from rlperf.plan.relax import relaxations
-from rlperf.plan.screen import Screened, objective_of, screen, usage_of
+from rlperf.plan.screen import Screened, objective_of, screen
+from rlperf.plan.splits import usage_of
 from rlperf.plan.uncertainty import interval
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job

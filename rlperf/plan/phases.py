@@ -16,7 +16,8 @@ from rlperf.plan.explain import binding, differences
 from rlperf.plan.pareto import pareto_mask
 from rlperf.plan.plan import ParetoPoint, Phase, Prediction, RunnerUp, Sensitivity, StageTimes
 from rlperf.plan.prediction import memory_uses, prediction_of
-from rlperf.plan.screen import objective_of, usage_of
+from rlperf.plan.screen import objective_of
+from rlperf.plan.splits import usage_of
 from rlperf.plan.stage_seconds import pair_seconds
 from rlperf.plan.stages import adaptive_note
 from rlperf.plan.uncertainty import distinguishable, interval

@@ -267,7 +267,8 @@ class Plan(_Frozen):
     )
     bound: float
     mip_gap: float
-    candidates: int
+    candidates: int = Field(description="columns and pairs of columns that were refused or costed one by one")
+    combinations: int = Field(0, description="whole configurations among which dominance proves the best was found")
     rejected: dict[str, int]
     screen_regret: float = Field(description="screen's choice under the judge / judge's best - 1")
     seconds: float

@@ -50,6 +50,7 @@ def plan_job(context: Context, *, facts: FrameworkFacts | None = None, report: R
         bound=solution.bound,
         mip_gap=solution.gap,
         candidates=sum(decision.screened.candidates for decision in decisions),
+        combinations=sum(decision.screened.combinations for decision in decisions),
         rejected=_rejected(decisions),
         screen_regret=_regret(program, decisions, solution),
         seconds=time.perf_counter() - started,

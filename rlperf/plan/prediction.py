@@ -9,8 +9,8 @@ from rlperf.cost.trainer_memory import DEVICE_PARTS
 from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.evaluate import Evaluation
 from rlperf.plan.plan import CalibrationUse, MemoryUse, Prediction, StageTimes
-from rlperf.plan.screen import ROLES, usage_of
 from rlperf.plan.shares import rollout_shares, trainer_shares
+from rlperf.plan.splits import ROLES, usage_of
 from rlperf.plan.trainer_columns import TrainerBytes, peak_limit, trainer_bytes
 from rlperf.plan.uncertainty import interval
 from rlperf.specs.hardware import Hardware

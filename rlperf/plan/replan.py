@@ -21,8 +21,9 @@ from rlperf.plan.demand import Batch, Demand, Source
 from rlperf.plan.evaluate import Evaluation, Judge
 from rlperf.plan.explain import differences
 from rlperf.plan.formulation import Program, Slot
-from rlperf.plan.screen import objective_of, usage_of
+from rlperf.plan.screen import objective_of
 from rlperf.plan.solve import solve
+from rlperf.plan.splits import usage_of
 from rlperf.plan.stage_factors import Errors, StageFactor, scaled_steps, stage_factors
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.step_log import COLUMNS, StepLog

@@ -27,6 +27,8 @@ from rlperf.specs.job import PoolSpec
 MEMORY_FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9)
 MAX_RUNNING = (64, 256, 1024)
 TOKEN_BUDGET = 8192
+IMPOSSIBLE = int(Reject.DEVICES | Reject.HEADS | Reject.LAYERS | Reject.EXPERTS)
+"""What arithmetic rules out."""
 SCREENED_RL_STEPS = 2
 """rl_steps of a demand that the screen counts; the judge simulates all of them."""
 HEAVIEST = 1
@@ -66,6 +68,11 @@ class RolloutColumns:
     def count(self) -> int:
         """Number of columns."""
         return len(self.engine)
+
+    @property
+    def possible(self) -> int:
+        """Columns whose degrees are possible: those that were costed, or refused for their memory."""
+        return int(np.count_nonzero((self.flags & IMPOSSIBLE) == 0))
 
     def take(self, index: IntArray) -> RolloutColumns:
         """Some columns, by index."""

@@ -18,14 +18,14 @@ from rlperf.plan.demand import Demand
 from rlperf.plan.pareto import pareto_mask
 from rlperf.plan.rollout_columns import Counted, RolloutColumns, Tabulated, rollout_columns
 from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
+from rlperf.plan.splits import Split, Usage, splits
 from rlperf.plan.stage_seconds import pair_seconds
 from rlperf.plan.trainer_columns import TrainerColumns, TrainerGrid, peak_limit, trainer_columns_of, trainer_grid
 from rlperf.plan.words import layout_words
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts
-from rlperf.specs.job import Mode, Role
+from rlperf.specs.job import Mode
 
-ROLES: tuple[Role, Role] = ("rollout", "trainer")
 FINALISTS = 64
 """Pairs per slot that the judge may look at; the screen keeps this many of the best."""
 
@@ -34,32 +34,6 @@ PER_COUNT = 4
 """Of those, at most this many per device count where tasks compete for devices."""
 FORGIVEN = int(Reject.MEMORY | Reject.HOST_MEMORY | Reject.NODE | Reject.BATCH | Reject.FRAMEWORK | Reject.LIMIT)
 """What a lenient screen lets pass: it can still be costed."""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What an rl_step occupies: devices, and USD per second where prices are stated."""
-
-    devices: int
-    usd_per_s: float | None
-
-
-@dataclass(frozen=True)
-class Split:
-    """A mode and how many devices each pool takes; colocated pools share theirs."""
-
-    mode: Mode
-    rollout: int
-    trainer: int
-
-    @property
-    def total(self) -> int:
-        """Devices that the split takes together."""
-        return self.rollout if self.mode == "colocated" else self.rollout + self.trainer
-
-    def usage(self, context: Context) -> Usage:
-        """Devices and price of the pools."""
-        return Usage(self.total, context.usd_per_s(0 if self.mode == "colocated" else self.rollout, self.trainer))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +46,9 @@ class Screened:
     objective : value per rl_step ``[candidates]``
     step_s : seconds per rl_step ``[candidates]``
     demand : index of each candidate's batch in ``demands``
-    candidates, rejected : how many were looked at, and how many fell to what
+    candidates, rejected : columns and pairs that were refused or costed one by one, and how many fell to what
+    combinations : whole configurations among which the best was found: every rollout column with every trainer column
+        whose degrees are possible at all, in every batch, mode and split. Dominance decides most of them unseen.
     misses : nearest misses in words, for when nothing is left
     """
 
@@ -82,59 +58,9 @@ class Screened:
     demand: IntArray
     demands: tuple[Demand, ...]
     candidates: int
+    combinations: int
     rejected: dict[str, int]
     misses: tuple[str, ...]
-
-
-def usage_of(context: Context, configuration: Configuration) -> Usage:
-    """Devices and price of a configuration's pools."""
-    rollout, trainer = (configuration.pool(role).devices for role in ROLES)
-    return Split(configuration.mode, rollout, trainer).usage(context)
-
-
-def splits(context: Context) -> list[Split]:
-    """Modes with device counts: what the user pins or opens, else all devices, or eighths of them between two pools."""
-    job, total = context.job, context.cluster.devices
-    found = []
-    for mode in job.modes:
-        rollout, trainer = job.pool("rollout").devices, job.pool("trainer").devices
-        if mode == "colocated":
-            counts = sorted(set(rollout or trainer or _counts(context)) & set(trainer or rollout or _counts(context)))
-            found += [Split(mode, n, n) for n in counts]
-            continue
-        shares = _shares(total, context.cluster.devices_per_node)
-        if context.own_rollout:
-            own = context.rollout_hardware.cluster.devices
-            found += [
-                Split(mode, r, t) for r in rollout or (own,) for t in trainer or (total,) if r <= own and t <= total
-            ]
-            continue
-        for r in rollout or shares:
-            for t in trainer or (total - r,):
-                if r >= 1 and t >= 1 and r + t <= total:
-                    found.append(Split(mode, r, t))
-    return list(dict.fromkeys(found))
-
-
-def _counts(context: Context) -> tuple[int, ...]:
-    """Device counts worth asking about: all, and node counts that divide better; where money counts, small ones too.
-
-    Down to half of the nodes for a step time: with fewer, a power of two in between is no worse.
-    """
-    total, node = context.cluster.devices, context.cluster.devices_per_node
-    nodes = total // node
-    smooth = {n << k for n in (1, 3) for k in range(nodes.bit_length())} | set(range(1, 9))
-    small = context.job.objective.minimize != "step_time" or context.job.sharing == "devices"
-    least = 1 if small else -(-nodes // 2)
-    return tuple(sorted({n * node for n in smooth if least <= n <= nodes} | {total}))
-
-
-def _shares(total: int, node: int) -> tuple[int, ...]:
-    """Rollout devices of a split: multiples of a node (of an eighth where there are many), of devices on one node."""
-    unit = node if total > node else 1
-    count = total // unit
-    step = max(count // 8, 1)
-    return tuple(n * unit for n in range(step, count, step))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,31 +99,39 @@ def screen(
     forgiven : which of these a lenient screen lets pass (`Reject` flags)
     """
     parts: list[_Pairs] = []
-    rejected: dict[str, int] = {}
-    misses: list[str] = []
-    looked = 0
+    tally = _Tally()
     columns = _Columns(context, task, facts, lenient)
     for index, demand in enumerate(demands):
         miss = _limit_miss(context, demand)
         if miss and not lenient:
-            _count(rejected, {REASONS[Reject.LIMIT]: 1})
-            misses.append(miss)
+            tally.refuse({REASONS[Reject.LIMIT]: 1})
+            tally.misses.append(miss)
             continue
         for split in splits(context):
-            found, seen, why, near = _screen_split(
-                columns, index, demand, split, facts, prune, forgiven if lenient else 0
-            )
-            looked += seen
-            _count(rejected, why)
-            misses += near
+            found = _screen_split(columns, index, demand, split, facts, prune, forgiven if lenient else 0, tally)
             if found is not None:
                 parts.append(found)
-    return _best(parts, demands, context, task.architecture, keep, looked, rejected, tuple(dict.fromkeys(misses)))
+    return _best(parts, demands, context, task.architecture, keep, tally)
+
+
+@dataclass(eq=False)
+class _Tally:
+    """What a screen has looked at so far (fields: `Screened`)."""
+
+    candidates: int = 0
+    combinations: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    misses: list[str] = field(default_factory=list)
+
+    def refuse(self, more: dict[str, int]) -> None:
+        """Count candidates by what they fell to."""
+        for reason, count in more.items():
+            self.rejected[reason] = self.rejected.get(reason, 0) + count
 
 
 def _best(
     parts: list[_Pairs], demands: tuple[Demand, ...], context: Context, architecture: Architecture,
-    keep: int, looked: int, rejected: dict[str, int], misses: tuple[str, ...],
+    keep: int, tally: _Tally,
 ) -> Screened:  # fmt: skip
     """The ``keep`` best pairs of all splits, as configurations; of those with equal layouts only the best."""
     sizes = [len(part.r) for part in parts]
@@ -232,12 +166,11 @@ def _best(
     order = np.array([position for position, _ in made.values()], dtype=np.int64)
     demand = np.array([parts[part_of[position]].demand for position in order], dtype=np.int64)
     chosen = tuple(candidate for _, candidate in made.values())
-    return Screened(chosen, objective[order], step[order], demand, demands, looked, rejected, misses)
-
-
-def _count(into: dict[str, int], more: dict[str, int]) -> None:
-    for reason, count in more.items():
-        into[reason] = into.get(reason, 0) + count
+    misses = tuple(dict.fromkeys(tally.misses))
+    return Screened(
+        chosen, objective[order], step[order], demand, demands,
+        tally.candidates, tally.combinations, tally.rejected, misses,
+    )  # fmt: skip
 
 
 def _limit_miss(context: Context, demand: Demand) -> str | None:
@@ -301,9 +234,9 @@ class _Columns:
 
 def _screen_split(
     columns: _Columns, index: int, demand: Demand, split: Split,
-    facts: FrameworkFacts | None, prune: bool, forgiven: int,
-) -> tuple[_Pairs | None, int, dict[str, int], list[str]]:  # fmt: skip
-    """Feasible pairs of one split; how many candidates were looked at, what they fell to, and near misses."""
+    facts: FrameworkFacts | None, prune: bool, forgiven: int, tally: _Tally,
+) -> _Pairs | None:  # fmt: skip
+    """Feasible pairs of one split; what was looked at goes to the tally."""
     context, arch, batch = columns.context, columns.task.architecture, demand.batch
     rollout = columns.rollout(demand, split.rollout)
     trainer = columns.trainer(demand, split.trainer, split.mode == "colocated")
@@ -312,15 +245,14 @@ def _screen_split(
     trainer_flags = trainer.flags
     lenient = forgiven != 0
     rollout_flags, trainer_flags = rollout_flags & ~forgiven, trainer_flags & ~forgiven
-    why: dict[str, int] = {}
-    _count(why, count_reasons(rollout_flags))
-    _count(why, count_reasons(trainer_flags))
-    _count(why, count_reasons(trainer.dropped))
-    looked = rollout.count + trainer.count + len(trainer.dropped)
-    near = _near_misses(context, rollout, trainer, trainer_flags)
+    for flags in (rollout_flags, trainer_flags, trainer.dropped):
+        tally.refuse(count_reasons(flags))
+    tally.candidates += rollout.count + trainer.count + len(trainer.dropped)
+    tally.combinations += rollout.possible * trainer.count
+    tally.misses += _near_misses(context, rollout, trainer, trainer_flags)
     r_alive, t_alive = np.flatnonzero(rollout_flags == 0), np.flatnonzero(trainer_flags == 0)
     if not len(r_alive) or not len(t_alive):
-        return None, looked, why, near
+        return None
     # closed forms leave preemptions out: of engines that they take for equal, the roomiest cache comes first
     r_alive = r_alive[np.argsort(-rollout.kv_tokens[r_alive], kind="stable")]
     if prune:
@@ -331,23 +263,22 @@ def _screen_split(
     if split.mode == "colocated" and not forgiven & int(Reject.MEMORY):
         flags |= np.where(_fit_together(context, rollout, trainer, r, t), 0, int(Reject.MEMORY))
     flags |= np.where(pair_rule_mask(facts, rollout, trainer, r, t, backends, arch, batch), 0, int(Reject.FRAMEWORK))
-    looked += len(r)
-    _count(why, count_reasons(flags))
+    tally.candidates += len(r)
+    tally.refuse(count_reasons(flags))
     r, t = r[flags == 0], t[flags == 0]
     if not len(r):
-        near.append("engine and trainer fit the device each alone, but not together")
-        return None, looked, why, near
+        tally.misses.append("engine and trainer fit the device each alone, but not together")
+        return None
     staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0
     seconds = pair_seconds(context, arch, demand, split.mode, staleness, rollout, trainer, r, t).step_s
     usage = split.usage(context)
     objective = objective_of(context, demand, usage, seconds)
     within = _within_limits(context, usage, seconds) | lenient
     if not within.all():
-        _count(why, {REASONS[Reject.LIMIT]: int((~within).sum())})
-        near.append(f"the fastest rl_step of {batch.prompts} x {batch.group_size} takes {seconds.min():.1f} s")
+        tally.refuse({REASONS[Reject.LIMIT]: int((~within).sum())})
+        tally.misses.append(f"the fastest rl_step of {batch.prompts} x {batch.group_size} takes {seconds.min():.1f} s")
     r, t, seconds, objective = r[within], t[within], seconds[within], objective[within]
-    found = _Pairs(index, split, rollout, trainer, r, t, seconds, objective) if len(r) else None
-    return found, looked, why, near
+    return _Pairs(index, split, rollout, trainer, r, t, seconds, objective) if len(r) else None
 
 
 def objective_of(context: Context, demand: Demand, usage: Usage, step_s: FloatArray) -> FloatArray:

@@ -100,7 +100,7 @@ def summary_lines(plan: Plan) -> list[str]:
     lines = [
         f"{plan.status}: objective {plan.objective:,.4g} {unit}, bound {plan.bound:,.4g} {unit}, "
         f"gap {100 * plan.mip_gap:.2g} % of the screened program; "
-        f"{plan.candidates:,} candidates in {plan.seconds:.2f} s",
+        f"{plan.candidates:,} candidates ({plan.combinations:.2g} combinations) in {plan.seconds:.2f} s",
         f"event simulation re-judged the best; the screen's own choice would have lost {_percent(plan.screen_regret)}",
     ]
     if plan.static_objective is not None:

@@ -14,7 +14,8 @@ from rlperf.plan.demand import Demand
 from rlperf.plan.pareto import pareto_mask
 from rlperf.plan.rollout_columns import RolloutColumns
 from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
-from rlperf.plan.screen import Split, objective_of, splits
+from rlperf.plan.screen import objective_of
+from rlperf.plan.splits import Split, splits
 from rlperf.plan.stage_seconds import pair_seconds
 from rlperf.plan.trainer_columns import TrainerColumns, peak_limit
 from rlperf.specs.framework import FrameworkFacts

@@ -2,8 +2,9 @@
 
 One process, no threads; seconds of the wall clock and of the processor (they differ on a busy machine). A *candidate*
 is a rollout column (layout, memory fraction, max_running), a trainer column (backend, layout, token budget, parked) or
-a pair of both, for one batch, mode and split, that was enumerated and then refused with its reason or costed. Pairs
-that dominance rules out are not counted, though none of them can be part of a better plan (docs/theory/planner.md).
+a pair of both, for one batch, mode and split, that was enumerated and then refused with its reason or costed. A
+*combination* is a whole configuration: any rollout column with any trainer column of its batch, mode and split; most
+are never looked at, as dominance proves that none can be part of a better plan (docs/theory/planner.md).
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def one_task(name: str = "one-task-1024.yaml") -> None:
     demands = tuple(task.source.demand(batch, None, context.job.seed) for batch in task.batches)
     found = screen(context, task, demands, question.facts, keep=FINALISTS)
     spent = time.process_time() - clock.processor
-    print(f"{name}: screen {clock}, {found.candidates:,} candidates, {found.candidates / spent:,.0f} a second")
+    print(
+        f"{name}: screen {clock}, {found.candidates:,} candidates, {found.candidates / spent:,.0f} a second, "
+        f"among {found.combinations:.3g} combinations"
+    )
     clock, judge = Clock.start(), Judge(context, task)
     values = [
         judged_objective(context, judge.evaluate(demands[int(d)], configuration))

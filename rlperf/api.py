@@ -8,8 +8,10 @@ from pathlib import Path
 
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.defaults import defaults_of
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.plan import planner, predict, size
+from rlperf.plan.baseline import DefaultsOf
 from rlperf.plan.compare import job_of_plan
 from rlperf.plan.context import Context, anchored, engine_named, resolve
 from rlperf.plan.decisions import Report
@@ -34,6 +36,11 @@ class Question:
     def job(self) -> Job:
         """The job that was asked."""
         return self.context.job
+
+    @property
+    def defaults(self) -> DefaultsOf:
+        """What its framework runs by default."""
+        return defaults_of(self.job, self.context.cluster.devices_per_node)
 
     @property
     def pair(self) -> tuple[Context, FrameworkFacts]:
@@ -119,7 +126,7 @@ def plan_job(job: Job | Path | str, *, report: Report | None = None) -> Plan:
     """
     again = not isinstance(job, Job) and plan_in(read_document(job))
     question = ask(again.job if again else job)
-    return planner.plan_job(question.context, facts=question.facts, report=report)
+    return planner.plan_job(question.context, facts=question.facts, report=report, defaults=question.defaults)
 
 
 def predict_job(job: Job | Plan | Path | str) -> Prediction:

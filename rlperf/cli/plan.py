@@ -38,13 +38,14 @@ def plan(
     from rlperf.plan.planner import plan_job
 
     source = job or default_job()
-    context, facts = ask(source).pair
+    question = ask(source)
+    context, facts = question.pair
     if risk is not None:
         context = with_objective(context, risk=risk)
     if simple:
         context = with_objective(context, simplicity=0.005)
     with progress("planning") as bar:
-        found = plan_job(context, facts=facts, report=bar)
+        found = plan_job(context, facts=facts, report=bar, defaults=question.defaults)
     written: list[Path] = []
     if out is not None:
         from rlperf.frameworks.export import write_plan

@@ -21,6 +21,26 @@ from rlperf.workload import LengthTable
 STAGES = ("rollout_s", "scoring_s", "training_s", "weight_sync_s")
 
 
+def stage_means(evaluation: Evaluation) -> FloatArray:
+    """Mean seconds of the stages of `STAGES`, the rest of the rl_step last [s]."""
+    seconds = evaluation.seconds
+    known = np.array([float(getattr(seconds, name).mean()) for name in STAGES])
+    rest = sum(float(getattr(seconds, name).mean()) for name in ("reward_s", "data_movement_s", "offload_s", "other_s"))
+    return np.append(known, rest)
+
+
+def stage_sigma_array(context: Context, evaluation: Evaluation) -> FloatArray:
+    """Error of the constants behind each entry of `stage_means` [1]."""
+    sigmas = stage_sigmas(context, evaluation)
+    return np.array([*(getattr(sigmas, name) for name in STAGES), sigmas.rest])
+
+
+def calibration_ids(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
+    """Device, engine, trainer backend and framework that an evaluation's seconds come from."""
+    trainer = context.trainers[int(evaluation.trainer.backend[0])]
+    return (context.hardware.calibration.id, context.engine.id, trainer.calibration.id, trainer.framework.id)
+
+
 @dataclass(frozen=True, eq=False)
 class Side:
     """One of the two: its judged configuration, what was filled in, and its rl_steps on the common draws [s]."""
@@ -32,12 +52,7 @@ class Side:
     @property
     def stages_s(self) -> FloatArray:
         """Mean seconds of the stages ``[stages]``, the rest of the rl_step last [s]."""
-        seconds = self.evaluation.seconds
-        known = np.array([float(getattr(seconds, name).mean()) for name in STAGES])
-        rest = sum(
-            float(getattr(seconds, name).mean()) for name in ("reward_s", "data_movement_s", "offload_s", "other_s")
-        )
-        return np.append(known, rest)
+        return stage_means(self.evaluation)
 
     @property
     def device_s(self) -> float:
@@ -74,9 +89,8 @@ def compare_jobs(
     """
     sides = tuple(_side(context, fact, draws, seed) for context, fact in zip((first, second), facts, strict=True))
     a, b = sides
-    shared = _shares_calibrations(first, second, a, b)
-    sigmas = stage_sigmas(first, a.evaluation)
-    sigma = np.array([*(getattr(sigmas, name) for name in STAGES), sigmas.rest])
+    shared = calibration_ids(first, a.evaluation) == calibration_ids(second, b.evaluation)
+    sigma = stage_sigma_array(first, a.evaluation)
     own = unshared_error(a.stages_s, b.stages_s, sigma, own_share=OWN_SHARE, shared=shared)
     per_token = [
         side.draws_s * side.evaluation.configuration.devices / side.evaluation.demand.trained_tokens for side in sides
@@ -96,16 +110,6 @@ def _side(context: Context, facts: FrameworkFacts | None, draws: int, seed: int)
         kept.append(drawn)
         steps.append(judge.evaluate(drawn, evaluation.configuration).step_s)
     return Side(evaluation, filled, np.array(steps))
-
-
-def _shares_calibrations(first: Context, second: Context, a: Side, b: Side) -> bool:
-    """Whether both run on the same device, engine, trainer backend and framework."""
-
-    def ids(context: Context, side: Side) -> tuple[str, ...]:
-        trainer = context.trainers[int(side.evaluation.trainer.backend[0])]
-        return (context.hardware.calibration.id, context.engine.id, trainer.calibration.id, trainer.framework.id)
-
-    return ids(first, a) == ids(second, b)
 
 
 def bootstrap_table(table: LengthTable, random: np.random.Generator) -> LengthTable:

@@ -256,6 +256,19 @@ class Phase(_Frozen):
         return next(pool for pool in self.pools if pool.role == role)
 
 
+class DefaultsComparison(_Frozen):
+    """The plan against what the framework runs by default, on the same devices, batches and rl_steps."""
+
+    framework: str = Field(description="name and version")
+    runs: str = Field("", description="what it runs by default, in words")
+    objective: float | None = Field(None, description="value of the objective over the horizon; null: it does not run")
+    saves: float | None = Field(None, description="1 - the plan's objective / the defaults'")
+    low: float | None = Field(None, description="5th percentile of what is saved, on common random numbers")
+    high: float | None = Field(None, description="95th percentile")
+    why_not: str | None = Field(None, description="why the defaults do not run, or are not known")
+    notes: tuple[str, ...] = ()
+
+
 class Plan(_Frozen):
     """The answer to a job: phases, and how good the answer is."""
 
@@ -273,6 +286,7 @@ class Plan(_Frozen):
     screen_regret: float = Field(description="screen's choice under the judge / judge's best - 1")
     seconds: float
     static_objective: float | None = Field(None, description="best plan that keeps one layout over the whole horizon")
+    defaults: DefaultsComparison | None = Field(None, description="against the framework's defaults")
     plan: tuple[Phase, ...]
 
     def to_dict(self) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from rlperf.plan.baseline import DefaultsOf, against_defaults
 from rlperf.plan.context import Context
 from rlperf.plan.decisions import Decision, Report, decide
 from rlperf.plan.formulation import Program, Slot, value_of
 from rlperf.plan.phases import merged, phase_of
-from rlperf.plan.plan import Phase, Plan
+from rlperf.plan.plan import DefaultsComparison, Phase, Plan
 from rlperf.plan.solve import Solution, solve
 from rlperf.specs.framework import FrameworkFacts
 
@@ -19,13 +20,17 @@ NEVER_S = 1e7
 """Switching cost where the user states none: no gain is worth it."""
 
 
-def plan_job(context: Context, *, facts: FrameworkFacts | None = None, report: Report | None = None) -> Plan:
+def plan_job(
+    context: Context, *, facts: FrameworkFacts | None = None, report: Report | None = None,
+    defaults: DefaultsOf | None = None,
+) -> Plan:  # fmt: skip
     """The best plan for a resolved job.
 
     Parameters
     ----------
     facts : the framework's validity rules; candidates that break one are not planned
     report : called with the share done and a text
+    defaults : what the framework runs by default, to compare with
 
     Raises
     ------
@@ -55,8 +60,19 @@ def plan_job(context: Context, *, facts: FrameworkFacts | None = None, report: R
         screen_regret=_regret(program, decisions, solution),
         seconds=time.perf_counter() - started,
         static_objective=_static(program),
+        defaults=None if defaults is None else _against(context, decisions, solution, defaults),
         plan=tuple(merged(phases)),
     )
+
+
+def _against(
+    context: Context, decisions: list[Decision], solution: Solution, defaults: DefaultsOf
+) -> DefaultsComparison | None:
+    """The plan against the framework's defaults; None where engines have a cluster of their own."""
+    if context.own_rollout:
+        return None
+    slots = sum(d.count * float(d.objective[c]) for d, c in zip(decisions, solution.chosen, strict=True))
+    return against_defaults(context, decisions, solution.chosen, max(solution.objective - slots, 0.0), defaults)
 
 
 def _phases(context: Context, decisions: list[Decision], solution: Solution) -> list[Phase]:

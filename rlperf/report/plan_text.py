@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rlperf.plan.plan import Phase, Plan, PoolPlan, Prediction
+from rlperf.plan.plan import DefaultsComparison, Phase, Plan, PoolPlan, Prediction
 from rlperf.plan.words import layout_words
 from rlperf.units import human_bytes, human_seconds
 
@@ -106,10 +106,23 @@ def summary_lines(plan: Plan) -> list[str]:
     if plan.static_objective is not None:
         more = plan.static_objective / plan.objective - 1.0
         lines.append(f"one layout over the whole horizon: {plan.static_objective:,.4g} {unit} ({100 * more:+.1f} %)")
+    if plan.defaults is not None:
+        lines.append(defaults_words(plan.defaults, unit))
     if plan.rejected:
         most = sorted(plan.rejected.items(), key=lambda item: -item[1])
         lines.append("rejected: " + "; ".join(f"{count:,} {reason}" for reason, count in most))
     return lines
+
+
+def defaults_words(found: DefaultsComparison, unit: str) -> str:
+    """What the framework's defaults would take, and what the plan saves of it."""
+    title = f"{found.framework}'s defaults" + (f" ({found.runs})" if found.runs else "")
+    if found.objective is None or found.saves is None or found.low is None or found.high is None:
+        return f"{title} do not run here: {found.why_not}"
+    words = f"{title} would take {found.objective:,.4g} {unit}: the plan saves {_percent(found.saves)}"
+    words += f" ({_percent(found.low)} .. {_percent(found.high)})"
+    words += "" if found.low > 0.0 or found.high < 0.0 else ", which cannot be told from nothing"
+    return words + (f"; {'; '.join(found.notes)}" if found.notes else "")
 
 
 def phase_title(phase: Phase) -> str:

@@ -1,0 +1,136 @@
+"""What a framework runs where the user states model, devices and batch, and nothing that is there for speed or memory.
+
+The keys for those are written as an export would write them; every other key keeps the default of its version, as an
+import would read it. Numerics that the job states (dtypes, LoRA) are what is trained, and stay.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from rlperf.errors import RlperfError
+from rlperf.frameworks.adapter import Adapter, Source, framework_facts
+from rlperf.frameworks.fields import Target
+from rlperf.frameworks.imports import UnknownKey, check_keys
+from rlperf.frameworks.keytable import key_table
+from rlperf.frameworks.registry import adapter_of, split_name
+from rlperf.frameworks.run import Run, complete_layouts, to_job
+from rlperf.plan.baseline import Defaults, DefaultsOf
+from rlperf.plan.demand import Batch
+from rlperf.specs.job import Job, Mode, PoolSpec, TrainerBackend
+
+PERFORMANCE = ("trainer.", "rollout.", "critic.", "reference.")
+CHOSEN = ("trainer.backend", "rollout.backend")
+"""Of these, what a user chooses first: which trainer and which engine."""
+NUMERICS = ("rollout_dtype", "kv_dtype", "compute_dtype", "lora_rank")
+
+
+def defaults_of(job: Job, devices_per_node: int) -> DefaultsOf:
+    """The defaults of a job's framework, by architecture, batch and number of devices."""
+    name, asked = split_name(job.framework)
+    adapter = adapter_of(name)
+    version = key_table(adapter.name).version(asked)
+
+    @cache
+    def defaults(architecture: str, batch: Batch, devices: int) -> Defaults:
+        return _defaults(job, adapter, version, architecture, batch, devices, devices_per_node)
+
+    return defaults
+
+
+def _defaults(
+    job: Job, adapter: Adapter, version: str, architecture: str, batch: Batch, devices: int, devices_per_node: int
+) -> Defaults:
+    facts = framework_facts(adapter.name, version)
+    title = f"{adapter.name} {version}"
+    backend: TrainerBackend = next((b for b in facts.backends if b in job.trainer_backends), job.trainer_backends[0])
+    mode: Mode = "colocated" if "colocated" in facts.modes else next(iter(facts.modes))  # type: ignore[arg-type]
+    if mode != "colocated":
+        return Defaults.unknown(title, f"it has no colocated mode, and how to split {devices} devices is for the user")
+    run = _stated(job, backend, architecture, batch, devices, devices_per_node)
+    try:
+        run, unknown = _read(adapter, version, backend, run)
+        made = to_job(run, framework=job.framework, cluster=job.cluster, workload="math")
+    except (RlperfError, ValueError, TypeError, KeyError) as error:
+        return Defaults.unknown(title, str(error))
+    notes = [f"{key.key} is no key of it" for key in unknown]
+    pools = tuple(_pool(job, pool, devices) for pool in made.pools)
+    if run.get("run.microbatch_stated") is False:
+        notes.append("it states no microbatch: one sequence")
+    if run.get("trainer.packing") is False:
+        notes.append("it pads sequences, which is costed as if they were packed")
+    if run.get("rollout.max_running") is None:
+        notes.append("its engine's own max_running is not known: the best taken")
+    return Defaults(title, "colocated", backend, pools, tuple(notes))
+
+
+def _stated(
+    job: Job, backend: TrainerBackend, architecture: str, batch: Batch, devices: int, devices_per_node: int
+) -> Run:
+    """What the user has to state, in rlperf's words; degrees are 1 where nothing else is known."""
+    per_node = min(devices, devices_per_node)
+    return Run(
+        complete_layouts(
+            {
+                "run.architecture": architecture,
+                "run.algorithm": job.algorithm,
+                "run.reference": job.reference,
+                "run.mode": "colocated",
+                "run.staleness": 0,
+                "run.devices_per_node": per_node,
+                "run.devices": devices,
+                "run.nodes": -(-devices // per_node),
+                "batch.prompts_per_step": batch.prompts,
+                "batch.group_size": batch.group_size,
+                "batch.mini_batch": batch.mini_batch,
+                "batch.max_prompt_tokens": batch.max_prompt_tokens,
+                "batch.max_response_tokens": batch.max_response_tokens,
+                "batch.over_provision": 1.0,
+                "trainer.devices": devices,
+                "rollout.devices": devices,
+                "trainer.backend": backend,
+                "rollout.backend": job.engine.split("==")[0],
+            }
+        )
+    )
+
+
+def _read(adapter: Adapter, version: str, backend: str, stated: Run) -> tuple[Run, tuple[UnknownKey, ...]]:
+    """The run that the framework makes of the stated keys alone; fixed microbatches as the budget of their longest."""
+    adapted, _ = adapter.adapt(stated, version)
+    emission = adapter.emit(adapted, Target(key_table(adapter.name), version, backend))
+    left_out = {
+        key
+        for entry in adapter.fields
+        for key in entry.keys
+        if entry.name.startswith(PERFORMANCE) and entry.name not in CHOSEN
+    }
+    keys = {setting.key: setting.value for setting in emission.settings if setting.key not in left_out}
+    source = Source(keys, entry=emission.entry, bases=emission.base)
+    target = adapter.target(source, version)
+    run, _ = adapter.read(source, target)
+    values = {name: value for name, value in run.values.items() if not name.startswith("batch.")}
+    run = Run({**stated.values, **values})
+    if run.get("trainer.token_budget") is None:
+        longest = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
+        scored = run.number("trainer.scoring_microbatch", run.number("trainer.microbatch"))
+        run = run.with_(
+            {
+                "trainer.token_budget": run.number("trainer.microbatch") * longest,
+                "trainer.scoring_token_budget": scored * longest,
+            }
+        )
+    return run, check_keys(source, target)[0]
+
+
+def _pool(job: Job, pool: PoolSpec, devices: int) -> PoolSpec:
+    """A pool of the defaults on the devices that are asked for, with the job's numerics."""
+    asked = job.pool(pool.role).settings
+    numerics = {name: getattr(asked, name) for name in NUMERICS if getattr(asked, name) is not None}
+    return pool.model_copy(
+        update={
+            "devices": (devices,),
+            "layout": pool.layout.model_copy(update={"data_parallel": None, "microbatch": None}),
+            "settings": pool.settings.model_copy(update=numerics),
+        }
+    )

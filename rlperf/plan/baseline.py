@@ -1,0 +1,180 @@
+"""The plan against the framework's defaults: the same batches and devices, the same rl_steps, judged the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rlperf.layout import FloatArray
+from rlperf.plan.compare import calibration_ids, stage_means, stage_sigma_array
+from rlperf.plan.context import Context
+from rlperf.plan.decisions import Decision, judged_objective
+from rlperf.plan.demand import Batch, Demand
+from rlperf.plan.evaluate import Evaluation, Judge
+from rlperf.plan.plan import DefaultsComparison
+from rlperf.plan.prediction import memory_uses
+from rlperf.plan.screen import FORGIVEN, screen
+from rlperf.plan.uncertainty import OWN_SHARE
+from rlperf.plan.words import layout_words
+from rlperf.sim.rl_step.uncertainty import Comparison, compare_draws, unshared_error
+from rlperf.specs.job import Mode, PoolSpec, TrainerBackend
+from rlperf.units import human_bytes
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a framework runs by default: pools with layout and settings, or why nothing can be said.
+
+    ``notes`` : what had to be assumed, in words
+    """
+
+    title: str
+    mode: Mode = "colocated"
+    backend: TrainerBackend = "fsdp2"
+    pools: tuple[PoolSpec, ...] = ()
+    notes: tuple[str, ...] = ()
+    why_not: str | None = None
+
+    @classmethod
+    def unknown(cls, title: str, why: str) -> Defaults:
+        """Nothing can be said, and why."""
+        return cls(title, why_not=why)
+
+
+DefaultsOf = Callable[[str, Batch, int], Defaults]
+"""Defaults for an architecture by name, a batch, and a number of devices."""
+
+
+@dataclass(eq=False)
+class _Judged:
+    """Defaults that were judged, by what they depend on."""
+
+    context: Context
+    defaults: DefaultsOf
+    _judges: dict[tuple[str, Batch, int], tuple[Context, Judge]] = field(default_factory=dict)
+    _found: dict[tuple[int, Batch, int], Evaluation | str] = field(default_factory=dict)
+
+    def evaluate(self, decision: Decision, chosen: Evaluation) -> tuple[Defaults, Context, Evaluation | str]:
+        """The defaults on the rl_steps, batch and devices of a slot's choice; in words why they do not run."""
+        demand, batch = chosen.demand, chosen.configuration.batch
+        devices = chosen.configuration.devices
+        asked = decision.task.task.architecture or self.context.job.architecture
+        stated = self.defaults(asked, batch, devices)
+        if stated.why_not is not None:
+            return stated, self.context, stated.why_not
+        key = (decision.task.task.name, batch, devices)
+        if key not in self._judges:
+            context = pinned_to(self.context, stated)
+            self._judges[key] = (context, Judge(context, decision.task))
+        context, judge = self._judges[key]
+        one = (id(demand), batch, devices)
+        if one not in self._found:
+            self._found[one] = _run(context, judge, decision, demand)
+        return stated, context, self._found[one]
+
+
+def pinned_to(context: Context, stated: Defaults) -> Context:
+    """The context of the same job with the framework's defaults for pools, mode and trainer."""
+    changes = {"pools": stated.pools, "modes": (stated.mode,), "trainer_backends": (stated.backend,)}
+    limits = context.job.limits.model_copy(update={"memory_headroom": 0.0})
+    trainers = tuple(trainer for trainer in context.trainers if trainer.backend == stated.backend)
+    return replace(context, job=context.job.model_copy(update={**changes, "limits": limits}), trainers=trainers)
+
+
+def _run(context: Context, judge: Judge, decision: Decision, demand: Demand) -> Evaluation | str:
+    """The defaults judged, or why they do not run: what they leave open is filled in by the screen."""
+    found = screen(context, decision.task, (demand,), None, keep=1, lenient=True, forgiven=FORGIVEN)
+    if not found.configurations:
+        why = max(found.rejected, key=lambda reason: found.rejected[reason], default="no layout")
+        return found.misses[0] if found.misses else why
+    evaluation = judge.evaluate(demand, found.configurations[0])
+    device = context.hardware.device.memory
+    for role, use in memory_uses(context, decision.task, evaluation).items():
+        if use.total > device:
+            return f"the {role} needs {human_bytes(use.total)} of {human_bytes(device)} per device"
+    return evaluation
+
+
+def against_defaults(
+    context: Context, decisions: Sequence[Decision], chosen: Sequence[int], switching: float, defaults: DefaultsOf
+) -> DefaultsComparison:
+    """What the framework's defaults would take over the whole horizon, and what the plan saves of it.
+
+    Parameters
+    ----------
+    chosen : column of every decision
+    switching : what changes of layout cost the plan, in the objective's unit
+    """
+    judged = _Judged(context, defaults)
+    pairs: list[_Pair] = []
+    title, notes = "", dict[str, None]()
+    for decision, column in zip(decisions, chosen, strict=True):
+        plan = decision.evaluations[column]
+        stated, pinned, found = judged.evaluate(decision, plan)
+        title = stated.title
+        notes.update(dict.fromkeys(stated.notes))
+        if isinstance(found, str):
+            task = f"{decision.task.task.name}: " if len(context.tasks) > 1 else ""
+            return DefaultsComparison(framework=title, why_not=task + found, notes=tuple(notes))
+        weight = decision.count * judged_objective(context, plan) / plan.step_s
+        pairs.append(_Pair(weight, plan, found, decision.count * judged_objective(pinned, found), pinned))
+    ours = sum(pair.weight * pair.plan.step_s for pair in pairs)
+    theirs = sum(pair.objective for pair in pairs)
+    ratio = _ratio(context, pairs)
+    slower = (ours + switching) / ours
+    return DefaultsComparison(
+        framework=title,
+        runs=_words(pairs[0].defaults),
+        objective=theirs,
+        saves=1.0 - (ours + switching) / theirs,
+        low=1.0 - slower / ratio.low,
+        high=1.0 - slower / ratio.high,
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Pair:
+    """A slot's choice and the defaults in its place.
+
+    ``weight`` : objective of the slot per second of its choice's rl_step; ``objective`` : of the defaults, all rl_steps
+    """
+
+    weight: float
+    plan: Evaluation
+    defaults: Evaluation
+    objective: float
+    pinned: Context
+
+
+def _ratio(context: Context, pairs: Sequence[_Pair]) -> Comparison:
+    """The defaults over the plan with its interval: rl_steps that both saw, and errors that they do not share."""
+    sigma = stage_sigma_array(context, pairs[0].plan)
+    ours = np.sum([pair.weight * stage_means(pair.plan) for pair in pairs], axis=0)
+    theirs = np.sum([pair.weight * stage_means(pair.defaults) for pair in pairs], axis=0)
+    shared = all(calibration_ids(context, p.plan) == calibration_ids(p.pinned, p.defaults) for p in pairs)
+    weights = [pair.weight for pair in pairs]
+    return compare_draws(
+        _draws(weights, [pair.plan for pair in pairs]),
+        _draws(weights, [pair.defaults for pair in pairs]),
+        own=unshared_error(ours, theirs, sigma, own_share=OWN_SHARE, shared=shared),
+    )
+
+
+def _draws(weights: Sequence[float], evaluations: Sequence[Evaluation]) -> FloatArray:
+    """The horizon on each of the drawn rl_steps, all slots together ``[draws]``."""
+    count = max(len(e.seconds.step_s) for e in evaluations)
+    return sum(
+        (w * np.resize(e.seconds.step_s, count) for w, e in zip(weights, evaluations, strict=True)), np.zeros(count)
+    )
+
+
+def _words(evaluation: Evaluation) -> str:
+    """The defaults in a line."""
+    engine, trainer = (evaluation.configuration.pool(role) for role in ("rollout", "trainer"))
+    return (
+        f"{evaluation.configuration.mode}, rollout {layout_words(engine.layout)} at memory_fraction "
+        f"{engine.settings.memory_fraction:g}, trainer {trainer.settings.backend} {layout_words(trainer.layout)}"
+    )

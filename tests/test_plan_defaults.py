@@ -1,0 +1,100 @@
+"""The plan against what its framework runs by default."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlperf.api import ask, plan_job, predict_job
+from rlperf.frameworks.defaults import defaults_of
+from rlperf.plan.baseline import Defaults, pinned_to
+from rlperf.report.plan_text import summary_lines
+from rlperf.specs.job import Job
+
+SMALL: dict[str, object] = {
+    "name": "small",
+    "architecture": "Qwen3-4B",
+    "cluster": "dgx_h100",
+    "tasks": [
+        {
+            "name": "math", "workload": "math", "prompts_per_step": 32, "group_size": 4, "mini_batch": 16,
+            "max_prompt_tokens": 512, "max_response_tokens": 2048,
+        }
+    ],
+}  # fmt: skip
+
+
+def job(**changes: object) -> Job:
+    return Job.model_validate({**SMALL, **changes})
+
+
+def stated(asked: Job, devices: int = 8) -> Defaults:
+    return defaults_of(asked, 8)(asked.architecture, ask(asked).context.tasks[0].batches[0], devices)
+
+
+def test_defaults_are_those_of_the_version_and_not_of_the_job() -> None:
+    pinned = {"role": "rollout", "layout": {"tensor_parallel": 8}, "settings": {"memory_fraction": 0.8}}
+    found = stated(job(framework="verl==0.9.0", pools=[pinned]))
+    rollout, trainer = found.pools
+    # verl's own configuration: tensor_model_parallel_size 2, gpu_memory_utilization 0.5, gradient checkpointing on
+    assert (rollout.layout.tensor_parallel, rollout.settings.memory_fraction) == ((2,), (0.5,))
+    assert (trainer.layout.activation_recompute, trainer.layout.ulysses) == (("full",), (1,))
+    assert rollout.devices == trainer.devices == (8,)
+    assert trainer.settings.token_budget == (2560,)
+    assert "one sequence" in " ".join(found.notes)
+
+
+def test_what_is_trained_stays_the_jobs() -> None:
+    pools = [{"role": "rollout", "settings": {"kv_dtype": "fp8"}}, {"role": "trainer", "settings": {"lora_rank": 16}}]
+    rollout, trainer = stated(job(pools=pools)).pools
+    assert (rollout.settings.kv_dtype, trainer.settings.lora_rank) == ("fp8", 16)
+
+
+@pytest.mark.parametrize("framework", ["verl", "nemo_rl", "openrlhf", "slime", "areal", "trl"])
+def test_every_framework_has_defaults(framework: str) -> None:
+    backends = ["megatron"] if framework == "slime" else ["fsdp2"]
+    found = stated(job(framework=framework, trainer_backends=backends))
+    assert found.why_not is None
+    assert {pool.role for pool in found.pools} == {"rollout", "trainer"}
+    assert not any("is no key" in note for note in found.notes)
+
+
+def test_the_comparison_is_the_prediction_of_the_defaults() -> None:
+    plan = plan_job(job())
+    against = plan.defaults
+    assert against is not None
+    assert against.objective is not None and against.saves is not None
+    assert against.low is not None and against.high is not None
+    assert against.low < against.saves < against.high
+    assert against.saves == pytest.approx(1.0 - plan.objective / against.objective, abs=1e-4)
+    pools = [pool.model_dump(mode="json", exclude_none=True) for pool in stated(job()).pools]
+    assert predict_job(job(pools=pools)).step_s == pytest.approx(against.objective, rel=1e-9)
+    assert any("defaults" in line and "saves" in line for line in summary_lines(plan))
+
+
+def test_a_plan_that_is_pinned_to_the_defaults_saves_nothing() -> None:
+    pools = [pool.model_dump(mode="json", exclude_none=True) for pool in stated(job()).pools]
+    against = plan_job(job(pools=pools, modes=["colocated"], trainer_backends=["fsdp2"])).defaults
+    assert against is not None and against.saves == pytest.approx(0.0, abs=1e-4)
+    assert any("cannot be told from nothing" in line for line in summary_lines(plan_job(job(pools=pools))))
+
+
+def test_defaults_that_do_not_fit_are_said_and_not_compared() -> None:
+    plan = plan_job(job(framework="openrlhf", architecture="Qwen3-14B", trainer_backends=["fsdp2"]))
+    assert plan.defaults is not None and plan.defaults.objective is None and plan.defaults.saves is None
+    assert "per device" in (plan.defaults.why_not or "")
+    assert any("do not run here" in line for line in summary_lines(plan))
+
+
+def test_the_margin_of_the_plan_is_not_asked_of_the_defaults() -> None:
+    question = ask(job(limits={"memory_headroom": 0.3}))
+    assert pinned_to(question.context, stated(question.job)).job.limits.memory_headroom == 0.0
+
+
+def test_several_tasks_and_groups_are_summed() -> None:
+    task = SMALL["tasks"][0]  # type: ignore[index]
+    tasks = [task, {**task, "name": "code", "workload": "programming"}]
+    plan = plan_job(job(tasks=tasks, horizon={"rl_steps": 20, "group": 10, "switch": "10 s"}))
+    alone = [plan_job(job(tasks=[t], horizon={"rl_steps": 20, "group": 10, "switch": "10 s"})) for t in tasks]
+    assert plan.defaults is not None and plan.defaults.objective is not None
+    separate = [p.defaults.objective for p in alone if p.defaults is not None and p.defaults.objective is not None]
+    assert plan.defaults.objective == pytest.approx(sum(separate), rel=1e-9)

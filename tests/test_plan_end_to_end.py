@@ -12,11 +12,13 @@ import yaml
 import rlperf
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import InfeasibleError
+from rlperf.plan import evaluate
 from rlperf.plan.configuration import layout_of, layout_values
 from rlperf.plan.decisions import judged_objective, rl_step_groups
 from rlperf.plan.demand import batches
 from rlperf.plan.evaluate import Judge
 from rlperf.plan.plan import LayoutValues
+from rlperf.plan.prediction import assumptions
 from rlperf.plan.rollout_columns import IMPOSSIBLE, rollout_columns
 from rlperf.plan.screen import screen
 from rlperf.plan.splits import splits
@@ -159,6 +161,36 @@ def test_combinations_count_what_a_screen_without_pruning_could_pair() -> None:
         pairs += int((rollout.flags & IMPOSSIBLE == 0).sum()) * trainer.count
     assert found.combinations == every.combinations == pairs
     assert found.candidates < every.candidates  # pruned, some are never looked at one by one
+
+
+def test_of_a_large_rl_step_some_replicas_tell_the_makespan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below the threshold all replicas run; above it the fullest and the longest, which are the last to finish."""
+    task = {**SMALL["tasks"][0], "prompts_per_step": 256, "group_size": 16, "mini_batch": 256}  # type: ignore[index]
+    pools = [{"role": "rollout", "layout": {"tensor_parallel": 1}, "settings": {"max_running": 64}}]
+    question = ask(job(nodes=2, tasks=[task], pools=pools, modes=["colocated"]))
+    context, asked = question.context, question.context.tasks[0]
+    demand = asked.source.demand(asked.batches[0], None, 0)
+    configuration = screen(context, asked, (demand,), question.facts).configurations[0]
+    whole = Judge(context, asked).evaluate(demand, configuration)
+    assert {len(result.timelines) for result in whole.rollouts} == {16}
+    monkeypatch.setattr(evaluate, "SIMULATED_WHOLE", 2048)
+    monkeypatch.setattr(evaluate, "SIMULATED", 1024)
+    part = Judge(context, asked).evaluate(demand, configuration)
+    assert max(len(result.timelines) for result in part.rollouts) <= 5
+    assert part.step_s == pytest.approx(whole.step_s, rel=0.01)
+    assert part.step_s <= whole.step_s * (1 + 1e-12)  # replicas that are left out can only be later
+    assert all(
+        len(served) == len(result.finish_s) < 4096 for served, result in zip(part.served, part.rollouts, strict=True)
+    )
+    assert any("of 16 rollout replicas simulated" in note for note in assumptions(context, part))
+    assert not any("replicas simulated" in note for note in assumptions(context, whole))
+
+
+def test_a_large_batch_is_drawn_fewer_times() -> None:
+    tasks = [{**SMALL["tasks"][0], "prompts_per_step": n, "group_size": 16} for n in (4096, 4104)]  # type: ignore[index]
+    for task, expected in zip(tasks, (4, 2), strict=True):
+        asked = ask(job(tasks=[task])).context.tasks[0]
+        assert len(asked.source.demand(asked.batches[0], None, 0).tables) == expected
 
 
 def test_a_recorded_trace_is_used_as_it_is(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from rlperf.cost.batching import (
     Microbatches,
     balanced_partitions,
     bins_needed,
+    dealt_partitions,
     pack_by_budget,
     partition_imbalance,
+    slowest_lengths,
     split_in_order,
 )
 from rlperf.layout import Layout
@@ -73,6 +75,19 @@ def test_numbers_of_packed_microbatches_are_means_over_the_bins(lengths: list[in
     assert float(made.count) == len(bins)
     assert float(made.tokens) == pytest.approx(np.mean([values[b].sum() for b in bins]))
     assert float(made.sum_squares) == pytest.approx(np.mean([(values[b] ** 2).sum() for b in bins]))
+
+
+def test_dealing_many_sequences_balances_as_well_as_differencing() -> None:
+    lengths = np.minimum(np.random.default_rng(0).lognormal(8.0, 1.0, 40_000), 16_384.0)
+    for parts in (8, 64, 400):
+        dealt, differenced = dealt_partitions(lengths, parts), balanced_partitions(lengths, parts)
+        assert sorted(np.concatenate(dealt).tolist()) == list(range(lengths.size))
+        fullest = [max(lengths[part].sum() for part in parts_) for parts_ in (dealt, differenced)]
+        assert fullest[0] == pytest.approx(fullest[1], rel=5e-4)
+        # from so many on it is what the slowest replica gets
+        assert slowest_lengths(lengths, parts).sum() == fullest[0]
+    few = lengths[:20_000]
+    assert slowest_lengths(few, 8).sum() == max(few[part].sum() for part in balanced_partitions(few, 8))
 
 
 def test_equal_sizes_on_demand() -> None:

@@ -71,7 +71,7 @@ class PredictedSteps:
             each = np.broadcast_to(getattr(evaluation.training, name), evaluation.training.total_s.shape)
             parts.append((activity, each.reshape(count, -1).sum(axis=1) * factor))
         return cls(
-            trajectories=tuple(Trajectories.from_table(table) for table in evaluation.demand.tables),
+            trajectories=evaluation.served,
             results=evaluation.rollouts,
             cost=evaluation.cost,
             limits=_limits(evaluation),

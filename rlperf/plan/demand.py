@@ -24,6 +24,8 @@ from rlperf.workload.stages import Filtering
 
 REPLICATES = 4
 """rl_steps drawn per group of rl_steps: enough that one runaway does not decide, few enough to stay fast."""
+LARGE, LARGE_REPLICATES = 65_536, 2
+"""Trajectories above which an rl_step is an average of its own, and how many of them then stand for all."""
 
 
 @dataclass(frozen=True)
@@ -205,10 +207,14 @@ class Source:
         beyond = recorded_cap is not None and cap > recorded_cap and self._cut_fraction() > 0
         recorded = [] if self.table is None or beyond else self._within(rl_steps)
         if recorded:
+            kept = np.linspace(0, len(recorded) - 1, _replicates(batch, len(recorded))).round().astype(int)
+            if len(kept) < len(recorded):
+                notes.append(f"{self.task.name}: {len(kept)} of {len(recorded)} recorded rl_steps, as each is large")
+            recorded = [recorded[k] for k in kept]
             tables = tuple(self._recorded(recorded, batch, seed, notes))
         else:
             middle = None if rl_steps is None else (rl_steps[0] + rl_steps[1]) // 2
-            tables = tuple(self._sampled(batch, middle, seed + k) for k in range(REPLICATES))
+            tables = tuple(self._sampled(batch, middle, seed + k) for k in range(_replicates(batch, REPLICATES)))
             if beyond:
                 law = f"lengths above the recorded maximum ({recorded_cap}) from its fitted law"
                 notes.append(f"{self.task.name}: {law}")
@@ -247,6 +253,11 @@ class Source:
         rng = np.random.default_rng(seed)
         notes.append(f"{self.task.name}: groups redrawn from the recording for {batch.generated} x {batch.group_size}")
         return [_redrawn(table, batch, rng) for table in tables]
+
+
+def _replicates(batch: Batch, most: int) -> int:
+    """Whole rl_steps that stand for a group of them."""
+    return min(most, LARGE_REPLICATES) if batch.generated * batch.group_size > LARGE else most
 
 
 def _clipped(table: LengthTable, batch: Batch) -> LengthTable:

@@ -14,7 +14,7 @@ from rlperf.cost.batching import Microbatches, slowest_lengths
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.training import TrainingCost, training_update
-from rlperf.layout import FloatArray, Layout
+from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.configuration import Configuration, layout_of
 from rlperf.plan.context import Context, TaskContext, Trainer
 from rlperf.plan.demand import Demand
@@ -40,6 +40,7 @@ from rlperf.sim.rl_step.overheads import (
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.replica import PLAIN
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
+from rlperf.sim.rollout.routing import route
 from rlperf.sim.rollout.tail import GroupSource, PartialRollouts, Serve
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
@@ -47,6 +48,33 @@ from rlperf.specs.job import PoolSettings, PoolSpec
 
 POLICY_RL_STEPS, POLICY_WARM_UP = 5, 2
 """rl_steps simulated under partial rollouts, and how many of them fill the buffer first."""
+
+
+SIMULATED_WHOLE, SIMULATED, FEWEST = 32_768, 8_192, 3
+"""Trajectories of an rl_step up to which every replica is simulated, about how many of a larger one are, and the least
+number of replicas."""
+
+
+def telling_replicas(trajectories: Trajectories, replicas: int) -> IntArray:
+    """Replicas that are simulated, in order: all, or of a large rl_step those that tell how long it takes.
+
+    Many requests per replica make replicas alike; the makespan is that of the fullest or of the longest response. Half
+    of those kept are the fullest, and the one with the longest response; the others stand evenly between fullest and
+    emptiest, so that idle time is not that of the fullest alone.
+
+    >>> telling_replicas(Trajectories.of(1, [5, 1, 2, 3]), 2).tolist()
+    [0, 1]
+    """
+    n = len(trajectories)
+    count = max(SIMULATED * replicas // n, FEWEST)
+    if n <= SIMULATED_WHOLE or count >= replicas:
+        return np.arange(replicas)
+    chosen, tokens = route(trajectories, "round_robin", np.ones(replicas)), trajectories.generated_tokens
+    fullest = np.argsort(-np.bincount(chosen, tokens, replicas), kind="stable")
+    longest = chosen[int(np.argmax(tokens))]
+    evenly = fullest[np.linspace(0, replicas - 1, count - count // 2 + 1).round().astype(np.int64)]
+    wanted = [*fullest[: count // 2].tolist(), int(longest), *evenly[1:].tolist()]
+    return np.array(sorted(set(wanted)), dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +89,7 @@ class Evaluation:
     training : breakdown of the optimizer updates of the first replicate
     scoring : breakdown of one scoring pass of the first replicate
     cost, memory : the engine's cost table, and its memory per device ``[1]``
+    served : what the simulated replicas serve, one per replicate; a part of the rl_step where it is large
     options : how the engine schedules
     """
 
@@ -75,6 +104,7 @@ class Evaluation:
     microbatches: Microbatches
     cost: EngineStepCost
     memory: ReplicaMemory
+    served: tuple[Trajectories, ...] = ()
     options: EngineOptions = PLAIN
 
     @property
@@ -93,11 +123,15 @@ class Judge:
     _batches: dict[tuple[object, ...], tuple[float, float, float, float]] = field(default_factory=dict)
     _slowest: dict[tuple[int, ...], FloatArray] = field(default_factory=dict)
     _costs: Tabulated = field(default_factory=dict)
+    _parts: dict[tuple[int, int, int], tuple[Trajectories, IntArray | None]] = field(default_factory=dict)
 
     def evaluate(self, demand: Demand, configuration: Configuration) -> Evaluation:
         """Stages and rl_step of every replicate of ``demand``."""
         arch, count = self.task.architecture, len(demand.tables)
         rollout, results, memory = self._rollout(demand, configuration)
+        served = tuple(
+            self._served(demand, k, configuration.pool("rollout").layout.data_parallel)[0] for k in range(count)
+        )
         trainer, training, scoring, batches = self._train(demand, configuration)
         rows = np.arange(count)
         seconds = pair_seconds(
@@ -105,7 +139,7 @@ class Judge:
         )
         return Evaluation(
             configuration, demand, seconds, results, rollout, trainer, training, scoring, batches,
-            rollout.costs[0], memory, EngineOptions.of(self.context.engine),
+            rollout.costs[0], memory, served, EngineOptions.of(self.context.engine),
         )  # fmt: skip
 
     def _rollout(
@@ -125,16 +159,17 @@ class Judge:
         results, layout_key = [], tuple(pool.layout.model_dump().items())
         makespans = []
 
-        def serve(trajectories: Trajectories) -> RolloutResult:
+        def serve(trajectories: Trajectories, routing: IntArray | None = None) -> RolloutResult:
             return simulate_rollout(
-                trajectories, replicas, cost=cost, limits=limits, devices_per_replica=pool.devices // replicas,
-                options=options,
+                trajectories, replicas if routing is None else int(routing.max()) + 1, cost=cost, limits=limits,
+                devices_per_replica=pool.devices // replicas, options=options,
+                routing="round_robin" if routing is None else routing,
             )  # fmt: skip
 
-        for index, table in enumerate(demand.tables):
+        for index in range(len(demand.tables)):
             key = (id(demand), index, layout_key, limits, cost.host_s, cost.host_per_request_s)
             if key not in self._rollouts:
-                self._rollouts[key] = serve(Trajectories.from_table(table))
+                self._rollouts[key] = serve(*self._served(demand, index, replicas))
             results.append(self._rollouts[key])
             makespans.append(self._policy_s(demand, index, serve, results[-1]))
         n = len(results)
@@ -155,6 +190,21 @@ class Judge:
             costs=(cost,),
         )
         return columns, tuple(results), memory
+
+    def _served(self, demand: Demand, index: int, replicas: int) -> tuple[Trajectories, IntArray | None]:
+        """What is simulated of one rl_step, and the replica of each trajectory where it is not all of them."""
+        key = (id(demand), index, replicas)
+        if key not in self._parts:
+            whole = Trajectories.from_table(demand.tables[index])
+            partial = demand.batch.over_provision > 1.0  # who is done first decides, so all have to run
+            kept = np.arange(replicas) if partial else telling_replicas(whole, replicas)
+            if len(kept) == replicas:
+                self._parts[key] = (whole, None)
+            else:
+                chosen = route(whole, "round_robin", np.ones(replicas))
+                some = np.flatnonzero(np.isin(chosen, kept))
+                self._parts[key] = (whole.take(some), np.searchsorted(kept, chosen[some]))
+        return self._parts[key]
 
     def _policy_s(self, demand: Demand, index: int, serve: Serve, result: RolloutResult) -> float:
         """Rollout seconds of an rl_step: the makespan; with partial rollouts the mean once the buffer has filled."""

@@ -108,8 +108,7 @@ def _trainer_use(
 def idle_fractions(evaluation: Evaluation) -> dict[str, float]:
     """Share of the rollout's device-seconds that went into no full batch, by cause."""
     causes = ("tail", "imbalance", "tool_wait", "prefill_stall", "preemption")
-    devices = evaluation.configuration.pool("rollout").devices
-    spent = sum(result.makespan_s for result in evaluation.rollouts) * devices
+    spent = sum(result.makespan_s * float(result.devices.sum()) for result in evaluation.rollouts)
     return {cause: sum(getattr(r.lost, cause) for r in evaluation.rollouts) / spent for cause in causes}
 
 
@@ -117,6 +116,11 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
     """What was filled in, in words."""
     framework = context.trainers[int(evaluation.trainer.backend[0])].framework
     notes = list(evaluation.demand.notes)
+    replicas = evaluation.configuration.pool("rollout").layout.data_parallel
+    simulated = len(evaluation.rollouts[0].members)
+    if simulated < replicas:
+        which = "the fullest, that of the longest response, others evenly"
+        notes.append(f"{simulated} of {replicas} rollout replicas simulated: {which}")
     if framework.assumed:
         notes.append(f"{framework.id}: nobody measured {', '.join(framework.assumed)}")
     engine, trainer = (evaluation.configuration.pool(role).settings for role in ROLES)
@@ -164,9 +168,10 @@ def advice(
         more = human_bytes(use.total - use.limit)
         knob = _trainer_knob(context, task, evaluation, use) if role == "trainer" else _engine_knob(use)
         found.append(f"{role} is {more} over its limit: {knob}")
-    preempted = sum(result.preemptions for result in evaluation.rollouts)
+    preempted = sum(result.preemptions / len(result.timelines) for result in evaluation.rollouts)
     if preempted:
-        each = preempted / len(evaluation.rollouts)
+        replicas = evaluation.configuration.pool("rollout").layout.data_parallel
+        each = preempted / len(evaluation.rollouts) * replicas
         found.append(
             f"{each:.0f} preemptions per rl_step: raise memory_fraction or tensor_parallel, or lower max_running"
         )

@@ -245,16 +245,15 @@ def balanced_partitions(lengths: FloatArray, parts: int, *, equal_size: bool = F
     parts, order = max(parts, 1), np.argsort(values, kind="stable")
     if order.size == 0:
         return []
+    set_of = np.empty(order.size, dtype=np.int64)
     if equal_size:
         if order.size % parts:
             raise ValueError(f"{order.size} sequences do not divide into {parts} sets of equal size")
-        leaves = [group[np.argsort(-values[group], kind="stable")] for group in order.reshape(-1, parts)]
+        leaves = order.reshape(-1, parts)
+        leaves = np.take_along_axis(leaves, np.argsort(-values[leaves], axis=1, kind="stable"), axis=1)
+        set_of[leaves] = _difference((-values[leaves]).tolist(), parts)
     else:
-        leaves = list(order[:, None])
-    label = _difference([(-values[leaf]).tolist() for leaf in leaves], parts)
-    set_of = np.empty(order.size, dtype=np.int64)
-    for leaf, labels in zip(leaves, label, strict=True):
-        set_of[leaf] = labels
+        set_of[order] = [labels[0] for labels in _difference([[-v] for v in values[order].tolist()], parts)]
     members = np.argsort(set_of, kind="stable")
     cuts = np.searchsorted(set_of[members], np.arange(1, parts))
     return [group for group in np.split(members, cuts) if group.size]
@@ -276,14 +275,25 @@ def _difference(states: list[State], parts: int) -> list[list[int]]:
     heap = [(-_spread(state, parts), number) for number, state in enumerate(states)]
     heapq.heapify(heap)
     while len(heap) > 1:
-        (_, first), (_, second) = heapq.heappop(heap), heapq.heappop(heap)
-        state, came = _merge(states[first], states[second], parts)
-        states[first] = states[second] = []
+        first, second = heapq.heappop(heap)[1], heap[0][1]
+        state, inserted = states[first], states[second]
+        came: Origin
+        if len(inserted) == 1 and len(state) < parts and isinstance(state, list):
+            value = inserted[0]
+            came = bisect_right(state, value)
+            state.insert(came, value)
+        else:
+            state, came = _merge(state, inserted, parts)
+        states[first] = states[second] = _GONE
         made.append((first, second, came))
-        states.append(state)
         sizes.append(len(state))
-        heapq.heappush(heap, (-_spread(state, parts), len(states) - 1))
+        heapq.heapreplace(heap, (state[0] - state[-1] if sizes[-1] == parts else state[0], len(states)))
+        states.append(state)
     return _labels(made, sizes, given)
+
+
+_GONE: State = []
+"""In the place of a state that was merged."""
 
 
 def _spread(state: State, parts: int) -> float:
@@ -308,11 +318,11 @@ def _merge(first: State, second: State, parts: int) -> tuple[State, Origin]:
 
 def _labels(made: list[tuple[int, int, Origin]], sizes: list[int], given: int) -> list[list[int]]:
     """Final set of every slot of the given states: the last state's slots are the sets, each merge hands them back."""
-    label: list[list[int]] = [[] for _ in sizes]
+    label: list[list[int]] = [_NONE] * len(sizes)
     label[-1] = list(range(sizes[-1]))
     for number in range(len(made) - 1, -1, -1):
         first, second, came = made[number]
-        own, label[given + number] = label[given + number], []
+        own = label.pop()
         if isinstance(came, int):
             label[second], label[first] = [own.pop(came)], own
             continue
@@ -320,7 +330,11 @@ def _labels(made: list[tuple[int, int, Origin]], sizes: list[int], given: int) -
         slots[came] = own
         label[first] = slots[: sizes[first]].tolist()
         label[second] = slots[came.size - sizes[second] :][::-1].tolist()
-    return label[:given]
+    return label
+
+
+_NONE: list[int] = []
+"""In the place of labels that are not known yet."""
 
 
 def partition_imbalance(lengths: FloatArray, groups: list[IntArray]) -> float:

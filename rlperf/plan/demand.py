@@ -8,7 +8,7 @@ fitted length model, because a response that was cut says only that it would hav
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -24,6 +24,8 @@ from rlperf.workload.stages import Filtering
 
 REPLICATES = 4
 """rl_steps drawn per group of rl_steps: enough that one runaway does not decide, few enough to stay fast."""
+DRAWN = 8
+"""Demands that a source remembers."""
 LARGE, LARGE_REPLICATES = 65_536, 2
 """Trajectories above which an rl_step is an average of its own, and how many of them then stand for all."""
 
@@ -137,6 +139,7 @@ class Source:
     task: Task
     recording: Recording | None
     fit: Callable[[], LengthModel]
+    _drawn: dict[tuple[Batch, tuple[int, int] | None, int], Demand] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, task: Task, folder: Path | None = None) -> Source:
@@ -200,7 +203,18 @@ class Source:
         return 0.0, f"{self.task.name}: no reward time stated, 0 s taken"
 
     def demand(self, batch: Batch, rl_steps: tuple[int, int] | None, seed: int) -> Demand:
-        """The lengths of ``batch`` in a group of rl_steps (first, last); None: whenever, all that was recorded."""
+        """The lengths of ``batch`` in a group of rl_steps (first, last); None: whenever, all that was recorded.
+
+        The mini-batch changes no length: batches that differ in it alone share their tables.
+        """
+        key = (replace(batch, mini_batch=batch.prompts), rl_steps, seed)
+        if key not in self._drawn:
+            if len(self._drawn) >= DRAWN:
+                self._drawn.pop(next(iter(self._drawn)))
+            self._drawn[key] = self._demand(key[0], rl_steps, seed)
+        return replace(self._drawn[key], batch=batch)
+
+    def _demand(self, batch: Batch, rl_steps: tuple[int, int] | None, seed: int) -> Demand:
         notes = [self.provenance()]
         cap = batch.max_response_tokens
         recorded_cap = None if self.table is None else self.table.max_response_tokens

@@ -123,7 +123,7 @@ class Judge:
     _batches: dict[tuple[object, ...], tuple[float, float, float, float]] = field(default_factory=dict)
     _slowest: dict[tuple[int, ...], FloatArray] = field(default_factory=dict)
     _costs: Tabulated = field(default_factory=dict)
-    _parts: dict[tuple[int, int, int], tuple[Trajectories, IntArray | None]] = field(default_factory=dict)
+    _parts: dict[tuple[int, int], tuple[Trajectories, IntArray | None]] = field(default_factory=dict)
 
     def evaluate(self, demand: Demand, configuration: Configuration) -> Evaluation:
         """Stages and rl_step of every replicate of ``demand``."""
@@ -167,7 +167,7 @@ class Judge:
             )  # fmt: skip
 
         for index in range(len(demand.tables)):
-            key = (id(demand), index, layout_key, limits, cost.host_s, cost.host_per_request_s)
+            key = (id(demand.tables[index]), layout_key, limits, cost.host_s, cost.host_per_request_s)
             if key not in self._rollouts:
                 self._rollouts[key] = serve(*self._served(demand, index, replicas))
             results.append(self._rollouts[key])
@@ -193,7 +193,7 @@ class Judge:
 
     def _served(self, demand: Demand, index: int, replicas: int) -> tuple[Trajectories, IntArray | None]:
         """What is simulated of one rl_step, and the replica of each trajectory where it is not all of them."""
-        key = (id(demand), index, replicas)
+        key = (id(demand.tables[index]), replicas)
         if key not in self._parts:
             whole = Trajectories.from_table(demand.tables[index])
             partial = demand.batch.over_provision > 1.0  # who is done first decides, so all have to run
@@ -295,14 +295,14 @@ class Judge:
         alone, replicas = one.with_(data_parallel=1), int(one.data_parallel)
         for k in range(len(demand.tables)):
             for u, part in enumerate(np.array_split(demand.lengths(k), updates)):
-                key = (id(demand), k, u, updates, replicas, budget, int(one.microbatch))
+                update = (id(demand.tables[k]), demand.batch.sequences, u, updates, replicas)
+                key = (*update, budget, int(one.microbatch))
                 if key not in self._batches:
                     # which replica is the slowest does not depend on the budget: partitioned once for all of them
-                    share = (id(demand), k, u, updates, replicas)
-                    if share not in self._slowest:
-                        self._slowest[share] = slowest_lengths(part, replicas)
+                    if update not in self._slowest:
+                        self._slowest[update] = slowest_lengths(part, replicas)
                     floor = None if budget is None else max(float(budget), float(part.max()))
-                    made = Microbatches.from_lengths(alone, self._slowest[share], token_budget=floor)
+                    made = Microbatches.from_lengths(alone, self._slowest[update], token_budget=floor)
                     self._batches[key] = (
                         float(made.tokens), float(made.sum_squares), float(made.max_len), float(made.count)
                     )  # fmt: skip

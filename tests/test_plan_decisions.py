@@ -56,6 +56,10 @@ def test_phases_of_a_drifting_recording(tmp_path: Path) -> None:
     assert never.static_objective == pytest.approx(never.objective, rel=1e-6)
     assert free.static_objective is not None
     assert free.objective <= free.static_objective * (1 + 1e-9)
+    # where the static plan is the plan there is nothing to be uncertain about
+    assert (never.static_low, never.static_high) == pytest.approx((0.0, 0.0), abs=1e-12)
+    assert free.static_low is not None and free.static_high is not None
+    assert free.static_low <= free.static_objective / free.objective - 1.0 + 1e-6 <= free.static_high + 2e-6
     assert [phase.rl_steps for phase in never.plan] == [(0, 3)]
     assert never.objective == pytest.approx(4 * never.plan[0].predicted.step_s, rel=1e-4)
     alone = plan_job(job(tasks=[{**task, "rl_steps": 0}]))

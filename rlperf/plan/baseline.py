@@ -1,4 +1,4 @@
-"""The plan against the framework's defaults: the same batches and devices, the same rl_steps, judged the same way."""
+"""The plan against the framework's defaults, and against one layout for all: the same rl_steps, judged the same way."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def against_defaults(
     slower = (ours + switching) / ours
     return DefaultsComparison(
         framework=title,
-        runs=_words(pairs[0].defaults),
+        runs=_words(pairs[0].other),
         objective=theirs,
         saves=1.0 - (ours + switching) / theirs,
         low=1.0 - slower / ratio.low,
@@ -135,31 +135,53 @@ def against_defaults(
     )
 
 
+def against_static(
+    context: Context, decisions: Sequence[Decision], chosen: Sequence[int], kept: Sequence[int], switching: float
+) -> tuple[float, float]:
+    """5th and 95th percentile of how much longer one layout for all rl_steps takes than the plan, over the plan [1]."""
+    pairs = []
+    for decision, column, static in zip(decisions, chosen, kept, strict=True):
+        plan, other = decision.evaluations[column], decision.evaluations[static]
+        value = decision.count * judged_objective(context, plan)
+        pairs.append(
+            _Pair(value / plan.step_s, plan, other, decision.count * judged_objective(context, other), context)
+        )
+    ours, ratio = sum(pair.weight * pair.plan.step_s for pair in pairs), _ratio(context, pairs)
+    slower = (ours + switching) / ours
+    return ratio.low / slower - 1.0, ratio.high / slower - 1.0
+
+
 @dataclass(frozen=True, eq=False)
 class _Pair:
-    """A slot's choice and the defaults in its place.
+    """A slot's choice and what is put in its place.
 
-    ``weight`` : objective of the slot per second of its choice's rl_step; ``objective`` : of the defaults, all rl_steps
+    ``weight`` : objective of the slot per second of its choice's rl_step; ``objective`` : of the other, all rl_steps
     """
 
     weight: float
     plan: Evaluation
-    defaults: Evaluation
+    other: Evaluation
     objective: float
     pinned: Context
 
 
 def _ratio(context: Context, pairs: Sequence[_Pair]) -> Comparison:
-    """The defaults over the plan with its interval: rl_steps that both saw, and errors that they do not share."""
-    sigma = stage_sigma_array(context, pairs[0].plan)
-    ours = np.sum([pair.weight * stage_means(pair.plan) for pair in pairs], axis=0)
-    theirs = np.sum([pair.weight * stage_means(pair.defaults) for pair in pairs], axis=0)
-    shared = all(calibration_ids(context, p.plan) == calibration_ids(p.pinned, p.defaults) for p in pairs)
+    """The others over the plan with its interval: rl_steps that both saw, and errors that they do not share.
+
+    Slots where both run the same have no error of their own: that of the others counts by their share of the whole.
+    """
+    differ = [pair for pair in pairs if pair.plan is not pair.other]
+    own = 0.0
+    if differ:
+        ours = np.sum([pair.weight * stage_means(pair.plan) for pair in differ], axis=0)
+        theirs = np.sum([pair.weight * stage_means(pair.other) for pair in differ], axis=0)
+        shared = all(calibration_ids(context, p.plan) == calibration_ids(p.pinned, p.other) for p in differ)
+        share = float(ours.sum()) / sum(pair.weight * pair.plan.step_s for pair in pairs)
+        sigma = stage_sigma_array(context, pairs[0].plan)
+        own = min(share, 1.0) * unshared_error(ours, theirs, sigma, own_share=OWN_SHARE, shared=shared)
     weights = [pair.weight for pair in pairs]
     return compare_draws(
-        _draws(weights, [pair.plan for pair in pairs]),
-        _draws(weights, [pair.defaults for pair in pairs]),
-        own=unshared_error(ours, theirs, sigma, own_share=OWN_SHARE, shared=shared),
+        _draws(weights, [pair.plan for pair in pairs]), _draws(weights, [pair.other for pair in pairs]), own=own
     )
 
 

@@ -286,6 +286,8 @@ class Plan(_Frozen):
     screen_regret: float = Field(description="screen's choice under the judge / judge's best - 1")
     seconds: float
     static_objective: float | None = Field(None, description="best plan that keeps one layout over the whole horizon")
+    static_low: float | None = Field(None, description="5th percentile of what that plan takes above this one [1]")
+    static_high: float | None = Field(None, description="95th percentile")
     defaults: DefaultsComparison | None = Field(None, description="against the framework's defaults")
     plan: tuple[Phase, ...]
 

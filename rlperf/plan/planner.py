@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from rlperf.plan.baseline import DefaultsOf, against_defaults
+from rlperf.plan.baseline import DefaultsOf, against_defaults, against_static
 from rlperf.plan.context import Context
 from rlperf.plan.decisions import Decision, Report, decide
 from rlperf.plan.formulation import Program, Slot, value_of
@@ -48,6 +49,9 @@ def plan_job(
     program = program_of(context, decisions)
     solution = solve(program)
     phases = _phases(context, decisions, solution)
+    slots = sum(d.count * float(d.objective[c]) for d, c in zip(decisions, solution.chosen, strict=True))
+    switching, kept = max(solution.objective - slots, 0.0), _static(program)
+    interval = against_static(context, decisions, solution.chosen, kept, switching) if kept else (None, None)
     return Plan(
         job=context.job,
         status="optimal" if solution.gap <= 1e-6 else "feasible",
@@ -59,20 +63,21 @@ def plan_job(
         rejected=_rejected(decisions),
         screen_regret=_regret(program, decisions, solution),
         seconds=time.perf_counter() - started,
-        static_objective=_static(program),
-        defaults=None if defaults is None else _against(context, decisions, solution, defaults),
+        static_objective=None if kept is None else value_of(program, kept),
+        static_low=interval[0],
+        static_high=interval[1],
+        defaults=_against(context, decisions, solution, defaults, switching),
         plan=tuple(merged(phases)),
     )
 
 
 def _against(
-    context: Context, decisions: list[Decision], solution: Solution, defaults: DefaultsOf
+    context: Context, decisions: list[Decision], solution: Solution, defaults: DefaultsOf | None, switching: float
 ) -> DefaultsComparison | None:
-    """The plan against the framework's defaults; None where engines have a cluster of their own."""
-    if context.own_rollout:
+    """The plan against the framework's defaults; None where they are not asked for or engines have their own cluster."""
+    if defaults is None or context.own_rollout:
         return None
-    slots = sum(d.count * float(d.objective[c]) for d, c in zip(decisions, solution.chosen, strict=True))
-    return against_defaults(context, decisions, solution.chosen, max(solution.objective - slots, 0.0), defaults)
+    return against_defaults(context, decisions, solution.chosen, switching, defaults)
 
 
 def _phases(context: Context, decisions: list[Decision], solution: Solution) -> list[Phase]:
@@ -120,13 +125,13 @@ def _switch_value(context: Context, decision: Decision) -> float:
     return (NEVER_S if stated is None else stated) * per_second
 
 
-def _static(program: Program) -> float | None:
-    """Objective of the best plan that never changes its layout; None for a single group of rl_steps."""
+def _static(program: Program) -> Sequence[int] | None:
+    """Columns of the best plan that never changes its layout; None for a single group of rl_steps."""
     if all(slot.previous is None for slot in program.slots):
         return None
     large = 1e6 * max(float(slot.cost.max()) for slot in program.slots)
     kept = replace(program, slots=tuple(replace(slot, switch=large) for slot in program.slots))
-    return value_of(program, solve(kept).chosen)
+    return solve(kept).chosen
 
 
 def _regret(program: Program, decisions: list[Decision], solution: Solution) -> float:

@@ -105,7 +105,10 @@ def summary_lines(plan: Plan) -> list[str]:
     ]
     if plan.static_objective is not None:
         more = plan.static_objective / plan.objective - 1.0
-        lines.append(f"one layout over the whole horizon: {plan.static_objective:,.4g} {unit} ({100 * more:+.1f} %)")
+        words = f"{100 * more:+.1f} %"
+        if plan.static_low is not None and plan.static_high is not None:
+            words += f", {100 * plan.static_low:+.1f} .. {100 * plan.static_high:+.1f} %"
+        lines.append(f"one layout over the whole horizon: {plan.static_objective:,.4g} {unit} ({words})")
     if plan.defaults is not None:
         lines.append(defaults_words(plan.defaults, unit))
     if plan.rejected:

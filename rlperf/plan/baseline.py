@@ -142,12 +142,10 @@ def against_static(
     pairs = []
     for decision, column, static in zip(decisions, chosen, kept, strict=True):
         plan, other = decision.evaluations[column], decision.evaluations[static]
-        value = decision.count * judged_objective(context, plan)
-        pairs.append(
-            _Pair(value / plan.step_s, plan, other, decision.count * judged_objective(context, other), context)
-        )
-    ours, ratio = sum(pair.weight * pair.plan.step_s for pair in pairs), _ratio(context, pairs)
-    slower = (ours + switching) / ours
+        ours, theirs = (decision.count * judged_objective(context, each) for each in (plan, other))
+        pairs.append(_Pair(ours / plan.step_s, plan, other, theirs, context))
+    whole, ratio = sum(pair.weight * pair.plan.step_s for pair in pairs), _ratio(context, pairs)
+    slower = (whole + switching) / whole
     return ratio.low / slower - 1.0, ratio.high / slower - 1.0
 
 

@@ -74,7 +74,7 @@ def plan_job(
 def _against(
     context: Context, decisions: list[Decision], solution: Solution, defaults: DefaultsOf | None, switching: float
 ) -> DefaultsComparison | None:
-    """The plan against the framework's defaults; None if not asked for, or where engines have a cluster of their own."""
+    """The plan against the framework's defaults; None if not asked for, or where engines have their own cluster."""
     if defaults is None or context.own_rollout:
         return None
     return against_defaults(context, decisions, solution.chosen, switching, defaults)

@@ -5,10 +5,13 @@ is a rollout column (layout, memory fraction, max_running), a trainer column (ba
 a pair of both, for one batch, mode and split, that was enumerated and then refused with its reason or costed. A
 *combination* is a whole configuration: any rollout column with any trainer column of its batch, mode and split; most
 are never looked at, as dominance proves that none can be part of a better plan (docs/theory/planner.md).
+
+Targets are held against seconds of the processor; a missed one ends the run with exit code 1.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,8 @@ from rlperf.plan.screen import screen
 
 FOLDER = Path(__file__).resolve().parent
 FINALISTS = 64
+SCREEN_S, JUDGE_S, SEVERAL_S, PER_S, GAP = 5.0, 10.0, 30.0, 1e6, 1e-3
+"""Targets: screen of one task, its finalists judged, several tasks, candidates a second, gap of the program."""
 
 
 @dataclass(frozen=True)
@@ -34,47 +39,57 @@ class Clock:
     def start(cls) -> Clock:
         return cls(time.perf_counter(), time.process_time())
 
+    @property
+    def spent(self) -> float:
+        """Seconds of the processor since."""
+        return time.process_time() - self.processor
+
     def __str__(self) -> str:
-        return (
-            f"{time.perf_counter() - self.wall:.1f} s ({time.process_time() - self.processor:.1f} s of the processor)"
-        )
+        return f"{time.perf_counter() - self.wall:.1f} s ({self.spent:.1f} s of the processor)"
 
 
-def one_task(name: str = "one-task-1024.yaml") -> None:
+def one_task(name: str = "one-task-1024.yaml") -> dict[str, bool]:
     """Screen of one task with every knob open, then its finalists by the event simulator."""
     question = ask(FOLDER / name)
     context, task = question.context, question.context.tasks[0]
     clock = Clock.start()
     demands = tuple(task.source.demand(batch, None, context.job.seed) for batch in task.batches)
     found = screen(context, task, demands, question.facts, keep=FINALISTS)
-    spent = time.process_time() - clock.processor
+    spent = clock.spent
     print(
         f"{name}: screen {clock}, {found.candidates:,} candidates, {found.candidates / spent:,.0f} a second, "
         f"among {found.combinations:.3g} combinations"
     )
+    met = {f"screen under {SCREEN_S:g} s": spent <= SCREEN_S}
+    met[f"{PER_S:,.0f} candidates a second"] = found.candidates / spent >= PER_S
     clock, judge = Clock.start(), Judge(context, task)
     values = [
         judged_objective(context, judge.evaluate(demands[int(d)], configuration))
         for configuration, d in zip(found.configurations, found.demand, strict=True)
     ]
     print(f"{name}: {len(values)} finalists judged {clock}; the screen's first loses {values[0] / min(values) - 1:.2%}")
+    met[f"{FINALISTS} finalists judged under {JUDGE_S:g} s"] = clock.spent <= JUDGE_S
     clock = Clock.start()
     plan = plan_job(context, facts=question.facts)
     print(f"{name}: whole plan {clock}, {plan.status}, gap {plan.mip_gap:.1e}")
+    return met
 
 
-def several_tasks(name: str = "seven-tasks-512.yaml") -> None:
+def several_tasks(name: str = "seven-tasks-512.yaml") -> dict[str, bool]:
     """Seven tasks over 100 rl_steps."""
     question = ask(FOLDER / name)
     clock = Clock.start()
     plan = plan_job(question.context, facts=question.facts)
-    gain = (plan.static_objective or plan.objective) / plan.objective
+    spent, gain = clock.spent, (plan.static_objective or plan.objective) / plan.objective
     print(
         f"{name}: plan {clock}, {plan.candidates:,} candidates, {len(plan.plan)} phases, gap {plan.mip_gap:.1e}, "
         f"best static plan {gain:.3f} of it"
     )
+    return {f"several tasks under {SEVERAL_S:g} s at a gap of {GAP:.1%}": spent <= SEVERAL_S and plan.mip_gap <= GAP}
 
 
 if __name__ == "__main__":
-    one_task()
-    several_tasks()
+    met = {**one_task(), **several_tasks()}
+    for target, kept in met.items():
+        print(f"{target}: {'met' if kept else 'MISSED'}")
+    sys.exit(0 if all(met.values()) else 1)

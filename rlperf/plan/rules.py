@@ -63,9 +63,12 @@ def trainer_rule_flags(
 
 def pair_rule_mask(
     facts: FrameworkFacts | None, rollout: RolloutColumns, trainer: TrainerColumns, r: IntArray, t: IntArray,
-    backends: tuple[str, ...], architecture: Architecture, batch: Batch,
+    backends: tuple[str, ...], architecture: Architecture, batch: Batch, *, alone: bool = True,
 ) -> BoolArray:  # fmt: skip
-    """Pairs that no rule about rollout and trainer together refuses ``[pairs]``."""
+    """Pairs that no rule about rollout and trainer together refuses ``[pairs]``.
+
+    ``alone`` : the rules about the trainer alone, too; False where `trainer_rule_flags` has applied them
+    """
     allowed = np.ones(len(r), dtype=np.bool_)
     if facts is None:
         return allowed
@@ -83,6 +86,6 @@ def pair_rule_mask(
         "architecture": architecture_group(architecture),
     }
     for index, backend in enumerate(backends):
-        for broken in facts.refused(names, backend).values():
+        for broken in facts.refused(names, backend, about=None if alone else "rollout").values():
             allowed &= ~(np.broadcast_to(broken, allowed.shape) & (trainer.backend[t] == index))
     return allowed

@@ -6,6 +6,7 @@ mode, a split of the devices and a batch. Columns are pruned by dominance before
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from rlperf.cost.reject import REASONS, Reject, count_reasons
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.configuration import Configuration, configuration_of, layout_values
 from rlperf.plan.context import Context, TaskContext
-from rlperf.plan.demand import Demand
+from rlperf.plan.demand import Batch, Demand
 from rlperf.plan.pareto import pareto_mask
 from rlperf.plan.rollout_columns import Counted, RolloutColumns, Tabulated, rollout_columns
 from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
@@ -195,6 +196,7 @@ class _Columns:
     _tabulated: Tabulated = field(default_factory=dict)
     _trainer: dict[tuple[object, ...], dict[int, TrainerColumns]] = field(default_factory=dict)
     _grids: dict[tuple[int, bool], TrainerGrid] = field(default_factory=dict)
+    _fronts: dict[tuple[Batch, int, bool, int], IntArray] = field(default_factory=dict)
 
     def rollout(self, demand: Demand, devices: int) -> RolloutColumns:
         """Rollout columns; the mini-batch makes no difference to them."""
@@ -219,6 +221,13 @@ class _Columns:
                 refuse=lambda found: trainer_rule_flags(self.facts, found, backends, arch, demand.batch),
             )  # fmt: skip
         return self._trainer[key][devices]
+
+    def front(self, batch: Batch, split: Split, forgiven: int, make: Callable[[], IntArray]) -> IntArray:
+        """Trainer columns that are left after pruning: the same for all modes with pools of their own."""
+        key = (batch, split.trainer, split.mode == "colocated", forgiven)
+        if key not in self._fronts:
+            self._fronts[key] = make()
+        return self._fronts[key]
 
     def _grid(self, longest_tokens: int, colocated: bool) -> TrainerGrid:
         """Trainer layouts on every device count that a split asks for."""
@@ -257,12 +266,13 @@ def _screen_split(
     r_alive = r_alive[np.argsort(-rollout.kv_tokens[r_alive], kind="stable")]
     if prune:
         r_alive = r_alive[_rollout_front(rollout, r_alive, split.mode)]
-        t_alive = t_alive[_trainer_front(trainer, t_alive, split.mode)]
+        t_alive = columns.front(batch, split, forgiven, lambda: t_alive[_trainer_front(trainer, t_alive, split.mode)])
     r, t = (axis.ravel() for axis in np.meshgrid(r_alive, t_alive, indexing="ij"))
     flags = np.zeros(len(r), dtype=np.int64)
     if split.mode == "colocated" and not forgiven & int(Reject.MEMORY):
         flags |= np.where(_fit_together(context, rollout, trainer, r, t), 0, int(Reject.MEMORY))
-    flags |= np.where(pair_rule_mask(facts, rollout, trainer, r, t, backends, arch, batch), 0, int(Reject.FRAMEWORK))
+    allowed = pair_rule_mask(facts, rollout, trainer, r, t, backends, arch, batch, alone=lenient)
+    flags |= np.where(allowed, 0, int(Reject.FRAMEWORK))
     tally.candidates += len(r)
     tally.refuse(count_reasons(flags))
     r, t = r[flags == 0], t[flags == 0]

@@ -129,14 +129,18 @@ class FrameworkFacts(_Frozen):
             found.append(Problem(f"{name} does not roll out with {engine}", suggestion=hint))
         return found
 
-    def refused(self, names: Mapping[str, object], backend: str = "") -> dict[str, BoolArray]:
+    def refused(
+        self, names: Mapping[str, object], backend: str = "", *, about: str | None = None
+    ) -> dict[str, BoolArray]:
         """Rule id -> where it is broken, for every rule that the given groups can answer.
 
         The planner hands one role's open axes (``{"trainer": layout, "architecture": arch, ...}``) and masks what comes
-        back; a rule that nobody breaks is left out.
+        back; a rule that nobody breaks is left out. ``about``: only rules that speak of this group.
         """
         broken: dict[str, BoolArray] = {}
         for rule in self.rules_of(*names, backend=backend):
+            if about is not None and about not in rule.groups:
+                continue
             kept = rule.holds(names)
             if kept is not None and not kept.all():
                 broken[rule.id] = ~kept

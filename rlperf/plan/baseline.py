@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from rlperf.cost.reject import REASONS, Reject
 from rlperf.layout import FloatArray
 from rlperf.plan.compare import calibration_ids, stage_means, stage_sigma_array
 from rlperf.plan.context import Context
@@ -87,8 +88,10 @@ def _run(context: Context, judge: Judge, decision: Decision, demand: Demand) -> 
     """The defaults judged, or why they do not run: what they leave open is filled in by the screen."""
     found = screen(context, decision.task, (demand,), None, keep=1, lenient=True, forgiven=FORGIVEN)
     if not found.configurations:
-        why = max(found.rejected, key=lambda reason: found.rejected[reason], default="no layout")
-        return found.misses[0] if found.misses else why
+        if REASONS[Reject.KV] in found.rejected:
+            cached = found.misses[0] if found.misses else "the cache is too small"
+            return f"{cached}, and one sequence takes up to {demand.batch.longest_tokens:,}"
+        return "; ".join(found.misses) or "no layout"
     evaluation = judge.evaluate(demand, found.configurations[0])
     device = context.hardware.device.memory
     for role, use in memory_uses(context, decision.task, evaluation).items():

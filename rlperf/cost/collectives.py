@@ -96,6 +96,9 @@ def _hierarchical_s(
     """``passes`` = times the buffer crosses the bus: 2 for all-reduce, 1 for the others."""
     x, n = as_float(message_bytes), np.maximum(as_float(group), 1.0)
     inside = np.clip(as_float(within), 1.0, n)
+    moving = (x > 0) & (n > 1.0)
+    if not moving.any():
+        return np.zeros(np.broadcast_shapes(x.shape, n.shape, inside.shape))
     nodes = n / inside
     bus = passes * x * (inside - 1.0) / inside
     near = domain_s(hw, collective, bus, inside, implementation)
@@ -104,7 +107,7 @@ def _hierarchical_s(
     hops = passes * np.ceil(np.log2(np.maximum(nodes, 1.0))) * hw.calibration.network.hop
     far = far_bytes / network_bytes_per_s(hw)
     seconds = np.where(nodes > 1.0, np.maximum(near, far) + hops + 0.1 * np.minimum(near, far), near)
-    return np.where((x > 0) & (n > 1.0), seconds, 0.0)
+    return np.where(moving, seconds, 0.0)
 
 
 def all_reduce_s(
@@ -144,9 +147,12 @@ def all_to_all_s(hw: Hardware, message_bytes: Array, group: Array, within: Array
     """
     x, n = as_float(message_bytes), np.maximum(as_float(group), 1.0)
     inside = np.clip(as_float(within), 1.0, n)
+    moving = (x > 0) & (n > 1.0)
+    if not moving.any():
+        return np.zeros(np.broadcast_shapes(x.shape, n.shape, inside.shape))
     near = domain_s(hw, "all_to_all", x * (inside - 1.0) / n, inside)
     far = x * (n - inside) / n / network_bytes_per_s(hw) + hw.calibration.network.hop * (n > inside)
-    return np.where((x > 0) & (n > 1.0), np.maximum(near, far), 0.0)
+    return np.where(moving, np.maximum(near, far), 0.0)
 
 
 def point_to_point_s(hw: Hardware, n_bytes: Array, within: Array) -> FloatArray:

@@ -64,9 +64,10 @@ def tensor_traffic(arch: Architecture, hw: Hardware, trainer: TrainerCalibration
     tp = layout.tensor_parallel.astype(np.float64)
     buffer = 2.0 * work.tokens * arch.hidden
     inside = within(hw, tp, np.ones(()))
-    reduced = 2.0 * all_reduce_s(hw, buffer, tp, inside)
-    gather, scatter = all_gather_s(hw, buffer, tp, inside), reduce_scatter_s(hw, buffer, tp, inside)
     sequence = layout.sequence_parallel > 0
+    whole, spread = np.where(sequence, 0.0, buffer), np.where(sequence, buffer, 0.0)
+    reduced = 2.0 * all_reduce_s(hw, whole, tp, inside)
+    gather, scatter = all_gather_s(hw, spread, tp, inside), reduce_scatter_s(hw, spread, tp, inside)
     factor = trainer.timing.collective * (1.0 - trainer.timing.tensor_overlap)
     forward = np.where(sequence, 2.0 * (gather + scatter), reduced)
     return Passes(factor * forward, factor * np.where(sequence, 4.0 * gather + 2.0 * scatter, reduced))
@@ -158,6 +159,7 @@ def data_traffic(
     store = trainer.storage
     reduce: FloatArray = np.zeros(())
     gather: FloatArray = np.zeros(())
+    plain, split = layout.zero_stage == 0, (layout.zero_stage >= 1) & (layout.zero_stage <= 2)
     for parameters, members, between in (
         (dense, group, inner),
         (routed, experts, (layout.expert_parallel * layout.expert_tensor_parallel).astype(np.float64)),
@@ -166,12 +168,12 @@ def data_traffic(
         size = parameters * store.reduce
         replicas = np.maximum(members / np.minimum(shards, members), 1.0)
         far = within(hw, replicas, between * shards)
-        full = all_reduce_s(hw, size, members, inside)
-        split = reduce_scatter_s(hw, size, members, inside)
-        hybrid = all_reduce_s(hw, size / np.minimum(shards, members), replicas, far)
-        reduce = reduce + np.where(layout.zero_stage == 0, full, np.where(layout.zero_stage <= 2, split, hybrid))
-        regather = (layout.zero_stage >= 1) & (layout.zero_stage <= 2)
-        gather = gather + np.where(regather, all_gather_s(hw, parameters * store.gather, members, inside), 0.0)
+        # what a stage does not send is 0 bytes, so that a collective nobody runs is not costed
+        reduce = reduce + all_reduce_s(hw, np.where(plain, size, 0.0), members, inside)
+        reduce = reduce + reduce_scatter_s(hw, np.where(split, size, 0.0), members, inside)
+        hybrid = np.where(plain | split, 0.0, size / np.minimum(shards, members))
+        reduce = reduce + all_reduce_s(hw, hybrid, replicas, far)
+        gather = gather + all_gather_s(hw, np.where(split, parameters * store.gather, 0.0), members, inside)
     return reduce * trainer.timing.collective, gather * trainer.timing.collective
 
 
@@ -192,11 +194,12 @@ def shard_traffic(
     experts = np.minimum(layout.expert_data_parallel.astype(np.float64), shards)
     inside = within(hw, shards, layout.tensor_parallel.astype(np.float64))
     expert_inside = within(hw, experts, (layout.expert_parallel * layout.expert_tensor_parallel).astype(np.float64))
+    sharded = (layout.zero_stage >= 3) & (shards > 1)
+    dense, routed = np.where(sharded, dense, 0.0), np.where(sharded, routed, 0.0)
     gather = all_gather_s(hw, dense * store.gather, shards, inside)
     gather = gather + all_gather_s(hw, routed * store.gather, experts, expert_inside)
     scatter = reduce_scatter_s(hw, dense * trained * store.reduce, shards, inside)
     scatter = scatter + reduce_scatter_s(hw, routed * trained * store.reduce, experts, expert_inside)
-    sharded = (layout.zero_stage >= 3) & (shards > 1)
     held = dense + routed
     parts = (
         timing.collective * gather,

@@ -8,7 +8,7 @@ count holds for the cost it was taken with and is an approximation for others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,7 @@ class StepCensus:
     prefill_pairs: float
     wait_s: float = 0.0
     exact: bool = True
+    _weights: dict[tuple[bytes, bytes], FloatArray] = field(default_factory=dict, repr=False)
 
     def makespan_s(self, cost: EngineStepCost) -> FloatArray:
         """Makespan of this replica for one cost, or for many at once [s].
@@ -73,18 +74,27 @@ class StepCensus:
         mixed = float(self.mixed_steps.sum())
         steps = float(self.batch_steps.sum()) + mixed
         seconds = np.asarray(cost.linear_s, dtype=np.float64) @ weight
-        seconds = seconds + np.asarray(cost.host_s) * steps
-        seconds = seconds + np.asarray(cost.host_per_request_s) * (self.running_sum + self.prefill_requests)
-        seconds = seconds + np.asarray(cost.decode_fixed_s) * self.decoding_steps
-        seconds = seconds + np.asarray(cost.decode_per_request_s) * self.running_sum
-        seconds = seconds + np.asarray(cost.decode_per_kv_token_s) * self.keys
-        seconds = seconds + np.asarray(cost.prefill_fixed_s) * mixed
-        seconds = seconds + np.asarray(cost.prefill_per_request_s) * self.prefill_requests
-        seconds = seconds + np.asarray(cost.prefill_per_pair_s) * self.prefill_pairs
+        seconds = seconds + cost.host_s * steps
+        seconds = seconds + cost.host_per_request_s * (self.running_sum + self.prefill_requests)
+        seconds = seconds + cost.decode_fixed_s * self.decoding_steps
+        seconds = seconds + cost.decode_per_request_s * self.running_sum
+        seconds = seconds + cost.decode_per_kv_token_s * self.keys
+        seconds = seconds + cost.prefill_fixed_s * mixed
+        seconds = seconds + cost.prefill_per_request_s * self.prefill_requests
+        seconds = seconds + cost.prefill_per_pair_s * self.prefill_pairs
         return np.asarray(seconds + self.wait_s, dtype=np.float64)
 
     def _linear_weights(self, cost: EngineStepCost) -> FloatArray:
-        """Engine_steps shared out over the points of L: linear interpolation, transposed ``[points]``."""
+        """Engine_steps shared out over the points of L: linear interpolation, transposed ``[points]``.
+
+        Costs that were tabulated at the same points share them.
+        """
+        key = (np.asarray(cost.tokens).tobytes(), np.asarray(cost.graph_buckets).tobytes())
+        if key not in self._weights:
+            self._weights[key] = self._shared_out(cost)
+        return self._weights[key]
+
+    def _shared_out(self, cost: EngineStepCost) -> FloatArray:
         at = np.concatenate([cost.padded(self.batch.astype(np.float64)), self.mixed_tokens.astype(np.float64)])
         count = np.concatenate([self.batch_steps, self.mixed_steps]).astype(np.float64)
         points = np.asarray(cost.tokens, dtype=np.float64)

@@ -252,6 +252,18 @@ def test_layers_that_leave_a_remainder_are_planned_with_their_ends_stated(framew
     assert (settings.first_stage_layers, settings.last_stage_layers) == (2, 2)  # 28 layers: 6 stages of 4 between them
 
 
+def test_the_optimizer_goes_to_the_host_only_where_it_must() -> None:
+    stays = plan_job(job(architecture="Qwen3-8B", pools=[{"role": "trainer", "settings": {"backend": "megatron"}}]))
+    assert {pool.layout.offload for pool in stays.plan[0].pools} == {"none"}
+    large = job(architecture="Qwen2.5-72B", nodes=2)
+    plan = plan_job(large)
+    trainer = next(pool for pool in plan.plan[0].pools if pool.role == "trainer")
+    assert trainer.layout.offload == "optimizer"  # 1.2 TB of states on 16 devices of 80 GB
+    with pytest.raises(InfeasibleError, match="device memory"):
+        plan_job(large.model_copy(update={"pools": Job.model_validate({**SMALL, "pools": [
+            {"role": "trainer", "layout": {"offload": "none"}}]}).pools}))  # fmt: skip
+
+
 def test_what_does_not_fit_is_predicted_with_the_first_knob() -> None:
     pools = [
         {"role": "trainer", "layout": {"zero_stage": 0, "ulysses": 1, "activation_recompute": "none"},

@@ -175,12 +175,12 @@ def _megatron_columns(shape: Shape, choice: LayoutChoice) -> dict[str, IntArray]
         ulysses=_axis(choice.ulysses, [1]),
         expert_parallel=_axis(choice.expert_parallel, [e for e in experts if e in powers_of_two(64)]),
         expert_tensor_parallel=_axis(choice.expert_tensor_parallel, [1]),
-        virtual_pipeline=_axis(choice.virtual_pipeline, [1, 2, 4] if max(pipelines) > 1 else [1]),
+        virtual_pipeline=_axis(choice.virtual_pipeline, [1, 2, 3, 4] if max(pipelines) > 1 else [1]),
         zero_stage=_axis(choice.zero_stage, [1]),
         shard_size=_axis(choice.shard_size, [0]),
         activation_recompute=_codes(choice.activation_recompute, RECOMPUTE, [0, 1, 2]),
-        offload=_codes(choice.offload, OFFLOAD, [0]),
         microbatch=_axis(choice.microbatch, [1]),
+        offload=_codes(choice.offload, OFFLOAD, [0, 1]),  # last: trainer columns compare a layout with its twin
     )
     if choice.sequence_parallel and len(choice.sequence_parallel) == 1:
         columns["sequence_parallel"] = np.full_like(columns["tensor_parallel"], int(choice.sequence_parallel[0]))

@@ -14,7 +14,7 @@ from rlperf.cost.reject import Reject
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.cost.training import training_update
-from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
+from rlperf.layout import OFFLOAD, BoolArray, FloatArray, IntArray, Layout
 from rlperf.plan.candidates import Shape, token_budgets, trainer_layouts
 from rlperf.plan.context import Context, Trainer
 from rlperf.plan.demand import Demand
@@ -130,6 +130,7 @@ class TrainerGrid:
     Attributes
     ----------
     layout, backend, token_budget, parked, flags : as in `TrainerColumns` ``[columns]``
+    settings : rows of one layout, which stand together: token budgets times parked or not
     cuts : device count -> its rows, which stand together
     dropped : device count -> `Reject` of its candidates that arithmetic rules out
     memory : bytes by sequences per optimizer update, of batches seen so far
@@ -140,6 +141,7 @@ class TrainerGrid:
     token_budget: IntArray
     parked: IntArray
     flags: IntArray
+    settings: int
     cuts: dict[int, slice]
     dropped: dict[int, IntArray]
     memory: dict[float, list[TrainerBytes]] = field(default_factory=dict)
@@ -198,6 +200,7 @@ def trainer_grid(
         token_budget=np.tile(options[:, 0], end),
         parked=np.tile(options[:, 1], end),
         flags=np.concatenate(kept)[rows],
+        settings=len(options),
         cuts=cuts,
         dropped=dropped,
     )
@@ -217,12 +220,34 @@ def trainer_columns_of(
     found = _fitting(context, architecture, demand, grid)
     if refuse is not None:
         found = replace(found, flags=found.flags | refuse(found))
+    wanted = ~_needless_offload(context, found, grid.settings)
     for index, trainer in enumerate(context.trainers):
-        timed = np.flatnonzero((found.backend == index) & ((found.flags == 0) | lenient))
+        timed = np.flatnonzero(wanted & (found.backend == index) & ((found.flags == 0) | lenient))
         _time(context, trainer, architecture, demand, found, timed)
     return {
-        devices: replace(found.take(rows), dropped=grid.dropped[devices]) for devices, rows in grid.cuts.items()
+        devices: replace(found.take(rows[wanted[rows]]), dropped=grid.dropped[devices])
+        for devices, rows in ((devices, np.arange(cut.start, cut.stop)) for devices, cut in grid.cuts.items())
     }  # fmt: skip
+
+
+TIGHT = 0.95
+"""Share of its limit from which a trainer's peak may be too much beside what a sleeping engine keeps."""
+
+
+def _needless_offload(context: Context, columns: TrainerColumns, settings: int) -> BoolArray:
+    """Rows that offload the optimizer, unasked, from a layout that fits with it on the device and is then faster.
+
+    ``settings``: rows of one layout.
+    """
+    offloaded = columns.layout.offload == OFFLOAD.index("optimizer")
+    if context.job.pool("trainer").layout.offload or not offloaded.any():
+        return np.zeros(columns.count, dtype=np.bool_)
+    rows = np.flatnonzero(offloaded)
+    twin = rows - settings  # offload is the last axis of the layouts
+    limits = np.array([peak_limit(context, each) for each in context.trainers])[columns.backend[twin]]
+    found = np.zeros(columns.count, dtype=np.bool_)
+    found[rows] = (columns.flags[twin] == 0) & (columns.peak_bytes[twin] <= TIGHT * limits)
+    return found
 
 
 def _fitting(context: Context, architecture: Architecture, demand: Demand, grid: TrainerGrid) -> TrainerColumns:

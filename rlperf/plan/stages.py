@@ -108,10 +108,15 @@ def partitions(layers: int, stages: int) -> list[tuple[int, ...]]:
 def uniform(layers: int, stages: int) -> tuple[int, ...]:
     """Equal stages, or the cost model's own when they do not divide: full ones and the rest on the last.
 
-    >>> uniform(12, 4), uniform(61, 8)
-    ((3, 3, 3, 3), (8, 8, 8, 8, 8, 8, 8, 5))
+    Where nothing would be left for the last, the first ones hold one layer more than the others.
+
+    >>> uniform(12, 4), uniform(61, 8), uniform(13, 6)
+    ((3, 3, 3, 3), (8, 8, 8, 8, 8, 8, 8, 5), (3, 2, 2, 2, 2, 2))
     """
     full = -(-layers // stages)
+    if full * (stages - 1) >= layers:
+        least, more = divmod(layers, stages)
+        return (*([least + 1] * more), *([least] * (stages - more)))
     return (*([full] * (stages - 1)), layers - full * (stages - 1))
 
 

@@ -26,7 +26,10 @@ def plan(
         float | None, typer.Option(min=0, max=1, help="0: the mean counts (default); 1: the 95th percentile counts.")
     ] = None,
     simple: Annotated[
-        bool, typer.Option("--simple", help="Among near-ties prefer fewer degrees: 0.5 % of the objective a doubling.")
+        bool,
+        typer.Option(
+            "--simple", help="Among near-ties prefer fewer degrees: 2 % of the objective a doubling, not 0.5 %."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -43,7 +46,7 @@ def plan(
     if risk is not None:
         context = with_objective(context, risk=risk)
     if simple:
-        context = with_objective(context, simplicity=0.005)
+        context = with_objective(context, simplicity=0.02)
     with progress("planning") as bar:
         found = plan_job(context, facts=facts, report=bar, defaults=question.defaults)
     written: list[Path] = []

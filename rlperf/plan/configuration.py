@@ -45,12 +45,15 @@ class Configuration:
 
     @property
     def complexity(self) -> float:
-        """How much there is to get wrong: doublings of every degree but data parallel, and switches turned on."""
+        """How much there is to get wrong: doublings of every degree but data parallel, and switches turned on.
+
+        An optimizer on the host is another optimizer: it weighs as much as a degree of 16.
+        """
         total = 0.0
         for pool in (self.pool("rollout"), self.pool("trainer")):
             numbers = pool.layout.model_dump(exclude={"data_parallel", "microbatch", "zero_stage", "sequence_parallel"})
             total += sum(math.log2(n) for n in numbers.values() if isinstance(n, int) and n > 1)
-            total += (pool.layout.offload != "none") + bool(pool.settings.parked) + (pool.layout.shard_size > 0)
+            total += 4 * (pool.layout.offload != "none") + bool(pool.settings.parked) + (pool.layout.shard_size > 0)
         return total + (self.mode != "colocated")
 
     def with_trainer(self, **settings: int) -> Configuration:

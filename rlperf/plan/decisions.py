@@ -38,7 +38,8 @@ class Decision:
     Attributes
     ----------
     evaluations : judged configurations, one per column
-    objective : value per rl_step of each ``[columns]``
+    value : objective per rl_step of each ``[columns]``
+    objective : the same with the price of complexity, which is what the program minimises ``[columns]``
     first : column that the screen alone would have taken
     previous : index of the slot before it in time, or None
     """
@@ -48,6 +49,7 @@ class Decision:
     rl_steps: tuple[int, int]
     screened: Screened
     evaluations: tuple[Evaluation, ...]
+    value: FloatArray
     objective: FloatArray
     first: int
     previous: int | None
@@ -116,14 +118,22 @@ def _task_decisions(
                 found_here += [judge.evaluate(of_batch[c.batch], c) for c in better if c is not None]
             judged[id(group)] = tuple(found_here)
         evaluations = judged[id(group)]
-        objective = np.array([judged_objective(context, e) for e in evaluations])
+        value = np.array([judged_objective(context, e) for e in evaluations])
         price = TIE + context.job.objective.simplicity
         ties = np.array([1.0 + price * e.configuration.complexity for e in evaluations])
         first = [e.configuration for e in evaluations].index(screened[id(group)].configurations[0])
         previous = start + index - 1 if index else None
         found.append(
             Decision(
-                f"{start + index}", task, rl_steps, screened[id(group)], evaluations, objective * ties, first, previous
+                f"{start + index}",
+                task,
+                rl_steps,
+                screened[id(group)],
+                evaluations,
+                value,
+                value * ties,
+                first,
+                previous,
             )
         )
     return found

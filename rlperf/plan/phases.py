@@ -38,8 +38,8 @@ def phase_of(context: Context, decision: Decision, column: int) -> Phase:
     """The plan's words for the chosen column of a slot."""
     chosen = decision.evaluations[column]
     configuration = chosen.configuration
-    others = [e for index, e in enumerate(decision.evaluations) if index != column]
-    others.sort(key=lambda evaluation: judged_objective(context, evaluation))
+    order = np.argsort(decision.objective, kind="stable")
+    others = [decision.evaluations[index] for index in order if index != column]
     tied = [other for other in others if not distinguishable(context, chosen, other)]
     pipeline = adaptive_note(context, decision.task.architecture, configuration, chosen.microbatches)
     return Phase(
@@ -91,10 +91,10 @@ def sensitivity(context: Context, decision: Decision, column: int) -> list[Sensi
                 for e, s in zip(decision.evaluations, steps, strict=True)
             ]
         )
-        best = int(np.argmin(values))
+        best = int(np.argmin(values * decision.objective / decision.value))
         loss = float(values[column] / values[best] - 1.0)
         other = decision.evaluations[best].configuration
-        moved = loss > 1e-6
+        moved = best != column and loss > 1e-6
         found.append(
             Sensitivity(
                 input=name,

@@ -51,24 +51,30 @@ def plan_job(
     phases = _phases(context, decisions, solution)
     slots = sum(d.count * float(d.objective[c]) for d, c in zip(decisions, solution.chosen, strict=True))
     switching, kept = max(solution.objective - slots, 0.0), _static(program)
+    objective = _value(decisions, solution.chosen) + switching
     interval = against_static(context, decisions, solution.chosen, kept, switching) if kept else (None, None)
     return Plan(
         job=context.job,
         status="optimal" if solution.gap <= 1e-6 else "feasible",
-        objective=solution.objective,
-        bound=solution.bound,
+        objective=objective,
+        bound=objective - max(solution.objective - solution.bound, 0.0),
         mip_gap=solution.gap,
         candidates=sum(decision.screened.candidates for decision in decisions),
         combinations=sum(decision.screened.combinations for decision in decisions),
         rejected=_rejected(decisions),
         screen_regret=_regret(program, decisions, solution),
         seconds=time.perf_counter() - started,
-        static_objective=None if kept is None else value_of(program, kept),
+        static_objective=None if kept is None else _value(decisions, kept),
         static_low=interval[0],
         static_high=interval[1],
         defaults=_against(context, decisions, solution, defaults, switching),
         plan=tuple(merged(phases)),
     )
+
+
+def _value(decisions: Sequence[Decision], chosen: Sequence[int]) -> float:
+    """Objective of the chosen columns over all rl_steps, without the price of complexity and changes of layout."""
+    return sum(d.count * float(d.value[c]) for d, c in zip(decisions, chosen, strict=True))
 
 
 def _against(
@@ -121,7 +127,7 @@ def _switch_value(context: Context, decision: Decision) -> float:
     """Cost of entering another layout, in the objective's unit; prohibitive where the user states none."""
     stated = context.job.horizon.switch
     best = int(np.argmin(decision.objective))
-    per_second = float(decision.objective[best]) / decision.evaluations[best].step_s
+    per_second = float(decision.value[best]) / decision.evaluations[best].step_s
     return (NEVER_S if stated is None else stated) * per_second
 
 
@@ -136,7 +142,13 @@ def _static(program: Program) -> Sequence[int] | None:
 
 def _regret(program: Program, decisions: list[Decision], solution: Solution) -> float:
     """What the screen's own first choices would have lost under the judge, switching left out."""
-    free = replace(program, slots=tuple(replace(slot, switch=0.0) for slot in program.slots))
+    free = replace(
+        program,
+        slots=tuple(
+            replace(slot, switch=0.0, cost=decision.value * decision.count)
+            for slot, decision in zip(program.slots, decisions, strict=True)
+        ),
+    )
     screened = value_of(free, [decision.first for decision in decisions])
     return max(screened / value_of(free, solution.chosen) - 1.0, 0.0) if np.isfinite(screened) else 0.0
 

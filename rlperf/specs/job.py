@@ -158,10 +158,10 @@ class Objective(_Frozen):
 
     minimize: Minimize = "step_time"
     simplicity: float = Field(
-        0.0,
+        0.005,
         ge=0,
         le=0.1,
-        description="share of the objective that one doubling of a degree may cost; decides near-ties",
+        description="share of the objective that one more doubling of a degree must gain; decides near-ties",
     )
     risk: float = Field(0.0, ge=0, le=1, description="0: the mean counts; 1: the 95th percentile counts")
 

@@ -86,6 +86,7 @@ def _job(row: StepRow, cells: dict[str, str], pinned: bool) -> Job:
         "architecture": cells["architecture"], "cluster": f"generic:{cells['gpu']}", "nodes": nodes,
         "framework": row.framework.split("_megatron")[0].split("_dtensor")[0].split("_fsdp")[0],
         "engine": engine, "tasks": [task], "limits": {"staleness": max(row.staleness, 1)},
+        "objective": {"simplicity": 0},
     }  # fmt: skip
     dtypes = {"compute_dtype": row.compute_dtype}, {"rollout_dtype": row.rollout_dtype}
     if not pinned:

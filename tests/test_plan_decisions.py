@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlperf.api import ask, plan_job
-from rlperf.errors import InfeasibleError
+from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.plan import Plan
 from rlperf.plan.relax import relaxations
 from rlperf.specs.job import Job
@@ -127,6 +127,26 @@ def test_rollout_on_a_cluster_of_its_own() -> None:
         job(pools=pools)
     with pytest.raises(ValueError, match="only the rollout pool"):
         job(modes=["async"], limits={"staleness": 1}, pools=[{"role": "trainer", "cluster": "hgx_h20"}])
+
+
+def test_open_precisions_are_chosen_and_each_is_planned_as_if_it_were_stated() -> None:
+    def rollout(**settings: object) -> list[dict[str, object]]:
+        return [{"role": "rollout", "settings": settings}]
+
+    choices = [(weights, cache) for weights in ("bf16", "fp8") for cache in ("bf16", "fp8")]
+    alone = {
+        choice: plan_job(job(pools=rollout(rollout_dtype=choice[0], kv_dtype=choice[1]), architecture="Qwen3-8B"))
+        for choice in choices
+    }
+    both = plan_job(
+        job(pools=rollout(rollout_dtype=["bf16", "fp8"], kv_dtype=["bf16", "fp8"]), architecture="Qwen3-8B")
+    )
+    settings = both.plan[0].pool("rollout").settings
+    best = min(alone, key=lambda choice: alone[choice].objective)
+    assert (settings.rollout_dtype, settings.kv_dtype) == best
+    assert both.objective == pytest.approx(alone[best].objective, rel=1e-9)
+    with pytest.raises(SpecError, match="there is no dtype named 'fp9'"):
+        plan_job(job(pools=rollout(kv_dtype=["bf16", "fp9"])))
 
 
 def test_simplicity_decides_near_ties() -> None:

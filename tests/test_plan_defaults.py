@@ -54,7 +54,7 @@ def test_a_cache_that_holds_no_sequence_is_said() -> None:
 def test_what_is_trained_stays_the_jobs() -> None:
     pools = [{"role": "rollout", "settings": {"kv_dtype": "fp8"}}, {"role": "trainer", "settings": {"lora_rank": 16}}]
     rollout, trainer = stated(job(pools=pools)).pools
-    assert (rollout.settings.kv_dtype, trainer.settings.lora_rank) == ("fp8", 16)
+    assert (rollout.settings.kv_dtype, trainer.settings.lora_rank) == (("fp8",), 16)
 
 
 @pytest.mark.parametrize("framework", ["verl", "nemo_rl", "openrlhf", "slime", "areal", "trl"])

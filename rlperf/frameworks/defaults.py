@@ -127,6 +127,7 @@ def _pool(job: Job, pool: PoolSpec, devices: int) -> PoolSpec:
     """A pool of the defaults on the devices that are asked for, with the job's numerics."""
     asked = job.pool(pool.role).settings
     numerics = {name: getattr(asked, name) for name in NUMERICS if getattr(asked, name) is not None}
+    numerics |= {name: value[:1] for name, value in numerics.items() if isinstance(value, tuple)}
     return pool.model_copy(
         update={
             "devices": (devices,),

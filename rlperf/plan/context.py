@@ -250,10 +250,11 @@ def _contradictions(job: Job, cluster: Cluster | None, document: Document | None
             )  # fmt: skip
     for index, pool in enumerate(job.pools):
         for name in ("kv_dtype", "rollout_dtype", "compute_dtype"):
-            word = getattr(pool.settings, name)
-            if word is not None and word not in DTYPES:
-                hint = did_you_mean(word, DTYPES) or f"one of {', '.join(DTYPES)}"
-                found.append(problem(f"there is no dtype named {word!r}", hint, "pools", index, "settings", name))
+            stated = getattr(pool.settings, name) or ()
+            for word in (stated,) if isinstance(stated, str) else stated:
+                if word not in DTYPES:
+                    hint = did_you_mean(word, DTYPES) or f"one of {', '.join(DTYPES)}"
+                    found.append(problem(f"there is no dtype named {word!r}", hint, "pools", index, "settings", name))
         backend = pool.settings.backend
         if pool.role != "rollout" and backend is not None and backend not in job.trainer_backends:
             found.append(

@@ -188,6 +188,7 @@ class Judge:
             asleep_bytes=memory.asleep_bytes[0] * ones,
             flags=np.zeros(n, dtype=np.int64),
             costs=(cost,),
+            weight_dtype=spec.settings.weight_dtype,
         )
         return columns, tuple(results), memory
 

@@ -49,6 +49,7 @@ class RolloutColumns:
     transition_s : the engine's weights and cache leaving and returning, once per rl_step [s]
     awake_bytes, asleep_bytes : per device while it generates, and while a colocated trainer runs
     flags : `Reject`
+    weight_dtype : precision in which weights reach the engine
     """
 
     layout: Layout
@@ -63,6 +64,7 @@ class RolloutColumns:
     asleep_bytes: FloatArray
     flags: IntArray
     costs: tuple[EngineStepCost, ...]
+    weight_dtype: str
 
     @property
     def count(self) -> int:
@@ -77,7 +79,11 @@ class RolloutColumns:
     def take(self, index: IntArray) -> RolloutColumns:
         """Some columns, by index."""
         values: dict[str, Any] = {
-            name: value.take(index) if isinstance(value, Layout) else value if name == "costs" else value[index]
+            name: value.take(index)
+            if isinstance(value, Layout)
+            else value
+            if name in ("costs", "weight_dtype")
+            else value[index]
             for name, value in vars(self).items()
         }
         return RolloutColumns(**values)
@@ -95,7 +101,7 @@ def engine_limits(pool: PoolSpec, kv_tokens: float, max_running: int) -> EngineL
         max_running=max_running,
         token_budget=settings.engine_token_budget or TOKEN_BUDGET,
         chunked_prefill=settings.chunked_prefill is not False,
-        prefix_caching=settings.prefix_caching is not False,
+        prefix_caching=settings.caches_prefixes,
     )
 
 
@@ -195,6 +201,7 @@ def _columns(
         asleep_bytes=padded(memory.asleep_bytes, np.inf),
         flags=np.concatenate([why, flags[~can_cost]]),
         costs=costs,
+        weight_dtype=pool.settings.weight_dtype,
     )
 
 
@@ -208,7 +215,7 @@ def tabulate(
     time hardly differs between the backends of one framework; the judge takes the candidate's own.
     ``known``: tables that were made before, of one architecture; new ones are added.
     """
-    gemm_dtype, kv_dtype = pool.settings.rollout_dtype or "bf16", pool.settings.kv_dtype or "bf16"
+    gemm_dtype, kv_dtype = pool.settings.weight_dtype, pool.settings.cache_dtype
     framework, tables = context.trainers[backend].framework, {} if known is None else known
     costs = []
     for row in layout.rows():
@@ -243,7 +250,7 @@ def replica_memory(
     running: IntArray,
 ) -> ReplicaMemory:
     """Memory of engines at a memory fraction; what a request holds whatever its length is taken off the cache first."""
-    gemm_dtype, kv_dtype = pool.settings.rollout_dtype or "bf16", pool.settings.kv_dtype or "bf16"
+    gemm_dtype, kv_dtype = pool.settings.weight_dtype, pool.settings.cache_dtype
     found = engine_memory(
         architecture, context.rollout_hardware, context.engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype,
         memory_fraction=fraction, cuda_graphs=pool.settings.cuda_graphs,

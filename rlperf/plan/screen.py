@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 
@@ -68,6 +69,7 @@ class Screened:
 class _Pairs:
     """Feasible pairs of one split and batch."""
 
+    context: Context
     demand: int
     split: Split
     rollout: RolloutColumns
@@ -101,18 +103,18 @@ def screen(
     """
     parts: list[_Pairs] = []
     tally = _Tally()
-    columns = _Columns(context, task, facts, lenient)
+    variants = _variants(_Columns(context, task, facts, lenient))
     for index, demand in enumerate(demands):
         miss = _limit_miss(context, demand)
         if miss and not lenient:
             tally.refuse({REASONS[Reject.LIMIT]: 1})
             tally.misses.append(miss)
             continue
-        for split in splits(context):
+        for columns, split in product(variants, splits(context)):
             found = _screen_split(columns, index, demand, split, facts, prune, forgiven if lenient else 0, tally)
             if found is not None:
                 parts.append(found)
-    return _best(parts, demands, context, task.architecture, keep, tally)
+    return _best(parts, demands, context.job.sharing == "devices", task.architecture, keep, tally)
 
 
 @dataclass(eq=False)
@@ -131,7 +133,7 @@ class _Tally:
 
 
 def _best(
-    parts: list[_Pairs], demands: tuple[Demand, ...], context: Context, architecture: Architecture,
+    parts: list[_Pairs], demands: tuple[Demand, ...], apart: bool, architecture: Architecture,
     keep: int, tally: _Tally,
 ) -> Screened:  # fmt: skip
     """The ``keep`` best pairs of all splits, as configurations; of those with equal layouts only the best."""
@@ -142,12 +144,11 @@ def _best(
     step = np.concatenate([part.step_s for part in parts]) if parts else np.zeros(0)
     made: dict[tuple[object, ...], tuple[int, Configuration]] = {}
     per_count: dict[int, int] = {}
-    apart = context.job.sharing == "devices"
     for position in np.argsort(objective, kind="stable"):
         part, row = parts[part_of[position]], int(row_of[position])
         batch = demands[part.demand].batch
         candidate = configuration_of(
-            context,
+            part.context,
             architecture,
             batch,
             part.split.mode,
@@ -156,12 +157,14 @@ def _best(
             part.trainer,
             int(part.t[row]),
         )
-        if apart and candidate.signature not in made:
+        engine = candidate.pool("rollout").settings
+        key = (candidate.signature, engine.rollout_dtype, engine.kv_dtype, engine.prefix_caching)
+        if apart and key not in made:
             # tasks that compete for devices need candidates of every device count
             per_count[candidate.devices] = per_count.get(candidate.devices, 0) + 1
             if per_count[candidate.devices] > PER_COUNT:
                 continue
-        made.setdefault(candidate.signature, (int(position), candidate))
+        made.setdefault(key, (int(position), candidate))
         if len(made) >= keep:
             break
     order = np.array([position for position, _ in made.values()], dtype=np.int64)
@@ -241,6 +244,23 @@ class _Columns:
         return self._grids[key]
 
 
+def _variants(columns: _Columns) -> list[_Columns]:
+    """One per open precision and prefix caching of the engine; the trainer's columns are the same for all."""
+    context = columns.context
+    pool = context.job.pool("rollout")
+    settings = pool.settings.alternatives()
+    if len(settings) == 1:
+        return [columns]
+    others = tuple(each for each in context.job.pools if each.role != "rollout")
+    jobs = [
+        context.job.model_copy(update={"pools": (pool.model_copy(update={"settings": one}), *others)})
+        for one in settings
+    ]
+    return [
+        replace(columns, context=replace(context, job=job), _rollout={}, _counted={}) for job in jobs
+    ]  # fmt: skip
+
+
 def _screen_split(
     columns: _Columns, index: int, demand: Demand, split: Split,
     facts: FrameworkFacts | None, prune: bool, forgiven: int, tally: _Tally,
@@ -288,7 +308,7 @@ def _screen_split(
         tally.refuse({REASONS[Reject.LIMIT]: int((~within).sum())})
         tally.misses.append(f"the fastest rl_step of {batch.prompts} x {batch.group_size} takes {seconds.min():.1f} s")
     r, t, seconds, objective = r[within], t[within], seconds[within], objective[within]
-    return _Pairs(index, split, rollout, trainer, r, t, seconds, objective) if len(r) else None
+    return _Pairs(context, index, split, rollout, trainer, r, t, seconds, objective) if len(r) else None
 
 
 def objective_of(context: Context, demand: Demand, usage: Usage, step_s: FloatArray) -> FloatArray:

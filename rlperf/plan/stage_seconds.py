@@ -106,8 +106,7 @@ def _framework_seconds(
     framework, colocated = each.framework, mode == "colocated"
     layout_t, layout_r = trainer.layout.take(t), rollout.layout.take(r)
     fit = sync_fit(framework, colocated)
-    dtype = context.job.pool("rollout").settings.rollout_dtype or "bf16"
-    payload = sync_payload(architecture, DTYPE_BYTES.get(dtype, 2.0))
+    payload = sync_payload(architecture, DTYPE_BYTES.get(rollout.weight_dtype, 2.0))
     shape = SyncShape(
         trainer_devices=layout_t.devices,
         rollout_devices=layout_r.devices,

@@ -5,7 +5,8 @@ A scalar is *pinned*, a list or range is *open*, absence leaves the value to the
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from itertools import product
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -81,9 +82,9 @@ class PoolSettings(_Frozen):
     backend: str | None = Field(None, description="engine (vllm, sglang, trtllm) or trainer (fsdp2, megatron)")
     max_running: Counts | None = Field(None, description="requests that one replica runs at once")
     memory_fraction: Fractions | None = Field(None, description="share of device memory that the engine may take")
-    kv_dtype: str | None = None
-    rollout_dtype: str | None = None
-    prefix_caching: bool | None = None
+    kv_dtype: Words | None = Field(None, description="precision of the cache; a list opens it to the planner")
+    rollout_dtype: Words | None = Field(None, description="precision of the engine's weights; a list opens it")
+    prefix_caching: Flags | None = None
     chunked_prefill: bool | None = None
     engine_token_budget: PositiveInt | None = Field(None, description="tokens per engine_step")
     cuda_graphs: bool | None = None
@@ -96,6 +97,28 @@ class PoolSettings(_Frozen):
     first_stage_layers: PositiveInt | None = Field(None, description="layers of the first pipeline stage, where uneven")
     last_stage_layers: PositiveInt | None = Field(None, description="layers of the last pipeline stage, where uneven")
     chunked_loss: bool | None = Field(None, description="logits are made and reduced chunk by chunk (fused kernels)")
+
+    @property
+    def cache_dtype(self) -> str:
+        """Precision of the cache; of several, the first."""
+        return (self.kv_dtype or ("bf16",))[0]
+
+    @property
+    def weight_dtype(self) -> str:
+        """Precision of the engine's weights; of several, the first."""
+        return (self.rollout_dtype or ("bf16",))[0]
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether equal prompts are prefilled once; of both, the first."""
+        return (self.prefix_caching or (True,))[0]
+
+    def alternatives(self) -> tuple[PoolSettings, ...]:
+        """One of these per combination of the precisions and the prefix caching that are open."""
+        names = ("rollout_dtype", "kv_dtype", "prefix_caching")
+        choices: list[list[Any]] = [[(value,) for value in getattr(self, name) or ()] or [None] for name in names]
+        opened = product(*choices)
+        return tuple(self.model_copy(update=dict(zip(names, values, strict=True))) for values in opened)
 
 
 class PoolSpec(_Frozen):

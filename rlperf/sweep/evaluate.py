@@ -68,6 +68,10 @@ class Evaluator:
         context, facts = self.ask(job, self.folder)
         if self.method == "plan":
             return [_planned(context, facts)]
+        if len(job.pool("rollout").settings.alternatives()) > 1:
+            raise SpecError(
+                "the engine's precision or prefix caching is open: make it an axis, or sweep by method plan"
+            )
         task, demands = self._lengths.demands(context, self.folder)
         best, of_point = best_pairs(context, task, facts, group, self._columns, demands)
         if self.method == "screen":

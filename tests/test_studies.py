@@ -42,3 +42,32 @@ def test_recorded_workloads_equal_brute_force(measured_data: Path) -> None:
     assert found["plan_s"].to_list() == pytest.approx(found["brute_force_s"].to_list(), rel=1e-3)
     regrets = [regret for regret in found["regret_of_the_others_plan"] if regret is not None]
     assert all(regret >= -1e-3 for regret in regrets)
+
+
+def expected_fidelity() -> pl.DataFrame:
+    return pl.read_csv(STUDIES / "workload_fidelity" / "expected.csv")
+
+
+def test_the_guide_shows_the_workload_fidelity_of_the_study() -> None:
+    study, table = load("workload_fidelity"), expected_fidelity()
+    page = (STUDIES.parent / "docs" / "guide" / "workloads.md").read_text()
+    rows = study.guide(table)
+    assert len(rows) == len(study.SPLITS) + len(study.PERFECT)
+    for row in rows:
+        assert row in page, row
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_workload_fidelity_where_the_criterion_can_be_met(measured_data: Path) -> None:
+    """Video's second half again, and fewer recordings of its law: what a law without error meets, the fit meets."""
+    study, data = load("workload_fidelity"), measured_data / "polytrace"
+    split = next(one for one in study.SPLITS if one.recording == "video_7b")
+    found = study.frame([study.held_out(data, split)])
+    expected = expected_fidelity().filter(pl.col("part") == "held_out", pl.col("recording") == "video_7b").head(1)
+    assert_frame_equal(found, expected.select(found.columns), check_dtypes=False, abs_tol=0.005, rel_tol=0.02)
+    assert found.select(study.criterion(pl.col("bias"), pl.col("width"))).item()
+    law = study.perfect_law(data, study.PERFECT[0], recordings=8, replicates=40)
+    assert law.bias_met >= 0.6
+    assert 0.75 <= law.inside <= 1.0
+    assert abs(law.mean_bias) < law.luck

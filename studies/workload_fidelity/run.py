@@ -3,7 +3,7 @@
 Run: python studies/workload_fidelity/run.py [FOLDER OF POLYTRACE] [--more] [--write]   (default $RLPERF_DATA/polytrace)
 
 ``--more`` runs the splits that the guide leaves out and the thresholds that were tried for the tail, in place of the
-two parts of ``expected.csv``; ``--write`` records ``expected.csv``, or ``expected_more.csv``.
+two parts of ``expected.csv``; ``--write`` records ``expected.csv`` and the guide's tables, or ``expected_more.csv``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from rlperf.workload.records import Recording
 from rlperf.workload.sampling import sample_rl_steps
 
 HERE = Path(__file__).parent
+GUIDE = HERE.parent.parent / "docs" / "guide" / "workloads.md"
+HELD_OUT_HEADER, PERFECT_HEADER = "| recording | fitted on | judged on |", "| recording | law of | rl_steps judged |"
 MOST_BIAS, MOST_WIDTH = 0.03, 1.5
 """The criterion: a bias of at most 3 % and an interval of at most 1.5 bootstraps."""
 MULTI_TURN = "search_r1_7b"
@@ -342,6 +344,16 @@ def guide(table: pl.DataFrame) -> list[str]:
     return lines
 
 
+def write_guide(rows: Sequence[str]) -> None:
+    """Put the rows in place of those of the guide's two tables; its text is written by hand."""
+    lines, rest = GUIDE.read_text().splitlines(), list(rows)
+    for header, count in ((HELD_OUT_HEADER, len(SPLITS)), (PERFECT_HEADER, len(PERFECT))):
+        first = next(k for k, line in enumerate(lines) if line.startswith(header)) + 2
+        last = next(k for k in range(first, len(lines)) if not lines[k].startswith("|"))
+        lines[first:last], rest = rest[:count], rest[count:]
+    GUIDE.write_text("\n".join(lines) + "\n")
+
+
 def percent(share: float) -> str:
     """In percent, with its sign; a decimal below 10 %."""
     return f"{100 * share:+.1f}" if abs(share) < 0.0995 else f"{100 * share:+.0f}"
@@ -360,6 +372,8 @@ def main() -> None:
     print(f"{process_time():.0f} s of processor time")
     if "--write" in sys.argv:
         table.write_csv(HERE / ("expected_more.csv" if more else "expected.csv"))
+        if not more:
+            write_guide(guide(table))
 
 
 if __name__ == "__main__":

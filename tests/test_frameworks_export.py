@@ -16,7 +16,7 @@ import yaml
 
 from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.export import broken_rules, export_run, illegal_keys, write_plan
-from rlperf.frameworks.fields import Target
+from rlperf.frameworks.fields import SGLANG_KV_DTYPE, Target
 from rlperf.frameworks.keytable import flatten, key_table, nest
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import Run
@@ -141,6 +141,43 @@ def test_limitations_name_the_loss() -> None:
     text = export_run(run, adapter_of("verl"), "0.9", "config").files["config.yaml"]
     assert "selective recompute with FSDP" in text
     assert "30.0 s" in text
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "engine", "unsaid"),
+    [
+        ("verl", "0.9", "vllm", set()),
+        ("verl", "0.9", "sglang", set()),
+        ("verl", "0.6", "vllm", {"rollout_dtype"}),
+        ("slime", "main", "sglang", set()),
+        ("nemo_rl", "main", "vllm", set()),
+        ("nemo_rl", "main", "sglang", {"rollout_dtype", "kv_dtype"}),
+        ("areal", "main", "vllm", {"rollout_dtype", "kv_dtype"}),
+        ("areal", "main", "sglang", {"rollout_dtype"}),
+        ("openrlhf", "0.11", "vllm", {"rollout_dtype", "kv_dtype"}),
+        ("trl", "main", "vllm", {"rollout_dtype", "kv_dtype"}),
+    ],
+)
+def test_precisions_of_the_engine_are_written_and_read_back_or_named_as_lost(
+    framework: str, version: str, engine: str, unsaid: set[str], tmp_path: Path
+) -> None:
+    run = sample_run(Random(3), framework, version)
+    asked = {"rollout.backend": engine, "rollout.rollout_dtype": "fp8", "rollout.kv_dtype": "fp8"}
+    asked |= {"rollout.expert_parallel": 1, "rollout.attention_data_parallel": 1}
+    found = export_run(run.with_(asked), adapter_of(framework), version, "config")
+    lost = {limitation.asked for limitation in found.emission.limitations if "dtype" in limitation.asked}
+    assert lost == {f"rollout.{name} fp8" for name in unsaid}
+    back = _read_back(found.files, framework, version, tmp_path)
+    for name in {"rollout_dtype", "kv_dtype"} - unsaid:
+        assert back.get(f"rollout.{name}") == "fp8", name
+
+
+def test_sglang_is_told_which_8_bit_format() -> None:
+    """Its server takes fp8_e4m3 or fp8_e5m2, no plain fp8; both are read as what the planner calls fp8."""
+    run = sample_run(Random(3), "slime", "main").with_({"rollout.kv_dtype": "fp8"})
+    emission = export_run(run, adapter_of("slime"), "main", "config").emission
+    assert {s.key: s.value for s in emission.settings}["sglang-kv-cache-dtype"] == "fp8_e4m3"
+    assert SGLANG_KV_DTYPE.read("fp8_e5m2", run) == "fp8"
 
 
 def test_unknown_framework_and_version_are_refused_with_a_hint() -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from rlperf.errors import ExportError, Problem, SpecError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name
 from rlperf.frameworks.fields import (
-    KV_DTYPE,
     NEGATED,
+    SGLANG_KV_DTYPE,
     Field,
     Setting,
     Target,
@@ -65,7 +65,7 @@ ENGINES: dict[str, tuple[Field, ...]] = {
         field("rollout.engine_context", "sglang.context_length"),
         field("rollout.cuda_graphs", "sglang.disable_cuda_graph", NEGATED),
         field("rollout.prefix_caching", "sglang.disable_radix_cache", NEGATED),
-        field("rollout.kv_dtype", "sglang.kv_cache_dtype", KV_DTYPE),
+        field("rollout.kv_dtype", "sglang.kv_cache_dtype", SGLANG_KV_DTYPE),
         field("rollout.attention_data_parallel", "sglang.dp_size"),
         field("rollout.attention_dp_enabled", "sglang.enable_dp_attention"),
         field("rollout.expert_parallel", "sglang.ep_size"),

@@ -52,8 +52,14 @@ def words(**pairs: str) -> Unit:
     return Unit(lambda value, _: back.get(value, value), lambda value, _: pairs.get(value, value))
 
 
-KV_DTYPE = words(bf16="auto")
-"""Engines call a KV cache in the weights' own type ``auto``."""
+def _cache_dtype(value: Value, _: Run) -> Value:
+    return {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}.get(value, value)
+
+
+KV_DTYPE = Unit(_cache_dtype, words(bf16="auto").write)
+"""Engines call a KV cache in the weights' own type ``auto``; both 8-bit formats take as much room and time."""
+SGLANG_KV_DTYPE = Unit(_cache_dtype, words(bf16="auto", fp8="fp8_e4m3").write)
+"""SGLang has no plain ``fp8``: its server wants the format (``--kv-cache-dtype`` in its server_args.py)."""
 
 
 def zero_as(nothing: Value) -> Unit:

@@ -62,7 +62,6 @@ FIELDS: tuple[Field, ...] = (
 _NO_KEY = {
     "rollout.max_running": "vLLM's default of max_num_seqs",
     "rollout.engine_token_budget": "vLLM's default of max_num_batched_tokens",
-    "rollout.kv_dtype": "KV cache in the weights' type",
     "trainer.chunked_loss": "whole logits tensor",
 }
 
@@ -118,7 +117,7 @@ class OpenRlhf:
             lost.append(Limitation("activation offload", "full recompute", "up to a third of the training time more"))
         changes.update(_engine(run, lost))
         for name, nearest in _NO_KEY.items():
-            if run.get(name) not in (None, "bf16", False):
+            if run.get(name):
                 loss = "more memory" if name.startswith("trainer.") else "the engine may preempt or queue otherwise"
                 lost.append(Limitation(f"{name} = {run.get(name)}", nearest, loss))
         return run.with_(changes), tuple(lost)

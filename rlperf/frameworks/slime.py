@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape, uneven_stages
 from rlperf.frameworks.fields import (
-    KV_DTYPE,
     NEGATED,
     SAMPLES,
+    SGLANG_KV_DTYPE,
     TOKENS_PER_DEVICE,
     Field,
     Setting,
@@ -69,7 +69,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.engine_token_budget", "sglang-chunked-prefill-size", note="tokens per prefill chunk"),
     field("rollout.cuda_graphs", "sglang-disable-cuda-graph", NEGATED),
     field("rollout.prefix_caching", "sglang-disable-radix-cache", NEGATED),
-    field("rollout.kv_dtype", "sglang-kv-cache-dtype", KV_DTYPE),
+    field("rollout.kv_dtype", "sglang-kv-cache-dtype", SGLANG_KV_DTYPE),
     field("rollout.rollout_dtype", "sglang-quantization",
           Unit(lambda value, _: value, lambda value, _: None if value in ("bf16", "fp16") else value)),
 )  # fmt: skip

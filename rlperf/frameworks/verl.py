@@ -13,6 +13,7 @@ from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.fields import (
     KV_DTYPE,
     NEGATED,
+    SGLANG_KV_DTYPE,
     TOKENS_PER_DEVICE,
     Field,
     Target,
@@ -57,6 +58,7 @@ _RESHARD = Unit(lambda value, _: 3 if value else 2, lambda value, _: value >= 3)
 _DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >= 1)
 _QUANTIZED = Unit(lambda value, _: str(value), lambda value, _: value if value not in (None, "bf16", "fp16") else None)
 _KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else KV_DTYPE.write(value, run))
+_SGLANG_KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else SGLANG_KV_DTYPE.write(value, run))
 _DTYPE = words(bf16="bfloat16", fp16="float16")
 _LORA = Unit(lambda value, _: int(value) or None, lambda value, _: value)
 _BACKEND = Unit(lambda value, _: "megatron" if value == "megatron" else "fsdp2", lambda value, _: value)
@@ -120,7 +122,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.cuda_graphs", R + "enforce_eager", NEGATED),
     field("rollout.rollout_dtype", R + "quantization", _QUANTIZED),
     field("rollout.kv_dtype", f"{R}engine_kwargs.vllm.kv_cache_dtype", _KV, "engine's own argument"),
-    field("rollout.kv_dtype", f"{R}engine_kwargs.sglang.kv_cache_dtype", _KV, "engine's own argument"),
+    field("rollout.kv_dtype", f"{R}engine_kwargs.sglang.kv_cache_dtype", _SGLANG_KV, "engine's own argument"),
 )  # fmt: skip
 
 

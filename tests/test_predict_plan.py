@@ -110,6 +110,18 @@ def test_a_broken_rule_is_named_and_not_taken_for_a_lack_of_memory(tmp_path: Pat
     assert "costed as if it were on: rollout chunked_prefill: false, trainer packing: false" in found.assumed
 
 
+def test_what_the_planner_chose_for_open_settings_is_named() -> None:
+    pools = [
+        {"role": "rollout", "devices": 8, "settings": {"kv_dtype": ["bf16", "fp8"], "max_running": 64}},
+        {"role": "trainer", "devices": 8, "settings": {"token_budget": [4096, 8192], "parked": True}},
+    ]
+    assumed = rlperf.predict_job(Job.model_validate({**SMALL, "pools": pools})).assumed
+    rollout, trainer = (next(line for line in assumed if line.startswith(role)) for role in ("rollout: ", "trainer: "))
+    assert "kv_dtype fp8" in rollout and "memory_fraction 0." in rollout
+    assert "token_budget" in trainer and "backend" in trainer
+    assert not any(word in rollout + trainer for word in ("max_running", "rollout_dtype", "parked", "devices"))
+
+
 def test_dapo_scores_no_reference_unless_told() -> None:
     assert "reference" not in Job.model_validate({**SMALL, "algorithm": "dapo"}).all_roles
     assert "reference" in Job.model_validate({**SMALL, "algorithm": "dapo", "reference": True}).all_roles

@@ -74,6 +74,14 @@ def test_bad_jobs(old: str, new: str, complaint: str) -> None:
     assert re.search(complaint, found[0]), found
 
 
+def test_a_field_in_the_wrong_place_is_told_its_own() -> None:
+    text = JOB + "rl_steps: 100\noffload: none\n"
+    assert [line.partition(": ")[2] for line in problems_of(text)] == [
+        "rl_steps: unknown field (it belongs to horizon or tasks)",
+        "offload: unknown field (it belongs to layout)",
+    ]
+
+
 def test_twice_named_tasks() -> None:
     task = "  - {name: math, workload: math, prompts_per_step: 8, max_response_tokens: 64}\n"
     assert "task names stand twice: math" in problems_of(JOB + task)[0]

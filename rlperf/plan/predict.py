@@ -54,6 +54,19 @@ def evaluate_job(context: Context, facts: FrameworkFacts | None = None) -> tuple
     return evaluation, (*refused, *filled_in(job, screened.configurations[0]))
 
 
+_ONLY_LISTED = ("rollout_dtype", "kv_dtype", "prefix_caching")
+"""Settings that are open where the job lists several; where it says nothing they have a default."""
+_CHOSEN: dict[Role, tuple[str, ...]] = {
+    "rollout": ("max_running", "memory_fraction", *_ONLY_LISTED),
+    "trainer": ("token_budget", "parked"),
+}
+"""Settings that the planner chooses, by role."""
+
+
+def _is_open(stated: object, only_listed: bool) -> bool:
+    return len(stated) > 1 if isinstance(stated, tuple) else stated is None and not only_listed
+
+
 def filled_in(job: Job, configuration: Configuration) -> tuple[str, ...]:
     """What the job left open and the configuration states, in words."""
     found = []
@@ -70,6 +83,13 @@ def filled_in(job: Job, configuration: Configuration) -> tuple[str, ...]:
         }
         if spec.devices is None:
             opened = {"devices": pool.devices, **opened}
+        opened |= {
+            name: value
+            for name, value in pool.settings.model_dump(include=set(_CHOSEN[role])).items()
+            if value is not None and _is_open(getattr(spec.settings, name), name in _ONLY_LISTED)
+        }
+        if role == "trainer" and spec.settings.backend is None and len(job.trainer_backends) > 1:
+            opened["backend"] = pool.settings.backend
         if opened:
             found.append(f"{role}: " + ", ".join(f"{name} {value}" for name, value in opened.items()))
     return tuple(found)

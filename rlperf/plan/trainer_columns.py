@@ -176,11 +176,8 @@ def trainer_grid(
     options = np.array([(b, p) for b in budgets for p in parked], dtype=np.int64)  # parked last: see `_changes`
     layouts, backends, kept, cuts, dropped, end = [], [], [], {}, {}, 0
     for devices in counts:
-        shape, dead_flags, start = (
-            Shape(architecture, devices, context.cluster.scale_up_domain, longest_tokens),
-            [],
-            end,
-        )
+        shape = Shape(architecture, devices, context.cluster.scale_up_domain, longest_tokens)
+        dead_flags, start = [], end
         for index, trainer in enumerate(context.trainers):
             if pool.settings.backend is None or pool.settings.backend == trainer.backend:
                 layout, flags = trainer_layouts(shape, pool, trainer.backend)
@@ -292,10 +289,10 @@ def _time(
     same = np.concatenate([[True], _changes(columns, timed)])
     some, back = timed[same], np.cumsum(same) - 1
     times = _times(context, trainer, architecture, demand, pool, columns.layout.take(some), columns.token_budget[some])
-    columns.training_s[timed] = times["training"][back]
-    columns.scoring_s[timed] = times["scoring"][back]
-    columns.low[timed] = times["low"][back]
-    columns.high[timed] = times["high"][back]
+    columns.training_s[timed] = times.training_s[back]
+    columns.scoring_s[timed] = times.scoring_s[back]
+    columns.low[timed] = times.low[back]
+    columns.high[timed] = times.high[back]
 
 
 def _changes(columns: TrainerColumns, rows: IntArray) -> BoolArray:
@@ -306,10 +303,20 @@ def _changes(columns: TrainerColumns, rows: IntArray) -> BoolArray:
     return np.asarray(different)
 
 
+@dataclass(frozen=True, eq=False)
+class _Times:
+    """Seconds and error bounds of layouts (fields: `TrainerColumns`) ``[layouts]``."""
+
+    training_s: FloatArray
+    scoring_s: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+
 def _times(
     context: Context, trainer: Trainer, architecture: Architecture, demand: Demand, pool: PoolSpec,
     layout: Layout, budget: IntArray,
-) -> dict[str, FloatArray]:  # fmt: skip
+) -> _Times:  # fmt: skip
     """Seconds of all updates and all scoring passes of one rl_step, from the moments of the lengths."""
     batch, lengths = demand.batch, Lengths.of(demand)
     hw, calibration = context.hardware, trainer.calibration
@@ -332,12 +339,12 @@ def _times(
     # PPO's critic: a second policy-sized network on the same devices, updated and asked for values
     critics = 2.0 if "critic" in context.job.all_roles else 1.0
     shape = np.shape(budget)
-    return {
-        "training": np.broadcast_to(update_s * batch.updates * critics, shape),
-        "scoring": np.broadcast_to(scoring, shape),
-        "low": np.broadcast_to(cost.low, shape),
-        "high": np.broadcast_to(cost.high, shape),
-    }
+    return _Times(
+        training_s=np.broadcast_to(update_s * batch.updates * critics, shape),
+        scoring_s=np.broadcast_to(scoring, shape),
+        low=np.broadcast_to(cost.low, shape),
+        high=np.broadcast_to(cost.high, shape),
+    )
 
 
 def _packed(layout: Layout, sequences: float, lengths: Lengths, budget: IntArray) -> Microbatches:

@@ -138,7 +138,9 @@ def problems_of(error: ValidationError, document: Document, spec: type[BaseModel
         suggestion = None
         if item["type"] == "extra_forbidden":
             message = "unknown field"
-            suggestion = did_you_mean(str(item["loc"][-1]), _field_names(spec))
+            word, places = str(item["loc"][-1]), _field_places(spec)
+            here = places.get(word)
+            suggestion = f"it belongs to {' or '.join(here)}" if here else did_you_mean(word, places)
         elif item["type"] == "missing":
             message = "is missing"
         else:
@@ -166,22 +168,24 @@ def _data_path(data: Any, location: Sequence[str | int]) -> Key:
     return tuple(path)
 
 
-def _field_names(spec: type[BaseModel]) -> list[str]:
-    """Names of every field reachable from ``spec``."""
-    names: set[str] = set()
-    pending: list[Any] = [spec]
-    seen: set[Any] = set()
+def _field_places(spec: type[BaseModel]) -> dict[str, list[str]]:
+    """Every field reachable from ``spec``, and the fields that it stands under."""
+    places: dict[str, list[str]] = {}
+    pending: list[tuple[Any, str]] = [(spec, "the top")]
+    seen: set[tuple[Any, str]] = set()
     while pending:
-        kind = pending.pop()
-        if kind in seen:
+        kind, parent = pending.pop()
+        if (kind, parent) in seen:
             continue
-        seen.add(kind)
+        seen.add((kind, parent))
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             for name, field in kind.model_fields.items():
-                names.add(name)
-                pending.append(field.annotation)
+                places.setdefault(name, []).append(parent)
+                pending.append((field.annotation, name))
         else:
             pending.extend(
-                arg for arg in getattr(kind, "__args__", ()) if isinstance(arg, type) or hasattr(arg, "__args__")
+                (arg, parent)
+                for arg in getattr(kind, "__args__", ())
+                if isinstance(arg, type) or hasattr(arg, "__args__")
             )
-    return sorted(names)
+    return dict(sorted(places.items()))

@@ -57,6 +57,12 @@ def test_what_is_trained_stays_the_jobs() -> None:
     assert (rollout.settings.kv_dtype, trainer.settings.lora_rank) == (("fp8",), 16)
 
 
+def test_a_precision_that_is_open_is_the_frameworks_own() -> None:
+    found = stated(job(pools=[{"role": "rollout", "settings": {"kv_dtype": ["fp8", "bf16"]}}]))
+    assert found.pools[0].settings.kv_dtype == ("bf16",)
+    assert "its kv_dtype is bf16: the job leaves it open" in found.notes
+
+
 @pytest.mark.parametrize("framework", ["verl", "nemo_rl", "openrlhf", "slime", "areal", "trl"])
 def test_every_framework_has_defaults(framework: str) -> None:
     backends = ["megatron"] if framework == "slime" else ["fsdp2"]

@@ -163,6 +163,20 @@ def test_combinations_count_what_a_screen_without_pruning_could_pair() -> None:
     assert found.candidates < every.candidates  # pruned, some are never looked at one by one
 
 
+def test_trainer_columns_count_once_however_many_precisions_are_open() -> None:
+    def looked_at(**settings: object) -> int:
+        pools = [{"role": "rollout", "devices": 8, "settings": settings}, {"role": "trainer", "devices": 8}]
+        context = ask(job(pools=pools)).context
+        demand = context.tasks[0].source.demand(context.tasks[0].batches[0], None, 0)
+        found = screen(context, context.tasks[0], (demand,))
+        assert sum(found.rejected.values()) < found.candidates
+        return found.candidates
+
+    one = looked_at()
+    trainer_alone = one - (looked_at(kv_dtype=["bf16", "fp8"]) - one)
+    assert trainer_alone > 0.5 * one
+
+
 def test_of_a_large_rl_step_some_replicas_tell_the_makespan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Below the threshold all replicas run; above it the fullest and the longest, which are the last to finish."""
     task = {**SMALL["tasks"][0], "prompts_per_step": 256, "group_size": 16, "mini_batch": 256}  # type: ignore[index]

@@ -55,6 +55,10 @@ def _defaults(
         return Defaults.unknown(title, str(error))
     notes = [f"{key.key} is no key of it" for key in unknown]
     pools = tuple(_pool(job, pool, devices) for pool in made.pools)
+    opened = job.pool("rollout").settings
+    for name, dtypes in (("rollout_dtype", opened.rollout_dtype), ("kv_dtype", opened.kv_dtype)):
+        if dtypes is not None and len(dtypes) > 1:
+            notes.append(f"its {name} is {_one_of(dtypes)}: the job leaves it open")
     if run.get("run.microbatch_stated") is False:
         notes.append("it states no microbatch: one sequence")
     if run.get("trainer.packing") is False:
@@ -123,11 +127,16 @@ def _read(adapter: Adapter, version: str, backend: str, stated: Run) -> tuple[Ru
     return run, check_keys(source, target)[0]
 
 
+def _one_of(dtypes: tuple[str, ...]) -> str:
+    """Of the dtypes that a job leaves open the one that frameworks start from."""
+    return "bf16" if "bf16" in dtypes else dtypes[0]
+
+
 def _pool(job: Job, pool: PoolSpec, devices: int) -> PoolSpec:
     """A pool of the defaults on the devices that are asked for, with the job's numerics."""
     asked = job.pool(pool.role).settings
     numerics = {name: getattr(asked, name) for name in NUMERICS if getattr(asked, name) is not None}
-    numerics |= {name: value[:1] for name, value in numerics.items() if isinstance(value, tuple)}
+    numerics |= {name: (_one_of(value),) for name, value in numerics.items() if isinstance(value, tuple)}
     return pool.model_copy(
         update={
             "devices": (devices,),

@@ -188,12 +188,16 @@ def _limit_miss(context: Context, demand: Demand) -> str | None:
 
 @dataclass(eq=False)
 class _Columns:
-    """Columns of a task, each computed once: modes and splits share those of equal devices and batch."""
+    """Columns of a task, each computed once: modes and splits share those of equal devices and batch.
+
+    ``repeated`` : the trainer's columns have been counted with another variant of the engine
+    """
 
     context: Context
     task: TaskContext
     facts: FrameworkFacts | None
     lenient: bool
+    repeated: bool = False
     _rollout: dict[tuple[int, ...], RolloutColumns] = field(default_factory=dict)
     _counted: dict[tuple[int, ...], Counted] = field(default_factory=dict)
     _tabulated: Tabulated = field(default_factory=dict)
@@ -257,8 +261,9 @@ def _variants(columns: _Columns) -> list[_Columns]:
         for one in settings
     ]
     return [
-        replace(columns, context=replace(context, job=job), _rollout={}, _counted={}) for job in jobs
-    ]  # fmt: skip
+        replace(columns, context=replace(context, job=job), repeated=number > 0, _rollout={}, _counted={})
+        for number, job in enumerate(jobs)
+    ]
 
 
 def _screen_split(
@@ -274,9 +279,10 @@ def _screen_split(
     trainer_flags = trainer.flags
     lenient = forgiven != 0
     rollout_flags, trainer_flags = rollout_flags & ~forgiven, trainer_flags & ~forgiven
-    for flags in (rollout_flags, trainer_flags, trainer.dropped):
+    looked_at = (rollout_flags,) if columns.repeated else (rollout_flags, trainer_flags, trainer.dropped)
+    for flags in looked_at:
         tally.refuse(count_reasons(flags))
-    tally.candidates += rollout.count + trainer.count + len(trainer.dropped)
+        tally.candidates += len(flags)
     tally.combinations += rollout.possible * trainer.count
     tally.misses += _near_misses(context, rollout, trainer, trainer_flags)
     r_alive, t_alive = np.flatnonzero(rollout_flags == 0), np.flatnonzero(trainer_flags == 0)

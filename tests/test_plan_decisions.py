@@ -10,8 +10,10 @@ import pytest
 
 from rlperf.api import ask, plan_job
 from rlperf.errors import InfeasibleError, SpecError
+from rlperf.plan.evaluate import Judge
 from rlperf.plan.plan import Plan
 from rlperf.plan.relax import relaxations
+from rlperf.plan.screen import screen
 from rlperf.specs.job import Job
 
 TASK = {
@@ -147,6 +149,25 @@ def test_open_precisions_are_chosen_and_each_is_planned_as_if_it_were_stated() -
     assert both.objective == pytest.approx(alone[best].objective, rel=1e-9)
     with pytest.raises(SpecError, match="there is no dtype named 'fp9'"):
         plan_job(job(pools=rollout(kv_dtype=["bf16", "fp9"])))
+
+
+def test_precisions_of_equal_bytes_are_judged_each_by_its_own_engine_steps() -> None:
+    """8-bit weights that are multiplied in 16 bit take the room of fp8 and more time."""
+    pools = [
+        {"role": "rollout", "settings": {"rollout_dtype": ["fp8", "int8_wo"], "max_running": 16}},
+        {"role": "trainer", "settings": {"backend": "fsdp2"}},
+    ]
+    context = ask(job(pools=pools, architecture="Qwen3-8B")).context
+    task = context.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    found = screen(context, task, (demand,)).configurations
+    judge, alone = Judge(context, task), {}
+    for dtype in ("fp8", "int8_wo"):
+        chosen = next(each for each in found if each.pool("rollout").settings.rollout_dtype == dtype)
+        together = judge.evaluate(demand, chosen).rollouts[0].makespan_s
+        alone[dtype] = Judge(context, task).evaluate(demand, chosen).rollouts[0].makespan_s
+        assert together == alone[dtype]
+    assert alone["fp8"] != alone["int8_wo"]
 
 
 def test_simplicity_decides_near_ties() -> None:

@@ -156,7 +156,9 @@ class Judge:
         limits = engine_limits(spec, float(memory.kv_tokens[0]), int(running[0]))
         replicas = pool.layout.data_parallel
         options = EngineOptions.of(self.context.engine)
-        results, layout_key = [], tuple(pool.layout.model_dump().items())
+        # of precisions with equal bytes the limits are equal, but not what an engine_step takes
+        precision = (spec.settings.weight_dtype, spec.settings.cache_dtype)
+        results, engine_key = [], (*pool.layout.model_dump().items(), *precision)
         makespans = []
 
         def serve(trajectories: Trajectories, routing: IntArray | None = None) -> RolloutResult:
@@ -167,7 +169,7 @@ class Judge:
             )  # fmt: skip
 
         for index in range(len(demand.tables)):
-            key = (id(demand.tables[index]), layout_key, limits, cost.host_s, cost.host_per_request_s)
+            key = (id(demand.tables[index]), engine_key, limits, cost.host_s, cost.host_per_request_s)
             if key not in self._rollouts:
                 self._rollouts[key] = serve(*self._served(demand, index, replicas))
             results.append(self._rollouts[key])

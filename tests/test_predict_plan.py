@@ -43,6 +43,25 @@ def test_predict_of_a_plan_file_gives_the_plans_own_numbers(tmp_path: Path) -> N
     jsonschema.validate(said, schema_of("predict"))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"objective": "token_time", "modes": "colocated", "trainer_backends": "fsdp2"},
+        {"objective": {"minimize": "step_time", "simplicity": 0.0}, "limits": {"step": "300 s"}},
+        {"pools": [{"role": "rollout", "devices": {"min": 4, "max": 8, "factor": 2},
+                    "settings": {"kv_dtype": ["bf16", "fp8"], "prefix_caching": True, "memory_fraction": [0.5, 0.9]}},
+                   {"role": "trainer", "layout": {"offload": ["none", "optimizer"], "tensor_parallel": 2}}]},
+    ],
+)  # fmt: skip
+def test_the_schema_of_a_job_takes_what_the_reader_takes(changes: dict[str, object]) -> None:
+    Job.model_validate({**SMALL, **changes})
+    jsonschema.validate({**SMALL, **changes}, schema_of("job"))
+    for wrong in ({"nodes": "two"}, {"pools": [{"role": "rollout", "settings": {"kv_dtype": 5}}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**SMALL, **wrong}, schema_of("job"))
+
+
 def test_phases_of_a_plan_are_predicted_one_by_one(tmp_path: Path) -> None:
     trace(tmp_path / "lengths", steps=2, scale=150.0)
     task = {**SMALL["tasks"][0], "workload": "lengths"}  # type: ignore[index]

@@ -96,20 +96,21 @@ def _ratio(values: tuple[Any, ...]) -> tuple[float, ...]:
     return tuple(map(float, values))
 
 
-def _open(check: Any) -> tuple[BeforeValidator, PlainSerializer]:
+def _open(check: Any, written: Any) -> tuple[BeforeValidator, PlainSerializer]:
+    """``written`` : what may stand in a file, for its schema."""
     # Runs before pydantic's own tuple check, so that a message speaks of the value that the user wrote.
-    return BeforeValidator(lambda given: check(_values(given))), PlainSerializer(_plain)
+    return BeforeValidator(lambda given: check(_values(given)), json_schema_input_type=written), PlainSerializer(_plain)
 
 
-Counts = Annotated[tuple[int, ...], *_open(_positive)]
+Counts = Annotated[tuple[int, ...], *_open(_positive, int | list[int] | Range)]
 """One or several positive whole numbers."""
-Naturals = Annotated[tuple[int, ...], *_open(_natural)]
+Naturals = Annotated[tuple[int, ...], *_open(_natural, int | list[int] | Range)]
 """One or several whole numbers of at least 0."""
-Fractions = Annotated[tuple[float, ...], *_open(_fraction)]
+Fractions = Annotated[tuple[float, ...], *_open(_fraction, float | list[float])]
 """One or several fractions in (0, 1]."""
-Ratios = Annotated[tuple[float, ...], *_open(_ratio)]
+Ratios = Annotated[tuple[float, ...], *_open(_ratio, float | list[float])]
 """One or several numbers of at least 1."""
-Flags = Annotated[tuple[bool, ...], *_open(lambda values: values)]
+Flags = Annotated[tuple[bool, ...], *_open(lambda values: values, bool | list[bool])]
 """One or both truth values."""
-Words = Annotated[tuple[str, ...], *_open(lambda values: values)]
+Words = Annotated[tuple[str, ...], *_open(lambda values: values, str | list[str])]
 """One or several names."""

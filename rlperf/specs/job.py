@@ -208,6 +208,10 @@ class Horizon(_Frozen):
     switch: Seconds | None = Field(None, description="cost of changing layout between groups; default: never switch")
 
 
+def _as_list(given: object) -> object:
+    return (given,) if isinstance(given, str) else given
+
+
 def _as_objective(given: object) -> object:
     return {"minimize": given} if isinstance(given, str) else given
 
@@ -229,19 +233,21 @@ class Job(_Frozen):
         "verl", description="verl, nemo_rl, openrlhf, slime, areal, trl; with ==version if it matters"
     )
     trainer_backends: Annotated[
-        tuple[TrainerBackend, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)
-    ] = (
-        "fsdp2",
-        "megatron",
-    )
+        tuple[TrainerBackend, ...],
+        BeforeValidator(_as_list, json_schema_input_type=TrainerBackend | list[TrainerBackend]),
+    ] = ("fsdp2", "megatron")
     engine: str = "vllm"
     tasks: tuple[Task, ...] = Field(min_length=1)
-    modes: Annotated[tuple[Mode, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ("colocated",)
+    modes: Annotated[tuple[Mode, ...], BeforeValidator(_as_list, json_schema_input_type=Mode | list[Mode])] = (
+        "colocated",
+    )
     sharing: Literal["time", "devices"] = Field(
         "time", description="several tasks take turns on all devices, or run at the same time on parts of them"
     )
     roles: tuple[Role, ...] | None = Field(None, description="default: rollout, trainer, and what the algorithm needs")
-    objective: Annotated[Objective, BeforeValidator(_as_objective)] = Objective()
+    objective: Annotated[Objective, BeforeValidator(_as_objective, json_schema_input_type=Minimize | Objective)] = (
+        Objective()
+    )
     limits: Limits = Limits()
     horizon: Horizon = Horizon()
     pools: tuple[PoolSpec, ...] = ()

@@ -170,6 +170,18 @@ def test_precisions_of_equal_bytes_are_judged_each_by_its_own_engine_steps() -> 
     assert alone["fp8"] != alone["int8_wo"]
 
 
+def test_a_runner_up_that_is_faster_by_itself_is_not_called_worse() -> None:
+    """Tasks that share the devices: with all of them to itself each would be faster."""
+    one = {"prompts_per_step": 64, "group_size": 8, "max_prompt_tokens": 1024, "max_response_tokens": 4096}
+    tasks = [{**one, "name": name, "workload": name, "rl_steps": 10} for name in ("math", "programming")]
+    plan = plan_job(job(nodes=2, sharing="devices", tasks=tasks, architecture="Qwen3-8B"))
+    ups = [phase.runner_up for phase in plan.plan if phase.runner_up is not None]
+    assert any(up.loss < 0.0 and up.distinguishable for up in ups)
+    for up in ups:
+        assert (up.verdict == "worse beyond the intervals") == (up.distinguishable and up.loss >= 0.0)
+        assert (up.verdict == "better by itself, not chosen") == (up.distinguishable and up.loss < 0.0)
+
+
 def test_simplicity_decides_near_ties() -> None:
     best = plan_job(job(nodes=2))
     simple = plan_job(job(nodes=2, objective={"minimize": "step_time", "simplicity": 0.05}))

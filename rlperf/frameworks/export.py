@@ -288,8 +288,7 @@ def _decided(phase: Phase, job: Job) -> list[str]:
         lines.append(f"Holds the choice back: {', '.join(phase.binds)}.")
     if phase.runner_up:
         other = phase.runner_up
-        told = "slower" if other.distinguishable else "not told apart by the intervals"
-        lines.append(f"Runner-up: {', '.join(other.differs) or 'same layout'} ({other.loss:+.1%}, {told}).")
+        lines.append(f"Runner-up: {', '.join(other.differs) or 'same layout'} ({other.loss:+.1%}, {other.verdict}).")
     return lines
 
 

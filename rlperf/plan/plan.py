@@ -210,6 +210,13 @@ class RunnerUp(_Frozen):
     distinguishable: bool
     differs: tuple[str, ...] = Field(description="what the runner-up does otherwise, in words")
 
+    @property
+    def verdict(self) -> str:
+        """How it compares, in words: better by itself where the plan is simpler or leaves devices to other tasks."""
+        if not self.distinguishable:
+            return "cannot be told apart from the plan"
+        return "worse beyond the intervals" if self.loss >= 0.0 else "better by itself, not chosen"
+
 
 class Sensitivity(_Frozen):
     """What happens to the choice when one input is off by some share."""

@@ -151,8 +151,8 @@ def runner_up_words(phase: Phase) -> str:
     if phase.runner_up is None:
         return "no other candidate is left"
     other = phase.runner_up
-    verdict = "worse beyond the intervals" if other.distinguishable else "cannot be told apart from the plan"
-    words = f"runner-up {100 * other.loss:+.1f} % ({'; '.join(other.differs)}): {verdict}; {phase.tied} candidates tied"
+    words = f"runner-up {100 * other.loss:+.1f} % ({'; '.join(other.differs)}): {other.verdict}"
+    words += f"; {phase.tied} candidates tied"
     return words + (f"; the simplest of them: {_first(phase.simplest)}" if phase.simplest else "")
 
 

@@ -20,6 +20,7 @@ class Stack:
 
 
 _FRAMEWORKS = (
+    (r"nemo.*(megatron|mcore)", "nemo_rl_megatron"),
     (r"nemo.*(dtensor|fsdp|automodel|pytorch)", "nemo_rl_dtensor"),
     (r"nemo", "nemo_rl_megatron"),
     (r"verl.*(megatron|mcore)", "verl_megatron"),
@@ -67,6 +68,8 @@ def stack_of(text: str) -> Stack:
 
     >>> stack_of("NeMo-RL (vLLM + PyTorch DTensor)").framework, stack_of("verl (SGLang+Megatron)").engine
     ('nemo_rl_dtensor', 'sglang')
+    >>> stack_of("NeMo-RL (Megatron-Core, PyTorch 2.8)").framework
+    'nemo_rl_megatron'
     >>> stack_of("SkyRL (vLLM + FSDP2)").assumed
     ('framework=verl_fsdp (nothing of SkyRL (vLLM + FSDP2) is known: overheads of a relative)',)
     """

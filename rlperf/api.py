@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.adapter import framework_facts, states
 from rlperf.frameworks.defaults import defaults_of
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.plan import planner, predict, size
@@ -102,13 +102,28 @@ def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
 
 
 def _as_framework_runs(job: Job, facts: FrameworkFacts) -> Job:
-    """The job as its framework can run it: its own engine where none is named; modes and trainers that it has."""
+    """The job as its framework can run it: its own engine where none is named; modes, trainers, dtypes that it has."""
     modes = tuple(mode for mode in job.modes if mode in facts.modes) or job.modes
     backends = tuple(backend for backend in job.trainer_backends if backend in facts.backends) or job.trainer_backends
     found = job.model_copy(update={"modes": modes, "trainer_backends": backends})
-    if "engine" in job.model_fields_set or job.engine in facts.engines:
-        return found
-    return found.model_copy(update={"engine": facts.engines[0]})
+    if "engine" not in job.model_fields_set and job.engine not in facts.engines:
+        found = found.model_copy(update={"engine": facts.engines[0]})
+    return _with_stated_precisions(found)
+
+
+def _with_stated_precisions(job: Job) -> Job:
+    """Of precisions that the job leaves open those that its framework has a key for; bf16 needs none."""
+    framework, asked = split_name(job.framework)
+    adapter, engine = adapter_of(framework), engine_named(job)[0].split("==")[0]
+    pools = []
+    for pool in job.pools:
+        kept = {}
+        for name in ("rollout_dtype", "kv_dtype"):
+            opened = getattr(pool.settings, name) or ()
+            if len(opened) > 1 and "bf16" in opened and not states(adapter, asked, engine, f"rollout.{name}"):
+                kept[name] = ("bf16",)
+        pools.append(pool.model_copy(update={"settings": pool.settings.model_copy(update=kept)}) if kept else pool)
+    return job.model_copy(update={"pools": tuple(pools)})
 
 
 def facts_of(job: Job) -> FrameworkFacts:

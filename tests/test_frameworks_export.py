@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from rlperf.errors import ExportError, SpecError
+from rlperf.frameworks.adapter import states
 from rlperf.frameworks.export import broken_rules, export_run, illegal_keys, write_plan
 from rlperf.frameworks.fields import SGLANG_KV_DTYPE, Target
 from rlperf.frameworks.keytable import flatten, key_table, nest
@@ -167,6 +168,8 @@ def test_precisions_of_the_engine_are_written_and_read_back_or_named_as_lost(
     found = export_run(run.with_(asked), adapter_of(framework), version, "config")
     lost = {limitation.asked for limitation in found.emission.limitations if "dtype" in limitation.asked}
     assert lost == {f"rollout.{name} fp8" for name in unsaid}
+    for name in ("rollout_dtype", "kv_dtype"):
+        assert states(adapter_of(framework), version, engine, f"rollout.{name}") == (name not in unsaid)
     back = _read_back(found.files, framework, version, tmp_path)
     for name in {"rollout_dtype", "kv_dtype"} - unsaid:
         assert back.get(f"rollout.{name}") == "fp8", name

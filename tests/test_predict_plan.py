@@ -129,6 +129,21 @@ def test_a_broken_rule_is_named_and_not_taken_for_a_lack_of_memory(tmp_path: Pat
     assert "costed as if it were on: rollout chunked_prefill: false, trainer packing: false" in found.assumed
 
 
+def test_an_open_precision_without_a_key_of_the_framework_stays_bf16() -> None:
+    pools = [{"role": "rollout", "settings": {"kv_dtype": ["bf16", "fp8"], "rollout_dtype": ["fp8", "bf16"]}}]
+    for framework, engine, kv, weights in (
+        ("verl", "vllm", ("bf16", "fp8"), ("fp8", "bf16")),
+        ("areal", "sglang", ("bf16", "fp8"), ("bf16",)),
+        ("openrlhf", "vllm", ("bf16",), ("bf16",)),
+    ):
+        asked = Job.model_validate({**SMALL, "framework": framework, "engine": engine, "pools": pools})
+        settings = ask(asked).job.pool("rollout").settings
+        assert (settings.kv_dtype, settings.rollout_dtype) == (kv, weights)
+    pinned = [{"role": "rollout", "settings": {"kv_dtype": "fp8"}}]
+    asked = Job.model_validate({**SMALL, "framework": "openrlhf", "pools": pinned})
+    assert ask(asked).job.pool("rollout").settings.kv_dtype == ("fp8",)
+
+
 def test_what_the_planner_chose_for_open_settings_is_named() -> None:
     pools = [
         {"role": "rollout", "devices": 8, "settings": {"kv_dtype": ["bf16", "fp8"], "max_running": 64}},

@@ -209,3 +209,11 @@ def uneven_stages(run: Run) -> dict[str, Value]:
         if rest >= 2:
             return {"trainer.first_stage_layers": -(-rest // 2), "trainer.last_stage_layers": rest // 2}
     return {}
+
+
+def states(adapter: Adapter, version: str | None, engine: str, name: str) -> bool:
+    """Whether a key of the version, and of this engine, holds a neutral value."""
+    table = key_table(adapter.name)
+    others = {"vllm", "sglang"} - {engine}
+    keys = [entry.key(table, table.version(version), "") for entry in adapter.fields if entry.name == name]
+    return any(key is not None and not any(other in key for other in others) for key in keys)

@@ -117,6 +117,18 @@ def test_plan_is_what_the_planner_says() -> None:
         plan_job(job_of(found, short))
 
 
+def test_open_precisions_are_an_axis_or_the_planners() -> None:
+    pools = [{"role": "rollout", "settings": {"kv_dtype": ["bf16", "fp8"]}}]
+    opened, axis = {**JOB, "pools": pools}, "pools.rollout.settings.kv_dtype"
+    refused = sweep_job(Sweep(job=opened, grid={"nodes": [1]}), workers=1).frame.to_dicts()[0]
+    assert refused["status"] == "wrong" and "make it an axis, or sweep by method plan" in refused["reason"]
+    rows = sweep_job(Sweep(job=JOB, grid={axis: ["bf16", "fp8"]}), workers=1).frame.to_dicts()
+    assert rows[1]["rollout_s"] < rows[0]["rollout_s"]
+    # where the framework has no key for it nothing is open
+    closed = {**opened, "framework": "openrlhf", "trainer_backends": ["fsdp2"]}
+    assert sweep_job(Sweep(job=closed, grid={"nodes": [1]}), workers=1).frame["status"].to_list() == ["ok"]
+
+
 def test_settings_that_contradict_each_other_become_rows() -> None:
     grid = {"tasks.math.prompts_per_step": [8, 32], "tasks.math.mini_batch": [8, 32]}
     found = sweep_job(Sweep(job=JOB, grid=grid), workers=1)

@@ -68,7 +68,7 @@ class Evaluator:
         context, facts = self.ask(job, self.folder)
         if self.method == "plan":
             return [_planned(context, facts)]
-        if len(job.pool("rollout").settings.alternatives()) > 1:
+        if len(context.job.pool("rollout").settings.alternatives()) > 1:
             raise SpecError(
                 "the engine's precision or prefix caching is open: make it an axis, or sweep by method plan"
             )

@@ -184,3 +184,11 @@ def test_wrong_command_lines(
     assert (code, out) == (2, "")
     assert "Traceback" not in err
     assert err.strip()
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_a_command_has_its_options_whatever_the_process_was_called_with(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["pytest", *words])
+    assert "--out" in CliRunner().invoke(app, ["import", "--help"]).output

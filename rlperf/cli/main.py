@@ -46,6 +46,16 @@ COMMANDS = {
 class _LazyGroup(TyperGroup):
     """Knows every command by name and imports only the one that runs."""
 
+    listing = False
+    """True while the help of the group is written, which wants names and one-line helps alone."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.listing = False
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
@@ -53,19 +63,13 @@ class _LazyGroup(TyperGroup):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        if _listing():
+        if self.listing:
             return typer.main.get_command(_stub(cmd_name, entry.help))
         module, attribute = entry.target.split(":")
         found = getattr(importlib.import_module(module), attribute)
         command = typer.main.get_command(found if isinstance(found, typer.Typer) else _single(found))
         command.name = cmd_name
         return command
-
-
-def _listing() -> bool:
-    """True where only names and one-line helps are wanted."""
-    arguments = sys.argv[1:]
-    return not arguments or arguments[0] in ("--help", "-h")
 
 
 def _single(function: Any) -> typer.Typer:

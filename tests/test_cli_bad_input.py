@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from rlperf.cli.main import run
+from rlperf.cli.main import app, run
 
 JOB = """\
 name: small

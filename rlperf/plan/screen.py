@@ -17,6 +17,7 @@ from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.configuration import Configuration, configuration_of, layout_values
 from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.demand import Batch, Demand
+from rlperf.plan.fronts import rollout_criteria, trainer_criteria
 from rlperf.plan.pareto import pareto_mask
 from rlperf.plan.rollout_columns import Counted, RolloutColumns, Tabulated, rollout_columns
 from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
@@ -26,7 +27,6 @@ from rlperf.plan.trainer_columns import TrainerColumns, TrainerGrid, peak_limit,
 from rlperf.plan.words import layout_words
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts
-from rlperf.specs.job import Mode
 
 FINALISTS = 64
 """Pairs per slot that the judge may look at; the screen keeps this many of the best."""
@@ -291,8 +291,10 @@ def _screen_split(
     # closed forms leave preemptions out: of engines that they take for equal, the roomiest cache comes first
     r_alive = r_alive[np.argsort(-rollout.kv_tokens[r_alive], kind="stable")]
     if prune:
-        r_alive = r_alive[_rollout_front(rollout, r_alive, split.mode)]
-        t_alive = columns.front(batch, split, forgiven, lambda: t_alive[_trainer_front(trainer, t_alive, split.mode)])
+        r_alive = _front(r_alive, *rollout_criteria(rollout, r_alive, split.mode))
+        t_alive = columns.front(
+            batch, split, forgiven, lambda: _front(t_alive, *trainer_criteria(trainer, t_alive, split.mode))
+        )
     r, t = (axis.ravel() for axis in np.meshgrid(r_alive, t_alive, indexing="ij"))
     flags = np.zeros(len(r), dtype=np.int64)
     if split.mode == "colocated" and not forgiven & int(Reject.MEMORY):
@@ -348,28 +350,9 @@ def _fit_together(
     return np.asarray(generating & training)
 
 
-def _rollout_front(columns: RolloutColumns, alive: IntArray, mode: Mode) -> IntArray:
-    """Undominated rollout columns; those that the weight sync tells apart are not compared."""
-    layout = columns.layout.take(alive)
-    group = layout.tensor_parallel * 1000 + layout.pipeline_parallel * 10 + (layout.expert_parallel > 1)
-    criteria = [columns.makespan_s[alive]]
-    if mode in ("one_step_off", "async"):
-        criteria.append(columns.steady_s[alive])
-    if mode == "colocated":
-        criteria += [columns.awake_bytes[alive], columns.asleep_bytes[alive], columns.transition_s[alive]]
-    return np.flatnonzero(pareto_mask(np.stack(criteria, axis=1), group))
-
-
-def _trainer_front(columns: TrainerColumns, alive: IntArray, mode: Mode) -> IntArray:
-    """Undominated trainer columns, within equal shards and backend (which weight sync and overheads depend on)."""
-    layout = columns.layout.take(alive)
-    shards = np.where(layout.zero_stage >= 3, layout.shards, 1) * layout.tensor_parallel * layout.pipeline_parallel
-    group = (shards * 64 + layout.tensor_parallel) * 4 + columns.backend[alive] * 2 + columns.parked[alive]
-    busy = columns.training_s[alive] + columns.scoring_s[alive]
-    criteria = [busy]
-    if mode == "colocated":
-        criteria = [busy + columns.transition_s[alive], columns.peak_bytes[alive], columns.idle_bytes[alive]]
-    return np.flatnonzero(pareto_mask(np.stack(criteria, axis=1), group))
+def _front(alive: IntArray, group: IntArray, criteria: FloatArray) -> IntArray:
+    """The undominated of some columns."""
+    return np.asarray(alive[pareto_mask(criteria, group)])
 
 
 def _near_misses(

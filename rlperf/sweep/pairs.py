@@ -11,6 +11,7 @@ from rlperf.cost.reject import REASONS, Reject
 from rlperf.layout import OFFLOAD, RECOMPUTE, FloatArray, IntArray
 from rlperf.plan.context import Context, TaskContext
 from rlperf.plan.demand import Demand
+from rlperf.plan.fronts import rollout_criteria, trainer_criteria
 from rlperf.plan.pareto import pareto_mask
 from rlperf.plan.rollout_columns import RolloutColumns
 from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
@@ -232,23 +233,12 @@ def _kept(columns: RolloutColumns | TrainerColumns, alive: IntArray, key: IntArr
     """Columns that can be part of a best pair: of crowded keys only the undominated (``docs/theory/planner.md``)."""
     if len(alive) <= CROWDED * max(len(np.unique(key[alive])), 1):
         return alive
-    layout = columns.layout.take(alive)
     if isinstance(columns, RolloutColumns):
-        shards = layout.tensor_parallel * 1000 + layout.pipeline_parallel * 10 + (layout.expert_parallel > 1)
-        criteria = [columns.makespan_s[alive]]
-        if mode in ("one_step_off", "async"):
-            criteria.append(columns.steady_s[alive])
-        if mode == "colocated":
-            criteria += [columns.awake_bytes[alive], columns.asleep_bytes[alive], columns.transition_s[alive]]
+        alike, criteria = rollout_criteria(columns, alive, mode)
     else:
-        split = np.where(layout.zero_stage >= 3, layout.shards, 1) * layout.tensor_parallel * layout.pipeline_parallel
-        shards = (split * 64 + layout.tensor_parallel) * 4 + columns.backend[alive] * 2 + columns.parked[alive]
-        busy = columns.training_s[alive] + columns.scoring_s[alive]
-        criteria = [busy]
-        if mode == "colocated":
-            criteria = [busy + columns.transition_s[alive], columns.peak_bytes[alive], columns.idle_bytes[alive]]
-    _, group = np.unique(np.stack([key[alive], shards]), axis=1, return_inverse=True)
-    return np.asarray(alive[pareto_mask(np.stack(criteria, axis=1), group.reshape(-1))])
+        alike, criteria = trainer_criteria(columns, alive, mode)
+    _, group = np.unique(np.stack([key[alive], alike]), axis=1, return_inverse=True)
+    return np.asarray(alive[pareto_mask(criteria, group.reshape(-1))])
 
 
 def _first(flags: IntArray) -> IntArray:

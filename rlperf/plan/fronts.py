@@ -1,0 +1,37 @@
+"""What makes one column dominate another: criteria to be no worse in, among the columns that may be compared.
+
+The argument why leaving out dominated columns loses nothing stands in ``docs/theory/planner.md``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlperf.layout import FloatArray, IntArray
+from rlperf.plan.rollout_columns import RolloutColumns
+from rlperf.plan.trainer_columns import TrainerColumns
+from rlperf.specs.job import Mode
+
+
+def rollout_criteria(columns: RolloutColumns, alive: IntArray, mode: Mode) -> tuple[IntArray, FloatArray]:
+    """(group, criteria ``[columns][criteria]``): columns that the weight sync tells apart are not compared."""
+    layout = columns.layout.take(alive)
+    group = layout.tensor_parallel * 1000 + layout.pipeline_parallel * 10 + (layout.expert_parallel > 1)
+    criteria = [columns.makespan_s[alive]]
+    if mode in ("one_step_off", "async"):
+        criteria.append(columns.steady_s[alive])
+    if mode == "colocated":
+        criteria += [columns.awake_bytes[alive], columns.asleep_bytes[alive], columns.transition_s[alive]]
+    return group, np.stack(criteria, axis=1)
+
+
+def trainer_criteria(columns: TrainerColumns, alive: IntArray, mode: Mode) -> tuple[IntArray, FloatArray]:
+    """(group, criteria): compared within equal shards and backend, on which weight sync and overheads depend."""
+    layout = columns.layout.take(alive)
+    shards = np.where(layout.zero_stage >= 3, layout.shards, 1) * layout.tensor_parallel * layout.pipeline_parallel
+    group = (shards * 64 + layout.tensor_parallel) * 4 + columns.backend[alive] * 2 + columns.parked[alive]
+    busy = columns.training_s[alive] + columns.scoring_s[alive]
+    criteria = [busy]
+    if mode == "colocated":
+        criteria = [busy + columns.transition_s[alive], columns.peak_bytes[alive], columns.idle_bytes[alive]]
+    return group, np.stack(criteria, axis=1)

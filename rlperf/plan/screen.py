@@ -23,7 +23,14 @@ from rlperf.plan.rollout_columns import Counted, RolloutColumns, Tabulated, roll
 from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
 from rlperf.plan.splits import Split, Usage, splits
 from rlperf.plan.stage_seconds import pair_seconds
-from rlperf.plan.trainer_columns import TrainerColumns, TrainerGrid, peak_limit, trainer_columns_of, trainer_grid
+from rlperf.plan.trainer_columns import (
+    TrainerColumns,
+    TrainerGrid,
+    peak_limit,
+    peak_limits,
+    trainer_columns_of,
+    trainer_grid,
+)
 from rlperf.plan.words import layout_words
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts
@@ -298,7 +305,7 @@ def _screen_split(
     r, t = (axis.ravel() for axis in np.meshgrid(r_alive, t_alive, indexing="ij"))
     flags = np.zeros(len(r), dtype=np.int64)
     if split.mode == "colocated" and not forgiven & int(Reject.MEMORY):
-        flags |= np.where(_fit_together(context, rollout, trainer, r, t), 0, int(Reject.MEMORY))
+        flags |= np.where(fit_together(context, rollout, trainer, r, t), 0, int(Reject.MEMORY))
     allowed = pair_rule_mask(facts, rollout, trainer, r, t, backends, arch, batch, alone=lenient)
     flags |= np.where(allowed, 0, int(Reject.FRAMEWORK))
     tally.candidates += len(r)
@@ -339,14 +346,13 @@ def _within_limits(context: Context, usage: Usage, step_s: FloatArray) -> np.nda
     return within
 
 
-def _fit_together(
+def fit_together(
     context: Context, rollout: RolloutColumns, trainer: TrainerColumns, r: IntArray, t: IntArray
 ) -> np.ndarray:
     """Colocated pools: engine awake beside the idle trainer, engine asleep beside the training one."""
     limit = context.hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
-    peaks = np.array([peak_limit(context, each) for each in context.trainers])[trainer.backend[t]]
     generating = rollout.awake_bytes[r] + trainer.idle_bytes[t] <= limit
-    training = rollout.asleep_bytes[r] + trainer.peak_bytes[t] <= peaks
+    training = rollout.asleep_bytes[r] + trainer.peak_bytes[t] <= peak_limits(context, trainer.backend[t])
     return np.asarray(generating & training)
 
 

@@ -100,6 +100,11 @@ def peak_limit(context: Context, trainer: Trainer) -> float:
     return min(memory * (1.0 - context.job.limits.memory_headroom), memory / trainer.calibration.memory_high)
 
 
+def peak_limits(context: Context, backend: IntArray) -> FloatArray:
+    """`peak_limit` of the trainers with these indices [bytes]."""
+    return np.array([peak_limit(context, trainer) for trainer in context.trainers])[backend]
+
+
 def scoring_passes(context: Context, trainer: Trainer, updates: int) -> int:
     """Forward passes per rl_step on the trainer's devices: old policy, reference, and the critic's values for PPO."""
     rule = trainer.framework.old_policy_pass
@@ -241,7 +246,7 @@ def _needless_offload(context: Context, columns: TrainerColumns, settings: int) 
         return np.zeros(columns.count, dtype=np.bool_)
     rows = np.flatnonzero(offloaded)
     twin = rows - settings  # offload is the last axis of the layouts
-    limits = np.array([peak_limit(context, each) for each in context.trainers])[columns.backend[twin]]
+    limits = peak_limits(context, columns.backend[twin])
     found = np.zeros(columns.count, dtype=np.bool_)
     found[rows] = (columns.flags[twin] == 0) & (columns.peak_bytes[twin] <= TIGHT * limits)
     return found
@@ -250,15 +255,14 @@ def _needless_offload(context: Context, columns: TrainerColumns, settings: int) 
 def _fitting(context: Context, architecture: Architecture, demand: Demand, grid: TrainerGrid) -> TrainerColumns:
     """The grid's columns with their bytes for one demand, not yet timed."""
     count = len(grid.flags)
-    peak, idle, host, transition, limit = (np.empty(count) for _ in range(5))
+    peak, idle, host, transition = (np.empty(count) for _ in range(4))
     parts = grid.bytes_of(context, architecture, demand)
-    for trainer, rows, memory in zip(context.trainers, grid.rows(len(context.trainers)), parts, strict=True):
+    for rows, memory in zip(grid.rows(len(context.trainers)), parts, strict=True):
         peak[rows], idle[rows], host[rows] = memory.peak, memory.idle, memory.host
         transition[rows] = transition_seconds(context, memory)
-        limit[rows] = peak_limit(context, trainer)
     per_node = np.minimum(context.cluster.devices_per_node, grid.layout.devices)
     host_limit = context.job.limits.host_memory or context.cluster.host_memory
-    flags = grid.flags | np.where(peak > limit, int(Reject.MEMORY), 0)
+    flags = grid.flags | np.where(peak > peak_limits(context, grid.backend), int(Reject.MEMORY), 0)
     flags = flags | np.where(host * per_node > host_limit, int(Reject.HOST_MEMORY), 0)
     flags = flags | np.where(grid.token_budget < demand.batch.longest_tokens, int(Reject.BATCH), 0)
     return TrainerColumns(

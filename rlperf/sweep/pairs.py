@@ -15,10 +15,10 @@ from rlperf.plan.fronts import rollout_criteria, trainer_criteria
 from rlperf.plan.pareto import pareto_mask
 from rlperf.plan.rollout_columns import RolloutColumns
 from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
-from rlperf.plan.screen import objective_of
+from rlperf.plan.screen import fit_together, objective_of
 from rlperf.plan.splits import Split, splits
 from rlperf.plan.stage_seconds import pair_seconds
-from rlperf.plan.trainer_columns import TrainerColumns, peak_limit
+from rlperf.plan.trainer_columns import TrainerColumns
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Mode, Role
 from rlperf.sweep.caches import Columns
@@ -184,11 +184,7 @@ def _judged(
     rollout, trainer, split, batch = source.rollout, source.trainer, source.split, source.demand.batch
     flags = np.zeros(len(r), dtype=np.int64)
     if split.mode == "colocated":
-        limit = context.hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
-        peaks = np.array([peak_limit(context, each) for each in context.trainers])[trainer.backend[t]]
-        fits = rollout.awake_bytes[r] + trainer.idle_bytes[t] <= limit
-        fits &= rollout.asleep_bytes[r] + trainer.peak_bytes[t] <= peaks
-        flags |= np.where(fits, 0, int(Reject.MEMORY))
+        flags |= np.where(fit_together(context, rollout, trainer, r, t), 0, int(Reject.MEMORY))
     allowed = pair_rule_mask(facts, rollout, trainer, r, t, backends, task.architecture, batch)
     flags |= np.where(allowed, 0, int(Reject.FRAMEWORK))
     staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0

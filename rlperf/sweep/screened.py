@@ -9,7 +9,7 @@ import numpy as np
 from rlperf.layout import RECOMPUTE, FloatArray, IntArray
 from rlperf.plan.context import Context
 from rlperf.plan.stage_seconds import PairSeconds, pair_seconds
-from rlperf.plan.trainer_columns import peak_limit
+from rlperf.plan.trainer_columns import peak_limits
 from rlperf.plan.uncertainty import Z, log_sigma
 from rlperf.sweep.columns import STAGES
 from rlperf.sweep.pairs import Best, Source
@@ -70,7 +70,7 @@ def _columns(context: Context, source: Source, r: IntArray, t: IntArray) -> dict
         "bottleneck": names[np.argmax(stages, axis=0)],
         "rollout_memory_bytes": rollout.awake_bytes[r] + (trainer.idle_bytes[t] if colocated else 0.0),
         "trainer_memory_bytes": trainer.peak_bytes[t] + (rollout.asleep_bytes[r] if colocated else 0.0),
-        "trainer_memory_limit_bytes": np.array([peak_limit(context, e) for e in context.trainers])[trainer.backend[t]],
+        "trainer_memory_limit_bytes": peak_limits(context, trainer.backend[t]),
         "max_running": rollout.max_running[r],
         "memory_fraction": rollout.memory_fraction[r],
         "trainer_backend": np.array([each.backend for each in context.trainers])[trainer.backend[t]],

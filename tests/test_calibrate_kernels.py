@@ -188,6 +188,9 @@ def test_nccl_tests_output_is_read(tmp_path: Path) -> None:
     (series,) = read_series(path)
     assert series.variant == "all_reduce" and series.shape["num_gpus"][0] == 8
     assert series.measured_s[0] == pytest.approx(20.5e-6)
+    path.write_text("\n".join(lines).replace("1 on host device  7", "1 on other device  7"))
+    with pytest.raises(SpecError, match="of 2 nodes"):
+        read_series(path)
     path.write_text("busbw\n8 2 float sum 1 2 3 4")
     with pytest.raises(SpecError, match="without the collective's name"):
         read_series(path)

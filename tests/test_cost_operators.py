@@ -227,6 +227,42 @@ def test_engine_kernels_beat_nccl_for_small_messages() -> None:
     assert float(collectives.all_reduce_s(H100, 65536, 8, 8, implementation="custom")) < 0.7 * nccl
 
 
+def test_engine_kernels_do_not_reach_across_nodes() -> None:
+    custom, nccl = (float(collectives.all_reduce_s(H100, 65536, 16, 8, implementation=k)) for k in ("custom", "nccl"))
+    assert custom == nccl
+
+
+def test_a_slow_link_delays_small_messages_and_without_order_there_are_no_flags() -> None:
+    def small(**update: object) -> float:
+        link = H100.network.model_copy(update=update)
+        return float(collectives.all_reduce_s(dataclasses.replace(H100, network=link), 65536, 32, 8))
+
+    # a tree over four nodes crosses twice up and twice down
+    assert small(latency=H100.network.latency + 10e-6) == pytest.approx(small() + 40e-6)
+    assert small(in_order=False) > small() + 2.0 * 7.0 * (H100.library.bulk.tree_step - H100.library.low.tree_step)
+
+
+def test_rings_grow_with_devices_trees_with_the_logarithm_of_nodes() -> None:
+    nodes = np.array([4.0, 16.0, 64.0])
+    tree = collectives.all_reduce_s(H100, 1e4, 8.0 * nodes, 8.0)
+    hop = H100.library.low.tree_hop + H100.network.latency
+    assert np.diff(tree) == pytest.approx([4.0 * hop, 4.0 * hop], rel=0.05)
+    ring = collectives.all_gather_s(H100, 1e4, 8.0 * nodes, 8.0)
+    assert ring[2] - ring[1] == pytest.approx(4.0 * (ring[1] - ring[0]), rel=0.05)
+    large = collectives.all_gather_s(H100, 8e9, 8.0 * nodes, 8.0)
+    assert large == pytest.approx(8e9 / 8.0 / (H100.library.ring * 50e9), rel=0.08)
+
+
+def test_a_mesh_of_links_is_as_fast_as_the_links_between_the_group() -> None:
+    mi300x = load_hardware("mi300x")
+    link = mi300x.device.scale_up
+    assert link is not None and link.pair_bandwidth is not None
+    pair, eight = (collectives.all_reduce_s(mi300x, 4e9, n, n) for n in (2, 8))
+    bus = [float(collectives.bus_share("all_reduce", n) * 4e9 / t) for n, t in ((2, pair), (8, eight))]
+    assert 0.5 * link.pair_bandwidth < bus[0] < link.pair_bandwidth
+    assert bus[1] > 6.0 * bus[0]
+
+
 def test_dispatch_grows_with_tokens_and_has_a_fallback() -> None:
     few, many = collectives.dispatch_combine_s(H100, np.array([1.0, 128.0]), 7168, 8, 8, 8)
     assert 20e-6 < few < many < 1e-3

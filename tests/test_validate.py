@@ -219,6 +219,36 @@ def test_kernel_files_are_scored_on_what_was_left_out(tmp_path: Path) -> None:
     assert {one.group for one in report.metrics} >= {"all", "gemm bf16", "gemm/h100_sxm/bf16 without one n"}
 
 
+def test_published_bus_bandwidths_are_predicted_by_shipped_constants(tmp_path: Path) -> None:
+    path = tmp_path / "bus.csv"
+    path.write_text(
+        "gpu,nodes,n_gpus,collective,bytes,busbw_GBps,note\n"
+        "H100,1,8,all_reduce,1073741824,480.0,\n"
+        "H100,2,16,all_gather,1073741824,350.0,\n"
+        "H100,4,32,all_reduce,1048576,5.0,EFA\n"
+        "B200,4,32,all_reduce,2097152,10.38,seen by a calibration\n"
+        "H100,4,32,all_reduce,1048576,0.0,no digits\n"
+        "H100,4,32,broadcast,1048576,5.0,\n"
+        "H900,4,32,all_reduce,1048576,5.0,\n"
+    )
+    report = validate_file(path, "kernels")
+    assert report.rows == 7 and report.predicted == 4 and report.used_in_calibration == 1
+    assert sum(report.refused.values()) == 3
+    near, far, efa, _ = report.predictions
+    assert near.predicted == pytest.approx(near.measured, rel=0.1)
+    assert far.predicted == pytest.approx(far.measured, rel=0.25) and far.assumed == ("network=ib_ndr",)
+    assert efa.assumed == ("network=efa_400",) and efa.predicted > 200.0
+
+
+@pytest.mark.data
+def test_collectives_across_nodes(measured_data: Path) -> None:
+    report = validate_file(measured_data / "kernels" / "published_collectives.csv", "kernels")
+    by_group = {one.group: one for one in report.metrics}
+    assert by_group["b200_sxm x 4"].rows == 14 and by_group["b200_sxm x 4"].mape < 12.0
+    assert by_group["all_reduce, one node"].median_ape < 10.0
+    assert by_group["mi300x x 1"].mape < 20.0
+
+
 def test_kinds_are_imported_by_name() -> None:
     assert {"kernels", "inference", "training", "memory"} <= set(core.KINDS)
     for kind in ("kernels", "inference"):

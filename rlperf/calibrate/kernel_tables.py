@@ -178,6 +178,10 @@ def _nccl_tests(text: str, file: str) -> list[Series]:
     device = re.search(r"device\s+\S+\s+\[[^\]]*\]\s+(.+)$", text, re.MULTILINE)
     if name is None or ranks < 2:
         raise SpecError(Problem("is nccl-tests output without the collective's name or its '# Rank' lines", file))
+    hosts = set(re.findall(r"^#\s+Rank.*\bon\s+(\S+)\s+device", text, re.MULTILINE))
+    if len(hosts) > 1:
+        hint = "run it inside one node; put bus bandwidths across nodes into a CSV for 'rlperf validate --kind kernels'"
+        raise SpecError(Problem(f"is of {len(hosts)} nodes: a device's constants are those of one", file, None, hint))
     sizes, times = [], []
     for line in text.splitlines():
         parts = line.split()

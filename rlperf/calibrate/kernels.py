@@ -151,7 +151,7 @@ def _rank(fit: KernelFit) -> tuple[str, bool, int]:
 
 def _taken_over(sections: dict[str, list[object]], base: DeviceCalibration) -> str:
     kept = [name for name in SECTIONS.values() if name not in sections and getattr(base, name)]
-    text = "host, network and backward attention are not in kernel tables: see their quality"
+    text = "host and backward attention are not in kernel tables: see their quality"
     return f"{text}; taken over from {base.device}: {', '.join(kept)}" if kept else text
 
 

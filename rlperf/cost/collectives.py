@@ -1,9 +1,10 @@
-"""Collectives: inside a scale-up domain from fitted constants, across nodes by hierarchy over the rails."""
+"""Collectives: inside a scale-up domain from fitted constants, across nodes as `rlperf.cost.network` says."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from rlperf.cost.network import network_bytes_per_s, pair_hop_s, ring_s, tree_s
 from rlperf.cost.roofline import Array, as_float
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import CollectiveFit, CollectivePoint
@@ -33,15 +34,6 @@ def bus_share(collective: str, group: Array) -> FloatArray:
     return np.asarray((2.0 if collective == "all_reduce" else 1.0) * (n - 1.0) / n)
 
 
-def network_bytes_per_s(hw: Hardware) -> float:
-    """Attainable rate per device and direction through the scale-out network [bytes/s].
-
-    line rate x rails / devices per node x fitted share / oversubscription.
-    """
-    rails = hw.cluster.rails / hw.cluster.devices_per_node
-    return hw.network.bandwidth * rails * hw.calibration.network.bandwidth / hw.cluster.oversubscription
-
-
 def collective_fit(hw: Hardware, collective: str, implementation: str = "nccl") -> CollectiveFit:
     """Constants of a collective; a missing one is served by all_gather (all move bytes once, except all_reduce)."""
     fits = hw.calibration.collectives
@@ -52,7 +44,7 @@ def collective_fit(hw: Hardware, collective: str, implementation: str = "nccl") 
     return fits[0]
 
 
-def point_with(point: CollectivePoint, bus_bytes: Array, bytes_per_s: float) -> FloatArray:
+def point_with(point: CollectivePoint, bus_bytes: Array, bytes_per_s: Array) -> FloatArray:
     r"""Seconds of a collective for one group size: the faster of two protocols, smoothly.
 
     .. math:: t = (u^{-16} + v^{-16})^{-1/16},\quad u = a_1 + x / b_1,\quad v = a_2 + x / b_2 + c \sqrt{x}
@@ -62,9 +54,9 @@ def point_with(point: CollectivePoint, bus_bytes: Array, bytes_per_s: float) -> 
     bus_bytes : x, bytes over the busiest link [bytes]; 2 (n-1)/n of the buffer for all-reduce, (n-1)/n for the others
     bytes_per_s : of the link on the data sheet [bytes/s]; b_1 and b_2 are shares of it
     """
-    x = as_float(bus_bytes)
-    low = point.low_fixed + x / (point.low_bandwidth * bytes_per_s)
-    bulk = point.fixed + x / (point.bandwidth * bytes_per_s) + point.root * np.sqrt(np.maximum(x, 0.0))
+    x, rate = as_float(bus_bytes), as_float(bytes_per_s)
+    low = point.low_fixed + x / (point.low_bandwidth * rate)
+    bulk = point.fixed + x / (point.bandwidth * rate) + point.root * np.sqrt(np.maximum(x, 0.0))
     faster = np.minimum(low, bulk)
     return np.asarray(faster * (1.0 + (faster / np.maximum(low, bulk)) ** 16) ** (-1 / 16))
 
@@ -74,11 +66,17 @@ def domain_s(
 ) -> FloatArray:
     """Seconds of a collective inside one scale-up domain [s]; 0 for 0 bytes.
 
-    `point_with` at the measured group sizes, interpolated in log2 of the group and kept beyond the largest.
+    `point_with` at the measured group sizes, interpolated in log2 of the group and kept beyond the largest. A full mesh
+    has no switch that adds up (NVLS): NCCL's all-reduce is a reduce-scatter and an all-gather there.
     """
+    if collective == "all_reduce" and implementation == "nccl" and _mesh_bytes_per_s(hw):
+        return 2.0 * domain_s(hw, "all_gather", as_float(bus_bytes) / 2.0, devices)
     fit = collective_fit(hw, collective, implementation)
-    rate = scale_up_bytes_per_s(hw)
-    x, size = np.broadcast_arrays(as_float(bus_bytes), np.log2(np.maximum(as_float(devices), 1.0)))
+    group = np.maximum(as_float(devices), 1.0)
+    rate: FloatArray | float = scale_up_bytes_per_s(hw)
+    if mesh := _mesh_bytes_per_s(hw):
+        rate = np.minimum(rate, mesh * np.maximum(group - 1.0, 1.0))
+    x, size, rate = np.broadcast_arrays(as_float(bus_bytes), np.log2(group), rate)
     places = np.log2([point.group for point in fit.points])
     index = np.clip(np.searchsorted(places, size) - 1, 0, max(len(places) - 2, 0))
     seconds = np.stack([point_with(point, x, rate) for point in fit.points])
@@ -90,6 +88,12 @@ def domain_s(
     return np.where(x > 0, lower, 0.0)
 
 
+def _mesh_bytes_per_s(hw: Hardware) -> float:
+    """Rate between two devices of a full mesh without a switch [bytes/s]; 0 where there is a switch or no fast link."""
+    link = hw.device.scale_up
+    return float(link.pair_bandwidth or 0.0) if link else 0.0
+
+
 def _hierarchical_s(
     hw: Hardware, collective: str, message_bytes: Array, group: Array, within: Array, passes: float, implementation: str
 ) -> FloatArray:
@@ -99,15 +103,24 @@ def _hierarchical_s(
     moving = (x > 0) & (n > 1.0)
     if not moving.any():
         return np.zeros(np.broadcast_shapes(x.shape, n.shape, inside.shape))
-    nodes = n / inside
-    bus = passes * x * (inside - 1.0) / inside
-    near = domain_s(hw, collective, bus, inside, implementation)
-    # every device carries 1/inside of the buffer across nodes, on its own rail, while the others move inside the node
-    far_bytes = passes * x / inside * (nodes - 1.0) / nodes
-    hops = passes * np.ceil(np.log2(np.maximum(nodes, 1.0))) * hw.calibration.network.hop
-    far = far_bytes / network_bytes_per_s(hw)
-    seconds = np.where(nodes > 1.0, np.maximum(near, far) + hops + 0.1 * np.minimum(near, far), near)
-    return np.where(moving, seconds, 0.0)
+    near = domain_s(hw, collective, passes * x * (inside - 1.0) / inside, inside, implementation)
+    across = n > inside
+    if across.any():
+        near = np.where(across, _across_s(hw, collective, x, n, inside, passes), near)
+    return np.where(moving, near, 0.0)
+
+
+def _across_s(
+    hw: Hardware, collective: str, x: FloatArray, n: FloatArray, inside: FloatArray, passes: float
+) -> FloatArray:
+    """Across nodes, always by NCCL: engines' own kernels need every device in one scale-up domain."""
+    scale_up = scale_up_bytes_per_s(hw)
+    whole = domain_s(hw, collective, passes * x * (n - 1.0) / n, inside)
+    ring = ring_s(hw, np.where(inside > 1.0, whole, 0.0), x, n, inside, passes, scale_up)
+    if collective != "all_reduce":
+        return ring
+    near = domain_s(hw, collective, passes * x * (inside - 1.0) / inside, inside)
+    return np.minimum(ring, tree_s(hw, near, x, n, inside, scale_up))
 
 
 def all_reduce_s(
@@ -124,8 +137,7 @@ def all_reduce_s(
 
     Notes
     -----
-    Bus bytes are 2 x (n-1)/n. Across nodes: reduce-scatter inside, all-reduce over the rails, all-gather inside,
-    overlapped chunk by chunk, so the slower of the two sets the time.
+    Bus bytes are 2 x (n-1)/n. Across nodes: the faster of a tree and a ring, `rlperf.cost.network`.
     """
     return _hierarchical_s(hw, "all_reduce", message_bytes, group, within, 2.0, implementation)
 
@@ -151,7 +163,7 @@ def all_to_all_s(hw: Hardware, message_bytes: Array, group: Array, within: Array
     if not moving.any():
         return np.zeros(np.broadcast_shapes(x.shape, n.shape, inside.shape))
     near = domain_s(hw, "all_to_all", x * (inside - 1.0) / n, inside)
-    far = x * (n - inside) / n / network_bytes_per_s(hw) + hw.calibration.network.hop * (n > inside)
+    far = x * (n - inside) / n / network_bytes_per_s(hw) + pair_hop_s(hw) * (n > inside)
     return np.where(moving, np.maximum(near, far), 0.0)
 
 
@@ -159,7 +171,7 @@ def point_to_point_s(hw: Hardware, n_bytes: Array, within: Array) -> FloatArray:
     """Seconds to send ``n_bytes`` to one other device; ``within`` true (or > 1) inside a scale-up domain."""
     x = as_float(n_bytes)
     near = domain_s(hw, "point_to_point", x, 2.0)
-    far = hw.calibration.network.hop + x / network_bytes_per_s(hw)
+    far = pair_hop_s(hw) + x / network_bytes_per_s(hw)
     flag = np.asarray(within)
     inside = flag if flag.dtype == np.bool_ else as_float(flag) > 1.0
     return np.where(x > 0, np.where(inside, near, far), 0.0)

@@ -18,13 +18,13 @@ from rlperf.cost.collectives import (
     all_gather_s,
     all_reduce_s,
     dispatch_combine_s,
-    network_bytes_per_s,
     point_to_point_s,
     reduce_scatter_s,
     scale_up_bytes_per_s,
 )
 from rlperf.cost.dtypes import cache_bytes, dtype_of
 from rlperf.cost.moe import grouped_with, moe_fit, touched_experts
+from rlperf.cost.network import network_bytes_per_s
 from rlperf.cost.roofline import Array, as_float, gemm_fit, gemm_with, sheet_flop_per_s, small_op_s
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rlperf.cost.collectives import network_bytes_per_s, scale_up_bytes_per_s
+from rlperf.cost.collectives import scale_up_bytes_per_s
+from rlperf.cost.network import network_bytes_per_s
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware

@@ -174,14 +174,6 @@ class HostFit(_Frozen):
     quality: Quality = Quality()
 
 
-class NetworkFit(_Frozen):
-    """Scale-out network: share of the line rate that collectives reach per device, and latency per hop."""
-
-    bandwidth: PositiveFloat = Field(description="attainable share of the line rate, per device")
-    hop: Seconds = Field(description="latency of one hop")
-    quality: Quality = Quality()
-
-
 class DeviceCalibration(_Frozen):
     """All fitted constants of one device."""
 
@@ -200,7 +192,6 @@ class DeviceCalibration(_Frozen):
     dispatch: tuple[DispatchFit, ...] = ()
     stream: StreamFit
     host: HostFit
-    network: NetworkFit
     notes: str = ""
     extrapolated_from: str | None = Field(None, description="device whose constants stand here, when not its own")
 

@@ -66,11 +66,12 @@ class Device(_Frozen):
 
 
 class Link(_Frozen):
-    """A network link of a device: rate per direction and latency."""
+    """A network link of a device: rate per direction, latency of one hop, and whether writes arrive in order."""
 
     name: str
     bandwidth: BytesPerSecond
     latency: Seconds
+    in_order: bool = Field(True, description="protocols that flag every word or line need it; without, only bulk ones")
     source: str
 
 

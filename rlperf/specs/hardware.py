@@ -7,17 +7,19 @@ from pathlib import Path
 
 from rlperf.specs.calibration import DeviceCalibration, load_device_calibration
 from rlperf.specs.cluster import Cluster, Device, Link
+from rlperf.specs.network_calibration import NetworkCalibration, load_network_calibration
 from rlperf.specs.profiles import load_cluster, load_device, load_link
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """A device, its fitted constants, the cluster it stands in and that cluster's network link."""
+    """A device, its fitted constants, the cluster it stands in, that cluster's network link and the library on it."""
 
     device: Device
     calibration: DeviceCalibration
     cluster: Cluster
     network: Link
+    library: NetworkCalibration
 
 
 def load_hardware(
@@ -40,4 +42,5 @@ def load_hardware(
     named = cluster or f"generic:{sheet.name}"
     machine = named if isinstance(named, Cluster) else load_cluster(named, folder=folder)
     constants = load_device_calibration(sheet.name, relative=sheet.relative, file=calibration, folder=folder)
-    return Hardware(sheet, constants, machine, load_link(machine.network, folder))
+    library = load_network_calibration(folder=folder)
+    return Hardware(sheet, constants, machine, load_link(machine.network, folder), library)

@@ -1,0 +1,78 @@
+"""What a communication library adds to a network between nodes: latencies of its protocols, shares of the line rate."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
+
+from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.calibration import calibration_names, find_calibration
+from rlperf.specs.reader import read_spec
+from rlperf.units import Seconds
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Protocol(_Frozen):
+    """Latencies of one protocol; those of a hop between nodes are without the link's own."""
+
+    start: Seconds = Field(description="before the first byte moves")
+    tree_step: Seconds = Field(description="from device to device inside a node, in a tree's chain")
+    tree_hop: Seconds = Field(description="between nodes, in a tree")
+    ring_step: Seconds = Field(description="from device to device inside a node, in a ring")
+    ring_hop: Seconds = Field(description="between nodes, in a ring or from one device to another")
+
+
+class NetworkProvenance(_Frozen):
+    """Where constants are from; ``low`` and ``high``: 5th and 95th percentile of measured over predicted [1]."""
+
+    constants: tuple[str, ...]
+    source: str
+    date: str
+    n: NonNegativeInt = 0
+    low: PositiveFloat
+    high: PositiveFloat
+
+
+class NetworkCalibration(_Frozen):
+    """A communication library between nodes; the form is `rlperf.cost.network`."""
+
+    id: str
+    versions: str
+    pair: PositiveFloat = Field(description="share of the line rate that flows between pairs of devices reach")
+    ring: PositiveFloat = Field(description="the same of a ring")
+    tree: PositiveFloat = Field(description="the same of a tree")
+    low_bandwidth: PositiveFloat = Field(description="bus rate of the ``low`` protocol over the scale-up rate")
+    low: Protocol = Field(description="every word carries a flag (LL)")
+    line: Protocol = Field(description="every line of 128 bytes carries a flag (LL128)")
+    bulk: Protocol = Field(description="chunks are announced after they have arrived (Simple)")
+    rows: tuple[str, ...] = Field((), description="measured rows behind the constants: GPU, nodes, collective, bytes")
+    provenance: tuple[NetworkProvenance, ...]
+    notes: str = ""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """5th and 95th percentile of measured over predicted, any collective between nodes [1]: of its widest part."""
+        return min(one.low for one in self.provenance), max(one.high for one in self.provenance)
+
+
+@cache
+def _read(path: Path) -> NetworkCalibration:
+    return read_spec(path, NetworkCalibration)
+
+
+def load_network_calibration(name: str = "nccl", *, folder: Path | str | None = None) -> NetworkCalibration:
+    """Constants of a communication library by name; ``folder`` is the job's folder.
+
+    >>> load_network_calibration().line.start
+    1.4e-05
+    """
+    path = find_calibration(name, "networks", folder)
+    if path is None:
+        names = calibration_names("networks", folder)
+        raise SpecError(Problem(f"no calibration for network library {name!r}", suggestion=did_you_mean(name, names)))
+    return _read(path)

@@ -79,6 +79,9 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
 }  # fmt: skip
 """Fitted timing constants by backend; what is not listed was read or judged."""
 
+UNFITTED = (0.8, 1.25)
+"""5th and 95th percentile of measured over predicted for a backend without a fit, as `TrainerCalibration` has them."""
+
 RIDGE = 0.3
 """Pull to the start over the number of configurations: constants of thin evidence stay near judgement."""
 
@@ -137,10 +140,12 @@ def _interval(ratio: FloatArray, configurations: int, knobs: int) -> tuple[float
 
     The percentiles on those it saw, widened in the logarithm by 1.5 sqrt(1 + (10 + k) / n): few configurations say
     little, and k constants that were moved to meet them make the rows that were seen look better than others will be.
+    As many constants as configurations leave no residual to read: no narrower then than a backend without a fit.
     """
     wider = 1.5 * np.sqrt(1.0 + (10.0 + knobs) / configurations)
     low, high = np.exp(np.quantile(np.log(ratio), [0.05, 0.95]) * wider)
-    return min(float(low), 0.92), max(float(high), 1.08)
+    least = UNFITTED if configurations <= knobs else (0.92, 1.08)
+    return min(float(low), least[0]), max(float(high), least[1])
 
 
 def _others(trainer: TrainerCalibration, kind: str) -> tuple[Provenance, ...]:

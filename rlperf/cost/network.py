@@ -69,7 +69,9 @@ def ring_s(
     """A collective by a ring through all devices; ``near_s`` the ring's bytes inside a node."""
     nodes = n / inside
     bus = passes * x * (n - 1.0) / n
-    far = bus / inside / (hw.library.ring * line_bytes_per_s(hw))
+    # one device a node is one flow a port, as between pairs; several share their ports ring by ring
+    share = np.where(inside > 1.0, hw.library.ring, hw.library.pair)
+    far = bus / inside / (share * line_bytes_per_s(hw))
     low = hw.library.low
     steps = np.maximum((nodes - 1.0) * (inside - 1.0) - 1.0, 0.0)
 
@@ -96,4 +98,5 @@ def _fastest(
     wide = np.maximum(near, far) + after
     if not hw.network.in_order:
         return wide
-    return np.minimum(wide, near + bus_s / hw.library.low_bandwidth + after_low)
+    # half of what LL sends are flags
+    return np.minimum(wide, near + np.maximum(bus_s / hw.library.low_bandwidth, 2.0 * far) + after_low)

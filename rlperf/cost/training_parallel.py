@@ -196,14 +196,15 @@ def shard_traffic(
     expert_inside = within(hw, experts, (layout.expert_parallel * layout.expert_tensor_parallel).astype(np.float64))
     sharded = (layout.zero_stage >= 3) & (shards > 1)
     dense, routed = np.where(sharded, dense, 0.0), np.where(sharded, routed, 0.0)
-    gather = all_gather_s(hw, dense * store.gather, shards, inside)
-    gather = gather + all_gather_s(hw, routed * store.gather, experts, expert_inside)
-    scatter = reduce_scatter_s(hw, dense * trained * store.reduce, shards, inside)
-    scatter = scatter + reduce_scatter_s(hw, routed * trained * store.reduce, experts, expert_inside)
-    held = dense + routed
+    held, messages = dense + routed, float(timing.shard_messages)
+    each, each_routed = dense / messages, routed / messages
+    gather = all_gather_s(hw, each * store.gather, shards, inside)
+    gather = gather + all_gather_s(hw, each_routed * store.gather, experts, expert_inside)
+    scatter = reduce_scatter_s(hw, each * trained * store.reduce, shards, inside)
+    scatter = scatter + reduce_scatter_s(hw, each_routed * trained * store.reduce, experts, expert_inside)
     parts = (
-        timing.collective * gather,
-        timing.collective * scatter,
+        timing.collective * messages * gather,
+        timing.collective * messages * scatter,
         stream_s(hw, held * timing.unpack_bytes),
         stream_s(hw, held * trained * timing.pack_bytes),
     )

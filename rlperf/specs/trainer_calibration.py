@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import calibration_names, find_calibration
@@ -127,6 +127,10 @@ class Timing(_Frozen):
     data_overlap: float = Field(0.0, ge=0, le=1, description="share of compute under which gradient traffic can hide")
     node_dedup: bool = Field(True, description="dispatch sends a token once per node, not once per expert")
     shard_overlap: float = Field(1.0, ge=0, le=1, description="share of compute under which ZeRO-3 traffic can hide")
+    shard_messages: PositiveInt = Field(
+        1,
+        description="ZeRO-3 collectives of one layer: 1 where it is one unit, else one per matrix",
+    )
     contention: NonNegativeFloat = Field(0.0, description="slow-down of compute while ZeRO-3 traffic runs under it")
     unpack_bytes: NonNegativeFloat = Field(
         0.0, description="bytes moved per gathered ZeRO-3 parameter to copy it out of the gathered buffer"

@@ -178,11 +178,14 @@ class CostTable:
         key = (case.configuration, case.kv_dtype, case.isl, case.osl)
         if key not in self._costs:
             bare = with_overhead(case.engine)
-            settings = {"gemm_dtype": case.gemm_dtype, "kv_dtype": case.kv_dtype}
             cost = engine_step_cost(
-                case.arch, case.hardware, bare, case.layout, typical_context=case.isl + case.osl / 2.0, **settings
-            )
-            slots = max_running(case.arch, case.hardware, bare, case.layout, case.isl, case.osl, **settings)
+                case.arch, case.hardware, bare, case.layout, gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,
+                typical_context=case.isl + case.osl / 2.0,
+            )  # fmt: skip
+            slots = max_running(
+                case.arch, case.hardware, bare, case.layout, case.isl, case.osl,
+                gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,
+            )  # fmt: skip
             self._costs[key] = (cost, float(slots))
         found = self._costs[key]
         return overheads_added(found[0], case.engine, case.arch), found[1]

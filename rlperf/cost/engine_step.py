@@ -21,7 +21,7 @@ class EngineStepCost:
     .. math::
 
         t = h + h_r b + L(b^* + n)
-            + [b > 0] d_0 + d_s b + d_k K + [n > 0] p_0 + p_s r + p_c P
+            + [b > 0] d_0 + d_s b + d_k K + [n > 0] p_0 + p_s r + p_v n + p_c P
 
     Attributes
     ----------
@@ -32,6 +32,7 @@ class EngineStepCost:
     decode_fixed_s, decode_per_request_s : d_0, d_s of paged decode attention [s]
     decode_per_kv_token_s : d_k, per cached token read, summed over requests (K) [s]
     prefill_fixed_s, prefill_per_request_s : p_0, p_s, per engine_step with prefill and per prefilled request r [s]
+    prefill_per_token_s : p_v, per prefilled token beside L: the vision tower of those that are images [s]
     prefill_per_pair_s : p_c, per (query token, visible key) pair P; a whole prompt of S tokens has S (S + 1) / 2 [s]
     graph_buckets : batch sizes captured in CUDA graphs, ascending; b* is the next bucket (empty: b* = b) ``[buckets]``
     """
@@ -45,6 +46,7 @@ class EngineStepCost:
     decode_per_kv_token_s: float = 0.0
     prefill_fixed_s: float = 0.0
     prefill_per_request_s: float = 0.0
+    prefill_per_token_s: float = 0.0
     prefill_per_pair_s: float = 0.0
     graph_buckets: FloatArray | None = None
 
@@ -97,6 +99,7 @@ class EngineStepCost:
         seconds = (
             seconds + (n > 0) * self.prefill_fixed_s + self.prefill_per_request_s * r + self.prefill_per_pair_s * pairs
         )
+        seconds = seconds + self.prefill_per_token_s * n
         return np.asarray(seconds, dtype=np.float64)
 
 

@@ -17,6 +17,7 @@ from rlperf.cost.operators import (
     total,
 )
 from rlperf.cost.roofline import Array, as_float
+from rlperf.cost.vision import Images, encode_s_per_token
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import EngineCalibration
@@ -219,11 +220,13 @@ def engine_step_cost(
     gemm_dtype: str = "bf16",
     kv_dtype: str = "bf16",
     typical_context: float = 4096.0,
+    images: Images | None = None,
 ) -> EngineStepCost:
     """Tabulate one scalar layout for the rollout simulator.
 
     Parameters
     ----------
+    images : of the prompts, encoded where their tokens are prefilled (engines cache what the tower made of an image)
     typical_context : tokens of a running request at which what is not linear in context is linearised: sliding
         windows, and the fixed cost of split contexts [tokens]
 
@@ -260,6 +263,7 @@ def engine_step_cost(
         decode_per_kv_token_s=per_kv,
         prefill_fixed_s=pre[0],
         prefill_per_request_s=pre[1],
+        prefill_per_token_s=scale * encode_s_per_token(hw, arch.vision, images, float(np.max(replica.tensor))),
         prefill_per_pair_s=pre[2],
         graph_buckets=np.asarray(engine.graph_buckets, dtype=np.float64) if engine.cuda_graphs else None,
     )
@@ -312,5 +316,5 @@ def scaled(cost: EngineStepCost, factor: float) -> EngineStepCost:
 
 _TERMS = (
     "host_s", "host_per_request_s", "decode_fixed_s", "decode_per_request_s", "decode_per_kv_token_s",
-    "prefill_fixed_s", "prefill_per_request_s", "prefill_per_pair_s",
+    "prefill_fixed_s", "prefill_per_request_s", "prefill_per_token_s", "prefill_per_pair_s",
 )  # fmt: skip

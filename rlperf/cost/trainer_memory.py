@@ -125,8 +125,10 @@ def trainer_memory(
     single, space = layout.pipeline_parallel == 1, trainer.workspace
     plain = 0.0 if forward_only or lora_rank else 1.0
     at_backward = first * (stage.layers * one.dense + stage.routed_first * one.routed) + one.working
-    at_backward = at_backward + _tower_bytes(arch, layout, patches, forward_only)
+    tower = _tower_bytes(arch, layout, patches, forward_only)
+    at_backward = at_backward + tower
     at_loss = last * (stage.layers * one.dense + stage.routed_last * one.routed) + 4.0 * arch.hidden * tokens
+    at_loss = at_loss + np.where(single, tower, 0.0)
     scratch = plain * space.weight_scratch * stage.layer_dense
     scratch_loss = scratch + plain * space.loss_scratch * stage.layer_dense
     at_update = (0.0 if forward_only else 1.0) * space.optimizer_scratch * states.updated

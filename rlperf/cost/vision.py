@@ -1,6 +1,8 @@
-"""Prefill of a vision tower in front of a language model."""
+"""Prefill of a vision tower in front of a language model, and the images of a task that pass through it."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,6 +11,24 @@ from rlperf.cost.roofline import Array, as_float, gemm_s, small_op_s
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import VisionTower
 from rlperf.specs.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images, or pairs of video frames, in the prompts of a task.
+
+    Attributes
+    ----------
+    share : of a prompt's tokens that are images [1]
+    tokens : of one image, as the language model sees it [tokens]
+    """
+
+    share: float
+    tokens: float
+
+    def patches(self, vision: VisionTower) -> float:
+        """Patches of one image before merging [1]."""
+        return self.tokens * float(vision.spatial_merge) ** 2
 
 
 def patches_of(vision: VisionTower, width: Array, height: Array, frames: Array = 1) -> FloatArray:
@@ -68,3 +88,18 @@ def vision_prefill_s(
         hw, rows / merged, vision.output_hidden, merged * h
     )
     return np.asarray(vision.layers * (products + small) + attention + merger)
+
+
+ENCODED_TOKENS = 8192.0
+"""Language tokens whose images an engine encodes in one call."""
+
+
+def encode_s_per_token(
+    hw: Hardware, vision: VisionTower | None, images: Images | None, tensor_parallel: Array
+) -> float:
+    """Seconds that the tower adds to a prefilled prompt token, in calls of `ENCODED_TOKENS`; 0 without images."""
+    if vision is None or images is None or not images.share:
+        return 0.0
+    count = max(ENCODED_TOKENS / images.tokens, 1.0)
+    seconds = vision_prefill_s(hw, vision, count, images.patches(vision), tensor_parallel)
+    return images.share * float(seconds) / (count * images.tokens)

@@ -27,12 +27,13 @@ _BEYOND_A_JOB = (
 )  # fmt: skip
 """What an imported configuration says that a job has no word for; it stays as it was."""
 
-_PLAIN_DTYPES = ("bf16", "fp16")
-_PRECISIONS = {
+_USUAL = (None, "bf16", "fp16", False)
+_MUST_BE_SAID = {
     "rollout.rollout_dtype": ("the checkpoint's own type", "decode is slower and the cache smaller than predicted"),
     "rollout.kv_dtype": ("a KV cache in the weights' type", "the cache holds fewer tokens than predicted"),
+    "trainer.freeze_vision": ("the vision tower is trained too", "its backward comes on top of the predicted training"),
 }
-"""Precision of the engine -> what runs where no key says it, and the loss."""
+"""Setting -> what runs where no key says it, and the loss."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def export_run(
     emission = adapter.emit(adapted, target)
     if carried is not None:
         emission = with_carried(emission, carried, before, adapter, target)
-    unsaid = _unsaid_precisions(adapter, emission)
+    unsaid = _unsaid(adapter, emission)
     emission = replace(emission, limitations=(*limitations, *emission.limitations, *unsaid))
     new = carried.source.additions if carried is not None else frozenset()
     broken = [
@@ -166,15 +167,15 @@ def export_run(
     return ExportedPhase(stem, adapter.render(emission, stem, header), emission)
 
 
-def _unsaid_precisions(adapter: Adapter, emission: Emission) -> list[Limitation]:
-    """Precisions of the engine that no key of the emission states: this engine or version has none."""
+def _unsaid(adapter: Adapter, emission: Emission) -> list[Limitation]:
+    """Settings that no key of the emission states: this framework, engine or version has none."""
     stated = {setting.key: setting.value for setting in emission.settings}
     lost = []
-    for name, (nearest, loss) in _PRECISIONS.items():
+    for name, (nearest, loss) in _MUST_BE_SAID.items():
         value = emission.run.get(name)
         entries = [entry for entry in adapter.fields if entry.name == name]
         said = any(stated.get(key) == e.unit.write(value, emission.run) for e in entries for key in e.keys)
-        if value is not None and value not in _PLAIN_DTYPES and not said:
+        if value not in _USUAL and not said:
             lost.append(Limitation(f"{name} {value}", nearest, loss))
     return lost
 

@@ -62,6 +62,8 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.sequence_parallel", D + "sequence_parallel", backend="fsdp2"),
     field("trainer.activation_recompute", D + "activation_checkpointing", _CHECKPOINTING, backend="fsdp2"),
     field("trainer.offload_all", D + "cpu_offload", note="parameters and optimizer in host memory", backend="fsdp2"),
+    field("trainer.freeze_vision", D + "automodel_kwargs.freeze_config.freeze_vision_tower", backend="fsdp2"),
+    field("trainer.freeze_vision", G + "freeze_config.freeze_vision_model", backend="megatron"),
     field("trainer.chunked_loss", P + "logprob_chunk_size", _CHUNKED, "tokens of logits at once", backend="fsdp2"),
     field("trainer.chunked_loss", G + "use_fused_linear_logprobs", note="no full logits", backend="megatron"),
     field("trainer.tensor_parallel", G + "tensor_model_parallel_size", backend="megatron"),

@@ -15,7 +15,7 @@ from rlperf.specs.job import Algorithm, Job, LayoutChoice, Mode, PoolSettings, P
 
 Value = Any
 TRAINER_SETTINGS = ("token_budget", "scoring_token_budget", "compute_dtype", "packing", "lora_rank", "parked",
-                    "chunked_loss")  # fmt: skip
+                    "chunked_loss", "freeze_vision")  # fmt: skip
 ENGINE_SETTINGS = ("max_running", "memory_fraction", "kv_dtype", "rollout_dtype", "prefix_caching", "chunked_prefill",
                    "engine_token_budget", "cuda_graphs")  # fmt: skip
 LAYOUT = tuple(LayoutValues.model_fields)

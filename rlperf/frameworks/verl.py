@@ -103,6 +103,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.packing", M + "use_remove_padding", note="sequences packed without padding"),
     field("trainer.lora_rank", M + "lora_rank", _LORA),
     field("trainer.chunked_loss", M + "use_fused_kernels", note="no full logits tensor"),
+    field("trainer.freeze_vision", A + "freeze_vision_tower", note="the vision tower is not trained"),
     field("trainer.dynamic", A + "use_dynamic_bsz"),
     field("trainer.token_budget", A + "ppo_max_token_len_per_gpu", TOKENS_PER_DEVICE),
     field("trainer.microbatch", A + "ppo_micro_batch_size_per_gpu", note="samples"),

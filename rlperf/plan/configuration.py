@@ -146,6 +146,7 @@ def configuration_of(
         lora_rank=train.lora_rank,
         parked=bool(trainer.parked[t]) if mode == "colocated" else None,
         chunked_loss=bool(train.chunked_loss),
+        freeze_vision=bool(train.freeze_vision) if architecture.vision else None,
         **_stage_ends(train, architecture.layers, int(t_layout.pipeline_parallel)),
     )
     roles: list[Role] = ["trainer", *(role for role in job.all_roles if role in ("reference", "critic"))]

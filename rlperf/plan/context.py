@@ -188,7 +188,7 @@ def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path 
     problems: list[Problem] = []
     source, found = None, None
     try:
-        source = Source.open(task, folder)
+        source = Source.open(task, folder, sees=architecture is not None and architecture.vision is not None)
     except SpecError as error:
         problems += error.problems
     try:

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rlperf.cost.vision import Images
 from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray
-from rlperf.specs.job import Task
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.job import ImageTokens, Task
 from rlperf.workload import PRESETS, LengthModel, LengthTable, Recording, concat, load_model, read_recording
 from rlperf.workload.records import reward_max_over_ranks
 from rlperf.workload.stages import Filtering
@@ -68,6 +70,7 @@ class Demand:
     truncated_fraction : responses cut at the maximum length [1]
     reward_s : seconds from the last response to the last reward, mean over rl_steps [s]
     notes : what was assumed about the lengths
+    images : of its prompts; None where there are none, or no tower to see them
     """
 
     task: str
@@ -77,6 +80,7 @@ class Demand:
     truncated_fraction: float
     reward_s: float
     notes: tuple[str, ...]
+    images: Images | None = None
 
     def lengths(self, replicate: int) -> FloatArray:
         """Prompt + response of every trained sequence of one replicate [tokens]."""
@@ -101,6 +105,22 @@ class Demand:
     def trained_tokens(self) -> float:
         """Prompt + response tokens trained per rl_step, mean over replicates [tokens]."""
         return float(np.mean([self.lengths(k).sum() for k in range(len(self.tables))]))
+
+    @cached_property
+    def prompt_tokens(self) -> float:
+        """Prompt tokens trained per rl_step, once per sequence, mean over replicates [tokens]."""
+        return float(np.mean([t.prompt_tokens[: self.batch.sequences].sum() for t in self.trajectories]))
+
+    @cached_property
+    def images_per_token(self) -> float:
+        """Images per trained token, mean over replicates [1 / token]."""
+        if self.images is None:
+            return 0.0
+        return self.images.share * self.prompt_tokens / self.images.tokens / self.trained_tokens
+
+    def patches(self, architecture: Architecture) -> float:
+        """Patches of one image, as the architecture's tower cuts it [1]."""
+        return self.images.patches(architecture.vision) if self.images and architecture.vision else 0.0
 
     @cached_property
     def useful_tokens(self) -> float:
@@ -139,13 +159,17 @@ class Source:
     task: Task
     recording: Recording | None
     fit: Callable[[], LengthModel]
+    sees: bool = True
     _drawn: dict[tuple[Batch, tuple[int, int] | None, int], Demand] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, task: Task, folder: Path | None = None) -> Source:
-        """Read the workload of a task: a preset, a fitted model file, or recorded files below ``folder``."""
+    def open(cls, task: Task, folder: Path | None = None, *, sees: bool = True) -> Source:
+        """Read the workload of a task: a preset, a fitted model file, or recorded files below ``folder``.
+
+        ``sees``: the policy has a vision tower; without one, tokens of images count as text.
+        """
         if task.workload in PRESETS:
-            return cls(task, None, lambda: load_model(task.workload))
+            return cls(task, None, lambda: load_model(task.workload), sees)
         path = Path(task.workload).expanduser()
         if folder is not None and not path.is_absolute() and not path.exists():
             path = folder / path
@@ -154,7 +178,7 @@ class Source:
             raise SpecError(Problem(f"task {task.name}: no such workload: {task.workload!r}", suggestion=hint))
         if path.is_file() and path.suffix in (".yaml", ".yml"):
             model = load_model(path)
-            return cls(task, None, lambda: model)
+            return cls(task, None, lambda: model, sees)
         recording = read_recording([path])
         table = recording.lengths
         if task.rl_steps:
@@ -164,7 +188,7 @@ class Source:
             recording = replace(recording, lengths=concat([table.step(step) for step in task.rl_steps]))
         if recording.lengths.n == 0:
             raise SpecError(Problem(f"task {task.name}: the recording is empty", str(path)))
-        return cls(task, recording, lambda: LengthModel.fit(recording))
+        return cls(task, recording, lambda: LengthModel.fit(recording), sees)
 
     @cached_property
     def model(self) -> LengthModel:
@@ -202,6 +226,19 @@ class Source:
             return float(law.sample(64, seed).mean()), f"{self.task.name}: reward time from the workload's law"
         return 0.0, f"{self.task.name}: no reward time stated, 0 s taken"
 
+    def images(self) -> tuple[Images | None, str | None]:
+        """Images of the prompts, stated by the task or by a workload that is not a recording; what was assumed."""
+        stated = self.task.images
+        if stated is None and self.recording is None and self.model.vision_fraction:
+            stated = ImageTokens(share=self.model.vision_fraction, tokens=self.model.image_tokens)
+        if stated is None or not stated.share:
+            return None, None
+        share = f"{self.task.name}: {stated.share:.0%} of a prompt's tokens are images"
+        if not self.sees:
+            return None, f"{share}, counted as text: the architecture has no vision tower"
+        words = f"{share} (or pairs of frames) of {stated.tokens:,.0f} tokens"
+        return Images(stated.share, stated.tokens), words if self.task.images is None else None
+
     def demand(self, batch: Batch, rl_steps: tuple[int, int] | None, seed: int) -> Demand:
         """The lengths of ``batch`` in a group of rl_steps (first, last); None: whenever, all that was recorded.
 
@@ -236,9 +273,11 @@ class Source:
                 notes.append(f"{self.task.name}: rl_steps beyond the recording are forecast from its fitted law")
         cut = float(np.mean([np.mean(table.trajectories().response_tokens >= cap) for table in tables]))
         reward, assumed = self.reward_s(seed)
-        if assumed:
-            notes.append(assumed)
-        return Demand(self.task.name, rl_steps or (0, 0), batch, tables, cut, reward, tuple(dict.fromkeys(notes)))
+        images, seen = self.images()
+        notes += [note for note in (assumed, seen) if note]
+        return Demand(
+            self.task.name, rl_steps or (0, 0), batch, tables, cut, reward, tuple(dict.fromkeys(notes)), images
+        )
 
     def _cut_fraction(self) -> float:
         return 0.0 if self.table is None else float(np.mean(self.table.truncated))

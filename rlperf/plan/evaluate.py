@@ -43,7 +43,6 @@ from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
 from rlperf.sim.rollout.routing import route
 from rlperf.sim.rollout.tail import GroupSource, PartialRollouts, Serve
 from rlperf.sim.rollout.trajectories import Trajectories
-from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import PoolSettings, PoolSpec
 
 POLICY_RL_STEPS, POLICY_WARM_UP = 5, 2
@@ -149,7 +148,13 @@ class Judge:
         layout, settings = layout_of(pool.layout), pool.settings
         spec = PoolSpec(role="rollout", settings=PoolSettings.model_validate(settings.model_dump(exclude_none=True)))
         cost = tabulate(
-            self.context, self.task.architecture, spec, layout, self._backend(configuration), known=self._costs
+            self.context,
+            self.task.architecture,
+            spec,
+            layout,
+            self._backend(configuration),
+            known=self._costs,
+            images=demand.images,
         )[0]
         fraction, running = np.array([settings.memory_fraction or 0.0]), np.array([settings.max_running or 1])
         memory = replica_memory(self.context, self.task.architecture, spec, layout, fraction, running)
@@ -238,10 +243,11 @@ class Judge:
             framework, layout, self._microbatches(demand, layout, scoring_budget, 1), scoring_budget
         )
         skew = routing_skew(framework, layout)
-        training = self._update(trainer, arch, layout, per_update, configuration, skew)
+        training = self._update(trainer, demand, layout, per_update, configuration, skew)
         scoring = scoring_pass(
             arch, self.context.hardware, trainer.calibration, layout, whole,
             dtype=settings.compute_dtype or "bf16", skew=skew,
+            images=demand.images_per_token * whole.tokens, patches=demand.patches(arch),
         )  # fmt: skip
         update_s = training_in_framework_s(framework, arch, layout, per_update, training.total_s)
         pass_s = scoring_in_framework_s(framework, arch, layout, whole, scoring.total_s)
@@ -249,7 +255,7 @@ class Judge:
         passes = scoring_passes(self.context, trainer, updates)
         train_s = update_s.reshape(count, updates).sum(axis=1) * critics
         if settings.first_stage_layers and int(layout.pipeline_parallel[0]) > 1:
-            train_s = train_s * self._stages(trainer, layout, per_update, settings).factor
+            train_s = train_s * self._stages(trainer, layout, per_update, settings, demand).factor
         memory = trainer_bytes(self.context, trainer, arch, demand, layout, settings)
         rows = np.zeros(count, dtype=np.int64)
         ones = np.ones(count)
@@ -270,25 +276,37 @@ class Judge:
         )
         return columns, training, scoring, per_update
 
-    def _stages(self, trainer: Trainer, layout: Layout, batches: Microbatches, settings: SettingsValues) -> StageEnds:
+    def _stages(
+        self, trainer: Trainer, layout: Layout, batches: Microbatches, settings: SettingsValues, demand: Demand
+    ) -> StageEnds:
         """The pipeline with the stages that the configuration states, against the cost model's own."""
-        profile = layer_profile(self.task.architecture, self.context, trainer, layout, batches)
+        profile = layer_profile(
+            self.task.architecture,
+            self.context,
+            trainer,
+            layout,
+            batches,
+            demand,
+            freeze_vision=bool(settings.freeze_vision),
+        )
         stages, count = int(layout.pipeline_parallel[0]), int(np.ravel(batches.count)[0])
         return stated_ends(profile, self.task.architecture.layers, stages, count, settings)
 
     def staged(self, evaluation: Evaluation) -> Configuration | None:
         """The same configuration with its best first and last pipeline stage stated, where that is worth it."""
-        return staged(self.context, self.task.architecture, evaluation.configuration, evaluation.microbatches)
+        made = evaluation.configuration, evaluation.microbatches, evaluation.demand
+        return staged(self.context, self.task.architecture, *made)
 
     def _update(
-        self, trainer: Trainer, arch: Architecture, layout: Layout, batches: Microbatches,
+        self, trainer: Trainer, demand: Demand, layout: Layout, batches: Microbatches,
         configuration: Configuration, skew: FloatArray,
     ) -> TrainingCost:  # fmt: skip
-        settings = configuration.pool("trainer").settings
+        settings, arch = configuration.pool("trainer").settings, self.task.architecture
         return training_update(
             arch, self.context.hardware, trainer.calibration, layout, batches,
             dtype=settings.compute_dtype or "bf16", lora_rank=settings.lora_rank,
-            chunked_loss=bool(settings.chunked_loss), skew=skew,
+            chunked_loss=bool(settings.chunked_loss), skew=skew, vision_frozen=bool(settings.freeze_vision),
+            images=demand.images_per_token * batches.tokens, patches=demand.patches(arch),
         )  # fmt: skip
 
     def _microbatches(self, demand: Demand, layout: Layout, budget: int | None, updates: int) -> Microbatches:

@@ -41,7 +41,7 @@ def phase_of(context: Context, decision: Decision, column: int) -> Phase:
     order = np.argsort(decision.objective, kind="stable")
     others = [decision.evaluations[index] for index in order if index != column]
     tied = [other for other in others if not distinguishable(context, chosen, other)]
-    pipeline = adaptive_note(context, decision.task.architecture, configuration, chosen.microbatches)
+    pipeline = adaptive_note(context, decision.task.architecture, configuration, chosen.microbatches, chosen.demand)
     return Phase(
         tasks=(decision.task.task.name,),
         rl_steps=decision.rl_steps,

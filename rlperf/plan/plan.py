@@ -175,6 +175,7 @@ class SettingsValues(_Frozen):
     lora_rank: int | None = None
     parked: bool | None = None
     chunked_loss: bool | None = None
+    freeze_vision: bool | None = None
     first_stage_layers: int | None = None
     last_stage_layers: int | None = None
 

@@ -13,6 +13,7 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
 from rlperf.cost.operators import Replica as EngineReplica
 from rlperf.cost.reject import Reject
+from rlperf.cost.vision import Images
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.candidates import Shape, rollout_layouts
 from rlperf.plan.context import Context
@@ -172,7 +173,7 @@ def _columns(
     can_cost = (flags & ~int(Reject.NODE)) == 0
     keep, dead = np.flatnonzero(can_cost), layout.flat(~can_cost)
     shapes = layout.take(keep)
-    costs = tabulate(context, architecture, pool, shapes, known=counted.costs)
+    costs = tabulate(context, architecture, pool, shapes, known=counted.costs, images=demand.images)
     fractions = np.array(pool.settings.memory_fraction or MEMORY_FRACTIONS)
     options = np.array(pool.settings.max_running or MAX_RUNNING, dtype=np.int64)
     e, f, m = (a.ravel() for a in np.meshgrid(np.arange(len(keep)), fractions, options, indexing="ij"))
@@ -207,13 +208,13 @@ def _columns(
 
 def tabulate(
     context: Context, architecture: Architecture, pool: PoolSpec, layout: Layout, backend: int = 0,
-    known: Tabulated | None = None,
+    known: Tabulated | None = None, images: Images | None = None,
 ) -> tuple[EngineStepCost, ...]:  # fmt: skip
     """Cost table of every engine shape in a flat layout, with the host's time in the job's software stack.
 
     ``backend``: index of the trainer that the engine works with. The screen takes the first for all, since the host's
     time hardly differs between the backends of one framework; the judge takes the candidate's own.
-    ``known``: tables that were made before, of one architecture; new ones are added.
+    ``known``: tables that were made before, of one architecture and its images; new ones are added.
     """
     gemm_dtype, kv_dtype = pool.settings.weight_dtype, pool.settings.cache_dtype
     framework, tables = context.trainers[backend].framework, {} if known is None else known
@@ -222,8 +223,9 @@ def tabulate(
         key = (*row.with_(data_parallel=1).to_dict().values(), gemm_dtype, kv_dtype, backend)
         if key not in tables:
             cost = engine_step_cost(
-                architecture, context.rollout_hardware, context.engine, row, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype
-            )
+                architecture, context.rollout_hardware, context.engine, row,
+                gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, images=images,
+            )  # fmt: skip
             tables[key] = engine_in_framework(cost, framework)
         costs.append(tables[key])
     return tuple(costs)

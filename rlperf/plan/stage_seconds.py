@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.context import Context, Trainer
 from rlperf.plan.demand import Demand
 from rlperf.plan.rollout_columns import RolloutColumns
-from rlperf.plan.trainer_columns import TrainerColumns
+from rlperf.plan.trainer_columns import TrainerColumns, scoring_passes
+from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes
 from rlperf.sim.rl_step.modes import Execution, ExecutionMode, StageTimes, step_seconds
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import Mode
@@ -23,7 +25,6 @@ MODES: dict[Mode, ExecutionMode] = {
     "one_step_off": ExecutionMode.ONE_STEP_OFF,
     "async": ExecutionMode.FULLY_ASYNC,
 }
-DTYPE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp32": 4.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +51,20 @@ def sync_fit(framework: FrameworkCalibration, colocated: bool) -> WeightSyncFit:
     return next((offered[name] for name in wanted if name in offered), framework.weight_sync[0])
 
 
-def sequence_bytes(demand: Demand) -> float:
-    """Bytes of one rl_step's batch through the controller: token ids, masks, positions, three log-probabilities.
-
-    About 8 tensors of 8 or 4 bytes per token; 40 bytes per token of prompt and response (judged).
-    """
-    return 40.0 * demand.trained_tokens
+def batch_shape(demand: Demand, architecture: Architecture, passes: int) -> BatchShape:
+    """What one rl_step's batch moves: lengths, ``passes`` scoring passes, and pixels where a tower sees images."""
+    sequences = demand.batch.sequences
+    prompt = demand.prompt_tokens / sequences
+    tower = architecture.vision
+    images = demand.images_per_token * demand.trained_tokens / sequences
+    return BatchShape(
+        sequences=sequences,
+        prompt_tokens=prompt,
+        response_tokens=demand.trained_tokens / sequences - prompt,
+        scoring_passes=passes,
+        image_patches=images * demand.patches(architecture),
+        patch_bytes=patch_bytes(tower) if tower else 0.0,
+    )
 
 
 def pair_seconds(
@@ -106,7 +115,7 @@ def _framework_seconds(
     framework, colocated = each.framework, mode == "colocated"
     layout_t, layout_r = trainer.layout.take(t), rollout.layout.take(r)
     fit = sync_fit(framework, colocated)
-    payload = sync_payload(architecture, DTYPE_BYTES.get(rollout.weight_dtype, 2.0))
+    payload = sync_payload(architecture, dtype_of(rollout.weight_dtype).weight_bytes)
     shape = SyncShape(
         trainer_devices=layout_t.devices,
         rollout_devices=layout_r.devices,
@@ -120,13 +129,14 @@ def _framework_seconds(
     )
     shape_of = np.zeros(len(r))
     reward = demand.reward_s * (1.0 - framework.reward_hidden)
-    sequences = demand.batch.generated * demand.batch.group_size
-    moved = sequence_bytes(demand) / framework.controller_rate.value
+    passes = scoring_passes(context, each, demand.batch.updates)
+    nodes = context.cluster.devices / context.cluster.devices_per_node
+    moved = data_movement_s(framework, batch_shape(demand, architecture, passes), nodes)
     transition = framework.sleep.value + framework.wake.value + trainer.transition_s[t] + rollout.transition_s[r]
     return {
         "weight_sync": shape_of + weight_sync_s(context.hardware, fit, payload, shape),
         "data_movement": shape_of + moved,
         "offload": shape_of + (transition if colocated else 0.0),
-        "other": shape_of + framework.step.value + framework.per_sample.value * sequences,
+        "other": shape_of + framework.step.value,
         "reward": shape_of + reward,
     }

@@ -13,9 +13,11 @@ import numpy as np
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.training import layer_table
+from rlperf.cost.training_layers import tower_seconds
 from rlperf.layout import RECOMPUTE, Layout
 from rlperf.plan.configuration import Configuration, layout_of
 from rlperf.plan.context import Context, Trainer
+from rlperf.plan.demand import Demand
 from rlperf.plan.pipeline import Problem, optimize, stage_layout
 from rlperf.plan.plan import SettingsValues
 from rlperf.sim.pipeline import MicroBatches, one_f_one_b, round_robin, simulate, stage_costs
@@ -47,9 +49,10 @@ class StageEnds:
 
 
 def layer_profile(
-    architecture: Architecture, context: Context, trainer: Trainer, layout: Layout, batches: Microbatches
-) -> LayerProfile:
-    """Times of every layer for one mean micro-batch, embedding in front and head at the end.
+    architecture: Architecture, context: Context, trainer: Trainer, layout: Layout, batches: Microbatches,
+    demand: Demand | None = None, *, freeze_vision: bool = False,
+) -> LayerProfile:  # fmt: skip
+    """Times of every layer for one mean micro-batch, embedding (and vision tower) in front and head at the end.
 
     A layer's kind is its mixer and feed-forward; each kind is costed as an architecture made of it alone. Half of a
     backward is for the input and half for the weights; recompute adds the forward to the backward for the input.
@@ -66,9 +69,16 @@ def layer_profile(
         layer, top = layer_table(alone, context.hardware, trainer.calibration, layout, one)
         times[mixer, half] = (float(np.ravel(layer.forward)[0]), float(np.ravel(layer.backward)[0]))
         head = (float(np.ravel(top.forward)[0]), float(np.ravel(top.backward)[0]))
+    tower = (0.0, 0.0)
+    if demand is not None:
+        images, each = demand.images_per_token * one.tokens, demand.patches(architecture)
+        seen = tower_seconds(
+            architecture, context.hardware, trainer.calibration, layout, images, each, frozen=freeze_vision
+        )
+        tower = (float(np.ravel(seen[0])[0]), float(np.ravel(seen[1])[0]))
     again = 1.0 if int(np.ravel(layout.activation_recompute)[0]) == RECOMPUTE.index("full") else 0.0
-    forward = [0.0, *(times[pair][0] for pair in pairs), head[0]]
-    backward = [0.0, *(times[pair][1] for pair in pairs), head[1]]
+    forward = [tower[0], *(times[pair][0] for pair in pairs), head[0]]
+    backward = [tower[1], *(times[pair][1] for pair in pairs), head[1]]
     recompute = [0.0, *(again * times[pair][0] for pair in pairs), 0.0]
     letters = {pair: chr(ord("a") + index) for index, pair in enumerate(dict.fromkeys(pairs))}
     return LayerProfile.make(
@@ -144,7 +154,7 @@ def stated_ends(profile: LayerProfile, layers: int, stages: int, count: int, set
 
 
 def adaptive_note(
-    context: Context, architecture: Architecture, configuration: Configuration, batches: Microbatches
+    context: Context, architecture: Architecture, configuration: Configuration, batches: Microbatches, demand: Demand
 ) -> str:
     """What partition, placement and schedule together could reach, in words; empty where it is not worth a word."""
     pool = configuration.pool("trainer")
@@ -152,7 +162,10 @@ def adaptive_note(
     if stages < 2 or pool.settings.backend != "megatron":
         return ""
     trainer = next(t for t in context.trainers if t.backend == pool.settings.backend)
-    profile = layer_profile(architecture, context, trainer, layout_of(pool.layout), batches)
+    frozen = bool(pool.settings.freeze_vision)
+    profile = layer_profile(
+        architecture, context, trainer, layout_of(pool.layout), batches, demand, freeze_vision=frozen
+    )
     count = int(np.clip(np.ravel(batches.count)[0], 1, MOST_MICROBATCHES))
     if pool.settings.first_stage_layers:
         now = stated_ends(profile, architecture.layers, stages, count, pool.settings).makespan_s
@@ -169,7 +182,7 @@ def adaptive_note(
 
 
 def staged(
-    context: Context, architecture: Architecture, configuration: Configuration, batches: Microbatches
+    context: Context, architecture: Architecture, configuration: Configuration, batches: Microbatches, demand: Demand
 ) -> Configuration | None:
     """The configuration with its best first and last stage stated, or None where that is not worth it."""
     pool = configuration.pool("trainer")
@@ -177,7 +190,10 @@ def staged(
     if stages < 2 or pool.layout.virtual_pipeline > 1 or pool.settings.backend != "megatron":
         return None
     trainer = next(t for t in context.trainers if t.backend == pool.settings.backend)
-    profile = layer_profile(architecture, context, trainer, layout_of(pool.layout), batches)
+    frozen = bool(pool.settings.freeze_vision)
+    profile = layer_profile(
+        architecture, context, trainer, layout_of(pool.layout), batches, demand, freeze_vision=frozen
+    )
     count = int(np.ravel(batches.count)[0])
     ends = best_ends(profile, architecture.layers, stages, count)
     if ends.factor > 1.0 - WORTH:

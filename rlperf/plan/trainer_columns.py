@@ -330,15 +330,21 @@ def _times(
     framework = trainer.framework
     update = padded_microbatches(framework, layout, _packed(layout, whole / batch.updates, lengths, budget), budget)
     skew = routing_skew(framework, layout)
+    patches = demand.patches(architecture)
     cost = training_update(
-        architecture, hw, calibration, layout, update, dtype=dtype, lora_rank=rank, skew=skew, chunked_loss=chunked
-    )
+        architecture, hw, calibration, layout, update, dtype=dtype, lora_rank=rank, skew=skew, chunked_loss=chunked,
+        images=demand.images_per_token * update.tokens, patches=patches,
+        vision_frozen=bool(pool.settings.freeze_vision),
+    )  # fmt: skip
     update_s = training_in_framework_s(framework, architecture, layout, update, cost.total_s)
     scored = np.asarray(pool.settings.scoring_token_budget or budget)
     everything = _packed(layout, whole, lengths, scored)
     everything = padded_microbatches(framework, layout, everything, scored)
     passes = scoring_passes(context, trainer, batch.updates)
-    one = scoring_pass(architecture, hw, calibration, layout, everything, dtype=dtype, skew=skew).total_s
+    one = scoring_pass(
+        architecture, hw, calibration, layout, everything, dtype=dtype, skew=skew,
+        images=demand.images_per_token * everything.tokens, patches=patches,
+    ).total_s  # fmt: skip
     scoring = scoring_in_framework_s(framework, architecture, layout, everything, one) * passes
     # PPO's critic: a second policy-sized network on the same devices, updated and asked for values
     critics = 2.0 if "critic" in context.job.all_roles else 1.0
@@ -385,6 +391,7 @@ def trainer_bytes(
         architecture, context.hardware, trainer.calibration, layout, full,
         dtype=settings.compute_dtype or "bf16", lora_rank=settings.lora_rank,
         chunked_loss=bool(settings.chunked_loss),
+        patches=demand.images_per_token * tokens * demand.patches(architecture),
     )  # fmt: skip
     copies = 2.0 if "critic" in context.job.all_roles else 1.0
     states = parts.states * copies

@@ -24,6 +24,7 @@ USUAL: dict[str, object] = {
     "cuda_graphs": True,
     "packing": True,
     "chunked_loss": False,
+    "freeze_vision": False,
 }
 """Settings that are named only where they differ from this."""
 

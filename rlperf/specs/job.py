@@ -32,6 +32,7 @@ TRAINER_ONLY = (
     "lora_rank",
     "parked",
     "chunked_loss",
+    "freeze_vision",
     "first_stage_layers",
     "last_stage_layers",
 )
@@ -96,6 +97,7 @@ class PoolSettings(_Frozen):
     parked: bool | None = Field(None, description="trainer states wait in host memory while a colocated engine runs")
     first_stage_layers: PositiveInt | None = Field(None, description="layers of the first pipeline stage, where uneven")
     last_stage_layers: PositiveInt | None = Field(None, description="layers of the last pipeline stage, where uneven")
+    freeze_vision: bool | None = Field(None, description="the vision tower is not trained")
     chunked_loss: bool | None = Field(None, description="logits are made and reduced chunk by chunk (fused kernels)")
 
     @property
@@ -142,6 +144,13 @@ class PoolSpec(_Frozen):
         return self
 
 
+class ImageTokens(_Frozen):
+    """Images, or pairs of video frames, in a task's prompts."""
+
+    share: float = Field(gt=0, le=1, description="of a prompt's tokens")
+    tokens: float = Field(1024.0, ge=1, description="of one image (or pair of frames), as the language model sees it")
+
+
 class Task(_Frozen):
     """One task: its lengths and its batch.
 
@@ -164,6 +173,7 @@ class Task(_Frozen):
         description="prompts in flight over prompts that an rl_step waits for; above 1 the unfinished are continued in "
         "the next rl_step (partial rollouts)",
     )
+    images: ImageTokens | None = Field(None, description="default: what the workload states")
     reward_s: Seconds | None = Field(None, description="reward time per rl_step where the workload states none")
     rl_steps: Naturals | None = Field(None, description="recorded rl_steps of a trace to use; default all")
 

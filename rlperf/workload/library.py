@@ -19,6 +19,7 @@ _OMITTED = (
     "mixture",
     "max_context_tokens",
     "vision_fraction",
+    "image_tokens",
     "candidates",
     "alternatives",
 )

@@ -97,6 +97,7 @@ class LengthModel(BaseModel):
     filtering: Filtering | None = None
     reward: RewardLaw | None = None
     vision_fraction: float = Field(0.0, ge=0, le=1)
+    image_tokens: float = Field(1024.0, ge=1)
     mixture: tuple[Share, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     alternatives: tuple[tuple[float, Law], ...] = ()

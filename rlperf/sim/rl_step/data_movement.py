@@ -72,19 +72,26 @@ def batch_bytes(shape: BatchShape) -> FloatArray:
     prompt = np.where(padded > 0, np.asarray(shape.max_prompt_tokens, f), np.asarray(shape.prompt_tokens, f))
     response = np.where(padded > 0, np.asarray(shape.max_response_tokens, f), np.asarray(shape.response_tokens, f))
     values = np.asarray(shape.scoring_passes, f) + np.asarray(shape.value_fields, f)
-    images = np.asarray(shape.image_patches, f) * np.asarray(shape.patch_bytes, f)
-    each = 3.0 * ID_BYTES * (prompt + response) + VALUE_BYTES * values * response + images
+    each = 3.0 * ID_BYTES * (prompt + response) + VALUE_BYTES * values * response
+    return np.asarray(np.asarray(shape.sequences, f) * each + pixel_bytes(shape), f)
+
+
+def pixel_bytes(shape: BatchShape) -> FloatArray:
+    """Bytes of the images in one rl_step's batch, N i b of `batch_bytes`."""
+    f = np.float64
+    each = np.asarray(shape.image_patches, f) * np.asarray(shape.patch_bytes, f)
     return np.asarray(np.asarray(shape.sequences, f) * each, f)
 
 
 def data_movement_s(framework: FrameworkCalibration, shape: BatchShape, nodes: npt.ArrayLike = 1) -> FloatArray:
     r"""Seconds per rl_step in which the batch is on its way.
 
-    .. math:: t_{single} = N c + \frac{(2 + s) V}{r}, \qquad t_{distributed} = N c / n + \frac{V}{r n}
+    .. math:: t_{single} = N c + \frac{(2 + s) V - V_i}{r}, \qquad t_{distributed} = N c / n + \frac{V}{r n}
 
-    V `batch_bytes`; a single controller takes the batch in from rollout, hands it out to s scoring passes and to the
-    trainer, all through one process at rate r [bytes/s]; distributed queues move it once, on n nodes at a time;
-    c per sequence (tokenising, padding, bookkeeping) [s]. Images and padding count through V.
+    V `batch_bytes`, V_i the images in it; a single controller takes the batch in from rollout (not its images: they
+    came from its own data), hands it out to s scoring passes and to the trainer, all through one process at rate r
+    [bytes/s]; distributed queues move it once, on n nodes at a time; c per sequence (tokenising, padding, bookkeeping)
+    [s]. Padding counts through V.
     """
     volume = batch_bytes(shape)
     rate = framework.controller_rate.value
@@ -93,4 +100,4 @@ def data_movement_s(framework: FrameworkCalibration, shape: BatchShape, nodes: n
         n = np.maximum(np.asarray(nodes, np.float64), 1.0)
         return np.asarray(each / n + volume / (rate * n), np.float64)
     trips = 2.0 + np.asarray(shape.scoring_passes, np.float64)
-    return np.asarray(each + trips * volume / rate, np.float64)
+    return np.asarray(each + (trips * volume - pixel_bytes(shape)) / rate, np.float64)

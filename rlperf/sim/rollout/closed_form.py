@@ -44,7 +44,7 @@ class StepCensus:
     decoding_steps : N_d, engine_steps with at least one decode
     running_sum : B, decodes summed over engine_steps
     keys : K, cached tokens read, summed over engine_steps [tokens]
-    prefill_requests, prefill_pairs : R, P, summed over engine_steps
+    prefill_requests, prefill_tokens, prefill_pairs : R, n, P, summed over engine_steps
     wait_s : T_w, time without any request to compute [s]
     exact : whether the counts hold for every cost
     """
@@ -57,6 +57,7 @@ class StepCensus:
     running_sum: float
     keys: float
     prefill_requests: float
+    prefill_tokens: float
     prefill_pairs: float
     wait_s: float = 0.0
     exact: bool = True
@@ -81,6 +82,7 @@ class StepCensus:
         seconds = seconds + cost.decode_per_kv_token_s * self.keys
         seconds = seconds + cost.prefill_fixed_s * mixed
         seconds = seconds + cost.prefill_per_request_s * self.prefill_requests
+        seconds = seconds + cost.prefill_per_token_s * self.prefill_tokens
         seconds = seconds + cost.prefill_per_pair_s * self.prefill_pairs
         return np.asarray(seconds + self.wait_s, dtype=np.float64)
 
@@ -150,6 +152,7 @@ def take_census(
         running_sum=float((runs.running * runs.steps).sum()),
         keys=float(runs.keys.sum()),
         prefill_requests=float(runs.prefill_requests.sum()),
+        prefill_tokens=float(runs.prefill_tokens.sum()),
         prefill_pairs=float(runs.prefill_pairs.sum()),
         wait_s=max(wait_s, 0.0),
         exact=trajectories.single_turn and not trajectories.arrival_s.any(),

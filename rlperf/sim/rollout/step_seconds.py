@@ -50,6 +50,7 @@ class StepSeconds:
         cost = self.cost
         seconds = cost.host_s + cost.host_per_request_s * requests + self.linear_s(running * self.width + tokens)
         seconds += cost.prefill_fixed_s + cost.prefill_per_request_s * requests + cost.prefill_per_pair_s * pairs
+        seconds += cost.prefill_per_token_s * tokens
         if running:
             seconds += self.decode_once_s + self.per_request_s * running + self.per_key_s * keys
         return seconds

@@ -80,18 +80,31 @@ def test_view_of_a_job_prints(tmp_path: Path) -> None:
     assert "would be shorter without: rollout" in text
 
 
-def test_whole_run_of_a_judged_configuration() -> None:
-    from rlperf.api import ask
+def test_the_whole_run_of_a_job() -> None:
+    from rlperf.api import ask, plan_job, predict_job
     from rlperf.cli.output import default_job
-    from rlperf.plan.predict import evaluate_job
-    from rlperf.plan.run_cost import Surroundings, run_cost
+    from rlperf.report.plan_text import run_words, summary_lines
+    from rlperf.specs.job import WholeRun
 
-    question = ask(default_job())
-    evaluation, _ = evaluate_job(question.context, question.facts)
-    plain = run_cost(question.context, evaluation, Surroundings(), rl_steps=100)
-    framework = question.context.trainers[int(evaluation.trainer.backend[0])].framework
-    assert plain.total_s == pytest.approx(100 * evaluation.step_s + framework.start_up.value + framework.capture.value)
-    around = Surroundings(checkpoint_every=10, checkpoint_s=60.0, device_mtbf_s=16 * 86400.0, recovery_s=600.0)
-    real = run_cost(question.context, evaluation, around, rl_steps=100)
+    job = ask(default_job()).job
+    assert predict_job(job).run is None
+    plain_job = job.model_copy(update={"run": WholeRun(rl_steps=100), "price": 2.0})
+    predicted = predict_job(plain_job)
+    plain = predicted.run
+    assert plain is not None
+    assert plain.total_s == pytest.approx(100 * predicted.step_s + plain.start_up_s)
+    assert plain.low_s < plain.total_s < plain.high_s
+    assert plain.usd_per_rl_step == pytest.approx(plain.device_hours * 2.0 / 100)
+    around = WholeRun.model_validate(
+        {
+            "rl_steps": 100, "checkpoint_every": 10, "checkpoint": "60 s", "validation_every": 20, "validation": "90 s",
+            "device_mtbf": f"{16 * 86400} s", "recovery": "600 s",
+        }
+    )  # fmt: skip
+    real = predict_job(job.model_copy(update={"run": around})).run
+    assert real is not None and real.usd is None
     assert real.goodput < plain.goodput < 1.0
-    assert real.device_hours == pytest.approx(real.total_s * evaluation.configuration.devices / 3600)
+    assert (real.checkpoint_s, real.validation_s) == (600.0, 450.0) and real.failures > 0.0
+    assert "would lose least" in run_words(real) and "failures" in run_words(real)
+    plan = plan_job(job.model_copy(update={"run": around}))
+    assert plan.run is not None and any("the run of 100 rl_steps" in line for line in summary_lines(plan))

@@ -59,6 +59,26 @@ class CalibrationUse(_Frozen):
     notes: tuple[str, ...] = ()
 
 
+class RunTotals(_Frozen):
+    """A whole run in time and money. ``goodput``: seconds in rl_steps that count over all seconds."""
+
+    rl_steps: int
+    total_s: float
+    low_s: float = Field(description="with every rl_step at its 5th percentile")
+    high_s: float = Field(description="with every rl_step at its 95th percentile")
+    start_up_s: float
+    checkpoint_s: float
+    validation_s: float
+    lost_s: float = Field(description="work that failures undo, and restarts")
+    failures: float = Field(description="expected number")
+    goodput: float
+    device_hours: float
+    usd: float | None
+    usd_per_rl_step: float | None
+    usd_per_million_tokens: float | None
+    best_checkpoint_every: int | None = Field(description="rl_steps between checkpoints that lose least")
+
+
 class Prediction(_Frozen):
     """What one configuration is predicted to do. ``low_s`` and ``high_s`` are the 5th and 95th percentile."""
 
@@ -78,6 +98,7 @@ class Prediction(_Frozen):
     calibration: CalibrationUse = CalibrationUse()
     fits: bool = True
     advice: tuple[str, ...] = Field((), description="the first knobs to turn")
+    run: RunTotals | None = Field(None, description="where the job states one and one configuration is predicted")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `rlperf predict --json` prints it."""
@@ -106,6 +127,7 @@ class PredictedNumbers(_Frozen):
     idle_fraction: dict[str, float]
     fits: bool
     advice: tuple[str, ...]
+    run: RunTotals | None
 
 
 class PredictReport(_Frozen):
@@ -297,6 +319,7 @@ class Plan(_Frozen):
     static_low: float | None = Field(None, description="5th percentile of what that plan takes above this one [1]")
     static_high: float | None = Field(None, description="95th percentile")
     defaults: DefaultsComparison | None = Field(None, description="against the framework's defaults")
+    run: RunTotals | None = Field(None, description="the whole run, where the job states one")
     plan: tuple[Phase, ...]
 
     def to_dict(self) -> dict[str, Any]:

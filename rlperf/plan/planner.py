@@ -14,6 +14,7 @@ from rlperf.plan.decisions import Decision, Report, decide
 from rlperf.plan.formulation import Program, Slot, value_of
 from rlperf.plan.phases import merged, phase_of
 from rlperf.plan.plan import DefaultsComparison, Phase, Plan
+from rlperf.plan.run_cost import Stretch, run_totals
 from rlperf.plan.solve import Solution, solve
 from rlperf.specs.framework import FrameworkFacts
 
@@ -68,6 +69,7 @@ def plan_job(
         static_low=interval[0],
         static_high=interval[1],
         defaults=_against(context, decisions, solution, defaults, switching),
+        run=run_totals(context, [Stretch.of(phase) for phase in phases]),
         plan=tuple(merged(phases)),
     )
 

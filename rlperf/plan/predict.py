@@ -9,6 +9,7 @@ from rlperf.plan.context import Context
 from rlperf.plan.evaluate import Evaluation, Judge
 from rlperf.plan.plan import Prediction
 from rlperf.plan.prediction import prediction_of
+from rlperf.plan.run_cost import Stretch, run_totals
 from rlperf.plan.screen import FORGIVEN, screen
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job, Role
@@ -31,7 +32,10 @@ def predicted(context: Context, *, facts: FrameworkFacts | None = None) -> tuple
     """The judged configuration beside its prediction."""
     evaluation, filled = evaluate_job(context, facts)
     found = prediction_of(context, context.tasks[0], evaluation)
-    return evaluation, found.model_copy(update={"assumed": (*filled, *found.assumed)})
+    configuration = evaluation.configuration
+    stretch = Stretch((0, context.job.horizon.rl_steps - 1), configuration.mode, configuration.pools, found)
+    update = {"assumed": (*filled, *found.assumed), "run": run_totals(context, [stretch])}
+    return evaluation, found.model_copy(update=update)
 
 
 def evaluate_job(context: Context, facts: FrameworkFacts | None = None) -> tuple[Evaluation, tuple[str, ...]]:

@@ -1,54 +1,106 @@
-"""What a whole run of a judged configuration costs: its rl_steps with everything around them."""
+"""What a whole run costs: the rl_steps of a plan with everything around them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
+import numpy as np
+
+from rlperf.layout import FloatArray
 from rlperf.plan.context import Context
-from rlperf.plan.evaluate import Evaluation
-from rlperf.sim.rl_step.whole_run import RunCost, RunFacts, whole_run
+from rlperf.plan.plan import Phase, PoolPlan, Prediction, RunTotals
+from rlperf.sim.rl_step.whole_run import RunFacts, best_checkpoint_s, whole_run
+from rlperf.specs.job import Mode
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What the user states about a run; nothing of it is built in, and 0 or None means that it is left out.
+class Stretch:
+    """One configuration of a run: its prediction, and the rl_steps that it is for (first and last)."""
 
-    Attributes
-    ----------
-    checkpoint_every, checkpoint_s : rl_steps between checkpoints; seconds that one blocks [1], [s]
-    validation_every, validation_s : rl_steps between validation passes; seconds of one [1], [s]
-    device_mtbf_s : mean seconds between failures of one device [s]
-    recovery_s : from a failure to the restart, beside the start-up [s]
+    rl_steps: tuple[int, int]
+    mode: Mode
+    pools: tuple[PoolPlan, ...]
+    predicted: Prediction
+
+    @classmethod
+    def of(cls, phase: Phase) -> Stretch:
+        """The stretch of a plan's phase."""
+        return cls(phase.rl_steps, phase.mode, phase.pools, phase.predicted)
+
+    def pool(self, role: str) -> PoolPlan:
+        """The pool that serves ``role``."""
+        return next(pool for pool in self.pools if pool.role == role)
+
+    @property
+    def devices(self) -> int:
+        """Devices that the stretch occupies."""
+        trainer = self.pool("trainer").devices
+        return trainer if self.mode == "colocated" else trainer + self.pool("rollout").devices
+
+
+def run_totals(context: Context, stretches: Sequence[Stretch]) -> RunTotals | None:
+    """Time, goodput, device-hours and money of the job's ``run``; None where the job states none.
+
+    Every rl_step takes what the stretch that covers it is predicted to take, those after the last what the last takes.
+    Tasks that take turns add up; those that run beside each other wait for the slowest. Start-up and graph capture are
+    the framework's. ``low_s`` and ``high_s`` take all rl_steps at their 5th and 95th percentile: what a prediction is
+    off by, it is off by every time.
     """
+    run = context.job.run
+    if run is None:
+        return None
+    count = run.rl_steps or context.job.horizon.rl_steps
+    last = max(stretch.rl_steps[1] for stretch in stretches)
+    apart = context.job.sharing == "devices"
+    mean, low, high, tokens, usd = (np.zeros(count) for _ in range(5))
+    for stretch in stretches:
+        at = np.minimum(np.arange(count), last)
+        here = (at >= stretch.rl_steps[0]) & (at <= stretch.rl_steps[1])
+        predicted = stretch.predicted
+        for sums, value in ((mean, predicted.step_s), (low, predicted.low_s), (high, predicted.high_s)):
+            sums[here] = np.maximum(sums[here], value) if apart else sums[here] + value
+        tokens[here] += predicted.trained_tokens
+        usd[here] += np.nan if predicted.usd_per_step is None else predicted.usd_per_step
+    devices = sum(s.devices for s in stretches if s.rl_steps[1] == last) if apart else max(s.devices for s in stretches)
+    facts = _facts(context, stretches[0], count, devices, float(tokens.mean()), float(usd.sum()), mean)
+    found, fast, slow = (whole_run(steps, facts) for steps in (mean, low, high))
+    return RunTotals(
+        rl_steps=count,
+        low_s=fast.total_s,
+        high_s=slow.total_s,
+        best_checkpoint_every=_best_every(facts, float(mean.mean())),
+        **{name: value for name, value in asdict(found).items() if name in RunTotals.model_fields},
+    )
 
-    checkpoint_every: int = 0
-    checkpoint_s: float = 0.0
-    validation_every: int = 0
-    validation_s: float = 0.0
-    device_mtbf_s: float | None = None
-    recovery_s: float = 0.0
 
-
-def run_cost(context: Context, evaluation: Evaluation, around: Surroundings, rl_steps: int | None = None) -> RunCost:
-    """Time, goodput, device-hours and money of ``rl_steps`` (default: the job's horizon) of one configuration.
-
-    Start-up and graph capture are the framework's; lengths stay as they are over the run.
-    """
-    job, configuration = context.job, evaluation.configuration
-    framework = context.trainers[int(evaluation.trainer.backend[0])].framework
-    price = job.price if job.price is not None else context.cluster.price
-    facts = RunFacts(
-        rl_steps=rl_steps or job.horizon.rl_steps,
-        devices=configuration.devices,
-        trained_tokens=evaluation.demand.trained_tokens,
+def _facts(
+    context: Context, first: Stretch, count: int, devices: int, tokens: float, usd: float, steps_s: FloatArray
+) -> RunFacts:
+    """The job's words about its run, with the framework's start-up; the price is that of the pools in use."""
+    run = context.job.run
+    assert run is not None
+    backend = first.pool("trainer").settings.backend
+    framework = next(each.framework for each in context.trainers if each.backend == backend)
+    device_hours = float(steps_s.sum()) * devices / 3600.0
+    return RunFacts(
+        rl_steps=count,
+        devices=devices,
+        trained_tokens=tokens,
         start_up_s=framework.start_up.value,
         capture_s=framework.capture.value,
-        checkpoint_every=around.checkpoint_every,
-        checkpoint_s=around.checkpoint_s,
-        validation_every=around.validation_every,
-        validation_s=around.validation_s,
-        device_mtbf_s=around.device_mtbf_s,
-        recovery_s=around.recovery_s,
-        usd_per_device_hour=price,
+        checkpoint_every=run.checkpoint_every,
+        checkpoint_s=run.checkpoint,
+        validation_every=run.validation_every,
+        validation_s=run.validation,
+        device_mtbf_s=run.device_mtbf,
+        recovery_s=run.recovery,
+        usd_per_device_hour=None if np.isnan(usd) else usd / device_hours,
     )
-    return whole_run(evaluation.step_s, facts)
+
+
+def _best_every(facts: RunFacts, step_s: float) -> int | None:
+    """rl_steps between checkpoints that lose least; None where failures or what a checkpoint takes are not stated."""
+    if facts.device_mtbf_s is None or not facts.checkpoint_s:
+        return None
+    return max(round(best_checkpoint_s(facts.checkpoint_s, facts.devices, facts.device_mtbf_s) / step_s), 1)

@@ -38,7 +38,9 @@ class Target:
     limit: float
 
     def value(self, plan: Plan) -> float:
-        """The measure of a plan, mean over its phases (sum over the horizon for a run)."""
+        """The measure of a plan, mean over its phases; of a run what the job states of it, else its horizon's sum."""
+        if self.measure == "run" and plan.run is not None:
+            return plan.run.total_s
         spans = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in plan.plan]
         if self.measure == "usd/step":
             prices = [phase.predicted.usd_per_step for phase in plan.plan]

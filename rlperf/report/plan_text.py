@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rlperf.plan.plan import DefaultsComparison, Phase, Plan, PoolPlan, Prediction
+from rlperf.plan.plan import DefaultsComparison, Phase, Plan, PoolPlan, Prediction, RunTotals
 from rlperf.plan.words import layout_words
 from rlperf.units import human_bytes, human_seconds
 
@@ -112,6 +112,8 @@ def summary_lines(plan: Plan) -> list[str]:
         lines.append(f"one layout over the whole horizon: {plan.static_objective:,.4g} {unit} ({words})")
     if plan.defaults is not None:
         lines.append(defaults_words(plan.defaults, unit))
+    if plan.run is not None:
+        lines.append(run_words(plan.run))
     if plan.rejected:
         most = sorted(plan.rejected.items(), key=lambda item: -item[1])
         lines.append("rejected: " + "; ".join(f"{count:,} {reason}" for reason, count in most))
@@ -127,6 +129,23 @@ def defaults_words(found: DefaultsComparison, unit: str) -> str:
     words += f" ({_percent(found.low)} .. {_percent(found.high)})"
     words += "" if found.low > 0.0 or found.high < 0.0 else ", which cannot be told from nothing"
     return words + (f"; {'; '.join(found.notes)}" if found.notes else "")
+
+
+def run_words(run: RunTotals) -> str:
+    """The whole run: how long, how much of it counts, what it costs, and what would lose less."""
+    words = f"the run of {run.rl_steps:,} rl_steps takes {human_seconds(run.total_s)} "
+    words += f"({human_seconds(run.low_s)} .. {human_seconds(run.high_s)}), {run.device_hours:,.0f} device-hours, "
+    words += f"goodput {_percent(run.goodput)}"
+    around = [("start-up", run.start_up_s), ("checkpoints", run.checkpoint_s), ("validation", run.validation_s)]
+    around.append((f"{run.failures:,.1f} failures", run.lost_s))
+    spent = ", ".join(f"{name} {human_seconds(seconds)}" for name, seconds in around if seconds > 0.0)
+    words += f" (beside rl_steps: {spent})" if spent else ""
+    if run.usd is not None:
+        million = "" if run.usd_per_million_tokens is None else f", {run.usd_per_million_tokens:.3g} a million tokens"
+        words += f"; {run.usd:,.0f} USD: {run.usd_per_rl_step:,.3g} an rl_step{million}"
+    if run.best_checkpoint_every is not None:
+        words += f"; a checkpoint every {run.best_checkpoint_every:,} rl_steps would lose least"
+    return words
 
 
 def phase_title(phase: Phase) -> str:
@@ -202,6 +221,8 @@ def print_prediction(prediction: Prediction, out: Console) -> None:
     cost = "" if prediction.usd_per_step is None else f", {prediction.usd_per_step:.3g} USD per rl_step"
     rate = f"{prediction.tokens_per_s_per_device:,.0f} tokens/s per device"
     out.print(f"{rate}{cost}; {_percent(prediction.truncated_fraction)} of responses cut")
+    if prediction.run is not None:
+        out.print(run_words(prediction.run))
     memory = Table()
     for name in ("role", "peak memory per device", "of limit", "largest parts"):
         memory.add_column(name)

@@ -218,6 +218,18 @@ class Horizon(_Frozen):
     switch: Seconds | None = Field(None, description="cost of changing layout between groups; default: never switch")
 
 
+class WholeRun(_Frozen):
+    """What surrounds the rl_steps of a whole run; rates are the user's to state, none is built in."""
+
+    rl_steps: PositiveInt | None = Field(None, description="of the run; default those of the horizon")
+    checkpoint_every: NonNegativeInt = Field(0, description="rl_steps between checkpoints; 0: none")
+    checkpoint: Seconds = Field(0.0, ge=0, description="that one blocks")
+    validation_every: NonNegativeInt = Field(0, description="rl_steps between validation passes; 0: none")
+    validation: Seconds = Field(0.0, ge=0, description="of one pass")
+    device_mtbf: Seconds | None = Field(None, gt=0, description="mean time between failures of one device; null: none")
+    recovery: Seconds = Field(0.0, ge=0, description="from a failure to the restart, beside the start-up")
+
+
 def _as_list(given: object) -> object:
     return (given,) if isinstance(given, str) else given
 
@@ -260,6 +272,7 @@ class Job(_Frozen):
     )
     limits: Limits = Limits()
     horizon: Horizon = Horizon()
+    run: WholeRun | None = Field(None, description="where stated, the whole run is predicted too")
     pools: tuple[PoolSpec, ...] = ()
     seed: NonNegativeInt = 0
 

@@ -55,7 +55,7 @@ def test_latency_bounds_a_run_with_idle_engines() -> None:
     # k = 1: two batches under way between first token and end of training: period >= (10 + 4) / 2
     run = AsyncRun(np.full((1, 4), 100.0), batch=8, train_s=4.0, slots=800, token_s=0.1, max_staleness=1)
     times = StageTimes(rollout_s=10.0, training_s=4.0, rollout_steady_s=0.1)
-    closed = float(step_seconds(Execution(ExecutionMode.K_STEP_OFF, staleness=1), times))
+    closed = float(step_seconds(Execution(ExecutionMode.K_STEP_OFF, staleness=1, in_flight_updates=1), times))
     assert closed == pytest.approx(7.0)
     assert simulate(run, rl_steps=20).period_s == pytest.approx(closed, rel=0.01)
 

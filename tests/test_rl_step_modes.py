@@ -38,8 +38,8 @@ def test_every_mode_by_hand() -> None:
         100 + 5 + work + 8 + 6,
         100 + 5 + work + 8,
         105 + 8,
-        max(60 + 8, work + 8, (105 + work + 8) / 4),
-        max(60 + 8, work + 8, (105 + work + 8) / 4),
+        max(60 + 8 + 40, work + 8, (105 + work + 8) / 4),  # engines drain: a tail of 100 - 60 s before every sync
+        max(60 + 8 + 40, work + 8, (105 + work + 8) / 4),
         max(105 + work / 4, 20 + work) + 8,
     ]
     found = step_seconds(Execution(list(ExecutionMode), staleness=3), times)
@@ -52,6 +52,22 @@ def test_in_flight_updates_hide_the_sync_from_the_engines() -> None:
     hidden = step_seconds(Execution(ExecutionMode.FULLY_ASYNC, staleness=4, in_flight_updates=1), times)
     assert float(drained) == pytest.approx(70.0)
     assert float(hidden) == pytest.approx(51.0)
+
+
+def test_engines_that_neither_drain_nor_stop_are_faster_than_those_that_do() -> None:
+    times = StageTimes(
+        rollout_s=90.0, training_s=10.0, weight_sync_s=6.0, swap_s=1.0, rollout_steady_s=50.0, recompute_s=20.0
+    )
+
+    def period(in_flight: int, interrupt: int, interval: int = 1) -> float:
+        execution = Execution(ExecutionMode.FULLY_ASYNC, 9, interval, in_flight, interrupt)
+        return float(step_seconds(execution, times))
+
+    assert period(0, 0) == pytest.approx(96.0)  # as long as a batch rolled out alone
+    assert period(0, 1) == pytest.approx(76.0)  # the sync, and the cache again
+    assert period(1, 1) == pytest.approx(71.0)
+    assert period(1, 0) == pytest.approx(51.0)
+    assert period(0, 0, interval=4) == pytest.approx(50.0 + (40.0 + 6.0) / 4.0)
 
 
 def test_interruption_charges_the_recomputed_cache_once_per_sync() -> None:

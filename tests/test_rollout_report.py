@@ -105,6 +105,18 @@ def test_simulate_writes_trace_and_figure(tmp_path: Path) -> None:
     assert "waiting for other replicas" in shown.stdout
 
 
+def test_simulate_shows_the_steady_state_of_asynchronous_modes(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        JOB.replace("devices: 8", "devices: 4") + "modes: [async]\nlimits: {staleness: 2}\n"
+    )
+    asked = ["simulate", str(tmp_path / "job.yaml"), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*asked, "--json"], catch_exceptions=False)
+    steady = json.loads(done.stdout)["steady"]
+    assert steady["period_s"] > 0.0 and sum(steady["staleness"]) == pytest.approx(1.0)
+    assert 0.0 <= steady["staleness_mean"] <= 3.0
+    assert "steady state over 50 rl_steps" in CliRunner().invoke(app, asked).stdout
+
+
 def test_simulate_refuses_before_it_writes(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     for extra, message in ((["--routing", "roundrobin"], "did you mean round_robin"), (["--rl-step", "99"], "0 to")):

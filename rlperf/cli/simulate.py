@@ -10,6 +10,7 @@ import typer
 from rlperf.cli.output import AsJson, console, default_job, print_json, progress
 
 if TYPE_CHECKING:
+    from rlperf.sim.rl_step.asynchronous import AsyncResult
     from rlperf.sim.rollout import RolloutResult
 
 SCHEMA_VERSION = 1
@@ -26,29 +27,38 @@ def simulate(
 ) -> None:
     """Simulate one rollout of a job event by event; write a trace for Perfetto and a figure.
 
-    What the job leaves open is filled in as by `rlperf predict`. Example: rlperf simulate job.yaml --out rollout
+    Of asynchronous modes the steady state too: its period, staleness and queue. What the job leaves open is filled in
+    as by `rlperf predict`. Example: rlperf simulate job.yaml --out rollout
     """
     from rlperf.report.rollout import perfetto_trace, rollout_figure
     from rlperf.specs.writer import write_atomic
 
     with progress("simulating"):
-        name, trajectories, result, filled = _rollout(job or default_job(), routing, rl_step)
+        name, trajectories, result, steady, filled = _rollout(job or default_job(), routing, rl_step)
         write_atomic(out / "trace.json", perfetto_trace(result, trajectories))
         write_atomic(out / "rollout.svg", rollout_figure(result, title=name).decode())
     summary = summary_of(result)
-    summary |= {"job": name, "assumed": list(filled), "files": [str(out / n) for n in ("trace.json", "rollout.svg")]}
+    summary |= {
+        "steady": None if steady is None else steady_summary(steady),
+        "job": name,
+        "assumed": list(filled),
+        "files": [str(out / n) for n in ("trace.json", "rollout.svg")],
+    }
     if as_json:
         print_json(summary)
     else:
         _print(summary)
 
 
-def _rollout(path: Path, routing: str, rl_step: int) -> tuple[str, Any, RolloutResult, tuple[str, ...]]:
-    """The job's rollout: name, trajectories, outcome, and what was filled in."""
+def _rollout(
+    path: Path, routing: str, rl_step: int
+) -> tuple[str, Any, RolloutResult, AsyncResult | None, tuple[str, ...]]:
+    """The job's rollout: name, trajectories, outcome, asynchronous steady state, and what was filled in."""
     from rlperf.api import ask
     from rlperf.errors import Problem, SpecError
     from rlperf.plan.predict import evaluate_job
     from rlperf.plan.rollout_columns import engine_limits
+    from rlperf.plan.timeline import steady_state
     from rlperf.sim.rollout import Trajectories, simulate_rollout
     from rlperf.sim.rollout.routing import suggestion
     from rlperf.specs.job import PoolSettings, PoolSpec
@@ -74,7 +84,7 @@ def _rollout(path: Path, routing: str, rl_step: int) -> tuple[str, Any, RolloutR
         routing=routing,  # type: ignore[arg-type]
         options=evaluation.options,
     )  # fmt: skip
-    return question.job.name, trajectories, result, filled
+    return question.job.name, trajectories, result, steady_state(evaluation), filled
 
 
 def summary_of(result: RolloutResult) -> dict[str, Any]:
@@ -93,6 +103,20 @@ def summary_of(result: RolloutResult) -> dict[str, Any]:
         "preemptions": result.preemptions,
         "prefix_hit_tokens": sum(timeline.hit_tokens for timeline in result.timelines),
         "lost_device_s": asdict(result.lost),
+    }
+
+
+def steady_summary(steady: AsyncResult) -> dict[str, Any]:
+    """An asynchronous steady state as plain data; ``staleness`` is the share of samples so many versions behind."""
+    counts = steady.staleness_counts
+    return {
+        "period_s": steady.period_s,
+        "samples_per_s": steady.samples_per_s,
+        "staleness_mean": steady.staleness_mean,
+        "staleness": (counts / max(int(counts.sum()), 1)).tolist(),
+        "queue_samples": steady.queue_samples,
+        "trainer_busy": steady.trainer_busy,
+        "slots_busy": steady.slots_busy,
     }
 
 
@@ -118,6 +142,14 @@ def _print(summary: dict[str, Any]) -> None:
         lost.add_row(CAUSES[name], f"{seconds:,.0f}", f"{100 * seconds / device_s:.1f} %")
     screen.print(lost)
     screen.print(f"preemptions {summary['preemptions']}, prefix hits {summary['prefix_hit_tokens']:,} tokens")
+    if found := summary["steady"]:
+        shares = ", ".join(f"{100 * share:.0f} % {behind}" for behind, share in enumerate(found["staleness"]) if share)
+        screen.print(
+            f"steady state over 50 rl_steps: [bold]{found['period_s']:.1f} s[/bold] each; weight versions behind: "
+            f"{found['staleness_mean']:.2f} on average ({shares}); {found['queue_samples']:,.0f} samples wait for the "
+            f"trainer, which is busy {100 * found['trainer_busy']:.0f} % of the time; engines' slots "
+            f"{100 * found['slots_busy']:.0f} %"
+        )
     for text in summary["assumed"]:
         screen.print(f"assumed: {text}")
     screen.print("written: " + ", ".join(summary["files"]) + " (open the trace in ui.perfetto.dev)")

@@ -103,6 +103,13 @@ class EngineStepCost:
         return np.asarray(seconds, dtype=np.float64)
 
 
+def recompute_s(cost: EngineStepCost, token_budget: float, running: float, context: float) -> float:
+    """Seconds to prefill ``running`` interrupted requests of ``context`` tokens each again, prompt and response [s]."""
+    tokens = running * context
+    steps = float(cost.step_s(0.0, 0.0, token_budget, 0.0, 1.0)) * tokens / token_budget
+    return steps + cost.prefill_per_request_s * running + cost.prefill_per_pair_s * running * context**2 / 2.0
+
+
 @dataclass(frozen=True)
 class EngineLimits:
     """What bounds the running batch of one replica.

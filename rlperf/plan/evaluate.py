@@ -20,10 +20,12 @@ from rlperf.plan.context import Context, TaskContext, Trainer
 from rlperf.plan.demand import Demand
 from rlperf.plan.plan import SettingsValues
 from rlperf.plan.rollout_columns import (
+    Flow,
     ReplicaMemory,
     RolloutColumns,
     Tabulated,
     engine_limits,
+    interrupted_seconds,
     replica_memory,
     steady_seconds,
     tabulate,
@@ -44,6 +46,7 @@ from rlperf.sim.rollout.routing import route
 from rlperf.sim.rollout.tail import GroupSource, PartialRollouts, Serve
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.job import PoolSettings, PoolSpec
+from rlperf.specs.rl_calibration import FrameworkCalibration
 
 POLICY_RL_STEPS, POLICY_WARM_UP = 5, 2
 """rl_steps simulated under partial rollouts, and how many of them fill the buffer first."""
@@ -88,6 +91,7 @@ class Evaluation:
     training : breakdown of the optimizer updates of the first replicate
     scoring : breakdown of one scoring pass of the first replicate
     cost, memory : the engine's cost table, and its memory per device ``[1]``
+    framework : behaviour and overheads of the framework with this trainer
     served : what the simulated replicas serve, one per replicate; a part of the rl_step where it is large
     options : how the engine schedules
     """
@@ -103,6 +107,7 @@ class Evaluation:
     microbatches: Microbatches
     cost: EngineStepCost
     memory: ReplicaMemory
+    framework: FrameworkCalibration
     served: tuple[Trajectories, ...] = ()
     options: EngineOptions = PLAIN
 
@@ -136,9 +141,10 @@ class Judge:
         seconds = pair_seconds(
             self.context, arch, demand, configuration.mode, configuration.staleness, rollout, trainer, rows, rows
         )
+        framework = self.context.trainers[self._backend(configuration)].framework
         return Evaluation(
             configuration, demand, seconds, results, rollout, trainer, training, scoring, batches,
-            rollout.costs[0], memory, served, EngineOptions.of(self.context.engine),
+            rollout.costs[0], memory, framework, served, EngineOptions.of(self.context.engine),
         )  # fmt: skip
 
     def _rollout(
@@ -190,6 +196,7 @@ class Judge:
             kv_tokens=memory.kv_tokens[0] * ones,
             makespan_s=np.array(makespans),
             steady_s=steady * ones,
+            recompute_s=interrupted_seconds(cost, limits, replicas, Flow.of(demand)) * ones,
             transition_s=2.0 * memory.weight_bytes[0] / self.context.rollout_hardware.device.host_bandwidth * ones,
             awake_bytes=memory.awake_bytes[0] * ones,
             asleep_bytes=memory.asleep_bytes[0] * ones,

@@ -19,7 +19,7 @@ def rollout_criteria(columns: RolloutColumns, alive: IntArray, mode: Mode) -> tu
     group = layout.tensor_parallel * 1000 + layout.pipeline_parallel * 10 + (layout.expert_parallel > 1)
     criteria = [columns.makespan_s[alive]]
     if mode in ("one_step_off", "async"):
-        criteria.append(columns.steady_s[alive])
+        criteria += [columns.steady_s[alive], columns.recompute_s[alive]]
     if mode == "colocated":
         criteria += [columns.awake_bytes[alive], columns.asleep_bytes[alive], columns.transition_s[alive]]
     return group, np.stack(criteria, axis=1)

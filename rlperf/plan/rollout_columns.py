@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlperf.cost.engine_memory import engine_memory, kv_bytes_per_request
-from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost, recompute_s
 from rlperf.cost.inference import engine_step_cost
 from rlperf.cost.operators import Replica as EngineReplica
 from rlperf.cost.reject import Reject
@@ -47,6 +47,7 @@ class RolloutColumns:
     kv_tokens : cache of a replica [tokens]
     makespan_s : seconds until the last of an rl_step's responses, mean over the demand's rl_steps [s]
     steady_s : seconds per rl_step when finished requests are replaced at once [s]
+    recompute_s : prefill of a replica's running requests, where a weight sync interrupts them [s]
     transition_s : the engine's weights and cache leaving and returning, once per rl_step [s]
     awake_bytes, asleep_bytes : per device while it generates, and while a colocated trainer runs
     flags : `Reject`
@@ -60,6 +61,7 @@ class RolloutColumns:
     kv_tokens: FloatArray
     makespan_s: FloatArray
     steady_s: FloatArray
+    recompute_s: FloatArray
     transition_s: FloatArray
     awake_bytes: FloatArray
     asleep_bytes: FloatArray
@@ -181,9 +183,9 @@ def _columns(
     memory = replica_memory(context, architecture, pool, rows, f, m)
     why = flags[keep][e] | np.where(memory.kv_tokens < demand.batch.longest_tokens, int(Reject.KV), 0)
     why |= np.where(memory.cache_bytes > 0, 0, int(Reject.MEMORY))
-    makespan, steady = np.full(len(e), np.inf), np.full(len(e), np.inf)
+    makespan, steady, again = (np.full(len(e), np.inf) for _ in range(3))
     alive = np.flatnonzero((why & ~int(Reject.NODE)) == 0)
-    makespan[alive], steady[alive] = _seconds(pool, costs, rows, e, memory.kv_tokens, m, alive, counted)
+    makespan[alive], steady[alive], again[alive] = _seconds(pool, costs, rows, e, memory.kv_tokens, m, alive, counted)
     joined = Layout(**{n: np.concatenate([v.ravel(), getattr(dead, n).ravel()]) for n, v in vars(rows.flat()).items()})
 
     def padded(values: Any, fill: float) -> Any:
@@ -197,6 +199,7 @@ def _columns(
         kv_tokens=padded(memory.kv_tokens, 0.0),
         makespan_s=padded(makespan, np.inf),
         steady_s=padded(steady, np.inf),
+        recompute_s=padded(again, np.inf),
         transition_s=padded(2.0 * memory.weight_bytes / context.rollout_hardware.device.host_bandwidth, np.inf),
         awake_bytes=padded(memory.awake_bytes, np.inf),
         asleep_bytes=padded(memory.asleep_bytes, np.inf),
@@ -329,26 +332,34 @@ def steady_seconds(
     return (flow.generated / running * step + float(prefill)) / replicas
 
 
+def interrupted_seconds(cost: EngineStepCost, limits: EngineLimits, replicas: int, flow: Flow) -> float:
+    """Prefill of what a replica has under way in the steady state [s]."""
+    return recompute_s(cost, float(limits.token_budget), steady_running(limits, replicas, flow), flow.context)
+
+
 def _seconds(
     pool: PoolSpec, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
     kv_tokens: FloatArray, running: IntArray, alive: IntArray, counted: Counted,
-) -> tuple[FloatArray, FloatArray]:  # fmt: skip
-    """Makespan and steady seconds of the columns ``alive``, means over some of the demand's rl_steps.
+) -> tuple[FloatArray, FloatArray, FloatArray]:  # fmt: skip
+    """Makespan, steady seconds and an interruption's of the columns ``alive``, means over some of the rl_steps.
 
     Which requests share an engine_step does not depend on what it costs, so the engine_steps of a workload are counted
     once per number of replicas and concurrency, and every engine shape costs a dot product (`StepCensus`).
     """
-    makespan, steady = np.zeros(len(alive)), np.zeros(len(alive))
+    makespan, steady, again = (np.zeros(len(alive)) for _ in range(3))
     demand, flow = counted.demand, counted.flow
     known: dict[tuple[int, int], float] = {}
-    flowing: dict[tuple[int, float], float] = {}
+    flowing: dict[tuple[int, float], tuple[float, float]] = {}
     for position, column in enumerate(alive):
         engine, replicas = int(e[column]), int(layout.data_parallel[column])
         limits = engine_limits(pool, float(kv_tokens[column]), int(running[column]))
         same = (engine, steady_running(limits, replicas, flow))
         if same not in flowing:
-            flowing[same] = steady_seconds(costs[engine], limits, replicas, demand, flow)
-        steady[position] = flowing[same]
+            flowing[same] = (
+                steady_seconds(costs[engine], limits, replicas, demand, flow),
+                interrupted_seconds(costs[engine], limits, replicas, flow),
+            )
+        steady[position], again[position] = flowing[same]
         points = _concurrency(limits, counted.tables, replicas, flow.context)
         for concurrency, _ in points:
             if (engine, concurrency) not in known:
@@ -356,7 +367,7 @@ def _seconds(
                 each = [max(float(c.makespan_s(costs[engine])) for c in censuses) for censuses in census]
                 known[engine, concurrency] = float(np.mean(each))
         makespan[position] = sum(weight * known[engine, concurrency] for concurrency, weight in points)
-    return makespan, steady
+    return makespan, steady, again
 
 
 def _concurrency(

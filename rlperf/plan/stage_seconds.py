@@ -42,6 +42,12 @@ class PairSeconds:
     other_s: FloatArray
 
 
+def execution_of(framework: FrameworkCalibration, mode: Mode, staleness: int) -> Execution:
+    """The mode as the framework runs it: whether its engines take weights in flight, and interrupt their requests."""
+    flags = int(framework.in_flight_updates), int(framework.partial_rollout)
+    return Execution(MODES[mode], max(staleness, 1), in_flight_updates=flags[0], interrupt=flags[1])
+
+
 def sync_fit(framework: FrameworkCalibration, colocated: bool) -> WeightSyncFit:
     """The transport that a framework uses between pools that share devices, or that do not."""
     wanted: tuple[Transport, ...] = (
@@ -72,9 +78,8 @@ def pair_seconds(
     rollout: RolloutColumns, trainer: TrainerColumns, r: IntArray, t: IntArray,
 ) -> PairSeconds:  # fmt: skip
     """Stages and rl_step of the pairs ``(r, t)`` of columns [s] ``[pairs]``."""
-    stages: dict[str, FloatArray] = {
-        name: np.zeros(len(r)) for name in ("weight_sync", "data_movement", "offload", "other", "reward")
-    }
+    names = ("weight_sync", "data_movement", "offload", "other", "reward", "swap", "in_flight", "interrupt")
+    stages: dict[str, FloatArray] = {name: np.zeros(len(r)) for name in names}
     for index, each in enumerate(context.trainers):
         here = trainer.backend[t] == index
         if here.any():
@@ -93,9 +98,14 @@ def pair_seconds(
         data_movement_s=stages["data_movement"],
         transition_s=stages["offload"],
         fixed_s=stages["other"],
+        recompute_s=rollout.recompute_s[r],
+        swap_s=stages["swap"],
+    )
+    execution = Execution(
+        MODES[mode], max(staleness, 1), in_flight_updates=stages["in_flight"], interrupt=stages["interrupt"]
     )
     return PairSeconds(
-        step_s=step_seconds(Execution(MODES[mode], staleness=max(staleness, 1)), times),
+        step_s=step_seconds(execution, times),
         rollout_s=makespan if mode in ("colocated", "disaggregated", "one_step_off") else steady,
         reward_s=stages["reward"],
         scoring_s=trainer.scoring_s[t],
@@ -139,4 +149,7 @@ def _framework_seconds(
         "offload": shape_of + (transition if colocated else 0.0),
         "other": shape_of + framework.step.value,
         "reward": shape_of + reward,
+        "swap": shape_of + fit.fixed,
+        "in_flight": shape_of + framework.in_flight_updates,
+        "interrupt": shape_of + framework.partial_rollout,
     }

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.plan.evaluate import Evaluation
-from rlperf.plan.stage_seconds import MODES
+from rlperf.plan.rollout_columns import engine_limits
+from rlperf.plan.stage_seconds import execution_of, sync_fit
+from rlperf.sim.rl_step.asynchronous import AsyncResult, simulate
 from rlperf.sim.rl_step.bottleneck import Bottleneck, NextBottleneck, bottlenecks, next_bottleneck
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step
-from rlperf.sim.rl_step.modes import Execution
+from rlperf.sim.rl_step.stages import steady_run
 from rlperf.sim.rl_step.timeline import Timeline
+from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.specs.job import PoolSettings, PoolSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,27 +38,9 @@ class StepView:
 
 def step_view(evaluation: Evaluation, replicate: int = 0) -> StepView:
     """Timeline, idle time and bottlenecks of one of the judged rl_steps (default: the first)."""
-    configuration, seconds = evaluation.configuration, evaluation.seconds
-    execution = Execution(MODES[configuration.mode], max(configuration.staleness, 1))
-    rollout = evaluation.rollouts[replicate]
-
-    def one(name: str) -> float:
-        return float(getattr(seconds, name)[replicate])
-
-    offload = one("offload_s")
-    stages = StepStages(
-        rollout_s=rollout.replica_finish_s,
-        scoring_s=np.array([one("scoring_s")]),
-        training_s=np.array([one("training_s")]),
-        reward_s=np.array([one("reward_s")]),
-        group_finish_s=np.sort(rollout.finish_s),
-        rollout_steady_s=float(evaluation.rollout.steady_s[replicate]),
-        weight_sync_s=one("weight_sync_s"),
-        data_movement_s=one("data_movement_s"),
-        fixed_s=one("other_s"),
-        # the judge knows the sum of sleep, wake, offload and onload; half of it lies on either side of training
-        transitions=Transitions(onload_s=offload / 2.0, offload_s=offload / 2.0),
-    )
+    configuration = evaluation.configuration
+    execution = execution_of(evaluation.framework, configuration.mode, configuration.staleness)
+    stages = _stages(evaluation, replicate)
     pools = [configuration.pool(role).devices for role in ("rollout", "trainer")]
     timeline = compose_rl_step(execution, stages, rollout_devices=pools[0], trainer_devices=pools[1])
     whole = timeline.step_s * timeline.pool_devices
@@ -65,4 +51,48 @@ def step_view(evaluation: Evaluation, replicate: int = 0) -> StepView:
         idle_share=dict(zip(timeline.pools, idle.tolist(), strict=True)),
         bottlenecks=tuple(bottlenecks(execution, times)),
         following=next_bottleneck(execution, times),
+    )
+
+
+def steady_state(evaluation: Evaluation, rl_steps: int = 50) -> AsyncResult | None:
+    """The asynchronous steady state event by event: its period, staleness and queue; None in synchronous modes.
+
+    Lengths are those of the first judged rl_step, drawn group by group with replacement.
+    """
+    configuration = evaluation.configuration
+    if configuration.mode not in ("async", "one_step_off"):
+        return None
+    pool = configuration.pool("rollout")
+    settings = PoolSettings.model_validate(pool.settings.model_dump(exclude_none=True))
+    held, running = float(evaluation.rollout.kv_tokens[0]), int(evaluation.rollout.max_running[0])
+    limits = engine_limits(PoolSpec(role="rollout", settings=settings), held, running)
+    run = steady_run(
+        evaluation.framework, evaluation.cost, limits, pool.layout.data_parallel, _stages(evaluation, 0),
+        Trajectories.from_table(evaluation.demand.tables[0]), max_staleness=max(configuration.staleness, 1),
+    )  # fmt: skip
+    return simulate(run, rl_steps=rl_steps)
+
+
+def _stages(evaluation: Evaluation, replicate: int) -> StepStages:
+    """Stages of one judged rl_step, replicas with their own ends."""
+    seconds, rollout = evaluation.seconds, evaluation.rollouts[replicate]
+
+    def one(name: str) -> float:
+        return float(getattr(seconds, name)[replicate])
+
+    offload = one("offload_s")
+    return StepStages(
+        rollout_s=rollout.replica_finish_s,
+        scoring_s=np.array([one("scoring_s")]),
+        training_s=np.array([one("training_s")]),
+        reward_s=np.array([one("reward_s")]),
+        group_finish_s=np.sort(rollout.finish_s),
+        rollout_steady_s=float(evaluation.rollout.steady_s[replicate]),
+        weight_sync_s=one("weight_sync_s"),
+        data_movement_s=one("data_movement_s"),
+        fixed_s=one("other_s"),
+        recompute_s=float(evaluation.rollout.recompute_s[replicate]),
+        swap_s=sync_fit(evaluation.framework, evaluation.configuration.mode == "colocated").fixed,
+        # the judge knows the sum of sleep, wake, offload and onload; half of it lies on either side of training
+        transitions=Transitions(onload_s=offload / 2.0, offload_s=offload / 2.0),
     )

@@ -139,7 +139,8 @@ class FrameworkCalibration(_Frozen):
     old_policy_pass : when the trainer scores the old policy: ``always``; ``off_policy`` only with several optimizer
         updates per rl_step; ``never`` where the engine's log-probabilities serve
     reward_hidden : share of the reward time that runs while other samples are still being generated [1]
-    in_flight_updates, partial_rollout : what the asynchronous mode does by default
+    in_flight_updates, partial_rollout : what the asynchronous mode does by default: engines take weights while they
+        generate; requests are interrupted by a weight sync, and their cache is computed again
     controller : ``single`` process through which every batch passes, or ``distributed`` transfer queues
     controller_rate : bytes per second through the controller (per node where distributed)
     step : once per rl_step, in no stage: advantages, logging, data loader

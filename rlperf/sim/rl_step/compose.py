@@ -270,8 +270,9 @@ def _barriered(b: _Builder, count: int) -> tl.Timeline:
 def _refilled(b: _Builder, count: int, lag: int) -> tl.Timeline:
     """Batches flow: rollout every R_s + p, latency R + Q, at most ``lag`` + 1 between first token and trained."""
     s, e = b.stages, b.execution
-    in_flight = float(np.asarray(e.in_flight_updates))
-    pause = in_flight * s.swap_s + float(np.asarray(e.interrupt)) * s.recompute_s
+    in_flight, interrupt = float(np.asarray(e.in_flight_updates)), float(np.asarray(e.interrupt))
+    drain = (1.0 - in_flight) * (1.0 - interrupt) * max(float(s.rollout_s.max()) - s.steady_s(), 0.0)
+    pause = in_flight * s.swap_s + interrupt * s.recompute_s + drain
     pause = (pause + (1.0 - in_flight) * s.weight_sync_s) / b.interval
     begin, free = 0.0, 0.0
     ends: list[float] = []

@@ -124,7 +124,9 @@ def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
         fully async   &: \text{the same, } k \text{ = staleness bound} \\
         streaming     &: \max(R + Q + W/c,\; R_1 + W) + Y/i
 
-    p = (in flight ? swap : Y)/i + (interrupt ? recompute : 0)/i is what a weight sync takes from an engine. The third
+    p is what a weight sync takes from an engine: swap/i where weights are taken in flight, Y/i where not; beside it
+    recompute/i where running requests are interrupted, and (R - R_s)/i where neither: nothing new starts until they
+    have ended, so every i-th batch ends with its own tail. The third
     term of k steps off is latency: at most k + 1 batches are under way between the start of their rollout and the end
     of their training. Means of stages go in; `asynchronous.simulate` has the effect of their fluctuation.
 
@@ -150,7 +152,9 @@ def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
     interval = np.maximum(f(execution.sync_interval), 1.0)
     sync = f(stages.weight_sync_s) / interval
     in_flight = f(execution.in_flight_updates)
-    pause = (in_flight * f(stages.swap_s) + f(execution.interrupt) * f(stages.recompute_s)) / interval
+    interrupt = f(execution.interrupt)
+    drain = (1.0 - in_flight) * (1.0 - interrupt) * np.maximum(rollout - steady, 0.0)
+    pause = (in_flight * f(stages.swap_s) + interrupt * f(stages.recompute_s) + drain) / interval
     pause = pause + (1.0 - in_flight) * sync
 
     mode = np.asarray(execution.mode, dtype=np.int64)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
-from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost, recompute_s
 from rlperf.cost.packing import over_all_replicas
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.training import training_update
@@ -219,6 +219,8 @@ def step_stages(
         response_tokens=float(lengths.mean() - prompts.mean()),
         scoring_passes=trainer.scoring_passes,
     )
+    running, context = under_way(rollout.limits, rollout.replicas, trajectories)
+    again = recompute_s(engine_in_framework(rollout.cost, framework), rollout.limits.token_budget, running, context)
     hardware = trainer.hardware
     weights = weight_sync_s(hardware, framework.sync_fit(sync.transport), sync.payload, sync.shape)
     stages = StepStages.of(
@@ -229,10 +231,25 @@ def step_stages(
         weight_sync_s=float(weights),
         data_movement_s=float(data_movement_s(framework, moved, nodes)),
         fixed_s=framework.step.value,
+        recompute_s=again,
         swap_s=swap_s(framework, sync),
         transitions=transitions(trainer, framework) if colocated else Transitions(),
     )
     return stages, result
+
+
+def under_way(limits: EngineLimits, replicas: int, trajectories: Trajectories, batches: int = 1) -> tuple[int, float]:
+    """(requests that a replica runs at once, their mean cached tokens) in the steady state.
+
+    What the engine and its cache admit, at most its share of ``batches``. A running request is length-biased, and half
+    done: prompt + E[L^2] / E[L] / 2.
+    """
+    generated = trajectories.generated_tokens.astype(np.float64)
+    context = float(trajectories.prompt_tokens[trajectories.offsets[:-1]].mean())
+    context += float((generated**2).mean() / generated.mean()) / 2.0
+    fit = int(limits.kv_tokens // context) if np.isfinite(limits.kv_tokens) else 1 << 30
+    share = -(-len(trajectories) * batches // replicas)
+    return max(min(limits.max_running, fit, share), 1), context
 
 
 def asynchronous_run(
@@ -244,35 +261,48 @@ def asynchronous_run(
     max_staleness: int,
     sync_interval: int = 1,
 ) -> AsyncRun:
-    """The steady state of an asynchronous run on these pools, ready for `asynchronous.simulate`.
+    """The steady state of an asynchronous run on these pools: `steady_run` of their engine in this framework."""
+    return steady_run(
+        framework, engine_in_framework(rollout.cost, framework), rollout.limits, rollout.replicas, stages, trajectories,
+        max_staleness=max_staleness, sync_interval=sync_interval,
+    )  # fmt: skip
+
+
+def steady_run(
+    framework: FrameworkCalibration,
+    cost: EngineStepCost,
+    limits: EngineLimits,
+    replicas: int,
+    stages: StepStages,
+    trajectories: Trajectories,
+    *,
+    max_staleness: int,
+    sync_interval: int = 1,
+) -> AsyncRun:
+    """An asynchronous run, ready for `asynchronous.simulate`; ``cost`` holds the framework's host time already.
 
     One token of every request of a replica takes what the engine takes at the mean context, linear between one running
     request and all slots. Slots: what the engine and its cache admit, at most the batches that the staleness bound lets
     start. The framework says whether weights are taken in flight, and whether requests are interrupted.
     """
-    cost = engine_in_framework(rollout.cost, framework)
     size = int(np.unique(trajectories.group).size)
     per_group = len(trajectories) // size
     lengths = trajectories.generated_tokens[: size * per_group].reshape(size, per_group).astype(np.float64)
     prompt = float(trajectories.prompt_tokens[trajectories.offsets[:-1]].mean())
-    # a running request is length-biased, and half done
-    context = prompt + float((lengths**2).mean() / lengths.mean()) / 2.0
-    fit = int(rollout.limits.kv_tokens // context) if np.isfinite(rollout.limits.kv_tokens) else 1 << 30
-    ahead = -(-len(trajectories) * (max_staleness + 1) // rollout.replicas)
-    slots = max(min(rollout.limits.max_running, fit, ahead), 1)
+    slots, context = under_way(limits, replicas, trajectories, max_staleness + 1)
     alone, full = float(cost.decode_s(1.0, context)), float(cost.decode_s(float(slots), slots * context))
     each = (full - alone) / max(slots - 1, 1)
     prefill = cost.step_s(slots, slots * context, prompt, prompt * (prompt + 1.0) / 2.0, 1.0)
     times = stages.times()
     work = np.maximum(times.scoring_s, times.reference_s) + np.maximum(times.training_s, times.critic_s)
-    update: Update = "drain"
-    if framework.in_flight_updates:
-        update = "interrupt" if framework.partial_rollout else "in_flight"
+    update: Update = "in_flight" if framework.in_flight_updates else "drain"
+    if framework.partial_rollout:
+        update = "interrupt"
     return AsyncRun(
         response_tokens=lengths,
         batch=len(trajectories),
         train_s=float(work) + stages.data_movement_s + stages.fixed_s,
-        replicas=rollout.replicas,
+        replicas=replicas,
         slots=slots,
         token_s=max(alone - each, 0.0),
         token_s_per_running=each,
@@ -280,7 +310,8 @@ def asynchronous_run(
         prompt_tokens=prompt,
         prefill_token_s=max(float(prefill) - full, 0.0) / max(prompt, 1.0),
         sync_s=stages.weight_sync_s,
-        swap_s=stages.swap_s,
+        # an engine that does not take weights in flight stands still for the whole of a sync
+        swap_s=stages.swap_s if framework.in_flight_updates else stages.weight_sync_s,
         sync_interval=sync_interval,
         update=update,
         max_staleness=max_staleness,

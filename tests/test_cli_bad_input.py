@@ -47,6 +47,9 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "negative count": ("nodes: -1\n", "", ("job.yaml:11: nodes", "greater than 0")),
     "zero devices": ("pools: [{role: trainer, devices: 0}]\n", "", ("0 is not a positive whole number",)),
     "too many devices": ("pools: [{role: trainer, devices: 64}]\n", "", ("asks for 64 devices, the cluster has 8",)),
+    "own devices for the reference": (
+        "pools: [{role: reference, devices: 8}]\n", "", ("reference pool states devices", "leave the pool out")
+    ),
     "usd without a price": ("objective: usd_per_step\n", "", ("USD without a price", "price:")),
     "unknown objective": ("objective: speed\n", "", ("job.yaml:11: objective", "'speed'")),
     "async without staleness": ("modes: [async]\n", "", ("needs limits.staleness",)),

@@ -16,7 +16,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.hardware import Hardware, load_hardware
-from rlperf.specs.job import Job, Task, TrainerBackend
+from rlperf.specs.job import Job, LayoutChoice, PoolSpec, Task, TrainerBackend
 from rlperf.specs.profiles import is_path, load_architecture, load_cluster
 from rlperf.specs.reader import Document, read_document, validate
 from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
@@ -210,6 +210,17 @@ def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path 
     return TaskContext(task, architecture, source, tuple(found))
 
 
+def _own_devices(job: Job, pool: PoolSpec) -> str:
+    """What a pool that shares the trainer's devices states otherwise than the trainer, in words; empty: nothing."""
+    if pool.role in ("rollout", "trainer"):
+        return ""
+    trainer = job.pool("trainer")
+    names = [name for name in ("devices", "cluster") if getattr(pool, name) not in (None, getattr(trainer, name))]
+    if pool.layout not in (LayoutChoice(), trainer.layout):
+        names.append("a layout")
+    return " and ".join(names)
+
+
 def _contradictions(job: Job, cluster: Cluster | None, document: Document | None) -> list[Problem]:
     """What the job asks that cannot be answered, whatever the plan."""
 
@@ -262,6 +273,14 @@ def _contradictions(job: Job, cluster: Cluster | None, document: Document | None
                     f"the {pool.role} pool's backend {backend!r} is none of the job's trainer_backends",
                     f"one of {', '.join(job.trainer_backends)}",
                     "pools", index, "settings", "backend",
+                )
+            )  # fmt: skip
+        if own := _own_devices(job, pool):
+            found.append(
+                problem(
+                    f"the {pool.role} pool states {own} of its own, but it is planned on the trainer's devices",
+                    "leave the pool out, or take its devices off the cluster (nodes)",
+                    "pools", index,
                 )
             )  # fmt: skip
     if cluster is not None:

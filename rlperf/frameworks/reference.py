@@ -26,7 +26,8 @@ def page(framework: str) -> str:
         f"Engines: {', '.join(facts.engines)}.",
         "",
         f"An unknown key: {_REACTION[facts.unknown_keys]}. Scoring: {facts.scoring_passes}. "
-        f"The old policy's pass: {facts.old_log_prob_pass}.",
+        f"The old policy's pass: {facts.old_log_prob_pass}. "
+        f"What overlaps: {'; '.join(facts.overlaps) or 'nothing'}.",
         "",
         "## Modes",
         "",

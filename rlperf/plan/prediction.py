@@ -146,6 +146,12 @@ def _calibration_ids(context: Context, evaluation: Evaluation) -> tuple[str, ...
 
 
 def _calibration_notes(context: Context) -> tuple[str, ...]:
+    doubtful = [hw.device.name for hw in _machines(context) if hw.device.confidence == "low"]
+    sheets = [f"the data sheet of {name} is of low confidence: see 'rlperf profiles show {name}'" for name in doubtful]
+    return (*sheets, *_borrowed(context))
+
+
+def _borrowed(context: Context) -> tuple[str, ...]:
     return tuple(
         f"{use.device} has no measurements of its own: efficiencies of {use.extrapolated_from}, intervals twice as wide"
         for use in (hw.calibration for hw in _machines(context))

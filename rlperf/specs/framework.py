@@ -97,8 +97,7 @@ class FrameworkFacts(_Frozen):
     modes: dict[str, str] = Field(description="execution mode -> how the framework runs it; absent: it cannot")
     scoring_passes: str = Field(description="which forward passes score a batch, in words")
     old_log_prob_pass: str = Field(description="always, never, or when there are several optimizer steps per batch")
-    overlaps: tuple[str, ...] = ()
-    whole_nodes: bool = Field(False, description="pools of a disaggregated run take whole nodes")
+    overlaps: tuple[str, ...] = Field((), description="stages that run beside each other, in words")
     states_stages: bool = Field(False, description="layers of the first and last pipeline stage can be stated")
     unknown_keys: Literal["error", "ignored", "kept"] = "error"
     rules: tuple[Rule, ...] = ()

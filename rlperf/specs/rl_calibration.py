@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.profiles import search_path
 from rlperf.specs.reader import read_spec
-from rlperf.units import Bytes, BytesPerSecond, Seconds
+from rlperf.units import BytesPerSecond, Seconds
 
 Transport = Literal[
     "colocated", "reshard", "nccl", "rdma", "checkpoint_engine", "checkpoint_engine_p2p", "disk", "delta"
@@ -178,7 +178,6 @@ class FrameworkCalibration(_Frozen):
     unmeasured_spread: float = Field(
         0.35, ge=0.0, description="standard deviation of ln(time) added for architectures unlike all fitted ones"
     )
-    bucket: Bytes = Field(2e9, description="transfer buffer of the weight sync")
     notes: tuple[str, ...] = ()
 
     def sync_fit(self, transport: Transport) -> WeightSyncFit:

@@ -165,3 +165,16 @@ def test_dapo_scores_no_reference_unless_told() -> None:
 def test_only_calibrations_in_use_are_named(tmp_path: Path) -> None:
     found = rlperf.predict_job(written(tmp_path, pools=[{"role": "trainer", "settings": {"backend": "fsdp2"}}]))
     assert "fsdp2" in found.calibration.ids and "megatron" not in found.calibration.ids
+
+
+def test_a_data_sheet_of_low_confidence_is_said() -> None:
+    predicted = rlperf.predict_job(Job.model_validate({**SMALL, "cluster": "generic:ascend_910b"}))
+    assert any("ascend_910b is of low confidence" in note for note in predicted.calibration.notes)
+
+
+def test_an_engine_without_graphs_launches_kernel_by_kernel() -> None:
+    def rollout_s(graphs: bool) -> float:
+        pool = {"role": "rollout", "layout": {"tensor_parallel": 1}, "settings": {"cuda_graphs": graphs}}
+        return rlperf.predict_job(Job.model_validate({**SMALL, "pools": [pool]})).stages_s.rollout
+
+    assert rollout_s(False) > 1.2 * rollout_s(True)

@@ -85,7 +85,7 @@ def audit(
         return Audit(imported, None, sort([*findings, *engine_findings(imported, None)]), None)
     try:
         job = job_of(imported, cluster=cluster, workload=workload)
-        context = _context(job)
+        context = resolve(job)
     except SpecError as error:
         notes.append(f"not predicted: {error.problems[0]}")
         return Audit(imported, None, sort([*findings, *engine_findings(imported, None)]), None, None, tuple(notes))
@@ -115,14 +115,6 @@ def audit(
         best, note = _best(job, facts)
         notes += [note] if note else []
     return Audit(imported, job, sort(findings), predicted, best, tuple(notes))
-
-
-def _context(job: Job) -> Context:
-    """Everything the job names, with an engine that launches its kernels one by one where the job says so."""
-    context = resolve(job)
-    if job.pool("rollout").settings.cuda_graphs is False:
-        return replace(context, engine=context.engine.model_copy(update={"cuda_graphs": False}))
-    return context
 
 
 def _with_budget(imported: Imported) -> Imported:
@@ -172,7 +164,7 @@ def attempt(imported: Imported, job: Job, offer: WhatIf) -> Prediction | None:
     changed = imported.run.with_(dict(offer.names))
     try:
         other = job_of(replace(imported, run=Run(changed.values)), cluster=job.cluster, workload=job.tasks[0].workload)
-        return _predict(_context(other))[0]
+        return _predict(resolve(other))[0]
     except (RlperfError, ValueError, ZeroDivisionError):
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,9 +52,16 @@ class Context:
     job: Job
     hardware: Hardware
     rollout_hardware: Hardware
-    engine: EngineCalibration
+    engine_profile: EngineCalibration
     trainers: tuple[Trainer, ...]
     tasks: tuple[TaskContext, ...]
+
+    @cached_property
+    def engine(self) -> EngineCalibration:
+        """The engine's profile as the job runs it: without CUDA graphs where the job says so."""
+        if self.job.pool("rollout").settings.cuda_graphs is False:
+            return self.engine_profile.model_copy(update={"cuda_graphs": False})
+        return self.engine_profile
 
     @property
     def cluster(self) -> Cluster:
@@ -155,7 +162,7 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
         job=job,
         hardware=hardware,
         rollout_hardware=rollout_hardware,
-        engine=engine,
+        engine_profile=engine,
         trainers=tuple(t for t in trainers if t is not None),
         tasks=tuple(t for t in tasks if t is not None),
     )

@@ -178,3 +178,16 @@ def test_an_engine_without_graphs_launches_kernel_by_kernel() -> None:
         return rlperf.predict_job(Job.model_validate({**SMALL, "pools": [pool]})).stages_s.rollout
 
     assert rollout_s(False) > 1.2 * rollout_s(True)
+
+
+def test_stated_stages_are_costed_or_refused() -> None:
+    def predicted(**settings: int) -> float:
+        layout = {"tensor_parallel": 2, "pipeline_parallel": 2, "virtual_pipeline": 1}
+        trainer = {"role": "trainer", "layout": layout, "settings": settings}
+        job = {**SMALL, "trainer_backends": ["megatron"], "pools": [trainer]}
+        return rlperf.predict_job(Job.model_validate(job)).stages_s.training
+
+    even = predicted()
+    assert predicted(first_stage_layers=6) == predicted(first_stage_layers=6, last_stage_layers=22) > 1.1 * even
+    with pytest.raises(InfeasibleError):
+        predicted(first_stage_layers=6, last_stage_layers=6)

@@ -136,7 +136,12 @@ def trainer_layouts(shape: Shape, pool: PoolSpec, backend: TrainerBackend) -> tu
         columns["tensor_parallel"] * columns["pipeline_parallel"] * columns["context_parallel"] * columns["ulysses"]
     )
     layout = Layout.of(**columns, data_parallel=np.maximum(shape.devices // replica, 1))
-    return layout, trainer_flags(shape, pool.layout, backend, layout)
+    flags = trainer_flags(shape, pool.layout, backend, layout)
+    ends = pool.settings.first_stage_layers, pool.settings.last_stage_layers
+    if ends != (None, None):
+        fits = stated_ends_fit(shape.architecture.layers, layout.pipeline_parallel, layout.virtual_pipeline, *ends)
+        flags = (flags & ~int(Reject.LAYERS)) | np.where(fits, 0, int(Reject.LAYERS))
+    return layout, flags
 
 
 def _fsdp_columns(shape: Shape, choice: LayoutChoice) -> dict[str, IntArray]:
@@ -233,6 +238,22 @@ def stages_divide(layers: int, pipeline: IntArray, virtual: IntArray) -> BoolArr
     """
     even = (layers % (pipeline * virtual) == 0) & (pipeline * virtual <= layers)
     return np.asarray(even | ((virtual == 1) & (uneven_ends(layers, pipeline)[1] >= 1)))
+
+
+def stated_ends_fit(
+    layers: int, pipeline: IntArray, virtual: IntArray, first: int | None, last: int | None
+) -> BoolArray:
+    """True where the stated layers of the first or last stage leave equally many for the others; no interleaving then.
+
+    >>> stated_ends_fit(48, np.array([1, 2, 4, 8]), np.ones(4), 10, 14).tolist()
+    [True, False, True, True]
+    >>> stated_ends_fit(48, np.array([2, 4, 8]), np.ones(3), 12, None).tolist()
+    [True, True, False]
+    """
+    inner = pipeline - (first is not None) - (last is not None)
+    rest = layers - (first or 0) - (last or 0)
+    even = np.where(inner > 0, (rest >= inner) & (rest % np.maximum(inner, 1) == 0), rest == 0)
+    return np.asarray((pipeline == 1) | ((virtual == 1) & even))
 
 
 def uneven_ends(layers: int, pipeline: IntArray) -> tuple[IntArray, IntArray]:

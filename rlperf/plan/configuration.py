@@ -165,8 +165,14 @@ def configuration_of(
 
 
 def _stage_ends(settings: PoolSettings, layers: int, pipeline: int) -> dict[str, int | None]:
-    """Layers of the first and last stage: as stated, or where the layers do not divide; nothing where they do."""
+    """Layers of the first and last stage: as stated, or where the layers do not divide; nothing where they do.
+
+    Where one end is stated, the other holds as many as the stages between.
+    """
     first, last = settings.first_stage_layers, settings.last_stage_layers
+    if (first is None) != (last is None) and pipeline > 1:
+        other = (layers - (first or last or 0)) // (pipeline - 1)
+        first, last = first or other, last or other
     if first is None and last is None and pipeline > 1 and layers % pipeline:
         ends = uneven_ends(layers, np.asarray(pipeline))
         first, last = int(ends[0]), int(ends[1])

@@ -18,7 +18,7 @@ from rlperf.layout import RECOMPUTE, Layout
 from rlperf.sim.rl_step.modes import ExecutionMode
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.hardware import Hardware, load_hardware
+from rlperf.specs.hardware import Hardware, in_nodes_of, load_hardware
 from rlperf.specs.profiles import load_architecture
 
 PROMPT_TOKENS = 120.0
@@ -131,6 +131,7 @@ def read_row(row: Mapping[str, str], architectures: Path | None = None) -> StepR
     cells.assumed += stack.assumed
     prompt, response = _mean_lengths(cells)
     architecture, hardware = _architecture(row["architecture"], architectures), load_hardware(row["gpu"])
+    hardware = in_nodes_of(hardware, cells.count("gpus_per_node", hardware.cluster.devices_per_node))
     colocated = cells.count("colocated", 1, "same devices") == 1
     devices, rollout_devices, trainer_devices = _pools(cells, colocated)
     staleness = cells.number("max_staleness", 0.0 if colocated else 1.0, "synchronous" if colocated else "one step")

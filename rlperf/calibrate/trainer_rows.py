@@ -19,7 +19,7 @@ from rlperf.cost.trainer_memory import trainer_memory
 from rlperf.errors import SpecError
 from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.hardware import Hardware, load_hardware
+from rlperf.specs.hardware import Hardware, in_nodes_of, load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
 
@@ -184,6 +184,7 @@ def _row(table_row: Row, folder: Path) -> TrainingRow | RefusedRow:
         arch = _architecture(table_row.text("architecture"), folder)
         device = table_row.text("gpu")
         hw = _hardware(device, dict(CLUSTERS).get(device))
+        hw = in_nodes_of(hw, table_row.count("gpus_per_node", hw.cluster.devices_per_node))
         trainer = load_trainer(backend)
     except SpecError as error:
         return RefusedRow(row_id, group, error.problems[0].message)

@@ -27,7 +27,8 @@ def stack(layouts: Sequence[Layout], batches: Sequence[Microbatches]) -> tuple[L
 def shared_arguments(row: TrainingRow) -> tuple[object, ...]:
     """What rows must share to be predicted in one call."""
     return (
-        row.backend, row.architecture.name, row.device, row.dtype, row.lora_rank, row.chunked_loss,
+        row.backend, row.architecture.name, row.device, row.hardware.cluster.devices_per_node, row.dtype,
+        row.lora_rank, row.chunked_loss,
         row.flash2, row.expert_overlap, row.recompute_experts, row.cuda_graph,
     )  # fmt: skip
 

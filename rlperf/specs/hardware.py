@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlperf.specs.calibration import DeviceCalibration, load_device_calibration
@@ -20,6 +20,15 @@ class Hardware:
     cluster: Cluster
     network: Link
     library: NetworkCalibration
+
+
+def in_nodes_of(hardware: Hardware, devices: int) -> Hardware:
+    """The same devices in nodes of another size, with as many network ports per device."""
+    cluster = hardware.cluster
+    if devices == cluster.devices_per_node:
+        return hardware
+    rails = max(round(cluster.rails * devices / cluster.devices_per_node), 1)
+    return replace(hardware, cluster=cluster.model_copy(update={"devices_per_node": devices, "rails": rails}))
 
 
 def load_hardware(

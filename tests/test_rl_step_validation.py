@@ -328,5 +328,5 @@ def test_nodes_are_as_large_as_the_row_says() -> None:
     wide = ROW | {"trainer_tensor_parallel": "8", "rollout_tensor_parallel": "8"}
     whole, halves = (predict_step(read_row(wide | {"gpus_per_node": n})) for n in ("8", "4"))
     assert halves.row.hardware.cluster.devices_per_node == 4
-    assert halves.stage_s("train_s") > 1.1 * whole.stage_s("train_s")
+    assert halves.stage_s("train_s") > 1.05 * whole.stage_s("train_s")
     assert halves.stage_s("rollout_s") > 1.1 * whole.stage_s("rollout_s")

@@ -60,8 +60,9 @@ def test_only_passes_of_the_reference_pay_and_a_model_of_its_own_is_free() -> No
 
 def test_plain_all_to_all_costs_more_only_where_experts_lie_on_several_nodes() -> None:
     backend, hw = load_trainer("megatron"), load_hardware("h100_sxm")
-    plain = trainer_in_framework(backend, MEGATRON)
-    assert trainer_in_framework(backend, DTENSOR) is backend  # states nothing: the backend's own
+    once = MEGATRON.training.model_copy(update={"gradients": None, "fused_gradients": True})
+    plain = trainer_in_framework(backend, MEGATRON.model_copy(update={"training": once}))
+    assert trainer_in_framework(backend, DTENSOR) == backend  # states nothing: the backend's own
 
     def seconds(trainer: TrainerCalibration, expert: int) -> float:
         layout = Layout.of(data_parallel=64, expert_parallel=expert, zero_stage=1)
@@ -69,3 +70,14 @@ def test_plain_all_to_all_costs_more_only_where_experts_lie_on_several_nodes() -
 
     assert seconds(plain, 8) == seconds(backend, 8)
     assert seconds(plain, 32) > 1.1 * seconds(backend, 32)
+
+
+def test_gradients_that_no_product_adds_are_read_and_written_once_a_microbatch() -> None:
+    backend = load_trainer("megatron")
+    plain = trainer_in_framework(backend, MEGATRON)
+    assert (plain.storage.gradient, plain.storage.reduce, plain.timing.accumulate_bytes) == (2.0, 2.0, 6.0)
+    fused = plain.model_copy(update={"timing": plain.timing.model_copy(update={"accumulate_bytes": 0.0})})
+    hw, layout = load_hardware("h100_sxm"), Layout.of(data_parallel=8, zero_stage=1)
+    whole, bare = (float(training_update(DENSE, hw, one, layout, BATCH).backward_s) for one in (plain, fused))
+    least = 4.0 * 6.0 * DENSE.parameters / hw.device.memory_bandwidth
+    assert least < whole - bare < 1.3 * least

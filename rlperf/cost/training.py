@@ -15,6 +15,7 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.memory_parameters import OFFLOADS_ACTIVATIONS, StageParameters, stage_layers, stage_parameters
+from rlperf.cost.roofline import stream_s
 from rlperf.cost.training_layers import LayerSeconds, Work, head_seconds, layer_seconds, tower_seconds, work_of
 from rlperf.cost.training_microbatch import MicrobatchSeconds, microbatch_seconds
 from rlperf.cost.training_parallel import data_traffic, optimizer_s, shard_traffic, stage_hop_s, trained_share
@@ -141,28 +142,29 @@ def training_update(
     each = layers / p
 
     fixed = trainer.timing
+    dense, routed, tables = trained_share(arch, layout, stage, lora_rank)
+    updated, updated_routed = each * dense + tables, each * routed
+    added = stream_s(hw, (updated + updated_routed) * fixed.accumulate_bytes)
     per_update = fixed.update + (fixed.lora_update if lora_rank else 0.0)
     hop = 2.0 * v * stage_hop_s(arch, hw, trainer, layout, work)
-    mean_device = each * one.device + ends / p
+    mean_device = each * one.device + ends / p + added
     paced = paced_s(mean_device, each * one.host, fixed.host_norm)
     mean = paced + hop + fixed.microbatch
     fullest = stage_layers(arch, layout)
     last = np.maximum(np.where(fullest > each, layers - fullest * (p - 1.0), each), 0.0)
     longest = np.maximum(fullest * one.device + tower + tower_back, last * one.device + head_s)
-    longest = np.where(p > 1.0, longest, each * one.device + ends)
+    longest = np.where(p > 1.0, longest, each * one.device + ends) + added
     longest = np.maximum(paced_s(longest, fullest * one.host, fixed.host_norm) + hop + fixed.microbatch, mean)
     bubble = m * (longest - mean) + (p - 1.0) / v * mean
 
-    dense, routed, tables = trained_share(arch, layout, stage, lora_rank)
     sharded = _sharded_exposed_s(hw, trainer, layout, stage, one, each, lora_rank)
-    updated, updated_routed = each * dense + tables, each * routed
     exposed_dp = m * sharded + _update_traffic_s(hw, trainer, layout, updated, updated_routed, one, each, m)
     device_update, host_update = optimizer_s(hw, trainer, layout, updated, updated_routed)
     offload = host_update + m * each * _parked_s(arch, hw, layout, work, one)
     zero = np.zeros(np.broadcast_shapes(np.shape(longest), np.shape(m)))
     return TrainingCost(
         forward_s=m * (each * one.forward + (head.forward + tower) / p),
-        backward_s=m * (each * one.backward + (head.backward + tower_back) / p),
+        backward_s=m * (each * one.backward + (head.backward + tower_back) / p + added),
         recompute_s=m * (each * one.recompute + np.maximum(head_s - head.forward - head.backward, 0.0) / p),
         bubble_s=bubble,
         host_s=m * (np.maximum(paced - mean_device, 0.0) + fixed.microbatch) + per_update,

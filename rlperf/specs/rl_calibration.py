@@ -78,6 +78,8 @@ class TrainerOverheads(_Frozen):
         padded where nothing is packed; ``all``: those of all ranks, packed, or sorted by length and padded
     dispatch : how tokens reach their experts, if not as the backend's calibration has it: once for ``each_expert``
         (plain all-to-all), or ``once_per_node`` (deduplicated, as DeepEP does)
+    gradients : in what gradients are accumulated and reduced, if not as the backend's calibration has it
+    fused_gradients : whether products add to the accumulated gradient themselves; without, each is added in a pass
     pipeline_padding : with pipeline stages, packed microbatches are padded to the token budget (equal shapes)
     skew_exponent : busiest expert-parallel device over the mean = expert_parallel ** this, real routers [1]
     """
@@ -91,6 +93,8 @@ class TrainerOverheads(_Frozen):
     balance: Literal["update", "batch"] = "update"
     batching: Literal["rank", "all"] = "rank"
     dispatch: Literal["each_expert", "once_per_node"] | None = None
+    gradients: Literal["bf16", "fp32"] | None = None
+    fused_gradients: bool = True
     pipeline_padding: bool = False
     skew_exponent: float = Field(0.1, ge=0.0)
     skew_source: str = (

@@ -124,6 +124,9 @@ class Timing(_Frozen):
     tensor_overlap: float = Field(0.0, ge=0, le=1, description="share of tensor-parallel traffic that is hidden")
     expert_overlap: float = Field(0.0, ge=0, le=1, description="share of expert all-to-all that is hidden")
     pipeline_overlap: float = Field(0.0, ge=0, le=1, description="share of stage-to-stage traffic that is hidden")
+    accumulate_bytes: NonNegativeFloat = Field(
+        0.0, description="bytes moved per trained parameter and microbatch to add a gradient where no product does it"
+    )
     data_overlap: float = Field(0.0, ge=0, le=1, description="share of compute under which gradient traffic can hide")
     node_dedup: bool = Field(True, description="dispatch sends a token once per node, not once per expert")
     shard_overlap: float = Field(1.0, ge=0, le=1, description="share of compute under which ZeRO-3 traffic can hide")

@@ -26,12 +26,19 @@ def engine_in_framework(cost: EngineStepCost, framework: FrameworkCalibration) -
 
 
 def trainer_in_framework(trainer: TrainerCalibration, framework: FrameworkCalibration) -> TrainerCalibration:
-    """The trainer backend with what this framework sets otherwise: how tokens are dispatched to experts."""
-    dispatch = framework.training.dispatch
-    if dispatch is None:
-        return trainer
-    timing = trainer.timing.model_copy(update={"node_dedup": dispatch == "once_per_node"})
-    return trainer.model_copy(update={"timing": timing})
+    """The trainer backend with what this framework sets otherwise: dispatch to experts, and how gradients add up.
+
+    A gradient that no product adds is read with the sum so far, and the sum written: 2 + 2 b bytes, b those of a sum.
+    """
+    own, storage, timing = framework.training, trainer.storage, trainer.timing
+    if own.dispatch is not None:
+        timing = timing.model_copy(update={"node_dedup": own.dispatch == "once_per_node"})
+    if own.gradients is not None:
+        width = 2.0 if own.gradients == "bf16" else 4.0
+        storage = storage.model_copy(update={"gradient": width, "reduce": width})
+    if not own.fused_gradients:
+        timing = timing.model_copy(update={"accumulate_bytes": 2.0 + 2.0 * storage.gradient})
+    return trainer.model_copy(update={"storage": storage, "timing": timing})
 
 
 def training_in_framework_s(

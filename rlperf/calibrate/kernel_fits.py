@@ -203,6 +203,7 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
         return MoeFit.model_construct(
             kernel=series.kernel, dtype=series.dtype, fixed=p[0], compute=p[1], memory=p[2], activation_memory=p[3],
             per_pair=p[4], exponent=p[5], per_expert=p[6], token_bytes=p[7],
+            per_held_expert=p[8],
         )  # fmt: skip
 
     def predict(p: FloatArray, r: BoolArray) -> FloatArray:
@@ -223,7 +224,7 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
 
     bounds = Bounds.of(
         (1e-6, 2e-5, 3e-4), (0.03, 0.6, 1.1), (0.05, 0.8, 1.1), (0.02, 0.6, 8.0), (1e-11, 1e-9, 1e-7), (0.7, 2.0, 8.0),
-        (1e-9, 1e-7, 1e-5), (0.01, 5.0, 300.0),
+        (1e-9, 1e-7, 1e-5), (0.01, 5.0, 300.0), (1e-9, 1e-7, 1e-5),
     )  # fmt: skip
     fitted = _run(series, predict, bounds, ("num_tokens", "moe_ep_size"), check)
     p = fitted.parameters
@@ -233,6 +234,7 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
             "kernel": series.kernel, "dtype": series.dtype, "fixed": _us(p[0]), "compute": _digits(p[1]),
             "memory": _digits(p[2]), "activation_memory": _digits(p[3]), "per_pair": _us(p[4]),
             "exponent": _digits(p[5]), "per_expert": _us(p[6]), "token_bytes": _digits(p[7]),
+            "per_held_expert": _us(p[8]),
             "skew_exponent": _digits(exponent), "skew_touched": _digits(touched),
             "quality": fitted.quality(series.name),
         }

@@ -13,6 +13,7 @@ from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.engine_memory import engine_memory, max_running
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.inference import engine_step_cost, fixed_overhead_s, scaled, with_overhead
+from rlperf.cost.operators import Replica, cached_token_held_s
 from rlperf.cost.serving import Served, closed_loop, open_loop, static_batch
 from rlperf.cost.uncertainty import serving_basis
 from rlperf.errors import SpecError
@@ -100,6 +101,9 @@ def case_of(row: Row, engines: dict[str, EngineCalibration] | None = None) -> Se
     if not kv_dtype:
         kv_dtype = "fp8" if gemm_dtype in engine.narrow_cache else "bf16"
         assumed.append(f"kv_dtype {kv_dtype}")
+    if gemm_dtype == "bf16" and arch.checkpoint_dtype == "mxfp4":
+        gemm_dtype = "mxfp4"  # its checkpoint holds the experts alone in mxfp4; bf16 names the other products
+        assumed.append("experts in mxfp4, as in their checkpoint")
     if gemm_dtype not in DTYPES:
         raise SpecError(f"dtype {gemm_dtype} is not modelled")
     if DTYPES[gemm_dtype].peak == "fp8" and hardware.device.peaks.fp8 is None:
@@ -176,6 +180,7 @@ class CostTable:
     def cost(self, case: ServingCase) -> tuple[EngineStepCost, float]:
         """Cost of an engine_step with the engine's overheads, and the requests that fit at once."""
         key = (case.configuration, case.kv_dtype, case.isl, case.osl)
+        settings = {"gemm_dtype": case.gemm_dtype, "kv_dtype": case.kv_dtype}
         if key not in self._costs:
             bare = with_overhead(case.engine)
             cost = engine_step_cost(
@@ -188,16 +193,19 @@ class CostTable:
             )  # fmt: skip
             self._costs[key] = (cost, float(slots))
         found = self._costs[key]
-        return overheads_added(found[0], case.engine, case.arch), found[1]
+        replica = Replica.of(case.arch, case.hardware, case.engine, case.layout, **settings)
+        return overheads_added(found[0], replica), found[1]
 
 
-def overheads_added(cost: EngineStepCost, engine: EngineCalibration, arch: Architecture) -> EngineStepCost:
-    """A bare cost with the engine's scale and host times."""
-    scaled_cost = scaled(cost, engine.overhead.kernel_scale)
+def overheads_added(cost: EngineStepCost, replica: Replica) -> EngineStepCost:
+    """A bare cost with the scale and host times of the replica's engine."""
+    own = replica.engine.overhead
+    found = scaled(cost, own.kernel_scale)
     return replace(
-        scaled_cost,
-        host_s=scaled_cost.host_s + fixed_overhead_s(engine, arch),
-        host_per_request_s=scaled_cost.host_per_request_s + engine.overhead.per_request,
+        found,
+        decode_per_kv_token_s=found.decode_per_kv_token_s + cached_token_held_s(replica),
+        host_s=found.host_s + fixed_overhead_s(replica.engine, replica.arch),
+        host_per_request_s=found.host_per_request_s + own.per_request,
     )
 
 

@@ -69,7 +69,8 @@ def grouped_with(
 
     .. math::
 
-        t = t_0 + (t_c^q + t_w^q)^{1/q} + \frac{A}{W e_a} + \frac{N H c_n}{W} + c_p\,n + c_e\,E_t + c_h\,\frac{E}{e_p},\quad
+        t = t_0 + (t_c^q + t_w^q)^{1/q} + \frac{A}{W e_a} + \frac{N H c_n}{W}
+            + c_p\,n + c_e\,E_t + c_h\,\frac{E}{e_p},\quad
         t_c = \frac{6 n H w}{P e_c},\quad t_w = \frac{3 E_t H w\,b_w}{W e_m},\quad A = 2n(2H + 5w)
 
     Parameters

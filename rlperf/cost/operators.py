@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.cost.attention import (
+    BEST_BANDWIDTH,
     decode_attention_s,
+    decode_fit,
     latent_decode_attention_s,
     latent_prefill_attention_s,
     prefill_attention_s,
@@ -362,6 +364,8 @@ def _decode_layer(replica: Replica, kind: str, count: float, r: FloatArray, kv: 
         )  # fmt: skip
         flop = 4.0 * kv * replica.heads * arch.head_dim
         values = 2.0 * kv * replica.kv_heads * arch.head_dim
+        if kind == "full":
+            seconds = seconds + values * _beyond_bandwidth_s(replica)
     return Operator(
         f"{kind} attention",
         count * seconds,
@@ -369,6 +373,28 @@ def _decode_layer(replica: Replica, kind: str, count: float, r: FloatArray, kv: 
         count * values * cache_bytes(replica.kv_dtype) / hw.device.memory_bandwidth,
         np.zeros(()),
     )
+
+
+def _beyond_bandwidth_s(replica: Replica) -> float:
+    """Seconds per cached value that an engine's factor on kernels may not take off reading it.
+
+    The factor stands for gaps and for kernels other than the timed ones. It shortens the fixed parts of attention, but
+    what reads the cache at more than `BEST_BANDWIDTH` after it is held there.
+    """
+    hw, engine = replica.hw, replica.engine
+    fit, _ = decode_fit(hw, replica.kv_dtype, engine.decode_kernel)
+    missing = max(1.0 / (BEST_BANDWIDTH * engine.overhead.kernel_scale) - 1.0 / fit.memory, 0.0)
+    return missing * cache_bytes(replica.kv_dtype) / hw.device.memory_bandwidth
+
+
+def cached_token_held_s(replica: Replica) -> float:
+    """Seconds per cached token, summed over a replica, by which reading it stays behind the engine's factor."""
+    arch = replica.arch
+    if arch.latent is not None:
+        return 0.0
+    values = 2.0 * float(arch.mixer_layers("full")) * float(np.max(replica.kv_heads)) * arch.head_dim
+    share = float(np.max(replica.pipeline * replica.attention_data))
+    return replica.engine.overhead.kernel_scale * values * _beyond_bandwidth_s(replica) / share
 
 
 def state_bytes(arch: Architecture) -> float:

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from rlperf.calibrate import validate as core
 from rlperf.calibrate.engines import calibration_cases, engine_text, fit_engine
-from rlperf.calibrate.inference_rows import case_of
+from rlperf.calibrate.inference_rows import CostTable, case_of
 from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Row, read_table, report_of, validate_file
 from rlperf.cli.main import run
-from rlperf.cost.inference import decode_step_s
+from rlperf.cost.inference import decode_step_s, engine_step_cost
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
 from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
@@ -107,6 +107,33 @@ def test_blanks_are_filled_in_and_named(tmp_path: Path) -> None:
     assert second.attention_data == 8  # what makes the weights fit
     assert any("attention_data_parallel" in text for text in (*first.assumed, *second.assumed))
     assert len(first.assumed) == 3
+
+
+def test_rows_are_fitted_and_predicted_with_the_same_cost(tmp_path: Path) -> None:
+    # fits tabulate kernels once and add an engine's overheads; predictions tabulate the engine itself
+    path = table(
+        tmp_path,
+        served_row(gpu="h200_sxm", engine="sglang"),
+        served_row(row_id="b", gpu="h200_sxm", engine="trtllm", gemm_dtype="fp8"),
+        served_row(row_id="c", gpu="b200_sxm", engine="sglang", architecture="Qwen3.5-397B-A17B", tensor_parallel=8),
+    )
+    for row in read_table(path):
+        case = case_of(row)
+        added, _ = CostTable().cost(case)
+        direct = engine_step_cost(
+            case.arch, case.hardware, case.engine, case.layout, gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,
+            typical_context=case.isl + case.osl / 2.0,
+        )  # fmt: skip
+        for running in (1.0, 64.0):
+            context = running * 8192.0
+            assert float(added.decode_s(running, context)) == pytest.approx(float(direct.decode_s(running, context)))
+
+
+def test_experts_of_a_four_bit_checkpoint_stay_four_bit(tmp_path: Path) -> None:
+    path = table(tmp_path, served_row(architecture="gpt-oss-20b"), served_row(row_id="b", architecture="Mixtral-8x7B"))
+    four_bit, plain = (case_of(row) for row in read_table(path))
+    assert (four_bit.gemm_dtype, four_bit.kv_dtype, plain.gemm_dtype) == ("mxfp4", "bf16", "bf16")
+    assert any("mxfp4" in text for text in four_bit.assumed)
 
 
 def test_rows_that_a_calibration_saw_are_left_out() -> None:

@@ -170,6 +170,11 @@ GROUPED_LAYER = (7168.0, 256.0, 8.0)
 """hidden, experts, topk of DeepSeek-V3: 8 groups of experts, of which a token may use 4 (arXiv 2412.19437, 2.1.2)."""
 
 
+def routes_itself(kernel: str) -> bool:
+    """Whether a kernel's timings contain choosing and sorting the tokens of each expert."""
+    return kernel.startswith("vllm") or "min_latency" in kernel
+
+
 def group_limited(series: Series) -> tuple[Series, FloatArray]:
     """The series without timings of unknown share, and touched experts over those of balanced routing [1].
 
@@ -180,9 +185,8 @@ def group_limited(series: Series) -> tuple[Series, FloatArray]:
     out.
     """
     n, h, _, e, a, ep, _ = (series.shape[name] for name in _MOE_SHAPE)
-    own_routing = series.kernel.startswith("vllm") or "min_latency" in series.kernel
     here = (h == GROUPED_LAYER[0]) & (e == GROUPED_LAYER[1]) & (a == GROUPED_LAYER[2])
-    if not own_routing or series.variant != "balanced" or not here.any():
+    if not routes_itself(series.kernel) or series.variant != "balanced" or not here.any():
         return series, np.ones_like(n)
     kept = ~here | (ep <= 1.0)
     fewer = replace(
@@ -196,6 +200,7 @@ def group_limited(series: Series) -> tuple[Series, FloatArray]:
 
 def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, check: bool = True) -> KernelFit:
     """Grouped expert products from balanced routing; then skew and touched experts from power-law routing."""
+    routes = routes_itself(series.kernel)
     series, touched_share = group_limited(moe_keys(series))
     n, h, w, e, a, ep, tp = (series.shape[name] for name in _MOE_SHAPE)
 
@@ -203,7 +208,7 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
         return MoeFit.model_construct(
             kernel=series.kernel, dtype=series.dtype, fixed=p[0], compute=p[1], memory=p[2], activation_memory=p[3],
             per_pair=p[4], exponent=p[5], per_expert=p[6], token_bytes=p[7],
-            per_held_expert=p[8],
+            per_held_expert=p[8], per_doubling=p[9] if routes else 0.0,
         )  # fmt: skip
 
     def predict(p: FloatArray, r: BoolArray) -> FloatArray:
@@ -224,7 +229,7 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
 
     bounds = Bounds.of(
         (1e-6, 2e-5, 3e-4), (0.03, 0.6, 1.1), (0.05, 0.8, 1.1), (0.02, 0.6, 8.0), (1e-11, 1e-9, 1e-7), (0.7, 2.0, 8.0),
-        (1e-9, 1e-7, 1e-5), (0.01, 5.0, 300.0), (1e-9, 1e-7, 1e-5),
+        (1e-9, 1e-7, 1e-5), (0.01, 5.0, 300.0), (1e-9, 1e-7, 1e-5), *([(1e-9, 1e-6, 1e-5)] if routes else []),
     )  # fmt: skip
     fitted = _run(series, predict, bounds, ("num_tokens", "moe_ep_size"), check)
     p = fitted.parameters
@@ -234,7 +239,7 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
             "kernel": series.kernel, "dtype": series.dtype, "fixed": _us(p[0]), "compute": _digits(p[1]),
             "memory": _digits(p[2]), "activation_memory": _digits(p[3]), "per_pair": _us(p[4]),
             "exponent": _digits(p[5]), "per_expert": _us(p[6]), "token_bytes": _digits(p[7]),
-            "per_held_expert": _us(p[8]),
+            "per_held_expert": _us(p[8]), "per_doubling": _us(p[9]) if routes else "0 us",
             "skew_exponent": _digits(exponent), "skew_touched": _digits(touched),
             "quality": fitted.quality(series.name),
         }

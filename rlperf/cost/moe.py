@@ -70,7 +70,7 @@ def grouped_with(
     .. math::
 
         t = t_0 + (t_c^q + t_w^q)^{1/q} + \frac{A}{W e_a} + \frac{N H c_n}{W}
-            + c_p\,n + c_e\,E_t + c_h\,\frac{E}{e_p},\quad
+            + c_p\,n + c_e\,E_t + c_h\,\frac{E}{e_p} + c_s \log_2(1 + N),\quad
         t_c = \frac{6 n H w}{P e_c},\quad t_w = \frac{3 E_t H w\,b_w}{W e_m},\quad A = 2n(2H + 5w)
 
     Parameters
@@ -89,7 +89,8 @@ def grouped_with(
     c_n is the traffic of every token on every device that has gathered it, whatever its share of the experts:
     activations are quantised and permuted before, and results combined after [bytes per token and unit of H].
     c_h is what a kernel spends on every expert that the device holds, touched or not: grouped products with block
-    scales go through the offsets of all groups.
+    scales go through the offsets of all groups. c_s is of kernels that route for themselves: they choose, count and
+    sort their tokens.
     t_w counts the weights of *touched* local experts E_t only: E/ep (1 - (1 - 1/E)^{pairs}). 6 and 3, 5 become 4 and
     2, 3 without a gate.
     """
@@ -107,7 +108,8 @@ def grouped_with(
     weight_s = local * matrices * h * width * kind.weight_bytes / (bandwidth * fit.memory)
     moved = pairs * (2.0 * h + (2.0 * matrices - 1.0) * width) * 2.0
     seconds = fit.fixed + joined(compute_s, weight_s, fit.exponent) + moved / (bandwidth * fit.activation_memory)
-    seconds = seconds + (n / parallel if dispatched else n) * h * fit.token_bytes / bandwidth
+    own = n / parallel if dispatched else n
+    seconds = seconds + own * h * fit.token_bytes / bandwidth + np.log2(1.0 + own) * fit.per_doubling
     seconds = seconds + local * fit.per_expert + e / parallel * fit.per_held_expert
     return np.where(n > 0, seconds + pairs * fit.per_pair, 0.0)
 

@@ -112,6 +112,7 @@ class MoeFit(_Frozen):
     per_pair: Seconds = Field(0.0, description="routing and permutation, per (token, expert) pair")
     per_expert: Seconds = Field(0.0, description="per touched local expert")
     per_held_expert: Seconds = Field(0.0, description="per local expert, touched or not")
+    per_doubling: Seconds = Field(0.0, description="routing and sorting in the kernel, per doubling of its tokens")
     token_bytes: float = Field(0.0, ge=0.0, description="traffic of every token on every device, per hidden value")
     exponent: PositiveFloat = 2.0
     skew_exponent: float = Field(

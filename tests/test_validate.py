@@ -322,13 +322,22 @@ def test_left_out_kernels_meet_their_targets(file: str, measured_data: Path, tmp
 
 @pytest.mark.data
 def test_served_rows(measured_data: Path) -> None:
-    report = validate_file(measured_data / "measured" / "inference.csv", "inference")
+    file = measured_data / "measured" / "inference.csv"
+    report = validate_file(file, "inference")
     assert sum(report.refused.values()) < 0.02 * report.rows
     by_group = {one.group: one for one in report.metrics if one.metric == "tpot_ms"}
-    assert by_group["covered"].mape < 9.5 and by_group["covered"].median_ape < 7.5
+    assert by_group["covered"].mape < 8.8 and by_group["covered"].median_ape < 6.8
     assert by_group["extrapolated"].mape < 14.0
-    assert by_group["concurrency > 128"].mape < 12.0
-    assert by_group["all"].interval_coverage is not None and by_group["all"].interval_coverage > 0.88
+    assert by_group["concurrency > 128"].mape < 10.5
+    assert by_group["all"].interval_coverage is not None and by_group["all"].interval_coverage >= 0.85  # the aim
+    # single streams of gpt-oss-20b, which the guide names as not understood, are all that lies below nine in ten
+    odd = {row.row_id for row in read_table(file) if row.text("architecture") == "gpt-oss-20b"}
+    known = [
+        one.low <= one.measured <= one.high
+        for one in report.predictions
+        if one.metric == "tpot_ms" and not one.used_in_calibration and one.row_id not in odd
+    ]
+    assert sum(known) > 0.9 * len(known) > 0.9 * 800
 
 
 def test_engine_command(tmp_path: Path) -> None:

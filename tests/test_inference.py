@@ -11,6 +11,7 @@ import pytest
 from rlperf.cost import inference as inf
 from rlperf.cost import serving
 from rlperf.cost.attention import BEST_BANDWIDTH
+from rlperf.cost.collectives import all_reduce_s
 from rlperf.cost.engine_memory import engine_limits, engine_memory, max_running
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.operators import Replica, decode_operators, roles_of, token_operators, total
@@ -93,6 +94,20 @@ def test_attention_data_parallel_copies_attention_and_splits_requests() -> None:
     assert float(total(decode_operators(copies, many, kv))) < float(total(decode_operators(tensor, many, kv)))
     exchange = [one for one in token_operators(copies, 256, 256) if one.name == "expert exchange"]
     assert float(exchange[0].seconds) > 0.0
+
+
+def test_norms_over_all_heads_are_summed_over_the_devices_that_share_them() -> None:
+    arch = load_architecture("MiniMax-M2.5")
+    apart = arch.model_copy(update={"qk_norm_whole": False})
+    assert arch.qk_norm_whole and arch.attention_parameters - apart.attention_parameters == (48 + 8 - 2) * 128
+    for tensor, extra in ((1, 0.0), (8, 1.0)):
+        one, two = (
+            float(total(token_operators(Replica.of(a, H200, VLLM, Layout.of(tensor_parallel=tensor)), 16.0, 16.0)))
+            for a in (arch, apart)
+        )
+        small = float(all_reduce_s(H200, 16.0 * 8.0, tensor, tensor, implementation=VLLM.all_reduce))
+        assert one - two == pytest.approx(62 * small * extra, abs=1e-12)
+    assert small > 3e-6
 
 
 def test_quantised_checkpoints_quantise_what_they_do() -> None:

@@ -315,6 +315,11 @@ def _exchange(replica: Replica, layers: float, moe: float, whole: FloatArray, lo
     reduced = all_reduce_s(hw, size, at, replica.within(at), implementation=replica.engine.all_reduce)
     shared = np.where(replica.attention_data > 1.0, 2.0 * layers - moe, 2.0 * layers)
     found = [_network_operator(replica, "all-reduce", 1.0, reduced * shared, shared * size * 2.0 * (at - 1.0) / at)]
+    if arch.qk_norm_whole:
+        # sums of squares of queries and keys in fp32: one value each per token
+        squares = local * 8.0
+        summed = all_reduce_s(hw, squares, at, replica.within(at), implementation=replica.engine.all_reduce)
+        found.append(_network_operator(replica, "all-reduce", layers, summed, squares * 2.0 * (at - 1.0) / at))
     if moe:
         everyone = whole * arch.hidden * 2.0
         group, near = replica.tensor, replica.within(replica.tensor)

@@ -112,6 +112,10 @@ class Architecture(_Frozen):
     output_bias: bool = False
     ffn_bias: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = Field(
+        False,
+        description="query and key norms span all heads: devices that share the heads add up squares (MiniMax M2)",
+    )
     post_norms: bool = Field(False, description="a second norm behind each half of a layer (Gemma 2 and 3)")
     attention_sinks: bool = Field(False, description="one learned logit per head that joins the softmax (gpt-oss)")
     head_bias: bool = Field(False, description="bias in the output head (GPT-J)")
@@ -203,7 +207,8 @@ class Architecture(_Frozen):
         query = self.query_width * (2 if self.attention_gate else 1)
         weights = h * (query + 2 * kv_width) + self.query_width * h
         bias = (query + 2 * kv_width) * self.qkv_bias + h * self.output_bias
-        return weights + bias + 2 * self.head_dim * self.qk_norm + self.heads * self.attention_sinks
+        normed = self.heads + self.kv_heads if self.qk_norm_whole else 2
+        return weights + bias + normed * self.head_dim * self.qk_norm + self.heads * self.attention_sinks
 
     @cached_property
     def state_space_parameters(self) -> int:

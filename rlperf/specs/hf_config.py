@@ -166,6 +166,7 @@ def _values(given: _Given) -> dict[str, Any]:
         "output_bias": bias and family.biased == "all",
         "ffn_bias": ffn_bias,
         "qk_norm": fields.flag("qk_norm", "use_qk_norm", default=family.qk_norm),
+        "qk_norm_whole": family.qk_norm_whole,
         "post_norms": family.post_norms,
         "attention_sinks": family.attention_sinks,
         "attention_gate": fields.flag("attn_output_gate", default=family.attention_gate),

@@ -22,7 +22,8 @@ class Family:
     norm_weights : values per channel in a norm (1 RMSNorm, 2 LayerNorm with bias)
     gated, ffn_bias : feed-forward with a gate matrix; with biases
     shared_gate : the shared expert is scaled by a gate of its own
-    expert_bias, attention_sinks, attention_gate, post_norms, qk_norm, head_bias : as in `Architecture`
+    expert_bias, attention_sinks, attention_gate, post_norms, qk_norm, qk_norm_whole, head_bias : as in
+        `Architecture`
     all_moe : every layer is a mixture of experts, so that their number must be given
     alternate : period of full attention (the last of each period) among sliding or linear layers; 0 = all alike
     windowed : whether ``sliding_window`` counts when ``layer_types`` does not say
@@ -38,6 +39,7 @@ class Family:
     gated: bool = True
     ffn_bias: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False
     post_norms: bool = False
     attention_sinks: bool = False
     attention_gate: bool = False
@@ -92,7 +94,7 @@ FAMILIES: dict[str, Family] = {
     "glm4": Family(biased="qkv", attention_bias=True, post_norms=True),
     "glm4_moe": _GLM,
     "glm4_moe_lite": Family(biased="qkv", latent=True),
-    "minimax_m2": Family(qk_norm=True, all_moe=True),
+    "minimax_m2": Family(qk_norm=True, qk_norm_whole=True, all_moe=True),
     "gpt_oss": Family(
         attention_bias=True,
         attention_sinks=True,

@@ -16,14 +16,16 @@ from rlperf.cost.engine_step import EngineLimits
 from rlperf.errors import SpecError
 from rlperf.sim.rollout import Trajectories, simulate_rollout
 from rlperf.workload import PRESETS, LengthModel, LengthTable, concat, load_model, read_polytrace, read_recording
-from rlperf.workload.dependence import Dependence, Grouped, fit_dependence, group_log_likelihood, law_covariance
+from rlperf.workload.dependence import Dependence, Grouped, fit_dependence, law_covariance
 from rlperf.workload.drift import change_points, fit_drift, runaway_change
+from rlperf.workload.effect_likelihood import log_likelihood
 from rlperf.workload.fidelity import Rollouts, bias, bias_noise, bootstrap, fidelity, ks_two_samples
 from rlperf.workload.fitting import thinned
 from rlperf.workload.laws import Component, Law, fit_law, kolmogorov_smirnov
 from rlperf.workload.library import dump_model, save_model
 from rlperf.workload.model import Provenance, Share
 from rlperf.workload.multiturn import anova_icc
+from rlperf.workload.prompt_effects import PromptEffects
 from rlperf.workload.sampling import sample_rl_steps
 from rlperf.workload.select import choose_law
 from rlperf.workload.stages import Filtering, RewardLaw, RewardTiming
@@ -115,11 +117,11 @@ def test_group_likelihood_is_the_multivariate_normal_and_its_orthant() -> None:
     z = law.score(x)
     covariance = 0.4 * np.ones((3, 3)) + 0.6 * np.eye(3)
     exact = stats.multivariate_normal(cov=covariance).logpdf(z) + np.sum(law.log_pdf(x) - stats.norm.logpdf(z))
-    assert group_log_likelihood(law, 0.4, 0.0, data)[0] == pytest.approx(exact, abs=1e-9)
+    assert log_likelihood(PromptEffects(0.4), data.scored(law))[0] == pytest.approx(exact, abs=1e-9)
     cut = Grouped.build(np.array([900.0] * 2), np.ones(2, bool), np.zeros(2, np.int64), np.zeros(1), 900.0)
     c = float(law.score(np.array([900.0]))[0])
     both = stats.multivariate_normal(cov=[[1.0, 0.4], [0.4, 1.0]]).cdf([-c, -c])
-    assert group_log_likelihood(law, 0.4, 0.0, cut)[0] == pytest.approx(np.log(both), abs=1e-4)
+    assert log_likelihood(PromptEffects(0.4), cut.scored(law))[0] == pytest.approx(np.log(both), abs=1e-4)
 
 
 @settings(max_examples=6, deadline=None)
@@ -312,7 +314,7 @@ def test_turns_that_grow_and_tools_that_queue() -> None:
     longer = replace(preset.turns.middle, log_scale=float(np.log(2.5)), tail=None)
     turns = replace(preset.turns, later=longer, later_icc=0.2, length_latency=-0.6)
     truth = preset.model_copy(update={"turns": turns})
-    fitted = LengthModel.fit(sample_rl_steps(truth, [0, 1, 2], 128, 8, max_response_tokens=3000, seed=6)).turns
+    fitted = LengthModel.fit(sample_rl_steps(truth, range(6), 128, 8, max_response_tokens=3000, seed=6)).turns
     assert fitted is not None
     assert fitted.later is not None
     assert fitted.later.mean(3000) == pytest.approx(longer.mean(3000), rel=0.1)

@@ -132,6 +132,8 @@ def model_summary(
         "icc": model.dependence.icc,
         "icc_se": model.dependence.icc_se,
         "beta": model.dependence.beta,
+        "spread_sd": model.dependence.spread_sd,
+        "spread_corr": model.dependence.spread_corr,
         "drift": model.drift.what_is_known(model.drift.rl_steps[-1]) if model.drift.rl_steps else "not recorded",
         "parameters": _parameters(model),
         "candidates": [asdict(c) for c in model.candidates],

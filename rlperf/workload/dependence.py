@@ -1,26 +1,25 @@
-"""Responses to one prompt resemble each other: a random effect per prompt, after the law of lengths.
+"""Responses to one prompt resemble each other: random effects per prompt, after the law of lengths.
 
-Derivation in docs/theory/lengths.md. In normal scores z = Phi^-1(F(L)) of the uncensored law F:
-
-    z_ij = sqrt(icc) * (beta * p_i + sqrt(1 - beta^2) * v_i) + sqrt(1 - icc) * e_ij,      v, e ~ N(0, 1)
-
-i prompt, j response, p_i normal score of the prompt's length, icc intra-class correlation in normal scores [1], beta
-correlation of the prompt's effect with the prompt's length [1].
+The effects are in `rlperf.workload.prompt_effects`; here they are fitted, and the errors of a law fitted to grouped
+responses are found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rlperf.workload.effect_likelihood import Scored, log_likelihood
 from rlperf.workload.laws import _TINY, Law, bounds
 from rlperf.workload.lengths import Float, Int, Mask
+from rlperf.workload.prompt_effects import PromptEffects
 from rlperf.workload.tails import PRIOR_PRECISION, log_prior
 
-_NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
-_LOG_NODE_WEIGHTS = np.log(_NODE_WEIGHTS / _NODE_WEIGHTS.sum())
+_MOST_GROUPS = 1000  # settle which form, and its parameters
+_LOG_DOF = (0.0, 5.0)
+_SPREAD = ((0.02, 1.5), (-2.0, 2.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,75 +41,123 @@ class Grouped:
         counts = np.bincount(group[censored], minlength=prompt_score.size).astype(np.int64)
         return cls(lengths[~censored], group[~censored], counts, prompt_score, np.inf if cap is None else float(cap))
 
+    def within_tokens(self) -> Grouped:
+        """The same lengths anywhere in their tokens: equal short ones would else make groups without any spread."""
+        moved = self.lengths + np.random.default_rng(0).uniform(-0.5, 0.5, self.lengths.size)
+        return replace(self, lengths=np.maximum(moved, 0.01))
 
-def group_log_likelihood(law: Law, icc: float, beta: float, data: Grouped) -> Float:
-    """Log likelihood [g] of each group, the prompt's effect integrated out.
-
-    Below the cap the group is exchangeable normal and the integral is closed; the responses at the cap, which share
-    one threshold c = z(cap), add E_u[P(z > c | u)^k] under the effect's law given the others (40-node Gauss-Hermite).
-    """
-    from scipy.special import log_ndtr
-
-    z = law.score(data.lengths)
-    jacobian = law.log_pdf(data.lengths) + 0.5 * z * z  # log f(x) - log phi(z), up to the constant that cancels
-    size = data.n_groups
-    m = np.bincount(data.group, minlength=size).astype(np.float64)
-    total = np.bincount(data.group, z, size)
-    squares = np.bincount(data.group, z * z, size)
-    logs = np.bincount(data.group, jacobian, size)
-    between, within = icc * (1.0 - beta**2), 1.0 - icc
-    centre = np.sqrt(icc) * beta * data.prompt_score
-    # exchangeable normal: determinant within^(m-1) (within + m between), inverse by Sherman-Morrison
-    dev, dev2 = total - m * centre, squares - 2 * centre * total + m * centre**2
-    spread = within + m * between
-    value = logs - 0.5 * (
-        np.where(m > 0, (m - 1) * np.log(within) + np.log(spread), 0.0) + (dev2 - between * dev**2 / spread) / within
-    )
-    rows = np.flatnonzero(data.censored)
-    if rows.size:
-        cut = float(law.score(np.array([data.cap]))[0])
-        mean = centre[rows] + between * dev[rows] / spread[rows]
-        sd = np.sqrt(between * within / spread[rows])
-        effect = mean[:, None] + sd[:, None] * _NODES
-        above = data.censored[rows, None] * log_ndtr((effect - cut) / np.sqrt(within))
-        value[rows] += np.logaddexp.reduce(above + _LOG_NODE_WEIGHTS, axis=1)
-    return np.asarray(value)
+    def scored(self, law: Law) -> Scored:
+        """The same as normal scores of a law."""
+        cut = float(law.score(np.array([self.cap]))[0]) if self.censored.any() else np.inf
+        z, log_pdf = law.score(self.lengths), law.log_pdf(self.lengths)
+        return Scored(z, log_pdf, self.group, self.censored, self.prompt_score, cut)
 
 
 @dataclass(frozen=True)
 class Dependence:
-    """How the responses to one prompt resemble each other, and how that follows the prompt's length."""
+    """How the responses to one prompt resemble each other, and how that follows the prompt's length.
+
+    icc                           intra-class correlation of the normal scores z of the lengths [1]
+    spread_sd, spread_corr, dof   of the form that fits (`prompt_effects`); all 0: responses scatter alike and normally
+    latent_icc                    icc of y in that form; alike, the icc
+    """
 
     icc: float
     beta: float
     icc_se: float
     beta_se: float
+    spread_sd: float = 0.0
+    spread_corr: float = 0.0
+    dof: float = 0.0
+    latent_icc: float | None = None
+    spread_sd_se: float = 0.0
+    spread_corr_se: float = 0.0
+    dof_se: float = 0.0
+
+    @property
+    def effects(self) -> PromptEffects:
+        icc = self.icc if self.latent_icc is None else self.latent_icc
+        return PromptEffects(icc, self.beta, self.spread_sd, self.spread_corr, self.dof)
+
+    def draw(self, rng: np.random.Generator) -> Dependence:
+        """With icc drawn from its error; that of y follows it in its odds."""
+        icc = float(np.clip(self.icc + self.icc_se * rng.standard_normal(), 0.0, 0.999))
+        if self.latent_icc is None:
+            return replace(self, icc=icc)
+        odds = self.latent_icc / (1.0 - self.latent_icc) * icc / (1.0 - icc) * (1.0 - self.icc) / max(self.icc, 1e-9)
+        return replace(self, icc=icc, latent_icc=odds / (1.0 + odds))
 
 
-def fit_dependence(law: Law, data: Grouped) -> Dependence:
-    """Maximum likelihood of icc and beta given the law (inference functions for margins; Joe 2014, sec. 5.5).
+def fit_dependence(law: Law, data: Grouped, like: PromptEffects | None = None, odd: bool = False) -> Dependence:
+    """Maximum likelihood of the effects per prompt given the law (inference functions for margins; Joe 2014, sec. 5.5).
 
-    The law is fitted first and alone: with icc near 1 a joint fit bends the law to serve the dependence.
+    The law is fitted first and alone: with icc near 1 a joint fit bends the law to serve the dependence. Of the forms
+    alike, spread and, if asked for, odd that of the least BIC is taken, prompts being the independent units, or that of
+    `like`.
     """
+    scored = data.within_tokens().scored(law)
+    if scored.size <= data.n_groups:  # one response per prompt: nothing to compare
+        return Dependence(0.0, 0.0, 1.0, 1.0)
+    correlated = np.unique(data.prompt_score).size > 2
+    base = [(-7.0, 6.0), (-2.0, 2.0) if correlated else (0.0, 0.0)]
+    alike = _maximise(scored, np.array([-1.0, 0.0]), base)
+    fits = [(alike, scored, base)]
+    if like is None or not like.alike:
+        few = scored.thinned(_MOST_GROUPS)
+        if like.dof > 0.0 if like is not None else odd:
+            box = [*base, _LOG_DOF]
+            fits.append((_maximise(few, np.r_[alike, 1.5], box), few, box))
+        if like is None or like.spread_sd > 0.0:
+            box = [*base, *_SPREAD]
+            fits.append((_maximise(few, np.r_[alike, 0.3, 0.0], box), few, box))
+        judged = fits if like is None else fits[1:]
+        fits = [min(judged, key=lambda fit: 2.0 * _negative(few, fit[0]) + fit[0].size * np.log(few.n_groups))]
+    vector, used, box = fits[0]
+    # The laws of y other than the normal one are interpolated, too coarsely for differences over small steps.
+    step = 1e-3 if vector.size == 2 else 2e-2
+    inverse, _ = inverse_information(lambda v: _negative(used, v), vector, box, step)
+    return _with_errors(_unpack(vector), np.sqrt(np.diag(inverse)), used)
+
+
+def _with_errors(effects: PromptEffects, se: Float, data: Scored) -> Dependence:
+    """Effects with the errors of their parameters, from those of the unconstrained ones."""
+    icc, corr = effects.score_icc(), effects.spread_corr
+    given_law = float(se[0]) * icc * (1.0 - icc)  # the odds of both icc move together
+    return Dependence(
+        icc=icc,
+        beta=effects.beta,
+        icc_se=max(given_law, icc_error(icc, data.size, data.n_groups)),
+        beta_se=float(se[1]) * (1.0 - effects.beta**2),
+        spread_sd=effects.spread_sd,
+        spread_corr=corr,
+        dof=effects.dof,
+        latent_icc=None if effects.alike else effects.icc,
+        spread_sd_se=float(se[2]) if effects.spread_sd else 0.0,
+        spread_corr_se=float(se[3]) * (1.0 - corr**2) if effects.spread_sd else 0.0,
+        dof_se=float(se[2]) * effects.dof if effects.dof else 0.0,
+    )
+
+
+def _maximise(data: Scored, start: Float, box: list[tuple[float, float]]) -> Float:
     from scipy.optimize import minimize
 
-    correlated = np.unique(data.prompt_score).size > 2
-    size = max(int(data.lengths.size + data.censored.sum()), 1)
-    if size <= data.n_groups:  # one response per prompt: nothing to compare
-        return Dependence(0.0, 0.0, 1.0, 1.0)
-
     def objective(vector: Float) -> float:
-        icc, beta = _unpack(vector)
-        value = float(group_log_likelihood(law, icc, beta, data).sum())
-        return -value / size if np.isfinite(value) else 1e6
+        value = _negative(data, vector) / data.size
+        return value if np.isfinite(value) else 1e6
 
-    box = [(-7.0, 6.0), (-2.0, 2.0) if correlated else (0.0, 0.0)]
-    found = minimize(objective, np.array([-1.0, 0.0]), method="L-BFGS-B", bounds=box, options={"ftol": 1e-11})
-    icc, beta = _unpack(np.asarray(found.x))
-    inverse, _ = inverse_information(lambda v: objective(v) * size, np.asarray(found.x), box)
-    se = np.sqrt(np.diag(inverse))
-    given_law = float(se[0]) * icc * (1.0 - icc)
-    return Dependence(icc, beta, max(given_law, icc_error(icc, size, data.n_groups)), float(se[1]) * (1.0 - beta**2))
+    return np.asarray(minimize(objective, start, method="L-BFGS-B", bounds=box, options={"ftol": 1e-11}).x)
+
+
+def _negative(data: Scored, vector: Float) -> float:
+    return -float(log_likelihood(_unpack(vector), data).sum())
+
+
+def _unpack(vector: Float) -> PromptEffects:
+    """Effects of the unconstrained parameters: two of the form alike, three of odd, four of spread."""
+    icc, beta = float(1.0 / (1.0 + np.exp(-vector[0]))), float(np.tanh(vector[1]))
+    if vector.size == 3:
+        return PromptEffects(icc, beta, dof=float(np.exp(vector[2])))
+    return PromptEffects(icc, beta, *((float(vector[2]), float(np.tanh(vector[3]))) if vector.size == 4 else ()))
 
 
 def icc_error(icc: float, responses: int, prompts: int) -> float:
@@ -126,10 +173,6 @@ def icc_error(icc: float, responses: int, prompts: int) -> float:
     if m <= 1.0 or prompts < 2:
         return 1.0
     return float(np.sqrt(2.0) * (1 - icc) * (1 + (m - 1) * icc) / np.sqrt(m * (m - 1) * (prompts - 1)))
-
-
-def _unpack(vector: Float) -> tuple[float, float]:
-    return float(1.0 / (1.0 + np.exp(-vector[0]))), float(np.tanh(vector[1]))
 
 
 def law_covariance(law: Law, data: Grouped, smallest_sigma: float = 0.005) -> Float:
@@ -172,13 +215,13 @@ def draw_law(law: Law, covariance: Float, rng: np.random.Generator) -> Law:
 
 
 def inverse_information(
-    objective: Callable[[Float], float], at: Float, box: list[tuple[float, float]]
+    objective: Callable[[Float], float], at: Float, box: list[tuple[float, float]], relative_step: float = 1e-3
 ) -> tuple[Float, Float]:
     """Inverse Hessian by central differences, and the Hessian; directions that the box holds are 0 in both."""
     width = np.array([b[1] - b[0] for b in box])
     low, high = np.array([b[0] for b in box]), np.array([b[1] for b in box])
     free = np.flatnonzero((width > 0) & (at - low > 1e-3 * width) & (high - at > 1e-3 * width))
-    step = 1e-3 * np.maximum(1.0, np.abs(at) * 0.1)
+    step = relative_step * np.maximum(1.0, np.abs(at) * 0.1)
     moves = np.diag(step)
     hessian = np.zeros((free.size, free.size))
     centre = objective(at)

@@ -63,7 +63,8 @@ def fit_model(
     wanted = PROMPTS if like is None else [like.laws()[0].families]
     prompt_law = choose_law(prompts, np.zeros(count, bool), families=wanted, smallest_sigma=floor, piled=True).law
     data = Grouped.build(x, censored, group, prompt_law.score(prompts), None if cap is None else cap - 1.0)
-    dependence = fit_dependence(law, data) if rows.n > count else Dependence(0.0, 0.0, 1.0, 1.0)
+    same = None if like is None else like.dependence.effects
+    dependence = fit_dependence(law, data, same) if rows.n > count else Dependence(0.0, 0.0, 1.0, 1.0)
     per_step = [table.step(int(s)).n_groups for s in table.steps()]
     sizes = table.group_sizes()
     note = _note(float(censored.mean()), recording, table, rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -146,10 +145,9 @@ class LengthModel(BaseModel):
         if not self.response_covariance:
             return self
         law = draw_law(self.laws()[1], np.array(self.response_covariance), rng)
-        dep = self.dependence
-        icc = float(np.clip(dep.icc + dep.icc_se * rng.standard_normal(), 0.0, 0.999))
+        dependence = self.dependence.draw(rng)
         turns = None if self.turns is None else self.turns.draw(self.provenance.responses, self.group_size, rng)
-        return self.model_copy(update={"response": law, "dependence": replace(dep, icc=icc), "turns": turns})
+        return self.model_copy(update={"response": law, "dependence": dependence, "turns": turns})
 
     def truncated_fraction(self, max_response_tokens: int) -> float:
         """P(L >= cap) of the uncensored law: the share of responses that this cap cuts off."""
@@ -197,8 +195,8 @@ class LengthModel(BaseModel):
     ) -> LengthTable:
         """One rl_step of `prompts` x `group_size` responses, cut at `max_response_tokens`.
 
-        z = shift(rl_step) + step_sd s + sqrt(icc - step_sd^2) (beta p + sqrt(1 - beta^2) v) + sqrt(1 - icc) e,
-        L = min(ceil(F^-1(Phi(z))), cap); all of s, v, e standard normal, p normal score of the prompt's length.
+        z = shift(rl_step) + step_sd s + sqrt(1 - spread) z_prompt, s standard normal, spread the share of rl_steps in
+        the variance, z_prompt by the effects per prompt (`prompt_effects`); L = min(ceil(F^-1(Phi(z))), cap).
         """
         from rlperf.workload.sampling import sample_step
 

@@ -11,8 +11,10 @@ from rlperf.errors import SpecError
 from rlperf.workload.dependence import Grouped, draw_law, fit_dependence, law_covariance
 from rlperf.workload.laws import Law
 from rlperf.workload.lengths import Float, Int, LengthTable, Mask
+from rlperf.workload.prompt_effects import PromptEffects
 from rlperf.workload.select import Candidate, choose_law
 from rlperf.workload.stages import law_in_seconds
+from rlperf.workload.turn_links import correlated_effects, link_turns
 
 _TOOL_FAMILIES = (("lognormal",), ("gamma",), ("lognormal",) * 2, ("lognormal",) * 3)
 _LEAST_LATER = 200
@@ -26,9 +28,14 @@ class MultiTurn:
     turn_icc             intra-class correlation of the number of turns within a prompt, in normal scores [1]
     first, middle, last  laws of the generated tokens of the first turn, of a later one, and of the one that ends it
     later                law of the third turn and those after it, where the trajectory goes on; None: as `middle`
-    generation_icc       intra-class correlations of generated tokens within a prompt, in normal scores [1], of the
-                         first, a later and the last turn; their effects are independent
-    later_icc            the same of `later`, which shares the effect of `middle`
+    generation_icc       of the generated tokens of the first, a later and the last turn: share of the prompt in the
+                         variance of y in `prompt_effects` [1]
+    effect_corr          correlations of their prompt effects: first with later, later with last, first with last [1]
+    forms                (spread_sd, spread_corr, dof) as in `prompt_effects`, of the first, a later, the last turn and
+                         `later`
+    carried              correlation of a trajectory's own part with that of the turn before [1]: of the second turn, of
+                         a later one, and of the last one after two or more
+    later_icc            as generation_icc, of `later`, which shares the effect of `middle`
     append               law of the tokens that the tools' answer and the chat template add after a turn
     latency_s            laws of the time [s] until the tools have answered, of turn 0, 1, ... (the last one repeats)
     cached_start         share of the first prompt that the engine finds cached (system prompt, siblings of the group)
@@ -51,6 +58,9 @@ class MultiTurn:
     later: Law | None = None
     later_icc: float = 0.0
     length_latency: float = 0.0
+    effect_corr: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    forms: tuple[tuple[float, float, float], ...] = ((0.0, 0.0, 0.0),) * 4
+    carried: tuple[float, float, float] = (0.0, 0.0, 0.0)
     covariances: tuple[tuple[tuple[float, ...], ...], ...] = ()
 
     def __post_init__(self) -> None:
@@ -62,6 +72,11 @@ class MultiTurn:
     @property
     def mean_turns(self) -> float:
         return float(np.dot(np.arange(1, len(self.turn_probability) + 1), self.turn_probability))
+
+    def effects(self, kind: int) -> PromptEffects:
+        """Effects per prompt of the first (0), a later (1), the last (2) turn and those of law `later` (3)."""
+        icc = (*self.generation_icc, self.later_icc)[kind]
+        return PromptEffects(icc, 0.0, *self.forms[kind])
 
     def draw(self, trajectories: float, group_size: int, rng: np.random.Generator) -> MultiTurn:
         """Turns with parameters drawn from their error: the laws from theirs, the shares from a Dirichlet law.
@@ -101,6 +116,12 @@ def fit_multi_turn(table: LengthTable) -> tuple[MultiTurn, tuple[Candidate, ...]
         for rows in kinds
     ]
     group, _ = table.where(first_rows).group_index()
+    scores, spread_sd = np.empty(table.n), np.empty(table.n)
+    for rows, fit in zip(kinds, fits, strict=True):
+        scores[rows] = fit.law.score(table.response_tokens[rows] - 0.5)
+        spread_sd[rows] = fit.effects.spread_sd
+    kind = np.where(last_rows, 2, np.where(late & apart, 3, np.minimum(table.turn, 1)))
+    links = link_turns(scores, spread_sd, kind, table.turn, index, group[index])
     counts = np.bincount(turns)[1:]
     between = ~last_rows
     appended = table.append_tokens[between & (table.append_tokens > 0)]
@@ -114,14 +135,20 @@ def fit_multi_turn(table: LengthTable) -> tuple[MultiTurn, tuple[Candidate, ...]
         first=fits[0].law,
         middle=fits[1].law,
         last=fits[2].law,
-        generation_icc=(fits[0].icc, fits[1].icc, fits[2].icc),
+        generation_icc=(fits[0].effects.icc, fits[1].effects.icc, fits[2].effects.icc),
         append=append,
         latency_s=_latency_laws(table, between),
         cached_start=cached,
         max_turn_tokens=per_turn_cap,
         later=fits[3].law if apart else None,
-        later_icc=fits[3].icc if apart else 0.0,
+        later_icc=fits[3].effects.icc if apart else 0.0,
         length_latency=_length_latency(table, between),
+        effect_corr=links.effect_corr,
+        forms=tuple(
+            (f.effects.spread_sd, f.effects.spread_corr, f.effects.dof)
+            for f in (*fits[:3], fits[-1] if apart else fits[1])
+        ),
+        carried=links.carried,
         covariances=tuple(f.covariance for f in fits),
     )
     return model, fits[0].candidates
@@ -136,7 +163,7 @@ def _turn_cap(tokens: Int) -> int | None:
 @dataclass(frozen=True)
 class _TurnFit:
     law: Law
-    icc: float
+    effects: PromptEffects
     covariance: tuple[tuple[float, ...], ...]
     candidates: tuple[Candidate, ...]
 
@@ -148,9 +175,10 @@ def _turn_law(table: LengthTable, rows: Mask, cap: int | None) -> _TurnFit:
     choice = choose_law(x, np.asarray(censored, np.bool_))
     law = choice.law
     group, count = part.group_index()
-    data = Grouped.build(x, np.asarray(censored, np.bool_), group, np.zeros(count), None if cap is None else cap - 1.0)
+    limit = None if cap is None else cap - 1.0
+    data = Grouped.build(x, np.asarray(censored, np.bool_), group, np.zeros(count), limit)
     covariance = tuple(tuple(float(v) for v in row) for row in law_covariance(law, data))
-    return _TurnFit(law, fit_dependence(law, data).icc, covariance, choice.candidates)
+    return _TurnFit(law, fit_dependence(law, data, odd=True).effects, covariance, choice.candidates)
 
 
 def _length_latency(table: LengthTable, between: Mask) -> float:
@@ -251,7 +279,8 @@ def sample_turns(
     m = prompt_tokens.size
     groups = int(group.max()) + 1 if m else 0
     turns = _draw_turns(model, group, groups, rng)
-    effects = rng.standard_normal((3, groups))
+    prompts = correlated_effects(model.effect_corr, groups, rng)
+    own = np.zeros(m)
     context = prompt_tokens.astype(np.int64)
     cached = np.floor(context * model.cached_start).astype(np.int64)
     alive = np.arange(m)
@@ -259,13 +288,12 @@ def sample_turns(
     rows: list[tuple[Int, Int, Int, Int, Float, int, Int]] = []
     for k in range(int(turns.max()) if m else 0):
         last = turns[alive] == k + 1
-        own = rng.standard_normal(alive.size)
-        ongoing_law, icc, effect = _ongoing(model, k)
-        score = np.sqrt(icc) * effects[effect, group[alive]] + np.sqrt(1.0 - icc) * own
-        ongoing = ongoing_law.from_score(shift + score)
-        icc = model.generation_icc[2]
-        ending = model.last.from_score(shift + np.sqrt(icc) * effects[2, group[alive]] + np.sqrt(1.0 - icc) * own)
-        tokens = np.where(last, ending, ongoing)
+        kept = 0.0 if k == 0 else np.where(last, model.carried[2] if k > 1 else 0.0, model.carried[min(k, 2) - 1])
+        own[alive] = kept * own[alive] + np.sqrt(1.0 - kept**2) * rng.standard_normal(alive.size)
+        law, effects, kind = _ongoing(model, k)
+        going_on, ending = prompts.of(kind, group[alive]), prompts.of(2, group[alive])
+        score = np.where(last, model.effects(2).scores(*ending, own[alive]), effects.scores(*going_on, own[alive]))
+        tokens = np.where(last, model.last.from_score(shift + score), law.from_score(shift + score))
         generated = np.maximum(np.ceil(tokens).astype(np.int64), 1)
         if caps:
             generated = np.minimum(generated, min(caps))
@@ -291,13 +319,13 @@ def sample_turns(
     return _assemble(rows, group)
 
 
-def _ongoing(model: MultiTurn, turn: int) -> tuple[Law, float, int]:
-    """(law, icc, which prompt effect) of a turn after which the trajectory goes on."""
+def _ongoing(model: MultiTurn, turn: int) -> tuple[Law, PromptEffects, int]:
+    """(law, effects, which prompt effect) of a turn after which the trajectory goes on."""
     if turn == 0:
-        return model.first, model.generation_icc[0], 0
+        return model.first, model.effects(0), 0
     if turn >= 2 and model.later is not None:
-        return model.later, model.later_icc, 1
-    return model.middle, model.generation_icc[1], 1
+        return model.later, model.effects(3), 1
+    return model.middle, model.effects(1), 1
 
 
 def _draw_turns(model: MultiTurn, group: Int, groups: int, rng: np.random.Generator) -> Int:

@@ -79,11 +79,11 @@ def _prompts(model: LengthModel, n: int, longest: int | None, rng: np.random.Gen
 
 def _scores(model: LengthModel, prompt: Float, n: int, shift: float, rng: np.random.Generator) -> Float:
     """Normal scores of the responses, [prompts x n]."""
-    dep = model.dependence
-    effect = dep.beta * prompt + np.sqrt(1.0 - dep.beta**2) * rng.standard_normal(prompt.size)
-    between = max(dep.icc - model.drift.spread, 0.0)  # the spread over rl_steps is part of the pooled law
-    own = rng.standard_normal((prompt.size, n))
-    return np.asarray(shift + np.sqrt(between) * effect[:, None] + np.sqrt(1.0 - dep.icc) * own).ravel()
+    # The spread over rl_steps is part of the pooled law: it is taken from what the prompts share.
+    effects = model.dependence.effects
+    moved = min(model.drift.spread, model.dependence.icc)
+    left = effects.less(moved / model.dependence.icc) if moved else effects
+    return np.asarray(shift + np.sqrt(1.0 - moved) * left.draw(prompt, n, rng)).ravel()
 
 
 def _sample_mixture(

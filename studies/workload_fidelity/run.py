@@ -2,8 +2,9 @@
 
 Run: python studies/workload_fidelity/run.py [FOLDER OF POLYTRACE] [--more] [--write]   (default $RLPERF_DATA/polytrace)
 
-``--more`` runs the splits that the guide leaves out and the thresholds that were tried for the tail, in place of the
-two parts of ``expected.csv``; ``--write`` records ``expected.csv`` and the guide's tables, or ``expected_more.csv``.
+``--more`` runs the splits that the guide leaves out, models judged on what they were fitted on, and the thresholds that
+were tried for the tail, in place of the two parts of ``expected.csv``; ``--write`` records ``expected.csv`` and the
+guide's tables, or ``expected_more.csv``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rlperf.cli.output import progress
 from rlperf.cli.rollout_layouts import rollouts
 from rlperf.workload import LengthModel, read_recording
 from rlperf.workload import tails as tail_laws
-from rlperf.workload.fidelity import Rollouts, bias, bootstrap, coverage, fidelity, width_ratio
+from rlperf.workload.fidelity import Rollouts, bias, bootstrap, coverage, fidelity, group_maximum, width_ratio
 from rlperf.workload.lengths import Float, LengthTable
 from rlperf.workload.records import Recording
 from rlperf.workload.sampling import sample_rl_steps
@@ -92,8 +93,15 @@ MORE_SPLITS = (
 )
 """All other ways to fit on some and judge on the other rl_steps of search, dapo (two and two, three and one) and
 deepcoder, and a few of video's many."""
-IN_SAMPLE = (Split("dapo_32b", (0, 1, 2, 3), (0, 1, 2, 3)),)
+IN_SAMPLE = (
+    Split("search_r1_7b", (0, 1, 2), (0, 1, 2)),
+    Split("dapo_32b", (0, 1, 2, 3), (0, 1, 2, 3)),
+    Split("video_7b", VIDEO[7:], VIDEO[7:]),
+    Split("deepcoder_14b", (0, 1, 2), (0, 1, 2)),
+)
 """Judged on what it was fitted on: no validation, but it tells what the law itself leaves out."""
+REFITTED = IN_SAMPLE[1:]
+"""Of which recordings are drawn from the law and fitted again (search, with its tools, would take half an hour)."""
 PERFECT = (
     PerfectCase("video_7b", VIDEO[7:], 4),
     PerfectCase("deepcoder_14b", (0, 1, 2), 2),
@@ -159,6 +167,28 @@ class PerfectLaw:
 
 
 @dataclass(frozen=True)
+class Refitted:
+    """Recordings drawn from a law, each fitted again and judged on itself: what `in_sample` is when the law is right.
+
+    `mean_bias`, `bias_sd`: of the bias over the recordings, `below`: share of them with a bias below `in_sample`'s;
+    `group_maximum`, `group_maximum_sd`: the same of the error of E[max of a group] / E[L].
+    """
+
+    part: str
+    recording: str
+    fitted_on: str
+    rl_steps: int
+    replicates: int
+    recordings: int
+    mean_bias: float
+    bias_sd: float
+    below: float
+    group_maximum: float
+    group_maximum_sd: float
+    group_maximum_below: float
+
+
+@dataclass(frozen=True)
 class Threshold:
     """A split again with the tail's threshold fixed at one percentile (share of the lengths above it)."""
 
@@ -173,7 +203,7 @@ class Threshold:
     width: float
 
 
-Row: TypeAlias = HeldOut | PerfectLaw | Threshold
+Row: TypeAlias = HeldOut | PerfectLaw | Refitted | Threshold
 
 
 def label(rl_steps: Sequence[int]) -> str:
@@ -269,6 +299,41 @@ def perfect_law(data: Path, case: PerfectCase, recordings: int = 0, replicates: 
     )
 
 
+def refitted(data: Path, split: Split, recordings: int = 20, replicates: int = 60) -> Refitted:
+    """Draw recordings from the fitted law, fit each again and judge it on itself, as `in_sample` does the real one."""
+    table = recorded(data, split.recording, split.fitted_on).lengths
+    law = LengthModel.fit(Recording(table))
+    prompts = table.step(split.fitted_on[0]).n_groups
+    cap, system = table.max_response_tokens, rollouts()
+
+    def errors(model: LengthModel, own: LengthTable, count: int) -> tuple[float, float]:
+        drawn = seconds(model.replicates(count, prompts, max_response_tokens=cap, seed=0), system)
+        resampled = seconds(bootstrap(own, prompts, count, 1), system)
+        group = group_maximum(own, model.sample(2500, model.group_size, max_response_tokens=cap, seed=0))
+        assert group is not None
+        return float(np.mean(drawn.mean(axis=0) / resampled.mean(axis=0) - 1.0)), group.error
+
+    real = errors(law, table, 200)
+    found = np.empty((recordings, 2))
+    for k in range(recordings):
+        own = sample_rl_steps(law, split.fitted_on, prompts, law.group_size, max_response_tokens=cap, seed=7000 + k)
+        found[k] = errors(LengthModel.fit(Recording(own)), own, replicates)
+    return Refitted(
+        part="refitted",
+        recording=split.recording,
+        fitted_on=label(split.fitted_on),
+        rl_steps=len(split.fitted_on),
+        replicates=replicates,
+        recordings=recordings,
+        mean_bias=float(found[:, 0].mean()),
+        bias_sd=float(found[:, 0].std()),
+        below=float(np.mean(found[:, 0] < real[0])),
+        group_maximum=float(found[:, 1].mean()),
+        group_maximum_sd=float(found[:, 1].std()),
+        group_maximum_below=float(np.mean(found[:, 1] < real[1])),
+    )
+
+
 def seconds(tables: Iterator[LengthTable] | list[LengthTable], system: Rollouts) -> Float:
     """Rollout time [s] of every table on every layout ``[tables, layouts]``."""
     return np.array([system.seconds(table) for table in tables])
@@ -291,6 +356,7 @@ def study(data: Path, more: bool = False) -> pl.DataFrame:
     splits = (*MORE_SPLITS, *IN_SAMPLE) if more else SPLITS
     tasks: list[tuple[str, Callable[[], Row]]] = [(one.recording, partial(held_out, data, one)) for one in splits]
     if more:
+        tasks += [(f"{one.recording} fitted again", partial(refitted, data, one)) for one in REFITTED]
         tasks += [
             (f"{one.recording} above {1 - share:.0%}", partial(fixed_threshold, data, one, share))
             for one in THRESHOLD_SPLITS

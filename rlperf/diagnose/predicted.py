@@ -41,7 +41,8 @@ class PredictedSteps:
     training : activities of the trainer and their seconds, in order [s] ``[rl_steps]`` each
     weight_sync_s, fixed_s : [s] ``[rl_steps]``
     mode : colocated, disaggregated, one_step_off or async
-    steady_s : rollout seconds per batch where the engines are refilled (async) [s]
+    steady_s : rollout seconds per batch where the engines are refilled (async), what a weight sync costs them beside
+        its own seconds included [s]
     devices : GPUs in all
     """
 
@@ -83,7 +84,7 @@ class PredictedSteps:
             weight_sync_s=seconds.weight_sync_s,
             fixed_s=seconds.other_s,
             mode=evaluation.configuration.mode,
-            steady_s=float(evaluation.rollout.steady_s[0]),
+            steady_s=float(evaluation.rollout.steady_s[0]) + _interrupted_s(evaluation),
             devices=evaluation.configuration.devices,
             options=evaluation.options,
         )  # fmt: skip
@@ -144,6 +145,16 @@ class PredictedSteps:
                 now += float(seconds[k])
         assert last is not None
         return last, now
+
+
+def _interrupted_s(evaluation: Evaluation) -> float:
+    """What a weight sync takes from engines beside its own seconds: a cache computed again, or the tail of a drain."""
+    framework, rollout = evaluation.framework, evaluation.rollout
+    if framework.partial_rollout:
+        return float(rollout.recompute_s[0])
+    if framework.in_flight_updates:
+        return 0.0
+    return max(float(rollout.makespan_s[0] - rollout.steady_s[0]), 0.0)
 
 
 def _limits(evaluation: Evaluation) -> EngineLimits:

@@ -77,7 +77,7 @@ def test_bad_jobs(old: str, new: str, complaint: str) -> None:
 def test_a_field_in_the_wrong_place_is_told_its_own() -> None:
     text = JOB + "rl_steps: 100\noffload: none\n"
     assert [line.partition(": ")[2] for line in problems_of(text)] == [
-        "rl_steps: unknown field (it belongs to horizon or tasks)",
+        "rl_steps: unknown field (it belongs to run or horizon or tasks)",
         "offload: unknown field (it belongs to layout)",
     ]
 

@@ -246,16 +246,19 @@ def test_stages_move_with_what_they_depend_on() -> None:
 
 
 @pytest.mark.parametrize("staleness", [1, 4])
-def test_asynchronous_events_agree_with_the_closed_form_of_a_predicted_row(staleness: int) -> None:
+@pytest.mark.parametrize("framework", [ROW["framework"], "verl (vLLM + FSDP2)", "slime (SGLang + Megatron)"])
+def test_asynchronous_events_agree_with_the_closed_form_of_a_predicted_row(staleness: int, framework: str) -> None:
+    """Weights in flight (NeMo-RL), requests interrupted (verl), engines drained (slime)."""
     from rlperf.sim.rl_step.asynchronous import simulate
     from rlperf.sim.rl_step.modes import Execution, step_seconds
     from rlperf.sim.rl_step.stages import asynchronous_run
 
-    row = ROW | {"n_gpus": "16", "colocated": "0", "rollout_gpus": "8", "trainer_gpus": "8", "max_staleness": "4"}
-    found = predict_step(read_row(row))
+    split = {"n_gpus": "16", "colocated": "0", "rollout_gpus": "8", "trainer_gpus": "8", "max_staleness": "4"}
+    found = predict_step(read_row(ROW | split | {"framework": framework}))
     run = asynchronous_run(found.framework, found.rollout, found.stages, found.trajectories, max_staleness=staleness)
     events = simulate(run, rl_steps=30)
-    closed = float(step_seconds(Execution(ExecutionMode.K_STEP_OFF, staleness, 1, 1), found.stages.times()))
+    flags = int(found.framework.in_flight_updates), int(found.framework.partial_rollout)
+    closed = float(step_seconds(Execution(ExecutionMode.K_STEP_OFF, staleness, 1, *flags), found.stages.times()))
     assert events.period_s == pytest.approx(closed, rel=0.12)
     assert 0.0 < events.staleness_mean <= staleness + 0.5
 

@@ -272,8 +272,10 @@ def _refilled(b: _Builder, count: int, lag: int) -> tl.Timeline:
     s, e = b.stages, b.execution
     in_flight, interrupt = float(np.asarray(e.in_flight_updates)), float(np.asarray(e.interrupt))
     drain = (1.0 - in_flight) * (1.0 - interrupt) * max(float(s.rollout_s.max()) - s.steady_s(), 0.0)
-    pause = in_flight * s.swap_s + interrupt * s.recompute_s + drain
-    pause = (pause + (1.0 - in_flight) * s.weight_sync_s) / b.interval
+    held = in_flight * s.swap_s + interrupt * s.recompute_s
+    pause = (held + drain + (1.0 - in_flight) * s.weight_sync_s) / b.interval
+    # the syncs of the batches in front hold up a batch's rollout
+    held = lag * (held + (1.0 - in_flight) * interrupt * s.weight_sync_s) / b.interval
     begin, free = 0.0, 0.0
     ends: list[float] = []
     synced: list[list[int]] = []
@@ -282,7 +284,7 @@ def _refilled(b: _Builder, count: int, lag: int) -> tl.Timeline:
         begin = max(begin + (s.steady_s() + pause if step else 0.0), gate)
         weights = synced[step - lag - 1] if step > lag else []
         rolled = b.rollout(begin, step, weights)
-        at = max(b.end(rolled, begin), free)
+        at = max(b.end(rolled, begin) + held, free)
         spans = b.work(at, step, [*rolled, *(synced[-1] if synced else [])])
         at = max(b.end(spans, at), at)
         spans = b.sync(at, step, spans)

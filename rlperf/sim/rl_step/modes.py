@@ -120,14 +120,14 @@ def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
         colocated     &: R + Q + W + Y/i + E \\
         disaggregated &: R + Q + W + Y/i \\
         one step off  &: \max(R + Q, W) + Y/i \quad\text{(with in-flight updates: as } k = 1) \\
-        k steps off   &: \max\left(R_s + p,\; W + Y/i,\; \frac{R + Q + W + Y/i}{k + 1}\right) \\
+        k steps off   &: \max\left(R_s + p,\; W + Y/i,\; \frac{R + Q + k h + W + Y/i}{k + 1}\right) \\
         fully async   &: \text{the same, } k \text{ = staleness bound} \\
         streaming     &: \max(R + Q + W/c,\; R_1 + W) + Y/i
 
     p is what a weight sync takes from an engine: swap/i where weights are taken in flight, Y/i where not; beside it
     recompute/i where running requests are interrupted, and (R - R_s)/i where neither: nothing new starts until they
-    have ended, so every i-th batch ends with its own tail. The third
-    term of k steps off is latency: at most k + 1 batches are under way between the start of their rollout and the end
+    have ended, so every i-th batch ends with its own tail. h is p without that tail, and without Y where engines drain:
+    what each of the k syncs during a batch's rollout holds it up. The third term of k steps off is latency: at most k + 1 batches are under way between the start of their rollout and the end
     of their training. Means of stages go in; `asynchronous.simulate` has the effect of their fluctuation.
 
     Parameters
@@ -154,15 +154,16 @@ def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
     in_flight = f(execution.in_flight_updates)
     interrupt = f(execution.interrupt)
     drain = (1.0 - in_flight) * (1.0 - interrupt) * np.maximum(rollout - steady, 0.0)
-    pause = (in_flight * f(stages.swap_s) + interrupt * f(stages.recompute_s) + drain) / interval
-    pause = pause + (1.0 - in_flight) * sync
+    held = (in_flight * f(stages.swap_s) + interrupt * f(stages.recompute_s)) / interval
+    pause = held + drain / interval + (1.0 - in_flight) * sync
+    held = held + (1.0 - in_flight) * interrupt * sync
 
     mode = np.asarray(execution.mode, dtype=np.int64)
     serial = rollout + reward + work + sync
     barrier = np.maximum(rollout + reward, work) + sync
 
     def refilled(lag: FloatArray) -> FloatArray:
-        return np.maximum(np.maximum(steady + pause, work + sync), serial / (lag + 1.0))
+        return np.maximum(np.maximum(steady + pause, work + sync), (serial + lag * held) / (lag + 1.0))
 
     one = np.where(in_flight > 0, refilled(np.ones(())), barrier)
     chunks = np.maximum(f(execution.chunks), 1.0)

@@ -60,6 +60,23 @@ def test_latency_bounds_a_run_with_idle_engines() -> None:
     assert simulate(run, rl_steps=20).period_s == pytest.approx(closed, rel=0.01)
 
 
+@pytest.mark.parametrize("bound", [1, 2, 4])
+@pytest.mark.parametrize("samples", [1, 8])
+def test_long_groups_hold_up_no_batch_where_groups_are_counted(bound: int, samples: int) -> None:
+    """Heavy tails, engines that are never full: latency alone, and the batch's longest is far beyond a group's."""
+    tokens = np.random.default_rng(1).lognormal(6.0, 1.0, (512, samples)).round() + 1.0
+    groups, group_s = 1024 // samples, float(tokens.max(axis=1).mean()) * 0.01
+    run = AsyncRun(tokens, groups * samples, train_s=0.25 * group_s, slots=99999, token_s=0.01, max_staleness=bound)
+    whole_s = float(np.sort(tokens.max(axis=1))[-512 // groups :].mean()) * 0.01
+    times = StageTimes(whole_s, 0.0, 0.25 * group_s, rollout_steady_s=0.1, rollout_group_s=group_s)
+    found = simulate(run, rl_steps=40).period_s
+    one, many = (
+        float(step_seconds(Execution(ExecutionMode.FULLY_ASYNC, bound, 1, 1, 0, grouped), times)) for grouped in (1, 0)
+    )
+    assert found == pytest.approx(one, rel=0.06)
+    assert many > 2.0 * one
+
+
 def token_loop(tokens: np.ndarray, batch: int, train_ticks: int, slots: int, k: int, batches: int) -> list[int]:
     """Ends of training by walking one token at a time: one replica, one tick a token, groups in the given order."""
     tick, version, launched, trained, busy_until = 0, 0, 0, [], -1

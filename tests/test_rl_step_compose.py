@@ -28,6 +28,7 @@ STAGES = st.builds(
         recompute_s=others[5],
         reference_s=own[0],
         critic_s=own[1],
+        rollout_group_s=0.3 * max(rollout),
         transitions=Transitions(1.0, 2.0, 3.0, 4.0),
     ),
     st.lists(SECONDS, min_size=1, max_size=4),
@@ -45,11 +46,18 @@ STAGES = st.builds(
     st.integers(1, 3),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 def test_step_equals_the_closed_form(
-    stages: StepStages, mode: ExecutionMode, staleness: int, interval: int, in_flight: bool, interrupt: bool
+    stages: StepStages,
+    mode: ExecutionMode,
+    staleness: int,
+    interval: int,
+    in_flight: bool,
+    interrupt: bool,
+    group: bool,
 ) -> None:
-    execution = Execution(mode, staleness, interval, int(in_flight), int(interrupt))
+    execution = Execution(mode, staleness, interval, int(in_flight), int(interrupt), int(group))
     line = compose_rl_step(execution, stages, rl_steps=12)
     closed = float(step_seconds(execution, stages.times()))
     if interval == 1 or mode in (ExecutionMode.SYNC_COLOCATED, ExecutionMode.SYNC_DISAGGREGATED):

@@ -164,7 +164,7 @@ def predict_step(
         # a second network is updated beside the policy and asked for its values once
         values = stages.scoring_s / row.scoring_passes if row.scoring_passes else 0.0
         stages = replace(stages, training_s=2.0 * stages.training_s, scoring_s=stages.scoring_s + values)
-    flags = int(facts.in_flight_updates and not colocated), int(facts.partial_rollout)
+    flags = int(facts.in_flight_updates and not colocated), int(facts.partial_rollout), int(facts.counts_groups)
     execution = Execution(row.mode, max(row.staleness, 1), 1, *flags)
     return StepPrediction(row, law, facts, execution, rollout, trainer, trajectories, stages)
 

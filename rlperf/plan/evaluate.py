@@ -39,6 +39,7 @@ from rlperf.sim.rl_step.overheads import (
     scoring_in_framework_s,
     training_in_framework_s,
 )
+from rlperf.sim.rl_step.stages import group_seconds
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.replica import PLAIN
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
@@ -187,6 +188,7 @@ class Judge:
             makespans.append(self._policy_s(demand, index, serve, results[-1]))
         n = len(results)
         ones = np.ones(n)
+        groups = [self._served(demand, index, replicas)[0].group for index in range(n)]
         steady = steady_seconds(cost, limits, replicas, demand)
         columns = RolloutColumns(
             layout=layout.take(np.zeros(n, dtype=np.int64)),
@@ -196,6 +198,7 @@ class Judge:
             kv_tokens=memory.kv_tokens[0] * ones,
             makespan_s=np.array(makespans),
             steady_s=steady * ones,
+            group_s=np.array([group_seconds(r.finish_s, g) for r, g in zip(results, groups, strict=True)]),
             recompute_s=interrupted_seconds(cost, limits, replicas, Flow.of(demand)) * ones,
             transition_s=2.0 * memory.weight_bytes[0] / self.context.rollout_hardware.device.host_bandwidth * ones,
             awake_bytes=memory.awake_bytes[0] * ones,

@@ -47,6 +47,7 @@ class RolloutColumns:
     kv_tokens : cache of a replica [tokens]
     makespan_s : seconds until the last of an rl_step's responses, mean over the demand's rl_steps [s]
     steady_s : seconds per rl_step when finished requests are replaced at once [s]
+    group_s : from the start of a group to its last response, mean; the screen takes the makespan [s]
     recompute_s : prefill of a replica's running requests, where a weight sync interrupts them [s]
     transition_s : the engine's weights and cache leaving and returning, once per rl_step [s]
     awake_bytes, asleep_bytes : per device while it generates, and while a colocated trainer runs
@@ -61,6 +62,7 @@ class RolloutColumns:
     kv_tokens: FloatArray
     makespan_s: FloatArray
     steady_s: FloatArray
+    group_s: FloatArray
     recompute_s: FloatArray
     transition_s: FloatArray
     awake_bytes: FloatArray
@@ -199,6 +201,7 @@ def _columns(
         kv_tokens=padded(memory.kv_tokens, 0.0),
         makespan_s=padded(makespan, np.inf),
         steady_s=padded(steady, np.inf),
+        group_s=padded(makespan, np.inf),
         recompute_s=padded(again, np.inf),
         transition_s=padded(2.0 * memory.weight_bytes / context.rollout_hardware.device.host_bandwidth, np.inf),
         awake_bytes=padded(memory.awake_bytes, np.inf),

@@ -44,8 +44,8 @@ class PairSeconds:
 
 def execution_of(framework: FrameworkCalibration, mode: Mode, staleness: int) -> Execution:
     """The mode as the framework runs it: whether its engines take weights in flight, and interrupt their requests."""
-    flags = int(framework.in_flight_updates), int(framework.partial_rollout)
-    return Execution(MODES[mode], max(staleness, 1), in_flight_updates=flags[0], interrupt=flags[1])
+    flags = int(framework.in_flight_updates), int(framework.partial_rollout), int(framework.counts_groups)
+    return Execution(MODES[mode], max(staleness, 1), 1, *flags)
 
 
 def sync_fit(framework: FrameworkCalibration, colocated: bool) -> WeightSyncFit:
@@ -78,7 +78,9 @@ def pair_seconds(
     rollout: RolloutColumns, trainer: TrainerColumns, r: IntArray, t: IntArray,
 ) -> PairSeconds:  # fmt: skip
     """Stages and rl_step of the pairs ``(r, t)`` of columns [s] ``[pairs]``."""
-    names = ("weight_sync", "data_movement", "offload", "other", "reward", "swap", "in_flight", "interrupt")
+    names = (
+        "weight_sync", "data_movement", "offload", "other", "reward", "swap", "in_flight", "interrupt", "by_group",
+    )  # fmt: skip
     stages: dict[str, FloatArray] = {name: np.zeros(len(r)) for name in names}
     for index, each in enumerate(context.trainers):
         here = trainer.backend[t] == index
@@ -94,6 +96,7 @@ def pair_seconds(
         training_s=trainer.training_s[t],
         weight_sync_s=stages["weight_sync"],
         rollout_steady_s=steady,
+        rollout_group_s=rollout.group_s[r],
         reward_s=stages["reward"],
         data_movement_s=stages["data_movement"],
         transition_s=stages["offload"],
@@ -102,8 +105,9 @@ def pair_seconds(
         swap_s=stages["swap"],
     )
     execution = Execution(
-        MODES[mode], max(staleness, 1), in_flight_updates=stages["in_flight"], interrupt=stages["interrupt"]
-    )
+        MODES[mode], max(staleness, 1), in_flight_updates=stages["in_flight"], interrupt=stages["interrupt"],
+        by_group=stages["by_group"],
+    )  # fmt: skip
     return PairSeconds(
         step_s=step_seconds(execution, times),
         rollout_s=makespan if mode in ("colocated", "disaggregated", "one_step_off") else steady,
@@ -152,4 +156,5 @@ def _framework_seconds(
         "swap": shape_of + fit.fixed,
         "in_flight": shape_of + framework.in_flight_updates,
         "interrupt": shape_of + framework.partial_rollout,
+        "by_group": shape_of + framework.counts_groups,
     }

@@ -91,6 +91,7 @@ def _stages(evaluation: Evaluation, replicate: int) -> StepStages:
         weight_sync_s=one("weight_sync_s"),
         data_movement_s=one("data_movement_s"),
         fixed_s=one("other_s"),
+        rollout_group_s=float(evaluation.rollout.group_s[replicate]),
         recompute_s=float(evaluation.rollout.recompute_s[replicate]),
         swap_s=sync_fit(evaluation.framework, evaluation.configuration.mode == "colocated").fixed,
         # the judge knows the sum of sleep, wake, offload and onload; half of it lies on either side of training

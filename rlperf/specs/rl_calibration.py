@@ -145,6 +145,8 @@ class FrameworkCalibration(_Frozen):
     reward_hidden : share of the reward time that runs while other samples are still being generated [1]
     in_flight_updates, partial_rollout : what the asynchronous mode does by default: engines take weights while they
         generate; requests are interrupted by a weight sync, and their cache is computed again
+    counts_groups : the asynchronous staleness bound counts groups, which train in the order in which they end;
+        otherwise a batch waits for all that were started for it
     controller : ``single`` process through which every batch passes, or ``distributed`` transfer queues
     controller_rate : bytes per second through the controller (per node where distributed)
     step : once per rl_step, in no stage: advantages, logging, data loader
@@ -164,6 +166,7 @@ class FrameworkCalibration(_Frozen):
     reward_hidden: float = Field(0.0, ge=0.0, le=1.0)
     in_flight_updates: bool = False
     partial_rollout: bool = False
+    counts_groups: bool = False
     controller: Literal["single", "distributed"] = "single"
     controller_rate: Rate
     step: Overhead

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step import timeline as tl
-from rlperf.sim.rl_step.modes import Execution, ExecutionMode, StageTimes
+from rlperf.sim.rl_step.modes import Execution, ExecutionMode, StageTimes, latency_s, sync_pauses
 from rlperf.sim.rollout.rollout import RolloutResult
 
 
@@ -41,6 +41,7 @@ class StepStages:
     reference_s, critic_s : on devices of their own [s]; 0 = none, or part of scoring_s and training_s
     group_finish_s : end of each group, ascending; streaming feeds the trainer by it [s] ``[groups]``
     rollout_steady_s : seconds per batch under continuous refill; None = the mean replica's busy time [s]
+    rollout_group_s : from the start of a group to its last response, mean; None = the makespan [s]
     weight_sync_s, data_movement_s, fixed_s, recompute_s, swap_s : as in `StageTimes` [s]
     """
 
@@ -53,6 +54,7 @@ class StepStages:
     critic_s: float = 0.0
     group_finish_s: FloatArray | None = None
     rollout_steady_s: float | None = None
+    rollout_group_s: float | None = None
     weight_sync_s: float = 0.0
     data_movement_s: float = 0.0
     fixed_s: float = 0.0
@@ -88,6 +90,7 @@ class StepStages:
             training_s=float(self.training_s.max()),
             weight_sync_s=self.weight_sync_s,
             rollout_steady_s=self.steady_s(),
+            rollout_group_s=self.rollout_group_s,
             reward_s=float(self.reward_s.max()),
             reference_s=self.reference_s,
             critic_s=self.critic_s,
@@ -269,13 +272,11 @@ def _barriered(b: _Builder, count: int) -> tl.Timeline:
 
 def _refilled(b: _Builder, count: int, lag: int) -> tl.Timeline:
     """Batches flow: rollout every R_s + p, latency R + Q, at most ``lag`` + 1 between first token and trained."""
-    s, e = b.stages, b.execution
-    in_flight, interrupt = float(np.asarray(e.in_flight_updates)), float(np.asarray(e.interrupt))
-    drain = (1.0 - in_flight) * (1.0 - interrupt) * max(float(s.rollout_s.max()) - s.steady_s(), 0.0)
-    held = in_flight * s.swap_s + interrupt * s.recompute_s
-    pause = (held + drain + (1.0 - in_flight) * s.weight_sync_s) / b.interval
-    # the syncs of the batches in front hold up a batch's rollout
-    held = lag * (held + (1.0 - in_flight) * interrupt * s.weight_sync_s) / b.interval
+    s, e, times = b.stages, b.execution, b.stages.times()
+    grouped = int(b.mode is ExecutionMode.FULLY_ASYNC and bool(np.asarray(e.by_group)))
+    pause = float(sync_pauses(e, times)[1])
+    # the syncs of the batches in front hold up a batch's rollout; groups train as they end, not as they were started
+    late = float(latency_s(e, times, lag, grouped) - latency_s(e, times, 0, 0))
     begin, free = 0.0, 0.0
     ends: list[float] = []
     synced: list[list[int]] = []
@@ -284,8 +285,8 @@ def _refilled(b: _Builder, count: int, lag: int) -> tl.Timeline:
         begin = max(begin + (s.steady_s() + pause if step else 0.0), gate)
         weights = synced[step - lag - 1] if step > lag else []
         rolled = b.rollout(begin, step, weights)
-        at = max(b.end(rolled, begin) + held, free)
-        spans = b.work(at, step, [*rolled, *(synced[-1] if synced else [])])
+        at = max(b.end(rolled, begin) + late, free)
+        spans = b.work(at, step, [*(rolled if late >= 0.0 else []), *(synced[-1] if synced else [])])
         at = max(b.end(spans, at), at)
         spans = b.sync(at, step, spans)
         free = max(b.end(spans, at), at)

@@ -59,6 +59,8 @@ class Execution:
     sync_interval : optimizer batches between two weight syncs (verl: trigger_parameter_sync_step) [1]
     in_flight_updates : 1 where engines take new weights without draining (only a pause for the swap) [flag]
     interrupt : 1 where running requests stop at a weight sync and recompute their KV cache [flag]
+    by_group : 1 where a fully asynchronous staleness bound counts groups, in whatever order they end: one that takes
+        long holds up no batch [flag]
     chunks : pieces in which a streamed batch reaches the trainer (mini-batches) [1]
     """
 
@@ -67,6 +69,7 @@ class Execution:
     sync_interval: npt.ArrayLike = 1
     in_flight_updates: npt.ArrayLike = 0
     interrupt: npt.ArrayLike = 0
+    by_group: npt.ArrayLike = 0
     chunks: npt.ArrayLike = 4
 
 
@@ -81,6 +84,7 @@ class StageTimes:
     training_s : all optimizer updates of the batch, and the critic's where it shares the devices [s]
     weight_sync_s : trainer to engines [s]
     rollout_steady_s : seconds per batch when finished requests are replaced at once; None = ``rollout_s`` [s]
+    rollout_group_s : from the start of a group to its last response, mean; None = ``rollout_s`` [s]
     rollout_first_s : when the first chunk of a streamed batch is complete; None = ``rollout_s / chunks`` [s]
     reward_s : reward time not hidden behind the rollout [s]
     reference_s : scoring on devices of its own (reference or reward pool), beside the trainer's own scoring [s]
@@ -97,6 +101,7 @@ class StageTimes:
     training_s: npt.ArrayLike = 0.0
     weight_sync_s: npt.ArrayLike = 0.0
     rollout_steady_s: npt.ArrayLike | None = None
+    rollout_group_s: npt.ArrayLike | None = None
     rollout_first_s: npt.ArrayLike | None = None
     reward_s: npt.ArrayLike = 0.0
     reference_s: npt.ArrayLike = 0.0
@@ -121,14 +126,17 @@ def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
         disaggregated &: R + Q + W + Y/i \\
         one step off  &: \max(R + Q, W) + Y/i \quad\text{(with in-flight updates: as } k = 1) \\
         k steps off   &: \max\left(R_s + p,\; W + Y/i,\; \frac{R + Q + k h + W + Y/i}{k + 1}\right) \\
-        fully async   &: \text{the same, } k \text{ = staleness bound} \\
+        fully async   &: \text{the same, } k \text{ = staleness bound; by group (k > 0) } \min(R, R_b) \text{ for } R \\
         streaming     &: \max(R + Q + W/c,\; R_1 + W) + Y/i
 
     p is what a weight sync takes from an engine: swap/i where weights are taken in flight, Y/i where not; beside it
     recompute/i where running requests are interrupted, and (R - R_s)/i where neither: nothing new starts until they
     have ended, so every i-th batch ends with its own tail. h is p without that tail, and without Y where engines drain:
-    what each of the k syncs during a batch's rollout holds it up. The third term of k steps off is latency: at most k + 1 batches are under way between the start of their rollout and the end
-    of their training. Means of stages go in; `asynchronous.simulate` has the effect of their fluctuation.
+    what each of the k syncs during a batch's rollout holds it up. The third term of k steps off is latency: at most
+    k + 1 batches are under way between the start of their rollout and the end of their training. Where groups are
+    counted, that many groups are: each for its own R_g, half a period until a batch of them is there, and the rest:
+    (k + 1) P = R_g + P/2 + Q + k h + W + Y/i, from which R_b = R_g + P/2. Means of stages go in;
+    `asynchronous.simulate` has the effect of their fluctuation.
 
     Parameters
     ----------
@@ -146,32 +154,63 @@ def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
     """
     f = _float
     rollout, reward = f(stages.rollout_s), f(stages.reward_s)
-    steady = rollout if stages.rollout_steady_s is None else f(stages.rollout_steady_s)
-    work = np.maximum(f(stages.scoring_s), f(stages.reference_s)) + np.maximum(f(stages.training_s), f(stages.critic_s))
-    work = work + f(stages.data_movement_s) + f(stages.fixed_s)
-    interval = np.maximum(f(execution.sync_interval), 1.0)
-    sync = f(stages.weight_sync_s) / interval
-    in_flight = f(execution.in_flight_updates)
-    interrupt = f(execution.interrupt)
-    drain = (1.0 - in_flight) * (1.0 - interrupt) * np.maximum(rollout - steady, 0.0)
-    held = (in_flight * f(stages.swap_s) + interrupt * f(stages.recompute_s)) / interval
-    pause = held + drain / interval + (1.0 - in_flight) * sync
-    held = held + (1.0 - in_flight) * interrupt * sync
-
+    work, steady = trainer_work_s(stages), _steady(stages)
+    sync, pause, _ = sync_pauses(execution, stages)
     mode = np.asarray(execution.mode, dtype=np.int64)
     serial = rollout + reward + work + sync
     barrier = np.maximum(rollout + reward, work) + sync
 
-    def refilled(lag: FloatArray) -> FloatArray:
-        return np.maximum(np.maximum(steady + pause, work + sync), (serial + lag * held) / (lag + 1.0))
+    def refilled(lag: npt.ArrayLike, grouped: npt.ArrayLike = 0) -> FloatArray:
+        through = latency_s(execution, stages, lag, grouped) / (f(lag) + 1.0)
+        return np.maximum(np.maximum(steady + pause, work + sync), through)
 
-    one = np.where(in_flight > 0, refilled(np.ones(())), barrier)
+    one = np.where(f(execution.in_flight_updates) > 0, refilled(1.0), barrier)
     chunks = np.maximum(f(execution.chunks), 1.0)
     first = rollout / chunks if stages.rollout_first_s is None else f(stages.rollout_first_s)
     streamed = np.maximum(rollout + reward + work / chunks, first + work) + sync
-    many = refilled(np.maximum(f(execution.staleness), 0.0))
-    forms = (serial + f(stages.transition_s), serial, one, many, many, streamed)
+    bound = np.maximum(f(execution.staleness), 0.0)
+    free = refilled(bound, execution.by_group)
+    forms = (serial + f(stages.transition_s), serial, one, refilled(bound), free, streamed)
     return np.asarray(np.select([mode == code for code in range(len(forms))], forms), dtype=np.float64)
+
+
+def _steady(stages: StageTimes) -> FloatArray:
+    return _float(stages.rollout_s if stages.rollout_steady_s is None else stages.rollout_steady_s)
+
+
+def trainer_work_s(stages: StageTimes) -> FloatArray:
+    """W: what the trainer does with a batch, scoring beside the reference and training beside the critic [s]."""
+    f = _float
+    passes = np.maximum(f(stages.scoring_s), f(stages.reference_s)) + np.maximum(
+        f(stages.training_s), f(stages.critic_s)
+    )
+    return np.asarray(passes + f(stages.data_movement_s) + f(stages.fixed_s), dtype=np.float64)
+
+
+def sync_pauses(execution: Execution, stages: StageTimes) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(Y/i, p, h) of `step_seconds`: a batch's share of a weight sync, and what it takes from engine and batch [s]."""
+    f = _float
+    interval = np.maximum(f(execution.sync_interval), 1.0)
+    sync = f(stages.weight_sync_s) / interval
+    in_flight, interrupt = f(execution.in_flight_updates), f(execution.interrupt)
+    drain = (1.0 - in_flight) * (1.0 - interrupt) * np.maximum(f(stages.rollout_s) - _steady(stages), 0.0)
+    held = (in_flight * f(stages.swap_s) + interrupt * f(stages.recompute_s)) / interval
+    return sync, held + drain / interval + (1.0 - in_flight) * sync, held + (1.0 - in_flight) * interrupt * sync
+
+
+def latency_s(execution: Execution, stages: StageTimes, lag: npt.ArrayLike, grouped: npt.ArrayLike) -> FloatArray:
+    """From the start of a batch's rollout to the end of its training, with ``lag`` batches in front of it [s].
+
+    >>> times = StageTimes(rollout_s=60.0, rollout_group_s=20.0, training_s=10.0)
+    >>> [float(latency_s(Execution(0), times, 1, grouped)) for grouped in (0, 1)]
+    [70.0, 40.0]
+    """
+    k, rollout = _float(lag), _float(stages.rollout_s)
+    sync, _, held = sync_pauses(execution, stages)
+    rest = _float(stages.reward_s) + trainer_work_s(stages) + sync + k * held
+    group = rollout if stages.rollout_group_s is None else _float(stages.rollout_group_s)
+    batch = np.minimum(rollout, group + (group + rest) / (2.0 * k + 1.0))
+    return np.asarray(np.where((_float(grouped) > 0) & (k >= 1.0), batch, rollout) + rest, dtype=np.float64)
 
 
 def async_staleness(

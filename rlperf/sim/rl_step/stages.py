@@ -14,7 +14,7 @@ from rlperf.cost.packing import over_all_replicas
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.training import training_update
 from rlperf.cost.weight_sync import SyncPayload, SyncShape, weight_sync_s
-from rlperf.layout import FloatArray, Layout
+from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.asynchronous import AsyncRun, Update
 from rlperf.sim.rl_step.compose import StepStages, Transitions
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s
@@ -231,11 +231,24 @@ def step_stages(
         weight_sync_s=float(weights),
         data_movement_s=float(data_movement_s(framework, moved, nodes)),
         fixed_s=framework.step.value,
+        rollout_group_s=group_seconds(result.finish_s, trajectories.group),
         recompute_s=again,
         swap_s=swap_s(framework, sync),
         transitions=transitions(trainer, framework) if colocated else Transitions(),
     )
     return stages, result
+
+
+def group_seconds(finish_s: FloatArray, group: IntArray) -> float:
+    """Mean time at which a group's last response is there, all started together [s].
+
+    >>> group_seconds(np.array([1.0, 4.0, 2.0]), np.array([7, 7, 9]))
+    3.0
+    """
+    _, member = np.unique(group, return_inverse=True)
+    last = np.zeros(int(member.max()) + 1)
+    np.maximum.at(last, member, finish_s)
+    return float(last.mean())
 
 
 def under_way(limits: EngineLimits, replicas: int, trajectories: Trajectories, batches: int = 1) -> tuple[int, float]:

@@ -11,7 +11,7 @@ import yaml
 
 import rlperf
 from rlperf.api import ask, plan_job, predict_job
-from rlperf.errors import InfeasibleError
+from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan import evaluate
 from rlperf.plan.configuration import layout_of, layout_values
 from rlperf.plan.decisions import judged_objective, rl_step_groups
@@ -307,3 +307,38 @@ def test_identical_candidates_cannot_be_told_apart() -> None:
     first = judge.evaluate(demand, found.configurations[0])
     assert not distinguishable(context, first, first)
     assert log_sigma(1.0, 1.0) == 0.0
+
+
+def test_opening_modes_never_makes_a_plan_slower() -> None:
+    """Sixteen colocated candidates are better by the screen than any asynchronous one; the judge knows better."""
+    task = {
+        "name": "math", "workload": "math", "prompts_per_step": 128, "group_size": 8, "mini_batch": 128,
+        "max_response_tokens": 8192,
+    }  # fmt: skip
+    asked = job(architecture="Qwen3-8B", nodes=2, framework="verl", tasks=[task], limits={"staleness": 1})
+    modes = ("colocated", "one_step_off", "async")
+    alone, together = (
+        [plan_job(asked.model_copy(update={"modes": each})).plan[0].predicted.step_s for each in choices]
+        for choices in ([(mode,) for mode in modes], [modes])
+    )
+    assert together[0] <= min(alone) * (1 + 1e-9)
+
+
+def test_every_mode_is_judged() -> None:
+    context, facts = ask(job(modes=["colocated", "async"], limits={"staleness": 1})).pair
+    task = context.tasks[0]
+    demands = tuple(task.source.demand(batch, None, 0) for batch in task.batches)
+    found = screen(context, task, demands, facts, keep=2)
+    assert {one.mode for one in found.configurations} == {"colocated", "async"}
+
+
+def test_a_plan_with_a_run_but_no_price_reads_back(tmp_path: Path) -> None:
+    plan = plan_job(job(run={"rl_steps": 20}))
+    assert plan.run is not None and plan.run.usd is None
+    write_plan_files(plan, tmp_path)
+    assert read_plan(tmp_path / "plan.yaml") == plan
+
+
+def test_a_target_for_a_run_of_unknown_length_is_refused() -> None:
+    with pytest.raises(SpecError, match="number of rl_steps"):
+        rlperf.api.size_job(job(), "run<=1d")

@@ -103,3 +103,9 @@ def test_drifting_steps_are_summed_and_nonsense_is_refused() -> None:
         RunFacts(rl_steps=0, devices=8)
     with pytest.raises(SpecError):
         RunFacts(rl_steps=1, devices=8, device_mtbf_s=0.0)
+
+
+def test_a_run_that_never_reaches_its_next_checkpoint_is_refused() -> None:
+    facts = RunFacts(rl_steps=200, devices=16, checkpoint_every=20, checkpoint_s=30.0, device_mtbf_s=60.0)
+    with pytest.raises(SpecError, match="does not end"):
+        whole_run(280.0, facts)

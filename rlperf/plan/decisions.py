@@ -140,14 +140,20 @@ def _task_decisions(
 
 
 def _finalists(context: Context, screened: Screened, share: int) -> list[Configuration]:
-    """The best ``share`` candidates; some of every over-provisioning, and of every device count where tasks compete."""
+    """The best ``share`` candidates; some of every mode and over-provisioning, or of rival tasks every device count."""
     kept: dict[tuple[int, float], list[Configuration]] = {}
     apart = context.job.sharing == "devices"
     for configuration in screened.configurations:
         key = (configuration.devices if apart else 0, configuration.batch.over_provision)
         kept.setdefault(key, []).append(configuration)
     each = 3 if apart else max(share // max(len(kept), 1), 3)
-    return [c for found in kept.values() for c in found[: share if len(kept) == 1 else each]]
+    best = [c for found in kept.values() for c in found[: share if len(kept) == 1 else each]]
+    if apart:
+        return best
+    modes: dict[str, list[Configuration]] = {}
+    for configuration in screened.configurations:
+        modes.setdefault(configuration.mode, []).append(configuration)
+    return list(dict.fromkeys(best + [c for found in modes.values() for c in found[:3]]))
 
 
 def _demands(

@@ -73,10 +73,10 @@ class RunTotals(_Frozen):
     failures: float = Field(description="expected number")
     goodput: float
     device_hours: float
-    usd: float | None
-    usd_per_rl_step: float | None
-    usd_per_million_tokens: float | None
-    best_checkpoint_every: int | None = Field(description="rl_steps between checkpoints that lose least")
+    usd: float | None = None
+    usd_per_rl_step: float | None = None
+    usd_per_million_tokens: float | None = None
+    best_checkpoint_every: int | None = Field(None, description="rl_steps between checkpoints that lose least")
 
 
 class Prediction(_Frozen):

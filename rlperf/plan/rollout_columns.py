@@ -24,6 +24,7 @@ from rlperf.sim.rollout.routing import route
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import PoolSpec
+from rlperf.workload import LengthTable
 
 MEMORY_FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9)
 MAX_RUNNING = (64, 256, 1024)
@@ -47,7 +48,7 @@ class RolloutColumns:
     kv_tokens : cache of a replica [tokens]
     makespan_s : seconds until the last of an rl_step's responses, mean over the demand's rl_steps [s]
     steady_s : seconds per rl_step when finished requests are replaced at once [s]
-    group_s : from the start of a group to its last response, mean; the screen takes the makespan [s]
+    group_s : from the start of a group to its last response, mean [s]
     recompute_s : prefill of a replica's running requests, where a weight sync interrupts them [s]
     transition_s : the engine's weights and cache leaving and returning, once per rl_step [s]
     awake_bytes, asleep_bytes : per device while it generates, and while a colocated trainer runs
@@ -201,7 +202,7 @@ def _columns(
         kv_tokens=padded(memory.kv_tokens, 0.0),
         makespan_s=padded(makespan, np.inf),
         steady_s=padded(steady, np.inf),
-        group_s=padded(makespan, np.inf),
+        group_s=padded(counted.flow.group_seconds(makespan, steady), np.inf),
         recompute_s=padded(again, np.inf),
         transition_s=padded(2.0 * memory.weight_bytes / context.rollout_hardware.device.host_bandwidth, np.inf),
         awake_bytes=padded(memory.awake_bytes, np.inf),
@@ -287,6 +288,8 @@ class Flow:
     requests, generated, prompt_tokens, prompt_pairs : trajectories, generated tokens, prompt tokens and half the sum
         of their squares, per rl_step
     context : mean cached tokens of a running request, weighted by the time it runs: E[L (p + L / 2)] / E[L] [tokens]
+    group_length, group_work : of a group's longest trajectory, mean: its length over that of the rl_step's longest, and
+        the share of all generated tokens that are there when it ends [1]
     """
 
     requests: float
@@ -294,6 +297,8 @@ class Flow:
     prompt_tokens: float
     prompt_pairs: float
     context: float
+    group_length: float = 1.0
+    group_work: float = 1.0
 
     @classmethod
     def of(cls, demand: Demand) -> Flow:
@@ -304,7 +309,30 @@ class Flow:
         n, generated = len(tables), float(responses.sum())
         context = float((responses * (prompts + responses / 2.0)).sum()) / max(generated, 1.0)
         pairs = float((prompts**2).sum()) / 2.0
-        return cls(len(prompts) / n, generated / n, float(prompts.sum()) / n, pairs / n, context)
+        length, work = np.mean([_groups_within(table) for table in tables], axis=0).tolist()
+        return cls(len(prompts) / n, generated / n, float(prompts.sum()) / n, pairs / n, context, length, work)
+
+    def group_seconds(self, makespan_s: FloatArray, steady_s: FloatArray) -> FloatArray:
+        """Mean time of a group within a rollout [s]: by work as far as throughput rules, by length in the tail.
+
+        It grows with both arguments (group_work >= group_length), so a dominated column stays dominated.
+        """
+        with np.errstate(invalid="ignore"):
+            busy = np.minimum(steady_s, makespan_s)
+            seconds = self.group_length * (makespan_s - busy) + self.group_work * busy
+        return np.asarray(np.where(np.isfinite(makespan_s), seconds, np.inf))
+
+
+def _groups_within(table: LengthTable) -> tuple[float, float]:
+    """(length, work) of a group's longest trajectory, relative to the rl_step's, mean over groups [1]."""
+    tokens = table.response_tokens.astype(np.float64)
+    _, member = np.unique(table.group, return_inverse=True)
+    last = np.zeros(int(member.max()) + 1)
+    np.maximum.at(last, member, tokens)
+    ordered = np.sort(tokens)
+    below = np.searchsorted(ordered, last, side="right")
+    done = np.concatenate([[0.0], np.cumsum(ordered)])[below] + last * (ordered.size - below)
+    return float(last.mean() / ordered[-1]), float(done.mean() / ordered.sum())
 
 
 def steady_running(limits: EngineLimits, replicas: int, flow: Flow) -> float:

@@ -130,6 +130,8 @@ def size_job(job: Job, target: Target, ask: Asked, *, clusters: Sequence[str] = 
     Step time falls with nodes until the tail rules, so the first doubling that meets the target is bisected; a USD
     target tries every power of two, since the price per rl_step has a minimum.
     """
+    if target.measure == "run" and job.run is None and job.horizon.rl_steps == 1:
+        raise SpecError("a target for the run needs its number of rl_steps: state run.rl_steps or horizon.rl_steps")
     rows: list[tuple[SizeRow, Plan | None]] = []
     for name in clusters or (job.cluster,):
         rows += _doubled(job, target, ask, name, most_nodes)

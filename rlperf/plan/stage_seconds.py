@@ -108,9 +108,11 @@ def pair_seconds(
         MODES[mode], max(staleness, 1), in_flight_updates=stages["in_flight"], interrupt=stages["interrupt"],
         by_group=stages["by_group"],
     )  # fmt: skip
+    # engines that take weights in flight go on with the next batch, one step off too
+    flowing = (mode == "async") | ((mode == "one_step_off") & (stages["in_flight"] > 0))
     return PairSeconds(
         step_s=step_seconds(execution, times),
-        rollout_s=makespan if mode in ("colocated", "disaggregated", "one_step_off") else steady,
+        rollout_s=np.where(flowing, steady, makespan),
         reward_s=stages["reward"],
         scoring_s=trainer.scoring_s[t],
         training_s=trainer.training_s[t],

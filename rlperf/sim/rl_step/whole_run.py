@@ -10,6 +10,8 @@ import numpy.typing as npt
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray
 
+_HOPELESS = 10.0  # failures expected within a stretch: it would be begun exp(10) times
+
 
 @dataclass(frozen=True)
 class RunFacts:
@@ -138,6 +140,12 @@ def _with_failures(stretches: FloatArray, restart_s: float, facts: RunFacts) -> 
     if facts.device_mtbf_s is None:
         return float(stretches.sum()), 0.0
     rate = facts.devices / facts.device_mtbf_s
+    longest = float(stretches.max())
+    if rate * longest > _HOPELESS:
+        raise SpecError(
+            f"run: {facts.devices} devices fail every {1.0 / rate:.3g} s on average, but {longest:.3g} s of work lie "
+            "between checkpoints: such a run does not end; state a larger device_mtbf or a smaller checkpoint_every"
+        )
     growth = np.expm1(rate * stretches)
     return float(((1.0 / rate + restart_s) * growth).sum()), float(growth.sum())
 

@@ -17,7 +17,7 @@ from rlperf.cost.weight_sync import SyncShape, sync_payload
 from rlperf.sim.rl_step.compose import StepStages, compose_rl_step
 from rlperf.sim.rl_step.modes import Execution, ExecutionMode, step_seconds
 from rlperf.sim.rl_step.overheads import trainer_in_framework
-from rlperf.sim.rl_step.stages import RolloutSetup, SyncSetup, TrainerSetup, roll_out, step_stages
+from rlperf.sim.rl_step.stages import RolloutSetup, SyncSetup, TrainerSetup, execution_of, roll_out, step_stages
 from rlperf.sim.rl_step.timeline import Timeline
 from rlperf.sim.rl_step.uncertainty import bootstrap_groups, interval
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -164,8 +164,7 @@ def predict_step(
         # a second network is updated beside the policy and asked for its values once
         values = stages.scoring_s / row.scoring_passes if row.scoring_passes else 0.0
         stages = replace(stages, training_s=2.0 * stages.training_s, scoring_s=stages.scoring_s + values)
-    flags = int(facts.in_flight_updates and not colocated), int(facts.partial_rollout), int(facts.counts_groups)
-    execution = Execution(row.mode, max(row.staleness, 1), 1, *flags)
+    execution = execution_of(facts, row.mode, row.staleness)
     return StepPrediction(row, law, facts, execution, rollout, trainer, trajectories, stages)
 
 

@@ -21,6 +21,7 @@ from rlperf.plan.demand import Demand
 from rlperf.sim.rl_step.overheads import engine_in_framework
 from rlperf.sim.rollout.closed_form import StepCensus, take_census
 from rlperf.sim.rollout.routing import route
+from rlperf.sim.rollout.tail import last_of_groups
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import PoolSpec
@@ -326,9 +327,7 @@ class Flow:
 def _groups_within(table: LengthTable) -> tuple[float, float]:
     """(length, work) of a group's longest trajectory, relative to the rl_step's, mean over groups [1]."""
     tokens = table.response_tokens.astype(np.float64)
-    _, member = np.unique(table.group, return_inverse=True)
-    last = np.zeros(int(member.max()) + 1)
-    np.maximum.at(last, member, tokens)
+    last, _ = last_of_groups(table.group, tokens)
     ordered = np.sort(tokens)
     below = np.searchsorted(ordered, last, side="right")
     done = np.concatenate([[0.0], np.cumsum(ordered)])[below] + last * (ordered.size - below)

@@ -156,9 +156,8 @@ def _best(
     per_count: dict[int, int] = {}
     ranked = np.argsort(objective, kind="stable")
     modes = [part.split.mode for part in parts]
-    of_mode = [
-        ranked[np.isin(part_of[ranked], [k for k, own in enumerate(modes) if own == mode])] for mode in set(modes)
-    ]
+    mode_of = np.array([modes.index(mode) for mode in modes], dtype=np.int64)[part_of[ranked]]
+    of_mode = [ranked[mode_of == code] for code in np.unique(mode_of)]
 
     def take(positions: IntArray, most: int) -> None:
         for position in positions:

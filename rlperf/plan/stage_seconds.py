@@ -42,12 +42,6 @@ class PairSeconds:
     other_s: FloatArray
 
 
-def execution_of(framework: FrameworkCalibration, mode: Mode, staleness: int) -> Execution:
-    """The mode as the framework runs it: whether its engines take weights in flight, and interrupt their requests."""
-    flags = int(framework.in_flight_updates), int(framework.partial_rollout), int(framework.counts_groups)
-    return Execution(MODES[mode], max(staleness, 1), 1, *flags)
-
-
 def sync_fit(framework: FrameworkCalibration, colocated: bool) -> WeightSyncFit:
     """The transport that a framework uses between pools that share devices, or that do not."""
     wanted: tuple[Transport, ...] = (

@@ -8,11 +8,11 @@ import numpy as np
 
 from rlperf.plan.evaluate import Evaluation
 from rlperf.plan.rollout_columns import engine_limits
-from rlperf.plan.stage_seconds import execution_of, sync_fit
+from rlperf.plan.stage_seconds import MODES, sync_fit
 from rlperf.sim.rl_step.asynchronous import AsyncResult, simulate
 from rlperf.sim.rl_step.bottleneck import Bottleneck, NextBottleneck, bottlenecks, next_bottleneck
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step
-from rlperf.sim.rl_step.stages import steady_run
+from rlperf.sim.rl_step.stages import execution_of, steady_run
 from rlperf.sim.rl_step.timeline import Timeline
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.job import PoolSettings, PoolSpec
@@ -39,7 +39,7 @@ class StepView:
 def step_view(evaluation: Evaluation, replicate: int = 0) -> StepView:
     """Timeline, idle time and bottlenecks of one of the judged rl_steps (default: the first)."""
     configuration = evaluation.configuration
-    execution = execution_of(evaluation.framework, configuration.mode, configuration.staleness)
+    execution = execution_of(evaluation.framework, MODES[configuration.mode], configuration.staleness)
     stages = _stages(evaluation, replicate)
     pools = [configuration.pool(role).devices for role in ("rollout", "trainer")]
     timeline = compose_rl_step(execution, stages, rollout_devices=pools[0], trainer_devices=pools[1])

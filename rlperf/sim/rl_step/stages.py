@@ -18,6 +18,7 @@ from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.asynchronous import AsyncRun, Update
 from rlperf.sim.rl_step.compose import StepStages, Transitions
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s
+from rlperf.sim.rl_step.modes import Execution, ExecutionMode
 from rlperf.sim.rl_step.overheads import (
     engine_in_framework,
     padded_microbatches,
@@ -27,6 +28,7 @@ from rlperf.sim.rl_step.overheads import (
 )
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
 from rlperf.sim.rollout.routing import Routing
+from rlperf.sim.rollout.tail import last_of_groups
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
@@ -183,6 +185,12 @@ def transitions(setup: TrainerSetup, framework: FrameworkCalibration) -> Transit
     return Transitions(sleep_s=framework.sleep.value, onload_s=copy, offload_s=copy, wake_s=framework.wake.value)
 
 
+def execution_of(framework: FrameworkCalibration, mode: ExecutionMode, staleness: int) -> Execution:
+    """The mode as the framework runs it: weights in flight, interrupted requests, what its staleness bound counts."""
+    flags = int(framework.in_flight_updates), int(framework.partial_rollout), int(framework.counts_groups)
+    return Execution(mode, max(staleness, 1), 1, *flags)
+
+
 def swap_s(framework: FrameworkCalibration, sync: SyncSetup) -> float:
     """What an engine stands still when it takes weights in flight: the fixed part of the path, not the transfer."""
     return framework.sync_fit(sync.transport).fixed
@@ -245,10 +253,7 @@ def group_seconds(finish_s: FloatArray, group: IntArray) -> float:
     >>> group_seconds(np.array([1.0, 4.0, 2.0]), np.array([7, 7, 9]))
     3.0
     """
-    _, member = np.unique(group, return_inverse=True)
-    last = np.zeros(int(member.max()) + 1)
-    np.maximum.at(last, member, finish_s)
-    return float(last.mean())
+    return float(last_of_groups(group, finish_s)[0].mean())
 
 
 def under_way(limits: EngineLimits, replicas: int, trajectories: Trajectories, batches: int = 1) -> tuple[int, float]:

@@ -252,14 +252,24 @@ class DynamicSampling:
         return PolicyRun(tuple(steps))
 
 
-def first_groups(group: IntArray, finish_s: FloatArray, count: int) -> tuple[BoolArray, float]:
-    """Trajectories of the ``count`` groups that complete first ``[trajectories]``, and when the last one does [s]."""
+def last_of_groups(group: IntArray, value: FloatArray) -> tuple[FloatArray, IntArray]:
+    """(Largest value of each group ``[groups]``, which of them each trajectory belongs to ``[trajectories]``).
+
+    >>> [found.tolist() for found in last_of_groups(np.array([7, 7, 9]), np.array([1.0, 4.0, 2.0]))]
+    [[4.0, 2.0], [0, 0, 1]]
+    """
     names, index = np.unique(group, return_inverse=True)
     index = index.reshape(-1)
-    complete = np.zeros(len(names))
-    np.maximum.at(complete, index, finish_s)
+    last = np.zeros(len(names))
+    np.maximum.at(last, index, value)
+    return last, index
+
+
+def first_groups(group: IntArray, finish_s: FloatArray, count: int) -> tuple[BoolArray, float]:
+    """Trajectories of the ``count`` groups that complete first ``[trajectories]``, and when the last one does [s]."""
+    complete, index = last_of_groups(group, finish_s)
     chosen = np.argsort(complete, kind="stable")[:count]
-    taken = np.zeros(len(names), dtype=np.bool_)
+    taken = np.zeros(len(complete), dtype=np.bool_)
     taken[chosen] = True
     return taken[index], float(complete[chosen].max())
 

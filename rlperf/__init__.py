@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rlperf.api import plan_job, predict_job, size_job
     from rlperf.errors import InfeasibleError, RlperfError, SpecError
     from rlperf.layout import Layout
-    from rlperf.plan.context import read_job
-    from rlperf.plan.plan import Plan, Prediction
+    from rlperf.plan.answer.plan import Plan, Prediction
+    from rlperf.plan.question.context import read_job
     from rlperf.specs.architecture import Architecture
     from rlperf.specs.cluster import Cluster
     from rlperf.specs.job import Job
@@ -27,15 +27,15 @@ _HOME = {
     "InfeasibleError": "rlperf.errors",
     "Job": "rlperf.specs.job",
     "Layout": "rlperf.layout",
-    "Plan": "rlperf.plan.plan",
-    "Prediction": "rlperf.plan.plan",
+    "Plan": "rlperf.plan.answer.plan",
+    "Prediction": "rlperf.plan.answer.plan",
     "RlperfError": "rlperf.errors",
     "SpecError": "rlperf.errors",
     "load_architecture": "rlperf.specs.profiles",
     "load_cluster": "rlperf.specs.profiles",
     "plan_job": "rlperf.api",
     "predict_job": "rlperf.api",
-    "read_job": "rlperf.plan.context",
+    "read_job": "rlperf.plan.question.context",
     "size_job": "rlperf.api",
 }
 

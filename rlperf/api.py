@@ -11,13 +11,13 @@ from rlperf.frameworks.adapter import framework_facts, states
 from rlperf.frameworks.defaults import defaults_of
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.plan import planner, predict, size
-from rlperf.plan.baseline import DefaultsOf
-from rlperf.plan.compare import job_of_plan
-from rlperf.plan.context import Context, anchored, engine_named, resolve
-from rlperf.plan.decisions import Report
-from rlperf.plan.evaluate import Evaluation
-from rlperf.plan.phases import judge_phase
-from rlperf.plan.plan import Plan, Prediction
+from rlperf.plan.answer.baseline import DefaultsOf
+from rlperf.plan.answer.compare import job_of_plan
+from rlperf.plan.answer.phases import judge_phase
+from rlperf.plan.answer.plan import Plan, Prediction
+from rlperf.plan.judge.decisions import Report
+from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.question.context import Context, anchored, engine_named, resolve
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.reader import Document, read_document, validate
@@ -59,7 +59,7 @@ def load_job(job: Job | Path | str) -> Job:
 
 def plan_in(document: Document) -> Plan | None:
     """The plan that a document holds, where it holds one."""
-    holds = isinstance(document.data, dict) and {"job", "plan"} <= set(document.data)
+    holds = isinstance(document.data, dict) and {"job", "phases"} <= set(document.data)
     return validate(document, Plan) if holds else None
 
 
@@ -169,9 +169,9 @@ def judge(asked: Job | Plan | Path | str, *, phase: int = 1) -> tuple[Job, Evalu
         assert not isinstance(asked, Plan)
         question = ask(asked)
         return (question.job, *predict.predicted(question.context, facts=question.facts))
-    if not 1 <= phase <= len(plan.plan):
-        raise SpecError(f"there is no phase {phase}: the plan has {len(plan.plan)}")
-    return (plan.job, *judge_phase(ask(plan.job, folder=folder).context, plan.plan[phase - 1]))
+    if not 1 <= phase <= len(plan.phases):
+        raise SpecError(f"there is no phase {phase}: the plan has {len(plan.phases)}")
+    return (plan.job, *judge_phase(ask(plan.job, folder=folder).context, plan.phases[phase - 1]))
 
 
 def size_job(job: Job | Path | str, target: str, *, clusters: Sequence[str] = (), most_nodes: int = 64) -> size.Sizing:

@@ -113,7 +113,7 @@ def test_a_late_rank_is_found_in_every_stage(stage: int, kind: str) -> None:
     # Without it the stage takes what its slowest peer takes.
     healthy = collectives(16, {})
     late = collectives(16, {stage: (5, 2.5)})
-    assert found.loss_s == pytest.approx(late.step_s() - healthy.step_s(), abs=0.02)
+    assert found.loss_s == pytest.approx(late.rl_step_s() - healthy.rl_step_s(), abs=0.02)
     assert any("16 wait for" in hop for hop in found.path)
 
 

@@ -87,7 +87,7 @@ def test_a_circle_is_refused() -> None:
     index = build.add(g.REWARD, np.zeros(3), np.ones(3))
     build.edge(index, np.roll(index, 1))
     with pytest.raises(SpecError, match="circle"):
-        build.freeze().step_s(build.freeze().replay(build.freeze().unchanged()))
+        build.freeze().rl_step_s(build.freeze().replay(build.freeze().unchanged()))
     build = g.GraphBuilder(("devices",))
     build.edge(build.add(g.REWARD, 0.0, 1.0), np.array([5]))
     with pytest.raises(SpecError, match="does not exist"):
@@ -104,7 +104,7 @@ def test_a_timeline_keeps_its_step_time_over_several_rl_steps() -> None:
         before = [build.span(tl.WEIGHT_SYNC, 1, 0, now + 9, now + 10, rl_step=step, after=[trained])]
     timeline = build.freeze(warmup=1)
     graph = g.PerformanceGraph.from_timeline(timeline)
-    assert graph.step_s() == timeline.step_s == 10.0
+    assert graph.rl_step_s() == timeline.rl_step_s == 10.0
     # Replica 2 ends the rollout; at half its time replica 1 does, one second earlier.
     scale = np.where((graph.activity == g.ROLLOUT) & (graph.rank == 2), 0.5, 1.0)
     assert graph.what_if_s(g.Change(scale)) == pytest.approx(9.0)

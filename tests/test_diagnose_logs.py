@@ -55,7 +55,7 @@ def test_a_verl_console_log(tmp_path: Path) -> None:
     assert steps[0].seconds[g.SCORING] == 10.0
     assert steps[0].tail_share == 0.75
     graph = graph_of_steps(steps)
-    assert graph.step_s() == 80.0
+    assert graph.rl_step_s() == 80.0
     found = explain_graph(graph)
     losses = {c.kind: c.loss_s for c in found.causes}
     assert losses == {"tail": 30.0, "reward": 5.0, "weight_sync": 3.0, "other": 2.0}
@@ -63,7 +63,7 @@ def test_a_verl_console_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "step_s", "rollout_s"),
+    ("name", "text", "rl_step_s", "rollout_s"),
     [
         (
             "a.jsonl",
@@ -91,18 +91,18 @@ def test_a_verl_console_log(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_logs_of_other_frameworks(tmp_path: Path, name: str, text: str, step_s: float, rollout_s: float) -> None:
+def test_logs_of_other_frameworks(tmp_path: Path, name: str, text: str, rl_step_s: float, rollout_s: float) -> None:
     log = tmp_path / name
     log.write_text(text)
     steps = logged_steps(read_log([log]))
     assert steps[0].seconds[g.ROLLOUT] == rollout_s
-    assert graph_of_steps(steps).step_s() == pytest.approx(step_s)
+    assert graph_of_steps(steps).rl_step_s() == pytest.approx(rl_step_s)
 
 
 def test_stages_that_add_up_to_more_than_the_rl_step_overlap() -> None:
     step = LoggedStep(0, 50.0, {g.ROLLOUT: 45.0, g.TRAINING: 30.0, g.SCORING: 10.0})
     graph = graph_of_steps([step, LoggedStep(1, 50.0, dict(step.seconds))])
-    assert graph.step_s() == pytest.approx(50.0)
+    assert graph.rl_step_s() == pytest.approx(50.0)
     no_rollout = g.Change(np.where(graph.activity == g.ROLLOUT, 0.0, 1.0))
     assert graph.what_if_s(no_rollout) == pytest.approx(45.0)  # training and scoring remain, and the 5 s of nobody
 
@@ -124,7 +124,7 @@ def test_a_log_without_stages_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no rl_step"):
         graph_of_steps([])
     with pytest.raises(SpecError, match="states the seconds"):
-        logged_steps(StepLog.of([1], step_s=[3.0]))
+        logged_steps(StepLog.of([1], rl_step_s=[3.0]))
 
 
 def rank_lines(slow: int | None = None, ranks: int = 8, scale: float = 1.0) -> list[dict[str, object]]:
@@ -152,7 +152,7 @@ def test_rank_timings_name_the_late_rank(tmp_path: Path) -> None:
     graph = graph_of_ranks(read_rank_timings(path))
     wiggle = 1.0 + 0.01 * np.sin(np.arange(8))
     training = 6.0 * np.max(wiggle * np.where(np.arange(8) == 5, 1.6, 1.0))
-    assert graph.step_s() == pytest.approx(0.05 + 10.0 * wiggle.max() + training + 0.5)
+    assert graph.rl_step_s() == pytest.approx(0.05 + 10.0 * wiggle.max() + training + 0.5)
     found = explain_graph(graph)
     assert [(c.kind, c.rank) for c in found.faults] == [("slow_device", 5)]
     assert found.faults[0].loss_s == pytest.approx(training - 6.0 * np.delete(wiggle, 5).max(), abs=0.05)
@@ -194,7 +194,7 @@ def test_queueing_is_what_the_fastest_turns_do_not_need() -> None:
     assert unloaded_token_s(latency, served.response_tokens) == pytest.approx(0.01)
     graph, notes = graph_of_traces([Trace(0, latency, served), Trace(1, latency[:5], served.take(np.arange(5)), 7)])
     assert any("1 incomplete" in note for note in notes)
-    assert graph.step_s() == pytest.approx(8.0)
+    assert graph.rl_step_s() == pytest.approx(8.0)
     found = explain_graph(graph)
     assert found.causes[0].kind == "queueing"
     assert found.causes[0].loss_s == pytest.approx(7.0)
@@ -206,7 +206,7 @@ def test_a_recording_of_lengths_and_rewards() -> None:
     table = LengthTable.from_groups(np.full(10, 20), groups)
     rewards = tuple(RewardTiming(0, rank, 20, seconds, 1) for rank, seconds in enumerate((4.0, 6.0)))
     graph, notes = graph_of_recording(Recording(table, rewards=rewards), token_s=0.01)
-    assert graph.step_s() == pytest.approx(50.0 + 6.0)
+    assert graph.rl_step_s() == pytest.approx(50.0 + 6.0)
     found = explain_graph(graph, notes=notes)
     assert found.causes[0].kind == "long_trajectory"
     assert found.causes[0].where.startswith("runaway trajectory 13 on rank 0")
@@ -252,7 +252,7 @@ def test_explain_tells_a_recording_from_a_log(tmp_path: Path) -> None:
     for source in (tmp_path, tmp_path / "packed_lengths_step_0.jsonl"):
         code, out = invoke(source, "--json", "--token-s", "0.02")
         assert code == 0
-        assert json.loads(out)["step_s"] == pytest.approx(2.4)
+        assert json.loads(out)["rl_step_s"] == pytest.approx(2.4)
     log = tmp_path / "run.log"
     log.write_text(VERL.format(n=1))
     code, out = invoke(log, "--json")
@@ -287,7 +287,7 @@ def test_the_recorded_search_run_waits_for_its_engines(measured_data: Path) -> N
     assert code == 0
     found = json.loads(out)
     assert found["causes"][0]["kind"] == "queueing"
-    assert found["causes"][0]["loss_s"] > 0.5 * found["step_s"]
+    assert found["causes"][0]["loss_s"] > 0.5 * found["rl_step_s"]
     assert all(c["kind"] not in ("tool", "slow_tool") for c in found["causes"])
     share = next(note for note in found["notes"] if " tools " in note).split(" tools ")[1].split("%")[0]
     assert float(share) < 0.5
@@ -320,5 +320,5 @@ def test_the_recorded_video_run_has_runaways(measured_data: Path) -> None:
 )  # fmt: skip
 def test_format_samples_are_read(measured_data: Path, name: str) -> None:
     steps = logged_steps(read_log([measured_data / "frameworks" / "logs" / name]))
-    assert all(step.seconds.get(g.ROLLOUT, 0.0) > 0 and step.step_s > 0 for step in steps)
-    assert graph_of_steps(steps).step_s() == pytest.approx(np.mean([s.step_s for s in steps]), rel=0.01)
+    assert all(step.seconds.get(g.ROLLOUT, 0.0) > 0 and step.rl_step_s > 0 for step in steps)
+    assert graph_of_steps(steps).rl_step_s() == pytest.approx(np.mean([s.rl_step_s for s in steps]), rel=0.01)

@@ -17,7 +17,7 @@ from rlperf.diagnose import graph as g
 from rlperf.diagnose.predicted import PredictedSteps, explain_prediction
 from rlperf.diagnose.sources import scaled_job, steps_of_job, steps_of_plan
 from rlperf.errors import SpecError
-from rlperf.plan.plan import BatchSettings, Phase, Plan
+from rlperf.plan.answer.plan import BatchSettings, Phase, Plan
 from rlperf.plan.predict import evaluate_job, predict_job
 from rlperf.sim.rollout import simulate_rollout
 
@@ -69,7 +69,7 @@ def test_the_graph_takes_as_long_as_the_prediction(tmp_path: Path, mode: str) ->
     evaluation, _ = evaluate_job(asked.context, asked.facts)
     assert evaluation.configuration.mode == mode
     graph = PredictedSteps.of(evaluation).graph()
-    assert graph.step_s() == pytest.approx(evaluation.step_s, rel=1e-9)
+    assert graph.rl_step_s() == pytest.approx(evaluation.rl_step_s, rel=1e-9)
     assert graph.devices == 8
 
 
@@ -99,14 +99,14 @@ def test_stages_of_a_prediction_are_exact_on_the_graph(steps: PredictedSteps) ->
     graph = steps.graph()
     free = replace(steps, weight_sync_s=np.zeros_like(steps.weight_sync_s))
     change = g.Change(np.where(graph.activity == g.WEIGHT_SYNC, 0.0, 1.0))
-    assert graph.what_if_s(change) == pytest.approx(free.graph().step_s(), rel=1e-12)
+    assert graph.what_if_s(change) == pytest.approx(free.graph().rl_step_s(), rel=1e-12)
 
 
 def test_an_asynchronous_prediction_is_explained(tmp_path: Path) -> None:
     asked, _ = question(tmp_path, "async")
     steps, _ = steps_of_job(asked.context, asked.facts)
     graph = steps.graph()
-    assert graph.step_s() >= steps.steady_s
+    assert graph.rl_step_s() >= steps.steady_s
     assert not (graph.activity == g.DECODE).any()
     assert explain_prediction(steps).causes is not None
 
@@ -129,10 +129,10 @@ def test_a_plan_is_explained_like_its_job(colocated: tuple[Question, Path], step
     )  # fmt: skip
     found, notes = steps_of_plan(plan)
     assert notes == ()
-    assert found.graph().step_s() == pytest.approx(steps.graph().step_s(), rel=1e-12)
+    assert found.graph().rl_step_s() == pytest.approx(steps.graph().rl_step_s(), rel=1e-12)
     wrong = phase.model_copy(update={"settings": settings.model_copy(update={"group_size": 3})})
     with pytest.raises(SpecError, match="none that its job allows"):
-        steps_of_plan(plan.model_copy(update={"plan": (wrong,)}))
+        steps_of_plan(plan.model_copy(update={"phases": (wrong,)}))
 
 
 def test_a_job_at_another_scale(colocated: tuple[Question, Path]) -> None:
@@ -153,7 +153,7 @@ def test_the_command_explains_a_job_at_scales(colocated: tuple[Question, Path]) 
     found = json.loads(result.stdout)
     assert found["scaling"]["devices"] == [8, 16]
     assert found["scaling"]["ideal_slope"] == -1.0
-    assert found["scaling"]["step_s"][0] > found["scaling"]["step_s"][1]
+    assert found["scaling"]["rl_step_s"][0] > found["scaling"]["rl_step_s"][1]
     assert {"tail", "controller"} <= {cause["kind"] for cause in found["causes"]}
     assert all(cause["nature"] == "structure" for cause in found["causes"])
     result = CliRunner().invoke(app, [str(colocated[1])])

@@ -95,11 +95,11 @@ def long_trajectory(inputs: StepInputs) -> StepInputs:
 )
 def test_a_planted_fault_costs_what_its_removal_wins(kind: str, plant: object) -> None:
     """The reported seconds against the healthy twin, in which the fault was never planted."""
-    inputs, twin = plant(healthy()), simulate_step(healthy()).step_s()  # type: ignore[operator]
+    inputs, twin = plant(healthy()), simulate_step(healthy()).rl_step_s()  # type: ignore[operator]
     found = explain_inputs(inputs)
     assert found.causes[0].kind == kind
     assert found.causes[0].method == "simulation"
-    assert found.step_s - found.causes[0].loss_s == pytest.approx(twin, rel=1e-12)
+    assert found.rl_step_s - found.causes[0].loss_s == pytest.approx(twin, rel=1e-12)
 
 
 def test_a_long_trajectory_is_cut_to_the_longest_of_the_others() -> None:
@@ -109,7 +109,9 @@ def test_a_long_trajectory_is_cut_to_the_longest_of_the_others() -> None:
     shorter = replace(inputs, trajectories=replace(inputs.trajectories, response_tokens=by_hand))
     found = explain_inputs(inputs).causes[0]
     assert found.kind == "long_trajectory"
-    assert simulate_step(inputs).step_s() - found.loss_s == pytest.approx(simulate_step(shorter).step_s(), rel=1e-12)
+    assert simulate_step(inputs).rl_step_s() - found.loss_s == pytest.approx(
+        simulate_step(shorter).rl_step_s(), rel=1e-12
+    )
 
 
 LINEAR = ("reward", "weight_sync", "data_movement", "offload", "controller", "recompute", "exposed_communication")
@@ -123,17 +125,17 @@ def test_replayed_what_ifs_equal_simulations(seed: int) -> None:
     changes = structural_changes(graph)
     for a in LINEAR:
         once = remove(inputs, a)
-        assert graph.what_if_s(changes[a]) == pytest.approx(simulate_step(once).step_s(), rel=1e-12)
+        assert graph.what_if_s(changes[a]) == pytest.approx(simulate_step(once).rl_step_s(), rel=1e-12)
         for b in LINEAR:
-            twice = simulate_step(remove(once, b)).step_s()
+            twice = simulate_step(remove(once, b)).rl_step_s()
             assert graph.what_if_s(changes[a] & changes[b]) == pytest.approx(twice, rel=1e-12)
 
 
 def test_every_removable_cause_leaves_inputs_that_run() -> None:
     inputs = long_trajectory(slow_link(healthy()))
-    step_s = simulate_step(inputs).step_s()
+    rl_step_s = simulate_step(inputs).rl_step_s()
     for kind in REMOVABLE:
-        assert 0.0 < simulate_step(remove(inputs, kind)).step_s() <= step_s * 1.05
+        assert 0.0 < simulate_step(remove(inputs, kind)).rl_step_s() <= rl_step_s * 1.05
     with pytest.raises(KeyError):
         remove(inputs, "weather")
 
@@ -145,7 +147,7 @@ def test_a_bubble_is_what_stages_wait_for_each_other() -> None:
     costs = StageCosts(one, one, one, one, one, np.zeros(STAGES), np.zeros((STAGES - 1, MICROBATCHES)))
     inputs = replace(inputs, trainer=(costs,) * RANKS, recompute_share=0.0)
     graph = simulate_step(inputs)
-    saved = graph.step_s() - graph.what_if_s(structural_changes(graph)["pipeline_bubble"])
+    saved = graph.rl_step_s() - graph.what_if_s(structural_changes(graph)["pipeline_bubble"])
     assert saved == pytest.approx(3.0 * (STAGES - 1))
 
 
@@ -192,7 +194,7 @@ def test_wrong_inputs_are_refused() -> None:
 def test_nothing_is_abnormal_in_a_healthy_rl_step() -> None:
     found = explain_graph(simulate_step(healthy()))
     assert not found.faults
-    assert sum(seconds for _, seconds in found.critical_s) == pytest.approx(found.step_s)
+    assert sum(seconds for _, seconds in found.critical_s) == pytest.approx(found.rl_step_s)
     assert found.causes[0].kind == "tail"
 
 
@@ -202,13 +204,13 @@ def test_a_starved_trainer_waits_at_its_queue_for_the_rollout() -> None:
     result = run_async(run, rl_steps=12, seed=1)
     assert result.period_s == pytest.approx(10.0, rel=0.1)
     graph = g.PerformanceGraph.from_timeline(result.timeline)
-    assert graph.step_s() == pytest.approx(result.period_s, rel=1e-9)
+    assert graph.rl_step_s() == pytest.approx(result.period_s, rel=1e-9)
     found = explain_graph(graph)
     starved = found.causes[0]
     assert starved.kind == "trainer_starvation"
     assert starved.where.startswith("rollout on rollout")
     assert any("waits at the queue for rollout" in hop for hop in starved.path)
-    assert found.step_s - starved.loss_s == pytest.approx(2.5, rel=0.05)
+    assert found.rl_step_s - starved.loss_s == pytest.approx(2.5, rel=0.05)
     busy = replace(run, train_s=30.0)
     trained = explain_graph(g.PerformanceGraph.from_timeline(run_async(busy, rl_steps=12, seed=1).timeline))
     assert "trainer_starvation" not in {c.kind for c in trained.causes}

@@ -54,7 +54,7 @@ def predictions() -> dict[str, dict[str, float]]:
                 predicted = predict_job(job(architecture, cluster, nodes, workload))
                 stages = predicted.stages_s
                 found[f"{architecture} {nodes} x {cluster} {workload[0]}"] = {
-                    "step_s": predicted.step_s,
+                    "rl_step_s": predicted.rl_step_s,
                     "rollout_s": stages.rollout,
                     "scoring_s": stages.scoring,
                     "training_s": stages.training,

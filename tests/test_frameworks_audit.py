@@ -205,7 +205,7 @@ def test_sound_configurations_pass_without_alarm(tmp_path: Path, base: str) -> N
     assert [finding for finding in found.findings if finding.severity != "hint"] == []
     assert found.passes
     assert found.predicted is not None
-    assert found.predicted.step_s > 0
+    assert found.predicted.rl_step_s > 0
 
 
 @pytest.mark.data
@@ -223,7 +223,7 @@ def test_gains_are_predicted_and_sorted(tmp_path: Path) -> None:
     eager = next(finding for finding in found.findings if finding.rule == "eager")
     assert eager.gain_s is not None
     assert found.predicted is not None
-    assert eager.gain_s > 0.01 * found.predicted.step_s
+    assert eager.gain_s > 0.01 * found.predicted.rl_step_s
 
 
 def test_padding_is_found_with_what_it_costs(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_log_shows_slow_stages_and_cut_responses(tmp_path: Path) -> None:
     assert plain.predicted is not None
     stages = plain.predicted.stages_s
     log = StepLog.of(
-        [1, 2], step_s=[600.0] * 2, rollout_s=[stages.rollout] * 2, training_s=[stages.training * 3] * 2,
+        [1, 2], rl_step_s=[600.0] * 2, rollout_s=[stages.rollout] * 2, training_s=[stages.training * 3] * 2,
         truncated_fraction=[0.4, 0.5], framework="verl", source="run.log",
     )  # fmt: skip
     rules = {f.rule: f for f in audit(imported, cluster="dgx_h100", plan=False, log=log).findings}
@@ -263,7 +263,7 @@ def test_the_gate(tmp_path: Path) -> None:
     assert passed.exit_code == 0, passed.output
     report = yaml.safe_load(passed.stdout)
     assert report["passes"]
-    assert report["best"]["predicted"]["step_s"] <= 1.02 * report["predicted"]["step_s"]
+    assert report["best"]["predicted"]["rl_step_s"] <= 1.02 * report["predicted"]["rl_step_s"]
     failed = runner.invoke(app, ["audit", str(bad), "--no-plan"])
     assert failed.exit_code == 1
     assert "ppo_max_token_len_per_gpu" in failed.stdout

@@ -23,7 +23,16 @@ from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import Run
 from rlperf.frameworks.shell import commands
 from rlperf.frameworks.sources import read_source
-from rlperf.plan.plan import BatchSettings, LayoutValues, Phase, Plan, PoolPlan, Prediction, SettingsValues, StageTimes
+from rlperf.plan.answer.plan import (
+    BatchSettings,
+    LayoutValues,
+    Phase,
+    Plan,
+    PoolPlan,
+    Prediction,
+    SettingsValues,
+    StageTimes,
+)
 from rlperf.specs.job import Job
 
 from .framework_samples import sample_run
@@ -250,7 +259,7 @@ def _phase(run: Run, rl_steps: tuple[int, int]) -> Phase:
             PoolPlan(role=role, devices=run.number(f"{role}.devices"), device="h100_sxm", layout=layout, settings=given)
         )
     predicted = Prediction(
-        step_s=100.0, low_s=90.0, high_s=115.0, stages_s=StageTimes(rollout=60.0, training=30.0), memory_bytes={},
+        rl_step_s=100.0, low_s=90.0, high_s=115.0, stages_s=StageTimes(rollout=60.0, training=30.0), memory_bytes={},
         tokens_per_s_per_device=1.0, trained_tokens=1.0, truncated_fraction=0.0,
     )  # fmt: skip
     return Phase(

@@ -21,9 +21,9 @@ from rlperf.errors import SpecError
 from rlperf.frameworks.dumps import read_dump
 from rlperf.frameworks.logs import metric_table, read_log
 from rlperf.frameworks.registry import FRAMEWORKS
-from rlperf.plan.context import Context, resolve
-from rlperf.plan.evaluate import Judge
+from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.predict import evaluate_job
+from rlperf.plan.question.context import Context, resolve
 from rlperf.specs.job import Job
 from rlperf.specs.rl_calibration import load_framework_calibration
 from rlperf.specs.step_log import COLUMNS, StepLog
@@ -62,7 +62,7 @@ def test_every_carrier_says_the_same(tmp_path: Path, form: str) -> None:
     else:
         path.write_bytes(b"".join(_record(_event(step, values)) for step in (1, 2)))
     log = read_log([path])
-    assert (log.framework, log.rl_step.tolist(), log.mean("step_s")) == ("verl", [1, 2], 57.0)
+    assert (log.framework, log.rl_step.tolist(), log.mean("rl_step_s")) == ("verl", [1, 2], 57.0)
     assert log.stage_means() == {"rollout": 32.5, "training": 14.25}
 
 
@@ -96,7 +96,7 @@ def test_samples_of_every_framework(measured_data: Path) -> None:
     for name, (framework, steps, seconds) in expected.items():
         log = read_log([logs / name])
         assert (log.framework, log.n) == (framework, steps), name
-        assert log.mean("step_s") == pytest.approx(seconds), name
+        assert log.mean("rl_step_s") == pytest.approx(seconds), name
         assert log.mean("response_tokens") is not None
     assert read_log([logs / "slime_console.log"]).mean("offload_s") == pytest.approx(7.3)
     table = read_dump([logs / "areal_rollout_dump.jsonl"])
@@ -111,12 +111,12 @@ def test_nemo_and_areal_consoles(tmp_path: Path) -> None:
         "  • policy_training: 70.00s (29.2%)\n========== Step 2/10 ==========\n  • Total step time: 192.30s\n"
     )
     log = read_log([tmp_path / "nemo.log"])
-    assert (log.framework, log.step_s.tolist(), log.rollout_s[0]) == ("nemo_rl", [240.1, 192.3], 110.2)
+    assert (log.framework, log.rl_step_s.tolist(), log.rollout_s[0]) == ("nemo_rl", [240.1, 192.3], 110.2)
     (tmp_path / "areal.log").write_text(
         "Epoch 1/10 Step 1/58 Train step 1/580 done.\n│ timeperf/rollout │ 5.0e+01 │ timeperf/train_step │ 2.5e+01 │\n"
     )
     log = read_log([tmp_path / "areal.log"])
-    assert (log.framework, log.stage_means(), log.mean("step_s")) == ("areal", {"rollout": 50, "training": 25}, 75.0)
+    assert (log.framework, log.stage_means(), log.mean("rl_step_s")) == ("areal", {"rollout": 50, "training": 25}, 75.0)
 
 
 def test_what_is_no_log_is_said(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_is_no_log_is_said(tmp_path: Path) -> None:
 def test_metric_tables_speak_of_columns_that_exist(framework: str) -> None:
     table = metric_table(framework)
     assert set(table.values()) <= set(COLUMNS)
-    assert "step_s" in table.values() or framework == "areal"
+    assert "rl_step_s" in table.values() or framework == "areal"
 
 
 def test_dumps_with_lengths(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def _synthetic(context: Context, steps: int, noise: float, spread: float, seed: 
     }
     rest = shaken(seconds.data_movement_s + seconds.offload_s + seconds.other_s + seconds.reward_s)
     lengths = np.array([table.response_tokens.mean() for table in tables])[chosen]
-    columns["step_s"] = sum(columns.values(), start=rest)
+    columns["rl_step_s"] = sum(columns.values(), start=rest)
     return StepLog.of(np.arange(steps), framework="verl", source="run.log", response_tokens=lengths, **columns)
 
 
@@ -245,8 +245,8 @@ def test_what_cannot_be_told_apart_is_widened(context: Context) -> None:
 def test_a_total_with_noise_of_its_own_does_not_fake_a_small_overhead(context: Context) -> None:
     """5 % of a long rl_step drown the seconds between its stages: wide, not wrong."""
     log = _synthetic(context, 25, 0.05, 0.1, seed=8)
-    noisy = log.step_s * (1 + 0.05 * np.random.default_rng(1).normal(size=log.n))
-    columns = {name: values for name, values in vars(log).items() if name in COLUMNS} | {"step_s": noisy}
+    noisy = log.rl_step_s * (1 + 0.05 * np.random.default_rng(1).normal(size=log.n))
+    columns = {name: values for name, values in vars(log).items() if name in COLUMNS} | {"rl_step_s": noisy}
     fit = fit_log(context, StepLog.of(log.rl_step, framework="verl", source="x", **columns))
     step = next(each for each in fit.overheads if each.name == "step")
     assert step.low <= TRUE["step"] <= step.high
@@ -257,7 +257,7 @@ def test_a_total_with_noise_of_its_own_does_not_fake_a_small_overhead(context: C
 def test_a_rollout_that_no_overhead_explains_leaves_the_constant_alone(context: Context) -> None:
     log = _synthetic(context, 20, 0.02, 0.1, seed=5)
     columns = {name: values for name, values in vars(log).items() if name in COLUMNS}
-    columns |= {"rollout_s": 8 * log.rollout_s, "step_s": log.step_s + 7 * log.rollout_s}
+    columns |= {"rollout_s": 8 * log.rollout_s, "rl_step_s": log.rl_step_s + 7 * log.rollout_s}
     fit = fit_log(context, StepLog.of(log.rl_step, framework="verl", source="x", **columns))
     host = next(each for each in fit.overheads if each.name == "engine_host")
     assert not host.identified
@@ -277,7 +277,7 @@ def test_stages_that_the_log_lacks_are_named(context: Context) -> None:
     with pytest.raises(SpecError, match="too few"):
         fit_log(context, StepLog.of([1], training_s=[1.0]))
     with pytest.raises(SpecError, match="no stage"):
-        fit_log(context, StepLog.of([1, 2, 3], step_s=[1.0, 1.0, 1.0]))
+        fit_log(context, StepLog.of([1, 2, 3], rl_step_s=[1.0, 1.0, 1.0]))
 
 
 def test_the_file_is_found_by_later_predictions(tmp_path: Path, context: Context) -> None:
@@ -288,7 +288,7 @@ def test_the_file_is_found_by_later_predictions(tmp_path: Path, context: Context
         "timing_s/old_log_prob": log.scoring_s,
         "timing_s/update_actor": log.training_s,
         "timing_s/update_weights": log.weight_sync_s,
-        "timing_s/step": log.step_s,
+        "timing_s/step": log.rl_step_s,
         "response_length/mean": log.response_tokens,
     }
     rows = [{"step": k, "data": {name: float(values[k]) for name, values in metrics.items()}} for k in range(log.n)]

@@ -146,7 +146,7 @@ def test_tabulated_step_equals_the_operators(name: str) -> None:
         exact = float(inf.decode_step_s(arch, H100, VLLM, layout, running, running * 4096))
         assert float(cost.decode_s(running, running * 4096)) == pytest.approx(exact, rel=0.03)
     exact = float(inf.prefill_s(arch, H100, VLLM, layout, 1, 4096))
-    assert float(cost.step_s(0, 0, 4096, 4096 * 4097 / 2, 1)) == pytest.approx(exact, rel=0.08)
+    assert float(cost.engine_step_s(0, 0, 4096, 4096 * 4097 / 2, 1)) == pytest.approx(exact, rel=0.08)
 
 
 def test_a_million_decode_steps_a_second() -> None:

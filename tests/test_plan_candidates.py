@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rlperf.cost.reject import Reject, count_reasons
 from rlperf.layout import Layout
-from rlperf.plan.candidates import Shape, divisors, heads_divide, rollout_layouts, token_budgets, trainer_layouts
-from rlperf.plan.pareto import pareto_mask
+from rlperf.plan.search.candidates import Shape, divisors, heads_divide, rollout_layouts, token_budgets, trainer_layouts
+from rlperf.plan.search.pareto import pareto_mask
 from rlperf.specs.architecture import Architecture, Experts
 from rlperf.specs.job import LayoutChoice, PoolSpec
 

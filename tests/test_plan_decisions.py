@@ -10,10 +10,10 @@ import pytest
 
 from rlperf.api import ask, plan_job
 from rlperf.errors import InfeasibleError, SpecError
-from rlperf.plan.evaluate import Judge
-from rlperf.plan.plan import Plan
-from rlperf.plan.relax import relaxations
-from rlperf.plan.screen import screen
+from rlperf.plan.answer.plan import Plan
+from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.search.relax import relaxations
+from rlperf.plan.search.screen import screen
 from rlperf.specs.job import Job
 
 TASK = {
@@ -63,9 +63,9 @@ def test_phases_of_a_drifting_recording(tmp_path: Path) -> None:
     assert free.static_low is not None and free.static_high is not None
     assert free.static_low <= free.static_objective / free.objective - 1.0 + 1e-6 <= free.static_high + 2e-6
     assert [phase.rl_steps for phase in never.plan] == [(0, 3)]
-    assert never.objective == pytest.approx(4 * never.plan[0].predicted.step_s, rel=1e-4)
+    assert never.objective == pytest.approx(4 * never.phases[0].predicted.rl_step_s, rel=1e-4)
     alone = plan_job(job(tasks=[{**task, "rl_steps": 0}]))
-    rollouts = [plan.plan[0].predicted.stages_s.rollout for plan in (never, alone)]
+    rollouts = [plan.phases[0].predicted.stages_s.rollout for plan in (never, alone)]
     assert rollouts[0] > 1.5 * rollouts[1]  # the later rl_steps are longer
 
 
@@ -79,12 +79,12 @@ def test_concurrent_tasks_take_at_most_the_cluster() -> None:
 def test_risk_moves_the_objective_to_the_upper_end() -> None:
     mean: Plan = plan_job(job())
     averse = plan_job(job(objective={"minimize": "step_time", "risk": 1.0}))
-    assert averse.objective == pytest.approx(averse.plan[0].predicted.high_s, rel=1e-4)
-    assert averse.plan[0].predicted.high_s <= mean.plan[0].predicted.high_s * (1 + 1e-6)
+    assert averse.objective == pytest.approx(averse.phases[0].predicted.high_s, rel=1e-4)
+    assert averse.phases[0].predicted.high_s <= mean.phases[0].predicted.high_s * (1 + 1e-6)
 
 
 def test_sensitivity_and_pareto_front_speak_of_the_plan() -> None:
-    phase = plan_job(job(nodes=2, objective="token_time", price="2 USD/h")).plan[0]
+    phase = plan_job(job(nodes=2, objective="token_time", price="2 USD/h")).phases[0]
     assert {row.input for row in phase.sensitivity} == {
         "rollout slower", "rollout faster", "training and scoring slower", "training and scoring faster",
     }  # fmt: skip
@@ -92,12 +92,12 @@ def test_sensitivity_and_pareto_front_speak_of_the_plan() -> None:
         assert row.loss >= 0.0
         assert bool(row.switches_to) == (row.loss > 0)
         slower = row.change > 0
-        assert (row.step_s > phase.predicted.step_s) == slower
-    steps = [point.step_s for point in phase.pareto]
+        assert (row.rl_step_s > phase.predicted.rl_step_s) == slower
+    steps = [point.rl_step_s for point in phase.pareto]
     assert steps == sorted(steps)
     assert all(point.usd_per_step == pytest.approx(point.device_s * 2 / 3600) for point in phase.pareto)
     assert [point.device_s for point in phase.pareto if not point.differs] == [
-        phase.predicted.step_s * phase.pool("trainer").devices
+        phase.predicted.rl_step_s * phase.pool("trainer").devices
     ]
 
 
@@ -120,7 +120,7 @@ def test_nothing_to_relax_where_the_model_is_too_large() -> None:
 def test_rollout_on_a_cluster_of_its_own() -> None:
     pools = [{"role": "rollout", "cluster": "hgx_h20", "nodes": 1}]
     plan = plan_job(job(modes=["disaggregated", "async"], limits={"staleness": 1}, pools=pools, price="3 USD/h"))
-    phase = plan.plan[0]
+    phase = plan.phases[0]
     assert (phase.pool("rollout").device, phase.pool("rollout").devices) == ("h20_sxm", 8)
     assert (phase.pool("trainer").device, phase.pool("trainer").devices) == ("h100_sxm", 8)
     assert phase.predicted.usd_per_step is None  # nobody states a price for the H20 nodes
@@ -143,7 +143,7 @@ def test_open_precisions_are_chosen_and_each_is_planned_as_if_it_were_stated() -
     both = plan_job(
         job(pools=rollout(rollout_dtype=["bf16", "fp8"], kv_dtype=["bf16", "fp8"]), architecture="Qwen3-8B")
     )
-    settings = both.plan[0].pool("rollout").settings
+    settings = both.phases[0].pool("rollout").settings
     best = min(alone, key=lambda choice: alone[choice].objective)
     assert (settings.rollout_dtype, settings.kv_dtype) == best
     assert both.objective == pytest.approx(alone[best].objective, rel=1e-9)
@@ -175,7 +175,7 @@ def test_a_runner_up_that_is_faster_by_itself_is_not_called_worse() -> None:
     one = {"prompts_per_step": 64, "group_size": 8, "max_prompt_tokens": 1024, "max_response_tokens": 4096}
     tasks = [{**one, "name": name, "workload": name, "rl_steps": 10} for name in ("math", "programming")]
     plan = plan_job(job(nodes=2, sharing="devices", tasks=tasks, architecture="Qwen3-8B"))
-    ups = [phase.runner_up for phase in plan.plan if phase.runner_up is not None]
+    ups = [phase.runner_up for phase in plan.phases if phase.runner_up is not None]
     assert any(up.loss < 0.0 and up.distinguishable for up in ups)
     for up in ups:
         assert (up.verdict == "worse beyond the intervals") == (up.distinguishable and up.loss >= 0.0)
@@ -186,8 +186,8 @@ def test_simplicity_decides_near_ties() -> None:
     best = plan_job(job(nodes=2))
     simple = plan_job(job(nodes=2, objective={"minimize": "step_time", "simplicity": 0.05}))
     assert degrees(simple) <= degrees(best)
-    assert best.plan[0].predicted.step_s <= simple.plan[0].predicted.step_s * (1 + 1e-4)
-    if best.plan[0].simplest:
+    assert best.phases[0].predicted.rl_step_s <= simple.phases[0].predicted.rl_step_s * (1 + 1e-4)
+    if best.phases[0].simplest:
         assert degrees(simple) < degrees(best)
 
 
@@ -198,7 +198,7 @@ def degrees(plan: Plan) -> int:
             [
                 n
                 for role in ("rollout", "trainer")
-                for name, n in plan.plan[0].pool(role).layout.model_dump().items()  # type: ignore[arg-type]
+                for name, n in plan.phases[0].pool(role).layout.model_dump().items()  # type: ignore[arg-type]
                 if name.endswith("_parallel") and name not in ("data_parallel", "sequence_parallel")
             ]
         )
@@ -213,8 +213,8 @@ def test_partial_rollouts_are_opened_by_the_user_and_take_the_tail_away(tmp_path
     plain = plan_job(job(tasks=[task], limits=limits))
     opened = plan_job(job(tasks=[{**task, "over_provision": [1, 1.5]}], limits=limits))
     forced = plan_job(job(tasks=[{**task, "over_provision": 1.5}], limits=limits))
-    assert forced.plan[0].settings.over_provision == 1.5
-    assert forced.plan[0].predicted.stages_s.rollout < 0.9 * plain.plan[0].predicted.stages_s.rollout
+    assert forced.phases[0].settings.over_provision == 1.5
+    assert forced.phases[0].predicted.stages_s.rollout < 0.9 * plain.phases[0].predicted.stages_s.rollout
     assert opened.objective <= min(plain.objective, forced.objective) * (1 + 1e-3)
     with pytest.raises(ValueError, match="ratio of at least 1"):
         job(tasks=[{**TASK, "over_provision": 0.5}])

@@ -6,7 +6,7 @@ import pytest
 
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.frameworks.defaults import defaults_of
-from rlperf.plan.baseline import Defaults, pinned_to
+from rlperf.plan.answer.baseline import Defaults, pinned_to
 from rlperf.report.plan_text import summary_lines
 from rlperf.specs.job import Job
 
@@ -81,7 +81,7 @@ def test_the_comparison_is_the_prediction_of_the_defaults() -> None:
     assert against.low < against.saves < against.high
     assert against.saves == pytest.approx(1.0 - plan.objective / against.objective, abs=1e-4)
     pools = [pool.model_dump(mode="json", exclude_none=True) for pool in stated(job()).pools]
-    assert predict_job(job(pools=pools)).step_s == pytest.approx(against.objective, rel=1e-9)
+    assert predict_job(job(pools=pools)).rl_step_s == pytest.approx(against.objective, rel=1e-9)
     assert any("defaults" in line and "saves" in line for line in summary_lines(plan))
 
 

@@ -12,19 +12,19 @@ import yaml
 import rlperf
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import InfeasibleError, SpecError
-from rlperf.plan import evaluate
-from rlperf.plan.configuration import layout_of, layout_values
-from rlperf.plan.decisions import judged_objective, rl_step_groups
-from rlperf.plan.demand import batches
-from rlperf.plan.evaluate import Judge
-from rlperf.plan.plan import LayoutValues
-from rlperf.plan.prediction import assumptions
-from rlperf.plan.rollout_columns import IMPOSSIBLE, rollout_columns
-from rlperf.plan.screen import screen
-from rlperf.plan.splits import splits
-from rlperf.plan.trainer_columns import trainer_columns, trainer_columns_of, trainer_grid
-from rlperf.plan.uncertainty import distinguishable, log_sigma
-from rlperf.plan.words import layout_words
+from rlperf.plan.answer.plan import LayoutValues
+from rlperf.plan.answer.prediction import assumptions
+from rlperf.plan.answer.words import layout_words
+from rlperf.plan.judge import evaluate
+from rlperf.plan.judge.configuration import layout_of, layout_values
+from rlperf.plan.judge.decisions import judged_objective, rl_step_groups
+from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.judge.uncertainty import distinguishable, log_sigma
+from rlperf.plan.question.demand import batches
+from rlperf.plan.search.rollout_columns import IMPOSSIBLE, rollout_columns
+from rlperf.plan.search.screen import screen
+from rlperf.plan.search.splits import splits
+from rlperf.plan.search.trainer_columns import trainer_columns, trainer_columns_of, trainer_grid
 from rlperf.report.plan_files import plan_yaml, read_plan, write_plan_files
 from rlperf.report.plan_text import markdown
 from rlperf.specs.job import Job
@@ -78,17 +78,17 @@ def test_a_plan_is_complete_and_reads_back(tmp_path: Path) -> None:
     plan = plan_job(job(modes=["colocated", "disaggregated"], price="2 USD/h"))
     assert plan.status == "optimal"
     assert plan.mip_gap == 0.0
-    phase = plan.plan[0]
+    phase = plan.phases[0]
     assert phase.rl_steps == (0, 0)
     assert {pool.role for pool in phase.pools} == {"rollout", "trainer", "reference"}
     assert all(pool.layout.devices == pool.devices for pool in phase.pools)
     predicted = phase.predicted
-    assert predicted.low_s < predicted.step_s < predicted.high_s
+    assert predicted.low_s < predicted.rl_step_s < predicted.high_s
     assert predicted.fits
-    assert plan.objective == pytest.approx(predicted.step_s, rel=1e-4)
-    assert predicted.usd_per_step == pytest.approx(predicted.step_s * 8 * 2 / 3600)
-    assert sum(predicted.stages_s.model_dump().values()) == pytest.approx(predicted.step_s)
-    assert predicted.tokens_per_s_per_device == pytest.approx(predicted.trained_tokens / predicted.step_s / 8)
+    assert plan.objective == pytest.approx(predicted.rl_step_s, rel=1e-4)
+    assert predicted.usd_per_step == pytest.approx(predicted.rl_step_s * 8 * 2 / 3600)
+    assert sum(predicted.stages_s.model_dump().values()) == pytest.approx(predicted.rl_step_s)
+    assert predicted.tokens_per_s_per_device == pytest.approx(predicted.trained_tokens / predicted.rl_step_s / 8)
     for role in ("rollout", "trainer"):
         use = predicted.memory_bytes[role]  # type: ignore[index]
         assert sum(use.parts.values()) == pytest.approx(use.total)
@@ -103,14 +103,14 @@ def test_a_plan_is_complete_and_reads_back(tmp_path: Path) -> None:
 
 def test_predict_of_the_plan_gives_the_plans_numbers() -> None:
     plan = plan_job(job())
-    phase = plan.plan[0]
+    phase = plan.phases[0]
     pools = []
     for role in ("rollout", "trainer"):
         pool = phase.pool(role)  # type: ignore[arg-type]
         settings = pool.settings.model_dump(exclude_none=True)
         pools.append({"role": role, "devices": pool.devices, "layout": pool.layout.model_dump(), "settings": settings})
     pinned = predict_job(job(pools=pools))
-    assert pinned.step_s == pytest.approx(phase.predicted.step_s, rel=1e-9)
+    assert pinned.rl_step_s == pytest.approx(phase.predicted.rl_step_s, rel=1e-9)
     assert pinned.memory_bytes == phase.predicted.memory_bytes
 
 
@@ -191,8 +191,8 @@ def test_of_a_large_rl_step_some_replicas_tell_the_makespan(monkeypatch: pytest.
     monkeypatch.setattr(evaluate, "SIMULATED", 1024)
     part = Judge(context, asked).evaluate(demand, configuration)
     assert max(len(result.timelines) for result in part.rollouts) <= 5
-    assert part.step_s == pytest.approx(whole.step_s, rel=0.01)
-    assert part.step_s <= whole.step_s * (1 + 1e-12)  # replicas that are left out can only be later
+    assert part.rl_step_s == pytest.approx(whole.rl_step_s, rel=0.01)
+    assert part.rl_step_s <= whole.rl_step_s * (1 + 1e-12)  # replicas that are left out can only be later
     assert all(
         len(served) == len(result.finish_s) < 4096 for served, result in zip(part.served, part.rollouts, strict=True)
     )
@@ -219,14 +219,14 @@ def test_a_recorded_trace_is_used_as_it_is(tmp_path: Path) -> None:
     redrawn = source.demand(other, None, 0)
     assert redrawn.tables[0].n == 128
     assert any("redrawn" in note for note in redrawn.notes)
-    assert plan_job(job(tasks=[task])).plan[0].predicted.step_s > 0
+    assert plan_job(job(tasks=[task])).phases[0].predicted.rl_step_s > 0
 
 
 def test_phases_without_a_switching_cost_keep_one_layout() -> None:
     plan = plan_job(job(horizon={"rl_steps": 4, "group": 2}))
-    assert [phase.rl_steps for phase in plan.plan] in ([(0, 3)], [(0, 1), (2, 3)])
-    assert len({phase.pools for phase in plan.plan}) == 1
-    assert plan.objective == pytest.approx(4 * plan.plan[0].predicted.step_s, rel=0.2)
+    assert [phase.rl_steps for phase in plan.phases] in ([(0, 3)], [(0, 1), (2, 3)])
+    assert len({phase.pools for phase in plan.phases}) == 1
+    assert plan.objective == pytest.approx(4 * plan.phases[0].predicted.rl_step_s, rel=0.2)
     assert rl_step_groups(job(horizon={"rl_steps": 5, "group": 2})) == [(0, 1), (2, 3), (4, 4)]
 
 
@@ -237,22 +237,22 @@ def test_modes_and_splits() -> None:
         ("colocated", 8, 8), ("colocated", 16, 16), ("async", 8, 8),
     }  # fmt: skip
     plan = plan_job(job(nodes=2, modes=["async"], limits={"staleness": 2}))
-    assert plan.plan[0].staleness == 2
-    assert plan.plan[0].mode == "async"
+    assert plan.phases[0].staleness == 2
+    assert plan.phases[0].mode == "async"
 
 
 def test_token_time_may_take_fewer_nodes() -> None:
     plan = plan_job(job(nodes=2, objective="token_time"))
-    devices = plan.plan[0].pool("trainer").devices
+    devices = plan.phases[0].pool("trainer").devices
     assert devices in (8, 16)
-    both = [plan_job(job(nodes=n)).plan[0].predicted.step_s * 8 * n for n in (1, 2)]
-    assert plan.plan[0].predicted.step_s * devices == pytest.approx(min(both), rel=0.05)
+    both = [plan_job(job(nodes=n)).phases[0].predicted.rl_step_s * 8 * n for n in (1, 2)]
+    assert plan.phases[0].predicted.rl_step_s * devices == pytest.approx(min(both), rel=0.05)
 
 
 def test_open_batches_need_and_get_a_limit() -> None:
     task = {**SMALL["tasks"][0], "max_response_tokens": [256, 1024]}  # type: ignore[index]
     plan = plan_job(job(tasks=[task], limits={"truncated_fraction": 1.0}, objective="token_time"))
-    assert plan.plan[0].settings.max_response_tokens in (256, 1024)
+    assert plan.phases[0].settings.max_response_tokens in (256, 1024)
     with pytest.raises(InfeasibleError, match="cuts"):
         plan_job(job(tasks=[task], limits={"truncated_fraction": 0.0}))
 
@@ -262,17 +262,17 @@ def test_layers_that_leave_a_remainder_are_planned_with_their_ends_stated(framew
     engine = "sglang" if framework == "slime" else "vllm"
     trainer = {"role": "trainer", "layout": {"pipeline_parallel": 8}, "settings": {"backend": "megatron"}}
     plan = plan_job(job(pools=[trainer], framework=framework, engine=engine))
-    settings = next(pool.settings for pool in plan.plan[0].pools if pool.role == "trainer")
+    settings = next(pool.settings for pool in plan.phases[0].pools if pool.role == "trainer")
     assert settings.first_stage_layers and settings.last_stage_layers
     assert settings.first_stage_layers + settings.last_stage_layers == 28 - 6 * 4
 
 
 def test_the_optimizer_goes_to_the_host_only_where_it_must() -> None:
     stays = plan_job(job(architecture="Qwen3-8B", pools=[{"role": "trainer", "settings": {"backend": "megatron"}}]))
-    assert {pool.layout.offload for pool in stays.plan[0].pools} == {"none"}
+    assert {pool.layout.offload for pool in stays.phases[0].pools} == {"none"}
     large = job(architecture="Qwen2.5-72B", nodes=2)
     plan = plan_job(large)
-    trainer = next(pool for pool in plan.plan[0].pools if pool.role == "trainer")
+    trainer = next(pool for pool in plan.phases[0].pools if pool.role == "trainer")
     assert trainer.layout.offload == "optimizer"  # 1.2 TB of states on 16 devices of 80 GB
     with pytest.raises(InfeasibleError, match="device memory"):
         plan_job(large.model_copy(update={"pools": Job.model_validate({**SMALL, "pools": [
@@ -318,7 +318,7 @@ def test_opening_modes_never_makes_a_plan_slower() -> None:
     asked = job(architecture="Qwen3-8B", nodes=2, framework="verl", tasks=[task], limits={"staleness": 1})
     modes = ("colocated", "one_step_off", "async")
     alone, together = (
-        [plan_job(asked.model_copy(update={"modes": each})).plan[0].predicted.step_s for each in choices]
+        [plan_job(asked.model_copy(update={"modes": each})).phases[0].predicted.rl_step_s for each in choices]
         for choices in ([(mode,) for mode in modes], [modes])
     )
     assert together[0] <= min(alone) * (1 + 1e-9)

@@ -15,7 +15,7 @@ from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run
 from rlperf.layout import Layout
-from rlperf.plan.plan import Prediction
+from rlperf.plan.answer.plan import Prediction
 from rlperf.sim.rl_step.data_movement import BatchShape, batch_bytes, data_movement_s, pixel_bytes
 from rlperf.specs.calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
@@ -91,7 +91,7 @@ def test_encoding_grows_with_the_share_and_is_paid_where_tokens_are_prefilled() 
     bare, seeing = (engine_step_cost(VL, H100, engine, Layout.of(), images=i) for i in (None, Images(1.0, 256.0)))
 
     def prefill(cost: EngineStepCost) -> float:
-        return float(cost.step_s(4.0, 4000.0, 512.0, 0.0, 1.0))
+        return float(cost.engine_step_s(4.0, 4000.0, 512.0, 0.0, 1.0))
 
     assert prefill(seeing) - prefill(bare) == pytest.approx(512.0 * seeing.prefill_per_token_s)
     assert float(seeing.decode_s(4.0, 4000.0)) == float(bare.decode_s(4.0, 4000.0))

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from rlperf.api import ask
-from rlperf.plan.context import Context
-from rlperf.plan.plan import Plan
+from rlperf.plan.answer.plan import Plan
 from rlperf.plan.planner import plan_job
+from rlperf.plan.question.context import Context
 from rlperf.plan.size import parse_target, size_job
 from rlperf.specs.job import Job
 
@@ -33,8 +33,8 @@ def planned(found: Job, change: object = None) -> Plan:
     return plan_job(context, facts=question.facts)
 
 
-def step_s(plan: Plan) -> float:
-    return plan.plan[0].predicted.step_s
+def rl_step_s(plan: Plan) -> float:
+    return plan.phases[0].predicted.rl_step_s
 
 
 def faster_memory(hw):  # type: ignore[no-untyped-def]
@@ -52,11 +52,11 @@ def faster_network(hw):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("change", [faster_memory, more_memory, faster_network])
 def test_a_better_device_is_never_slower(change: object) -> None:
     base = job(nodes=2)
-    assert step_s(planned(base, change)) <= step_s(planned(base)) * (1 + 1e-3)
+    assert rl_step_s(planned(base, change)) <= rl_step_s(planned(base)) * (1 + 1e-3)
 
 
 def test_more_nodes_are_never_slower() -> None:
-    times = [step_s(planned(job(nodes=n))) for n in (1, 2, 3, 4)]
+    times = [rl_step_s(planned(job(nodes=n))) for n in (1, 2, 3, 4)]
     assert all(later <= earlier * (1 + 1e-3) for earlier, later in pairwise(times))
 
 
@@ -79,13 +79,13 @@ def test_a_longer_horizon_of_equal_groups_multiplies_the_objective() -> None:
 
 
 def test_sizing_finds_the_smallest_cluster_that_meets_the_target() -> None:
-    times = {n: step_s(planned(job(nodes=n))) for n in (1, 2)}
+    times = {n: rl_step_s(planned(job(nodes=n))) for n in (1, 2)}
     limit = (times[1] + times[2]) / 2
     found = size_job(job(), parse_target(f"step<={limit} s"), lambda j: ask(j).pair, most_nodes=4)
     assert found.best is not None
     assert found.best.nodes == 2
     assert found.plan is not None
-    assert step_s(found.plan) <= limit
+    assert rl_step_s(found.plan) <= limit
     none = size_job(job(), parse_target("step<=1 ms"), lambda j: ask(j).pair, most_nodes=2)
     assert none.best is None
     assert [row.nodes for row in none.rows] == [1, 2]

@@ -9,10 +9,10 @@ import pytest
 
 from rlperf.api import ask
 from rlperf.errors import InfeasibleError
-from rlperf.plan.decisions import decide
-from rlperf.plan.formulation import Program, Slot, formulate, value_of
+from rlperf.plan.judge.decisions import decide
 from rlperf.plan.planner import program_of
-from rlperf.plan.solve import brute_force, solve
+from rlperf.plan.search.formulation import Program, Slot, formulate, value_of
+from rlperf.plan.search.solve import brute_force, solve
 from rlperf.specs.job import Job
 
 

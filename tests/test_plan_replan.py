@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 from rlperf.api import ask
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
-from rlperf.plan.configuration import Configuration
-from rlperf.plan.context import Context
-from rlperf.plan.demand import Demand
-from rlperf.plan.evaluate import Evaluation, Judge
+from rlperf.plan.judge.configuration import Configuration
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.stage_factors import StageFactor
 from rlperf.plan.predict import evaluate_job
+from rlperf.plan.question.context import Context
+from rlperf.plan.question.demand import Demand
 from rlperf.plan.replan import Replan, replan_job
-from rlperf.plan.stage_factors import StageFactor
 from rlperf.specs.job import Job
 from rlperf.specs.step_log import StepLog
 from rlperf.workload import LengthTable, concat
@@ -74,7 +74,7 @@ class Run:
 
     def truth_s(self, configuration: Configuration, first: int, last: int) -> float:
         """Seconds that rl_steps ``first`` to ``last`` really take, the rollout's and the trainer's errors included."""
-        return float(true_seconds(self.judged(configuration, first, last))["step_s"].sum())
+        return float(true_seconds(self.judged(configuration, first, last))["rl_step_s"].sum())
 
 
 def judged(context: Context, configuration: Configuration, tables: list[LengthTable]) -> Evaluation:
@@ -86,7 +86,7 @@ def true_seconds(evaluation: Evaluation) -> dict[str, np.ndarray]:
     seconds = evaluation.seconds
     stages = {f"{stage}_s": factor * getattr(seconds, f"{stage}_s") for stage, factor in FACTORS.items()}
     rest = sum(getattr(seconds, name) for name in ("weight_sync_s", "data_movement_s", "offload_s", "other_s"))
-    return {**stages, "weight_sync_s": seconds.weight_sync_s, "step_s": sum(stages.values()) + rest}
+    return {**stages, "weight_sync_s": seconds.weight_sync_s, "rl_step_s": sum(stages.values()) + rest}
 
 
 def run(running: Job, rl_steps: int, *, growth: float, noise: float, asked: Job | None = None, seed: int = 0) -> Run:
@@ -192,7 +192,7 @@ def test_refuses_what_it_cannot_answer(wide: Run) -> None:
 def write_run(made: Run, folder: Path, asked: Job) -> None:
     """The run's job, its CSV metrics in verl's words and its PolyTrace dump."""
     (folder / "job.json").write_text(asked.model_dump_json(exclude_none=True))
-    names = {"rollout_s": "timing_s/gen", "training_s": "timing_s/update_actor", "step_s": "timing_s/step"}
+    names = {"rollout_s": "timing_s/gen", "training_s": "timing_s/update_actor", "rl_step_s": "timing_s/step"}
     with (folder / "log.csv").open("w", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(["step", *names.values()])

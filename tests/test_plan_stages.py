@@ -8,8 +8,8 @@ import pytest
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.cost.batching import Microbatches
 from rlperf.layout import Layout
-from rlperf.plan.plan import SettingsValues
-from rlperf.plan.stages import best_ends, layer_profile, makespan_s, partitions, stated_ends, uniform
+from rlperf.plan.answer.plan import SettingsValues
+from rlperf.plan.judge.stages import best_ends, layer_profile, makespan_s, partitions, stated_ends, uniform
 from rlperf.specs.job import Job
 from rlperf.specs.pipeline_profile import LayerProfile
 
@@ -76,13 +76,13 @@ def test_layers_of_a_mixed_architecture_have_their_own_times() -> None:
 
 def test_a_plan_states_its_stages_where_the_framework_can_and_predict_agrees() -> None:
     plan = plan_job(job())
-    trainer = plan.plan[0].pool("trainer")
+    trainer = plan.phases[0].pool("trainer")
     ends = (trainer.settings.first_stage_layers, trainer.settings.last_stage_layers)
     assert None not in ends
     assert ends[1] < 7  # the head of a 152k vocabulary weighs several of the 28 layers
     verl = plan_job(job(framework="verl==0.9.0"))
-    assert verl.plan[0].pool("trainer").settings.first_stage_layers is None
-    rollout = plan.plan[0].pool("rollout")
+    assert verl.phases[0].pool("trainer").settings.first_stage_layers is None
+    rollout = plan.phases[0].pool("rollout")
     pinned = {
         "role": "trainer",
         "layout": trainer.layout.model_dump(),
@@ -95,6 +95,6 @@ def test_a_plan_states_its_stages_where_the_framework_can_and_predict_agrees() -
     }
     even = {name: value for name, value in pinned["settings"].items() if not name.endswith("_stage_layers")}
     without = predict_job(job(pools=[{**pinned, "settings": even}, engine]))
-    assert plan.plan[0].predicted.stages_s.training < without.stages_s.training
+    assert plan.phases[0].predicted.stages_s.training < without.stages_s.training
     again = plan_job(job(pools=[pinned, engine]))
-    assert again.plan[0].predicted.step_s == pytest.approx(plan.plan[0].predicted.step_s, rel=1e-9)
+    assert again.phases[0].predicted.rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s, rel=1e-9)

@@ -15,7 +15,7 @@ from rlperf.api import ask, judge, load_job
 from rlperf.cli.main import app
 from rlperf.cli.schema import schema_of
 from rlperf.errors import InfeasibleError, SpecError
-from rlperf.plan.splits import splits
+from rlperf.plan.search.splits import splits
 from rlperf.report.plan_files import plan_yaml
 from rlperf.specs.job import Job
 from tests.test_plan_end_to_end import SMALL, trace
@@ -35,10 +35,10 @@ def test_predict_of_a_plan_file_gives_the_plans_own_numbers(tmp_path: Path) -> N
     file = tmp_path / "there" / "plan.yaml"
     file.parent.mkdir()
     file.write_text(plan_yaml(plan))
-    assert rlperf.predict_job(file) == rlperf.predict_job(plan) == plan.plan[0].predicted
+    assert rlperf.predict_job(file) == rlperf.predict_job(plan) == plan.phases[0].predicted
     shown = CliRunner().invoke(app, ["predict", str(file), "--json"])
     said = json.loads(shown.stdout)
-    assert said["predicted"]["step_s"] == plan.plan[0].predicted.step_s
+    assert said["predicted"]["rl_step_s"] == plan.phases[0].predicted.rl_step_s
     assert set(said) == {"schema_version", "job", "predicted", "operators", "assumed", "calibration"}
     jsonschema.validate(said, schema_of("predict"))
 
@@ -67,14 +67,14 @@ def test_phases_of_a_plan_are_predicted_one_by_one(tmp_path: Path) -> None:
     task = {**SMALL["tasks"][0], "workload": "lengths"}  # type: ignore[index]
     plan = rlperf.plan_job(written(tmp_path, tasks=[task], horizon={"rl_steps": 2, "group": 1}))
     merged = judge(plan)[2]
-    assert merged.step_s == pytest.approx(plan.plan[0].predicted.step_s, rel=1e-12)
+    assert merged.rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s, rel=1e-12)
     with pytest.raises(SpecError, match="no phase 9"):
         judge(plan, phase=9)
 
 
 def test_a_framework_brings_its_own_engine_and_its_modes(tmp_path: Path) -> None:
     plan = rlperf.plan_job(written(tmp_path, framework="slime"))
-    assert (plan.job.engine, plan.plan[0].pool("rollout").settings.backend) == ("sglang", "sglang")
+    assert (plan.job.engine, plan.phases[0].pool("rollout").settings.backend) == ("sglang", "sglang")
     question = ask(written(tmp_path, modes=["colocated", "disaggregated"]))
     assert {split.mode for split in splits(question.context)} == {"colocated"}
 
@@ -84,9 +84,9 @@ def test_a_plan_file_stands_for_its_job_everywhere(tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text(plan_yaml(plan))
     assert load_job(file) == plan.job
-    assert rlperf.plan_job(file).plan[0].pools == plan.plan[0].pools
+    assert rlperf.plan_job(file).phases[0].pools == plan.phases[0].pools
     pinned = ask(file).job.pool("trainer")
-    assert pinned.layout.tensor_parallel == (plan.plan[0].pool("trainer").layout.tensor_parallel,)
+    assert pinned.layout.tensor_parallel == (plan.phases[0].pool("trainer").layout.tensor_parallel,)
     sized = CliRunner().invoke(app, ["size", str(file), "--target", "step<=1h", "--json"])
     assert json.loads(sized.stdout)["best"]["nodes"] >= 1
 

@@ -12,7 +12,7 @@ import pytest
 from rlperf.api import ask, plan_job, size_job, sweep_job
 from rlperf.cli.report import judged, report
 from rlperf.errors import SpecError
-from rlperf.plan.plan import Plan
+from rlperf.plan.answer.plan import Plan
 from rlperf.report.plan_drawings import judged_drawings, operators, plan_drawings
 from rlperf.report.plan_files import write_plan_files
 from rlperf.report.plan_html import Judged, plan_page
@@ -83,7 +83,7 @@ def swept() -> SweepResult:
 
 
 def test_a_plan_page_is_whole_and_loads_nothing(plan: Plan, found: tuple[Judged, ...]) -> None:
-    assert found[0][2].step_s == pytest.approx(plan.plan[0].predicted.step_s, rel=1e-12)
+    assert found[0][2].rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s, rel=1e-12)
     page = plan_page(plan, found)
     parsed = read(page)
     expected = ["Summary", "Plan", "Timeline", "Memory", "Why", "What takes the time", "Sensitivity", "Error bars",
@@ -101,14 +101,14 @@ def test_without_the_job_s_files_the_page_says_what_is_missing(plan: Plan) -> No
 
 def test_every_figure_of_a_plan_draws_in_both_widths(plan: Plan, found: tuple[Judged, ...]) -> None:
     context, task, evaluation = found[0]
-    drawings = [*plan_drawings(plan.plan[0]), *judged_drawings(context, task, evaluation)]
+    drawings = [*plan_drawings(plan.phases[0]), *judged_drawings(context, task, evaluation)]
     names = [drawing.name for drawing in drawings]
     assert names[:3] == ["timeline", "memory", "operators"] and names[-2:] == ["lengths", "roofline"]
     for drawing in drawings:
         assert drawing.svg.startswith(b"<?xml") and drawing.png.startswith(b"\x89PNG")
         assert drawing.narrow != drawing.svg
         assert drawing.caption.endswith(".")
-    assert plan_drawings(plan.plan[0])[0].svg == drawings[0].svg, "the same plan gives the same figure"
+    assert plan_drawings(plan.phases[0])[0].svg == drawings[0].svg, "the same plan gives the same figure"
 
 
 def test_no_operator_is_above_the_roof(found: tuple[Judged, ...]) -> None:
@@ -123,7 +123,7 @@ def test_no_operator_is_above_the_roof(found: tuple[Judged, ...]) -> None:
 
 
 def test_pools_apart_have_memory_panels_of_their_own(plan: Plan) -> None:
-    apart = plan.plan[0].model_copy(update={"mode": "disaggregated"})
+    apart = plan.phases[0].model_copy(update={"mode": "disaggregated"})
     drawings = {drawing.name: drawing.svg.decode() for drawing in plan_drawings(apart)}
     assert "rollout, GB per device" in drawings["memory"] and "trainer, GB per device" in drawings["memory"]
     assert "rollout pool" in drawings["timeline"] and "trainer pool" in drawings["timeline"]
@@ -209,11 +209,11 @@ def test_a_sweep_without_any_result_still_has_a_page() -> None:
 
 
 def test_answers_as_frames_plain_data_and_in_notebooks(plan: Plan) -> None:
-    prediction = plan.plan[0].predicted
+    prediction = plan.phases[0].predicted
     frame = prediction.to_frame()
-    assert frame.height == 1 and frame["step_s"][0] == prediction.step_s
-    assert prediction.to_dict()["step_s"] == prediction.step_s
-    assert plan.to_frame().height == len(plan.plan) and plan.to_frame()["trainer_devices"][0] == 8
+    assert frame.height == 1 and frame["rl_step_s"][0] == prediction.rl_step_s
+    assert prediction.to_dict()["rl_step_s"] == prediction.rl_step_s
+    assert plan.to_frame().height == len(plan.phases) and plan.to_frame()["trainer_devices"][0] == 8
     assert Plan.model_validate(plan.to_dict()) == plan
     sizing = size_job(Job.model_validate(JOB), "step<=1000s", most_nodes=1)
     assert sizing.to_frame()["meets"].to_list() == [True] and sizing.to_dict()["best"]["nodes"] == 1

@@ -146,7 +146,7 @@ def test_nothing_is_lost_and_no_device_is_over_full(update: str) -> None:
     assert 0.0 < result.slots_busy <= 1.0
     assert 0.0 < result.trainer_busy <= 1.0
     assert result.period_s >= 11.0 + 3.0 / 2 - 0.5
-    assert result.timeline.step_s == pytest.approx(result.period_s, rel=0.02)
+    assert result.timeline.rl_step_s == pytest.approx(result.period_s, rel=0.02)
     assert np.all(result.timeline.end_s >= result.timeline.start_s)
 
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from rlperf.api import ask
 from rlperf.cli.main import app
-from rlperf.plan.compare import bootstrap_table, compare_jobs, job_of_plan
-from rlperf.plan.plan import Plan
+from rlperf.plan.answer.compare import bootstrap_table, compare_jobs, job_of_plan
+from rlperf.plan.answer.plan import Plan
 from rlperf.workload import LengthTable
 
 JOB = """

@@ -61,9 +61,9 @@ def test_step_equals_the_closed_form(
     line = compose_rl_step(execution, stages, rl_steps=12)
     closed = float(step_seconds(execution, stages.times()))
     if interval == 1 or mode in (ExecutionMode.SYNC_COLOCATED, ExecutionMode.SYNC_DISAGGREGATED):
-        assert line.step_s == pytest.approx(closed, rel=1e-6)
+        assert line.rl_step_s == pytest.approx(closed, rel=1e-6)
     else:  # syncs now and then: the mean of the terms is exact, their maximum is not
-        assert closed * (1 - 1e-9) <= line.step_s <= closed + stages.weight_sync_s + stages.recompute_s + 1e-6
+        assert closed * (1 - 1e-9) <= line.rl_step_s <= closed + stages.weight_sync_s + stages.recompute_s + 1e-6
 
 
 @settings(max_examples=60, deadline=None)
@@ -105,7 +105,7 @@ def test_stage_seconds_of_a_colocated_step() -> None:
             "other": 1.5,
         }
     )
-    assert line.stages_s.total == pytest.approx(line.step_s)
+    assert line.stages_s.total == pytest.approx(line.rl_step_s)
     assert line.pools == ("shared",)
 
 
@@ -114,15 +114,15 @@ def test_streaming_lies_between_overlap_and_turns() -> None:
     stages = StepStages.of([finish.max()], training_s=60.0, weight_sync_s=2.0, group_finish_s=finish)
     line = compose_rl_step(Execution(ExecutionMode.STREAMING, chunks=8), stages)
     serial = finish.max() + 62.0
-    assert max(finish.max(), 60.0) + 2.0 < line.step_s < serial
+    assert max(finish.max(), 60.0) + 2.0 < line.rl_step_s < serial
     # the last chunk is never trained before the last group is done
-    assert line.step_s >= finish.max() + 60.0 / 8 + 2.0 - 1e-9
+    assert line.rl_step_s >= finish.max() + 60.0 / 8 + 2.0 - 1e-9
 
 
 def test_reference_and_critic_on_devices_of_their_own_run_beside() -> None:
     stages = StepStages.of([10.0], scoring_s=4.0, reference_s=6.0, training_s=20.0, critic_s=25.0)
     line = compose_rl_step(Execution(ExecutionMode.SYNC_DISAGGREGATED), stages)
-    assert line.step_s == pytest.approx(10 + 6 + 25)
+    assert line.rl_step_s == pytest.approx(10 + 6 + 25)
     assert line.pools == ("rollout", "trainer", "reference", "critic")
 
 
@@ -131,7 +131,7 @@ def test_reward_on_devices_of_its_own_leaves_the_rollout_pool_idle() -> None:
     apart = StepStages.of([10.0], training_s=5.0, reward_s=[2.0, 4.0], reward_apart=True)
     execution = Execution(ExecutionMode.SYNC_DISAGGREGATED)
     one, other = compose_rl_step(execution, together), compose_rl_step(execution, apart)
-    assert one.step_s == other.step_s == pytest.approx(19.0)
+    assert one.rl_step_s == other.rl_step_s == pytest.approx(19.0)
     assert other.pools == ("rollout", "trainer", "reward")
     assert other.idle_device_s()[0] > one.idle_device_s()[0]
 
@@ -146,4 +146,4 @@ def test_from_a_simulated_rollout() -> None:
     assert steady_rollout_s(rollout) < rollout.makespan_s
     # decode-bound replicas without a tail: mean length instead of the longest
     line = compose_rl_step(Execution(ExecutionMode.SYNC_DISAGGREGATED), stages)
-    assert line.step_s == pytest.approx(rollout.makespan_s + 3.0)
+    assert line.rl_step_s == pytest.approx(rollout.makespan_s + 3.0)

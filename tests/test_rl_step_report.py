@@ -65,13 +65,13 @@ def test_next_bottleneck_by_hand() -> None:
 def test_view_of_a_job_prints(tmp_path: Path) -> None:
     from rlperf.api import ask
     from rlperf.cli.output import default_job
+    from rlperf.plan.judge.timeline import step_view
     from rlperf.plan.predict import evaluate_job
-    from rlperf.plan.timeline import step_view
 
     question = ask(default_job())
     evaluation, _ = evaluate_job(question.context, question.facts)
     view = step_view(evaluation)
-    assert view.timeline.step_s == pytest.approx(float(evaluation.seconds.step_s[0]), rel=1e-6)
+    assert view.timeline.rl_step_s == pytest.approx(float(evaluation.seconds.rl_step_s[0]), rel=1e-6)
     assert all(0.0 <= share <= 1.0 for share in view.idle_share.values())
     screen = Console(file=StringIO(), width=120)
     print_step(view, screen)
@@ -92,7 +92,7 @@ def test_the_whole_run_of_a_job() -> None:
     predicted = predict_job(plain_job)
     plain = predicted.run
     assert plain is not None
-    assert plain.total_s == pytest.approx(100 * predicted.step_s + plain.start_up_s)
+    assert plain.total_s == pytest.approx(100 * predicted.rl_step_s + plain.start_up_s)
     assert plain.low_s < plain.total_s < plain.high_s
     assert plain.usd_per_rl_step == pytest.approx(plain.device_hours * 2.0 / 100)
     around = WholeRun.model_validate(

@@ -18,7 +18,7 @@ def two_ranks() -> tl.Timeline:
 
 def test_stage_seconds_are_the_union_over_ranks() -> None:
     line = two_ranks()
-    assert line.step_s == 13.0
+    assert line.rl_step_s == 13.0
     assert line.stages_s.rollout == 10.0
     assert line.stages_s.training == 3.0
     assert line.stages_s.total == 13.0
@@ -43,13 +43,13 @@ def test_period_leaves_the_warm_up_out() -> None:
     for step, end in enumerate((50.0, 60.0, 72.0, 84.0)):
         build.span(tl.TRAINING, 0, 0, end - 5.0, end, rl_step=step)
     line = build.freeze(warmup=1)
-    assert line.step_s == pytest.approx((84 - 50) / 3)
+    assert line.rl_step_s == pytest.approx((84 - 50) / 3)
     assert np.array_equal(line.rl_steps, [1, 2, 3])
 
 
 def test_empty_timeline() -> None:
     line = tl.TimelineBuilder(("all",), (1,)).freeze()
-    assert line.step_s == 0.0
+    assert line.rl_step_s == 0.0
     assert line.stages_s.total == 0.0
 
 

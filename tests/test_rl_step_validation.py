@@ -127,7 +127,7 @@ def test_other_frameworks_devices_and_dtypes_are_predicted_with_wider_intervals(
 
     found = predict_step(read_row(ROW | changes))
     low, high = step_interval(found)
-    assert 0.0 < low < found.step_s < high
+    assert 0.0 < low < found.rl_step_s < high
     if not found.framework.calibrated_on or found.row.hardware.calibration.extrapolated:
         usual = step_interval(predict_step(read_row(ROW)))
         assert high / low > usual[1] / usual[0]
@@ -240,9 +240,9 @@ def test_stages_move_with_what_they_depend_on() -> None:
     assert more.stage_s("train_s") > 2.5 * base.stage_s("train_s")
     assert longer.stage_s("rollout_s") > 2.0 * base.stage_s("rollout_s")
     assert longer.stage_s("train_s") == pytest.approx(base.stage_s("train_s"), rel=0.3)
-    assert split.step_s < base.step_s
-    assert base.timeline.step_s == pytest.approx(base.step_s)
-    assert base.timeline.stages_s.total == pytest.approx(base.step_s)
+    assert split.rl_step_s < base.rl_step_s
+    assert base.timeline.rl_step_s == pytest.approx(base.rl_step_s)
+    assert base.timeline.stages_s.total == pytest.approx(base.rl_step_s)
 
 
 @pytest.mark.parametrize("staleness", [1, 4])

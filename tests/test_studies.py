@@ -30,7 +30,7 @@ def test_batch_sweep() -> None:
     expected = pl.read_csv(STUDIES / "batch_sweep" / "expected.csv")
     assert_frame_equal(found, expected, check_dtypes=False, rel_tol=1e-3)
     by_cap = found.filter(pl.col("prompts_per_step") == 128).sort("max_response_tokens")
-    assert by_cap["step_s"].is_sorted()
+    assert by_cap["rl_step_s"].is_sorted()
     assert by_cap["truncated_fraction"].is_sorted(descending=True)
 
 

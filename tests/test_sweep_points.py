@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlperf.api import ask, asked, sweep_job
 from rlperf.errors import InfeasibleError
 from rlperf.plan.predict import predict_job
-from rlperf.plan.screen import screen
+from rlperf.plan.search.screen import screen
 from rlperf.specs.job import Job
 from rlperf.sweep import Sweep, SweepResult, check_sweep
 from rlperf.sweep.columns import RESULTS
@@ -79,10 +79,10 @@ def test_a_tensor_parallel_of_3_divides_nothing_and_says_so(mixed: SweepResult) 
 
 def test_intervals_hold_the_mean_and_stages_are_filled(mixed: SweepResult) -> None:
     fine = mixed.frame.filter(mixed.frame["status"] == "ok")
-    assert (fine["low_s"] < fine["step_s"]).all() and (fine["step_s"] < fine["high_s"]).all()
+    assert (fine["low_s"] < fine["rl_step_s"]).all() and (fine["rl_step_s"] < fine["high_s"]).all()
     assert (fine["rollout_s"] > 0).all() and (fine["training_s"] > 0).all()
-    assert (fine["device_s"] - fine["step_s"] * fine["devices"]).abs().max() == 0.0
-    usd = fine["step_s"] * fine["devices"] * 2.5 / 3600.0
+    assert (fine["device_s"] - fine["rl_step_s"] * fine["devices"]).abs().max() == 0.0
+    usd = fine["rl_step_s"] * fine["devices"] * 2.5 / 3600.0
     assert ((fine["usd_per_step"] - usd).abs() < 1e-9).all()
 
 
@@ -101,7 +101,7 @@ def test_events_are_what_predict_says() -> None:
     for row in found.frame.to_dicts()[::3]:
         question = ask(job_of(found, row))
         predicted = predict_job(question.context, facts=question.facts)
-        assert row["step_s"] == pytest.approx(predicted.step_s, rel=1e-12)
+        assert row["rl_step_s"] == pytest.approx(predicted.rl_step_s, rel=1e-12)
         assert (row["low_s"], row["high_s"]) == pytest.approx((predicted.low_s, predicted.high_s))
         assert row["trainer_memory_bytes"] == pytest.approx(predicted.memory_bytes["trainer"].total)
 
@@ -112,7 +112,7 @@ def test_plan_is_what_the_planner_says() -> None:
     found = sweep_job(Sweep(job=JOB, method="plan", grid={"nodes": [1], "limits.step": ["1 s", "1000 s"]}), workers=1)
     short, long = found.frame.to_dicts()
     assert short["status"] == "infeasible" and "nothing fits" in short["reason"]
-    assert long["step_s"] == plan_job(job_of(found, long)).plan[0].predicted.step_s
+    assert long["rl_step_s"] == plan_job(job_of(found, long)).phases[0].predicted.rl_step_s
     with pytest.raises(InfeasibleError):
         plan_job(job_of(found, short))
 

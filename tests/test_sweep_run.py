@@ -107,7 +107,7 @@ def test_files_and_result_read_back(whole: Path) -> None:
     assert told == found.frame.columns
     assert found.to_dict()["rows"][0]["point"] == 0 and json.dumps(found.to_dict())
     assert "24 points" in found._repr_html_()
-    assert found.best() == found.frame.sort("step_s").row(0, named=True)
+    assert found.best() == found.frame.sort("rl_step_s").row(0, named=True)
 
 
 def test_an_unfinished_folder_is_no_result(tmp_path: Path) -> None:

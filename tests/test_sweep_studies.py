@@ -31,7 +31,7 @@ def test_capacity_holds_for_its_table_and_for_a_fresh_run() -> None:
     fresh = module.run("screen").frame
     kept = expected("capacity").sort("cluster", "nodes")
     assert fresh["status"].to_list() == ["ok"] * 10
-    ratio = fresh.sort("cluster", "nodes")["step_s"] / kept["step_s"]
+    ratio = fresh.sort("cluster", "nodes")["rl_step_s"] / kept["rl_step_s"]
     # the table is judged by events and may be older than a calibration
     assert ratio.is_between(0.7, 1.4).all()
 
@@ -47,7 +47,7 @@ def test_findings_hold_for_their_table_and_skew_for_a_fresh_run(tmp_path: Path) 
     rows: list[dict[str, Any]] = module.skew(tmp_path)
     idle = [row["value"] for row in rows]
     assert idle == sorted(idle) and idle[-1] > 2 * idle[0]
-    step = [row["step_s"] for row in rows]
+    step = [row["rl_step_s"] for row in rows]
     assert step == sorted(step)
 
 

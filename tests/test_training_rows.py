@@ -59,7 +59,7 @@ def test_blank_cells_are_filled_named_and_widen_the_interval(tmp_path: Path) -> 
     assert int(rows[2].layout.data_parallel) == 4
     assert int(rows[2].layout.virtual_pipeline) == 5
     assert int(rows[2].layout.microbatch) == 1
-    assert rows[2].step_s == pytest.approx(128 * 4096 / (1000 * 64))
+    assert rows[2].update_s == pytest.approx(128 * 4096 / (1000 * 64))
     report = validate_file(path, "training")
     wide = [(one.high - one.low) / one.predicted for one in report.predictions]
     assert wide[1] > wide[0]

@@ -23,12 +23,12 @@ import yaml
 from rlperf.calibrate.log_model import OVERHEADS, FittedOverhead, Stage, fitted_overhead, posterior, stage_errors
 from rlperf.calibrate.rl_framework import constant, with_constants
 from rlperf.errors import Problem, SpecError
-from rlperf.plan.configuration import Configuration
-from rlperf.plan.context import Context
-from rlperf.plan.demand import Demand
-from rlperf.plan.evaluate import Evaluation, Judge
+from rlperf.plan.judge.configuration import Configuration
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.stage_seconds import sync_fit
 from rlperf.plan.predict import evaluate_job
-from rlperf.plan.stage_seconds import sync_fit
+from rlperf.plan.question.context import Context
+from rlperf.plan.question.demand import Demand
 from rlperf.specs.rl_calibration import FrameworkCalibration, Overhead, Provenance
 from rlperf.specs.step_log import StepLog
 from rlperf.workload.lengths import LengthTable
@@ -169,11 +169,11 @@ def _stages(
 
 def _rest(log: StepLog) -> FloatArray | None:
     """Seconds of the rl_step that no stated stage covers."""
-    if log.mean("step_s") is None or log.mean("training_s") is None:
+    if log.mean("rl_step_s") is None or log.mean("training_s") is None:
         return None
     stages = ("rollout", "reward", "scoring", "training", "weight_sync", "data_movement", "offload")
     covered = np.nansum([getattr(log, f"{name}_s") for name in stages], axis=0)
-    return np.asarray(log.step_s - covered, np.float64)
+    return np.asarray(log.rl_step_s - covered, np.float64)
 
 
 def _with_overheads(context: Context, backend: int, value: float) -> Context:

@@ -47,7 +47,7 @@ class StepPrediction:
     stages: StepStages
 
     @property
-    def step_s(self) -> float:
+    def rl_step_s(self) -> float:
         """Seconds from one rl_step to the next."""
         return float(step_seconds(self.execution, self.stages.times()))
 
@@ -60,16 +60,16 @@ class StepPrediction:
         )
 
     def stage_s(self, metric: str) -> float:
-        """Seconds under a column's name: step_s, rollout_s, scoring_s, train_s, weight_sync_s."""
+        """Seconds under a column's name: rl_step_s, rollout_s, scoring_s, train_s, weight_sync_s."""
         if metric == "step_s":
-            return self.step_s
+            return self.rl_step_s
         times = self.stages.times()
         return float(np.asarray(getattr(times, "training_s" if metric == "train_s" else metric)))
 
     @cached_property
     def law_spread(self) -> float:
         """Standard deviation of ln(step) over plausible laws of the lengths [1]."""
-        steps = [self.step_s, *(predict_step(self.row, law, self.framework).step_s for law in OTHER_LAWS)]
+        steps = [self.rl_step_s, *(predict_step(self.row, law, self.framework).rl_step_s for law in OTHER_LAWS)]
         return float(np.log(steps).std(ddof=1))
 
     def draws_s(self, draws: int = 4, seed: int = 1) -> np.ndarray:
@@ -173,8 +173,8 @@ def step_interval(prediction: StepPrediction) -> tuple[float, float]:
     extra = prediction.law_spread**2
     if not prediction.row.recompute_stated:
         # full recompute would repeat the forward, a third of the training: half of that is one standard deviation
-        extra += float(np.log1p(prediction.stage_s("train_s") / 6.0 / prediction.step_s)) ** 2
+        extra += float(np.log1p(prediction.stage_s("train_s") / 6.0 / prediction.rl_step_s)) ** 2
     unlike = prediction.framework.unmeasured_spread**2
     extra += unlike * (prediction.row.architecture.latent is not None)
     extra += unlike / 4.0 * prediction.row.hardware.calibration.extrapolated
-    return interval(prediction.step_s, prediction.draws_s(), prediction.framework, extra=float(np.sqrt(extra)))
+    return interval(prediction.rl_step_s, prediction.draws_s(), prediction.framework, extra=float(np.sqrt(extra)))

@@ -117,7 +117,7 @@ def fit_backend(name: str, rows: Sequence[TrainingRow]) -> list[TrainerCalibrati
     members = (name, *SHARED.get(name, ()))
     seen = calibration_rows(rows, members)
     fit = fit_trainer(load_trainer(name), seen, KNOBS[name], ridge=RIDGE)
-    ratio = np.array([row.step_s for row in seen]) / predict_seconds(seen, dict.fromkeys(members, fit.trainer))
+    ratio = np.array([row.update_s for row in seen]) / predict_seconds(seen, dict.fromkeys(members, fit.trainer))
     low, high = _interval(ratio, fit.configurations, len(KNOBS[name]))
     used = tuple(sorted({digest(row.configuration) for row in seen}))
     timing = fit.trainer.model_copy(

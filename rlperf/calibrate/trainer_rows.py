@@ -88,7 +88,7 @@ class TrainingRow:
     expert_overlap: bool
     cuda_graph: bool
     note: str
-    step_s: float | None
+    update_s: float | None
     peak_bytes: float | None
     assumed: tuple[str, ...] = field(default_factory=tuple)
 
@@ -219,7 +219,7 @@ def _row(table_row: Row, folder: Path) -> TrainingRow | RefusedRow:
         expert_overlap="all-to-all overlap: True" in note or "EP overlap on" in note or "(EP overlap" in note,
         cuda_graph=("CUDA graph" in note and "CUDA graph: none" not in note) or recipe_unknown,
         note=note,
-        step_s=_step_s(table_row, batch, length),
+        update_s=_step_s(table_row, batch, length),
         peak_bytes=memory * 1e9 if memory else None,
         assumed=tuple(assumed),
     )

@@ -113,7 +113,7 @@ class Fit:
 
 def calibration_rows(rows: Sequence[TrainingRow], backends: Sequence[str]) -> list[TrainingRow]:
     """Timed rows of some backends whose configuration belongs to the calibration part of its group."""
-    timed = [row for row in rows if row.step_s]
+    timed = [row for row in rows if row.update_s]
     part = calibration_part(timed)
     return [row for row in timed if row.backend in backends and digest(row.configuration) in part]
 
@@ -127,7 +127,7 @@ def fit_trainer(
     sweeps: int = 3,
 ) -> Fit:
     """Fit a backend's timing on rows; see `descend`."""
-    measured = np.array([row.step_s for row in rows], dtype=np.float64)
+    measured = np.array([row.update_s for row in rows], dtype=np.float64)
 
     def predict(candidate: TrainerCalibration) -> FloatArray:
         return predict_seconds(rows, {row.backend: candidate for row in rows})

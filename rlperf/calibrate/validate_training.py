@@ -21,10 +21,10 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     """Predict the seconds of one optimizer update of every row; step time and tokens/s of a row are one measurement."""
     table.need(*NEEDED)
     rows, refused = training_rows(table, path)
-    timed = [row for row in rows if row.step_s]
+    timed = [row for row in rows if row.update_s]
     seconds = predict_seconds(timed)
     predictions = [_prediction(row, float(value)) for row, value in zip(timed, seconds, strict=True)]
-    without = [Refusal(row.row_id, "no step time and no tokens/s in the row") for row in rows if not row.step_s]
+    without = [Refusal(row.row_id, "no step time and no tokens/s in the row") for row in rows if not row.update_s]
     return Outcome(tuple(predictions), (*without, *(Refusal(row.row_id, row.reason) for row in refused)))
 
 
@@ -46,7 +46,7 @@ def _prediction(row: TrainingRow, seconds: float) -> Prediction:
         row_id=row.row_id,
         group=row.group,
         metric="step_s",
-        measured=float(row.step_s or np.nan),
+        measured=float(row.update_s or np.nan),
         predicted=seconds,
         low=seconds * spread.low,
         high=seconds * spread.high,
@@ -97,11 +97,11 @@ def rank_layouts(rows: list[TrainingRow], seconds: list[float]) -> Ranking:
             for j in members[a + 1 :]:
                 if rows[i].layout.to_dict() == rows[j].layout.to_dict():
                     continue
-                ratio = np.log(float(rows[i].step_s or 1.0) / float(rows[j].step_s or 1.0))
+                ratio = np.log(float(rows[i].update_s or 1.0) / float(rows[j].update_s or 1.0))
                 if abs(ratio) > np.log(1.1):
                     pairs += 1
                     right += int(np.sign(ratio) == np.sign(np.log(seconds[i] / seconds[j])))
         chosen = min(members, key=lambda i: seconds[i])
-        best = min(float(rows[i].step_s or np.inf) for i in members)
-        regrets.append(float(rows[chosen].step_s or np.inf) / best - 1.0)
+        best = min(float(rows[i].update_s or np.inf) for i in members)
+        regrets.append(float(rows[chosen].update_s or np.inf) / best - 1.0)
     return Ranking(pairs, right / max(pairs, 1), len(regrets), float(np.median(regrets)) if regrets else 0.0)

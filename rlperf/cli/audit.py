@@ -56,7 +56,7 @@ def audit(
                 "passes": not failed,
                 "findings": [finding.to_dict() for finding in found.findings],
                 "predicted": found.predicted.model_dump(mode="json") if found.predicted else None,
-                "best": found.best.plan[0].model_dump(mode="json") if found.best else None,
+                "best": found.best.phases[0].model_dump(mode="json") if found.best else None,
                 "notes": list(found.notes),
             }
         )

@@ -30,7 +30,7 @@ def logs(
     from rlperf.frameworks.dumps import read_dump
     from rlperf.frameworks.imports import read_job_or_config
     from rlperf.frameworks.logs import read_log
-    from rlperf.plan.context import resolve
+    from rlperf.plan.question.context import resolve
     from rlperf.specs.writer import write_atomic
 
     asked = read_job_or_config(job, cluster=cluster, workload=workload)

@@ -11,7 +11,7 @@ from rlperf.cli.output import AsJson, console, print_json, progress
 
 if TYPE_CHECKING:
     from rlperf.api import Question
-    from rlperf.plan.compare import JobComparison, Side
+    from rlperf.plan.answer.compare import JobComparison, Side
 
 SCHEMA_VERSION = 1
 
@@ -28,7 +28,7 @@ def compare(
 
     Example: rlperf compare plan/plan.yaml run_grpo.yaml --cluster dgx_h100 --workload math
     """
-    from rlperf.plan.compare import compare_jobs
+    from rlperf.plan.answer.compare import compare_jobs
 
     with progress("comparing"):
         questions = [_question(path, cluster, workload) for path in (first, second)]
@@ -48,7 +48,7 @@ def _question(path: Path, cluster: str | None, workload: str | None) -> Question
     if path.suffix in (".yaml", ".yml", ".json"):
         document = read_document(path)
         keys = set(document.data) if isinstance(document.data, dict) else set()
-        if {"job", "plan"} <= keys or {"architecture", "tasks"} & keys:
+        if {"job", "phases"} <= keys or {"architecture", "tasks"} & keys:
             return ask(path)
     from rlperf.frameworks.imports import import_config, job_of
 
@@ -69,14 +69,14 @@ def summary_of(found: JobComparison, first: Path, second: Path) -> dict[str, Any
 
 
 def _side(path: Path, side: Side) -> dict[str, Any]:
-    from rlperf.plan.compare import STAGES
+    from rlperf.plan.answer.compare import STAGES
 
     configuration = side.evaluation.configuration
     return {
         "file": str(path),
         "mode": configuration.mode,
         "devices": configuration.devices,
-        "step_s": float(side.draws_s.mean()),
+        "rl_step_s": float(side.draws_s.mean()),
         "draws_s": side.draws_s.tolist(),
         "stages_s": dict(zip([*(name.removesuffix("_s") for name in STAGES), "rest"], side.stages_s, strict=True)),
         "assumed": list(side.filled),
@@ -86,7 +86,7 @@ def _side(path: Path, side: Side) -> dict[str, Any]:
 def _print(found: JobComparison, first: Path, second: Path) -> None:
     from rich.table import Table
 
-    from rlperf.plan.compare import STAGES
+    from rlperf.plan.answer.compare import STAGES
     from rlperf.units import human_seconds
 
     screen = console()

@@ -96,11 +96,11 @@ def _explain(
 def _predicted(path: Path) -> tuple[Any, Notes]:
     from rlperf.api import ask
     from rlperf.diagnose.sources import steps_of_job, steps_of_plan
-    from rlperf.plan.plan import Plan
+    from rlperf.plan.answer.plan import Plan
     from rlperf.specs.reader import read_document, validate
 
     document = read_document(path)
-    if isinstance(document.data, dict) and "plan" in document.data:
+    if isinstance(document.data, dict) and "phases" in document.data:
         return steps_of_plan(validate(document, Plan), path.resolve().parent)
     question = ask(path)
     return steps_of_job(question.context, question.facts)
@@ -113,7 +113,7 @@ def _job_at_scales(path: Path, scale: tuple[int, ...], floor: float) -> tuple[Ex
     from rlperf.diagnose.scaling import explain_scales
     from rlperf.diagnose.sources import scaled_job, steps_of_job
     from rlperf.errors import SpecError
-    from rlperf.plan.context import resolve
+    from rlperf.plan.question.context import resolve
 
     question = ask(path)
     if len(scale) < 2:
@@ -174,7 +174,7 @@ def _plain(found: Explanation, scaling: ScalingExplanation | None) -> dict[str, 
     if scaling is not None:
         plain["scaling"] = {
             "devices": scaling.devices,
-            "step_s": scaling.step_s,
+            "rl_step_s": scaling.rl_step_s,
             "ideal_slope": scaling.ideal,
             "scaling_loss_s": scaling.scaling_loss_s,
             "activities": [asdict(a) for a in scaling.activities],
@@ -187,11 +187,11 @@ def _print(found: Explanation, scaling: ScalingExplanation | None) -> None:
     from rich.table import Table
 
     screen = console()
-    screen.print(f"rl_step [bold]{found.step_s:,.1f} s[/bold]; losses below {found.floor_s:,.1f} s are not listed")
+    screen.print(f"rl_step [bold]{found.rl_step_s:,.1f} s[/bold]; losses below {found.floor_s:,.1f} s are not listed")
     path = ", ".join(f"{name.replace('_', ' ')} {seconds:,.1f}" for name, seconds in found.critical_s[:8])
     screen.print(f"critical path, seconds: {path}")
     if scaling is not None:
-        steps = ", ".join(f"{n}: {s:,.1f} s" for n, s in zip(scaling.devices, scaling.step_s, strict=True))
+        steps = ", ".join(f"{n}: {s:,.1f} s" for n, s in zip(scaling.devices, scaling.rl_step_s, strict=True))
         screen.print(
             f"scaling: {steps}; {scaling.scaling_loss_s:,.1f} s lost against ideal (devices ^ {scaling.ideal:g})"
         )

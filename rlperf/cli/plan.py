@@ -11,7 +11,7 @@ import typer
 from rlperf.cli.output import AsJson, console, default_job, print_json, progress
 
 if TYPE_CHECKING:
-    from rlperf.plan.context import Context
+    from rlperf.plan.question.context import Context
 
 
 def plan(

@@ -22,8 +22,8 @@ def predict(
     What the job leaves open is filled in and listed. Example: rlperf predict job.yaml --figure step.svg
     """
     from rlperf.api import judge
-    from rlperf.plan.plan import PredictReport
-    from rlperf.plan.timeline import step_view
+    from rlperf.plan.answer.plan import PredictReport
+    from rlperf.plan.judge.timeline import step_view
 
     form = figure.suffix.lstrip(".") if figure else ""
     if figure is not None and form not in ("svg", "png"):

@@ -66,13 +66,13 @@ def _jobs(path: Path, running: Path | None, at_step: int) -> tuple[Job, Job]:
     """The job whose rest is planned, and the one that runs, pinned."""
     from rlperf.api import plan_job
     from rlperf.frameworks.imports import read_job_or_config
-    from rlperf.plan.compare import job_of_plan
+    from rlperf.plan.answer.compare import job_of_plan
 
     plan = _plan(path)
     asked = plan.job if plan else read_job_or_config(path)
     if running is None:
         plan = plan or plan_job(path)
-        phase = next((p for p in plan.plan if p.rl_steps[0] <= at_step - 1 <= p.rl_steps[1]), plan.plan[0])
+        phase = next((p for p in plan.phases if p.rl_steps[0] <= at_step - 1 <= p.rl_steps[1]), plan.phases[0])
         runs = job_of_plan(plan, phase)
     else:
         other = _plan(running)
@@ -86,14 +86,14 @@ def _jobs(path: Path, running: Path | None, at_step: int) -> tuple[Job, Job]:
 
 def _plan(path: Path) -> Any:
     """A plan where the file is one."""
-    from rlperf.plan.plan import Plan
+    from rlperf.plan.answer.plan import Plan
     from rlperf.specs.reader import read_document, validate
 
     if path.suffix not in (".yaml", ".yml", ".json"):
         return None
     document = read_document(path)
     keys = set(document.data) if isinstance(document.data, dict) else set()
-    return validate(document, Plan) if {"job", "plan"} <= keys else None
+    return validate(document, Plan) if {"job", "phases"} <= keys else None
 
 
 def _lengths(paths: list[Path], tokenizer: str | None, cap: int) -> LengthTable:
@@ -125,7 +125,7 @@ def summary_of(found: Replan) -> dict[str, Any]:
         "stay_step_s": found.stay_s,
         "planned_step_s": found.planned_s,
         "differs": list(found.differs),
-        "plan": [
+        "phases": [
             {
                 "rl_steps": list(each.rl_steps),
                 "mode": each.configuration.mode,

@@ -11,7 +11,7 @@ from rlperf.cli.output import console, progress
 from rlperf.errors import Problem, RlperfError, SpecError
 
 if TYPE_CHECKING:
-    from rlperf.plan.plan import Plan
+    from rlperf.plan.answer.plan import Plan
     from rlperf.report.plan_html import Judged
 
 
@@ -69,12 +69,12 @@ def _plan(path: Path) -> str:
 def judged(plan: Plan, folder: Path) -> list[Judged]:
     """The simulated rl_steps behind every phase of a plan, simulated again from its job."""
     from rlperf.api import ask
-    from rlperf.plan.configuration import Configuration
-    from rlperf.plan.evaluate import Judge
+    from rlperf.plan.judge.configuration import Configuration
+    from rlperf.plan.judge.evaluate import Judge
 
     context = ask(plan.job, folder=folder).context
     found: list[Judged] = []
-    for phase in plan.plan:
+    for phase in plan.phases:
         task = next(t for t in context.tasks if t.task.name in phase.tasks)
         wanted = phase.settings
         for batch in task.batches:

@@ -16,7 +16,7 @@ def schema_of(name: str) -> dict[str, Any]:
     """JSON schema of one interface: what the user writes (job ...) or what rlperf answers (plan, predict, validate)."""
     from pydantic import BaseModel
 
-    from rlperf.plan.plan import Plan, PredictReport
+    from rlperf.plan.answer.plan import Plan, PredictReport
     from rlperf.specs.architecture import Architecture
     from rlperf.specs.cluster import Cluster, Device
     from rlperf.specs.job import Job

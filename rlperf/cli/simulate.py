@@ -56,9 +56,9 @@ def _rollout(
     """The job's rollout: name, trajectories, outcome, asynchronous steady state, and what was filled in."""
     from rlperf.api import ask
     from rlperf.errors import Problem, SpecError
+    from rlperf.plan.judge.timeline import steady_state
     from rlperf.plan.predict import evaluate_job
-    from rlperf.plan.rollout_columns import engine_limits
-    from rlperf.plan.timeline import steady_state
+    from rlperf.plan.search.rollout_columns import engine_limits
     from rlperf.sim.rollout import Trajectories, simulate_rollout
     from rlperf.sim.rollout.routing import suggestion
     from rlperf.specs.job import PoolSettings, PoolSpec

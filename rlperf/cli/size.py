@@ -60,7 +60,7 @@ def _print(found: object) -> None:
     for row in found.rows:
         table.add_row(
             row.cluster, str(row.nodes), str(row.devices),
-            "-" if row.step_s is None else human_seconds(row.step_s),
+            "-" if row.rl_step_s is None else human_seconds(row.rl_step_s),
             "-" if row.usd_per_step is None else f"{row.usd_per_step:.3g}",
             "yes" if row.meets else "no", *([row.note] if noted else []),
         )  # fmt: skip

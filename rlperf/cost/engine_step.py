@@ -76,9 +76,9 @@ class EngineStepCost:
         running : b, requests that decode one token each [1], any shape
         kv_tokens : K, cached tokens of all of them together [tokens], broadcasts with ``running``
         """
-        return self.step_s(running, kv_tokens, 0.0, 0.0, 0.0)
+        return self.engine_step_s(running, kv_tokens, 0.0, 0.0, 0.0)
 
-    def step_s(
+    def engine_step_s(
         self,
         running: FloatArray | float,
         kv_tokens: FloatArray | float,
@@ -106,7 +106,7 @@ class EngineStepCost:
 def recompute_s(cost: EngineStepCost, token_budget: float, running: float, context: float) -> float:
     """Seconds to prefill ``running`` interrupted requests of ``context`` tokens each again, prompt and response [s]."""
     tokens = running * context
-    steps = float(cost.step_s(0.0, 0.0, token_budget, 0.0, 1.0)) * tokens / token_budget
+    steps = float(cost.engine_step_s(0.0, 0.0, token_budget, 0.0, 1.0)) * tokens / token_budget
     return steps + cost.prefill_per_request_s * running + cost.prefill_per_pair_s * running * context**2 / 2.0
 
 

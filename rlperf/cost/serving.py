@@ -101,7 +101,7 @@ def _prompt_s(
     """Seconds of the engine_steps that prefill ``prompts`` prompts together beside ``running`` decodes."""
     chunks = np.maximum(np.ceil(isl / budget), 1.0)
     share = prompts / chunks
-    return chunks * cost.step_s(running, kv_tokens, share * isl, share * isl * (isl + 1.0) / 2.0, share)
+    return chunks * cost.engine_step_s(running, kv_tokens, share * isl, share * isl * (isl + 1.0) / 2.0, share)
 
 
 def static_batch(cost: EngineStepCost, batch: Array, isl: Array, osl: Array, *, token_budget: float = 8192.0) -> Served:
@@ -111,7 +111,7 @@ def static_batch(cost: EngineStepCost, batch: Array, isl: Array, osl: Array, *, 
     tokens = b * n_in
     chunks = np.maximum(np.ceil(tokens / token_budget), 1.0)
     pairs = b * n_in * (n_in + 1.0) / 2.0
-    ttft = chunks * cost.step_s(0.0, 0.0, tokens / chunks, pairs / chunks, b / chunks)
+    ttft = chunks * cost.engine_step_s(0.0, 0.0, tokens / chunks, pairs / chunks, b / chunks)
     # linear between contexts: the mean engine_step is the one at the mean context
     tpot = cost.decode_s(b, b * (n_in + n_out / 2.0))
     return Served(ttft, tpot, b * n_out / (ttft + steps * tpot), b)

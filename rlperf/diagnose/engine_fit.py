@@ -57,15 +57,15 @@ def fit_engines(graph: g.PerformanceGraph) -> EngineFit:
         return EngineFit(none, rate / np.nanmedian(rate), none, none, pool)
     size = int(samples.replica.max()) + 1
     matrix = np.stack([np.ones(samples.steps.size), samples.running, samples.keys], axis=1)
-    step_s = samples.seconds / samples.steps
-    weight = np.sqrt(samples.seconds) / step_s
+    engine_step_s = samples.seconds / samples.steps
+    weight = np.sqrt(samples.seconds) / engine_step_s
     slow = np.ones(size)
     weights = np.bincount(samples.replica, samples.seconds, size)
     known = weights > 0
     coefficients = np.zeros(3)
     for _ in range(4):
         # Replicas are put on one scale by their own slowness, so that one that is slow does not bend the fit.
-        scaled = step_s / slow[samples.replica]
+        scaled = engine_step_s / slow[samples.replica]
         coefficients = _nonnegative(matrix * weight[:, None], scaled * weight)
         fitted = np.bincount(samples.replica, matrix @ coefficients * samples.steps, size)
         slow = np.where(known, weights / np.maximum(fitted, 1e-12), 1.0)

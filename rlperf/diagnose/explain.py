@@ -69,11 +69,11 @@ class Interaction:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why an rl_step takes ``step_s``.
+    """Why an rl_step takes ``rl_step_s``.
 
     Attributes
     ----------
-    step_s : seconds per rl_step
+    rl_step_s : seconds per rl_step
     floor_s : losses below it are not reported [s]
     causes : as `ranked` orders them
     critical_s : seconds per rl_step of each activity on the critical path, the largest first
@@ -81,7 +81,7 @@ class Explanation:
     notes : what was assumed or could not be seen
     """
 
-    step_s: float
+    rl_step_s: float
     floor_s: float
     causes: tuple[Cause, ...]
     critical_s: tuple[tuple[str, float], ...] = ()
@@ -109,28 +109,30 @@ def explain_graph(
     floor : share of the rl_step below which nothing is reported [1]
     extra_faults : found by other means, such as a comparison of scales
     """
-    step_s = graph.step_s()
-    floor_s = floor * step_s
+    rl_step_s = graph.rl_step_s()
+    floor_s = floor * rl_step_s
     found = _without_doubles([*find_faults(graph, limits), *extra_faults])
     losses = _joint_losses(graph, found)
     pairs = list(zip(found, losses, strict=True))
-    faults = [_cause(graph, f, alone, joint, step_s) for f, (alone, joint) in pairs if max(alone, joint) >= floor_s]
+    faults = [_cause(graph, f, alone, joint, rl_step_s) for f, (alone, joint) in pairs if max(alone, joint) >= floor_s]
     # What is a fault already is not said again as a cost of the plan.
     said = {c.kind for c in faults}
     changes = {name: change for name, change in structural_changes(graph).items() if name not in said}
-    single = {name: step_s - graph.what_if_s(change) for name, change in changes.items()}
-    costs = [_structural(graph, name, changes[name], single[name], step_s) for name in changes]
+    single = {name: rl_step_s - graph.what_if_s(change) for name, change in changes.items()}
+    costs = [_structural(graph, name, changes[name], single[name], rl_step_s) for name in changes]
     costs = [c for c in costs if c.loss_s >= floor_s]
     together = {f.kind + ": " + f.where: (f.change, a) for f, (a, j) in pairs if max(a, j) >= floor_s}
     together |= {c.kind: (changes[c.kind], c.loss_s) for c in costs}
-    found_pairs = _interactions(graph, together, step_s, floor_s)
-    return Explanation(step_s, floor_s, ranked([*faults, *costs]), critical_seconds(graph), found_pairs, tuple(notes))
+    found_pairs = _interactions(graph, together, rl_step_s, floor_s)
+    return Explanation(
+        rl_step_s, floor_s, ranked([*faults, *costs]), critical_seconds(graph), found_pairs, tuple(notes)
+    )
 
 
-def simulated(cause: Cause, loss_s: float, step_s: float) -> Cause:
+def simulated(cause: Cause, loss_s: float, rl_step_s: float) -> Cause:
     """The cause with its loss found by simulating again. The joint loss of faults stays the graph's."""
     joint_s = cause.joint_s if cause.nature == "fault" else loss_s
-    share = max(loss_s, joint_s) / step_s if step_s > 0 else 0.0
+    share = max(loss_s, joint_s) / rl_step_s if rl_step_s > 0 else 0.0
     evidence = cause.evidence if cause.nature == "fault" else _by_design(share)
     advice = tuple(replace(a, gain_s=loss_s) for a in cause.advice)
     return replace(
@@ -157,7 +159,7 @@ def critical_seconds(graph: g.PerformanceGraph) -> tuple[tuple[str, float], ...]
     seconds = np.bincount(graph.activity[path], graph.duration_s[path], len(g.ACTIVITIES)) / steps
     rows = [(name, float(s)) for name, s in zip(g.ACTIVITIES, seconds, strict=True) if s > 0]
     gaps = float(np.maximum(graph.gap_s[path], 0.0).sum()) / steps
-    if gaps > 1e-9 * max(graph.step_s(), 1.0):
+    if gaps > 1e-9 * max(graph.rl_step_s(), 1.0):
         rows.append(("waiting", gaps))
     return tuple(sorted(rows, key=lambda row: -row[1]))
 
@@ -179,8 +181,8 @@ def _without_doubles(found: list[Fault]) -> list[Fault]:
 
 def _joint_losses(graph: g.PerformanceGraph, faults: list[Fault]) -> list[tuple[float, float]]:
     """(alone, Shapley value) of every fault [s]; beyond `MOST_TOGETHER` faults the small ones count alone only."""
-    step_s = graph.step_s()
-    alone = [step_s - graph.what_if_s(fault.change) for fault in faults]
+    rl_step_s = graph.rl_step_s()
+    alone = [rl_step_s - graph.what_if_s(fault.change) for fault in faults]
     if len(faults) < 2:
         return [(loss, loss) for loss in alone]
     every = graph.unchanged()
@@ -201,7 +203,7 @@ def _joint_losses(graph: g.PerformanceGraph, faults: list[Fault]) -> list[tuple[
             change = graph.unchanged()
             for i in subset:
                 change &= faults[i].change
-            won[frozenset(subset)] = step_s - graph.what_if_s(change)
+            won[frozenset(subset)] = rl_step_s - graph.what_if_s(change)
     joint = list(alone)
     n = len(chosen)
     for i in chosen:
@@ -210,14 +212,14 @@ def _joint_losses(graph: g.PerformanceGraph, faults: list[Fault]) -> list[tuple[
     return list(zip(alone, joint, strict=True))
 
 
-def _cause(graph: g.PerformanceGraph, fault: Fault, alone: float, joint: float, step_s: float) -> Cause:
+def _cause(graph: g.PerformanceGraph, fault: Fault, alone: float, joint: float, rl_step_s: float) -> Cause:
     return Cause(
         fault.kind,
         "fault",
         fault.where,
         alone,
         joint,
-        max(alone, joint) / step_s,
+        max(alone, joint) / rl_step_s,
         fault.evidence,
         fault_path(graph, fault),
         advice_for(fault.kind, alone),
@@ -226,20 +228,20 @@ def _cause(graph: g.PerformanceGraph, fault: Fault, alone: float, joint: float, 
     )
 
 
-def _structural(graph: g.PerformanceGraph, name: str, change: g.Change, loss_s: float, step_s: float) -> Cause:
-    share = loss_s / step_s if step_s > 0 else 0.0
+def _structural(graph: g.PerformanceGraph, name: str, change: g.Change, loss_s: float, rl_step_s: float) -> Cause:
+    share = loss_s / rl_step_s if rl_step_s > 0 else 0.0
     where, path = structural_path(graph, name, change)
     return Cause(name, "structure", where, loss_s, loss_s, share, _by_design(share), path, advice_for(name, loss_s))
 
 
 def _interactions(
-    graph: g.PerformanceGraph, causes: dict[str, tuple[g.Change, float]], step_s: float, floor_s: float
+    graph: g.PerformanceGraph, causes: dict[str, tuple[g.Change, float]], rl_step_s: float, floor_s: float
 ) -> tuple[Interaction, ...]:
     """Pairs of the six largest causes whose sum differs from removing both by more than the floor."""
     largest = sorted(causes, key=lambda name: -causes[name][1])[:MOST_TOGETHER]
     found = []
     for a, b in combinations(largest, 2):
-        together = step_s - graph.what_if_s(causes[a][0] & causes[b][0])
+        together = rl_step_s - graph.what_if_s(causes[a][0] & causes[b][0])
         excess = together - causes[a][1] - causes[b][1]
         if abs(excess) >= max(floor_s, 1e-9):
             found.append(Interaction((a, b), together, excess))

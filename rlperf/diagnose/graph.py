@@ -165,8 +165,8 @@ class PerformanceGraph:
         work was handed over before its end."""
         return self.start_s - self._order.ready_s(self.end_s)
 
-    def step_s(self, end_s: FloatArray | None = None) -> float:
-        """Mean seconds from the end of one rl_step to the end of the next, as `Timeline.step_s` [s]."""
+    def rl_step_s(self, end_s: FloatArray | None = None) -> float:
+        """Mean seconds from the end of one rl_step to the end of the next, as `Timeline.rl_step_s` [s]."""
         if not self.vertices:
             return 0.0
         end = self.end_s if end_s is None else end_s
@@ -191,7 +191,7 @@ class PerformanceGraph:
 
     def what_if_s(self, change: Change) -> float:
         """Seconds of an rl_step with a change applied [s]."""
-        return self.step_s(self.replay(change))
+        return self.rl_step_s(self.replay(change))
 
     def unchanged(self) -> Change:
         """A change that changes nothing."""

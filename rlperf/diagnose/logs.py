@@ -33,7 +33,7 @@ class StepSeconds(Protocol):
         ...
 
     @property
-    def step_s(self) -> float:
+    def rl_step_s(self) -> float:
         """Its wall seconds; 0 or NaN where unknown [s]."""
         ...
 
@@ -50,7 +50,7 @@ class LoggedStep:
     """
 
     rl_step: int
-    step_s: float = 0.0
+    rl_step_s: float = 0.0
     seconds: dict[int, float] = field(default_factory=dict)
     mean_tokens: float = 0.0
     max_tokens: float = 0.0
@@ -105,7 +105,7 @@ def logged_steps(log: StepLog) -> list[LoggedStep]:
         known = {activity: s for activity, s in seconds.items() if s > 0}
         if known:
             whole, mean, longest = (
-                float(np.nan_to_num(c[k])) for c in (log.step_s, log.response_tokens, log.response_tokens_max)
+                float(np.nan_to_num(c[k])) for c in (log.rl_step_s, log.response_tokens, log.response_tokens_max)
             )
             found.append(LoggedStep(int(log.rl_step[k]), whole, known, mean, longest))
     if not found:
@@ -114,8 +114,10 @@ def logged_steps(log: StepLog) -> list[LoggedStep]:
 
 
 def graph_of_steps(steps: Sequence[StepSeconds], devices: int = 0) -> g.PerformanceGraph:
-    """Stages of rl_steps: a chain where they add up to at most ``step_s``, what no timer covers being ``other``; where
-    they add up to more, the rollout runs beside the rest (asynchronous and streaming modes)."""
+    """Stages of rl_steps: a chain where they add up to at most ``rl_step_s``, what no timer covers being ``other``.
+
+    Where they add up to more, the rollout runs beside the rest (asynchronous and streaming modes).
+    """
     if not steps:
         raise SpecError("no rl_step to explain")
     build = g.GraphBuilder(("run",), devices)
@@ -125,7 +127,7 @@ def graph_of_steps(steps: Sequence[StepSeconds], devices: int = 0) -> g.Performa
         items = [(names.get(name, g.OTHER), float(seconds)) for name, seconds in step.items()]
         items.sort(key=lambda item: ORDER.index(item[0]) if item[0] in ORDER else len(ORDER))
         total = sum(seconds for _, seconds in items)
-        if 0.0 < step.step_s * (1.0 + OVERLAP) < total:
+        if 0.0 < step.rl_step_s * (1.0 + OVERLAP) < total:
             beside = [item for item in items if item[0] in g.IN_ROLLOUT]
             own = [item for item in items if item[0] not in g.IN_ROLLOUT]
             first, first_s = _chain(build, beside, now, last, step.rl_step)
@@ -133,10 +135,10 @@ def graph_of_steps(steps: Sequence[StepSeconds], devices: int = 0) -> g.Performa
             ends = [index for index in (first, second) if index is not None]
             reached = max(first_s, second_s)
             last = build.barrier(np.concatenate(ends), reached, rl_step=step.rl_step)
-            rest = [(g.OTHER, now + step.step_s - reached)]
+            rest = [(g.OTHER, now + step.rl_step_s - reached)]
             now = reached
         else:
-            rest = [*items, (g.OTHER, step.step_s - total)]
+            rest = [*items, (g.OTHER, step.rl_step_s - total)]
         last, now = _chain(build, [item for item in rest if item[1] > 0], now, last, step.rl_step)
     return build.freeze()
 

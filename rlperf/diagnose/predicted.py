@@ -15,7 +15,7 @@ from rlperf.diagnose.faults import Limits
 from rlperf.diagnose.remedies import evened, without_long, without_tools
 from rlperf.diagnose.scenario import add_rollout, samples_of
 from rlperf.layout import FloatArray, IntArray
-from rlperf.plan.evaluate import Evaluation
+from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rollout import EngineOptions, RolloutResult, Trajectories, simulate_rollout
 from rlperf.sim.rollout.replica import PLAIN
@@ -158,7 +158,7 @@ def _interrupted_s(evaluation: Evaluation) -> float:
 
 
 def _limits(evaluation: Evaluation) -> EngineLimits:
-    from rlperf.plan.rollout_columns import engine_limits
+    from rlperf.plan.search.rollout_columns import engine_limits
     from rlperf.specs.job import PoolSettings, PoolSpec
 
     settings = evaluation.configuration.pool("rollout").settings
@@ -178,13 +178,13 @@ def explain_prediction(
         if advice.knob not in _KNOBS or steps.mode == "async":
             return advice
         if advice.knob not in tried:
-            tried[advice.knob] = found.step_s - _KNOBS[advice.knob](steps).graph().step_s()
+            tried[advice.knob] = found.rl_step_s - _KNOBS[advice.knob](steps).graph().rl_step_s()
         return replace(advice, gain_s=tried[advice.knob], predicted_by="simulation")
 
     causes = []
     for cause in found.causes:
         if cause.kind in _REMOVED and steps.mode != "async":
-            cause = simulated(cause, found.step_s - _REMOVED[cause.kind](steps).graph().step_s(), found.step_s)
+            cause = simulated(cause, found.rl_step_s - _REMOVED[cause.kind](steps).graph().rl_step_s(), found.rl_step_s)
         causes.append(replace(cause, advice=tuple(better(a) for a in cause.advice)))
     return replace(found, causes=ranked([c for c in causes if c.share >= floor]))
 

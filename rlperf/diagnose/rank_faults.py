@@ -194,7 +194,7 @@ def slow_rewards(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
 def controller(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
     """Serial work of the controller that takes a large share of the rl_step."""
     own = graph.activity == g.CONTROLLER
-    step = graph.step_s()
+    step = graph.rl_step_s()
     seconds = float(graph.duration_s[own].sum()) / max(np.unique(graph.rl_step).size, 1)
     if step <= 0 or seconds < limits.serial * step:
         return []

@@ -34,12 +34,12 @@ def explain_inputs(inputs: StepInputs, *, floor: float = FLOOR, limits: Limits |
     """
     graph = simulate_step(inputs)
     found = explain_graph(graph, floor=floor, limits=limits)
-    step_s = graph.step_s()
+    rl_step_s = graph.rl_step_s()
 
     def again(cause: Cause) -> Cause:
         if cause.kind not in REMOVABLE:
             return cause
-        return simulated(cause, step_s - simulate_step(remove(inputs, cause.kind)).step_s(), step_s)
+        return simulated(cause, rl_step_s - simulate_step(remove(inputs, cause.kind)).rl_step_s(), rl_step_s)
 
     causes = [again(cause) for cause in found.causes]
     return replace(found, causes=ranked([c for c in causes if c.share >= floor]))

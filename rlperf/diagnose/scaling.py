@@ -47,14 +47,14 @@ class ScalingExplanation:
     Attributes
     ----------
     devices : ascending ``[scales]``
-    step_s : seconds per rl_step at each ``[scales]``
+    rl_step_s : seconds per rl_step at each ``[scales]``
     scaling_loss_s : seconds per rl_step at the largest scale beyond ideal scaling from the smallest [s]
     activities : by loss, the largest first
     largest : explanation of the largest scale, causes that need several scales included
     """
 
     devices: tuple[int, ...]
-    step_s: tuple[float, ...]
+    rl_step_s: tuple[float, ...]
     ideal: float
     scaling_loss_s: float
     activities: tuple[ScalingLoss, ...]
@@ -81,7 +81,7 @@ def explain_scales(
     if devices.size < 2 or np.unique(devices).size < devices.size or devices[0] < 1:
         raise SpecError("scaling: at least two different numbers of devices are due")
     slope = ideal_slope(ordered, devices) if ideal is None else ideal
-    steps = np.array([graph.step_s() for graph in ordered])
+    steps = np.array([graph.rl_step_s() for graph in ordered])
     last = ordered[-1]
     found, faults = [], []
     for activity in np.unique(np.concatenate([graph.activity for graph in ordered])):

@@ -72,7 +72,7 @@ class StepInputs:
 
 
 def simulate_step(inputs: StepInputs) -> g.PerformanceGraph:
-    """The performance graph of one synchronous rl_step; `PerformanceGraph.step_s` is its time."""
+    """The performance graph of one synchronous rl_step; `PerformanceGraph.rl_step_s` is its time."""
     result = simulate_rollout(inputs.trajectories, inputs.replicas, routing=inputs.routing, options=inputs.options)
     pools = ("rank",) if inputs.colocated else ("rollout", "trainer")
     build = g.GraphBuilder(pools, inputs.devices)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rlperf.diagnose.predicted import PredictedSteps
 from rlperf.errors import Problem, SpecError
-from rlperf.plan.configuration import Configuration
-from rlperf.plan.context import Context, resolve
-from rlperf.plan.evaluate import Judge
-from rlperf.plan.plan import Phase, Plan
+from rlperf.plan.answer.plan import Phase, Plan
+from rlperf.plan.judge.configuration import Configuration
+from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.predict import evaluate_job
+from rlperf.plan.question.context import Context, resolve
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job, LayoutChoice, PoolSpec
@@ -24,7 +24,7 @@ def steps_of_job(context: Context, facts: FrameworkFacts | None = None) -> tuple
 
 def steps_of_plan(plan: Plan, folder: Path | None = None) -> tuple[PredictedSteps, tuple[str, ...]]:
     """Predicted rl_steps of the phase of a plan that takes the most time."""
-    phase = max(plan.plan, key=lambda p: p.predicted.step_s * (p.rl_steps[1] - p.rl_steps[0] + 1))
+    phase = max(plan.phases, key=lambda p: p.predicted.rl_step_s * (p.rl_steps[1] - p.rl_steps[0] + 1))
     context = resolve(plan.job, folder=folder)
     task = next((t for t in context.tasks if t.task.name in phase.tasks), context.tasks[0])
     settings = phase.settings
@@ -40,7 +40,7 @@ def steps_of_plan(plan: Plan, folder: Path | None = None) -> tuple[PredictedStep
 
 
 def _phase_note(plan: Plan, phase: Phase) -> tuple[str, ...]:
-    if len(plan.plan) == 1:
+    if len(plan.phases) == 1:
         return ()
     return (f"the phase that takes the most time: {', '.join(phase.tasks)}, rl_steps {phase.rl_steps[0]} to "
             f"{phase.rl_steps[1]}",)  # fmt: skip

@@ -27,10 +27,10 @@ from rlperf.frameworks.findings import (
 from rlperf.frameworks.imports import Imported, job_of
 from rlperf.frameworks.run import Run
 from rlperf.layout import FloatArray, Layout
-from rlperf.plan.context import Context, resolve
-from rlperf.plan.plan import Plan, Prediction
+from rlperf.plan.answer.plan import Plan, Prediction
+from rlperf.plan.answer.prediction import prediction_of
 from rlperf.plan.predict import evaluate_job
-from rlperf.plan.prediction import prediction_of
+from rlperf.plan.question.context import Context, resolve
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job, PoolSpec
 from rlperf.specs.step_log import StepLog
@@ -198,7 +198,7 @@ def log_findings(imported: Imported, predicted: Prediction, log: StepLog) -> lis
     found = []
     for stage, measured in log.stage_means().items():
         expected = getattr(predicted.stages_s, stage, 0.0)
-        if expected > 0 and measured > 2.0 * expected and measured > 0.05 * predicted.step_s:
+        if expected > 0 and measured > 2.0 * expected and measured > 0.05 * predicted.rl_step_s:
             message = f"{stage} took {human_seconds(measured)} where {human_seconds(expected)} is predicted"
             advice = "`rlperf calibrate logs` fits this cluster; a bad node or link shows like this too"
             found.append(Finding("hint", f"timing of {stage}", message, advice, "never", log.source, rule="slow_stage"))
@@ -243,9 +243,9 @@ def report(found: Audit) -> Sequence[str]:
     if found.predicted is not None:
         said = found.predicted
         low, high = human_seconds(said.low_s), human_seconds(said.high_s)
-        lines.append(f"predicted {human_seconds(said.step_s)} per rl_step ({low} .. {high}), fits: {said.fits}")
+        lines.append(f"predicted {human_seconds(said.rl_step_s)} per rl_step ({low} .. {high}), fits: {said.fits}")
     if found.best is not None:
-        phase = found.best.plan[0]
+        phase = found.best.phases[0]
         pools = ", ".join(
             f"{pool.role} {pool.devices} x TP{pool.layout.tensor_parallel} PP{pool.layout.pipeline_parallel} "
             f"DP{pool.layout.data_parallel}"
@@ -253,7 +253,8 @@ def report(found: Audit) -> Sequence[str]:
             if pool.role in ("rollout", "trainer")
         )
         lines.append(
-            f"the planner's best on the same hardware: {human_seconds(phase.predicted.step_s)} ({phase.mode}; {pools})"
+            f"the planner's best on the same hardware: {human_seconds(phase.predicted.rl_step_s)} "
+            f"({phase.mode}; {pools})"
         )
     lines += list(found.notes)
     return lines

@@ -15,8 +15,8 @@ from rlperf.frameworks.imports import UnknownKey, check_keys
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, complete_layouts, to_job
-from rlperf.plan.baseline import Defaults, DefaultsOf
-from rlperf.plan.demand import Batch
+from rlperf.plan.answer.baseline import Defaults, DefaultsOf
+from rlperf.plan.question.demand import Batch
 from rlperf.specs.job import Job, Mode, PoolSpec, TrainerBackend
 
 PERFORMANCE = ("trainer.", "rollout.", "critic.", "reference.")

@@ -13,7 +13,7 @@ from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, from_job, from_phase
 from rlperf.frameworks.writing import script
-from rlperf.plan.plan import Phase, Plan
+from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import Rule
 from rlperf.specs.job import Job
@@ -69,13 +69,13 @@ def write_plan(
     job = plan.job
     adapter, version = _framework(framework or job.framework)
     per_node = load_cluster(job.cluster, nodes=job.nodes, folder=folder).devices_per_node
-    first = plan.plan[0].rl_steps[0]
+    first = plan.phases[0].rl_steps[0]
     phases = []
-    for index, phase in enumerate(plan.plan):
+    for index, phase in enumerate(plan.phases):
         run = with_prediction(from_phase(phase, job, per_node), phase, first)
-        stem = "config" if len(plan.plan) == 1 else f"phase_{index + 1:02d}"
+        stem = "config" if len(plan.phases) == 1 else f"phase_{index + 1:02d}"
         phases.append(export_run(run, adapter, version, stem, _decided(phase, job), folder=folder))
-    return _write(phases, adapter, version, Path(out), [_decided(phase, job) for phase in plan.plan])
+    return _write(phases, adapter, version, Path(out), [_decided(phase, job) for phase in plan.phases])
 
 
 def write_job(
@@ -98,7 +98,7 @@ def write_file(path: Path | str, framework: str | None, out: Path | str) -> tupl
     """Write what a file holds: a plan, or a job with pinned pools (and the keys that its import carried along)."""
     document = read_document(path)
     folder = Path(path).parent
-    if isinstance(document.data, dict) and "plan" in document.data:
+    if isinstance(document.data, dict) and "phases" in document.data:
         return write_plan(validate(document, Plan), framework, out, folder=folder)
     return write_job(validate(document, Job), framework, out, carried=carried_keys(path), folder=folder)
 
@@ -283,7 +283,7 @@ def _decided(phase: Phase, job: Job) -> list[str]:
     low, high = human_seconds(said.low_s), human_seconds(said.high_s)
     lines = [
         f"Job {job.name}: {', '.join(phase.tasks)}, rl_steps {phase.rl_steps[0]} to {phase.rl_steps[1]}, {phase.mode}.",
-        f"Predicted: {human_seconds(said.step_s)} per rl_step ({low} .. {high}).",
+        f"Predicted: {human_seconds(said.rl_step_s)} per rl_step ({low} .. {high}).",
     ]
     if phase.binds:
         lines.append(f"Holds the choice back: {', '.join(phase.binds)}.")

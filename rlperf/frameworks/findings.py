@@ -13,7 +13,7 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.export import architecture_of, said
 from rlperf.frameworks.fields import Field
 from rlperf.frameworks.imports import Imported
-from rlperf.plan.plan import Prediction
+from rlperf.plan.answer.plan import Prediction
 from rlperf.units import human_bytes
 
 Severity = Literal["error", "warning", "hint"]
@@ -318,8 +318,8 @@ def gain_findings(imported: Imported, predicted: Prediction, offers: Iterable[Wh
         changed = attempt(offer)
         if changed is None or not changed.fits:
             continue
-        gain = predicted.step_s - changed.step_s
-        if gain > 0.01 * predicted.step_s:
+        gain = predicted.rl_step_s - changed.rl_step_s
+        if gain > 0.01 * predicted.rl_step_s:
             found.append(
                 Finding(offer.severity, offer.key, offer.message, offer.advice, "never", imported.where(offer.key),
                         gain, offer.rule)

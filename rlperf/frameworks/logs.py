@@ -77,9 +77,9 @@ def step_log(metrics: Metrics, framework: str, source: str) -> StepLog:
             columns[column] = np.where(both, np.nan, np.nansum([columns[column], values], axis=0))
         else:
             columns[column] = np.where(np.isnan(columns[column]), values, columns[column])
-    stages = [values for name, values in columns.items() if name.endswith("_s") and name != "step_s"]
-    if "step_s" not in columns and stages:
-        columns["step_s"] = np.nansum(stages, axis=0)
+    stages = [values for name, values in columns.items() if name.endswith("_s") and name != "rl_step_s"]
+    if "rl_step_s" not in columns and stages:
+        columns["rl_step_s"] = np.nansum(stages, axis=0)
     return StepLog.of(steps, framework=framework, source=source, **columns)
 
 

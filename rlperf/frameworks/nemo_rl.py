@@ -118,7 +118,7 @@ def fields_of(run: Run) -> tuple[Field, ...]:
 
 
 METRICS = {
-    "timing/train/total_step_time": "step_s",
+    "timing/train/total_step_time": "rl_step_s",
     "timing/train/generation": "rollout_s",
     "timing/train/exposed_generation": "rollout_s",
     "timing/train/reward_calculation": "reward_s",

@@ -67,7 +67,7 @@ _NO_KEY = {
 
 
 METRICS = {
-    "timing/step_total": "step_s",
+    "timing/step_total": "rl_step_s",
     "timing/generation": "rollout_s",
     "timing/make_experience": "scoring_s",
     "timing/ppo_train": "training_s",

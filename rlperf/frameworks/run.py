@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 from rlperf.errors import Problem, SpecError
-from rlperf.plan.plan import BatchSettings, LayoutValues, Phase, PoolPlan, SettingsValues
+from rlperf.plan.answer.plan import BatchSettings, LayoutValues, Phase, PoolPlan, SettingsValues
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import architecture_group
 from rlperf.specs.job import Algorithm, Job, LayoutChoice, Mode, PoolSettings, PoolSpec, Role, Task

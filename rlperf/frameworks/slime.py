@@ -95,7 +95,7 @@ _ROTARY = {
 
 
 METRICS = {
-    "perf/step_time": "step_s",
+    "perf/step_time": "rl_step_s",
     "perf/rollout_time": "rollout_s",
     "perf/ref_log_probs_time": "scoring_s",
     "perf/log_probs_time": "scoring_s",

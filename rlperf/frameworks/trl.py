@@ -40,7 +40,7 @@ _NO_KEY = {
 
 
 METRICS = {
-    "step_time": "step_s",
+    "step_time": "rl_step_s",
     "completions/mean_length": "response_tokens",
     "completions/max_length": "response_tokens_max",
     "completions/clipped_ratio": "truncated_fraction",

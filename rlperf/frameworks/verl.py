@@ -128,7 +128,7 @@ FIELDS: tuple[Field, ...] = (
 
 
 METRICS = {
-    "timing_s/step": "step_s",
+    "timing_s/step": "rl_step_s",
     "timing_s/gen": "rollout_s",
     "timing_s/reward": "reward_s",
     "timing_s/old_log_prob": "scoring_s",

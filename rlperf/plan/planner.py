@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlperf.plan.baseline import DefaultsOf, against_defaults, against_static
-from rlperf.plan.context import Context
-from rlperf.plan.decisions import Decision, Report, decide
-from rlperf.plan.formulation import Program, Slot, value_of
-from rlperf.plan.phases import merged, phase_of
-from rlperf.plan.plan import DefaultsComparison, Phase, Plan
-from rlperf.plan.run_cost import Stretch, run_totals
-from rlperf.plan.solve import Solution, solve
+from rlperf.plan.answer.baseline import DefaultsOf, against_defaults, against_static
+from rlperf.plan.answer.phases import merged, phase_of
+from rlperf.plan.answer.plan import DefaultsComparison, Phase, Plan
+from rlperf.plan.answer.run_cost import Stretch, run_totals
+from rlperf.plan.judge.decisions import Decision, Report, decide
+from rlperf.plan.question.context import Context
+from rlperf.plan.search.formulation import Program, Slot, value_of
+from rlperf.plan.search.solve import Solution, solve
 from rlperf.specs.framework import FrameworkFacts
 
 NEVER_S = 1e7
@@ -70,7 +70,7 @@ def plan_job(
         static_high=interval[1],
         defaults=_against(context, decisions, solution, defaults, switching),
         run=run_totals(context, [Stretch.of(phase) for phase in phases]),
-        plan=tuple(merged(phases)),
+        phases=tuple(merged(phases)),
     )
 
 
@@ -129,7 +129,7 @@ def _switch_value(context: Context, decision: Decision) -> float:
     """Cost of entering another layout, in the objective's unit; prohibitive where the user states none."""
     stated = context.job.horizon.switch
     best = int(np.argmin(decision.objective))
-    per_second = float(decision.value[best]) / decision.evaluations[best].step_s
+    per_second = float(decision.value[best]) / decision.evaluations[best].rl_step_s
     return (NEVER_S if stated is None else stated) * per_second
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rlperf.cost.reject import Reject
 from rlperf.errors import InfeasibleError
-from rlperf.plan.configuration import Configuration
-from rlperf.plan.context import Context
-from rlperf.plan.evaluate import Evaluation, Judge
-from rlperf.plan.plan import Prediction
-from rlperf.plan.prediction import prediction_of
-from rlperf.plan.run_cost import Stretch, run_totals
-from rlperf.plan.screen import FORGIVEN, screen
+from rlperf.plan.answer.plan import Prediction
+from rlperf.plan.answer.prediction import prediction_of
+from rlperf.plan.answer.run_cost import Stretch, run_totals
+from rlperf.plan.judge.configuration import Configuration
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.question.context import Context
+from rlperf.plan.search.screen import FORGIVEN, screen
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job, Role
 

@@ -1,8 +1,9 @@
 """Replan: a running job's remaining rl_steps, planned anew with what its log and its rollouts have shown.
 
-Lengths are fitted to the recorded rollouts and forecast; the log calibrates the stages (`rlperf.plan.stage_factors`);
-the rest of the run is planned as a shortest path that starts at the running layout. A switch is recommended only where
-staying is worse in at least 95 % of common draws of lengths, drift and stage errors, switching cost included.
+Lengths are fitted to the recorded rollouts and forecast; the log calibrates the stages
+(`rlperf.plan.judge.stage_factors`); the rest of the run is planned as a shortest path that starts at the running layout.
+A switch is recommended only where staying is worse in at least 95 % of common draws of lengths, drift and stage
+errors, switching cost included.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ import numpy as np
 
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray
-from rlperf.plan.configuration import Configuration
-from rlperf.plan.context import Context, TaskContext
-from rlperf.plan.decisions import decide_groups
-from rlperf.plan.demand import Batch, Demand, Source
-from rlperf.plan.evaluate import Evaluation, Judge
-from rlperf.plan.explain import differences
-from rlperf.plan.formulation import Program, Slot
-from rlperf.plan.screen import objective_of
-from rlperf.plan.solve import solve
-from rlperf.plan.splits import usage_of
-from rlperf.plan.stage_factors import Errors, StageFactor, scaled_steps, stage_factors
+from rlperf.plan.answer.explain import differences
+from rlperf.plan.judge.configuration import Configuration
+from rlperf.plan.judge.decisions import decide_groups
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.stage_factors import Errors, StageFactor, scaled_steps, stage_factors
+from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.demand import Batch, Demand, Source
+from rlperf.plan.search.formulation import Program, Slot
+from rlperf.plan.search.screen import objective_of
+from rlperf.plan.search.solve import solve
+from rlperf.plan.search.splits import usage_of
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.step_log import COLUMNS, StepLog
 from rlperf.workload import LengthModel, LengthTable
@@ -188,8 +189,8 @@ def _decide(
         low=low,
         high=high,
         saved=float((stay.value - planned.value).mean()),
-        stay_s=stay.step_s,
-        planned_s=planned.step_s,
+        stay_s=stay.rl_step_s,
+        planned_s=planned.rl_step_s,
         differs=differs,
         stretches=tuple(Stretch(group, each) for group, each in zip(groups, plan, strict=True)),
         factors=factors,
@@ -264,7 +265,7 @@ class _Total:
     """Objective of the remaining rl_steps ``[draws]``, and the mean rl_step [s]."""
 
     value: FloatArray
-    step_s: float
+    rl_step_s: float
 
 
 def _futures(

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlperf.errors import InfeasibleError, SpecError
-from rlperf.plan import notebook
-from rlperf.plan.context import Context
-from rlperf.plan.plan import Plan
+from rlperf.plan.answer import notebook
+from rlperf.plan.answer.plan import Plan
 from rlperf.plan.planner import plan_job
+from rlperf.plan.question.context import Context
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.units import parse_quantity
@@ -41,13 +41,13 @@ class Target:
         """The measure of a plan, mean over its phases; of a run what the job states of it, else its horizon's sum."""
         if self.measure == "run" and plan.run is not None:
             return plan.run.total_s
-        spans = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in plan.plan]
+        spans = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in plan.phases]
         if self.measure == "usd/step":
-            prices = [phase.predicted.usd_per_step for phase in plan.plan]
+            prices = [phase.predicted.usd_per_step for phase in plan.phases]
             if any(price is None for price in prices):
                 raise SpecError("a USD target needs a price per device and hour in the job or cluster")
             return sum((price or 0.0) * n for price, n in zip(prices, spans, strict=True)) / sum(spans)
-        seconds = sum(phase.predicted.step_s * n for phase, n in zip(plan.plan, spans, strict=True))
+        seconds = sum(phase.predicted.rl_step_s * n for phase, n in zip(plan.phases, spans, strict=True))
         return seconds if self.measure == "run" else seconds / sum(spans)
 
 
@@ -77,7 +77,7 @@ class SizeRow:
     nodes: int
     devices: int
     value: float | None
-    step_s: float | None
+    rl_step_s: float | None
     usd_per_step: float | None
     meets: bool
     note: str = ""
@@ -110,7 +110,7 @@ class Sizing:
         found = "none" if self.best is None else f"{self.best.nodes} nodes of {self.best.cluster}"
         head = ("cluster", "nodes", "devices", "rl_step", "USD per rl_step", "meets", "note")
         rows = [
-            (r.cluster, r.nodes, r.devices, "-" if r.step_s is None else f"{r.step_s:.4g} s",
+            (r.cluster, r.nodes, r.devices, "-" if r.rl_step_s is None else f"{r.rl_step_s:.4g} s",
              "-" if r.usd_per_step is None else f"{r.usd_per_step:.3g}", "yes" if r.meets else "no", r.note)
             for r in self.rows
         ]  # fmt: skip
@@ -177,6 +177,6 @@ def _row(job: Job, target: Target, ask: Asked, cluster: str, nodes: int) -> tupl
     except InfeasibleError as error:
         return SizeRow(cluster, nodes, devices, None, None, None, False, error.nearest_miss or error.message), None
     value = target.value(plan)
-    first = plan.plan[0].predicted
-    row = SizeRow(cluster, nodes, devices, value, first.step_s, first.usd_per_step, value <= target.limit)
+    first = plan.phases[0].predicted
+    row = SizeRow(cluster, nodes, devices, value, first.rl_step_s, first.usd_per_step, value <= target.limit)
     return row, plan

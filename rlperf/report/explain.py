@@ -44,7 +44,7 @@ def explain_figure(found: Explanation, scaling: ScalingExplanation | None = None
 def _draw_path(axes: Axes, found: Explanation) -> None:
     at = 0.0
     for index, (name, seconds) in enumerate(found.critical_s):
-        label = name.replace("_", " ") if seconds > SHOWN * found.step_s else None
+        label = name.replace("_", " ") if seconds > SHOWN * found.rl_step_s else None
         axes.barh(0, seconds, left=at, height=0.6, color=PALETTE[index % len(PALETTE)], edgecolor="white", label=label,
                   hatch=("", "//", "..")[index // len(PALETTE) % 3])  # fmt: skip
         at += seconds
@@ -74,8 +74,8 @@ def _draw_causes(axes: Axes, found: Explanation) -> None:
 
 def _draw_scaling(axes: Axes, scaling: ScalingExplanation) -> None:
     first, slope = scaling.devices[0], scaling.ideal
-    ideal = [scaling.step_s[0] * (n / first) ** slope for n in scaling.devices]
-    axes.plot(scaling.devices, scaling.step_s, marker="o", color=PALETTE[1], label="rl_step")
+    ideal = [scaling.rl_step_s[0] * (n / first) ** slope for n in scaling.devices]
+    axes.plot(scaling.devices, scaling.rl_step_s, marker="o", color=PALETTE[1], label="rl_step")
     axes.plot(scaling.devices, ideal, linestyle="--", color="black", label="ideal scaling")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

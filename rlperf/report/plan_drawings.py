@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlperf.cost.roofline import sheet_flop_per_s
-from rlperf.plan.context import Context, TaskContext
-from rlperf.plan.evaluate import Evaluation
-from rlperf.plan.plan import MemoryUse, Phase, Prediction
+from rlperf.plan.answer.plan import MemoryUse, Phase, Prediction
+from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.question.context import Context, TaskContext
 from rlperf.report.style import (
     HATCHES,
     LINES,
@@ -84,8 +84,8 @@ def stage_bars(phase: Phase, width: float) -> Figure:
                       hatch=HATCHES[list(STAGE_COLOURS).index(name)], label=name.replace("_", " "))  # fmt: skip
             at += seconds
         after = at
-    error = [[predicted.step_s - predicted.low_s], [predicted.high_s - predicted.step_s]]
-    axes.errorbar(predicted.step_s, len(rows) - 1, xerr=error, color="black", capsize=4, fmt="|")
+    error = [[predicted.rl_step_s - predicted.low_s], [predicted.high_s - predicted.rl_step_s]]
+    axes.errorbar(predicted.rl_step_s, len(rows) - 1, xerr=error, color="black", capsize=4, fmt="|")
     axes.set_yticks(range(len(rows)), [label for label, _ in rows])
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
@@ -115,8 +115,8 @@ def _spans(predicted: Prediction, panel: str, colocated: bool) -> list[tuple[flo
     rolling = sum(stages[name] for name in ROLLING)
     uses = {str(role): use for role, use in predicted.memory_bytes.items()}
     if colocated:
-        return [(0.0, rolling, uses["rollout"]), (rolling, predicted.step_s, uses["trainer"])]
-    return [(0.0, predicted.step_s, uses[panel])]
+        return [(0.0, rolling, uses["rollout"]), (rolling, predicted.rl_step_s, uses["trainer"])]
+    return [(0.0, predicted.rl_step_s, uses[panel])]
 
 
 def _draw_spans(axes: Axes, spans: list[tuple[float, float, MemoryUse]], *, wide: bool) -> None:
@@ -170,13 +170,13 @@ def pareto_points(phase: Phase, width: float) -> Figure:
     figure = new_figure(width, 3.6)
     axes = figure.subplots()
     points = phase.pareto
-    step, device = [p.step_s for p in points], [p.device_s for p in points]
+    step, device = [p.rl_step_s for p in points], [p.device_s for p in points]
     share = [100 * p.memory_share for p in points]
     mark = axes.scatter(step, device, c=share, cmap="cividis", s=48, edgecolor="black", linewidth=0.5, zorder=2)
     chosen = next((p for p in points if not p.differs), None)
     if chosen is not None:
         axes.scatter(
-            [chosen.step_s], [chosen.device_s], marker="*", s=260, color=PALETTE[1], zorder=3, label="the plan"
+            [chosen.rl_step_s], [chosen.device_s], marker="*", s=260, color=PALETTE[1], zorder=3, label="the plan"
         )
         axes.legend(frameon=False)
     axes.set_xlabel("rl_step [s]")
@@ -190,9 +190,9 @@ def sensitivity_bars(phase: Phase, width: float) -> Figure:
     """Bars of the rl_step's change when an input is off by its share."""
     figure = new_figure(width, 0.9 + 0.42 * len(phase.sensitivity))
     axes = figure.subplots()
-    base = phase.predicted.step_s
+    base = phase.predicted.rl_step_s
     for place, row in enumerate(phase.sensitivity):
-        change = 100 * (row.step_s / base - 1.0)
+        change = 100 * (row.rl_step_s / base - 1.0)
         slower = change > 0
         axes.barh(place, change, height=0.6, color=PALETTE[1] if slower else PALETTE[0], hatch="" if slower else "//",
                   edgecolor="white")  # fmt: skip

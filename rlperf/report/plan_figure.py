@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from rlperf.plan.plan import Phase, Plan
+from rlperf.plan.answer.plan import Phase, Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ def timeline_figure(plan: Plan, form: str = "svg") -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    phases = plan.plan
+    phases = plan.phases
     figure = Figure(figsize=(9.0, 2.2 + 1.0 * len(phases) + 1.2), layout="constrained")
     FigureCanvasAgg(figure)
     time_axes, memory_axes = figure.subplots(2, 1, height_ratios=(max(len(phases), 1), 1.2))
@@ -74,8 +74,8 @@ def _draw_times(axes: Axes, phases: tuple[Phase, ...]) -> None:
             who = "" if phase.mode == "colocated" else (" rollout" if index == 0 else " trainer")
             labels.append(f"{', '.join(phase.tasks)} {phase.rl_steps[0]}-{phase.rl_steps[1]}{who}")
         predicted = phase.predicted
-        spread = [[predicted.step_s - predicted.low_s], [predicted.high_s - predicted.step_s]]
-        axes.errorbar(predicted.step_s, len(labels) - 1, xerr=spread, color="black", capsize=4, fmt="|")
+        spread = [[predicted.rl_step_s - predicted.low_s], [predicted.high_s - predicted.rl_step_s]]
+        axes.errorbar(predicted.rl_step_s, len(labels) - 1, xerr=spread, color="black", capsize=4, fmt="|")
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set_xlabel("seconds in one rl_step (bar: 5th to 95th percentile)")

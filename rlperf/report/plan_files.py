@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from rlperf.errors import Problem, SpecError
-from rlperf.plan.plan import Plan
+from rlperf.plan.answer.plan import Plan
 from rlperf.report.plan_figure import timeline_figure
 from rlperf.report.plan_text import markdown
 from rlperf.specs.reader import read_spec

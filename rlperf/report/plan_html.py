@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from rlperf.plan.context import Context, TaskContext
-from rlperf.plan.evaluate import Evaluation
-from rlperf.plan.plan import Phase, Plan
+from rlperf.plan.answer.plan import Phase, Plan
+from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.question.context import Context, TaskContext
 from rlperf.report import html
 from rlperf.report.plan_drawings import judged_drawings, plan_drawings
 from rlperf.report.plan_text import (
@@ -38,10 +38,10 @@ def plan_page(plan: Plan, judged: tuple[Judged | None, ...] = (), missing: str =
     judged : per phase, the context and the simulated rl_steps behind it; without them lengths, roofline and provenance
         are left out, and ``missing`` says why
     """
-    seen = judged or (None,) * len(plan.plan)
-    several = len(plan.plan) > 1
+    seen = judged or (None,) * len(plan.phases)
+    several = len(plan.phases) > 1
     parts: list[tuple[str, str]] = [("Summary", _summary(plan, missing))]
-    for phase, found in zip(plan.plan, seen, strict=True):
+    for phase, found in zip(plan.phases, seen, strict=True):
         title = f"{phase_title(phase)}: " if several else ""
         drawings = {drawing.name: drawing for drawing in plan_drawings(phase)}
         if found is not None:
@@ -56,9 +56,12 @@ def plan_page(plan: Plan, judged: tuple[Judged | None, ...] = (), missing: str =
 
 
 def _summary(plan: Plan, missing: str) -> str:
-    first = plan.plan[0].predicted
+    first = plan.phases[0].predicted
     items = [
-        (human_seconds(first.step_s), f"per rl_step ({human_seconds(first.low_s)} to {human_seconds(first.high_s)})"),
+        (
+            human_seconds(first.rl_step_s),
+            f"per rl_step ({human_seconds(first.low_s)} to {human_seconds(first.high_s)})",
+        ),
         (f"{first.tokens_per_s_per_device:,.0f}", "trained tokens per second and device"),
         (f"{100 * first.truncated_fraction:.1f} %", "of responses cut at the maximum length"),
     ]
@@ -69,7 +72,7 @@ def _summary(plan: Plan, missing: str) -> str:
     body = html.facts(items)
     if missing:
         body += html.paragraph(missing, "warn")
-    rows = [(phase_title(phase), batch_words(phase), interval(phase.predicted)) for phase in plan.plan]
+    rows = [(phase_title(phase), batch_words(phase), interval(phase.predicted)) for phase in plan.phases]
     return body + html.table(("what", "batch", "one rl_step"), rows)
 
 
@@ -100,7 +103,7 @@ def _phase(phase: Phase, drawings: dict[str, Drawing], found: Judged | None) -> 
 
 
 def _by_rank(found: Judged) -> str:
-    from rlperf.plan.timeline import step_view
+    from rlperf.plan.judge.timeline import step_view
 
     svg = step_figure(step_view(found[2]).timeline)
     caption = "The first judged rl_step, replica by replica and stage by stage."
@@ -126,7 +129,7 @@ def _why(phase: Phase) -> str:
 
 def _sensitivity(phase: Phase) -> str:
     rows = [
-        (f"{row.input} by {abs(row.change):.0%}", human_seconds(row.step_s),
+        (f"{row.input} by {abs(row.change):.0%}", human_seconds(row.rl_step_s),
          "stands" if not row.switches_to else f"{row.loss:.1%} above: {', '.join(row.switches_to)}")
         for row in phase.sensitivity
     ]  # fmt: skip

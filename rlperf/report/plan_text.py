@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rlperf.plan.plan import DefaultsComparison, Phase, Plan, PoolPlan, Prediction, RunTotals
-from rlperf.plan.words import layout_words
+from rlperf.plan.answer.plan import DefaultsComparison, Phase, Plan, PoolPlan, Prediction, RunTotals
+from rlperf.plan.answer.words import layout_words
 from rlperf.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _value(value: object) -> str:
 def interval(prediction: Prediction) -> str:
     """``41.2 s (36.0 .. 49.1 s)``."""
     low, high = human_seconds(prediction.low_s), human_seconds(prediction.high_s)
-    return f"{human_seconds(prediction.step_s)} ({low} .. {high})"
+    return f"{human_seconds(prediction.rl_step_s)} ({low} .. {high})"
 
 
 def stage_rows(prediction: Prediction) -> list[tuple[str, ...]]:
@@ -74,7 +74,9 @@ def stage_rows(prediction: Prediction) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, seconds in prediction.stages_s.model_dump().items():
         if seconds > 0:
-            rows.append((name.replace("_", " "), human_seconds(seconds), f"{100 * seconds / prediction.step_s:.0f} %"))
+            rows.append(
+                (name.replace("_", " "), human_seconds(seconds), f"{100 * seconds / prediction.rl_step_s:.0f} %")
+            )
     return rows
 
 
@@ -180,7 +182,7 @@ def sensitivity_lines(phase: Phase) -> list[str]:
     """What a tenth more or less of an input does to the choice, in words."""
     lines = []
     for row in phase.sensitivity:
-        head = f"{row.input} by {100 * abs(row.change):.0f} %: rl_step {human_seconds(row.step_s)}"
+        head = f"{row.input} by {100 * abs(row.change):.0f} %: rl_step {human_seconds(row.rl_step_s)}"
         if row.switches_to:
             lines.append(f"{head}; then {_first(row.switches_to)} would be {100 * row.loss:.1f} % better")
         else:
@@ -192,7 +194,7 @@ def pareto_rows(phase: Phase) -> list[tuple[str, ...]]:
     """(rl_step, device-seconds, USD, memory, what differs) of the candidates that nothing beats in all of them."""
     return [
         (
-            human_seconds(point.step_s),
+            human_seconds(point.rl_step_s),
             f"{point.device_s:,.0f}",
             "-" if point.usd_per_step is None else f"{point.usd_per_step:.3g}",
             _percent(point.memory_share),
@@ -273,7 +275,7 @@ def print_plan(plan: Plan, out: Console) -> None:
     """The whole plan for a terminal."""
     from rich.table import Table
 
-    for phase in plan.plan:
+    for phase in plan.phases:
         out.rule(phase_title(phase))
         out.print(batch_words(phase))
         table = Table()
@@ -294,10 +296,10 @@ def print_plan(plan: Plan, out: Console) -> None:
 def markdown(plan: Plan) -> str:
     """``report.md``: one page that a manager can read."""
     lines = [f"# {plan.job.name}", "", f"{plan.job.architecture} on {plan.job.cluster}, {plan.job.algorithm}.", ""]
-    for phase in plan.plan:
+    for phase in plan.phases:
         lines += _phase_markdown(phase)
     lines += ["## How good is this plan", "", *(f"- {line}" for line in summary_lines(plan)), ""]
-    predicted = plan.plan[0].predicted
+    predicted = plan.phases[0].predicted
     lines += ["## What stands behind the numbers", "", f"- calibrations: {', '.join(predicted.calibration.ids)}"]
     if predicted.calibration.extrapolated:
         lines.append("- extrapolated: outside the calibrated range, intervals are wider")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from rlperf.plan.context import Context
+from rlperf.plan.question.context import Context
 from rlperf.specs.calibration import DeviceCalibration, EngineCalibration, Quality
 from rlperf.specs.cluster import Cluster, Device
 from rlperf.specs.rl_calibration import FrameworkCalibration, Provenance

@@ -14,7 +14,7 @@ from rlperf.units import human_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rlperf.plan.timeline import StepView
+    from rlperf.plan.judge.timeline import StepView
 
 WIDTH = 36
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#999999", "#999999", "#BBBBBB",
@@ -77,7 +77,7 @@ def print_step(view: StepView, screen: Console) -> None:
     """Bars of the rl_step, idle devices by pool, and what holds it back now and next."""
     from rich.table import Table
 
-    table = Table("pool", "stage", "time", f"one rl_step, {human_seconds(view.timeline.step_s)}")
+    table = Table("pool", "stage", "time", f"one rl_step, {human_seconds(view.timeline.rl_step_s)}")
     for line in timeline_lines(view.timeline):
         table.add_row(*line)
     screen.print(table)
@@ -89,7 +89,7 @@ def print_step(view: StepView, screen: Console) -> None:
     if view.following:
         nxt = view.following
         screen.print(
-            f"with {nxt.first.replace('_', ' ')} {nxt.speedup:.1f} times as fast ({human_seconds(nxt.step_s)}), "
+            f"with {nxt.first.replace('_', ' ')} {nxt.speedup:.1f} times as fast ({human_seconds(nxt.rl_step_s)}), "
             f"{nxt.stage.replace('_', ' ')} is next"
         )
 

@@ -112,7 +112,7 @@ def _series(found: SweepResult, fine: pl.DataFrame, x: str) -> str | None:
     for path in found.checked.varied:
         if path == x or not 2 <= fine[path].n_unique() <= MOST_SERIES:
             continue
-        lows = fine.group_by(path).agg(fine_min()).get_column("step_s")
+        lows = fine.group_by(path).agg(fine_min()).get_column("rl_step_s")
         spread = float(lows.max() / lows.min())  # type: ignore[operator,arg-type]
         if spread > widest:
             best, widest = path, spread
@@ -123,12 +123,12 @@ def fine_min() -> pl.Expr:
     """The smallest rl_step of a group."""
     import polars as pl
 
-    return pl.col("step_s").min()
+    return pl.col("rl_step_s").min()
 
 
 def _best_rows(frame: pl.DataFrame, by: str) -> pl.DataFrame:
     """The fastest row at each value of ``by``, ascending."""
-    return frame.sort("step_s", maintain_order=True).unique(by, keep="first", maintain_order=True).sort(by)
+    return frame.sort("rl_step_s", maintain_order=True).unique(by, keep="first", maintain_order=True).sort(by)
 
 
 def _ratio_scale(values: np.ndarray) -> bool:
@@ -144,12 +144,12 @@ def response(fine: pl.DataFrame, x: str, series: str | None, width: float) -> Fi
     groups = [None] if series is None else fine[series].unique(maintain_order=True).to_list()
     for index, value in enumerate(groups):
         part = _best_rows(fine if series is None else fine.filter(fine[series] == value), x)
-        at, step = part[x].to_numpy(), part["step_s"].to_numpy()
+        at, step = part[x].to_numpy(), part["rl_step_s"].to_numpy()
         style: dict[str, Any] = {
             "color": PALETTE[index], "marker": MARKERS[index], "linestyle": LINES[index % len(LINES)], "markersize": 5,
             "label": None if series is None else _label(value),
         }  # fmt: skip
-        for axes, factor in zip(panels, [1.0, (part["usd_per_step"] / part["step_s"]).to_numpy() if priced else 1.0],
+        for axes, factor in zip(panels, [1.0, (part["usd_per_step"] / part["rl_step_s"]).to_numpy() if priced else 1.0],
                                 strict=False):  # fmt: skip
             axes.plot(at, step * factor, **style)
             low, high = part["low_s"].to_numpy() * factor, part["high_s"].to_numpy() * factor
@@ -206,7 +206,7 @@ def _weak(fine: pl.DataFrame, batch: str) -> pl.DataFrame | None:
 
 
 def _scaling_line(axes: Axes, rows: pl.DataFrame, slope: float) -> None:
-    devices, values = rows["devices"].to_numpy().astype(float), rows["step_s"].to_numpy()
+    devices, values = rows["devices"].to_numpy().astype(float), rows["rl_step_s"].to_numpy()
     ideal = values[0] * (devices / devices[0]) ** slope
     axes.plot(devices, ideal, color="black", linestyle="--", linewidth=1.0, label="ideal")
     axes.plot(devices, values, color=PALETTE[6], linewidth=1.2, zorder=1)
@@ -245,7 +245,7 @@ def pareto(fine: pl.DataFrame, width: float) -> Figure:
     """rl_step against its price (device-seconds where no price is stated), with the front."""
     priced = fine["usd_per_step"].null_count() == 0
     column, label = ("usd_per_step", "USD per rl_step") if priced else ("device_s", "device-seconds per rl_step")
-    step, price = fine["step_s"].to_numpy(), fine[column].to_numpy()
+    step, price = fine["rl_step_s"].to_numpy(), fine[column].to_numpy()
     figure = new_figure(width, 4.0)
     axes = figure.subplots()
     drawn = np.unique(np.linspace(0, len(step) - 1, min(len(step), MOST_DRAWN)).astype(int))
@@ -282,7 +282,7 @@ def heat_map(found: SweepResult, fine: pl.DataFrame, x: str, y: str, width: floa
     columns, rows = (found.frame[path].drop_nulls().unique().sort().to_list() for path in (x, y))
     values = np.full((len(rows), len(columns)), np.nan)
     cells = fine.group_by(x, y).agg(fine_min())
-    for a, b, value in zip(cells[x], cells[y], cells["step_s"], strict=True):
+    for a, b, value in zip(cells[x], cells[y], cells["rl_step_s"], strict=True):
         if a is not None and b is not None:
             values[rows.index(b), columns.index(a)] = value
     figure = new_figure(width, 1.4 + min(0.42 * len(rows), 7.0) + 0.4)

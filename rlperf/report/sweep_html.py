@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlperf.plan.context import Context
+from rlperf.plan.question.context import Context
 from rlperf.report import html
 from rlperf.report.provenance import constants_of, counts
 from rlperf.report.style import short

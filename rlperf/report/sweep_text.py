@@ -28,16 +28,16 @@ def cell(name: str, value: Any) -> str:
 
 def best_rows(found: SweepResult, most: int = BEST) -> tuple[list[str], list[list[str]]]:
     """Heads and cells of the best points."""
-    names = [*found.checked.varied, "step_s", "bottleneck", "devices"]
+    names = [*found.checked.varied, "rl_step_s", "bottleneck", "devices"]
     if found.frame["usd_per_step"].null_count() < found.frame.height:
         names.insert(-2, "usd_per_step")
     ranked = found.frame.filter(found.frame["status"] == "ok").sort("objective_value", maintain_order=True).head(most)
     rows = []
     for row in ranked.to_dicts():
         cells = [cell(name, row[name]) for name in names]
-        cells[names.index("step_s")] += f" ({cell('_s', row['low_s'])} .. {cell('_s', row['high_s'])})"
+        cells[names.index("rl_step_s")] += f" ({cell('_s', row['low_s'])} .. {cell('_s', row['high_s'])})"
         rows.append(cells)
-    heads = ["rl_step" if n == "step_s" else "USD" if n == "usd_per_step" else short(n) for n in names]
+    heads = ["rl_step" if n == "rl_step_s" else "USD" if n == "usd_per_step" else short(n) for n in names]
     return heads, rows
 
 

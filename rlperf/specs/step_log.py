@@ -12,7 +12,7 @@ from rlperf.errors import SpecError
 
 FloatArray = npt.NDArray[np.float64]
 STAGES = ("rollout", "reward", "scoring", "training", "weight_sync", "data_movement", "offload", "other")
-"""Stages of an rl_step, as `rlperf.plan.plan.StageTimes` names them."""
+"""Stages of an rl_step, as `rlperf.plan.answer.plan.StageTimes` names them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class StepLog:
     """Struct of arrays, one entry per rl_step; not-a-number where the log says nothing.
 
     rl_step                   int64 [n]
-    step_s                    [s], the whole rl_step
+    rl_step_s                    [s], the whole rl_step
     rollout_s .. other_s      [s], by stage; in asynchronous modes rollout_s is what the trainer waited
     prompt_tokens, response_tokens, response_tokens_max
                               [tokens], mean and maximum over the sequences of the rl_step
@@ -32,7 +32,7 @@ class StepLog:
     """
 
     rl_step: npt.NDArray[np.int64]
-    step_s: FloatArray
+    rl_step_s: FloatArray
     rollout_s: FloatArray
     reward_s: FloatArray
     scoring_s: FloatArray
@@ -62,7 +62,7 @@ class StepLog:
     def of(cls, rl_step: npt.ArrayLike, *, framework: str = "", source: str = "", **columns: npt.ArrayLike) -> StepLog:
         """A log from the columns that are known.
 
-        >>> log = StepLog.of([1, 2], step_s=[57.0, 58.0], rollout_s=[32.0, 33.0])
+        >>> log = StepLog.of([1, 2], rl_step_s=[57.0, 58.0], rollout_s=[32.0, 33.0])
         >>> log.n, log.stage_means()
         (2, {'rollout': 32.5})
         """

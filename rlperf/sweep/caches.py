@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlperf.plan.context import Context, TaskContext
-from rlperf.plan.demand import Batch, Demand, Source
-from rlperf.plan.rollout_columns import RolloutColumns, rollout_columns
-from rlperf.plan.trainer_columns import TrainerColumns, trainer_columns
+from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.demand import Batch, Demand, Source
+from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns
+from rlperf.plan.search.trainer_columns import TrainerColumns, trainer_columns
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import Job, Role
 

@@ -20,7 +20,7 @@ class Column(NamedTuple):
 RESULTS = (
     Column("status", "text", "", "ok; infeasible (nothing fits); wrong (the settings contradict each other); failed"),
     Column("reason", "text", "", "why there is no result; empty where there is one"),
-    Column("step_s", "float", "s", "one rl_step, mean"),
+    Column("rl_step_s", "float", "s", "one rl_step, mean"),
     Column("low_s", "float", "s", "5th percentile of the rl_step"),
     Column("high_s", "float", "s", "95th percentile of the rl_step"),
     Column("rollout_s", "float", "s", "rollout stage"),

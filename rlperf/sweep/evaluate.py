@@ -10,12 +10,12 @@ import numpy as np
 from pydantic import ValidationError
 
 from rlperf.errors import InfeasibleError, RlperfError, SpecError
-from rlperf.plan.configuration import configuration_of
-from rlperf.plan.context import Context, TaskContext
-from rlperf.plan.evaluate import Judge
-from rlperf.plan.plan import LayoutValues, Prediction, SettingsValues
+from rlperf.plan.answer.plan import LayoutValues, Prediction, SettingsValues
+from rlperf.plan.answer.prediction import prediction_of
+from rlperf.plan.judge.configuration import configuration_of
+from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.planner import plan_job
-from rlperf.plan.prediction import prediction_of
+from rlperf.plan.question.context import Context, TaskContext
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.reader import Document, problems_of
@@ -116,24 +116,24 @@ def _judged(context: Context, task: TaskContext, judge: Judge, best: Best, numbe
 def _objective(context: Context, predicted: Prediction, devices: int, useful_tokens: float) -> float | None:
     kind = context.job.objective.minimize
     if kind == "step_time":
-        return predicted.step_s
+        return predicted.rl_step_s
     if kind == "usd_per_step":
         return predicted.usd_per_step
-    return predicted.step_s * devices / max(useful_tokens, 1.0) * 1e6
+    return predicted.rl_step_s * devices / max(useful_tokens, 1.0) * 1e6
 
 
 def _planned(context: Context, facts: FrameworkFacts | None) -> Row:
     """The planner's row: seconds are means over the rl_steps of all phases, layouts those of the first phase."""
     plan = plan_job(context, facts=facts)
-    weights = np.array([phase.rl_steps[1] - phase.rl_steps[0] + 1.0 for phase in plan.plan])
+    weights = np.array([phase.rl_steps[1] - phase.rl_steps[0] + 1.0 for phase in plan.phases])
     weights /= weights.sum()
-    first = plan.plan[0]
+    first = plan.phases[0]
     pools = [first.pool(role) for role in ("rollout", "trainer")]
     devices = pools[1].devices + (0 if first.mode == "colocated" else pools[0].devices)
     row = _predicted_row(first.predicted, first.mode, devices)
-    if len(plan.plan) > 1:
-        mean = [_predicted_row(phase.predicted, first.mode, devices) for phase in plan.plan]
-        numbers = (*STAGES, "step_s", "low_s", "high_s", "usd_per_step", "trained_tokens", "truncated_fraction",
+    if len(plan.phases) > 1:
+        mean = [_predicted_row(phase.predicted, first.mode, devices) for phase in plan.phases]
+        numbers = (*STAGES, "rl_step_s", "low_s", "high_s", "usd_per_step", "trained_tokens", "truncated_fraction",
                    "device_s", "tokens_per_s_per_device")  # fmt: skip
         for name in numbers:
             if all(each[name] is not None for each in mean):
@@ -152,12 +152,12 @@ def _predicted_row(predicted: Prediction, mode: str, devices: int) -> Row:
     return {
         "status": "ok",
         "reason": "",
-        "step_s": predicted.step_s,
+        "rl_step_s": predicted.rl_step_s,
         "low_s": predicted.low_s,
         "high_s": predicted.high_s,
         **stages,
         "usd_per_step": predicted.usd_per_step,
-        "device_s": predicted.step_s * devices,
+        "device_s": predicted.rl_step_s * devices,
         "tokens_per_s_per_device": predicted.tokens_per_s_per_device,
         "trained_tokens": predicted.trained_tokens,
         "truncated_fraction": predicted.truncated_fraction,

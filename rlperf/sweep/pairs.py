@@ -9,16 +9,16 @@ import numpy as np
 
 from rlperf.cost.reject import REASONS, Reject
 from rlperf.layout import OFFLOAD, RECOMPUTE, FloatArray, IntArray
-from rlperf.plan.context import Context, TaskContext
-from rlperf.plan.demand import Demand
-from rlperf.plan.fronts import rollout_criteria, trainer_criteria
-from rlperf.plan.pareto import pareto_mask
-from rlperf.plan.rollout_columns import RolloutColumns
-from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
-from rlperf.plan.screen import fit_together, objective_of
-from rlperf.plan.splits import Split, splits
-from rlperf.plan.stage_seconds import pair_seconds
-from rlperf.plan.trainer_columns import TrainerColumns
+from rlperf.plan.judge.stage_seconds import pair_seconds
+from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.demand import Demand
+from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria
+from rlperf.plan.search.pareto import pareto_mask
+from rlperf.plan.search.rollout_columns import RolloutColumns
+from rlperf.plan.search.rules import pair_rule_mask, trainer_rule_flags
+from rlperf.plan.search.screen import fit_together, objective_of
+from rlperf.plan.search.splits import Split, splits
+from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Mode, Role
 from rlperf.sweep.caches import Columns
@@ -122,8 +122,8 @@ def best_pairs(
 ) -> tuple[Best, IntArray]:  # fmt: skip
     """The best pair per combination of keys, and the combination of each point ``[points]``.
 
-    Every candidate that `rlperf.plan.screen.screen` would look at for one point alone is looked at, with the same
-    flags, limits and objective.
+    Every candidate that `rlperf.plan.search.screen.screen` would look at for one point alone is looked at, with the
+    same flags, limits and objective.
     """
     engines, trainers = Keys.of(group, "rollout"), Keys.of(group, "trainer")
     wanted, of_point = np.unique(
@@ -190,7 +190,7 @@ def _judged(
     staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0
     seconds = pair_seconds(
         context, task.architecture, source.demand, split.mode, staleness, rollout, trainer, r, t
-    ).step_s
+    ).rl_step_s
     usage, limits = split.usage(context), context.job.limits
     if limits.step is not None:
         flags |= np.where(seconds <= limits.step, 0, int(Reject.LIMIT))

@@ -68,7 +68,7 @@ class SweepResult:
         return ranked.row(0, named=True) if ranked.height else None
 
     def _repr_html_(self) -> str:
-        shown = [*self.checked.varied, "status", "step_s", "low_s", "high_s", "usd_per_step", "bottleneck", "reason"]
+        shown = [*self.checked.varied, "status", "rl_step_s", "low_s", "high_s", "usd_per_step", "bottleneck", "reason"]
         counts = ", ".join(f"{count:,} {status}" for status, count in self.counts.items())
         inner = self.frame.select(shown).head(SHOWN)._repr_html_()
         return f"<p><b>{escape(self.checked.sweep.name)}</b>: {self.frame.height:,} points ({counts})</p>{inner}"

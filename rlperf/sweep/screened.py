@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from rlperf.layout import RECOMPUTE, FloatArray, IntArray
-from rlperf.plan.context import Context
-from rlperf.plan.stage_seconds import PairSeconds, pair_seconds
-from rlperf.plan.trainer_columns import peak_limits
-from rlperf.plan.uncertainty import Z, log_sigma
+from rlperf.plan.judge.stage_seconds import PairSeconds, pair_seconds
+from rlperf.plan.judge.uncertainty import Z, log_sigma
+from rlperf.plan.question.context import Context
+from rlperf.plan.search.trainer_columns import peak_limits
 from rlperf.sweep.columns import STAGES
 from rlperf.sweep.pairs import Best, Source
 
@@ -53,14 +53,14 @@ def _columns(context: Context, source: Source, r: IntArray, t: IntArray) -> dict
     staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0
     architecture = context.tasks[0].architecture
     seconds = pair_seconds(context, architecture, source.demand, split.mode, staleness, rollout, trainer, r, t)
-    step, stages = seconds.step_s, np.stack([getattr(seconds, name) for name in STAGES])
+    step, stages = seconds.rl_step_s, np.stack([getattr(seconds, name) for name in STAGES])
     spread = np.exp(Z * step_sigma(context, source, seconds, t))
     usd = split.usage(context).usd_per_s
     engine, layout = rollout.layout.take(r), trainer.layout.take(t)
     colocated = split.mode == "colocated"
     names = np.array([name.removesuffix("_s") for name in STAGES])
     found: dict[str, Any] = {
-        "step_s": step,
+        "rl_step_s": step,
         "low_s": step / spread,
         "high_s": step * spread,
         **{name: stages[k] for k, name in enumerate(STAGES)},
@@ -88,11 +88,11 @@ def _columns(context: Context, source: Source, r: IntArray, t: IntArray) -> dict
 def step_sigma(context: Context, source: Source, seconds: PairSeconds, t: IntArray) -> FloatArray:
     r"""Standard deviation of ln(rl_step) of many pairs [1] ``[pairs]``.
 
-    As `rlperf.plan.uncertainty.step_sigma`, without :math:`\sigma_l`: closed forms know the mean over the rl_steps
-    drawn and not each of them, so these intervals leave out how much rl_steps differ by their lengths.
+    As `rlperf.plan.judge.uncertainty.step_sigma`, without :math:`\sigma_l`: closed forms know the mean over the
+    rl_steps drawn and not each of them, so these intervals leave out how much rl_steps differ by their lengths.
     """
     backend = source.trainer.backend[t]
-    spread, step = context.rollout_hardware.calibration.spread, seconds.step_s
+    spread, step = context.rollout_hardware.calibration.spread, seconds.rl_step_s
     training = np.log(source.trainer.high[t] / source.trainer.low[t]) / (2.0 * Z)
     frameworks = [each.framework for each in context.trainers]
     sync = np.array([log_sigma(f.weight_sync[0].provenance.low, f.weight_sync[0].provenance.high) for f in frameworks])

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rlperf.errors import Problem, SpecError
-from rlperf.plan.context import Context
+from rlperf.plan.question.context import Context
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.reader import Document, Key, problems_of, read_document, validate

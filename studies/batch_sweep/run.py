@@ -58,7 +58,7 @@ def sweep() -> pl.DataFrame:
                 {
                     "prompts_per_step": prompts,
                     "max_response_tokens": cap,
-                    "step_s": round(predicted.step_s, 2),
+                    "rl_step_s": round(predicted.rl_step_s, 2),
                     "low_s": round(predicted.low_s, 2),
                     "high_s": round(predicted.high_s, 2),
                     "rollout_s": round(predicted.stages_s.rollout, 2),

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlperf.api import ask
-from rlperf.plan.decisions import judged_objective
-from rlperf.plan.evaluate import Judge
+from rlperf.plan.judge.decisions import judged_objective
+from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.planner import plan_job
-from rlperf.plan.screen import screen
+from rlperf.plan.search.screen import screen
 
 FOLDER = Path(__file__).resolve().parent
 FINALISTS = 64
@@ -82,7 +82,7 @@ def several_tasks(name: str = "seven-tasks-512.yaml") -> dict[str, bool]:
     plan = plan_job(question.context, facts=question.facts)
     spent, gain = clock.spent, (plan.static_objective or plan.objective) / plan.objective
     print(
-        f"{name}: plan {clock}, {plan.candidates:,} candidates, {len(plan.plan)} phases, gap {plan.mip_gap:.1e}, "
+        f"{name}: plan {clock}, {plan.candidates:,} candidates, {len(plan.phases)} phases, gap {plan.mip_gap:.1e}, "
         f"best static plan {gain:.3f} of it"
     )
     return {f"several tasks under {SEVERAL_S:g} s at a gap of {GAP:.1%}": spent <= SEVERAL_S and plan.mip_gap <= GAP}

@@ -38,12 +38,12 @@ def check(table: pl.DataFrame) -> None:
     """Time falls with nodes and less than in proportion; price rises; the tail is what is left."""
     for cluster in ("dgx_h100", "dgx_h200"):
         rows = table.filter((pl.col("cluster") == cluster) & (pl.col("status") == "ok")).sort("nodes")
-        step, usd = rows["step_s"].to_list(), rows["usd_per_step"].to_list()
+        step, usd = rows["rl_step_s"].to_list(), rows["usd_per_step"].to_list()
         assert all(later < earlier for earlier, later in pairwise(step))
         assert step[0] / step[-1] < rows["nodes"][-1] / rows["nodes"][0]
         assert usd[-1] > 1.5 * min(usd)
         assert rows["bottleneck"][-1] == "rollout"
-    fast = table.filter(pl.col("step_s") <= TARGET_S)
+    fast = table.filter(pl.col("rl_step_s") <= TARGET_S)
     assert fast.height >= 1, "the target is met"
 
 
@@ -54,7 +54,7 @@ def main() -> None:
         "cluster",
         "nodes",
         "status",
-        "step_s",
+        "rl_step_s",
         "low_s",
         "high_s",
         "usd_per_step",

@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from rlperf.api import ask, plan_job
-from rlperf.plan.configuration import Configuration
-from rlperf.plan.evaluate import Judge
+from rlperf.plan.judge.configuration import Configuration
+from rlperf.plan.judge.evaluate import Judge
 from rlperf.specs.job import Horizon, Job
 
 HERE = Path(__file__).parent
@@ -55,13 +55,13 @@ def job(workload: Path, switch: str) -> Job:
 def kept_from_first(asked: Job) -> float:
     """Seconds of the horizon with the layout that is best for the first rl_step alone, judged on the same lengths."""
     first = asked.model_copy(update={"horizon": Horizon(rl_steps=1, group=1)})
-    phase = plan_job(first).plan[0]
+    phase = plan_job(first).phases[0]
     context = ask(asked).context
     task = context.tasks[0]
     batch, judge = task.batches[0], Judge(context, task)
     configuration = Configuration(phase.mode, phase.staleness, batch, phase.pools)
     demands = [task.source.demand(batch, (k, k), asked.seed) for k in range(RL_STEPS)]
-    return sum(judge.evaluate(demand, configuration).step_s for demand in demands)
+    return sum(judge.evaluate(demand, configuration).rl_step_s for demand in demands)
 
 
 def run() -> pl.DataFrame:
@@ -78,7 +78,7 @@ def run() -> pl.DataFrame:
                     {
                         "growth": growth,
                         "switch": switch,
-                        "layouts": len(plan.plan),
+                        "layouts": len(plan.phases),
                         "dynamic_s": plan.objective,
                         "static_s": static,
                         "gain": static / plan.objective - 1.0,

@@ -14,12 +14,12 @@ from rlperf.api import ask
 from rlperf.calibrate.rl_step_predict import DEFAULT_LAW
 from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest, read_row
 from rlperf.errors import InfeasibleError, SpecError
-from rlperf.plan.context import Context
-from rlperf.plan.demand import Source
-from rlperf.plan.evaluate import Evaluation
+from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.judge.uncertainty import distinguishable
 from rlperf.plan.planner import plan_job
 from rlperf.plan.predict import evaluate_job
-from rlperf.plan.uncertainty import distinguishable
+from rlperf.plan.question.context import Context
+from rlperf.plan.question.demand import Source
 from rlperf.sim.rl_step.modes import ExecutionMode
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -60,7 +60,7 @@ class Measured:
     def planned_s(self) -> float:
         """Predicted seconds of the planner's own plan for the same devices, batch and lengths."""
         context, facts = self.context(pinned=False)
-        return plan_job(context, facts=facts).plan[0].predicted.step_s
+        return plan_job(context, facts=facts).phases[0].predicted.rl_step_s
 
     def context(self, *, pinned: bool) -> tuple[Context, FrameworkFacts]:
         """The row's job, resolved, with the row's lengths."""
@@ -167,8 +167,8 @@ def outcomes(rows: list[Measured], planned_s: dict[str, float]) -> list[Outcome]
     for members in sets_of(rows):
         judged = [each.pinned() for each in members]
         context = members[0].context(pinned=True)[0]
-        predicted = np.array([each.step_s for each in judged])
-        measured = np.array([each.row.measured["step_s"] for each in members])
+        predicted = np.array([each.rl_step_s for each in judged])
+        measured = np.array([each.row.measured["rl_step_s"] for each in members])
         fastest, best = int(np.argmin(predicted)), int(np.argmin(measured))
         tied = [i == fastest or not distinguishable(context, judged[fastest], other) for i, other in enumerate(judged)]
         cells = members[0].cells
@@ -211,7 +211,7 @@ def own_plans(rows: list[Measured]) -> list[Own]:
     found = []
     for each in rows:
         try:
-            found.append(Own(each.row.row_id, each.pinned().step_s, each.planned_s()))
+            found.append(Own(each.row.row_id, each.pinned().rl_step_s, each.planned_s()))
         except InfeasibleError as error:
             found.append(Own(each.row.row_id, np.nan, np.nan, error.message))
     return found

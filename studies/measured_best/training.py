@@ -14,8 +14,8 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.trainer_memory import trainer_memory
 from rlperf.cost.training import training_update
 from rlperf.layout import FloatArray, Layout
-from rlperf.plan.candidates import Shape, divisors, powers_of_two, trainer_layouts
-from rlperf.plan.uncertainty import OWN_SHARE, Z, log_sigma
+from rlperf.plan.judge.uncertainty import OWN_SHARE, Z, log_sigma
+from rlperf.plan.search.candidates import Shape, divisors, powers_of_two, trainer_layouts
 from rlperf.specs.job import LayoutChoice, PoolSpec, TrainerBackend
 
 HEADROOM = 0.05
@@ -47,7 +47,7 @@ class Outcome:
 
 def outcomes(path: Path) -> list[Outcome]:
     """Every set of at least two layouts in ``training.csv``."""
-    rows = [row for row in read_training_rows(path)[0] if row.step_s]
+    rows = [row for row in read_training_rows(path)[0] if row.update_s]
     seconds = predict_seconds(rows)
     return [_outcome([rows[i] for i in members], seconds[members]) for members in sets_of(rows)]
 
@@ -73,7 +73,7 @@ def _batch(row: TrainingRow) -> int:
 
 def _outcome(rows: list[TrainingRow], seconds: FloatArray) -> Outcome:
     first = rows[0]
-    measured = np.array([row.step_s for row in rows], dtype=np.float64)
+    measured = np.array([row.update_s for row in rows], dtype=np.float64)
     fastest, best = int(np.argmin(seconds)), int(np.argmin(measured))
     sigma = log_sigma(first.trainer.low, first.trainer.high)
     tied = [cannot_tell(sigma, seconds[fastest], other) for other in seconds]
@@ -91,7 +91,7 @@ def _outcome(rows: list[TrainingRow], seconds: FloatArray) -> Outcome:
 
 
 def cannot_tell(sigma: float, one: float, other: float) -> bool:
-    """The rule of `rlperf.plan.uncertainty.distinguishable`, for two layouts that differ in training alone."""
+    """The rule of `rlperf.plan.judge.uncertainty.distinguishable`, for two layouts that differ in training alone."""
     variance = (sigma * OWN_SHARE) ** 2 * (one**2 + other**2) + (sigma * (one - other)) ** 2
     return bool(abs(one - other) <= Z * np.sqrt(variance))
 

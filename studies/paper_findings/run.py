@@ -57,7 +57,7 @@ def skew(folder: Path) -> list[Row]:
         task = {**TASK, "workload": str(trace(folder, variation))}
         found = predict_job(Job.model_validate({**PINNED, "tasks": [task]}))
         idle = sum(found.idle_fraction.values())
-        rows.append({"finding": "skew", "case": f"cv {variation}", "step_s": found.step_s, "value": idle})
+        rows.append({"finding": "skew", "case": f"cv {variation}", "rl_step_s": found.rl_step_s, "value": idle})
     return rows
 
 
@@ -71,9 +71,9 @@ def fixed() -> list[Row]:
     caps = [2048, 8192, 32768]
     grid = {"tasks.task.max_response_tokens": caps, **layouts}
     frame = sweep_job(Sweep(job=JOB, grid=grid), workers=1).frame
-    best = frame.group_by("tasks.task.max_response_tokens").agg(pl.col("step_s").min().alias("best"))
+    best = frame.group_by("tasks.task.max_response_tokens").agg(pl.col("rl_step_s").min().alias("best"))
     joined = frame.filter(pl.col("status") == "ok").join(best, on="tasks.task.max_response_tokens")
-    joined = joined.with_columns((pl.col("step_s") / pl.col("best") - 1.0).alias("loss"))
+    joined = joined.with_columns((pl.col("rl_step_s") / pl.col("best") - 1.0).alias("loss"))
     everywhere = joined.group_by(list(layouts)).agg(pl.len(), pl.col("loss").max().alias("worst"))
     kept = everywhere.filter(pl.col("len") == len(caps))
     short = joined.filter(pl.col("tasks.task.max_response_tokens") == caps[0]).sort("loss").head(1)
@@ -84,10 +84,10 @@ def fixed() -> list[Row]:
         {
             "finding": "fixed",
             "case": "best single layout, worst length",
-            "step_s": 0.0,
+            "rl_step_s": 0.0,
             "value": float(kept["worst"].min()),
         },
-        {"finding": "fixed", "case": "short task's layout on the long task", "step_s": 0.0, "value": lost},
+        {"finding": "fixed", "case": "short task's layout on the long task", "rl_step_s": 0.0, "value": lost},
     ]
 
 
@@ -96,8 +96,15 @@ def batch() -> list[Row]:
     grid = {"tasks.task.prompts_per_step": [32, 64, 128, 256], "tasks.task.max_response_tokens": [4096, 16384]}
     frame = sweep_job(Sweep(job=PINNED, method="events", grid=grid), workers=1).frame
     return [
-        {"finding": "batch", "case": f"{row[2]} prompts, {row[1]} tokens", "step_s": row[0], "value": row[0] / row[2]}
-        for row in frame.select("step_s", "tasks.task.max_response_tokens", "tasks.task.prompts_per_step").iter_rows()
+        {
+            "finding": "batch",
+            "case": f"{row[2]} prompts, {row[1]} tokens",
+            "rl_step_s": row[0],
+            "value": row[0] / row[2],
+        }
+        for row in frame.select(
+            "rl_step_s", "tasks.task.max_response_tokens", "tasks.task.prompts_per_step"
+        ).iter_rows()
     ]
 
 
@@ -110,10 +117,10 @@ def overlap() -> list[Row]:
     )
     job = {**JOB, "nodes": 8}
     frame = sweep_job(Sweep(job=job, method="events", points=points), workers=1).frame
-    base = frame["step_s"][0]
+    base = frame["rl_step_s"][0]
     return [
-        {"finding": "overlap", "case": mode, "step_s": step, "value": base / step}
-        for mode, step in frame.select("mode", "step_s").iter_rows()
+        {"finding": "overlap", "case": mode, "rl_step_s": step, "value": base / step}
+        for mode, step in frame.select("mode", "rl_step_s").iter_rows()
     ]
 
 

@@ -14,14 +14,14 @@ import numpy as np
 import polars as pl
 
 from rlperf.api import facts_of
-from rlperf.plan.configuration import Configuration
-from rlperf.plan.context import Context, resolve
-from rlperf.plan.decisions import judged_objective
-from rlperf.plan.demand import Demand
-from rlperf.plan.evaluate import Judge
+from rlperf.plan.answer.prediction import memory_uses
+from rlperf.plan.judge.configuration import Configuration
+from rlperf.plan.judge.decisions import judged_objective
+from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.planner import plan_job
-from rlperf.plan.prediction import memory_uses
-from rlperf.plan.screen import screen
+from rlperf.plan.question.context import Context, resolve
+from rlperf.plan.question.demand import Demand
+from rlperf.plan.search.screen import screen
 from rlperf.specs.job import Job
 
 HERE = Path(__file__).parent
@@ -109,8 +109,8 @@ def study(data: Path) -> pl.DataFrame:
             rows.append(
                 {
                     "setting": setting, "workload": name, "pairs": pairs,
-                    "plan_s": round(plan.plan[0].predicted.step_s, 3), "brute_force_s": round(best, 3),
-                    "fits": plan.plan[0].predicted.fits,
+                    "plan_s": round(plan.phases[0].predicted.rl_step_s, 3), "brute_force_s": round(best, 3),
+                    "fits": plan.phases[0].predicted.fits,
                     "regret_of_the_others_plan": lost if lost is None else round(lost, 4),
                     "rollout_tensor_parallel": configuration.pool("rollout").layout.tensor_parallel,
                     "trainer": f"TP{configuration.pool('trainer').layout.tensor_parallel} "

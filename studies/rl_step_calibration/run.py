@@ -82,7 +82,7 @@ def left_out(start: FrameworkCalibration, sets: Sequence[Sequence[StepRow]]) -> 
     for k, rows in enumerate(sets):
         others = [other for j, other in enumerate(sets) if j != k]
         found = fit(start, others)
-        ratios += [row.measured["step_s"] / predict_step(row, framework=found).step_s for row in rows]
+        ratios += [row.measured["step_s"] / predict_step(row, framework=found).rl_step_s for row in rows]
     return ratios
 
 

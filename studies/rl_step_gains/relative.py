@@ -78,7 +78,7 @@ def ratios(pair: Pair, rows: dict[str, dict[str, str]]) -> list[float]:
     found = []
     for mean, law, graph in product(pair.means, LAWS, engines):
         open_cells = {"osl_mean": str(mean), "cuda_graph": graph}
-        steps = [predict_step(read_row(row | open_cells), law).step_s for row in (slow, fast)]
+        steps = [predict_step(read_row(row | open_cells), law).rl_step_s for row in (slow, fast)]
         found.append(steps[0] / steps[1])
     return found
 

@@ -60,7 +60,7 @@ def step(cells: dict[str, object], law: AssumedLengths) -> StepPrediction:
 def ratio(sync: dict[str, object], other: dict[str, object], means: tuple[float, ...]) -> list[float]:
     """Rl_step of ``sync`` over that of ``other``, for every mean length and law that the setup leaves open."""
     return [
-        step(sync | {"osl_mean": mean}, law).step_s / step(other | {"osl_mean": mean}, law).step_s
+        step(sync | {"osl_mean": mean}, law).rl_step_s / step(other | {"osl_mean": mean}, law).rl_step_s
         for mean in means
         for law in TAILS
     ]
@@ -163,8 +163,8 @@ def streaming() -> Iterator[Gain]:
                 apart = own | {"colocated": 0, "rollout_gpus": devices, "trainer_gpus": 64 - devices, "osl_mean": 4000}
                 one = step(apart | {"max_staleness": 1}, law)
                 refilled = replace(one.execution, mode=ExecutionMode.ONE_STEP_OFF, in_flight_updates=1)
-                steps.append(compose_rl_step(refilled, one.stages).step_s)
-            found.append(sync.step_s / min(steps))
+                steps.append(compose_rl_step(refilled, one.stages).rl_step_s)
+            found.append(sync.rl_step_s / min(steps))
     yield gain("streaming with one step off against colocated", (1.30, 2.66), found)
 
 
@@ -180,7 +180,7 @@ def on_policy_streaming() -> Iterator[Gain]:
     for law in TAILS:
         one = step(row, law)
         streamed = compose_rl_step(Execution(ExecutionMode.STREAMING, chunks=4), one.stages)
-        found.append(one.step_s / streamed.step_s)
+        found.append(one.rl_step_s / streamed.rl_step_s)
     yield gain("streaming on-policy against turns, same pools", (1.0, 2.0), found)
 
 

@@ -151,8 +151,8 @@ def full_batch_share(
     result = simulate_rollout(batch, replicas, cost=cost, limits=limits)
     places = min(limits.max_running, 2 * len(batch) // replicas)  # over-provisioned policies run up to twice the batch
     context = float((batch.prompt_tokens + 0.5 * batch.response_tokens).mean())
-    step_s = float(cost.decode_s(places, places * context))
-    return batch.response_tokens.sum() / replicas / places * step_s / result.makespan_s
+    rl_step_s = float(cost.decode_s(places, places * context))
+    return batch.response_tokens.sum() / replicas / places * rl_step_s / result.makespan_s
 
 
 def recorded(folder: Path) -> list[tuple[str, Trajectories, int, int]]:

@@ -32,7 +32,7 @@ def row(score: Score) -> dict[str, str]:
         "run": str(score.number),
         "planted": " ".join(p.kind for p in score.planted),
         "places": " ".join(map(str, score.ranks)),
-        "step_s": f"{score.step_s:.2f}",
+        "rl_step_s": f"{score.rl_step_s:.2f}",
         "true_loss_s": " ".join(f"{loss:.2f}" for loss in score.true_loss_s),
         "reported_loss_s": " ".join(estimated),
         "false_faults": " ".join(c.kind for c in score.false_faults),

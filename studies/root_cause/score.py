@@ -21,7 +21,7 @@ class Score:
     planted: tuple[Plant, ...]
     true_loss_s: tuple[float, ...]
     reported: tuple[Cause, ...]
-    step_s: float
+    rl_step_s: float
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -62,21 +62,21 @@ def run(number: int, kinds: tuple[str, ...], seed: int) -> Score:
         if all(share >= LEAST for _, share in true_loss):
             break
     found = explain_scales(runs(base, plants, seed + number)).largest
-    return Score(number, plants, tuple(loss for loss, _ in true_loss), found.causes, found.step_s)
+    return Score(number, plants, tuple(loss for loss, _ in true_loss), found.causes, found.rl_step_s)
 
 
 def true_losses(base: Draw, plants: tuple[Plant, ...], seed: int) -> list[tuple[float, float]]:
     """By simulating again without each fault at the largest scale: seconds that it costs in presence of the others, and
     the share of the faulty rl_step that it costs so or alone, whichever is more."""
 
-    def step_s(chosen: tuple[Plant, ...]) -> float:
-        return simulate_step(inputs(base, SCALES[-1], chosen, seed)).step_s()
+    def rl_step_s(chosen: tuple[Plant, ...]) -> float:
+        return simulate_step(inputs(base, SCALES[-1], chosen, seed)).rl_step_s()
 
-    whole, clean = step_s(plants), step_s(()) if plants else 0.0
+    whole, clean = rl_step_s(plants), rl_step_s(()) if plants else 0.0
     found = []
     for one in plants:
-        last = whole - step_s(tuple(p for p in plants if p is not one))
-        alone = step_s((one,)) - clean
+        last = whole - rl_step_s(tuple(p for p in plants if p is not one))
+        alone = rl_step_s((one,)) - clean
         found.append((last, max(last, alone) / whole))
     return found
 

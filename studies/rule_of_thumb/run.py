@@ -64,7 +64,7 @@ def run() -> pl.DataFrame:
         names = dict(zip(("architecture", "cluster", "nodes", "workload", "max_response_tokens"), case, strict=True))
         ruled = sweep_job(Sweep(job=by_rule(case), method="events", grid={"seed": [0]}), workers=1).frame
         planned = sweep_job(Sweep(job=job(*case), method="plan", grid={"seed": [0]}), workers=1).frame
-        rule_s, plan_s = ruled["step_s"][0], planned["step_s"][0]
+        rule_s, plan_s = ruled["rl_step_s"][0], planned["rl_step_s"][0]
         layout = (f"rollout TP{planned['rollout_tensor_parallel'][0]}; {planned['trainer_backend'][0]} "
                   f"TP{planned['trainer_tensor_parallel'][0]} PP{planned['trainer_pipeline_parallel'][0]} "
                   f"CP{planned['trainer_context_parallel'][0]} U{planned['trainer_ulysses'][0]} "

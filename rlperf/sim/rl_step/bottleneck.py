@@ -37,7 +37,7 @@ class NextBottleneck:
     first: str
     speedup: float
     stage: str
-    step_s: float
+    rl_step_s: float
 
 
 def scaled(times: StageTimes, stage: str, factor: float) -> StageTimes:

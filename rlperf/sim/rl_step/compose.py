@@ -192,12 +192,12 @@ def compose_rl_step(
 ) -> tl.Timeline:
     """The timeline of one rl_step; of several, after a warm-up, in modes where they overlap.
 
-    ``step_s`` of the result equals `modes.step_seconds` of the same stages (streaming: never below it, since the
+    ``rl_step_s`` of the result equals `modes.step_seconds` of the same stages (streaming: never below it, since the
     groups' own finish times decide). Modes with a queue move whole batches here; `asynchronous.simulate` moves
     groups, and shows staleness.
 
     >>> stages = StepStages.of([50.0, 60.0], scoring_s=10.0, training_s=[18.0, 20.0], weight_sync_s=4.0)
-    >>> compose_rl_step(Execution(ExecutionMode.SYNC_COLOCATED), stages).step_s
+    >>> compose_rl_step(Execution(ExecutionMode.SYNC_COLOCATED), stages).rl_step_s
     94.0
     """
     builder = _Builder(execution, stages, (rollout_devices, trainer_devices))

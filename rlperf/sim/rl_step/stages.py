@@ -310,7 +310,7 @@ def steady_run(
     slots, context = under_way(limits, replicas, trajectories, max_staleness + 1)
     alone, full = float(cost.decode_s(1.0, context)), float(cost.decode_s(float(slots), slots * context))
     each = (full - alone) / max(slots - 1, 1)
-    prefill = cost.step_s(slots, slots * context, prompt, prompt * (prompt + 1.0) / 2.0, 1.0)
+    prefill = cost.engine_step_s(slots, slots * context, prompt, prompt * (prompt + 1.0) / 2.0, 1.0)
     times = stages.times()
     work = np.maximum(times.scoring_s, times.reference_s) + np.maximum(times.training_s, times.critic_s)
     update: Update = "in_flight" if framework.in_flight_updates else "drain"

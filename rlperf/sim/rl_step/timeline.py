@@ -128,7 +128,7 @@ class Timeline:
         return np.maximum.accumulate(ends)
 
     @property
-    def step_s(self) -> float:
+    def rl_step_s(self) -> float:
         """Mean seconds from the end of one rl_step to the end of the next; of a single one, its makespan [s]."""
         if not self.spans:
             return 0.0
@@ -176,7 +176,7 @@ class Timeline:
                 whole = (self.pool == pool) & (self.stage == stage)
                 ranks = int(np.unique(self.rank[whole]).size)
                 busy += float(self.duration_s[whole & kept].sum()) / count / ranks
-            idle[pool] = max(self.step_s - busy, 0.0) * float(self.pool_devices[pool])
+            idle[pool] = max(self.rl_step_s - busy, 0.0) * float(self.pool_devices[pool])
         return idle
 
 
@@ -187,7 +187,7 @@ class TimelineBuilder:
     >>> build = TimelineBuilder(("all",), (8,))
     >>> first = build.span(ROLLOUT, 0, 0, 0.0, 2.0)
     >>> second = build.span(TRAINING, 0, 0, 2.0, 5.0, after=[first])
-    >>> build.freeze().step_s
+    >>> build.freeze().rl_step_s
     5.0
     """
 

@@ -42,7 +42,7 @@ def bootstrap_seconds(
 
 
 def interval(
-    step_s: float, draws_s: FloatArray | Sequence[float], framework: FrameworkCalibration, *, extra: float = 0.0
+    rl_step_s: float, draws_s: FloatArray | Sequence[float], framework: FrameworkCalibration, *, extra: float = 0.0
 ) -> tuple[float, float]:
     r"""5th and 95th percentile of one rl_step [s].
 
@@ -61,8 +61,8 @@ def interval(
     rest = Z95**2 * (groups**2 + reruns**2 + extra**2)
     below, above = min(np.log(spread.low), 0.0), max(np.log(spread.high), 0.0)
     return (
-        step_s * float(np.exp(-np.sqrt(below**2 + rest))),
-        step_s * float(np.exp(np.sqrt(above**2 + rest))),
+        rl_step_s * float(np.exp(-np.sqrt(below**2 + rest))),
+        rl_step_s * float(np.exp(np.sqrt(above**2 + rest))),
     )
 
 

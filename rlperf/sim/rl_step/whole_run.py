@@ -75,7 +75,7 @@ class RunCost:
     usd_per_million_tokens: float | None
 
 
-def whole_run(step_s: npt.ArrayLike, facts: RunFacts) -> RunCost:
+def whole_run(rl_step_s: npt.ArrayLike, facts: RunFacts) -> RunCost:
     r"""Expected time and cost of a run.
 
     With failures at rate lambda = devices / MTBF (exponential), a stretch of w seconds between checkpoints takes
@@ -88,13 +88,13 @@ def whole_run(step_s: npt.ArrayLike, facts: RunFacts) -> RunCost:
 
     Parameters
     ----------
-    step_s : seconds per rl_step, one number, or one per rl_step (lengths drift) [s] ``[]`` or ``[rl_steps]``
+    rl_step_s : seconds per rl_step, one number, or one per rl_step (lengths drift) [s] ``[]`` or ``[rl_steps]``
 
     >>> run = whole_run(100.0, RunFacts(rl_steps=10, devices=8, start_up_s=200.0, usd_per_device_hour=2.0))
     >>> run.total_s, round(run.goodput, 4), round(run.usd, 2)
     (1200.0, 0.8333, 5.33)
     """
-    steps = np.broadcast_to(np.asarray(step_s, np.float64), (facts.rl_steps,))
+    steps = np.broadcast_to(np.asarray(rl_step_s, np.float64), (facts.rl_steps,))
     useful = float(steps.sum())
     once = facts.start_up_s + facts.capture_s + facts.warmup_s
     checks = facts.rl_steps // facts.checkpoint_every if facts.checkpoint_every else 0

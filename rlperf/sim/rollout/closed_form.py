@@ -196,11 +196,11 @@ def closed_form_makespan_s(
     lengths = np.sort(np.asarray(response_tokens), axis=-1)
     n = lengths.shape[-1]
     running = np.arange(n, 0, -1, dtype=np.float64)
-    step_s = cost.decode_s(running, 0.0)
+    engine_step_s = cost.decode_s(running, 0.0)
     # summation by parts: sum_j (l_j - l_{j-1}) A(n-j+1) = sum_j l_j (A(n-j+1) - A(n-j)) - A(n), with l_0 = 1
-    jump = step_s.copy()
-    jump[:-1] -= step_s[1:]
-    seconds = lengths @ jump - step_s[0]
+    jump = engine_step_s.copy()
+    jump[:-1] -= engine_step_s[1:]
+    seconds = lengths @ jump - engine_step_s[0]
     if cost.decode_per_kv_token_s:
         generated = np.asarray(response_tokens, dtype=np.float64)
         prompt = np.asarray(prompt_tokens, dtype=np.float64)

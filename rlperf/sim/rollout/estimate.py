@@ -77,7 +77,7 @@ def screen_replica(trajectories: Trajectories, cost: EngineStepCost, limits: Eng
     hits = prefix_hits(single, unlimited).astype(np.float64)
     tokens, pairs = float((prompt - hits).sum()), float(((prompt**2 + prompt - hits**2 - hits) / 2.0).sum())
     steps = np.ceil(tokens / limits.token_budget)
-    prefill_s = steps * float(cost.step_s(0.0, 0.0, tokens / steps, pairs / steps, len(single) / steps))
+    prefill_s = steps * float(cost.engine_step_s(0.0, 0.0, tokens / steps, pairs / steps, len(single) / steps))
     return float(closed_form_makespan_s(single.response_tokens, cost, prompt_tokens=prompt, prefill_s=prefill_s))
 
 

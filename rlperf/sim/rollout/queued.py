@@ -84,7 +84,7 @@ def run_queued(
     n, places = len(trajectories), queue.places
     duration = grid.steps * queue.seconds.fixed[grid.running] + queue.seconds.per_key_s * grid.keys
     running = grid.running[mixed.at].astype(np.float64)
-    duration[mixed.at] = cost.step_s(running, grid.keys[mixed.at], mixed.tokens, mixed.pairs, mixed.requests)
+    duration[mixed.at] = cost.engine_step_s(running, grid.keys[mixed.at], mixed.tokens, mixed.pairs, mixed.requests)
     ends = phase.now + np.cumsum(duration)
     starts = ends - duration
     log.add(_segments(grid, mixed, starts, duration, n - places, queue.admitted))

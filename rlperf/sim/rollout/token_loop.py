@@ -1,7 +1,8 @@
 """The reference: one replica engine_step by engine_step, token by token, block by block. Slow, and plain to read.
 
 It shares the rules of `rlperf.sim.rollout.events` but none of its code: every block is an object of its own, every
-request keeps its own token count, seconds come from `EngineStepCost.step_s`. The test suite holds the two together.
+request keeps its own token count, seconds come from `EngineStepCost.engine_step_s`. The test suite holds
+the two together.
 """
 
 from __future__ import annotations
@@ -265,7 +266,7 @@ class TokenLoop:
 
     def step_seconds(self, running: int, keys: int, tokens: int, pairs: int, requests: int) -> float:
         """Seconds by the cost's own formula; with speculation w tokens per request pass the linear layers."""
-        seconds = float(self.cost.step_s(running, keys, tokens, pairs, requests))
+        seconds = float(self.cost.engine_step_s(running, keys, tokens, pairs, requests))
         spec = self.options.speculation
         if spec is None or not running:
             return seconds

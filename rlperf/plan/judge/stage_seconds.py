@@ -9,10 +9,10 @@ import numpy as np
 from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
 from rlperf.layout import FloatArray, IntArray
-from rlperf.plan.context import Context, Trainer
-from rlperf.plan.demand import Demand
-from rlperf.plan.rollout_columns import RolloutColumns
-from rlperf.plan.trainer_columns import TrainerColumns, scoring_passes
+from rlperf.plan.question.context import Context, Trainer
+from rlperf.plan.question.demand import Demand
+from rlperf.plan.search.rollout_columns import RolloutColumns
+from rlperf.plan.search.trainer_columns import TrainerColumns, scoring_passes
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes
 from rlperf.sim.rl_step.modes import Execution, ExecutionMode, StageTimes, step_seconds
 from rlperf.specs.architecture import Architecture
@@ -31,7 +31,7 @@ MODES: dict[Mode, ExecutionMode] = {
 class PairSeconds:
     """Seconds of pairs of columns, by stage; every array has shape ``[pairs]``."""
 
-    step_s: FloatArray
+    rl_step_s: FloatArray
     rollout_s: FloatArray
     reward_s: FloatArray
     scoring_s: FloatArray
@@ -105,7 +105,7 @@ def pair_seconds(
     # engines that take weights in flight go on with the next batch, one step off too
     flowing = (mode == "async") | ((mode == "one_step_off") & (stages["in_flight"] > 0))
     return PairSeconds(
-        step_s=step_seconds(execution, times),
+        rl_step_s=step_seconds(execution, times),
         rollout_s=np.where(flowing, steady, makespan),
         reward_s=stages["reward"],
         scoring_s=trainer.scoring_s[t],

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlperf.errors import InfeasibleError, SolverError
 from rlperf.layout import FloatArray
-from rlperf.plan.formulation import Program, Slot, formulate, value_of
+from rlperf.plan.search.formulation import Program, Slot, formulate, value_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import polars as pl
 
-    from rlperf.plan.plan import Phase, Plan, Prediction
+    from rlperf.plan.answer.plan import Phase, Plan, Prediction
 
 
 def frame(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
@@ -22,7 +22,7 @@ def frame(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
 def prediction_row(prediction: Prediction) -> dict[str, Any]:
     """One flat row: names end in their unit, stages and memory with their role."""
     return {
-        "step_s": prediction.step_s,
+        "rl_step_s": prediction.rl_step_s,
         "low_s": prediction.low_s,
         "high_s": prediction.high_s,
         **{f"{name}_s": seconds for name, seconds in prediction.stages_s.model_dump().items()},
@@ -54,7 +54,7 @@ def phase_row(phase: Phase) -> dict[str, Any]:
 
 def seconds_words(prediction: Prediction) -> str:
     """Mean and interval in words."""
-    return f"{prediction.step_s:.4g} s ({prediction.low_s:.4g} to {prediction.high_s:.4g} s)"
+    return f"{prediction.rl_step_s:.4g} s ({prediction.low_s:.4g} to {prediction.high_s:.4g} s)"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -71,7 +71,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 def prediction_html(prediction: Prediction) -> str:
     """A prediction for a notebook: the rl_step, its stages, and memory against its limit."""
     stages = [
-        (name.replace("_", " "), f"{seconds:.3g} s", f"{seconds / prediction.step_s:.0%}")
+        (name.replace("_", " "), f"{seconds:.3g} s", f"{seconds / prediction.rl_step_s:.0%}")
         for name, seconds in prediction.stages_s.model_dump().items()
         if seconds > 0
     ]
@@ -107,4 +107,4 @@ def plan_html(plan: Plan) -> str:
     """A plan for a notebook, phase by phase."""
     words = f"{plan.job.architecture} on {plan.job.cluster}, {plan.status}"
     head = f"<p><b>{escape(plan.job.name)}</b>: {escape(words)}</p>"
-    return head + "".join(phase_html(phase) for phase in plan.plan)
+    return head + "".join(phase_html(phase) for phase in plan.phases)

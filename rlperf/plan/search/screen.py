@@ -14,16 +14,17 @@ import numpy as np
 
 from rlperf.cost.reject import REASONS, Reject, count_reasons
 from rlperf.layout import FloatArray, IntArray
-from rlperf.plan.configuration import Configuration, configuration_of, layout_values
-from rlperf.plan.context import Context, TaskContext
-from rlperf.plan.demand import Batch, Demand
-from rlperf.plan.fronts import rollout_criteria, trainer_criteria
-from rlperf.plan.pareto import pareto_mask
-from rlperf.plan.rollout_columns import Counted, RolloutColumns, Tabulated, rollout_columns
-from rlperf.plan.rules import pair_rule_mask, trainer_rule_flags
-from rlperf.plan.splits import Split, Usage, splits
-from rlperf.plan.stage_seconds import pair_seconds
-from rlperf.plan.trainer_columns import (
+from rlperf.plan.answer.words import layout_words
+from rlperf.plan.judge.configuration import Configuration, configuration_of, layout_values
+from rlperf.plan.judge.stage_seconds import pair_seconds
+from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.demand import Batch, Demand
+from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria
+from rlperf.plan.search.pareto import pareto_mask
+from rlperf.plan.search.rollout_columns import Counted, RolloutColumns, Tabulated, rollout_columns
+from rlperf.plan.search.rules import pair_rule_mask, trainer_rule_flags
+from rlperf.plan.search.splits import Split, Usage, splits
+from rlperf.plan.search.trainer_columns import (
     TrainerColumns,
     TrainerGrid,
     peak_limit,
@@ -31,7 +32,6 @@ from rlperf.plan.trainer_columns import (
     trainer_columns_of,
     trainer_grid,
 )
-from rlperf.plan.words import layout_words
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts
 
@@ -56,7 +56,7 @@ class Screened:
     ----------
     configurations : the candidates
     objective : value per rl_step ``[candidates]``
-    step_s : seconds per rl_step ``[candidates]``
+    rl_step_s : seconds per rl_step ``[candidates]``
     demand : index of each candidate's batch in ``demands``
     candidates, rejected : columns and pairs that were refused or costed one by one, and how many fell to what
     combinations : whole configurations among which the best was found: every rollout column with every trainer column
@@ -66,7 +66,7 @@ class Screened:
 
     configurations: tuple[Configuration, ...]
     objective: FloatArray
-    step_s: FloatArray
+    rl_step_s: FloatArray
     demand: IntArray
     demands: tuple[Demand, ...]
     candidates: int
@@ -86,7 +86,7 @@ class _Pairs:
     trainer: TrainerColumns
     r: IntArray
     t: IntArray
-    step_s: FloatArray
+    rl_step_s: FloatArray
     objective: FloatArray
 
 
@@ -151,7 +151,7 @@ def _best(
     part_of = np.repeat(np.arange(len(parts)), sizes)
     row_of = np.concatenate([np.arange(size) for size in sizes]) if parts else np.zeros(0, dtype=np.int64)
     objective = np.concatenate([part.objective for part in parts]) if parts else np.zeros(0)
-    step = np.concatenate([part.step_s for part in parts]) if parts else np.zeros(0)
+    step = np.concatenate([part.rl_step_s for part in parts]) if parts else np.zeros(0)
     made: dict[tuple[object, ...], tuple[int, Configuration]] = {}
     per_count: dict[int, int] = {}
     ranked = np.argsort(objective, kind="stable")
@@ -322,7 +322,7 @@ def _screen_split(
         tally.misses.append("engine and trainer fit the device each alone, but not together")
         return None
     staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0
-    seconds = pair_seconds(context, arch, demand, split.mode, staleness, rollout, trainer, r, t).step_s
+    seconds = pair_seconds(context, arch, demand, split.mode, staleness, rollout, trainer, r, t).rl_step_s
     usage = split.usage(context)
     objective = objective_of(context, demand, usage, seconds)
     within = _within_limits(context, usage, seconds) | lenient
@@ -333,23 +333,23 @@ def _screen_split(
     return _Pairs(context, index, split, rollout, trainer, r, t, seconds, objective) if len(r) else None
 
 
-def objective_of(context: Context, demand: Demand, usage: Usage, step_s: FloatArray) -> FloatArray:
+def objective_of(context: Context, demand: Demand, usage: Usage, rl_step_s: FloatArray) -> FloatArray:
     """Value to minimise per rl_step: seconds, USD, or device-seconds per useful trained token (times 1e6)."""
     kind = context.job.objective.minimize
     if kind == "step_time":
-        return step_s
+        return rl_step_s
     if kind == "usd_per_step":
-        return step_s * (usage.usd_per_s or 0.0)
-    return step_s * usage.devices / max(demand.useful_tokens, 1.0) * 1e6
+        return rl_step_s * (usage.usd_per_s or 0.0)
+    return rl_step_s * usage.devices / max(demand.useful_tokens, 1.0) * 1e6
 
 
-def _within_limits(context: Context, usage: Usage, step_s: FloatArray) -> np.ndarray:
+def _within_limits(context: Context, usage: Usage, rl_step_s: FloatArray) -> np.ndarray:
     limits = context.job.limits
-    within = np.ones(len(step_s), dtype=np.bool_)
+    within = np.ones(len(rl_step_s), dtype=np.bool_)
     if limits.step is not None:
-        within &= step_s <= limits.step
+        within &= rl_step_s <= limits.step
     if limits.usd_per_step is not None:
-        within &= step_s * (usage.usd_per_s or 0.0) <= limits.usd_per_step
+        within &= rl_step_s * (usage.usd_per_s or 0.0) <= limits.usd_per_step
     return within
 
 

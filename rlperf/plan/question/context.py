@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from rlperf.cost.dtypes import DTYPES
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.plan.demand import Batch, Source, batches
+from rlperf.plan.question.demand import Batch, Source, batches
 from rlperf.sim.rl_step.overheads import trainer_in_framework
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import EngineCalibration, load_engine_calibration

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlperf.plan import notebook
+from rlperf.plan.answer import notebook
 from rlperf.specs.job import Job, Mode, Role
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Prediction(_Frozen):
     """What one configuration is predicted to do. ``low_s`` and ``high_s`` are the 5th and 95th percentile."""
 
     schema_version: Literal[1] = 1
-    step_s: float
+    rl_step_s: float
     low_s: float
     high_s: float
     stages_s: StageTimes
@@ -115,7 +115,7 @@ class Prediction(_Frozen):
 class PredictedNumbers(_Frozen):
     """The numbers of a `Prediction`, without its operators, assumptions and calibration."""
 
-    step_s: float
+    rl_step_s: float
     low_s: float
     high_s: float
     stages_s: StageTimes
@@ -226,7 +226,7 @@ class BatchSettings(_Frozen):
 class RunnerUp(_Frozen):
     """The best other choice, and whether the intervals can tell the two apart."""
 
-    step_s: float
+    rl_step_s: float
     low_s: float
     high_s: float
     loss: float = Field(description="objective of the runner-up / objective of the plan - 1")
@@ -246,7 +246,7 @@ class Sensitivity(_Frozen):
 
     input: str
     change: float = Field(description="relative change of the input")
-    step_s: float = Field(description="the plan's rl_step under the change")
+    rl_step_s: float = Field(description="the plan's rl_step under the change")
     loss: float = Field(description="the plan's objective over the then best candidate's - 1; 0 = the choice stands")
     switches_to: tuple[str, ...] = Field((), description="what the then best candidate does otherwise")
 
@@ -254,7 +254,7 @@ class Sensitivity(_Frozen):
 class ParetoPoint(_Frozen):
     """A candidate that no other one beats in time, devices and memory together."""
 
-    step_s: float
+    rl_step_s: float
     device_s: float = Field(description="devices x rl_step")
     usd_per_step: float | None = None
     memory_share: float = Field(description="largest peak over its limit")
@@ -320,7 +320,7 @@ class Plan(_Frozen):
     static_high: float | None = Field(None, description="95th percentile")
     defaults: DefaultsComparison | None = Field(None, description="against the framework's defaults")
     run: RunTotals | None = Field(None, description="the whole run, where the job states one")
-    plan: tuple[Phase, ...]
+    phases: tuple[Phase, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `rlperf plan --json` prints it."""
@@ -328,7 +328,7 @@ class Plan(_Frozen):
 
     def to_frame(self) -> pl.DataFrame:
         """One row per phase: what is run, its degrees, and its prediction."""
-        return notebook.frame([notebook.phase_row(phase) for phase in self.plan])
+        return notebook.frame([notebook.phase_row(phase) for phase in self.phases])
 
     def _repr_html_(self) -> str:
         return notebook.plan_html(self)

@@ -9,16 +9,16 @@ import numpy as np
 
 from rlperf.cost.reject import REASONS, Reject
 from rlperf.layout import FloatArray
-from rlperf.plan.compare import calibration_ids, stage_means, stage_sigma_array
-from rlperf.plan.context import Context
-from rlperf.plan.decisions import Decision, judged_objective
-from rlperf.plan.demand import Batch, Demand
-from rlperf.plan.evaluate import Evaluation, Judge
-from rlperf.plan.plan import DefaultsComparison
-from rlperf.plan.prediction import memory_uses
-from rlperf.plan.screen import FORGIVEN, screen
-from rlperf.plan.uncertainty import OWN_SHARE
-from rlperf.plan.words import layout_words
+from rlperf.plan.answer.compare import calibration_ids, stage_means, stage_sigma_array
+from rlperf.plan.answer.plan import DefaultsComparison
+from rlperf.plan.answer.prediction import memory_uses
+from rlperf.plan.answer.words import layout_words
+from rlperf.plan.judge.decisions import Decision, judged_objective
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.uncertainty import OWN_SHARE
+from rlperf.plan.question.context import Context
+from rlperf.plan.question.demand import Batch, Demand
+from rlperf.plan.search.screen import FORGIVEN, screen
 from rlperf.sim.rl_step.uncertainty import Comparison, compare_draws, unshared_error
 from rlperf.specs.job import Mode, PoolSpec, TrainerBackend
 from rlperf.units import human_bytes
@@ -121,9 +121,9 @@ def against_defaults(
         if isinstance(found, str):
             task = f"{decision.task.task.name}: " if len(context.tasks) > 1 else ""
             return DefaultsComparison(framework=title, why_not=task + found, notes=tuple(notes))
-        weight = decision.count * judged_objective(context, plan) / plan.step_s
+        weight = decision.count * judged_objective(context, plan) / plan.rl_step_s
         pairs.append(_Pair(weight, plan, found, decision.count * judged_objective(pinned, found), pinned))
-    ours = sum(pair.weight * pair.plan.step_s for pair in pairs)
+    ours = sum(pair.weight * pair.plan.rl_step_s for pair in pairs)
     theirs = sum(pair.objective for pair in pairs)
     ratio = _ratio(context, pairs)
     slower = (ours + switching) / ours
@@ -146,8 +146,8 @@ def against_static(
     for decision, column, static in zip(decisions, chosen, kept, strict=True):
         plan, other = decision.evaluations[column], decision.evaluations[static]
         ours, theirs = (decision.count * judged_objective(context, each) for each in (plan, other))
-        pairs.append(_Pair(ours / plan.step_s, plan, other, theirs, context))
-    whole, ratio = sum(pair.weight * pair.plan.step_s for pair in pairs), _ratio(context, pairs)
+        pairs.append(_Pair(ours / plan.rl_step_s, plan, other, theirs, context))
+    whole, ratio = sum(pair.weight * pair.plan.rl_step_s for pair in pairs), _ratio(context, pairs)
     slower = (whole + switching) / whole
     return ratio.low / slower - 1.0, ratio.high / slower - 1.0
 
@@ -177,7 +177,7 @@ def _ratio(context: Context, pairs: Sequence[_Pair]) -> Comparison:
         ours = np.sum([pair.weight * stage_means(pair.plan) for pair in differ], axis=0)
         theirs = np.sum([pair.weight * stage_means(pair.other) for pair in differ], axis=0)
         shared = all(calibration_ids(context, p.plan) == calibration_ids(p.pinned, p.other) for p in differ)
-        share = float(ours.sum()) / sum(pair.weight * pair.plan.step_s for pair in pairs)
+        share = float(ours.sum()) / sum(pair.weight * pair.plan.rl_step_s for pair in pairs)
         sigma = stage_sigma_array(context, pairs[0].plan)
         own = min(share, 1.0) * unshared_error(ours, theirs, sigma, own_share=OWN_SHARE, shared=shared)
     weights = [pair.weight for pair in pairs]
@@ -188,9 +188,9 @@ def _ratio(context: Context, pairs: Sequence[_Pair]) -> Comparison:
 
 def _draws(weights: Sequence[float], evaluations: Sequence[Evaluation]) -> FloatArray:
     """The horizon on each of the drawn rl_steps, all slots together ``[draws]``."""
-    count = max(len(e.seconds.step_s) for e in evaluations)
+    count = max(len(e.seconds.rl_step_s) for e in evaluations)
     return sum(
-        (w * np.resize(e.seconds.step_s, count) for w, e in zip(weights, evaluations, strict=True)), np.zeros(count)
+        (w * np.resize(e.seconds.rl_step_s, count) for w, e in zip(weights, evaluations, strict=True)), np.zeros(count)
     )
 
 

@@ -15,10 +15,10 @@ from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.cost.training import training_update
 from rlperf.layout import OFFLOAD, BoolArray, FloatArray, IntArray, Layout
-from rlperf.plan.candidates import Shape, token_budgets, trainer_layouts
-from rlperf.plan.context import Context, Trainer
-from rlperf.plan.demand import Demand
-from rlperf.plan.plan import SettingsValues
+from rlperf.plan.answer.plan import SettingsValues
+from rlperf.plan.question.context import Context, Trainer
+from rlperf.plan.question.demand import Demand
+from rlperf.plan.search.candidates import Shape, token_budgets, trainer_layouts
 from rlperf.sim.rl_step.overheads import (
     padded_microbatches,
     routing_skew,

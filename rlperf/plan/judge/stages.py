@@ -15,11 +15,11 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.training import layer_table
 from rlperf.cost.training_layers import tower_seconds
 from rlperf.layout import RECOMPUTE, Layout
-from rlperf.plan.configuration import Configuration, layout_of
-from rlperf.plan.context import Context, Trainer
-from rlperf.plan.demand import Demand
+from rlperf.plan.answer.plan import SettingsValues
+from rlperf.plan.judge.configuration import Configuration, layout_of
 from rlperf.plan.pipeline import Problem, optimize, stage_layout
-from rlperf.plan.plan import SettingsValues
+from rlperf.plan.question.context import Context, Trainer
+from rlperf.plan.question.demand import Demand
 from rlperf.sim.pipeline import MicroBatches, one_f_one_b, round_robin, simulate, stage_costs
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pipeline_profile import LayerProfile

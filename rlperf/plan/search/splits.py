@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlperf.plan.configuration import Configuration
-from rlperf.plan.context import Context
+from rlperf.plan.judge.configuration import Configuration
+from rlperf.plan.question.context import Context
 from rlperf.specs.job import Mode, Role
 
 ROLES: tuple[Role, Role] = ("rollout", "trainer")

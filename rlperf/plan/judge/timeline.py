@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlperf.plan.evaluate import Evaluation
-from rlperf.plan.rollout_columns import engine_limits
-from rlperf.plan.stage_seconds import MODES, sync_fit
+from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.judge.stage_seconds import MODES, sync_fit
+from rlperf.plan.search.rollout_columns import engine_limits
 from rlperf.sim.rl_step.asynchronous import AsyncResult, simulate
 from rlperf.sim.rl_step.bottleneck import Bottleneck, NextBottleneck, bottlenecks, next_bottleneck
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step
@@ -43,7 +43,7 @@ def step_view(evaluation: Evaluation, replicate: int = 0) -> StepView:
     stages = _stages(evaluation, replicate)
     pools = [configuration.pool(role).devices for role in ("rollout", "trainer")]
     timeline = compose_rl_step(execution, stages, rollout_devices=pools[0], trainer_devices=pools[1])
-    whole = timeline.step_s * timeline.pool_devices
+    whole = timeline.rl_step_s * timeline.pool_devices
     idle = timeline.idle_device_s() / np.maximum(whole, 1e-12)
     times = stages.times()
     return StepView(

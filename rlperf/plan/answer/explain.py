@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rlperf.plan.configuration import Configuration
-from rlperf.plan.context import Context, TaskContext
-from rlperf.plan.evaluate import Evaluation
-from rlperf.plan.prediction import idle_fractions, memory_uses
+from rlperf.plan.answer.prediction import idle_fractions, memory_uses
+from rlperf.plan.judge.configuration import Configuration
+from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.question.context import Context, TaskContext
 
 NOTEWORTHY = 0.1
 """A cause is named when it takes at least this share."""
@@ -14,7 +14,7 @@ NOTEWORTHY = 0.1
 def binding(context: Context, task: TaskContext, evaluation: Evaluation) -> list[str]:
     """What holds the configuration back, largest first."""
     found = []
-    seconds, step = evaluation.seconds, evaluation.step_s
+    seconds, step = evaluation.seconds, evaluation.rl_step_s
     lost_by = idle_fractions(evaluation)
     of_step = float(seconds.rollout_s.mean()) / step
     for cause, words in (

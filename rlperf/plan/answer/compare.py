@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlperf.layout import FloatArray
-from rlperf.plan.context import Context
-from rlperf.plan.demand import Demand
-from rlperf.plan.evaluate import Evaluation, Judge
-from rlperf.plan.plan import Phase, Plan
+from rlperf.plan.answer.plan import Phase, Plan
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.uncertainty import OWN_SHARE, stage_sigmas
 from rlperf.plan.predict import evaluate_job
-from rlperf.plan.uncertainty import OWN_SHARE, stage_sigmas
+from rlperf.plan.question.context import Context
+from rlperf.plan.question.demand import Demand
 from rlperf.sim.rl_step.uncertainty import Comparison, compare_draws, unshared_error
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job, PoolSpec
@@ -108,7 +108,7 @@ def _side(context: Context, facts: FrameworkFacts | None, draws: int, seed: int)
         table = demand.tables[k % len(demand.tables)]
         drawn = replace(demand, tables=(bootstrap_table(table, np.random.default_rng([seed, k])),))
         kept.append(drawn)
-        steps.append(judge.evaluate(drawn, evaluation.configuration).step_s)
+        steps.append(judge.evaluate(drawn, evaluation.configuration).rl_step_s)
     return Side(evaluation, filled, np.array(steps))
 
 
@@ -136,7 +136,7 @@ def bootstrap_table(table: LengthTable, random: np.random.Generator) -> LengthTa
 
 def job_of_plan(plan: Plan, phase: Phase | None = None) -> Job:
     """The job of one phase of a plan (default: the first) with everything pinned that the plan decided."""
-    chosen = phase or plan.plan[0]
+    chosen = phase or plan.phases[0]
     task = next(task for task in plan.job.tasks if task.name == chosen.tasks[0])
     pinned = {name: (value,) for name, value in chosen.settings.model_dump().items() if name != "max_prompt_tokens"}
     asked = {pool.role: plan.job.pool(pool.role) for pool in chosen.pools}

@@ -6,13 +6,13 @@ import numpy as np
 
 from rlperf.cost.memory import first_knob
 from rlperf.cost.trainer_memory import DEVICE_PARTS
-from rlperf.plan.context import Context, TaskContext
-from rlperf.plan.evaluate import Evaluation
-from rlperf.plan.plan import CalibrationUse, MemoryUse, Prediction, StageTimes
-from rlperf.plan.shares import rollout_shares, trainer_shares
-from rlperf.plan.splits import ROLES, usage_of
-from rlperf.plan.trainer_columns import TrainerBytes, peak_limit, trainer_bytes
-from rlperf.plan.uncertainty import interval
+from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, Prediction, StageTimes
+from rlperf.plan.answer.shares import rollout_shares, trainer_shares
+from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.judge.uncertainty import interval
+from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.search.splits import ROLES, usage_of
+from rlperf.plan.search.trainer_columns import TrainerBytes, peak_limit, trainer_bytes
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.job import Role
 from rlperf.units import human_bytes
@@ -21,10 +21,10 @@ from rlperf.units import human_bytes
 def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *, operators: bool = True) -> Prediction:
     """Everything that is predicted of one configuration."""
     seconds, demand, configuration = evaluation.seconds, evaluation.demand, evaluation.configuration
-    step = evaluation.step_s
+    step = evaluation.rl_step_s
     low, high = interval(context, evaluation)
     stages = StageTimes(
-        **{name.removesuffix("_s"): float(value.mean()) for name, value in vars(seconds).items() if name != "step_s"}
+        **{name.removesuffix("_s"): float(value.mean()) for name, value in vars(seconds).items() if name != "rl_step_s"}
     )
     memory = memory_uses(context, task, evaluation)
     over = [role for role, use in memory.items() if use.total > use.limit]
@@ -32,7 +32,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
     trained = demand.trained_tokens
     rows = (*rollout_shares(context, task, evaluation), *trainer_shares(context, task, evaluation)) if operators else ()
     return Prediction(
-        step_s=step,
+        rl_step_s=step,
         low_s=low,
         high_s=high,
         stages_s=stages,

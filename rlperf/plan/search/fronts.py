@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlperf.layout import FloatArray, IntArray
-from rlperf.plan.rollout_columns import RolloutColumns
-from rlperf.plan.trainer_columns import TrainerColumns
+from rlperf.plan.search.rollout_columns import RolloutColumns
+from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.specs.job import Mode
 
 

@@ -15,11 +15,13 @@ from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.training import TrainingCost, training_update
 from rlperf.layout import FloatArray, IntArray, Layout
-from rlperf.plan.configuration import Configuration, layout_of
-from rlperf.plan.context import Context, TaskContext, Trainer
-from rlperf.plan.demand import Demand
-from rlperf.plan.plan import SettingsValues
-from rlperf.plan.rollout_columns import (
+from rlperf.plan.answer.plan import SettingsValues
+from rlperf.plan.judge.configuration import Configuration, layout_of
+from rlperf.plan.judge.stage_seconds import PairSeconds, pair_seconds
+from rlperf.plan.judge.stages import StageEnds, layer_profile, staged, stated_ends
+from rlperf.plan.question.context import Context, TaskContext, Trainer
+from rlperf.plan.question.demand import Demand
+from rlperf.plan.search.rollout_columns import (
     Flow,
     ReplicaMemory,
     RolloutColumns,
@@ -30,9 +32,7 @@ from rlperf.plan.rollout_columns import (
     steady_seconds,
     tabulate,
 )
-from rlperf.plan.stage_seconds import PairSeconds, pair_seconds
-from rlperf.plan.stages import StageEnds, layer_profile, staged, stated_ends
-from rlperf.plan.trainer_columns import TrainerColumns, scoring_passes, trainer_bytes, transition_seconds
+from rlperf.plan.search.trainer_columns import TrainerColumns, scoring_passes, trainer_bytes, transition_seconds
 from rlperf.sim.rl_step.overheads import (
     padded_microbatches,
     routing_skew,
@@ -113,9 +113,9 @@ class Evaluation:
     options: EngineOptions = PLAIN
 
     @property
-    def step_s(self) -> float:
+    def rl_step_s(self) -> float:
         """Seconds per rl_step, mean over the replicates."""
-        return float(self.seconds.step_s.mean())
+        return float(self.seconds.rl_step_s.mean())
 
 
 @dataclass(eq=False)

@@ -13,14 +13,14 @@ import numpy as np
 
 from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
-from rlperf.plan.configuration import Configuration
-from rlperf.plan.context import Context, TaskContext
-from rlperf.plan.demand import Demand
-from rlperf.plan.evaluate import Evaluation, Judge
-from rlperf.plan.relax import relaxations
-from rlperf.plan.screen import Screened, objective_of, screen
-from rlperf.plan.splits import usage_of
-from rlperf.plan.uncertainty import interval
+from rlperf.plan.judge.configuration import Configuration
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.uncertainty import interval
+from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.demand import Demand
+from rlperf.plan.search.relax import relaxations
+from rlperf.plan.search.screen import Screened, objective_of, screen
+from rlperf.plan.search.splits import usage_of
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 
@@ -179,7 +179,7 @@ def _demands(
 
 def judged_objective(context: Context, evaluation: Evaluation) -> float:
     """Objective of one rl_step by the judge: its mean, moved towards the 95th percentile by the job's risk."""
-    seconds, risk = evaluation.step_s, context.job.objective.risk
+    seconds, risk = evaluation.rl_step_s, context.job.objective.risk
     if risk:
         seconds += risk * (interval(context, evaluation)[1] - seconds)
     usage = usage_of(context, evaluation.configuration)

@@ -8,19 +8,19 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.errors import SpecError
-from rlperf.plan.configuration import Configuration
-from rlperf.plan.context import Context
-from rlperf.plan.decisions import Decision, judged_objective, rl_step_groups
-from rlperf.plan.evaluate import Evaluation, Judge
-from rlperf.plan.explain import binding, differences
-from rlperf.plan.pareto import pareto_mask
-from rlperf.plan.plan import ParetoPoint, Phase, Prediction, RunnerUp, Sensitivity, StageTimes
-from rlperf.plan.prediction import memory_uses, prediction_of
-from rlperf.plan.screen import objective_of
-from rlperf.plan.splits import usage_of
-from rlperf.plan.stage_seconds import pair_seconds
-from rlperf.plan.stages import adaptive_note
-from rlperf.plan.uncertainty import distinguishable, interval
+from rlperf.plan.answer.explain import binding, differences
+from rlperf.plan.answer.plan import ParetoPoint, Phase, Prediction, RunnerUp, Sensitivity, StageTimes
+from rlperf.plan.answer.prediction import memory_uses, prediction_of
+from rlperf.plan.judge.configuration import Configuration
+from rlperf.plan.judge.decisions import Decision, judged_objective, rl_step_groups
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.stage_seconds import pair_seconds
+from rlperf.plan.judge.stages import adaptive_note
+from rlperf.plan.judge.uncertainty import distinguishable, interval
+from rlperf.plan.question.context import Context
+from rlperf.plan.search.pareto import pareto_mask
+from rlperf.plan.search.screen import objective_of
+from rlperf.plan.search.splits import usage_of
 
 NAMED_TIES = 4
 CHANGE = 0.1
@@ -71,7 +71,7 @@ def _simplest(chosen: Evaluation, tied: list[Evaluation]) -> tuple[str, ...]:
 def _runner_up(context: Context, chosen: Evaluation, other: Evaluation) -> RunnerUp:
     low, high = interval(context, other)
     return RunnerUp(
-        step_s=other.step_s,
+        rl_step_s=other.rl_step_s,
         low_s=low,
         high_s=high,
         loss=judged_objective(context, other) / judged_objective(context, chosen) - 1.0,
@@ -99,7 +99,7 @@ def sensitivity(context: Context, decision: Decision, column: int) -> list[Sensi
             Sensitivity(
                 input=name,
                 change=CHANGE if "slower" in name else -CHANGE,
-                step_s=float(steps[column]),
+                rl_step_s=float(steps[column]),
                 loss=loss if moved else 0.0,
                 switches_to=tuple(differences(decision.evaluations[column].configuration, other)) if moved else (),
             )
@@ -118,7 +118,7 @@ def _perturbed_s(context: Context, decision: Decision, evaluation: Evaluation, r
         replace(train, training_s=trainer * train.training_s, scoring_s=trainer * train.scoring_s),
         rows, rows,
     )  # fmt: skip
-    return float(seconds.step_s.mean())
+    return float(seconds.rl_step_s.mean())
 
 
 def front(context: Context, decision: Decision, column: int) -> list[ParetoPoint]:
@@ -131,14 +131,14 @@ def front(context: Context, decision: Decision, column: int) -> list[ParetoPoint
     ]
     criteria = np.array(
         [
-            (e.step_s, e.step_s * e.configuration.devices, share)
+            (e.rl_step_s, e.rl_step_s * e.configuration.devices, share)
             for e, share in zip(decision.evaluations, shares, strict=True)
         ]
     )
     kept = np.flatnonzero(pareto_mask(criteria))
     return [
         ParetoPoint(
-            step_s=float(criteria[i, 0]),
+            rl_step_s=float(criteria[i, 0]),
             device_s=float(criteria[i, 1]),
             usd_per_step=None if (price := prices[i]) is None else float(criteria[i, 0]) * price,
             memory_share=float(criteria[i, 2]),
@@ -181,8 +181,8 @@ def mean_prediction(predicted: Sequence[Prediction], counts: Sequence[int]) -> P
     weights = np.array(counts, dtype=np.float64)
     weights /= weights.sum()
     tokens = float(weights @ [p.trained_tokens for p in predicted])
-    step = float(weights @ [p.step_s for p in predicted])
-    devices = predicted[0].trained_tokens / predicted[0].step_s / predicted[0].tokens_per_s_per_device
+    step = float(weights @ [p.rl_step_s for p in predicted])
+    devices = predicted[0].trained_tokens / predicted[0].rl_step_s / predicted[0].tokens_per_s_per_device
     prices = [p.usd_per_step for p in predicted]
     stages = {
         name: float(weights @ [getattr(p.stages_s, name) for p in predicted])
@@ -190,7 +190,7 @@ def mean_prediction(predicted: Sequence[Prediction], counts: Sequence[int]) -> P
     }
     return predicted[0].model_copy(
         update={
-            "step_s": step,
+            "rl_step_s": step,
             "low_s": float(weights @ [p.low_s for p in predicted]),
             "high_s": float(weights @ [p.high_s for p in predicted]),
             "stages_s": StageTimes(**stages),

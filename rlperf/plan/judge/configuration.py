@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
-from rlperf.plan.candidates import uneven_ends
-from rlperf.plan.context import Context
-from rlperf.plan.demand import Batch
-from rlperf.plan.plan import BatchSettings, LayoutValues, PoolPlan, SettingsValues
-from rlperf.plan.rollout_columns import TOKEN_BUDGET, RolloutColumns
-from rlperf.plan.trainer_columns import TrainerColumns
+from rlperf.plan.answer.plan import BatchSettings, LayoutValues, PoolPlan, SettingsValues
+from rlperf.plan.question.context import Context
+from rlperf.plan.question.demand import Batch
+from rlperf.plan.search.candidates import uneven_ends
+from rlperf.plan.search.rollout_columns import TOKEN_BUDGET, RolloutColumns
+from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import Mode, PoolSettings, Role
 

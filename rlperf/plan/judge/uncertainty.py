@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.layout import FloatArray
-from rlperf.plan.context import Context
-from rlperf.plan.evaluate import Evaluation
-from rlperf.plan.stage_seconds import PairSeconds
+from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.judge.stage_seconds import PairSeconds
+from rlperf.plan.question.context import Context
 
 Z = 1.6448536269514722
 """Standard normal quantile of 95 %."""
@@ -64,13 +64,13 @@ def stage_sigmas(context: Context, evaluation: Evaluation) -> StageSigmas:
 def step_sigma(context: Context, evaluation: Evaluation) -> float:
     """Standard deviation of ln(rl_step) (symbols: module docstring)."""
     sigmas, seconds = stage_sigmas(context, evaluation), evaluation.seconds
-    step = evaluation.step_s
+    step = evaluation.rl_step_s
     framework = context.trainers[int(evaluation.trainer.backend[0])].framework
     total = sum(
         (float(getattr(seconds, name).mean()) / step * getattr(sigmas, name)) ** 2
         for name in ("rollout_s", "scoring_s", "training_s", "weight_sync_s")
     )
-    drawn = seconds.step_s
+    drawn = seconds.rl_step_s
     lengths = float(np.std(drawn, ddof=1) / step) if len(drawn) > 1 else 0.0
     total += framework.rerun_spread**2 + lengths**2
     other = sum(
@@ -82,7 +82,7 @@ def step_sigma(context: Context, evaluation: Evaluation) -> float:
 def interval(context: Context, evaluation: Evaluation) -> tuple[float, float]:
     """5th and 95th percentile of the rl_step [s]."""
     spread = float(np.exp(Z * step_sigma(context, evaluation)))
-    return evaluation.step_s / spread, evaluation.step_s * spread
+    return evaluation.rl_step_s / spread, evaluation.rl_step_s * spread
 
 
 def distinguishable(context: Context, first: Evaluation, second: Evaluation) -> bool:
@@ -98,10 +98,10 @@ def distinguishable(context: Context, first: Evaluation, second: Evaluation) -> 
         sigma = getattr(sigmas, name)
         if not np.isclose(a, b, rtol=1e-9):
             variance += (sigma * OWN_SHARE) ** 2 * (a**2 + b**2) + (sigma * (a - b)) ** 2
-    drawn: FloatArray = first.seconds.step_s - second.seconds.step_s
+    drawn: FloatArray = first.seconds.rl_step_s - second.seconds.rl_step_s
     if len(drawn) > 1:
         variance += float(np.var(drawn, ddof=1) / len(drawn))
-    return bool(abs(first.step_s - second.step_s) > Z * np.sqrt(variance))
+    return bool(abs(first.rl_step_s - second.rl_step_s) > Z * np.sqrt(variance))
 
 
 def _mean(seconds: PairSeconds, name: str) -> float:

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlperf.layout import FloatArray, IntArray
-from rlperf.plan.context import Context, TaskContext
-from rlperf.plan.evaluate import Evaluation
-from rlperf.plan.stage_seconds import pair_seconds
-from rlperf.plan.uncertainty import OWN_SHARE, stage_sigmas
+from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.judge.stage_seconds import pair_seconds
+from rlperf.plan.judge.uncertainty import OWN_SHARE, stage_sigmas
+from rlperf.plan.question.context import Context, TaskContext
 from rlperf.specs.step_log import StepLog
 
 STAGES = ("rollout", "scoring", "training", "weight_sync")
@@ -161,4 +161,4 @@ def scaled_steps(
     )  # fmt: skip
     # the sync stands in the rl_step where nothing overlaps it; elsewhere its factor is left out
     more = 0.0 if configuration.mode in OVERLAPPED else (factor["weight_sync"] - 1.0) * scaled.weight_sync_s
-    return np.asarray(scaled.step_s + more)
+    return np.asarray(scaled.rl_step_s + more)

@@ -15,9 +15,9 @@ from rlperf.cost.operators import Replica as EngineReplica
 from rlperf.cost.reject import Reject
 from rlperf.cost.vision import Images
 from rlperf.layout import FloatArray, IntArray, Layout
-from rlperf.plan.candidates import Shape, rollout_layouts
-from rlperf.plan.context import Context
-from rlperf.plan.demand import Demand
+from rlperf.plan.question.context import Context
+from rlperf.plan.question.demand import Demand
+from rlperf.plan.search.candidates import Shape, rollout_layouts
 from rlperf.sim.rl_step.overheads import engine_in_framework
 from rlperf.sim.rollout.closed_form import StepCensus, take_census
 from rlperf.sim.rollout.routing import route
@@ -357,7 +357,8 @@ def steady_seconds(
     budget = float(limits.token_budget)
     steps = flow.prompt_tokens / copies / budget
     prefill = (
-        steps * float(cost.step_s(0.0, 0.0, budget, 0.0, 1.0)) + cost.prefill_per_pair_s * flow.prompt_pairs / copies
+        steps * float(cost.engine_step_s(0.0, 0.0, budget, 0.0, 1.0))
+        + cost.prefill_per_pair_s * flow.prompt_pairs / copies
     )
     return (flow.generated / running * step + float(prefill)) / replicas
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
-from rlperf.plan.context import Context, TaskContext
-from rlperf.plan.demand import Demand
-from rlperf.plan.screen import screen
+from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.demand import Demand
+from rlperf.plan.search.screen import screen
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Limits
 

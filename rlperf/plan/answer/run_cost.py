@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from rlperf.layout import FloatArray
-from rlperf.plan.context import Context
-from rlperf.plan.plan import Phase, PoolPlan, Prediction, RunTotals
+from rlperf.plan.answer.plan import Phase, PoolPlan, Prediction, RunTotals
+from rlperf.plan.question.context import Context
 from rlperf.sim.rl_step.whole_run import RunFacts, best_checkpoint_s, whole_run
 from rlperf.specs.job import Mode
 
@@ -58,7 +58,7 @@ def run_totals(context: Context, stretches: Sequence[Stretch]) -> RunTotals | No
         at = np.minimum(np.arange(count), last)
         here = (at >= stretch.rl_steps[0]) & (at <= stretch.rl_steps[1])
         predicted = stretch.predicted
-        for sums, value in ((mean, predicted.step_s), (low, predicted.low_s), (high, predicted.high_s)):
+        for sums, value in ((mean, predicted.rl_step_s), (low, predicted.low_s), (high, predicted.high_s)):
             sums[here] = np.maximum(sums[here], value) if apart else sums[here] + value
         tokens[here] += predicted.trained_tokens
         usd[here] += np.nan if predicted.usd_per_step is None else predicted.usd_per_step
@@ -99,8 +99,8 @@ def _facts(
     )
 
 
-def _best_every(facts: RunFacts, step_s: float) -> int | None:
+def _best_every(facts: RunFacts, rl_step_s: float) -> int | None:
     """rl_steps between checkpoints that lose least; None where failures or what a checkpoint takes are not stated."""
     if facts.device_mtbf_s is None or not facts.checkpoint_s:
         return None
-    return max(round(best_checkpoint_s(facts.checkpoint_s, facts.devices, facts.device_mtbf_s) / step_s), 1)
+    return max(round(best_checkpoint_s(facts.checkpoint_s, facts.devices, facts.device_mtbf_s) / rl_step_s), 1)

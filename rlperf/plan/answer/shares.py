@@ -10,10 +10,10 @@ import numpy as np
 from rlperf.cost.inference import decode_breakdown
 from rlperf.cost.roofline import sheet_flop_per_s
 from rlperf.cost.training import TrainingCost
-from rlperf.plan.configuration import layout_of
-from rlperf.plan.context import Context, TaskContext
-from rlperf.plan.evaluate import Evaluation
-from rlperf.plan.plan import OperatorShare
+from rlperf.plan.answer.plan import OperatorShare
+from rlperf.plan.judge.configuration import layout_of
+from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.question.context import Context, TaskContext
 from rlperf.sim.rollout.timeline import Segments
 from rlperf.specs.job import Role
 

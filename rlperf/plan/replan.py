@@ -1,9 +1,9 @@
 """Replan: a running job's remaining rl_steps, planned anew with what its log and its rollouts have shown.
 
 Lengths are fitted to the recorded rollouts and forecast; the log calibrates the stages
-(`rlperf.plan.judge.stage_factors`); the rest of the run is planned as a shortest path that starts at the running layout.
-A switch is recommended only where staying is worse in at least 95 % of common draws of lengths, drift and stage
-errors, switching cost included.
+(`rlperf.plan.judge.stage_factors`); the rest of the run is planned as a shortest path from the running layout. A switch
+is recommended only where staying is worse in at least 95 % of common draws of lengths, drift and stage errors,
+switching cost included.
 """
 
 from __future__ import annotations

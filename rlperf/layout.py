@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -169,3 +169,16 @@ def distinct_rows(columns: Sequence[npt.NDArray[Any]]) -> tuple[IntArray, IntArr
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 """Odd multiplier that spreads bits (Knuth's golden ratio)."""
+
+
+Stage = TypeVar("Stage")
+
+
+def taken(stage: Stage, index: Any, whole: tuple[str, ...] = ()) -> Stage:
+    """Some rows of a struct of arrays and layouts; what is neither, and the fields ``whole``, go with all of them."""
+    rows = {
+        name: value.take(index) if isinstance(value, Layout) else value[index]
+        for name, value in vars(stage).items()
+        if isinstance(value, np.ndarray | Layout) and name not in whole
+    }
+    return replace(stage, **rows)  # type: ignore[type-var]

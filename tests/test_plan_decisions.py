@@ -52,7 +52,7 @@ def test_phases_of_a_drifting_recording(tmp_path: Path) -> None:
     never = plan_job(job(tasks=[task], horizon=horizon))
     free = plan_job(job(tasks=[task], horizon={**horizon, "switch": "0 s"}))
     dear = plan_job(job(tasks=[task], horizon={**horizon, "switch": "1 h"}))
-    assert len({phase.pools for phase in never.plan}) == 1
+    assert len({phase.pools for phase in never.phases}) == 1
     assert free.objective <= never.objective * (1 + 1e-9)
     assert never.objective == pytest.approx(dear.objective, rel=1e-6)
     assert never.static_objective == pytest.approx(never.objective, rel=1e-6)
@@ -62,7 +62,7 @@ def test_phases_of_a_drifting_recording(tmp_path: Path) -> None:
     assert (never.static_low, never.static_high) == pytest.approx((0.0, 0.0), abs=1e-12)
     assert free.static_low is not None and free.static_high is not None
     assert free.static_low <= free.static_objective / free.objective - 1.0 + 1e-6 <= free.static_high + 2e-6
-    assert [phase.rl_steps for phase in never.plan] == [(0, 3)]
+    assert [phase.rl_steps for phase in never.phases] == [(0, 3)]
     assert never.objective == pytest.approx(4 * never.phases[0].predicted.rl_step_s, rel=1e-4)
     alone = plan_job(job(tasks=[{**task, "rl_steps": 0}]))
     rollouts = [plan.phases[0].predicted.stages_s.rollout for plan in (never, alone)]
@@ -72,8 +72,8 @@ def test_phases_of_a_drifting_recording(tmp_path: Path) -> None:
 def test_concurrent_tasks_take_at_most_the_cluster() -> None:
     tasks = [TASK, {**TASK, "name": "short", "max_response_tokens": 512}]
     shared = plan_job(job(nodes=2, tasks=tasks, sharing="devices"))
-    assert sum(phase.pool("trainer").devices for phase in shared.plan) <= 16
-    assert {phase.tasks for phase in shared.plan} == {("math",), ("short",)}
+    assert sum(phase.pool("trainer").devices for phase in shared.phases) <= 16
+    assert {phase.tasks for phase in shared.phases} == {("math",), ("short",)}
 
 
 def test_risk_moves_the_objective_to_the_upper_end() -> None:

@@ -15,7 +15,6 @@ from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer.plan import LayoutValues
 from rlperf.plan.answer.prediction import assumptions
 from rlperf.plan.answer.words import layout_words
-from rlperf.plan.judge import evaluate
 from rlperf.plan.judge.configuration import layout_of, layout_values
 from rlperf.plan.judge.decisions import judged_objective, rl_step_groups
 from rlperf.plan.judge.evaluate import Judge
@@ -27,6 +26,7 @@ from rlperf.plan.search.splits import splits
 from rlperf.plan.search.trainer_columns import trainer_columns, trainer_columns_of, trainer_grid
 from rlperf.report.plan_files import plan_yaml, read_plan, write_plan_files
 from rlperf.report.plan_text import markdown
+from rlperf.sim.rl_step import rollout_stage
 from rlperf.specs.job import Job
 
 SMALL: dict[str, object] = {
@@ -187,8 +187,8 @@ def test_of_a_large_rl_step_some_replicas_tell_the_makespan(monkeypatch: pytest.
     configuration = screen(context, asked, (demand,), question.facts).configurations[0]
     whole = Judge(context, asked).evaluate(demand, configuration)
     assert {len(result.timelines) for result in whole.rollouts} == {16}
-    monkeypatch.setattr(evaluate, "SIMULATED_WHOLE", 2048)
-    monkeypatch.setattr(evaluate, "SIMULATED", 1024)
+    monkeypatch.setattr(rollout_stage, "SIMULATED_WHOLE", 2048)
+    monkeypatch.setattr(rollout_stage, "SIMULATED", 1024)
     part = Judge(context, asked).evaluate(demand, configuration)
     assert max(len(result.timelines) for result in part.rollouts) <= 5
     assert part.rl_step_s == pytest.approx(whole.rl_step_s, rel=0.01)

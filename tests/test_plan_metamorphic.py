@@ -65,7 +65,7 @@ def test_names_of_tasks_change_nothing() -> None:
     first = planned(job(tasks=[TASK, other]))
     second = planned(job(tasks=[{**TASK, "name": "b"}, {**other, "name": "a"}]))
     assert first.objective == pytest.approx(second.objective, rel=1e-12)
-    assert [p.pools for p in first.plan] == [p.pools for p in second.plan]
+    assert [p.pools for p in first.phases] == [p.pools for p in second.phases]
 
 
 def test_a_second_task_adds_its_own_time() -> None:

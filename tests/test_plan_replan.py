@@ -19,8 +19,8 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_factors import StageFactor
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
-from rlperf.plan.question.demand import Demand
 from rlperf.plan.replan import Replan, replan_job
+from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.job import Job
 from rlperf.specs.step_log import StepLog
 from rlperf.workload import LengthTable, concat

@@ -25,10 +25,10 @@ from rlperf.calibrate.rl_framework import constant, with_constants
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.evaluate import Evaluation, Judge
-from rlperf.plan.judge.stage_seconds import sync_fit
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
-from rlperf.plan.question.demand import Demand
+from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.stage_seconds import sync_fit
 from rlperf.specs.rl_calibration import FrameworkCalibration, Overhead, Provenance
 from rlperf.specs.step_log import StepLog
 from rlperf.workload.lengths import LengthTable

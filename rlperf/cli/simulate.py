@@ -58,10 +58,8 @@ def _rollout(
     from rlperf.errors import Problem, SpecError
     from rlperf.plan.judge.timeline import steady_state
     from rlperf.plan.predict import evaluate_job
-    from rlperf.plan.search.rollout_columns import engine_limits
     from rlperf.sim.rollout import Trajectories, simulate_rollout
     from rlperf.sim.rollout.routing import suggestion
-    from rlperf.specs.job import PoolSettings, PoolSpec
 
     if suggestion(routing) != f"did you mean {routing}?":
         raise SpecError(Problem(f"unknown routing {routing!r}", suggestion=suggestion(routing)))
@@ -72,17 +70,12 @@ def _rollout(
         raise SpecError(f"--rl-step {rl_step}: this job has {len(tables)} rl_steps to simulate, 0 to {len(tables) - 1}")
     trajectories = Trajectories.from_table(tables[rl_step])
     pool = evaluation.configuration.pool("rollout")
-    settings = PoolSettings.model_validate(pool.settings.model_dump(exclude_none=True))
-    limits = engine_limits(
-        PoolSpec(role="rollout", settings=settings),
-        float(evaluation.rollout.kv_tokens[0]),
-        int(evaluation.rollout.max_running[0]),
-    )
+    limits = evaluation.replicas.limits
     replicas = pool.layout.data_parallel
     result = simulate_rollout(
         trajectories, replicas, cost=evaluation.cost, limits=limits, devices_per_replica=pool.devices // replicas,
         routing=routing,  # type: ignore[arg-type]
-        options=evaluation.options,
+        options=evaluation.replicas.options,
     )  # fmt: skip
     return question.job.name, trajectories, result, steady_state(evaluation), filled
 

@@ -86,7 +86,7 @@ class PredictedSteps:
             mode=evaluation.configuration.mode,
             steady_s=float(evaluation.rollout.steady_s[0]) + _interrupted_s(evaluation),
             devices=evaluation.configuration.devices,
-            options=evaluation.options,
+            options=evaluation.replicas.options,
         )  # fmt: skip
 
     def graph(self) -> g.PerformanceGraph:
@@ -158,12 +158,7 @@ def _interrupted_s(evaluation: Evaluation) -> float:
 
 
 def _limits(evaluation: Evaluation) -> EngineLimits:
-    from rlperf.plan.search.rollout_columns import engine_limits
-    from rlperf.specs.job import PoolSettings, PoolSpec
-
-    settings = evaluation.configuration.pool("rollout").settings
-    spec = PoolSpec(role="rollout", settings=PoolSettings.model_validate(settings.model_dump(exclude_none=True)))
-    return engine_limits(spec, float(evaluation.rollout.kv_tokens[0]), int(evaluation.rollout.max_running[0]))
+    return evaluation.replicas.limits
 
 
 def explain_prediction(

@@ -16,7 +16,7 @@ from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, complete_layouts, to_job
 from rlperf.plan.answer.baseline import Defaults, DefaultsOf
-from rlperf.plan.question.demand import Batch
+from rlperf.sim.rl_step.demand import Batch
 from rlperf.specs.job import Job, Mode, PoolSpec, TrainerBackend
 
 PERFORMANCE = ("trainer.", "rollout.", "critic.", "reference.")

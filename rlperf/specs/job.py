@@ -27,6 +27,7 @@ ENGINE_ONLY = ("max_running", "memory_fraction", "kv_dtype", "prefix_caching", "
 TRAINER_ONLY = (
     "token_budget",
     "scoring_token_budget",
+    "scoring_microbatch",
     "compute_dtype",
     "packing",
     "lora_rank",
@@ -91,6 +92,7 @@ class PoolSettings(_Frozen):
     cuda_graphs: bool | None = None
     token_budget: Counts | None = Field(None, description="tokens per packed microbatch and replica in training")
     scoring_token_budget: PositiveInt | None = None
+    scoring_microbatch: PositiveInt | None = Field(None, description="sequences per scoring forward without packing")
     compute_dtype: str | None = None
     packing: bool | None = Field(None, description="sequences packed without padding")
     lora_rank: PositiveInt | None = None
@@ -250,6 +252,9 @@ class Job(_Frozen):
     algorithm: Algorithm = "grpo"
     reference: bool = Field(
         True, description="score with a frozen reference policy (a KL term); default: yes, but not for dapo"
+    )
+    old_policy: bool | None = Field(
+        None, description="score the policy that generated before it is updated; default: as the framework does"
     )
     framework: str = Field(
         "verl", description="verl, nemo_rl, openrlhf, slime, areal, trl; with ==version if it matters"

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.question.demand import Batch, Demand, Source
+from rlperf.plan.question.demand import Source
 from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns
 from rlperf.plan.search.trainer_columns import TrainerColumns, trainer_columns
+from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import Job, Role
 

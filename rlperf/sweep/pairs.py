@@ -9,9 +9,7 @@ import numpy as np
 
 from rlperf.cost.reject import REASONS, Reject
 from rlperf.layout import OFFLOAD, RECOMPUTE, FloatArray, IntArray
-from rlperf.plan.judge.stage_seconds import pair_seconds
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.question.demand import Demand
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.plan.search.rollout_columns import RolloutColumns
@@ -19,6 +17,8 @@ from rlperf.plan.search.rules import pair_rule_mask, trainer_rule_flags
 from rlperf.plan.search.screen import fit_together, objective_of
 from rlperf.plan.search.splits import Split, splits
 from rlperf.plan.search.trainer_columns import TrainerColumns
+from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.stage_seconds import stage_seconds
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Mode, Role
 from rlperf.sweep.caches import Columns
@@ -188,8 +188,8 @@ def _judged(
     allowed = pair_rule_mask(facts, rollout, trainer, r, t, backends, task.architecture, batch)
     flags |= np.where(allowed, 0, int(Reject.FRAMEWORK))
     staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0
-    seconds = pair_seconds(
-        context, task.architecture, source.demand, split.mode, staleness, rollout, trainer, r, t
+    seconds = stage_seconds(
+        context.site, task.architecture, source.demand, split.mode, staleness, rollout, trainer, r, t
     ).rl_step_s
     usage, limits = split.usage(context), context.job.limits
     if limits.step is not None:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from rlperf.layout import RECOMPUTE, FloatArray, IntArray
-from rlperf.plan.judge.stage_seconds import PairSeconds, pair_seconds
 from rlperf.plan.judge.uncertainty import Z, log_sigma
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.trainer_columns import peak_limits
+from rlperf.sim.rl_step.stage_seconds import StageSeconds, stage_seconds
 from rlperf.sweep.columns import STAGES
 from rlperf.sweep.pairs import Best, Source
 
@@ -52,7 +52,7 @@ def _columns(context: Context, source: Source, r: IntArray, t: IntArray) -> dict
     rollout, trainer, split = source.rollout, source.trainer, source.split
     staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0
     architecture = context.tasks[0].architecture
-    seconds = pair_seconds(context, architecture, source.demand, split.mode, staleness, rollout, trainer, r, t)
+    seconds = stage_seconds(context.site, architecture, source.demand, split.mode, staleness, rollout, trainer, r, t)
     step, stages = seconds.rl_step_s, np.stack([getattr(seconds, name) for name in STAGES])
     spread = np.exp(Z * step_sigma(context, source, seconds, t))
     usd = split.usage(context).usd_per_s
@@ -85,7 +85,7 @@ def _columns(context: Context, source: Source, r: IntArray, t: IntArray) -> dict
     return found | {f"trainer_{name}": np.broadcast_to(getattr(layout, name), t.shape) for name in more}
 
 
-def step_sigma(context: Context, source: Source, seconds: PairSeconds, t: IntArray) -> FloatArray:
+def step_sigma(context: Context, source: Source, seconds: StageSeconds, t: IntArray) -> FloatArray:
     r"""Standard deviation of ln(rl_step) of many pairs [1] ``[pairs]``.
 
     As `rlperf.plan.judge.uncertainty.step_sigma`, without :math:`\sigma_l`: closed forms know the mean over the

@@ -168,7 +168,7 @@ def outcomes(rows: list[Measured], planned_s: dict[str, float]) -> list[Outcome]
         judged = [each.pinned() for each in members]
         context = members[0].context(pinned=True)[0]
         predicted = np.array([each.rl_step_s for each in judged])
-        measured = np.array([each.row.measured["rl_step_s"] for each in members])
+        measured = np.array([each.row.measured["step_s"] for each in members])
         fastest, best = int(np.argmin(predicted)), int(np.argmin(measured))
         tied = [i == fastest or not distinguishable(context, judged[fastest], other) for i, other in enumerate(judged)]
         cells = members[0].cells

@@ -20,8 +20,8 @@ from rlperf.plan.judge.decisions import judged_objective
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context, resolve
-from rlperf.plan.question.demand import Demand
 from rlperf.plan.search.screen import screen
+from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.job import Job
 
 HERE = Path(__file__).parent

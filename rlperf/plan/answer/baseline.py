@@ -17,8 +17,8 @@ from rlperf.plan.judge.decisions import Decision, judged_objective
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.uncertainty import OWN_SHARE
 from rlperf.plan.question.context import Context
-from rlperf.plan.question.demand import Batch, Demand
 from rlperf.plan.search.screen import FORGIVEN, screen
+from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.uncertainty import Comparison, compare_draws, unshared_error
 from rlperf.specs.job import Mode, PoolSpec, TrainerBackend
 from rlperf.units import human_bytes

@@ -12,7 +12,7 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.uncertainty import OWN_SHARE, stage_sigmas
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
-from rlperf.plan.question.demand import Demand
+from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.uncertainty import Comparison, compare_draws, unshared_error
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job, PoolSpec

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -13,8 +12,7 @@ from rlperf.plan.answer.plan import ParetoPoint, Phase, Prediction, RunnerUp, Se
 from rlperf.plan.answer.prediction import memory_uses, prediction_of
 from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.decisions import Decision, judged_objective, rl_step_groups
-from rlperf.plan.judge.evaluate import Evaluation, Judge
-from rlperf.plan.judge.stage_seconds import pair_seconds
+from rlperf.plan.judge.evaluate import Evaluation, Judge, scaled_seconds
 from rlperf.plan.judge.stages import adaptive_note
 from rlperf.plan.judge.uncertainty import distinguishable, interval
 from rlperf.plan.question.context import Context
@@ -109,15 +107,8 @@ def sensitivity(context: Context, decision: Decision, column: int) -> list[Sensi
 
 def _perturbed_s(context: Context, decision: Decision, evaluation: Evaluation, rollout: float, trainer: float) -> float:
     """The rl_step of a candidate with its rollout and its training scaled [s]."""
-    engine, train = evaluation.rollout, evaluation.trainer
-    rows = np.arange(engine.count)
-    seconds = pair_seconds(
-        context, decision.task.architecture, evaluation.demand, evaluation.configuration.mode,
-        evaluation.configuration.staleness,
-        replace(engine, makespan_s=rollout * engine.makespan_s, steady_s=rollout * engine.steady_s),
-        replace(train, training_s=trainer * train.training_s, scoring_s=trainer * train.scoring_s),
-        rows, rows,
-    )  # fmt: skip
+    factor = {"rollout": rollout, "scoring": trainer, "training": trainer}
+    seconds = scaled_seconds(context.site, decision.task.architecture, evaluation, factor)
     return float(seconds.rl_step_s.mean())
 
 

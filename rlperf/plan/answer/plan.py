@@ -192,6 +192,7 @@ class SettingsValues(_Frozen):
     cuda_graphs: bool | None = None
     token_budget: int | None = None
     scoring_token_budget: int | None = None
+    scoring_microbatch: int | None = None
     compute_dtype: str | None = None
     packing: bool | None = None
     lora_rank: int | None = None

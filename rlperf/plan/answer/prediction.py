@@ -12,7 +12,8 @@ from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.uncertainty import interval
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.splits import ROLES, usage_of
-from rlperf.plan.search.trainer_columns import TrainerBytes, peak_limit, trainer_bytes
+from rlperf.plan.search.trainer_columns import peak_limit
+from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.job import Role
 from rlperf.units import human_bytes
@@ -59,7 +60,7 @@ def memory_uses(context: Context, task: TaskContext, evaluation: Evaluation) -> 
     configuration = evaluation.configuration
     colocated = configuration.mode == "colocated"
     trainer = context.trainers[int(evaluation.trainer.backend[0])]
-    held = _held(context, task, evaluation)
+    held = evaluation.held
     limit = context.rollout_hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
     peak = peak_limit(context, trainer)
     return {
@@ -68,14 +69,6 @@ def memory_uses(context: Context, task: TaskContext, evaluation: Evaluation) -> 
             evaluation, held, peak, colocated, trainer.calibration.memory_low, trainer.calibration.memory_high
         ),
     }
-
-
-def _held(context: Context, task: TaskContext, evaluation: Evaluation) -> TrainerBytes:
-    """The trainer's memory, part by part."""
-    trainer = context.trainers[int(evaluation.trainer.backend[0])]
-    one = evaluation.trainer.layout.take(np.zeros(1, np.int64))
-    settings = evaluation.configuration.pool("trainer").settings
-    return trainer_bytes(context, trainer, task.architecture, evaluation.demand, one, settings)
 
 
 def _engine_use(evaluation: Evaluation, held: TrainerBytes, limit: float, colocated: bool) -> MemoryUse:
@@ -100,7 +93,7 @@ def _trainer_use(
     if extra > 1.0:
         parts["critic"] = extra
     if colocated:
-        parts["engine, asleep"] = float(evaluation.rollout.asleep_bytes[0])
+        parts["engine, asleep"] = float(evaluation.memory.asleep_bytes[0])
     whole = sum(parts.values())
     return MemoryUse(total=whole, low=low * whole, high=high * whole, limit=limit, parts=parts)
 
@@ -187,7 +180,7 @@ def advice(
 def _trainer_knob(context: Context, task: TaskContext, evaluation: Evaluation, use: MemoryUse) -> str:
     """What frees enough of the trainer's memory at the least cost in time."""
     settings = evaluation.configuration.pool("trainer").settings
-    parts = _held(context, task, evaluation).parts
+    parts = evaluation.held.parts
     scalar = parts.with_(**{name: np.ravel(getattr(parts, name))[0] for name in (*DEVICE_PARTS, "host")})
     engine = use.parts.get("engine, asleep", 0.0)
     knob = first_knob(

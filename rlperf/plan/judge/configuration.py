@@ -10,10 +10,12 @@ import numpy as np
 from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
 from rlperf.plan.answer.plan import BatchSettings, LayoutValues, PoolPlan, SettingsValues
 from rlperf.plan.question.context import Context
-from rlperf.plan.question.demand import Batch
 from rlperf.plan.search.candidates import uneven_ends
-from rlperf.plan.search.rollout_columns import TOKEN_BUDGET, RolloutColumns
+from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.trainer_columns import TrainerColumns
+from rlperf.sim.rl_step.demand import Batch
+from rlperf.sim.rl_step.engine import TOKEN_BUDGET, EngineSettings
+from rlperf.sim.rl_step.trainer_stage import TrainerSettings
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import Mode, PoolSettings, Role
 
@@ -105,6 +107,31 @@ def layout_of(values: LayoutValues) -> Layout:
     return Layout.of(**{name: [int(value)] for name, value in numbers.items()})
 
 
+def engine_settings(values: SettingsValues) -> EngineSettings:
+    """What the engine's cost reads of a plan's settings."""
+    return EngineSettings(
+        weight_dtype=values.rollout_dtype or "bf16",
+        cache_dtype=values.kv_dtype or "bf16",
+        prefix_caching=values.prefix_caching is not False,
+        chunked_prefill=values.chunked_prefill is not False,
+        token_budget=values.engine_token_budget or TOKEN_BUDGET,
+        cuda_graphs=values.cuda_graphs,
+    )
+
+
+def trainer_settings(values: SettingsValues) -> TrainerSettings:
+    """What the trainer's cost reads of a plan's settings."""
+    return TrainerSettings(
+        dtype=values.compute_dtype or "bf16",
+        lora_rank=values.lora_rank,
+        chunked_loss=bool(values.chunked_loss),
+        freeze_vision=bool(values.freeze_vision),
+        packing=values.packing is not False,
+        scoring_token_budget=values.scoring_token_budget,
+        scoring_microbatch=values.scoring_microbatch,
+    )
+
+
 def configuration_of(
     context: Context,
     architecture: Architecture,
@@ -141,6 +168,7 @@ def configuration_of(
         backend=backend,
         token_budget=int(trainer.token_budget[t]),
         scoring_token_budget=train.scoring_token_budget or int(trainer.token_budget[t]),
+        scoring_microbatch=train.scoring_microbatch,
         compute_dtype=train.compute_dtype or "bf16",
         packing=train.packing is not False,
         lora_rank=train.lora_rank,

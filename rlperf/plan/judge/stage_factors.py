@@ -18,13 +18,12 @@ so that few or noisy rl_steps leave the factor near 1, and another layout takes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from rlperf.layout import FloatArray, IntArray
-from rlperf.plan.judge.evaluate import Evaluation
-from rlperf.plan.judge.stage_seconds import pair_seconds
+from rlperf.plan.judge.evaluate import Evaluation, scaled_seconds
 from rlperf.plan.judge.uncertainty import OWN_SHARE, stage_sigmas
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.specs.step_log import StepLog
@@ -147,18 +146,8 @@ def scaled_steps(
     context: Context, task: TaskContext, evaluation: Evaluation, factor: dict[str, FloatArray], rows: IntArray
 ) -> FloatArray:
     """rl_steps of replicates ``rows`` of an evaluation with its stages scaled [s] ``[draws]``."""
-    engine, train = evaluation.rollout.take(rows), evaluation.trainer.take(rows)
     configuration = evaluation.configuration
-    scaled = pair_seconds(
-        context, task.architecture, evaluation.demand, configuration.mode, configuration.staleness,
-        replace(
-            engine, makespan_s=factor["rollout"] * engine.makespan_s, steady_s=factor["rollout"] * engine.steady_s
-        ),
-        replace(
-            train, training_s=factor["training"] * train.training_s, scoring_s=factor["scoring"] * train.scoring_s
-        ),
-        np.arange(len(rows)), np.arange(len(rows)),
-    )  # fmt: skip
+    scaled = scaled_seconds(context.site, task.architecture, evaluation, factor, rows)
     # the sync stands in the rl_step where nothing overlaps it; elsewhere its factor is left out
     more = 0.0 if configuration.mode in OVERLAPPED else (factor["weight_sync"] - 1.0) * scaled.weight_sync_s
     return np.asarray(scaled.rl_step_s + more)

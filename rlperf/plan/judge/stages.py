@@ -18,9 +18,10 @@ from rlperf.layout import RECOMPUTE, Layout
 from rlperf.plan.answer.plan import SettingsValues
 from rlperf.plan.judge.configuration import Configuration, layout_of
 from rlperf.plan.pipeline import Problem, optimize, stage_layout
-from rlperf.plan.question.context import Context, Trainer
-from rlperf.plan.question.demand import Demand
+from rlperf.plan.question.context import Context
 from rlperf.sim.pipeline import MicroBatches, one_f_one_b, round_robin, simulate, stage_costs
+from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pipeline_profile import LayerProfile
 
@@ -49,7 +50,7 @@ class StageEnds:
 
 
 def layer_profile(
-    architecture: Architecture, context: Context, trainer: Trainer, layout: Layout, batches: Microbatches,
+    architecture: Architecture, context: Context, trainer: TrainerStack, layout: Layout, batches: Microbatches,
     demand: Demand | None = None, *, freeze_vision: bool = False,
 ) -> LayerProfile:  # fmt: skip
     """Times of every layer for one mean micro-batch, embedding (and vision tower) in front and head at the end.

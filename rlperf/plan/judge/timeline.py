@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.plan.judge.evaluate import Evaluation
-from rlperf.plan.judge.stage_seconds import MODES, sync_fit
-from rlperf.plan.search.rollout_columns import engine_limits
 from rlperf.sim.rl_step.asynchronous import AsyncResult, simulate
 from rlperf.sim.rl_step.bottleneck import Bottleneck, NextBottleneck, bottlenecks, next_bottleneck
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step
+from rlperf.sim.rl_step.stage_seconds import MODES, sync_fit
 from rlperf.sim.rl_step.stages import execution_of, steady_run
 from rlperf.sim.rl_step.timeline import Timeline
 from rlperf.sim.rollout.trajectories import Trajectories
-from rlperf.specs.job import PoolSettings, PoolSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +61,7 @@ def steady_state(evaluation: Evaluation, rl_steps: int = 50) -> AsyncResult | No
     if configuration.mode not in ("async", "one_step_off"):
         return None
     pool = configuration.pool("rollout")
-    settings = PoolSettings.model_validate(pool.settings.model_dump(exclude_none=True))
-    held, running = float(evaluation.rollout.kv_tokens[0]), int(evaluation.rollout.max_running[0])
-    limits = engine_limits(PoolSpec(role="rollout", settings=settings), held, running)
+    limits = evaluation.replicas.limits
     run = steady_run(
         evaluation.framework, evaluation.cost, limits, pool.layout.data_parallel, _stages(evaluation, 0),
         Trajectories.from_table(evaluation.demand.tables[0]), max_staleness=max(configuration.staleness, 1),

@@ -17,8 +17,8 @@ import numpy as np
 
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.evaluate import Evaluation
-from rlperf.plan.judge.stage_seconds import PairSeconds
 from rlperf.plan.question.context import Context
+from rlperf.sim.rl_step.stage_seconds import StageSeconds
 
 Z = 1.6448536269514722
 """Standard normal quantile of 95 %."""
@@ -104,5 +104,5 @@ def distinguishable(context: Context, first: Evaluation, second: Evaluation) -> 
     return bool(abs(first.rl_step_s - second.rl_step_s) > Z * np.sqrt(variance))
 
 
-def _mean(seconds: PairSeconds, name: str) -> float:
+def _mean(seconds: StageSeconds, name: str) -> float:
     return float(getattr(seconds, name).mean())

@@ -10,8 +10,10 @@ from typing import TypeVar
 
 from rlperf.cost.dtypes import DTYPES
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.plan.question.demand import Batch, Source, batches
+from rlperf.plan.question.demand import Source, batches
+from rlperf.sim.rl_step.demand import Batch
 from rlperf.sim.rl_step.overheads import trainer_in_framework
+from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.cluster import Cluster
@@ -19,20 +21,11 @@ from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.job import Job, LayoutChoice, PoolSpec, Task, TrainerBackend
 from rlperf.specs.profiles import is_path, load_architecture, load_cluster
 from rlperf.specs.reader import Document, read_document, validate
-from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
-from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
+from rlperf.specs.rl_calibration import load_framework_calibration
+from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.workload import PRESETS
 
 Found = TypeVar("Found")
-
-
-@dataclass(frozen=True, eq=False)
-class Trainer:
-    """A trainer backend: its calibration, and the framework's behaviour with it."""
-
-    backend: TrainerBackend
-    calibration: TrainerCalibration
-    framework: FrameworkCalibration
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +46,7 @@ class Context:
     hardware: Hardware
     rollout_hardware: Hardware
     engine_profile: EngineCalibration
-    trainers: tuple[Trainer, ...]
+    trainers: tuple[TrainerStack, ...]
     tasks: tuple[TaskContext, ...]
 
     @cached_property
@@ -62,6 +55,13 @@ class Context:
         if self.job.pool("rollout").settings.cuda_graphs is False:
             return self.engine_profile.model_copy(update={"cuda_graphs": False})
         return self.engine_profile
+
+    @cached_property
+    def site(self) -> Site:
+        """Where the job's rl_steps run, and with what."""
+        return Site(
+            self.hardware, self.rollout_hardware, self.engine, self.trainers, self.job.all_roles, self.job.old_policy
+        )
 
     @property
     def cluster(self) -> Cluster:
@@ -185,9 +185,9 @@ def _rollout_hardware(job: Job, shared: Hardware, folder: Path | None) -> Hardwa
     return load_hardware(cluster.device, cluster, folder=folder)
 
 
-def _trainer(job: Job, backend: TrainerBackend, folder: Path | None) -> Trainer:
+def _trainer(job: Job, backend: TrainerBackend, folder: Path | None) -> TrainerStack:
     framework = load_framework_calibration(job.framework, backend, folder)
-    return Trainer(backend, trainer_in_framework(load_trainer(backend, folder=folder), framework), framework)
+    return TrainerStack(backend, trainer_in_framework(load_trainer(backend, folder=folder), framework), framework)
 
 
 def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path | None) -> TaskContext:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import combinations
 
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.question.demand import Demand
 from rlperf.plan.search.screen import screen
+from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Limits
 

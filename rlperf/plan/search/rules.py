@@ -8,9 +8,9 @@ import numpy as np
 
 from rlperf.cost.reject import Reject
 from rlperf.layout import BoolArray, IntArray, Layout
-from rlperf.plan.question.demand import Batch
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.trainer_columns import TrainerColumns
+from rlperf.sim.rl_step.demand import Batch
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts, architecture_group
 

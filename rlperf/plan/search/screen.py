@@ -16,12 +16,10 @@ from rlperf.cost.reject import REASONS, Reject, count_reasons
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.answer.words import layout_words
 from rlperf.plan.judge.configuration import Configuration, configuration_of, layout_values
-from rlperf.plan.judge.stage_seconds import pair_seconds
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.question.demand import Batch, Demand
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria
 from rlperf.plan.search.pareto import pareto_mask
-from rlperf.plan.search.rollout_columns import Counted, RolloutColumns, Tabulated, rollout_columns
+from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns
 from rlperf.plan.search.rules import pair_rule_mask, trainer_rule_flags
 from rlperf.plan.search.splits import Split, Usage, splits
 from rlperf.plan.search.trainer_columns import (
@@ -32,6 +30,10 @@ from rlperf.plan.search.trainer_columns import (
     trainer_columns_of,
     trainer_grid,
 )
+from rlperf.sim.rl_step.demand import Batch, Demand
+from rlperf.sim.rl_step.engine import Tabulated
+from rlperf.sim.rl_step.rollout_stage import Counted
+from rlperf.sim.rl_step.stage_seconds import stage_seconds
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts
 
@@ -322,7 +324,7 @@ def _screen_split(
         tally.misses.append("engine and trainer fit the device each alone, but not together")
         return None
     staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0
-    seconds = pair_seconds(context, arch, demand, split.mode, staleness, rollout, trainer, r, t).rl_step_s
+    seconds = stage_seconds(context.site, arch, demand, split.mode, staleness, rollout, trainer, r, t).rl_step_s
     usage = split.usage(context)
     objective = objective_of(context, demand, usage, seconds)
     within = _within_limits(context, usage, seconds) | lenient

@@ -1,4 +1,4 @@
-"""From a rollout column and a trainer column to the seconds of a whole rl_step: sync, transitions, fixed overheads."""
+"""From rollouts and trainers to the seconds of whole rl_steps: sync, transitions, fixed overheads; one or a million."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
 from rlperf.layout import FloatArray, IntArray
-from rlperf.plan.question.context import Context, Trainer
-from rlperf.plan.question.demand import Demand
-from rlperf.plan.search.rollout_columns import RolloutColumns
-from rlperf.plan.search.trainer_columns import TrainerColumns, scoring_passes
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes
+from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.modes import Execution, ExecutionMode, StageTimes, step_seconds
+from rlperf.sim.rl_step.rollout_stage import RolloutStage
+from rlperf.sim.rl_step.site import Site, TrainerStack
+from rlperf.sim.rl_step.trainer_stage import TrainerStage
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration, Transport, WeightSyncFit
@@ -28,8 +28,8 @@ MODES: dict[Mode, ExecutionMode] = {
 
 
 @dataclass(frozen=True, eq=False)
-class PairSeconds:
-    """Seconds of pairs of columns, by stage; every array has shape ``[pairs]``."""
+class StageSeconds:
+    """Seconds of rl_steps, by stage; every array has shape ``[pairs]``."""
 
     rl_step_s: FloatArray
     rollout_s: FloatArray
@@ -67,19 +67,19 @@ def batch_shape(demand: Demand, architecture: Architecture, passes: int) -> Batc
     )
 
 
-def pair_seconds(
-    context: Context, architecture: Architecture, demand: Demand, mode: Mode, staleness: int,
-    rollout: RolloutColumns, trainer: TrainerColumns, r: IntArray, t: IntArray,
-) -> PairSeconds:  # fmt: skip
-    """Stages and rl_step of the pairs ``(r, t)`` of columns [s] ``[pairs]``."""
+def stage_seconds(
+    site: Site, architecture: Architecture, demand: Demand, mode: Mode, staleness: int,
+    rollout: RolloutStage, trainer: TrainerStage, r: IntArray, t: IntArray,
+) -> StageSeconds:  # fmt: skip
+    """Stages and rl_step of the pairs ``(r, t)`` of rollouts and trainers [s] ``[pairs]``."""
     names = (
         "weight_sync", "data_movement", "offload", "other", "reward", "swap", "in_flight", "interrupt", "by_group",
     )  # fmt: skip
     stages: dict[str, FloatArray] = {name: np.zeros(len(r)) for name in names}
-    for index, each in enumerate(context.trainers):
+    for index, each in enumerate(site.trainers):
         here = trainer.backend[t] == index
         if here.any():
-            own = _framework_seconds(context, each, architecture, demand, mode, rollout, trainer, r[here], t[here])
+            own = _framework_seconds(site, each, architecture, demand, mode, rollout, trainer, r[here], t[here])
             for name, values in own.items():
                 stages[name][here] = values
     makespan = rollout.makespan_s[r]
@@ -104,7 +104,7 @@ def pair_seconds(
     )  # fmt: skip
     # engines that take weights in flight go on with the next batch, one step off too
     flowing = (mode == "async") | ((mode == "one_step_off") & (stages["in_flight"] > 0))
-    return PairSeconds(
+    return StageSeconds(
         rl_step_s=step_seconds(execution, times),
         rollout_s=np.where(flowing, steady, makespan),
         reward_s=stages["reward"],
@@ -118,8 +118,8 @@ def pair_seconds(
 
 
 def _framework_seconds(
-    context: Context, each: Trainer, architecture: Architecture, demand: Demand, mode: Mode,
-    rollout: RolloutColumns, trainer: TrainerColumns, r: IntArray, t: IntArray,
+    site: Site, each: TrainerStack, architecture: Architecture, demand: Demand, mode: Mode,
+    rollout: RolloutStage, trainer: TrainerStage, r: IntArray, t: IntArray,
 ) -> dict[str, FloatArray]:  # fmt: skip
     """What one framework backend spends around the stages, for pairs of its columns."""
     framework, colocated = each.framework, mode == "colocated"
@@ -133,18 +133,18 @@ def _framework_seconds(
         * layout_t.tensor_parallel
         * layout_t.pipeline_parallel,
         rollout_shards=layout_r.replica_devices,
-        devices_per_node=context.cluster.devices_per_node,
+        devices_per_node=site.cluster.devices_per_node,
         nested=(layout_t.tensor_parallel % layout_r.tensor_parallel == 0).astype(np.int64),
         offloaded=trainer.parked[t],
     )
     shape_of = np.zeros(len(r))
     reward = demand.reward_s * (1.0 - framework.reward_hidden)
-    passes = scoring_passes(context, each, demand.batch.updates)
-    nodes = context.cluster.devices / context.cluster.devices_per_node
+    passes = each.scoring_passes(site.roles, demand.batch.updates, site.old_policy)
+    nodes = site.cluster.devices / site.cluster.devices_per_node
     moved = data_movement_s(framework, batch_shape(demand, architecture, passes), nodes)
     transition = framework.sleep.value + framework.wake.value + trainer.transition_s[t] + rollout.transition_s[r]
     return {
-        "weight_sync": shape_of + weight_sync_s(context.hardware, fit, payload, shape),
+        "weight_sync": shape_of + weight_sync_s(site.hardware, fit, payload, shape),
         "data_movement": shape_of + moved,
         "offload": shape_of + (transition if colocated else 0.0),
         "other": shape_of + framework.step.value,

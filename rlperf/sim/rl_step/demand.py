@@ -1,0 +1,148 @@
+"""Demand: the lengths that an rl_step puts on its pools, as a few whole rl_steps, and the batch that they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2s
+
+import numpy as np
+
+from rlperf.cost.vision import Images
+from rlperf.layout import FloatArray
+from rlperf.specs.architecture import Architecture
+from rlperf.workload import LengthTable
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one rl_step trains on; ``prompts`` and ``mini_batch`` count prompts, ``generated`` those rolled out."""
+
+    prompts: int
+    group_size: int
+    mini_batch: int
+    max_prompt_tokens: int
+    max_response_tokens: int
+    generated: int
+    over_provision: float = 1.0
+
+    @property
+    def longest_tokens(self) -> int:
+        """Prompt and response at their maxima [tokens]."""
+        return self.max_prompt_tokens + self.max_response_tokens
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates per rl_step."""
+        return -(-self.prompts // self.mini_batch)
+
+    @property
+    def sequences(self) -> int:
+        """Trained sequences per rl_step."""
+        return self.prompts * self.group_size
+
+
+@dataclass(frozen=True, eq=False)
+class Demand:
+    """Some rl_steps of one task: what is generated in each, and what of it is trained on.
+
+    Attributes
+    ----------
+    tables : one whole rl_step each, ``[replicates]``
+    truncated_fraction : responses cut at the maximum length [1]
+    reward_s : seconds from the last response to the last reward, mean over rl_steps [s]
+    notes : what was assumed about the lengths
+    images : of its prompts; None where there are none, or no tower to see them
+    """
+
+    task: str
+    rl_steps: tuple[int, int]
+    batch: Batch
+    tables: tuple[LengthTable, ...]
+    truncated_fraction: float
+    reward_s: float
+    notes: tuple[str, ...]
+    images: Images | None = None
+
+    def lengths(self, replicate: int) -> FloatArray:
+        """Prompt + response of every trained sequence of one replicate [tokens]."""
+        return self._lengths[replicate]
+
+    @cached_property
+    def trajectories(self) -> tuple[LengthTable, ...]:
+        """One entry per trajectory, of every replicate."""
+        return tuple(table.trajectories() for table in self.tables)
+
+    @cached_property
+    def _lengths(self) -> tuple[FloatArray, ...]:
+        found = []
+        for table in self.trajectories:
+            total = table.prompt_tokens + table.response_tokens
+            if table.append_tokens is not None:
+                total = total + table.append_tokens
+            found.append(np.asarray(total[: self.batch.sequences], dtype=np.float64))
+        return tuple(found)
+
+    @cached_property
+    def trained_tokens(self) -> float:
+        """Prompt + response tokens trained per rl_step, mean over replicates [tokens]."""
+        return float(np.mean([self.lengths(k).sum() for k in range(len(self.tables))]))
+
+    @cached_property
+    def prompt_tokens(self) -> float:
+        """Prompt tokens trained per rl_step, once per sequence, mean over replicates [tokens]."""
+        return float(np.mean([t.prompt_tokens[: self.batch.sequences].sum() for t in self.trajectories]))
+
+    @cached_property
+    def images_per_token(self) -> float:
+        """Images per trained token, mean over replicates [1 / token]."""
+        if self.images is None:
+            return 0.0
+        return self.images.share * self.prompt_tokens / self.images.tokens / self.trained_tokens
+
+    def patches(self, architecture: Architecture) -> float:
+        """Patches of one image, as the architecture's tower cuts it [1]."""
+        return self.images.patches(architecture.vision) if self.images and architecture.vision else 0.0
+
+    @cached_property
+    def useful_tokens(self) -> float:
+        """Trained tokens of responses that were not cut, mean over replicates [tokens]."""
+        cap = self.batch.max_response_tokens
+        kept = []
+        for k, table in enumerate(self.trajectories):
+            whole = table.response_tokens[: self.batch.sequences] < cap
+            kept.append(self.lengths(k)[whole].sum())
+        return float(np.mean(kept))
+
+    @cached_property
+    def moments(self) -> LengthMoments:
+        """Moments of the trained sequences over all replicates; the longest is the mean of their maxima."""
+        per_step = [self.lengths(k) for k in range(len(self.tables))]
+        joined = np.concatenate(per_step)
+        longest = float(np.mean([lengths.max() for lengths in per_step]))
+        return LengthMoments(float(joined.mean()), float((joined**2).mean()), longest)
+
+    @cached_property
+    def keys(self) -> tuple[bytes, ...]:
+        """What tells one replicate's lengths from all others, by value: the key of whatever is remembered of it."""
+        return tuple(_digest(table) for table in self.tables)
+
+
+@dataclass(frozen=True)
+class LengthMoments:
+    """Moments of trained sequences [tokens, tokens^2, tokens]."""
+
+    mean: float
+    mean_square: float
+    longest: float
+
+
+def _digest(table: LengthTable) -> bytes:
+    found = blake2s(digest_size=16)
+    for name, values in sorted(vars(table).items()):
+        if isinstance(values, np.ndarray):
+            found.update(name.encode())
+            found.update(np.ascontiguousarray(values).tobytes())
+        elif isinstance(values, int | float | str):
+            found.update(f"{name}={values}".encode())
+    return found.digest()

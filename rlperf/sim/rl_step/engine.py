@@ -1,0 +1,145 @@
+"""The engine of a rollout pool in a framework's stack: cost table of an engine_step, memory of a replica, limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.cost.engine_memory import engine_memory, kv_bytes_per_request
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.operators import Replica as EngineReplica
+from rlperf.cost.vision import Images
+from rlperf.layout import FloatArray, IntArray, Layout
+from rlperf.sim.rl_step.overheads import engine_in_framework
+from rlperf.sim.rl_step.site import Site
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.job import PoolSettings
+
+TOKEN_BUDGET = 8192
+"""Tokens of an engine_step where nothing else is stated [tokens]."""
+BLOCK_TOKENS = 16
+"""Tokens of a cache block [tokens]."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Settings of an engine beside its layout, cache and concurrency.
+
+    Attributes
+    ----------
+    weight_dtype, cache_dtype : precision of the weights, and of the cache
+    prefix_caching : equal prompts are prefilled once
+    chunked_prefill : prompts share engine_steps with decoding requests
+    token_budget : tokens per engine_step [tokens]
+    cuda_graphs : False takes them off the engine's memory and host time; None = the engine's default
+    """
+
+    weight_dtype: str = "bf16"
+    cache_dtype: str = "bf16"
+    prefix_caching: bool = True
+    chunked_prefill: bool = True
+    token_budget: int = TOKEN_BUDGET
+    cuda_graphs: bool | None = None
+
+    @classmethod
+    def of(cls, settings: PoolSettings) -> EngineSettings:
+        """Of a pool's settings; engines' defaults where nothing is stated."""
+        return cls(
+            weight_dtype=settings.weight_dtype,
+            cache_dtype=settings.cache_dtype,
+            prefix_caching=settings.caches_prefixes,
+            chunked_prefill=settings.chunked_prefill is not False,
+            token_budget=settings.engine_token_budget or TOKEN_BUDGET,
+            cuda_graphs=settings.cuda_graphs,
+        )
+
+    def limits(self, kv_tokens: float, max_running: int) -> EngineLimits:
+        """Limits of a replica that caches ``kv_tokens`` and runs at most ``max_running`` requests."""
+        return EngineLimits(
+            kv_tokens=kv_tokens,
+            max_running=max_running,
+            token_budget=self.token_budget,
+            chunked_prefill=self.chunked_prefill,
+            prefix_caching=self.prefix_caching,
+        )
+
+
+Tabulated = dict[tuple[object, ...], EngineStepCost]
+"""Cost tables by engine shape; what is served by how many replicas makes no difference to them."""
+
+
+def tabulate(
+    site: Site, architecture: Architecture, settings: EngineSettings, layout: Layout, backend: int = 0,
+    known: Tabulated | None = None, images: Images | None = None,
+) -> tuple[EngineStepCost, ...]:  # fmt: skip
+    """Cost table of every engine shape in a flat layout, with the host's time in the framework's software stack.
+
+    ``backend``: index of the trainer that the engine works with. The screen takes the first for all, since the host's
+    time hardly differs between the backends of one framework; the judge takes the candidate's own.
+    ``known``: tables that were made before, of one architecture and its images; new ones are added.
+    """
+    gemm_dtype, kv_dtype = settings.weight_dtype, settings.cache_dtype
+    framework, tables = site.trainers[backend].framework, {} if known is None else known
+    costs = []
+    for row in layout.rows():
+        key = (*row.with_(data_parallel=1).to_dict().values(), gemm_dtype, kv_dtype, backend)
+        if key not in tables:
+            cost = engine_step_cost(
+                architecture, site.rollout_hardware, site.engine, row,
+                gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, images=images,
+            )  # fmt: skip
+            tables[key] = engine_in_framework(cost, framework)
+        costs.append(tables[key])
+    return tuple(costs)
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaMemory:
+    """Bytes per device of one replica of each column [bytes], and the tokens its cache holds; ``[columns]``."""
+
+    weight_bytes: FloatArray
+    workspace_bytes: FloatArray
+    cache_bytes: FloatArray
+    awake_bytes: FloatArray
+    asleep_bytes: FloatArray
+    kv_tokens: FloatArray
+
+
+def replica_memory(
+    site: Site,
+    architecture: Architecture,
+    settings: EngineSettings,
+    layout: Layout,
+    fraction: FloatArray,
+    running: IntArray,
+) -> ReplicaMemory:
+    """Memory of engines at a memory fraction; what a request holds whatever its length is taken off the cache first."""
+    gemm_dtype, kv_dtype = settings.weight_dtype, settings.cache_dtype
+    found = engine_memory(
+        architecture, site.rollout_hardware, site.engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype,
+        memory_fraction=fraction, cuda_graphs=settings.cuda_graphs,
+    )  # fmt: skip
+    replica = EngineReplica.of(architecture, site.rollout_hardware, site.engine, layout, gemm_dtype, kv_dtype)
+    held = running / replica.attention_data * kv_bytes_per_request(replica)
+    share = np.maximum(1.0 - held / np.maximum(found.kv_cache_bytes, 1.0), 0.0)
+    shape = np.shape(fraction)
+    asleep = found.graphs_bytes + found.non_torch_bytes
+    return ReplicaMemory(
+        weight_bytes=np.broadcast_to(found.weights_bytes, shape),
+        workspace_bytes=np.broadcast_to(found.activation_bytes + asleep, shape),
+        cache_bytes=np.broadcast_to(found.kv_cache_bytes * share, shape),
+        awake_bytes=np.broadcast_to(fraction * site.rollout_hardware.device.memory, shape),
+        asleep_bytes=np.broadcast_to(asleep, shape),
+        kv_tokens=np.broadcast_to(found.kv_tokens * share, shape),
+    )
+
+
+def cache_granted(kv_tokens: FloatArray, longest_tokens: float) -> FloatArray:
+    """Cache of a replica as it is simulated [tokens]: where not even one sequence fits, two are granted.
+
+    Such a pool does not run; its seconds are predicted all the same, as if it did.
+    """
+    least = 2.0 * longest_tokens + 2.0 * BLOCK_TOKENS
+    return np.where(kv_tokens < longest_tokens, np.maximum(kv_tokens, least), kv_tokens)

@@ -1,0 +1,101 @@
+"""Flow: what a demand sends through the engines, and the seconds that follow without simulating who waits for whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost, recompute_s
+from rlperf.layout import FloatArray
+from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rollout.tail import last_of_groups
+from rlperf.workload.lengths import LengthTable
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What a demand sends through the engines, means over its rl_steps.
+
+    Attributes
+    ----------
+    requests, generated, prompt_tokens, prompt_pairs : trajectories, generated tokens, prompt tokens and half the sum
+        of their squares, per rl_step
+    context : mean cached tokens of a running request, weighted by the time it runs: E[L (p + L / 2)] / E[L] [tokens]
+    group_length, group_work : of a group's longest trajectory, mean: its length over that of the rl_step's longest, and
+        the share of all generated tokens that are there when it ends [1]
+    """
+
+    requests: float
+    generated: float
+    prompt_tokens: float
+    prompt_pairs: float
+    context: float
+    group_length: float = 1.0
+    group_work: float = 1.0
+
+    @classmethod
+    def of(cls, demand: Demand) -> Flow:
+        """Sums over all replicates."""
+        tables = demand.trajectories
+        prompts = np.concatenate([table.prompt_tokens for table in tables]).astype(np.float64)
+        responses = np.concatenate([table.response_tokens for table in tables]).astype(np.float64)
+        n, generated = len(tables), float(responses.sum())
+        context = float((responses * (prompts + responses / 2.0)).sum()) / max(generated, 1.0)
+        pairs = float((prompts**2).sum()) / 2.0
+        length, work = np.mean([_groups_within(table) for table in tables], axis=0).tolist()
+        return cls(len(prompts) / n, generated / n, float(prompts.sum()) / n, pairs / n, context, length, work)
+
+    def group_seconds(self, makespan_s: FloatArray, steady_s: FloatArray) -> FloatArray:
+        """Mean time of a group within a rollout [s]: by work as far as throughput rules, by length in the tail.
+
+        It grows with both arguments (group_work >= group_length), so a dominated column stays dominated.
+        """
+        with np.errstate(invalid="ignore"):
+            busy = np.minimum(steady_s, makespan_s)
+            seconds = self.group_length * (makespan_s - busy) + self.group_work * busy
+        return np.asarray(np.where(np.isfinite(makespan_s), seconds, np.inf))
+
+
+def _groups_within(table: LengthTable) -> tuple[float, float]:
+    """(length, work) of a group's longest trajectory, relative to the rl_step's, mean over groups [1]."""
+    tokens = table.response_tokens.astype(np.float64)
+    last, _ = last_of_groups(table.group, tokens)
+    ordered = np.sort(tokens)
+    below = np.searchsorted(ordered, last, side="right")
+    done = np.concatenate([[0.0], np.cumsum(ordered)])[below] + last * (ordered.size - below)
+    return float(last.mean() / ordered[-1]), float(done.mean() / ordered.sum())
+
+
+def steady_running(limits: EngineLimits, replicas: int, flow: Flow) -> float:
+    """Requests of a replica that run at once when finished ones are replaced: max_running, the cache, or its share."""
+    share = max(flow.requests / replicas, 1.0)
+    return max(min(float(limits.max_running), limits.kv_tokens / flow.context, share), 1.0)
+
+
+def steady_seconds(
+    cost: EngineStepCost, limits: EngineLimits, replicas: int, demand: Demand, flow: Flow | None = None
+) -> float:
+    r"""Seconds per rl_step of replicas that always find the next request: throughput, without a tail.
+
+    .. math:: t = \frac{1}{R} \Big( \frac{G}{C}\, t_{step}(C, C \bar k) + t_{prefill} \Big)
+
+    G generated tokens per rl_step, R replicas, C requests running at once (max_running, or what the cache holds at the
+    mean context), k mean context in flight (`Flow.context`) [tokens].
+    """
+    flow = flow or Flow.of(demand)
+    running = steady_running(limits, replicas, flow)
+    step = float(cost.decode_s(running, running * flow.context))
+    copies = max(demand.batch.group_size, 1) if limits.prefix_caching else 1
+    budget = float(limits.token_budget)
+    steps = flow.prompt_tokens / copies / budget
+    prefill = (
+        steps * float(cost.engine_step_s(0.0, 0.0, budget, 0.0, 1.0))
+        + cost.prefill_per_pair_s * flow.prompt_pairs / copies
+    )
+    return (flow.generated / running * step + float(prefill)) / replicas
+
+
+def interrupted_seconds(cost: EngineStepCost, limits: EngineLimits, replicas: int, flow: Flow) -> float:
+    """Prefill of what a replica has under way in the steady state [s]."""
+    return recompute_s(cost, float(limits.token_budget), steady_running(limits, replicas, flow), flow.context)

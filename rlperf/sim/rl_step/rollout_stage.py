@@ -1,0 +1,298 @@
+"""The rollout of one rl_step: seconds of many pools by counting engine_steps, or of one pool event by event.
+
+Both read the same engine cost, the same limits and the same lengths; they differ in who is asked: the closed form
+counts which requests share an engine_step once per concurrency and prices a million pools with it, the events know who
+waits for whom. ``docs/theory/rl_step.md`` has the road.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.layout import FloatArray, IntArray, Layout, taken
+from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.engine import EngineSettings, Tabulated
+from rlperf.sim.rl_step.flow import Flow, interrupted_seconds, steady_running, steady_seconds
+from rlperf.sim.rollout.closed_form import StepCensus, take_census
+from rlperf.sim.rollout.options import EngineOptions
+from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
+from rlperf.sim.rollout.routing import route
+from rlperf.sim.rollout.tail import GroupSource, PartialRollouts, last_of_groups
+from rlperf.sim.rollout.trajectories import Trajectories
+
+SCREENED_RL_STEPS = 2
+"""rl_steps of a demand that the closed form counts; the events simulate all of them."""
+HEAVIEST = 1
+"""Replicas with the most tokens whose engine_steps the closed form counts, beside that of the longest trajectory."""
+POLICY_RL_STEPS, POLICY_WARM_UP = 5, 2
+"""rl_steps simulated under partial rollouts, and how many of them fill the buffer first."""
+SIMULATED_WHOLE, SIMULATED, FEWEST = 32_768, 8_192, 3
+"""Trajectories of an rl_step up to which every replica is simulated, about how many of a larger one are, and the least
+number of replicas."""
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutStage:
+    """Seconds of rollouts, one per pool or one per simulated rl_step; every array has shape ``[rows]``.
+
+    Attributes
+    ----------
+    layout : of the pool
+    makespan_s : seconds until the last of an rl_step's responses [s]
+    steady_s : seconds per rl_step when finished requests are replaced at once [s]
+    group_s : from the start of a group to its last response, mean [s]
+    recompute_s : prefill of a replica's running requests, where a weight sync interrupts them [s]
+    transition_s : the engine's weights and cache leaving and returning, once per rl_step [s]
+    weight_dtype : precision in which weights reach the engine
+    """
+
+    layout: Layout
+    makespan_s: FloatArray
+    steady_s: FloatArray
+    group_s: FloatArray
+    recompute_s: FloatArray
+    transition_s: FloatArray
+    weight_dtype: str
+
+    def take(self, index: IntArray | slice) -> Self:
+        """Some rows, by index."""
+        return taken(self, index)
+
+
+@dataclass(eq=False)
+class Counted:
+    """What device counts share in the closed form: flow, the busiest replicas' requests, engine_steps, cost tables.
+
+    Attributes
+    ----------
+    censuses : engine_steps by number of replicas and concurrency: of those replicas of each table that may be last
+    """
+
+    demand: Demand
+    costs: Tabulated = field(default_factory=dict)
+    censuses: dict[tuple[int, int], list[list[StepCensus]]] = field(default_factory=dict)
+    _slowest: dict[int, list[list[Trajectories]]] = field(default_factory=dict)
+
+    @cached_property
+    def flow(self) -> Flow:
+        """What the demand sends through the engines."""
+        return Flow.of(self.demand)
+
+    @cached_property
+    def tables(self) -> list[Trajectories]:
+        """Trajectories of the rl_steps that are counted."""
+        return [Trajectories.from_table(table) for table in self.demand.tables[:SCREENED_RL_STEPS]]
+
+    def census(self, replicas: int, concurrency: int, limits: EngineLimits) -> list[list[StepCensus]]:
+        """Engine_steps at a concurrency; a cache that binds counts as one."""
+        key = (replicas, concurrency)
+        if key not in self.censuses:
+            bound = replace(limits, kv_tokens=np.inf, max_running=concurrency)
+            if replicas not in self._slowest:
+                self._slowest[replicas] = [_slowest_replicas(table, replicas) for table in self.tables]
+            self.censuses[key] = [[take_census(each, bound) for each in part] for part in self._slowest[replicas]]
+        return self.censuses[key]
+
+
+def counted_seconds(
+    settings: EngineSettings, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
+    kv_tokens: FloatArray, running: IntArray, counted: Counted,
+) -> tuple[FloatArray, FloatArray, FloatArray]:  # fmt: skip
+    """Closed form: makespan, steady seconds and an interruption's of every pool, means over some of the rl_steps [s].
+
+    ``e``: index of each pool's cost in ``costs``; ``kv_tokens``, ``running``: its cache and concurrency ``[pools]``.
+
+    Which requests share an engine_step does not depend on what it costs, so the engine_steps of a workload are counted
+    once per number of replicas and concurrency, and every engine shape costs a dot product (`StepCensus`).
+    """
+    makespan, steady, again = (np.zeros(len(e)) for _ in range(3))
+    demand, flow = counted.demand, counted.flow
+    known: dict[tuple[int, int], float] = {}
+    flowing: dict[tuple[int, float], tuple[float, float]] = {}
+    for position, engine in enumerate(e.tolist()):
+        replicas = int(layout.data_parallel[position])
+        limits = settings.limits(float(kv_tokens[position]), int(running[position]))
+        same = (engine, steady_running(limits, replicas, flow))
+        if same not in flowing:
+            flowing[same] = (
+                steady_seconds(costs[engine], limits, replicas, demand, flow),
+                interrupted_seconds(costs[engine], limits, replicas, flow),
+            )
+        steady[position], again[position] = flowing[same]
+        points = _concurrency(limits, counted.tables, replicas, flow.context)
+        for concurrency, _ in points:
+            if (engine, concurrency) not in known:
+                census = counted.census(replicas, concurrency, limits)
+                each = [max(float(c.makespan_s(costs[engine])) for c in censuses) for censuses in census]
+                known[engine, concurrency] = float(np.mean(each))
+        makespan[position] = sum(weight * known[engine, concurrency] for concurrency, weight in points)
+    return makespan, steady, again
+
+
+def _concurrency(
+    limits: EngineLimits, tables: list[Trajectories], replicas: int, held: float
+) -> tuple[tuple[int, float], ...]:
+    """Requests of a replica that run at once, as points that are counted with their weights.
+
+    That is its share of the batch, max_running, or what the cache holds. A cache that binds counts as a bound on
+    concurrency between two powers of two, interpolated in the logarithm; preemptions are left to the judge.
+    """
+    share = max(-(-len(table) // replicas) for table in tables)
+    running = min(limits.max_running, share)
+    fit = max(limits.kv_tokens * (1.0 - limits.watermark) / held, 1.0)
+    if fit >= running:
+        return ((running, 1.0),)
+    low = 1 << int(np.log2(fit))
+    high = min(2 * low, running)
+    if high <= low:
+        return ((low, 1.0),)
+    upper = float(np.log(fit / low) / np.log(high / low))
+    return ((low, 1.0 - upper), (high, upper))
+
+
+def _slowest_replicas(table: Trajectories, replicas: int) -> list[Trajectories]:
+    """What the replicas that may be the slowest serve: those with the most tokens, and the longest trajectory."""
+    chosen = route(table, "round_robin", np.ones(replicas))
+    tokens = np.bincount(chosen, table.generated_tokens, replicas)
+    heavy = np.argsort(-tokens, kind="stable")[:HEAVIEST]
+    slowest = {*heavy.tolist(), int(chosen[int(np.argmax(table.generated_tokens))])}
+    return [table.take(np.flatnonzero(chosen == r)) for r in sorted(slowest) if tokens[r] > 0]
+
+
+# -- event by event -----------------------------------------------------------------------------------------------
+
+
+def telling_replicas(trajectories: Trajectories, replicas: int) -> IntArray:
+    """Replicas that are simulated, in order: all, or of a large rl_step those that tell how long it takes.
+
+    Many requests per replica make replicas alike; the makespan is that of the fullest or of the longest response. Half
+    of those kept are the fullest, and the one with the longest response; the others stand evenly between fullest and
+    emptiest, so that idle time is not that of the fullest alone.
+
+    >>> telling_replicas(Trajectories.of(1, [5, 1, 2, 3]), 2).tolist()
+    [0, 1]
+    """
+    n = len(trajectories)
+    count = max(SIMULATED * replicas // n, FEWEST)
+    if n <= SIMULATED_WHOLE or count >= replicas:
+        return np.arange(replicas)
+    chosen, tokens = route(trajectories, "round_robin", np.ones(replicas)), trajectories.generated_tokens
+    fullest = np.argsort(-np.bincount(chosen, tokens, replicas), kind="stable")
+    longest = chosen[int(np.argmax(tokens))]
+    evenly = fullest[np.linspace(0, replicas - 1, count - count // 2 + 1).round().astype(np.int64)]
+    wanted = [*fullest[: count // 2].tolist(), int(longest), *evenly[1:].tolist()]
+    return np.array(sorted(set(wanted)), dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Replicas:
+    """Equal replicas of one engine: what their engine_steps cost, their limits, how many, devices of each."""
+
+    cost: EngineStepCost
+    limits: EngineLimits
+    count: int
+    devices: int
+    options: EngineOptions
+
+    def serve(self, trajectories: Trajectories, routing: IntArray | None = None) -> RolloutResult:
+        """Simulate them, or those that ``routing`` names."""
+        return simulate_rollout(
+            trajectories, self.count if routing is None else int(routing.max()) + 1, cost=self.cost,
+            limits=self.limits, devices_per_replica=self.devices, options=self.options,
+            routing="round_robin" if routing is None else routing,
+        )  # fmt: skip
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """All that tells these replicas from others, by value."""
+        scalars = [value for value in vars(self.cost).values() if isinstance(value, float)]
+        tables = [value.tobytes() for value in vars(self.cost).values() if isinstance(value, np.ndarray)]
+        return (*scalars, *tables, self.limits, self.count, self.devices, self.options)
+
+
+@dataclass(eq=False)
+class RolloutEvents:
+    """Rollouts simulated event by event; what pools share is simulated once."""
+
+    seed: int = 0
+    _results: dict[tuple[object, ...], RolloutResult] = field(default_factory=dict)
+    _parts: dict[tuple[bytes, int, bool], tuple[Trajectories, IntArray | None]] = field(default_factory=dict)
+
+    def results(self, demand: Demand, replicas: Replicas) -> tuple[RolloutResult, ...]:
+        """The simulated rollout of every replicate of a demand."""
+        found = []
+        for index, table in enumerate(demand.keys):
+            key = (table, demand.batch.over_provision, replicas.key)
+            if key not in self._results:
+                self._results[key] = replicas.serve(*self._part(demand, index, replicas.count))
+            found.append(self._results[key])
+        return tuple(found)
+
+    def served(self, demand: Demand, replicas: int) -> tuple[Trajectories, ...]:
+        """What is simulated of every replicate; a part of the rl_step where it is large."""
+        return tuple(self._part(demand, index, replicas)[0] for index in range(len(demand.tables)))
+
+    def makespans_s(self, demand: Demand, replicas: Replicas, results: Sequence[RolloutResult]) -> FloatArray:
+        """Seconds of every rollout: the makespan; with partial rollouts the mean once the buffer has filled [s]."""
+        if demand.batch.over_provision <= 1.0:
+            return np.array([result.makespan_s for result in results])
+        return np.array([self._refilled_s(demand, index, replicas) for index in range(len(results))])
+
+    def _refilled_s(self, demand: Demand, index: int, replicas: Replicas) -> float:
+        source = GroupSource(Trajectories.from_table(demand.tables[index]), seed=self.seed + index)
+        run = PartialRollouts(demand.batch.over_provision)
+        steps = run.run(source, replicas.serve, demand.batch.generated, POLICY_RL_STEPS).steps
+        return float(np.mean([step.seconds for step in steps[POLICY_WARM_UP:]]))
+
+    def _part(self, demand: Demand, index: int, replicas: int) -> tuple[Trajectories, IntArray | None]:
+        """What is simulated of one rl_step, and the replica of each trajectory where it is not all of them."""
+        partial = demand.batch.over_provision > 1.0  # who is done first decides, so all have to run
+        key = (demand.keys[index], replicas, partial)
+        if key not in self._parts:
+            whole = Trajectories.from_table(demand.tables[index])
+            kept = np.arange(replicas) if partial else telling_replicas(whole, replicas)
+            if len(kept) == replicas:
+                self._parts[key] = (whole, None)
+            else:
+                chosen = route(whole, "round_robin", np.ones(replicas))
+                some = np.flatnonzero(np.isin(chosen, kept))
+                self._parts[key] = (whole.take(some), np.searchsorted(kept, chosen[some]))
+        return self._parts[key]
+
+
+def group_seconds(finish_s: FloatArray, group: IntArray) -> float:
+    """Mean time at which a group's last response is there, all started together [s].
+
+    >>> group_seconds(np.array([1.0, 4.0, 2.0]), np.array([7, 7, 9]))
+    3.0
+    """
+    return float(last_of_groups(group, finish_s)[0].mean())
+
+
+def simulated_rollout(
+    events: RolloutEvents, demand: Demand, replicas: Replicas, layout: Layout, transition_s: float, weight_dtype: str
+) -> tuple[RolloutStage, tuple[RolloutResult, ...]]:
+    """Events: the stage of one pool in every replicate of a demand, and the simulated rollouts behind it.
+
+    ``layout``: of the pool, one row; ``transition_s``, ``weight_dtype``: as in `RolloutStage`.
+    """
+    results = events.results(demand, replicas)
+    n, flow = len(results), Flow.of(demand)
+    groups = [part.group for part in events.served(demand, replicas.count)]
+    steady = steady_seconds(replicas.cost, replicas.limits, replicas.count, demand, flow)
+    stage = RolloutStage(
+        layout=layout.take(np.zeros(n, dtype=np.int64)),
+        makespan_s=events.makespans_s(demand, replicas, results),
+        steady_s=np.full(n, steady),
+        group_s=np.array([group_seconds(r.finish_s, g) for r, g in zip(results, groups, strict=True)]),
+        recompute_s=np.full(n, interrupted_seconds(replicas.cost, replicas.limits, replicas.count, flow)),
+        transition_s=np.full(n, transition_s),
+        weight_dtype=weight_dtype,
+    )
+    return stage, results

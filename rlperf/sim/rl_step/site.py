@@ -1,0 +1,62 @@
+"""Site: the hardware and the software on which the pools of an rl_step run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlperf.specs.calibration import EngineCalibration
+from rlperf.specs.cluster import Cluster
+from rlperf.specs.hardware import Hardware
+from rlperf.specs.job import Role, TrainerBackend
+from rlperf.specs.rl_calibration import FrameworkCalibration
+from rlperf.specs.trainer_calibration import TrainerCalibration
+
+
+@dataclass(frozen=True, eq=False)
+class TrainerStack:
+    """A trainer backend: its calibration as the framework sets it, and the framework's behaviour with it."""
+
+    backend: TrainerBackend
+    calibration: TrainerCalibration
+    framework: FrameworkCalibration
+
+    def scoring_passes(self, roles: tuple[Role, ...], updates: int, old_policy: bool | None = None) -> int:
+        """Forward passes per rl_step on the trainer's devices: old policy, reference, and the critic's values for PPO.
+
+        ``old_policy``: whether the old policy is scored, where that is stated; else the framework's rule.
+        """
+        rule = self.framework.old_policy_pass
+        ruled = rule == "always" or (rule == "off_policy" and updates > 1)
+        old = ruled if old_policy is None else old_policy
+        return int(old) + ("reference" in roles) + ("critic" in roles)
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """Where an rl_step runs, and with what.
+
+    Attributes
+    ----------
+    hardware, rollout_hardware : of the trainer and of the rollout; the same object where they share a cluster
+    engine : the rollout engine's profile
+    trainers : trainer backends that pools may name, by index
+    roles : beside rollout and trainer, who scores and is trained on the trainer's devices: reference, critic
+    old_policy : whether the trainer scores the old policy, where that is stated
+    """
+
+    hardware: Hardware
+    rollout_hardware: Hardware
+    engine: EngineCalibration
+    trainers: tuple[TrainerStack, ...]
+    roles: tuple[Role, ...] = ("rollout", "trainer")
+    old_policy: bool | None = None
+
+    @property
+    def cluster(self) -> Cluster:
+        """The trainer's cluster."""
+        return self.hardware.cluster
+
+    @property
+    def networks(self) -> float:
+        """Policy-sized networks that the trainer holds and updates: two with PPO's critic."""
+        return 2.0 if "critic" in self.roles else 1.0

@@ -1,0 +1,79 @@
+"""Memory of a trainer pool: what it takes while it trains, while a colocated engine runs, and on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.collectives import host_copy_s
+from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
+from rlperf.layout import FloatArray, Layout
+from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.site import Site, TrainerStack
+from rlperf.sim.rl_step.trainer_stage import TrainerSettings
+from rlperf.specs.architecture import Architecture
+
+
+@dataclass(frozen=True, eq=False)
+class TrainerBytes:
+    """Bytes per device [bytes]: peak of training, while the engine runs, on the host, and parked there meanwhile."""
+
+    peak: FloatArray
+    idle: FloatArray
+    host: FloatArray
+    parked: FloatArray
+    parts: MemoryParts
+
+
+def trainer_bytes(
+    site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
+    settings: TrainerSettings, budget: npt.ArrayLike, parked: npt.ArrayLike,
+) -> TrainerBytes:  # fmt: skip
+    """Memory of trainer layouts with full microbatches of the longest sequences: what must fit on the worst rl_step.
+
+    ``budget``: tokens per microbatch and replica; ``parked``: 1 where the states wait in host memory ``[layouts]``.
+    Without packing a microbatch is ``layout.microbatch`` sequences, all as long as the longest.
+    """
+    longest = float(demand.batch.longest_tokens)
+    tokens = np.asarray(budget, dtype=np.float64)
+    if not settings.by_budget(stack.framework):
+        tokens = np.broadcast_to(longest * np.asarray(layout.microbatch, np.float64), np.shape(tokens))
+    park = np.asarray(parked)
+    most = demand.batch.sequences / demand.batch.updates / layout.data_parallel * longest
+    full = Microbatches.of(tokens, tokens * longest, longest, np.maximum(np.ceil(most / tokens), 1.0))
+    parts = trainer_memory(
+        architecture, site.hardware, stack.calibration, layout, full,
+        dtype=settings.dtype, lora_rank=settings.lora_rank, chunked_loss=settings.chunked_loss,
+        patches=demand.images_per_token * tokens * demand.patches(architecture),
+    )  # fmt: skip
+    copies = site.networks
+    states = parts.states * copies
+    shape = np.broadcast_shapes(np.shape(tokens), layout.shape)
+    reference = _reference_bytes(site, stack, architecture, layout)
+    return TrainerBytes(
+        peak=np.broadcast_to(parts.total + states - parts.states, shape),
+        idle=np.broadcast_to(np.where(park == 1, 0.0, states) + parts.context, shape),
+        host=np.broadcast_to(parts.host * copies + park * states + reference, shape),
+        parked=np.broadcast_to(park * states, shape),
+        parts=parts,
+    )
+
+
+def transition_seconds(site: Site, memory: TrainerBytes) -> FloatArray:
+    """Parking the states and bringing them back, once per rl_step [s]."""
+    return 2.0 * host_copy_s(site.hardware, memory.parked)
+
+
+def _reference_bytes(site: Site, stack: TrainerStack, architecture: Architecture, layout: Layout) -> FloatArray:
+    """Host bytes per device of the frozen reference policy, which waits in host memory between its passes."""
+    if "reference" not in site.roles:
+        return np.zeros(())
+    shards = np.where(layout.zero_stage >= 3, layout.shards, 1)
+    split = layout.tensor_parallel * layout.pipeline_parallel * shards
+    expert_split = layout.pipeline_parallel * layout.expert_parallel * layout.expert_tensor_parallel * shards
+    width = stack.calibration.storage.compute_weight
+    dense = (architecture.parameters - architecture.routed_parameters) / split
+    return np.asarray(width * (dense + architecture.routed_parameters / expert_split), dtype=np.float64)

@@ -1,0 +1,300 @@
+"""Training and scoring of one rl_step: microbatches as the framework cuts them, then seconds of updates and passes.
+
+The closed form knows the moments of the lengths, for a million layouts; the events cut the real lengths of every
+optimizer update, for one. What a framework does to its microbatches (packing, balance, cutting those of all ranks
+together, padding) is said once, here, for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rlperf.cost.batching import Microbatches, slowest_lengths
+from rlperf.cost.packing import packed_count, sorted_microbatches
+from rlperf.cost.scoring import scoring_pass
+from rlperf.cost.training import TrainingCost, training_update
+from rlperf.layout import FloatArray, IntArray, Layout, taken
+from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.overheads import (
+    padded_microbatches,
+    routing_skew,
+    scoring_in_framework_s,
+    training_in_framework_s,
+)
+from rlperf.sim.rl_step.site import Site, TrainerStack
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.job import PoolSettings
+from rlperf.specs.rl_calibration import FrameworkCalibration
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Settings of a trainer beside its layout, token budget and parking.
+
+    Attributes
+    ----------
+    dtype : of the matrix products
+    lora_rank : of adapters; None trains all weights
+    chunked_loss : logits are made and reduced chunk by chunk
+    freeze_vision : the vision tower is not trained
+    packing : sequences packed without padding; else a microbatch is padded to its longest sequence
+    scoring_token_budget : tokens per scoring microbatch and replica; None = as in training [tokens]
+    scoring_microbatch : sequences per scoring forward where microbatches are cut by count; None = as in training
+    """
+
+    dtype: str = "bf16"
+    lora_rank: int | None = None
+    chunked_loss: bool = False
+    freeze_vision: bool = False
+    packing: bool = True
+    scoring_token_budget: int | None = None
+    scoring_microbatch: int | None = None
+
+    @classmethod
+    def of(cls, settings: PoolSettings) -> TrainerSettings:
+        """Of a pool's settings; defaults where nothing is stated."""
+        return cls(
+            dtype=settings.compute_dtype or "bf16",
+            lora_rank=settings.lora_rank,
+            chunked_loss=bool(settings.chunked_loss),
+            freeze_vision=bool(settings.freeze_vision),
+            packing=settings.packing is not False,
+            scoring_token_budget=settings.scoring_token_budget,
+            scoring_microbatch=settings.scoring_microbatch,
+        )
+
+    def by_budget(self, framework: FrameworkCalibration) -> bool:
+        """Whether microbatches are cut by tokens; else by a number of sequences.
+
+        Unpacked sequences are cut by tokens only where a framework sorts those of all ranks together.
+        """
+        return self.packing or framework.training.batching == "all"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainerStage:
+    """Seconds of trainers, one per pool or one per simulated rl_step; every array has shape ``[rows]``.
+
+    Attributes
+    ----------
+    backend : index into ``Site.trainers``
+    layout : of the pool
+    parked : 1 where the states wait in host memory while a colocated engine runs
+    training_s, scoring_s : all optimizer updates and all scoring passes of one rl_step [s]
+    transition_s : parking the states and bringing them back, once per rl_step [s]
+    low, high : 5th and 95th percentile of training over its prediction [1]
+    """
+
+    backend: IntArray
+    layout: Layout
+    parked: IntArray
+    training_s: FloatArray
+    scoring_s: FloatArray
+    transition_s: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+    def take(self, index: IntArray | slice) -> Self:
+        """Some rows, by index."""
+        return taken(self, index)
+
+
+@dataclass(frozen=True, eq=False)
+class Cuts:
+    """How the sequences of an rl_step are cut into microbatches.
+
+    Attributes
+    ----------
+    framework : whose rules hold
+    layout : data-parallel ranks, and sequences per microbatch where none is cut by tokens ``[layouts]``
+    parts : passes into which the rl_step's sequences are cut: optimizer updates, or 1 for scoring
+    token_budget : tokens per microbatch and replica ``[layouts]``
+    packing : whether sequences are packed
+    """
+
+    framework: FrameworkCalibration
+    layout: Layout
+    parts: int
+    token_budget: npt.ArrayLike
+    packing: bool
+
+    @property
+    def together(self) -> bool:
+        """Whether the sequences of all ranks are cut together."""
+        return self.framework.training.batching == "all"
+
+    @property
+    def even(self) -> bool:
+        """Whether the ranks' tokens are evened out within a pass; else over the whole rl_step only."""
+        return self.framework.training.balance == "update" or self.parts == 1
+
+    def closed(self, demand: Demand) -> Microbatches:
+        """From the moments of the lengths ``[layouts]``; what is cut together, from those of one rl_step."""
+        moments = demand.moments
+        by_budget = self.packing or self.together
+        found = Microbatches.from_moments(
+            self.layout, demand.batch.sequences / self.parts, moments.mean, moments.mean_square, moments.longest,
+            token_budget=self.token_budget if by_budget else None, packing=by_budget, balanced=self.even,
+        )  # fmt: skip
+        if self.together:
+            found = self._together(found, np.array_split(demand.lengths(0), self.parts))
+        return self._padded(found)
+
+    def _together(self, found: Microbatches, passes: list[FloatArray]) -> Microbatches:
+        """Counts and padding of what is cut together, means over the passes; ranks as uneven as they were found."""
+        shape = np.broadcast_shapes(np.shape(self.token_budget), np.shape(found.count), self.layout.shape)
+        ranks = np.broadcast_to(self.layout.data_parallel, shape)
+        pairs = np.stack([ranks.ravel(), np.broadcast_to(self.token_budget, shape).ravel()])
+        kinds, of = np.unique(pairs, axis=1, return_inverse=True)
+        cut = np.array([self._cut(passes, int(rank), float(budget)) for rank, budget in kinds.T])
+        count, tokens, squares = cut[of.reshape(-1)].T.reshape(3, *shape)
+        if self.packing:
+            share = found.count / count
+            tokens, squares = found.tokens * share, found.sum_squares * share
+        return Microbatches.of(tokens, squares, np.broadcast_to(found.max_len, shape), count)
+
+    def _cut(self, passes: list[FloatArray], ranks: int, budget: float) -> tuple[float, float, float]:
+        """(count, tokens, sum of squares) of a microbatch of these passes; packed ones have only a count."""
+        if self.packing:
+            return float(np.mean([packed_count(part, ranks, budget) for part in passes])), 0.0, 0.0
+        cut = np.mean([sorted_microbatches(part, ranks, budget) for part in passes], axis=0)
+        return float(cut[0]), float(cut[1] / cut[0]), float(cut[2] / cut[0])
+
+    def _padded(self, found: Microbatches) -> Microbatches:
+        budget = self.token_budget if self.packing or self.together else None
+        return padded_microbatches(self.framework, self.layout, found, budget)
+
+
+@dataclass(eq=False)
+class CutLengths:
+    """Microbatches from real lengths; partitions that several pools share are made once."""
+
+    _cuts: dict[tuple[object, ...], tuple[float, float, float, float]] = field(default_factory=dict)
+    _slowest: dict[tuple[object, ...], FloatArray] = field(default_factory=dict)
+
+    def of(self, cuts: Cuts, demand: Demand) -> Microbatches:
+        """Events: microbatches of every pass of every replicate ``[replicates x parts]``; ``cuts`` of one layout."""
+        rows = [
+            self._pass(cuts, (key, demand.batch.sequences, number), part)
+            for key, lengths in zip(demand.keys, map(demand.lengths, range(len(demand.keys))), strict=True)
+            for number, part in enumerate(np.array_split(lengths, cuts.parts))
+        ]
+        columns: FloatArray = np.array(rows).T
+        return cuts._padded(Microbatches.of(*columns))
+
+    def _pass(self, cuts: Cuts, name: tuple[object, ...], part: FloatArray) -> tuple[float, float, float, float]:
+        """Tokens, sum of squares, longest and count of one pass's microbatches."""
+        one, ranks = cuts.layout.take(0), int(np.ravel(cuts.layout.data_parallel)[0])
+        budget = float(np.ravel(cuts.token_budget)[0]) if cuts.packing or cuts.together else None
+        update = (*name, cuts.parts, ranks)
+        key = (*update, budget, int(one.microbatch), cuts.packing, cuts.together, cuts.even)
+        if key not in self._cuts:
+            floor = None if budget is None else max(budget, float(part.max()))
+            alone, whole = one.with_(data_parallel=1), cuts.packing or cuts.together
+            if cuts.even:
+                # which replica is the slowest does not depend on the budget: partitioned once for all of them
+                if update not in self._slowest:
+                    self._slowest[update] = slowest_lengths(part, ranks)
+                made = Microbatches.from_lengths(alone, self._slowest[update], token_budget=floor, packing=whole)
+            else:
+                made = Microbatches.from_lengths(one, part, token_budget=floor, packing=whole, balanced=False)
+            if cuts.together:
+                made = cuts._together(made, [part])
+            self._cuts[key] = (
+                float(np.ravel(made.tokens)[0]), float(np.ravel(made.sum_squares)[0]),
+                float(np.ravel(made.max_len)[0]), float(np.ravel(made.count)[0]),
+            )  # fmt: skip
+        return self._cuts[key]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainerWork:
+    """One optimizer update and one scoring pass, by part; arrays over layouts, or over replicates and their passes.
+
+    Attributes
+    ----------
+    update, scoring : breakdowns of the backend's own seconds
+    update_s, pass_s : in the framework [s]
+    batches, scored : their microbatches
+    """
+
+    update: TrainingCost
+    scoring: TrainingCost
+    update_s: FloatArray
+    pass_s: FloatArray
+    batches: Microbatches
+    scored: Microbatches
+
+
+def trainer_cuts(
+    stack: TrainerStack, demand: Demand, layout: Layout, settings: TrainerSettings, budget: npt.ArrayLike
+) -> tuple[Cuts, Cuts]:
+    """How an optimizer update and a scoring pass are cut into microbatches."""
+    scored = np.asarray(settings.scoring_token_budget or budget)
+    by_count = layout
+    if settings.scoring_microbatch is not None:
+        by_count = replace(layout, microbatch=np.full_like(layout.microbatch, settings.scoring_microbatch))
+    return (
+        Cuts(stack.framework, layout, demand.batch.updates, budget, settings.packing),
+        Cuts(stack.framework, by_count, 1, scored, settings.packing),
+    )
+
+
+def trainer_work(
+    site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
+    settings: TrainerSettings, batches: Microbatches, scored: Microbatches,
+) -> TrainerWork:  # fmt: skip
+    """Seconds of one update of ``batches`` and of one scoring pass over ``scored``, in the framework."""
+    framework, hardware = stack.framework, site.hardware
+    skew, patches = routing_skew(framework, layout), demand.patches(architecture)
+    update = training_update(
+        architecture, hardware, stack.calibration, layout, batches, dtype=settings.dtype,
+        lora_rank=settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss,
+        images=demand.images_per_token * batches.tokens, patches=patches, vision_frozen=settings.freeze_vision,
+    )  # fmt: skip
+    one = scoring_pass(
+        architecture, hardware, stack.calibration, layout, scored, dtype=settings.dtype, skew=skew,
+        images=demand.images_per_token * scored.tokens, patches=patches,
+    )  # fmt: skip
+    passes = stack.scoring_passes(site.roles, demand.batch.updates, site.old_policy)
+    reference = 1.0 / passes if passes and "reference" in site.roles else 0.0
+    return TrainerWork(
+        update=update,
+        scoring=one,
+        update_s=training_in_framework_s(framework, architecture, layout, batches, update.total_s),
+        pass_s=scoring_in_framework_s(framework, architecture, layout, scored, one.total_s, reference=reference),
+        batches=batches,
+        scored=scored,
+    )
+
+
+def closed_training(
+    site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
+    settings: TrainerSettings, budget: IntArray,
+) -> tuple[FloatArray, FloatArray, TrainingCost]:  # fmt: skip
+    """Closed form: all updates and all scoring passes of an rl_step [s] ``[layouts]``, and an update's breakdown."""
+    update, scoring = trainer_cuts(stack, demand, layout, settings, budget)
+    work = trainer_work(
+        site, stack, architecture, demand, layout, settings, update.closed(demand), scoring.closed(demand)
+    )
+    updates = demand.batch.updates
+    passes = stack.scoring_passes(site.roles, updates, site.old_policy)
+    return work.update_s * updates * site.networks, work.pass_s * passes, work.update
+
+
+def simulated_training(
+    site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
+    settings: TrainerSettings, budget: int | None, known: CutLengths,
+) -> tuple[FloatArray, FloatArray, TrainerWork]:  # fmt: skip
+    """Events: the same from the real lengths of every replicate [s] ``[replicates]``, and what is behind it."""
+    update, scoring = trainer_cuts(stack, demand, layout, settings, np.asarray([budget or 0]))
+    batches, scored = known.of(update, demand), known.of(scoring, demand)
+    work = trainer_work(site, stack, architecture, demand, layout, settings, batches, scored)
+    count, updates = len(demand.tables), demand.batch.updates
+    passes = stack.scoring_passes(site.roles, updates, site.old_policy)
+    training = work.update_s.reshape(count, updates).sum(axis=1) * site.networks
+    return training, np.broadcast_to(work.pass_s, (count,)) * passes, work

@@ -218,7 +218,7 @@ def test_left_out_values_are_never_seen() -> None:
 
 
 def test_statistics_by_hand() -> None:
-    one = summarise("t", "g", [1.1, 1.8, 3.0], [1.0, 2.0, 3.0], [0.9, 1.9, 2.0], [1.2, 2.1, 2.5])
+    one = summarise("t", "g", "held out", [1.1, 1.8, 3.0], [1.0, 2.0, 3.0], [0.9, 1.9, 2.0], [1.2, 2.1, 2.5])
     assert one.mape == pytest.approx(20.0 / 3) and one.median_ape == pytest.approx(10.0)
     assert one.wape == pytest.approx(100.0 * 0.3 / 6.0)  # 0.1 + 0.2 of 1 + 2 + 3
     assert one.interval_coverage == pytest.approx(2 / 3) and one.pairwise_ranking == 1.0

@@ -251,7 +251,10 @@ def _measured_run(row: dict[str, str]) -> Run:
     staleness = _cell(row, "max_staleness", 0)
     group = _cell(row, "group_size", 16)
     prompts = _cell(row, "prompts_per_step", 64)
-    prompt = 1024
+    total = _cell(row, "seq_limit", 4096)
+    # some frameworks cap prompt and response apart, and rows of those state the response's own limit
+    response = _cell(row, "response_limit", max(total - 1024, total // 2))
+    prompt = total - response
     values: dict[str, Any] = {
         "run.architecture": row["architecture"], "run.algorithm": "dapo" if row["algorithm"] == "DAPO" else "grpo",
         "run.reference": row["scoring_passes"] == "2", "run.staleness": staleness,
@@ -259,7 +262,7 @@ def _measured_run(row: dict[str, str]) -> Run:
         "run.devices_per_node": _cell(row, "gpus_per_node", 8), "run.devices": trainer + (0 if colocated else rollout),
         "batch.prompts_per_step": prompts, "batch.group_size": group,
         "batch.mini_batch": max(_cell(row, "mini_batch", prompts * group) // group, 1),
-        "batch.max_prompt_tokens": prompt, "batch.max_response_tokens": _cell(row, "seq_limit", 4096) - prompt,
+        "batch.max_prompt_tokens": prompt, "batch.max_response_tokens": response,
         "trainer.devices": trainer, "trainer.backend": "megatron" if megatron else "fsdp2",
         "trainer.tensor_parallel": _cell(row, "trainer_tensor_parallel", 1),
         "trainer.pipeline_parallel": _cell(row, "trainer_pipeline_parallel", 1),
@@ -278,16 +281,26 @@ def _measured_run(row: dict[str, str]) -> Run:
     return Run(complete_layouts(values))
 
 
+def _adapter_name(framework: str) -> str | None:
+    """The adapter of a row's framework; miles is a fork of slime that takes its flags."""
+    names = {"NeMo-RL": "nemo_rl", "verl": "verl", "miles": "slime"}
+    return names.get(framework.split(" ")[0])
+
+
 @pytest.mark.data
 def test_measured_configurations_import_without_a_lost_key_and_export_equal(
     measured_data: Path, tmp_path: Path
 ) -> None:
-    """Every measured rl_step written down as a config: imported, made a job, exported: the same keys and values."""
+    """Every measured rl_step written down as a config: imported, made a job, exported: the same keys and values.
+
+    Rows of frameworks that rlperf writes no configuration for (SkyRL, RLinf) are left out by name.
+    """
     with (measured_data / "measured" / "rl_step.csv").open() as file:
-        rows = list(csv.DictReader(file))
+        rows = [(row, _adapter_name(row["framework"])) for row in csv.DictReader(file)]
     written, uneven = 0, []
-    for row in rows:
-        framework = "nemo_rl" if row["framework"].startswith("NeMo") else "verl"
+    for row, framework in rows:
+        if framework is None:
+            continue
         version = key_table(framework).versions[-1]
         run, adapter = _measured_run(row), adapter_of(framework)
         try:
@@ -295,8 +308,9 @@ def test_measured_configurations_import_without_a_lost_key_and_export_equal(
         except ExportError as error:
             uneven.append((row["row_id"], str(error)))
             continue
-        config = tmp_path / f"{row['row_id']}.yaml"
-        config.write_text(phase.files["config.yaml"])
+        file = next(name for name in ("config.yaml", "config.sh") if name in phase.files)
+        config = tmp_path / f"{row['row_id']}{Path(file).suffix}"
+        config.write_text(phase.files[file])
         imported = import_config([config], framework)
         assert (imported.unknown, imported.illegal) == ((), ())
         job = job_of(imported, cluster="gb200_nvl72" if row["gpu"] == "gb200" else "dgx_h100")
@@ -305,6 +319,7 @@ def test_measured_configurations_import_without_a_lost_key_and_export_equal(
         found = {setting.key: setting.value for setting in again.emission.settings}
         assert found == dict(imported.source.keys), row["row_id"]
         written += 1
-    assert written >= 40
-    # One published row has pipeline stages without packing, which NeMo-RL's rules of today refuse.
-    assert [row for row, _ in uneven] == ["nemo_rl_v0_5_0025"]
+    assert written >= 60
+    # One published row has pipeline stages without packing, which NeMo-RL's rules of today refuse, and one states
+    # 16-way experts on eight devices.
+    assert [row for row, _ in uneven] == ["nemo_rl_v0_5_0025", "nemo_rl_v0_6_0051"]

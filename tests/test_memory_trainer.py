@@ -242,6 +242,7 @@ def test_measured_peaks(measured_data: object) -> None:
     errors = {one.group: one.mape for one in report.metrics}
     assert errors["simumax_b200"] < 1.5
     assert errors["prime_rl"] < 6.0
+    assert errors["torchtitan"] < 45.0  # nobody had it in view: far too much is predicted
     phases = validate_file(folder / "memory" / "rl_lora_phases.csv", "memory")
     errors = {one.group: one.mape for one in phases.metrics}
     assert errors["training"] < 6.0

@@ -14,6 +14,8 @@ from rlperf.calibrate.rl_framework import CONSTANTS, constant, fit_framework, wi
 from rlperf.calibrate.rl_step_predict import predict_step
 from rlperf.calibrate.rl_step_rows import configuration_digest, configuration_key, mode_of, read_row
 from rlperf.calibrate.rl_step_stack import stack_of
+from rlperf.calibrate.splits import is_new
+from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate import Report, validate_file
 from rlperf.calibrate.validate_rl_step import stratum
 from rlperf.errors import SpecError
@@ -286,14 +288,26 @@ def report(measured_data: Path) -> Report:
 
 
 def summary(report: Report, metric: str, group: str):  # type: ignore[no-untyped-def]
-    return next(one for one in report.metrics if one.metric == metric and one.group == group)
+    wanted = metric, group, "held out"
+    return next(one for one in report.metrics if (one.metric, one.group, one.split) == wanted)
+
+
+def median_error(report: Report, metric: str, *groups: str) -> float:
+    """Median |predicted / measured - 1| over rows of groups that nobody had in view."""
+    rows = [one for one in report.predictions if one.metric == metric and one.group in groups]
+    rows = [one for one in rows if one.new and not one.used_in_calibration]
+    assert rows, groups
+    return float(np.median([abs(one.predicted / one.measured - 1.0) for one in rows]))
 
 
 @pytest.mark.data
 @pytest.mark.slow
 def test_rows_no_fit_saw(report: Report) -> None:
     """Limits leave the noise of reruns (4 to 21 %) above the figures of docs/guide/accuracy-rl-step.md."""
-    assert report.refused == {}
+    at_hand = {row.row_id for row in read_table(report.file) if not is_new("rl_step", row)}
+    assert at_hand <= {one.row_id for one in report.predictions}
+    # a row that came later states 16-way experts on eight devices: it is refused as the impossible layout that it is
+    assert all("do not divide into groups" in reason for reason in report.refused)
     assert summary(report, "step_s", "dense").median_ape < 8.0
     assert summary(report, "step_s", "MoE").median_ape < 12.0
     assert abs(summary(report, "step_s", "all").median_bias) < 9.0
@@ -307,14 +321,29 @@ def test_rows_no_fit_saw(report: Report) -> None:
 
 @pytest.mark.data
 @pytest.mark.slow
+def test_groups_that_nobody_had_in_view(report: Report) -> None:
+    """Rows that came after every constant and form was settled: bounds a little above what is measured today."""
+    assert median_error(report, "step_s", "nemo_rl") < 0.10  # v0.6: releases drift
+    assert median_error(report, "step_s", "rlinf") < 0.15
+    assert median_error(report, "step_s", "miles_logs") < 0.35  # speculative decoding, the optimizer on the host
+    assert median_error(report, "step_s", "mlperf_rlvr") < 0.55  # tools and many turns, means over stragglers
+    assert median_error(report, "rollout_s", "verl_logs") < 0.25
+    assert median_error(report, "rollout_s", "verl_lora") < 0.65  # adapters served unmerged, which is not predicted
+    for metric, limit in (("scoring_s", 0.25), ("train_s", 0.50)):
+        assert median_error(report, metric, "verl_logs", "verl_lora") < limit, metric
+
+
+@pytest.mark.data
+@pytest.mark.slow
 def test_every_prediction_states_its_lengths_and_has_an_interval(report: Report) -> None:
     inside = []
     for one in report.predictions:
         assert one.assumed[0].startswith("response lengths: gamma")
         assert one.low < one.predicted < one.high
         if one.metric == "step_s" and not one.used_in_calibration:
-            inside.append(one.low <= one.measured <= one.high)
-    assert 0.80 <= np.mean(inside) < 1.0
+            inside.append((one.new, one.low <= one.measured <= one.high))
+    assert 0.80 <= np.mean([held for new, held in inside if not new]) < 1.0
+    assert np.mean([held for new, held in inside if new]) >= 0.75
     seen = {one.row_id for one in report.predictions if one.used_in_calibration}
     assert {"nemo_rl_v0_3_0000", "nemo_rl_v0_3_0007"} <= seen  # a rerun moves with its configuration
     assert not any(name.startswith("verl") for name in seen)

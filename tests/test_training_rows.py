@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.trainer_rows import backend_of, calibration_part, digest, read_training_rows
 from rlperf.calibrate.trainers import predict_parts, predict_seconds
-from rlperf.calibrate.validate import read_table, validate_file
+from rlperf.calibrate.validate import validate_file
 from rlperf.calibrate.validate_memory import phase_bytes, phase_rows
 from rlperf.calibrate.validate_training import rank_layouts
 from rlperf.errors import SpecError

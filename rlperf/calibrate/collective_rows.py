@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 from rlperf.calibrate.kernel_tables import COLLECTIVE_NAMES
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Row, Table
+from rlperf.calibrate.tables import Row, Table
+from rlperf.calibrate.validate import Outcome, Prediction, Refusal
 from rlperf.cost.collectives import (
     all_gather_s,
     all_reduce_s,

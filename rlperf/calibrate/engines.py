@@ -11,7 +11,7 @@ import yaml
 
 from rlperf.calibrate.inference_rows import CostTable, ServingCase, case_of, serve
 from rlperf.calibrate.statistics import absolute_percentage_errors, spread_of
-from rlperf.calibrate.validate import Table, split_rank
+from rlperf.calibrate.tables import Table, split_rank
 from rlperf.cost.inference import with_overhead
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray

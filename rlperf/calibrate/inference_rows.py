@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from rlperf.calibrate.validate import Row
+from rlperf.calibrate.tables import Row
 from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.engine_memory import engine_memory, max_running
 from rlperf.cost.engine_step import EngineStepCost

@@ -43,11 +43,13 @@ def pairwise_ranking(predicted: FloatArray, measured: FloatArray, limit: int = 4
 class Summary:
     """Errors of one metric in one group [%], ranking and coverage as shares.
 
-    ``wape`` weighs every row by its size: sum of absolute errors over sum of measured.
+    ``wape`` weighs every row by its size: sum of absolute errors over sum of measured. ``split`` says whether the rows
+    were *held out* of a fit or are *new*; see `rlperf.calibrate.splits`.
     """
 
     metric: str
     group: str
+    split: str
     rows: int
     median_ape: float
     mape: float
@@ -61,6 +63,7 @@ class Summary:
 def summarise(
     metric: str,
     group: str,
+    split: str,
     predicted: Sequence[float],
     measured: Sequence[float],
     low: Sequence[float],
@@ -73,6 +76,7 @@ def summarise(
     return Summary(
         metric=metric,
         group=group,
+        split=split,
         rows=len(m),
         median_ape=float(np.median(errors)),
         mape=float(errors.mean()),

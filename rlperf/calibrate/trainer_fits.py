@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.trainer_rows import SPLIT_SEED, TrainingRow, calibration_part, digest, read_training_rows
 from rlperf.calibrate.trainers import Fit, Knob, calibration_rows, descend, fit_trainer, predict_seconds, write_trainer
-from rlperf.calibrate.validate import read_table
 from rlperf.calibrate.validate_memory import PhaseRow, phase_bytes, phase_rows, predict_peaks
 from rlperf.layout import FloatArray
 from rlperf.specs.trainer_calibration import Provenance, TrainerCalibration, load_trainer

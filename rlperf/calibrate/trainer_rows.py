@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlperf.calibrate.validate import Row, Table, read_table
+from rlperf.calibrate.tables import Row, Table, read_table
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.trainer_memory import trainer_memory

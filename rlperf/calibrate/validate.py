@@ -6,80 +6,21 @@ Each kind has a module ``rlperf.calibrate.validate_<kind>``, imported when that 
 
 from __future__ import annotations
 
-import csv
-import hashlib
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlperf.calibrate.splits import HELD_OUT, NEW, is_new
 from rlperf.calibrate.statistics import Summary, summarise
+from rlperf.calibrate.tables import Table, read_table
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.specs.reader import read_text
 
 SCHEMA_VERSION = 1
 KINDS = ("kernels", "inference", "training", "memory", "rl_step", "weight_sync", "request_log", "engine_trace")
 """Kinds of measurements that rlperf predicts."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a table of measurements; a blank cell means *not published*."""
-
-    row_id: str
-    group: str
-    line: int
-    cells: Mapping[str, str]
-
-    def text(self, column: str, default: str = "") -> str:
-        """The cell, or ``default`` where it is blank or absent."""
-        return (self.cells.get(column) or "").strip() or default
-
-    def number(self, column: str) -> float | None:
-        """The cell as a number, None where it is blank; `SpecError` where it is none."""
-        text = self.text(column)
-        if not text:
-            return None
-        try:
-            return float(text)
-        except ValueError as error:
-            raise SpecError(Problem(f"{column}: {text!r} is not a number", line=self.line)) from error
-
-    def count(self, column: str, default: int = 1) -> int:
-        """The cell as a positive whole number, ``default`` where it is blank."""
-        value = self.number(column)
-        if value is None:
-            return default
-        if value < 1 or value != int(value):
-            raise SpecError(Problem(f"{column}: {value:g} is not a positive whole number", line=self.line))
-        return int(value)
-
-
-@dataclass(frozen=True)
-class Table:
-    """A CSV file as text, with a ``row_id`` and a ``group`` for every row."""
-
-    file: str
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def need(self, *columns: str) -> None:
-        """Raise a `SpecError` that names every column that is missing."""
-        missing = [
-            Problem(f"column {name!r} is missing", self.file, 1, did_you_mean(name, self.columns))
-            for name in columns
-            if name not in self.columns
-        ]
-        if missing:
-            raise SpecError(missing)
 
 
 @dataclass(frozen=True)
@@ -94,6 +35,7 @@ class Prediction:
     assumed : what was filled in
     extrapolated : no measurement stands behind part of it
     used_in_calibration : a calibration saw this row; it is left out of the summary
+    new : nobody had the row in view when constants and forms were settled; see `rlperf.calibrate.splits`
     stratum : a further group to sum up by (``concurrency > 128``); empty without
     """
 
@@ -108,6 +50,7 @@ class Prediction:
     assumed: tuple[str, ...] = ()
     extrapolated: bool = False
     used_in_calibration: bool = False
+    new: bool = False
     stratum: str = ""
 
 
@@ -155,54 +98,6 @@ class Report:
         if predictions:
             data["predictions"] = [{**asdict(one), "assumed": list(one.assumed)} for one in self.predictions]
         return data
-
-
-def read_table(path: Path | str) -> Table:
-    """Read a CSV of measurements; rows without a ``row_id`` get a hash of their cells, groups the file's name.
-
-    Comment lines that begin with ``#`` are skipped.
-    """
-    file = Path(path)
-    lines = [(number, text) for number, text in enumerate(read_text(file).splitlines(), start=1) if text.strip()]
-    lines = [(number, text) for number, text in lines if not text.startswith("#")]
-    if len(lines) < 2:
-        raise SpecError(Problem("holds no rows", str(file)))
-    reader = csv.reader([text for _, text in lines])
-    header = tuple(name.strip() for name in next(reader))
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        raise SpecError(Problem(f"column {', '.join(twice)} stands twice", str(file), lines[0][0]))
-    rows: list[Row] = []
-    problems: list[Problem] = []
-    for (number, _), values in zip(lines[1:], reader, strict=False):
-        if len(values) != len(header):
-            problems.append(Problem(f"has {len(values)} cells for {len(header)} columns", str(file), number))
-            continue
-        cells = dict(zip(header, values, strict=True))
-        rows.append(
-            Row(cells.get("row_id") or row_hash(file.stem, values), cells.get("group") or file.stem, number, cells)
-        )
-    if problems:
-        raise SpecError(problems)
-    return Table(str(file), header, tuple(rows))
-
-
-def row_hash(stem: str, values: Sequence[str]) -> str:
-    """A row's name from its cells, stable over reordering of the file.
-
-    >>> row_hash("nccl", ["a100_sxm", "8"]) == row_hash("nccl", ["a100_sxm", "8"])
-    True
-    """
-    return f"{stem}_{hashlib.blake2s(chr(31).join(values).encode(), digest_size=6).hexdigest()}"
-
-
-def split_rank(text: str) -> int:
-    """A number from a configuration's text by which splits order configurations: a blake2s hash, no seed.
-
-    >>> split_rank("vllm|Llama-3.1-8B") == split_rank("vllm|Llama-3.1-8B")
-    True
-    """
-    return int.from_bytes(hashlib.blake2s(text.encode(), digest_size=8).digest(), "big")
 
 
 def predictor(kind: str) -> Callable[[Path, Table], Outcome]:
@@ -253,31 +148,35 @@ def validate_file(path: Path | str, kind: str) -> Report:
     """
     predict = predictor(kind)
     table = read_table(path)
-    return report_of(kind, table.file, len(table), predict(Path(path), table))
+    outcome = predict(Path(path), table)
+    new = {row.row_id for row in table if is_new(kind, row)}
+    marked = tuple(replace(one, new=one.row_id in new) for one in outcome.predictions)
+    return report_of(kind, table.file, len(table), replace(outcome, predictions=marked))
 
 
 def report_of(kind: str, file: str, rows: int, outcome: Outcome) -> Report:
-    """Summary of an outcome: rows that a calibration saw are counted and left out."""
+    """Summary of an outcome: rows that a calibration saw are counted and left out, new ones are summed up apart."""
     refused: dict[str, int] = {}
     for refusal in outcome.refused:
         refused[refusal.reason] = refused.get(refusal.reason, 0) + 1
     scored = [one for one in outcome.predictions if not one.used_in_calibration]
-    groups: dict[tuple[str, str], list[Prediction]] = {}
+    groups: dict[tuple[str, str, str], list[Prediction]] = {}
     for one in scored:
         covered = "extrapolated" if one.extrapolated else "covered"
         names = ["all", one.group, covered, *([one.stratum] if one.stratum else [])]
         for name in dict.fromkeys(names):
-            groups.setdefault((one.metric, name), []).append(one)
+            groups.setdefault((one.metric, name, NEW if one.new else HELD_OUT), []).append(one)
     metrics = tuple(
         summarise(
             metric,
             group,
+            split,
             [one.predicted for one in members],
             [one.measured for one in members],
             [one.low for one in members],
             [one.high for one in members],
         )
-        for (metric, group), members in groups.items()
+        for (metric, group, split), members in groups.items()
     )
     return Report(
         kind=kind,

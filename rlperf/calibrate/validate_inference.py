@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, serve
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Row, Table
+from rlperf.calibrate.tables import Row, Table
+from rlperf.calibrate.validate import Outcome, Prediction, Refusal
 from rlperf.cost.uncertainty import serving_basis
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import EngineCalibration

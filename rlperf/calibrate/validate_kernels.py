@@ -14,7 +14,8 @@ from rlperf.calibrate import collective_rows
 from rlperf.calibrate.kernel_fits import KernelFit
 from rlperf.calibrate.kernel_tables import read_series
 from rlperf.calibrate.kernels import MINIMUM_ROWS, fit_series
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Table
+from rlperf.calibrate.tables import Table
+from rlperf.calibrate.validate import Outcome, Prediction, Refusal
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import load_device_calibration
 from rlperf.specs.profiles import load_device

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.trainer_rows import NO_COLUMN, TrainingRow, digest, training_rows
 from rlperf.calibrate.trainers import batches_of, stack
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Row, Table
+from rlperf.calibrate.validate import Outcome, Prediction, Refusal
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.errors import SpecError

@@ -8,7 +8,8 @@ import numpy as np
 
 from rlperf.calibrate.rl_step_predict import StepPrediction, predict_step, step_interval
 from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest, read_row
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Table
+from rlperf.calibrate.tables import Table
+from rlperf.calibrate.validate import Outcome, Prediction, Refusal
 from rlperf.errors import RlperfError
 from rlperf.sim.rl_step.uncertainty import Z95
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from rlperf.calibrate.tables import Table
 from rlperf.calibrate.trainer_rows import NO_COLUMN, TrainingRow, training_rows
 from rlperf.calibrate.trainers import predict_seconds
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Table
+from rlperf.calibrate.validate import Outcome, Prediction, Refusal
 from rlperf.specs.calibration import Spread
 
 NEEDED = ("framework", "architecture", "gpu", "n_gpus", "global_batch", "seq_len")

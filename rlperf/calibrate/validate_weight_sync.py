@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.rl_framework import SyncObservation
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Row, Table
+from rlperf.calibrate.tables import Row, Table
+from rlperf.calibrate.validate import Outcome, Prediction, Refusal
 from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
 from rlperf.errors import RlperfError, SpecError
 from rlperf.specs.hardware import load_hardware

@@ -70,7 +70,7 @@ def engine(
 ) -> None:
     """Fit the three overheads of an engine on a stated split of configurations, and write its profile."""
     from rlperf.calibrate.engines import engine_text, fit_engine
-    from rlperf.calibrate.validate import read_table
+    from rlperf.calibrate.tables import read_table
     from rlperf.specs.calibration import load_engine_calibration
     from rlperf.specs.writer import write_atomic
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rlperf.calibrate.splits import HELD_OUT
 from rlperf.calibrate.statistics import Summary
 from rlperf.calibrate.validate import KINDS, Report, validate_paths
 from rlperf.cli.output import AsJson, print_json
@@ -43,8 +44,9 @@ def text_of(report: Report) -> str:
     by_count = sorted(report.refused.items(), key=lambda item: -item[1])
     lines += [f"  refused {count:5d}: {reason}" for reason, count in by_count]
     lines += ["", HEADER]
-    for metric in dict.fromkeys(one.metric for one in report.metrics):
-        lines += [metric, *(_row(one) for one in report.metrics if one.metric == metric)]
+    for metric, split in dict.fromkeys((one.metric, one.split) for one in report.metrics):
+        title = metric if split == HELD_OUT else f"{metric}, groups that no calibration had in view"
+        lines += [title, *(_row(one) for one in report.metrics if (one.metric, one.split) == (metric, split))]
     return "\n".join(lines)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,8 @@ from training import Outcome
 from rlperf.api import ask
 from rlperf.calibrate.rl_step_predict import DEFAULT_LAW
 from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest, read_row
+from rlperf.calibrate.splits import is_new
+from rlperf.calibrate.tables import read_table
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.uncertainty import distinguishable
@@ -46,6 +47,7 @@ class Measured:
     row: StepRow
     cells: dict[str, str]
     table: LengthTable
+    new: bool
 
     @property
     def seen(self) -> bool:
@@ -120,15 +122,16 @@ def _job(row: StepRow, cells: dict[str, str], pinned: bool) -> Job:
 
 def read(path: Path) -> list[Measured]:
     """Rows with a measured rl_step and a mean length."""
-    with path.open() as stream:
-        rows = [cells for cells in csv.DictReader(stream) if cells["osl_mean"] and cells["measured_step_s"]]
     found = []
-    for cells in rows:
+    for line in read_table(path):
+        cells = dict(line.cells)
+        if not (cells["osl_mean"] and cells["measured_step_s"]):
+            continue
         try:
             row = read_row(cells)
         except SpecError:
             continue
-        found.append(Measured(row, cells, _lengths(row)))
+        found.append(Measured(row, cells, _lengths(row), is_new("rl_step", line)))
     return found
 
 
@@ -179,6 +182,7 @@ def outcomes(rows: list[Measured], planned_s: dict[str, float]) -> list[Outcome]
                 name=f"{cells['architecture']}, {cells['n_gpus']} {cells['gpu']}, {cells['framework_version']}",
                 layouts=len(members),
                 unseen=not any(each.seen for each in members),
+                new=any(each.new for each in members),
                 tied=sum(tied),
                 best_is_tied=tied[best],
                 regret=float(measured[fastest] / measured[best] - 1.0),

@@ -29,7 +29,8 @@ class Summary:
 
     Attributes
     ----------
-    rows : all sets, or those of which no fit saw a row
+    rows : *at hand* (groups in view when the cost model was settled), *unseen* (those of them of which no fit saw a
+        row), or *new* (groups that came later)
     best_tied : share of sets whose measured best the planner cannot tell from its own first choice
     tied_share : share of the configurations that it cannot tell apart from its first choice, mean over sets
     first_is_best : share of sets whose first choice is the measured best
@@ -69,6 +70,14 @@ def summary(rows: str, found: Sequence[training.Outcome]) -> Summary:
     )
 
 
+def summaries(found: Sequence[training.Outcome]) -> list[Summary]:
+    """All sets of groups that were at hand, those of them of which no fit saw a row, and groups that came later."""
+    at_hand = [each for each in found if not each.new]
+    parts = {"at hand": at_hand, "unseen": [each for each in at_hand if each.unseen]}
+    parts["new"] = [each for each in found if each.new]
+    return [summary(name, part) for name, part in parts.items() if part]
+
+
 def measured_folder() -> Path:
     """Where the measured tables are."""
     root = Path(__file__).resolve().parents[2]
@@ -83,8 +92,7 @@ def main(out: Path | None) -> None:
     own = rl_steps.own_plans(steps)
     planned = {each.row_id: each.planned_s for each in own}
     stepped = rl_steps.outcomes(steps, planned)
-    rows = [summary("all", trained), summary("unseen", [each for each in trained if each.unseen])]
-    rows.append(summary("all", stepped))
+    rows = summaries(trained) + summaries(stepped)
     for each in (*trained, *stepped):
         if each.regret > 0.1 or each.own > SAME or not each.best_is_tied:
             print(each)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.trainer_rows import TrainingRow, read_training_rows
+from rlperf.calibrate.splits import is_new
+from rlperf.calibrate.tables import read_table
+from rlperf.calibrate.trainer_rows import TrainingRow, training_rows
 from rlperf.calibrate.trainers import predict_seconds, shared_arguments
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.trainer_memory import trainer_memory
@@ -29,6 +31,7 @@ class Outcome:
     Attributes
     ----------
     unseen : no fit saw any of its rows
+    new : nobody had its group in view when constants and forms were settled
     tied : layouts that the planner cannot tell from the one it predicts fastest, that one included
     best_is_tied : the measured best is among them
     regret : measured time of the layout predicted fastest over that of the best, minus 1
@@ -39,6 +42,7 @@ class Outcome:
     name: str
     layouts: int
     unseen: bool
+    new: bool
     tied: int
     best_is_tied: bool
     regret: float
@@ -47,9 +51,11 @@ class Outcome:
 
 def outcomes(path: Path) -> list[Outcome]:
     """Every set of at least two layouts in ``training.csv``."""
-    rows = [row for row in read_training_rows(path)[0] if row.update_s]
+    table = read_table(path)
+    new = {row.row_id for row in table if is_new("training", row)}
+    rows = [row for row in training_rows(table, path)[0] if row.update_s]
     seconds = predict_seconds(rows)
-    return [_outcome([rows[i] for i in members], seconds[members]) for members in sets_of(rows)]
+    return [_outcome([rows[i] for i in members], seconds[members], new) for members in sets_of(rows)]
 
 
 def sets_of(rows: list[TrainingRow]) -> Iterator[list[int]]:
@@ -71,7 +77,7 @@ def _batch(row: TrainingRow) -> int:
     return round(float(row.microbatches.count * row.layout.data_parallel * row.layout.microbatch))
 
 
-def _outcome(rows: list[TrainingRow], seconds: FloatArray) -> Outcome:
+def _outcome(rows: list[TrainingRow], seconds: FloatArray, new: set[str]) -> Outcome:
     first = rows[0]
     measured = np.array([row.update_s for row in rows], dtype=np.float64)
     fastest, best = int(np.argmin(seconds)), int(np.argmin(measured))
@@ -83,6 +89,7 @@ def _outcome(rows: list[TrainingRow], seconds: FloatArray) -> Outcome:
         name=f"{first.architecture.name}, {int(first.layout.devices)} {first.device}, {first.backend}",
         layouts=len(layouts),
         unseen=not any(row.used for row in rows),
+        new=any(row.row_id in new for row in rows),
         tied=sum(layouts.values()),
         best_is_tied=tied[best],
         regret=float(measured[fastest] / measured[best] - 1.0),

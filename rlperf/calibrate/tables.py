@@ -1,0 +1,118 @@
+"""Tables of measurements: any CSV as text, with a name and a group for every row."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.reader import read_text
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table of measurements; a blank cell means *not published*."""
+
+    row_id: str
+    group: str
+    line: int
+    cells: Mapping[str, str]
+
+    def text(self, column: str, default: str = "") -> str:
+        """The cell, or ``default`` where it is blank or absent."""
+        return (self.cells.get(column) or "").strip() or default
+
+    def number(self, column: str) -> float | None:
+        """The cell as a number, None where it is blank; `SpecError` where it is none."""
+        text = self.text(column)
+        if not text:
+            return None
+        try:
+            return float(text)
+        except ValueError as error:
+            raise SpecError(Problem(f"{column}: {text!r} is not a number", line=self.line)) from error
+
+    def count(self, column: str, default: int = 1) -> int:
+        """The cell as a positive whole number, ``default`` where it is blank."""
+        value = self.number(column)
+        if value is None:
+            return default
+        if value < 1 or value != int(value):
+            raise SpecError(Problem(f"{column}: {value:g} is not a positive whole number", line=self.line))
+        return int(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A CSV file as text, with a ``row_id`` and a ``group`` for every row."""
+
+    file: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def need(self, *columns: str) -> None:
+        """Raise a `SpecError` that names every column that is missing."""
+        missing = [
+            Problem(f"column {name!r} is missing", self.file, 1, did_you_mean(name, self.columns))
+            for name in columns
+            if name not in self.columns
+        ]
+        if missing:
+            raise SpecError(missing)
+
+
+def read_table(path: Path | str) -> Table:
+    """Read a CSV of measurements; rows without a ``row_id`` get a hash of their cells, groups the file's name.
+
+    Comment lines that begin with ``#`` are skipped.
+    """
+    file = Path(path)
+    lines = [(number, text) for number, text in enumerate(read_text(file).splitlines(), start=1) if text.strip()]
+    lines = [(number, text) for number, text in lines if not text.startswith("#")]
+    if len(lines) < 2:
+        raise SpecError(Problem("holds no rows", str(file)))
+    reader = csv.reader([text for _, text in lines])
+    header = tuple(name.strip() for name in next(reader))
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise SpecError(Problem(f"column {', '.join(twice)} stands twice", str(file), lines[0][0]))
+    rows: list[Row] = []
+    problems: list[Problem] = []
+    for (number, _), values in zip(lines[1:], reader, strict=False):
+        if len(values) != len(header):
+            problems.append(Problem(f"has {len(values)} cells for {len(header)} columns", str(file), number))
+            continue
+        cells = dict(zip(header, values, strict=True))
+        rows.append(
+            Row(cells.get("row_id") or row_hash(file.stem, values), cells.get("group") or file.stem, number, cells)
+        )
+    if problems:
+        raise SpecError(problems)
+    return Table(str(file), header, tuple(rows))
+
+
+def row_hash(stem: str, values: Sequence[str]) -> str:
+    """A row's name from its cells, stable over reordering of the file.
+
+    >>> row_hash("nccl", ["a100_sxm", "8"]) == row_hash("nccl", ["a100_sxm", "8"])
+    True
+    """
+    return f"{stem}_{hashlib.blake2s(chr(31).join(values).encode(), digest_size=6).hexdigest()}"
+
+
+def split_rank(text: str) -> int:
+    """A number from a configuration's text by which splits order configurations: a blake2s hash, no seed.
+
+    >>> split_rank("vllm|Llama-3.1-8B") == split_rank("vllm|Llama-3.1-8B")
+    True
+    """
+    return int.from_bytes(hashlib.blake2s(text.encode(), digest_size=8).digest(), "big")

@@ -61,6 +61,9 @@ class Layout:
 
         >>> Layout.of(tensor_parallel=4, data_parallel=[1, 2]).devices.tolist()
         [4, 8]
+        >>> tensor, data = np.ix_([1, 2, 4], [1, 8])  # open axes: broadcasting shares what is common
+        >>> Layout.of(tensor_parallel=tensor, data_parallel=data).devices.tolist()
+        [[1, 8], [2, 16], [4, 32]]
         """
         unknown = set(degrees) - {field.name for field in fields(cls)}
         if unknown:
@@ -71,18 +74,6 @@ class Layout:
         }
         np.broadcast_shapes(*(value.shape for value in values.values()))
         return cls(**values)
-
-    @classmethod
-    def grid(cls, **axes: npt.ArrayLike) -> Layout:
-        """One numpy axis per named degree (``np.meshgrid(..., sparse=True)``): broadcasting shares what is common.
-
-        >>> grid = Layout.grid(tensor_parallel=[1, 2, 4], data_parallel=[1, 8])
-        >>> grid.shape, grid.tensor_parallel.shape, grid.devices.tolist()
-        ((3, 2), (3, 1), [[1, 8], [2, 16], [4, 32]])
-        """
-        columns = [np.atleast_1d(np.asarray(values, dtype=np.int64)) for values in axes.values()]
-        sparse = np.meshgrid(*columns, indexing="ij", sparse=True)
-        return cls.of(**dict(zip(axes, sparse, strict=True)))
 
     @property
     def shape(self) -> tuple[int, ...]:

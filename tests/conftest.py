@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:  # studies are a package of the checkout
+    sys.path.append(str(ROOT))
 
 
 @pytest.fixture(scope="session")

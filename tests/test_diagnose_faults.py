@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sys
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,23 +12,13 @@ from rlperf.diagnose.explain import explain_graph
 from rlperf.diagnose.peers import apart, stands_out
 from rlperf.diagnose.scaling import explain_scales
 from rlperf.errors import SpecError
+from studies.root_cause.score import Score, kinds_of, run
 from tests.conftest import ROOT
-
-if TYPE_CHECKING:
-    from studies.root_cause.score import Score
 
 STUDY = ROOT / "studies" / "root_cause"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _study_is_importable() -> None:
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))
-
-
 def score(number: int, kinds: tuple[str, ...] | None = None) -> Score:
-    from studies.root_cause.score import kinds_of, run
-
     return run(number, kinds_of(number) if kinds is None else kinds, 2026)
 
 

@@ -10,14 +10,14 @@ import pytest
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.explain import explain_graph
-from rlperf.diagnose.remedies import REMOVABLE, explain_inputs, remove
-from rlperf.diagnose.scenario import PipelineShape, StepInputs, simulate_step
 from rlperf.diagnose.structure import structural_changes
 from rlperf.errors import SpecError
 from rlperf.sim.pipeline import StageCosts, one_f_one_b, simulate
 from rlperf.sim.rl_step.asynchronous import AsyncRun
 from rlperf.sim.rl_step.asynchronous import simulate as run_async
 from rlperf.sim.rollout import Replica, Trajectories, simulate_rollout
+from studies.root_cause.remedies import REMOVABLE, explain_inputs, remove
+from studies.root_cause.scenario import PipelineShape, StepInputs, simulate_step
 
 RANKS, STAGES, MICROBATCHES = 6, 3, 5
 

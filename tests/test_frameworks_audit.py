@@ -272,7 +272,8 @@ def test_the_gate(tmp_path: Path) -> None:
 def test_rules_speak_of_arrays_of_layouts_too() -> None:
     """The planner's use: one text over open axes gives a mask; the same text over one run gives one answer."""
     facts = framework_facts("verl", "0.9")
-    grid = Layout.grid(tensor_parallel=[1, 2, 3], pipeline_parallel=[1, 5])
+    tensors, pipelines = np.ix_([1, 2, 3], [1, 5])
+    grid = Layout.of(tensor_parallel=tensors, pipeline_parallel=pipelines)
     architecture = SimpleNamespace(heads=32, kv_heads=8, layers=36, experts=0)
     refused = facts.refused({"trainer": grid, "architecture": architecture}, "megatron")
     expected = np.array([[False], [False], [True]])

@@ -45,10 +45,6 @@ def test_breakdown_adds_up_and_never_beats_light(name: str) -> None:
     assert sum(row.share for row in rows) == pytest.approx(1.0)
     assert all(0.0 <= row.percent_of_light <= 100.0 for row in rows)
     assert {row.bound for row in rows} <= {"compute", "bandwidth", "latency", "network"}
-    prompt = inf.prefill_breakdown(arch, H100, VLLM, layout, 1, 4096)
-    assert sum(row.seconds for row in prompt) == pytest.approx(
-        float(inf.prefill_s(arch, H100, VLLM, layout, 1, 4096)), rel=1e-9
-    )
 
 
 def test_decode_of_a_dense_model_reads_its_weights() -> None:
@@ -68,7 +64,8 @@ def test_more_requests_and_longer_contexts_take_longer(name: str) -> None:
 
 
 def test_layout_axes_broadcast_and_equal_scalars() -> None:
-    grid = Layout.grid(tensor_parallel=[1, 2, 4, 8], pipeline_parallel=[1, 2])
+    tensors, pipelines = np.ix_([1, 2, 4, 8], [1, 2])
+    grid = Layout.of(tensor_parallel=tensors, pipeline_parallel=pipelines)
     running = np.array([4.0, 64.0])
     for index, tensor in enumerate((1, 2, 4, 8)):
         one = step("Qwen2.5-7B", Layout.of(tensor_parallel=tensor, pipeline_parallel=2), 64, 64 * 1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,8 +13,18 @@ from rlperf.errors import InfeasibleError
 from rlperf.plan.judge.decisions import decide
 from rlperf.plan.planner import program_of
 from rlperf.plan.search.formulation import Program, Slot, formulate, value_of
-from rlperf.plan.search.solve import brute_force, solve
+from rlperf.plan.search.solve import Solution, solve
 from rlperf.specs.job import Job
+
+
+def brute_force(program: Program) -> Solution:
+    """Every combination: what solvers are held against."""
+    best: tuple[float, tuple[int, ...]] = (float("inf"), ())
+    for chosen in product(*(range(len(slot.cost)) for slot in program.slots)):
+        best = min(best, (value_of(program, chosen), chosen))
+    if not best[1]:
+        raise InfeasibleError("no combination keeps the limits")
+    return Solution(best[1], best[0], best[0], "brute force")
 
 
 def _slot(name: str, cost: list[float], **rest: object) -> Slot:

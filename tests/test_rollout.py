@@ -12,14 +12,11 @@ from hypothesis import strategies as st
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.errors import SpecError
 from rlperf.sim.rollout import (
-    DynamicSampling,
     EngineOptions,
     GroupSource,
     PartialRollouts,
     Replica,
     Speculation,
-    Synchronous,
-    TailBatching,
     Trajectories,
     judge,
     simulate_replica,
@@ -31,6 +28,7 @@ from rlperf.sim.rollout import (
 from rlperf.sim.rollout.routing import Routing
 from rlperf.sim.rollout.tail import first_groups, generated_at
 from rlperf.workload.lengths import LengthTable
+from studies.rollout_tail.policies import DynamicSampling, Synchronous, TailBatching
 
 SECOND = EngineStepCost(np.array([0.0, 1.0]), np.zeros(2), host_s=1.0)
 """Every engine_step takes one second."""
@@ -183,14 +181,6 @@ def test_trajectories_from_a_table_with_turns() -> None:
     kept = Trajectories.from_table(table, recorded_cache=True).take(np.array([1, 0]))
     assert kept.cached_tokens is not None
     assert (kept.offsets.tolist(), kept.cached_tokens.tolist()) == ([0, 1, 3], [0, 0, 8])
-
-
-def test_capped_drops_turns_beyond_the_limit() -> None:
-    turns = Trajectories(np.array([10, 40, 80]), np.array([20, 20, 20]), np.zeros(3), np.array([0, 3]),
-                         np.zeros(1, dtype=np.int64), np.zeros(1))  # fmt: skip
-    cut = turns.capped(max_response_tokens=45)
-    assert (cut.n_turns, cut.response_tokens.tolist()) == (2, [20, 15])
-    assert turns.capped(max_context_tokens=85).response_tokens.tolist() == [20, 20, 5]
 
 
 def test_refusals_list_every_problem() -> None:

@@ -12,10 +12,7 @@ from rlperf.sim.rollout import (
     EngineOptions,
     Speculation,
     Trajectories,
-    closed_form_makespan_s,
-    estimate_replica,
     events,
-    run_token_loop,
     simulate_replica,
     take_census,
 )
@@ -23,6 +20,9 @@ from rlperf.sim.rollout.events import EventEngine, run_events
 from rlperf.sim.rollout.queued import Runs, count_queued, queue_applies, run_queued
 from rlperf.sim.rollout.static import run_static, static_applies
 from rlperf.sim.rollout.warm_start import warm_start
+
+from .static_batch import closed_form_makespan_s, estimate_replica
+from .token_loop import run_token_loop
 
 Case = tuple[Trajectories, EngineStepCost, EngineLimits, EngineOptions]
 

@@ -335,13 +335,3 @@ def _labels(made: list[tuple[int, int, Origin]], sizes: list[int], given: int) -
 
 _NONE: list[int] = []
 """In the place of labels that are not known yet."""
-
-
-def partition_imbalance(lengths: FloatArray, groups: list[IntArray]) -> float:
-    """Tokens of the fullest set over the mean set (1 = perfectly balanced).
-
-    >>> partition_imbalance(np.array([3.0, 1.0, 2.0, 2.0]), [np.array([0, 1]), np.array([2, 3])])
-    1.0
-    """
-    work = np.array([lengths[group].sum() for group in groups])
-    return float(work.max() / work.mean())

@@ -186,23 +186,6 @@ def decode_breakdown(
     return breakdown(operators, engine.overhead.kernel_scale, _host_of(engine, hw, arch, running, operators))
 
 
-def prefill_breakdown(
-    arch: Architecture,
-    hw: Hardware,
-    engine: EngineCalibration,
-    layout: Layout,
-    requests: float,
-    query_tokens: float,
-    gemm_dtype: str = "bf16",
-    kv_dtype: str = "bf16",
-) -> list[OperatorRow]:
-    """Operators of one prefill engine_step of a scalar layout; their seconds add up to `prefill_s`."""
-    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
-    operators = token_operators(replica, requests * query_tokens, requests)
-    operators += prefill_operators(replica, requests, query_tokens, query_tokens)
-    return breakdown(operators, engine.overhead.kernel_scale, _host_of(engine, hw, arch, requests, operators))
-
-
 def _host_of(
     engine: EngineCalibration, hw: Hardware, arch: Architecture, running: float, operators: list[Operator]
 ) -> float:

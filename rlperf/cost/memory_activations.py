@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
@@ -136,37 +135,3 @@ def _routed_bytes(arch: Architecture, layout: Layout, width: float, narrow: floa
     pairs = moe.active * ((width + narrow) * (moe.latent_hidden or arch.hidden) + hidden) * spread * etp
     router = 8.0 * moe.count * spread
     return pairs + router, moe.active * width * moe.hidden * spread
-
-
-def korthikanti_layer_bytes(
-    sequence: ArrayLike,
-    microbatch: ArrayLike,
-    hidden: ArrayLike,
-    heads: ArrayLike,
-    tensor_parallel: ArrayLike = 1,
-    *,
-    sequence_parallel: bool = False,
-    recompute: str = "none",
-) -> FloatArray:
-    r"""Activation bytes of one GELU layer as published: Korthikanti et al. 2022, equations 1, 2 and 4, and table 2.
-
-    .. math::
-
-        none: s b h (34 + 5 a s / h),\qquad TP: s b h (10 + 24/t + 5 a s / (h t)),
-
-        TP + SP: s b h / t\,(34 + 5 a s / h),\qquad selective: 34 s b h / t,\qquad full: 2 s b h
-
-    Parameters
-    ----------
-    sequence, microbatch, hidden, heads, tensor_parallel : s, b, h, a, t [1], broadcast together
-
-    >>> float(korthikanti_layer_bytes(2048, 1, 12288, 96)) / (2048 * 12288)
-    114.0
-    """
-    s, b, h, a, t = (np.asarray(v, dtype=np.float64) for v in (sequence, microbatch, hidden, heads, tensor_parallel))
-    scores = 0.0 if recompute == "selective" else 5.0 * a * s / h
-    if recompute == "full":
-        return np.asarray(2.0 * s * b * h)
-    if sequence_parallel:
-        return np.asarray(s * b * h / t * (34.0 + scores))
-    return np.asarray(s * b * h * (10.0 + 24.0 / t + scores / t))

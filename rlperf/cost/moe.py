@@ -114,11 +114,6 @@ def grouped_with(
     return np.where(n > 0, seconds + pairs * fit.per_pair, 0.0)
 
 
-def power_law_skew(fit: MoeFit, expert_parallel: Array) -> FloatArray:
-    """Pairs of the busiest device over the mean under power-law routing: expert_parallel ** skew_exponent [1]."""
-    return np.maximum(as_float(expert_parallel), 1.0) ** fit.skew_exponent
-
-
 def grouped_gemm_s(
     hw: Hardware,
     tokens: Array,

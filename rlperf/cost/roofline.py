@@ -55,11 +55,6 @@ def gemm_fit(hw: Hardware, dtype: str) -> tuple[GemmFit, bool]:
     return hw.calibration.gemm[0], True
 
 
-def peak_flop_per_s(hw: Hardware, dtype: str = "bf16") -> float:
-    """Attainable rate of large matrix products, in short bursts [FLOP/s]: data-sheet peak x fitted share."""
-    return sheet_flop_per_s(hw, dtype) * gemm_fit(hw, dtype)[0].compute
-
-
 TILES = ((64, 64), (64, 128), (128, 128), (128, 256))
 """Tile shapes that a library of kernels offers (rows x columns of the output)."""
 SPLITS = (1, 4)

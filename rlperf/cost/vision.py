@@ -31,23 +31,6 @@ class Images:
         return self.tokens * float(vision.spatial_merge) ** 2
 
 
-def patches_of(vision: VisionTower, width: Array, height: Array, frames: Array = 1) -> FloatArray:
-    """Patches of an image or video: ceil(w / p) ceil(h / p) ceil(f / temporal patch) [1].
-
-    >>> from rlperf.specs.profiles import load_architecture
-    >>> float(patches_of(load_architecture("Qwen2.5-VL-7B").vision, 448, 448))
-    1024.0
-    """
-    p = float(vision.patch_size)
-    spatial = np.ceil(as_float(width) / p) * np.ceil(as_float(height) / p)
-    return np.asarray(spatial * np.ceil(as_float(frames) / vision.temporal_patch))
-
-
-def language_tokens(vision: VisionTower, patches: Array) -> FloatArray:
-    """Tokens that the language model sees: patches / spatial merge squared [tokens]."""
-    return as_float(patches) / float(vision.spatial_merge) ** 2
-
-
 def vision_prefill_s(
     hw: Hardware, vision: VisionTower, images: Array, patches: Array, tensor_parallel: Array = 1
 ) -> FloatArray:
@@ -59,7 +42,7 @@ def vision_prefill_s(
     Parameters
     ----------
     images : images in one call [1]
-    patches : of one image, see `patches_of` [1]
+    patches : of one image: ceil(width / patch) ceil(height / patch) ceil(frames / temporal patch) [1]
 
     Notes
     -----

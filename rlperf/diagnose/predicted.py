@@ -13,7 +13,7 @@ from rlperf.diagnose.advice import Advice
 from rlperf.diagnose.explain import FLOOR, Explanation, explain_graph, ranked, simulated
 from rlperf.diagnose.faults import Limits
 from rlperf.diagnose.remedies import evened, without_long, without_tools
-from rlperf.diagnose.scenario import add_rollout, samples_of
+from rlperf.diagnose.rollout_graph import add_rollout, samples_of
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.sim.rl_step import timeline as tl

@@ -146,5 +146,4 @@ _CHANGES: dict[str, Callable[[g.PerformanceGraph], g.Change | None]] = {
     "controller": _nothing(g.CONTROLLER),
     "other": _nothing(g.OTHER),
 }
-STRUCTURAL = tuple(_CHANGES)
-"""Names of the structural costs."""
+"""Each structural cost by name."""

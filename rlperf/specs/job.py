@@ -17,7 +17,6 @@ Role = Literal["rollout", "trainer", "reference", "reward", "critic"]
 Algorithm = Literal["grpo", "dapo", "ppo"]
 Mode = Literal["colocated", "disaggregated", "one_step_off", "async"]
 TrainerBackend = Literal["fsdp2", "megatron"]
-Recompute = Literal["none", "selective", "full"]
 Minimize = Literal["step_time", "usd_per_step", "token_time"]
 
 RECOMPUTE_MODES = ("none", "selective", "full")

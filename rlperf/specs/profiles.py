@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -22,8 +22,6 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.hf_config import from_hf, looks_like_hf
 from rlperf.specs.reader import problems_of, read_document, read_spec, read_text
-
-Kind = Literal["devices", "links", "clusters", "architectures", "calibrations/devices", "calibrations/engines"]
 
 PACKAGE = Path(__file__).resolve().parent.parent
 _ALIASES = re.compile(r"^aliases:\s*\[(.*)\]\s*$", re.MULTILINE)

@@ -95,26 +95,6 @@ class Filtering:
         return float(self.generation_batches().mean() * self.generation_prompts / max(self.train_prompts, 1))
 
 
-def vision_tokens(
-    height: int, width: int, *, frames: int = 1, patch: int = 14, merge: int = 2, temporal_patch: int = 2
-) -> int:
-    """Language-model tokens of an image or a video in the Qwen2-VL / Qwen2.5-VL scheme.
-
-    tokens = ceil(frames / temporal_patch) * round(height / (patch merge)) * round(width / (patch merge))
-
-    height, width [pixels], frames [1]; an image counts as one temporal patch. Valid where the processor only rounds
-    (between its min_pixels and max_pixels). Reference: Wang et al., Qwen2-VL, arXiv 2409.12191, sec. 2.1.
-
-    >>> vision_tokens(224, 224), vision_tokens(448, 448, frames=16)
-    (64, 2048)
-    """
-    if min(height, width, frames) < 1:
-        raise SpecError(f"an image or video needs at least one pixel and one frame, not {height} x {width} x {frames}")
-    cell = patch * merge
-    rows, columns = max(round(height / cell), 1), max(round(width / cell), 1)
-    return -(-frames // temporal_patch) * rows * columns
-
-
 def law_in_seconds(law: Law) -> Law:
     """A law fitted on milliseconds, as a law of seconds."""
     from dataclasses import replace

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from rlperf.errors import SpecError
 from rlperf.specs.writer import write_atomic
 from rlperf.workload.lengths import LengthTable
-
-Format = Literal["polytrace", "workload", "csv", "parquet"]
 
 
 def write_polytrace(

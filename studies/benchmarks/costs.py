@@ -39,11 +39,10 @@ def rate(evaluate: Callable[[], int]) -> float:
 
 def layouts() -> Layout:
     """Open axes: 4 x 4 x 4 x 6 x 3 x 2 layouts, with batches as the last axis."""
-    return Layout.grid(
-        tensor_parallel=[1, 2, 4, 8], pipeline_parallel=[1, 2, 4, 8], context_parallel=[1, 2, 4, 8],
-        data_parallel=[1, 2, 4, 8, 16, 32], activation_recompute=[0, 1, 2], virtual_pipeline=[1, 2],
-        zero_stage=[1],
-    )  # fmt: skip
+    names = ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel", "activation_recompute",
+             "virtual_pipeline")  # fmt: skip
+    axes = np.ix_([1, 2, 4, 8], [1, 2, 4, 8], [1, 2, 4, 8], [1, 2, 4, 8, 16, 32], [0, 1, 2], [1, 2])
+    return Layout.of(**dict(zip(names, axes, strict=True)), zero_stage=1)
 
 
 def training(count: int = 256) -> int:

@@ -21,7 +21,6 @@ import numpy as np
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.sim.rollout import (
     Trajectories,
-    closed_form_makespan_s,
     simulate_replica,
     simulate_rollout,
     take_census,
@@ -105,19 +104,13 @@ def events(name: str, target: float, limits: EngineLimits, repeats: int) -> Meas
 
 
 def closed_forms() -> list[Measured]:
-    """New workloads at one cost, and one workload at many costs."""
-    rng = np.random.default_rng(1)
-    drawn = responses(rng, (1000, SEQUENCES)).astype(np.int32)
-    fresh = 1000 / best(lambda: closed_form_makespan_s(drawn, COST), 5)
+    """One workload at many costs."""
     census = take_census(single_turn(), EngineLimits(kv_tokens=4e6, max_running=256))
     layouts = 20_000
     scale = 1.0 + np.random.default_rng(2).random(layouts)
     stack = EngineStepCost(TOKENS, scale[:, None] * COST.linear_s, *(scale * getattr(COST, n) for n in SCALARS))
     many = layouts / best(lambda: census.makespan_s(stack), 5)
-    return [
-        Measured("closed form, new workloads", 100_000, fresh, "1,024 sequences each, static batch"),
-        Measured("closed form, census x layouts", 100_000, many, "queue and prefix cache, exact"),
-    ]
+    return [Measured("closed form, census x layouts", 100_000, many, "queue and prefix cache, exact")]
 
 
 SCALARS = (

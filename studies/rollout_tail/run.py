@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import argparse
 import csv
+import sys
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlperf.cost.engine_memory import engine_limits
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
@@ -22,8 +25,6 @@ from rlperf.layout import Layout
 from rlperf.sim.rollout import (
     GroupSource,
     PartialRollouts,
-    Synchronous,
-    TailBatching,
     TailPolicy,
     Trajectories,
     simulate_replica,
@@ -32,6 +33,7 @@ from rlperf.sim.rollout import (
 from rlperf.specs.calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
+from studies.rollout_tail.policies import Synchronous, TailBatching
 
 Row = tuple[str, str, str, float]
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.diagnose.graph import ENGINE, PerformanceGraph
-from rlperf.diagnose.scenario import StepInputs, simulate_step
 from rlperf.sim.pipeline import StageCosts
 from rlperf.sim.rollout import Replica, Trajectories
+from studies.root_cause.scenario import StepInputs, simulate_step
 
 FloatArray = npt.NDArray[np.float64]
 KINDS = ("slow_device", "slow_link", "long_trajectory", "data_imbalance", "slow_tool", "controller", "stage_imbalance",

@@ -9,8 +9,8 @@ import numpy as np
 
 from rlperf.diagnose.explain import Cause
 from rlperf.diagnose.scaling import explain_scales
-from rlperf.diagnose.scenario import simulate_step
 from studies.root_cause.plant import KINDS, SCALES, Draw, Plant, draw, inputs, plant, runs
+from studies.root_cause.scenario import simulate_step
 
 
 @dataclass(frozen=True)

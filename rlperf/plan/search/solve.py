@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 
@@ -47,16 +47,6 @@ def solve(program: Program, *, method: str = "auto", time_limit_s: float = 60.0)
         objective = value_of(program, chosen)
         return Solution(chosen, objective, objective, "shortest path")
     return _integer_program(program, time_limit_s)
-
-
-def brute_force(program: Program) -> Solution:
-    """Every combination, for tests and small programs only."""
-    best: tuple[float, tuple[int, ...]] = (float("inf"), ())
-    for chosen in product(*(range(len(slot.cost)) for slot in program.slots)):
-        best = min(best, (value_of(program, chosen), chosen))
-    if not best[1]:
-        raise InfeasibleError("no combination keeps the limits")
-    return Solution(best[1], best[0], best[0], "brute force")
 
 
 def _shortest_paths(program: Program) -> tuple[int, ...]:

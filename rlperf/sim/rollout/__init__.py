@@ -1,28 +1,21 @@
 """Rollout: the engine with its tail. Replicas event by event, and a closed form for screening."""
 
-from rlperf.sim.rollout.closed_form import StepCensus, closed_form_makespan_s, take_census
-from rlperf.sim.rollout.estimate import Estimate, estimate_replica, screen_replica
+from rlperf.sim.rollout.closed_form import StepCensus, take_census
 from rlperf.sim.rollout.options import EngineOptions, Speculation
 from rlperf.sim.rollout.replica import simulate_replica
 from rlperf.sim.rollout.reward import RewardResult, judge, slowest_rank_s, verify
 from rlperf.sim.rollout.rollout import LostSeconds, Replica, RolloutResult, simulate_rollout
 from rlperf.sim.rollout.tail import (
-    DynamicSampling,
     GroupSource,
     PartialRollouts,
     PolicyRun,
-    Synchronous,
-    TailBatching,
     TailPolicy,
 )
 from rlperf.sim.rollout.timeline import ReplicaTimeline, Segments
-from rlperf.sim.rollout.token_loop import run_token_loop
 from rlperf.sim.rollout.trajectories import Trajectories
 
 __all__ = [
-    "DynamicSampling",
     "EngineOptions",
-    "Estimate",
     "GroupSource",
     "LostSeconds",
     "PartialRollouts",
@@ -34,15 +27,9 @@ __all__ = [
     "Segments",
     "Speculation",
     "StepCensus",
-    "Synchronous",
-    "TailBatching",
     "TailPolicy",
     "Trajectories",
-    "closed_form_makespan_s",
-    "estimate_replica",
     "judge",
-    "run_token_loop",
-    "screen_replica",
     "simulate_replica",
     "simulate_rollout",
     "slowest_rank_s",

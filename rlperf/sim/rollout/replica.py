@@ -35,7 +35,7 @@ def simulate_replica(
     Returns
     -------
     Times of every turn and what the engine did. The scheduler's rules stand in `rlperf.sim.rollout.events`; equal to
-    `rlperf.sim.rollout.token_loop.run_token_loop` to rounding.
+    `tests/token_loop.py` to rounding.
 
     Raises
     ------

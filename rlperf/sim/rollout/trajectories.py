@@ -138,32 +138,3 @@ class Trajectories:
             arrival_s=self.arrival_s[chosen],
             cached_tokens=None if self.cached_tokens is None else self.cached_tokens[rows],
         )
-
-    def capped(self, max_response_tokens: int | None = None, max_context_tokens: int | None = None) -> Trajectories:
-        """Generation stopped at a maximum: of generated and appended tokens together, or of the whole context.
-
-        A turn that would begin at or beyond the limit is dropped with all that follow; one that crosses it is cut.
-
-        >>> Trajectories.of(10, [5, 50]).capped(max_response_tokens=20).response_tokens.tolist()
-        [5, 20]
-        """
-        first = np.repeat(self.prompt_tokens[self.offsets[:-1]], self.turns_per_trajectory)
-        limit = np.full(self.n_turns, np.iinfo(np.int64).max)
-        if max_response_tokens is not None:
-            limit = np.minimum(limit, first + max_response_tokens)
-        if max_context_tokens is not None:
-            limit = np.minimum(limit, max_context_tokens)
-        room = limit - self.prompt_tokens
-        keep = room > 0
-        if not np.all(keep[self.offsets[:-1]]):
-            raise SpecError("rollout: a first prompt leaves no room for a response within the maximum length")
-        owner = self.turn_owner[keep]
-        counts = np.bincount(owner, minlength=len(self))
-        return replace(
-            self,
-            prompt_tokens=self.prompt_tokens[keep],
-            response_tokens=np.minimum(self.response_tokens, room)[keep],
-            tool_latency_s=self.tool_latency_s[keep],
-            offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            cached_tokens=None if self.cached_tokens is None else self.cached_tokens[keep],
-        )

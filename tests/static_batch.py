@@ -1,4 +1,4 @@
-"""One replica's makespan by the cheapest method that is exact for it, and how far the closed form is off."""
+"""A static batch by hand, and one replica by the cheapest method that is exact for it: what events are held against."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
-from rlperf.sim.rollout.closed_form import closed_form_makespan_s, take_census
+from rlperf.layout import FloatArray
+from rlperf.sim.rollout.closed_form import take_census
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.replica import PLAIN, check, simulate_replica
 from rlperf.sim.rollout.static import prefix_hits, static_applies
@@ -87,3 +89,46 @@ def _one_turn(trajectories: Trajectories) -> Trajectories:
         return trajectories
     first = trajectories.offsets[:-1]
     return Trajectories.of(trajectories.prompt_tokens[first], trajectories.generated_tokens, group=trajectories.group)
+
+
+def closed_form_makespan_s(
+    response_tokens: npt.ArrayLike,
+    cost: EngineStepCost,
+    *,
+    prompt_tokens: npt.ArrayLike = 0.0,
+    prefill_s: npt.ArrayLike = 0.0,
+) -> FloatArray:
+    r"""Decode a static batch to its longest response, for many sampled workloads at once [s].
+
+    With responses sorted, :math:`l_{(0)} = 1` the token of the prefill, and b = n - j + 1 requests left,
+
+    .. math:: T = T_p + \sum_j (l_{(j)} - l_{(j-1)}) A(b_j) + d_k \sum_i \Big[ p_i (l_i - 1) + l_i (l_i - 1) / 2 \Big]
+
+    Parameters
+    ----------
+    response_tokens : l, of one replica's requests, all running from the start ``[..., requests]``; integers sort fast
+    cost : one cost; A(b) is its decode-only engine_step without the per-key part
+    prompt_tokens : p, cached before the first decode ``[..., requests]`` or a number
+    prefill_s : T_p, seconds until all prompts are computed ``[...]``
+
+    Valid without cache limit, queue, tools or speculation, and equal to the events when every prompt is computed in
+    one engine_step.
+
+    >>> cost = EngineStepCost(np.array([0.0, 1.0]), np.zeros(2), host_s=1.0)
+    >>> closed_form_makespan_s([[3, 9], [5, 5]], cost).tolist()
+    [8.0, 4.0]
+    """
+    lengths = np.sort(np.asarray(response_tokens), axis=-1)
+    n = lengths.shape[-1]
+    running = np.arange(n, 0, -1, dtype=np.float64)
+    engine_step_s = cost.decode_s(running, 0.0)
+    # summation by parts: sum_j (l_j - l_{j-1}) A(n-j+1) = sum_j l_j (A(n-j+1) - A(n-j)) - A(n), with l_0 = 1
+    jump = engine_step_s.copy()
+    jump[:-1] -= engine_step_s[1:]
+    seconds = lengths @ jump - engine_step_s[0]
+    if cost.decode_per_kv_token_s:
+        generated = np.asarray(response_tokens, dtype=np.float64)
+        prompt = np.asarray(prompt_tokens, dtype=np.float64)
+        keys = ((generated - 1.0) * (prompt + 0.5 * generated)).sum(axis=-1)
+        seconds = seconds + cost.decode_per_kv_token_s * keys
+    return np.asarray(seconds + np.asarray(prefill_s, dtype=np.float64), dtype=np.float64)

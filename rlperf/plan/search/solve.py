@@ -1,15 +1,19 @@
-"""Solve the program: shortest path where nothing couples the chains, HiGHS otherwise, CBC as fall-back."""
+"""Solve the program: shortest path where nothing couples the chains, HiGHS otherwise."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlperf.errors import InfeasibleError, SolverError
 from rlperf.layout import FloatArray
 from rlperf.plan.search.formulation import Program, Slot, formulate, value_of
+
+if TYPE_CHECKING:
+    import pulp
 
 
 @dataclass(frozen=True)
@@ -88,16 +92,16 @@ def _integer_program(program: Program, time_limit_s: float) -> Solution:
 
     scaled, scale = _scaled(program)
     formulation = formulate(scaled)
-    solver_name = _run(formulation.problem, time_limit_s)
+    _run(formulation.problem, time_limit_s)
     status = formulation.problem.status
     if status == pulp.LpStatusInfeasible:
         raise InfeasibleError("no combination of columns keeps the limits that couple the tasks")
     if status != pulp.LpStatusOptimal:
-        raise SolverError(f"{solver_name} stopped with status {pulp.LpStatus[status]}")
+        raise SolverError(f"HiGHS stopped with status {pulp.LpStatus[status]}")
     chosen = tuple(int(np.argmax([x.value() or 0.0 for x in xs])) for xs in formulation.choose)
     objective = value_of(program, chosen)
     bound = min(_proven_bound(formulation.problem) * scale, objective)
-    return Solution(chosen, objective, bound, solver_name)
+    return Solution(chosen, objective, bound, "HiGHS")
 
 
 def _scaled(program: Program) -> tuple[Program, float]:
@@ -107,34 +111,19 @@ def _scaled(program: Program) -> tuple[Program, float]:
     return replace(program, slots=slots), scale
 
 
-def _run(problem: object, time_limit_s: float) -> str:
-    """HiGHS, and CBC where HiGHS is missing or fails; name of the solver that answered."""
+def _run(problem: pulp.LpProblem, time_limit_s: float) -> None:
+    """HiGHS on one thread, so that a plan does not depend on the machine."""
     import pulp
 
-    assert isinstance(problem, pulp.LpProblem)
-    tried: list[str] = []
-    for name, solver in (
-        ("HiGHS", pulp.HiGHS(msg=False, timeLimit=time_limit_s, gapRel=1e-9, threads=1)),
-        ("CBC", pulp.COIN_CMD(msg=False, timeLimit=time_limit_s, gapRel=1e-9)),
-    ):
-        try:
-            if solver.available():
-                problem.solve(solver)
-                return name
-            tried.append(f"{name} is not installed")
-        except pulp.PulpSolverError as error:
-            tried.append(f"{name}: {error}")
-    raise SolverError("no solver answered: " + "; ".join(tried))
-
-
-def _proven_bound(problem: object) -> float:
-    """Lower bound that the solver proved (HiGHS); the objective itself where the solver gives none."""
-    import pulp
-
-    assert isinstance(problem, pulp.LpProblem)
-    model = getattr(problem, "solverModel", None)
-    value = float(pulp.value(problem.objective))
+    solver = pulp.HiGHS(msg=False, timeLimit=time_limit_s, gapRel=1e-9, threads=1)
+    if not solver.available():
+        raise SolverError("HiGHS is not installed (highspy)")
     try:
-        return float(model.getInfo().mip_dual_bound)  # type: ignore[union-attr]
-    except AttributeError:
-        return value
+        problem.solve(solver)
+    except pulp.PulpSolverError as error:
+        raise SolverError(f"HiGHS: {error}") from error
+
+
+def _proven_bound(problem: pulp.LpProblem) -> float:
+    """Lower bound that HiGHS proved."""
+    return float(problem.solverModel.getInfo().mip_dual_bound)

@@ -12,11 +12,12 @@ from rlperf.sim.rollout import (
     EngineOptions,
     Speculation,
     Trajectories,
-    events,
+    event_engine,
     simulate_replica,
     take_census,
 )
-from rlperf.sim.rollout.events import EventEngine, run_events
+from rlperf.sim.rollout.event_engine import EventEngine
+from rlperf.sim.rollout.events import run_events
 from rlperf.sim.rollout.queued import Runs, count_queued, queue_applies, run_queued
 from rlperf.sim.rollout.static import run_static, static_applies
 from rlperf.sim.rollout.warm_start import warm_start
@@ -255,7 +256,7 @@ def test_gap_of_the_closed_form_is_small_without_preemption_and_reported_with() 
 @pytest.mark.parametrize("few", [1, 8])
 def test_completions_all_at_once_change_nothing(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that surely complete before the cache is full, against one by one; and what is held meanwhile."""
-    monkeypatch.setattr(events, "FEW", few)
+    monkeypatch.setattr(event_engine, "FEW", few)
     partly = preemptions = 0
     original = EventEngine._drain
 

@@ -11,7 +11,8 @@ import numpy as np
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
-from rlperf.sim.rollout.events import EventEngine
+from rlperf.sim.rollout.event_engine import EventEngine
+from rlperf.sim.rollout.events import timeline_of
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.replica import PLAIN, check, simulate_replica
 from rlperf.sim.rollout.routing import Routing, route
@@ -196,7 +197,7 @@ def _pull(
             engine.more_to_come = bool(queue)
         min(engines, key=lambda engine: engine.action_s).advance()
     chosen = tuple(np.array(sorted(m), dtype=np.int64) for m in members)
-    return chosen, tuple(engine.timeline(m) for engine, m in zip(engines, chosen, strict=True))
+    return chosen, tuple(timeline_of(engine, m) for engine, m in zip(engines, chosen, strict=True))
 
 
 def lost_seconds(timelines: Sequence[ReplicaTimeline], replicas: Sequence[Replica]) -> LostSeconds:

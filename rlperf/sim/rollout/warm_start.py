@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlperf.cost.engine_step import EngineLimits
 from rlperf.layout import IntArray
+from rlperf.sim.rollout.event_engine import EventEngine
 from rlperf.sim.rollout.static import PrefillPhase, prefill_phase, prefix_hits
 from rlperf.sim.rollout.trajectories import Trajectories
-
-if TYPE_CHECKING:
-    from rlperf.sim.rollout.events import EventEngine
 
 
 def warm_start(engine: EventEngine, limits: EngineLimits) -> None:

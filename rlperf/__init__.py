@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rlperf.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from rlperf.api import plan_job, predict_job, size_job
     from rlperf.errors import InfeasibleError, RlperfError, SpecError
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from rlperf.specs.cluster import Cluster
     from rlperf.specs.job import Job
     from rlperf.specs.profiles import load_architecture, load_cluster
-
-__version__ = "0.1.0"
 
 _HOME = {
     "Architecture": "rlperf.specs.architecture",

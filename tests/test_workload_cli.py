@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from rlperf.cli.workload import app
 from rlperf.errors import SpecError
 from rlperf.workload import load_model, read_polytrace
-from rlperf.workload.sampling import sample_rl_steps
+from rlperf.workload.sampling import mean_response_tokens, sample_lengths, sample_rl_steps
 from rlperf.workload.writers import write_polytrace
 
 RUNNER = CliRunner()
@@ -180,9 +180,9 @@ def test_distribution_files(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="choose one with --task"):
         run("fit", path, "-o", tmp_path / "m.yaml")
     run("fit", path, "-o", tmp_path / "m.yaml", "--task", "math")
-    assert load_model(tmp_path / "m.yaml").mean_response_tokens() == pytest.approx(7750, rel=0.02)
+    assert mean_response_tokens(load_model(tmp_path / "m.yaml")) == pytest.approx(7750, rel=0.02)
     run("fit", path, "-o", tmp_path / "t.yaml", "--task", "tool_use")
-    sessions = load_model(tmp_path / "t.yaml").sample(400, 1, seed=0)
+    sessions = sample_lengths(load_model(tmp_path / "t.yaml"), 400, 1, seed=0)
     assert sessions.n / 400 == pytest.approx(1.75, abs=0.1)
     assert sessions.response_tokens.sum() / 400 == pytest.approx(0.25 * 900 + 0.75 * 420, rel=0.1)
     del content["math_task"]["gmm_parameters"]  # type: ignore[attr-defined]

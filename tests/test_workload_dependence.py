@@ -12,12 +12,13 @@ from scipy import stats
 from rlperf.workload import LengthModel, load_model, read_polytrace
 from rlperf.workload.dependence import Dependence, Grouped, fit_dependence
 from rlperf.workload.effect_likelihood import Scored, log_likelihood
+from rlperf.workload.fitting import fit_model
 from rlperf.workload.laws import Law
 from rlperf.workload.lengths import Float
 from rlperf.workload.model import Provenance
 from rlperf.workload.multiturn import anova_icc, fit_multi_turn
 from rlperf.workload.prompt_effects import PromptEffects
-from rlperf.workload.sampling import sample_rl_steps
+from rlperf.workload.sampling import sample_lengths, sample_rl_steps
 from rlperf.workload.turn_links import correlated_effects
 
 LAW = Law.single("gamma", np.log(2.3), np.log(400))
@@ -111,7 +112,7 @@ def test_the_form_and_its_parameters_are_found_again(effects: PromptEffects, cap
     if effects.dof:
         assert abs(found.dof - effects.dof) < 4.0 * found.dof_se
         assert 0.0 < found.dof_se < 1.5
-    again = LengthModel.fit(table, like=truth).dependence
+    again = fit_model(table, like=truth).dependence
     assert again.effects.alike == effects.alike
     assert abs(again.icc - effects.score_icc()) < 4.0 * again.icc_se
 
@@ -119,7 +120,7 @@ def test_the_form_and_its_parameters_are_found_again(effects: PromptEffects, cap
 def test_alike_is_seldom_taken_for_another_form() -> None:
     forms = []
     for seed in range(8):
-        table = model_of(PromptEffects(0.4)).sample(80, 8, seed=seed)
+        table = sample_lengths(model_of(PromptEffects(0.4)), 80, 8, seed=seed)
         data = Grouped.build(table.response_tokens - 0.5, table.truncated, table.group, np.zeros(80), None)
         forms.append(fit_dependence(LAW, data).effects.alike)
     assert sum(forms) >= 7
@@ -128,7 +129,7 @@ def test_alike_is_seldom_taken_for_another_form() -> None:
 def test_short_lengths_on_one_token_make_no_spread() -> None:
     """Groups in which all say the same few tokens are equal by rounding, not by a spread that goes to zero."""
     short = model_of(PromptEffects(0.4)).model_copy(update={"response": Law.single("gamma", np.log(4.0), np.log(0.6))})
-    table = short.sample(300, 8, seed=4)
+    table = sample_lengths(short, 300, 8, seed=4)
     data = Grouped.build(table.response_tokens - 0.5, table.truncated, table.group, np.zeros(300), None)
     assert fit_dependence(short.laws()[1], data).spread_sd < 0.3
 
@@ -177,19 +178,19 @@ def test_effects_whose_correlations_contradict_each_other_stay_normal() -> None:
 def test_recordings_ask_for_the_forms(measured_data: Path) -> None:
     """deepcoder's long prompts spread more, and no group is all at the cap."""
     coder = read_polytrace(measured_data / "polytrace" / "deepcoder_14b")
-    model = LengthModel.fit(coder)
+    model = fit_model(coder)
     assert model.dependence.spread_sd > 0.3
     assert model.dependence.spread_corr > 0.3
-    sampled = model.sample(4000, 8, max_response_tokens=16000, seed=0)
+    sampled = sample_lengths(model, 4000, 8, max_response_tokens=16000, seed=0)
     plain = model.model_copy(update={"dependence": Dependence(model.dependence.icc, model.dependence.beta, 0.0, 0.0)})
-    alike = plain.sample(4000, 8, max_response_tokens=16000, seed=0)
+    alike = sample_lengths(plain, 4000, 8, max_response_tokens=16000, seed=0)
 
     def all_capped(tokens: Float) -> float:
         return float((tokens.reshape(-1, 8) >= 16000).all(axis=1).mean())
 
     assert all_capped(coder.response_tokens) == 0.0  # of 48 groups
     assert all_capped(sampled.response_tokens) < 0.7 * all_capped(alike.response_tokens)
-    dapo = LengthModel.fit(read_polytrace(measured_data / "polytrace" / "dapo_32b"))
+    dapo = fit_model(read_polytrace(measured_data / "polytrace" / "dapo_32b"))
     assert dapo.dependence.spread_sd > 0.05
     assert 0.05 < dapo.dependence.icc < 0.13
     index, _ = coder.group_index()

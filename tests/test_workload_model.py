@@ -20,13 +20,19 @@ from rlperf.workload.dependence import Dependence, Grouped, fit_dependence, law_
 from rlperf.workload.drift import change_points, fit_drift, runaway_change
 from rlperf.workload.effect_likelihood import log_likelihood
 from rlperf.workload.fidelity import Rollouts, bias, bias_noise, bootstrap, fidelity, ks_two_samples
-from rlperf.workload.fitting import thinned
+from rlperf.workload.fitting import fit_model, thinned
 from rlperf.workload.laws import Component, Law, fit_law, kolmogorov_smirnov
 from rlperf.workload.library import dump_model, save_model
 from rlperf.workload.model import Provenance, Share
 from rlperf.workload.multiturn import anova_icc
 from rlperf.workload.prompt_effects import PromptEffects
-from rlperf.workload.sampling import sample_rl_steps
+from rlperf.workload.sampling import (
+    forecast_lengths,
+    mean_response_tokens,
+    sample_lengths,
+    sample_rl_steps,
+    truncated_fraction,
+)
 from rlperf.workload.select import choose_law
 from rlperf.workload.stages import Filtering, RewardLaw, RewardTiming
 from rlperf.workload.tails import Tail, anderson_darling, fit_tail, threshold_of
@@ -144,7 +150,7 @@ def test_round_trip_within_standard_errors(
     back = read_polytrace(folder)
     assert (back.response_tokens == table.response_tokens).all()
     assert back.max_response_tokens == cap
-    fitted = LengthModel.fit(back, like=model_of(law, icc, beta))
+    fitted = fit_model(back, like=model_of(law, icc, beta))
     assert fitted.response is not None
     errors = np.sqrt(np.diag(np.array(fitted.response_covariance)))
     assert np.abs((fitted.response.to_vector() - law.to_vector()) / errors).max() < 4.5
@@ -156,7 +162,7 @@ def test_errors_are_neither_too_small_nor_too_large() -> None:
     """Over repeated samples the estimates scatter as their standard errors say, group correlation included."""
     law, found = LAWS["gamma"][0], []
     for seed in range(25):
-        table = model_of(law, 0.6).sample(80, 8, seed=seed)
+        table = sample_lengths(model_of(law, 0.6), 80, 8, seed=seed)
         x = table.response_tokens - 0.5
         fitted, _ = fit_law(("gamma",), x, table.truncated)
         data = Grouped.build(x, table.truncated, table.group, np.zeros(80), None)
@@ -197,41 +203,41 @@ def test_tail_threshold_is_the_lowest_that_fits() -> None:
 
 def test_sampling() -> None:
     model = model_of(LAWS["gamma"][0], 0.8, 0.5)
-    table = model.sample(400, 8, rl_step=7, max_prompt_tokens=400, max_response_tokens=1500, seed=1)
-    again = model.sample(400, 8, rl_step=7, max_prompt_tokens=400, max_response_tokens=1500, seed=1)
+    table = sample_lengths(model, 400, 8, rl_step=7, max_prompt_tokens=400, max_response_tokens=1500, seed=1)
+    again = sample_lengths(model, 400, 8, rl_step=7, max_prompt_tokens=400, max_response_tokens=1500, seed=1)
     assert (table.response_tokens == again.response_tokens).all()
     assert table.prompt_tokens.max() <= 400
     assert table.response_tokens.max() == 1500
-    assert table.truncated.mean() == pytest.approx(model.truncated_fraction(1500), abs=0.06)
+    assert table.truncated.mean() == pytest.approx(truncated_fraction(model, 1500), abs=0.06)
     assert anova_icc(np.log(table.response_tokens), table.group) > 0.6
     per_prompt = table.response_tokens.reshape(-1, 8).mean(axis=1)
     assert stats.spearmanr(table.prompt_tokens[::8], per_prompt).statistic > 0.3
     with pytest.raises(SpecError, match="at least one prompt"):
-        model.sample(0, 8)
+        sample_lengths(model, 0, 8)
     with pytest.raises(SpecError, match="max_response_tokens must be"):
-        model.sample(1, 8, max_response_tokens=0)
+        sample_lengths(model, 1, 8, max_response_tokens=0)
     with pytest.raises(SpecError, match="no prompt is as short"):
-        model.sample(1, 8, max_prompt_tokens=1)
+        sample_lengths(model, 1, 8, max_prompt_tokens=1)
 
 
 def drifting(slope: float, steps: int) -> LengthTable:
     law = LAWS["gamma"][0]
     parts = []
     for k in range(steps):
-        part = model_of(law, 0.2).sample(100, 8, rl_step=k, seed=k)
+        part = sample_lengths(model_of(law, 0.2), 100, 8, rl_step=k, seed=k)
         parts.append(replace(part, response_tokens=np.ceil(part.response_tokens * np.exp(slope * k)).astype(np.int64)))
     return concat(parts)
 
 
 def quick(table: LengthTable) -> LengthModel:
-    return LengthModel.fit(table, families=[("gamma",)])
+    return fit_model(table, families=[("gamma",)])
 
 
 def test_drift() -> None:
     model = quick(drifting(0.08, 8))
     assert model.drift.trend
-    ahead, now = model.forecast(10), model.forecast(4)
-    assert ahead.mean_tokens > now.mean_tokens > model.forecast(0).mean_tokens
+    ahead, now = forecast_lengths(model, 10), forecast_lengths(model, 4)
+    assert ahead.mean_tokens > now.mean_tokens > forecast_lengths(model, 0).mean_tokens
     assert ahead.mean_tokens_high - ahead.mean_tokens_low > now.mean_tokens_high - now.mean_tokens_low
     assert "outside the recording" in ahead.known
     assert model.drift.shift(10_000) == model.drift.shift(14)  # a trend is not continued for ever
@@ -242,8 +248,8 @@ def test_drift() -> None:
 
 def test_few_steps_are_admitted() -> None:
     one, two = quick(drifting(0.0, 1)), quick(drifting(0.0, 2))
-    assert "cannot be told" in one.forecast(3).known
-    wide, many = two.forecast(2), quick(drifting(0.0, 6)).forecast(2)
+    assert "cannot be told" in forecast_lengths(one, 3).known
+    wide, many = forecast_lengths(two, 2), forecast_lengths(quick(drifting(0.0, 6)), 2)
     assert wide.mean_tokens_high - wide.mean_tokens_low > 1.5 * (many.mean_tokens_high - many.mean_tokens_low)
 
 
@@ -275,14 +281,14 @@ def test_ragged_and_single_groups() -> None:
     assert "groups differ" in model.provenance.note
     alone = quick(LengthTable.from_groups(rng.integers(50, 90, 60), rng.integers(50, 900, (60, 1))))
     assert alone.dependence.icc == 0.0
-    same = LengthModel.fit(LengthTable.from_groups([5, 5], [[7, 7], [7, 7]]))
-    assert same.sample(4, 2).response_tokens.tolist() == pytest.approx([7] * 8, abs=1)
+    same = fit_model(LengthTable.from_groups([5, 5], [[7, 7], [7, 7]]))
+    assert sample_lengths(same, 4, 2).response_tokens.tolist() == pytest.approx([7] * 8, abs=1)
     with pytest.raises(SpecError, match="no lengths to fit"):
-        LengthModel.fit(LengthTable.from_groups([], []))
+        fit_model(LengthTable.from_groups([], []))
 
 
 def test_large_recordings_are_thinned_by_group() -> None:
-    table = model_of(LAWS["gamma"][0]).sample(12_000, 8)
+    table = sample_lengths(model_of(LAWS["gamma"][0]), 12_000, 8)
     small = thinned(table)
     assert small.n <= 40_000
     assert small.group_size == 8
@@ -292,7 +298,7 @@ def test_multi_turn_round_trip() -> None:
     preset = load_model("searching")
     assert preset.turns is not None
     table = sample_rl_steps(preset, [0, 1], 100, 8, max_response_tokens=3000, seed=5)
-    fitted = LengthModel.fit(table).turns
+    fitted = fit_model(table).turns
     assert fitted is not None
     assert fitted.mean_turns == pytest.approx(preset.turns.mean_turns, rel=0.08)
     assert fitted.turn_icc == pytest.approx(preset.turns.turn_icc, abs=0.12)
@@ -314,7 +320,7 @@ def test_turns_that_grow_and_tools_that_queue() -> None:
     longer = replace(preset.turns.middle, log_scale=float(np.log(2.5)), tail=None)
     turns = replace(preset.turns, later=longer, later_icc=0.2, length_latency=-0.6)
     truth = preset.model_copy(update={"turns": turns})
-    fitted = LengthModel.fit(sample_rl_steps(truth, range(6), 128, 8, max_response_tokens=3000, seed=6)).turns
+    fitted = fit_model(sample_rl_steps(truth, range(6), 128, 8, max_response_tokens=3000, seed=6)).turns
     assert fitted is not None
     assert fitted.later is not None
     assert fitted.later.mean(3000) == pytest.approx(longer.mean(3000), rel=0.1)
@@ -330,25 +336,25 @@ def test_presets(name: str) -> None:
     model = load_model(name)
     assert model.task == name
     assert model.provenance.kind == ("assumed" if name in ("image", "mixed") else "fitted")
-    table = model.sample(64, 8, max_response_tokens=16384, seed=0)
+    table = sample_lengths(model, 64, 8, max_response_tokens=16384, seed=0)
     assert table.n_groups == 64
     assert table.group_size == 8
-    assert 0.0 <= model.truncated_fraction(16384) < 0.3
+    assert 0.0 <= truncated_fraction(model, 16384) < 0.3
 
 
 def test_presets_state_the_published_figures() -> None:
     math, tools = load_model("math"), load_model("tool_use")
-    assert math.mean_response_tokens() == pytest.approx(9574, rel=0.01)
+    assert mean_response_tokens(math) == pytest.approx(9574, rel=0.01)
     assert math.laws()[1].quantile(np.array([0.95, 0.99])) == pytest.approx([21553, 26477], rel=0.01)
     assert math.laws()[0].mean() == pytest.approx(141, rel=0.02)
     assert tools.turns is not None
     assert tools.turns.mean_turns == pytest.approx(4.03, abs=0.01)
-    sample = tools.sample(1500, 1, seed=0)
+    sample = sample_lengths(tools, 1500, 1, seed=0)
     assert sample.response_tokens.sum() / 1500 == pytest.approx(1097, rel=0.03)
 
 
 def test_model_files(tmp_path: Path) -> None:
-    model = LengthModel.fit(drifting(0.0, 2))
+    model = fit_model(drifting(0.0, 2))
     path = save_model(model, tmp_path / "m.yaml")
     assert load_model(path) == model
     with pytest.raises(SpecError, match="did you mean math"):
@@ -390,7 +396,11 @@ SMALL = Rollouts(("longest", "work"), lambda table: np.array([table.response_tok
 @pytest.mark.parametrize("multi_turn", [False, True])
 def test_rollouts_equal_the_simulator(multi_turn: bool) -> None:
     """One simulation for all layouts of equal limits, or with tools one for each."""
-    table = load_model("searching").sample(24, 4) if multi_turn else model_of(LAWS["gamma"][0]).sample(48, 8)
+    table = (
+        sample_lengths(load_model("searching"), 24, 4)
+        if multi_turn
+        else sample_lengths(model_of(LAWS["gamma"][0]), 48, 8)
+    )
     trajectories = Trajectories.from_table(table)
     expected = [
         simulate_rollout(
@@ -430,7 +440,7 @@ def test_fidelity_tells_luck_and_what_a_replay_is_worth() -> None:
     model = model_of(LAWS["gamma"][0], 0.6)
     within, beside = [], []
     for seed in range(12):
-        recorded = [model.sample(24, 8, max_response_tokens=4000, seed=2 * seed + k) for k in (0, 1)]
+        recorded = [sample_lengths(model, 24, 8, max_response_tokens=4000, seed=2 * seed + k) for k in (0, 1)]
         result = fidelity(model, recorded[0], SMALL, replicates=60, fitted_on=recorded[1])
         within.append(abs(bias(result.totals)) < bias_noise(result.totals))
         beside.append(bias(result.baseline))
@@ -440,7 +450,7 @@ def test_fidelity_tells_luck_and_what_a_replay_is_worth() -> None:
     assert np.std(beside) > 0.01
     assert fidelity(model, recorded[0], SMALL, replicates=20).baseline == ()
     with pytest.raises(SpecError, match="differ: one has turns"):
-        fidelity(model, recorded[0], SMALL, replicates=20, fitted_on=load_model("searching").sample(4, 2))
+        fidelity(model, recorded[0], SMALL, replicates=20, fitted_on=sample_lengths(load_model("searching"), 4, 2))
 
 
 def test_statistics_of_a_drifting_law_are_those_of_many_rl_steps() -> None:
@@ -465,11 +475,11 @@ def test_fidelity_finds_a_wrong_dependence() -> None:
 
 def test_fidelity_refuses() -> None:
     model = model_of(LAWS["gamma"][0])
-    table = model.sample(8, 2)
+    table = sample_lengths(model, 8, 2)
     with pytest.raises(SpecError, match="at least 20 replicates"):
         fidelity(model, table, SMALL, replicates=5)
     with pytest.raises(SpecError, match="a single-turn model"):
-        fidelity(model, load_model("searching").sample(4, 2), SMALL)
+        fidelity(model, sample_lengths(load_model("searching"), 4, 2), SMALL)
 
 
 def test_bootstrap_draws_whole_groups() -> None:
@@ -481,7 +491,7 @@ def test_bootstrap_draws_whole_groups() -> None:
 
 
 def test_dependence_of_independent_responses_is_small() -> None:
-    table = model_of(LAWS["gamma"][0], 0.0).sample(200, 8, seed=2)
+    table = sample_lengths(model_of(LAWS["gamma"][0], 0.0), 200, 8, seed=2)
     index, count = table.group_index()
     data = Grouped.build(table.response_tokens - 0.5, table.truncated, index, np.zeros(count), None)
     assert fit_dependence(LAWS["gamma"][0], data).icc < 0.05
@@ -504,7 +514,7 @@ def test_held_out_steps(
 ) -> None:
     """Fitted on some rl_steps, judged on others. Where the longest response decides, two rl_steps leave 10 % noise."""
     files = {k: measured_data / "polytrace" / folder / f"packed_lengths_step_{k}.jsonl" for k in (*fitted, *judged)}
-    model = LengthModel.fit(read_recording([files[k] for k in fitted]))
+    model = fit_model(read_recording([files[k] for k in fitted]))
     result = fidelity(model, read_polytrace([files[k] for k in judged]), rollouts())
     assert abs(result.system_bias) < most
     assert abs(result.system_bias) < max(0.03, result.system_bias_noise)
@@ -521,16 +531,16 @@ def test_cap_extrapolation(measured_data: Path) -> None:
     coder = read_polytrace(folder / "deepcoder_14b")
     tokens = coder.response_tokens
     half = replace(coder, response_tokens=np.minimum(tokens, 8000), max_response_tokens=8000)
-    model = LengthModel.fit(half)
+    model = fit_model(half)
     low, high = model.interval(16000)
-    assert model.truncated_fraction(16000) == pytest.approx(np.mean(tokens >= 16000), abs=0.03)
+    assert truncated_fraction(model, 16000) == pytest.approx(np.mean(tokens >= 16000), abs=0.03)
     assert low[0] < np.mean(tokens >= 16000) < high[0]
-    assert model.mean_response_tokens(16000) == pytest.approx(tokens.mean(), rel=0.1)
+    assert mean_response_tokens(model, 16000) == pytest.approx(tokens.mean(), rel=0.1)
     assert low[1] < tokens.mean() < high[1]
     dapo = read_polytrace(folder / "dapo_32b")
     cap = int(np.percentile(dapo.response_tokens, 90))
     cut = replace(dapo, response_tokens=np.minimum(dapo.response_tokens, cap), max_response_tokens=cap)
-    model = LengthModel.fit(cut)
+    model = fit_model(cut)
     low, high = model.interval(32768)
-    assert model.mean_response_tokens(32768) == pytest.approx(dapo.response_tokens.mean(), rel=0.05)
+    assert mean_response_tokens(model, 32768) == pytest.approx(dapo.response_tokens.mean(), rel=0.05)
     assert low[1] < dapo.response_tokens.mean() < high[1]

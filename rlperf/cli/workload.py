@@ -87,16 +87,16 @@ def fit(
     Example: rlperf workload fit trace/packed_lengths_step_0.jsonl trace/packed_lengths_step_1.jsonl -o model.yaml
     """
     from rlperf.report import workload as report
-    from rlperf.workload.library import load_model
-    from rlperf.workload.model import LengthModel
+    from rlperf.workload.fitting import fit_model
+    from rlperf.workload.library import load_model, save_model
 
     recording = _read(paths, skip_damaged, max_response_tokens)
     if recording.distributions:
         model = _from_distributions(recording, task)
     else:
         with progress("fitting"):
-            model = LengthModel.fit(recording, task=task, like=None if like is None else load_model(like))
-    model.save(out)
+            model = fit_model(recording, task=task, like=None if like is None else load_model(like))
+    save_model(model, out)
     if figure is not None:
         report.draw(figure, model=model, recording=recording if recording.lengths.n else None)
     summary = report.model_summary(model) | {"file": str(out), "skipped": len(recording.skipped)}

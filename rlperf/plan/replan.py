@@ -30,6 +30,8 @@ from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.step_log import COLUMNS, StepLog
 from rlperf.workload import LengthModel, LengthTable
+from rlperf.workload.fitting import fit_model
+from rlperf.workload.sampling import forecast_lengths, sample_lengths
 
 CALIBRATED = 12
 """rl_steps of the log that are judged to calibrate the stages: evenly spread over those recorded."""
@@ -121,7 +123,7 @@ def replan_job(
     task, notes = context.tasks[0], list[str]()
     recorded = rollouts.where(np.flatnonzero(rollouts.rl_step < at_step))
     factors = _factors(context, task, running, log, recorded, at_step, notes)
-    model = LengthModel.fit(recorded, task=task.task.name)
+    model = fit_model(recorded, task=task.task.name)
     forecast = replace(task, source=Source(task.task, None, lambda: model))
     return _decide(context, forecast, running, factors, at_step, facts, notes)
 
@@ -252,7 +254,7 @@ def _value(context: Context, evaluation: Evaluation, seconds: FloatArray) -> Flo
 
 
 def _forecast(task: TaskContext, batch: Batch, rl_step: int) -> LengthForecast:
-    found = task.source.model.forecast(rl_step, batch.max_response_tokens, prompts=batch.prompts)
+    found = forecast_lengths(task.source.model, rl_step, batch.max_response_tokens, prompts=batch.prompts)
     return LengthForecast(
         rl_step, found.mean_tokens, found.mean_tokens_low, found.mean_tokens_high, found.known
     )  # fmt: skip
@@ -282,7 +284,7 @@ def _futures(
         demands: dict[Batch, Demand] = {}
         for batch in dict.fromkeys((running.batch, chosen.batch)):
             tables = tuple(
-                model.sample(
+                sample_lengths(model,
                     batch.generated, batch.group_size, rl_step=middle, max_prompt_tokens=batch.max_prompt_tokens,
                     max_response_tokens=batch.max_response_tokens, seed=1000 * (index + 1) + k,
                 )

@@ -6,8 +6,8 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from rlperf import __version__
 from rlperf.report.style import Drawing
+from rlperf.version import __version__
 
 STYLE = """
 :root { color-scheme: light; --ink: #1d2430; --soft: #5a6472; --line: #d9dee5; --mark: #0b5c9e; --back: #f6f8fa; }

@@ -16,6 +16,7 @@ from rlperf.workload.lengths import Float, LengthTable
 from rlperf.workload.model import LengthModel
 from rlperf.workload.multiturn import anova_icc
 from rlperf.workload.records import Recording, reward_max_over_ranks
+from rlperf.workload.sampling import forecast_lengths, mean_response_tokens, sample_lengths, truncated_fraction
 from rlperf.workload.stages import Filtering
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ def model_summary(
         "recorded_max_response_tokens": model.max_response_tokens,
     }
     if cap is not None:
-        summary["truncated_fraction"] = model.truncated_fraction(cap)
-    summary["mean_response_tokens"] = model.mean_response_tokens(cap)
+        summary["truncated_fraction"] = truncated_fraction(model, cap)
+    summary["mean_response_tokens"] = mean_response_tokens(model, cap)
     if model.mixture:
         summary["mixture"] = {s.task: s.share for s in model.mixture}
         return summary
@@ -139,7 +140,7 @@ def model_summary(
         "candidates": [asdict(c) for c in model.candidates],
     }
     if rl_step is not None:
-        summary["forecast"] = model.forecast(rl_step, cap).model_dump()
+        summary["forecast"] = forecast_lengths(model, rl_step, cap).model_dump()
     if model.turns is not None:
         summary["turns_per_trajectory"] = model.turns.mean_turns
     if model.filtering is not None:
@@ -273,7 +274,7 @@ def draw(path: Path | str, *, model: LengthModel | None = None, recording: Recor
     sampled = None
     if model is not None:
         cap = cap if table is not None else model.max_response_tokens
-        sampled = model.sample(1500, model.group_size, max_response_tokens=cap, seed=0)
+        sampled = sample_lengths(model, 1500, model.group_size, max_response_tokens=cap, seed=0)
     _draw_ccdf(axes[0, 0], table, model, sampled)
     _draw_drift(axes[0, 1], table, model)
     _draw_groups(axes[1, 0], table, sampled)
@@ -321,7 +322,7 @@ def _draw_drift(axes: Axes, table: LengthTable | None, model: LengthModel | None
     if model is not None and model.response is not None and model.drift.rl_steps:
         first, last = model.drift.rl_steps[0], model.drift.rl_steps[-1]
         ahead = np.unique(np.linspace(first, last + max(3, (last - first) // 2), 12).astype(int))
-        found = [model.forecast(int(s)) for s in ahead]
+        found = [forecast_lengths(model, int(s)) for s in ahead]
         low, high = [f.mean_tokens_low for f in found], [f.mean_tokens_high for f in found]
         axes.fill_between(ahead, low, high, color=ORANGE, alpha=0.25, label="mean, forecast 5 - 95 %")
     axes.set(xlabel="rl_step", ylabel="response tokens", yscale="log")

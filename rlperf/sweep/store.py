@@ -17,13 +17,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlperf import __version__
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.profiles import PACKAGE, search_path
 from rlperf.specs.writer import write_atomic
 from rlperf.sweep.columns import Column, columns_of, columns_text
 from rlperf.sweep.space import Group
 from rlperf.sweep.spec import Checked
+from rlperf.version import __version__
 
 if TYPE_CHECKING:
     import polars as pl

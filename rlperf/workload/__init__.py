@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 from rlperf.workload.lengths import LengthTable, concat
 
 if TYPE_CHECKING:
-    from rlperf.workload.library import PRESETS, load_model
+    from rlperf.workload.fitting import fit_model
+    from rlperf.workload.library import PRESETS, load_model, save_model
     from rlperf.workload.model import LengthModel
     from rlperf.workload.readers import read_polytrace, read_recording
     from rlperf.workload.records import Recording
+    from rlperf.workload.sampling import forecast_lengths, sample_lengths
 
 __all__ = [
     "PRESETS",
@@ -18,13 +20,21 @@ __all__ = [
     "LengthTable",
     "Recording",
     "concat",
+    "fit_model",
+    "forecast_lengths",
     "load_model",
     "read_polytrace",
     "read_recording",
+    "sample_lengths",
+    "save_model",
 ]
 
 _WHERE = {
     "PRESETS": "library",
+    "save_model": "library",
+    "fit_model": "fitting",
+    "forecast_lengths": "sampling",
+    "sample_lengths": "sampling",
     "load_model": "library",
     "LengthModel": "model",
     "read_polytrace": "readers",

@@ -14,7 +14,7 @@ import numpy as np
 from rlperf.errors import SpecError
 from rlperf.workload.lengths import Float, Int, LengthTable
 from rlperf.workload.model import LengthModel
-from rlperf.workload.sampling import sample_rl_steps
+from rlperf.workload.sampling import predictive_replicates, sample_lengths, sample_rl_steps
 
 _LEAST_STEPS = 100
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
@@ -212,8 +212,8 @@ def fidelity(
         key = (part.n_groups, size, model.drift.shift(int(step)))
         if key not in drawn:
             drawn[key] = _simulate(
-                model.replicates(
-                    replicates, part.n_groups, size, rl_step=int(step), max_response_tokens=cap, seed=seed
+                predictive_replicates(
+                    model, replicates, part.n_groups, size, rl_step=int(step), max_response_tokens=cap, seed=seed
                 ),
                 rollouts,
             )
@@ -258,7 +258,7 @@ def _population(model: LengthModel, rl_steps: Int, size: int, cap: int | None, s
     """A large sample for the statistics; of a model that drifts, at the judged rl_steps and over many draws of them."""
     prompts = max(2000, 20_000 // size)
     if not (model.drift.step_sd or model.drift.trend):
-        return model.sample(prompts, size, max_response_tokens=cap, seed=seed)
+        return sample_lengths(model, prompts, size, max_response_tokens=cap, seed=seed)
     drawn = np.resize(rl_steps, max(_LEAST_STEPS, rl_steps.size))
     each = -(-prompts // drawn.size)
     return sample_rl_steps(model, map(int, drawn), each, size, max_response_tokens=cap, seed=seed)

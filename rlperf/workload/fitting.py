@@ -22,14 +22,19 @@ _MOST_RESPONSES = 40_000
 
 
 def fit_model(
-    recording: Recording,
+    recorded: LengthTable | Recording,
     *,
-    task: str,
-    families: Sequence[tuple[str, ...]] | None,
-    like: LengthModel | None,
-    source: str,
+    task: str = "",
+    families: Sequence[tuple[str, ...]] | None = None,
+    like: LengthModel | None = None,
+    source: str = "",
 ) -> LengthModel:
-    """The length model of a recording; see `LengthModel.fit`."""
+    """The length model of a recording: the uncensored law first, then prompts, dependence and drift.
+
+    families  mixtures to try for the response, such as [("gamma",), ("gamma", "gamma")]; None: all that suit
+    like      fit the parameters of the same laws as this model's
+    """
+    recording = recorded if isinstance(recorded, Recording) else Recording(recorded)
     table = recording.lengths
     if not table.n:
         raise SpecError("no lengths to fit: the recording holds no complete prompt group")

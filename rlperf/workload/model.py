@@ -1,9 +1,8 @@
-"""The length model of one task: fit, sample, forecast, and its YAML form."""
+"""The length model of one task: its laws and where they come from. Fitted by `fitting`, drawn from by `sampling`, kept
+as YAML by `library`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -13,9 +12,8 @@ from rlperf.errors import SpecError
 from rlperf.workload.dependence import Dependence, draw_law
 from rlperf.workload.drift import Drift
 from rlperf.workload.laws import Law
-from rlperf.workload.lengths import Float, LengthTable
+from rlperf.workload.lengths import Float
 from rlperf.workload.multiturn import MultiTurn
-from rlperf.workload.records import Recording
 from rlperf.workload.select import Candidate
 from rlperf.workload.stages import Filtering, RewardLaw
 
@@ -110,30 +108,6 @@ class LengthModel(BaseModel):
             raise ValueError("a length model needs a prompt and a response law, or a mixture of tasks")
         return self
 
-    # ---------------------------------------------------------------- fit
-
-    @classmethod
-    def fit(
-        cls,
-        table: LengthTable | Recording,
-        *,
-        task: str = "",
-        families: Sequence[tuple[str, ...]] | None = None,
-        like: LengthModel | None = None,
-        source: str = "",
-    ) -> LengthModel:
-        """Fit a recording: the uncensored law first, then prompts, dependence and drift.
-
-        families  mixtures to try for the response, such as [("gamma",), ("gamma", "gamma")]; None: all that suit
-        like      fit the parameters of the same laws as this model's
-        """
-        recording = table if isinstance(table, Recording) else Recording(table)
-        from rlperf.workload.fitting import fit_model
-
-        return fit_model(recording, task=task, families=families, like=like, source=source)
-
-    # ---------------------------------------------------------------- laws
-
     def laws(self) -> tuple[Law, Law]:
         """(prompt, response) law of a single task."""
         if self.prompt is None or self.response is None:
@@ -148,21 +122,6 @@ class LengthModel(BaseModel):
         dependence = self.dependence.draw(rng)
         turns = None if self.turns is None else self.turns.draw(self.provenance.responses, self.group_size, rng)
         return self.model_copy(update={"response": law, "dependence": dependence, "turns": turns})
-
-    def truncated_fraction(self, max_response_tokens: int) -> float:
-        """P(L >= cap) of the uncensored law: the share of responses that this cap cuts off."""
-        if self.mixture or self.turns is not None:
-            table = self.sample(512, self.group_size, max_response_tokens=max_response_tokens, seed=0)
-            ended = np.bincount(table._trajectory_index()[1], table.truncated)
-            return float(np.mean(ended > 0))
-        return self.laws()[1].survival(max_response_tokens - 1.0)
-
-    def mean_response_tokens(self, max_response_tokens: int | None = None) -> float:
-        """E[min(L, cap)] [tokens]; for several turns of all generated tokens of a trajectory."""
-        if self.mixture or self.turns is not None:
-            table = self.sample(512, self.group_size, max_response_tokens=max_response_tokens, seed=0)
-            return float(table.trajectories().response_tokens.mean())
-        return self.laws()[1].mean(max_response_tokens) + 0.5
 
     def interval(self, max_response_tokens: int, *, draws: int = 200, seed: int = 0) -> tuple[Float, Float]:
         """5th and 95th percentile of (truncated fraction, mean tokens) over the law's own uncertainty.
@@ -180,71 +139,3 @@ class LengthModel(BaseModel):
             found.append((law.survival(max_response_tokens - 1.0), law.mean(max_response_tokens) + 0.5))
         values = np.array(found)
         return np.quantile(values, 0.05, axis=0), np.quantile(values, 0.95, axis=0)
-
-    # ---------------------------------------------------------------- sample
-
-    def sample(
-        self,
-        prompts: int,
-        group_size: int | None = None,
-        *,
-        rl_step: int | None = None,
-        max_prompt_tokens: int | None = None,
-        max_response_tokens: int | None = None,
-        seed: int = 0,
-    ) -> LengthTable:
-        """One rl_step of `prompts` x `group_size` responses, cut at `max_response_tokens`.
-
-        z = shift(rl_step) + step_sd s + sqrt(1 - spread) z_prompt, s standard normal, spread the share of rl_steps in
-        the variance, z_prompt by the effects per prompt (`prompt_effects`); L = min(ceil(F^-1(Phi(z))), cap).
-        """
-        from rlperf.workload.sampling import sample_step
-
-        size = self.group_size if group_size is None else group_size
-        if prompts < 1 or size < 1:
-            raise SpecError(f"a sample needs at least one prompt and one response each, not {prompts} x {size}")
-        for name, cap in (("max_prompt_tokens", max_prompt_tokens), ("max_response_tokens", max_response_tokens)):
-            if cap is not None and cap < 1:
-                raise SpecError(f"{name} must be at least 1, not {cap}")
-        return sample_step(
-            self, prompts, size, rl_step, max_prompt_tokens, max_response_tokens, np.random.default_rng(seed)
-        )
-
-    def replicates(
-        self,
-        count: int,
-        prompts: int,
-        group_size: int | None = None,
-        *,
-        rl_step: int | None = None,
-        max_response_tokens: int | None = None,
-        seed: int = 0,
-        uncertain: bool = True,
-    ) -> Iterator[LengthTable]:
-        """Predictive replicates of an rl_step; `uncertain` also draws the parameters from their error."""
-        for child in np.random.SeedSequence(seed).spawn(count):
-            rng = np.random.default_rng(child)
-            drawn = self.draw(rng) if uncertain else self
-            yield drawn.sample(
-                prompts,
-                group_size,
-                rl_step=rl_step,
-                max_response_tokens=max_response_tokens,
-                seed=int(rng.integers(2**31)),
-            )
-
-    def forecast(self, rl_step: int, max_response_tokens: int | None = None, prompts: int | None = None) -> Forecast:
-        """Mean length and truncated share of a later rl_step, with an interval that is honest about few rl_steps."""
-        from rlperf.workload.sampling import forecast
-
-        return forecast(
-            self, rl_step, max_response_tokens or self.max_response_tokens, prompts or self.prompts_per_step
-        )
-
-    # ---------------------------------------------------------------- files
-
-    def save(self, path: Path | str) -> Path:
-        """Write the model as YAML."""
-        from rlperf.workload.library import save_model
-
-        return save_model(self, path)

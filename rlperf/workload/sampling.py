@@ -2,18 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from rlperf.errors import SpecError
 from rlperf.workload.lengths import Float, Int, LengthTable, concat
+from rlperf.workload.library import load_model
 from rlperf.workload.model import Forecast, LengthModel
 from rlperf.workload.multiturn import sample_turns
 
 
-def sample_step(
+def sample_lengths(
+    model: LengthModel,
+    prompts: int,
+    group_size: int | None = None,
+    *,
+    rl_step: int | None = None,
+    max_prompt_tokens: int | None = None,
+    max_response_tokens: int | None = None,
+    seed: int = 0,
+) -> LengthTable:
+    """One rl_step of `prompts` x `group_size` responses, cut at `max_response_tokens`.
+
+    z = shift(rl_step) + step_sd s + sqrt(1 - spread) z_prompt, s standard normal, spread the share of rl_steps in
+    the variance, z_prompt by the effects per prompt (`prompt_effects`); L = min(ceil(F^-1(Phi(z))), cap).
+
+    >>> sample_lengths(load_model("math"), 4, 2, max_response_tokens=1024).n
+    8
+    """
+    size = model.group_size if group_size is None else group_size
+    if prompts < 1 or size < 1:
+        raise SpecError(f"a sample needs at least one prompt and one response each, not {prompts} x {size}")
+    for name, cap in (("max_prompt_tokens", max_prompt_tokens), ("max_response_tokens", max_response_tokens)):
+        if cap is not None and cap < 1:
+            raise SpecError(f"{name} must be at least 1, not {cap}")
+    rng = np.random.default_rng(seed)
+    return _sample_step(model, prompts, size, rl_step, max_prompt_tokens, max_response_tokens, rng)
+
+
+def predictive_replicates(
+    model: LengthModel,
+    count: int,
+    prompts: int,
+    group_size: int | None = None,
+    *,
+    rl_step: int | None = None,
+    max_response_tokens: int | None = None,
+    seed: int = 0,
+    uncertain: bool = True,
+) -> Iterator[LengthTable]:
+    """Predictive replicates of an rl_step; `uncertain` also draws the parameters from their error."""
+    for child in np.random.SeedSequence(seed).spawn(count):
+        rng = np.random.default_rng(child)
+        drawn = model.draw(rng) if uncertain else model
+        yield sample_lengths(
+            drawn,
+            prompts,
+            group_size,
+            rl_step=rl_step,
+            max_response_tokens=max_response_tokens,
+            seed=int(rng.integers(2**31)),
+        )
+
+
+def truncated_fraction(model: LengthModel, max_response_tokens: int) -> float:
+    """P(L >= cap) of the uncensored law: the share of responses that this cap cuts off."""
+    if model.mixture or model.turns is not None:
+        table = sample_lengths(model, 512, max_response_tokens=max_response_tokens)
+        ended = np.bincount(table._trajectory_index()[1], table.truncated)
+        return float(np.mean(ended > 0))
+    return model.laws()[1].survival(max_response_tokens - 1.0)
+
+
+def mean_response_tokens(model: LengthModel, max_response_tokens: int | None = None) -> float:
+    """E[min(L, cap)] [tokens]; for several turns of all generated tokens of a trajectory."""
+    if model.mixture or model.turns is not None:
+        table = sample_lengths(model, 512, max_response_tokens=max_response_tokens)
+        return float(table.trajectories().response_tokens.mean())
+    return model.laws()[1].mean(max_response_tokens) + 0.5
+
+
+def _sample_step(
     model: LengthModel,
     prompts: int,
     group_size: int,
@@ -22,7 +93,6 @@ def sample_step(
     max_response_tokens: int | None,
     rng: np.random.Generator,
 ) -> LengthTable:
-    """One rl_step; see `LengthModel.sample`."""
     if model.mixture:
         return _sample_mixture(model, prompts, group_size, rl_step, max_prompt_tokens, max_response_tokens, rng)
     prompt_tokens, score = _prompts(model, prompts, max_prompt_tokens, rng)
@@ -95,8 +165,6 @@ def _sample_mixture(
     max_response_tokens: int | None,
     rng: np.random.Generator,
 ) -> LengthTable:
-    from rlperf.workload.library import load_model
-
     shares = np.array([s.share for s in model.mixture])
     exact = shares * prompts
     counts = np.floor(exact).astype(int)
@@ -105,7 +173,7 @@ def _sample_mixture(
     parts = []
     for share, count in zip(model.mixture, counts, strict=True):
         if count:
-            part = sample_step(
+            part = _sample_step(
                 load_model(share.task), int(count), group_size, rl_step, max_prompt_tokens, max_response_tokens, rng
             )
             parts.append(as_turns(part).with_cap(max_response_tokens))
@@ -122,14 +190,19 @@ def as_turns(table: LengthTable) -> LengthTable:
     )
 
 
-def forecast(model: LengthModel, rl_step: int, cap: int | None, prompts: int) -> Forecast:
-    """See `LengthModel.forecast`: the interval is that of one rl_step's mean, with Student's t for few rl_steps.
+def forecast_lengths(
+    model: LengthModel, rl_step: int, max_response_tokens: int | None = None, prompts: int | None = None
+) -> Forecast:
+    """Mean length and truncated share of a later rl_step, with an interval that is honest about few rl_steps.
+
+    The interval is that of one rl_step's mean, with Student's t for few rl_steps.
 
     Var = step_sd^2 + (slope_se (rl_step - centre))^2 where the slope was looked for + icc / G + (1 - icc) / (G n)
     in normal scores [1]; G prompts of n responses.
     """
     from scipy.special import stdtrit
 
+    cap, prompts = max_response_tokens or model.max_response_tokens, prompts or model.prompts_per_step
     drift, dep = model.drift, model.dependence
     steps = len(drift.rl_steps)
     slope = drift.slope_se * (rl_step - drift.centre) if drift.trend else 0.0
@@ -178,7 +251,8 @@ def sample_rl_steps(
     numbers = list(rl_steps)
     seeds = np.random.SeedSequence(seed).generate_state(max(len(numbers), 1))
     parts = [
-        model.sample(
+        sample_lengths(
+            model,
             prompts,
             group_size,
             rl_step=step,

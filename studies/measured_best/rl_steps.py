@@ -25,7 +25,8 @@ from rlperf.sim.rl_step.modes import ExecutionMode
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.rl_calibration import load_framework_calibration
-from rlperf.workload import LengthModel, LengthTable, Recording
+from rlperf.workload import LengthTable, Recording
+from rlperf.workload.fitting import fit_model
 
 MODES = {
     ExecutionMode.SYNC_COLOCATED: "colocated", ExecutionMode.SYNC_DISAGGREGATED: "disaggregated",
@@ -69,7 +70,7 @@ class Measured:
         asked = ask(_job(self.row, self.cells, pinned))
         task = asked.context.tasks[0]
         recording = Recording(self.table)
-        source = Source(task.task, recording, lambda: LengthModel.fit(recording))
+        source = Source(task.task, recording, lambda: fit_model(recording))
         return replace(asked.context, tasks=(replace(task, source=source),)), asked.facts
 
 

@@ -20,6 +20,7 @@ from rlperf.specs.calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.workload import load_model
+from rlperf.workload.sampling import sample_lengths
 
 Row = tuple[str, str, str, float]
 LONG_SHARES = (0.005, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
@@ -47,7 +48,9 @@ class Case:
 
 def preset(architecture: str, devices: int, degrees: tuple[int, ...], prompts: int, group: int) -> Case:
     """The shipped law of math responses up to 16,384 tokens, with what responses of one prompt share."""
-    table = load_model("math").sample(prompts, group, max_prompt_tokens=2048, max_response_tokens=16384, seed=0)
+    table = sample_lengths(
+        load_model("math"), prompts, group, max_prompt_tokens=2048, max_response_tokens=16384, seed=0
+    )
     return Case(f"{architecture}, math", architecture, devices, degrees, Trajectories.from_table(table))
 
 

@@ -27,9 +27,10 @@ from rlperf.cli.rollout_layouts import rollouts
 from rlperf.workload import LengthModel, read_recording
 from rlperf.workload import tails as tail_laws
 from rlperf.workload.fidelity import Rollouts, bias, bootstrap, coverage, fidelity, group_maximum, width_ratio
+from rlperf.workload.fitting import fit_model
 from rlperf.workload.lengths import Float, LengthTable
 from rlperf.workload.records import Recording
-from rlperf.workload.sampling import sample_rl_steps
+from rlperf.workload.sampling import predictive_replicates, sample_lengths, sample_rl_steps
 
 HERE = Path(__file__).parent
 GUIDE = HERE.parent.parent / "docs" / "guide" / "workloads.md"
@@ -226,7 +227,7 @@ def held_out(data: Path, split: Split, replicates: int = 0) -> HeldOut:
     fitted = recorded(data, split.recording, split.fitted_on)
     judged = recorded(data, split.recording, split.judged_on).lengths
     system = rollouts(judged.multi_turn)
-    found = fidelity(LengthModel.fit(fitted), judged, system, replicates=replicates, fitted_on=fitted.lengths)
+    found = fidelity(fit_model(fitted), judged, system, replicates=replicates, fitted_on=fitted.lengths)
     if found.group_maximum is None or found.baseline_group_max_ratio_error is None:
         raise ValueError(f"{split.recording}: these recordings have groups of several responses")
     layouts = sorted((bias([o for o in found.system if o.quantity == name]) for name in system.names), key=abs)
@@ -258,13 +259,13 @@ def perfect_law(data: Path, case: PerfectCase, recordings: int = 0, replicates: 
     """
     recordings = recordings or (12 if case.recording == MULTI_TURN else 40)
     table = recorded(data, case.recording, case.fitted_on).lengths
-    law = LengthModel.fit(Recording(table))
+    law = fit_model(Recording(table))
     if law.drift.trend:
         raise ValueError(f"{case.recording}: rl_steps of a law with a trend are not alike")
     system = rollouts(table.multi_turn)
     prompts = table.step(case.fitted_on[0]).n_groups
     cap = table.max_response_tokens
-    drawn = law.replicates(2 * replicates, prompts, max_response_tokens=cap, seed=5, uncertain=False)
+    drawn = predictive_replicates(law, 2 * replicates, prompts, max_response_tokens=cap, seed=5, uncertain=False)
     true = seconds(drawn, system)
     low, high = np.quantile(true, (0.05, 0.95), axis=0)
     luck = float(np.mean((high - low) / true.mean(axis=0))) / 2.0 / case.rl_steps**0.5
@@ -302,14 +303,14 @@ def perfect_law(data: Path, case: PerfectCase, recordings: int = 0, replicates: 
 def refitted(data: Path, split: Split, recordings: int = 20, replicates: int = 60) -> Refitted:
     """Draw recordings from the fitted law, fit each again and judge it on itself, as `in_sample` does the real one."""
     table = recorded(data, split.recording, split.fitted_on).lengths
-    law = LengthModel.fit(Recording(table))
+    law = fit_model(Recording(table))
     prompts = table.step(split.fitted_on[0]).n_groups
     cap, system = table.max_response_tokens, rollouts()
 
     def errors(model: LengthModel, own: LengthTable, count: int) -> tuple[float, float]:
-        drawn = seconds(model.replicates(count, prompts, max_response_tokens=cap, seed=0), system)
+        drawn = seconds(predictive_replicates(model, count, prompts, max_response_tokens=cap, seed=0), system)
         resampled = seconds(bootstrap(own, prompts, count, 1), system)
-        group = group_maximum(own, model.sample(2500, model.group_size, max_response_tokens=cap, seed=0))
+        group = group_maximum(own, sample_lengths(model, 2500, model.group_size, max_response_tokens=cap, seed=0))
         assert group is not None
         return float(np.mean(drawn.mean(axis=0) / resampled.mean(axis=0) - 1.0)), group.error
 
@@ -317,7 +318,7 @@ def refitted(data: Path, split: Split, recordings: int = 20, replicates: int = 6
     found = np.empty((recordings, 2))
     for k in range(recordings):
         own = sample_rl_steps(law, split.fitted_on, prompts, law.group_size, max_response_tokens=cap, seed=7000 + k)
-        found[k] = errors(LengthModel.fit(Recording(own)), own, replicates)
+        found[k] = errors(fit_model(Recording(own)), own, replicates)
     return Refitted(
         part="refitted",
         recording=split.recording,
@@ -344,7 +345,7 @@ def fixed_threshold(data: Path, split: Split, share: float, replicates: int = 20
     judged = recorded(data, split.recording, split.judged_on).lengths
     # The rule tries these shares from the largest on and ends with the last: a single one is taken as it is.
     with patch.object(tail_laws, "TAIL_SHARES", (share,)):
-        model = LengthModel.fit(recorded(data, split.recording, split.fitted_on))
+        model = fit_model(recorded(data, split.recording, split.fitted_on))
     found = fidelity(model, judged, rollouts(), replicates=replicates)
     steps = label(split.fitted_on), label(split.judged_on)
     width, inside = found.interval_width_ratio, coverage(found.system)

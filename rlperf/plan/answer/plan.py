@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -104,12 +105,44 @@ class Prediction(_Frozen):
         """Plain data, as `rlperf predict --json` prints it."""
         return self.model_dump(mode="json")
 
+    def row(self) -> dict[str, Any]:
+        """One flat row: names end in their unit, stages and memory with their role."""
+        return {
+            "rl_step_s": self.rl_step_s,
+            "low_s": self.low_s,
+            "high_s": self.high_s,
+            **{f"{name}_s": seconds for name, seconds in self.stages_s.model_dump().items()},
+            **{f"{role}_memory_bytes": use.total for role, use in self.memory_bytes.items()},
+            "tokens_per_s_per_device": self.tokens_per_s_per_device,
+            "usd_per_step": self.usd_per_step,
+            "trained_tokens": self.trained_tokens,
+            "truncated_fraction": self.truncated_fraction,
+            "fits": self.fits,
+        }
+
     def to_frame(self) -> pl.DataFrame:
         """One row: seconds by stage, bytes by role."""
-        return notebook.frame([notebook.prediction_row(self)])
+        return notebook.frame([self.row()])
 
     def _repr_html_(self) -> str:
-        return notebook.prediction_html(self)
+        """A prediction for a notebook: the rl_step, its stages, and memory against its limit."""
+        stages = [
+            (name.replace("_", " "), f"{seconds:.3g} s", f"{seconds / self.rl_step_s:.0%}")
+            for name, seconds in self.stages_s.model_dump().items()
+            if seconds > 0
+        ]
+        memory = [
+            (role, f"{use.total / 1e9:.1f} GB", f"{use.limit / 1e9:.1f} GB", "yes" if use.total <= use.limit else "no")
+            for role, use in self.memory_bytes.items()
+        ]
+        usd = "" if self.usd_per_step is None else f", {self.usd_per_step:.3g} USD"
+        return (
+            f"<p><b>rl_step {self.rl_step_s:.4g} s ({self.low_s:.4g} to {self.high_s:.4g} s)</b>, "
+            f"5th to 95th percentile{usd}; "
+            f"{self.tokens_per_s_per_device:,.0f} tokens/s per device</p>"
+            + notebook.table(["stage", "time", "share"], stages)
+            + notebook.table(["role", "memory per device", "limit", "fits"], memory)
+        )
 
 
 class PredictedNumbers(_Frozen):
@@ -286,6 +319,36 @@ class Phase(_Frozen):
         """The pool that serves ``role``."""
         return next(pool for pool in self.pools if pool.role == role)
 
+    def row(self) -> dict[str, Any]:
+        """One flat row of a phase: what is run, with which degrees, and what it is predicted to do."""
+        row: dict[str, Any] = {
+            "tasks": ", ".join(self.tasks),
+            "first_rl_step": self.rl_steps[0],
+            "last_rl_step": self.rl_steps[1],
+            "mode": self.mode,
+            "staleness": self.staleness,
+            **self.settings.model_dump(),
+        }
+        for pool in self.pools:
+            row[f"{pool.role}_devices"] = pool.devices
+            row |= {f"{pool.role}_{name}": value for name, value in pool.layout.model_dump().items()}
+            row[f"{pool.role}_backend"] = pool.settings.backend
+        return {**row, **self.predicted.row()}
+
+    def _repr_html_(self) -> str:
+        """A phase for a notebook: its pools and its prediction."""
+        degrees = []
+        for pool in self.pools:
+            values = {n: v for n, v in pool.layout.model_dump().items() if v not in (0, 1, False, "none")}
+            words = ", ".join(f"{name} {value}" for name, value in values.items()) or "one device per replica"
+            degrees.append((pool.role, f"{pool.devices} x {pool.device}", pool.settings.backend, words))
+        first, last = self.rl_steps
+        return (
+            f"<p>{escape(', '.join(self.tasks))}, rl_steps {first} to {last}: {self.mode}</p>"
+            + notebook.table(["role", "devices", "backend", "layout"], degrees)
+            + self.predicted._repr_html_()
+        )
+
 
 class DefaultsComparison(_Frozen):
     """The plan against what the framework runs by default, on the same devices, batches and rl_steps."""
@@ -329,7 +392,10 @@ class Plan(_Frozen):
 
     def to_frame(self) -> pl.DataFrame:
         """One row per phase: what is run, its degrees, and its prediction."""
-        return notebook.frame([notebook.phase_row(phase) for phase in self.phases])
+        return notebook.frame([phase.row() for phase in self.phases])
 
     def _repr_html_(self) -> str:
-        return notebook.plan_html(self)
+        """A plan for a notebook, phase by phase."""
+        words = f"{self.job.architecture} on {self.job.cluster}, {self.status}"
+        head = f"<p><b>{escape(self.job.name)}</b>: {escape(words)}</p>"
+        return head + "".join(phase._repr_html_() for phase in self.phases)

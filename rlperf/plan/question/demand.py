@@ -20,7 +20,9 @@ from rlperf.errors import Problem, SpecError
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.specs.job import ImageTokens, Task
 from rlperf.workload import PRESETS, LengthModel, LengthTable, Recording, concat, load_model, read_recording
+from rlperf.workload.fitting import fit_model
 from rlperf.workload.records import reward_max_over_ranks
+from rlperf.workload.sampling import sample_lengths
 from rlperf.workload.stages import Filtering
 
 REPLICATES = 4
@@ -86,7 +88,7 @@ class Source:
             recording = replace(recording, lengths=concat([table.step(step) for step in task.rl_steps]))
         if recording.lengths.n == 0:
             raise SpecError(Problem(f"task {task.name}: the recording is empty", str(path)))
-        return cls(task, recording, lambda: LengthModel.fit(recording), sees)
+        return cls(task, recording, lambda: fit_model(recording), sees)
 
     @cached_property
     def model(self) -> LengthModel:
@@ -181,7 +183,8 @@ class Source:
         return 0.0 if self.table is None else float(np.mean(self.table.truncated))
 
     def _sampled(self, batch: Batch, rl_step: int | None, seed: int) -> LengthTable:
-        return self.model.sample(
+        return sample_lengths(
+            self.model,
             batch.generated,
             batch.group_size,
             rl_step=rl_step,

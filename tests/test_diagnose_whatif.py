@@ -15,7 +15,7 @@ from rlperf.errors import SpecError
 from rlperf.sim.pipeline import StageCosts, one_f_one_b, simulate
 from rlperf.sim.rl_step.asynchronous import AsyncRun
 from rlperf.sim.rl_step.asynchronous import simulate as run_async
-from rlperf.sim.rollout import Replica, Trajectories, simulate_rollout
+from rlperf.sim.rollout import ReplicaCosts, Trajectories, simulate_rollout
 from studies.root_cause.remedies import REMOVABLE, explain_inputs, remove
 from studies.root_cause.scenario import PipelineShape, StepInputs, simulate_step
 
@@ -43,7 +43,7 @@ def healthy(seed: int = 0) -> StepInputs:
         trainer.append(StageCosts(forward, forward, forward, zero, zero, np.zeros(STAGES), 0.05 * forward[:-1]))
     limits = EngineLimits(kv_tokens=np.inf, max_running=64)
     return StepInputs(
-        Trajectories.of(200, tokens, group=np.arange(count) // 8), (Replica(engine(), limits, 8),) * RANKS,
+        Trajectories.of(200, tokens, group=np.arange(count) // 8), (ReplicaCosts(engine(), limits, 8),) * RANKS,
         reward_s=np.full(RANKS, 0.5), scoring_s=3e-5 * trained, scored_tokens=trained, trainer=tuple(trainer),
         microbatch_tokens=micro, gradient_sync_s=np.full(STAGES, 0.1), optimizer_s=np.full(RANKS, 0.05),
         weight_sync_s=np.full(RANKS, 0.4), routing=owner, recompute_share=0.25, data_movement_s=0.1, offload_s=0.3,
@@ -53,7 +53,7 @@ def healthy(seed: int = 0) -> StepInputs:
 
 def slow_device(inputs: StepInputs) -> StepInputs:
     replicas = list(inputs.replicas)
-    replicas[2] = Replica(engine(1.7), replicas[2].limits, 8)
+    replicas[2] = ReplicaCosts(engine(1.7), replicas[2].limits, 8)
     return replace(inputs, replicas=tuple(replicas))
 
 
@@ -74,7 +74,7 @@ def unbalanced_stage(inputs: StepInputs) -> StepInputs:
 
 def small_cache(inputs: StepInputs) -> StepInputs:
     limits = EngineLimits(kv_tokens=3000.0, max_running=64)
-    return replace(inputs, replicas=(Replica(engine(), limits, 8),) * RANKS)
+    return replace(inputs, replicas=(ReplicaCosts(engine(), limits, 8),) * RANKS)
 
 
 def long_trajectory(inputs: StepInputs) -> StepInputs:

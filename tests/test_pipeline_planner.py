@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rlperf.errors import InfeasibleError, SpecError
-from rlperf.plan.pipeline import Freedom, Problem, optimize, stage_layout, standard_schedules, uniform_partition
+from rlperf.plan.pipeline import Freedom, PipelineProblem, optimize, stage_layout, standard_schedules, uniform_partition
 from rlperf.plan.pipeline.bounds import assignment_bound_s
 from rlperf.plan.pipeline.exact import best_order, best_plan
 from rlperf.plan.pipeline.list_schedule import ListScheduler, Policy, priorities
 from rlperf.sim.pipeline import (
     B,
     F,
-    MicroBatches,
+    MicrobatchSizes,
     Op,
     StageCosts,
     W,
@@ -58,7 +58,7 @@ def device_orders(stage: int, count: int) -> list[tuple[Op, ...]]:
 @pytest.mark.parametrize("limited", [False, True])
 @pytest.mark.parametrize("sizes", [(1.0, 1.0), (1.0, 2.0)])
 def test_exact_order_equals_brute_force(sizes: tuple[float, float], limited: bool) -> None:
-    microbatches = MicroBatches(np.array(sizes), np.array(sizes))
+    microbatches = MicrobatchSizes(np.array(sizes), np.array(sizes))
     costs = stage_costs(random_profile(3, 2), (1, 1), microbatches, latency_s=0.5)
     # Room for the state and the larger micro-batch's activations, not for those of both.
     room = 1.0 + sum(sizes) - 0.25 if limited else 100.0
@@ -82,7 +82,7 @@ def test_exact_order_equals_brute_force(sizes: tuple[float, float], limited: boo
     ("seed", "layers", "devices", "count"), [(0, 3, 2, 2), (1, 4, 2, 2), (2, 4, 3, 2), (3, 5, 2, 2)]
 )
 def test_small_plans_are_proven_optimal(seed: int, layers: int, devices: int, count: int) -> None:
-    problem = Problem(random_profile(seed, layers), MicroBatches.equal(count), devices)
+    problem = PipelineProblem(random_profile(seed, layers), MicrobatchSizes.equal(count), devices)
     plan = optimize(problem, passes=400, time_limit_s=60.0)
     assert plan.optimal
     assert plan.gap == 0.0
@@ -95,12 +95,12 @@ def test_small_plans_are_proven_optimal(seed: int, layers: int, devices: int, co
 
 
 def test_exact_gives_up_honestly() -> None:
-    problem = Problem(random_profile(5, 5), MicroBatches.equal(3), 2)
+    problem = PipelineProblem(random_profile(5, 5), MicrobatchSizes.equal(3), 2)
     assert not best_plan(problem, float("inf"), max_nodes=50).proven
 
 
 def test_published_plan_is_beaten() -> None:
-    problem = Problem(nemotron(), MicroBatches.equal(8), 4)
+    problem = PipelineProblem(nemotron(), MicrobatchSizes.equal(8), 4)
     assert problem.work_bound_s == pytest.approx(0.85194, rel=1e-9)
     plan = optimize(problem, passes=3000, time_limit_s=60.0)
     assert plan.makespan_s <= 0.89870  # the authors' best, arXiv 2509.23722
@@ -111,7 +111,7 @@ def test_published_plan_is_beaten() -> None:
 
 
 def test_the_search_is_reproducible() -> None:
-    problem = Problem(nemotron(), MicroBatches.equal(8), 4)
+    problem = PipelineProblem(nemotron(), MicrobatchSizes.equal(8), 4)
     first, second = (optimize(problem, passes=100, time_limit_s=60.0, seed=7) for _ in range(2))
     assert (first.partition, first.placement, first.orders) == (second.partition, second.placement, second.orders)
 
@@ -129,8 +129,8 @@ def test_never_slower_than_any_standard_schedule(
     seed: int, layers: int, devices: int, count: int, overlap: bool, latency: float
 ) -> None:
     devices = min(devices, layers)
-    problem = Problem(
-        random_profile(seed, layers), MicroBatches.equal(count), devices, latency_s=latency, overlap=overlap
+    problem = PipelineProblem(
+        random_profile(seed, layers), MicrobatchSizes.equal(count), devices, latency_s=latency, overlap=overlap
     )
     plan = optimize(problem, passes=40, time_limit_s=60.0, exact_nodes=500)
     for standard in plan.standards:
@@ -171,9 +171,9 @@ def test_list_passes_keep_the_memory_and_never_lock_up(
 
 def test_memory_limit_is_kept_and_costs_time() -> None:
     profile = random_profile(11, 8)
-    free = optimize(Problem(profile, MicroBatches.equal(6), 2), passes=300, time_limit_s=60.0)
+    free = optimize(PipelineProblem(profile, MicrobatchSizes.equal(6), 2), passes=300, time_limit_s=60.0)
     limit = np.full(2, 4.0 + 8.0)
-    tight = optimize(Problem(profile, MicroBatches.equal(6), 2, limit), passes=300, time_limit_s=60.0)
+    tight = optimize(PipelineProblem(profile, MicrobatchSizes.equal(6), 2, limit), passes=300, time_limit_s=60.0)
     assert free.timeline.peak_memory_bytes.max() > limit.max()
     assert np.all(tight.timeline.peak_memory_bytes <= limit * (1.0 + 1e-9))
     assert tight.makespan_s >= free.makespan_s
@@ -182,26 +182,26 @@ def test_memory_limit_is_kept_and_costs_time() -> None:
 def test_room_is_made_where_no_uniform_pipeline_fits() -> None:
     # The head holds 6 bytes, every other layer 1, a device 7: only the plan that leaves the head almost alone fits.
     profile = LayerProfile.make("x", "TTTTTTTTL", 1.0, 1.0, 1.0, activation_bytes=0.01, state_bytes=[1.0] * 8 + [6.0])
-    problem = Problem(profile, MicroBatches.equal(4), 2, np.full(2, 8.0))
+    problem = PipelineProblem(profile, MicrobatchSizes.equal(4), 2, np.full(2, 8.0))
     assert not any(s.runs for s in standard_schedules(problem))
     plan = optimize(problem, passes=200, time_limit_s=60.0)
     assert np.all(plan.timeline.peak_memory_bytes <= 8.0)
 
 
 def test_too_little_memory_names_the_nearest_miss() -> None:
-    problem = Problem(random_profile(1, 4), MicroBatches.equal(2), 2, np.full(2, 1.5))
+    problem = PipelineProblem(random_profile(1, 4), MicrobatchSizes.equal(2), 2, np.full(2, 1.5))
     with pytest.raises(InfeasibleError, match=r"nearest miss: .* needs"):
         optimize(problem, passes=10)
     plain = LayerProfile.make("plain", "TT", 1.0, 1.0, 1.0)
     with pytest.raises(SpecError, match="memory limit needs sizes"):
-        Problem(plain, MicroBatches.equal(2), 2, np.full(2, 1.0))
+        PipelineProblem(plain, MicrobatchSizes.equal(2), 2, np.full(2, 1.0))
 
 
 def test_order_of_different_microbatches_is_a_decision() -> None:
     # A short micro-batch in front lets the second device start early.
     profile = LayerProfile.make("x", "AB", [2.0, 2.0], [0.5, 0.5], [0.5, 0.5])
     sizes = np.array([4.0, 3.0, 2.0, 1.0])
-    problem = Problem(profile, MicroBatches(sizes, sizes), 2)
+    problem = PipelineProblem(profile, MicrobatchSizes(sizes, sizes), 2)
     given_order = min(s.timeline.makespan_s for s in standard_schedules(problem) if s.timeline is not None)
     plan = optimize(problem, passes=300, time_limit_s=60.0)
     assert plan.makespan_s < given_order
@@ -211,7 +211,7 @@ def test_order_of_different_microbatches_is_a_decision() -> None:
 
 
 def test_each_freedom_is_kept() -> None:
-    problem = Problem(nemotron(), MicroBatches.equal(8), 4)
+    problem = PipelineProblem(nemotron(), MicrobatchSizes.equal(8), 4)
     fixed = optimize(problem, freedom=Freedom(False, False, False), passes=50, time_limit_s=60.0)
     assert fixed.partition == uniform_partition(problem, 8)
     assert fixed.placement == (0, 1, 2, 3, 0, 1, 2, 3)
@@ -221,7 +221,7 @@ def test_each_freedom_is_kept() -> None:
 
 
 def test_what_a_framework_can_take_over() -> None:
-    problem = Problem(nemotron(), MicroBatches.equal(8), 4)
+    problem = PipelineProblem(nemotron(), MicrobatchSizes.equal(8), 4)
     plan = optimize(problem, passes=60, time_limit_s=60.0)
     one = next(s for s in plan.standards if s.name == "1F1B")
     assert one.timeline is not None
@@ -240,7 +240,7 @@ def test_what_a_framework_can_take_over() -> None:
 
 def test_bound_knows_whole_layers() -> None:
     # Three equal layers on two devices: one device holds two of them, whatever the average says.
-    problem = Problem(LayerProfile.make("x", "TTT", 1.0, 1.0, 1.0), MicroBatches.equal(4), 2)
+    problem = PipelineProblem(LayerProfile.make("x", "TTT", 1.0, 1.0, 1.0), MicrobatchSizes.equal(4), 2)
     assert problem.work_bound_s == 18.0
     assert assignment_bound_s(problem) == pytest.approx(24.0, rel=1e-5)
 
@@ -256,8 +256,9 @@ def test_bound_knows_whole_layers() -> None:
     ],
 )
 def test_wrong_problems_are_refused(change: dict[str, object], message: str) -> None:
+    given = {"profile": random_profile(0, 4), "microbatches": MicrobatchSizes.equal(2), "devices": 2, **change}
     with pytest.raises(SpecError, match=message):
-        Problem(**{"profile": random_profile(0, 4), "microbatches": MicroBatches.equal(2), "devices": 2, **change})  # type: ignore[arg-type]
+        PipelineProblem(**given)  # type: ignore[arg-type]
 
 
 PROFILE = """

@@ -15,7 +15,7 @@ from rlperf.errors import SpecError
 from rlperf.sim.pipeline import (
     B,
     F,
-    MicroBatches,
+    MicrobatchSizes,
     Orders,
     StageCosts,
     W,
@@ -36,7 +36,7 @@ from .pipeline_samples import nemotron
 
 
 def check_oracle(profile: LayerProfile) -> None:
-    costs = stage_costs(profile, (15, 14, 14, 15), MicroBatches.equal(8))
+    costs = stage_costs(profile, (15, 14, 14, 15), MicrobatchSizes.equal(8))
     timeline = simulate(costs, range(4), one_f_one_b(4, 8), merged=True)
     assert round(timeline.makespan_s * 1e3, 9) == 1331.21
     assert np.round(timeline.busy_s * 1e3, 9).tolist() == [850.00, 761.60, 761.60, 1034.56]
@@ -198,7 +198,7 @@ def test_wrong_orders_are_listed_whole() -> None:
 
 def test_stage_costs_of_packed_microbatches() -> None:
     profile = LayerProfile.make("x", "AB", [1.0, 2.0], 1.0, 1.0, quadratic_share=[0.5, 0.0], activation_bytes=3.0)
-    sizes = MicroBatches.packed([[100], [50, 50], [50]], 100.0)
+    sizes = MicrobatchSizes.packed([[100], [50, 50], [50]], 100.0)
     costs = stage_costs(profile, (1, 1), sizes)
     # Layer A: 1 * (0.5 * linear + 0.5 * quadratic); layer B: 2 * linear.
     assert costs.forward_s.tolist() == [[1.0, 0.75, 0.375], [2.0, 2.0, 1.0]]

@@ -15,7 +15,7 @@ from rlperf.sim.rollout import (
     EngineOptions,
     GroupSource,
     PartialRollouts,
-    Replica,
+    ReplicaCosts,
     Speculation,
     Trajectories,
     judge,
@@ -152,7 +152,7 @@ def test_central_queue_balances_better_than_a_split() -> None:
 
 def test_replicas_may_differ() -> None:
     fast = EngineStepCost(np.array([0.0, 1.0]), np.zeros(2), host_s=0.25)
-    replicas = [Replica(fast, EngineLimits(np.inf, 8), devices=4), Replica(SECOND, EngineLimits(np.inf, 8))]
+    replicas = [ReplicaCosts(fast, EngineLimits(np.inf, 8), devices=4), ReplicaCosts(SECOND, EngineLimits(np.inf, 8))]
     result = simulate_rollout(Trajectories.of(4, [40] * 30), replicas, routing="least_loaded")
     assert len(result.members[0]) > 2 * len(result.members[1])
     assert result.devices.tolist() == [4, 1]
@@ -292,9 +292,9 @@ def test_reward_waits_for_the_slowest_rank() -> None:
 def test_judge_reads_what_was_generated() -> None:
     trajectories = Trajectories.of(4, [3, 9])
     rollout = simulate_rollout(trajectories, 1, cost=SECOND, limits=ROOMY)
-    scored = judge(rollout, trajectories, [Replica(SECOND, ROOMY)], verdict_tokens=2)
+    scored = judge(rollout, trajectories, [ReplicaCosts(SECOND, ROOMY)], verdict_tokens=2)
     assert scored.finish_s.tolist() == [5.0, 11.0]
-    assert judge(rollout, trajectories, [Replica(SECOND, ROOMY)], verdict_tokens=2, overlap=False).exposed_s == 2.0
+    assert judge(rollout, trajectories, [ReplicaCosts(SECOND, ROOMY)], verdict_tokens=2, overlap=False).exposed_s == 2.0
 
 
 def test_slowest_rank_grows_with_ranks() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlperf.calibrate.engine_trace import EngineFit, fit_engine, predict_trace, read_engine_traces
+from rlperf.calibrate.engine_trace import TraceFit, fit_engine, predict_trace, read_engine_traces
 from rlperf.errors import SpecError
 
 
-def write_trace(path: Path, seed: int, fit: EngineFit, *, drop: int = 0) -> Path:
+def write_trace(path: Path, seed: int, fit: TraceFit, *, drop: int = 0) -> Path:
     """A recording of 4 groups of 4, with the latencies that ``fit`` itself would give."""
     rng = np.random.default_rng(seed)
     records = []
@@ -40,7 +40,7 @@ def write_trace(path: Path, seed: int, fit: EngineFit, *, drop: int = 0) -> Path
     return path
 
 
-TRUTH = EngineFit(0.02, 0.004, 0.01, 2e-4)
+TRUTH = TraceFit(0.02, 0.004, 0.01, 2e-4)
 
 
 def test_fit_finds_the_engine_that_made_the_recording(tmp_path: Path) -> None:

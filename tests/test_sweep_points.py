@@ -138,7 +138,7 @@ def test_settings_that_contradict_each_other_become_rows() -> None:
 
 
 def test_what_nobody_foresaw_is_a_row_and_not_the_end() -> None:
-    from rlperf.sweep.evaluate import Evaluator
+    from rlperf.sweep.evaluate import GroupEvaluator
 
     def broken(job: Job, folder: Path | None) -> Any:
         if job.nodes == 2:
@@ -146,7 +146,7 @@ def test_what_nobody_foresaw_is_a_row_and_not_the_end() -> None:
         return asked(job, folder)
 
     checked = check_sweep(Sweep(job=JOB, grid={"nodes": [1, 2], TP: [1]}))
-    evaluator = Evaluator(checked.base, None, "screen", broken)
+    evaluator = GroupEvaluator(checked.base, None, "screen", broken)
     first, second = [evaluator.rows(group)[0] for group in groups_of(checked)]
     assert first["status"] == "ok"
     assert second["status"] == "failed" and second["reason"] == "ZeroDivisionError: made for the test"

@@ -14,7 +14,7 @@ from rlperf.calibrate.engines import calibration_cases, engine_text, fit_engine
 from rlperf.calibrate.inference_rows import CostTable, case_of
 from rlperf.calibrate.splits import groups_at_hand
 from rlperf.calibrate.tables import Row, read_table
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal, report_of, validate_file
+from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal, report_of, validate_file
 from rlperf.cli.main import run
 from rlperf.cli.validate import text_of
 from rlperf.cost.inference import decode_step_s, engine_step_cost
@@ -140,8 +140,8 @@ def test_experts_of_a_four_bit_checkpoint_stay_four_bit(tmp_path: Path) -> None:
 
 
 def test_rows_that_a_calibration_saw_are_left_out() -> None:
-    def one(row: str, predicted: float, **more: bool) -> Prediction:
-        return Prediction(row, "g", "step_s", 1.0, predicted, 0.9, 1.2, **more)
+    def one(row: str, predicted: float, **more: bool) -> PredictedFigure:
+        return PredictedFigure(row, "g", "step_s", 1.0, predicted, 0.9, 1.2, **more)
 
     outcome = Outcome((one("a", 1.1), one("b", 9.0, used_in_calibration=True)), (Refusal("c", "why"),))
     report = report_of("training", "f.csv", 3, outcome)

@@ -15,7 +15,7 @@ from rlperf.workload.effect_likelihood import Scored, log_likelihood
 from rlperf.workload.fitting import fit_model
 from rlperf.workload.laws import Law
 from rlperf.workload.lengths import Float
-from rlperf.workload.model import Provenance
+from rlperf.workload.model import LengthProvenance
 from rlperf.workload.multiturn import anova_icc, fit_multi_turn
 from rlperf.workload.prompt_effects import PromptEffects
 from rlperf.workload.sampling import sample_lengths, sample_rl_steps
@@ -30,7 +30,7 @@ FORMS = pytest.mark.parametrize("effects", [SPREAD, ODD, PromptEffects(0.4, 0.3)
 def model_of(effects: PromptEffects) -> LengthModel:
     return LengthModel(
         task="test",
-        provenance=Provenance(kind="assumed", source="a test"),
+        provenance=LengthProvenance(kind="assumed", source="a test"),
         prompt=Law.single("lognormal", 5.5, np.log(0.4)),
         response=LAW,
         dependence=Dependence(

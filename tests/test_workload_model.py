@@ -23,7 +23,7 @@ from rlperf.workload.fidelity import Rollouts, bias, bias_noise, bootstrap, fide
 from rlperf.workload.fitting import fit_model, thinned
 from rlperf.workload.laws import Component, Law, fit_law, kolmogorov_smirnov
 from rlperf.workload.library import dump_model, save_model
-from rlperf.workload.model import Provenance, Share
+from rlperf.workload.model import LengthProvenance, Share
 from rlperf.workload.multiturn import anova_icc
 from rlperf.workload.prompt_effects import PromptEffects
 from rlperf.workload.sampling import (
@@ -50,7 +50,7 @@ LAWS = {
 def model_of(law: Law, icc: float = 0.3, beta: float = 0.0, **more: object) -> LengthModel:
     return LengthModel(
         task="test",
-        provenance=Provenance(kind="assumed", source="a test"),
+        provenance=LengthProvenance(kind="assumed", source="a test"),
         prompt=Law.single("lognormal", 5.5, np.log(0.4)),
         response=law,
         dependence=Dependence(icc, beta, 0.0, 0.0),
@@ -371,7 +371,7 @@ def test_mixtures_must_add_up() -> None:
     with pytest.raises(ValueError, match="sum to 1"):
         model_of(LAWS["gamma"][0], mixture=(Share(task="math", share=0.4),))
     with pytest.raises(ValueError, match="needs a prompt"):
-        LengthModel(task="x", provenance=Provenance(kind="assumed", source="x"))
+        LengthModel(task="x", provenance=LengthProvenance(kind="assumed", source="x"))
     with pytest.raises(SpecError, match="no single law"):
         load_model("mixed").laws()
 

@@ -10,7 +10,7 @@ import re
 
 from rlperf.calibrate.kernel_tables import COLLECTIVE_NAMES
 from rlperf.calibrate.tables import Row, Table
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal
+from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
 from rlperf.cost.collectives import (
     all_gather_s,
     all_reduce_s,
@@ -40,7 +40,7 @@ _EAGER = r"torch|nccl2\.27\.7"
 
 def predict_rows(table: Table) -> Outcome:
     """Microseconds of every row."""
-    predictions: list[Prediction] = []
+    predictions: list[PredictedFigure] = []
     refused: list[Refusal] = []
     for row in table:
         try:
@@ -58,7 +58,7 @@ def _hardware(row: Row) -> Hardware:
     return load_hardware(device.name, cluster.model_copy(update={"network": network}))
 
 
-def _predict(row: Row) -> Prediction:
+def _predict(row: Row) -> PredictedFigure:
     name = COLLECTIVE_NAMES.get(row.text("collective"), row.text("collective"))
     if name not in _SECONDS:
         raise SpecError(f"collective {name!r} is not one that rlperf knows")
@@ -77,7 +77,7 @@ def _predict(row: Row) -> Prediction:
     else:
         spread = collective_fit(hw, name).quality.spread
         low, high, used, calibration = spread.low, spread.high, False, hw.calibration.id
-    return Prediction(
+    return PredictedFigure(
         row_id=row.row_id,
         group=f"{name}, {'across nodes' if nodes > 1 else 'one node'}",
         metric="latency_us",

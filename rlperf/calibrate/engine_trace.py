@@ -52,7 +52,7 @@ class EngineTrace:
 
 
 @dataclass(frozen=True)
-class EngineFit:
+class TraceFit:
     """Constants of a recorded engine (equation: module docstring).
 
     Attributes
@@ -162,7 +162,7 @@ def _trajectories(columns: LengthColumns, rows: IntArray, trajectory: IntArray, 
 
 
 def predict_trace(
-    trace: EngineTrace, fit: EngineFit, limits: EngineLimits = RECORDED_LIMITS
+    trace: EngineTrace, fit: TraceFit, limits: EngineLimits = RECORDED_LIMITS
 ) -> tuple[FloatArray, float]:
     """Seconds of every turn ``[turns]``, and the replica's makespan [s]."""
     timeline = simulate_replica(trace.trajectories, fit.cost, limits)
@@ -171,7 +171,7 @@ def predict_trace(
 
 def fit_engine(
     traces: Sequence[EngineTrace], limits: EngineLimits = RECORDED_LIMITS, evaluations: int = 120
-) -> EngineFit:
+) -> TraceFit:
     """Constants that minimise WAPE of the turns plus mean error of the makespans, by Nelder-Mead on logarithms.
 
     Traces with missing trajectories are left out: their latencies come from requests that the recording does not show.
@@ -201,9 +201,9 @@ def fit_engine(
     return replace(_fit_of(found.x), wape=wape, low=float(low), high=float(high))
 
 
-def _fit_of(logs: FloatArray) -> EngineFit:
+def _fit_of(logs: FloatArray) -> TraceFit:
     fixed, request, prompt, token = np.exp(logs).tolist()
-    return EngineFit(fixed, request, prompt, token)
+    return TraceFit(fixed, request, prompt, token)
 
 
 def _start(traces: Sequence[EngineTrace], limits: EngineLimits) -> FloatArray:

@@ -21,7 +21,7 @@ FILE = "measured_groups.yaml"
 
 
 @dataclass(frozen=True)
-class Group:
+class RowGroup:
     """A group of rows that was at hand; rows all of whose cells agree with one entry of ``later`` were not."""
 
     name: str
@@ -33,7 +33,7 @@ class Group:
 
 
 @cache
-def groups_at_hand() -> dict[str, dict[str, Group]]:
+def groups_at_hand() -> dict[str, dict[str, RowGroup]]:
     """Groups by kind of measurement and by name, from the shipped ``calibrations/measured_groups.yaml``.
 
     >>> "verl" in groups_at_hand()["rl_step"]
@@ -43,9 +43,9 @@ def groups_at_hand() -> dict[str, dict[str, Group]]:
     return {kind: {name: _group(name, later or ()) for name, later in found.items()} for kind, found in data.items()}
 
 
-def _group(name: str, later: Iterable[dict[str, Any]]) -> Group:
+def _group(name: str, later: Iterable[dict[str, Any]]) -> RowGroup:
     entries = (tuple((column, tuple(map(str, texts))) for column, texts in entry.items()) for entry in later)
-    return Group(name, tuple(entries))
+    return RowGroup(name, tuple(entries))
 
 
 def is_new(kind: str, row: Row) -> bool:

@@ -18,7 +18,7 @@ from rlperf.calibrate.trainer_rows import SPLIT_SEED, TrainingRow, calibration_p
 from rlperf.calibrate.trainers import Fit, Knob, calibration_rows, descend, fit_trainer, predict_seconds, write_trainer
 from rlperf.calibrate.validate_memory import PhaseRow, phase_bytes, phase_rows, predict_peaks
 from rlperf.layout import FloatArray
-from rlperf.specs.trainer_calibration import Provenance, TrainerCalibration, load_trainer
+from rlperf.specs.trainer_calibration import TrainerCalibration, TrainerProvenance, load_trainer
 
 HOPPER, AMPERE, BLACKWELL = "generations.Hopper", "generations.Ampere", "generations.Blackwell"
 COLLECTIVE = Knob("timing.collective", 0.5, 4.0)
@@ -148,13 +148,13 @@ def _interval(ratio: FloatArray, configurations: int, knobs: int) -> tuple[float
     return min(float(low), least[0]), max(float(high), least[1])
 
 
-def _others(trainer: TrainerCalibration, kind: str) -> tuple[Provenance, ...]:
+def _others(trainer: TrainerCalibration, kind: str) -> tuple[TrainerProvenance, ...]:
     return tuple(entry for entry in trainer.provenance if not entry.source.startswith(kind))
 
 
-def _provenance(fit: Fit, knobs: Sequence[Knob], file: str) -> Provenance:
+def _provenance(fit: Fit, knobs: Sequence[Knob], file: str) -> TrainerProvenance:
     kind = "memory fit" if "memory" in file or "peaks" in file else "timing fit"
-    return Provenance(
+    return TrainerProvenance(
         constants=tuple(knob.path for knob in knobs),
         source=f"{kind} to {file}: coordinate descent on mean |ln(predicted / measured)|",
         date=date.today().isoformat(),

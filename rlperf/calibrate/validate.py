@@ -24,7 +24,7 @@ KINDS = ("kernels", "inference", "training", "memory", "rl_step", "weight_sync",
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedFigure:
     """One measured figure with what rlperf says of it.
 
     Attributes
@@ -66,7 +66,7 @@ class Refusal:
 class Outcome:
     """What a kind's module makes of a table."""
 
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[PredictedFigure, ...]
     refused: tuple[Refusal, ...] = ()
 
 
@@ -81,7 +81,7 @@ class Report:
     used_in_calibration: int
     refused: Mapping[str, int]
     metrics: tuple[Summary, ...]
-    predictions: tuple[Prediction, ...] = field(repr=False, default=())
+    predictions: tuple[PredictedFigure, ...] = field(repr=False, default=())
 
     def to_dict(self, *, predictions: bool = True) -> dict[str, Any]:
         """Plain data for JSON, as the stable interface has it."""
@@ -160,7 +160,7 @@ def report_of(kind: str, file: str, rows: int, outcome: Outcome) -> Report:
     for refusal in outcome.refused:
         refused[refusal.reason] = refused.get(refusal.reason, 0) + 1
     scored = [one for one in outcome.predictions if not one.used_in_calibration]
-    groups: dict[tuple[str, str, str], list[Prediction]] = {}
+    groups: dict[tuple[str, str, str], list[PredictedFigure]] = {}
     for one in scored:
         covered = "extrapolated" if one.extrapolated else "covered"
         names = ["all", one.group, covered, *([one.stratum] if one.stratum else [])]

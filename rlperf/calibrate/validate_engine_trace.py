@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlperf.calibrate.engine_trace import EngineFit, EngineTrace, fit_engine, predict_trace, read_engine_traces
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal, Report, report_of
+from rlperf.calibrate.engine_trace import EngineTrace, TraceFit, fit_engine, predict_trace, read_engine_traces
+from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal, Report, report_of
 from rlperf.errors import Problem, SpecError
 
 
@@ -25,7 +25,7 @@ def report(paths: Sequence[Path], fit: Sequence[Path] = ()) -> Report:
         )
     engine = fit_engine(read_engine_traces(fit))
     seen = {path.resolve() for path in fit}
-    predictions: list[Prediction] = []
+    predictions: list[PredictedFigure] = []
     refused: list[Refusal] = []
     rows = 0
     for path in paths:
@@ -50,14 +50,14 @@ def turn_names(trace: EngineTrace) -> list[str]:
     ]
 
 
-def _predictions(trace: EngineTrace, engine: EngineFit, used: bool, fit: Sequence[Path]) -> list[Prediction]:
+def _predictions(trace: EngineTrace, engine: TraceFit, used: bool, fit: Sequence[Path]) -> list[PredictedFigure]:
     latency, makespan = predict_trace(trace, engine)
     group = f"step_{trace.rl_step}"
     calibration = "fit to " + ", ".join(path.name for path in fit)
 
-    def row(name: str, metric: str, measured: float, predicted: float) -> Prediction:
+    def row(name: str, metric: str, measured: float, predicted: float) -> PredictedFigure:
         low, high = predicted * engine.low, predicted * engine.high
-        return Prediction(
+        return PredictedFigure(
             name, group, metric, measured, predicted, low, high, calibration, used_in_calibration=used
         )  # fmt: skip
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, serve
 from rlperf.calibrate.tables import Row, Table
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal
+from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
 from rlperf.cost.uncertainty import serving_basis
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import EngineCalibration
@@ -20,7 +20,7 @@ def predict_rows(path: Path, table: Table, engines: dict[str, EngineCalibration]
     """
     table.need(*NEEDED)
     costs = CostTable()
-    predictions: list[Prediction] = []
+    predictions: list[PredictedFigure] = []
     refused: list[Refusal] = []
     for row in table:
         try:
@@ -36,7 +36,7 @@ def _reason(error: SpecError) -> str:
     return error.problems[0].message
 
 
-def _predict(row: Row, case: ServingCase, costs: CostTable) -> list[Prediction]:
+def _predict(row: Row, case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
     served = serve(case, costs)
     wanted: list[tuple[str, float, float]] = []
     tpot = row.number("measured_tpot_ms")
@@ -62,7 +62,7 @@ def _predict(row: Row, case: ServingCase, costs: CostTable) -> list[Prediction]:
         if metric == "tokens_per_s_per_gpu":
             low, high = 1.0 / high, 1.0 / low
         found.append(
-            Prediction(
+            PredictedFigure(
                 row_id=row.row_id,
                 group=row.group,
                 metric=metric,

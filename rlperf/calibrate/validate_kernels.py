@@ -15,7 +15,7 @@ from rlperf.calibrate.kernel_fits import KernelFit
 from rlperf.calibrate.kernel_tables import read_series
 from rlperf.calibrate.kernels import MINIMUM_ROWS, fit_series
 from rlperf.calibrate.tables import Table
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal
+from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import load_device_calibration
 from rlperf.specs.profiles import load_device
@@ -28,7 +28,7 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     """
     if set(collective_rows.COLUMNS) <= set(table.columns):
         return collective_rows.predict_rows(table)
-    predictions: list[Prediction] = []
+    predictions: list[PredictedFigure] = []
     refused: list[Refusal] = []
     series = read_series(path)
     for name in dict.fromkeys(one.device for one in series):
@@ -52,9 +52,9 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     return Outcome(tuple(predictions), tuple(refused))
 
 
-def _predictions(fit: KernelFit) -> list[Prediction]:
+def _predictions(fit: KernelFit) -> list[PredictedFigure]:
     """Predictions of one series; the interval of a row is the spread of the residuals of all other values."""
-    found: list[Prediction] = []
+    found: list[PredictedFigure] = []
     one = fit.series
     for key, predicted in fit.fitted.left_out.items():
         ratio = one.measured_s / predicted
@@ -64,7 +64,7 @@ def _predictions(fit: KernelFit) -> list[Prediction]:
             low, high = np.quantile(others[np.isfinite(others)], [0.05, 0.95])
             value = float(predicted[index]) * 1e6
             found.append(
-                Prediction(
+                PredictedFigure(
                     row_id=one.row_ids[index],
                     group=f"{one.name} without one {key}",
                     metric="latency_us",

@@ -11,7 +11,7 @@ import numpy as np
 from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.trainer_rows import NO_COLUMN, TrainingRow, digest, training_rows
 from rlperf.calibrate.trainers import batches_of, stack
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal
+from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.errors import SpecError
@@ -56,9 +56,9 @@ def predict_peaks(rows: list[TrainingRow], trainer: TrainerCalibration | None = 
     return out
 
 
-def _peak(row: TrainingRow, predicted: float) -> Prediction:
+def _peak(row: TrainingRow, predicted: float) -> PredictedFigure:
     widen = 1.5 ** min(sum(not entry.endswith(NO_COLUMN) for entry in row.assumed), 3)
-    return Prediction(
+    return PredictedFigure(
         row_id=row.row_id,
         group=row.group,
         metric="peak_memory_gb",
@@ -169,7 +169,7 @@ def _phases(table: Table) -> Outcome:
     for row in rows:
         predicted = phase_bytes(row) / 1e9
         predictions.append(
-            Prediction(
+            PredictedFigure(
                 row_id=row.row_id,
                 group=row.group,
                 metric="peak_memory_gb",
@@ -199,7 +199,7 @@ def _known_to_fit(table: Table) -> Outcome:
             refused.append(Refusal(row.row_id, error.problems[0].message))
             continue
         predictions.append(
-            Prediction(
+            PredictedFigure(
                 row_id=row.row_id, group="known to fit", metric="share_of_device", measured=1.0, predicted=share,
                 low=share * 0.9, high=share * 1.1, calibration="fsdp2",
                 assumed=("token_budget=16384", "response=1024", "states and weights offloaded while colocated"),

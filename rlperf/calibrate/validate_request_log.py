@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlperf.calibrate.request_log import RequestLog, read_request_log, replay, setup_of
-from rlperf.calibrate.validate import Outcome, Prediction, Report, report_of
+from rlperf.calibrate.validate import Outcome, PredictedFigure, Report, report_of
 from rlperf.errors import SpecError
 
 METRICS = ("latency_s", "ttft_s", "tpot_s")
@@ -23,7 +23,7 @@ def report(paths: Sequence[Path], fit: Sequence[Path] = ()) -> Report:
     return report_of("request_log", ", ".join(map(str, paths)), rows, Outcome(predictions))
 
 
-def predictions_of(log: RequestLog) -> list[Prediction]:
+def predictions_of(log: RequestLog) -> list[PredictedFigure]:
     """All metrics of all requests; the interval replays the log with every cost at either end of its spread."""
     setup = setup_of(log)
     middle, low, high = (replay(log, setup, factor) for factor in (1.0, setup.spread.low, setup.spread.high))
@@ -41,7 +41,7 @@ def predictions_of(log: RequestLog) -> list[Prediction]:
                 continue
             bounds = min(least, predicted), max(most, predicted)
             rows.append(
-                Prediction(
+                PredictedFigure(
                     f"{group}/{name}",
                     group,
                     metric,

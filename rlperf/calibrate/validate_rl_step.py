@@ -9,7 +9,7 @@ import numpy as np
 from rlperf.calibrate.rl_step_predict import StepPrediction, predict_step, step_interval
 from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest, read_row
 from rlperf.calibrate.tables import Table
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal
+from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
 from rlperf.errors import RlperfError
 from rlperf.sim.rl_step.uncertainty import Z95
 
@@ -25,7 +25,7 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     The law of lengths that was assumed stands in ``assumed`` of every prediction.
     """
     table.need(*NEEDED)
-    predictions: list[Prediction] = []
+    predictions: list[PredictedFigure] = []
     refused: list[Refusal] = []
     for line in table:
         try:
@@ -42,7 +42,7 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     return Outcome(tuple(predictions), tuple(refused))
 
 
-def predictions_of(found: StepPrediction) -> list[Prediction]:
+def predictions_of(found: StepPrediction) -> list[PredictedFigure]:
     """The whole step first, then its published stages."""
     row = found.row
     low, high = step_interval(found)
@@ -51,7 +51,7 @@ def predictions_of(found: StepPrediction) -> list[Prediction]:
         if stage in row.measured:
             bounds[stage] = stage_interval(found, stage)
     return [
-        Prediction(
+        PredictedFigure(
             row_id=row.row_id,
             group=row.group,
             metric=metric,

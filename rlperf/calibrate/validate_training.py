@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.trainer_rows import NO_COLUMN, TrainingRow, training_rows
 from rlperf.calibrate.trainers import predict_seconds
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal
+from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
 from rlperf.specs.calibration import Spread
 
 NEEDED = ("framework", "architecture", "gpu", "n_gpus", "global_batch", "seq_len")
@@ -40,10 +40,10 @@ def _measured(row: TrainingRow) -> bool:
     return row.trainer.generation(row.hardware.device).measured
 
 
-def _prediction(row: TrainingRow, seconds: float) -> Prediction:
+def _prediction(row: TrainingRow, seconds: float) -> PredictedFigure:
     spread = spread_of_row(row)
     dense = row.architecture.experts is None and row.dtype in ("bf16", "fp16") and not row.lora_rank
-    return Prediction(
+    return PredictedFigure(
         row_id=row.row_id,
         group=row.group,
         metric="step_s",

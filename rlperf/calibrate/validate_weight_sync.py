@@ -11,7 +11,7 @@ import numpy as np
 
 from rlperf.calibrate.rl_framework import SyncObservation
 from rlperf.calibrate.tables import Row, Table
-from rlperf.calibrate.validate import Outcome, Prediction, Refusal
+from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
 from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
 from rlperf.errors import RlperfError, SpecError
 from rlperf.specs.hardware import load_hardware
@@ -141,7 +141,7 @@ def _trainer_shards(note: str, trainer: int) -> int:
 def predict_rows(path: Path, table: Table) -> Outcome:
     """Predict the seconds of every weight sync of a table."""
     table.need("method", "architecture", "gpu", "measured_s")
-    predictions: list[Prediction] = []
+    predictions: list[PredictedFigure] = []
     refused: list[Refusal] = []
     for line in table:
         try:
@@ -156,9 +156,9 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     return Outcome(tuple(predictions), tuple(refused))
 
 
-def _prediction(case: SyncCase, line: Row) -> Prediction:
+def _prediction(case: SyncCase, line: Row) -> PredictedFigure:
     provenance = case.fit.provenance
-    return Prediction(
+    return PredictedFigure(
         row_id=line.row_id,
         group=line.group,
         metric="sync_s",

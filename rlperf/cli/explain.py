@@ -108,7 +108,7 @@ def _predicted(path: Path) -> tuple[Any, Notes]:
 
 def _job_at_scales(path: Path, scale: tuple[int, ...], floor: float) -> tuple[Explanation, ScalingExplanation | None]:
     from rlperf.api import ask, facts_of
-    from rlperf.diagnose.peers import Limits
+    from rlperf.diagnose.peers import Thresholds
     from rlperf.diagnose.predicted import explain_prediction
     from rlperf.diagnose.scaling import explain_scales
     from rlperf.diagnose.sources import scaled_job, steps_of_job
@@ -122,7 +122,7 @@ def _job_at_scales(path: Path, scale: tuple[int, ...], floor: float) -> tuple[Ex
     predicted = [steps_of_job(resolve(job, folder=path.resolve().parent), facts_of(job)) for job in jobs]
     graphs = [steps.graph() for steps, _ in predicted]
     last, notes = predicted[-1]
-    found = explain_scales(graphs, floor=floor, limits=replace(Limits(), serial=math.inf), notes=notes)
+    found = explain_scales(graphs, floor=floor, limits=replace(Thresholds(), serial=math.inf), notes=notes)
     largest = explain_prediction(last, floor=floor, notes=notes)
     known = {(c.kind, c.where) for c in largest.causes}
     faults = tuple(c for c in found.largest.faults if (c.kind, c.where) not in known)

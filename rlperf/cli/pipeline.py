@@ -14,8 +14,8 @@ from rlperf.cli.output import AsJson, console, print_json
 from rlperf.errors import SpecError
 
 if TYPE_CHECKING:
-    from rlperf.plan.pipeline import PipelinePlan, Problem
-    from rlperf.sim.pipeline import MicroBatches
+    from rlperf.plan.pipeline import PipelinePlan, PipelineProblem
+    from rlperf.sim.pipeline import MicrobatchSizes
 
 
 def pipeline(
@@ -42,7 +42,7 @@ def pipeline(
     """
     import numpy as np
 
-    from rlperf.plan.pipeline import Problem, optimize
+    from rlperf.plan.pipeline import PipelineProblem, optimize
     from rlperf.specs.pipeline_profile import read_profile
 
     if figure is not None and figure.suffix not in (".svg", ".png"):
@@ -52,7 +52,7 @@ def pipeline(
     if resolution_ms < 0.0:
         raise SpecError(f"--resolution-ms {resolution_ms}: must not be negative")
     limit = _quantity("--memory", memory, "bytes")
-    problem = Problem(
+    problem = PipelineProblem(
         profile=read_profile(profile, name, resolution_ms * 1e-3),
         microbatches=_microbatches(microbatches, sizes),
         devices=devices,
@@ -85,22 +85,22 @@ def _quantity(option: str, text: str | None, dimension: Any) -> float | None:
     return value
 
 
-def _microbatches(count: int | None, sizes: str | None) -> MicroBatches:
+def _microbatches(count: int | None, sizes: str | None) -> MicrobatchSizes:
     import numpy as np
 
-    from rlperf.sim.pipeline import MicroBatches
+    from rlperf.sim.pipeline import MicrobatchSizes
 
     if sizes is None:
         if count is None:
             raise SpecError("--microbatches is missing: how many of one size; or --sizes 1,0.5,2 for different ones")
-        return MicroBatches.equal(count)
+        return MicrobatchSizes.equal(count)
     try:
         values = np.array([float(part) for part in sizes.split(",")])
     except ValueError as error:
         raise SpecError(f"--sizes {sizes}: write numbers with commas between them, such as 1,0.5,2") from error
     if count is not None and count != values.size:
         raise SpecError(f"--microbatches {count}, but --sizes names {values.size}")
-    return MicroBatches(values, values**2)
+    return MicrobatchSizes(values, values**2)
 
 
 def _progress() -> Callable[[float], None]:
@@ -121,7 +121,7 @@ def _ms(value_s: float) -> float:
     return round(value_s * 1e3, 9)
 
 
-def _document(plan: PipelinePlan, problem: Problem) -> dict[str, Any]:
+def _document(plan: PipelinePlan, problem: PipelineProblem) -> dict[str, Any]:
     runs = {s.name: _ms(s.timeline.makespan_s) for s in plan.standards if s.timeline is not None and s.runs}
     return {
         "name": problem.profile.name,
@@ -149,7 +149,7 @@ def _document(plan: PipelinePlan, problem: Problem) -> dict[str, Any]:
     }
 
 
-def _show(plan: PipelinePlan, problem: Problem) -> None:
+def _show(plan: PipelinePlan, problem: PipelineProblem) -> None:
     from rich.table import Table
 
     from rlperf.units import human_bytes
@@ -186,7 +186,7 @@ def _show(plan: PipelinePlan, problem: Problem) -> None:
     out.print(f"placement: {' '.join(map(str, plan.placement))}")
 
 
-def _write(plan: PipelinePlan, problem: Problem, trace: Path | None, figure: Path | None) -> None:
+def _write(plan: PipelinePlan, problem: PipelineProblem, trace: Path | None, figure: Path | None) -> None:
     from rlperf.report.pipeline import pipeline_figure, pipeline_trace
     from rlperf.sim.pipeline import stage_costs
     from rlperf.specs.writer import write_atomic

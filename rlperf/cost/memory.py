@@ -11,7 +11,7 @@ OPTIMIZER_OFFLOAD = "optimizer offload"
 
 
 @dataclass(frozen=True)
-class Knob:
+class MemoryKnob:
     """One thing to change, what it frees on the device (at most), and why."""
 
     setting: str
@@ -19,33 +19,41 @@ class Knob:
     why: str
 
 
-def knobs(layout: Layout, parts: MemoryParts, microbatch_tokens: float, chunked_loss: bool = False) -> list[Knob]:
+def knobs(layout: Layout, parts: MemoryParts, microbatch_tokens: float, chunked_loss: bool = False) -> list[MemoryKnob]:
     """What can be turned for one (scalar) layout, cheapest in time first.
 
     Order: a chunked loss costs nothing; sharding what data parallelism duplicates costs traffic that overlaps; smaller
     microbatches cost launches; recompute costs up to a third of the step; offload costs host copies.
     """
-    found: list[Knob] = []
+    found: list[MemoryKnob] = []
     logits, activations = float(parts.logits), float(parts.activations)
     shards = float(layout.shards)
     if not chunked_loss and logits > 0:
-        found.append(Knob("fused or chunked loss", 0.9 * logits, "logits and their gradients stand whole in memory"))
+        found.append(
+            MemoryKnob("fused or chunked loss", 0.9 * logits, "logits and their gradients stand whole in memory")
+        )
     zero = int(layout.zero_stage)
     duplicated = {0: float(parts.optimizer), 1: float(parts.gradients), 2: float(parts.weights)}
     if zero < 3 and shards > 1:
         name = {0: "distributed optimizer (zero_stage 1)", 1: "zero_stage 2", 2: "zero_stage 3 (FSDP)"}[zero]
-        found.append(Knob(name, duplicated[zero] * (1 - 1 / shards), "every data-parallel rank holds a copy"))
+        found.append(MemoryKnob(name, duplicated[zero] * (1 - 1 / shards), "every data-parallel rank holds a copy"))
     if int(layout.tensor_parallel) > 1 and not int(layout.sequence_parallel):
-        found.append(Knob("sequence_parallel", 0.3 * activations, "norms and residuals are kept on every tensor rank"))
+        found.append(
+            MemoryKnob("sequence_parallel", 0.3 * activations, "norms and residuals are kept on every tensor rank")
+        )
     if microbatch_tokens > 1024 and activations + logits > 0:
-        found.append(Knob("half the tokens per microbatch", 0.5 * (activations + logits), "both grow with tokens"))
+        found.append(
+            MemoryKnob("half the tokens per microbatch", 0.5 * (activations + logits), "both grow with tokens")
+        )
     recompute = RECOMPUTE[int(layout.activation_recompute)]
     if recompute != "full":
-        found.append(Knob("activation_recompute full", 0.8 * activations, f"recompute is {recompute}"))
+        found.append(MemoryKnob("activation_recompute full", 0.8 * activations, f"recompute is {recompute}"))
     if OFFLOAD[int(layout.offload)] in ("none", "activations"):
-        found.append(Knob(OPTIMIZER_OFFLOAD, float(parts.optimizer), "moments and master weights can wait in host"))
+        found.append(
+            MemoryKnob(OPTIMIZER_OFFLOAD, float(parts.optimizer), "moments and master weights can wait in host")
+        )
     states = float(parts.states)
-    found.append(Knob("twice the tensor_parallel", 0.5 * states, "weights and their states halve"))
+    found.append(MemoryKnob("twice the tensor_parallel", 0.5 * states, "weights and their states halve"))
     return found
 
 
@@ -56,7 +64,7 @@ def first_knob(
     *,
     microbatch_tokens: float = 4096.0,
     chunked_loss: bool = False,
-) -> Knob | None:
+) -> MemoryKnob | None:
     """The first knob to turn for one (scalar) layout that does not fit; None where it fits.
 
     The cheapest that alone frees enough, else the one that frees most.

@@ -11,7 +11,7 @@ from rlperf.layout import FloatArray
 
 
 @dataclass(frozen=True, eq=False)
-class EngineFit:
+class EngineStepFit:
     r"""Seconds of an engine_step, :math:`t = c_0 + c_1 b + c_2 K`, common to all replicas.
 
     Attributes
@@ -37,7 +37,7 @@ class EngineFit:
         return float((c0 + batch_factor * grows) / max(c0 + grows, 1e-12))
 
 
-def fit_engines(graph: g.PerformanceGraph) -> EngineFit:
+def fit_engines(graph: g.PerformanceGraph) -> EngineStepFit:
     """Fit engine_steps over all replicas, replicas that stand out left out; without samples, tokens of a replica per
     second of rollout stand for its speed."""
     samples = graph.samples
@@ -47,14 +47,14 @@ def fit_engines(graph: g.PerformanceGraph) -> EngineFit:
     if samples is None or samples.seconds.size < 4:
         whole = mask & (graph.activity == g.ROLLOUT)
         if not whole.any():
-            return EngineFit(none, none, none, none, pool)
+            return EngineStepFit(none, none, none, none, pool)
         size = int(graph.rank[whole].max()) + 1
         seconds = np.bincount(graph.rank[whole], graph.duration_s[whole], size)
         work = np.bincount(graph.rank[whole], np.nan_to_num(graph.work[whole]), size)
         rate = (
             seconds / np.where(work > 0, work, np.nan) if (work > 0).any() else np.where(seconds > 0, seconds, np.nan)
         )
-        return EngineFit(none, rate / np.nanmedian(rate), none, none, pool)
+        return EngineStepFit(none, rate / np.nanmedian(rate), none, none, pool)
     size = int(samples.replica.max()) + 1
     matrix = np.stack([np.ones(samples.steps.size), samples.running, samples.keys], axis=1)
     engine_step_s = samples.seconds / samples.steps
@@ -71,7 +71,7 @@ def fit_engines(graph: g.PerformanceGraph) -> EngineFit:
         slow = np.where(known, weights / np.maximum(fitted, 1e-12), 1.0)
         slow = slow / np.median(slow[known])
     safe = np.where(known, weights, np.nan)
-    return EngineFit(
+    return EngineStepFit(
         coefficients,
         np.where(known, slow, np.nan),
         np.bincount(samples.replica, samples.running * samples.seconds, size) / safe,

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.advice import Advice, advice_for
-from rlperf.diagnose.faults import Fault, Limits, find_faults
+from rlperf.diagnose.faults import Fault, Thresholds, find_faults
 from rlperf.diagnose.paths import fault_path, structural_path
 from rlperf.diagnose.structure import structural_changes
 
@@ -98,7 +98,7 @@ def explain_graph(
     graph: g.PerformanceGraph,
     *,
     floor: float = FLOOR,
-    limits: Limits | None = None,
+    limits: Thresholds | None = None,
     extra_faults: Sequence[Fault] = (),
     notes: Sequence[str] = (),
 ) -> Explanation:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.engine_fit import fit_engines
-from rlperf.diagnose.peers import Fault, Limits
+from rlperf.diagnose.peers import Fault, Thresholds
 from rlperf.diagnose.rank_faults import (
     controller,
     imbalance,
@@ -19,12 +19,12 @@ from rlperf.diagnose.rank_faults import (
 )
 from rlperf.diagnose.rollout_faults import kv_cache, long_trajectories, queueing, slow_tools
 
-__all__ = ["Fault", "Limits", "find_faults"]
+__all__ = ["Fault", "Thresholds", "find_faults"]
 
 
-def find_faults(graph: g.PerformanceGraph, limits: Limits | None = None) -> list[Fault]:
+def find_faults(graph: g.PerformanceGraph, limits: Thresholds | None = None) -> list[Fault]:
     """All abnormal things of a graph, whether they cost time or not."""
-    known = limits or Limits()
+    known = limits or Thresholds()
     fit = fit_engines(graph)
     long = long_trajectories(graph, known)
     found = [*slow_devices(graph, fit, known), *slow_links(graph, known), *long]

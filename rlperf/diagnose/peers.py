@@ -12,7 +12,7 @@ from rlperf.layout import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
-class Limits:
+class Thresholds:
     """When something counts as abnormal.
 
     Attributes

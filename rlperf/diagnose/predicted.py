@@ -11,7 +11,7 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.advice import Advice
 from rlperf.diagnose.explain import FLOOR, Explanation, explain_graph, ranked, simulated
-from rlperf.diagnose.faults import Limits
+from rlperf.diagnose.faults import Thresholds
 from rlperf.diagnose.remedies import evened, without_long, without_tools
 from rlperf.diagnose.rollout_graph import add_rollout, samples_of
 from rlperf.layout import FloatArray, IntArray
@@ -162,11 +162,13 @@ def _limits(evaluation: Evaluation) -> EngineLimits:
 
 
 def explain_prediction(
-    steps: PredictedSteps, *, floor: float = FLOOR, limits: Limits | None = None, notes: tuple[str, ...] = ()
+    steps: PredictedSteps, *, floor: float = FLOOR, limits: Thresholds | None = None, notes: tuple[str, ...] = ()
 ) -> Explanation:
     """Explain predicted rl_steps; advice on the rollout carries gains simulated again with the knob turned."""
     # A predicted controller takes what its framework takes: a cost of the plan, never a fault.
-    found = explain_graph(steps.graph(), floor=floor, limits=limits or replace(Limits(), serial=np.inf), notes=notes)
+    found = explain_graph(
+        steps.graph(), floor=floor, limits=limits or replace(Thresholds(), serial=np.inf), notes=notes
+    )
     tried: dict[str, float] = {}
 
     def better(advice: Advice) -> Advice:

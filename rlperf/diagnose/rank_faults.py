@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from rlperf.diagnose import graph as g
-from rlperf.diagnose.engine_fit import EngineFit
-from rlperf.diagnose.peers import Fault, Limits, by_rank, place, scaled, stands_out
+from rlperf.diagnose.engine_fit import EngineStepFit
+from rlperf.diagnose.peers import Fault, Thresholds, by_rank, place, scaled, stands_out
 from rlperf.layout import BoolArray, FloatArray, IntArray
 
 _PLACED = (*g.COMPUTE, g.ROLLOUT, g.REWARD, g.COMMUNICATION, g.WEIGHT_SYNC, g.DATA_MOVEMENT, g.OFFLOAD)
 
 
-def slow_devices(graph: g.PerformanceGraph, fit: EngineFit, limits: Limits) -> list[Fault]:
+def slow_devices(graph: g.PerformanceGraph, fit: EngineStepFit, limits: Thresholds) -> list[Fault]:
     """Ranks whose compute takes longer per token than their peers': engine_steps at equal batch and context, and
     training and scoring."""
     found: list[Fault] = []
@@ -63,7 +63,7 @@ def _rates(graph: g.PerformanceGraph, mask: BoolArray) -> FloatArray:
     return seconds / np.where(work > 0, work, np.nan) if np.isfinite(work).any() else seconds
 
 
-def slow_links(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
+def slow_links(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
     """Links whose transfers take longer per byte than their peers': between pipeline stages, of a gradient group, to a
     replica."""
     found: list[Fault] = []
@@ -101,7 +101,7 @@ def _link_rates(graph: g.PerformanceGraph, mask: BoolArray, keys: IntArray) -> F
     return seconds / np.where(work > 0, work, np.nan) if np.isfinite(work).any() else seconds
 
 
-def imbalance(graph: g.PerformanceGraph, fit: EngineFit, long: list[Fault], limits: Limits) -> list[Fault]:
+def imbalance(graph: g.PerformanceGraph, fit: EngineStepFit, long: list[Fault], limits: Thresholds) -> list[Fault]:
     """Ranks that got more work than their peers: trajectories of a replica, tokens of a data-parallel rank."""
     found: list[Fault] = []
     even = np.ones(graph.vertices)
@@ -137,7 +137,7 @@ def imbalance(graph: g.PerformanceGraph, fit: EngineFit, long: list[Fault], limi
     return found
 
 
-def _crowded(graph: g.PerformanceGraph, limits: Limits) -> IntArray:
+def _crowded(graph: g.PerformanceGraph, limits: Thresholds) -> IntArray:
     """Ranks with more trajectories than their peers: numbers are dealt, so they tell a skewed split from long drawn
     lengths where the tokens of a few dozen trajectories cannot."""
     decode = (graph.activity == g.DECODE) & (graph.unit >= 0) & (graph.rank >= 0)
@@ -148,7 +148,7 @@ def _crowded(graph: g.PerformanceGraph, limits: Limits) -> IntArray:
     return stands_out(np.where(count > 0, count, np.nan), limits.load, limits.deviations)
 
 
-def stages(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
+def stages(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
     """A pipeline stage with more work than the mean of the stages, on all ranks alike."""
     piped = graph.is_any((g.FORWARD, g.RECOMPUTE, g.BACKWARD)) & (graph.part >= 0)
     parts = np.unique(graph.part[piped])
@@ -173,7 +173,7 @@ def stages(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
     ]  # fmt: skip
 
 
-def slow_rewards(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
+def slow_rewards(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
     """A rank whose reward takes longer than its peers'."""
     mask = (graph.activity == g.REWARD) & (graph.rank >= 0)
     if not mask.any():
@@ -191,7 +191,7 @@ def slow_rewards(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
     return found
 
 
-def controller(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
+def controller(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
     """Serial work of the controller that takes a large share of the rl_step."""
     own = graph.activity == g.CONTROLLER
     step = graph.rl_step_s()
@@ -202,7 +202,7 @@ def controller(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
     return [Fault("controller", "controller", f"{seconds / step:.0%} of the rl_step, all ranks waiting", change, own)]
 
 
-def slow_steps(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
+def slow_steps(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
     """Where no rank is known: stages of single rl_steps above 1.3 times their median over at least five rl_steps."""
     found: list[Fault] = []
     whole = (graph.rank < 0) & (graph.unit < 0) & (graph.duration_s > 0)
@@ -220,7 +220,7 @@ def slow_steps(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
     return found
 
 
-def stragglers(graph: g.PerformanceGraph, known: list[Fault], limits: Limits, most: int = 20) -> list[Fault]:
+def stragglers(graph: g.PerformanceGraph, known: list[Fault], limits: Thresholds, most: int = 20) -> list[Fault]:
     """Single vertices above 1.3 times the median of what their peers on other ranks do at the same place (ScalAna's
     abnormal vertices), by rank; those that another fault explains left out."""
     mask = graph.is_any(_PLACED) & (graph.rank >= 0) & (graph.duration_s > 0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlperf.diagnose.peers import Limits, apart
+from rlperf.diagnose.peers import Thresholds, apart
 from rlperf.layout import FloatArray
 from rlperf.sim.rollout import Trajectories
 
@@ -18,10 +18,10 @@ def evened(served: Trajectories) -> Trajectories:
     return _shortened(served, np.minimum(float(tokens.mean()) / tokens, 1.0))
 
 
-def without_long(served: Trajectories, limits: Limits | None = None) -> Trajectories:
+def without_long(served: Trajectories, limits: Thresholds | None = None) -> Trajectories:
     """Trajectories that stand apart are as long as the longest of the others."""
     tokens = served.generated_tokens.astype(np.float64)
-    count = apart(tokens, (limits or Limits()).gap)
+    count = apart(tokens, (limits or Thresholds()).gap)
     if not count:
         return served
     order = np.argsort(-tokens, kind="stable")

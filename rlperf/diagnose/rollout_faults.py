@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from rlperf.diagnose import graph as g
-from rlperf.diagnose.engine_fit import EngineFit
-from rlperf.diagnose.peers import Fault, Limits, apart, by_rank, place, scaled, stands_out
+from rlperf.diagnose.engine_fit import EngineStepFit
+from rlperf.diagnose.peers import Fault, Thresholds, apart, by_rank, place, scaled, stands_out
 
 
-def long_trajectories(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
+def long_trajectories(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
     """Trajectories that stand apart from all others of their rl_step in generated tokens, runaways among them."""
     decode = (graph.activity == g.DECODE) & (graph.unit >= 0) & (graph.work > 0)
     scale = np.ones(graph.vertices)
@@ -43,7 +43,7 @@ def long_trajectories(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
     return [Fault("long_trajectory", where, evidence, g.Change(scale), scale < 1.0, rank, -1, unit_id, pool)]
 
 
-def slow_tools(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
+def slow_tools(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
     """Tool calls that take longer than the others': all of one replica, or single calls that hang."""
     tool = (graph.activity == g.TOOL) & (graph.rank >= 0) & (graph.duration_s > 0)
     if tool.sum() < 8:
@@ -81,7 +81,7 @@ def slow_tools(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
     return found
 
 
-def kv_cache(graph: g.PerformanceGraph, fit: EngineFit) -> list[Fault]:
+def kv_cache(graph: g.PerformanceGraph, fit: EngineStepFit) -> list[Fault]:
     """Requests that wait, or are evicted, although slots are free: the cache has no room for them."""
     if graph.samples is None or not graph.samples.blocked.any():
         return []
@@ -104,7 +104,7 @@ def kv_cache(graph: g.PerformanceGraph, fit: EngineFit) -> list[Fault]:
     ]  # fmt: skip
 
 
-def queueing(graph: g.PerformanceGraph, limits: Limits) -> list[Fault]:
+def queueing(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
     """Requests that wait for the engine longer than it serves them, the cache not being the reason."""
     waits = graph.activity == g.QUEUE
     served = graph.is_any((g.QUEUE, g.PREFILL, g.DECODE, g.PREEMPTED))

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.explain import FLOOR, Explanation, explain_graph
-from rlperf.diagnose.faults import Fault, Limits
+from rlperf.diagnose.faults import Fault, Thresholds
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
 
@@ -65,7 +65,7 @@ def explain_scales(
     graphs: Sequence[g.PerformanceGraph],
     *,
     floor: float = FLOOR,
-    limits: Limits | None = None,
+    limits: Thresholds | None = None,
     ideal: float | None = None,
     notes: Sequence[str] = (),
 ) -> ScalingExplanation:

@@ -21,7 +21,7 @@ from rlperf.plan.judge.decisions import decide_groups
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_factors import Errors, StageFactor, scaled_steps, stage_factors
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.question.demand import Source
+from rlperf.plan.question.demand import LengthSource
 from rlperf.plan.search.formulation import Program, Slot
 from rlperf.plan.search.screen import objective_of
 from rlperf.plan.search.solve import solve
@@ -43,7 +43,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Stretch:
+class PlannedStretch:
     """rl_steps (first and last) with the configuration that the new plan runs in them."""
 
     rl_steps: tuple[int, int]
@@ -83,7 +83,7 @@ class Replan:
     stay_s: float
     planned_s: float
     differs: tuple[str, ...]
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[PlannedStretch, ...]
     factors: tuple[StageFactor, ...]
     lengths: tuple[LengthForecast, ...]
     notes: tuple[str, ...]
@@ -124,7 +124,7 @@ def replan_job(
     recorded = rollouts.where(np.flatnonzero(rollouts.rl_step < at_step))
     factors = _factors(context, task, running, log, recorded, at_step, notes)
     model = fit_model(recorded, task=task.task.name)
-    forecast = replace(task, source=Source(task.task, None, lambda: model))
+    forecast = replace(task, source=LengthSource(task.task, None, lambda: model))
     return _decide(context, forecast, running, factors, at_step, facts, notes)
 
 
@@ -195,7 +195,7 @@ def _decide(
         stay_s=stay.rl_step_s,
         planned_s=planned.rl_step_s,
         differs=differs,
-        stretches=tuple(Stretch(group, each) for group, each in zip(groups, plan, strict=True)),
+        stretches=tuple(PlannedStretch(group, each) for group, each in zip(groups, plan, strict=True)),
         factors=factors,
         lengths=lengths,
         notes=tuple(notes),

@@ -25,13 +25,13 @@ _TARGET = re.compile(r"^\s*(step|usd/step|run)\s*<=\s*(.+?)\s*$")
 
 
 @dataclass(frozen=True)
-class Target:
+class SizeTarget:
     """What the cluster has to reach: seconds per rl_step, USD per rl_step, or seconds of the whole run.
 
     >>> parse_target("step <= 300 s")
-    Target(measure='step', limit=300.0)
+    SizeTarget(measure='step', limit=300.0)
     >>> parse_target("usd/step<=5"), parse_target("run <= 3 d").limit
-    (Target(measure='usd/step', limit=5.0), 259200.0)
+    (SizeTarget(measure='usd/step', limit=5.0), 259200.0)
     """
 
     measure: Measure
@@ -51,7 +51,7 @@ class Target:
         return seconds if self.measure == "run" else seconds / sum(spans)
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> SizeTarget:
     """``step<=300s``, ``usd/step<=5`` or ``run<=3d``."""
     match = _TARGET.match(text)
     if match is None:
@@ -66,7 +66,7 @@ def parse_target(text: str) -> Target:
         raise SpecError(f"target {text!r}: {error}") from error
     if limit <= 0:
         raise SpecError(f"target {text!r}: the limit must be above 0")
-    return Target(measure, limit)  # type: ignore[arg-type]
+    return SizeTarget(measure, limit)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class SizeRow:
 class Sizing:
     """Every cluster tried, and the best that meets the target (None where none does)."""
 
-    target: Target
+    target: SizeTarget
     rows: tuple[SizeRow, ...]
     best: SizeRow | None
     plan: Plan | None
@@ -118,7 +118,7 @@ class Sizing:
         return f"<p>{wanted}: <b>{found}</b></p>" + notebook.table(head, rows)
 
 
-def size_job(job: Job, target: Target, ask: Asked, *, clusters: Sequence[str] = (), most_nodes: int = 64) -> Sizing:
+def size_job(job: Job, target: SizeTarget, ask: Asked, *, clusters: Sequence[str] = (), most_nodes: int = 64) -> Sizing:
     """The cluster with the fewest devices that meets ``target``; the cheapest where every row has a price.
 
     Parameters
@@ -146,7 +146,7 @@ def size_job(job: Job, target: Target, ask: Asked, *, clusters: Sequence[str] = 
     return Sizing(target, tuple(row for row, _ in rows), best, plan)
 
 
-def _doubled(job: Job, target: Target, ask: Asked, cluster: str, most: int) -> list[tuple[SizeRow, Plan | None]]:
+def _doubled(job: Job, target: SizeTarget, ask: Asked, cluster: str, most: int) -> list[tuple[SizeRow, Plan | None]]:
     """Node counts 1, 2, 4 ... until one meets the target, then between the last two."""
     tried: dict[int, tuple[SizeRow, Plan | None]] = {}
 
@@ -168,7 +168,7 @@ def _doubled(job: Job, target: Target, ask: Asked, cluster: str, most: int) -> l
     return [tried[n] for n in sorted(tried)]
 
 
-def _row(job: Job, target: Target, ask: Asked, cluster: str, nodes: int) -> tuple[SizeRow, Plan | None]:
+def _row(job: Job, target: SizeTarget, ask: Asked, cluster: str, nodes: int) -> tuple[SizeRow, Plan | None]:
     asked = job.model_copy(update={"cluster": cluster, "nodes": nodes})
     context, facts = ask(asked)
     devices = context.cluster.devices

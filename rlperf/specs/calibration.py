@@ -278,7 +278,7 @@ class EngineOverhead(_Frozen):
     quality: Quality = Quality()
 
 
-class EngineMemory(_Frozen):
+class EngineMemoryFit(_Frozen):
     """What a serving engine keeps beside weights and cache; the form is `rlperf.cost.engine_memory`."""
 
     activation_base: Bytes = Field(description="workspace of the profiling forward pass, dense")
@@ -329,7 +329,7 @@ class EngineCalibration(_Frozen):
     reserves_output: bool = Field(False, description="admits a request only when its longest output fits as well")
     memory_fraction: float = Field(0.9, gt=0, le=1)
     overhead: EngineOverhead
-    memory: EngineMemory
+    memory: EngineMemoryFit
     spread_extrapolated: Spread = Field(Spread(), description="where operators have no kernel table behind them")
     notes: str = ""
 

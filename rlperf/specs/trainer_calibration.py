@@ -23,7 +23,7 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Provenance(_Frozen):
+class TrainerProvenance(_Frozen):
     """Where a group of constants is from."""
 
     constants: tuple[str, ...]
@@ -174,7 +174,7 @@ class TrainerCalibration(_Frozen):
     memory_high: PositiveFloat = 1.08
     configurations: tuple[str, ...] = Field((), description="digests of the measured configurations that the fits saw")
     memory_configurations: tuple[str, ...] = Field((), description="the same for memory")
-    provenance: tuple[Provenance, ...]
+    provenance: tuple[TrainerProvenance, ...]
     notes: str = ""
 
     def generation(self, device: Device) -> Generation:

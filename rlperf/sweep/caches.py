@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.question.demand import Source
+from rlperf.plan.question.demand import LengthSource
 from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns
 from rlperf.plan.search.trainer_columns import TrainerColumns, trainer_columns
 from rlperf.sim.rl_step.demand import Batch, Demand
@@ -42,7 +42,7 @@ class Recent:
 
 
 @dataclass(eq=False)
-class Lengths:
+class DemandCache:
     """Demands of a sweep's workloads, each drawn once."""
 
     _sources: Recent = field(default_factory=lambda: Recent(8))
@@ -53,7 +53,7 @@ class Lengths:
         task = context.tasks[0]
         named = task.task
         key = (named.name, named.workload, named.rl_steps, named.reward_s, str(folder))
-        source: Source = self._sources.get(key, lambda: task.source)
+        source: LengthSource = self._sources.get(key, lambda: task.source)
         seed = context.job.seed
 
         def drawn(batch: Batch) -> Demand:

@@ -19,7 +19,7 @@ from rlperf.plan.question.context import Context, TaskContext
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.reader import Document, problems_of
-from rlperf.sweep.caches import Columns, Lengths
+from rlperf.sweep.caches import Columns, DemandCache
 from rlperf.sweep.columns import STAGES
 from rlperf.sweep.pairs import Best, best_pairs, reason_words
 from rlperf.sweep.paths import with_values
@@ -31,14 +31,14 @@ Row = dict[str, Any]
 
 
 @dataclass(eq=False)
-class Evaluator:
+class GroupEvaluator:
     """Evaluates groups of one sweep; keeps what they share."""
 
     base: dict[str, Any]
     folder: Path | None
     method: Method
     ask: Ask
-    _lengths: Lengths = field(default_factory=Lengths)
+    _lengths: DemandCache = field(default_factory=DemandCache)
     _columns: Columns = field(default_factory=Columns)
 
     def rows(self, group: Group) -> list[Row]:

@@ -34,7 +34,7 @@ WORDS = {"activation_recompute": RECOMPUTE, "offload": OFFLOAD}
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class PairColumns:
     """Columns of one batch and one split of the devices, from which pairs are taken."""
 
     demand: Demand
@@ -60,7 +60,7 @@ class Best:
     r: IntArray
     t: IntArray
     reason: IntArray
-    sources: list[Source] = field(default_factory=list)
+    sources: list[PairColumns] = field(default_factory=list)
 
     @classmethod
     def empty(cls, count: int) -> Best:
@@ -136,7 +136,7 @@ def best_pairs(
             np.maximum(best.reason, 4 * int(Reject.LIMIT) + 2, out=best.reason)
             continue
         for split in splits(context):
-            source = Source(
+            source = PairColumns(
                 demand, split, columns.rollout(context, task.architecture, demand, split.rollout),
                 columns.trainer(context, task.architecture, demand, split.trainer, split.mode == "colocated"),
             )  # fmt: skip
@@ -145,7 +145,7 @@ def best_pairs(
 
 
 def _improve(
-    best: Best, context: Context, task: TaskContext, facts: FrameworkFacts | None, source: Source,
+    best: Best, context: Context, task: TaskContext, facts: FrameworkFacts | None, source: PairColumns,
     engines: Keys, trainers: Keys, wanted: IntArray,
 ) -> None:  # fmt: skip
     """Let the pairs of one source compete."""
@@ -177,7 +177,7 @@ def _improve(
 
 
 def _judged(
-    context: Context, task: TaskContext, facts: FrameworkFacts | None, source: Source, r: IntArray, t: IntArray,
+    context: Context, task: TaskContext, facts: FrameworkFacts | None, source: PairColumns, r: IntArray, t: IntArray,
     backends: tuple[str, ...],
 ) -> tuple[FloatArray, IntArray]:  # fmt: skip
     """Objective and `Reject` flags of pairs ``[pairs]``."""

@@ -13,12 +13,12 @@ from typing import Any, Literal
 from rlperf.errors import Problem, RlperfError, SpecError
 from rlperf.specs.job import Job
 from rlperf.sweep.columns import Column, columns_of
-from rlperf.sweep.evaluate import Evaluator
+from rlperf.sweep.evaluate import GroupEvaluator
 from rlperf.sweep.paths import with_values
 from rlperf.sweep.result import SweepResult
 from rlperf.sweep.space import Group, groups_of
 from rlperf.sweep.spec import Ask, Checked
-from rlperf.sweep.store import NAMED, Store, Task, context_digest, frame_of, parquet, task_of
+from rlperf.sweep.store import NAMED, Store, SweepTask, context_digest, frame_of, parquet, task_of
 
 Backend = Literal["processes", "dask", "ray"]
 Report = Callable[[float, str], None]
@@ -33,7 +33,7 @@ FULL = 2_000
 AT_ONCE = 8
 """Tasks per worker that are handed over at once where a backend returns results only all together."""
 
-_evaluators: dict[str, Evaluator] = {}
+_evaluators: dict[str, GroupEvaluator] = {}
 """The evaluator of the sweep that this process works for; a worker keeps it from task to task."""
 
 
@@ -91,11 +91,11 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def tasks_of(checked: Checked, digest: str) -> list[Task]:
+def tasks_of(checked: Checked, digest: str) -> list[SweepTask]:
     """Groups in tasks; how they are cut depends on the sweep alone, so that any number of workers can resume it."""
     groups = [part for group in groups_of(checked) for part in _cut(group)]
     grain = max(1, min(MOST_GROUPS, len(groups) // LEAST_TASKS))
-    found: list[Task] = []
+    found: list[SweepTask] = []
     held: list[Group] = []
     for group in groups:
         held.append(group)
@@ -114,23 +114,23 @@ def _cut(group: Group) -> Iterator[Group]:
 
 
 def run_task(
-    task: Task, *, base: dict[str, Any], folder: Path | None, method: Any, ask: Ask, columns: tuple[Column, ...],
+    task: SweepTask, *, base: dict[str, Any], folder: Path | None, method: Any, ask: Ask, columns: tuple[Column, ...],
     sweep: str,
 ) -> tuple[str, bytes]:  # fmt: skip
     """Evaluate one task: its key and its rows as Parquet. Runs in a worker."""
     if sweep not in _evaluators:
         _evaluators.clear()
-        _evaluators[sweep] = Evaluator(base, folder, method, ask)
+        _evaluators[sweep] = GroupEvaluator(base, folder, method, ask)
     evaluator = _evaluators[sweep]
     rows = [row for group in task.groups for row in evaluator.rows(group)]
     return task.key, parquet(frame_of(rows, columns))
 
 
-Work = Callable[[Task], tuple[str, bytes]]
+Work = Callable[[SweepTask], tuple[str, bytes]]
 
 
 def _results(
-    work: Work, tasks: list[Task], workers: int, backend: Backend, address: str | None
+    work: Work, tasks: list[SweepTask], workers: int, backend: Backend, address: str | None
 ) -> Iterator[tuple[str, bytes]]:
     """Results as they come, through joblib; distribution is the backend's business."""
     if backend == "processes" and (workers == 1 or len(tasks) <= 1):

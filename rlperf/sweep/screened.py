@@ -12,7 +12,7 @@ from rlperf.plan.question.context import Context
 from rlperf.plan.search.trainer_columns import peak_limits
 from rlperf.sim.rl_step.stage_seconds import StageSeconds, stage_seconds
 from rlperf.sweep.columns import STAGES
-from rlperf.sweep.pairs import Best, Source
+from rlperf.sweep.pairs import Best, PairColumns
 
 Row = dict[str, Any]
 CALIBRATED = ("rollout_s", "scoring_s", "training_s", "weight_sync_s")
@@ -34,7 +34,7 @@ def screened_rows(context: Context, best: Best) -> list[Row]:
     return rows
 
 
-def _shared(context: Context, source: Source) -> Row:
+def _shared(context: Context, source: PairColumns) -> Row:
     """What all points of one batch and split have in common."""
     limit = context.rollout_hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
     return {
@@ -48,7 +48,7 @@ def _shared(context: Context, source: Source) -> Row:
     }
 
 
-def _columns(context: Context, source: Source, r: IntArray, t: IntArray) -> dict[str, Any]:
+def _columns(context: Context, source: PairColumns, r: IntArray, t: IntArray) -> dict[str, Any]:
     rollout, trainer, split = source.rollout, source.trainer, source.split
     staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0
     architecture = context.tasks[0].architecture
@@ -85,7 +85,7 @@ def _columns(context: Context, source: Source, r: IntArray, t: IntArray) -> dict
     return found | {f"trainer_{name}": np.broadcast_to(getattr(layout, name), t.shape) for name in more}
 
 
-def step_sigma(context: Context, source: Source, seconds: StageSeconds, t: IntArray) -> FloatArray:
+def step_sigma(context: Context, source: PairColumns, seconds: StageSeconds, t: IntArray) -> FloatArray:
     r"""Standard deviation of ln(rl_step) of many pairs [1] ``[pairs]``.
 
     As `rlperf.plan.judge.uncertainty.step_sigma`, without :math:`\sigma_l`: closed forms know the mean over the

@@ -91,7 +91,7 @@ def _named_files(checked: Checked) -> set[Path]:
 
 
 @dataclass(frozen=True)
-class Task:
+class SweepTask:
     """Some groups that one process evaluates in one go; ``key`` names its file."""
 
     key: str
@@ -103,12 +103,12 @@ class Task:
         return sum(len(group.ids) for group in self.groups)
 
 
-def task_of(groups: Iterable[Group], context: str) -> Task:
+def task_of(groups: Iterable[Group], context: str) -> SweepTask:
     """A task with its name; ``context`` is the hash of everything that its groups share."""
     groups = tuple(groups)
     content = [[group.common, group.fields, group.ids, group.values] for group in groups]
     text = json.dumps([context, content], sort_keys=True, default=str)
-    return Task(hashlib.sha256(text.encode()).hexdigest()[:32], groups)
+    return SweepTask(hashlib.sha256(text.encode()).hexdigest()[:32], groups)
 
 
 def context_digest(checked: Checked) -> str:
@@ -141,7 +141,7 @@ class Store:
         """File of a task."""
         return self.folder / "parts" / f"{key}.parquet"
 
-    def has(self, task: Task) -> bool:
+    def has(self, task: SweepTask) -> bool:
         """Whether a task's rows are there."""
         return self.path(task.key).is_file()
 
@@ -149,7 +149,7 @@ class Store:
         """Write a task's rows."""
         write_atomic(self.path(key), content)
 
-    def merge(self, checked: Checked, tasks: Iterable[Task]) -> pl.DataFrame:
+    def merge(self, checked: Checked, tasks: Iterable[SweepTask]) -> pl.DataFrame:
         """All rows of a sweep in the order of its points, written as Parquet and CSV with their columns' meaning."""
         import polars as pl
 

@@ -15,7 +15,7 @@ from rlperf.errors import SpecError
 from rlperf.workload.dependence import Dependence
 from rlperf.workload.laws import Component, Law
 from rlperf.workload.lengths import Float
-from rlperf.workload.model import LengthModel, Provenance
+from rlperf.workload.model import LengthModel, LengthProvenance
 from rlperf.workload.multiturn import MultiTurn
 
 # The files say nothing about groups: these are assumptions and are named as such in the model's provenance.
@@ -56,7 +56,7 @@ def _math(content: Mapping[str, Any], source: str) -> LengthModel:
     count = int(content["extraction_info"]["total_math_samples"])
     return LengthModel(
         task="math",
-        provenance=Provenance(
+        provenance=LengthProvenance(
             kind="fitted",
             source=source or "PolyTrace distribution parameters, math (Gaussian mixture with 4 components)",
             responses=count,
@@ -98,7 +98,7 @@ def _tool_use(content: Mapping[str, Any], source: str) -> LengthModel:
     sessions = int(content["extraction_info"]["total_tool_calling_samples"])
     return LengthModel(
         task="tool_use",
-        provenance=Provenance(
+        provenance=LengthProvenance(
             kind="fitted",
             source=source or "PolyTrace distribution parameters, tool calling (moments of the published mixtures)",
             responses=sessions,

@@ -64,7 +64,7 @@ class GroupMaximum:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JudgedQuantity:
     """One quantity of a recorded rl_step, the recording's group bootstrap, and the model's predictive interval."""
 
     rl_step: int
@@ -98,10 +98,10 @@ class Fidelity:
     group_maximum: GroupMaximum | None
     truncated_recorded: float
     truncated_model: float
-    system: tuple[Outcome, ...]
-    totals: tuple[Outcome, ...]
+    system: tuple[JudgedQuantity, ...]
+    totals: tuple[JudgedQuantity, ...]
     known: str
-    baseline: tuple[Outcome, ...] = ()
+    baseline: tuple[JudgedQuantity, ...] = ()
     baseline_group_max_ratio_error: float | None = None
 
     @property
@@ -130,7 +130,7 @@ class Fidelity:
         return 0.0 if self.group_maximum is None else self.group_maximum.error
 
 
-def bias(outcomes: Sequence[Outcome]) -> float:
+def bias(outcomes: Sequence[JudgedQuantity]) -> float:
     """Mean over quantities of (sum of model means over rl_steps) / (sum of bootstrap means) - 1."""
     ratios = [
         sum(o.model_mean for o in part) / sum(o.bootstrap_mean for o in part) - 1.0 for part in _by_quantity(outcomes)
@@ -138,7 +138,7 @@ def bias(outcomes: Sequence[Outcome]) -> float:
     return float(np.mean(ratios))
 
 
-def bias_noise(outcomes: Sequence[Outcome]) -> float:
+def bias_noise(outcomes: Sequence[JudgedQuantity]) -> float:
     """Half the 90 % interval of the mean of K judged rl_steps, relative: (predictive width / 2) / sqrt(K) / mean.
 
     Mean over quantities. From the model's interval: where the longest response decides, the bootstrap knows no longer
@@ -152,12 +152,12 @@ def bias_noise(outcomes: Sequence[Outcome]) -> float:
     return float(np.mean(halves) / np.sqrt(steps))
 
 
-def coverage(outcomes: Sequence[Outcome]) -> float:
+def coverage(outcomes: Sequence[JudgedQuantity]) -> float:
     """Share of outcomes whose recorded value lies in the predictive interval."""
     return float(np.mean([o.inside for o in outcomes]))
 
 
-def width_ratio(outcomes: Sequence[Outcome]) -> float:
+def width_ratio(outcomes: Sequence[JudgedQuantity]) -> float:
     """Mean over quantities of (sum of predictive widths over rl_steps) / (sum of bootstrap widths)."""
     ratios = []
     for part in _by_quantity(outcomes):
@@ -166,7 +166,7 @@ def width_ratio(outcomes: Sequence[Outcome]) -> float:
     return float(np.mean(ratios))
 
 
-def _by_quantity(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+def _by_quantity(outcomes: Sequence[JudgedQuantity]) -> list[list[JudgedQuantity]]:
     names = dict.fromkeys(o.quantity for o in outcomes)
     return [[o for o in outcomes if o.quantity == name] for name in names]
 
@@ -269,12 +269,14 @@ def _simulate(tables: Iterable[LengthTable], rollouts: Rollouts) -> list[Float]:
     return [np.append(rollouts.seconds(t), float(t.response_tokens.sum())) for t in tables]
 
 
-def _outcomes(step: int, rollouts: Rollouts, recorded: Float, resampled: Float, replicas: Float) -> list[Outcome]:
+def _outcomes(
+    step: int, rollouts: Rollouts, recorded: Float, resampled: Float, replicas: Float
+) -> list[JudgedQuantity]:
     names = [*rollouts.names, "generated_tokens"]
     edges = (0.05, 0.95)
     boot, pred = np.quantile(resampled, edges, axis=0), np.quantile(replicas, edges, axis=0)
     return [
-        Outcome(
+        JudgedQuantity(
             step,
             name,
             float(recorded[i]),

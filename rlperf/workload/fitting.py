@@ -12,7 +12,7 @@ from rlperf.workload.dependence import Dependence, Grouped, fit_dependence, law_
 from rlperf.workload.drift import fit_drift
 from rlperf.workload.laws import Law, kolmogorov_smirnov
 from rlperf.workload.lengths import LengthTable
-from rlperf.workload.model import LengthModel, Provenance
+from rlperf.workload.model import LengthModel, LengthProvenance
 from rlperf.workload.multiturn import anova_icc, fit_multi_turn
 from rlperf.workload.records import Recording
 from rlperf.workload.select import MUCH_CENSORED, PROMPTS, choose_law
@@ -75,7 +75,7 @@ def fit_model(
     note = _note(float(censored.mean()), recording, table, rows)
     return LengthModel(
         task=task or table.task or "unnamed",
-        provenance=Provenance(
+        provenance=LengthProvenance(
             kind="fitted",
             source=source or _source(recording),
             responses=table.n_trajectories,

@@ -14,13 +14,13 @@ from rlperf.workload.drift import Drift
 from rlperf.workload.laws import Law
 from rlperf.workload.lengths import Float
 from rlperf.workload.multiturn import MultiTurn
-from rlperf.workload.select import Candidate
+from rlperf.workload.select import TriedLaw
 from rlperf.workload.stages import Filtering, RewardLaw
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
 
 
-class Provenance(BaseModel):
+class LengthProvenance(BaseModel):
     """Where a model comes from: fitted (from what, how much, how well) or assumed."""
 
     model_config = _FROZEN
@@ -80,7 +80,7 @@ class LengthModel(BaseModel):
     model_config = _FROZEN
     schema_version: Literal[1] = 1
     task: str
-    provenance: Provenance
+    provenance: LengthProvenance
     group_size: int = Field(8, ge=1)
     prompts_per_step: int = Field(128, ge=1)
     max_response_tokens: int | None = Field(None, ge=1)
@@ -96,7 +96,7 @@ class LengthModel(BaseModel):
     vision_fraction: float = Field(0.0, ge=0, le=1)
     image_tokens: float = Field(1024.0, ge=1)
     mixture: tuple[Share, ...] = ()
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[TriedLaw, ...] = ()
     alternatives: tuple[tuple[float, Law], ...] = ()
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from rlperf.workload.dependence import Grouped, draw_law, fit_dependence, law_co
 from rlperf.workload.laws import Law
 from rlperf.workload.lengths import Float, Int, LengthTable, Mask
 from rlperf.workload.prompt_effects import PromptEffects
-from rlperf.workload.select import Candidate, choose_law
+from rlperf.workload.select import TriedLaw, choose_law
 from rlperf.workload.stages import law_in_seconds
 from rlperf.workload.turn_links import correlated_effects, link_turns
 
@@ -99,7 +99,7 @@ class MultiTurn:
         )
 
 
-def fit_multi_turn(table: LengthTable) -> tuple[MultiTurn, tuple[Candidate, ...]]:
+def fit_multi_turn(table: LengthTable) -> tuple[MultiTurn, tuple[TriedLaw, ...]]:
     """Fit the turns of a recording; the comparison of families is that of the first turn's law."""
     if table.trajectory is None or table.append_tokens is None or table.tool_latency_s is None:
         raise SpecError("a multi-turn law needs a recording with turns")
@@ -165,7 +165,7 @@ class _TurnFit:
     law: Law
     effects: PromptEffects
     covariance: tuple[tuple[float, ...], ...]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[TriedLaw, ...]
 
 
 def _turn_law(table: LengthTable, rows: Mask, cap: int | None) -> _TurnFit:

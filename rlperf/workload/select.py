@@ -40,7 +40,7 @@ _LEAST_DISTINCT = 4
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TriedLaw:
     """One family or mixture that was tried."""
 
     name: str
@@ -56,7 +56,7 @@ class Choice:
     """The law, the comparison (best first), and the other laws that the data leave possible, with their weights."""
 
     law: Law
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[TriedLaw, ...]
     alternatives: tuple[tuple[float, Law], ...] = ()
 
 
@@ -98,7 +98,7 @@ def choose_law(
     if like is not None and like.tail is not None and np.count_nonzero(x > like.tail.threshold) >= LEAST_EXCESSES:
         threshold = like.tail.threshold
     longest = None if threshold is None else fit_tail(x, censored, threshold, None if like is None else like.tail)
-    tried: list[tuple[Law, Candidate]] = []
+    tried: list[tuple[Law, TriedLaw]] = []
     for source in sources:
         # Below the threshold the bulk is fitted as if the rest were censored there: the likelihoods add up.
         above = censored if threshold is None else x > threshold
@@ -118,11 +118,11 @@ def choose_law(
     return Choice(tried[0][0], tuple(c for _, c in tried), tuple((w, law) for w, law in weights if w > 0.05))
 
 
-def _judge(law: Law, log_likelihood: float, x: Float, censored: Mask, effect: float) -> Candidate:
+def _judge(law: Law, log_likelihood: float, x: Float, censored: Mask, effect: float) -> TriedLaw:
     cap = float(x[censored].min()) if censored.any() else None
     parameters = law.to_vector().size
     error = max(float(x.std()) / np.sqrt(x.size / effect), 1e-9)
-    return Candidate(
+    return TriedLaw(
         law.name,
         int(parameters),
         log_likelihood,

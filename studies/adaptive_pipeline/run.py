@@ -25,9 +25,9 @@ sys.path.insert(0, str(HERE))
 
 from architectures import MADE  # noqa: E402
 
-from rlperf.plan.pipeline import Freedom, PipelinePlan, Problem, optimize  # noqa: E402
+from rlperf.plan.pipeline import Freedom, PipelinePlan, PipelineProblem, optimize  # noqa: E402
 from rlperf.plan.pipeline.exact import best_plan  # noqa: E402
-from rlperf.sim.pipeline import MicroBatches  # noqa: E402
+from rlperf.sim.pipeline import MicrobatchSizes  # noqa: E402
 from rlperf.specs.pipeline_profile import LayerProfile, profile_names, read_profile  # noqa: E402
 
 OUT = HERE.parents[1] / "rlperf-out" / "adaptive_pipeline"
@@ -46,7 +46,7 @@ def profiles() -> Iterator[LayerProfile]:
         yield make()
 
 
-def search_passes(problem: Problem, seconds: float) -> int:
+def search_passes(problem: PipelineProblem, seconds: float) -> int:
     """List passes that take about ``seconds`` on one core; a number, so that the table can be made again."""
     return int(seconds / (1.6e-5 * (12 * problem.devices * problem.microbatches.count) ** 0.54))
 
@@ -58,7 +58,7 @@ def makespan(plan: PipelinePlan, name: str) -> float:
 
 def row(profile: LayerProfile, devices: int, seconds: float) -> dict[str, str]:
     """One line of results.csv."""
-    problem = Problem(profile, MicroBatches.equal(2 * devices), devices)
+    problem = PipelineProblem(profile, MicrobatchSizes.equal(2 * devices), devices)
     plan = optimize(problem, passes=search_passes(problem, seconds), time_limit_s=600.0)
     standards = [s.timeline for s in plan.standards if s.timeline is not None and s.runs]
     best = min(t.makespan_s for t in standards)
@@ -66,7 +66,9 @@ def row(profile: LayerProfile, devices: int, seconds: float) -> dict[str, str]:
     assert one is not None
     tight = math.nan
     if profile.knows_memory:
-        limited = Problem(profile, problem.microbatches, devices, np.full(devices, float(one.peak_memory_bytes.max())))
+        limited = PipelineProblem(
+            profile, problem.microbatches, devices, np.full(devices, float(one.peak_memory_bytes.max()))
+        )
         tight = optimize(limited, passes=search_passes(problem, seconds / 2), time_limit_s=600.0).makespan_s
     interleaved = makespan(plan, "interleaved 1F1B")
     return {
@@ -94,7 +96,7 @@ def shares(profile: LayerProfile, devices: int, seconds: float) -> dict[str, str
     six orders in which the three can be freed. Fixed: equal layers, round robin with two stages per device, and a
     greedy 1F1B rule with merged backward.
     """
-    problem = Problem(profile, MicroBatches.equal(2 * devices), devices)
+    problem = PipelineProblem(profile, MicrobatchSizes.equal(2 * devices), devices)
     found: dict[tuple[bool, ...], float] = {}
     for free in product((False, True), repeat=3):
         plan = optimize(problem, freedom=Freedom(*free), passes=search_passes(problem, seconds), time_limit_s=600.0)
@@ -132,7 +134,7 @@ def small(instances: int) -> None:
         layers, devices, count = int(rng.integers(3, 6)), int(rng.integers(2, 4)), int(rng.integers(2, 4))
         times = rng.integers(1, 10, (3, layers)).astype(np.float64)
         profile = LayerProfile.make("random", "T" * layers, *times)
-        problem = Problem(profile, MicroBatches.equal(count), devices)
+        problem = PipelineProblem(profile, MicrobatchSizes.equal(count), devices)
         searched = optimize(problem, passes=500, time_limit_s=60.0, exact_nodes=0)
         exact = best_plan(problem, searched.makespan_s * (1.0 + 1e-6), max_nodes=60_000)
         if exact.proven:

@@ -20,7 +20,7 @@ from rlperf.plan.judge.uncertainty import distinguishable
 from rlperf.plan.planner import plan_job
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
-from rlperf.plan.question.demand import Source
+from rlperf.plan.question.demand import LengthSource
 from rlperf.sim.rl_step.modes import ExecutionMode
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -70,7 +70,7 @@ class Measured:
         asked = ask(_job(self.row, self.cells, pinned))
         task = asked.context.tasks[0]
         recording = Recording(self.table)
-        source = Source(task.task, recording, lambda: fit_model(recording))
+        source = LengthSource(task.task, recording, lambda: fit_model(recording))
         return replace(asked.context, tasks=(replace(task, source=source),)), asked.facts
 
 

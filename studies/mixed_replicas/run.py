@@ -15,7 +15,7 @@ import numpy as np
 from rlperf.cost.engine_memory import engine_limits
 from rlperf.cost.inference import engine_step_cost
 from rlperf.layout import FloatArray, IntArray, Layout
-from rlperf.sim.rollout import Replica, Trajectories, simulate_rollout
+from rlperf.sim.rollout import ReplicaCosts, Trajectories, simulate_rollout
 from rlperf.specs.calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
@@ -37,12 +37,12 @@ class Case:
     degrees: tuple[int, ...]
     work: Trajectories
 
-    def replicas(self, degree: int, count: int) -> list[Replica]:
+    def replicas(self, degree: int, count: int) -> list[ReplicaCosts]:
         """Equal replicas on H100 with vLLM's constants and limits."""
         arch, hw = load_architecture(self.architecture), load_hardware("h100_sxm")
         vllm, layout = load_engine_calibration("vllm"), Layout.of(tensor_parallel=degree)
         return [
-            Replica(engine_step_cost(arch, hw, vllm, layout), engine_limits(arch, hw, vllm, layout), degree)
+            ReplicaCosts(engine_step_cost(arch, hw, vllm, layout), engine_limits(arch, hw, vllm, layout), degree)
         ] * count
 
 
@@ -72,7 +72,7 @@ def cases() -> list[Case]:
     ]
 
 
-def seconds(case: Case, replicas: list[Replica], routing: str | IntArray) -> float:
+def seconds(case: Case, replicas: list[ReplicaCosts], routing: str | IntArray) -> float:
     """Makespan [s]."""
     return simulate_rollout(case.work, replicas, routing=routing).makespan_s  # type: ignore[arg-type]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.diagnose.graph import ENGINE, PerformanceGraph
 from rlperf.sim.pipeline import StageCosts
-from rlperf.sim.rollout import Replica, Trajectories
+from rlperf.sim.rollout import ReplicaCosts, Trajectories
 from studies.root_cause.scenario import StepInputs, simulate_step
 
 FloatArray = npt.NDArray[np.float64]
@@ -145,7 +145,7 @@ def _turns(
 
 def _hardware(
     base: Draw, ranks: int, trajectories: Trajectories, plants: dict[str, Plant]
-) -> tuple[tuple[Replica, ...], FloatArray]:
+) -> tuple[tuple[ReplicaCosts, ...], FloatArray]:
     """Replicas, and the slowness of every (rank, pipeline stage) in training."""
     slow, cache = plants.get("slow_device"), plants.get("kv_cache")
     load = np.bincount(trajectories.turn_owner, trajectories.final_tokens)
@@ -156,7 +156,7 @@ def _hardware(
     replicas = []
     for rank in range(ranks):
         factor = slow.strength if slow and slow.rank == rank and (base.colocated or slow.part < 0) else 1.0
-        replicas.append(Replica(engine(base.host_s, factor), limits, DEVICES_PER_RANK))
+        replicas.append(ReplicaCosts(engine(base.host_s, factor), limits, DEVICES_PER_RANK))
     if slow and (base.colocated or slow.part >= 0):
         train[slow.rank, max(slow.part, 0)] = slow.strength
     return tuple(replicas), train

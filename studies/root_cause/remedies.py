@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.diagnose.explain import FLOOR, Cause, Explanation, explain_graph, ranked, simulated
-from rlperf.diagnose.peers import Limits, apart
+from rlperf.diagnose.peers import Thresholds, apart
 from rlperf.diagnose.remedies import evened, without_long, without_tools
 from rlperf.layout import FloatArray
 from rlperf.sim.pipeline import StageCosts
-from rlperf.sim.rollout import Replica
+from rlperf.sim.rollout import ReplicaCosts
 from studies.root_cause.scenario import StepInputs, simulate_step
 
 
@@ -27,7 +27,7 @@ def remove(inputs: StepInputs, kind: str) -> StepInputs:
     return REMOVABLE[kind](inputs)
 
 
-def explain_inputs(inputs: StepInputs, *, floor: float = FLOOR, limits: Limits | None = None) -> Explanation:
+def explain_inputs(inputs: StepInputs, *, floor: float = FLOOR, limits: Thresholds | None = None) -> Explanation:
     """Explain an rl_step whose inputs are known: seconds of causes by simulating again without them.
 
     Causes that no longer cost anything when simulated again are left out.
@@ -53,10 +53,10 @@ def _even_tools(inputs: StepInputs) -> StepInputs:
         rank = np.asarray(inputs.routing)[served.turn_owner]
         medians = np.array([np.median(latency[rank == r]) for r in range(len(inputs.replicas))])
         typical = float(np.median(medians[medians > 0])) if (medians > 0).any() else 0.0
-        slow = medians > Limits().tool * typical
+        slow = medians > Thresholds().tool * typical
         if typical > 0:
             latency = np.where(slow[rank], latency * typical / np.maximum(medians[rank], 1e-12), latency)
-    count = apart(latency, Limits().gap)
+    count = apart(latency, Thresholds().gap)
     if count:
         order = np.argsort(-latency, kind="stable")
         latency[order[:count]] = latency[order[count]]
@@ -68,7 +68,7 @@ def _even_devices(inputs: StepInputs) -> StepInputs:
     seconds = np.array([float(r.cost.decode_s(32.0, 32e3)) for r in inputs.replicas])
     typical = inputs.replicas[int(np.argsort(seconds, kind="stable")[(len(seconds) - 1) // 2])]
     replicas = tuple(
-        Replica(typical.cost, r.limits, r.devices) if s > float(np.median(seconds)) else r
+        ReplicaCosts(typical.cost, r.limits, r.devices) if s > float(np.median(seconds)) else r
         for r, s in zip(inputs.replicas, seconds, strict=True)
     )
     tokens = inputs.microbatch_tokens

@@ -16,7 +16,7 @@ from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.pipeline import StageCosts, one_f_one_b
 from rlperf.sim.rl_step import timeline as tl
-from rlperf.sim.rollout import EngineOptions, Replica, Trajectories, simulate_rollout
+from rlperf.sim.rollout import EngineOptions, ReplicaCosts, Trajectories, simulate_rollout
 from rlperf.sim.rollout.replica import PLAIN
 from rlperf.sim.rollout.routing import Routing
 
@@ -43,7 +43,7 @@ class StepInputs:
     """
 
     trajectories: Trajectories
-    replicas: tuple[Replica, ...]
+    replicas: tuple[ReplicaCosts, ...]
     reward_s: FloatArray
     scoring_s: FloatArray
     scored_tokens: FloatArray

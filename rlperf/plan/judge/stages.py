@@ -17,9 +17,9 @@ from rlperf.cost.training_layers import tower_seconds
 from rlperf.layout import RECOMPUTE, Layout
 from rlperf.plan.answer.plan import SettingsValues
 from rlperf.plan.judge.configuration import Configuration, layout_of
-from rlperf.plan.pipeline import Problem, optimize, stage_layout
+from rlperf.plan.pipeline import PipelineProblem, optimize, stage_layout
 from rlperf.plan.question.context import Context
-from rlperf.sim.pipeline import MicroBatches, one_f_one_b, round_robin, simulate, stage_costs
+from rlperf.sim.pipeline import MicrobatchSizes, one_f_one_b, round_robin, simulate, stage_costs
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.specs.architecture import Architecture
@@ -95,7 +95,7 @@ def makespan_s(profile: LayerProfile, layers: tuple[int, ...], count: int) -> fl
     """1F1B with merged backward over stages of so many transformer layers; embedding and head at the ends [s]."""
     partition = (layers[0] + 1, *layers[1:-1], layers[-1] + 1)
     stages = len(layers)
-    costs = stage_costs(profile, partition, MicroBatches.equal(count))
+    costs = stage_costs(profile, partition, MicrobatchSizes.equal(count))
     found = simulate(costs, round_robin(stages, stages), one_f_one_b(stages, count), merged=True)
     return float(found.makespan_s)
 
@@ -172,7 +172,9 @@ def adaptive_note(
         now = stated_ends(profile, architecture.layers, stages, count, pool.settings).makespan_s
     else:
         now = makespan_s(profile, uniform(architecture.layers, stages), count)
-    plan = optimize(Problem(profile, MicroBatches.equal(count), stages), time_limit_s=SEARCH_S, exact_nodes=0)
+    plan = optimize(
+        PipelineProblem(profile, MicrobatchSizes.equal(count), stages), time_limit_s=SEARCH_S, exact_nodes=0
+    )
     gain = now / float(plan.makespan_s) - 1.0
     if gain < NOTEWORTHY:
         return ""

@@ -3,15 +3,15 @@
 from rlperf.plan.pipeline.express import StageLayout, stage_layout
 from rlperf.plan.pipeline.list_schedule import Policy
 from rlperf.plan.pipeline.optimize import PipelinePlan, optimize
-from rlperf.plan.pipeline.problem import Problem
+from rlperf.plan.pipeline.problem import PipelineProblem
 from rlperf.plan.pipeline.search import Freedom
 from rlperf.plan.pipeline.standard import StandardSchedule, standard_schedules, uniform_partition
 
 __all__ = [
     "Freedom",
     "PipelinePlan",
+    "PipelineProblem",
     "Policy",
-    "Problem",
     "StageLayout",
     "StandardSchedule",
     "optimize",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlperf.plan.pipeline.problem import Problem
+from rlperf.plan.pipeline.problem import PipelineProblem
 
 
-def assignment_bound_s(problem: Problem, time_limit_s: float = 3.0) -> float:
+def assignment_bound_s(problem: PipelineProblem, time_limit_s: float = 3.0) -> float:
     """No partition, placement and order ends before this [s].
 
     Devices are sorted by their first layer; device k then starts no sooner than h_k, the least time in which a
-    micro-batch passes k layers (`Problem.bound_s`). With n[k, c] layers of class c (equal work u_c over all
+    micro-batch passes k layers (`PipelineProblem.bound_s`). With n[k, c] layers of class c (equal work u_c over all
     micro-batches) on device k, every plan satisfies
 
         sum_k n[k, c] = N_c,   sum_c u_c n[k, c] + h_k <= T,   n[0, class of layer 0] >= 1,   sum_c n[k, c] >= 1 or idle

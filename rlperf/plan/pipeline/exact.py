@@ -17,7 +17,7 @@ from math import comb
 import numpy as np
 
 from rlperf.errors import SpecError
-from rlperf.plan.pipeline.problem import Problem
+from rlperf.plan.pipeline.problem import PipelineProblem
 from rlperf.sim.pipeline import B, F, Op, Orders, StageCosts, W
 
 
@@ -209,7 +209,7 @@ def _orders(rows: _Rows, node: _Node) -> Orders:
     return tuple(tuple(reversed(order)) for order in orders)
 
 
-def structures(problem: Problem, stages: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def structures(problem: PipelineProblem, stages: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Cuts and placements with this many stages, devices named in the order of their first stage where all are alike.
 
     Neighbouring stages of one device stay apart: their operations may then interleave.
@@ -233,20 +233,20 @@ def _placements(stages: int, devices: int, most: int, alike: bool) -> Iterator[t
     return grow(())
 
 
-def _stage_numbers(problem: Problem) -> range:
+def _stage_numbers(problem: PipelineProblem) -> range:
     layers = problem.profile.layers
     if problem.stages_per_device >= layers:
         return range(layers, layers + 1)
     return range(1, min(layers, problem.devices * problem.stages_per_device) + 1)
 
 
-def structure_count(problem: Problem) -> float:
+def structure_count(problem: PipelineProblem) -> float:
     """At most how many cuts and placements `best_plan` looks at, before devices are named."""
     layers = problem.profile.layers
     return float(sum(comb(layers - 1, s - 1) * problem.devices**s for s in _stage_numbers(problem)))
 
 
-def best_plan(problem: Problem, limit_s: float, *, max_nodes: int = 400_000) -> ExactPlan:
+def best_plan(problem: PipelineProblem, limit_s: float, *, max_nodes: int = 400_000) -> ExactPlan:
     """The optimum over all partitions, placements and orders, if it is below ``limit_s``.
 
     One stage per layer is enough where a device may hold that many: a plan with longer stages is one with shorter ones

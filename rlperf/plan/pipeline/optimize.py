@@ -11,7 +11,7 @@ from rlperf.errors import InfeasibleError, Rejection
 from rlperf.plan.pipeline.bounds import assignment_bound_s
 from rlperf.plan.pipeline.exact import best_plan, structure_count
 from rlperf.plan.pipeline.list_schedule import Policy
-from rlperf.plan.pipeline.problem import Problem
+from rlperf.plan.pipeline.problem import PipelineProblem
 from rlperf.plan.pipeline.search import Annealer, Budget, Candidate, Evaluator, Freedom
 from rlperf.plan.pipeline.standard import StandardSchedule, standard_schedules, uniform_partition
 from rlperf.sim.pipeline import Orders, PipelineTimeline, round_robin, simulate, v_shape
@@ -70,7 +70,7 @@ class PipelinePlan:
 
 
 def optimize(
-    problem: Problem,
+    problem: PipelineProblem,
     *,
     freedom: Freedom = EVERYTHING,
     passes: int | None = None,
@@ -134,14 +134,14 @@ def optimize(
     )
 
 
-def _is_small(problem: Problem) -> bool:
+def _is_small(problem: PipelineProblem) -> bool:
     """Whether the exact search has a chance; it knows no queues on links, so transfers must be free."""
     free = problem.bandwidth_bytes_per_s == float("inf") and problem.latency_s == 0.0
     operations = 3 * problem.profile.layers * problem.microbatches.count
     return free and operations <= 54 and structure_count(problem) <= 5000
 
 
-def _default_passes(problem: Problem, time_limit_s: float) -> int:
+def _default_passes(problem: PipelineProblem, time_limit_s: float) -> int:
     """About two thirds of what fits the time: most passes end early, so their cost grows slower than operations."""
     operations = 3 * 4 * problem.devices * problem.microbatches.count
     return max(200, int(time_limit_s / (2.4e-5 * operations**0.54)))
@@ -155,7 +155,7 @@ def _cuts(partition: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(edges)
 
 
-def _starts(problem: Problem, evaluator: Evaluator, freedom: Freedom) -> list[Candidate]:
+def _starts(problem: PipelineProblem, evaluator: Evaluator, freedom: Freedom) -> list[Candidate]:
     """Uniform partitions of 1, 2, .. stages per device, round robin and back and forth, a few policies each."""
     P = problem.devices
     sequence = tuple(range(problem.microbatches.count))
@@ -234,7 +234,7 @@ def _timeline(evaluator: Evaluator, best: Candidate) -> PipelineTimeline:
     return simulate(costs, best.placement, orders, merged=best.policy.merged, overlap=problem.overlap)
 
 
-def _infeasible(problem: Problem, standards: tuple[StandardSchedule, ...], tried: int) -> InfeasibleError:
+def _infeasible(problem: PipelineProblem, standards: tuple[StandardSchedule, ...], tried: int) -> InfeasibleError:
     misses = [s for s in standards if s.timeline is not None and s.reason]
     nearest = min(misses, key=lambda s: float(s.timeline.peak_memory_bytes.max()) if s.timeline else 0.0, default=None)
     return InfeasibleError(

@@ -8,14 +8,14 @@ from functools import cached_property
 import numpy as np
 
 from rlperf.errors import SpecError
-from rlperf.sim.pipeline import MicroBatches, StageCosts, stage_costs
+from rlperf.sim.pipeline import MicrobatchSizes, StageCosts, stage_costs
 from rlperf.sim.pipeline.types import FloatArray
 from rlperf.specs.pipeline_profile import LayerProfile
 from rlperf.units import human_bytes
 
 
 @dataclass(frozen=True)
-class Problem:
+class PipelineProblem:
     """One pipeline to plan.
 
     profile : layer costs; microbatches : M sizes; devices : P
@@ -25,7 +25,7 @@ class Problem:
     """
 
     profile: LayerProfile
-    microbatches: MicroBatches
+    microbatches: MicrobatchSizes
     devices: int
     memory_bytes: FloatArray | None = None
     bandwidth_bytes_per_s: float = float("inf")

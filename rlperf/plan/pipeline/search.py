@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlperf.plan.pipeline.list_schedule import ListScheduler, Policy, Scheduled, priorities
-from rlperf.plan.pipeline.problem import Problem
+from rlperf.plan.pipeline.problem import PipelineProblem
 from rlperf.sim.pipeline import StageCosts
 from rlperf.sim.pipeline.types import FloatArray
 
@@ -74,7 +74,7 @@ class Budget:
 class Evaluator:
     """Turns candidates into schedules for one problem."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PipelineProblem) -> None:
         self.problem = problem
         self.count = problem.microbatches.count
         work = problem.profile.work_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlperf.plan.pipeline.problem import Problem
+from rlperf.plan.pipeline.problem import PipelineProblem
 from rlperf.sim.pipeline import (
     SCHEDULES,
     Orders,
@@ -33,7 +33,7 @@ class StandardSchedule:
         return self.timeline is not None and not self.reason
 
 
-def uniform_partition(problem: Problem, stages: int) -> tuple[int, ...] | None:
+def uniform_partition(problem: PipelineProblem, stages: int) -> tuple[int, ...] | None:
     """Equal numbers of layers per stage, the embedding on top of the first and the head on top of the last stage.
 
     That is what frameworks do without further orders. None where there are fewer layers than stages.
@@ -50,7 +50,7 @@ def uniform_partition(problem: Problem, stages: int) -> tuple[int, ...] | None:
     return tuple(parts)
 
 
-def standard_schedules(problem: Problem) -> tuple[StandardSchedule, ...]:
+def standard_schedules(problem: PipelineProblem) -> tuple[StandardSchedule, ...]:
     """GPipe, 1F1B, ZB-H1 and interleaved 1F1B with 2, 3, .. stages per device, as far as they exist."""
     P, M = problem.devices, problem.microbatches.count
     results = []
@@ -74,7 +74,9 @@ def standard_schedules(problem: Problem) -> tuple[StandardSchedule, ...]:
     return tuple(results)
 
 
-def _run(problem: Problem, name: str, partition: tuple[int, ...], orders: Orders, merged: bool) -> StandardSchedule:
+def _run(
+    problem: PipelineProblem, name: str, partition: tuple[int, ...], orders: Orders, merged: bool
+) -> StandardSchedule:
     costs = problem.stage_costs(partition)
     placement = round_robin(len(partition), problem.devices)
     timeline = simulate(costs, placement, orders, merged=merged, overlap=problem.overlap)

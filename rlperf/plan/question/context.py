@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from rlperf.cost.dtypes import DTYPES
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.plan.question.demand import Source, batches
+from rlperf.plan.question.demand import LengthSource, batches
 from rlperf.sim.rl_step.demand import Batch
 from rlperf.sim.rl_step.overheads import trainer_in_framework
 from rlperf.sim.rl_step.site import Site, TrainerStack
@@ -34,7 +34,7 @@ class TaskContext:
 
     task: Task
     architecture: Architecture
-    source: Source
+    source: LengthSource
     batches: tuple[Batch, ...]
 
 
@@ -195,7 +195,7 @@ def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path 
     problems: list[Problem] = []
     source, found = None, None
     try:
-        source = Source.open(task, folder, sees=architecture is not None and architecture.vision is not None)
+        source = LengthSource.open(task, folder, sees=architecture is not None and architecture.vision is not None)
     except SpecError as error:
         problems += error.problems
     try:

@@ -53,7 +53,7 @@ def batches(task: Task, generated_per_trained: float = 1.0) -> list[Batch]:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class LengthSource:
     """Where a task's lengths come from: a recording with its fitted model, or a model alone."""
 
     task: Task
@@ -63,7 +63,7 @@ class Source:
     _drawn: dict[tuple[Batch, tuple[int, int] | None, int], Demand] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, task: Task, folder: Path | None = None, *, sees: bool = True) -> Source:
+    def open(cls, task: Task, folder: Path | None = None, *, sees: bool = True) -> LengthSource:
         """Read the workload of a task: a preset, a fitted model file, or recorded files below ``folder``.
 
         ``sees``: the policy has a vision tower; without one, tokens of images count as text.

@@ -17,7 +17,7 @@ from rlperf.sim.pipeline.simulate import check_orders, peak_memory_bytes, simula
 from rlperf.sim.pipeline.types import (
     B,
     F,
-    MicroBatches,
+    MicrobatchSizes,
     Op,
     Orders,
     PipelineTimeline,
@@ -31,7 +31,7 @@ __all__ = [
     "SCHEDULES",
     "B",
     "F",
-    "MicroBatches",
+    "MicrobatchSizes",
     "Op",
     "Orders",
     "PipelineTimeline",

@@ -33,7 +33,7 @@ def op_name(op: Op, merged: bool = False) -> str:
 
 
 @dataclass(frozen=True)
-class MicroBatches:
+class MicrobatchSizes:
     """Sizes of M micro-batches relative to the profile's reference micro-batch.
 
     A layer with time t and quadratic share q costs t * ((1 - q) * linear + q * quadratic). For a packed micro-batch of
@@ -64,14 +64,14 @@ class MicroBatches:
         return bool(np.all(self.linear == self.linear[0]) and np.all(self.quadratic == self.quadratic[0]))
 
     @classmethod
-    def equal(cls, count: int) -> MicroBatches:
+    def equal(cls, count: int) -> MicrobatchSizes:
         """``count`` reference micro-batches."""
         if count < 1:
             raise SpecError(f"{count} micro-batches: at least 1 is due")
         return cls(np.ones(count), np.ones(count))
 
     @classmethod
-    def packed(cls, lengths: Sequence[Sequence[int]], reference_tokens: float) -> MicroBatches:
+    def packed(cls, lengths: Sequence[Sequence[int]], reference_tokens: float) -> MicrobatchSizes:
         """From the sequence lengths [tokens] packed into each micro-batch.
 
         >>> MicroBatches.packed([[4096], [2048, 2048]], 4096).quadratic
@@ -152,7 +152,7 @@ class StageCosts:
 def stage_costs(
     profile: LayerProfile,
     partition: Sequence[int],
-    microbatches: MicroBatches,
+    microbatches: MicrobatchSizes,
     *,
     bandwidth_bytes_per_s: float = float("inf"),
     latency_s: float = 0.0,

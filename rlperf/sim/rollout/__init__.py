@@ -4,7 +4,7 @@ from rlperf.sim.rollout.closed_form import StepCensus, take_census
 from rlperf.sim.rollout.options import EngineOptions, Speculation
 from rlperf.sim.rollout.replica import simulate_replica
 from rlperf.sim.rollout.reward import RewardResult, judge, slowest_rank_s, verify
-from rlperf.sim.rollout.rollout import LostSeconds, Replica, RolloutResult, simulate_rollout
+from rlperf.sim.rollout.rollout import LostSeconds, ReplicaCosts, RolloutResult, simulate_rollout
 from rlperf.sim.rollout.tail import (
     GroupSource,
     PartialRollouts,
@@ -20,7 +20,7 @@ __all__ = [
     "LostSeconds",
     "PartialRollouts",
     "PolicyRun",
-    "Replica",
+    "ReplicaCosts",
     "ReplicaTimeline",
     "RewardResult",
     "RolloutResult",

@@ -6,12 +6,12 @@ import numpy as np
 
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rollout.batch import DecodingBatch, drain_steps
-from rlperf.sim.rollout.step_seconds import StepSeconds
+from rlperf.sim.rollout.step_seconds import EngineStepSeconds
 from rlperf.sim.rollout.timeline import Segments
 
 
 def drain(
-    now: float, batch: DecodingBatch, base: IntArray, need: IntArray, seconds: StepSeconds
+    now: float, batch: DecodingBatch, base: IntArray, need: IntArray, seconds: EngineStepSeconds
 ) -> tuple[FloatArray, Segments]:
     r"""Completion times [s] of requests that decode without admission, arrival or preemption.
 

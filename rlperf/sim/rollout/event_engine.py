@@ -14,7 +14,7 @@ from rlperf.sim.rollout.batch import DecodingBatch
 from rlperf.sim.rollout.cache import BlockCache
 from rlperf.sim.rollout.drain import drain, held_blocks, safe_completions
 from rlperf.sim.rollout.options import DecodeClock, EngineOptions
-from rlperf.sim.rollout.step_seconds import StepSeconds
+from rlperf.sim.rollout.step_seconds import EngineStepSeconds
 from rlperf.sim.rollout.timeline import SegmentLog, Segments
 from rlperf.sim.rollout.trajectories import Trajectories
 
@@ -44,7 +44,7 @@ class EventEngine:
         self.max_running = int(min(limits.max_running, bound, n))
         self.chunked, self.budget = limits.chunked_prefill, limits.token_budget
         self.width = width
-        self.seconds = StepSeconds(cost, self.max_running, options)
+        self.seconds = EngineStepSeconds(cost, self.max_running, options)
         spec = options.speculation
         self.cache = BlockCache(trajectories, limits)
         self.finite = self.cache.total != np.inf

@@ -17,7 +17,7 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.static import PrefillPhase, prefill_phase, prefix_hits
-from rlperf.sim.rollout.step_seconds import StepSeconds
+from rlperf.sim.rollout.step_seconds import EngineStepSeconds
 from rlperf.sim.rollout.timeline import ReplicaTimeline, SegmentLog, Segments
 from rlperf.sim.rollout.trajectories import Trajectories
 
@@ -107,7 +107,7 @@ class _Queue:
     """A queue scheduled: who is admitted and done at which step, and the runs of engine_steps between."""
 
     places: int
-    seconds: StepSeconds
+    seconds: EngineStepSeconds
     hits: IntArray
     log: SegmentLog
     phase: PrefillPhase
@@ -122,7 +122,7 @@ class _Queue:
     ) -> _Queue | None:
         """None where an assumption fails, see `run_queued`."""
         n, places = len(trajectories), int(min(limits.max_running, limits.token_budget))
-        seconds = StepSeconds(cost, places, options)
+        seconds = EngineStepSeconds(cost, places, options)
         hits = prefix_hits(trajectories, limits)
         log = SegmentLog()
         early = np.full(places, -1.0)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
-from rlperf.sim.rollout.rollout import Replica, RolloutResult, simulate_rollout
+from rlperf.sim.rollout.rollout import ReplicaCosts, RolloutResult, simulate_rollout
 from rlperf.sim.rollout.trajectories import Trajectories
 
 
@@ -86,7 +86,7 @@ def _serve(ready: FloatArray, duration: FloatArray, workers: int) -> FloatArray:
 def judge(
     result: RolloutResult,
     trajectories: Trajectories,
-    replicas: Sequence[Replica],
+    replicas: Sequence[ReplicaCosts],
     *,
     verdict_tokens: npt.ArrayLike,
     instruction_tokens: int = 0,

@@ -21,7 +21,7 @@ from rlperf.sim.rollout.trajectories import Trajectories
 
 
 @dataclass(frozen=True, eq=False)
-class Replica:
+class ReplicaCosts:
     """One replica of the engine: what its engine_steps cost, its limits, its devices."""
 
     cost: EngineStepCost
@@ -100,7 +100,7 @@ class RolloutResult:
 
 def simulate_rollout(
     trajectories: Trajectories,
-    replicas: int | Sequence[Replica],
+    replicas: int | Sequence[ReplicaCosts],
     *,
     cost: EngineStepCost | None = None,
     limits: EngineLimits | None = None,
@@ -126,7 +126,7 @@ def simulate_rollout(
     if isinstance(replicas, int):
         if cost is None or limits is None:
             raise SpecError("simulate_rollout: a number of replicas needs cost and limits")
-        replicas = [Replica(cost, limits, devices_per_replica)] * replicas
+        replicas = [ReplicaCosts(cost, limits, devices_per_replica)] * replicas
     if not replicas or not len(trajectories):
         raise SpecError("simulate_rollout: nothing to serve" if replicas else "simulate_rollout: no replicas")
     if isinstance(routing, str) and routing == "least_loaded":
@@ -154,7 +154,7 @@ def simulate_rollout(
     )
 
 
-def _speed(replicas: Sequence[Replica]) -> FloatArray:
+def _speed(replicas: Sequence[ReplicaCosts]) -> FloatArray:
     """Relative speed: engine_steps per second times requests, at each replica's own max_running (at most 256)."""
     speeds = []
     for r in replicas:
@@ -164,7 +164,7 @@ def _speed(replicas: Sequence[Replica]) -> FloatArray:
 
 
 def _pull(
-    trajectories: Trajectories, replicas: Sequence[Replica], options: EngineOptions
+    trajectories: Trajectories, replicas: Sequence[ReplicaCosts], options: EngineOptions
 ) -> tuple[tuple[IntArray, ...], tuple[ReplicaTimeline, ...]]:
     """Least loaded: one central queue; at every event it goes to the emptiest replicas that have a free place."""
     engines = []
@@ -200,7 +200,7 @@ def _pull(
     return chosen, tuple(timeline_of(engine, m) for engine, m in zip(engines, chosen, strict=True))
 
 
-def lost_seconds(timelines: Sequence[ReplicaTimeline], replicas: Sequence[Replica]) -> LostSeconds:
+def lost_seconds(timelines: Sequence[ReplicaTimeline], replicas: Sequence[ReplicaCosts]) -> LostSeconds:
     """Device-seconds lost by cause (definitions: `LostSeconds`)."""
     makespan = max(t.makespan_s for t in timelines)
     total = np.zeros(5)

@@ -10,7 +10,7 @@ from rlperf.cost.engine_step import EngineStepCost
 from rlperf.sim.rollout.options import EngineOptions
 
 
-class StepSeconds:
+class EngineStepSeconds:
     """Seconds of a decoding and of a mixed engine_step (symbols: `EngineStepCost`).
 
     With speculation w = k + 1 tokens per request pass the linear layers, and drafting adds its own seconds.

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step, steady_rollout_s
-from rlperf.sim.rl_step.modes import Execution, ExecutionMode, step_seconds
+from rlperf.sim.rl_step.modes import Execution, step_seconds
 from rlperf.sim.rollout.rollout import simulate_rollout
 from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.specs.modes import MODES
 
 SECONDS = st.floats(0.1, 200.0)
 STAGES = st.builds(
@@ -41,7 +42,7 @@ STAGES = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(
     STAGES,
-    st.sampled_from([mode for mode in ExecutionMode if mode is not ExecutionMode.STREAMING]),
+    st.sampled_from([mode for mode in MODES if mode != "streaming"]),
     st.integers(0, 4),
     st.integers(1, 3),
     st.booleans(),
@@ -50,7 +51,7 @@ STAGES = st.builds(
 )
 def test_step_equals_the_closed_form(
     stages: StepStages,
-    mode: ExecutionMode,
+    mode: str,
     staleness: int,
     interval: int,
     in_flight: bool,
@@ -60,15 +61,15 @@ def test_step_equals_the_closed_form(
     execution = Execution(mode, staleness, interval, int(in_flight), int(interrupt), int(group))
     line = compose_rl_step(execution, stages, rl_steps=12)
     closed = float(step_seconds(execution, stages.times()))
-    if interval == 1 or mode in (ExecutionMode.SYNC_COLOCATED, ExecutionMode.SYNC_DISAGGREGATED):
+    if interval == 1 or mode in ("colocated", "disaggregated"):
         assert line.rl_step_s == pytest.approx(closed, rel=1e-6)
     else:  # syncs now and then: the mean of the terms is exact, their maximum is not
         assert closed * (1 - 1e-9) <= line.rl_step_s <= closed + stages.weight_sync_s + stages.recompute_s + 1e-6
 
 
 @settings(max_examples=60, deadline=None)
-@given(STAGES, st.sampled_from(list(ExecutionMode)))
-def test_nothing_starts_before_what_it_waits_for(stages: StepStages, mode: ExecutionMode) -> None:
+@given(STAGES, st.sampled_from(list(MODES)))
+def test_nothing_starts_before_what_it_waits_for(stages: StepStages, mode: str) -> None:
     line = compose_rl_step(Execution(mode, staleness=2), stages, rl_steps=3)
     waits = line.edge_kind != tl.QUEUE
     assert np.all(line.start_s[line.edge_target[waits]] >= line.end_s[line.edge_source[waits]] - 1e-9)
@@ -92,7 +93,7 @@ def test_stage_seconds_of_a_colocated_step() -> None:
         fixed_s=1.5,
         transitions=Transitions(1.0, 2.0, 3.0, 4.0),
     )
-    line = compose_rl_step(Execution(ExecutionMode.SYNC_COLOCATED), stages, trainer_devices=8)
+    line = compose_rl_step(Execution("colocated"), stages, trainer_devices=8)
     assert dict(line.stages_s.items()) == pytest.approx(
         {
             "rollout": 60,
@@ -112,7 +113,7 @@ def test_stage_seconds_of_a_colocated_step() -> None:
 def test_streaming_lies_between_overlap_and_turns() -> None:
     finish = np.sort(np.random.default_rng(0).gamma(2.0, 20.0, 64))
     stages = StepStages.of([finish.max()], training_s=60.0, weight_sync_s=2.0, group_finish_s=finish)
-    line = compose_rl_step(Execution(ExecutionMode.STREAMING, chunks=8), stages)
+    line = compose_rl_step(Execution("streaming", chunks=8), stages)
     serial = finish.max() + 62.0
     assert max(finish.max(), 60.0) + 2.0 < line.rl_step_s < serial
     # the last chunk is never trained before the last group is done
@@ -121,7 +122,7 @@ def test_streaming_lies_between_overlap_and_turns() -> None:
 
 def test_reference_and_critic_on_devices_of_their_own_run_beside() -> None:
     stages = StepStages.of([10.0], scoring_s=4.0, reference_s=6.0, training_s=20.0, critic_s=25.0)
-    line = compose_rl_step(Execution(ExecutionMode.SYNC_DISAGGREGATED), stages)
+    line = compose_rl_step(Execution("disaggregated"), stages)
     assert line.rl_step_s == pytest.approx(10 + 6 + 25)
     assert line.pools == ("rollout", "trainer", "reference", "critic")
 
@@ -129,7 +130,7 @@ def test_reference_and_critic_on_devices_of_their_own_run_beside() -> None:
 def test_reward_on_devices_of_its_own_leaves_the_rollout_pool_idle() -> None:
     together = StepStages.of([10.0], training_s=5.0, reward_s=[2.0, 4.0])
     apart = StepStages.of([10.0], training_s=5.0, reward_s=[2.0, 4.0], reward_apart=True)
-    execution = Execution(ExecutionMode.SYNC_DISAGGREGATED)
+    execution = Execution("disaggregated")
     one, other = compose_rl_step(execution, together), compose_rl_step(execution, apart)
     assert one.rl_step_s == other.rl_step_s == pytest.approx(19.0)
     assert other.pools == ("rollout", "trainer", "reward")
@@ -145,5 +146,5 @@ def test_from_a_simulated_rollout() -> None:
     assert stages.rollout_s.tolist() == rollout.replica_finish_s.tolist()
     assert steady_rollout_s(rollout) < rollout.makespan_s
     # decode-bound replicas without a tail: mean length instead of the longest
-    line = compose_rl_step(Execution(ExecutionMode.SYNC_DISAGGREGATED), stages)
+    line = compose_rl_step(Execution("disaggregated"), stages)
     assert line.rl_step_s == pytest.approx(rollout.makespan_s + 3.0)

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from rlperf.sim.rl_step.modes import (
     Execution,
-    ExecutionMode,
     StageTimes,
     async_device_seconds,
     async_staleness,
     step_seconds,
 )
+from rlperf.specs.modes import MODES
 
 SECONDS = st.floats(0.0, 1e4)
 
@@ -42,14 +42,14 @@ def test_every_mode_by_hand() -> None:
         max(60 + 8 + 40, work + 8, (105 + work + 8) / 4),
         max(105 + work / 4, 20 + work) + 8,
     ]
-    found = step_seconds(Execution(list(ExecutionMode), staleness=3), times)
+    found = step_seconds(Execution(list(MODES), staleness=3), times)
     assert found == pytest.approx(expected)
 
 
 def test_in_flight_updates_hide_the_sync_from_the_engines() -> None:
     times = StageTimes(rollout_s=50.0, training_s=10.0, weight_sync_s=20.0, swap_s=1.0, rollout_steady_s=50.0)
-    drained = step_seconds(Execution(ExecutionMode.FULLY_ASYNC, staleness=4), times)
-    hidden = step_seconds(Execution(ExecutionMode.FULLY_ASYNC, staleness=4, in_flight_updates=1), times)
+    drained = step_seconds(Execution("async", staleness=4), times)
+    hidden = step_seconds(Execution("async", staleness=4, in_flight_updates=1), times)
     assert float(drained) == pytest.approx(70.0)
     assert float(hidden) == pytest.approx(51.0)
 
@@ -60,7 +60,7 @@ def test_engines_that_neither_drain_nor_stop_are_faster_than_those_that_do() -> 
     )
 
     def period(in_flight: int, interrupt: int, interval: int = 1) -> float:
-        execution = Execution(ExecutionMode.FULLY_ASYNC, 9, interval, in_flight, interrupt)
+        execution = Execution("async", 9, interval, in_flight, interrupt)
         return float(step_seconds(execution, times))
 
     assert period(0, 0) == pytest.approx(96.0)  # as long as a batch rolled out alone
@@ -72,24 +72,24 @@ def test_engines_that_neither_drain_nor_stop_are_faster_than_those_that_do() -> 
 
 def test_interruption_charges_the_recomputed_cache_once_per_sync() -> None:
     times = StageTimes(rollout_s=50.0, recompute_s=6.0)
-    run = Execution(ExecutionMode.K_STEP_OFF, staleness=9, interrupt=1, in_flight_updates=1, sync_interval=3)
+    run = Execution("k_step_off", staleness=9, interrupt=1, in_flight_updates=1, sync_interval=3)
     assert float(step_seconds(run, times)) == pytest.approx(52.0)
 
 
 @given(SECONDS, SECONDS, SECONDS, SECONDS, st.floats(0.0, 1.0), st.integers(0, 9))
 def test_less_waiting_is_never_slower(r: float, s: float, t: float, y: float, busy: float, k: int) -> None:
     times = StageTimes(rollout_s=r, scoring_s=s, training_s=t, weight_sync_s=y, rollout_steady_s=busy * r)
-    by_mode = step_seconds(Execution(list(ExecutionMode), staleness=k), times)
-    sync = by_mode[ExecutionMode.SYNC_DISAGGREGATED]
+    by_mode = step_seconds(Execution(list(MODES), staleness=k), times)
+    sync = by_mode[MODES["disaggregated"].code]
     assert np.all(by_mode <= sync * (1 + 1e-12) + 1e-9)
-    more = step_seconds(Execution(ExecutionMode.FULLY_ASYNC, staleness=k + 1), times)
-    assert more <= by_mode[ExecutionMode.FULLY_ASYNC] + 1e-9
+    more = step_seconds(Execution("async", staleness=k + 1), times)
+    assert more <= by_mode[MODES["async"].code] + 1e-9
     # no mode beats its busiest device
-    assert by_mode[ExecutionMode.FULLY_ASYNC] >= max(busy * r, s + t) - 1e-9
+    assert by_mode[MODES["async"].code] >= max(busy * r, s + t) - 1e-9
 
 
-@given(st.lists(st.tuples(SECONDS, SECONDS, st.sampled_from(list(ExecutionMode))), min_size=1, max_size=20))
-def test_arrays_equal_scalars(rows: list[tuple[float, float, ExecutionMode]]) -> None:
+@given(st.lists(st.tuples(SECONDS, SECONDS, st.sampled_from(list(MODES))), min_size=1, max_size=20))
+def test_arrays_equal_scalars(rows: list[tuple[float, float, str]]) -> None:
     rollout, training, modes = (np.array(column) for column in zip(*rows, strict=True))
     together = step_seconds(Execution(modes), StageTimes(rollout_s=rollout, training_s=training, weight_sync_s=1.0))
     alone = [
@@ -105,7 +105,7 @@ def test_all_rates_scale_the_step(factor: float) -> None:
         times = StageTimes(
             rollout_s=30 * scale, training_s=20 * scale, weight_sync_s=3 * scale, transition_s=2 * scale, fixed_s=scale
         )
-        return step_seconds(Execution(list(ExecutionMode)), times)
+        return step_seconds(Execution(list(MODES)), times)
 
     assert at(factor) == pytest.approx(factor * at(1.0))
 

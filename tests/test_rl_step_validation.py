@@ -19,7 +19,6 @@ from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate import Report, validate_file
 from rlperf.calibrate.validate_rl_step import stratum
 from rlperf.errors import SpecError
-from rlperf.sim.rl_step.modes import ExecutionMode
 from rlperf.specs.rl_calibration import load_framework_calibration
 
 ROW = {
@@ -77,7 +76,7 @@ def test_unknown_laws_are_refused() -> None:
 def test_blank_cells_are_filled_in_and_named() -> None:
     row = read_row(ROW)
     assert row.trainer == "megatron"
-    assert row.mode is ExecutionMode.SYNC_COLOCATED
+    assert row.mode == "colocated"
     assert row.sequences == 128
     assert row.cap_tokens == 2048 - 120
     named = " ".join(row.assumed)
@@ -140,11 +139,11 @@ def test_names_and_modes() -> None:
     assert stack_of("AReaL (SGLang+Megatron)").trainer == "megatron"
     assert stack_of("NeMo-RL (vLLM + AutoModel)").trainer == "automodel"
     assert stack_of("miles").framework == "slime"
-    assert mode_of(False, 0) is ExecutionMode.SYNC_DISAGGREGATED
-    assert mode_of(False, 1) is ExecutionMode.ONE_STEP_OFF
-    assert mode_of(False, 4) is ExecutionMode.FULLY_ASYNC
-    assert mode_of(True, 2) is ExecutionMode.SYNC_COLOCATED
-    assert mode_of(True, 2, shared=False) is ExecutionMode.FULLY_ASYNC
+    assert mode_of(False, 0) == "disaggregated"
+    assert mode_of(False, 1) == "one_step_off"
+    assert mode_of(False, 4) == "async"
+    assert mode_of(True, 2) == "colocated"
+    assert mode_of(True, 2, shared=False) == "async"
 
 
 @pytest.mark.parametrize("framework", ["SkyRL", "ROLL (vLLM+Megatron)", "prime-rl", "torchforge (vLLM+torchtitan)"])
@@ -260,7 +259,7 @@ def test_asynchronous_events_agree_with_the_closed_form_of_a_predicted_row(stale
     run = asynchronous_run(found.framework, found.rollout, found.stages, found.trajectories, max_staleness=staleness)
     events = simulate(run, rl_steps=30)
     flags = int(found.framework.in_flight_updates), int(found.framework.partial_rollout)
-    closed = float(step_seconds(Execution(ExecutionMode.K_STEP_OFF, staleness, 1, *flags), found.stages.times()))
+    closed = float(step_seconds(Execution("k_step_off", staleness, 1, *flags), found.stages.times()))
     assert events.period_s == pytest.approx(closed, rel=0.12)
     assert 0.0 < events.staleness_mean <= staleness + 0.5
 

@@ -29,6 +29,7 @@ from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.stage_seconds import sync_fit
+from rlperf.specs.modes import MODES
 from rlperf.specs.rl_calibration import FrameworkCalibration, Overhead, Provenance
 from rlperf.specs.step_log import StepLog
 from rlperf.workload.lengths import LengthTable
@@ -78,7 +79,7 @@ def fit_log(context: Context, log: StepLog, lengths: LengthTable | None = None, 
     evaluation, filled = evaluate_job(context)
     notes += [f"assumed {text}" for text in filled]
     backend = int(evaluation.trainer.backend[0])
-    context = _transport_first(context, backend, evaluation.configuration.mode == "colocated")
+    context = _transport_first(context, backend, MODES[evaluation.configuration.mode].shares_devices)
     shipped = context.trainers[backend].framework
     stages = _stages(context, evaluation, backend, log, lengths, notes)
     if not stages:
@@ -143,7 +144,7 @@ def _stages(
         for each in (_with_overheads(context, backend, value) for value in (0.0, 1.0))
     )
     found = []
-    overlapped = configuration.mode in ("one_step_off", "async")
+    overlapped = MODES[configuration.mode].overlaps
     if overlapped:
         notes.append("rollout in this mode is what the trainer waited: engine_host is not identified from it")
     elif log.mean("rollout_s") is not None:

@@ -15,13 +15,14 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
 from rlperf.cost.weight_sync import SyncShape, sync_payload
 from rlperf.sim.rl_step.compose import StepStages, compose_rl_step
-from rlperf.sim.rl_step.modes import Execution, ExecutionMode, step_seconds
+from rlperf.sim.rl_step.modes import Execution, step_seconds
 from rlperf.sim.rl_step.overheads import trainer_in_framework
 from rlperf.sim.rl_step.stages import RolloutSetup, SyncSetup, TrainerSetup, execution_of, roll_out, step_stages
 from rlperf.sim.rl_step.timeline import Timeline
 from rlperf.sim.rl_step.uncertainty import bootstrap_groups, interval
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration, Transport, load_framework_calibration
 from rlperf.specs.trainer_calibration import load_trainer
 
@@ -108,9 +109,9 @@ def _engine(row: StepRow) -> tuple[EngineStepCost, EngineLimits]:
     return cost, replace(limits, kv_tokens=max(limits.kv_tokens, least))
 
 
-def _transport(framework: FrameworkCalibration, mode: ExecutionMode) -> Transport:
+def _transport(framework: FrameworkCalibration, mode: Mode) -> Transport:
     """The path of this framework and mode: the first of its list that suits."""
-    colocated = mode is ExecutionMode.SYNC_COLOCATED
+    colocated = MODES[mode].shares_devices
     for fit in framework.weight_sync:
         if (fit.transport == "colocated") == colocated and fit.transport != "reshard":
             return fit.transport
@@ -157,7 +158,7 @@ def predict_step(
     facts = framework or load_framework_calibration(row.framework)
     rollout, trainer, sync = setups(row, facts)
     trajectories = row.trajectories(law, seed)
-    colocated = row.mode is ExecutionMode.SYNC_COLOCATED
+    colocated = MODES[row.mode].shares_devices
     nodes = max(row.devices // row.hardware.cluster.devices_per_node, 1)
     stages, _ = step_stages(facts, rollout, trainer, sync, trajectories, nodes=nodes, colocated=colocated)
     if row.critic:

@@ -15,10 +15,10 @@ from rlperf.calibrate.rl_step_stack import Stack, dtype_named, stack_of
 from rlperf.cost.dtypes import dtype_of
 from rlperf.errors import SpecError
 from rlperf.layout import RECOMPUTE, Layout
-from rlperf.sim.rl_step.modes import ExecutionMode
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, in_nodes_of, load_hardware
+from rlperf.specs.modes import Mode, mode_of_staleness
 from rlperf.specs.profiles import load_architecture
 
 PROMPT_TOKENS = 120.0
@@ -39,7 +39,7 @@ class StepRow:
     engine: str
     architecture: Architecture
     hardware: Hardware
-    mode: ExecutionMode
+    mode: Mode
     staleness: int
     devices: int
     rollout_devices: int
@@ -107,13 +107,9 @@ class _Cells:
         return int(self.number(name, default, why))
 
 
-def mode_of(colocated: bool, staleness: float, *, shared: bool = True) -> ExecutionMode:
+def mode_of(colocated: bool, staleness: float, *, shared: bool = True) -> Mode:
     """Execution mode of a row by its columns; pools that ``shared`` devices hold take turns, however stale."""
-    if colocated and (shared or staleness == 0):
-        return ExecutionMode.SYNC_COLOCATED
-    if staleness == 0:
-        return ExecutionMode.SYNC_DISAGGREGATED
-    return ExecutionMode.ONE_STEP_OFF if staleness == 1 else ExecutionMode.FULLY_ASYNC
+    return mode_of_staleness(staleness, shares_devices=colocated and (shared or staleness == 0))
 
 
 def read_row(row: Mapping[str, str], architectures: Path | None = None) -> StepRow:

@@ -20,6 +20,7 @@ from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rollout import EngineOptions, RolloutResult, Trajectories, simulate_rollout
 from rlperf.sim.rollout.replica import PLAIN
 from rlperf.sim.rollout.routing import Routing
+from rlperf.specs.modes import MODES, Form, ModeTraits
 
 _TRAINING = (
     ("forward_s", g.FORWARD), ("recompute_s", g.RECOMPUTE), ("backward_s", g.BACKWARD), ("bubble_s", g.BUBBLE),
@@ -89,11 +90,21 @@ class PredictedSteps:
             options=evaluation.replicas.options,
         )  # fmt: skip
 
+    @property
+    def traits(self) -> ModeTraits:
+        """The row of the mode."""
+        return MODES[self.mode]
+
+    @property
+    def flows(self) -> bool:
+        """Whether batches flow into each other, so that no rollout of one batch can be told apart."""
+        return self.traits.form is Form.REFILLED
+
     def graph(self) -> g.PerformanceGraph:
         """The performance graph. Asynchronous rollouts are one vertex per rl_step, at their steady rate."""
-        pools = ("rank",) if self.mode == "colocated" else ("rollout", "trainer")
+        pools = ("rank",) if self.traits.shares_devices else ("rollout", "trainer")
         build = g.GraphBuilder(pools, self.devices)
-        overlaps = self.mode in ("one_step_off", "async")
+        overlaps = self.traits.runs_ahead
         rolled, now = None, 0.0
         for k in range(len(self.results)):
             last = None if rolled is None else rolled
@@ -114,18 +125,18 @@ class PredictedSteps:
         joined = g.EngineSamples(
             *(np.concatenate([getattr(s, name) for s in samples]) for name in g.EngineSamples.__dataclass_fields__)
         )
-        return build.freeze(joined if self.mode != "async" else None)
+        return build.freeze(None if self.flows else joined)
 
     def _rollout(self, build: g.GraphBuilder, k: int, now: float, after: IntArray | None) -> tuple[IntArray, float]:
-        if self.mode == "async":
+        if self.flows:
             end = now + self.steady_s
             return build.add(g.ROLLOUT, now, end, rl_step=k, after=after), end
-        if self.mode != "one_step_off":
+        if not self.traits.runs_ahead:
             after = build.add(g.CONTROLLER, now, now + self.fixed_s[k], rl_step=k, after=after)
             now += float(self.fixed_s[k])
         ends = add_rollout(build, self.results[k], self.trajectories[k], now, after, rl_step=k)
         now += self.results[k].makespan_s
-        if self.mode != "one_step_off":
+        if not self.traits.runs_ahead:
             return ends, now
         seconds = self.before[0][1][k]
         met = build.barrier(ends, now, rl_step=k)
@@ -137,7 +148,7 @@ class PredictedSteps:
         chain = [*self.before, *self.training]
         if not with_rollout:
             chain = [(g.CONTROLLER, self.fixed_s), *((a, s) for a, s in chain if a != g.REWARD)]
-        pool = 0 if self.mode == "colocated" else 1
+        pool = 0 if self.traits.shares_devices else 1
         last = after
         for activity, seconds in chain:
             if seconds[k] > 0 or last is None:
@@ -172,7 +183,7 @@ def explain_prediction(
     tried: dict[str, float] = {}
 
     def better(advice: Advice) -> Advice:
-        if advice.knob not in _KNOBS or steps.mode == "async":
+        if advice.knob not in _KNOBS or steps.flows:
             return advice
         if advice.knob not in tried:
             tried[advice.knob] = found.rl_step_s - _KNOBS[advice.knob](steps).graph().rl_step_s()
@@ -180,7 +191,7 @@ def explain_prediction(
 
     causes = []
     for cause in found.causes:
-        if cause.kind in _REMOVED and steps.mode != "async":
+        if cause.kind in _REMOVED and not steps.flows:
             cause = simulated(cause, found.rl_step_s - _REMOVED[cause.kind](steps).graph().rl_step_s(), found.rl_step_s)
         causes.append(replace(cause, advice=tuple(better(a) for a in cause.advice)))
     return replace(found, causes=ranked([c for c in causes if c.share >= floor]))

@@ -28,6 +28,7 @@ from rlperf.frameworks.fields import (
 from rlperf.frameworks.keytable import ABSENT, Value, key_table
 from rlperf.frameworks.run import Run, complete_layouts
 from rlperf.frameworks.writing import script, yaml_text
+from rlperf.specs.modes import mode_of_staleness
 
 _DTYPE = words(bf16="bfloat16", fp16="float16")
 _RECOMPUTE = Unit(lambda value, _: value or "none", lambda value, _: None if value == "none" else value)
@@ -256,7 +257,7 @@ def _with_derived(run: Run) -> Run:
             "trainer.granularity": recompute,
             "trainer.offload_all": run.get("trainer.offload") in ("optimizer", "both"),
             "rollout.attention_dp_enabled": run.number("rollout.attention_data_parallel") > 1,
-            "run.colocate": run.get("run.mode") == "colocated",
+            "run.colocate": run.traits.shares_devices,
         }
     )
 
@@ -392,7 +393,7 @@ def _read_rest(run: Run, flat: dict[str, Value], backend: str) -> dict[str, Valu
     context = min(run.number("batch.context_tokens"), run.number("rollout.engine_context", 1 << 40))
     response = min(run.number("batch.max_response_tokens"), context)
     prompt = run.get("batch.max_prompt_tokens") or max(min(1024, context - response), 1)
-    mode = "colocated" if colocated else ("disaggregated", "one_step_off", "async")[min(stale, 2)]
+    mode = mode_of_staleness(stale, shares_devices=colocated)
     if backend == "megatron":
         granularity = str(run.get("trainer.granularity") or "none")
         recompute = granularity if run.get("trainer.checkpointing") else "none"

@@ -17,7 +17,8 @@ from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, complete_layouts, to_job
 from rlperf.plan.answer.baseline import Defaults, DefaultsOf
 from rlperf.sim.rl_step.demand import Batch
-from rlperf.specs.job import Job, Mode, PoolSpec, TrainerBackend
+from rlperf.specs.job import Job, PoolSpec, TrainerBackend
+from rlperf.specs.modes import MODES, Mode
 
 PERFORMANCE = ("trainer.", "rollout.", "critic.", "reference.")
 CHOSEN = ("trainer.backend", "rollout.backend")
@@ -44,8 +45,8 @@ def _defaults(
     facts = framework_facts(adapter.name, version)
     title = f"{adapter.name} {version}"
     backend: TrainerBackend = next((b for b in facts.backends if b in job.trainer_backends), job.trainer_backends[0])
-    mode: Mode = "colocated" if "colocated" in facts.modes else next(iter(facts.modes))  # type: ignore[arg-type]
-    if mode != "colocated":
+    mode: Mode = next((mode for mode in facts.modes if MODES[mode].shares_devices), next(iter(facts.modes)))
+    if not MODES[mode].shares_devices:
         return Defaults.unknown(title, f"it has no colocated mode, and how to split {devices} devices is for the user")
     run = _stated(job, backend, architecture, batch, devices, devices_per_node)
     try:

@@ -206,7 +206,7 @@ def what_ifs(imported: Imported, predicted: Prediction, cache: Cache | None) -> 
               f"raise it to {most}", "max_running_low")  # fmt: skip
     changes += _budget_changes(imported, predicted)
     fraction = float(run.get("rollout.memory_fraction") or 0)
-    separate = run.get("run.mode") != "colocated"
+    separate = not run.traits.shares_devices
     if fraction and fraction < (0.8 if separate else 0.6):
         better = 0.88 if separate else min(fraction + 0.15, 0.8)
         offer("rollout.memory_fraction", better, f"the engine may take only {fraction:.0%} of the GPU",

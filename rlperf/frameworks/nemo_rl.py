@@ -27,6 +27,7 @@ from rlperf.frameworks.fields import (
 from rlperf.frameworks.keytable import ABSENT, Value, key_table
 from rlperf.frameworks.run import Run, complete_layouts
 from rlperf.frameworks.writing import script, yaml_text
+from rlperf.specs.modes import mode_of_staleness
 
 P = "policy."
 D = P + "dtensor_cfg."
@@ -182,11 +183,11 @@ class NemoRl:
         if run.get("rollout.backend") == "vllm" and experts not in (1, width):
             changes["rollout.expert_parallel"] = width
             lost.append(Limitation(f"rollout expert_parallel {experts}", str(width), "vLLM spans the whole replica"))
-        if run.get("run.mode") == "colocated" and run.get("trainer.parked") is False:
+        if run.traits.shares_devices and run.get("trainer.parked") is False:
             lost.append(Limitation("trainer states on the GPU during rollout", "offloaded before every refit",
                                    "a few seconds per rl_step; memory is not the problem"))  # fmt: skip
         wide = run.number("rollout.attention_data_parallel")
-        if wide > 1 and run.get("run.mode") in ("one_step_off", "async") and run.get("rollout.backend") == "vllm":
+        if wide > 1 and run.traits.runs_ahead and run.get("rollout.backend") == "vllm":
             changes["rollout.attention_data_parallel"] = 1
             lost.append(Limitation(f"attention data parallel {wide} with async GRPO", f"tensor parallel {width}",
                                    "async needs the async engine, which excludes EP other than TP"))  # fmt: skip
@@ -279,8 +280,8 @@ def _with_derived(run: Run) -> Run:
     offload, recompute = run.get("trainer.offload", "none"), run.get("trainer.activation_recompute", "none")
     total = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
     micro = run.number("trainer.microbatch")
-    disaggregated = run.get("run.mode") != "colocated"
-    overlapped = run.get("run.mode") in ("one_step_off", "async")
+    disaggregated = not run.traits.shares_devices
+    overlapped = run.traits.runs_ahead
     shard = run.number("trainer.shard_size", 0)
     engine = run.number("rollout.tensor_parallel") * run.number("rollout.pipeline_parallel")
     wide = run.number("rollout.attention_data_parallel") > 1
@@ -322,7 +323,7 @@ def _switches(run: Run) -> list[Setting]:
         Setting(G + "enabled", megatron, "one of the two backends"),
         Setting(D + "enabled", not megatron),
         Setting(P + "make_sequence_length_divisible_by", divisor, "TP with sequence parallel, x 2 CP"),
-        Setting(P + "offload_optimizer_for_logprob", run.get("run.mode") == "colocated" and megatron),
+        Setting(P + "offload_optimizer_for_logprob", run.traits.shares_devices and megatron),
     ]
     for section, used in (("sequence_packing", "trainer.packing"), ("dynamic_batching", "trainer.dynamic_batching")):
         if run.get(used):
@@ -443,7 +444,7 @@ def _read_mode(run: Run, flat: dict[str, Value]) -> dict[str, Value]:
     own_nodes = flat.get(P + "generation.colocated.resources.num_nodes")
     own_gpus = flat.get(P + "generation.colocated.resources.gpus_per_node")
     rollout = total if colocated else int(own_nodes or 1) * int(own_gpus or (per_node if own_nodes else 0))
-    mode = ("one_step_off" if age == 1 else "async") if overlapped else "colocated" if colocated else "disaggregated"
+    mode = mode_of_staleness(age) if overlapped else mode_of_staleness(0, shares_devices=colocated)
     kl = flat.get("loss_fn.reference_policy_kl_penalty")
     return {
         "run.mode": mode,

@@ -14,6 +14,7 @@ from rlperf.frameworks.fields import NEGATED, SAMPLES, Field, Setting, Target, U
 from rlperf.frameworks.keytable import ABSENT, Value, key_table
 from rlperf.frameworks.run import Run, complete_layouts
 from rlperf.frameworks.writing import argument_array, script
+from rlperf.specs.modes import MODES, mode_of_staleness
 
 
 def _spread(run: Run) -> int:
@@ -189,7 +190,7 @@ def _engine(run: Run, lost: list[Limitation]) -> dict[str, Value]:
 
 def _with_derived(run: Run) -> Run:
     budget = run.get("trainer.token_budget")
-    colocated = run.get("run.mode") == "colocated"
+    colocated = run.traits.shares_devices
     scoring = run.get("trainer.scoring_token_budget") or (2 * int(budget) if budget else None)
     packing = run.get("trainer.packing")
     return run.with_(
@@ -205,7 +206,7 @@ def _with_derived(run: Run) -> Run:
             "rollout.sleeps": colocated,
             "trainer.sleeps": colocated and run.get("trainer.parked") is not False,
             "run.colocate_all": colocated,
-            "run.async_enabled": run.get("run.mode") in ("one_step_off", "async"),
+            "run.async_enabled": run.traits.runs_ahead,
         }
     )
 
@@ -279,10 +280,8 @@ def _read_placement(run: Run, flat: Mapping[str, Value]) -> dict[str, Value]:
     rollout = int(engines) * run.number("rollout.tensor_parallel") if engines else trainer
     asynchronous, colocated = bool(flat.get("train.async_enable")), bool(flat.get("train.colocate_all"))
     queue = int(flat.get("train.async_queue_size") or 1)
-    mode = (
-        ("one_step_off" if queue == 1 else "async") if asynchronous else "colocated" if colocated else "disaggregated"
-    )
-    total = trainer if mode == "colocated" else trainer + rollout
+    mode = mode_of_staleness(queue) if asynchronous else mode_of_staleness(0, shares_devices=colocated)
+    total = trainer if MODES[mode].shares_devices else trainer + rollout
     context = run.number("batch.context_tokens")
     response = min(run.number("batch.max_response_tokens", context), context)
     prompt = context - response if context > response else max(min(1024, context // 8), 1)
@@ -292,7 +291,7 @@ def _read_placement(run: Run, flat: Mapping[str, Value]) -> dict[str, Value]:
         "trainer.devices": trainer,
         "rollout.devices": rollout,
         "rollout.num_engines": engines or 0,
-        "trainer.parked": bool(run.get("trainer.sleeps")) if mode == "colocated" else None,
+        "trainer.parked": bool(run.get("trainer.sleeps")) if MODES[mode].shares_devices else None,
         "run.devices": total,
         "run.devices_per_node": per_node,
         "run.nodes": -(-total // per_node),

@@ -11,6 +11,7 @@ from rlperf.frameworks.fields import Field
 from rlperf.frameworks.keytable import ABSENT, KeyTable, key_table
 from rlperf.frameworks.logs import metric_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
+from rlperf.specs.modes import MODES
 from rlperf.specs.writer import write_atomic
 
 
@@ -34,7 +35,7 @@ def page(framework: str) -> str:
         "| mode | " + " | ".join(table.versions) + " |",
         "|---|" + "---|" * len(table.versions),
     ]
-    modes = ("colocated", "disaggregated", "one_step_off", "async")
+    modes = tuple(MODES)
     by_version = {version: framework_facts(framework, version).modes for version in table.versions}
     for mode in modes:
         lines.append(f"| {mode} | " + " | ".join(by_version[v].get(mode, "no") for v in table.versions) + " |")

@@ -11,7 +11,8 @@ from rlperf.errors import Problem, SpecError
 from rlperf.plan.answer.plan import BatchSettings, LayoutValues, Phase, PoolPlan, SettingsValues
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import architecture_group
-from rlperf.specs.job import Algorithm, Job, LayoutChoice, Mode, PoolSettings, PoolSpec, Role, Task
+from rlperf.specs.job import Algorithm, Job, LayoutChoice, PoolSettings, PoolSpec, Role, Task
+from rlperf.specs.modes import MODES, Mode, ModeTraits
 
 Value = Any
 TRAINER_SETTINGS = ("token_budget", "scoring_token_budget", "compute_dtype", "packing", "lora_rank", "parked",
@@ -42,6 +43,11 @@ class Run:
     def number(self, name: str, default: int = 1) -> int:
         """A whole number, or ``default`` where it is not stated."""
         return int(self.get(name, default))
+
+    @property
+    def traits(self) -> ModeTraits:
+        """What the run's mode is; taking turns where none is stated."""
+        return MODES[self.get("run.mode", "colocated")]
 
     def with_(self, changes: Mapping[str, Value]) -> Run:
         """A copy with some values replaced."""
@@ -98,7 +104,7 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int) -> Run:
     for pool in phase.pools:
         values.update(_pool_values(pool))
     devices = {pool.role: pool.devices for pool in phase.pools}
-    total = devices["trainer"] if phase.mode == "colocated" else devices["trainer"] + devices["rollout"]
+    total = devices["trainer"] if MODES[phase.mode].shares_devices else devices["trainer"] + devices["rollout"]
     values["run.devices"] = total
     values["run.nodes"] = -(-total // devices_per_node)
     return Run(values)
@@ -131,8 +137,8 @@ def from_job(job: Job, devices_per_node: int) -> Run:
         "run.architecture": task.architecture or job.architecture,
         "run.algorithm": job.algorithm,
         "run.reference": job.reference,
-        "run.mode": _one("modes", job.modes, problems),
-        "run.staleness": job.limits.staleness,
+        "run.mode": (mode := _one("modes", job.modes, problems)),
+        "run.staleness": MODES[mode].staleness(job.limits.staleness) if mode else 0,
         "run.devices_per_node": devices_per_node,
         "batch.prompts_per_step": _one("prompts_per_step", task.prompts_per_step, problems),
         "batch.group_size": _one("group_size", task.group_size, problems),
@@ -153,7 +159,7 @@ def from_job(job: Job, devices_per_node: int) -> Run:
             problems.append(Problem(f"pool {role}: devices is not pinned", suggestion="run `rlperf plan` first"))
     if problems:
         raise SpecError(problems)
-    colocated = values["run.mode"] == "colocated"
+    colocated = MODES[values["run.mode"]].shares_devices
     total = values["trainer.devices"] + (0 if colocated else values["rollout.devices"])
     values.update({"run.devices": total, "run.nodes": -(-total // devices_per_node)})
     return Run(complete_layouts(values))
@@ -209,7 +215,7 @@ def _spec_values(pool: PoolSpec, problems: list[Problem]) -> dict[str, Value]:
 def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str = "imported") -> Job:
     """A run as a job with pinned pools: what `predict`, `plan` and `audit` read."""
     mode: Mode = run.get("run.mode", "colocated")
-    staleness = run.number("run.staleness", 0) or (1 if mode in ("one_step_off", "async") else 0)
+    staleness = run.number("run.staleness", 0) or MODES[mode].least_staleness
     prompts = run.number("batch.prompts_per_step")
     task = Task(
         name="task",

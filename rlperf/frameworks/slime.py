@@ -158,7 +158,7 @@ class Slime:
         settings = write_fields(self.fields, run, target)
         chosen = {s.key: s for s in (*settings, *_placement(run), *_training(run), *_model(run), *_data(run))}
         kept = [s for s in chosen.values() if s.value is not None and s.value is not False and target.has(s.key)]
-        asynchronous = run.get("run.mode") in ("one_step_off", "async")
+        asynchronous = run.traits.runs_ahead
         return Emission(tuple(kept), (), "train_async.py" if asynchronous else "train.py", (), run)
 
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
@@ -226,8 +226,8 @@ def _with_derived(run: Run) -> Run:
             "rollout.replica": run.number("rollout.tensor_parallel") * depth,
             "rollout.pipeline_parallel": depth,
             "rollout.attention_dp_enabled": attention > 1,
-            "run.colocate": run.get("run.mode") == "colocated",
-            "run.asynchronous": run.get("run.mode") in ("one_step_off", "async"),
+            "run.colocate": run.traits.shares_devices,
+            "run.asynchronous": run.traits.runs_ahead,
         }
     )
 

@@ -15,6 +15,7 @@ from rlperf.frameworks.fields import Field, Setting, Target, Unit, field, read_f
 from rlperf.frameworks.keytable import ABSENT, Value, key_table
 from rlperf.frameworks.run import Run, complete_layouts
 from rlperf.frameworks.writing import script, yaml_text
+from rlperf.specs.modes import mode_of_staleness
 
 _CHECKPOINTING = Unit(lambda value, _: "full" if value else "none", lambda value, _: value != "none")
 
@@ -77,7 +78,7 @@ class Trl:
             lost.append(Limitation(f"token budget {run.get('trainer.token_budget')}",
                                    f"{changes['trainer.microbatch']} completions per forward, padded",
                                    "padding to the longest of each forward"))  # fmt: skip
-        if run.get("run.mode") in ("one_step_off", "async"):
+        if run.traits.runs_ahead:
             changes.update({"run.mode": "disaggregated", "run.staleness": 0})
             lost.append(Limitation(f"mode {run.get('run.mode')}", "vllm server in turn with the trainer",
                                    _serial(run)))  # fmt: skip
@@ -125,7 +126,7 @@ class Trl:
         """All settings of a run."""
         world, micro = run.number("trainer.devices"), run.number("trainer.microbatch")
         group = run.number("batch.group_size")
-        colocated = run.get("run.mode") == "colocated"
+        colocated = run.traits.shares_devices
         run = run.with_(
             {
                 "batch.context_tokens": run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens"),
@@ -147,7 +148,7 @@ class Trl:
         if shape is None:
             raise ExportError(f"{run.number('trainer.devices')} GPUs fill no whole nodes of {per_node}", "trl")
         body = ['cd "$(dirname "$0")"']
-        if run.get("run.mode") != "colocated":
+        if not run.traits.shares_devices:
             width = run.number("rollout.tensor_parallel")
             replicas = run.number("rollout.devices") // width
             length = run.number("batch.context_tokens")
@@ -211,7 +212,7 @@ def _names(run: Run) -> list[Setting]:
 
 def _mode(run: Run) -> list[Setting]:
     settings = [Setting("use_vllm", True)]
-    settings.append(Setting("vllm_mode", "colocate" if run.get("run.mode") == "colocated" else "server"))
+    settings.append(Setting("vllm_mode", "colocate" if run.traits.shares_devices else "server"))
     if run.get("trainer.lora_rank"):
         settings.append(Setting("use_peft", True))
     return settings
@@ -285,7 +286,7 @@ def _read_batch(run: Run, flat: dict[str, Value], source: Source) -> dict[str, V
         "run.devices": world if colocated else world + run.number("rollout.tensor_parallel"),
         "run.devices_per_node": min(world, 8),
         "run.nodes": -(-world // 8),
-        "run.mode": "colocated" if colocated else "disaggregated",
+        "run.mode": mode_of_staleness(0, shares_devices=colocated),
         "run.staleness": 0,
         "run.use_vllm": bool(flat.get("use_vllm")),
         "run.generated": generated,

@@ -46,6 +46,7 @@ from rlperf.frameworks.verl_settings import (
     with_derived,
 )
 from rlperf.frameworks.writing import script, yaml_text
+from rlperf.specs.modes import mode_of_staleness
 
 _ENGINE_TP = Unit(
     lambda value, run: int(value) * run.number("rollout.attention_data_parallel"),
@@ -222,16 +223,16 @@ class Verl:
         return changes
 
     def _mode(self, run: Run, version: str, lost: list[Limitation]) -> None:
-        mode = run.get("run.mode")
-        if mode == "colocated":
+        mode = run.traits
+        if mode.shares_devices:
             return
         if not at_least(version, "0.7"):
             raise ExportError(
-                f"mode {mode} needs a rollout pool of its own, which the {version} package lacks",
+                f"mode {mode.name} needs a rollout pool of its own, which the {version} package lacks",
                 f"verl=={version}",
                 {"nearest": "verl 0.9 (trainer.v1.trainer_mode=separate_async), or modes: colocated in the job"},
             )
-        if mode == "disaggregated":
+        if not mode.overlaps:
             lost.append(Limitation("synchronous disaggregated (staleness 0)", "one step off (staleness 1)",
                                    "not slower, but samples are one policy version behind"))  # fmt: skip
 
@@ -398,7 +399,7 @@ def _read_placement(flat: dict[str, Value], run: Run, source: Source) -> dict[st
         )  # fmt: skip
     elif own == R:
         bound = int(flat.get("trainer.v1.sampler.max_off_policy_threshold") or 1)
-        values["run.mode"], values["run.staleness"] = ("one_step_off" if bound == 1 else "async"), bound
+        values["run.mode"], values["run.staleness"] = mode_of_staleness(bound), bound
     elif recipe:
         values["run.mode"], values["run.staleness"] = "one_step_off", 1
     else:

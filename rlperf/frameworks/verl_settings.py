@@ -75,8 +75,8 @@ def placement(run: Run, version: str) -> list[Setting]:
         shapes[role] = shape
     nodes, gpus = shapes["trainer"]
     settings = [Setting("trainer.nnodes", nodes), Setting("trainer.n_gpus_per_node", gpus)]
-    mode = run.get("run.mode")
-    if mode == "colocated":
+    mode = run.traits
+    if mode.shares_devices:
         # 0.4 refuses free_cache_engine with CUDA graphs (its engine sleeps all the same).
         free = at_least(version, "0.5") or run.get("rollout.cuda_graphs") is False
         settings.append(Setting(R + "free_cache_engine", free, "engine sleeps while the trainer works"))
@@ -110,7 +110,7 @@ def placement(run: Run, version: str) -> list[Setting]:
         Setting("rollout.nnodes", nodes, "rollout's own nodes"),
         Setting("rollout.n_gpus_per_node", gpus),
     ]
-    if mode != "async" or recipe == "one_step_off":
+    if mode.bound_counts == "batches" or recipe == "one_step_off":
         return [*settings, Setting(R + "free_cache_engine", False)]
     return [
         *settings,
@@ -237,13 +237,16 @@ def logging_settings(run: Run) -> list[Setting]:
 
 def entry_of(run: Run, target: Target) -> tuple[str, tuple[str, ...]]:
     """The module to run, and the defaults list of the primary config."""
-    mode, version = run.get("run.mode"), target.version
+    mode, version = run.traits, target.version
     megatron = target.backend == "megatron"
     group = ("override model_engine: megatron",) if megatron and at_least(version, "0.8") else ()
     base = "ppo_megatron_trainer" if megatron and not group else "ppo_trainer"
     recipe = run.get("run.recipe")
-    if mode == "colocated" or (at_least(version, "0.9") and recipe is None):
+    if mode.shares_devices or (at_least(version, "0.9") and recipe is None):
         return "verl.trainer.main_ppo", (base, *group)
     # The recipes' own configs set hydra.searchpath, which hydra refuses in anything but the primary config: so the
     # trainer's config is the base here too, and `placement` states every key that the recipe adds.
-    return ASYNC_ENTRIES[recipe or ("fully_async" if mode == "async" else "one_step_off")], (base, *group)
+    return ASYNC_ENTRIES[recipe or ("one_step_off" if mode.bound_counts == "batches" else "fully_async")], (
+        base,
+        *group,
+    )

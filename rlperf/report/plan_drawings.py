@@ -21,6 +21,7 @@ from rlperf.report.style import (
     new_figure,
     tidy,
 )
+from rlperf.specs.modes import MODES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +70,7 @@ def stage_bars(phase: Phase, width: float) -> Figure:
     predicted = phase.predicted
     stages = {name: s for name, s in predicted.stages_s.model_dump().items() if s > 0}
     rows = [("", stages)]
-    if phase.mode != "colocated":
+    if not MODES[phase.mode].shares_devices:
         rows = [
             ("rollout pool", {n: s for n, s in stages.items() if n in ROLLING}),
             ("trainer pool", {n: s for n, s in stages.items() if n not in ROLLING}),
@@ -78,7 +79,7 @@ def stage_bars(phase: Phase, width: float) -> Figure:
     axes = figure.subplots()
     after = 0.0
     for row, (_, parts) in enumerate(rows):
-        at = after if row and phase.mode == "disaggregated" else 0.0
+        at = after if row and not MODES[phase.mode].overlaps else 0.0
         for name, seconds in parts.items():
             axes.barh(row, seconds, left=at, height=0.6, color=STAGE_COLOURS[name], edgecolor="white",
                       hatch=HATCHES[list(STAGE_COLOURS).index(name)], label=name.replace("_", " "))  # fmt: skip
@@ -98,7 +99,7 @@ def stage_bars(phase: Phase, width: float) -> Figure:
 def memory_along(phase: Phase, width: float) -> Figure:
     """Bytes per device by part along the rl_step; colocated pools on one axis, else one panel per pool."""
     predicted = phase.predicted
-    colocated = phase.mode == "colocated"
+    colocated = MODES[phase.mode].shares_devices
     panels = ["devices"] if colocated else ["rollout", "trainer"]
     figure = new_figure(width, 3.2 * len(panels) + (0.6 if width < WIDE else 0.2))
     for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):

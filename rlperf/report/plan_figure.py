@@ -6,6 +6,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from rlperf.plan.answer.plan import Phase, Plan
+from rlperf.specs.modes import MODES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,11 +58,11 @@ def _draw_times(axes: Axes, phases: tuple[Phase, ...]) -> None:
         stages = {name: s for name, s in phase.predicted.stages_s.model_dump().items() if s > 0}
         own = {"rollout", "reward"}
         rows = [stages]
-        if phase.mode != "colocated":
+        if not MODES[phase.mode].shares_devices:
             rows = [{n: s for n, s in stages.items() if n in own}, {n: s for n, s in stages.items() if n not in own}]
         for index, row in enumerate(rows):
             at = 0.0
-            if index and phase.mode == "disaggregated":
+            if index and not MODES[phase.mode].overlaps:
                 at = sum(rows[0].values())
             for name, seconds in row.items():
                 axes.barh(
@@ -71,7 +72,7 @@ def _draw_times(axes: Axes, phases: tuple[Phase, ...]) -> None:
                 )  # fmt: skip
                 shown.add(name)
                 at += seconds
-            who = "" if phase.mode == "colocated" else (" rollout" if index == 0 else " trainer")
+            who = "" if MODES[phase.mode].shares_devices else (" rollout" if index == 0 else " trainer")
             labels.append(f"{', '.join(phase.tasks)} {phase.rl_steps[0]}-{phase.rl_steps[1]}{who}")
         predicted = phase.predicted
         spread = [[predicted.rl_step_s - predicted.low_s], [predicted.high_s - predicted.rl_step_s]]

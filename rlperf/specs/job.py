@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from rlperf.specs.choice import Counts, Flags, Fractions, Naturals, Ratios, Words
+from rlperf.specs.modes import MODES, Mode
 from rlperf.units import Bytes, Seconds, Usd, UsdPerHour
 
 Role = Literal["rollout", "trainer", "reference", "reward", "critic"]
 Algorithm = Literal["grpo", "dapo", "ppo"]
-Mode = Literal["colocated", "disaggregated", "one_step_off", "async"]
 TrainerBackend = Literal["fsdp2", "megatron"]
 Minimize = Literal["step_time", "usd_per_step", "token_time"]
 
@@ -298,14 +298,13 @@ class Job(_Frozen):
         double = sorted({role for role in roles if roles.count(role) > 1})
         if double:
             raise ValueError(f"several pools for one role: {', '.join(double)}")
-        if any(pool.cluster for pool in self.pools) and "colocated" in self.modes:
-            raise ValueError("a rollout pool on a cluster of its own excludes mode colocated")
+        for mode in self.modes:
+            if MODES[mode].shares_devices and any(pool.cluster for pool in self.pools):
+                raise ValueError(f"a rollout pool on a cluster of its own excludes mode {mode}")
+            if (least := MODES[mode].least_staleness) > self.limits.staleness:
+                raise ValueError(f"mode {mode} needs limits.staleness of at least {least}")
         if not self.modes or not self.trainer_backends:
             raise ValueError("modes and trainer_backends must name at least one alternative")
-        if "async" in self.modes and self.limits.staleness < 1:
-            raise ValueError("mode async needs limits.staleness of at least 1")
-        if "one_step_off" in self.modes and self.limits.staleness < 1:
-            raise ValueError("mode one_step_off needs limits.staleness of at least 1")
         return self
 
     def pool(self, role: Role) -> PoolSpec:

@@ -18,6 +18,7 @@ from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES
 from rlperf.specs.reader import Document, problems_of
 from rlperf.sweep.caches import Columns, DemandCache
 from rlperf.sweep.columns import STAGES
@@ -129,7 +130,7 @@ def _planned(context: Context, facts: FrameworkFacts | None) -> Row:
     weights /= weights.sum()
     first = plan.phases[0]
     pools = [first.pool(role) for role in ("rollout", "trainer")]
-    devices = pools[1].devices + (0 if first.mode == "colocated" else pools[0].devices)
+    devices = pools[1].devices + (0 if MODES[first.mode].shares_devices else pools[0].devices)
     row = _predicted_row(first.predicted, first.mode, devices)
     if len(plan.phases) > 1:
         mean = [_predicted_row(phase.predicted, first.mode, devices) for phase in plan.phases]

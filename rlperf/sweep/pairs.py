@@ -20,7 +20,8 @@ from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.stage_seconds import stage_seconds
 from rlperf.specs.framework import FrameworkFacts
-from rlperf.specs.job import Mode, Role
+from rlperf.specs.job import Role
+from rlperf.specs.modes import MODES, Mode
 from rlperf.sweep.caches import Columns
 from rlperf.sweep.space import Group, column_field
 
@@ -138,7 +139,7 @@ def best_pairs(
         for split in splits(context):
             source = PairColumns(
                 demand, split, columns.rollout(context, task.architecture, demand, split.rollout),
-                columns.trainer(context, task.architecture, demand, split.trainer, split.mode == "colocated"),
+                columns.trainer(context, task.architecture, demand, split.trainer, MODES[split.mode].shares_devices),
             )  # fmt: skip
             _improve(best, context, task, facts, source, engines, trainers, wanted)
     return best, of_point.reshape(-1)
@@ -183,11 +184,11 @@ def _judged(
     """Objective and `Reject` flags of pairs ``[pairs]``."""
     rollout, trainer, split, batch = source.rollout, source.trainer, source.split, source.demand.batch
     flags = np.zeros(len(r), dtype=np.int64)
-    if split.mode == "colocated":
+    if MODES[split.mode].shares_devices:
         flags |= np.where(fit_together(context, rollout, trainer, r, t), 0, int(Reject.MEMORY))
     allowed = pair_rule_mask(facts, rollout, trainer, r, t, backends, task.architecture, batch)
     flags |= np.where(allowed, 0, int(Reject.FRAMEWORK))
-    staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0
+    staleness = MODES[split.mode].staleness(context.job.limits.staleness)
     seconds = stage_seconds(
         context.site, task.architecture, source.demand, split.mode, staleness, rollout, trainer, r, t
     ).rl_step_s

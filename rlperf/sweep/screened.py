@@ -11,6 +11,7 @@ from rlperf.plan.judge.uncertainty import Z, log_sigma
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.trainer_columns import peak_limits
 from rlperf.sim.rl_step.stage_seconds import StageSeconds, stage_seconds
+from rlperf.specs.modes import MODES
 from rlperf.sweep.columns import STAGES
 from rlperf.sweep.pairs import Best, PairColumns
 
@@ -50,14 +51,14 @@ def _shared(context: Context, source: PairColumns) -> Row:
 
 def _columns(context: Context, source: PairColumns, r: IntArray, t: IntArray) -> dict[str, Any]:
     rollout, trainer, split = source.rollout, source.trainer, source.split
-    staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0
+    staleness = MODES[split.mode].staleness(context.job.limits.staleness)
     architecture = context.tasks[0].architecture
     seconds = stage_seconds(context.site, architecture, source.demand, split.mode, staleness, rollout, trainer, r, t)
     step, stages = seconds.rl_step_s, np.stack([getattr(seconds, name) for name in STAGES])
     spread = np.exp(Z * step_sigma(context, source, seconds, t))
     usd = split.usage(context).usd_per_s
     engine, layout = rollout.layout.take(r), trainer.layout.take(t)
-    colocated = split.mode == "colocated"
+    colocated = MODES[split.mode].shares_devices
     names = np.array([name.removesuffix("_s") for name in STAGES])
     found: dict[str, Any] = {
         "rl_step_s": step,

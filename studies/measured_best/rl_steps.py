@@ -21,17 +21,13 @@ from rlperf.plan.planner import plan_job
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.demand import LengthSource
-from rlperf.sim.rl_step.modes import ExecutionMode
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES
 from rlperf.specs.rl_calibration import load_framework_calibration
 from rlperf.workload import LengthTable, Recording
 from rlperf.workload.fitting import fit_model
 
-MODES = {
-    ExecutionMode.SYNC_COLOCATED: "colocated", ExecutionMode.SYNC_DISAGGREGATED: "disaggregated",
-    ExecutionMode.ONE_STEP_OFF: "one_step_off", ExecutionMode.FULLY_ASYNC: "async",
-}  # fmt: skip
 SEEDS = 2
 """rl_steps drawn per row: the publications state a mean length, the law around it is assumed."""
 SET = ("group", "framework_version", "architecture", "gpu", "n_gpus", "prompts_per_step", "group_size", "mini_batch",
@@ -82,7 +78,7 @@ def _job(row: StepRow, cells: dict[str, str], pinned: bool) -> Job:
         "mini_batch": max(row.mini_batch // row.group_size, 1), "max_prompt_tokens": round(row.prompt_tokens),
         "max_response_tokens": int(row.cap_tokens), "reward_s": "0 s",
     }  # fmt: skip
-    colocated = row.mode is ExecutionMode.SYNC_COLOCATED
+    colocated = MODES[row.mode].shares_devices
     devices = row.devices if colocated else max(row.rollout_devices + row.trainer_devices, row.devices)
     nodes = -(-devices // int(row.hardware.cluster.devices_per_node))
     base = {
@@ -118,7 +114,7 @@ def _job(row: StepRow, cells: dict[str, str], pinned: bool) -> Job:
             "settings": {**dtypes[1], "memory_fraction": row.memory_fraction, "cuda_graphs": row.cuda_graphs},
         },
     ]  # fmt: skip
-    return Job.model_validate({**base, "modes": [MODES[row.mode]], "trainer_backends": [backend], "pools": pools})
+    return Job.model_validate({**base, "modes": [row.mode], "trainer_backends": [backend], "pools": pools})
 
 
 def read(path: Path) -> list[Measured]:

@@ -19,7 +19,7 @@ from rlperf.calibrate.rl_step_predict import StepPrediction, predict_step
 from rlperf.calibrate.rl_step_rows import read_row
 from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
 from rlperf.sim.rl_step.compose import compose_rl_step
-from rlperf.sim.rl_step.modes import Execution, ExecutionMode
+from rlperf.sim.rl_step.modes import Execution
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.rl_calibration import load_framework_calibration
@@ -162,7 +162,7 @@ def streaming() -> Iterator[Gain]:
             for devices in (32, 48):
                 apart = own | {"colocated": 0, "rollout_gpus": devices, "trainer_gpus": 64 - devices, "osl_mean": 4000}
                 one = step(apart | {"max_staleness": 1}, law)
-                refilled = replace(one.execution, mode=ExecutionMode.ONE_STEP_OFF, in_flight_updates=1)
+                refilled = replace(one.execution, mode="one_step_off", in_flight_updates=1)
                 steps.append(compose_rl_step(refilled, one.stages).rl_step_s)
             found.append(sync.rl_step_s / min(steps))
     yield gain("streaming with one step off against colocated", (1.30, 2.66), found)
@@ -179,7 +179,7 @@ def on_policy_streaming() -> Iterator[Gain]:
     found = []
     for law in TAILS:
         one = step(row, law)
-        streamed = compose_rl_step(Execution(ExecutionMode.STREAMING, chunks=4), one.stages)
+        streamed = compose_rl_step(Execution("streaming", chunks=4), one.stages)
         found.append(one.rl_step_s / streamed.rl_step_s)
     yield gain("streaming on-policy against turns, same pools", (1.0, 2.0), found)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlperf.plan.answer import notebook
-from rlperf.specs.job import Job, Mode, Role
+from rlperf.specs.job import Job, Role
+from rlperf.specs.modes import Mode
 
 if TYPE_CHECKING:
     import polars as pl

@@ -16,6 +16,7 @@ from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.job import Role
+from rlperf.specs.modes import MODES
 from rlperf.units import human_bytes
 
 
@@ -58,7 +59,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
 def memory_uses(context: Context, task: TaskContext, evaluation: Evaluation) -> dict[Role, MemoryUse]:
     """Peak bytes per device of the engine and the trainer, neighbours on shared devices included."""
     configuration = evaluation.configuration
-    colocated = configuration.mode == "colocated"
+    colocated = MODES[configuration.mode].shares_devices
     trainer = context.trainers[int(evaluation.trainer.backend[0])]
     held = evaluation.held
     limit = context.rollout_hardware.device.memory * (1.0 - context.job.limits.memory_headroom)

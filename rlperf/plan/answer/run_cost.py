@@ -11,7 +11,7 @@ from rlperf.layout import FloatArray
 from rlperf.plan.answer.plan import Phase, PoolPlan, Prediction, RunTotals
 from rlperf.plan.question.context import Context
 from rlperf.sim.rl_step.whole_run import RunFacts, best_checkpoint_s, whole_run
-from rlperf.specs.job import Mode
+from rlperf.specs.modes import MODES, Mode
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Stretch:
     def devices(self) -> int:
         """Devices that the stretch occupies."""
         trainer = self.pool("trainer").devices
-        return trainer if self.mode == "colocated" else trainer + self.pool("rollout").devices
+        return trainer if MODES[self.mode].shares_devices else trainer + self.pool("rollout").devices
 
 
 def run_totals(context: Context, stretches: Sequence[Stretch]) -> RunTotals | None:

@@ -17,7 +17,8 @@ from rlperf.sim.rl_step.demand import Batch
 from rlperf.sim.rl_step.engine import TOKEN_BUDGET, EngineSettings
 from rlperf.sim.rl_step.trainer_stage import TrainerSettings
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.job import Mode, PoolSettings, Role
+from rlperf.specs.job import PoolSettings, Role
+from rlperf.specs.modes import MODES, Mode
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Configuration:
     def devices(self) -> int:
         """Devices of all pools together."""
         rollout, trainer = self.pool("rollout").devices, self.pool("trainer").devices
-        return trainer if self.mode == "colocated" else rollout + trainer
+        return trainer if MODES[self.mode].shares_devices else rollout + trainer
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -56,7 +57,7 @@ class Configuration:
             numbers = pool.layout.model_dump(exclude={"data_parallel", "microbatch", "zero_stage", "sequence_parallel"})
             total += sum(math.log2(n) for n in numbers.values() if isinstance(n, int) and n > 1)
             total += 4 * (pool.layout.offload != "none") + bool(pool.settings.parked) + (pool.layout.shard_size > 0)
-        return total + (self.mode != "colocated")
+        return total + (not MODES[self.mode].shares_devices)
 
     def with_trainer(self, **settings: int) -> Configuration:
         """A copy whose trainer (and what shares its layout) has some settings replaced."""
@@ -172,7 +173,7 @@ def configuration_of(
         compute_dtype=train.compute_dtype or "bf16",
         packing=train.packing is not False,
         lora_rank=train.lora_rank,
-        parked=bool(trainer.parked[t]) if mode == "colocated" else None,
+        parked=bool(trainer.parked[t]) if MODES[mode].shares_devices else None,
         chunked_loss=bool(train.chunked_loss),
         freeze_vision=bool(train.freeze_vision) if architecture.vision else None,
         **_stage_ends(train, architecture.layers, int(t_layout.pipeline_parallel)),
@@ -188,7 +189,7 @@ def configuration_of(
         )
         for role in roles
     ]
-    staleness = job.limits.staleness if mode in ("async", "one_step_off") else 0
+    staleness = MODES[mode].staleness(job.limits.staleness)
     return Configuration(mode, staleness, batch, (rollout_pool, *trained))
 
 

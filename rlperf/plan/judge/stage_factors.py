@@ -26,6 +26,7 @@ from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.judge.evaluate import Evaluation, scaled_seconds
 from rlperf.plan.judge.uncertainty import OWN_SHARE, stage_sigmas
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.specs.modes import MODES
 from rlperf.specs.step_log import StepLog
 
 STAGES = ("rollout", "scoring", "training", "weight_sync")
@@ -35,8 +36,6 @@ NOISE = 0.05
 """Noise of a logged stage where the framework's reruns state none [1]: judged."""
 NOISE_WEIGHT = 2.0
 """rl_steps that the assumed noise counts for beside the log's own scatter."""
-OVERLAPPED = ("one_step_off", "async")
-"""Modes whose logged rollout is what the trainer waited, not what the engines took."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,8 @@ def stage_factors(context: Context, recorded: Evaluation, log: StepLog) -> tuple
     for stage in STAGES:
         measured: FloatArray = getattr(log, f"{stage}_s")
         predicted: FloatArray = getattr(recorded.seconds, f"{stage}_s")
-        hidden = stage == "rollout" and recorded.configuration.mode in OVERLAPPED
+        # where rollout and training overlap, a log's rollout is what the trainer waited, not what the engines took
+        hidden = stage == "rollout" and MODES[recorded.configuration.mode].overlaps
         known = np.isfinite(measured) & (measured > 0) & (predicted > 0) & (not hidden)
         ratios = np.log(measured[known] / predicted[known])
         n = int(ratios.size)
@@ -149,5 +149,5 @@ def scaled_steps(
     configuration = evaluation.configuration
     scaled = scaled_seconds(context.site, task.architecture, evaluation, factor, rows)
     # the sync stands in the rl_step where nothing overlaps it; elsewhere its factor is left out
-    more = 0.0 if configuration.mode in OVERLAPPED else (factor["weight_sync"] - 1.0) * scaled.weight_sync_s
+    more = 0.0 if MODES[configuration.mode].overlaps else (factor["weight_sync"] - 1.0) * scaled.weight_sync_s
     return np.asarray(scaled.rl_step_s + more)

@@ -10,10 +10,11 @@ from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.sim.rl_step.asynchronous import AsyncResult, simulate
 from rlperf.sim.rl_step.bottleneck import Bottleneck, NextBottleneck, bottlenecks, next_bottleneck
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step
-from rlperf.sim.rl_step.stage_seconds import MODES, sync_fit
+from rlperf.sim.rl_step.stage_seconds import sync_fit
 from rlperf.sim.rl_step.stages import execution_of, steady_run
 from rlperf.sim.rl_step.timeline import Timeline
 from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.specs.modes import MODES
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class StepView:
 def step_view(evaluation: Evaluation, replicate: int = 0) -> StepView:
     """Timeline, idle time and bottlenecks of one of the judged rl_steps (default: the first)."""
     configuration = evaluation.configuration
-    execution = execution_of(evaluation.framework, MODES[configuration.mode], configuration.staleness)
+    execution = execution_of(evaluation.framework, configuration.mode, configuration.staleness)
     stages = _stages(evaluation, replicate)
     pools = [configuration.pool(role).devices for role in ("rollout", "trainer")]
     timeline = compose_rl_step(execution, stages, rollout_devices=pools[0], trainer_devices=pools[1])
@@ -58,7 +59,7 @@ def steady_state(evaluation: Evaluation, rl_steps: int = 50) -> AsyncResult | No
     Lengths are those of the first judged rl_step, drawn group by group with replacement.
     """
     configuration = evaluation.configuration
-    if configuration.mode not in ("async", "one_step_off"):
+    if not MODES[configuration.mode].runs_ahead:
         return None
     pool = configuration.pool("rollout")
     limits = evaluation.replicas.limits
@@ -89,7 +90,7 @@ def _stages(evaluation: Evaluation, replicate: int) -> StepStages:
         fixed_s=one("other_s"),
         rollout_group_s=float(evaluation.rollout.group_s[replicate]),
         recompute_s=float(evaluation.rollout.recompute_s[replicate]),
-        swap_s=sync_fit(evaluation.framework, evaluation.configuration.mode == "colocated").fixed,
+        swap_s=sync_fit(evaluation.framework, MODES[evaluation.configuration.mode].shares_devices).fixed,
         # the judge knows the sum of sleep, wake, offload and onload; half of it lies on either side of training
         transitions=Transitions(onload_s=offload / 2.0, offload_s=offload / 2.0),
     )

@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.trainer_columns import TrainerColumns
-from rlperf.specs.job import Mode
+from rlperf.specs.modes import MODES, Mode
 
 
 def rollout_criteria(columns: RolloutColumns, alive: IntArray, mode: Mode) -> tuple[IntArray, FloatArray]:
@@ -18,9 +18,9 @@ def rollout_criteria(columns: RolloutColumns, alive: IntArray, mode: Mode) -> tu
     layout = columns.layout.take(alive)
     group = layout.tensor_parallel * 1000 + layout.pipeline_parallel * 10 + (layout.expert_parallel > 1)
     criteria = [columns.makespan_s[alive]]
-    if mode in ("one_step_off", "async"):
+    if MODES[mode].runs_ahead:
         criteria += [columns.steady_s[alive], columns.recompute_s[alive]]
-    if mode == "colocated":
+    if MODES[mode].shares_devices:
         criteria += [columns.awake_bytes[alive], columns.asleep_bytes[alive], columns.transition_s[alive]]
     return group, np.stack(criteria, axis=1)
 
@@ -32,6 +32,6 @@ def trainer_criteria(columns: TrainerColumns, alive: IntArray, mode: Mode) -> tu
     group = (shards * 64 + layout.tensor_parallel) * 4 + columns.backend[alive] * 2 + columns.parked[alive]
     busy = columns.training_s[alive] + columns.scoring_s[alive]
     criteria = [busy]
-    if mode == "colocated":
+    if MODES[mode].shares_devices:
         criteria = [busy + columns.transition_s[alive], columns.peak_bytes[alive], columns.idle_bytes[alive]]
     return group, np.stack(criteria, axis=1)

@@ -36,6 +36,7 @@ from rlperf.sim.rl_step.rollout_stage import Counted
 from rlperf.sim.rl_step.stage_seconds import stage_seconds
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.modes import MODES
 
 FINALISTS = 64
 """Pairs per slot that the judge may look at; the screen keeps this many of the best."""
@@ -247,7 +248,7 @@ class _Columns:
 
     def front(self, batch: Batch, split: Split, forgiven: int, make: Callable[[], IntArray]) -> IntArray:
         """Trainer columns that are left after pruning: the same for all modes with pools of their own."""
-        key = (batch, split.trainer, split.mode == "colocated", forgiven)
+        key = (batch, split.trainer, MODES[split.mode].shares_devices, forgiven)
         if key not in self._fronts:
             self._fronts[key] = make()
         return self._fronts[key]
@@ -257,7 +258,7 @@ class _Columns:
         key = (longest_tokens, colocated)
         if key not in self._grids:
             counts = dict.fromkeys(
-                s.trainer for s in splits(self.context) if (s.mode == "colocated") == colocated
+                s.trainer for s in splits(self.context) if MODES[s.mode].shares_devices == colocated
             )  # fmt: skip
             arch = self.task.architecture
             self._grids[key] = trainer_grid(self.context, arch, longest_tokens, tuple(counts), colocated)
@@ -289,7 +290,7 @@ def _screen_split(
     """Feasible pairs of one split; what was looked at goes to the tally."""
     context, arch, batch = columns.context, columns.task.architecture, demand.batch
     rollout = columns.rollout(demand, split.rollout)
-    trainer = columns.trainer(demand, split.trainer, split.mode == "colocated")
+    trainer = columns.trainer(demand, split.trainer, MODES[split.mode].shares_devices)
     backends = tuple(each.backend for each in context.trainers)
     rollout_flags = rollout.flags
     trainer_flags = trainer.flags
@@ -313,7 +314,7 @@ def _screen_split(
         )
     r, t = (axis.ravel() for axis in np.meshgrid(r_alive, t_alive, indexing="ij"))
     flags = np.zeros(len(r), dtype=np.int64)
-    if split.mode == "colocated" and not forgiven & int(Reject.MEMORY):
+    if MODES[split.mode].shares_devices and not forgiven & int(Reject.MEMORY):
         flags |= np.where(fit_together(context, rollout, trainer, r, t), 0, int(Reject.MEMORY))
     allowed = pair_rule_mask(facts, rollout, trainer, r, t, backends, arch, batch, alone=lenient)
     flags |= np.where(allowed, 0, int(Reject.FRAMEWORK))
@@ -323,7 +324,7 @@ def _screen_split(
     if not len(r):
         tally.misses.append("engine and trainer fit the device each alone, but not together")
         return None
-    staleness = context.job.limits.staleness if split.mode in ("async", "one_step_off") else 0
+    staleness = MODES[split.mode].staleness(context.job.limits.staleness)
     seconds = stage_seconds(context.site, arch, demand, split.mode, staleness, rollout, trainer, r, t).rl_step_s
     usage = split.usage(context)
     objective = objective_of(context, demand, usage, seconds)

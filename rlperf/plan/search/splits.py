@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.question.context import Context
-from rlperf.specs.job import Mode, Role
+from rlperf.specs.job import Role
+from rlperf.specs.modes import MODES, Mode
 
 ROLES: tuple[Role, Role] = ("rollout", "trainer")
 
@@ -30,11 +31,13 @@ class Split:
     @property
     def total(self) -> int:
         """Devices that the split takes together."""
-        return self.rollout if self.mode == "colocated" else self.rollout + self.trainer
+        return self.rollout if MODES[self.mode].shares_devices else self.rollout + self.trainer
 
     def usage(self, context: Context) -> Usage:
         """Devices and price of the pools."""
-        return Usage(self.total, context.usd_per_s(0 if self.mode == "colocated" else self.rollout, self.trainer))
+        return Usage(
+            self.total, context.usd_per_s(0 if MODES[self.mode].shares_devices else self.rollout, self.trainer)
+        )
 
 
 def usage_of(context: Context, configuration: Configuration) -> Usage:
@@ -49,7 +52,7 @@ def splits(context: Context) -> list[Split]:
     found = []
     for mode in job.modes:
         rollout, trainer = job.pool("rollout").devices, job.pool("trainer").devices
-        if mode == "colocated":
+        if MODES[mode].shares_devices:
             counts = sorted(set(rollout or trainer or _counts(context)) & set(trainer or rollout or _counts(context)))
             found += [Split(mode, n, n) for n in counts]
             continue

@@ -57,8 +57,7 @@ def scaled(times: StageTimes, stage: str, factor: float) -> StageTimes:
 def bottlenecks(execution: Execution, times: StageTimes) -> list[Bottleneck]:
     """Stages by what the rl_step would save without them, largest first; savings of overlapped stages do not add up.
 
-    >>> from rlperf.sim.rl_step.modes import ExecutionMode
-    >>> found = bottlenecks(Execution(ExecutionMode.ONE_STEP_OFF), StageTimes(rollout_s=60.0, training_s=40.0))
+    >>> found = bottlenecks(Execution("one_step_off"), StageTimes(rollout_s=60.0, training_s=40.0))
     >>> [(one.stage, one.gain_s) for one in found]
     [('rollout', 20.0)]
     """

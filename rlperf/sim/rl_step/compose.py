@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step import timeline as tl
-from rlperf.sim.rl_step.modes import Execution, ExecutionMode, StageTimes, latency_s, sync_pauses
+from rlperf.sim.rl_step.modes import Execution, StageTimes, latency_s, sync_pauses
 from rlperf.sim.rollout.rollout import RolloutResult
+from rlperf.specs.modes import Form
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,13 @@ class _Builder:
     """Spans of one mode over its pools; not public."""
 
     def __init__(self, execution: Execution, stages: StepStages, devices: tuple[int, int]) -> None:
-        self.mode = ExecutionMode(int(np.asarray(execution.mode)))
+        self.form = Form(int(execution.form))
+        self.shared = bool(execution.shares_devices)
         self.stages = stages
         self.execution = execution
         self.interval = max(int(np.asarray(execution.sync_interval)), 1)
         pools, sizes = ["rollout", "trainer"], list(devices)
-        if self.mode is ExecutionMode.SYNC_COLOCATED:
+        if self.shared:
             pools, sizes = ["shared"], [devices[1]]
         self.trainer = len(pools) - 1
         self.reference = self.critic = self.trainer
@@ -153,7 +155,7 @@ class _Builder:
         return max((self.build.end_s(span) for span in spans), default=default_s)
 
     def rollout(self, start_s: float, step: int, after: list[int]) -> list[int]:
-        kind = tl.WEIGHTS if self.mode.disaggregated else tl.DATA
+        kind = tl.DATA if self.shared else tl.WEIGHTS
         spans = self.ranks(tl.ROLLOUT, 0, self.stages.rollout_s, start_s, step, after, kind)
         at = self.end(spans, start_s)
         return self.ranks(tl.REWARD, self.reward, self.stages.reward_s, at, step, spans, tl.COLLECTIVE)
@@ -161,7 +163,7 @@ class _Builder:
     def work(self, start_s: float, step: int, after: list[int], share: float = 1.0) -> list[int]:
         """Data movement, scoring beside the reference, training beside the critic, fixed overhead."""
         s, pool = self.stages, self.trainer
-        kind = tl.QUEUE if self.mode in (ExecutionMode.K_STEP_OFF, ExecutionMode.FULLY_ASYNC) else tl.DATA
+        kind = tl.QUEUE if self.form is Form.REFILLED else tl.DATA
         moved = self.ranks(tl.DATA_MOVEMENT, pool, np.array([s.data_movement_s * share]), start_s, step, after, kind)
         at = self.end(moved, start_s) if moved is not after else start_s
         scored = self.ranks(tl.SCORING, pool, s.scoring_s * share, at, step, moved, tl.COLLECTIVE)
@@ -197,16 +199,15 @@ def compose_rl_step(
     groups, and shows staleness.
 
     >>> stages = StepStages.of([50.0, 60.0], scoring_s=10.0, training_s=[18.0, 20.0], weight_sync_s=4.0)
-    >>> compose_rl_step(Execution(ExecutionMode.SYNC_COLOCATED), stages).rl_step_s
+    >>> compose_rl_step(Execution("colocated"), stages).rl_step_s
     94.0
     """
     builder = _Builder(execution, stages, (rollout_devices, trainer_devices))
-    mode = builder.mode
     interval = builder.interval
-    if mode is ExecutionMode.ONE_STEP_OFF and not int(np.asarray(execution.in_flight_updates)):
+    if builder.form is Form.BARRIER:
         return _barriered(builder, (rl_steps or 4) * interval)
-    if mode in (ExecutionMode.ONE_STEP_OFF, ExecutionMode.K_STEP_OFF, ExecutionMode.FULLY_ASYNC):
-        lag = 1 if mode is ExecutionMode.ONE_STEP_OFF else max(int(np.asarray(execution.staleness)), 0)
+    if builder.form is Form.REFILLED:
+        lag = int(execution.lag)
         return _refilled(builder, (rl_steps or 4) * interval * (lag + 1), lag)
     count = (rl_steps or 1) * interval
     at, after = 0.0, list[int]()
@@ -218,23 +219,23 @@ def compose_rl_step(
 
 def _serial(b: _Builder, start_s: float, step: int, after: list[int]) -> list[int]:
     """A synchronous rl_step: everything in turn; streaming starts work on the groups that are done."""
-    s, colocated = b.stages, b.mode is ExecutionMode.SYNC_COLOCATED
+    s, shared = b.stages, b.shared
     rolled = b.rollout(start_s, step, after)
-    if b.mode is ExecutionMode.STREAMING:
+    if b.form is Form.STREAMED:
         spans = _streamed(b, start_s, step, rolled)
         return b.sync(b.end(spans, start_s), step, spans)
     at = b.end(rolled, start_s)
-    if colocated:
+    if shared:
         rolled = b.one(tl.SLEEP, 0, s.transitions.sleep_s, at, step, rolled)
         rolled = b.one(tl.ONLOAD, 0, s.transitions.onload_s, b.end(rolled, at), step, rolled)
     spans = b.work(b.end(rolled, at), step, rolled)
     at = max(b.end(spans, at), at)
-    if colocated:
+    if shared:
         spans = b.one(tl.OFFLOAD, 0, s.transitions.offload_s, at, step, spans)
         at = max(b.end(spans, at), at)
     spans = b.sync(at, step, spans)
     at = max(b.end(spans, at), at)
-    return b.one(tl.WAKE, 0, s.transitions.wake_s, at, step, spans) if colocated else spans
+    return b.one(tl.WAKE, 0, s.transitions.wake_s, at, step, spans) if shared else spans
 
 
 def _streamed(b: _Builder, start_s: float, step: int, rolled: list[int]) -> list[int]:
@@ -273,10 +274,9 @@ def _barriered(b: _Builder, count: int) -> tl.Timeline:
 def _refilled(b: _Builder, count: int, lag: int) -> tl.Timeline:
     """Batches flow: rollout every R_s + p, latency R + Q, at most ``lag`` + 1 between first token and trained."""
     s, e, times = b.stages, b.execution, b.stages.times()
-    grouped = int(b.mode is ExecutionMode.FULLY_ASYNC and bool(np.asarray(e.by_group)))
     pause = float(sync_pauses(e, times)[1])
     # the syncs of the batches in front hold up a batch's rollout; groups train as they end, not as they were started
-    late = float(latency_s(e, times, lag, grouped) - latency_s(e, times, 0, 0))
+    late = float(latency_s(e, times, lag, e.grouped) - latency_s(e, times, 0, 0))
     begin, free = 0.0, 0.0
     ends: list[float] = []
     synced: list[list[int]] = []

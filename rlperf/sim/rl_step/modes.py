@@ -1,51 +1,17 @@
-"""Execution modes and the closed form of the seconds of one rl_step: arrays of stage seconds in, arrays out."""
+"""The closed form of the seconds of one rl_step: arrays of stage seconds in, arrays out.
+
+What a mode is stands in `rlperf.specs.modes`; here stands one closed form for each `Form` of its table.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from rlperf.layout import FloatArray, IntArray
-
-
-class ExecutionMode(IntEnum):
-    """How rollout and training share time and devices.
-
-    SYNC_COLOCATED : the same devices take turns; the engine sleeps and wakes, the trainer offloads and onloads
-    SYNC_DISAGGREGATED : own pools that wait for each other; nothing is stale
-    ONE_STEP_OFF : the next batch is rolled out while this one trains; both meet at every weight sync
-    K_STEP_OFF : up to ``staleness`` further batches are under way; rollout refills continuously
-    FULLY_ASYNC : rollout never waits for a batch; a queue bounded by ``staleness`` stands between
-    STREAMING : groups go to the trainer as they end, still on-policy
-    """
-
-    SYNC_COLOCATED = 0
-    SYNC_DISAGGREGATED = 1
-    ONE_STEP_OFF = 2
-    K_STEP_OFF = 3
-    FULLY_ASYNC = 4
-    STREAMING = 5
-
-    @classmethod
-    def parse(cls, text: str) -> ExecutionMode:
-        """The mode of a name such as ``sync_colocated``, or of a job's short one (``colocated``, ``async``).
-
-        >>> ExecutionMode.parse("one-step-off") is ExecutionMode.ONE_STEP_OFF
-        True
-        """
-        name = text.strip().lower().replace("-", "_").replace(" ", "_")
-        name = {"colocated": "sync_colocated", "disaggregated": "sync_disaggregated", "async": "fully_async"}.get(
-            name, name
-        )
-        return cls[name.upper()]
-
-    @property
-    def disaggregated(self) -> bool:
-        """True where rollout and trainer have devices of their own."""
-        return self is not ExecutionMode.SYNC_COLOCATED
+from rlperf.specs.modes import MODES, Form, mode_codes
 
 
 @dataclass(frozen=True)
@@ -54,12 +20,12 @@ class Execution:
 
     Attributes
     ----------
-    mode : `ExecutionMode` code [1]
-    staleness : k, weight versions that a trained sample may be behind; synchronous modes ignore it [1]
+    mode : name of a mode, or its code `rlperf.specs.modes.ModeTraits.code` [1]
+    staleness : k, weight versions that a trained sample may be behind; modes with a lag of their own ignore it [1]
     sync_interval : optimizer batches between two weight syncs (verl: trigger_parameter_sync_step) [1]
     in_flight_updates : 1 where engines take new weights without draining (only a pause for the swap) [flag]
     interrupt : 1 where running requests stop at a weight sync and recompute their KV cache [flag]
-    by_group : 1 where a fully asynchronous staleness bound counts groups, in whatever order they end: one that takes
+    by_group : 1 where an asynchronous staleness bound counts groups, in whatever order they end: one that takes
         long holds up no batch [flag]
     chunks : pieces in which a streamed batch reaches the trainer (mini-batches) [1]
     """
@@ -71,6 +37,42 @@ class Execution:
     interrupt: npt.ArrayLike = 0
     by_group: npt.ArrayLike = 0
     chunks: npt.ArrayLike = 4
+
+    @property
+    def form(self) -> IntArray:
+        """`Form` of the mode, as it runs with or without updates in flight [1]."""
+        rows = MODES.values()
+        plain = np.array([row.form for row in rows], dtype=np.int64)
+        flowing = np.array([row.form if row.in_flight_form is None else row.in_flight_form for row in rows], np.int64)
+        codes = mode_codes(self.mode)
+        return np.where(_float(self.in_flight) > 0, flowing[codes], plain[codes])
+
+    @property
+    def lag(self) -> FloatArray:
+        """Batches that rollout runs ahead: the mode's own, or the staleness bound [1]."""
+        own = np.array([-1.0 if row.lag is None else row.lag for row in MODES.values()])[mode_codes(self.mode)]
+        return np.where(own < 0, np.maximum(_float(self.staleness), 0.0), own)
+
+    @property
+    def in_flight(self) -> FloatArray:
+        """1 where engines take weights while they generate: as the mode says, or `in_flight_updates` [flag]."""
+        said = {"drained": 0.0, "in_flight": 1.0, "framework": np.nan}
+        return self._said([said[row.weights] for row in MODES.values()], self.in_flight_updates)
+
+    @property
+    def grouped(self) -> FloatArray:
+        """1 where the staleness bound counts groups: as the mode says, or `by_group` [flag]."""
+        said = {"batches": 0.0, "groups": 1.0, "framework": np.nan}
+        return self._said([said[row.bound_counts] for row in MODES.values()], self.by_group)
+
+    @property
+    def shares_devices(self) -> FloatArray:
+        """1 where rollout and training take turns on the same devices [flag]."""
+        return np.array([float(row.shares_devices) for row in MODES.values()])[mode_codes(self.mode)]
+
+    def _said(self, by_mode: list[float], otherwise: npt.ArrayLike) -> FloatArray:
+        own = np.array(by_mode)[mode_codes(self.mode)]
+        return np.where(np.isnan(own), _float(otherwise), own)
 
 
 @dataclass(frozen=True)
@@ -122,17 +124,19 @@ def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
 
     .. math::
 
-        colocated     &: R + Q + W + Y/i + E \\
-        disaggregated &: R + Q + W + Y/i \\
-        one step off  &: \max(R + Q, W) + Y/i \quad\text{(with in-flight updates: as } k = 1) \\
-        k steps off   &: \max\left(R_s + p,\; W + Y/i,\; \frac{R + Q + k h + W + Y/i}{k + 1}\right) \\
-        fully async   &: \text{the same, } k \text{ = staleness bound; by group (k > 0) } \min(R, R_b) \text{ for } R \\
-        streaming     &: \max(R + Q + W/c,\; R_1 + W) + Y/i
+        serial   &: R + Q + W + Y/i \quad\text{(colocated, disaggregated)} \\
+        barrier  &: \max(R + Q, W) + Y/i \quad\text{(one step off)} \\
+        refilled &: \max\left(R_s + p,\; W + Y/i,\; \frac{R + Q + k h + W + Y/i}{k + 1}\right)
+            \quad\text{(k steps off; one step off in flight, } k = 1) \\
+        refilled &: \text{by group (async; k > 0) } \min(R, R_b) \text{ for } R \\
+        streamed &: \max(R + Q + W/c,\; R_1 + W) + Y/i
+
+    and E on top where rollout and training share devices.
 
     p is what a weight sync takes from an engine: swap/i where weights are taken in flight, Y/i where not; beside it
     recompute/i where running requests are interrupted, and (R - R_s)/i where neither: nothing new starts until they
     have ended, so every i-th batch ends with its own tail. h is p without that tail, and without Y where engines drain:
-    what each of the k syncs during a batch's rollout holds it up. The third term of k steps off is latency: at most
+    what each of the k syncs during a batch's rollout holds it up. The third term is latency: at most
     k + 1 batches are under way between the start of their rollout and the end of their training. Where groups are
     counted, that many groups are: each for its own R_g, half a period until a batch of them is there, and the rest:
     (k + 1) P = R_g + P/2 + Q + k h + W + Y/i, from which R_b = R_g + P/2. Means of stages go in;
@@ -148,30 +152,27 @@ def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
     Seconds per rl_step [s], broadcast shape.
 
     >>> times = StageTimes(rollout_s=60.0, scoring_s=10.0, training_s=20.0, weight_sync_s=4.0, rollout_steady_s=40.0)
-    >>> modes = [ExecutionMode.SYNC_COLOCATED, ExecutionMode.ONE_STEP_OFF, ExecutionMode.FULLY_ASYNC]
+    >>> modes = ["colocated", "one_step_off", "async"]
     >>> step_seconds(Execution(modes, staleness=2), times).tolist()
-    [94.0, 64.0, 44.0]
+    [94.0, 64.0, 64.0]
     """
     f = _float
     rollout, reward = f(stages.rollout_s), f(stages.reward_s)
     work, steady = trainer_work_s(stages), _steady(stages)
     sync, pause, _ = sync_pauses(execution, stages)
-    mode = np.asarray(execution.mode, dtype=np.int64)
-    serial = rollout + reward + work + sync
-    barrier = np.maximum(rollout + reward, work) + sync
-
-    def refilled(lag: npt.ArrayLike, grouped: npt.ArrayLike = 0) -> FloatArray:
-        through = latency_s(execution, stages, lag, grouped) / (f(lag) + 1.0)
-        return np.maximum(np.maximum(steady + pause, work + sync), through)
-
-    one = np.where(f(execution.in_flight_updates) > 0, refilled(1.0), barrier)
+    lag, grouped = execution.lag, execution.grouped
     chunks = np.maximum(f(execution.chunks), 1.0)
     first = rollout / chunks if stages.rollout_first_s is None else f(stages.rollout_first_s)
-    streamed = np.maximum(rollout + reward + work / chunks, first + work) + sync
-    bound = np.maximum(f(execution.staleness), 0.0)
-    free = refilled(bound, execution.by_group)
-    forms = (serial + f(stages.transition_s), serial, one, refilled(bound), free, streamed)
-    return np.asarray(np.select([mode == code for code in range(len(forms))], forms), dtype=np.float64)
+    through = latency_s(execution, stages, lag, grouped) / (lag + 1.0)
+    forms = {
+        Form.SERIAL: rollout + reward + work + sync,
+        Form.BARRIER: np.maximum(rollout + reward, work) + sync,
+        Form.REFILLED: np.maximum(np.maximum(steady + pause, work + sync), through),
+        Form.STREAMED: np.maximum(rollout + reward + work / chunks, first + work) + sync,
+    }
+    form = execution.form
+    period = np.select([form == each for each in forms], list(forms.values()))
+    return np.asarray(period + execution.shares_devices * f(stages.transition_s), dtype=np.float64)
 
 
 def _steady(stages: StageTimes) -> FloatArray:
@@ -192,7 +193,7 @@ def sync_pauses(execution: Execution, stages: StageTimes) -> tuple[FloatArray, F
     f = _float
     interval = np.maximum(f(execution.sync_interval), 1.0)
     sync = f(stages.weight_sync_s) / interval
-    in_flight, interrupt = f(execution.in_flight_updates), f(execution.interrupt)
+    in_flight, interrupt = execution.in_flight, f(execution.interrupt)
     drain = (1.0 - in_flight) * (1.0 - interrupt) * np.maximum(f(stages.rollout_s) - _steady(stages), 0.0)
     held = (in_flight * f(stages.swap_s) + interrupt * f(stages.recompute_s)) / interval
     return sync, held + drain / interval + (1.0 - in_flight) * sync, held + (1.0 - in_flight) * interrupt * sync
@@ -202,7 +203,7 @@ def latency_s(execution: Execution, stages: StageTimes, lag: npt.ArrayLike, grou
     """From the start of a batch's rollout to the end of its training, with ``lag`` batches in front of it [s].
 
     >>> times = StageTimes(rollout_s=60.0, rollout_group_s=20.0, training_s=10.0)
-    >>> [float(latency_s(Execution(0), times, 1, grouped)) for grouped in (0, 1)]
+    >>> [float(latency_s(Execution("async"), times, 1, grouped)) for grouped in (0, 1)]
     [70.0, 40.0]
     """
     k, rollout = _float(lag), _float(stages.rollout_s)
@@ -265,19 +266,6 @@ def async_device_seconds(
     """
     c_r, c_t, rho = (_float(value) for value in (rollout_per_device, trainer_per_device, rate_ratio))
     return np.asarray((1.0 / c_t + rho / c_r) / np.minimum(1.0, rho), dtype=np.float64)
-
-
-def mode_codes(modes: npt.ArrayLike) -> IntArray:
-    """Codes of modes given as codes or names.
-
-    >>> mode_codes(["sync_colocated", "streaming"]).tolist()
-    [0, 5]
-    """
-    values = np.asarray(modes)
-    if values.dtype.kind in "US":
-        flat = [int(ExecutionMode.parse(str(text))) for text in values.ravel()]
-        return np.array(flat, dtype=np.int64).reshape(values.shape)
-    return values.astype(np.int64)
 
 
 def _float(value: npt.ArrayLike) -> FloatArray:

@@ -11,20 +11,13 @@ from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.modes import Execution, ExecutionMode, StageTimes, step_seconds
+from rlperf.sim.rl_step.modes import Execution, StageTimes, step_seconds
 from rlperf.sim.rl_step.rollout_stage import RolloutStage
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.trainer_stage import TrainerStage
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.job import Mode
+from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration, Transport, WeightSyncFit
-
-MODES: dict[Mode, ExecutionMode] = {
-    "colocated": ExecutionMode.SYNC_COLOCATED,
-    "disaggregated": ExecutionMode.SYNC_DISAGGREGATED,
-    "one_step_off": ExecutionMode.ONE_STEP_OFF,
-    "async": ExecutionMode.FULLY_ASYNC,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,11 +92,11 @@ def stage_seconds(
         swap_s=stages["swap"],
     )
     execution = Execution(
-        MODES[mode], max(staleness, 1), in_flight_updates=stages["in_flight"], interrupt=stages["interrupt"],
+        mode, max(staleness, 1), in_flight_updates=stages["in_flight"], interrupt=stages["interrupt"],
         by_group=stages["by_group"],
     )  # fmt: skip
-    # engines that take weights in flight go on with the next batch, one step off too
-    flowing = (mode == "async") | ((mode == "one_step_off") & (stages["in_flight"] > 0))
+    # where finished requests are replaced at once, a batch takes the engines its steady seconds
+    flowing = execution.form == Form.REFILLED
     return StageSeconds(
         rl_step_s=step_seconds(execution, times),
         rollout_s=np.where(flowing, steady, makespan),
@@ -112,7 +105,7 @@ def stage_seconds(
         training_s=trainer.training_s[t],
         weight_sync_s=stages["weight_sync"],
         data_movement_s=stages["data_movement"],
-        offload_s=stages["offload"] if mode == "colocated" else np.zeros(len(r)),
+        offload_s=stages["offload"] if MODES[mode].shares_devices else np.zeros(len(r)),
         other_s=stages["other"],
     )
 
@@ -122,7 +115,7 @@ def _framework_seconds(
     rollout: RolloutStage, trainer: TrainerStage, r: IntArray, t: IntArray,
 ) -> dict[str, FloatArray]:  # fmt: skip
     """What one framework backend spends around the stages, for pairs of its columns."""
-    framework, colocated = each.framework, mode == "colocated"
+    framework, colocated = each.framework, MODES[mode].shares_devices
     layout_t, layout_r = trainer.layout.take(t), rollout.layout.take(r)
     fit = sync_fit(framework, colocated)
     payload = sync_payload(architecture, dtype_of(rollout.weight_dtype).weight_bytes)

@@ -18,7 +18,7 @@ from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.asynchronous import AsyncRun, Update
 from rlperf.sim.rl_step.compose import StepStages, Transitions
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s
-from rlperf.sim.rl_step.modes import Execution, ExecutionMode
+from rlperf.sim.rl_step.modes import Execution
 from rlperf.sim.rl_step.overheads import (
     engine_in_framework,
     padded_microbatches,
@@ -32,6 +32,7 @@ from rlperf.sim.rollout.tail import last_of_groups
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
+from rlperf.specs.modes import Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration, Transport
 from rlperf.specs.trainer_calibration import TrainerCalibration
 
@@ -185,7 +186,7 @@ def transitions(setup: TrainerSetup, framework: FrameworkCalibration) -> Transit
     return Transitions(sleep_s=framework.sleep.value, onload_s=copy, offload_s=copy, wake_s=framework.wake.value)
 
 
-def execution_of(framework: FrameworkCalibration, mode: ExecutionMode, staleness: int) -> Execution:
+def execution_of(framework: FrameworkCalibration, mode: Mode, staleness: int) -> Execution:
     """The mode as the framework runs it: weights in flight, interrupted requests, what its staleness bound counts."""
     flags = int(framework.in_flight_updates), int(framework.partial_rollout), int(framework.counts_groups)
     return Execution(mode, max(staleness, 1), 1, *flags)

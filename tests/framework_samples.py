@@ -8,6 +8,7 @@ from typing import Any
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.run import Run, complete_layouts
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.modes import MODES
 from rlperf.specs.profiles import load_architecture
 
 DENSE = ("Qwen2.5-7B", "Qwen3-8B", "Qwen2.5-32B", "Llama-3.1-70B")
@@ -68,7 +69,7 @@ def sample_run(random: Random, framework: str, version: str | None = None) -> Ru
     per_node = 8
     mode = random.choice(list(facts.modes))
     nodes = random.choice([1, 2, 4, 8, 16, 32, 64])
-    if mode == "colocated":
+    if MODES[mode].shares_devices:
         trainer_devices = rollout_devices = nodes * per_node
     else:
         half = max(nodes // 2, 1) * per_node
@@ -81,15 +82,15 @@ def sample_run(random: Random, framework: str, version: str | None = None) -> Ru
     mini = max(trainer_devices // group, 16) * random.choice([1, 2])
     if framework == "areal":
         mini = max(mini, trainer_devices)
-    if mode == "colocated":
+    if MODES[mode].shares_devices:
         values["trainer.parked"] = framework != "trl" and random.random() < 0.5
-    total = trainer_devices if mode == "colocated" else trainer_devices + rollout_devices
+    total = trainer_devices if MODES[mode].shares_devices else trainer_devices + rollout_devices
     values |= {
         "run.architecture": arch.name,
         "run.algorithm": random.choice(["grpo", "grpo", "dapo"]),
         "run.reference": random.random() < 0.5,
         "run.mode": mode,
-        "run.staleness": {"one_step_off": 1, "async": random.choice([2, 4])}.get(mode, 0),
+        "run.staleness": MODES[mode].staleness(random.choice([2, 4])),
         "run.devices": total,
         "run.devices_per_node": per_node,
         "run.nodes": -(-total // per_node),

@@ -36,6 +36,10 @@ V = P + "generation.vllm_cfg."
 K = P + "generation.vllm_kwargs."
 S = P + "generation.sglang_cfg."
 ASYNC = "grpo.async_grpo."
+STREAM = "async_rl."
+STREAMED_GROUPS = 32
+"""min_groups_for_streaming_train of main 7ea279a: groups that the SingleController's trainer takes at once."""
+_STREAMING_ENTRY = '"${NEMO_RL_SINGLE_CONTROLLER:?set it to the script that starts the SingleController}"'
 
 _DTYPE = words(bf16="bfloat16", fp16="float16", fp32="float32")
 _ENGINE_TP = Unit(
@@ -158,6 +162,8 @@ class NemoRl:
             )
         lost: list[Limitation] = []
         changes: dict[str, Value] = {}
+        if run.traits.lag is None:
+            changes["run.mode"] = "k_step_off"  # what its bound counts, whatever the mode is called
         dtensor = run.get("trainer.backend") != "megatron"
         if run.number("trainer.ulysses") > 1:
             ring = run.number("trainer.context_parallel") * run.number("trainer.ulysses")
@@ -213,7 +219,8 @@ class NemoRl:
         # Decisions first: a reader sees them without scrolling through the defaults.
         order = [key.split(".")[0] for key in (*chosen, *settings)]
         ranked = sorted(settings.values(), key=lambda s: (order.index(s.key.split(".")[0]), s.key not in chosen))
-        return Emission(tuple(ranked), (), "examples/run_grpo.py", (), run)
+        entry = _STREAMING_ENTRY if run.traits.streams else "examples/run_grpo.py"
+        return Emission(tuple(ranked), (), entry, (), run)
 
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
         """``<stem>.yaml`` (self-contained) and ``<stem>.sh``."""
@@ -299,7 +306,7 @@ def _with_derived(run: Run) -> Run:
         "trainer.checkpointing": recompute != "none",
         "trainer.granularity": None if recompute == "none" else recompute,
         "trainer.replicas": run.number("trainer.data_parallel") // shard if shard else None,
-        "rollout.async_engine": (overlapped or run.number("rollout.pipeline_parallel") > 1) and not wide,
+        "rollout.async_engine": (run.traits.overlaps or run.number("rollout.pipeline_parallel") > 1) and not wide,
         "run.disaggregated": disaggregated,
         "run.overlapped": overlapped,
         "run.colocated": not disaggregated,
@@ -386,6 +393,11 @@ def _algorithm(run: Run) -> list[Setting]:
     if overlapped:
         age = max(run.number("run.staleness", 1), 1)
         settings.append(Setting(ASYNC + "max_trajectory_age_steps", age, "policy versions a sample may be behind"))
+    if run.traits.streams:
+        settings += [
+            Setting(STREAM + "min_groups_for_streaming_train", STREAMED_GROUPS, "groups trained at once"),
+            Setting(STREAM + "sampler.max_staleness_versions", 0, "on-policy"),
+        ]
     if run.get("run.algorithm") == "dapo":
         settings += [
             Setting("grpo.use_dynamic_sampling", True, "drop groups without a signal"),
@@ -444,7 +456,9 @@ def _read_mode(run: Run, flat: dict[str, Value]) -> dict[str, Value]:
     own_nodes = flat.get(P + "generation.colocated.resources.num_nodes")
     own_gpus = flat.get(P + "generation.colocated.resources.gpus_per_node")
     rollout = total if colocated else int(own_nodes or 1) * int(own_gpus or (per_node if own_nodes else 0))
-    mode = mode_of_staleness(age) if overlapped else mode_of_staleness(0, shares_devices=colocated)
+    mode = mode_of_staleness(age, beyond="k_step_off") if overlapped else mode_of_staleness(0, shares_devices=colocated)
+    if flat.get(STREAM + "min_groups_for_streaming_train") is not None:
+        mode = "streaming"
     kl = flat.get("loss_fn.reference_policy_kl_penalty")
     return {
         "run.mode": mode,

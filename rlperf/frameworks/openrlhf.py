@@ -93,6 +93,8 @@ class OpenRlhf:
         """DeepSpeed only; engines know tensor parallel alone; several engine settings have no flag."""
         lost: list[Limitation] = []
         changes: dict[str, Value] = {"trainer.backend": "fsdp2", "rollout.backend": "vllm"}
+        if run.traits.lag is None:
+            changes["run.mode"] = "k_step_off"  # what its queue counts, whatever the mode is called
         if run.number("trainer.pipeline_parallel") > 1 or run.number("trainer.expert_parallel") > 1:
             raise ExportError(
                 "DeepSpeed has no pipeline or expert parallel",
@@ -280,7 +282,8 @@ def _read_placement(run: Run, flat: Mapping[str, Value]) -> dict[str, Value]:
     rollout = int(engines) * run.number("rollout.tensor_parallel") if engines else trainer
     asynchronous, colocated = bool(flat.get("train.async_enable")), bool(flat.get("train.colocate_all"))
     queue = int(flat.get("train.async_queue_size") or 1)
-    mode = mode_of_staleness(queue) if asynchronous else mode_of_staleness(0, shares_devices=colocated)
+    behind = queue if asynchronous else 0
+    mode = mode_of_staleness(behind, shares_devices=colocated and not asynchronous, beyond="k_step_off")
     total = trainer if MODES[mode].shares_devices else trainer + rollout
     context = run.number("batch.context_tokens")
     response = min(run.number("batch.max_response_tokens", context), context)
@@ -296,7 +299,7 @@ def _read_placement(run: Run, flat: Mapping[str, Value]) -> dict[str, Value]:
         "run.devices_per_node": per_node,
         "run.nodes": -(-total // per_node),
         "run.mode": mode,
-        "run.staleness": queue if asynchronous else 0,
+        "run.staleness": behind,
         "run.colocate_all": colocated,
         "run.async_enabled": asynchronous,
         "run.partial_rollout": bool(flat.get("train.partial_rollout_enable")),

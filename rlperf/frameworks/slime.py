@@ -28,8 +28,11 @@ from rlperf.frameworks.keytable import Value, key_table
 from rlperf.frameworks.run import Run, complete_layouts
 from rlperf.frameworks.writing import argument_array, script
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.modes import mode_of_staleness
 from rlperf.specs.profiles import load_architecture
 
+FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+"""The rollout function of slime v0.3.0 and later that generates through training and weight sync."""
 _RECOMPUTE = Unit(lambda value, _: value or "none", lambda value, _: None if value == "none" else value)
 _CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else -1)
 _DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >= 1)
@@ -123,7 +126,7 @@ class Slime:
     # -- export -------------------------------------------------------------------------------------------------
 
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
-        """Megatron and SGLang only; asynchronous means one step off."""
+        """Megatron and SGLang only; fully asynchronous rollouts have no bound on staleness."""
         if run.get("trainer.backend") != "megatron":
             raise ExportError(
                 "the trainer is Megatron", "slime", {"nearest": "trainer_backends: megatron, and plan again"}
@@ -136,10 +139,9 @@ class Slime:
             lost.append(
                 Limitation(f"engine {run.get('rollout.backend')}", "sglang", "rollout was predicted for another engine")
             )
-        if run.get("run.mode") == "async" and run.number("run.staleness") > 1:
-            changes.update({"run.staleness": 1, "run.mode": "one_step_off"})
-            lost.append(Limitation(f"staleness {run.number('run.staleness')}", "train_async.py: one step off",
-                                   "the longest rollouts hold each step back"))  # fmt: skip
+        if run.traits.runs_ahead and run.traits.lag is None:
+            lost.append(Limitation(f"a staleness of at most {run.number('run.staleness')}",
+                                   "the first groups that end are trained", "samples may be staler"))  # fmt: skip
         if run.number("trainer.ulysses") > 1:
             ring = run.number("trainer.context_parallel") * run.number("trainer.ulysses")
             changes.update({"trainer.context_parallel": ring, "trainer.ulysses": 1})
@@ -245,7 +247,10 @@ def _placement(run: Run) -> list[Setting]:
     if run.get("run.colocate"):
         settings.append(Setting("colocate", True, "engine and trainer take turns on the same GPUs"))
         return [*settings, Setting("no-offload-train", run.get("trainer.parked") is False, "states stay on the GPU")]
-    return [*settings, Setting("rollout-num-gpus", run.number("rollout.devices"), "the engines' own GPUs")]
+    settings.append(Setting("rollout-num-gpus", run.number("rollout.devices"), "the engines' own GPUs"))
+    if run.traits.runs_ahead and run.traits.lag is None:
+        settings.append(Setting("rollout-function-path", FULLY_ASYNC, "rollouts go on through training and sync"))
+    return settings
 
 
 def _training(run: Run) -> list[Setting]:
@@ -359,7 +364,7 @@ _ALSO_READ = frozenset(
     {
         "actor-num-nodes", "actor-num-gpus-per-node", "rollout-num-gpus", "num-gpus-per-node", "colocate",
         "advantage-estimator", "kl-loss-coef", "use-kl-loss", "kl-coef", "hf-checkpoint", "num-steps-per-rollout",
-        "over-sampling-batch-size", "update-weights-interval", "no-offload-train",
+        "over-sampling-batch-size", "update-weights-interval", "no-offload-train", "rollout-function-path",
         "dynamic-sampling-filter-path", "balance-by-flops",
     }
 )  # fmt: skip
@@ -377,6 +382,7 @@ def _read_placement(run: Run, flat: Mapping[str, Value], source: Source) -> dict
     trainer = int(flat["actor-num-nodes"]) * per_node
     colocated = bool(flat["colocate"])
     asynchronous = "async" in source.entry
+    fully = asynchronous and "fully_async_rollout" in str(flat.get("rollout-function-path"))
     own = flat.get("rollout-num-gpus")
     rollout = trainer if colocated else int(own or 0)
     total = trainer if colocated else trainer + rollout
@@ -394,7 +400,7 @@ def _read_placement(run: Run, flat: Mapping[str, Value], source: Source) -> dict
         "rollout.pipeline_parallel": depth,
         "run.devices": total,
         "run.devices_per_node": max(per_node, min(int(flat["num-gpus-per-node"]), total)),
-        "run.mode": "one_step_off" if asynchronous else "colocated" if colocated else "disaggregated",
+        "run.mode": "async" if fully else mode_of_staleness(int(asynchronous), shares_devices=colocated),
         "run.staleness": 1 if asynchronous else 0,
         "run.colocate": colocated,
         "run.asynchronous": asynchronous,

@@ -46,7 +46,7 @@ from rlperf.frameworks.verl_settings import (
     with_derived,
 )
 from rlperf.frameworks.writing import script, yaml_text
-from rlperf.specs.modes import mode_of_staleness
+from rlperf.specs.modes import MODES, mode_of_staleness
 
 _ENGINE_TP = Unit(
     lambda value, run: int(value) * run.number("rollout.attention_data_parallel"),
@@ -232,6 +232,9 @@ class Verl:
                 f"verl=={version}",
                 {"nearest": "verl 0.9 (trainer.v1.trainer_mode=separate_async), or modes: colocated in the job"},
             )
+        if mode.lag is None and mode.bound_counts == "batches":
+            lost.append(Limitation(f"mode {mode.name}, which counts batches", "a bound that counts prompts",
+                                   "not slower, but prompts that take long are trained late"))  # fmt: skip
         if not mode.overlaps:
             lost.append(Limitation("synchronous disaggregated (staleness 0)", "one step off (staleness 1)",
                                    "not slower, but samples are one policy version behind"))  # fmt: skip
@@ -394,9 +397,9 @@ def _read_placement(flat: dict[str, Value], run: Run, source: Source) -> dict[st
         sync = int(flat.get("async_training.trigger_parameter_sync_step") or 1)
         batches = int(flat.get("async_training.require_batches") or 1)
         values["batch.prompts_per_step"] = run.number("batch.mini_batch") * batches * sync
-        values["run.mode"], values["run.staleness"] = "async", max(
-            1, round(float(flat.get("async_training.staleness_threshold") or 0))
-        )  # fmt: skip
+        ahead = float(flat.get("async_training.staleness_threshold") or 0)
+        mode = "async" if ahead > 0 else "streaming"
+        values["run.mode"], values["run.staleness"] = mode, max(MODES[mode].least_staleness, round(ahead))
     elif own == R:
         bound = int(flat.get("trainer.v1.sampler.max_off_policy_threshold") or 1)
         values["run.mode"], values["run.staleness"] = mode_of_staleness(bound), bound

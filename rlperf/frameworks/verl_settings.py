@@ -60,6 +60,18 @@ def with_derived(run: Run) -> Run:
     return run.with_(derived)
 
 
+def recipe_of(run: Run, version: str) -> str | None:
+    """The experimental entry that runs the mode; None where the trainer itself does."""
+    mode, stated = run.traits, run.get("run.recipe")
+    if stated is not None or mode.shares_devices:
+        return None if stated is None else str(stated)
+    if mode.streams:
+        return "fully_async"
+    if at_least(version, "0.9"):
+        return None
+    return "fully_async" if mode.lag is None else "one_step_off"
+
+
 def placement(run: Run, version: str) -> list[Setting]:
     """Nodes and GPUs of the trainer and, where it has its own, of the rollout pool; the mode's own keys."""
     per_node = run.number("run.devices_per_node", 8)
@@ -92,8 +104,8 @@ def placement(run: Run, version: str) -> list[Setting]:
         Setting(R + "calculate_log_probs", True),
     ]
     staleness = max(run.number("run.staleness", 1), 1)
-    recipe = run.get("run.recipe")
-    if at_least(version, "0.9") and recipe is None:
+    recipe = recipe_of(run, version)
+    if recipe is None:
         return [
             *settings,
             Setting(R + "nnodes", nodes, "rollout's own nodes"),
@@ -110,13 +122,14 @@ def placement(run: Run, version: str) -> list[Setting]:
         Setting("rollout.nnodes", nodes, "rollout's own nodes"),
         Setting("rollout.n_gpus_per_node", gpus),
     ]
-    if mode.bound_counts == "batches" or recipe == "one_step_off":
+    if recipe == "one_step_off":
         return [*settings, Setting(R + "free_cache_engine", False)]
+    ahead = 0.0 if mode.streams else float(staleness)
     return [
         *settings,
         Setting("data.train_batch_size", 0, "fully async draws single prompts"),
         Setting("data.gen_batch_size", 1),
-        Setting("async_training.staleness_threshold", float(staleness), "share of a sync interval generated ahead"),
+        Setting("async_training.staleness_threshold", ahead, "share of a sync interval generated ahead"),
         Setting("async_training.trigger_parameter_sync_step", updates, "optimizer updates between weight syncs"),
         Setting("async_training.require_batches", 1),
         Setting("async_training.partial_rollout", True),
@@ -237,16 +250,13 @@ def logging_settings(run: Run) -> list[Setting]:
 
 def entry_of(run: Run, target: Target) -> tuple[str, tuple[str, ...]]:
     """The module to run, and the defaults list of the primary config."""
-    mode, version = run.traits, target.version
+    version = target.version
     megatron = target.backend == "megatron"
     group = ("override model_engine: megatron",) if megatron and at_least(version, "0.8") else ()
     base = "ppo_megatron_trainer" if megatron and not group else "ppo_trainer"
-    recipe = run.get("run.recipe")
-    if mode.shares_devices or (at_least(version, "0.9") and recipe is None):
+    recipe = recipe_of(run, version)
+    if recipe is None:
         return "verl.trainer.main_ppo", (base, *group)
     # The recipes' own configs set hydra.searchpath, which hydra refuses in anything but the primary config: so the
     # trainer's config is the base here too, and `placement` states every key that the recipe adds.
-    return ASYNC_ENTRIES[recipe or ("one_step_off" if mode.bound_counts == "batches" else "fully_async")], (
-        base,
-        *group,
-    )
+    return ASYNC_ENTRIES[recipe], (base, *group)

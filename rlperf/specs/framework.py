@@ -95,6 +95,7 @@ class FrameworkFacts(_Frozen):
     backends: tuple[str, ...]
     engines: tuple[str, ...]
     modes: dict[str, str] = Field(description="execution mode -> how the framework runs it; absent: it cannot")
+    instead: dict[str, str] = Field({}, description="execution mode that it lacks -> what it has in its place")
     scoring_passes: str = Field(description="which forward passes score a batch, in words")
     old_log_prob_pass: str = Field(description="always, never, or when there are several optimizer steps per batch")
     overlaps: tuple[str, ...] = Field((), description="stages that run beside each other, in words")
@@ -118,7 +119,8 @@ class FrameworkFacts(_Frozen):
         """
         name, found = f"{self.name} {self.version}", []
         if not set(modes) & set(self.modes):
-            hint = f"it runs {', '.join(self.modes)}"
+            nearest = [f"instead of {mode} it has {self.instead[mode]}" for mode in modes if mode in self.instead]
+            hint = "; ".join([*nearest, f"it runs {', '.join(self.modes)}"])
             found.append(Problem(f"{name} has no mode {', '.join(modes)}", suggestion=hint))
         if not set(backends) & set(self.backends):
             hint = f"trainer_backends: {', '.join(self.backends)}"

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.profiles import search_path
@@ -147,6 +147,7 @@ class FrameworkCalibration(_Frozen):
         generate; requests are interrupted by a weight sync, and their cache is computed again
     counts_groups : the asynchronous staleness bound counts groups, which train in the order in which they end;
         otherwise a batch waits for all that were started for it
+    stream_groups : prompt groups that a streaming trainer takes at once; None: those of one optimizer update
     controller : ``single`` process through which every batch passes, or ``distributed`` transfer queues
     controller_rate : bytes per second through the controller (per node where distributed)
     step : once per rl_step, in no stage: advantages, logging, data loader
@@ -167,6 +168,7 @@ class FrameworkCalibration(_Frozen):
     in_flight_updates: bool = False
     partial_rollout: bool = False
     counts_groups: bool = False
+    stream_groups: PositiveInt | None = None
     controller: Literal["single", "distributed"] = "single"
     controller_rate: Rate
     step: Overhead
@@ -186,6 +188,10 @@ class FrameworkCalibration(_Frozen):
         0.35, ge=0.0, description="standard deviation of ln(time) added for architectures unlike all fitted ones"
     )
     notes: tuple[str, ...] = ()
+
+    def chunks(self, prompts: int, updates: int) -> int:
+        """Pieces in which a streamed batch of ``prompts`` groups and ``updates`` optimizer updates is trained [1]."""
+        return max(prompts // self.stream_groups if self.stream_groups else updates, 1)
 
     def sync_fit(self, transport: Transport) -> WeightSyncFit:
         """Constants of a transport, or a `SpecError` that names those there are."""

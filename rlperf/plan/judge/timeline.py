@@ -38,7 +38,9 @@ class StepView:
 def step_view(evaluation: Evaluation, replicate: int = 0) -> StepView:
     """Timeline, idle time and bottlenecks of one of the judged rl_steps (default: the first)."""
     configuration = evaluation.configuration
-    execution = execution_of(evaluation.framework, configuration.mode, configuration.staleness)
+    batch = configuration.batch
+    chunks = evaluation.framework.chunks(batch.prompts, batch.updates)
+    execution = execution_of(evaluation.framework, configuration.mode, configuration.staleness, chunks)
     stages = _stages(evaluation, replicate)
     pools = [configuration.pool(role).devices for role in ("rollout", "trainer")]
     timeline = compose_rl_step(execution, stages, rollout_devices=pools[0], trainer_devices=pools[1])
@@ -83,7 +85,6 @@ def _stages(evaluation: Evaluation, replicate: int) -> StepStages:
         scoring_s=np.array([one("scoring_s")]),
         training_s=np.array([one("training_s")]),
         reward_s=np.array([one("reward_s")]),
-        group_finish_s=np.sort(rollout.finish_s),
         rollout_steady_s=float(evaluation.rollout.steady_s[replicate]),
         weight_sync_s=one("weight_sync_s"),
         data_movement_s=one("data_movement_s"),

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step import timeline as tl
-from rlperf.sim.rl_step.modes import Execution, StageTimes, latency_s, sync_pauses
+from rlperf.sim.rl_step.modes import Execution, StageTimes, first_chunk_s, latency_s, sync_pauses
 from rlperf.sim.rollout.rollout import RolloutResult
 from rlperf.specs.modes import Form
 
@@ -40,7 +40,8 @@ class StepStages:
     reward_s : after the rollout, of each rank; what runs during it is hidden [s] ``[ranks]``
     reward_apart : reward runs on devices of its own (a judge model, sandboxes), the rollout pool waits meanwhile
     reference_s, critic_s : on devices of their own [s]; 0 = none, or part of scoring_s and training_s
-    group_finish_s : end of each group, ascending; streaming feeds the trainer by it [s] ``[groups]``
+    group_finish_s : end of each group, ascending; streaming feeds the trainer by it; None: evenly from the first chunk
+        to the last [s] ``[groups]``
     rollout_steady_s : seconds per batch under continuous refill; None = the mean replica's busy time [s]
     rollout_group_s : from the start of a group to its last response, mean; None = the makespan [s]
     weight_sync_s, data_movement_s, fixed_s, recompute_s, swap_s : as in `StageTimes` [s]
@@ -194,9 +195,9 @@ def compose_rl_step(
 ) -> tl.Timeline:
     """The timeline of one rl_step; of several, after a warm-up, in modes where they overlap.
 
-    ``rl_step_s`` of the result equals `modes.step_seconds` of the same stages (streaming: never below it, since the
-    groups' own finish times decide). Modes with a queue move whole batches here; `asynchronous.simulate` moves
-    groups, and shows staleness.
+    ``rl_step_s`` of the result equals `modes.step_seconds` of the same stages (streaming: unless ``group_finish_s``
+    states when each group ends, which then decides). Modes with a queue move whole batches here;
+    `asynchronous.simulate` moves groups, and shows staleness.
 
     >>> stages = StepStages.of([50.0, 60.0], scoring_s=10.0, training_s=[18.0, 20.0], weight_sync_s=4.0)
     >>> compose_rl_step(Execution("colocated"), stages).rl_step_s
@@ -243,8 +244,12 @@ def _streamed(b: _Builder, start_s: float, step: int, rolled: list[int]) -> list
     s = b.stages
     chunks = max(int(np.asarray(b.execution.chunks)), 1)
     makespan = float(s.rollout_s.max())
-    finish = np.linspace(0.0, makespan, chunks + 1)[1:] if s.group_finish_s is None else np.sort(s.group_finish_s)
-    ready = finish[np.ceil(np.arange(1, chunks + 1) / chunks * finish.size).astype(np.int64) - 1]
+    if s.group_finish_s is None:
+        first = float(first_chunk_s(b.execution, s.times()))
+        ready = np.linspace(first, makespan, chunks) if chunks > 1 else np.array([makespan])
+    else:
+        finish = np.sort(s.group_finish_s)
+        ready = finish[np.ceil(np.arange(1, chunks + 1) / chunks * finish.size).astype(np.int64) - 1]
     spans: list[int] = []
     at = start_s
     for index in range(chunks):

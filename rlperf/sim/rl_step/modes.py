@@ -87,7 +87,8 @@ class StageTimes:
     weight_sync_s : trainer to engines [s]
     rollout_steady_s : seconds per batch when finished requests are replaced at once; None = ``rollout_s`` [s]
     rollout_group_s : from the start of a group to its last response, mean; None = ``rollout_s`` [s]
-    rollout_first_s : when the first chunk of a streamed batch is complete; None = ``rollout_s / chunks`` [s]
+    rollout_first_s : when the first chunk of a streamed batch is complete; None = its share of the rollout, but not
+        before a group of mean length has ended [s]
     reward_s : reward time not hidden behind the rollout [s]
     reference_s : scoring on devices of its own (reference or reward pool), beside the trainer's own scoring [s]
     critic_s : PPO critic's update on devices of its own, beside the policy's; sharing devices: add to training_s [s]
@@ -162,7 +163,7 @@ def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
     sync, pause, _ = sync_pauses(execution, stages)
     lag, grouped = execution.lag, execution.grouped
     chunks = np.maximum(f(execution.chunks), 1.0)
-    first = rollout / chunks if stages.rollout_first_s is None else f(stages.rollout_first_s)
+    first = first_chunk_s(execution, stages)
     through = latency_s(execution, stages, lag, grouped) / (lag + 1.0)
     forms = {
         Form.SERIAL: rollout + reward + work + sync,
@@ -186,6 +187,20 @@ def trainer_work_s(stages: StageTimes) -> FloatArray:
         f(stages.training_s), f(stages.critic_s)
     )
     return np.asarray(passes + f(stages.data_movement_s) + f(stages.fixed_s), dtype=np.float64)
+
+
+def first_chunk_s(execution: Execution, stages: StageTimes) -> FloatArray:
+    """R_1 of `step_seconds`: when the first chunk of a streamed batch is complete [s].
+
+    >>> times = StageTimes(rollout_s=60.0, rollout_group_s=20.0)
+    >>> first_chunk_s(Execution("streaming", chunks=[2, 6]), times).tolist()
+    [30.0, 20.0]
+    """
+    if stages.rollout_first_s is not None:
+        return _float(stages.rollout_first_s)
+    rollout = _float(stages.rollout_s)
+    group = 0.0 if stages.rollout_group_s is None else _float(stages.rollout_group_s)
+    return np.maximum(rollout / np.maximum(_float(execution.chunks), 1.0), np.minimum(group, rollout))
 
 
 def sync_pauses(execution: Execution, stages: StageTimes) -> tuple[FloatArray, FloatArray, FloatArray]:

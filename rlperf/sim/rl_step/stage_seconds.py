@@ -67,6 +67,7 @@ def stage_seconds(
     """Stages and rl_step of the pairs ``(r, t)`` of rollouts and trainers [s] ``[pairs]``."""
     names = (
         "weight_sync", "data_movement", "offload", "other", "reward", "swap", "in_flight", "interrupt", "by_group",
+        "chunks",
     )  # fmt: skip
     stages: dict[str, FloatArray] = {name: np.zeros(len(r)) for name in names}
     for index, each in enumerate(site.trainers):
@@ -93,7 +94,7 @@ def stage_seconds(
     )
     execution = Execution(
         mode, max(staleness, 1), in_flight_updates=stages["in_flight"], interrupt=stages["interrupt"],
-        by_group=stages["by_group"],
+        by_group=stages["by_group"], chunks=stages["chunks"],
     )  # fmt: skip
     # where finished requests are replaced at once, a batch takes the engines its steady seconds
     flowing = execution.form == Form.REFILLED
@@ -146,4 +147,5 @@ def _framework_seconds(
         "in_flight": shape_of + framework.in_flight_updates,
         "interrupt": shape_of + framework.partial_rollout,
         "by_group": shape_of + framework.counts_groups,
+        "chunks": shape_of + framework.chunks(demand.batch.prompts, demand.batch.updates),
     }

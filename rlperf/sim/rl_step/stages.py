@@ -186,10 +186,10 @@ def transitions(setup: TrainerSetup, framework: FrameworkCalibration) -> Transit
     return Transitions(sleep_s=framework.sleep.value, onload_s=copy, offload_s=copy, wake_s=framework.wake.value)
 
 
-def execution_of(framework: FrameworkCalibration, mode: Mode, staleness: int) -> Execution:
+def execution_of(framework: FrameworkCalibration, mode: Mode, staleness: int, chunks: int = 1) -> Execution:
     """The mode as the framework runs it: weights in flight, interrupted requests, what its staleness bound counts."""
     flags = int(framework.in_flight_updates), int(framework.partial_rollout), int(framework.counts_groups)
-    return Execution(mode, max(staleness, 1), 1, *flags)
+    return Execution(mode, max(staleness, 1), 1, *flags, chunks=chunks)
 
 
 def swap_s(framework: FrameworkCalibration, sync: SyncSetup) -> float:

@@ -12,6 +12,7 @@ from rlperf.plan.answer.baseline import DefaultsOf, against_defaults, against_st
 from rlperf.plan.answer.phases import merged, phase_of
 from rlperf.plan.answer.plan import DefaultsComparison, Phase, Plan
 from rlperf.plan.answer.run_cost import Stretch, run_totals
+from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.decisions import Decision, Report, decide
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.formulation import Program, Slot, value_of
@@ -90,10 +91,11 @@ def _against(
 
 def _phases(context: Context, decisions: list[Decision], solution: Solution) -> list[Phase]:
     """The chosen column of every slot in words; slots that were judged together are put into words once."""
-    made: dict[tuple[int, int], Phase] = {}
+    made: dict[tuple[str, tuple[bytes, ...], Configuration], Phase] = {}
     found = []
     for decision, column in zip(decisions, solution.chosen, strict=True):
-        key = (id(decision.evaluations), column)
+        chosen = decision.evaluations[column]
+        key = (decision.task.task.name, chosen.demand.keys, chosen.configuration)
         if key not in made:
             made[key] = phase_of(context, decision, column)
         found.append(made[key].model_copy(update={"rl_steps": decision.rl_steps}))

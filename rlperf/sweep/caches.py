@@ -77,30 +77,31 @@ def _columns_key(job: Job, role: Role) -> str:
     return json.dumps([data, job.tasks[0].architecture], sort_keys=True, default=str)
 
 
+def _lengths_key(demand: Demand) -> tuple[object, ...]:
+    """What columns read of a demand, its batch apart."""
+    return demand.keys, demand.reward_s, demand.images
+
+
 @dataclass(eq=False)
 class Columns:
-    """Columns of the groups of a sweep; groups that differ in what no column reads share them.
-
-    Entries hold the demand they were made for, so that the identity of its tables stays its own.
-    """
+    """Columns of the groups of a sweep; groups that differ in what no column reads share them."""
 
     _rollout: Recent = field(default_factory=Recent)
     _trainer: Recent = field(default_factory=Recent)
 
     def rollout(self, context: Context, arch: Architecture, demand: Demand, devices: int) -> RolloutColumns:
         """Rollout columns; the mini-batch makes no difference to them."""
-        key = (_columns_key(context.job, "rollout"), id(demand.tables), devices)
-        found: tuple[Demand, RolloutColumns] = self._rollout.get(
-            key, lambda: (demand, rollout_columns(context, arch, demand, devices))
-        )
-        return found[1]
+        batch = replace(demand.batch, mini_batch=demand.batch.prompts)
+        key = (_columns_key(context.job, "rollout"), *_lengths_key(demand), batch, devices)
+        found: RolloutColumns = self._rollout.get(key, lambda: rollout_columns(context, arch, demand, devices))
+        return found
 
     def trainer(
         self, context: Context, arch: Architecture, demand: Demand, devices: int, colocated: bool
     ) -> TrainerColumns:
         """Trainer columns."""
-        key = (_columns_key(context.job, "trainer"), id(demand.tables), demand.batch, devices, colocated)
-        found: tuple[Demand, TrainerColumns] = self._trainer.get(
-            key, lambda: (demand, trainer_columns(context, arch, demand, devices, colocated=colocated))
+        key = (_columns_key(context.job, "trainer"), *_lengths_key(demand), demand.batch, devices, colocated)
+        found: TrainerColumns = self._trainer.get(
+            key, lambda: trainer_columns(context, arch, demand, devices, colocated=colocated)
         )
-        return found[1]
+        return found

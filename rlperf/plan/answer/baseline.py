@@ -56,7 +56,7 @@ class _Judged:
     context: Context
     defaults: DefaultsOf
     _judges: dict[tuple[str, Batch, int], tuple[Context, Judge]] = field(default_factory=dict)
-    _found: dict[tuple[int, Batch, int], Evaluation | str] = field(default_factory=dict)
+    _found: dict[tuple[str, tuple[bytes, ...], Batch, int], Evaluation | str] = field(default_factory=dict)
 
     def evaluate(self, decision: Decision, chosen: Evaluation) -> tuple[Defaults, Context, Evaluation | str]:
         """The defaults on the rl_steps, batch and devices of a slot's choice; in words why they do not run."""
@@ -71,7 +71,7 @@ class _Judged:
             context = pinned_to(self.context, stated)
             self._judges[key] = (context, Judge(context, decision.task))
         context, judge = self._judges[key]
-        one = (id(demand), batch, devices)
+        one = (decision.task.task.name, demand.keys, batch, devices)
         if one not in self._found:
             self._found[one] = _run(context, judge, decision, demand)
         return stated, context, self._found[one]

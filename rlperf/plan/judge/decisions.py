@@ -98,45 +98,53 @@ def _task_decisions(
     *, timed: bool = False,
 ) -> list[Decision]:  # fmt: skip
     judge = Judge(context, task)
-    demands = _demands(context, task, groups, timed or bool(context.job.horizon.group))
-    screened: dict[int, Screened] = {}
-    for group in demands:
-        if id(group) not in screened:
-            screened[id(group)] = screen(context, task, group, facts)
-            if not screened[id(group)].configurations:
-                raise infeasible(context, task, facts, group, screened[id(group)])
+    demands, which = _demands(context, task, groups, timed or bool(context.job.horizon.group))
+    screened = [_screened(context, task, facts, group) for group in demands]
     share = max(JUDGED // len(screened), 3)
-    finalists = list(dict.fromkeys(c for found in screened.values() for c in _finalists(context, found, share)))
-    judged: dict[int, tuple[Evaluation, ...]] = {}
+    finalists = list(dict.fromkeys(c for found in screened for c in _finalists(context, found, share)))
+    judged = [_evaluations(judge, group, finalists, facts) for group in demands]
     found = []
-    for index, (rl_steps, group) in enumerate(zip(groups, demands, strict=True)):
-        if id(group) not in judged:
-            of_batch = {demand.batch: demand for demand in group}
-            found_here = [judge.evaluate(of_batch[c.batch], c) for c in finalists if c.batch in of_batch]
-            if facts is not None and facts.states_stages:
-                better = [judge.staged(evaluation) for evaluation in found_here]
-                found_here += [judge.evaluate(of_batch[c.batch], c) for c in better if c is not None]
-            judged[id(group)] = tuple(found_here)
-        evaluations = judged[id(group)]
+    for index, (rl_steps, group) in enumerate(zip(groups, which, strict=True)):
+        evaluations = judged[group]
         value = np.array([judged_objective(context, e) for e in evaluations])
         price = TIE + context.job.objective.simplicity
         ties = np.array([1.0 + price * e.configuration.complexity for e in evaluations])
-        first = [e.configuration for e in evaluations].index(screened[id(group)].configurations[0])
-        previous = start + index - 1 if index else None
         found.append(
             Decision(
-                f"{start + index}",
-                task,
-                rl_steps,
-                screened[id(group)],
-                evaluations,
-                value,
-                value * ties,
-                first,
-                previous,
+                name=f"{start + index}",
+                task=task,
+                rl_steps=rl_steps,
+                screened=screened[group],
+                evaluations=evaluations,
+                value=value,
+                objective=value * ties,
+                first=[e.configuration for e in evaluations].index(screened[group].configurations[0]),
+                previous=start + index - 1 if index else None,
             )
         )
     return found
+
+
+def _screened(
+    context: Context, task: TaskContext, facts: FrameworkFacts | None, demands: tuple[Demand, ...]
+) -> Screened:
+    """The candidates of one group of rl_steps; there is one at least."""
+    found = screen(context, task, demands, facts)
+    if not found.configurations:
+        raise infeasible(context, task, facts, demands, found)
+    return found
+
+
+def _evaluations(
+    judge: Judge, demands: tuple[Demand, ...], finalists: list[Configuration], facts: FrameworkFacts | None
+) -> tuple[Evaluation, ...]:
+    """The finalists judged on one group of rl_steps; uneven pipeline stages, where a framework states them, behind."""
+    of_batch = {demand.batch: demand for demand in demands}
+    found = [judge.evaluate(of_batch[c.batch], c) for c in finalists if c.batch in of_batch]
+    if facts is not None and facts.states_stages:
+        better = [judge.staged(evaluation) for evaluation in found]
+        found += [judge.evaluate(of_batch[c.batch], c) for c in better if c is not None]
+    return tuple(found)
 
 
 def _finalists(context: Context, screened: Screened, share: int) -> list[Configuration]:
@@ -158,23 +166,23 @@ def _finalists(context: Context, screened: Screened, share: int) -> list[Configu
 
 def _demands(
     context: Context, task: TaskContext, groups: list[tuple[int, int]], timed: bool
-) -> list[tuple[Demand, ...]]:
-    """Demands of every group, one per open batch; groups whose rl_steps are alike share one object.
+) -> tuple[list[tuple[Demand, ...]], list[int]]:
+    """Demands, one per open batch, of the groups whose rl_steps differ, and which of them each group has.
 
     ``timed``: the lengths of the group's own rl_steps; else those of the whole recording.
     """
-    seen: dict[tuple[bytes, ...], tuple[Demand, ...]] = {}
-    found = []
+    number: dict[tuple[tuple[bytes, ...], ...], int] = {}
+    found: list[tuple[Demand, ...]] = []
+    which: list[int] = []
     for rl_steps in groups:
         asked = rl_steps if timed else None
         made = tuple(task.source.demand(batch, asked, context.job.seed) for batch in task.batches)
-        key = tuple(
-            table.prompt_tokens.tobytes() + table.response_tokens.tobytes()
-            for demand in made
-            for table in demand.tables
-        )
-        found.append(seen.setdefault(key, made))
-    return found
+        lengths = tuple(demand.keys for demand in made)
+        if lengths not in number:
+            number[lengths] = len(found)
+            found.append(made)
+        which.append(number[lengths])
+    return found, which
 
 
 def judged_objective(context: Context, evaluation: Evaluation) -> float:

@@ -22,8 +22,8 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_factors import Errors, StageFactor, scaled_steps, stage_factors
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.demand import LengthSource
+from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.formulation import Program, Slot
-from rlperf.plan.search.screen import objective_of
 from rlperf.plan.search.solve import solve
 from rlperf.plan.search.splits import usage_of
 from rlperf.sim.rl_step.demand import Batch, Demand

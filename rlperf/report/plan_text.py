@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from rlperf.plan.answer.plan import DefaultsComparison, Phase, Plan, PoolPlan, Prediction, RunTotals
 from rlperf.plan.answer.words import layout_words
+from rlperf.specs.objectives import OBJECTIVES
 from rlperf.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-OBJECTIVE_UNITS = {"step_time": "s", "usd_per_step": "USD", "token_time": "device-s"}
 
 
 USUAL: dict[str, object] = {
@@ -99,7 +98,7 @@ def memory_rows(prediction: Prediction) -> list[tuple[str, ...]]:
 
 def summary_lines(plan: Plan) -> list[str]:
     """How good the plan is, in words."""
-    unit = OBJECTIVE_UNITS[plan.job.objective.minimize]
+    unit = OBJECTIVES[plan.job.objective.minimize].unit
     lines = [
         f"{plan.status}: objective {plan.objective:,.4g} {unit}, bound {plan.bound:,.4g} {unit}, "
         f"gap {100 * plan.mip_gap:.2g} % of the screened program; "

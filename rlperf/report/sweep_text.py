@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlperf.report.style import short
+from rlperf.specs.objectives import OBJECTIVES
 from rlperf.sweep import SweepResult
 from rlperf.units import human_seconds
 
@@ -47,7 +48,8 @@ QUESTIONS = ("prompts_per_step", "group_size", "max_response_tokens", "max_promp
 def unlike(found: SweepResult) -> str | None:
     """A warning where the points do not all do the same work, so that the fastest is only the smallest."""
     varied = [short(p) for p in found.checked.varied if p.rpartition(".")[2] in QUESTIONS]
-    if not varied or found.checked.base.get("objective", {}).get("minimize") == "token_time":
+    asked = found.checked.base.get("objective", {}).get("minimize")
+    if not varied or (asked in OBJECTIVES and OBJECTIVES[asked].per_token):
         return None
     named = ", ".join(varied)
     return f"points differ in {named}: they do not do the same work (objective token_time compares per token)"

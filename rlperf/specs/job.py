@@ -12,12 +12,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 
 from rlperf.specs.choice import Counts, Flags, Fractions, Naturals, Ratios, Words
 from rlperf.specs.modes import MODES, Mode
+from rlperf.specs.objectives import Minimize
 from rlperf.units import Bytes, Seconds, Usd, UsdPerHour
 
 Role = Literal["rollout", "trainer", "reference", "reward", "critic"]
 Algorithm = Literal["grpo", "dapo", "ppo"]
 TrainerBackend = Literal["fsdp2", "megatron"]
-Minimize = Literal["step_time", "usd_per_step", "token_time"]
 
 RECOMPUTE_MODES = ("none", "selective", "full")
 OFFLOAD_MODES = ("none", "optimizer", "activations", "both")
@@ -188,7 +188,7 @@ class Task(_Frozen):
 
 
 class Objective(_Frozen):
-    """What to minimise: seconds per rl_step, USD per rl_step, or device-seconds per trained token."""
+    """What to minimise (a row of `OBJECTIVES`), and what counts beside it."""
 
     minimize: Minimize = "step_time"
     simplicity: float = Field(

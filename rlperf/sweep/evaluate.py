@@ -16,6 +16,8 @@ from rlperf.plan.judge.configuration import configuration_of
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.objective import objective_of
+from rlperf.plan.search.splits import usage_of
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
@@ -107,20 +109,12 @@ def _judged(context: Context, task: TaskContext, judge: Judge, best: Best, numbe
     evaluation = judge.evaluate(source.demand, configuration)
     predicted = prediction_of(context, task, evaluation, operators=False)
     pools = [configuration.pool(role) for role in ("rollout", "trainer")]
+    seconds = np.array([predicted.rl_step_s])
     return {
         **_predicted_row(predicted, configuration.mode, configuration.devices),
-        "objective_value": _objective(context, predicted, configuration.devices, source.demand.useful_tokens),
+        "objective_value": float(objective_of(context, source.demand, usage_of(context, configuration), seconds)[0]),
         **_layout_row(pools[0].layout, pools[0].settings, pools[1].layout, pools[1].settings),
     }
-
-
-def _objective(context: Context, predicted: Prediction, devices: int, useful_tokens: float) -> float | None:
-    kind = context.job.objective.minimize
-    if kind == "step_time":
-        return predicted.rl_step_s
-    if kind == "usd_per_step":
-        return predicted.usd_per_step
-    return predicted.rl_step_s * devices / max(useful_tokens, 1.0) * 1e6
 
 
 def _planned(context: Context, facts: FrameworkFacts | None) -> Row:

@@ -10,11 +10,12 @@ import numpy as np
 from rlperf.cost.reject import REASONS, Reject
 from rlperf.layout import OFFLOAD, RECOMPUTE, FloatArray, IntArray
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.rules import pair_rule_mask, trainer_rule_flags
-from rlperf.plan.search.screen import fit_together, objective_of
+from rlperf.plan.search.screen import fit_together
 from rlperf.plan.search.splits import Split, splits
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.demand import Demand

@@ -16,8 +16,8 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge, scaled_seconds
 from rlperf.plan.judge.stages import adaptive_note
 from rlperf.plan.judge.uncertainty import distinguishable, interval
 from rlperf.plan.question.context import Context
+from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.pareto import pareto_mask
-from rlperf.plan.search.screen import objective_of
 from rlperf.plan.search.splits import usage_of
 
 NAMED_TIES = 4

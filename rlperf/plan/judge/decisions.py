@@ -17,8 +17,9 @@ from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.uncertainty import interval
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.relax import relaxations
-from rlperf.plan.search.screen import Screened, objective_of, screen
+from rlperf.plan.search.screen import Screened, screen
 from rlperf.plan.search.splits import usage_of
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts

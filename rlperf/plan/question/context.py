@@ -19,6 +19,7 @@ from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.job import Job, LayoutChoice, PoolSpec, Task, TrainerBackend
+from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.profiles import is_path, load_architecture, load_cluster
 from rlperf.specs.reader import Document, read_document, validate
 from rlperf.specs.rl_calibration import load_framework_calibration
@@ -236,7 +237,7 @@ def _contradictions(job: Job, cluster: Cluster | None, document: Document | None
 
     found = []
     priced = job.price is not None or (cluster is not None and cluster.price is not None)
-    if not priced and (job.objective.minimize == "usd_per_step" or job.limits.usd_per_step is not None):
+    if not priced and (OBJECTIVES[job.objective.minimize].needs_price or job.limits.usd_per_step is not None):
         found.append(
             problem("USD without a price", "add price: '2.50 USD/h' (per device) to the job or cluster", "objective")
         )
@@ -258,7 +259,7 @@ def _contradictions(job: Job, cluster: Cluster | None, document: Document | None
                 )
             )  # fmt: skip
         opened = [n for n in ("prompts_per_step", "group_size") if len(getattr(task, n)) > 1]
-        if opened and job.objective.minimize != "token_time":
+        if opened and not OBJECTIVES[job.objective.minimize].per_token:
             found.append(
                 problem(
                     f"task {task.name} leaves {' and '.join(opened)} open: the smallest batch has the shortest rl_step",

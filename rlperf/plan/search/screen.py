@@ -17,11 +17,12 @@ from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.answer.words import layout_words
 from rlperf.plan.judge.configuration import Configuration, configuration_of, layout_values
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.objective import Usage, objective_of
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns
 from rlperf.plan.search.rules import pair_rule_mask, trainer_rule_flags
-from rlperf.plan.search.splits import Split, Usage, splits
+from rlperf.plan.search.splits import Split, splits
 from rlperf.plan.search.trainer_columns import (
     TrainerColumns,
     TrainerGrid,
@@ -334,16 +335,6 @@ def _screen_split(
         tally.misses.append(f"the fastest rl_step of {batch.prompts} x {batch.group_size} takes {seconds.min():.1f} s")
     r, t, seconds, objective = r[within], t[within], seconds[within], objective[within]
     return _Pairs(context, index, split, rollout, trainer, r, t, seconds, objective) if len(r) else None
-
-
-def objective_of(context: Context, demand: Demand, usage: Usage, rl_step_s: FloatArray) -> FloatArray:
-    """Value to minimise per rl_step: seconds, USD, or device-seconds per useful trained token (times 1e6)."""
-    kind = context.job.objective.minimize
-    if kind == "step_time":
-        return rl_step_s
-    if kind == "usd_per_step":
-        return rl_step_s * (usage.usd_per_s or 0.0)
-    return rl_step_s * usage.devices / max(demand.useful_tokens, 1.0) * 1e6
 
 
 def _within_limits(context: Context, usage: Usage, rl_step_s: FloatArray) -> np.ndarray:

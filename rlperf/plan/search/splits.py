@@ -6,18 +6,12 @@ from dataclasses import dataclass
 
 from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.question.context import Context
+from rlperf.plan.question.objective import Usage
 from rlperf.specs.job import Role
 from rlperf.specs.modes import MODES, Mode
+from rlperf.specs.objectives import OBJECTIVES
 
 ROLES: tuple[Role, Role] = ("rollout", "trainer")
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What an rl_step occupies: devices, and USD per second where prices are stated."""
-
-    devices: int
-    usd_per_s: float | None
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ def _counts(context: Context) -> tuple[int, ...]:
     total, node = context.cluster.devices, context.cluster.devices_per_node
     nodes = total // node
     smooth = {n << k for n in (1, 3) for k in range(nodes.bit_length())} | set(range(1, 9))
-    small = context.job.objective.minimize != "step_time" or context.job.sharing == "devices"
+    small = OBJECTIVES[context.job.objective.minimize].counts_devices or context.job.sharing == "devices"
     least = 1 if small else -(-nodes // 2)
     return tuple(sorted({n * node for n in smooth if least <= n <= nodes} | {total}))
 

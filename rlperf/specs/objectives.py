@@ -1,0 +1,99 @@
+"""What a plan can minimise: one table row an objective, with its value, its unit, and what follows from asking for it.
+
+A new objective is a row of `OBJECTIVES` and nothing else: job files name it, the screen ranks by it, the judge, the
+program, sweeps and replanning count in it, and reports write its unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import AfterValidator, Field
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What an rl_step takes.
+
+    Attributes
+    ----------
+    rl_step_s : [s] ``[candidates]``
+    devices : that it occupies
+    usd_per_s : their price [USD/s]; None where no price is stated
+    useful_tokens : trained tokens of responses that were not cut [tokens]
+    """
+
+    rl_step_s: FloatArray
+    devices: float
+    usd_per_s: float | None
+    useful_tokens: float
+
+    @property
+    def usd(self) -> FloatArray:
+        """Price of the rl_step; 0 where none is stated [USD] ``[candidates]``."""
+        return self.rl_step_s * (self.usd_per_s or 0.0)
+
+    @property
+    def device_s_per_million_tokens(self) -> FloatArray:
+        """Device-seconds per 1e6 useful tokens ``[candidates]``."""
+        return self.rl_step_s * self.devices / max(self.useful_tokens, 1.0) * 1e6
+
+
+@dataclass(frozen=True)
+class ObjectiveTraits:
+    """One objective.
+
+    Attributes
+    ----------
+    meaning : in words
+    unit : of its value
+    value : to minimise, of an rl_step ``[candidates]``; proportional to its seconds
+    needs_price : it means nothing without a price
+    counts_devices : fewer devices may be better, so small clusters are tried, too
+    per_token : rl_steps that train on different batches can be compared
+    """
+
+    meaning: str
+    unit: str
+    value: Callable[[Spent], FloatArray]
+    needs_price: bool = False
+    counts_devices: bool = True
+    per_token: bool = False
+
+
+OBJECTIVES: dict[str, ObjectiveTraits] = {
+    "step_time": ObjectiveTraits("seconds per rl_step", "s", lambda spent: spent.rl_step_s, counts_devices=False),
+    "usd_per_step": ObjectiveTraits("USD per rl_step", "USD", lambda spent: spent.usd, needs_price=True),
+    "token_time": ObjectiveTraits(
+        "device-seconds per 1e6 useful trained tokens",
+        "device-s",
+        lambda spent: spent.device_s_per_million_tokens,
+        per_token=True,
+    ),
+}
+"""The one table: name -> traits.
+
+>>> spent = Spent(np.array([10.0]), devices=8, usd_per_s=0.01, useful_tokens=2e6)
+>>> {name: traits.value(spent).tolist() for name, traits in OBJECTIVES.items()}
+{'step_time': [10.0], 'usd_per_step': [0.1], 'token_time': [40.0]}
+"""
+
+
+def _known(name: str) -> str:
+    if name not in OBJECTIVES:
+        raise ValueError(f"there is no objective {name!r}: objectives are {', '.join(OBJECTIVES)}")
+    return name
+
+
+def _listed(schema: dict[str, Any]) -> None:
+    schema["enum"] = list(OBJECTIVES)
+
+
+Minimize = Annotated[str, AfterValidator(_known), Field(json_schema_extra=_listed)]
+"""The name of an objective, in jobs."""

@@ -1,0 +1,56 @@
+"""An objective is one row of a table: a toy added there is asked for, ranked by, judged by, swept and reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rlperf.api import plan_job, sweep_job
+from rlperf.report.plan_text import summary_lines
+from rlperf.specs.job import Job
+from rlperf.specs.objectives import OBJECTIVES, ObjectiveTraits
+from rlperf.sweep import Sweep
+
+JOB: dict[str, Any] = {
+    "name": "small", "architecture": "Qwen3-0.6B", "cluster": "dgx_h100", "nodes": 2, "modes": ["colocated"],
+    "trainer_backends": ["fsdp2"], "limits": {"truncated_fraction": 1.0},
+    "tasks": [{"name": "math", "workload": "math", "prompts_per_step": 16, "group_size": 4, "mini_batch": 8,
+               "max_prompt_tokens": 512, "max_response_tokens": 1024}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def crowding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds times the square of the devices: what a crowded cluster may want."""
+    toy = ObjectiveTraits("seconds x devices squared", "device2-s", lambda spent: spent.rl_step_s * spent.devices**2)
+    monkeypatch.setitem(OBJECTIVES, "crowding", toy)
+
+
+@pytest.mark.usefixtures("crowding")
+def test_a_toy_objective_is_planned_and_reported() -> None:
+    plan = plan_job(Job.model_validate({**JOB, "objective": "crowding"}))
+    fastest = plan_job(Job.model_validate(JOB))
+    phase = plan.phases[0]
+    devices = phase.pool("trainer").devices
+    assert (devices, fastest.phases[0].pool("trainer").devices) == (8, 16)  # half the devices count a quarter
+    assert plan.objective == pytest.approx(plan.job.horizon.rl_steps * phase.predicted.rl_step_s * devices**2)
+    assert "device2-s" in summary_lines(plan)[0]
+
+
+@pytest.mark.usefixtures("crowding")
+@pytest.mark.parametrize("method", ["screen", "events"])
+def test_a_toy_objective_is_swept(method: str) -> None:
+    asked = Sweep(job=JOB, grid={"nodes": [1, 2], "objective": ["crowding"]}, method=method)
+    rows = sweep_job(asked, workers=1).frame.to_dicts()
+    assert [row["devices"] for row in rows] == [8, 8]
+    for row in rows:
+        assert row["objective_value"] == pytest.approx(row["rl_step_s"] * row["devices"] ** 2, rel=1e-12)
+
+
+def test_an_objective_that_is_no_row_is_refused() -> None:
+    with pytest.raises(ValidationError, match="there is no objective 'crowding': objectives are step_time"):
+        Job.model_validate({**JOB, "objective": "crowding"})
+    schema = Job.model_json_schema()["$defs"]["Objective"]["properties"]["minimize"]
+    assert schema["enum"] == list(OBJECTIVES)

@@ -42,12 +42,13 @@ STAGES = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(
     STAGES,
-    st.sampled_from([mode for mode in MODES if mode != "streaming"]),
+    st.sampled_from(list(MODES)),
     st.integers(0, 4),
     st.integers(1, 3),
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    st.integers(1, 6),
 )
 def test_step_equals_the_closed_form(
     stages: StepStages,
@@ -57,11 +58,12 @@ def test_step_equals_the_closed_form(
     in_flight: bool,
     interrupt: bool,
     group: bool,
+    chunks: int,
 ) -> None:
-    execution = Execution(mode, staleness, interval, int(in_flight), int(interrupt), int(group))
+    execution = Execution(mode, staleness, interval, int(in_flight), int(interrupt), int(group), chunks)
     line = compose_rl_step(execution, stages, rl_steps=12)
     closed = float(step_seconds(execution, stages.times()))
-    if interval == 1 or mode in ("colocated", "disaggregated"):
+    if interval == 1 or not MODES[mode].runs_ahead:
         assert line.rl_step_s == pytest.approx(closed, rel=1e-6)
     else:  # syncs now and then: the mean of the terms is exact, their maximum is not
         assert closed * (1 - 1e-9) <= line.rl_step_s <= closed + stages.weight_sync_s + stages.recompute_s + 1e-6

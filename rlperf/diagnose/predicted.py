@@ -17,6 +17,7 @@ from rlperf.diagnose.rollout_graph import add_rollout, samples_of
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.sim.rl_step import timeline as tl
+from rlperf.sim.rl_step.modes import Execution, StageTimes, first_chunk_s
 from rlperf.sim.rollout import EngineOptions, RolloutResult, Trajectories, simulate_rollout
 from rlperf.sim.rollout.replica import PLAIN
 from rlperf.sim.rollout.routing import Routing
@@ -41,9 +42,11 @@ class PredictedSteps:
     before : activities and seconds between rollout and training, in order [s] ``[rl_steps]`` each
     training : activities of the trainer and their seconds, in order [s] ``[rl_steps]`` each
     weight_sync_s, fixed_s : [s] ``[rl_steps]``
-    mode : colocated, disaggregated, one_step_off or async
-    steady_s : rollout seconds per batch where the engines are refilled (async), what a weight sync costs them beside
-        its own seconds included [s]
+    mode : name of the execution mode
+    steady_s : rollout seconds per batch where the engines are refilled, what a weight sync costs them beside its own
+        seconds included [s]
+    group_s, chunks : of a streamed rl_step: from the start of a group to its last response [s] ``[rl_steps]``, and the
+        pieces in which the batch is trained [1]
     devices : GPUs in all
     """
 
@@ -58,6 +61,8 @@ class PredictedSteps:
     mode: str
     steady_s: float
     devices: int
+    group_s: FloatArray
+    chunks: int = 1
     routing: Routing = "round_robin"
     options: EngineOptions = PLAIN
 
@@ -72,6 +77,7 @@ class PredictedSteps:
         for name, activity in _TRAINING:
             each = np.broadcast_to(getattr(evaluation.training, name), evaluation.training.total_s.shape)
             parts.append((activity, each.reshape(count, -1).sum(axis=1) * factor))
+        batch = evaluation.configuration.batch
         return cls(
             trajectories=evaluation.served,
             results=evaluation.rollouts,
@@ -87,6 +93,8 @@ class PredictedSteps:
             mode=evaluation.configuration.mode,
             steady_s=float(evaluation.rollout.steady_s[0]) + _interrupted_s(evaluation),
             devices=evaluation.configuration.devices,
+            group_s=evaluation.rollout.group_s,
+            chunks=evaluation.framework.chunks(batch.prompts, batch.updates),
             options=evaluation.replicas.options,
         )  # fmt: skip
 
@@ -100,8 +108,14 @@ class PredictedSteps:
         """Whether batches flow into each other, so that no rollout of one batch can be told apart."""
         return self.traits.form is Form.REFILLED
 
+    @property
+    def whole(self) -> bool:
+        """Whether a rollout is a vertex or two, with nothing in it that could be told apart or simulated again."""
+        return self.flows or self.traits.streams
+
     def graph(self) -> g.PerformanceGraph:
-        """The performance graph. Asynchronous rollouts are one vertex per rl_step, at their steady rate."""
+        """The performance graph. Asynchronous rollouts are one vertex per rl_step, at their steady rate; streamed ones
+        two, the first chunk and the rest."""
         pools = ("rank",) if self.traits.shares_devices else ("rollout", "trainer")
         build = g.GraphBuilder(pools, self.devices)
         overlaps = self.traits.runs_ahead
@@ -109,7 +123,9 @@ class PredictedSteps:
         for k in range(len(self.results)):
             last = None if rolled is None else rolled
             begin = now
-            if overlaps:
+            if self.traits.streams:
+                both, now = self._streamed(build, k, begin, last)
+            elif overlaps:
                 ends, now_r = self._rollout(build, k, begin, last)
                 trained, now_t = self._trainer(build, k, begin, last, with_rollout=False)
                 now = max(now_r, now_t)
@@ -125,7 +141,7 @@ class PredictedSteps:
         joined = g.EngineSamples(
             *(np.concatenate([getattr(s, name) for s in samples]) for name in g.EngineSamples.__dataclass_fields__)
         )
-        return build.freeze(None if self.flows else joined)
+        return build.freeze(None if self.whole else joined)
 
     def _rollout(self, build: g.GraphBuilder, k: int, now: float, after: IntArray | None) -> tuple[IntArray, float]:
         if self.flows:
@@ -142,8 +158,31 @@ class PredictedSteps:
         met = build.barrier(ends, now, rl_step=k)
         return build.add(g.REWARD, now, now + seconds, rl_step=k, after=met), now + float(seconds)
 
+    def _streamed(self, build: g.GraphBuilder, k: int, now: float, after: IntArray | None) -> tuple[IntArray, float]:
+        """All chunks but the last are trained beside the rollout, from the first on; the last one after it."""
+        makespan = self.results[k].makespan_s
+        times = StageTimes(rollout_s=makespan, rollout_group_s=self.group_s[k])
+        first = float(first_chunk_s(Execution(self.mode, chunks=self.chunks), times))
+        begun = build.add(g.ROLLOUT, now, now + first, rl_step=k, after=after)
+        rest = build.add(g.ROLLOUT, now + first, now + makespan, rl_step=k, after=begun)
+        reward = self.before[0][1][k]
+        done = build.add(g.REWARD, now + makespan, now + makespan + reward, rl_step=k, after=rest)
+        beside, ended = begun, now + first
+        if self.chunks > 1:
+            beside, ended = self._trainer(build, k, ended, begun, with_rollout=False, share=1.0 - 1.0 / self.chunks)
+        now = max(ended, now + makespan + float(reward))
+        met = build.barrier(np.concatenate([beside, done]), now, rl_step=k)
+        return self._trainer(build, k, now, met, with_rollout=False, share=1.0 / self.chunks)
+
     def _trainer(
-        self, build: g.GraphBuilder, k: int, now: float, after: IntArray | None, *, with_rollout: bool
+        self,
+        build: g.GraphBuilder,
+        k: int,
+        now: float,
+        after: IntArray | None,
+        *,
+        with_rollout: bool,
+        share: float = 1.0,
     ) -> tuple[IntArray, float]:
         chain = [*self.before, *self.training]
         if not with_rollout:
@@ -152,8 +191,8 @@ class PredictedSteps:
         last = after
         for activity, seconds in chain:
             if seconds[k] > 0 or last is None:
-                last = build.add(activity, now, now + seconds[k], pool=pool, rl_step=k, after=last)
-                now += float(seconds[k])
+                last = build.add(activity, now, now + share * seconds[k], pool=pool, rl_step=k, after=last)
+                now += share * float(seconds[k])
         assert last is not None
         return last, now
 
@@ -183,7 +222,7 @@ def explain_prediction(
     tried: dict[str, float] = {}
 
     def better(advice: Advice) -> Advice:
-        if advice.knob not in _KNOBS or steps.flows:
+        if advice.knob not in _KNOBS or steps.whole:
             return advice
         if advice.knob not in tried:
             tried[advice.knob] = found.rl_step_s - _KNOBS[advice.knob](steps).graph().rl_step_s()
@@ -191,7 +230,7 @@ def explain_prediction(
 
     causes = []
     for cause in found.causes:
-        if cause.kind in _REMOVED and not steps.flows:
+        if cause.kind in _REMOVED and not steps.whole:
             cause = simulated(cause, found.rl_step_s - _REMOVED[cause.kind](steps).graph().rl_step_s(), found.rl_step_s)
         causes.append(replace(cause, advice=tuple(better(a) for a in cause.advice)))
     return replace(found, causes=ranked([c for c in causes if c.share >= floor]))

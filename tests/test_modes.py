@@ -1,0 +1,149 @@
+"""Execution modes as data: all six are planned, predicted, explained and exported; a seventh is one row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlperf.api import ask, judge, plan_job
+from rlperf.diagnose.predicted import PredictedSteps, explain_prediction
+from rlperf.errors import SpecError
+from rlperf.frameworks.adapter import _facts_data, framework_facts
+from rlperf.frameworks.export import write_plan
+from rlperf.frameworks.imports import import_config
+from rlperf.plan.judge.timeline import steady_state, step_view
+from rlperf.sim.rl_step.modes import Execution, StageTimes, step_seconds
+from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES, Form, ModeTraits, mode_codes, mode_traits
+
+SMALL: dict[str, object] = {
+    "name": "small",
+    "architecture": "Qwen3-0.6B",
+    "cluster": "dgx_h100",
+    "tasks": [
+        {
+            "name": "math", "workload": "math", "prompts_per_step": 128, "group_size": 4, "mini_batch": 32,
+            "max_prompt_tokens": 512, "max_response_tokens": 1024,
+        }
+    ],
+    "limits": {"staleness": 3},
+    "pools": [{"role": "rollout", "devices": 4}, {"role": "trainer", "devices": 4}],
+}  # fmt: skip
+HAVE = (
+    ("colocated", "verl"), ("disaggregated", "nemo_rl"), ("one_step_off", "slime"), ("k_step_off", "nemo_rl"),
+    ("k_step_off", "openrlhf"), ("async", "areal"), ("async", "slime"), ("streaming", "verl"), ("streaming", "nemo_rl"),
+)  # fmt: skip
+KEYS = {
+    ("k_step_off", "nemo_rl"): "max_trajectory_age_steps: 3",
+    ("k_step_off", "openrlhf"): "--train.async_queue_size 3",
+    ("async", "areal"): "max_head_offpolicyness: 3",
+    ("async", "slime"): "--rollout-function-path slime.rollout.fully_async_rollout",
+    ("streaming", "verl"): "staleness_threshold: 0.0",
+    ("streaming", "nemo_rl"): "min_groups_for_streaming_train: 32",
+}
+"""What the exported files of a mode and framework must say."""
+
+
+def job(mode: str, framework: str = "verl", **changes: object) -> Job:
+    return Job.model_validate({**SMALL, "modes": [mode], "framework": framework, **changes})
+
+
+@pytest.mark.parametrize(("mode", "framework"), HAVE)
+def test_every_mode_is_planned_predicted_drawn_and_exported(mode: str, framework: str, tmp_path: Path) -> None:
+    plan = plan_job(job(mode, framework))
+    phase = plan.phases[0]
+    assert (phase.mode, phase.staleness) == (mode, MODES[mode].staleness(3))
+    _, evaluation, prediction = judge(plan)
+    assert prediction.rl_step_s == pytest.approx(phase.predicted.rl_step_s, rel=1e-9)
+    view = step_view(evaluation)
+    assert view.timeline.rl_step_s == pytest.approx(float(evaluation.seconds.rl_step_s[0]), rel=1e-6)
+    assert (len(view.timeline.pools) == 1) == MODES[mode].shares_devices
+    assert (steady_state(evaluation, 3) is not None) == MODES[mode].runs_ahead
+    assert explain_prediction(PredictedSteps.of(evaluation)).causes
+    files = [path for path in write_plan(plan, framework, tmp_path) if path.suffix in (".yaml", ".sh")]
+    text = "\n".join(path.read_text() for path in files)
+    assert KEYS.get((mode, framework), "") in text
+    config = next(path for path in files if framework not in ("verl", "nemo_rl", "areal") or path.suffix == ".yaml")
+    read = import_config([config], framework).run
+    unbounded = mode == "async" and framework == "slime"
+    assert (read.get("run.mode"), read.get("run.staleness")) == (mode, 1 if unbounded else phase.staleness)
+
+
+def test_streaming_is_explained_as_predicted() -> None:
+    for framework in ("verl", "nemo_rl"):
+        _, evaluation, _ = judge(job("streaming", framework))
+        graph = PredictedSteps.of(evaluation).graph()
+        assert graph.rl_step_s() == pytest.approx(evaluation.rl_step_s, rel=1e-9)
+        serial = evaluation.seconds
+        in_turn = sum(
+            getattr(serial, f"{name}_s").mean()
+            for name in ("rollout", "reward", "scoring", "training", "weight_sync", "data_movement", "other")
+        )
+        assert evaluation.rl_step_s < in_turn
+
+
+def test_a_mode_that_a_framework_lacks_is_refused_by_name() -> None:
+    with pytest.raises(
+        SpecError, match=r"areal main has no mode k_step_off.*instead of k_step_off it has async"
+    ) as told:
+        ask(job("k_step_off", "areal"))
+    assert "it runs colocated, disaggregated, one_step_off, async" in str(told.value)
+    with pytest.raises(SpecError, match=r"trl main has no mode async.*instead of async it has disaggregated"):
+        ask(job("async", "trl", trainer_backends=["fsdp2"]))
+    with pytest.raises(SpecError, match=r"verl 0.6 has no mode streaming.*it runs colocated"):
+        ask(job("streaming", "verl==0.6"))
+    with pytest.raises(ValueError, match="there is no execution mode 'k_steps_off'"):
+        job("k_steps_off")
+    with pytest.raises(SpecError, match="did you mean k_step_off"):
+        mode_traits("k_steps_off")
+
+
+def test_every_framework_says_of_every_mode_what_it_has() -> None:
+    for framework in ("verl", "nemo_rl", "openrlhf", "slime", "areal", "trl"):
+        facts = framework_facts(framework)
+        assert set(facts.modes) | set(facts.instead) == set(MODES)
+        assert not set(facts.modes) & set(facts.instead)
+    for mode in MODES:
+        assert any(mode in framework_facts(name).modes for name in ("verl", "nemo_rl"))
+
+
+@pytest.mark.parametrize(("mode", "least"), [("one_step_off", 1), ("k_step_off", 1), ("async", 1), ("streaming", 0)])
+def test_one_staleness_rule(mode: str, least: int) -> None:
+    assert MODES[mode].least_staleness == least
+    made = job(mode, limits={"staleness": least})
+    assert made.modes == (mode,)
+    if least:
+        with pytest.raises(ValueError, match=f"mode {mode} needs limits.staleness of at least {least}"):
+            job(mode, limits={"staleness": least - 1})
+
+
+@pytest.fixture
+def two_steps_off(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModeTraits]:
+    """A mode of its own: one row in the table, one line in the facts of a framework."""
+    row = ModeTraits("two_steps_off", "two batches ahead, weights in flight", Form.REFILLED, lag=2, weights="in_flight")
+    monkeypatch.setitem(MODES, row.name, row)
+    monkeypatch.setitem(_facts_data("slime")["modes"], row.name, {"all": "a toy"})
+    framework_facts.cache_clear()
+    yield row
+    monkeypatch.undo()
+    framework_facts.cache_clear()
+
+
+def test_a_mode_is_added_by_a_row_and_a_fact(two_steps_off: ModeTraits) -> None:
+    plan = plan_job(job("two_steps_off", "slime"))
+    phase = plan.phases[0]
+    assert (phase.mode, phase.staleness) == ("two_steps_off", 2)
+    _, evaluation, prediction = judge(plan)
+    assert prediction.rl_step_s == pytest.approx(phase.predicted.rl_step_s, rel=1e-9)
+    view = step_view(evaluation)
+    assert view.timeline.rl_step_s == pytest.approx(float(evaluation.seconds.rl_step_s[0]), rel=1e-6)
+    # slime's own modes drain or are interrupted; this one takes weights in flight, as its row says
+    times = StageTimes(rollout_s=60.0, rollout_steady_s=40.0, training_s=10.0, weight_sync_s=8.0, swap_s=1.0)
+    k_step, toy = step_seconds(Execution(["k_step_off", "two_steps_off"], staleness=2), times)
+    assert (k_step, toy) == pytest.approx((40.0 + 20.0 + 8.0, 41.0))
+    assert mode_codes(["two_steps_off"]).tolist() == [len(MODES) - 1]
+    with pytest.raises(SpecError, match="verl main has no mode two_steps_off"):
+        ask(job("two_steps_off", "verl"))
+    assert "two_steps_off" in Job.model_json_schema()["properties"]["modes"]["anyOf"][0].get("enum", [])

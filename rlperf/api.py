@@ -17,10 +17,11 @@ from rlperf.plan.answer.phases import judge_phase
 from rlperf.plan.answer.plan import Plan, Prediction
 from rlperf.plan.judge.decisions import Report
 from rlperf.plan.judge.evaluate import Evaluation
-from rlperf.plan.question.context import Context, anchored, engine_named, resolve
+from rlperf.plan.question.context import Context, anchored, engine_named, keys_of, resolve, with_trainers
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.reader import Document, read_document, validate
+from rlperf.specs.trainer_calibration import load_trainer, trainer_names
 from rlperf.sweep import Sweep, SweepResult, check_sweep, read_sweep
 from rlperf.sweep.run import Backend, run_sweep
 
@@ -40,7 +41,7 @@ class Question:
     @property
     def defaults(self) -> DefaultsOf:
         """What its framework runs by default."""
-        return defaults_of(self.job, self.context.cluster.devices_per_node)
+        return defaults_of(self.context)
 
     @property
     def pair(self) -> tuple[Context, FrameworkFacts]:
@@ -84,8 +85,8 @@ def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
     facts, context = None, None
     try:
         facts = facts_of(job)
-        job = _as_framework_runs(job, facts)
-        refused = facts.objections(job.modes, job.trainer_backends, engine_named(job)[0])
+        job = _as_framework_runs(job, facts, folder)
+        refused = facts.objections(job.modes, _native(job.trainer_backends, facts, folder), engine_named(job)[0])
     except SpecError as error:
         refused = list(error.problems)
     problems += [document.problem(("framework",), p.message, p.suggestion) if document else p for p in refused]
@@ -101,10 +102,21 @@ def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
     return Question(context, facts)
 
 
-def _as_framework_runs(job: Job, facts: FrameworkFacts) -> Job:
+def _native(backends: Sequence[str], facts: FrameworkFacts, folder: Path | None) -> tuple[str, ...]:
+    """For each backend the one whose keys the framework has for it; names that nobody knows are reported elsewhere."""
+    known = trainer_names(folder)
+    return tuple(
+        keys_of(load_trainer(name, folder=folder), facts.name) if name in known else facts.backends[0]
+        for name in backends
+    )
+
+
+def _as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None) -> Job:
     """The job as its framework can run it: its own engine where none is named; modes, trainers, dtypes that it has."""
     modes = tuple(mode for mode in job.modes if mode in facts.modes) or job.modes
-    backends = tuple(backend for backend in job.trainer_backends if backend in facts.backends) or job.trainer_backends
+    job = with_trainers(job, folder)
+    natives = zip(job.trainer_backends, _native(job.trainer_backends, facts, folder), strict=True)
+    backends = tuple(name for name, native in natives if native in facts.backends) or job.trainer_backends
     found = job.model_copy(update={"modes": modes, "trainer_backends": backends})
     if "engine" not in job.model_fields_set and job.engine not in facts.engines:
         found = found.model_copy(update={"engine": facts.engines[0]})
@@ -139,8 +151,8 @@ def plan_job(job: Job | Path | str, *, report: Report | None = None) -> Plan:
     ------
     SpecError, InfeasibleError, SolverError : see `rlperf.errors`
     """
-    again = not isinstance(job, Job) and plan_in(read_document(job))
-    question = ask(again.job if again else job)
+    again = None if isinstance(job, Job) else plan_in(read_document(job))
+    question = ask(job) if again is None or isinstance(job, Job) else ask(again.job, folder=Path(job).resolve().parent)
     return planner.plan_job(question.context, facts=question.facts, report=report, defaults=question.defaults)
 
 

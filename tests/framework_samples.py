@@ -10,6 +10,7 @@ from rlperf.frameworks.run import Run, complete_layouts
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES
 from rlperf.specs.profiles import load_architecture
+from rlperf.specs.trainer_calibration import load_trainer
 
 DENSE = ("Qwen2.5-7B", "Qwen3-8B", "Qwen2.5-32B", "Llama-3.1-70B")
 MOE = ("Qwen3-30B-A3B", "Qwen3-235B-A22B")
@@ -22,14 +23,18 @@ def _divisors(number: int, most: int) -> list[int]:
 def _trainer(random: Random, arch: Architecture, devices: int, backend: str, framework: str) -> dict[str, Any]:
     values: dict[str, Any] = {"devices": devices, "backend": backend, "packing": True}
     values["activation_recompute"] = random.choice(["none", "selective", "full"])
-    values["offload"] = random.choice(["none", "none", "optimizer"])
+    capability = load_trainer(backend).capability
+    values["offload"] = random.choice(
+        [word for word in ("none", "none", "optimizer") if word in capability.offload.all]
+    )
     model_parallel = framework != "trl"
-    if backend == "fsdp2":
+    if not capability.has("pipeline_parallel"):
         sizes = _divisors(min(arch.heads, arch.kv_heads) if framework == "nemo_rl" else arch.heads, min(8, devices))
         values["ulysses"] = random.choice(sizes) if model_parallel else 1
-        if framework == "nemo_rl":
+        if framework in ("nemo_rl", "openrlhf"):
             values["context_parallel"], values["ulysses"] = values["ulysses"], 1
-        values["zero_stage"] = 3
+        stages = capability.zero_stages.searched
+        values["zero_stage"] = random.choice(stages) if len(stages) > 1 else stages[0]
         return values
     tensor = random.choice(_divisors(arch.kv_heads, min(8, devices)))
     pipeline = random.choice([p for p in (1, 2, 4, 8) if arch.layers % p == 0 and p * tensor <= devices])

@@ -12,6 +12,7 @@ from rlperf.plan.search.candidates import Shape, divisors, heads_divide, rollout
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.specs.architecture import Architecture, Experts
 from rlperf.specs.job import LayoutChoice, PoolSpec
+from rlperf.specs.trainer_calibration import load_trainer
 
 DENSE = Architecture(
     name="tiny", source="test", hidden=64, layers=12, heads=8, kv_heads=2, head_dim=8, ffn_hidden=128, vocab=100
@@ -63,7 +64,7 @@ def test_pinned_degrees_are_kept_and_judged() -> None:
 
 def test_fsdp_and_megatron_layouts_use_every_device() -> None:
     for backend in ("fsdp2", "megatron"):
-        layout, flags = trainer_layouts(Shape(DENSE, 16, 8, 4096), _pool(), backend)  # type: ignore[arg-type]
+        layout, flags = trainer_layouts(Shape(DENSE, 16, 8, 4096), _pool(), load_trainer(backend).capability)
         flat = layout.flat(flags == 0)
         assert flat.size > 0
         assert (flat.devices == 16).all()
@@ -72,7 +73,8 @@ def test_fsdp_and_megatron_layouts_use_every_device() -> None:
 
 
 def test_megatron_experts_regroup_a_stage() -> None:
-    layout, flags = trainer_layouts(Shape(MOE, 8, 8, 4096), _pool(expert_tensor_parallel=1), "megatron")
+    megatron = load_trainer("megatron").capability
+    layout, flags = trainer_layouts(Shape(MOE, 8, 8, 4096), _pool(expert_tensor_parallel=1), megatron)
     flat = layout.flat(flags == 0)
     assert {1, 2, 4, 8} == set(flat.expert_parallel.tolist())
     assert (flat.devices // flat.pipeline_parallel % flat.expert_parallel == 0).all()

@@ -28,7 +28,8 @@ def job(**changes: object) -> Job:
 
 
 def stated(asked: Job, devices: int = 8) -> Defaults:
-    return defaults_of(asked, 8)(asked.architecture, ask(asked).context.tasks[0].batches[0], devices)
+    context = ask(asked).context
+    return defaults_of(context)(asked.architecture, context.tasks[0].batches[0], devices)
 
 
 def test_defaults_are_those_of_the_version_and_not_of_the_job() -> None:
@@ -65,8 +66,7 @@ def test_a_precision_that_is_open_is_the_frameworks_own() -> None:
 
 @pytest.mark.parametrize("framework", ["verl", "nemo_rl", "openrlhf", "slime", "areal", "trl"])
 def test_every_framework_has_defaults(framework: str) -> None:
-    backends = ["megatron"] if framework == "slime" else ["fsdp2"]
-    found = stated(job(framework=framework, trainer_backends=backends))
+    found = stated(job(framework=framework))
     assert found.why_not is None
     assert {pool.role for pool in found.pools} == {"rollout", "trainer"}
     assert not any("is no key" in note for note in found.notes)
@@ -93,7 +93,7 @@ def test_a_plan_that_is_pinned_to_the_defaults_saves_nothing() -> None:
 
 
 def test_defaults_that_do_not_fit_are_said_and_not_compared() -> None:
-    plan = plan_job(job(framework="openrlhf", architecture="Qwen3-14B", trainer_backends=["fsdp2"]))
+    plan = plan_job(job(framework="openrlhf", architecture="Qwen3-14B"))
     assert plan.defaults is not None and plan.defaults.objective is None and plan.defaults.saves is None
     assert "per device" in (plan.defaults.why_not or "")
     assert any("do not run here" in line for line in summary_lines(plan))

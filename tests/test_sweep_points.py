@@ -125,7 +125,7 @@ def test_open_precisions_are_an_axis_or_the_planners() -> None:
     rows = sweep_job(Sweep(job=JOB, grid={axis: ["bf16", "fp8"]}), workers=1).frame.to_dicts()
     assert rows[1]["rollout_s"] < rows[0]["rollout_s"]
     # where the framework has no key for it nothing is open
-    closed = {**opened, "framework": "openrlhf", "trainer_backends": ["fsdp2"]}
+    closed = {**opened, "framework": "openrlhf", "trainer_backends": ["deepspeed"]}
     assert sweep_job(Sweep(job=closed, grid={"nodes": [1]}), workers=1).frame["status"].to_list() == ["ok"]
 
 

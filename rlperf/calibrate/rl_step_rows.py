@@ -20,6 +20,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, in_nodes_of, load_hardware
 from rlperf.specs.modes import Mode, mode_of_staleness
 from rlperf.specs.profiles import load_architecture
+from rlperf.specs.trainer_calibration import load_trainer
 
 PROMPT_TOKENS = 120.0
 """Mean prompt of mathematics questions where a row states none: the rows that do state it have 95 to 146."""
@@ -328,8 +329,9 @@ def _trainer_layout(
     cells: _Cells, stack: Stack, architecture: Architecture, hardware: Hardware, devices: int, microbatch: int
 ) -> tuple[Layout, bool]:
     """The trainer's layout, and whether the row states its recompute mode."""
-    megatron = stack.trainer == "megatron"
-    least = _holding_tensor(architecture, hardware, devices) if megatron else 1
+    capability = load_trainer(stack.trainer).capability
+    whole = capability.usual_zero_stage < 3
+    least = _holding_tensor(architecture, hardware, devices) if whole and capability.has("tensor_parallel") else 1
     tensor = cells.count("trainer_tensor_parallel", least, "smallest that holds the model")
     pipeline = cells.count("trainer_pipeline_parallel", 1, "default")
     context = cells.count("trainer_context_parallel", 1, "default")
@@ -342,7 +344,7 @@ def _trainer_layout(
     if devices // pipeline % expert:
         raise SpecError(f"the {devices // pipeline} trainer GPUs of a stage do not divide into groups of {expert}")
     recompute = (cells.row.get("activation_recompute") or "").strip()
-    zero = cells.count("zero_stage", 1 if megatron else 3, "the backend's")
+    zero = cells.count("zero_stage", capability.usual_zero_stage, "the backend's")
     layout = Layout.of(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,

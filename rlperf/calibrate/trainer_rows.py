@@ -56,12 +56,6 @@ USABLE, SURELY_OVER = 0.92, 1.15
 """Predicted over available memory beyond which keeping all activations is ruled out where a row does not say: the
 usual headroom under FSDP; more where recipes recompute parts of a layer that no table names."""
 
-ZERO_DEFAULT = {
-    "fsdp2": 3, "fsdp_llm_foundry": 3, "automodel": 3, "deepspeed": 3, "deepspeed_legacy": 3,
-    "megatron": 1, "megatron_bridge": 1, "megatron_bridge_narrow": 1, "nemo": 1,
-}  # fmt: skip
-"""ZeRO stage where not published: full sharding under FSDP, the distributed optimizer of Megatron-Core since 2023."""
-
 CLUSTERS = (("gb200", "gb200_nvl72"), ("gb300", "gb300_nvl72"))
 """Devices that stand in rack-wide scale-up domains; the others stand in the generic node."""
 
@@ -191,7 +185,7 @@ def _row(table_row: Row, folder: Path) -> TrainingRow | RefusedRow:
     dtype = table_row.text("compute_dtype", "bf16").strip().lower()
     if dtype not in DTYPES:
         return RefusedRow(row_id, group, f"compute_dtype {dtype!r} is none of {', '.join(DTYPES)}")
-    layout, assumed = _layout(table_row, arch, batch)
+    layout, assumed = _layout(table_row, arch, trainer, batch)
     if "activation_recompute=none" in assumed:
         layout, assumed = _recompute_that_fits(table_row, arch, hw, trainer, layout, dtype, assumed)
     note = row.get("note") or ""
@@ -242,7 +236,7 @@ def _step_s(table_row: Row, batch: float, length: float) -> float | None:
     return batch * length / (rate * devices) if rate and devices else None
 
 
-def _layout(table_row: Row, arch: Architecture, batch: float) -> tuple[Layout, list[str]]:
+def _layout(table_row: Row, arch: Architecture, trainer: TrainerCalibration, batch: float) -> tuple[Layout, list[str]]:
     """Layout of a row; blank degrees are filled in and named."""
     assumed: list[str] = []
     row = table_row.cells
@@ -279,7 +273,7 @@ def _layout(table_row: Row, arch: Architecture, batch: float) -> tuple[Layout, l
         virtual_pipeline=virtual,
         expert_parallel=experts,
         sequence_parallel=degree("sequence_parallel", 1 if tp > 1 else 0),
-        zero_stage=degree("zero_stage", ZERO_DEFAULT.get(backend_of(row) or "", 0)),
+        zero_stage=degree("zero_stage", trainer.capability.usual_zero_stage),
         microbatch=degree("microbatch", _microbatch(batch, dp, pp)),
         activation_recompute=RECOMPUTE.index(recompute),
         offload=OFFLOAD.index(row.get("offload") or "none"),

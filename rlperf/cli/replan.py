@@ -67,6 +67,7 @@ def _jobs(path: Path, running: Path | None, at_step: int) -> tuple[Job, Job]:
     from rlperf.api import plan_job
     from rlperf.frameworks.imports import read_job_or_config
     from rlperf.plan.answer.compare import job_of_plan
+    from rlperf.plan.question.context import with_trainers
 
     plan = _plan(path)
     asked = plan.job if plan else read_job_or_config(path)
@@ -80,7 +81,7 @@ def _jobs(path: Path, running: Path | None, at_step: int) -> tuple[Job, Job]:
         runs = (
             job_of_plan(other) if other else read_job_or_config(running, cluster=asked.cluster, workload=task.workload)
         )
-    backends = tuple(dict.fromkeys((*asked.trainer_backends, *runs.trainer_backends)))
+    backends = tuple(dict.fromkeys(name for job in (asked, runs) for name in with_trainers(job).trainer_backends))
     return asked.model_copy(update={"trainer_backends": backends}), runs
 
 

@@ -6,6 +6,7 @@ import would read it. Numerics that the job states (dtypes, LoRA) are what is tr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 from rlperf.errors import RlperfError
@@ -16,8 +17,9 @@ from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, complete_layouts, to_job
 from rlperf.plan.answer.baseline import Defaults, DefaultsOf
+from rlperf.plan.question.context import Context
 from rlperf.sim.rl_step.demand import Batch
-from rlperf.specs.job import Job, PoolSpec, TrainerBackend
+from rlperf.specs.job import Job, PoolSpec
 from rlperf.specs.modes import MODES, Mode
 
 PERFORMANCE = ("trainer.", "rollout.", "critic.", "reference.")
@@ -26,36 +28,40 @@ CHOSEN = ("trainer.backend", "rollout.backend")
 NUMERICS = ("rollout_dtype", "kv_dtype", "compute_dtype", "lora_rank")
 
 
-def defaults_of(job: Job, devices_per_node: int) -> DefaultsOf:
+def defaults_of(context: Context) -> DefaultsOf:
     """The defaults of a job's framework, by architecture, batch and number of devices."""
+    job, devices_per_node = context.job, context.cluster.devices_per_node
     name, asked = split_name(job.framework)
     adapter = adapter_of(name)
     version = key_table(adapter.name).version(asked)
+    trainers = {trainer.backend: trainer.keys for trainer in context.trainers}
 
     @cache
     def defaults(architecture: str, batch: Batch, devices: int) -> Defaults:
-        return _defaults(job, adapter, version, architecture, batch, devices, devices_per_node)
+        return _defaults(job, trainers, adapter, version, architecture, batch, devices, devices_per_node)
 
     return defaults
 
 
 def _defaults(
-    job: Job, adapter: Adapter, version: str, architecture: str, batch: Batch, devices: int, devices_per_node: int
-) -> Defaults:
+    job: Job, trainers: Mapping[str, str], adapter: Adapter, version: str, architecture: str, batch: Batch,
+    devices: int, devices_per_node: int,
+) -> Defaults:  # fmt: skip
     facts = framework_facts(adapter.name, version)
     title = f"{adapter.name} {version}"
-    backend: TrainerBackend = next((b for b in facts.backends if b in job.trainer_backends), job.trainer_backends[0])
+    usual = (name for native in facts.backends for name, keys in trainers.items() if keys == native)
+    backend = next(usual, next(iter(trainers)))
     mode: Mode = next((mode for mode in facts.modes if MODES[mode].shares_devices), next(iter(facts.modes)))
     if not MODES[mode].shares_devices:
         return Defaults.unknown(title, f"it has no colocated mode, and how to split {devices} devices is for the user")
-    run = _stated(job, backend, architecture, batch, devices, devices_per_node)
+    run = _stated(job, trainers[backend], architecture, batch, devices, devices_per_node)
     try:
-        run, unknown = _read(adapter, version, backend, run)
+        run, unknown = _read(adapter, version, trainers[backend], run)
         made = to_job(run, framework=job.framework, cluster=job.cluster, workload="math")
     except (RlperfError, ValueError, TypeError, KeyError) as error:
         return Defaults.unknown(title, str(error))
     notes = [f"{key.key} is no key of it" for key in unknown]
-    pools = tuple(_pool(job, pool, devices) for pool in made.pools)
+    pools = tuple(_pool(job, pool, devices, backend) for pool in made.pools)
     opened = job.pool("rollout").settings
     for name, dtypes in (("rollout_dtype", opened.rollout_dtype), ("kv_dtype", opened.kv_dtype)):
         if dtypes is not None and len(dtypes) > 1:
@@ -69,9 +75,7 @@ def _defaults(
     return Defaults(title, "colocated", backend, pools, tuple(notes))
 
 
-def _stated(
-    job: Job, backend: TrainerBackend, architecture: str, batch: Batch, devices: int, devices_per_node: int
-) -> Run:
+def _stated(job: Job, backend: str, architecture: str, batch: Batch, devices: int, devices_per_node: int) -> Run:
     """What the user has to state, in rlperf's words; degrees are 1 where nothing else is known."""
     per_node = min(devices, devices_per_node)
     return Run(
@@ -133,11 +137,12 @@ def _one_of(dtypes: tuple[str, ...]) -> str:
     return "bf16" if "bf16" in dtypes else dtypes[0]
 
 
-def _pool(job: Job, pool: PoolSpec, devices: int) -> PoolSpec:
+def _pool(job: Job, pool: PoolSpec, devices: int, backend: str) -> PoolSpec:
     """A pool of the defaults on the devices that are asked for, with the job's numerics."""
     asked = job.pool(pool.role).settings
     numerics = {name: getattr(asked, name) for name in NUMERICS if getattr(asked, name) is not None}
     numerics |= {name: (_one_of(value),) for name, value in numerics.items() if isinstance(value, tuple)}
+    numerics |= {} if pool.role == "rollout" else {"backend": backend}
     return pool.model_copy(
         update={
             "devices": (devices,),

@@ -14,11 +14,13 @@ from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, from_job, from_phase
 from rlperf.frameworks.writing import script
 from rlperf.plan.answer.plan import Phase, Plan
+from rlperf.plan.question.context import keys_of
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import Rule
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_architecture, load_cluster
 from rlperf.specs.reader import read_document, validate
+from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.writer import write_atomic
 from rlperf.units import human_seconds
 
@@ -90,7 +92,9 @@ def write_job(
     adapter, version = _framework(framework or job.framework)
     per_node = load_cluster(job.cluster, nodes=job.nodes, folder=folder).devices_per_node
     header = [f"{job.name}: pinned pools of the job, not planned"]
-    phase = export_run(from_job(job, per_node), adapter, version, "config", header, carried=carried, folder=folder)
+    phase = export_run(
+        from_job(job, per_node, folder), adapter, version, "config", header, carried=carried, folder=folder
+    )
     return _write([phase], adapter, version, Path(out), [header])
 
 
@@ -147,14 +151,16 @@ def export_run(
         named = str(before.get("run.architecture", ""))
         if known_architecture(named) == known_architecture(str(run.get("run.architecture", ""))):
             run = run.with_({"run.architecture": named})
+    run, renamed = _in_its_keys(run, adapter, folder)
     adapted, limitations = adapter.adapt(run, version)
+    _has_trainer(adapted, adapter, version)
     table = key_table(adapter.name)
     target = Target(table, version, str(adapted.get("trainer.backend", "")))
     emission = adapter.emit(adapted, target)
     if carried is not None:
         emission = with_carried(emission, carried, before, adapter, target)
     unsaid = _unsaid(adapter, emission)
-    emission = replace(emission, limitations=(*limitations, *emission.limitations, *unsaid))
+    emission = replace(emission, limitations=(*renamed, *limitations, *emission.limitations, *unsaid))
     new = carried.source.additions if carried is not None else frozenset()
     broken = [
         *illegal_keys([setting for setting in emission.settings if setting.key not in new], target),
@@ -165,6 +171,24 @@ def export_run(
     header = [f"{adapter.title} {version}, written by rlperf.", *decided]
     header += [f"NOT EXPRESSED: {limitation}" for limitation in emission.limitations]
     return ExportedPhase(stem, adapter.render(emission, stem, header), emission)
+
+
+def _in_its_keys(run: Run, adapter: Adapter, folder: Path | str | None) -> tuple[Run, tuple[Limitation, ...]]:
+    """The run under the trainer backend whose keys the framework has for its own, and that it was renamed."""
+    backend = run.get("trainer.backend")
+    keys = keys_of(load_trainer(backend, folder=folder), adapter.name) if backend else backend
+    if keys == backend:
+        return run, ()
+    lost = Limitation(f"trainer {backend}", f"the keys of {keys}", "whatever sets the two apart is yours to state")
+    return run.with_({"trainer.backend": keys}), (lost,)
+
+
+def _has_trainer(run: Run, adapter: Adapter, version: str) -> None:
+    """An `ExportError` where the framework has no such trainer, and the adapter knew no other for it."""
+    backend, known = run.get("trainer.backend"), framework_facts(adapter.name, version).backends
+    if backend is not None and backend not in known:
+        nearest = f"trainer_backends: {known[0]}, and plan again"
+        raise ExportError(f"it has no {backend} trainer", adapter.name, {"nearest": nearest})
 
 
 def _unsaid(adapter: Adapter, emission: Emission) -> list[Limitation]:

@@ -92,21 +92,21 @@ class OpenRlhf:
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """DeepSpeed only; engines know tensor parallel alone; several engine settings have no flag."""
         lost: list[Limitation] = []
-        changes: dict[str, Value] = {"trainer.backend": "fsdp2", "rollout.backend": "vllm"}
+        changes: dict[str, Value] = {"trainer.backend": "deepspeed", "rollout.backend": "vllm"}
         if run.traits.lag is None:
             changes["run.mode"] = "k_step_off"  # what its queue counts, whatever the mode is called
         if run.number("trainer.pipeline_parallel") > 1 or run.number("trainer.expert_parallel") > 1:
             raise ExportError(
                 "DeepSpeed has no pipeline or expert parallel",
                 "openrlhf",
-                {"nearest": "trainer_backends: fsdp2 in the job (ZeRO-3), and plan again"},
+                {"nearest": "trainer_backends: deepspeed in the job, and plan again"},
             )
-        if run.get("trainer.backend") == "megatron":
+        planned = run.get("trainer.backend", "deepspeed")
+        if planned != "deepspeed":
             stage = max(run.number("trainer.zero_stage", 0), 1)
             changes["trainer.zero_stage"] = stage
-            lost.append(
-                Limitation("Megatron trainer", f"DeepSpeed ZeRO-{stage}", "training time was predicted for Megatron")
-            )
+            loss = f"training time was predicted for {planned}"
+            lost.append(Limitation(f"{planned} trainer", f"DeepSpeed ZeRO-{stage}", loss))
         if run.number("trainer.ulysses") > 1:
             ring = run.number("trainer.context_parallel") * run.number("trainer.ulysses")
             changes.update({"trainer.context_parallel": ring, "trainer.ulysses": 1})
@@ -165,7 +165,7 @@ class OpenRlhf:
         specs = target.table.keys(target.version)
         flat: dict[str, Value] = {key: spec.default for key, spec in specs.items() if spec.default is not ABSENT}
         flat.update(source.keys)
-        start = Run({"trainer.backend": "fsdp2", "rollout.backend": "vllm"})
+        start = Run({"trainer.backend": "deepspeed", "rollout.backend": "vllm"})
         run, used = read_fields(self.fields, flat, target, start)
         run = run.with_(_read_placement(run, flat))
         return Run(complete_layouts(run.values)), frozenset(used | _ALSO_READ)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.answer.plan import BatchSettings, LayoutValues, Phase, PoolPlan, SettingsValues
+from rlperf.plan.question.context import with_trainers
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import architecture_group
 from rlperf.specs.job import Algorithm, Job, LayoutChoice, PoolSettings, PoolSpec, Role, Task
 from rlperf.specs.modes import MODES, Mode, ModeTraits
+from rlperf.specs.trainer_calibration import load_trainer
+from rlperf.specs.trainer_capability import DEGREES
 
 Value = Any
 TRAINER_SETTINGS = ("token_budget", "scoring_token_budget", "compute_dtype", "packing", "lora_rank", "parked",
@@ -124,8 +128,8 @@ def _pool_values(pool: PoolPlan) -> dict[str, Value]:
     return values
 
 
-def from_job(job: Job, devices_per_node: int) -> Run:
-    """A job whose pools are pinned as a run.
+def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) -> Run:
+    """A job whose pools are pinned as a run; ``folder``: the job's, whose profiles go before the shipped ones.
 
     Raises
     ------
@@ -153,7 +157,7 @@ def from_job(job: Job, devices_per_node: int) -> Run:
     if values.get("rollout.backend") is None:
         values["rollout.backend"] = job.engine
     if values.get("trainer.backend") is None:
-        values["trainer.backend"] = _backend(job, values)
+        values["trainer.backend"] = _backend(job, values, folder)
     for role in ("rollout", "trainer"):
         if f"{role}.devices" not in values:
             problems.append(Problem(f"pool {role}: devices is not pinned", suggestion="run `rlperf plan` first"))
@@ -165,12 +169,12 @@ def from_job(job: Job, devices_per_node: int) -> Run:
     return Run(complete_layouts(values))
 
 
-def _backend(job: Job, values: Mapping[str, Value]) -> str:
-    """The trainer's backend where the job pins none: Megatron where the layout needs it, else the job's first."""
-    degrees = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "context_parallel")
-    if "megatron" in job.trainer_backends and any(values.get(f"trainer.{degree}", 1) > 1 for degree in degrees):
-        return "megatron"
-    return job.trainer_backends[0]
+def _backend(job: Job, values: Mapping[str, Value], folder: Path | str | None) -> str:
+    """The trainer's backend where the job pins none: the first that opens every degree it takes, else the first."""
+    names = with_trainers(job, folder).trainer_backends
+    taken = [degree for degree in DEGREES if degree != "shard_size" and values.get(f"trainer.{degree}", 1) > 1]
+    able = (name for name in names if all(map(load_trainer(name, folder=folder).capability.searches, taken)))
+    return next(able, names[0])
 
 
 def complete_layouts(values: Mapping[str, Value]) -> dict[str, Value]:
@@ -227,7 +231,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
         max_response_tokens=(run.number("batch.max_response_tokens", 8192),),
     )
     algorithm: Algorithm = run.get("run.algorithm", "grpo")
-    backend = run.get("trainer.backend", "fsdp2")
+    backend = run.get("trainer.backend")
     roles = [role for role in ("rollout", "trainer", "critic") if run.get(f"{role}.devices") is not None]
     return Job.model_validate(
         {
@@ -238,7 +242,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
             "algorithm": algorithm,
             "reference": bool(run.get("run.reference", False)),
             "framework": framework,
-            "trainer_backends": backend if backend in ("fsdp2", "megatron") else "fsdp2",
+            "trainer_backends": [backend] if backend else [],
             "engine": run.get("rollout.backend", "vllm"),
             "tasks": [task.model_dump()],
             "modes": mode,

@@ -66,12 +66,13 @@ class Trl:
                 raise ExportError(
                     f"the trainer has no {degree} ({run.number('trainer.' + degree)} in the plan)",
                     "trl",
-                    {"nearest": "trainer_backends: fsdp2 with ulysses, tensor and context parallel pinned to 1"},
+                    {"nearest": "trainer_backends: deepspeed with ulysses, tensor and context parallel pinned to 1"},
                 )
         if run.get("run.algorithm") == "ppo":
             raise ExportError("GRPO has no critic", "trl", {"nearest": "algorithm: grpo, or verl / OpenRLHF for ppo"})
         lost: list[Limitation] = []
-        changes: dict[str, Value] = {"trainer.backend": "fsdp2", "rollout.backend": "vllm"}
+        changes: dict[str, Value] = {"rollout.backend": "vllm"}
+        changes.update(_trainer(run, lost))
         total = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
         changes["trainer.microbatch"] = self._microbatch(run, total)
         if run.get("trainer.token_budget"):
@@ -184,7 +185,7 @@ class Trl:
         specs = target.table.keys(target.version)
         flat = {key: spec.default for key, spec in specs.items() if spec.default is not ABSENT}
         flat.update(source.keys)
-        start = Run({"trainer.backend": "fsdp2", "rollout.backend": "vllm"})
+        start = Run({**_read_trainer(source), "rollout.backend": "vllm"})
         run, used = read_fields(self.fields, flat, target, start)
         run = run.with_(_read_batch(run, flat, source))
         return Run(complete_layouts(run.values)), frozenset(used | _ALSO_READ)
@@ -200,7 +201,7 @@ def _serial(run: Run) -> str:
 def _names(run: Run) -> list[Setting]:
     return [
         Setting("model_name_or_path", hub_name(str(run.get("run.architecture", ""))), "yours"),
-        Setting("dtype", "bfloat16"),
+        Setting("dtype", "float32" if run.get("trainer.backend") == "ddp" else "bfloat16", "of the weights as loaded"),
         Setting("attn_implementation", "flash_attention_2"),
         Setting("dataset_name", "trl-lib/DeepMath-103K", "yours"),
         Setting("reward_funcs", ["accuracy_reward"], "yours"),
@@ -233,9 +234,46 @@ def _algorithm(run: Run) -> list[Setting]:
     return settings
 
 
+_DISTRIBUTED = {"deepspeed": "DEEPSPEED", "fsdp2": "FSDP", "ddp": "MULTI_GPU"}
+"""Trainer backend -> ``distributed_type`` of accelerate."""
+
+
+def _trainer(run: Run, lost: list[Limitation]) -> dict[str, Value]:
+    """The backend as accelerate launches it; other trainers become DeepSpeed, or replicas where nothing is sharded."""
+    backend, stage = run.get("trainer.backend"), run.number("trainer.zero_stage", 0)
+    if backend in _DISTRIBUTED:
+        if backend == "fsdp2" and run.get("trainer.offload") in ("optimizer", "both"):
+            lost.append(
+                Limitation("optimizer offload alone", "fsdp_offload_params", "parameters come over the host link too")
+            )
+        return {}
+    nearest = "deepspeed" if stage else "ddp"
+    if backend is not None:
+        lost.append(Limitation(f"{backend} trainer", nearest, f"training time was predicted for {backend}"))
+    return {"trainer.backend": nearest}
+
+
+def _read_trainer(source: Source) -> dict[str, Value]:
+    """Backend, ZeRO stage and offload of an accelerate config; where none is given, DeepSpeed ZeRO-3, TRL's recipe."""
+    told = source.launcher
+    kind = str(told.get("distributed_type") or "DEEPSPEED").upper()
+    backend = next((name for name, word in _DISTRIBUTED.items() if word == kind), "ddp")
+    if backend == "deepspeed":
+        offloaded = told.get("deepspeed_config.offload_optimizer_device") == "cpu"
+        stage = int(told.get("deepspeed_config.zero_stage") or 3)
+    elif backend == "fsdp2":
+        offloaded = bool(told.get("fsdp_config.fsdp_offload_params"))
+        stage = 3 if told.get("fsdp_config.fsdp_reshard_after_forward", True) in (True, "FULL_SHARD") else 2
+    else:
+        offloaded, stage = False, 0
+    offload = "optimizer" if offloaded else "none"
+    return {"trainer.backend": backend, "trainer.zero_stage": stage, "trainer.offload": offload}
+
+
 def _accelerate(run: Run, nodes: int, gpus: int) -> str:
-    """An accelerate config for the plan's ZeRO stage."""
-    stage = run.number("trainer.zero_stage", 0)
+    """An accelerate config for the plan's trainer backend and ZeRO stage."""
+    backend, stage = str(run.get("trainer.backend")), run.number("trainer.zero_stage", 0)
+    offloaded = run.get("trainer.offload") in ("optimizer", "both")
     settings = [
         Setting("compute_environment", "LOCAL_MACHINE"),
         Setting("mixed_precision", "bf16"),
@@ -243,13 +281,21 @@ def _accelerate(run: Run, nodes: int, gpus: int) -> str:
         Setting("machine_rank", 0, "differs by node"),
         Setting("num_processes", nodes * gpus),
         Setting("main_training_function", "main"),
-        Setting("distributed_type", "DEEPSPEED" if stage else "MULTI_GPU"),
+        Setting("distributed_type", _DISTRIBUTED[backend]),
     ]
-    if stage:
-        offload = "cpu" if run.get("trainer.offload") in ("optimizer", "both") else "none"
+    if backend == "fsdp2":
+        settings += [
+            Setting("fsdp_config.fsdp_version", 2),
+            Setting("fsdp_config.fsdp_reshard_after_forward", stage == 3),
+            Setting("fsdp_config.fsdp_offload_params", offloaded),
+            Setting("fsdp_config.fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"),
+            Setting("fsdp_config.fsdp_cpu_ram_efficient_loading", True),
+            Setting("fsdp_config.fsdp_state_dict_type", "FULL_STATE_DICT"),
+        ]
+    if backend == "deepspeed":
         settings += [
             Setting("deepspeed_config.zero_stage", stage),
-            Setting("deepspeed_config.offload_optimizer_device", offload),
+            Setting("deepspeed_config.offload_optimizer_device", "cpu" if offloaded else "none"),
             Setting("deepspeed_config.offload_param_device", "none"),
             Setting("deepspeed_config.zero3_init_flag", stage == 3),
             Setting("deepspeed_config.zero3_save_16bit_model", stage == 3),
@@ -278,10 +324,8 @@ def _read_batch(run: Run, flat: dict[str, Value], source: Source) -> dict[str, V
     context = run.get("batch.context_tokens")
     response = run.number("batch.max_response_tokens", 512)
     colocated = flat.get("vllm_mode") != "server"
-    offloaded = source.launcher.get("deepspeed_config.offload_optimizer_device") == "cpu"
     return {
         "trainer.devices": world,
-        "trainer.zero_stage": int(source.launcher.get("deepspeed_config.zero_stage") or 3),
         "rollout.devices": world if colocated else run.number("rollout.tensor_parallel"),
         "run.devices": world if colocated else world + run.number("rollout.tensor_parallel"),
         "run.devices_per_node": min(world, 8),
@@ -300,7 +344,6 @@ def _read_batch(run: Run, flat: dict[str, Value], source: Source) -> dict[str, V
         "trainer.packing": False,
         "trainer.parked": False if colocated else None,
         "trainer.lora_rank": run.get("trainer.lora_rank") if flat.get("use_peft") else None,
-        "trainer.offload": "optimizer" if offloaded else "none",
     }
 
 

@@ -17,7 +17,6 @@ from rlperf.units import Bytes, Seconds, Usd, UsdPerHour
 
 Role = Literal["rollout", "trainer", "reference", "reward", "critic"]
 Algorithm = Literal["grpo", "dapo", "ppo"]
-TrainerBackend = Literal["fsdp2", "megatron"]
 
 RECOMPUTE_MODES = ("none", "selective", "full")
 OFFLOAD_MODES = ("none", "optimizer", "activations", "both")
@@ -80,7 +79,7 @@ class LayoutChoice(_Frozen):
 class PoolSettings(_Frozen):
     """Settings beside the layout. Engine settings belong to rollout pools, trainer settings to the others."""
 
-    backend: str | None = Field(None, description="engine (vllm, sglang, trtllm) or trainer (fsdp2, megatron)")
+    backend: str | None = Field(None, description="engine (vllm, sglang, trtllm) or trainer backend")
     max_running: Counts | None = Field(None, description="requests that one replica runs at once")
     memory_fraction: Fractions | None = Field(None, description="share of device memory that the engine may take")
     kv_dtype: Words | None = Field(None, description="precision of the cache; a list opens it to the planner")
@@ -259,9 +258,10 @@ class Job(_Frozen):
         "verl", description="verl, nemo_rl, openrlhf, slime, areal, trl; with ==version if it matters"
     )
     trainer_backends: Annotated[
-        tuple[TrainerBackend, ...],
-        BeforeValidator(_as_list, json_schema_input_type=TrainerBackend | list[TrainerBackend]),
-    ] = ("fsdp2", "megatron")
+        tuple[str, ...],
+        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+        Field(description="any of calibrations/trainers (fsdp2, megatron, deepspeed, ...); default: the framework's"),
+    ] = ()
     engine: str = "vllm"
     tasks: tuple[Task, ...] = Field(min_length=1)
     modes: Annotated[tuple[Mode, ...], BeforeValidator(_as_list, json_schema_input_type=Mode | list[Mode])] = (
@@ -303,8 +303,8 @@ class Job(_Frozen):
                 raise ValueError(f"a rollout pool on a cluster of its own excludes mode {mode}")
             if (least := MODES[mode].least_staleness) > self.limits.staleness:
                 raise ValueError(f"mode {mode} needs limits.staleness of at least {least}")
-        if not self.modes or not self.trainer_backends:
-            raise ValueError("modes and trainer_backends must name at least one alternative")
+        if not self.modes:
+            raise ValueError("modes must name at least one alternative")
         return self
 
     def pool(self, role: Role) -> PoolSpec:

@@ -20,14 +20,6 @@ from rlperf.units import BytesPerSecond, Seconds
 Transport = Literal[
     "colocated", "reshard", "nccl", "rdma", "checkpoint_engine", "checkpoint_engine_p2p", "disk", "delta"
 ]
-TrainerKind = Literal["fsdp", "megatron", "dtensor", "deepspeed"]
-
-_BY_TRAINER = {
-    ("verl", "megatron"): "verl_megatron",
-    ("verl", "fsdp2"): "verl_fsdp",
-    ("nemo_rl", "megatron"): "nemo_rl_megatron",
-    ("nemo_rl", "fsdp2"): "nemo_rl_dtensor",
-}
 
 
 class _Frozen(BaseModel):
@@ -136,10 +128,11 @@ class TransportCalibration(_Frozen):
 
 
 class FrameworkCalibration(_Frozen):
-    """Behaviour and overheads of one framework with one trainer.
+    """Behaviour and overheads of one framework with one trainer, or with several that it drives alike.
 
     Attributes
     ----------
+    trainers : backends (``calibrations/trainers``) that this file speaks of, the usual one first
     old_policy_pass : when the trainer scores the old policy: ``always``; ``off_policy`` only with several optimizer
         updates per rl_step; ``never`` where the engine's log-probabilities serve
     reward_hidden : share of the reward time that runs while other samples are still being generated [1]
@@ -161,7 +154,7 @@ class FrameworkCalibration(_Frozen):
 
     id: str
     framework: str
-    trainer: TrainerKind
+    trainers: tuple[str, ...] = Field(min_length=1)
     versions: str = Field(description="releases that the behaviour was read from or measured on")
     old_policy_pass: Literal["always", "off_policy", "never"] = "always"
     reward_hidden: float = Field(0.0, ge=0.0, le=1.0)
@@ -241,18 +234,34 @@ def load_framework_calibration(
     >>> load_framework_calibration("nemo_rl", "fsdp2").id, load_framework_calibration("slime").id
     ('nemo_rl_dtensor', 'slime')
     """
+    found = _calibrations_of(framework, folder)
+    return next((each for each in found if trainer in each.trainers), found[0])
+
+
+def framework_trainers(framework: str, folder: Path | str | None = None) -> tuple[str, ...]:
+    """Trainer backends that a framework has, the usual one first.
+
+    >>> framework_trainers("verl"), framework_trainers("openrlhf")
+    (('fsdp2', 'megatron'), ('deepspeed',))
+    """
+    found = _calibrations_of(framework, folder)
+    return tuple(dict.fromkeys(trainer for each in found for trainer in each.trainers))
+
+
+def _calibrations_of(framework: str, folder: Path | str | None) -> list[FrameworkCalibration]:
+    """The file of this name, or those that begin with it (one for each kind of trainer)."""
     if framework.endswith((".yaml", ".yml")):
-        return _read(Path(framework))
+        return [_read(Path(framework))]
     base = framework.split("==")[0].strip().lower().replace("-", "_")
-    name = _BY_TRAINER.get((base, trainer or ""), base)
-    if name in ("verl", "nemo_rl"):
-        name = _BY_TRAINER[(name, "fsdp2")]
+    files: dict[str, Path] = {}
     for root in search_path(folder):
-        path = root / "calibrations" / "frameworks" / f"{name}.yaml"
-        if path.is_file():
-            return _read(path)
-    hint = did_you_mean(name, framework_calibration_names(folder))
-    raise SpecError(Problem(f"there is no framework calibration named {framework!r}", suggestion=hint))
+        for path in sorted((root / "calibrations" / "frameworks").glob("*.yaml")):
+            files.setdefault(path.stem, path)
+    names = [base] if base in files else sorted(name for name in files if name.startswith(f"{base}_"))
+    if not names:
+        hint = did_you_mean(base, sorted(files))
+        raise SpecError(Problem(f"there is no framework calibration named {framework!r}", suggestion=hint))
+    return [_read(files[name]) for name in names]
 
 
 @cache

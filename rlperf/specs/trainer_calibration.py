@@ -1,7 +1,9 @@
-"""What a trainer backend is, in numbers: how it stores state, what it overlaps, how far from short bursts it runs.
+"""What a trainer backend is: what it can do, and in numbers how it stores state, what it overlaps, how fast it runs.
 
-One file per backend in ``hwprofiles/calibrations/trainers``. Storage widths and schedules are facts from the backend's
-source or documentation; efficiencies and fixed costs are fitted, with the rows they saw.
+One file per backend in ``calibrations/trainers`` of any folder on the search path; a job names it by the file's stem.
+Capability, storage widths and schedules are facts from the backend's source or documentation; efficiencies and fixed
+costs are fitted, with the rows they saw. A backend that nobody measured names a ``relative``, whose constants stand
+where its own file states none, with an interval twice as wide.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import calibration_names, find_calibration
 from rlperf.specs.cluster import Device
 from rlperf.specs.reader import read_spec
+from rlperf.specs.trainer_capability import Capability
 from rlperf.units import Bytes, Seconds
 
 
@@ -162,20 +165,32 @@ class TrainerCalibration(_Frozen):
     """One trainer backend."""
 
     id: str
-    backend: str
     title: str
+    relative: str | None = Field(None, description="backend whose constants stand where none are stated here")
+    capability: Capability
     storage: Storage = Storage()
     workspace: Workspace = Workspace()
     timing: Timing = Timing()
-    generations: tuple[Generation, ...]
+    generations: tuple[Generation, ...] = ()
     low: PositiveFloat = Field(0.8, description="5th percentile of measured over predicted time")
     high: PositiveFloat = Field(1.25, description="95th percentile of measured over predicted time")
     memory_low: PositiveFloat = 0.92
     memory_high: PositiveFloat = 1.08
     configurations: tuple[str, ...] = Field((), description="digests of the measured configurations that the fits saw")
     memory_configurations: tuple[str, ...] = Field((), description="the same for memory")
-    provenance: tuple[TrainerProvenance, ...]
+    provenance: tuple[TrainerProvenance, ...] = ()
     notes: str = ""
+
+    @model_validator(mode="after")
+    def _stands_alone_or_has_a_relative(self) -> TrainerCalibration:
+        if self.relative is None and not (self.provenance and any(each.generation == "*" for each in self.generations)):
+            raise ValueError("state a relative, or generations with an entry '*' (any other device) and a provenance")
+        return self
+
+    @property
+    def extrapolated(self) -> bool:
+        """Whether no measured time of this backend stands behind its seconds."""
+        return not self.configurations
 
     def generation(self, device: Device) -> Generation:
         """Constants of a device: by its name, else by the start of its generation, else those of ``*``."""
@@ -196,20 +211,75 @@ def _read(path: Path) -> TrainerCalibration:
 
 
 def load_trainer(name: str, *, file: Path | str | None = None, folder: Path | str | None = None) -> TrainerCalibration:
-    """A backend's constants by name ("megatron", "fsdp2", ...), from ``file`` if given.
+    """A backend by name (the stem of its file), or from ``file``; what it leaves out is its relative's.
+
+    Raises
+    ------
+    SpecError : no such backend (with the nearest name), or relatives in a circle
 
     >>> load_trainer("megatron").storage.optimizer
     12.0
     """
-    if file is not None:
-        return read_spec(file, TrainerCalibration)
+    found = read_spec(file, TrainerCalibration) if file is not None else _read(_path(name, folder))
+    seen = [found.id]
+    lineage = [found]
+    while (relative := lineage[-1].relative) is not None:
+        if relative in seen:
+            raise SpecError(Problem(f"trainer {name!r}: relatives in a circle: {' - '.join([*seen, relative])}"))
+        seen.append(relative)
+        lineage.append(_read(_path(relative, folder)))
+    whole = lineage.pop()
+    for one in reversed(lineage):
+        whole = _borrowing(one, whole)
+    return whole
+
+
+def trainer_names(folder: Path | str | None = None) -> list[str]:
+    """Backends that a job can name: every calibration along the search path.
+
+    >>> {"deepspeed", "fsdp2", "megatron"} <= set(trainer_names())
+    True
+    """
+    return calibration_names("trainers", folder)
+
+
+def _path(name: str, folder: Path | str | None) -> Path:
     path = find_calibration(name, "trainers", folder)
     if path is None:
-        names = calibration_names("trainers", folder)
+        names = trainer_names(folder)
         raise SpecError(
             Problem(
-                f"no calibration for trainer {name!r}",
+                f"there is no trainer backend named {name!r}",
                 suggestion=did_you_mean(name, names) or f"known: {', '.join(names)}",
             )
         )
-    return _read(path)
+    return path
+
+
+_INTERVALS = ("low", "high", "memory_low", "memory_high")
+
+
+def _borrowing(own: TrainerCalibration, relative: TrainerCalibration) -> TrainerCalibration:
+    """A backend with its relative's constants where it states none; intervals not stated are twice as wide (in ln)."""
+    parts = {
+        name: getattr(relative, name).model_copy(update=_stated(getattr(own, name)))
+        for name in ("storage", "workspace", "timing")
+    }
+    wider = {name: getattr(relative, name) ** 2 for name in _INTERVALS if name not in own.model_fields_set}
+    named = {each.generation for each in own.generations}
+    borrowed = TrainerProvenance(
+        constants=("*",),
+        source=f"judged: taken from {relative.id} where not stated here, intervals twice as wide",
+    )
+    return own.model_copy(
+        update={
+            **parts,
+            **wider,
+            "generations": (*own.generations, *(each for each in relative.generations if each.generation not in named)),
+            "provenance": (*own.provenance, borrowed),
+        }
+    )
+
+
+def _stated(part: BaseModel) -> dict[str, object]:
+    return {name: getattr(part, name) for name in part.model_fields_set}

@@ -50,7 +50,7 @@ RESULTS = (
     Column("rollout_expert_parallel", "int", "1", "rollout layout"),
     Column("max_running", "int", "requests", "requests that one replica runs at once"),
     Column("memory_fraction", "float", "1", "share of device memory that the engine takes"),
-    Column("trainer_backend", "text", "", "fsdp2 or megatron"),
+    Column("trainer_backend", "text", "", "calibrations/trainers"),
     Column("trainer_tensor_parallel", "int", "1", "trainer layout"),
     Column("trainer_pipeline_parallel", "int", "1", "trainer layout"),
     Column("trainer_virtual_pipeline", "int", "1", "trainer layout"),

@@ -153,7 +153,7 @@ def _improve(
     """Let the pairs of one source compete."""
     rollout, trainer = source.rollout, source.trainer
     r_key, t_key = engines.of_columns(rollout), trainers.of_columns(trainer)
-    backends = tuple(each.backend for each in context.trainers)
+    backends = tuple(each.keys for each in context.trainers)
     t_flags = trainer.flags | trainer_rule_flags(facts, trainer, backends, task.architecture, source.demand.batch)
     r_why = _furthest(engines, r_key, rollout.flags)[wanted // len(trainers.rows)]
     t_why = _furthest(trainers, t_key, t_flags)[wanted % len(trainers.rows)]

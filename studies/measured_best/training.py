@@ -18,7 +18,8 @@ from rlperf.cost.training import training_update
 from rlperf.layout import FloatArray, Layout
 from rlperf.plan.judge.uncertainty import OWN_SHARE, Z, log_sigma
 from rlperf.plan.search.candidates import Shape, divisors, powers_of_two, trainer_layouts
-from rlperf.specs.job import LayoutChoice, PoolSpec, TrainerBackend
+from rlperf.specs.job import LayoutChoice, PoolSpec
+from rlperf.specs.trainer_calibration import load_trainer
 
 HEADROOM = 0.05
 """Share of device memory that the planner keeps free, its default."""
@@ -111,13 +112,13 @@ def own_seconds(row: TrainingRow) -> float:
     headroom kept, and the 95th percentile of the peak inside.
     """
     devices, length, batch = int(row.layout.devices), float(row.microbatches.max_len), _batch(row)
-    backend: TrainerBackend = "megatron" if row.backend.startswith(("megatron", "nemo")) else "fsdp2"
+    backend = "megatron" if row.backend.startswith(("megatron", "nemo")) else "fsdp2"
     choice = LayoutChoice(microbatch=tuple(powers_of_two(min(batch, 64))), zero_stage=(0, 1, 2, 3))
     if backend == "megatron":
         stages = tuple(p for p in divisors(row.architecture.layers) if devices % p == 0)
         choice = choice.model_copy(update={"zero_stage": (0, 1, 3), "pipeline_parallel": stages})
     shape = Shape(row.architecture, devices, row.hardware.cluster.scale_up_domain, int(length))
-    layout, flags = trainer_layouts(shape, PoolSpec(role="trainer", layout=choice), backend)
+    layout, flags = trainer_layouts(shape, PoolSpec(role="trainer", layout=choice), load_trainer(backend).capability)
     layout = layout.flat(flags == 0)
     layout = layout.flat((layout.zero_stage < 3) | (layout.pipeline_parallel == 1))
     layout = layout.flat(batch % (layout.data_parallel * layout.microbatch) == 0)

@@ -20,7 +20,7 @@ from rlperf.plan.question.context import Context
 from rlperf.plan.search.screen import FORGIVEN, screen
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.uncertainty import Comparison, compare_draws, unshared_error
-from rlperf.specs.job import PoolSpec, TrainerBackend
+from rlperf.specs.job import PoolSpec
 from rlperf.specs.modes import Mode
 from rlperf.units import human_bytes
 
@@ -34,7 +34,7 @@ class Defaults:
 
     title: str
     mode: Mode = "colocated"
-    backend: TrainerBackend = "fsdp2"
+    backend: str = ""
     pools: tuple[PoolSpec, ...] = ()
     notes: tuple[str, ...] = ()
     why_not: str | None = None

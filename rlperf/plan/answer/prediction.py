@@ -17,6 +17,7 @@ from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.job import Role
 from rlperf.specs.modes import MODES
+from rlperf.specs.trainer_calibration import TrainerCalibration
 from rlperf.units import human_bytes
 
 
@@ -32,6 +33,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
     over = [role for role, use in memory.items() if use.total > use.limit]
     usd_per_s = usage_of(context, configuration).usd_per_s
     trained = demand.trained_tokens
+    trainer = context.trainers[int(evaluation.trainer.backend[0])].calibration
     rows = (*rollout_shares(context, task, evaluation), *trainer_shares(context, task, evaluation)) if operators else ()
     return Prediction(
         rl_step_s=step,
@@ -48,8 +50,8 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         assumed=assumptions(context, evaluation),
         calibration=CalibrationUse(
             ids=_calibration_ids(context, evaluation),
-            extrapolated=any(hw.calibration.extrapolated for hw in _machines(context)),
-            notes=_calibration_notes(context),
+            extrapolated=trainer.extrapolated or any(hw.calibration.extrapolated for hw in _machines(context)),
+            notes=(*_calibration_notes(context), *_unmeasured(trainer)),
         ),
         fits=not over,
         advice=tuple(advice(context, task, evaluation, memory, over)),
@@ -151,6 +153,14 @@ def _borrowed(context: Context) -> tuple[str, ...]:
         for use in (hw.calibration for hw in _machines(context))
         if use.extrapolated
     )
+
+
+def _unmeasured(trainer: TrainerCalibration) -> tuple[str, ...]:
+    """That no measured update stands behind a trainer's seconds, and how wide its interval therefore is."""
+    if not trainer.extrapolated:
+        return ()
+    whose = f"constants of {trainer.relative}" if trainer.relative else "constants read and judged"
+    return (f"no update of {trainer.id} was measured: {whose}, {trainer.low:.2f} to {trainer.high:.2f} of its seconds",)
 
 
 def _machines(context: Context) -> tuple[Hardware, ...]:

@@ -160,9 +160,9 @@ def adaptive_note(
     """What partition, placement and schedule together could reach, in words; empty where it is not worth a word."""
     pool = configuration.pool("trainer")
     stages = pool.layout.pipeline_parallel
-    if stages < 2 or pool.settings.backend != "megatron":
-        return ""
     trainer = next(t for t in context.trainers if t.backend == pool.settings.backend)
+    if stages < 2 or not trainer.calibration.capability.uneven_ends:
+        return ""
     frozen = bool(pool.settings.freeze_vision)
     profile = layer_profile(
         architecture, context, trainer, layout_of(pool.layout), batches, demand, freeze_vision=frozen
@@ -190,9 +190,9 @@ def staged(
     """The configuration with its best first and last stage stated, or None where that is not worth it."""
     pool = configuration.pool("trainer")
     stages = pool.layout.pipeline_parallel
-    if stages < 2 or pool.layout.virtual_pipeline > 1 or pool.settings.backend != "megatron":
-        return None
     trainer = next(t for t in context.trainers if t.backend == pool.settings.backend)
+    if stages < 2 or pool.layout.virtual_pipeline > 1 or not trainer.calibration.capability.uneven_ends:
+        return None
     frozen = bool(pool.settings.freeze_vision)
     profile = layer_profile(
         architecture, context, trainer, layout_of(pool.layout), batches, demand, freeze_vision=frozen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,12 +18,12 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.hardware import Hardware, load_hardware
-from rlperf.specs.job import Job, LayoutChoice, PoolSpec, Task, TrainerBackend
+from rlperf.specs.job import Job, LayoutChoice, PoolSpec, Task
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.profiles import is_path, load_architecture, load_cluster
 from rlperf.specs.reader import Document, read_document, validate
-from rlperf.specs.rl_calibration import load_framework_calibration
-from rlperf.specs.trainer_calibration import load_trainer
+from rlperf.specs.rl_calibration import framework_trainers, load_framework_calibration
+from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
 from rlperf.workload import PRESETS
 
 Found = TypeVar("Found")
@@ -140,6 +140,7 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
                 problems.append(problem if at_file else document.problem(where, problem.message, problem.suggestion))  # type: ignore[union-attr]
             return None
 
+    job = attempt(lambda: with_trainers(job, folder), "framework") or job
     cluster = attempt(lambda: load_cluster(job.cluster, nodes=job.nodes, folder=folder), "cluster")
     hardware = attempt(lambda: load_hardware(cluster.device, cluster, folder=folder), "cluster") if cluster else None
     rollout_hardware = attempt(partial(_rollout_hardware, job, hardware, folder), "pools") if hardware else None
@@ -156,6 +157,7 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
             own = attempt(partial(load_architecture, task.architecture, folder=folder), "tasks", index, "architecture")
         tasks.append(attempt(partial(_task, job, task, own, folder), "tasks", index))
     problems += _contradictions(job, cluster, document)
+    problems += _incapable(job, [trainer for trainer in trainers if trainer is not None], document)
     if problems:
         raise SpecError(problems)
     assert hardware is not None and rollout_hardware is not None and engine is not None
@@ -186,9 +188,26 @@ def _rollout_hardware(job: Job, shared: Hardware, folder: Path | None) -> Hardwa
     return load_hardware(cluster.device, cluster, folder=folder)
 
 
-def _trainer(job: Job, backend: TrainerBackend, folder: Path | None) -> TrainerStack:
-    framework = load_framework_calibration(job.framework, backend, folder)
-    return TrainerStack(backend, trainer_in_framework(load_trainer(backend, folder=folder), framework), framework)
+def with_trainers(job: Job, folder: Path | str | None = None) -> Job:
+    """The job with its trainer backends named: where it says nothing, that of its trainer pool, or its framework's."""
+    if job.trainer_backends:
+        return job
+    stated = job.pool("trainer").settings.backend
+    names = (stated,) if stated else framework_trainers(job.framework, folder)
+    return job.model_copy(update={"trainer_backends": names})
+
+
+def _trainer(job: Job, backend: str, folder: Path | None) -> TrainerStack:
+    calibration = load_trainer(backend, folder=folder)
+    keys = keys_of(calibration, job.framework)
+    framework = load_framework_calibration(job.framework, keys, folder)
+    return TrainerStack(backend, trainer_in_framework(calibration, framework), framework, keys)
+
+
+def keys_of(trainer: TrainerCalibration, framework: str) -> str:
+    """The backend whose keys and rules a framework (with or without its version) has for ``trainer``."""
+    name = framework.split("==")[0].strip().lower().replace("-", "_")
+    return trainer.capability.keys_in(name) or trainer.id
 
 
 def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path | None) -> TaskContext:
@@ -301,4 +320,24 @@ def _contradictions(job: Job, cluster: Cluster | None, document: Document | None
                         "pools", index, "devices",
                     )
                 )  # fmt: skip
+    return found
+
+
+def _incapable(job: Job, trainers: Sequence[TrainerStack], document: Document | None) -> list[Problem]:
+    """Trainer settings that the job states and none of its backends has."""
+    settings = job.pool("trainer").settings
+    index = next((i for i, pool in enumerate(job.pools) if pool.role == "trainer"), 0)
+    asked = (
+        ("packing", settings.packing is True, "packing"),
+        ("lora_rank", settings.lora_rank is not None, "lora"),
+        ("first_stage_layers", settings.first_stage_layers is not None, "uneven_ends"),
+        ("last_stage_layers", settings.last_stage_layers is not None, "uneven_ends"),
+    )
+    found = []
+    for name, stated, trait in asked:
+        if stated and trainers and not any(getattr(each.calibration.capability, trait) for each in trainers):
+            message = f"{', '.join(each.backend for each in trainers)} has no {name}"
+            hint = "leave it out, or name another of trainer_backends"
+            where = ("pools", index, "settings", name)
+            found.append(document.problem(where, message, hint) if document else Problem(message, suggestion=hint))
     return found

@@ -12,11 +12,12 @@ import numpy as np
 from rlperf.cost.reject import Reject
 from rlperf.layout import OFFLOAD, RECOMPUTE, BoolArray, IntArray, Layout
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.job import LayoutChoice, PoolSpec, TrainerBackend
+from rlperf.specs.framework import evaluate
+from rlperf.specs.job import LayoutChoice, PoolSpec
+from rlperf.specs.trainer_capability import DEGREES, Capability, Degree
 
 WEIGHT_SHARE = 0.6
 """Share of device memory beyond which bf16 weights leave too little for a cache: engines then span nodes."""
-BACKENDS: tuple[TrainerBackend, ...] = ("fsdp2", "megatron")
 
 
 @dataclass(frozen=True)
@@ -129,14 +130,14 @@ def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
 # -- trainer ----------------------------------------------------------------------------------------------------
 
 
-def trainer_layouts(shape: Shape, pool: PoolSpec, backend: TrainerBackend) -> tuple[Layout, IntArray]:
+def trainer_layouts(shape: Shape, pool: PoolSpec, capability: Capability) -> tuple[Layout, IntArray]:
     """Layouts of the trainer on exactly ``shape.devices`` devices for one backend, and their `Reject` flags."""
-    columns = _fsdp_columns(shape, pool.layout) if backend == "fsdp2" else _megatron_columns(shape, pool.layout)
+    columns = _trainer_axes(shape, pool.layout, capability)
     replica = (
         columns["tensor_parallel"] * columns["pipeline_parallel"] * columns["context_parallel"] * columns["ulysses"]
     )
     layout = Layout.of(**columns, data_parallel=np.maximum(shape.devices // replica, 1))
-    flags = trainer_flags(shape, pool.layout, backend, layout)
+    flags = trainer_flags(shape, pool.layout, capability, layout)
     ends = pool.settings.first_stage_layers, pool.settings.last_stage_layers
     if ends != (None, None):
         fits = stated_ends_fit(shape.architecture.layers, layout.pipeline_parallel, layout.virtual_pipeline, *ends)
@@ -144,57 +145,56 @@ def trainer_layouts(shape: Shape, pool: PoolSpec, backend: TrainerBackend) -> tu
     return layout, flags
 
 
-def _fsdp_columns(shape: Shape, choice: LayoutChoice) -> dict[str, IntArray]:
-    """FSDP2: sharded data parallel with Ulysses; tensor or pipeline parallel only when asked for."""
-    arch = shape.architecture
-    shard_sizes = [0, shape.domain] if shape.devices > shape.domain else [0]
-    return _grid(
-        tensor_parallel=_axis(choice.tensor_parallel, [1]),
-        pipeline_parallel=_axis(choice.pipeline_parallel, [1]),
-        context_parallel=_axis(choice.context_parallel, [1]),
-        ulysses=_axis(
-            choice.ulysses, [u for u in powers_of_two(min(shape.domain, shape.devices)) if arch.heads % u == 0]
-        ),
-        expert_parallel=_axis(choice.expert_parallel, [1]),
-        expert_tensor_parallel=_axis(choice.expert_tensor_parallel, [1]),
-        virtual_pipeline=_axis(choice.virtual_pipeline, [1]),
-        zero_stage=_axis(choice.zero_stage, [3]),
-        shard_size=_axis(choice.shard_size, shard_sizes),
-        activation_recompute=_codes(choice.activation_recompute, RECOMPUTE, [0, 2]),
-        offload=_codes(choice.offload, OFFLOAD, [0]),
-        microbatch=_axis(choice.microbatch, [1]),
-        sequence_parallel=[int(v) for v in choice.sequence_parallel] if choice.sequence_parallel else [0],
-    )
-
-
-def _megatron_columns(shape: Shape, choice: LayoutChoice) -> dict[str, IntArray]:
-    """Megatron: tensor x pipeline x context x data, experts regrouped inside a stage, distributed optimizer."""
-    arch, devices = shape.architecture, shape.devices
-    even = set(divisors(arch.layers, min(devices, 32)))
-    pipelines = [p for p in sorted(even | set(powers_of_two(min(devices, arch.layers, 16)))) if devices % p == 0]
-    experts = divisors(arch.experts.count, min(devices, 64)) if arch.experts else [1]
+def _trainer_axes(shape: Shape, choice: LayoutChoice, capability: Capability) -> dict[str, IntArray]:
+    """The product of a backend's axes: what the job states, else what its capability table lets the planner open."""
+    opened = {name: _opened(name, shape) if capability.searches(name) else [_SHUT[name]] for name in DEGREES}
+    if max(opened["pipeline_parallel"]) == 1:
+        opened["virtual_pipeline"] = [1]
+    stated = {name: _axis(getattr(choice, name), opened[name]) for name in DEGREES}
+    recompute = [RECOMPUTE.index(word) for word in capability.activation_recompute.searched]
     columns = _grid(
-        tensor_parallel=_axis(choice.tensor_parallel, powers_of_two(min(shape.domain, devices))),
-        pipeline_parallel=_axis(choice.pipeline_parallel, pipelines),
-        context_parallel=_axis(choice.context_parallel, _context_degrees(shape)),
-        ulysses=_axis(choice.ulysses, [1]),
-        expert_parallel=_axis(choice.expert_parallel, [e for e in experts if e in powers_of_two(64)]),
-        expert_tensor_parallel=_axis(choice.expert_tensor_parallel, [1]),
-        virtual_pipeline=_axis(choice.virtual_pipeline, [1, 2, 3, 4] if max(pipelines) > 1 else [1]),
-        zero_stage=_axis(choice.zero_stage, [1]),
-        shard_size=_axis(choice.shard_size, [0]),
-        activation_recompute=_codes(choice.activation_recompute, RECOMPUTE, [0, 1, 2]),
+        **stated,
+        zero_stage=_axis(choice.zero_stage, list(capability.zero_stages.searched)),
+        activation_recompute=_codes(choice.activation_recompute, RECOMPUTE, recompute),
         microbatch=_axis(choice.microbatch, [1]),
-        offload=_codes(choice.offload, OFFLOAD, [0, 1]),  # last: trainer columns compare a layout with its twin
+        sequence_parallel=[int(flag) for flag in choice.sequence_parallel or (False,)],
+        # last: trainer columns compare a layout with its twin
+        offload=_codes(choice.offload, OFFLOAD, [OFFLOAD.index(word) for word in capability.offload.searched]),
     )
-    if choice.sequence_parallel and len(choice.sequence_parallel) == 1:
-        columns["sequence_parallel"] = np.full_like(columns["tensor_parallel"], int(choice.sequence_parallel[0]))
-    else:
+    if choice.sequence_parallel is None and capability.sequence_parallel == "with_tensor":
         columns["sequence_parallel"] = (columns["tensor_parallel"] > 1).astype(np.int64)
     if not choice.virtual_pipeline:
         keep = (columns["virtual_pipeline"] == 1) | (columns["pipeline_parallel"] > 1)
         columns = {name: values[keep] for name, values in columns.items()}
     return columns
+
+
+_SHUT: dict[Degree, int] = {**dict.fromkeys(DEGREES, 1), "shard_size": 0}
+"""What stands where a degree is not opened."""
+
+
+def _opened(degree: Degree, shape: Shape) -> list[int]:
+    """Values of a degree that are worth asking about."""
+    arch, devices, domain = shape.architecture, shape.devices, shape.domain
+    match degree:
+        case "tensor_parallel":
+            return powers_of_two(min(domain, devices))
+        case "pipeline_parallel":
+            degrees = {*divisors(arch.layers, min(devices, 32)), *powers_of_two(min(devices, arch.layers, 16))}
+            return [degree for degree in sorted(degrees) if devices % degree == 0]
+        case "virtual_pipeline":
+            return [1, 2, 3, 4]
+        case "context_parallel":
+            return _context_degrees(shape)
+        case "ulysses":
+            return [degree for degree in powers_of_two(min(domain, devices)) if arch.heads % degree == 0]
+        case "expert_parallel":
+            experts = arch.experts.count if arch.experts else 1
+            return [degree for degree in powers_of_two(min(devices, 64)) if experts % degree == 0]
+        case "expert_tensor_parallel":
+            return powers_of_two(min(domain, devices)) if arch.experts else [1]
+        case "shard_size":
+            return [0, domain] if devices > domain else [0]
 
 
 def _context_degrees(shape: Shape) -> list[int]:
@@ -203,8 +203,8 @@ def _context_degrees(shape: Shape) -> list[int]:
     return powers_of_two(min(most, shape.devices, 32))
 
 
-def trainer_flags(shape: Shape, choice: LayoutChoice, backend: TrainerBackend, layout: Layout) -> IntArray:
-    """Arithmetic that a trainer layout must satisfy, as `Reject` flags; broadcast shape of ``layout``."""
+def trainer_flags(shape: Shape, choice: LayoutChoice, capability: Capability, layout: Layout) -> IntArray:
+    """What a trainer layout must satisfy, as `Reject` flags; broadcast shape of ``layout``."""
     arch = shape.architecture
     tp, pp, vp = layout.tensor_parallel, layout.pipeline_parallel, layout.virtual_pipeline
     ep, etp, uly, cp = layout.expert_parallel, layout.expert_tensor_parallel, layout.ulysses, layout.context_parallel
@@ -223,9 +223,31 @@ def trainer_flags(shape: Shape, choice: LayoutChoice, backend: TrainerBackend, l
     flags |= np.where(
         (layout.shard_size > 0) & (everyone % np.maximum(layout.shard_size, 1) != 0), int(Reject.DEVICES), 0
     )
-    if backend == "fsdp2":
-        flags |= np.where(pp > 1, int(Reject.FRAMEWORK), 0)
-    return flags
+    return flags | np.where(capable(capability, layout), 0, int(Reject.FRAMEWORK))
+
+
+def capable(capability: Capability, layout: Layout) -> BoolArray:
+    """True where a backend has every degree and value that a layout takes, and none of its exclusions is met.
+
+    >>> from rlperf.specs.trainer_calibration import load_trainer
+    >>> layout = Layout.of(pipeline_parallel=np.array([1, 2]), zero_stage=3)
+    >>> capable(load_trainer("fsdp2").capability, layout).tolist()
+    [True, False]
+    """
+    able = np.ones(layout.shape, dtype=np.bool_)
+    for name in DEGREES:
+        if not capability.has(name):
+            able &= getattr(layout, name) == _SHUT[name]
+    able &= np.isin(layout.zero_stage, capability.zero_stages.all)
+    able &= np.isin(
+        layout.activation_recompute, [RECOMPUTE.index(word) for word in capability.activation_recompute.all]
+    )
+    able &= np.isin(layout.offload, [OFFLOAD.index(word) for word in capability.offload.all])
+    if capability.sequence_parallel is None:
+        able &= layout.sequence_parallel == 0
+    for each in capability.requires:
+        able &= np.asarray(evaluate(each.require, {"trainer": layout}), dtype=np.bool_)
+    return able
 
 
 def stages_divide(layers: int, pipeline: IntArray, virtual: IntArray) -> BoolArray:

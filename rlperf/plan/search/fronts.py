@@ -29,7 +29,10 @@ def trainer_criteria(columns: TrainerColumns, alive: IntArray, mode: Mode) -> tu
     """(group, criteria): compared within equal shards and backend, on which weight sync and overheads depend."""
     layout = columns.layout.take(alive)
     shards = np.where(layout.zero_stage >= 3, layout.shards, 1) * layout.tensor_parallel * layout.pipeline_parallel
-    group = (shards * 64 + layout.tensor_parallel) * 4 + columns.backend[alive] * 2 + columns.parked[alive]
+    backend = columns.backend[alive]
+    group = ((shards * 64 + layout.tensor_parallel) * (backend.max(initial=0) + 1) + backend) * 2 + columns.parked[
+        alive
+    ]
     busy = columns.training_s[alive] + columns.scoring_s[alive]
     criteria = [busy]
     if MODES[mode].shares_devices:

@@ -240,7 +240,7 @@ class _Columns:
         """Trainer columns."""
         key = (demand.batch, colocated)
         if key not in self._trainer:
-            arch, backends = self.task.architecture, tuple(each.backend for each in self.context.trainers)
+            arch, backends = self.task.architecture, tuple(each.keys for each in self.context.trainers)
             self._trainer[key] = trainer_columns_of(
                 self.context, arch, demand, self._grid(demand.batch.longest_tokens, colocated), lenient=self.lenient,
                 refuse=lambda found: trainer_rule_flags(self.facts, found, backends, arch, demand.batch),
@@ -292,7 +292,7 @@ def _screen_split(
     context, arch, batch = columns.context, columns.task.architecture, demand.batch
     rollout = columns.rollout(demand, split.rollout)
     trainer = columns.trainer(demand, split.trainer, MODES[split.mode].shares_devices)
-    backends = tuple(each.backend for each in context.trainers)
+    backends = tuple(each.keys for each in context.trainers)
     rollout_flags = rollout.flags
     trainer_flags = trainer.flags
     lenient = forgiven != 0

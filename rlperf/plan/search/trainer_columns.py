@@ -132,7 +132,7 @@ def trainer_grid(
         dead_flags, start = [], end
         for index, trainer in enumerate(context.trainers):
             if pool.settings.backend is None or pool.settings.backend == trainer.backend:
-                layout, flags = trainer_layouts(shape, pool, trainer.backend)
+                layout, flags = trainer_layouts(shape, pool, trainer.calibration.capability)
                 dead = (flags & ~COSTABLE) != 0
                 dead_flags.append(flags[dead])
                 layouts.append(layout.flat(~dead))
@@ -192,7 +192,7 @@ def _needless_offload(context: Context, columns: TrainerColumns, settings: int) 
     if context.job.pool("trainer").layout.offload or not offloaded.any():
         return np.zeros(columns.count, dtype=np.bool_)
     rows = np.flatnonzero(offloaded)
-    twin = rows - settings  # offload is the last axis of the layouts
+    twin = rows - settings  # offload is the last axis of the layouts, and follows none where a backend tries both
     limits = peak_limits(context, columns.backend[twin])
     found = np.zeros(columns.count, dtype=np.bool_)
     found[rows] = (columns.flags[twin] == 0) & (columns.peak_bytes[twin] <= TIGHT * limits)

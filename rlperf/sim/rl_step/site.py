@@ -7,18 +7,22 @@ from dataclasses import dataclass
 from rlperf.specs.calibration import EngineCalibration
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.hardware import Hardware
-from rlperf.specs.job import Role, TrainerBackend
+from rlperf.specs.job import Role
 from rlperf.specs.rl_calibration import FrameworkCalibration
 from rlperf.specs.trainer_calibration import TrainerCalibration
 
 
 @dataclass(frozen=True, eq=False)
 class TrainerStack:
-    """A trainer backend: its calibration as the framework sets it, and the framework's behaviour with it."""
+    """A trainer backend: its calibration as the framework sets it, and the framework's behaviour with it.
 
-    backend: TrainerBackend
+    ``keys`` : the backend whose keys and rules the framework has for it, most often its own
+    """
+
+    backend: str
     calibration: TrainerCalibration
     framework: FrameworkCalibration
+    keys: str
 
     def scoring_passes(self, roles: tuple[Role, ...], updates: int, old_policy: bool | None = None) -> int:
         """Forward passes per rl_step on the trainer's devices: old policy, reference, and the critic's values for PPO.

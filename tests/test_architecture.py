@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rlperf.cost.engine_memory import kv_bytes_per_request, kv_bytes_per_token
+from rlperf.cost.layers import KINDS, Layer, stack_of
+from rlperf.cost.parameters import active_parameters, language_parameters, parameters, routed_parameters
+from rlperf.cost.replica import Replica
+from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture, Experts, LatentAttention, LinearAttention, StateSpace
+from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import architecture_names, load_architecture
 
 
@@ -30,15 +37,26 @@ def _tiny(**changes: Any) -> Architecture:
     return Architecture(**{**base, **changes})
 
 
+def _layer(arch: Architecture, kind: str) -> Layer:
+    return KINDS[kind](arch)
+
+
+def _cached(arch: Architecture) -> tuple[float, float]:
+    """Cached values of two bytes on one device: per token, and of a request whatever its length."""
+    hw, engine = load_hardware("h100_sxm", "dgx_h100"), load_engine_calibration("vllm")
+    replica = Replica.of(arch, hw, engine, Layout.of())
+    return float(kv_bytes_per_token(replica)) / 2.0, float(kv_bytes_per_request(replica)) / 2.0
+
+
 def test_gqa_by_hand() -> None:
     arch = _tiny(qkv_bias=True, qk_norm=True)
     # q: 8 x 12 + 12; k, v: 8 x 6 + 6 each; output 12 x 8; query and key norm 3 each
     attention = (96 + 12) + 2 * (48 + 6) + 96 + 6
     ffn = 3 * 8 * 10
-    assert arch.attention_parameters == attention == 318
-    assert arch.parameters == 2 * (attention + ffn + 2 * 8) + 8 + 2 * 100 * 8 == 2756
-    assert arch.active_parameters == arch.parameters
-    assert arch.kv_values_per_token() == 2 * 2 * 2 * 3
+    assert _layer(arch, "full").parameters == attention == 318
+    assert parameters(arch) == 2 * (attention + ffn + 2 * 8) + 8 + 2 * 100 * 8 == 2756
+    assert active_parameters(arch) == parameters(arch)
+    assert _cached(arch) == (2 * 2 * 2 * 3, 0)
 
 
 def test_layer_norm_biases_tied_and_learned_positions_by_hand() -> None:
@@ -47,7 +65,7 @@ def test_layer_norm_biases_tied_and_learned_positions_by_hand() -> None:
     )
     attention = 96 + 2 * 48 + 96 + 8
     ffn = 2 * 8 * 10 + 10 + 8
-    assert arch.parameters == 2 * (attention + ffn + 2 * 16) + 16 + 100 * 8 + 16 * 8
+    assert parameters(arch) == 2 * (attention + ffn + 2 * 16) + 16 + 100 * 8 + 16 * 8
 
 
 def test_moe_by_hand() -> None:
@@ -56,46 +74,46 @@ def test_moe_by_hand() -> None:
     attention = 96 + 2 * 48 + 96
     expert, common = 3 * 8 * 5, 8 * 6 + 3 * 8 * 7 + 8
     rest = 2 * (attention + 16) + 8 + 1600 + 240 + common
-    assert arch.parameters == rest + 6 * expert
-    assert arch.active_parameters == rest + 2 * expert
-    assert arch.routed_parameters == 6 * expert
+    assert parameters(arch) == rest + 6 * expert
+    assert active_parameters(arch) == rest + 2 * expert
+    assert routed_parameters(arch) == 6 * expert
 
 
 def test_latent_experts_with_biases_by_hand() -> None:
     biased = _tiny(feed_forwards=("moe",), experts=Experts(count=3, active=1, hidden=5, gated=False, bias=True))
-    assert biased.expert_parameters == 2 * 8 * 5 + 5 + 8
-    assert biased.moe_common_parameters == 8 * 3 + 3
+    assert _layer(biased, "moe").routing.parameters == 2 * 8 * 5 + 5 + 8
+    assert _layer(biased, "moe").parameters == 8 * 3 + 3
     latent = _tiny(feed_forwards=("moe",), experts=Experts(count=3, active=1, hidden=5, gated=False, latent_hidden=4))
-    assert latent.expert_parameters == 2 * 4 * 5
-    assert latent.moe_common_parameters == 8 * 3 + 2 * 8 * 4
+    assert _layer(latent, "moe").routing.parameters == 2 * 4 * 5
+    assert _layer(latent, "moe").parameters == 8 * 3 + 2 * 8 * 4
 
 
 @pytest.mark.parametrize(("q_rank", "query"), [(0, 8 * 4 * 8), (6, 8 * 6 + 6 + 6 * 4 * 8)])
 def test_mla_by_hand(q_rank: int, query: int) -> None:
     latent = LatentAttention(q_rank=q_rank, kv_rank=7, nope_head_dim=5, rope_head_dim=3, value_head_dim=4)
-    arch = _tiny(kv_heads=4, head_dim=8, latent=latent)
+    arch = _tiny(kv_heads=4, head_dim=8, mixers=("latent",), latent=latent)
     # down 8 x (7 + 3) with a norm of 7, up 7 x 4 x (5 + 4), output 4 x 4 x 8
-    assert arch.attention_parameters == query + 80 + 7 + 252 + 128
-    assert arch.kv_values_per_token() == 2 * (7 + 3)
+    assert _layer(arch, "latent").parameters == query + 80 + 7 + 252 + 128
+    assert _cached(arch) == (2 * (7 + 3), 0)
 
 
 def test_hybrid_mixers_by_hand() -> None:
     mamba = StateSpace(heads=2, head_dim=4, state=3, groups=1)
     arch = _tiny(mixers=("mamba", "full"), feed_forwards=("none", "none"), state_space=mamba, ffn_hidden=0)
     # in 8 x (8 gate + 8 + 2 x 3 + 2), convolution 14 x (4 + bias), A, D, dt 2 each, norm 8, out 8 x 8
-    assert arch.state_space_parameters == 8 * 24 + 14 * 5 + 6 + 8 + 64
+    assert _layer(arch, "mamba").parameters == 8 * 24 + 14 * 5 + 6 + 8 + 64
     linear = LinearAttention(key_heads=1, value_heads=2, key_head_dim=3, value_head_dim=4)
     arch = _tiny(mixers=("linear",), linear_attention=linear)
     # in 8 x (2 x 3 keys, queries + 8 values + 8 gate + 2 x 2), convolution 14 x 4, A and dt, norm 4, out 8 x 8
-    assert arch.linear_attention_parameters == 8 * 26 + 14 * 4 + 4 + 4 + 64
-    assert arch.kv_values_per_token() == 0
+    assert _layer(arch, "linear").parameters == 8 * 26 + 14 * 4 + 4 + 4 + 64
+    # no cache, but an fp32 state of 2 x 3 x 4 in both layers
+    assert _cached(arch) == (0, 2 * 24 * 2)
 
 
 def test_sliding_layers_are_told_apart() -> None:
     arch = _tiny(mixers=("sliding", "full"), window=4)
-    assert arch.kv_values_per_token(sliding=True) == arch.kv_values_per_token(sliding=False) == 12
-    assert arch.kv_values_per_token() == 24
-    assert arch.attention_layers == 2
+    # one layer grows with the request, the other stops at the window
+    assert _cached(arch) == (12, 12 * 4)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +124,11 @@ def test_sliding_layers_are_told_apart() -> None:
         ({"mixers": ("mamba",)}, "state_space is missing"),
         ({"mixers": ("linear",)}, "linear_attention is missing"),
         ({"mixers": ("sliding",)}, "window is missing"),
+        ({"mixers": ("latent",)}, "latent is missing"),
+        (
+            {"latent": {"kv_rank": 7, "nope_head_dim": 5, "rope_head_dim": 3, "value_head_dim": 4}},
+            "no layer is of kind",
+        ),
         ({"kv_heads": 3}, "not a multiple of kv_heads"),
         ({"ffn_hidden": 0}, "ffn_hidden is missing"),
         ({"layers": 0}, "greater than or equal to 1"),
@@ -129,11 +152,11 @@ def test_active_never_exceeds_total_and_layers_add_up(layers: int, heads: int, c
     halves = ["dense" if index < dense else "moe" for index in range(layers)]
     experts = Experts(count=count, active=max(count // 2, 1), hidden=3)
     arch = _tiny(layers=layers, heads=heads, kv_heads=heads, feed_forwards=tuple(halves), experts=experts)
-    assert arch.active_parameters <= arch.parameters
-    assert arch.routed_parameters <= arch.parameters
-    assert arch.feed_forward_layers("dense") + arch.feed_forward_layers("moe") == layers
-    idle = halves.count("moe") * (count - experts.active) * arch.expert_parameters
-    assert arch.parameters - arch.active_parameters == idle
+    assert active_parameters(arch) <= parameters(arch)
+    assert routed_parameters(arch) <= parameters(arch)
+    assert stack_of(arch).routes.tolist() == [half == "moe" for half in halves]
+    idle = halves.count("moe") * (count - experts.active) * 3 * 8 * 3
+    assert parameters(arch) - active_parameters(arch) == idle
 
 
 PUBLISHED = [name for name in architecture_names() if load_architecture(name).published_parameters]
@@ -149,7 +172,7 @@ def test_enough_architectures_are_checked_against_their_publisher() -> None:
 def test_total_is_within_half_a_percent_of_the_published_number(name: str) -> None:
     arch = load_architecture(name)
     assert arch.published_source
-    assert arch.parameters == pytest.approx(arch.published_parameters, rel=0.005)
+    assert parameters(arch) == pytest.approx(arch.published_parameters, rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +188,14 @@ def test_total_is_within_half_a_percent_of_the_published_number(name: str) -> No
     ],
 )
 def test_total_equals_the_checkpoint(name: str, total: int) -> None:
-    assert load_architecture(name).parameters == total
+    assert parameters(load_architecture(name)) == total
 
 
 def test_published_active_parameters() -> None:
     # DeepSeek-V3 (arXiv 2412.19437): 37B activated; gpt-oss model card: 5.13B, without one of the two tables
-    assert load_architecture("DeepSeek-V3").active_parameters == pytest.approx(37e9, rel=0.02)
+    assert active_parameters(load_architecture("DeepSeek-V3")) == pytest.approx(37e9, rel=0.02)
     oss = load_architecture("gpt-oss-120b")
-    assert oss.active_parameters - oss.vocab * oss.hidden == pytest.approx(5.13e9, rel=0.005)
+    assert active_parameters(oss) - oss.vocab * oss.hidden == pytest.approx(5.13e9, rel=0.005)
 
 
 def test_every_shipped_architecture_names_its_source() -> None:
@@ -203,6 +226,6 @@ def test_totals_agree_with_independent_estimates(measured_data: Path) -> None:
             arch = load_architecture(path.stem)
             # The estimates leave out norms, biases and learned positions: they count in small models only.
             small = arch.layers * (arch.hidden * 13 + 4 * arch.ffn_hidden) + (arch.learned_positions + 4) * arch.hidden
-            assert 0 <= arch.language_parameters - estimate <= small + 0.0005 * estimate, path.stem
+            assert 0 <= language_parameters(arch) - estimate <= small + 0.0005 * estimate, path.stem
             checked += 1
     assert checked >= 100

@@ -14,7 +14,9 @@ from rlperf.cost.attention import BEST_BANDWIDTH
 from rlperf.cost.collectives import all_reduce_s
 from rlperf.cost.engine_memory import engine_limits, engine_memory, max_running
 from rlperf.cost.engine_step import EngineStepCost
-from rlperf.cost.operators import Replica, decode_operators, roles_of, token_operators, total
+from rlperf.cost.layers import KINDS
+from rlperf.cost.operators import decode_operators, token_operators
+from rlperf.cost.replica import Replica, roles_of, total
 from rlperf.cost.uncertainty import serving_basis
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
@@ -98,7 +100,8 @@ def test_norms_over_all_heads_are_summed_over_the_devices_that_share_them() -> N
     arch = load_architecture("MiniMax-M2.5")
     # validated anew: a copy would keep what was computed of the other
     apart = Architecture.model_validate({**arch.model_dump(), "qk_norm_whole": False})
-    assert arch.qk_norm_whole and arch.attention_parameters - apart.attention_parameters == (48 + 8 - 2) * 128
+    more = KINDS["full"](arch).parameters - KINDS["full"](apart).parameters
+    assert arch.qk_norm_whole and more == (48 + 8 - 2) * 128
     for tensor, extra in ((1, 0.0), (8, 1.0)):
         one, two = (
             float(total(token_operators(Replica.of(a, H200, VLLM, Layout.of(tensor_parallel=tensor)), 16.0, 16.0)))

@@ -12,6 +12,7 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.memory import first_knob, knobs
 from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.memory_parameters import in_flight, lora_parameters, routed_layers, stage_layers
+from rlperf.cost.parameters import language_parameters, parameters
 from rlperf.cost.trainer_memory import DEVICE_PARTS, trainer_memory
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
@@ -123,7 +124,7 @@ def test_mixed_precision_adam_is_18_bytes_and_zero_shards_it(h100: Hardware, meg
     batch = Microbatches.of(1.0, 1.0, 1.0, 1.0)
     layout = Layout.of(data_parallel=8, zero_stage=[0, 1, 2, 3])
     parts = trainer_memory(arch, h100, megatron, layout, batch)
-    count = arch.language_parameters - arch.norm_weights * arch.hidden
+    count = language_parameters(arch) - arch.norm_weights * arch.hidden
     per_parameter = parts.states / count
     # weight 2, gradient 4, master and moments 12
     assert per_parameter == pytest.approx([18.0, 6 + 12 / 8, 2 + 16 / 8, 18 / 8], rel=1e-3)
@@ -208,7 +209,7 @@ def test_offload_moves_bytes_to_the_host(h100: Hardware, fsdp2: TrainerCalibrati
     assert parts.total[0] > parts.total[2] > parts.total[3]
     assert parts.host[0] == 0
     # moments of fp32 Adam: 8 bytes a parameter over 8 shards
-    assert parts.host[1] == pytest.approx(arch.parameters, rel=0.01)
+    assert parts.host[1] == pytest.approx(parameters(arch), rel=0.01)
     assert parts.host[3] == pytest.approx(parts.host[1] + parts.host[2])
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.parameters import parameters
 from rlperf.cost.training import training_update
 from rlperf.layout import Layout
 from rlperf.sim.rl_step.overheads import (
@@ -29,7 +30,7 @@ def test_three_copies_of_what_a_device_holds() -> None:
     rate = MEGATRON.training.reference_rate
     assert rate is not None
     whole = float(reference_swap_s(MEGATRON, DENSE, Layout.of(data_parallel=8, zero_stage=1)))
-    assert whole == pytest.approx(3.0 * 2.0 * DENSE.parameters / rate.value, rel=1e-3)
+    assert whole == pytest.approx(3.0 * 2.0 * parameters(DENSE) / rate.value, rel=1e-3)
     shard = float(reference_swap_s(DTENSOR, DENSE, Layout.of(data_parallel=8, zero_stage=3)))
     assert shard == pytest.approx(whole * 2.0 / 8.0, rel=1e-3)  # an eighth, in fp32
 
@@ -79,5 +80,5 @@ def test_gradients_that_no_product_adds_are_read_and_written_once_a_microbatch()
     fused = plain.model_copy(update={"timing": plain.timing.model_copy(update={"accumulate_bytes": 0.0})})
     hw, layout = load_hardware("h100_sxm"), Layout.of(data_parallel=8, zero_stage=1)
     whole, bare = (float(training_update(DENSE, hw, one, layout, BATCH).backward_s) for one in (plain, fused))
-    least = 4.0 * 6.0 * DENSE.parameters / hw.device.memory_bandwidth
+    least = 4.0 * 6.0 * parameters(DENSE) / hw.device.memory_bandwidth
     assert least < whole - bare < 1.3 * least

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.layers import stack_of
+from rlperf.cost.parameters import embedding_parameters, language_parameters, routed_parameters
 from rlperf.cost.scoring import scoring_pass
+from rlperf.cost.trainer_device import work_of
 from rlperf.cost.training import PARTS, layer_table, training_update
-from rlperf.cost.training_layers import linears, work_of
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, load_hardware
@@ -81,11 +83,10 @@ def test_flat_columns_cost_what_each_row_costs_alone(name: str, h100: Hardware, 
 def test_flop_of_the_matrices_is_twice_parameters() -> None:
     for name in ("Qwen2.5-7B", "Nemotron-3-Nano-30B-A3B", "DeepSeek-V3"):
         arch = load_architecture(name)
-        layout = Layout.of(tensor_parallel=1)
-        values = sum(m.share * float(m.outputs) * float(m.inputs) for m in linears(arch, layout)) * arch.layers
-        outside = arch.embedding_parameters + arch.routed_parameters
+        values = sum(count * matrix.values for matrix, _, count in stack_of(arch).matrices)
+        outside = embedding_parameters(arch) + routed_parameters(arch)
         # norms, biases, routers, convolutions are the rest
-        assert values == pytest.approx(arch.language_parameters - outside, rel=0.012)
+        assert values == pytest.approx(language_parameters(arch) - outside, rel=0.012)
 
 
 def test_bubble_is_p_minus_1_over_v_m(h100: Hardware, megatron: TrainerCalibration) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rlperf.calibrate.rl_framework import SyncObservation, fit_weight_sync
 from rlperf.calibrate.validate_weight_sync import sync_case, sync_path
 from rlperf.cost.collectives import network_bytes_per_s, scale_up_bytes_per_s
+from rlperf.cost.parameters import parameters
 from rlperf.cost.weight_sync import (
     SyncPayload,
     SyncShape,
@@ -120,7 +121,7 @@ def test_payload_counts_tensors_and_experts() -> None:
     moe = load_architecture("Qwen3-30B-A3B")
     payload = sync_payload(moe)
     assert checkpoint_tensors(moe) == 18867  # tensors in the index of the published checkpoint
-    assert payload.bytes == pytest.approx(2.0 * moe.parameters)
+    assert payload.bytes == pytest.approx(2.0 * parameters(moe))
     assert payload.expert_bytes == 2.0 * 48 * 128 * 3 * 2048 * 768
     assert sync_payload(moe, 1.0).bytes == pytest.approx(payload.bytes / 2)
 

@@ -13,7 +13,8 @@ from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.engine_memory import engine_memory, max_running
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.inference import engine_step_cost, fixed_overhead_s, scaled, with_overhead
-from rlperf.cost.operators import Replica, cached_token_held_s
+from rlperf.cost.operators import cached_token_held_s
+from rlperf.cost.replica import Replica
 from rlperf.cost.serving import Served, closed_loop, open_loop, static_batch
 from rlperf.cost.uncertainty import serving_basis
 from rlperf.errors import SpecError

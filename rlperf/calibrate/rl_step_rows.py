@@ -13,6 +13,7 @@ import numpy as np
 from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.rl_step_stack import Stack, dtype_named, stack_of
 from rlperf.cost.dtypes import dtype_of
+from rlperf.cost.parameters import parameters, routed_parameters
 from rlperf.errors import SpecError
 from rlperf.layout import RECOMPUTE, Layout
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -236,7 +237,7 @@ def _served(cells: _Cells, architecture: Architecture, hardware: Hardware) -> tu
     replica = float(np.prod([cells.count(name, 1) for name in degrees]))
     replica = max(replica, cells.number("rollout_expert_parallel", 1.0))
     stated = any(cells.row.get(name) for name in degrees)
-    if stated and 2.0 * architecture.parameters / replica > 0.9 * hardware.device.memory:
+    if stated and 2.0 * parameters(architecture) / replica > 0.9 * hardware.device.memory:
         return "fp8", "16-bit weights do not fit"
     return "bf16", "default"
 
@@ -296,7 +297,7 @@ def _rollout_layout(cells: _Cells, architecture: Architecture, hardware: Hardwar
 
 def _fitting_tensor(architecture: Architecture, hardware: Hardware, devices: int, dtype: str) -> int:
     """Smallest power of two whose share of the weights stays below half of a device's memory."""
-    tensor, weights = 1, architecture.parameters * dtype_of(dtype).weight_bytes
+    tensor, weights = 1, parameters(architecture) * dtype_of(dtype).weight_bytes
     while weights / tensor > 0.5 * hardware.device.memory and tensor < devices:
         tensor *= 2
     return tensor
@@ -308,8 +309,8 @@ def _memory_fraction(
     """Share of a device that the engine may use: what recipes set, more where the weights leave no cache in it."""
     usual = 0.6 if colocated else 0.8
     replica = float(layout.tensor_parallel * layout.pipeline_parallel)
-    routed = float(architecture.routed_parameters)
-    dense = (float(architecture.parameters) - routed) * float(layout.attention_data_parallel)
+    routed = float(routed_parameters(architecture))
+    dense = (float(parameters(architecture)) - routed) * float(layout.attention_data_parallel)
     weights = (dense + routed) / replica * dtype_of(dtype).weight_bytes / hardware.device.memory
     if weights + 0.15 <= usual:
         return cells.number("rollout_memory_fraction", usual, "common default")
@@ -318,7 +319,7 @@ def _memory_fraction(
 
 def _holding_tensor(architecture: Architecture, hardware: Hardware, devices: int) -> int:
     """Smallest power of two up to 8 at which dense weights and gradients (6 bytes each) take below half of a device."""
-    dense = float(architecture.parameters - architecture.routed_parameters)
+    dense = float(parameters(architecture) - routed_parameters(architecture))
     tensor = 1
     while dense * 6.0 / tensor > 0.5 * hardware.device.memory and tensor < min(8, devices):
         tensor *= 2

@@ -13,6 +13,7 @@ from rlperf.calibrate.trainer_rows import NO_COLUMN, TrainingRow, digest, traini
 from rlperf.calibrate.trainers import batches_of, stack
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.layers import stack_of
 from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, Layout
@@ -68,7 +69,7 @@ def _peak(row: TrainingRow, predicted: float) -> PredictedFigure:
         high=predicted * row.trainer.memory_high**widen / 1e9,
         calibration=row.trainer.id,
         assumed=row.assumed,
-        extrapolated=row.architecture.mixer_layers("mamba", "linear") > 0,
+        extrapolated=any(half.layer.unmeasured_training for half in stack_of(row.architecture).halves),
         used_in_calibration=digest(row.configuration) in row.trainer.memory_configurations,
     )
 

@@ -10,6 +10,7 @@ from rlperf.calibrate.rl_step_predict import StepPrediction, predict_step, step_
 from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest, read_row
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
+from rlperf.cost.parameters import parameters
 from rlperf.errors import RlperfError
 from rlperf.sim.rl_step.uncertainty import Z95
 
@@ -83,7 +84,7 @@ def stratum(row: StepRow) -> str:
     """
     if row.architecture.latent is not None:
         return "DeepSeek-V3"
-    if row.framework == "nemo_rl_dtensor" and row.architecture.parameters > 3e10:
+    if row.framework == "nemo_rl_dtensor" and parameters(row.architecture) > 3e10:
         return "DTensor 70B"
     if any(text.startswith("framework=") for text in row.assumed):
         return "other frameworks"

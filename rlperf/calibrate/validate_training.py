@@ -11,6 +11,7 @@ from rlperf.calibrate.tables import Table
 from rlperf.calibrate.trainer_rows import NO_COLUMN, TrainingRow, training_rows
 from rlperf.calibrate.trainers import predict_seconds
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
+from rlperf.cost.layers import stack_of
 from rlperf.specs.calibration import Spread
 
 NEEDED = ("framework", "architecture", "gpu", "n_gpus", "global_batch", "seq_len")
@@ -61,7 +62,7 @@ def _prediction(row: TrainingRow, seconds: float) -> PredictedFigure:
 
 def extrapolated_architecture(row: TrainingRow) -> bool:
     """State-space and linear mixers rest on bandwidth forms that no kernel table backs."""
-    return row.architecture.mixer_layers("mamba", "linear") > 0
+    return any(half.layer.unmeasured_training for half in stack_of(row.architecture).halves)
 
 
 @dataclass(frozen=True)

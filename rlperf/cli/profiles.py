@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rlperf.cli.output import AsJson, console, print_json
+from rlperf.cost.parameters import active_parameters, parameters
 from rlperf.errors import Problem, SpecError, did_you_mean
 
 app = typer.Typer(
@@ -88,7 +89,7 @@ def _print(kind: str, spec: object, as_json: bool) -> None:
         from rlperf.specs.architecture import Architecture
 
         assert isinstance(spec, Architecture)
-        data |= {"parameters": spec.parameters, "active_parameters": spec.active_parameters}
+        data |= {"parameters": parameters(spec), "active_parameters": active_parameters(spec)}
     if as_json:
         print_json({"kind": kind, **data})
         return

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlperf.cost.dtypes import cache_bytes, dtype_of
+from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.engine_step import EngineLimits
-from rlperf.cost.operators import Replica, state_bytes
+from rlperf.cost.layers import stack_of
+from rlperf.cost.parameters import embedding_parameters, routed_parameters
+from rlperf.cost.replica import Replica
 from rlperf.cost.roofline import Array, as_float
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
@@ -52,39 +54,27 @@ def weight_bytes(replica: Replica) -> FloatArray:
     Parameters by kind x bytes of the dtype that the checkpoint gives this kind / devices that share it.
     """
     arch, roles = replica.arch, replica.roles
-    mixers = {
-        "full": arch.attention_parameters,
-        "sliding": arch.attention_parameters,
-        "mamba": arch.state_space_parameters,
-        "linear": arch.linear_attention_parameters,
-        "none": 0,
-    }
-    projections = float(sum(mixers[mixer] for mixer in arch.layer_mixers))
-    dense = float(arch.feed_forward_layers("dense") * arch.dense_ffn_parameters)
-    common = float(arch.feed_forward_layers("moe") * arch.moe_common_parameters)
     at, devices = replica.attention_tensor, replica.tensor
     weigh = {name: dtype_of(name).weight_bytes for name in (roles.projection, roles.dense, roles.expert, roles.head)}
-    stage = projections * weigh[roles.projection] / at + (dense + common) * weigh[roles.dense] / at
-    stage = stage + float(arch.routed_parameters) * weigh[roles.expert] / devices
+    stage = float(routed_parameters(arch)) * weigh[roles.expert] / devices
+    for half in stack_of(arch).halves:
+        stage = stage + half.count * half.layer.parameters * weigh[getattr(roles, half.layer.weights)] / at
     vision = float(arch.vision.parameters) * 2.0 if arch.vision else 0.0
-    return stage / replica.pipeline + float(arch.embedding_parameters) * weigh[roles.head] / devices + vision
+    return stage / replica.pipeline + float(embedding_parameters(arch)) * weigh[roles.head] / devices + vision
 
 
 def kv_bytes_per_token(replica: Replica) -> FloatArray:
-    """Cache of one token on one device that holds its request [bytes]; the latent of MLA is copied on every device."""
-    arch = replica.arch
-    width = float(arch.kv_values_per_token(sliding=False)) * cache_bytes(replica.kv_dtype)
-    if arch.latent is not None:
-        return width / replica.pipeline
-    return width * replica.kv_heads / arch.kv_heads / replica.pipeline
+    """Cache of one token on one device that holds its request [bytes]."""
+    halves = stack_of(replica.arch).halves
+    held = sum((half.count * half.layer.cache_bytes_per_token(replica) for half in halves), np.zeros(()))
+    return held / replica.pipeline
 
 
 def kv_bytes_per_request(replica: Replica) -> FloatArray:
     """What a request holds whatever its length, on one device [bytes]: sliding windows and recurrent states."""
-    arch = replica.arch
-    windows = float(arch.kv_values_per_token(sliding=True)) * arch.window * cache_bytes(replica.kv_dtype)
-    states = arch.mixer_layers("linear", "mamba") * state_bytes(arch)
-    return (windows * replica.kv_heads / arch.kv_heads + states / replica.attention_tensor) / replica.pipeline
+    halves = stack_of(replica.arch).halves
+    held = sum((half.count * half.layer.cache_bytes_per_request(replica) for half in halves), np.zeros(()))
+    return held / replica.pipeline
 
 
 def engine_memory(

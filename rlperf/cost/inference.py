@@ -7,15 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlperf.cost.engine_step import EngineStepCost
-from rlperf.cost.operators import (
-    Operator,
-    Replica,
-    decode_operators,
-    head_operators,
-    prefill_operators,
-    token_operators,
-    total,
-)
+from rlperf.cost.layers import stack_of
+from rlperf.cost.operators import decode_operators, head_operators, prefill_operators, token_operators
+from rlperf.cost.replica import Operator, Replica, total
 from rlperf.cost.roofline import Array, as_float
 from rlperf.cost.vision import Images, encode_s_per_token
 from rlperf.layout import FloatArray, Layout
@@ -41,12 +35,6 @@ def host_s(engine: EngineCalibration, hw: Hardware, arch: Architecture, running:
     return fixed_overhead_s(engine, arch) + engine.overhead.per_request * as_float(running) + eager
 
 
-LATENT_KERNELS, EXPERT_KERNELS = 7, 17
-"""Kernels of a layer beyond those of a dense layer with grouped queries, counted by hand from its operations: latent
-attention two more down projections with their norms, absorption into query and output, merging split contexts; experts
-router, grouped top-k in about ten small passes, alignment, second product, combination, shared expert, its sum [1]."""
-
-
 def eager_s(engine: EngineCalibration, arch: Architecture) -> float:
     """Host seconds in which one engine_step is issued kernel by kernel; 0 with CUDA graphs.
 
@@ -54,15 +42,14 @@ def eager_s(engine: EngineCalibration, arch: Architecture) -> float:
     """
     if engine.cuda_graphs or engine.eager_call is None:
         return 0.0
-    latent = LATENT_KERNELS * arch.attention_layers if arch.latent else 0
-    experts = EXPERT_KERNELS * arch.feed_forward_layers("moe")
-    return engine.eager_call * (engine.kernels_per_layer * arch.layers + latent + experts)
+    extra = stack_of(arch).total(lambda layer: layer.extra_kernels)
+    return engine.eager_call * (engine.kernels_per_layer * arch.layers + extra)
 
 
 def fixed_overhead_s(engine: EngineCalibration, arch: Architecture) -> float:
-    """step + per_layer x layers + per_expert_layer x mixture-of-experts layers [s]."""
-    own = engine.overhead
-    return own.step + own.per_layer * arch.layers + own.per_expert_layer * arch.feed_forward_layers("moe")
+    """step + per_layer x layers + per_expert_layer x layers with routed experts [s]."""
+    own, routed = engine.overhead, float(stack_of(arch).routes.sum())
+    return own.step + own.per_layer * arch.layers + own.per_expert_layer * routed
 
 
 def padded(engine: EngineCalibration, running: Array) -> FloatArray:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from rlperf.cost.layers import stack_of
+from rlperf.cost.trainer_device import Keeping
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 
@@ -56,82 +56,20 @@ def layer_activations(
     linear_input : bytes of a value kept only as the input of a matrix (8-bit training keeps those narrow)
     """
     narrow = width if linear_input is None else linear_input
-    tp = layout.tensor_parallel.astype(np.float64)
-    spread = np.where(layout.sequence_parallel > 0, 1.0 / tp, 1.0)
-    h = float(arch.hidden)
-    layers = float(arch.layers)
-    softmax, ssm, linear = (
-        arch.attention_layers / layers,
-        arch.mixer_layers("mamba") / layers,
-        arch.mixer_layers("linear") / layers,
-    )
-    ffn, moe = arch.feed_forward_layers("dense") / layers, arch.feed_forward_layers("moe") / layers
-    halves = (arch.layers - arch.mixer_layers("none")) / layers + (
-        arch.layers - arch.feed_forward_layers("none")
-    ) / layers
+    keeping, stack = Keeping(layout, dropout, unfused, width, narrow), stack_of(arch)
+    zero = 0.0 * keeping.tensor
     # every half-layer keeps the input and the output of its norm, and the mask of its residual dropout
-    stream = halves * (width + narrow + (1.0 if dropout else 0.0)) * h * spread
-    attention = softmax * _attention_bytes(arch, tp, width)
-    core = softmax * 4.0 * arch.heads / tp
-    scores = np.asarray(softmax * arch.heads / tp * ((2 * width + 1.0) if dropout else width) if unfused else 0.0 * tp)
-    if unfused:
-        core = 0.0 * tp
-    mixers = ssm * _state_space_bytes(arch, width) / tp + linear * _linear_bytes(arch, width) / tp
-    feed = ffn * ((2.0 if arch.ffn_gated else 1.0) * width + narrow) * arch.ffn_hidden / tp
-    routed, hidden = _routed_bytes(arch, layout, width, narrow)
-    shared = 3.0 * width * arch.experts.shared_hidden / tp if arch.experts else 0.0 * tp
-    dense = stream + attention + core + mixers + feed + moe * shared
-    boundary = width * h * spread
+    each = (width + narrow + (1.0 if dropout else 0.0)) * arch.hidden * keeping.spread
+    dense, core, scores = stack.norms / arch.layers * each, zero, zero
+    routed, hidden = zero, zero
+    for half in stack.halves:
+        kept = half.layer.kept(keeping)
+        dense = dense + half.share * (kept.dense + kept.core)
+        core, scores = core + half.share * kept.core, scores + half.share * kept.scores
+        if half.layer.routing:
+            of_routed = half.share / stack.routed_share
+            routed, hidden = routed + of_routed * kept.routed, hidden + of_routed * kept.expert_hidden
     return LayerActivations(
-        dense=dense, routed=routed, core=core, scores=scores, boundary=boundary, expert_hidden=hidden
-    )
-
-
-def _attention_bytes(arch: Architecture, tp: FloatArray, width: float) -> FloatArray:
-    """Queries, keys, values and the attention output (the input of the output projection)."""
-    if arch.latent:
-        mla = arch.latent
-        ranks = 2.0 * width * (mla.q_rank + mla.kv_rank) + width * mla.rope_head_dim
-        keys = arch.heads * (mla.nope_head_dim + mla.rope_head_dim)
-        values = arch.heads * mla.value_head_dim
-        return ranks + width * (2.0 * keys + 2.0 * values + arch.heads * mla.nope_head_dim) / tp
-    kv = 2.0 * arch.kv_heads * arch.head_dim / np.minimum(tp, arch.kv_heads)
-    gate = arch.query_width if arch.attention_gate else 0.0
-    return width * ((2.0 * arch.query_width + gate) / tp + kv)
-
-
-def _state_space_bytes(arch: Architecture, width: float) -> float:
-    """Mamba-2: projected inputs, convolved inputs, chunk states, gated output (extrapolated, no measured table)."""
-    if arch.state_space is None:
-        return 0.0
-    ssm = arch.state_space
-    inner = ssm.heads * ssm.head_dim
-    convolved = inner + 2 * ssm.groups * ssm.state
-    states = inner * ssm.state / ssm.chunk * 4.0
-    return width * (inner + 2 * convolved + ssm.heads + 2 * inner) + states
-
-
-def _linear_bytes(arch: Architecture, width: float) -> float:
-    """Gated delta rule: projections, convolved q, k, v, chunk states, gated output (extrapolated)."""
-    if arch.linear_attention is None:
-        return 0.0
-    lin = arch.linear_attention
-    key, value = lin.key_heads * lin.key_head_dim, lin.value_heads * lin.value_head_dim
-    states = lin.value_heads * lin.key_head_dim * lin.value_head_dim / 64.0 * 4.0
-    return width * (2 * (2 * key + value) + 3 * value) + states
-
-
-def _routed_bytes(arch: Architecture, layout: Layout, width: float, narrow: float) -> tuple[FloatArray, FloatArray]:
-    """Routed experts per token of this device, balanced: all of it, and the part inside the activation function."""
-    if arch.experts is None:
-        zero = np.zeros(())
-        return zero, zero
-    moe = arch.experts
-    etp = layout.expert_tensor_parallel.astype(np.float64)
-    tp = layout.tensor_parallel.astype(np.float64)
-    spread = np.where(layout.sequence_parallel > 0, 1.0 / tp, 1.0)
-    hidden = ((2.0 if moe.gated else 1.0) * width + narrow) * moe.hidden / etp
-    # permuted inputs, expert hidden, expert outputs; a token of this device makes `active` pairs somewhere
-    pairs = moe.active * ((width + narrow) * (moe.latent_hidden or arch.hidden) + hidden) * spread * etp
-    router = 8.0 * moe.count * spread
-    return pairs + router, moe.active * width * moe.hidden * spread
+        dense=dense, routed=routed, core=core, scores=scores,
+        boundary=width * arch.hidden * keeping.spread, expert_hidden=hidden,
+    )  # fmt: skip

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.layers import stack_of
+from rlperf.cost.parameters import layers_parameters, routed_parameters
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 
@@ -47,8 +49,7 @@ def stage_layers(arch: Architecture, layout: Layout) -> FloatArray:
 
 def routed_layers(arch: Architecture, layout: Layout) -> tuple[FloatArray, FloatArray]:
     """Layers with routed experts on the first and on the last stage (dense layers usually come first)."""
-    flags = np.array([half == "moe" for half in arch.layer_feed_forwards], dtype=np.float64)
-    before = np.concatenate([[0.0], np.cumsum(flags)])
+    before = np.concatenate([[0.0], np.cumsum(stack_of(arch).routes)])
     size = np.minimum(np.ceil(stage_layers(arch, layout)), arch.layers).astype(np.int64)
     return before[size], before[-1] - before[arch.layers - size]
 
@@ -56,21 +57,14 @@ def routed_layers(arch: Architecture, layout: Layout) -> tuple[FloatArray, Float
 def layer_parameters(arch: Architecture, layout: Layout) -> tuple[FloatArray, FloatArray]:
     """Parameters of the mean layer on one device: (all but routed experts, routed experts).
 
-    Tensor parallelism divides the matrices; norms, routers and MLA's down projections are replicated.
+    Tensor parallelism divides the matrices; norms, and what a kind of layer calls replicated (routers, down
+    projections of MLA), are copied.
     """
-    tp = layout.tensor_parallel.astype(np.float64)
-    layers = float(arch.layers)
-    norms = ((arch.layers - arch.mixer_layers("none")) + (arch.layers - arch.feed_forward_layers("none"))) / layers
-    replicated = norms * arch.norm_weights * arch.hidden
-    if arch.latent:
-        down = arch.hidden * (arch.latent.q_rank + arch.latent.kv_rank + arch.latent.rope_head_dim)
-        replicated += down * arch.attention_layers / layers
-    moe = arch.feed_forward_layers("moe") / layers
-    if arch.experts:
-        replicated += arch.hidden * arch.experts.count * moe
-    everything = (arch.language_parameters - arch.embedding_parameters - arch.norm_weights * arch.hidden) / layers
-    routed = arch.routed_parameters / layers
-    dense = replicated + np.maximum(everything - routed - replicated, 0.0) / tp
+    stack, layers = stack_of(arch), float(arch.layers)
+    replicated = stack.norms * arch.norm_weights * arch.hidden + stack.total(lambda layer: layer.replicated)
+    divided = max(layers_parameters(arch) - replicated, 0)
+    dense = (replicated + divided / layout.tensor_parallel.astype(np.float64)) / layers
+    routed = routed_parameters(arch) / layers
     return dense, routed / (layout.expert_parallel * layout.expert_tensor_parallel).astype(np.float64)
 
 
@@ -83,12 +77,12 @@ def stage_parameters(arch: Architecture, layout: Layout) -> StageParameters:
     single_tied = (layout.pipeline_parallel == 1) & arch.tied_embeddings
     head = np.where(single_tied, 0.0, table / tp)
     routed_first, routed_last = routed_layers(arch, layout)
-    moe = arch.feed_forward_layers("moe")
+    share = stack_of(arch).routed_share
     return StageParameters(
         layers=stage_layers(arch, layout),
         routed_first=routed_first,
         routed_last=routed_last,
-        layer_experts=routed * (arch.layers / moe if moe else 0.0),
+        layer_experts=routed / share if share else 0.0 * routed,
         layer_dense=dense,
         layer_routed=routed,
         embedding=first / tp,
@@ -101,21 +95,9 @@ def lora_parameters(arch: Architecture, rank: int) -> tuple[float, float]:
 
     rank x (inputs + outputs) per matrix (Hu et al. 2021, arXiv 2106.09685, section 4.1).
     """
-    h, layers = arch.hidden, float(arch.layers)
-    if arch.latent:
-        mla = arch.latent
-        attention = 2 * h + mla.q_rank * 2 + arch.query_width + 2 * mla.kv_rank + mla.rope_head_dim
-        attention += arch.heads * (mla.nope_head_dim + mla.value_head_dim) + arch.value_width + h
-    else:
-        attention = 4 * h + 2 * arch.query_width + 2 * arch.kv_heads * arch.head_dim
-    matrices = 3 if arch.ffn_gated else 2
-    dense = arch.attention_layers * attention
-    dense += arch.feed_forward_layers("dense") * matrices * (h + arch.ffn_hidden)
-    routed = 0.0
-    if arch.experts:
-        moe = arch.feed_forward_layers("moe") * (3 if arch.experts.gated else 2)
-        dense += moe * (h + arch.experts.shared_hidden) * (arch.experts.shared_hidden > 0)
-        routed = float(moe * arch.experts.count * (h + arch.experts.hidden))
+    stack, layers = stack_of(arch), float(arch.layers)
+    dense = sum(count * matrix.adapter_values for matrix, _, count in stack.matrices)
+    routed = sum(count * route.count * route.matrices * (route.width + route.hidden) for route, count in stack.routed)
     return rank * dense / layers, rank * routed / layers
 
 

@@ -6,9 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.layers import stack_of
 from rlperf.cost.memory_parameters import stage_layers, stage_parameters
+from rlperf.cost.trainer_device import work_of
 from rlperf.cost.training import TrainingCost, paced_s
-from rlperf.cost.training_layers import tower_seconds, work_of
+from rlperf.cost.training_layers import tower_seconds
 from rlperf.cost.training_microbatch import microbatch_seconds
 from rlperf.cost.training_parallel import shard_traffic, stage_hop_s
 from rlperf.layout import FloatArray, Layout
@@ -55,7 +57,7 @@ def scoring_pass(
     tower, _ = tower_seconds(arch, hw, trainer, layout, images, patches, frozen=True)
     m, p, layers = microbatches.count, layout.pipeline_parallel.astype(np.float64), float(arch.layers)
     each, timing = layers / p, trainer.timing
-    moe = arch.feed_forward_layers("moe") / arch.layers
+    moe = stack_of(arch).routed_share
     host = timing.host_layer * (1.0 - moe) + timing.host_moe_layer * moe
     device = compute.forward + tensor + context + expert
     hop = layout.virtual_pipeline * stage_hop_s(arch, hw, trainer, layout, work)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.layers import stack_of
 from rlperf.cost.memory_activations import LayerActivations, layer_activations
 from rlperf.cost.memory_parameters import (
     OFFLOADS_ACTIVATIONS,
@@ -218,8 +219,8 @@ def _states(
         table = (tables_at / np.where(zero3, shards, 1.0), np.zeros(()), np.zeros(()))
         adapters = lora_parameters(arch, lora_rank)
         each_dense = adapters[0] / layout.tensor_parallel
-        moe = max(arch.feed_forward_layers("moe"), 1) / arch.layers
-        each_routed = adapters[1] / moe / (layout.expert_parallel * layout.expert_tensor_parallel)
+        experts_of_layer = adapters[1] / (stack_of(arch).routed_share or 1.0)
+        each_routed = experts_of_layer / (layout.expert_parallel * layout.expert_tensor_parallel)
     on_host = np.isin(layout.offload, OFFLOADS_OPTIMIZER)
     stays = (1.0, 1.0, np.where(on_host, 0.0, 1.0))
 

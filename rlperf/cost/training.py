@@ -13,10 +13,12 @@ import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
+from rlperf.cost.layers import stack_of
 from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.memory_parameters import OFFLOADS_ACTIVATIONS, StageParameters, stage_layers, stage_parameters
 from rlperf.cost.roofline import stream_s
-from rlperf.cost.training_layers import LayerSeconds, Work, head_seconds, layer_seconds, tower_seconds, work_of
+from rlperf.cost.trainer_device import Work, work_of
+from rlperf.cost.training_layers import LayerSeconds, head_seconds, layer_seconds, tower_seconds
 from rlperf.cost.training_microbatch import MicrobatchSeconds, microbatch_seconds
 from rlperf.cost.training_parallel import data_traffic, optimizer_s, shard_traffic, stage_hop_s, trained_share
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
@@ -206,11 +208,12 @@ def _layer_pass(
     compute, tensor, context, expert = costs.layer, costs.tensor, costs.context, costs.expert
     full = (layout.activation_recompute == RECOMPUTE.index("full")).astype(np.float64)
     selective = (layout.activation_recompute == RECOMPUTE.index("selective")).astype(np.float64)
-    moe = arch.feed_forward_layers("moe") / arch.layers
+    stack = stack_of(arch)
+    moe = stack.routed_share
     launches = trainer.timing.host_layer * (1.0 - moe) + trainer.timing.host_moe_layer * moe
     launches = launches * (trainer.timing.graph_host if cuda_graph else 1.0)
     early = full * trainer.timing.recompute_stops_early
-    dense = arch.feed_forward_layers("dense") / arch.layers
+    dense = sum(half.share for half in stack.halves if half.layer.ends_in_product)
     # the ring travels under attention, as much of it as attention lasts
     covered = compute.attention
     ring = np.maximum(context.forward - covered, 0.0), np.maximum(context.backward - 2.0 * covered, 0.0)

@@ -18,9 +18,10 @@ from rlperf.cost.collectives import (
     point_to_point_s,
     reduce_scatter_s,
 )
+from rlperf.cost.layers import stack_of
 from rlperf.cost.memory_parameters import OFFLOADS_OPTIMIZER, StageParameters, lora_parameters
 from rlperf.cost.roofline import stream_s
-from rlperf.cost.training_layers import Work, expert_width
+from rlperf.cost.trainer_device import Work
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
@@ -58,7 +59,7 @@ def within(hw: Hardware, group: FloatArray, inner: FloatArray) -> FloatArray:
 
 
 def tensor_traffic(arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work) -> Passes:
-    """Activations of both halves of a layer: all-reduce forward and backward, or with sequence parallelism all-gather
+    """Activations of the halves of a layer: all-reduce forward and backward, or with sequence parallelism all-gather
     and reduce-scatter each way, plus the gather that the backward repeats (Korthikanti et al. 2022, section 4.2.2).
     """
     tp = layout.tensor_parallel.astype(np.float64)
@@ -68,7 +69,8 @@ def tensor_traffic(arch: Architecture, hw: Hardware, trainer: TrainerCalibration
     whole, spread = np.where(sequence, 0.0, buffer), np.where(sequence, buffer, 0.0)
     reduced = 2.0 * all_reduce_s(hw, whole, tp, inside)
     gather, scatter = all_gather_s(hw, spread, tp, inside), reduce_scatter_s(hw, spread, tp, inside)
-    factor = trainer.timing.collective * (1.0 - trainer.timing.tensor_overlap)
+    halves = stack_of(arch).norms / arch.layers / 2.0
+    factor = halves * trainer.timing.collective * (1.0 - trainer.timing.tensor_overlap)
     forward = np.where(sequence, 2.0 * (gather + scatter), reduced)
     return Passes(factor * forward, factor * np.where(sequence, 4.0 * gather + 2.0 * scatter, reduced))
 
@@ -77,17 +79,18 @@ def context_traffic(
     arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work
 ) -> Passes:
     """Ring: keys and values (backward: gradients too) travel cp - 1 hops. Ulysses: all-to-all of q, k, v and output."""
-    share = arch.attention_layers / arch.layers
     tp = layout.tensor_parallel.astype(np.float64)
-    ring, heads = layout.context_parallel.astype(np.float64), layout.ulysses.astype(np.float64)
-    width = 2.0 * arch.heads * arch.head_dim if arch.latent else 2.0 * arch.kv_heads * arch.head_dim
-    chunk = 2.0 * (work.attention_tokens / heads) * width / np.minimum(tp, arch.kv_heads)
-    near = within(hw, ring, tp * heads) >= ring
-    hop = (ring - 1.0) * point_to_point_s(hw, chunk, near)
-    values = 2.0 * work.tokens * (2.0 * arch.query_width + 2.0 * arch.kv_heads * arch.head_dim) / tp
-    swap = all_to_all_s(hw, values, heads, within(hw, heads, tp))
-    factor = trainer.timing.collective * share
-    return Passes(factor * (hop + swap), factor * (2.0 * hop + swap))
+    ring, split = layout.context_parallel.astype(np.float64), layout.ulysses.astype(np.float64)
+    near, inside = within(hw, ring, tp * split) >= ring, within(hw, split, tp)
+    forward: FloatArray = np.zeros(())
+    backward: FloatArray = np.zeros(())
+    for moved, count in stack_of(arch).context:
+        chunk = 2.0 * (work.attention_tokens / split) * moved.ring / np.minimum(tp, moved.heads)
+        hop = (ring - 1.0) * point_to_point_s(hw, chunk, near)
+        swap = all_to_all_s(hw, 2.0 * work.tokens * moved.exchanged / tp, split, inside)
+        factor = trainer.timing.collective * count / arch.layers
+        forward, backward = forward + factor * (hop + swap), backward + factor * (2.0 * hop + swap)
+    return Passes(forward, backward)
 
 
 def expert_traffic(
@@ -101,22 +104,22 @@ def expert_traffic(
     overlap: bool = False,
 ) -> Passes:
     """Dispatch and combine of every token to its experts, forward and backward; once per node where deduplicated."""
-    if arch.experts is None:
-        return Passes(np.zeros(()), np.zeros(()))
-    share = arch.feed_forward_layers("moe") / arch.layers
     ep, etp = layout.expert_parallel.astype(np.float64), layout.expert_tensor_parallel.astype(np.float64)
     inside = within(hw, ep, etp)
     nodes = ep / inside
-    copies = np.asarray(float(arch.experts.active))
-    if trainer.timing.node_dedup:
-        reached = nodes * -np.expm1(copies * np.log1p(-1.0 / np.maximum(nodes, 1.0 + 1e-9)))
-        copies = np.where(nodes > 1.0, np.minimum(copies, np.maximum(reached, 1.0)), copies)
-    token_bytes = 2.0 * work.tokens / layout.tensor_parallel * expert_width(arch) * skew
-    swap = 2.0 * all_to_all_s(hw, token_bytes * copies, ep, inside)
-    gathered = token_bytes * etp * arch.experts.active
-    shards = all_gather_s(hw, gathered, etp, etp) + reduce_scatter_s(hw, gathered, etp, etp)
-    factor = trainer.timing.collective * (1.0 - trainer.timing.expert_overlap * overlap) * share
-    return Passes(factor * (swap + shards), factor * (swap + shards))
+    seconds: FloatArray = np.zeros(())
+    for route, count in stack_of(arch).routed:
+        copies = np.asarray(float(route.active))
+        if trainer.timing.node_dedup:
+            reached = nodes * -np.expm1(copies * np.log1p(-1.0 / np.maximum(nodes, 1.0 + 1e-9)))
+            copies = np.where(nodes > 1.0, np.minimum(copies, np.maximum(reached, 1.0)), copies)
+        token_bytes = 2.0 * work.tokens / layout.tensor_parallel * route.width * skew
+        swap = 2.0 * all_to_all_s(hw, token_bytes * copies, ep, inside)
+        gathered = token_bytes * etp * route.active
+        shards = all_gather_s(hw, gathered, etp, etp) + reduce_scatter_s(hw, gathered, etp, etp)
+        seconds = seconds + count / arch.layers * (swap + shards)
+    seconds = seconds * trainer.timing.collective * (1.0 - trainer.timing.expert_overlap * overlap)
+    return Passes(seconds, seconds)
 
 
 def stage_hop_s(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rlperf.cost.layers import stack_of
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import EngineCalibration, Spread
@@ -57,13 +58,8 @@ def serving_basis(
     ``context``, ``prompt``, ``running`` [tokens, tokens, 1] widen the interval beyond the calibrated range, by a
     further tenth in the logarithm for every factor of two.
     """
-    reasons = []
-    if arch.latent is not None:
-        reasons.append("latent attention has no kernel table")
-    if "sliding" in arch.mixers:
-        reasons.append("sliding-window attention has no kernel table")
-    if {"linear", "mamba"} & set(arch.mixers):
-        reasons.append("recurrent layers have no kernel table")
+    halves = stack_of(arch).halves
+    reasons = list(dict.fromkeys(half.layer.unmeasured for half in halves if half.layer.unmeasured))
     if gemm_dtype in WEIGHT_ONLY:
         reasons.append(f"{gemm_dtype} products have no kernel table")
     spread = engine.spread_extrapolated if reasons else engine.overhead.quality.spread

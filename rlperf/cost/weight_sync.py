@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlperf.cost.collectives import scale_up_bytes_per_s
+from rlperf.cost.layers import stack_of
 from rlperf.cost.network import network_bytes_per_s
+from rlperf.cost.parameters import parameters, routed_parameters
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
@@ -62,28 +64,22 @@ class SyncPayload:
 def checkpoint_tensors(architecture: Architecture) -> int:
     """Tensors of the Hugging Face checkpoint, experts unfused: what per-tensor software loops over.
 
-    Attention q, k, v, o (MLA: 5), their norms, two layer norms, gated feed-forward 3 (experts: 3 each), router.
+    Those of every layer (q, k, v, o; gate, up, down of every expert; router) with its norms, and embedding, last norm
+    and head.
 
     >>> from rlperf.specs.profiles import load_architecture
     >>> checkpoint_tensors(load_architecture("Llama-3.1-8B"))
     291
     """
-    moe = architecture.experts
-    per_mixer = (7 if architecture.latent else 4) + 3 * architecture.qkv_bias + 2 * architecture.qk_norm
-    count = 3 - architecture.tied_embeddings
-    count += architecture.layers * (per_mixer + 2)
-    count += architecture.feed_forward_layers("dense") * (3 if architecture.ffn_gated else 2)
-    if moe is not None:
-        per_expert = 3 if moe.gated else 2
-        count += architecture.feed_forward_layers("moe") * (1 + per_expert * (moe.count + (moe.shared_hidden > 0)))
-    return count
+    stack = stack_of(architecture)
+    return 3 - architecture.tied_embeddings + stack.norms + stack.total(lambda layer: layer.tensors())
 
 
 def sync_payload(architecture: Architecture, bytes_per_parameter: float = 2.0, quantised_s: float = 0.0) -> SyncPayload:
     """Payload of an architecture: ``bytes_per_parameter`` of the transfer dtype (bf16 2, fp8 1) [bytes]."""
-    routed = float(architecture.routed_parameters)
+    routed = float(routed_parameters(architecture))
     return SyncPayload(
-        dense_bytes=(architecture.parameters - routed) * bytes_per_parameter,
+        dense_bytes=(parameters(architecture) - routed) * bytes_per_parameter,
         expert_bytes=routed * bytes_per_parameter,
         tensors=float(checkpoint_tensors(architecture)),
         quantise_s=quantised_s,

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.cost.engine_memory import engine_memory
+from rlperf.cost.parameters import parameters
 from rlperf.errors import InfeasibleError, RlperfError, SpecError
 from rlperf.frameworks.findings import (
     Cache,
@@ -181,10 +182,10 @@ def host_findings(imported: Imported, context: Context) -> list[Finding]:
     if run.number("trainer.zero_stage", 0) >= 1:
         shards = devices
     if run.get("trainer.offload") in ("optimizer", "both") or run.get("trainer.parked"):
-        held += 12.0 * arch.parameters / shards * per_node
+        held += 12.0 * parameters(arch) / shards * per_node
     if run.get("trainer.parked"):
         weights = devices if run.number("trainer.zero_stage", 0) >= 3 else shards
-        held += 2.0 * arch.parameters / min(weights, devices) * per_node
+        held += 2.0 * parameters(arch) / min(weights, devices) * per_node
     if held <= cluster.host_memory:
         return []
     key = key_of(imported, "trainer.parked" if run.get("trainer.parked") else "trainer.offload")

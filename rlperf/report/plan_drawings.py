@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlperf.cost.parameters import active_parameters, pair_flop
 from rlperf.cost.roofline import sheet_flop_per_s
 from rlperf.plan.answer.plan import MemoryUse, Phase, Prediction
 from rlperf.plan.judge.evaluate import Evaluation
@@ -269,7 +270,7 @@ def operators(task: TaskContext, evaluation: Evaluation) -> list[tuple[str, floa
     arch, cost = task.architecture, evaluation.cost
     pool = evaluation.configuration.pool("rollout")
     degree = pool.layout.tensor_parallel * pool.layout.pipeline_parallel
-    active, found = float(arch.active_parameters), []
+    active, found = float(active_parameters(arch)), []
     most = float(pool.settings.max_running or 256)
     for tokens, name in ((1.0, "decode, 1 request"), (min(32.0, most), "decode, 32 requests"),
                          (most, f"decode, {most:.0f} requests"),
@@ -279,7 +280,7 @@ def operators(task: TaskContext, evaluation: Evaluation) -> list[tuple[str, floa
                       float(cost.linear(tokens))))  # fmt: skip
     cached = float(evaluation.memory.cache_bytes[0] / max(evaluation.memory.kv_tokens[0], 1.0))
     if cost.decode_per_kv_token_s > 0:
-        flop = 2.0 * (arch.query_width + arch.value_width) * arch.attention_layers / degree
+        flop = pair_flop(arch) / degree
         found.append(("decode attention, per cached token", flop, cached, float(cost.decode_per_kv_token_s)))
     training = evaluation.training
     busy = float(np.ravel(training.forward_s)[0] + np.ravel(training.backward_s)[0])

@@ -16,10 +16,8 @@ from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.architecture import (
     Architecture,
     Experts,
-    FeedForward,
     LatentAttention,
     LinearAttention,
-    Mixer,
     StateSpace,
     VisionTower,
 )
@@ -33,14 +31,14 @@ _HIDDEN = ("hidden_size", "d_model", "n_embd")
 _HEADS = ("num_attention_heads", "n_heads", "n_head")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_MIXERS: dict[str, Mixer] = {
+_MIXERS: dict[str, str] = {
     "full_attention": "full",
     "attention": "full",
     "sliding_attention": "sliding",
     "chunked_attention": "sliding",
     "linear_attention": "linear",
 }
-_NEMOTRON_LAYERS: dict[str, tuple[Mixer, FeedForward]] = {
+_NEMOTRON_LAYERS: dict[str, tuple[str, str]] = {
     "M": ("mamba", "none"),
     "*": ("full", "none"),
     "E": ("none", "moe"),
@@ -85,8 +83,8 @@ def from_hf(
 
     >>> tiny = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
     ...         "intermediate_size": 16, "vocab_size": 10}
-    >>> from_hf(tiny, name="tiny", source="example").parameters
-    1480
+    >>> from_hf(tiny, name="tiny", source="example").layer_mixers
+    ('full', 'full')
     """
     outer = Fields(data, file, line)
     given = _family(outer)
@@ -142,6 +140,8 @@ def _values(given: _Given) -> dict[str, Any]:
     else:
         mixers, halves = _mixers(given, layers), _feed_forwards(given, layers)
     latent = _latent(fields) if family.latent or fields.has("kv_lora_rank") else None
+    if latent:
+        mixers = tuple(["latent" if mixer == "full" else mixer for mixer in mixers])
     bias = fields.flag("attention_bias", "qkv_bias", "use_bias", "bias", default=family.attention_bias)
     if given.kind == "mpt" and fields.has("no_bias", "d_model"):
         bias = not fields.flag("no_bias", default=True)
@@ -241,7 +241,7 @@ def _latent(fields: Fields) -> LatentAttention:
     )
 
 
-def _mixers(given: _Given, layers: int) -> tuple[Mixer, ...]:
+def _mixers(given: _Given, layers: int) -> tuple[str, ...]:
     """Token mixer of every layer; ``layer_types`` where given, else the family's pattern."""
     fields, family = given.fields, given.family
     if fields.has("layer_types"):
@@ -254,7 +254,7 @@ def _mixers(given: _Given, layers: int) -> tuple[Mixer, ...]:
             return ("full",)
         return tuple([_MIXERS.get(kind, "full") for kind in kinds])
     window, first = _window(given)
-    other: Mixer = "linear" if family.linear else "sliding" if window else "full"
+    other = "linear" if family.linear else "sliding" if window else "full"
     period = fields.optional("full_attention_interval", "sliding_window_pattern", default=family.alternate)
     full = {index for index in range(layers) if index < first or (period and index % period == period - 1)}
     return tuple(["full" if index in full else other for index in range(layers)])
@@ -271,13 +271,13 @@ def _window(given: _Given) -> tuple[int, int]:
     return (fields.optional("sliding_window") if given.family.windowed else 0), 0
 
 
-def _feed_forwards(given: _Given, layers: int) -> tuple[FeedForward, ...]:
+def _feed_forwards(given: _Given, layers: int) -> tuple[str, ...]:
     """Feed-forward kind of every layer."""
     fields = given.fields
     if not fields.optional(*_EXPERT_COUNT):
         if given.family.all_moe:
             fields.need(*_EXPERT_COUNT)
-        only: FeedForward = "dense"
+        only = "dense"
         return (only,)
     dense = set(range(min(fields.optional("first_k_dense_replace"), layers)))
     dense |= {index for index in fields.items("mlp_only_layers") if isinstance(index, int)}
@@ -288,11 +288,11 @@ def _feed_forwards(given: _Given, layers: int) -> tuple[FeedForward, ...]:
         dense |= {index for index, flag in enumerate(frequency) if not flag}
     elif isinstance(frequency, int) and frequency > 1:
         dense |= {index for index in range(layers) if index % frequency}
-    halves: list[FeedForward] = ["dense" if index in dense else "moe" for index in range(layers)]
+    halves = ["dense" if index in dense else "moe" for index in range(layers)]
     return tuple(halves)
 
 
-def _nemotron_layers(fields: Fields, layers: int) -> tuple[tuple[Mixer, ...], tuple[FeedForward, ...]]:
+def _nemotron_layers(fields: Fields, layers: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Nemotron-H: every layer is one half; ``M`` Mamba-2, ``*`` attention, ``E`` experts, ``-`` dense."""
     words = fields.items("layers_block_type") if fields.has("layers_block_type") else []
     pattern = "".join(_NEMOTRON_WORDS.get(str(word), "?") for word in words) or fields.text("hybrid_override_pattern")

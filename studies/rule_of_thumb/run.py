@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from rlperf.api import ask, sweep_job
+from rlperf.cost.parameters import parameters
 from rlperf.specs.job import Job
 from rlperf.sweep import Sweep
 
@@ -40,11 +41,11 @@ def by_rule(case: tuple[str, str, int, str, int]) -> dict[str, Any]:
     Megatron with tensor parallel 8, full recompute and context parallel for long contexts; states parked."""
     made = job(*case)
     context = ask(Job.model_validate(made)).context
-    weights = 2.0 * context.tasks[0].architecture.parameters
+    weights = 2.0 * parameters(context.tasks[0].architecture)
     degree = 1
     while weights / degree > ROLLOUT_SHARE * context.hardware.device.memory and degree < 8:
         degree *= 2
-    small = context.tasks[0].architecture.parameters < 2e10
+    small = parameters(context.tasks[0].architecture) < 2e10
     trainer: dict[str, Any] = {"activation_recompute": "full"}
     trainer |= {"ulysses": 4} if small else {"tensor_parallel": 8, "pipeline_parallel": 1, "context_parallel": 4}
     longest = 2048 + case[4]

@@ -8,6 +8,7 @@ from typing import Literal, cast
 import numpy as np
 
 from rlperf.cost.inference import decode_breakdown
+from rlperf.cost.parameters import active_parameters, pair_flop
 from rlperf.cost.roofline import sheet_flop_per_s
 from rlperf.cost.training import TrainingCost
 from rlperf.plan.answer.plan import OperatorShare
@@ -80,8 +81,8 @@ def rollout_shares(context: Context, task: TaskContext, evaluation: Evaluation) 
 def _prefill_flop(task: TaskContext, segments: Segments) -> float:
     """FLOP of all prefill: 2 per active parameter and token, 2 (query + value width) per layer and pair."""
     arch = task.architecture
-    pairs = 2.0 * (arch.query_width + arch.value_width) * arch.attention_layers * float(segments.prefill_pairs.sum())
-    return 2.0 * arch.active_parameters * float(segments.prefill_tokens.sum()) + pairs
+    pairs = pair_flop(arch) * float(segments.prefill_pairs.sum())
+    return 2.0 * active_parameters(arch) * float(segments.prefill_tokens.sum()) + pairs
 
 
 def trainer_shares(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[OperatorShare, ...]:
@@ -91,7 +92,7 @@ def trainer_shares(context: Context, task: TaskContext, evaluation: Evaluation) 
     count = len(demand.tables)
     trained = sum(float(demand.lengths(index).sum()) for index in range(count)) / count
     tokens = trained / evaluation.configuration.pool("trainer").devices
-    ideal = 2.0 * task.architecture.active_parameters * tokens / sheet_flop_per_s(context.hardware, "bf16")
+    ideal = 2.0 * active_parameters(task.architecture) * tokens / sheet_flop_per_s(context.hardware, "bf16")
     light = {"forward_s": ideal, "backward_s": 2.0 * ideal}
     rows = [
         (words, _mean_step(cost, name, demand.batch.updates), bound, light.get(name, 0.0))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlperf.cost.parameters import parameters
 from rlperf.cost.reject import Reject
 from rlperf.layout import OFFLOAD, RECOMPUTE, BoolArray, IntArray, Layout
 from rlperf.specs.architecture import Architecture
@@ -36,7 +37,7 @@ class Shape:
     @property
     def engine_reach(self) -> int:
         """Devices of the widest engine stage: a domain, or several where a domain cannot hold the weights."""
-        roomy = 2.0 * self.architecture.parameters <= WEIGHT_SHARE * self.memory * self.domain
+        roomy = 2.0 * parameters(self.architecture) <= WEIGHT_SHARE * self.memory * self.domain
         return self.domain if roomy else 4 * self.domain
 
 

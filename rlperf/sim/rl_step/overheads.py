@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.engine_step import EngineStepCost
+from rlperf.cost.layers import stack_of
 from rlperf.cost.memory_parameters import stage_parameters
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
@@ -129,5 +130,5 @@ def _moe_s(
 ) -> FloatArray:
     """The framework's cost of the MoE layers of one forward over all microbatches and the pipeline's fill [s]."""
     stages = layout.pipeline_parallel.astype(np.float64)
-    layers = architecture.feed_forward_layers("moe") / stages
+    layers = float(stack_of(architecture).routes.sum()) / stages
     return np.asarray((batch.count + stages - 1.0) * layers * framework.training.moe_layer.value, np.float64)

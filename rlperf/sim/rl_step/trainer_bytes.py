@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
+from rlperf.cost.parameters import parameters, routed_parameters
 from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rl_step.demand import Demand
@@ -75,5 +76,6 @@ def _reference_bytes(site: Site, stack: TrainerStack, architecture: Architecture
     split = layout.tensor_parallel * layout.pipeline_parallel * shards
     expert_split = layout.pipeline_parallel * layout.expert_parallel * layout.expert_tensor_parallel * shards
     width = stack.calibration.storage.compute_weight
-    dense = (architecture.parameters - architecture.routed_parameters) / split
-    return np.asarray(width * (dense + architecture.routed_parameters / expert_split), dtype=np.float64)
+    routed = routed_parameters(architecture)
+    dense = (parameters(architecture) - routed) / split
+    return np.asarray(width * (dense + routed / expert_split), dtype=np.float64)

@@ -1,0 +1,103 @@
+"""Full softmax attention; groups of query heads share keys and values (GQA: arXiv 2305.13245, section 2.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlperf.cost.attention import BEST_BANDWIDTH, decode_attention_s, decode_fit, prefill_attention_s, visible_pairs
+from rlperf.cost.collectives import all_reduce_s
+from rlperf.cost.dtypes import cache_bytes
+from rlperf.cost.layers.layer import Matrix
+from rlperf.cost.layers.softmax import Softmax, attention_operator
+from rlperf.cost.replica import Operator, Replica, network_operator
+from rlperf.layout import FloatArray
+
+
+class Full(Softmax):
+    """Every query sees every earlier token."""
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        arch = self.arch
+        query = self.query_width * (2 if arch.attention_gate else 1)
+        keys = 2 * arch.kv_heads * arch.head_dim
+        return (
+            Matrix("qkv", arch.hidden, query + keys, head_outputs=keys, head_count=arch.kv_heads, parts=3),
+            Matrix("output", self.value_width, arch.hidden, "inputs"),
+        )
+
+    def other_parameters(self) -> int:
+        """Biases, query and key norms, sinks."""
+        arch = self.arch
+        bias = self.matrices()[0].outputs * arch.qkv_bias + arch.hidden * arch.output_bias
+        normed = arch.heads + arch.kv_heads if arch.qk_norm_whole else 2
+        return bias + normed * arch.head_dim * arch.qk_norm + arch.heads * arch.attention_sinks
+
+    def tensors(self) -> int:
+        return super().tensors() + 3 * self.arch.qkv_bias + 2 * self.arch.qk_norm
+
+    def token_operators(self, replica: Replica, count: float, whole: FloatArray, local: FloatArray) -> list[Operator]:
+        found = super().token_operators(replica, count, whole, local)
+        if self.arch.qk_norm_whole:
+            # sums of squares of queries and keys in fp32: one value each per token
+            at, squares = replica.attention_tensor, local * 8.0
+            summed = all_reduce_s(replica.hw, squares, at, replica.within(at), implementation=replica.engine.all_reduce)
+            found.append(network_operator(replica, "all-reduce", count, summed, squares * 2.0 * (at - 1.0) / at))
+        return found
+
+    def decode_operators(self, replica: Replica, count: float, requests: FloatArray, kv: FloatArray) -> list[Operator]:
+        return [self._decode(replica, "full attention", count, requests, kv, beyond_bandwidth_s(replica))]
+
+    def _decode(
+        self, replica: Replica, name: str, count: float, requests: FloatArray, kv: FloatArray, held: float
+    ) -> Operator:
+        """Paged decode; ``held`` seconds per cached value stay whatever the engine's factor on kernels."""
+        seconds = decode_attention_s(
+            replica.hw, requests, kv, replica.heads, replica.kv_heads, self.arch.head_dim,
+            kv_dtype=replica.kv_dtype, kernel=replica.engine.decode_kernel,
+        )  # fmt: skip
+        values = 2.0 * kv * replica.kv_heads * self.arch.head_dim
+        flop = 4.0 * kv * replica.heads * self.arch.head_dim
+        seconds = seconds + values * held if held else seconds
+        return attention_operator(replica, name, count, seconds, flop, values * cache_bytes(replica.kv_dtype))
+
+    def prefill_operators(
+        self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
+    ) -> list[Operator]:
+        return [self._prefill(replica, "full attention", count, sequences, query, kv)]
+
+    def _prefill(
+        self, replica: Replica, name: str, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
+    ) -> Operator:
+        width = 2 * self.arch.head_dim
+        seconds = prefill_attention_s(
+            replica.hw, sequences, query, kv, replica.heads, replica.kv_heads, self.arch.head_dim, window=self.window,
+            dtype=replica.kv_dtype, kernel=replica.engine.prefill_kernel, cache_write=True,
+        )  # fmt: skip
+        flop = 2.0 * sequences * visible_pairs(query, kv, window=self.window) * replica.heads * width
+        moved = sequences * (query * replica.heads + kv * replica.kv_heads) * width * 2.0
+        return attention_operator(replica, name, count, seconds, flop, moved)
+
+    def cache_bytes_per_token(self, replica: Replica) -> FloatArray:
+        """Keys and values of the heads on the device."""
+        return 2.0 * self.arch.head_dim * replica.kv_heads * cache_bytes(replica.kv_dtype)
+
+    def held_s_per_token(self, replica: Replica) -> float:
+        return 2.0 * float(np.max(replica.kv_heads)) * self.arch.head_dim * beyond_bandwidth_s(replica)
+
+    def kept_values(self, tensor: FloatArray) -> FloatArray:
+        arch = self.arch
+        kv = 2.0 * arch.kv_heads * arch.head_dim / np.minimum(tensor, arch.kv_heads)
+        gate = self.query_width if arch.attention_gate else 0.0
+        return (2.0 * self.query_width + gate) / tensor + kv
+
+
+def beyond_bandwidth_s(replica: Replica) -> float:
+    """Seconds per cached value that an engine's factor on kernels may not take off reading it.
+
+    The factor stands for gaps and for kernels other than the timed ones. It shortens the fixed parts of attention, but
+    what reads the cache at more than `BEST_BANDWIDTH` after it is held there.
+    """
+    hw, engine = replica.hw, replica.engine
+    fit, _ = decode_fit(hw, replica.kv_dtype, engine.decode_kernel)
+    missing = max(1.0 / (BEST_BANDWIDTH * engine.overhead.kernel_scale) - 1.0 / fit.memory, 0.0)
+    return missing * cache_bytes(replica.kv_dtype) / hw.device.memory_bandwidth

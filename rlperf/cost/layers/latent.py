@@ -1,0 +1,96 @@
+"""Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434, section 2.1), absorbed form in engines."""
+
+from __future__ import annotations
+
+from rlperf.cost.attention import latent_decode_attention_s, latent_prefill_attention_s, visible_pairs
+from rlperf.cost.dtypes import cache_bytes
+from rlperf.cost.layers.layer import Matrix
+from rlperf.cost.layers.softmax import Softmax, attention_operator
+from rlperf.cost.replica import Operator, Replica
+from rlperf.layout import FloatArray
+from rlperf.specs.architecture import LatentAttention
+
+
+class Latent(Softmax):
+    """Keys and values are rebuilt from one latent a token, which alone is cached, with a rotary key."""
+
+    unmeasured = "latent attention has no kernel table"
+    extra_kernels = 7
+    """Counted by hand: two more down projections with their norms, absorption into query and output, merging split
+    contexts."""
+
+    @property
+    def ranks(self) -> LatentAttention:
+        """Its numbers in the architecture."""
+        assert self.arch.latent is not None
+        return self.arch.latent
+
+    @property
+    def key_dim(self) -> int:
+        return self.ranks.nope_head_dim + self.ranks.rope_head_dim
+
+    @property
+    def value_dim(self) -> int:
+        return self.ranks.value_head_dim
+
+    @property
+    def key_heads(self) -> int:
+        return self.arch.heads
+
+    @property
+    def cached_values(self) -> int:
+        """Values cached per token: the latent and the rotary key, copied on every device."""
+        return self.ranks.kv_rank + self.ranks.rope_head_dim
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        mla, h = self.ranks, self.arch.hidden
+        query = [Matrix("qkv", h, self.query_width)]
+        if mla.q_rank:
+            down = Matrix("qkv", h, mla.q_rank, "copied", fused="down")
+            query = [down, Matrix("qkv", mla.q_rank, self.query_width)]
+        absorbed = self.arch.heads * (mla.nope_head_dim + mla.value_head_dim)
+        return (
+            *query,
+            Matrix("qkv", h, self.cached_values, "copied", fused="down"),
+            # in an engine the two per-head products with the latent, each run as one batched product
+            Matrix("latent", mla.kv_rank, absorbed, batched=2),
+            Matrix("output", self.value_width, h, "inputs"),
+        )
+
+    def other_parameters(self) -> int:
+        """Norms of the two latents."""
+        return self.ranks.q_rank + self.ranks.kv_rank
+
+    def tensors(self) -> int:
+        return 7 + 3 * self.arch.qkv_bias + 2 * self.arch.qk_norm
+
+    def decode_operators(self, replica: Replica, count: float, requests: FloatArray, kv: FloatArray) -> list[Operator]:
+        mla = self.ranks
+        seconds = latent_decode_attention_s(
+            replica.hw, requests, kv, replica.heads, mla.kv_rank, mla.rope_head_dim,
+            kv_dtype=replica.kv_dtype, kernel=replica.engine.decode_kernel,
+        )  # fmt: skip
+        flop = 2.0 * kv * replica.heads * (self.cached_values + mla.kv_rank)
+        moved = kv * self.cached_values * cache_bytes(replica.kv_dtype)
+        return [attention_operator(replica, "latent attention", count, seconds, flop, moved)]
+
+    def prefill_operators(
+        self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
+    ) -> list[Operator]:
+        mla = self.ranks
+        width = self.key_dim + self.value_dim
+        seconds = latent_prefill_attention_s(
+            replica.hw, sequences, query, kv, replica.heads, mla.nope_head_dim, mla.rope_head_dim, mla.value_head_dim,
+            kernel=replica.engine.prefill_kernel, cache_values=self.cached_values,
+        )  # fmt: skip
+        flop = 2.0 * sequences * visible_pairs(query, kv) * replica.heads * width
+        moved = sequences * (query * replica.heads + kv * replica.kv_heads) * width * 2.0
+        return [attention_operator(replica, "latent attention", count, seconds, flop, moved)]
+
+    def cache_bytes_per_token(self, replica: Replica) -> float:
+        return self.cached_values * cache_bytes(replica.kv_dtype)
+
+    def kept_values(self, tensor: FloatArray) -> FloatArray:
+        mla, heads = self.ranks, self.arch.heads
+        ranks = 2.0 * (mla.q_rank + mla.kv_rank) + mla.rope_head_dim
+        return ranks + (2.0 * self.query_width + 2.0 * self.value_width + heads * mla.nope_head_dim) / tensor

@@ -1,0 +1,149 @@
+"""Mixture of experts: router, routed experts, shared experts; and experts that work in a latent width (Nemotron 3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlperf.cost.collectives import all_gather_s, dispatch_combine_s, reduce_scatter_s
+from rlperf.cost.dtypes import dtype_of
+from rlperf.cost.layers.dense import activation_bytes, activation_operator, mlp
+from rlperf.cost.layers.layer import Layer, Matrix, Routing
+from rlperf.cost.moe import grouped_gemm_s, grouped_with, moe_fit, touched_experts
+from rlperf.cost.replica import Operator, Replica, gemm_operator, memory_operator, network_operator
+from rlperf.cost.roofline import as_float, gemm_s, sheet_flop_per_s, small_op_s
+from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice
+from rlperf.layout import FloatArray
+from rlperf.specs.architecture import Experts
+
+
+class Moe(Layer):
+    """Every token goes to a few experts; shared experts and projections to a latent width see all of them."""
+
+    weights = "dense"
+    extra_kernels = 17
+    """Counted by hand: router, grouped top-k in about ten small passes, alignment, second product, combination,
+    shared expert, its sum."""
+
+    @property
+    def experts(self) -> Experts:
+        """Its numbers in the architecture."""
+        assert self.arch.experts is not None
+        return self.arch.experts
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        moe, h = self.experts, self.arch.hidden
+        found: tuple[Matrix, ...] = ()
+        if moe.shared_hidden:
+            found += mlp("shared experts", h, moe.shared_hidden, moe.gated)
+        if moe.latent_hidden:
+            down = Matrix("latent experts", h, moe.latent_hidden, "copied")
+            found += (down, Matrix("latent experts", moe.latent_hidden, h, "copied"))
+        return found
+
+    @property
+    def routing(self) -> Routing:
+        moe = self.experts
+        matrices, width = 3 if moe.gated else 2, moe.latent_hidden or self.arch.hidden
+        each = matrices * width * moe.hidden + (moe.hidden * (matrices - 1) + width) * moe.bias
+        return Routing(moe.count, moe.active, width, moe.hidden, matrices, each)
+
+    def other_parameters(self) -> int:
+        """Router, and the gate of the shared experts."""
+        moe = self.experts
+        return self.copied_parameters() + moe.count * moe.bias + self.arch.hidden * moe.shared_gate
+
+    def copied_parameters(self) -> int:
+        return self.arch.hidden * self.experts.count
+
+    def tensors(self) -> int:
+        return super().tensors() + 1 + self.routing.matrices * self.routing.count
+
+    # -- an engine
+
+    def token_operators(self, replica: Replica, count: float, whole: FloatArray, local: FloatArray) -> list[Operator]:
+        moe = self.experts
+        router = replica.engine.router_passes * count
+        found = [
+            gemm_operator(replica, "router", count, local, moe.count, self.arch.hidden, "bf16"),
+            memory_operator(replica, "router", router, local * moe.count * 4.0),
+            self._products(replica, count, whole),
+            self._exchange(replica, count, whole, local),
+        ]
+        if moe.shared_hidden:
+            found.append(activation_operator(replica, count, local, moe.shared_hidden, moe.gated))
+        return found
+
+    def _products(self, replica: Replica, count: float, whole: FloatArray) -> Operator:
+        """Grouped products of the routed experts."""
+        route, hw, dtype = self.routing, replica.hw, replica.roles.expert
+        fit, _ = moe_fit(hw, dtype, replica.engine.moe_kernels)
+        split = np.maximum(replica.tensor / replica.expert, 1.0)
+        seconds = grouped_with(
+            hw.device, fit, whole, route.width, route.hidden, route.count, route.active, replica.expert, split,
+            dtype=dtype, gated=self.experts.gated, dispatched=replica.engine.expert_dispatch == "deepep",
+        )  # fmt: skip
+        each = route.matrices * float(route.width * route.hidden) / split
+        touched = touched_experts(whole * route.active, route.count) / replica.expert
+        weights = touched * each * dtype_of(dtype).weight_bytes
+        flop = 2.0 * whole * route.active / replica.expert * each
+        return Operator(
+            "experts",
+            count * seconds,
+            count * flop / sheet_flop_per_s(hw, dtype),
+            count * weights / hw.device.memory_bandwidth,
+            np.zeros(()),
+        )
+
+    def _exchange(self, replica: Replica, count: float, whole: FloatArray, local: FloatArray) -> Operator:
+        """With copies of the attention layers, tokens are gathered before the experts and scattered behind them."""
+        hw, route = replica.hw, self.routing
+        group, near = replica.tensor, replica.within(replica.tensor)
+        everyone = whole * route.width * 2.0
+        if replica.engine.expert_dispatch == "deepep":
+            gathered = dispatch_combine_s(hw, local, route.width, route.active, group, near)
+        else:
+            gathered = all_gather_s(hw, everyone / 2.0, group, near) + reduce_scatter_s(hw, everyone, group, near)
+        copies = replica.attention_data > 1.0
+        moved = np.where(copies, 1.5 * everyone, 0.0)
+        return network_operator(replica, "expert exchange", count, np.where(copies, gathered, 0.0), moved)
+
+    def all_reduces(self, replica: Replica) -> FloatArray:
+        """None where the exchange adds up."""
+        return np.where(replica.attention_data > 1.0, 0.0, 1.0)
+
+    # -- a trainer
+
+    def training_s(self, device: TrainerDevice) -> Seconds:
+        """Routed experts, their permutation, and the router."""
+        route, timing, layout = self.routing, device.trainer.timing, device.layout
+        ep, etp = layout.expert_parallel.astype(np.float64), layout.expert_tensor_parallel.astype(np.float64)
+        own = device.work.tokens / layout.tensor_parallel
+        products = grouped_gemm_s(
+            device.hw, own * ep * etp, route.width, route.hidden, route.count, route.active, ep, etp,
+            dtype=device.dtype, gated=self.experts.gated, skew=device.skew, dispatched=True,
+        )  # fmt: skip
+        products = products * timing.moe_pass / device.rate
+        pairs = own * etp * route.active * device.skew
+        moved = small_op_s(device.hw, pairs * route.width * 2.0 * 4.0 * timing.permute)
+        router = gemm_s(device.hw, own, as_float(route.count), as_float(self.arch.hidden), "bf16") / device.rate
+        # a build that runs the older attention on a device has no grouped products for it either, and loops
+        loops = device.generation.moe_layer if device.attention_kernel == "flash2" else 0.0
+        fixed = (timing.moe_layer + loops) / 3.0
+        passes = 1.0 if device.frozen else 2.0
+        return Seconds(products + moved + router + fixed, passes * products + moved + 2.0 * router + 2.0 * fixed)
+
+    def pass_bytes(self, tensor: FloatArray) -> FloatArray:
+        return activation_bytes(self.experts.shared_hidden, self.experts.gated) / tensor
+
+    def kept(self, keeping: Keeping) -> Kept:
+        """Routed experts per token of this device, balanced; shared experts."""
+        moe, route, width = self.experts, self.routing, keeping.width
+        etp = keeping.layout.expert_tensor_parallel.astype(np.float64)
+        hidden = ((2.0 if moe.gated else 1.0) * width + keeping.narrow) * route.hidden / etp
+        # permuted inputs, expert hidden, expert outputs; a token of this device makes `active` pairs somewhere
+        pairs = route.active * ((width + keeping.narrow) * route.width + hidden) * keeping.spread * etp
+        return Kept(
+            dense=3.0 * width * moe.shared_hidden / keeping.tensor,
+            routed=pairs + 8.0 * route.count * keeping.spread,
+            expert_hidden=route.active * width * route.hidden * keeping.spread,
+        )

@@ -1,0 +1,94 @@
+"""What token mixers with a recurrent state share; the kinds are in `linear` and `mamba`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.cost.layers.layer import Layer, Matrix
+from rlperf.cost.replica import Operator, Replica, memory_operator
+from rlperf.cost.roofline import gemm_fit, sheet_flop_per_s, small_op_s
+from rlperf.layout import FloatArray
+
+
+@dataclass(frozen=True)
+class State:
+    """Recurrent state of one layer: heads of [keys x values], and the chunk that its scan works in [tokens]."""
+
+    heads: int
+    keys: int
+    values: int
+    chunk: float
+
+
+class Recurrent(Layer):
+    """A mixer with a state of fixed size in place of a cache.
+
+    A kind states its state, the width of its projection and of its output, and what it keeps. No measured table
+    stands behind any of it.
+    """
+
+    unmeasured = "recurrent layers have no kernel table"
+    unmeasured_training = True
+    projections = 1
+    """Matrices of the checkpoint that make the projection."""
+
+    @property
+    def state(self) -> State:
+        """Its recurrent state."""
+        raise NotImplementedError
+
+    @property
+    def projected(self) -> int:
+        """Outputs of the projection: gate, keys, queries, values, decays [1]."""
+        raise NotImplementedError
+
+    @property
+    def value_width(self) -> int:
+        """Width of the output before its projection."""
+        raise NotImplementedError
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        h = self.arch.hidden
+        return (
+            Matrix("qkv", h, self.projected, parts=self.projections),
+            Matrix("output", self.value_width, h, "inputs"),
+        )
+
+    @property
+    def state_bytes(self) -> float:
+        """State of one request, kept in fp32 [bytes]."""
+        return 4.0 * self.state.heads * self.state.keys * self.state.values
+
+    def token_operators(self, replica: Replica, count: float, whole: FloatArray, local: FloatArray) -> list[Operator]:
+        moved = local * self.projected / replica.attention_tensor * 4.0
+        return [memory_operator(replica, "convolution", 2.0 * count, moved)]
+
+    def decode_operators(self, replica: Replica, count: float, requests: FloatArray, kv: FloatArray) -> list[Operator]:
+        """The state is read and written."""
+        state = self.state_bytes / replica.attention_tensor
+        return [memory_operator(replica, "state", count, 2.0 * requests * state)]
+
+    def prefill_operators(
+        self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
+    ) -> list[Operator]:
+        """Chunked scan: products inside a chunk, and of every token with the state."""
+        state, hw = self.state, replica.hw
+        tokens = sequences * query * state.heads / replica.attention_tensor
+        inside, whole = state.chunk * (state.keys + state.values), 2.0 * state.keys * state.values
+        flop = 2.0 * tokens * (inside + whole)
+        moved = tokens * (2.0 * state.keys + 2.0 * state.values) * 2.0
+        fit, _ = gemm_fit(hw, "bf16")
+        compute_s = flop / sheet_flop_per_s(hw, "bf16")
+        seconds = compute_s / (hw.calibration.stream.scan_compute * fit.compute) + small_op_s(hw, moved)
+        memory_s = count * moved / hw.device.memory_bandwidth
+        return [Operator("scan", count * seconds, count * compute_s, memory_s, np.zeros(()))]
+
+    def cache_bytes_per_request(self, replica: Replica) -> FloatArray:
+        return self.state_bytes / replica.attention_tensor
+
+    @property
+    def chunk_state_bytes(self) -> float:
+        """States of every chunk in fp32, per token [bytes]."""
+        return self.state.heads * self.state.keys * self.state.values / self.state.chunk * 4.0

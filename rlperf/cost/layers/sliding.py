@@ -1,0 +1,38 @@
+"""Softmax attention in a sliding window (or in chunks): the cache of a request stops growing at the window."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlperf.cost.layers.full import Full
+from rlperf.cost.replica import Operator, Replica
+from rlperf.layout import FloatArray
+
+
+class Sliding(Full):
+    """Every query sees the last ``window`` tokens; matrices and parameters are those of full attention."""
+
+    unmeasured = "sliding-window attention has no kernel table"
+
+    @property
+    def window(self) -> int:
+        return self.arch.window
+
+    def decode_operators(self, replica: Replica, count: float, requests: FloatArray, kv: FloatArray) -> list[Operator]:
+        seen = np.minimum(kv, requests * float(self.window))
+        return [self._decode(replica, "sliding attention", count, requests, seen, 0.0)]
+
+    def prefill_operators(
+        self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
+    ) -> list[Operator]:
+        return [self._prefill(replica, "sliding attention", count, sequences, query, kv)]
+
+    def cache_bytes_per_token(self, replica: Replica) -> FloatArray:
+        return np.zeros(())
+
+    def cache_bytes_per_request(self, replica: Replica) -> FloatArray:
+        """A whole window."""
+        return super().cache_bytes_per_token(replica) * self.window
+
+    def held_s_per_token(self, replica: Replica) -> float:
+        return 0.0

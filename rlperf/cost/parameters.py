@@ -1,0 +1,56 @@
+"""Parameters of an architecture: the sum of what its layers state, and the tables at both ends."""
+
+from __future__ import annotations
+
+from rlperf.cost.layers import stack_of
+from rlperf.specs.architecture import Architecture
+
+
+def embedding_parameters(arch: Architecture) -> int:
+    """Input embedding, and the output head where it is not tied."""
+    table = arch.vocab * arch.hidden
+    head = arch.vocab * arch.head_bias
+    return table * (1 if arch.tied_embeddings else 2) + arch.learned_positions * arch.hidden + head
+
+
+def norm_parameters(arch: Architecture) -> int:
+    """Norms around the halves of all layers, the last one before the head apart."""
+    each = arch.norm_weights * arch.hidden * (2 if arch.post_norms else 1)
+    return stack_of(arch).norms * each
+
+
+def layers_parameters(arch: Architecture) -> int:
+    """All layers without their routed experts, norms included."""
+    return stack_of(arch).total(lambda layer: layer.parameters) + norm_parameters(arch)
+
+
+def routed_parameters(arch: Architecture, *, active: bool = False) -> int:
+    """Parameters in routed experts, all layers: what expert parallelism divides; ``active``: in those of one token."""
+    routed = stack_of(arch).routed
+    return sum(count * (route.active if active else route.count) * route.parameters for route, count in routed)
+
+
+def language_parameters(arch: Architecture) -> int:
+    """Parameters without a vision tower."""
+    ends = embedding_parameters(arch) + arch.norm_weights * arch.hidden
+    return ends + layers_parameters(arch) + routed_parameters(arch)
+
+
+def parameters(arch: Architecture) -> int:
+    """All parameters, vision tower included, multi-token prediction layers not.
+
+    >>> from rlperf.specs.profiles import load_architecture
+    >>> parameters(load_architecture("Qwen2.5-7B"))
+    7615616512
+    """
+    return language_parameters(arch) + (arch.vision.parameters if arch.vision else 0)
+
+
+def active_parameters(arch: Architecture) -> int:
+    """Parameters that one token passes through (top-k experts), vision tower left out."""
+    return language_parameters(arch) - routed_parameters(arch) + routed_parameters(arch, active=True)
+
+
+def pair_flop(arch: Architecture) -> float:
+    """FLOP of attention per (query, visible key) pair, all layers together."""
+    return sum(half.count * half.layer.pair_flop for half in stack_of(arch).halves)

@@ -1,0 +1,165 @@
+"""One replica of a serving engine, and one operator of its engine_step: what layer kinds read and hand back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.cost.collectives import scale_up_bytes_per_s
+from rlperf.cost.dtypes import dtype_of
+from rlperf.cost.network import network_bytes_per_s
+from rlperf.cost.roofline import Array, as_float, gemm_fit, gemm_with, sheet_flop_per_s, small_op_s
+from rlperf.layout import FloatArray, Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.calibration import EngineCalibration
+from rlperf.specs.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of an engine_step, all layers together.
+
+    Attributes
+    ----------
+    seconds : predicted [s]
+    compute_s, memory_s, network_s : at the rates of the data sheet [s]; the largest is the speed of light
+    """
+
+    name: str
+    seconds: FloatArray
+    compute_s: FloatArray
+    memory_s: FloatArray
+    network_s: FloatArray
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Dtype of each kind of weights: checkpoints quantise some and leave others."""
+
+    projection: str
+    dense: str
+    expert: str
+    head: str = "bf16"
+
+
+BLOCK_SCALED = frozenset({"qwen3_5_moe", "qwen3_next"})
+"""Families whose publisher's fp8 checkpoints have block scales (128 x 128), besides those trained in fp8."""
+
+
+def roles_of(arch: Architecture, hw: Hardware, gemm_dtype: str) -> Roles:
+    """Which weights a checkpoint of ``gemm_dtype`` quantises.
+
+    fp8 and weight-only int8 quantise every product but the head. Four-bit checkpoints of mixtures of experts quantise
+    the experts alone (attention and dense layers stay bf16); those of dense models every product but the head. mxfp4
+    runs on native four-bit units where the device has them, else its weights are widened to bf16 on the fly.
+    """
+    expert = gemm_dtype
+    if gemm_dtype == "fp8" and (arch.checkpoint_dtype == "fp8" or arch.family in BLOCK_SCALED):
+        expert = gemm_dtype = "fp8_block"
+    if gemm_dtype == "mxfp4" and hw.device.peaks.fp4 is not None:
+        expert = "nvfp4"
+    narrow = gemm_dtype in ("nvfp4", "mxfp4", "int4_wo")
+    rest = "bf16" if narrow and arch.experts is not None else gemm_dtype
+    return Roles(projection=rest, dense=rest, expert=expert)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One replica of an engine: everything that stays while batches change. Degrees are float64 arrays.
+
+    ``tensor_parallel`` are the devices of a stage; ``attention_data_parallel`` of them hold copies of the attention
+    layers, so that attention is split over tensor_parallel / attention_data_parallel devices.
+    """
+
+    arch: Architecture
+    hw: Hardware
+    engine: EngineCalibration
+    roles: Roles
+    kv_dtype: str
+    tensor: FloatArray
+    pipeline: FloatArray
+    expert: FloatArray
+    attention_data: FloatArray
+
+    @classmethod
+    def of(
+        cls,
+        arch: Architecture,
+        hw: Hardware,
+        engine: EngineCalibration,
+        layout: Layout,
+        gemm_dtype: str = "bf16",
+        kv_dtype: str = "bf16",
+    ) -> Replica:
+        """From a layout of any shape."""
+        tensor = as_float(layout.tensor_parallel)
+        expert = np.minimum(as_float(layout.expert_parallel), tensor) if arch.experts else np.ones_like(tensor)
+        return cls(
+            arch=arch,
+            hw=hw,
+            engine=engine,
+            roles=roles_of(arch, hw, gemm_dtype),
+            kv_dtype="bf16" if kv_dtype == "fp16" else kv_dtype,
+            tensor=tensor,
+            pipeline=as_float(layout.pipeline_parallel),
+            expert=expert,
+            attention_data=np.minimum(as_float(layout.attention_data_parallel), tensor),
+        )
+
+    @property
+    def attention_tensor(self) -> FloatArray:
+        """Devices that share one copy of the attention layers."""
+        return np.maximum(self.tensor / self.attention_data, 1.0)
+
+    @property
+    def kv_heads(self) -> FloatArray:
+        """Key/value heads on one device; they are copied where there are fewer than devices."""
+        return np.maximum(np.ceil(self.arch.kv_heads / self.attention_tensor), 1.0)
+
+    @property
+    def heads(self) -> FloatArray:
+        """Query heads on one device."""
+        return np.maximum(self.arch.heads / self.attention_tensor, 1.0)
+
+    def within(self, group: FloatArray) -> FloatArray:
+        """Devices of a group that share a scale-up domain."""
+        return np.minimum(group, float(self.hw.cluster.scale_up_domain))
+
+
+def total(operators: Iterable[Operator]) -> FloatArray:
+    """Seconds of all operators together [s]."""
+    return np.asarray(sum((one.seconds for one in operators), start=np.zeros(())), dtype=np.float64)
+
+
+def gemm_operator(replica: Replica, name: str, count: float, m: Array, n: Array, k: Array, dtype: str) -> Operator:
+    """``count`` matrix products in a row."""
+    hw, kind = replica.hw, dtype_of(dtype)
+    fit, _ = gemm_fit(hw, dtype)
+    if replica.engine.fused_quantise and fit.quantise_memory:
+        fit = fit.model_copy(update={"quantise_fixed": fit.quantise_fixed * (1.0 - replica.engine.fused_quantise)})
+    rows, columns, inner = as_float(m), as_float(n), as_float(k)
+    moved = rows * inner * kind.activation_bytes + columns * inner * kind.weight_bytes + rows * columns * 2.0
+    return Operator(
+        name,
+        count * gemm_with(hw.device, fit, rows, columns, inner, dtype),
+        count * 2.0 * rows * columns * inner / sheet_flop_per_s(hw, dtype),
+        count * moved / hw.device.memory_bandwidth,
+        np.zeros(()),
+    )
+
+
+def memory_operator(replica: Replica, name: str, count: float, n_bytes: Array) -> Operator:
+    """``count`` small passes that move ``n_bytes`` each."""
+    moved = as_float(n_bytes)
+    zero = np.zeros(())
+    sheet = count * moved / replica.hw.device.memory_bandwidth
+    return Operator(name, count * small_op_s(replica.hw, moved), zero, sheet, zero)
+
+
+def network_operator(replica: Replica, name: str, count: float, seconds: FloatArray, n_bytes: Array) -> Operator:
+    """``count`` collectives of ``seconds`` each that move ``n_bytes``."""
+    rate = max(scale_up_bytes_per_s(replica.hw), network_bytes_per_s(replica.hw))
+    zero = np.zeros(())
+    return Operator(name, count * seconds, zero, zero, count * as_float(n_bytes) / rate)

@@ -1,0 +1,156 @@
+"""One device of a trainer with its share of one microbatch: what layer kinds read and hand back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from rlperf.cost.batching import Microbatches
+from rlperf.layout import FloatArray, Layout
+from rlperf.specs.hardware import Hardware
+from rlperf.specs.trainer_calibration import Generation, TrainerCalibration
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one device computes in one microbatch [tokens], after context parallelism.
+
+    ``tokens`` pass through the matrices; ``attention_tokens`` and ``pairs`` (sum of squares) through attention, where
+    Ulysses gathers tokens and splits heads instead; ``stream_tokens`` through norms and residuals, where sequence
+    parallelism splits once more.
+    """
+
+    tokens: FloatArray
+    attention_tokens: FloatArray
+    pairs: FloatArray
+    max_len: FloatArray
+    stream_tokens: FloatArray
+
+
+def work_of(layout: Layout, microbatches: Microbatches) -> Work:
+    """Share of one device in one microbatch; ring context parallelism balances the causal triangle."""
+    ring = layout.context_parallel.astype(np.float64)
+    split = ring * layout.ulysses
+    tokens = microbatches.tokens / split
+    spread = np.where(layout.sequence_parallel > 0, layout.tensor_parallel, 1).astype(np.float64)
+    return Work(
+        tokens=tokens,
+        attention_tokens=microbatches.tokens / ring,
+        pairs=microbatches.sum_squares / ring,
+        max_len=microbatches.max_len,
+        stream_tokens=tokens / spread,
+    )
+
+
+def sustained(generation: Generation, dtype: str) -> float:
+    """Sustained over short-burst rate of matrix products for a dtype [1]."""
+    if dtype in ("nvfp4", "mxfp4"):
+        return generation.sustained_fp4
+    return generation.sustained if dtype in ("bf16", "fp16", "fp32", "tf32") else generation.sustained_fp8
+
+
+@dataclass(frozen=True)
+class TrainerDevice:
+    """One device of a trainer, and what it does in one microbatch.
+
+    Attributes
+    ----------
+    layout, work : broadcast together
+    dtype : of the linear layers
+    lora_rank : rank of the adapters; with one the base gets no weight gradients
+    skew : tokens of the busiest expert-parallel device over the mean [1]
+    attention_kernel : "flash" (the newest on the device) or "flash2"
+    """
+
+    hw: Hardware
+    trainer: TrainerCalibration
+    layout: Layout
+    work: Work
+    dtype: str = "bf16"
+    lora_rank: int | None = None
+    skew: FloatArray | float = 1.0
+    attention_kernel: str = "flash"
+
+    @cached_property
+    def generation(self) -> Generation:
+        """Constants of the trainer on this generation of devices."""
+        return self.trainer.generation(self.hw.device)
+
+    @cached_property
+    def rate(self) -> float:
+        """Sustained over short-burst rate of its matrix products [1]."""
+        return sustained(self.generation, self.dtype)
+
+    @cached_property
+    def tensor(self) -> FloatArray:
+        """Devices that share a layer's matrices."""
+        return self.layout.tensor_parallel.astype(np.float64)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the base weights get no gradients."""
+        return self.lora_rank is not None
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Forward and backward seconds of one layer in one microbatch.
+
+    ``attention`` is the part of the forward inside softmax attention: what selective recompute repeats.
+    """
+
+    forward: FloatArray
+    backward: FloatArray
+    attention: FloatArray = field(default_factory=lambda: np.zeros(()))
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How a trainer keeps activations.
+
+    Attributes
+    ----------
+    layout : its tensor, sequence and expert parallel degrees divide; context parallelism divides tokens, not here
+    dropout : residual and attention dropout keep one byte per value
+    unfused : scores are materialised: 2 a s bytes of softmax (and 3 a s with dropout) per token
+    width : bytes of an activation value
+    narrow : bytes of a value kept only as the input of a matrix (8-bit training keeps those narrow)
+    """
+
+    layout: Layout
+    dropout: bool
+    unfused: bool
+    width: float
+    narrow: float
+
+    @cached_property
+    def tensor(self) -> FloatArray:
+        """Devices that share a layer's matrices."""
+        return self.layout.tensor_parallel.astype(np.float64)
+
+    @cached_property
+    def spread(self) -> FloatArray:
+        """Share of a tensor-parallel device in what sequence parallelism splits [1]."""
+        return np.where(self.layout.sequence_parallel > 0, 1.0 / self.tensor, 1.0)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes that one layer keeps per token and device from forward to backward.
+
+    Attributes
+    ----------
+    dense : all but the routed experts and the core [bytes/token]
+    core : inside softmax attention, which selective recompute drops [bytes/token]
+    scores : the same, per (token, key) pair: unfused attention only [bytes/pair]
+    routed : routed experts [bytes/token]
+    expert_hidden : the part of ``routed`` that recomputing the expert activation drops [bytes/token]
+    """
+
+    dense: FloatArray | float = 0.0
+    core: FloatArray | float = 0.0
+    scores: FloatArray | float = 0.0
+    routed: FloatArray | float = 0.0
+    expert_hidden: FloatArray | float = 0.0

@@ -131,7 +131,7 @@ def test_rows_that_ran_fit(measured_data: Path) -> None:
     file = measured_data / "measured" / "training.csv"
     table = read_table(file)
     new = {row.row_id for row in table if is_new("training", row)}
-    ran = [row for row in training_rows(table, file)[0] if not row.assumed]
+    ran = [row for row in training_rows(table)[0] if not row.assumed]
     wrong: list[str] = []
     for indices in batches_of(ran):
         first = ran[indices[0]]

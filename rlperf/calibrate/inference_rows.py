@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
+from rlperf.calibrate.columns import Guess, Reading, column, count, derived, number, one_of, read, stated, text
 from rlperf.calibrate.tables import Row
 from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.engine_memory import engine_memory, max_running
@@ -21,36 +22,118 @@ from rlperf.errors import SpecError
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
-from rlperf.specs.hardware import Hardware, load_hardware
-from rlperf.specs.profiles import load_architecture
+from rlperf.specs.hardware import Hardware
 
 MODES = ("single_stream", "static_batch", "online_concurrency", "online_rate", "offline")
 NEEDED = ("architecture", "gpu", "engine", "tensor_parallel", "gemm_dtype", "mode", "isl", "osl")
 
 
+# -- what stands in where a cell is blank -----------------------------------------------------------------------------
+
+
+def _engine(case: ServingCase) -> EngineCalibration:
+    found = load_engine_calibration(case.row.text("engine"), case.row.text("engine_version") or None)
+    return case.engines.get(found.id, found)
+
+
+def _cache_dtype(case: ServingCase) -> Guess[str]:
+    if case.printed_dtype in case.engine.narrow_cache:
+        return Guess("fp8", "as the engine's deployments in this dtype")
+    return Guess("bf16", "default")
+
+
+def _gemm_dtype(case: ServingCase) -> str | Guess[str]:
+    dtype: str | Guess[str] = case.printed_dtype
+    if dtype == "bf16" and case.arch.checkpoint_dtype == "mxfp4":
+        # the checkpoint holds the experts alone in mxfp4; bf16 names the other products
+        dtype = Guess("mxfp4", "experts, as in their checkpoint")
+    name = dtype.value if isinstance(dtype, Guess) else dtype
+    if name not in DTYPES:
+        raise SpecError(f"dtype {name} is not modelled")
+    if DTYPES[name].peak == "fp8" and case.hardware.device.peaks.fp8 is None:
+        raise SpecError(f"{case.hardware.device.name} has no {name} units")
+    return dtype
+
+
+def _spreads(case: ServingCase) -> bool:
+    """Whether the engine is taken to spread experts over the node, with a copy of the attention in each group."""
+    return bool(case.arch.experts) and case.engine.expert_copies and not stated(case.row, "attention_data_parallel")
+
+
+def _copies(case: ServingCase) -> Guess[int]:
+    """Attention data parallelism where not printed: what engines do with experts, or what makes the weights fit."""
+    if _spreads(case):
+        copies = max(case.hardware.cluster.devices_per_node // case.attention_tensor, 1)
+        return Guess(copies, "experts over the node")
+    for copies in (1, 2, 4, 8):
+        tensor = case.attention_tensor * copies
+        layout = Layout.of(tensor_parallel=tensor, attention_data_parallel=copies, expert_parallel=tensor)
+        memory = engine_memory(
+            case.arch, case.hardware, case.engine, layout, gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype
+        )
+        if bool(memory.fits):
+            return Guess(copies, "holds the weights")
+    return Guess(1, "nothing holds the weights")
+
+
+def _devices(case: ServingCase) -> int:
+    return case.tensor * case.pipeline
+
+
+def _expert(case: ServingCase) -> int | Guess[int]:
+    if _spreads(case):
+        return Guess(case.tensor, "experts over the node")
+    printed = stated(case.row, "expert_parallel")
+    return count(printed) if printed else Guess(1, "default") if case.arch.experts else 1
+
+
+def _load(case: ServingCase) -> float | Guess[float]:
+    """Requests in flight per replica, or requests a second per replica where the mode is online_rate."""
+    replicas = case.given_devices / case.devices
+    if case.mode == "single_stream":
+        return 1.0
+    if case.mode == "online_rate":
+        found = re.search(r"request rate ([\d.]+)/s", case.note)
+        if found is None:
+            raise SpecError("online_rate without a request rate in the note")
+        return float(found.group(1)) / replicas
+    if case.mode == "offline":
+        if case.concurrency:
+            return case.concurrency / replicas
+        return Guess(case.requests_sent / replicas, "batch that fits the cache")
+    if case.concurrency is None:
+        raise SpecError(f"mode {case.mode} without a concurrency")
+    return case.concurrency / replicas
+
+
 @dataclass(frozen=True)
-class ServingCase:
+class ServingCase(Reading):
     """One row: what runs where, under which load, and what had to be filled in.
 
     ``load`` is requests in flight per replica, or requests per second per replica where the mode is online_rate.
+    ``engines`` replaces profiles by id, for fits. Fields stand in the order in which they are found.
     """
 
-    row: Row
-    arch: Architecture
-    hardware: Hardware
-    engine: EngineCalibration
-    tensor: int
-    pipeline: int
-    expert: int
-    attention_data: int
-    gemm_dtype: str
-    kv_dtype: str
-    mode: str
-    isl: float
-    osl: float
-    load: float
-    devices: int
-    assumed: tuple[str, ...]
+    engines: Mapping[str, EngineCalibration]
+    arch: Architecture = derived(lambda case: case.row.architecture())
+    hardware: Hardware = derived(lambda case: case.row.hardware())
+    engine: EngineCalibration = derived(_engine)
+    printed_dtype: str = column(text, "bf16", name="gemm_dtype")
+    kv_dtype: str = column(text, _cache_dtype)
+    gemm_dtype: str = derived(_gemm_dtype)
+    attention_tensor: int = column(count, 1, name="tensor_parallel")
+    pipeline: int = column(count, 1, name="pipeline_parallel")
+    attention_data: int = column(count, _copies, name="attention_data_parallel")
+    tensor: int = derived(lambda case: case.attention_tensor * case.attention_data)
+    expert: int = derived(_expert, name="expert_parallel")
+    devices: int = derived(_devices)
+    given_devices: int = column(count, _devices, name="n_gpus")
+    mode: str = column(one_of(MODES))
+    isl: float = column(number)
+    osl: float = column(number)
+    concurrency: float | None = column(number, None)
+    note: str = column(text, "")
+    load: float = derived(_load, name="concurrency")
 
     @property
     def layout(self) -> Layout:
@@ -76,100 +159,16 @@ class ServingCase:
         """Whether kernel tables stand behind every operator that matters."""
         return not serving_basis(self.arch, self.hardware, self.engine, gemm_dtype=self.gemm_dtype).extrapolated
 
-
-@lru_cache(maxsize=256)
-def _architecture(name: str) -> Architecture:
-    return load_architecture(name)
-
-
-@lru_cache(maxsize=64)
-def _hardware(name: str) -> Hardware:
-    return load_hardware(name)
+    @property
+    def requests_sent(self) -> float:
+        """Requests of the whole run where the note says so."""
+        found = re.search(r"(\d+) requests", self.note)
+        return float(found.group(1)) if found else np.inf
 
 
-def case_of(row: Row, engines: dict[str, EngineCalibration] | None = None) -> ServingCase:
-    """A row as a case; `SpecError` says why it cannot be predicted.
-
-    ``engines`` replaces profiles by id, for fits. Blank cells: expert parallel 1; attention data parallel 1, or what
-    makes the weights fit; cache in fp8 where the engine's profile says so for the weights' dtype, else bf16.
-    """
-    assumed: list[str] = []
-    arch, hardware = _architecture(row.text("architecture")), _hardware(row.text("gpu"))
-    engine = load_engine_calibration(row.text("engine"), row.text("engine_version") or None)
-    engine = (engines or {}).get(engine.id, engine)
-    gemm_dtype = row.text("gemm_dtype", "bf16")
-    kv_dtype = row.text("kv_dtype")
-    if not kv_dtype:
-        kv_dtype = "fp8" if gemm_dtype in engine.narrow_cache else "bf16"
-        assumed.append(f"kv_dtype {kv_dtype}")
-    if gemm_dtype == "bf16" and arch.checkpoint_dtype == "mxfp4":
-        gemm_dtype = "mxfp4"  # its checkpoint holds the experts alone in mxfp4; bf16 names the other products
-        assumed.append("experts in mxfp4, as in their checkpoint")
-    if gemm_dtype not in DTYPES:
-        raise SpecError(f"dtype {gemm_dtype} is not modelled")
-    if DTYPES[gemm_dtype].peak == "fp8" and hardware.device.peaks.fp8 is None:
-        raise SpecError(f"{hardware.device.name} has no {gemm_dtype} units")
-    tensor, pipeline = row.count("tensor_parallel"), row.count("pipeline_parallel")
-    given_copies = row.number("attention_data_parallel")
-    expert = row.count("expert_parallel")
-    if given_copies is not None:
-        copies = int(given_copies)
-    elif arch.experts and engine.expert_copies:
-        copies = max(hardware.cluster.devices_per_node // tensor, 1)
-        expert = tensor * copies
-        assumed.append(f"attention_data_parallel {copies}, experts over the node")
-    else:
-        copies = _copies_that_fit(arch, hardware, engine, tensor, gemm_dtype, kv_dtype)
-        assumed.append(f"attention_data_parallel {copies}")
-    if arch.experts and not row.text("expert_parallel"):
-        assumed.append(f"expert_parallel {expert}")
-    devices = tensor * copies * pipeline
-    mode = row.text("mode")
-    isl, osl = row.number("isl"), row.number("osl")
-    if mode not in MODES or isl is None or osl is None:
-        raise SpecError(f"mode {mode!r} with isl {isl} and osl {osl} is not a load that rlperf knows")
-    given = row.count("n_gpus", devices)
-    load, assumed_load = _load(row, mode, given / devices)
-    if assumed_load:
-        assumed.append(assumed_load)
-    return ServingCase(
-        row, arch, hardware, engine, tensor * copies, pipeline, expert, copies, gemm_dtype, kv_dtype, mode,
-        isl, osl, load, devices, tuple(assumed),
-    )  # fmt: skip
-
-
-def _requests_sent(row: Row) -> float:
-    """Requests of the whole run where the note says so."""
-    found = re.search(r"(\d+) requests", row.text("note"))
-    return float(found.group(1)) if found else np.inf
-
-
-def _load(row: Row, mode: str, replicas: float) -> tuple[float, str]:
-    if mode == "single_stream":
-        return 1.0, ""
-    if mode == "online_rate":
-        found = re.search(r"request rate ([\d.]+)/s", row.text("note"))
-        if found is None:
-            raise SpecError("online_rate without a request rate in the note")
-        return float(found.group(1)) / replicas, ""
-    number = row.number("concurrency")
-    if mode == "offline":
-        return (number or _requests_sent(row)) / replicas, "" if number else "batch that fits the cache"
-    if number is None:
-        raise SpecError(f"mode {mode} without a concurrency")
-    return number / replicas, ""
-
-
-def _copies_that_fit(
-    arch: Architecture, hw: Hardware, engine: EngineCalibration, tensor: int, gemm_dtype: str, kv_dtype: str
-) -> int:
-    for copies in (1, 2, 4, 8):
-        layout = Layout.of(
-            tensor_parallel=tensor * copies, attention_data_parallel=copies, expert_parallel=tensor * copies
-        )
-        if bool(engine_memory(arch, hw, engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype).fits):
-            return copies
-    return 1
+def case_of(row: Row, engines: Mapping[str, EngineCalibration] | None = None) -> ServingCase:
+    """A row as a case; `SpecError` says why it cannot be predicted."""
+    return read(ServingCase, row, engines=engines or {})
 
 
 class CostTable:
@@ -228,7 +227,7 @@ def serve(case: ServingCase, table: CostTable) -> Served:
         return static_batch(cost, case.load, case.isl, case.osl, token_budget=budget)
     slots = max(float(np.floor(slots)), 1.0)
     if case.mode == "online_rate":
-        sent = _requests_sent(case.row) * case.devices / case.row.count("n_gpus", case.devices)
+        sent = case.requests_sent * case.devices / case.given_devices
         return open_loop(cost, case.load, case.isl, case.osl, max_running=slots, token_budget=budget, sent=sent)
     load, share = case.load, engine.overhead.interference
     if case.mode == "offline":

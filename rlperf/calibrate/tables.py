@@ -6,9 +6,13 @@ import csv
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.hardware import Hardware, load_hardware
+from rlperf.specs.profiles import load_architecture
 from rlperf.specs.reader import read_text
 
 
@@ -20,6 +24,21 @@ class Row:
     group: str
     line: int
     cells: Mapping[str, str]
+    beside: Path | None = None
+
+    def architecture(self, column: str = "architecture") -> Architecture:
+        """The architecture that a cell names: a file of that name beside the table goes before the shipped ones.
+
+        ``beside`` is the folder ``architectures`` next to the table's own. Shapes that exist only as rows of a
+        measurement (layers cut off, sizes of papers) stand there and not in the catalogue.
+        """
+        name = self.text(column)
+        file = self.beside / f"{name}.json" if self.beside else None
+        return load_architecture(file if file and file.is_file() else name)
+
+    def hardware(self, column: str = "gpu", cluster: str | None = None) -> Hardware:
+        """The hardware of the device that a cell names, in a cluster or else in the generic node."""
+        return _hardware(self.text(column), cluster)
 
     def text(self, column: str, default: str = "") -> str:
         """The cell, or ``default`` where it is blank or absent."""
@@ -43,6 +62,9 @@ class Row:
         if value < 1 or value != int(value):
             raise SpecError(Problem(f"{column}: {value:g} is not a positive whole number", line=self.line))
         return int(value)
+
+
+_hardware = lru_cache(maxsize=64)(load_hardware)
 
 
 @dataclass(frozen=True)
@@ -76,6 +98,7 @@ def read_table(path: Path | str) -> Table:
     Comment lines that begin with ``#`` are skipped.
     """
     file = Path(path)
+    beside = file.absolute().parent.parent / "architectures"
     lines = [(number, text) for number, text in enumerate(read_text(file).splitlines(), start=1) if text.strip()]
     lines = [(number, text) for number, text in lines if not text.startswith("#")]
     if len(lines) < 2:
@@ -92,9 +115,8 @@ def read_table(path: Path | str) -> Table:
             problems.append(Problem(f"has {len(values)} cells for {len(header)} columns", str(file), number))
             continue
         cells = dict(zip(header, values, strict=True))
-        rows.append(
-            Row(cells.get("row_id") or row_hash(file.stem, values), cells.get("group") or file.stem, number, cells)
-        )
+        name, group = cells.get("row_id") or row_hash(file.stem, values), cells.get("group") or file.stem
+        rows.append(Row(name, group, number, cells, beside))
     if problems:
         raise SpecError(problems)
     return Table(str(file), header, tuple(rows))

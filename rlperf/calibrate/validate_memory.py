@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.tables import Row, Table
-from rlperf.calibrate.trainer_rows import NO_COLUMN, TrainingRow, digest, training_rows
+from rlperf.calibrate.trainer_rows import TrainingRow, digest, training_rows
 from rlperf.calibrate.trainers import batches_of, stack
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
 from rlperf.cost.batching import Microbatches
@@ -36,7 +36,7 @@ def predict_rows(path: Path, table: Table) -> Outcome:
         reason = "engine start-up breakdown: a matter of the engine, see kind inference"
         return Outcome((), tuple(Refusal(row.row_id, reason) for row in table))
     table.need("framework", "architecture", "gpu", "n_gpus", "measured_peak_memory_gb")
-    rows, refused = training_rows(table, path)
+    rows, refused = training_rows(table)
     peaks = [row for row in rows if row.peak_bytes]
     predictions = tuple(_peak(row, float(value)) for row, value in zip(peaks, predict_peaks(peaks), strict=True))
     without = [Refusal(row.row_id, "no peak memory in the row") for row in rows if not row.peak_bytes]
@@ -58,7 +58,7 @@ def predict_peaks(rows: list[TrainingRow], trainer: TrainerCalibration | None = 
 
 
 def _peak(row: TrainingRow, predicted: float) -> PredictedFigure:
-    widen = 1.5 ** min(sum(not entry.endswith(NO_COLUMN) for entry in row.assumed), 3)
+    widen = 1.5 ** min(row.blanks, 3)
     return PredictedFigure(
         row_id=row.row_id,
         group=row.group,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.tables import Table
-from rlperf.calibrate.trainer_rows import NO_COLUMN, TrainingRow, training_rows
+from rlperf.calibrate.trainer_rows import TrainingRow, training_rows
 from rlperf.calibrate.trainers import predict_seconds
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
 from rlperf.cost.layers import stack_of
@@ -22,7 +22,7 @@ BLANK_WIDENS = 1.25
 def predict_rows(path: Path, table: Table) -> Outcome:
     """Predict the seconds of one optimizer update of every row; step time and tokens/s of a row are one measurement."""
     table.need(*NEEDED)
-    rows, refused = training_rows(table, path)
+    rows, refused = training_rows(table)
     timed = [row for row in rows if row.update_s]
     seconds = predict_seconds(timed)
     predictions = [_prediction(row, float(value)) for row, value in zip(timed, seconds, strict=True)]
@@ -32,8 +32,7 @@ def predict_rows(path: Path, table: Table) -> Outcome:
 
 def spread_of_row(row: TrainingRow) -> Spread:
     """Interval of a row: the backend's, wider for every filled-in degree and for a device that was not measured."""
-    blank = [entry for entry in row.assumed if not entry.endswith(NO_COLUMN)]
-    steps = len(blank) + 2 * (row.hardware.calibration.extrapolated or not _measured(row))
+    steps = row.blanks + 2 * (row.hardware.calibration.extrapolated or not _measured(row))
     return Spread(low=row.trainer.low, high=row.trainer.high).widened(BLANK_WIDENS ** min(steps, 4))
 
 

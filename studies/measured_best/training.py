@@ -54,7 +54,7 @@ def outcomes(path: Path) -> list[Outcome]:
     """Every set of at least two layouts in ``training.csv``."""
     table = read_table(path)
     new = {row.row_id for row in table if is_new("training", row)}
-    rows = [row for row in training_rows(table, path)[0] if row.update_s]
+    rows = [row for row in training_rows(table)[0] if row.update_s]
     seconds = predict_seconds(rows)
     return [_outcome([rows[i] for i in members], seconds[members], new) for members in sets_of(rows)]
 

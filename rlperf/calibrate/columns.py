@@ -1,0 +1,203 @@
+"""Columns of tables of measurements, declared once: name, kind, and what stands in where a cell was not published.
+
+A table's reader is a frozen class whose fields say, in the order in which they are found, where each comes from::
+
+    @dataclass(frozen=True)
+    class Timing(Reading):
+        devices: int = column(count, 1, name="n_gpus")
+        zero_stage: int = column(whole, lambda row: Guess(3 if row.devices > 1 else 0, "the framework's"))
+        replica: int = derived(lambda row: min(row.devices, 8))
+
+    timing = read(Timing, row)
+
+A blank cell gives the default: a value (silent), a `Guess` (named in ``assumed``), or a function of what was found so
+far that returns either. A column without a default is needed; `SpecError` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Generic, TypeVar, cast, overload
+
+from rlperf.calibrate.tables import Row
+from rlperf.errors import Problem, SpecError, did_you_mean
+
+T = TypeVar("T")
+Read = TypeVar("Read", bound="Reading")
+
+BLANK = frozenset({"", "n/a", "na", "nan", "-", "?"})
+"""How tables write that a value is not published."""
+
+
+@dataclass(frozen=True)
+class Guess(Generic[T]):
+    """A value that stands in for one that was not published, and why that one."""
+
+    value: T
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """A `Guess` as it was made: for which column, and whether the table has that column at all."""
+
+    column: str
+    value: object
+    why: str
+    in_table: bool
+
+    def __str__(self) -> str:
+        shown = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
+        why = [self.why, "" if self.in_table else "no such column"]
+        return f"{self.column}={shown}" + (f" ({', '.join(filter(None, why))})" if any(why) else "")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A row as read: what it is, and the guesses behind it."""
+
+    row: Row
+    guesses: tuple[Assumed, ...]
+
+    @property
+    def row_id(self) -> str:
+        """Name of the row."""
+        return self.row.row_id
+
+    @property
+    def group(self) -> str:
+        """Group of the row."""
+        return self.row.group
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What was filled in, as text."""
+        return tuple(map(str, self.guesses))
+
+    @property
+    def blanks(self) -> int:
+        """Cells that the table has and the row leaves blank, and that were filled in."""
+        return sum(guess.in_table for guess in self.guesses)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a field comes from: a cell of a column, or what was found before it."""
+
+    name: str
+    parse: Callable[[str], object] | None
+    default: object
+
+
+@overload
+def column(parse: Callable[[str], T], *, name: str = "") -> T: ...
+@overload
+def column(parse: Callable[[str], T], default: None, *, name: str = "") -> T | None: ...
+@overload
+def column(
+    parse: Callable[[str], T], default: T | Guess[T] | Callable[[Any], T | Guess[T]], *, name: str = ""
+) -> T: ...
+def column(parse: Callable[[str], T], default: object = MISSING, *, name: str = "") -> object:
+    """A field read from the column of its own name (or of ``name``); see the module for ``default``."""
+    return field(metadata={"source": _Source(name, parse, default)})
+
+
+def derived(find: Callable[[Any], T | Guess[T]], *, name: str = "") -> T:
+    """A field worked out from the ones before it; a `Guess` is noted under ``name``, by default the field's."""
+    return cast("T", field(metadata={"source": _Source(name, None, find)}))
+
+
+def read(kind: type[Read], row: Row, **given: object) -> Read:
+    """The row as an instance of ``kind``; ``given`` are fields that are no column.
+
+    Raises
+    ------
+    SpecError : a cell that is not of its column's kind, a needed one that is blank, or what a function raises
+    """
+    found = object.__new__(kind)
+    guesses: list[Assumed] = []
+    object.__setattr__(found, "row", row)
+    for entry in fields(kind):
+        source = entry.metadata.get("source")
+        if isinstance(source, _Source):
+            name = source.name or entry.name
+            value = _value(source, name, found)
+            if isinstance(value, Guess):
+                guesses.append(Assumed(name, value.value, value.why, source.parse is None or name in row.cells))
+                value = value.value
+            object.__setattr__(found, entry.name, value)
+        elif entry.name not in ("row", "guesses"):
+            object.__setattr__(found, entry.name, given[entry.name])
+    object.__setattr__(found, "guesses", tuple(guesses))
+    return found
+
+
+def _value(source: _Source, name: str, found: Reading) -> object:
+    text = stated(found.row, name) if source.parse is not None else ""
+    if text and source.parse is not None:
+        try:
+            return source.parse(text)
+        except ValueError as error:
+            raise SpecError(Problem(f"{name} {text!r} is {error}", line=found.row.line)) from None
+    if source.default is MISSING:
+        raise SpecError(Problem(f"{name} is not published", line=found.row.line))
+    return source.default(found) if callable(source.default) else source.default
+
+
+def stated(row: Row, name: str) -> str:
+    """The cell, or nothing where it is blank in any of the ways that tables write it."""
+    text = row.text(name)
+    return "" if text.lower() in BLANK else text
+
+
+# -- kinds of cells: they raise a ValueError that says what the text is not -------------------------------------------
+
+
+def text(cell: str) -> str:
+    """The text as it stands."""
+    return cell
+
+
+def number(cell: str) -> float:
+    """A number."""
+    try:
+        return float(cell)
+    except ValueError:
+        raise ValueError("not a number") from None
+
+
+def whole(cell: str) -> int:
+    """A whole number, not negative (flags too)."""
+    value = number(cell)
+    if value < 0 or value != int(value):
+        raise ValueError("not a whole number")
+    return int(value)
+
+
+def count(cell: str) -> int:
+    """A positive whole number."""
+    value = number(cell)
+    if value < 1 or value != int(value):
+        raise ValueError("not a positive whole number")
+    return int(value)
+
+
+def flag(cell: str) -> bool:
+    """0 or 1."""
+    if cell not in ("0", "1"):
+        raise ValueError("neither 0 nor 1")
+    return cell == "1"
+
+
+def one_of(names: Sequence[str]) -> Callable[[str], str]:
+    """One of some names, whatever their case."""
+
+    def parse(cell: str) -> str:
+        name = cell.lower()
+        if name not in names:
+            hint = did_you_mean(name, names)
+            raise ValueError(f"none of {', '.join(names)}" + (f": {hint}" if hint else ""))
+        return name
+
+    return parse

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlperf.cli.output import AsJson, console, print_json, progress
+
+if TYPE_CHECKING:
+    from rlperf.calibrate.logs import LogFit
 
 
 def logs(
@@ -56,6 +59,12 @@ def logs(
             }
         )
         return
+    _show(fit)
+    console().print(str(target), soft_wrap=True)
+
+
+def _show(fit: LogFit) -> None:
+    """The fit for people: overheads, errors before and after, what is not identified."""
     from rich.table import Table
 
     screen = console()
@@ -75,4 +84,3 @@ def logs(
             screen.print(f"{each.name} is not identified: {each.reason}", soft_wrap=True)
     for note in fit.notes:
         screen.print(note, markup=False)
-    screen.print(str(target), soft_wrap=True)

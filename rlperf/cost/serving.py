@@ -65,10 +65,8 @@ def closed_loop(
     without ``enable_mixed_chunk``). Mean context: isl + osl / 2.
     """
     c, n_in, n_out = as_float(concurrency), as_float(isl), as_float(osl)
-    steps = np.maximum(n_out - 1.0, 1.0)
-    context = n_in + n_out / 2.0
-    slots = np.minimum(c, max_running)
-    running = slots
+    steps, context = np.maximum(n_out - 1.0, 1.0), n_in + n_out / 2.0
+    running = slots = np.minimum(c, max_running)
     chunks = np.ceil(n_in / token_budget)
     group = np.clip(np.minimum(np.floor(token_budget / n_in), as_float(arriving)), 1.0, np.maximum(slots, 1.0))
     alone = _prompt_s(cost, n_in, token_budget, 0.0, 0.0)
@@ -81,8 +79,7 @@ def closed_loop(
             added = added - chunks * decode
         others = np.maximum(slots - 1.0, 0.0)
         tpot = decode + interference * others * np.maximum(added, 0.0) / (group * steps)
-        ttft = np.where(chunked, added + chunks * decode, added + decode / 2.0)
-        ttft = np.where(c <= 1.0, alone, ttft)
+        ttft = np.where(c <= 1.0, alone, added + (chunks * decode if chunked else decode / 2.0))
         share = steps * tpot / (steps * tpot + ttft)
         running = np.maximum(0.5 * (running + slots * share), np.minimum(slots, 1.0))
     waiting = np.maximum(c - slots, 0.0) / np.maximum(slots, 1.0) * (ttft + steps * tpot)

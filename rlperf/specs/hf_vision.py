@@ -33,67 +33,64 @@ def _merger(hidden: int, merge: int, output: int, norm: int) -> int:
     return norm + joined * joined + joined + joined * output + output
 
 
-def _qwen2_vl(vision: Fields, _text_hidden: int) -> VisionTower:
-    hidden, merge = vision.need("embed_dim"), vision.optional("spatial_merge_size", default=2)
-    ffn = int(hidden * vision.number("mlp_ratio", default=4.0))
-    layers, output = vision.need("depth"), vision.need("hidden_size")
+def _qwen(
+    vision: Fields,
+    sizes: tuple[int, int, int],
+    *,
+    gated: bool = False,
+    norm_weights: int = 2,
+    beside: int = 0,
+    window: int = 0,
+    full_attention_layers: int | None = None,
+) -> VisionTower:
+    """Towers of the Qwen family: patches of several frames, blocks, and a merger of neighbouring patches.
+
+    ``sizes`` : of a patch's state, of the feed-forward, and of what the language model takes
+    ``beside`` : parameters of everything else
+    """
+    (hidden, ffn, output), merge = sizes, vision.optional("spatial_merge_size", default=2)
     patch, temporal = vision.need("patch_size"), vision.optional("temporal_patch_size", default=2)
     patches = vision.optional("in_channels", "in_chans", default=3) * temporal * patch**2 * hidden
-    blocks = layers * block_parameters(hidden, ffn, gated=False, norm_weights=2)
+    layers = vision.need("depth")
+    blocks = layers * block_parameters(hidden, ffn, gated=gated, norm_weights=norm_weights)
     return VisionTower(
         layers=layers,
         hidden=hidden,
         heads=vision.need("num_heads"),
         ffn_hidden=ffn,
+        gated=gated,
         patch_size=patch,
         temporal_patch=temporal,
         spatial_merge=merge,
         output_hidden=output,
-        parameters=patches + blocks + _merger(hidden, merge, output, 2 * hidden),
+        window=window,
+        full_attention_layers=full_attention_layers,
+        parameters=patches + blocks + _merger(hidden, merge, output, norm_weights * hidden) + beside,
     )
 
 
+def _qwen2_vl(vision: Fields, _text_hidden: int) -> VisionTower:
+    hidden = vision.need("embed_dim")
+    return _qwen(vision, (hidden, int(hidden * vision.number("mlp_ratio", default=4.0)), vision.need("hidden_size")))
+
+
 def _qwen2_5_vl(vision: Fields, _text_hidden: int) -> VisionTower:
-    hidden, merge = vision.need("hidden_size"), vision.optional("spatial_merge_size", default=2)
-    ffn, layers, output = vision.need("intermediate_size"), vision.need("depth"), vision.need("out_hidden_size")
-    patch, temporal = vision.need("patch_size"), vision.optional("temporal_patch_size", default=2)
-    patches = vision.optional("in_channels", "in_chans", default=3) * temporal * patch**2 * hidden
-    blocks = layers * block_parameters(hidden, ffn, gated=True, norm_weights=1)
-    return VisionTower(
-        layers=layers,
-        hidden=hidden,
-        heads=vision.need("num_heads"),
-        ffn_hidden=ffn,
+    return _qwen(
+        vision,
+        (vision.need("hidden_size"), vision.need("intermediate_size"), vision.need("out_hidden_size")),
         gated=True,
-        patch_size=patch,
-        temporal_patch=temporal,
-        spatial_merge=merge,
-        output_hidden=output,
+        norm_weights=1,
         window=vision.optional("window_size", default=112),
         full_attention_layers=len(vision.items("fullatt_block_indexes")) or None,
-        parameters=patches + blocks + _merger(hidden, merge, output, hidden),
     )
 
 
 def _qwen3_vl(vision: Fields, _text_hidden: int) -> VisionTower:
-    hidden, merge = vision.need("hidden_size"), vision.optional("spatial_merge_size", default=2)
-    ffn, layers, output = vision.need("intermediate_size"), vision.need("depth"), vision.need("out_hidden_size")
-    patch, temporal = vision.need("patch_size"), vision.optional("temporal_patch_size", default=2)
-    patches = vision.optional("in_channels", default=3) * temporal * patch**2 * hidden + hidden
-    positions = vision.need("num_position_embeddings") * hidden
-    blocks = layers * block_parameters(hidden, ffn, gated=False, norm_weights=2)
+    hidden, output = vision.need("hidden_size"), vision.need("out_hidden_size")
+    merge = vision.optional("spatial_merge_size", default=2)
+    bias_and_positions = hidden + vision.need("num_position_embeddings") * hidden
     deep = len(vision.items("deepstack_visual_indexes")) * _merger(hidden, merge, output, 2 * hidden * merge * merge)
-    return VisionTower(
-        layers=layers,
-        hidden=hidden,
-        heads=vision.need("num_heads"),
-        ffn_hidden=ffn,
-        patch_size=patch,
-        temporal_patch=temporal,
-        spatial_merge=merge,
-        output_hidden=output,
-        parameters=patches + positions + blocks + _merger(hidden, merge, output, 2 * hidden) + deep,
-    )
+    return _qwen(vision, (hidden, vision.need("intermediate_size"), output), beside=bias_and_positions + deep)
 
 
 def _siglip(vision: Fields, text_hidden: int) -> VisionTower:

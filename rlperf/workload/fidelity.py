@@ -7,7 +7,7 @@ theirs is a replay of recorded lengths on real GPUs against real seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -187,48 +187,24 @@ def fidelity(
     replicates  predictive replicates per rl_step, and bootstrap resamples of the recording's prompt groups
     fitted_on   what the model was fitted on: its prompt groups are judged too, drawn with replacement (`baseline`)
     """
-    if not recording.n:
-        raise SpecError("fidelity needs a recording with at least one complete prompt group")
-    if replicates < 20:
-        raise SpecError(f"fidelity needs at least 20 replicates for a 5th and 95th percentile, not {replicates}")
-    if model.task != "mixed" and recording.multi_turn != (model.turns is not None):
-        kinds = ("a single-turn", "a multi-turn")
-        mine, theirs = kinds[model.turns is not None], kinds[recording.multi_turn]
-        raise SpecError(f"{model.task} is {mine} model, but this is {theirs} recording")
+    _comparable(model, recording, fitted_on, replicates)
     cap = recording.max_response_tokens or model.max_response_tokens
     if cap is not None and not recording.multi_turn and int(recording.response_tokens.max()) > cap:
         cap = None  # recorded under a larger maximum than the model was, which no recorded response reached
     size = int(np.median(recording.group_sizes()))
     big = _population(model, recording.steps(), size, cap, seed)
-    if fitted_on is not None and fitted_on.multi_turn != recording.multi_turn:
-        raise SpecError("the recording fitted on and the one judged on differ: one has turns and the other has none")
+    replays = _Replays(model, recording, fitted_on, rollouts, replicates, size, cap, seed)
     system, totals, baseline = [], [], []
     steps = recording.steps()
-    drawn: dict[tuple[int, int, float], list[Float]] = {}
-    resampled: dict[int, list[Float]] = {}
-    replayed: dict[int, list[Float]] = {}
-    for k, step in enumerate(steps):
-        part = recording.step(int(step))
-        key = (part.n_groups, size, model.drift.shift(int(step)))
-        if key not in drawn:
-            drawn[key] = _simulate(
-                predictive_replicates(
-                    model, replicates, part.n_groups, size, rl_step=int(step), max_response_tokens=cap, seed=seed
-                ),
-                rollouts,
-            )
-        if part.n_groups not in resampled:
-            resampled[part.n_groups] = _simulate(bootstrap(recording, part.n_groups, replicates, seed + 1), rollouts)
+    for k, step in enumerate(steps.tolist()):
+        part = recording.step(step)
         recorded = _simulate([part], rollouts)[0]
-        outcomes = _outcomes(int(step), rollouts, recorded, np.array(resampled[part.n_groups]), np.array(drawn[key]))
+        resampled = replays.resampled(part.n_groups)
+        outcomes = _outcomes(step, rollouts, recorded, resampled, replays.drawn(step, part.n_groups))
         system += outcomes[:-1]
         totals.append(outcomes[-1])
         if fitted_on is not None:
-            if part.n_groups not in replayed:
-                again = bootstrap(fitted_on, part.n_groups, replicates, seed + 2)
-                replayed[part.n_groups] = _simulate(again, rollouts)
-            of_step = np.array(resampled[part.n_groups]), np.array(replayed[part.n_groups])
-            baseline += _outcomes(int(step), rollouts, recorded, *of_step)[:-1]
+            baseline += _outcomes(step, rollouts, recorded, resampled, replays.replayed(part.n_groups))[:-1]
         if progress is not None:
             progress(k + 1, int(steps.size))
     return Fidelity(
@@ -246,6 +222,58 @@ def fidelity(
         baseline=tuple(baseline),
         baseline_group_max_ratio_error=_replayed_group_error(recording, fitted_on),
     )
+
+
+def _comparable(model: LengthModel, recording: LengthTable, fitted_on: LengthTable | None, replicates: int) -> None:
+    """Refuse what cannot be judged."""
+    if not recording.n:
+        raise SpecError("fidelity needs a recording with at least one complete prompt group")
+    if replicates < 20:
+        raise SpecError(f"fidelity needs at least 20 replicates for a 5th and 95th percentile, not {replicates}")
+    if model.task != "mixed" and recording.multi_turn != (model.turns is not None):
+        kinds = ("a single-turn", "a multi-turn")
+        mine, theirs = kinds[model.turns is not None], kinds[recording.multi_turn]
+        raise SpecError(f"{model.task} is {mine} model, but this is {theirs} recording")
+    if fitted_on is not None and fitted_on.multi_turn != recording.multi_turn:
+        raise SpecError("the recording fitted on and the one judged on differ: one has turns and the other has none")
+
+
+@dataclass(eq=False)
+class _Replays:
+    """Outcomes of rl_steps that were drawn again and simulated, each kind once for all rl_steps that are alike."""
+
+    model: LengthModel
+    recording: LengthTable
+    fitted_on: LengthTable | None
+    rollouts: Rollouts
+    replicates: int
+    size: int
+    cap: int | None
+    seed: int
+    _held: dict[tuple[str, int, float], Float] = field(default_factory=dict)
+
+    def drawn(self, step: int, groups: int) -> Float:
+        """From the model, at an rl_step."""
+        tables = predictive_replicates(
+            self.model, self.replicates, groups, self.size, rl_step=step, max_response_tokens=self.cap, seed=self.seed
+        )
+        return self._simulated(("model", groups, self.model.drift.shift(step)), lambda: tables)
+
+    def resampled(self, groups: int) -> Float:
+        """From the judged recording's own prompt groups."""
+        own = (groups, self.replicates, self.seed + 1)
+        return self._simulated(("recording", groups, 0.0), lambda: bootstrap(self.recording, *own))
+
+    def replayed(self, groups: int) -> Float:
+        """From the prompt groups that the model was fitted on."""
+        known, own = self.fitted_on, (groups, self.replicates, self.seed + 2)
+        assert known is not None
+        return self._simulated(("fitted on", groups, 0.0), lambda: bootstrap(known, *own))
+
+    def _simulated(self, key: tuple[str, int, float], tables: Callable[[], Iterable[LengthTable]]) -> Float:
+        if key not in self._held:
+            self._held[key] = np.array(_simulate(tables(), self.rollouts))
+        return self._held[key]
 
 
 def _replayed_group_error(recording: LengthTable, fitted_on: LengthTable | None) -> float | None:

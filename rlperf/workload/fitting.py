@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -11,11 +12,11 @@ from rlperf.errors import SpecError
 from rlperf.workload.dependence import Dependence, Grouped, fit_dependence, law_covariance
 from rlperf.workload.drift import fit_drift
 from rlperf.workload.laws import Law, kolmogorov_smirnov
-from rlperf.workload.lengths import LengthTable
+from rlperf.workload.lengths import Float, Int, LengthTable, Mask
 from rlperf.workload.model import LengthModel, LengthProvenance
 from rlperf.workload.multiturn import anova_icc, fit_multi_turn
 from rlperf.workload.records import Recording
-from rlperf.workload.select import MUCH_CENSORED, PROMPTS, choose_law
+from rlperf.workload.select import MUCH_CENSORED, PROMPTS, Choice, choose_law
 from rlperf.workload.stages import Filtering, RewardLaw
 
 _MOST_RESPONSES = 40_000
@@ -39,40 +40,17 @@ def fit_model(
     if not table.n:
         raise SpecError("no lengths to fit: the recording holds no complete prompt group")
     turns, turn_candidates = fit_multi_turn(table) if table.multi_turn else (None, ())
-    rows = thinned(table.trajectories() if table.multi_turn else table)
-    censored = np.zeros(rows.n, bool) if table.multi_turn else rows.truncated
-    cap = None if table.multi_turn else rows.max_response_tokens
-    if censored.all():
-        raise SpecError(
-            f"all {rows.n} responses reached the maximum of {cap} tokens: how long they are is not recorded"
-        )
-    x = np.maximum(rows.response_tokens - 0.5, 0.5)
-    if cap is not None:
-        x = np.where(censored, cap - 1.0, x)
-    group, count = rows.group_index()
-    per_prompt = x.size / count
-    effect = 1.0 + max(anova_icc(np.log(x), group), 0.0) * (per_prompt - 1.0)
-    choice = choose_law(
-        x,
-        censored,
-        families=families,
-        reference=reference_law(),
-        design_effect=effect,
-        like=None if like is None else like.laws()[1],
-    )
-    law = choice.law
-    _, first = np.unique(group, return_index=True)
-    prompts = np.asarray(rows.prompt_tokens[first] - 0.5, np.float64)
-    # Prompts pile up on few values (frames of a video, a fixed template): a component may be half a token narrow.
-    floor = float(np.clip(0.5 / np.median(np.maximum(prompts, 0.5)), 1e-3, 0.05))
-    wanted = PROMPTS if like is None else [like.laws()[0].families]
-    prompt_law = choose_law(prompts, np.zeros(count, bool), families=wanted, smallest_sigma=floor, piled=True).law
-    data = Grouped.build(x, censored, group, prompt_law.score(prompts), None if cap is None else cap - 1.0)
+    seen = _Responses.of(table)
+    choice = seen.choice(families, like)
+    law, rows, cap = choice.law, seen.rows, seen.cap
+    prompts, prompt_law = _prompts(seen, like)
+    score = prompt_law.score(prompts)
+    data = Grouped.build(seen.x, seen.censored, seen.group, score, None if cap is None else cap - 1.0)
     same = None if like is None else like.dependence.effects
-    dependence = fit_dependence(law, data, same) if rows.n > count else Dependence(0.0, 0.0, 1.0, 1.0)
+    dependence = fit_dependence(law, data, same) if rows.n > seen.count else Dependence(0.0, 0.0, 1.0, 1.0)
     per_step = [table.step(int(s)).n_groups for s in table.steps()]
     sizes = table.group_sizes()
-    note = _note(float(censored.mean()), recording, table, rows)
+    note = _note(float(seen.censored.mean()), recording, table, rows)
     return LengthModel(
         task=task or table.task or "unnamed",
         provenance=LengthProvenance(
@@ -99,8 +77,59 @@ def fit_model(
         filtering=Filtering.fit(recording.filters) if recording.filters else None,
         reward=RewardLaw.fit(recording.rewards) if len(recording.rewards) > 1 else None,
         candidates=turn_candidates or choice.candidates,
-        alternatives=choice.alternatives if float(censored.mean()) > 0 else (),
+        alternatives=choice.alternatives if seen.censored.any() else (),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Responses:
+    """Responses (of several turns: whole trajectories) as a law is fitted to them.
+
+    ``x`` : lengths, half a token back, and the cap where ``censored`` [tokens]; ``group`` of ``count`` prompts
+    """
+
+    rows: LengthTable
+    x: Float
+    censored: Mask
+    cap: int | None
+    group: Int
+    count: int
+
+    @classmethod
+    def of(cls, table: LengthTable) -> _Responses:
+        """The responses of a recording."""
+        rows = thinned(table.trajectories() if table.multi_turn else table)
+        censored = np.zeros(rows.n, bool) if table.multi_turn else rows.truncated
+        cap = None if table.multi_turn else rows.max_response_tokens
+        if censored.all():
+            raise SpecError(
+                f"all {rows.n} responses reached the maximum of {cap} tokens: how long they are is not recorded"
+            )
+        x = np.maximum(rows.response_tokens - 0.5, 0.5)
+        return cls(rows, x if cap is None else np.where(censored, cap - 1.0, x), censored, cap, *rows.group_index())
+
+    def choice(self, families: Sequence[tuple[str, ...]] | None, like: LengthModel | None) -> Choice:
+        """The law that suits, responses of one prompt counted for less than independent ones."""
+        per_prompt = self.x.size / self.count
+        return choose_law(
+            self.x,
+            self.censored,
+            families=families,
+            reference=reference_law(),
+            design_effect=1.0 + max(anova_icc(np.log(self.x), self.group), 0.0) * (per_prompt - 1.0),
+            like=None if like is None else like.laws()[1],
+        )
+
+
+def _prompts(seen: _Responses, like: LengthModel | None) -> tuple[Float, Law]:
+    """Lengths of the prompts, half a token back [tokens], and their law."""
+    _, first = np.unique(seen.group, return_index=True)
+    prompts = np.asarray(seen.rows.prompt_tokens[first] - 0.5, np.float64)
+    # Prompts pile up on few values (frames of a video, a fixed template): a component may be half a token narrow.
+    floor = float(np.clip(0.5 / np.median(np.maximum(prompts, 0.5)), 1e-3, 0.05))
+    wanted = PROMPTS if like is None else [like.laws()[0].families]
+    whole = np.zeros(seen.count, bool)
+    return prompts, choose_law(prompts, whole, families=wanted, smallest_sigma=floor, piled=True).law
 
 
 def _rows(matrix: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[tuple[float, ...], ...]:

@@ -115,7 +115,10 @@ class ListScheduler:
         self.fits = bool(np.all(whole <= room))
 
     def run(self, keys: FloatArray, patience: float, sequence: list[int], limit_s: float = _LAST) -> Scheduled | None:
-        """One pass; None where it can no longer end before ``limit_s`` or one micro-batch alone breaks the memory."""
+        """One pass; None where it can no longer end before ``limit_s`` or one micro-batch alone breaks the memory.
+
+        Long because it is the inner loop of the search: a call per operation would double its time.
+        """
         if self.room is not None and not self.fits:
             return None
         stages, count, home, duration = self.stages, self.count, self.home, self.duration

@@ -24,6 +24,9 @@ _ROUNDS: tuple[tuple[int, float, float], ...] = ((9, 0.75, 8e-3), (2, 0.25, 4e-3
 
 EVERYTHING = Freedom()
 
+_Choice = tuple[PipelineTimeline, tuple[int, ...], str]
+"""Timeline, layers of every stage, and what found it."""
+
 
 @dataclass(frozen=True)
 class PipelinePlan:
@@ -102,7 +105,7 @@ def optimize(
     budget = Budget(passes or _default_passes(problem, time_limit_s), began + time_limit_s, progress)
     starts = _starts(problem, evaluator, freedom)
     best = _anneal(evaluator, freedom, budget, starts, random.Random(seed))
-    choices = [(s.timeline, s.partition, s.name) for s in standards if s.timeline is not None and s.runs]
+    choices: list[_Choice] = [(s.timeline, s.partition, s.name) for s in standards if s.timeline is not None and s.runs]
     if freedom != EVERYTHING:
         choices = []
     if best is not None:
@@ -110,12 +113,8 @@ def optimize(
     proven = None
     if freedom == EVERYTHING and _is_small(problem):
         limit = min((timeline.makespan_s for timeline, _, _ in choices), default=float("inf"))
-        found = best_plan(problem, limit, max_nodes=exact_nodes)
-        if found.orders is not None:
-            part = Candidate(found.cuts, found.placement, Policy(), ()).partition(problem.profile.layers)
-            exact = simulate(problem.costs(found.cuts), found.placement, found.orders)
-            choices.append((exact, part, "exact"))
-        proven = found.makespan_s if found.proven else None
+        exact, proven = _exact(problem, limit, exact_nodes)
+        choices += exact
     if not choices:
         raise _infeasible(problem, standards, len(starts))
     timeline, partition, source = min(choices, key=lambda choice: choice[0].makespan_s)
@@ -132,6 +131,16 @@ def optimize(
         passes=min(budget.used, budget.passes),
         seconds=time.monotonic() - began,
     )
+
+
+def _exact(problem: PipelineProblem, limit_s: float, max_nodes: int) -> tuple[list[_Choice], float | None]:
+    """The exact search's choice, if it is below the limit, and the shortest makespan if that is proven [s]."""
+    found = best_plan(problem, limit_s, max_nodes=max_nodes)
+    proven = found.makespan_s if found.proven else None
+    if found.orders is None:
+        return [], proven
+    part = Candidate(found.cuts, found.placement, Policy(), ()).partition(problem.profile.layers)
+    return [(simulate(problem.costs(found.cuts), found.placement, found.orders), part, "exact")], proven
 
 
 def _is_small(problem: PipelineProblem) -> bool:

@@ -248,78 +248,97 @@ def _own_devices(job: Job, pool: PoolSpec) -> str:
     return " and ".join(names)
 
 
+class _Where:
+    """Makes problems at a place of the job's document, where there is one."""
+
+    def __init__(self, document: Document | None, *place: str | int) -> None:
+        self.document, self.place = document, place
+
+    def __call__(self, message: str, suggestion: str, *below: str | int) -> Problem:
+        if self.document is None:
+            return Problem(message, suggestion=suggestion)
+        return self.document.problem((*self.place, *below), message, suggestion)
+
+
 def _contradictions(job: Job, cluster: Cluster | None, document: Document | None) -> list[Problem]:
     """What the job asks that cannot be answered, whatever the plan."""
-
-    def problem(message: str, suggestion: str, *where: str | int) -> Problem:
-        return document.problem(where, message, suggestion) if document else Problem(message, suggestion=suggestion)
-
     found = []
     priced = job.price is not None or (cluster is not None and cluster.price is not None)
     if not priced and (OBJECTIVES[job.objective.minimize].needs_price or job.limits.usd_per_step is not None):
-        found.append(
-            problem("USD without a price", "add price: '2.50 USD/h' (per device) to the job or cluster", "objective")
-        )
+        hint = "add price: '2.50 USD/h' (per device) to the job or cluster"
+        found.append(_Where(document)("USD without a price", hint, "objective"))
     for index, task in enumerate(job.tasks):
-        if len(task.max_response_tokens) > 1 and job.limits.truncated_fraction is None:
-            found.append(
-                problem(
-                    f"task {task.name} leaves max_response_tokens open, which changes what is learnt",
-                    "state limits.truncated_fraction, the most responses that may be cut",
-                    "tasks", index, "max_response_tokens",
-                )
-            )  # fmt: skip
-        if max(task.over_provision) > 1 and job.limits.staleness < 1:
-            found.append(
-                problem(
-                    f"task {task.name} opens partial rollouts, which train on tokens of earlier policy versions",
-                    "state limits.staleness of at least 1",
-                    "tasks", index, "over_provision",
-                )
-            )  # fmt: skip
-        opened = [n for n in ("prompts_per_step", "group_size") if len(getattr(task, n)) > 1]
-        if opened and not OBJECTIVES[job.objective.minimize].per_token:
-            found.append(
-                problem(
-                    f"task {task.name} leaves {' and '.join(opened)} open: the smallest batch has the shortest rl_step",
-                    "minimize token_time (device-seconds per trained token), or pin them",
-                    "tasks", index, opened[0],
-                )
-            )  # fmt: skip
+        found += _task_contradictions(job, task, _Where(document, "tasks", index))
     for index, pool in enumerate(job.pools):
-        for name in ("kv_dtype", "rollout_dtype", "compute_dtype"):
-            stated = getattr(pool.settings, name) or ()
-            for word in (stated,) if isinstance(stated, str) else stated:
-                if word not in DTYPES:
-                    hint = did_you_mean(word, DTYPES) or f"one of {', '.join(DTYPES)}"
-                    found.append(problem(f"there is no dtype named {word!r}", hint, "pools", index, "settings", name))
-        backend = pool.settings.backend
-        if pool.role != "rollout" and backend is not None and backend not in job.trainer_backends:
-            found.append(
-                problem(
-                    f"the {pool.role} pool's backend {backend!r} is none of the job's trainer_backends",
-                    f"one of {', '.join(job.trainer_backends)}",
-                    "pools", index, "settings", "backend",
-                )
-            )  # fmt: skip
-        if own := _own_devices(job, pool):
-            found.append(
-                problem(
-                    f"the {pool.role} pool states {own} of its own, but it is planned on the trainer's devices",
-                    "leave the pool out, or take its devices off the cluster (nodes)",
-                    "pools", index,
-                )
-            )  # fmt: skip
-    if cluster is not None:
-        for index, pool in enumerate(job.pools):
-            if pool.cluster is None and pool.devices and min(pool.devices) > cluster.devices:
-                found.append(
-                    problem(
-                        f"pool {pool.role} asks for {min(pool.devices)} devices, the cluster has {cluster.devices}",
-                        "lower devices or raise nodes",
-                        "pools", index, "devices",
-                    )
-                )  # fmt: skip
+        found += _pool_contradictions(job, pool, cluster, _Where(document, "pools", index))
+    return found
+
+
+def _task_contradictions(job: Job, task: Task, problem: _Where) -> list[Problem]:
+    """What a task leaves open though the answer would then be no choice at all."""
+    found = []
+    if len(task.max_response_tokens) > 1 and job.limits.truncated_fraction is None:
+        found.append(
+            problem(
+                f"task {task.name} leaves max_response_tokens open, which changes what is learnt",
+                "state limits.truncated_fraction, the most responses that may be cut",
+                "max_response_tokens",
+            )
+        )
+    if max(task.over_provision) > 1 and job.limits.staleness < 1:
+        found.append(
+            problem(
+                f"task {task.name} opens partial rollouts, which train on tokens of earlier policy versions",
+                "state limits.staleness of at least 1",
+                "over_provision",
+            )
+        )
+    opened = [n for n in ("prompts_per_step", "group_size") if len(getattr(task, n)) > 1]
+    if opened and not OBJECTIVES[job.objective.minimize].per_token:
+        found.append(
+            problem(
+                f"task {task.name} leaves {' and '.join(opened)} open: the smallest batch has the shortest rl_step",
+                "minimize token_time (device-seconds per trained token), or pin them",
+                opened[0],
+            )
+        )
+    return found
+
+
+def _pool_contradictions(job: Job, pool: PoolSpec, cluster: Cluster | None, problem: _Where) -> list[Problem]:
+    """What a pool states that nobody has, or that others contradict."""
+    found = []
+    for name in ("kv_dtype", "rollout_dtype", "compute_dtype"):
+        stated = getattr(pool.settings, name) or ()
+        for word in (stated,) if isinstance(stated, str) else stated:
+            if word not in DTYPES:
+                hint = did_you_mean(word, DTYPES) or f"one of {', '.join(DTYPES)}"
+                found.append(problem(f"there is no dtype named {word!r}", hint, "settings", name))
+    backend = pool.settings.backend
+    if pool.role != "rollout" and backend is not None and backend not in job.trainer_backends:
+        found.append(
+            problem(
+                f"the {pool.role} pool's backend {backend!r} is none of the job's trainer_backends",
+                f"one of {', '.join(job.trainer_backends)}",
+                "settings",
+                "backend",
+            )
+        )
+    if own := _own_devices(job, pool):
+        found.append(
+            problem(
+                f"the {pool.role} pool states {own} of its own, but it is planned on the trainer's devices",
+                "leave the pool out, or take its devices off the cluster (nodes)",
+            )
+        )
+    if cluster is not None and pool.cluster is None and pool.devices and min(pool.devices) > cluster.devices:
+        found.append(
+            problem(
+                f"pool {pool.role} asks for {min(pool.devices)} devices, the cluster has {cluster.devices}",
+                "lower devices or raise nodes",
+                "devices",
+            )
+        )
     return found
 
 

@@ -49,6 +49,13 @@ class EventEngine:
         self.cache = BlockCache(trajectories, limits)
         self.finite = self.cache.total != np.inf
         self.batch = DecodingBatch(DecodeClock(spec.tokens_per_step if spec else 1.0), limits.block_tokens, width)
+        self.look_ahead = options.async_scheduling
+        self.tools = [0.0] * options.tool_concurrency if options.tool_concurrency else None
+        self._nothing_served(trajectories, queued)
+
+    def _nothing_served(self, trajectories: Trajectories, queued: bool) -> None:
+        """The state before the first event."""
+        n = self.n
         self.prompt: list[int] = trajectories.prompt_tokens.tolist()
         self.response: list[int] = trajectories.response_tokens.tolist()
         self.tool_s: list[float] = trajectories.tool_latency_s.tolist()
@@ -74,14 +81,12 @@ class EventEngine:
         self.adjust = 0
         """Held blocks beyond those that requests count for themselves: shared prefixes are held once."""
         self.partial_blocks = 0
-        self.look_ahead = options.async_scheduling
         self.seen_s = -np.inf
         """Begin of the last engine_step: with look-ahead, later arrivals are not known to the next one."""
         self.leaving = 0
         """With look-ahead, places of requests that completed in the last engine_step: not free for the next one."""
         self.blocked = False
         """Whether the queue's first was evicted just now and lacks the blocks to return."""
-        self.tools = [0.0] * options.tool_concurrency if options.tool_concurrency else None
         self.now = 0.0
         self.open_turns = trajectories.n_turns - n
         """Turns that follow another one and have not arrived yet."""

@@ -107,6 +107,8 @@ def prefill_phase(
     """Engine_steps until every prompt is complete; responses that end meanwhile are written to ``finish``.
 
     ``behind`` : requests that queue for a place all the while.
+
+    Long because it is one loop whose twelve running numbers would be arguments and results of any part of it.
     """
     n = len(trajectories)
     prompt, response = trajectories.prompt_tokens, trajectories.response_tokens

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from rlperf.cost.layers.layer import Layer, Matrix
 from rlperf.cost.replica import Operator, Replica, memory_operator
 from rlperf.cost.roofline import gemm_s
 from rlperf.cost.trainer_device import Keeping, Kept, TrainerDevice
-from rlperf.layout import FloatArray
+from rlperf.layout import BoolArray, FloatArray, IntArray
 
 
 class Dense(Layer):
@@ -22,6 +24,9 @@ class Dense(Layer):
         """Biases."""
         up = self.matrices()[0].outputs
         return (up + self.arch.hidden) * self.arch.ffn_bias
+
+    def divides(self, heads: IntArray, tensor: IntArray) -> BoolArray:
+        return np.asarray(self.arch.ffn_hidden % tensor == 0)
 
     def token_operators(self, replica: Replica, count: float, whole: FloatArray, local: FloatArray) -> list[Operator]:
         return [activation_operator(replica, count, local, self.arch.ffn_hidden, self.arch.ffn_gated)]

@@ -15,6 +15,7 @@ class Latent(Softmax):
     """Keys and values are rebuilt from one latent a token, which alone is cached, with a rotary key."""
 
     unmeasured = "latent attention has no kernel table"
+    copied_cache = True
     extra_kernels = 7
     """Counted by hand: two more down projections with their norms, absorption into query and output, merging split
     contexts."""

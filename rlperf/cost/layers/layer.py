@@ -16,7 +16,7 @@ import numpy as np
 from rlperf.cost.replica import Operator, Replica
 from rlperf.cost.roofline import Array, as_float
 from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice
-from rlperf.layout import FloatArray
+from rlperf.layout import BoolArray, FloatArray, IntArray
 from rlperf.specs.architecture import Architecture
 
 Cut = Literal["outputs", "inputs", "copied"]
@@ -149,6 +149,9 @@ class Layer:
     ends_in_product: ClassVar[bool] = False
     """Whether its last operator is a product with tensor traffic, which a recompute that stops early leaves out."""
 
+    copied_cache: ClassVar[bool] = False
+    """Whether tensor parallelism copies the cache, so that engines had better split requests over the devices."""
+
     # -- what it is made of -------------------------------------------------------------------------------------
 
     def matrices(self) -> tuple[Matrix, ...]:
@@ -162,6 +165,10 @@ class Layer:
     def copied_parameters(self) -> int:
         """Those of `other_parameters` that tensor parallelism copies."""
         return 0
+
+    def divides(self, heads: IntArray, tensor: IntArray) -> BoolArray | bool:
+        """Whether its heads can be cut over ``heads`` devices and its widths over ``tensor``, with nothing left."""
+        return True
 
     @property
     def routing(self) -> Routing | None:

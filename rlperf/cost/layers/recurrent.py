@@ -9,7 +9,7 @@ import numpy as np
 from rlperf.cost.layers.layer import Layer, Matrix
 from rlperf.cost.replica import Operator, Replica, memory_operator
 from rlperf.cost.roofline import gemm_fit, sheet_flop_per_s, small_op_s
-from rlperf.layout import FloatArray
+from rlperf.layout import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ class Recurrent(Layer):
     def value_width(self) -> int:
         """Width of the output before its projection."""
         raise NotImplementedError
+
+    def divides(self, heads: IntArray, tensor: IntArray) -> BoolArray:
+        return np.asarray(self.state.heads % heads == 0)
 
     def matrices(self) -> tuple[Matrix, ...]:
         h = self.arch.hidden

@@ -9,7 +9,7 @@ from rlperf.cost.layers.layer import ContextValues, Layer
 from rlperf.cost.replica import Operator, Replica, memory_operator
 from rlperf.cost.roofline import sheet_flop_per_s, stream_s
 from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice
-from rlperf.layout import FloatArray
+from rlperf.layout import BoolArray, FloatArray, IntArray
 
 
 class Softmax(Layer):
@@ -52,6 +52,12 @@ class Softmax(Layer):
     @property
     def pair_flop(self) -> float:
         return 2.0 * (self.query_width + self.value_width)
+
+    def divides(self, heads: IntArray, tensor: IntArray) -> BoolArray:
+        """Query heads are cut; keys and values too, or copied evenly where there are fewer heads than devices."""
+        keys = self.arch.kv_heads
+        evenly = self.copied_cache | (keys % heads == 0) | (heads % keys == 0)
+        return np.asarray((self.arch.heads % heads == 0) & evenly)
 
     def token_operators(self, replica: Replica, count: float, whole: FloatArray, local: FloatArray) -> list[Operator]:
         rotated = local * (replica.heads + replica.kv_heads) * self.arch.head_dim * 4.0

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from rlperf.cost.layers.layer import ContextValues, Layer, Matrix, Routing, fuse
-from rlperf.layout import FloatArray
+from rlperf.layout import BoolArray, FloatArray, IntArray
 
 Weights = Literal["projection", "dense"]
 
@@ -54,6 +54,18 @@ class Stack:
     def products(self) -> tuple[tuple[Matrix, Weights, int], ...]:
         """The same as an engine runs them, see `fuse`."""
         return self._matrices(lambda layer: fuse(layer.matrices()))
+
+    def divides(self, heads: IntArray, tensor: IntArray) -> BoolArray:
+        """Whether every layer can be cut like this, see `Layer.divides`."""
+        whole = np.ones(np.broadcast_shapes(np.shape(heads), np.shape(tensor)), dtype=bool)
+        for half in self.halves:
+            whole = whole & half.layer.divides(heads, tensor)
+        return whole
+
+    @cached_property
+    def copied_cache(self) -> bool:
+        """Whether tensor parallelism copies the cache of some layer."""
+        return any(half.layer.copied_cache for half in self.halves)
 
     def _matrices(self, of: Callable[[Layer], Sequence[Matrix]]) -> tuple[tuple[Matrix, Weights, int], ...]:
         found: Counter[tuple[Matrix, Weights]] = Counter()

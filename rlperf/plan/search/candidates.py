@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlperf.cost.layers import stack_of
 from rlperf.cost.parameters import parameters
 from rlperf.cost.reject import Reject
 from rlperf.layout import OFFLOAD, RECOMPUTE, BoolArray, IntArray, Layout
@@ -95,7 +96,7 @@ def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
     )
     tp, pp = columns["tensor_parallel"], columns["pipeline_parallel"]
     kind, stated = columns.pop("attention"), columns["attention_data_parallel"]
-    adp = np.where((kind == 1) & (arch.latent is not None), tp, stated)
+    adp = np.where((kind == 1) & stack_of(arch).copied_cache, tp, stated)
     adp = np.where((kind == 2) & (tp > shape.domain), tp // shape.domain, adp)
     ep = np.where(columns.pop("expert_whole") == 1, tp, columns["expert_parallel"])
     replica = tp * pp
@@ -299,12 +300,9 @@ def uneven_ends(layers: int, pipeline: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def heads_divide(arch: Architecture, degree: IntArray, tensor_parallel: IntArray) -> BoolArray:
-    """True where query heads divide by ``degree``, KV heads divide or replicate evenly, and widths divide by TP."""
-    safe = np.maximum(degree, 1)
-    queries = arch.heads % safe == 0
-    keys = (arch.kv_heads % safe == 0) | (safe % arch.kv_heads == 0)
-    widths = (arch.ffn_hidden % np.maximum(tensor_parallel, 1) == 0) | (arch.ffn_hidden == 0)
-    return np.asarray(queries & (keys | (arch.latent is not None)) & widths & (degree >= 1))
+    """True where the heads of every layer divide by ``degree`` (or replicate evenly), and widths by TP."""
+    fits = stack_of(arch).divides(np.maximum(degree, 1), np.maximum(tensor_parallel, 1))
+    return np.asarray(fits & (degree >= 1))
 
 
 def _expert_flags(arch: Architecture, ep: IntArray, etp: IntArray, stage: IntArray) -> IntArray:

@@ -19,9 +19,9 @@ from rlperf.cost.attention import (
     visible_pairs,
 )
 from rlperf.cost.dtypes import cache_bytes, dtype_of
+from rlperf.cost.layers.vision import vision_prefill_s
 from rlperf.cost.moe import grouped_gemm_s, grouped_with, moe_fit, touched_experts
 from rlperf.cost.roofline import gemm_fit, gemm_s, sheet_flop_per_s, small_op_s, stream_s
-from rlperf.cost.vision import vision_prefill_s
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_architecture
 

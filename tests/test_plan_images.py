@@ -9,7 +9,7 @@ import pytest
 from rlperf.api import predict_job
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.inference import engine_step_cost
-from rlperf.cost.vision import Images, encode_s_per_token, vision_prefill_s
+from rlperf.cost.layers.vision import Images, encode_s_per_token, vision_prefill_s
 from rlperf.frameworks.export import export_run
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of

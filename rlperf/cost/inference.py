@@ -8,10 +8,10 @@ import numpy as np
 
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.layers import stack_of
+from rlperf.cost.layers.vision import Images, encode_s_per_token
 from rlperf.cost.operators import decode_operators, head_operators, prefill_operators, token_operators
 from rlperf.cost.replica import Operator, Replica, total
 from rlperf.cost.roofline import Array, as_float
-from rlperf.cost.vision import Images, encode_s_per_token
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import EngineCalibration

@@ -7,10 +7,10 @@ import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
+from rlperf.cost.layers.vision import tower_seconds
 from rlperf.cost.memory_parameters import stage_layers, stage_parameters
 from rlperf.cost.trainer_device import work_of
 from rlperf.cost.training import TrainingCost, paced_s
-from rlperf.cost.training_layers import tower_seconds
 from rlperf.cost.training_microbatch import microbatch_seconds
 from rlperf.cost.training_parallel import shard_traffic, stage_hop_s
 from rlperf.layout import FloatArray, Layout

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
+from rlperf.cost.layers.vision import tower_bytes
 from rlperf.cost.memory_activations import LayerActivations, layer_activations
 from rlperf.cost.memory_parameters import (
     OFFLOADS_ACTIVATIONS,
@@ -126,7 +127,7 @@ def trainer_memory(
     single, space = layout.pipeline_parallel == 1, trainer.workspace
     plain = 0.0 if forward_only or lora_rank else 1.0
     at_backward = first * (stage.layers * one.dense + stage.routed_first * one.routed) + one.working
-    tower = _tower_bytes(arch, layout, patches, forward_only)
+    tower = np.zeros(()) if forward_only else tower_bytes(arch, layout, patches)
     at_backward = at_backward + tower
     at_loss = last * (stage.layers * one.dense + stage.routed_last * one.routed) + 4.0 * arch.hidden * tokens
     at_loss = at_loss + np.where(single, tower, 0.0)
@@ -285,17 +286,6 @@ def _activations(
         parked_dense=np.where(parked, keep_dense, 0.0),
         parked_routed=np.where(parked, keep_routed, 0.0),
     )
-
-
-def _tower_bytes(arch: Architecture, layout: Layout, patches: npt.ArrayLike, forward_only: bool) -> FloatArray:
-    """Kept activations of the vision tower: 8 h + 8 q-k-v-o + MLP per patch and layer, or its inputs alone."""
-    if arch.vision is None or forward_only:
-        return np.zeros(())
-    vision = arch.vision
-    each = 16.0 * vision.hidden + (6.0 if vision.gated else 4.0) * vision.ffn_hidden
-    full = layout.activation_recompute == RECOMPUTE.index("full")
-    kept = np.where(full, 2.0 * vision.hidden, each / layout.tensor_parallel)
-    return np.asarray(patches, dtype=np.float64) * vision.layers * kept
 
 
 def _logit_bytes(

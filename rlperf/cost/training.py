@@ -14,11 +14,12 @@ import numpy.typing as npt
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.layers import stack_of
+from rlperf.cost.layers.vision import tower_seconds
 from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.memory_parameters import OFFLOADS_ACTIVATIONS, StageParameters, stage_layers, stage_parameters
 from rlperf.cost.roofline import stream_s
 from rlperf.cost.trainer_device import Work, work_of
-from rlperf.cost.training_layers import LayerSeconds, head_seconds, layer_seconds, tower_seconds
+from rlperf.cost.training_layers import LayerSeconds, head_seconds, layer_seconds
 from rlperf.cost.training_microbatch import MicrobatchSeconds, microbatch_seconds
 from rlperf.cost.training_parallel import data_traffic, optimizer_s, shard_traffic, stage_hop_s, trained_share
 from rlperf.layout import RECOMPUTE, FloatArray, Layout

@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from rlperf.cost.layers import stack_of
 from rlperf.cost.roofline import gemm_s, small_op_s, stream_s
 from rlperf.cost.trainer_device import TrainerDevice, Work
-from rlperf.cost.vision import vision_prefill_s
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
@@ -93,23 +91,6 @@ def head_seconds(
         np.zeros(()),
         again=forward / rate + stream_s(hw, logits * (timing.chunked_bytes - timing.cross_entropy_bytes)),
     )
-
-
-def tower_seconds(
-    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout,
-    images: npt.ArrayLike, patches: npt.ArrayLike, *, frozen: bool,
-) -> tuple[FloatArray, FloatArray]:  # fmt: skip
-    """(forward, backward) of the vision tower over a microbatch's images; backward twice the forward (extrapolated)."""
-    if arch.vision is None:
-        return np.zeros(()), np.zeros(())
-    rate = trainer.generation(hw.device).sustained
-    number, each = np.asarray(images, dtype=np.float64), np.asarray(patches, dtype=np.float64)
-    some = (number > 0) & (each > 0)
-    seconds = vision_prefill_s(
-        hw, arch.vision, np.where(some, number, 1.0), np.where(some, each, 1.0), layout.tensor_parallel
-    )
-    forward = np.where(some, seconds / rate, 0.0)
-    return forward, (0.0 if frozen else 2.0) * forward
 
 
 def _passes_s(arch: Architecture, device: TrainerDevice) -> FloatArray:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.layers.vision import tower_seconds
 from rlperf.cost.training import layer_table
-from rlperf.cost.training_layers import tower_seconds
 from rlperf.layout import RECOMPUTE, Layout
 from rlperf.plan.answer.plan import SettingsValues
 from rlperf.plan.judge.configuration import Configuration, layout_of

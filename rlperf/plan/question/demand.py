@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.cost.vision import Images
+from rlperf.cost.layers.vision import Images
 from rlperf.errors import Problem, SpecError
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.specs.job import ImageTokens, Task

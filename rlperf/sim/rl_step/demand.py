@@ -8,7 +8,7 @@ from hashlib import blake2s
 
 import numpy as np
 
-from rlperf.cost.vision import Images
+from rlperf.cost.layers.vision import Images
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
 from rlperf.workload import LengthTable

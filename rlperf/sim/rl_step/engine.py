@@ -9,8 +9,8 @@ import numpy as np
 from rlperf.cost.engine_memory import engine_memory, kv_bytes_per_request
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.layers.vision import Images
 from rlperf.cost.replica import Replica as EngineReplica
-from rlperf.cost.vision import Images
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.overheads import engine_in_framework
 from rlperf.sim.rl_step.site import Site

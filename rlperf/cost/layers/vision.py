@@ -1,4 +1,7 @@
-"""Prefill of a vision tower in front of a language model, and the images of a task that pass through it."""
+"""Vision tower in front of a language model: its layers in an engine and a trainer, and the images that pass it.
+
+No half of a language layer, so it has no line in the table of kinds; what it is made of is stated here alone.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.cost.attention import prefill_attention_s
+from rlperf.cost.layers.dense import activation_bytes, mlp
+from rlperf.cost.layers.layer import Matrix
 from rlperf.cost.roofline import Array, as_float, gemm_s, small_op_s
-from rlperf.layout import FloatArray
-from rlperf.specs.architecture import VisionTower
+from rlperf.layout import RECOMPUTE, FloatArray, Layout
+from rlperf.specs.architecture import Architecture, VisionTower
 from rlperf.specs.hardware import Hardware
+from rlperf.specs.trainer_calibration import TrainerCalibration
 
 
 @dataclass(frozen=True)
@@ -50,10 +56,8 @@ def vision_prefill_s(
     """
     n_images, each = as_float(images), as_float(patches)
     rows, h, split = n_images * each, float(vision.hidden), as_float(tensor_parallel)
-    width = vision.ffn_hidden / split
     head_dim = h / vision.heads
-    products = gemm_s(hw, rows, 3.0 * h / split, h) + gemm_s(hw, rows, h, h / split)
-    products = products + gemm_s(hw, rows, (2.0 if vision.gated else 1.0) * width, h) + gemm_s(hw, rows, h, width)
+    products = sum((gemm_s(hw, rows, *matrix.on(split)) for matrix in tower_matrices(vision)), np.zeros(()))
     small = 4.0 * small_op_s(hw, rows * h * 6.0)
     heads = np.maximum(vision.heads / split, 1.0)
     whole = prefill_attention_s(hw, n_images, each, each, heads, heads, head_dim, causal=False)
@@ -66,11 +70,50 @@ def vision_prefill_s(
             hw, n_images * np.ceil(each / block), block, block, heads, heads, head_dim, causal=False
         )
         attention = attention + (vision.layers - full) * blocks
-    merged = float(vision.spatial_merge) ** 2
-    merger = gemm_s(hw, rows / merged, merged * h, merged * h) + gemm_s(
-        hw, rows / merged, vision.output_hidden, merged * h
-    )
+    merged = rows / float(vision.spatial_merge) ** 2
+    merger = sum((gemm_s(hw, merged, *matrix.on(1.0)) for matrix in merger_matrices(vision)), np.zeros(()))
     return np.asarray(vision.layers * (products + small) + attention + merger)
+
+
+def tower_matrices(vision: VisionTower) -> tuple[Matrix, ...]:
+    """Matrices of one of its layers."""
+    h = vision.hidden
+    attention = Matrix("qkv", h, 3 * h, parts=3), Matrix("output", h, h, "inputs")
+    return (*attention, *mlp("ffn", h, vision.ffn_hidden, vision.gated))
+
+
+def merger_matrices(vision: VisionTower) -> tuple[Matrix, ...]:
+    """Matrices that turn merged patches into tokens of the language model, on every device."""
+    merged = vision.hidden * vision.spatial_merge**2
+    return Matrix("merger", merged, merged, "copied"), Matrix("merger", merged, vision.output_hidden, "copied")
+
+
+def tower_bytes(arch: Architecture, layout: Layout, patches: Array) -> FloatArray:
+    """Kept activations of the tower: 8 h + 8 q-k-v-o + MLP per patch and layer, or its inputs alone [bytes]."""
+    if arch.vision is None:
+        return np.zeros(())
+    vision = arch.vision
+    each = 16.0 * vision.hidden + activation_bytes(vision.ffn_hidden, vision.gated)
+    full = layout.activation_recompute == RECOMPUTE.index("full")
+    kept = np.where(full, 2.0 * vision.hidden, each / layout.tensor_parallel)
+    return as_float(patches) * vision.layers * kept
+
+
+def tower_seconds(
+    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout,
+    images: Array, patches: Array, *, frozen: bool,
+) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    """(forward, backward) of the vision tower over a microbatch's images; backward twice the forward (extrapolated)."""
+    if arch.vision is None:
+        return np.zeros(()), np.zeros(())
+    rate = trainer.generation(hw.device).sustained
+    number, each = as_float(images), as_float(patches)
+    some = (number > 0) & (each > 0)
+    seconds = vision_prefill_s(
+        hw, arch.vision, np.where(some, number, 1.0), np.where(some, each, 1.0), layout.tensor_parallel
+    )
+    forward = np.where(some, seconds / rate, 0.0)
+    return forward, (0.0 if frozen else 2.0) * forward
 
 
 ENCODED_TOKENS = 8192.0

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
+
+from rlperf.specs.pool import ATTRIBUTES, Offload, Recompute
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE: tuple[str, ...] = get_args(Recompute)
 """Names of the activation_recompute codes 0, 1, 2."""
-OFFLOAD = ("none", "optimizer", "activations", "both")
+OFFLOAD: tuple[str, ...] = get_args(Offload)
 """Names of the offload codes 0..3: what the trainer keeps in host memory."""
+WORDS = {"activation_recompute": RECOMPUTE, "offload": OFFLOAD}
+"""Attributes of a layout that are words, and the codes that stand for them in arrays."""
+
+
+def code(name: str, value: int | float | str) -> int:
+    """The number that stands for an attribute's value in the arrays of a layout.
+
+    >>> code("offload", "both"), code("sequence_parallel", True), code("tensor_parallel", 4)
+    (3, 1, 4)
+    """
+    return WORDS[name].index(str(value)) if name in WORDS else int(value)
+
+
+_DEFAULTS = {each.name: code(each.name, each.default or 0) for each in ATTRIBUTES if each.part == "layout"}
 
 
 @dataclass(frozen=True)
@@ -65,13 +81,10 @@ class Layout:
         >>> Layout.of(tensor_parallel=tensor, data_parallel=data).devices.tolist()
         [[1, 8], [2, 16], [4, 32]]
         """
-        unknown = set(degrees) - {field.name for field in fields(cls)}
+        unknown = set(degrees) - set(_DEFAULTS)
         if unknown:
             raise TypeError(f"unknown layout axis: {', '.join(sorted(unknown))}")
-        values = {
-            name: np.asarray(degrees.get(name, 0 if name in _ZERO_BY_DEFAULT else 1), dtype=np.int64)
-            for name in (field.name for field in fields(cls))
-        }
+        values = {name: np.asarray(degrees.get(name, default), dtype=np.int64) for name, default in _DEFAULTS.items()}
         np.broadcast_shapes(*(value.shape for value in values.values()))
         return cls(**values)
 
@@ -134,9 +147,6 @@ class Layout:
     def to_dict(self) -> dict[str, int]:
         """A scalar layout as plain numbers."""
         return {field.name: int(getattr(self, field.name)) for field in fields(self)}
-
-
-_ZERO_BY_DEFAULT = frozenset({"sequence_parallel", "zero_stage", "shard_size", "activation_recompute", "offload"})
 
 
 def distinct_rows(columns: Sequence[npt.NDArray[Any]]) -> tuple[IntArray, IntArray] | None:

@@ -23,17 +23,9 @@ from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import Run
 from rlperf.frameworks.shell import commands
 from rlperf.frameworks.sources import read_source
-from rlperf.plan.answer.plan import (
-    BatchSettings,
-    LayoutValues,
-    Phase,
-    Plan,
-    PoolPlan,
-    Prediction,
-    SettingsValues,
-    StageTimes,
-)
+from rlperf.plan.answer.plan import BatchSettings, Phase, Plan, PoolPlan, Prediction, StageTimes
 from rlperf.specs.job import Job
+from rlperf.specs.pool import LayoutValues, SettingsValues
 
 from .framework_samples import sample_run
 

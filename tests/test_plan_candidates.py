@@ -11,7 +11,7 @@ from rlperf.layout import Layout
 from rlperf.plan.search.candidates import Shape, divisors, heads_divide, rollout_layouts, token_budgets, trainer_layouts
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.specs.architecture import Architecture, Experts
-from rlperf.specs.job import LayoutChoice, PoolSpec
+from rlperf.specs.pool import LayoutChoice, PoolSpec
 from rlperf.specs.trainer_calibration import load_trainer
 
 DENSE = Architecture(

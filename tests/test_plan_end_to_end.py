@@ -12,7 +12,6 @@ import yaml
 import rlperf
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import InfeasibleError, SpecError
-from rlperf.plan.answer.plan import LayoutValues
 from rlperf.plan.answer.prediction import assumptions
 from rlperf.plan.answer.words import layout_words
 from rlperf.plan.judge.configuration import layout_of, layout_values
@@ -28,6 +27,7 @@ from rlperf.report.plan_files import plan_yaml, read_plan, write_plan_files
 from rlperf.report.plan_text import markdown
 from rlperf.sim.rl_step import rollout_stage
 from rlperf.specs.job import Job
+from rlperf.specs.pool import LayoutValues
 
 SMALL: dict[str, object] = {
     "name": "small",

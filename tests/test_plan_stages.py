@@ -8,10 +8,10 @@ import pytest
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.cost.batching import Microbatches
 from rlperf.layout import Layout
-from rlperf.plan.answer.plan import SettingsValues
 from rlperf.plan.judge.stages import best_ends, layer_profile, makespan_s, partitions, stated_ends, uniform
 from rlperf.specs.job import Job
 from rlperf.specs.pipeline_profile import LayerProfile
+from rlperf.specs.pool import SettingsValues
 
 TASK = {
     "name": "math", "workload": "math", "prompts_per_step": 32, "group_size": 4, "mini_batch": 32,

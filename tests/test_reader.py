@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from rlperf.errors import InfeasibleError, Problem, Rejection, SpecError, did_you_mean
 from rlperf.specs.choice import Counts, Range
-from rlperf.specs.job import Job, LayoutChoice, PoolSpec, Task
+from rlperf.specs.job import Job, Task
+from rlperf.specs.pool import LayoutChoice, PoolSpec
 from rlperf.specs.reader import parse_document, read_document, read_spec, validate
 from rlperf.specs.writer import write_atomic
 from rlperf.units import Seconds

@@ -22,7 +22,8 @@ from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.layout import OFFLOAD, RECOMPUTE
 from rlperf.plan.search.candidates import Shape, trainer_layouts
 from rlperf.specs.architecture import Architecture, Experts
-from rlperf.specs.job import Job, LayoutChoice, PoolSpec
+from rlperf.specs.job import Job
+from rlperf.specs.pool import LayoutChoice, PoolSpec
 from rlperf.specs.rl_calibration import framework_trainers
 from rlperf.specs.trainer_calibration import load_trainer, trainer_names
 from rlperf.specs.trainer_capability import DEGREES, Capability

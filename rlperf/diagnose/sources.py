@@ -13,7 +13,7 @@ from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.framework import FrameworkFacts
-from rlperf.specs.job import Job, LayoutChoice, PoolSpec
+from rlperf.specs.job import Job
 
 
 def steps_of_job(context: Context, facts: FrameworkFacts | None = None) -> tuple[PredictedSteps, tuple[str, ...]]:
@@ -68,9 +68,7 @@ def scaled_job(job: Job, cluster: Cluster, devices: int) -> Job:
 
     pools = []
     for pool in job.pools:
-        layout = LayoutChoice.model_validate(
-            pool.layout.model_dump() | {"data_parallel": scaled(pool.layout.data_parallel, "data_parallel")}
-        )
-        update = {"devices": scaled(pool.devices, f"devices of {pool.role}"), "layout": layout}
-        pools.append(PoolSpec.model_validate(pool.model_dump() | update))
+        layout = pool.layout.model_copy(update={"data_parallel": scaled(pool.layout.data_parallel, "data_parallel")})
+        wanted = scaled(pool.devices, f"devices of {pool.role}")
+        pools.append(pool.model_copy(update={"devices": wanted, "layout": layout}))
     return job.model_copy(update={"nodes": devices // per_node, "pools": tuple(pools)})

@@ -33,7 +33,8 @@ from rlperf.plan.answer.prediction import prediction_of
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
 from rlperf.specs.framework import FrameworkFacts
-from rlperf.specs.job import Job, PoolSpec
+from rlperf.specs.job import Job
+from rlperf.specs.pool import PoolSpec
 from rlperf.specs.step_log import StepLog
 from rlperf.units import human_bytes, human_seconds
 

@@ -19,8 +19,9 @@ from rlperf.frameworks.run import Run, complete_layouts, to_job
 from rlperf.plan.answer.baseline import Defaults, DefaultsOf
 from rlperf.plan.question.context import Context
 from rlperf.sim.rl_step.demand import Batch
-from rlperf.specs.job import Job, PoolSpec
+from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES, Mode
+from rlperf.specs.pool import PoolSpec
 
 PERFORMANCE = ("trainer.", "rollout.", "critic.", "reference.")
 CHOSEN = ("trainer.backend", "rollout.backend")

@@ -9,12 +9,13 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 from rlperf.errors import Problem, SpecError
-from rlperf.plan.answer.plan import BatchSettings, LayoutValues, Phase, PoolPlan, SettingsValues
+from rlperf.plan.answer.plan import BatchSettings, Phase, PoolPlan
 from rlperf.plan.question.context import with_trainers
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import architecture_group
-from rlperf.specs.job import Algorithm, Job, LayoutChoice, PoolSettings, PoolSpec, Role, Task
+from rlperf.specs.job import Algorithm, Job, Task
 from rlperf.specs.modes import MODES, Mode, ModeTraits
+from rlperf.specs.pool import LayoutChoice, LayoutValues, PoolSettings, PoolSpec, Role, SettingsValues
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.trainer_capability import DEGREES
 

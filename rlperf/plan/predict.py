@@ -12,7 +12,8 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.screen import FORGIVEN, screen
 from rlperf.specs.framework import FrameworkFacts
-from rlperf.specs.job import Job, Role
+from rlperf.specs.job import Job
+from rlperf.specs.pool import Attribute, Role, of_role
 
 
 def predict_job(context: Context, *, facts: FrameworkFacts | None = None) -> Prediction:
@@ -58,17 +59,10 @@ def evaluate_job(context: Context, facts: FrameworkFacts | None = None) -> tuple
     return evaluation, (*refused, *filled_in(job, screened.configurations[0]))
 
 
-_ONLY_LISTED = ("rollout_dtype", "kv_dtype", "prefix_caching")
-"""Settings that are open where the job lists several; where it says nothing they have a default."""
-_CHOSEN: dict[Role, tuple[str, ...]] = {
-    "rollout": ("max_running", "memory_fraction", *_ONLY_LISTED),
-    "trainer": ("token_budget", "parked"),
-}
-"""Settings that the planner chooses, by role."""
-
-
-def _is_open(stated: object, only_listed: bool) -> bool:
-    return len(stated) > 1 if isinstance(stated, tuple) else stated is None and not only_listed
+def _is_open(stated: object, attribute: Attribute) -> bool:
+    if isinstance(stated, tuple):
+        return len(stated) > 1
+    return stated is None and attribute.decided == "searched"
 
 
 def filled_in(job: Job, configuration: Configuration) -> tuple[str, ...]:
@@ -77,10 +71,9 @@ def filled_in(job: Job, configuration: Configuration) -> tuple[str, ...]:
     roles: tuple[Role, ...] = ("rollout", "trainer")
     for role in roles:
         pool, spec = configuration.pool(role), job.pool(role)
-        values = pool.layout.model_dump()
         opened = {
             name: value
-            for name, value in values.items()
+            for name, value in pool.layout
             if len(getattr(spec.layout, name) or ()) != 1
             and value not in (0, 1, False, "none")
             and name != "data_parallel"
@@ -88,9 +81,11 @@ def filled_in(job: Job, configuration: Configuration) -> tuple[str, ...]:
         if spec.devices is None:
             opened = {"devices": pool.devices, **opened}
         opened |= {
-            name: value
-            for name, value in pool.settings.model_dump(include=set(_CHOSEN[role])).items()
-            if value is not None and _is_open(getattr(spec.settings, name), name in _ONLY_LISTED)
+            each.name: getattr(pool.settings, each.name)
+            for each in of_role(role, "settings")
+            if each.name != "backend"
+            and getattr(pool.settings, each.name) is not None
+            and _is_open(getattr(spec.settings, each.name), each)
         }
         if role == "trainer" and spec.settings.backend is None and len(job.trainer_backends) > 1:
             opened["backend"] = pool.settings.backend

@@ -8,29 +8,20 @@ from typing import TYPE_CHECKING
 from rlperf.plan.answer.plan import DefaultsComparison, Phase, Plan, PoolPlan, Prediction, RunTotals
 from rlperf.plan.answer.words import layout_words
 from rlperf.specs.objectives import OBJECTIVES
+from rlperf.specs.pool import ATTRIBUTES
 from rlperf.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-USUAL: dict[str, object] = {
-    "kv_dtype": "bf16",
-    "rollout_dtype": "bf16",
-    "compute_dtype": "bf16",
-    "prefix_caching": True,
-    "chunked_prefill": True,
-    "cuda_graphs": True,
-    "packing": True,
-    "chunked_loss": False,
-    "freeze_vision": False,
-}
+USUAL = {each.name: each.default for each in ATTRIBUTES if each.part == "settings"} | {"cuda_graphs": True}
 """Settings that are named only where they differ from this."""
 
 
 def settings_words(pool: PoolPlan) -> str:
     """Settings of a pool in one line; what is usual is left out."""
-    given = pool.settings.model_dump(exclude_none=True)
+    given = pool.settings.stated()
     backend = given.pop("backend")
     if given.get("scoring_token_budget") == given.get("token_budget"):
         given.pop("scoring_token_budget", None)

@@ -5,143 +5,21 @@ A scalar is *pinned*, a list or range is *open*, absence leaves the value to the
 
 from __future__ import annotations
 
-from itertools import product
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-from rlperf.specs.choice import Counts, Flags, Fractions, Naturals, Ratios, Words
+from rlperf.specs.choice import Counts, Naturals, Ratios
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.objectives import Minimize
+from rlperf.specs.pool import PoolSpec, Role
 from rlperf.units import Bytes, Seconds, Usd, UsdPerHour
 
-Role = Literal["rollout", "trainer", "reference", "reward", "critic"]
 Algorithm = Literal["grpo", "dapo", "ppo"]
-
-RECOMPUTE_MODES = ("none", "selective", "full")
-OFFLOAD_MODES = ("none", "optimizer", "activations", "both")
-ENGINE_ONLY = ("max_running", "memory_fraction", "kv_dtype", "prefix_caching", "chunked_prefill", "engine_token_budget",
-               "cuda_graphs")  # fmt: skip
-TRAINER_ONLY = (
-    "token_budget",
-    "scoring_token_budget",
-    "scoring_microbatch",
-    "compute_dtype",
-    "packing",
-    "lora_rank",
-    "parked",
-    "chunked_loss",
-    "freeze_vision",
-    "first_stage_layers",
-    "last_stage_layers",
-)
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class LayoutChoice(_Frozen):
-    """Parallel degrees of a pool; every field of `rlperf.Layout`, pinned, open or absent."""
-
-    tensor_parallel: Counts | None = None
-    pipeline_parallel: Counts | None = None
-    data_parallel: Counts | None = None
-    context_parallel: Counts | None = None
-    ulysses: Counts | None = None
-    expert_parallel: Counts | None = None
-    expert_tensor_parallel: Counts | None = None
-    virtual_pipeline: Counts | None = None
-    sequence_parallel: Flags | None = None
-    zero_stage: Naturals | None = Field(
-        None, description="0 replicas, 1 optimizer sharded, 2 gradients, 3 weights (FSDP)"
-    )
-    shard_size: Naturals | None = Field(None, description="HSDP shard group; 0 = all of data_parallel")
-    activation_recompute: Words | None = Field(None, description="none, selective, full")
-    offload: Words | None = Field(None, description="none, optimizer, activations, both")
-    microbatch: Counts | None = Field(None, description="sequences per forward where no token_budget is used")
-    attention_data_parallel: Counts | None = None
-
-    @model_validator(mode="after")
-    def _known_words(self) -> LayoutChoice:
-        for name, words, known in (
-            ("activation_recompute", self.activation_recompute, RECOMPUTE_MODES),
-            ("offload", self.offload, OFFLOAD_MODES),
-        ):
-            for word in words or ():
-                if word not in known:
-                    raise ValueError(f"{name} {word!r} is not one of {', '.join(known)}")
-        if self.zero_stage and max(self.zero_stage) > 3:
-            raise ValueError("zero_stage is 0, 1, 2 or 3")
-        return self
-
-
-class PoolSettings(_Frozen):
-    """Settings beside the layout. Engine settings belong to rollout pools, trainer settings to the others."""
-
-    backend: str | None = Field(None, description="engine (vllm, sglang, trtllm) or trainer backend")
-    max_running: Counts | None = Field(None, description="requests that one replica runs at once")
-    memory_fraction: Fractions | None = Field(None, description="share of device memory that the engine may take")
-    kv_dtype: Words | None = Field(None, description="precision of the cache; a list opens it to the planner")
-    rollout_dtype: Words | None = Field(None, description="precision of the engine's weights; a list opens it")
-    prefix_caching: Flags | None = None
-    chunked_prefill: bool | None = None
-    engine_token_budget: PositiveInt | None = Field(None, description="tokens per engine_step")
-    cuda_graphs: bool | None = None
-    token_budget: Counts | None = Field(None, description="tokens per packed microbatch and replica in training")
-    scoring_token_budget: PositiveInt | None = None
-    scoring_microbatch: PositiveInt | None = Field(None, description="sequences per scoring forward without packing")
-    compute_dtype: str | None = None
-    packing: bool | None = Field(None, description="sequences packed without padding")
-    lora_rank: PositiveInt | None = None
-    parked: bool | None = Field(None, description="trainer states wait in host memory while a colocated engine runs")
-    first_stage_layers: PositiveInt | None = Field(None, description="layers of the first pipeline stage, where uneven")
-    last_stage_layers: PositiveInt | None = Field(None, description="layers of the last pipeline stage, where uneven")
-    freeze_vision: bool | None = Field(None, description="the vision tower is not trained")
-    chunked_loss: bool | None = Field(None, description="logits are made and reduced chunk by chunk (fused kernels)")
-
-    @property
-    def cache_dtype(self) -> str:
-        """Precision of the cache; of several, the first."""
-        return (self.kv_dtype or ("bf16",))[0]
-
-    @property
-    def weight_dtype(self) -> str:
-        """Precision of the engine's weights; of several, the first."""
-        return (self.rollout_dtype or ("bf16",))[0]
-
-    @property
-    def caches_prefixes(self) -> bool:
-        """Whether equal prompts are prefilled once; of both, the first."""
-        return (self.prefix_caching or (True,))[0]
-
-    def alternatives(self) -> tuple[PoolSettings, ...]:
-        """One of these per combination of the precisions and the prefix caching that are open."""
-        names = ("rollout_dtype", "kv_dtype", "prefix_caching")
-        choices: list[list[Any]] = [[(value,) for value in getattr(self, name) or ()] or [None] for name in names]
-        opened = product(*choices)
-        return tuple(self.model_copy(update=dict(zip(names, values, strict=True))) for values in opened)
-
-
-class PoolSpec(_Frozen):
-    """A role, its devices and their layout."""
-
-    role: Role
-    devices: Counts | None = None
-    cluster: str | None = Field(None, description="a cluster of its own for this pool (rollout only, own devices)")
-    nodes: PositiveInt | None = Field(None, description="nodes of that cluster")
-    layout: LayoutChoice = LayoutChoice()
-    settings: PoolSettings = PoolSettings()
-
-    @model_validator(mode="after")
-    def _settings_fit_the_role(self) -> PoolSpec:
-        if self.cluster is not None and self.role != "rollout":
-            raise ValueError("only the rollout pool can stand on a cluster of its own")
-        wrong = TRAINER_ONLY if self.role == "rollout" else ENGINE_ONLY
-        given = [name for name in wrong if getattr(self.settings, name) is not None]
-        if given:
-            raise ValueError(f"{', '.join(given)} cannot be set on a {self.role} pool")
-        return self
 
 
 class ImageTokens(_Frozen):

@@ -15,7 +15,8 @@ from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns
 from rlperf.plan.search.trainer_columns import TrainerColumns, trainer_columns
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.job import Job, Role
+from rlperf.specs.job import Job
+from rlperf.specs.pool import Role
 
 Value = TypeVar("Value")
 KEPT = 24

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from rlperf.errors import InfeasibleError, RlperfError, SpecError
-from rlperf.plan.answer.plan import LayoutValues, Prediction, SettingsValues
+from rlperf.plan.answer.plan import Prediction
 from rlperf.plan.answer.prediction import prediction_of
 from rlperf.plan.judge.configuration import configuration_of
 from rlperf.plan.judge.evaluate import Judge
@@ -21,6 +21,7 @@ from rlperf.plan.search.splits import usage_of
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
+from rlperf.specs.pool import LayoutValues, SettingsValues
 from rlperf.specs.reader import Document, problems_of
 from rlperf.sweep.caches import Columns, DemandCache
 from rlperf.sweep.columns import STAGES

@@ -21,8 +21,8 @@ from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.stage_seconds import stage_seconds
 from rlperf.specs.framework import FrameworkFacts
-from rlperf.specs.job import Role
 from rlperf.specs.modes import MODES, Mode
+from rlperf.specs.pool import Role
 from rlperf.sweep.caches import Columns
 from rlperf.sweep.space import Group, column_field
 

@@ -13,22 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlperf.specs.job import Role
+from rlperf.specs.pool import Role, of_role
 from rlperf.sweep.spec import Checked
 
-COLUMN_FIELDS: dict[Role, tuple[str, ...]] = {
-    "rollout": (
-        "tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel", "attention_data_parallel",
-        "max_running", "memory_fraction",
-    ),
-    "trainer": (
-        "tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "ulysses", "expert_parallel",
-        "expert_tensor_parallel", "virtual_pipeline", "zero_stage", "shard_size", "activation_recompute", "offload",
-        "microbatch", "token_budget",
-    ),
-}  # fmt: skip
+ROLES: tuple[Role, ...] = ("rollout", "trainer")
+PLACES = {role: {each.name: each.part for each in of_role(role) if each.axis} for role in ROLES}
+COLUMN_FIELDS = {role: tuple(places) for role, places in PLACES.items()}
 """Fields that the planner's columns enumerate, by role."""
-SETTINGS = ("max_running", "memory_fraction", "token_budget")
 CHEAP = ("price", "objective", "limits.step", "limits.usd_per_step", "modes", "name")
 """Fields that change no column: their axes run fastest, so that columns are found again."""
 SPARSE = 8
@@ -76,8 +67,7 @@ def column_field(path: str) -> tuple[Role, str] | None:
     if len(parts) != 4 or parts[0] != "pools" or parts[1] not in COLUMN_FIELDS:
         return None
     role: Role = "rollout" if parts[1] == "rollout" else "trainer"
-    place = "settings" if parts[3] in SETTINGS else "layout"
-    return (role, parts[3]) if parts[3] in COLUMN_FIELDS[role] and parts[2] == place else None
+    return (role, parts[3]) if PLACES[role].get(parts[3]) == parts[2] else None
 
 
 def groups_of(checked: Checked) -> Iterator[Group]:

@@ -18,7 +18,7 @@ from rlperf.cost.training import training_update
 from rlperf.layout import FloatArray, Layout
 from rlperf.plan.judge.uncertainty import OWN_SHARE, Z, log_sigma
 from rlperf.plan.search.candidates import Shape, divisors, powers_of_two, trainer_layouts
-from rlperf.specs.job import LayoutChoice, PoolSpec
+from rlperf.specs.pool import LayoutChoice, PoolSpec
 from rlperf.specs.trainer_calibration import load_trainer
 
 HEADROOM = 0.05

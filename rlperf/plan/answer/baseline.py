@@ -20,8 +20,8 @@ from rlperf.plan.question.context import Context
 from rlperf.plan.search.screen import FORGIVEN, screen
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.uncertainty import Comparison, compare_draws, unshared_error
-from rlperf.specs.job import PoolSpec
 from rlperf.specs.modes import Mode
+from rlperf.specs.pool import PoolSpec
 from rlperf.units import human_bytes
 
 

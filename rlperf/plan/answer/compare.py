@@ -15,7 +15,7 @@ from rlperf.plan.question.context import Context
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.uncertainty import Comparison, compare_draws, unshared_error
 from rlperf.specs.framework import FrameworkFacts
-from rlperf.specs.job import Job, PoolSpec
+from rlperf.specs.job import Job
 from rlperf.workload import LengthTable
 
 STAGES = ("rollout_s", "scoring_s", "training_s", "weight_sync_s")
@@ -141,16 +141,7 @@ def job_of_plan(plan: Plan, phase: Phase | None = None) -> Job:
     pinned = {name: (value,) for name, value in chosen.settings.model_dump().items() if name != "max_prompt_tokens"}
     asked = {pool.role: plan.job.pool(pool.role) for pool in chosen.pools}
     pools = tuple(
-        PoolSpec.model_validate(
-            {
-                "role": pool.role,
-                "devices": pool.devices,
-                "cluster": asked[pool.role].cluster,
-                "nodes": asked[pool.role].nodes,
-                "layout": pool.layout.model_dump(),
-                "settings": pool.settings.model_dump(exclude_none=True),
-            }
-        )
+        pool.pinned().model_copy(update={"cluster": asked[pool.role].cluster, "nodes": asked[pool.role].nodes})
         for pool in chosen.pools
     )
     changes: dict[str, object] = {

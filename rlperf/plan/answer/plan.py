@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlperf.plan.answer import notebook
-from rlperf.specs.job import Job, Role
+from rlperf.specs.job import Job
 from rlperf.specs.modes import Mode
+from rlperf.specs.pool import LayoutValues, PoolSpec, Role, SettingsValues
 
 if TYPE_CHECKING:
     import polars as pl
@@ -187,56 +188,6 @@ class PredictReport(_Frozen):
         )
 
 
-class LayoutValues(_Frozen):
-    """Parallel degrees of one pool (`rlperf.Layout` as plain numbers and words)."""
-
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    data_parallel: int = 1
-    context_parallel: int = 1
-    ulysses: int = 1
-    expert_parallel: int = 1
-    expert_tensor_parallel: int = 1
-    virtual_pipeline: int = 1
-    sequence_parallel: bool = False
-    zero_stage: int = 0
-    shard_size: int = 0
-    activation_recompute: Literal["none", "selective", "full"] = "none"
-    offload: Literal["none", "optimizer", "activations", "both"] = "none"
-    microbatch: int = 1
-    attention_data_parallel: int = 1
-
-    @property
-    def devices(self) -> int:
-        """Devices of the layout."""
-        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.ulysses * self.data_parallel
-
-
-class SettingsValues(_Frozen):
-    """Settings of one pool; engine fields on the rollout pool, trainer fields on the others."""
-
-    backend: str
-    max_running: int | None = None
-    memory_fraction: float | None = None
-    kv_dtype: str | None = None
-    rollout_dtype: str | None = None
-    prefix_caching: bool | None = None
-    chunked_prefill: bool | None = None
-    engine_token_budget: int | None = None
-    cuda_graphs: bool | None = None
-    token_budget: int | None = None
-    scoring_token_budget: int | None = None
-    scoring_microbatch: int | None = None
-    compute_dtype: str | None = None
-    packing: bool | None = None
-    lora_rank: int | None = None
-    parked: bool | None = None
-    chunked_loss: bool | None = None
-    freeze_vision: bool | None = None
-    first_stage_layers: int | None = None
-    last_stage_layers: int | None = None
-
-
 class PoolPlan(_Frozen):
     """A role with its devices, layout and settings. Colocated pools share the same devices."""
 
@@ -245,6 +196,12 @@ class PoolPlan(_Frozen):
     device: str
     layout: LayoutValues
     settings: SettingsValues
+
+    def pinned(self) -> PoolSpec:
+        """The pool as a job states it that leaves nothing open."""
+        return PoolSpec(
+            role=self.role, devices=(self.devices,), layout=self.layout.pinned(), settings=self.settings.pinned()
+        )
 
 
 class BatchSettings(_Frozen):

@@ -15,8 +15,8 @@ from rlperf.plan.search.splits import ROLES, usage_of
 from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
 from rlperf.specs.hardware import Hardware
-from rlperf.specs.job import Role
 from rlperf.specs.modes import MODES
+from rlperf.specs.pool import Role
 from rlperf.specs.trainer_calibration import TrainerCalibration
 from rlperf.units import human_bytes
 

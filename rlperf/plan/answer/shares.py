@@ -16,7 +16,7 @@ from rlperf.plan.judge.configuration import layout_of
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.sim.rollout.timeline import Segments
-from rlperf.specs.job import Role
+from rlperf.specs.pool import Role
 
 NEGLIGIBLE_S = 1e-6
 Bound = Literal["compute", "bandwidth", "latency", "network"]

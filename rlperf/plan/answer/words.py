@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlperf.plan.answer.plan import LayoutValues
+from rlperf.specs.pool import LayoutValues
 
 SHORT = {
     "tensor_parallel": "TP",

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
-from rlperf.plan.answer.plan import BatchSettings, LayoutValues, PoolPlan, SettingsValues
+from rlperf.layout import WORDS, Layout, code
+from rlperf.plan.answer.plan import BatchSettings, PoolPlan
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.candidates import uneven_ends
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.demand import Batch
-from rlperf.sim.rl_step.engine import TOKEN_BUDGET, EngineSettings
-from rlperf.sim.rl_step.trainer_stage import TrainerSettings
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.job import PoolSettings, Role
 from rlperf.specs.modes import MODES, Mode
+from rlperf.specs.pool import LayoutValues, Role, Settings
 
 
 @dataclass(frozen=True)
@@ -85,15 +84,8 @@ class Configuration:
 
 def layout_values(layout: Layout) -> LayoutValues:
     """A scalar layout as a plan states it."""
-    numbers = layout.to_dict()
-    return LayoutValues.model_validate(
-        {
-            **numbers,
-            "sequence_parallel": bool(numbers["sequence_parallel"]),
-            "activation_recompute": RECOMPUTE[numbers["activation_recompute"]],
-            "offload": OFFLOAD[numbers["offload"]],
-        }
-    )
+    numbers: dict[str, Any] = layout.to_dict()
+    return LayoutValues(**numbers | {name: words[numbers[name]] for name, words in WORDS.items()})
 
 
 def layout_of(values: LayoutValues) -> Layout:
@@ -102,35 +94,7 @@ def layout_of(values: LayoutValues) -> Layout:
     >>> layout_of(LayoutValues(tensor_parallel=4, activation_recompute="full")).activation_recompute.tolist()
     [2]
     """
-    numbers = values.model_dump()
-    numbers["activation_recompute"] = RECOMPUTE.index(values.activation_recompute)
-    numbers["offload"] = OFFLOAD.index(values.offload)
-    return Layout.of(**{name: [int(value)] for name, value in numbers.items()})
-
-
-def engine_settings(values: SettingsValues) -> EngineSettings:
-    """What the engine's cost reads of a plan's settings."""
-    return EngineSettings(
-        weight_dtype=values.rollout_dtype or "bf16",
-        cache_dtype=values.kv_dtype or "bf16",
-        prefix_caching=values.prefix_caching is not False,
-        chunked_prefill=values.chunked_prefill is not False,
-        token_budget=values.engine_token_budget or TOKEN_BUDGET,
-        cuda_graphs=values.cuda_graphs,
-    )
-
-
-def trainer_settings(values: SettingsValues) -> TrainerSettings:
-    """What the trainer's cost reads of a plan's settings."""
-    return TrainerSettings(
-        dtype=values.compute_dtype or "bf16",
-        lora_rank=values.lora_rank,
-        chunked_loss=bool(values.chunked_loss),
-        freeze_vision=bool(values.freeze_vision),
-        packing=values.packing is not False,
-        scoring_token_budget=values.scoring_token_budget,
-        scoring_microbatch=values.scoring_microbatch,
-    )
+    return Layout.of(**{name: [code(name, value)] for name, value in values})
 
 
 def configuration_of(
@@ -145,7 +109,7 @@ def configuration_of(
 ) -> Configuration:
     """The pair ``(r, t)`` of columns in full."""
     job, device = context.job, context.cluster.device
-    engine, train = job.pool("rollout").settings, job.pool("trainer").settings
+    engine, train = job.pool("rollout").settings.filled(), job.pool("trainer").settings.filled()
     backend = context.trainers[int(trainer.backend[t])].backend
     r_layout, t_layout = rollout.layout.take(r), trainer.layout.take(t)
     rollout_pool = PoolPlan(
@@ -153,29 +117,21 @@ def configuration_of(
         devices=int(r_layout.devices),
         device=context.rollout_hardware.cluster.device,
         layout=layout_values(r_layout),
-        settings=SettingsValues(
+        settings=engine.planned(
+            "rollout",
             backend=engine.backend or job.engine,
             max_running=int(rollout.max_running[r]),
             memory_fraction=float(rollout.memory_fraction[r]),
-            kv_dtype=engine.cache_dtype,
-            rollout_dtype=engine.weight_dtype,
-            prefix_caching=engine.caches_prefixes,
-            chunked_prefill=engine.chunked_prefill is not False,
-            engine_token_budget=engine.engine_token_budget or TOKEN_BUDGET,
             cuda_graphs=engine.cuda_graphs is not False,
         ),
     )
-    trainer_settings = SettingsValues(
+    trainer_settings = train.planned(
+        "trainer",
         backend=backend,
         token_budget=int(trainer.token_budget[t]),
         scoring_token_budget=train.scoring_token_budget or int(trainer.token_budget[t]),
-        scoring_microbatch=train.scoring_microbatch,
-        compute_dtype=train.compute_dtype or "bf16",
-        packing=train.packing is not False,
-        lora_rank=train.lora_rank,
         parked=bool(trainer.parked[t]) if MODES[mode].shares_devices else None,
-        chunked_loss=bool(train.chunked_loss),
-        freeze_vision=bool(train.freeze_vision) if architecture.vision else None,
+        freeze_vision=train.freeze_vision if architecture.vision else None,
         **_stage_ends(train, architecture.layers, int(t_layout.pipeline_parallel)),
     )
     roles: list[Role] = ["trainer", *(role for role in job.all_roles if role in ("reference", "critic"))]
@@ -193,7 +149,7 @@ def configuration_of(
     return Configuration(mode, staleness, batch, (rollout_pool, *trained))
 
 
-def _stage_ends(settings: PoolSettings, layers: int, pipeline: int) -> dict[str, int | None]:
+def _stage_ends(settings: Settings, layers: int, pipeline: int) -> dict[str, int | None]:
     """Layers of the first and last stage: as stated, or where the layers do not divide; nothing where they do.
 
     Where one end is stated, the other holds as many as the stages between.

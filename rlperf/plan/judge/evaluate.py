@@ -15,12 +15,11 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.training import TrainingCost
 from rlperf.layout import FloatArray, IntArray, Layout
-from rlperf.plan.answer.plan import SettingsValues
-from rlperf.plan.judge.configuration import Configuration, engine_settings, layout_of, trainer_settings
+from rlperf.plan.judge.configuration import Configuration, layout_of
 from rlperf.plan.judge.stages import StageEnds, layer_profile, staged, stated_ends
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.engine import ReplicaMemory, Tabulated, cache_granted, replica_memory, tabulate
+from rlperf.sim.rl_step.engine import ReplicaMemory, Tabulated, cache_granted, engine_limits, replica_memory, tabulate
 from rlperf.sim.rl_step.rollout_stage import Replicas, RolloutEvents, RolloutStage, simulated_rollout
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.stage_seconds import StageSeconds, stage_seconds
@@ -30,6 +29,7 @@ from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.rollout import RolloutResult
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.pool import SettingsValues
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
 
@@ -113,7 +113,7 @@ class Judge:
         pool = configuration.pool("rollout")
         leaving = 2.0 * float(memory.weight_bytes[0]) / site.rollout_hardware.device.host_bandwidth
         rollout, results = simulated_rollout(
-            self._events, demand, replicas, layout_of(pool.layout), leaving, pool.settings.rollout_dtype or "bf16"
+            self._events, demand, replicas, layout_of(pool.layout), leaving, pool.settings.filled().rollout_dtype
         )
         trainer, work, held = self._train(demand, configuration, index)
         rows = np.arange(len(demand.tables))
@@ -130,14 +130,14 @@ class Judge:
     def _replicas(self, demand: Demand, configuration: Configuration, backend: int) -> tuple[ReplicaMemory, Replicas]:
         """The engine of a configuration."""
         pool, site, arch = configuration.pool("rollout"), self.context.site, self.task.architecture
-        layout, settings = layout_of(pool.layout), engine_settings(pool.settings)
+        layout, settings = layout_of(pool.layout), pool.settings.filled()
         cost = tabulate(site, arch, settings, layout, backend, known=self._costs, images=demand.images)[0]
         fraction = np.array([pool.settings.memory_fraction or 0.0])
         running = np.array([pool.settings.max_running or 1])
         memory = replica_memory(site, arch, settings, layout, fraction, running)
         held = float(cache_granted(memory.kv_tokens, demand.batch.longest_tokens)[0])
         count = pool.layout.data_parallel
-        limits, options = settings.limits(held, int(running[0])), EngineOptions.of(self.context.engine)
+        limits, options = engine_limits(settings, held, int(running[0])), EngineOptions.of(self.context.engine)
         return memory, Replicas(cost, limits, count, pool.devices // count, options)
 
     def _backend(self, configuration: Configuration) -> int:
@@ -151,7 +151,7 @@ class Judge:
         """The trainer's stage in every replicate, an update by part, and its memory."""
         pool, site, arch = configuration.pool("trainer"), self.context.site, self.task.architecture
         stack, layout = site.trainers[index], layout_of(pool.layout)
-        settings, budget = trainer_settings(pool.settings), pool.settings.token_budget
+        settings, budget = pool.settings.filled(), pool.settings.token_budget
         training, scoring, work = simulated_training(site, stack, arch, demand, layout, settings, budget, self._lengths)
         if pool.settings.first_stage_layers and int(layout.pipeline_parallel[0]) > 1:
             training = training * self._stages(stack, layout, work.batches, pool.settings, demand).factor

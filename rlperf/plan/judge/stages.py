@@ -15,7 +15,6 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers.vision import tower_seconds
 from rlperf.cost.training import layer_table
 from rlperf.layout import RECOMPUTE, Layout
-from rlperf.plan.answer.plan import SettingsValues
 from rlperf.plan.judge.configuration import Configuration, layout_of
 from rlperf.plan.pipeline import PipelineProblem, optimize, stage_layout
 from rlperf.plan.question.context import Context
@@ -24,6 +23,7 @@ from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pipeline_profile import LayerProfile
+from rlperf.specs.pool import SettingsValues
 
 WORTH = 0.01
 """Stated stages are taken when they save at least this share of the pipeline's time."""

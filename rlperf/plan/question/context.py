@@ -18,8 +18,9 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.hardware import Hardware, load_hardware
-from rlperf.specs.job import Job, LayoutChoice, PoolSpec, Task
+from rlperf.specs.job import Job, Task
 from rlperf.specs.objectives import OBJECTIVES
+from rlperf.specs.pool import LayoutChoice, PoolSpec
 from rlperf.specs.profiles import is_path, load_architecture, load_cluster
 from rlperf.specs.reader import Document, read_document, validate
 from rlperf.specs.rl_calibration import framework_trainers, load_framework_calibration

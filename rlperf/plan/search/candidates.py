@@ -15,7 +15,7 @@ from rlperf.cost.reject import Reject
 from rlperf.layout import OFFLOAD, RECOMPUTE, BoolArray, IntArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import evaluate
-from rlperf.specs.job import LayoutChoice, PoolSpec
+from rlperf.specs.pool import LayoutChoice, PoolSpec
 from rlperf.specs.trainer_capability import DEGREES, Capability, Degree
 
 WEIGHT_SHARE = 0.6

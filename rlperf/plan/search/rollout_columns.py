@@ -13,10 +13,10 @@ from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.candidates import Shape, rollout_layouts
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.engine import EngineSettings, replica_memory, tabulate
+from rlperf.sim.rl_step.engine import replica_memory, tabulate
 from rlperf.sim.rl_step.rollout_stage import Counted, RolloutStage, counted_seconds
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.job import PoolSpec
+from rlperf.specs.pool import PoolSpec
 
 MEMORY_FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9)
 MAX_RUNNING = (64, 256, 1024)
@@ -85,7 +85,7 @@ def _columns(
     can_cost = (flags & ~int(Reject.NODE)) == 0
     keep, dead = np.flatnonzero(can_cost), layout.flat(~can_cost)
     shapes = layout.take(keep)
-    settings = EngineSettings.of(pool.settings)
+    settings = pool.settings.filled()
     costs = tabulate(context.site, architecture, settings, shapes, known=counted.costs, images=demand.images)
     fractions = np.array(pool.settings.memory_fraction or MEMORY_FRACTIONS)
     options = np.array(pool.settings.max_running or MAX_RUNNING, dtype=np.int64)
@@ -119,5 +119,5 @@ def _columns(
         asleep_bytes=padded(memory.asleep_bytes, np.inf),
         flags=np.concatenate([why, flags[~can_cost]]),
         costs=costs,
-        weight_dtype=pool.settings.weight_dtype,
+        weight_dtype=settings.rollout_dtype,
     )

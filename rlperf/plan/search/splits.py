@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.objective import Usage
-from rlperf.specs.job import Role
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.objectives import OBJECTIVES
+from rlperf.specs.pool import Role
 
 ROLES: tuple[Role, Role] = ("rollout", "trainer")
 

@@ -15,7 +15,7 @@ from rlperf.plan.search.candidates import Shape, token_budgets, trainer_layouts
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
-from rlperf.sim.rl_step.trainer_stage import TrainerSettings, TrainerStage, closed_training
+from rlperf.sim.rl_step.trainer_stage import TrainerStage, closed_training
 from rlperf.specs.architecture import Architecture
 
 
@@ -103,7 +103,7 @@ class TrainerGrid:
         batch = demand.batch
         key = batch.sequences / batch.updates
         if key not in self.memory:
-            settings = TrainerSettings.of(context.job.pool("trainer").settings)
+            settings = context.job.pool("trainer").settings.filled()
             self.memory[key] = [
                 trainer_bytes(
                     context.site, trainer, architecture, demand, self.layout.take(rows), settings,
@@ -238,7 +238,7 @@ def _timed(
         return columns
     same = np.concatenate([[True], _changes(columns, timed)])
     some, back = timed[same], np.cumsum(same) - 1
-    settings = TrainerSettings.of(context.job.pool("trainer").settings)
+    settings = context.job.pool("trainer").settings.filled()
     training, scoring, cost = closed_training(
         context.site, trainer, architecture, demand, columns.layout.take(some), settings, columns.token_budget[some]
     )

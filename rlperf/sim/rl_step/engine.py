@@ -15,55 +15,21 @@ from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.overheads import engine_in_framework
 from rlperf.sim.rl_step.site import Site
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.job import PoolSettings
+from rlperf.specs.pool import Settings
 
-TOKEN_BUDGET = 8192
-"""Tokens of an engine_step where nothing else is stated [tokens]."""
 BLOCK_TOKENS = 16
 """Tokens of a cache block [tokens]."""
 
 
-@dataclass(frozen=True)
-class EngineSettings:
-    """Settings of an engine beside its layout, cache and concurrency.
-
-    Attributes
-    ----------
-    weight_dtype, cache_dtype : precision of the weights, and of the cache
-    prefix_caching : equal prompts are prefilled once
-    chunked_prefill : prompts share engine_steps with decoding requests
-    token_budget : tokens per engine_step [tokens]
-    cuda_graphs : False takes them off the engine's memory and host time; None = the engine's default
-    """
-
-    weight_dtype: str = "bf16"
-    cache_dtype: str = "bf16"
-    prefix_caching: bool = True
-    chunked_prefill: bool = True
-    token_budget: int = TOKEN_BUDGET
-    cuda_graphs: bool | None = None
-
-    @classmethod
-    def of(cls, settings: PoolSettings) -> EngineSettings:
-        """Of a pool's settings; engines' defaults where nothing is stated."""
-        return cls(
-            weight_dtype=settings.weight_dtype,
-            cache_dtype=settings.cache_dtype,
-            prefix_caching=settings.caches_prefixes,
-            chunked_prefill=settings.chunked_prefill is not False,
-            token_budget=settings.engine_token_budget or TOKEN_BUDGET,
-            cuda_graphs=settings.cuda_graphs,
-        )
-
-    def limits(self, kv_tokens: float, max_running: int) -> EngineLimits:
-        """Limits of a replica that caches ``kv_tokens`` and runs at most ``max_running`` requests."""
-        return EngineLimits(
-            kv_tokens=kv_tokens,
-            max_running=max_running,
-            token_budget=self.token_budget,
-            chunked_prefill=self.chunked_prefill,
-            prefix_caching=self.prefix_caching,
-        )
+def engine_limits(settings: Settings, kv_tokens: float, max_running: int) -> EngineLimits:
+    """Limits of a replica that caches ``kv_tokens`` and runs at most ``max_running`` requests."""
+    return EngineLimits(
+        kv_tokens=kv_tokens,
+        max_running=max_running,
+        token_budget=settings.engine_token_budget,
+        chunked_prefill=settings.chunked_prefill,
+        prefix_caching=settings.prefix_caching,
+    )
 
 
 Tabulated = dict[tuple[object, ...], EngineStepCost]
@@ -71,7 +37,7 @@ Tabulated = dict[tuple[object, ...], EngineStepCost]
 
 
 def tabulate(
-    site: Site, architecture: Architecture, settings: EngineSettings, layout: Layout, backend: int = 0,
+    site: Site, architecture: Architecture, settings: Settings, layout: Layout, backend: int = 0,
     known: Tabulated | None = None, images: Images | None = None,
 ) -> tuple[EngineStepCost, ...]:  # fmt: skip
     """Cost table of every engine shape in a flat layout, with the host's time in the framework's software stack.
@@ -80,7 +46,7 @@ def tabulate(
     time hardly differs between the backends of one framework; the judge takes the candidate's own.
     ``known``: tables that were made before, of one architecture and its images; new ones are added.
     """
-    gemm_dtype, kv_dtype = settings.weight_dtype, settings.cache_dtype
+    gemm_dtype, kv_dtype = settings.rollout_dtype, settings.kv_dtype
     framework, tables = site.trainers[backend].framework, {} if known is None else known
     costs = []
     for row in layout.rows():
@@ -110,13 +76,13 @@ class ReplicaMemory:
 def replica_memory(
     site: Site,
     architecture: Architecture,
-    settings: EngineSettings,
+    settings: Settings,
     layout: Layout,
     fraction: FloatArray,
     running: IntArray,
 ) -> ReplicaMemory:
     """Memory of engines at a memory fraction; what a request holds whatever its length is taken off the cache first."""
-    gemm_dtype, kv_dtype = settings.weight_dtype, settings.cache_dtype
+    gemm_dtype, kv_dtype = settings.rollout_dtype, settings.kv_dtype
     found = engine_memory(
         architecture, site.rollout_hardware, site.engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype,
         memory_fraction=fraction, cuda_graphs=settings.cuda_graphs,

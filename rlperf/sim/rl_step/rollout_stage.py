@@ -17,7 +17,7 @@ import numpy as np
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray, IntArray, Layout, taken
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.engine import EngineSettings, Tabulated
+from rlperf.sim.rl_step.engine import Tabulated, engine_limits
 from rlperf.sim.rl_step.flow import Flow, interrupted_seconds, steady_running, steady_seconds
 from rlperf.sim.rollout.closed_form import StepCensus, take_census
 from rlperf.sim.rollout.options import EngineOptions
@@ -25,6 +25,7 @@ from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
 from rlperf.sim.rollout.routing import route
 from rlperf.sim.rollout.tail import GroupSource, PartialRollouts, last_of_groups
 from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.specs.pool import Settings
 
 SCREENED_RL_STEPS = 2
 """rl_steps of a demand that the closed form counts; the events simulate all of them."""
@@ -101,7 +102,7 @@ class Counted:
 
 
 def counted_seconds(
-    settings: EngineSettings, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
+    settings: Settings, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
     kv_tokens: FloatArray, running: IntArray, counted: Counted,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:  # fmt: skip
     """Closed form: makespan, steady seconds and an interruption's of every pool, means over some of the rl_steps [s].
@@ -117,7 +118,7 @@ def counted_seconds(
     flowing: dict[tuple[int, float], tuple[float, float]] = {}
     for position, engine in enumerate(e.tolist()):
         replicas = int(layout.data_parallel[position])
-        limits = settings.limits(float(kv_tokens[position]), int(running[position]))
+        limits = engine_limits(settings, float(kv_tokens[position]), int(running[position]))
         same = (engine, steady_running(limits, replicas, flow))
         if same not in flowing:
             flowing[same] = (

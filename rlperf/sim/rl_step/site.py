@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlperf.specs.calibration import EngineCalibration
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.hardware import Hardware
-from rlperf.specs.job import Role
+from rlperf.specs.pool import Role
 from rlperf.specs.rl_calibration import FrameworkCalibration
 from rlperf.specs.trainer_calibration import TrainerCalibration
 

@@ -14,8 +14,9 @@ from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.site import Site, TrainerStack
-from rlperf.sim.rl_step.trainer_stage import TrainerSettings
+from rlperf.sim.rl_step.trainer_stage import cut_by_budget
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.pool import Settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,7 @@ class TrainerBytes:
 
 def trainer_bytes(
     site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
-    settings: TrainerSettings, budget: npt.ArrayLike, parked: npt.ArrayLike,
+    settings: Settings, budget: npt.ArrayLike, parked: npt.ArrayLike,
 ) -> TrainerBytes:  # fmt: skip
     """Memory of trainer layouts with full microbatches of the longest sequences: what must fit on the worst rl_step.
 
@@ -40,14 +41,14 @@ def trainer_bytes(
     """
     longest = float(demand.batch.longest_tokens)
     tokens = np.asarray(budget, dtype=np.float64)
-    if not settings.by_budget(stack.framework):
+    if not cut_by_budget(settings, stack.framework):
         tokens = np.broadcast_to(longest * np.asarray(layout.microbatch, np.float64), np.shape(tokens))
     park = np.asarray(parked)
     most = demand.batch.sequences / demand.batch.updates / layout.data_parallel * longest
     full = Microbatches.of(tokens, tokens * longest, longest, np.maximum(np.ceil(most / tokens), 1.0))
     parts = trainer_memory(
         architecture, site.hardware, stack.calibration, layout, full,
-        dtype=settings.dtype, lora_rank=settings.lora_rank, chunked_loss=settings.chunked_loss,
+        dtype=settings.compute_dtype, lora_rank=settings.lora_rank, chunked_loss=settings.chunked_loss,
         patches=demand.images_per_token * tokens * demand.patches(architecture),
     )  # fmt: skip
     copies = site.networks

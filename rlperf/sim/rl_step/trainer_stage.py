@@ -27,52 +27,16 @@ from rlperf.sim.rl_step.overheads import (
 )
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.job import PoolSettings
+from rlperf.specs.pool import Settings
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
 
-@dataclass(frozen=True)
-class TrainerSettings:
-    """Settings of a trainer beside its layout, token budget and parking.
+def cut_by_budget(settings: Settings, framework: FrameworkCalibration) -> bool:
+    """Whether microbatches are cut by tokens; else by a number of sequences.
 
-    Attributes
-    ----------
-    dtype : of the matrix products
-    lora_rank : of adapters; None trains all weights
-    chunked_loss : logits are made and reduced chunk by chunk
-    freeze_vision : the vision tower is not trained
-    packing : sequences packed without padding; else a microbatch is padded to its longest sequence
-    scoring_token_budget : tokens per scoring microbatch and replica; None = as in training [tokens]
-    scoring_microbatch : sequences per scoring forward where microbatches are cut by count; None = as in training
+    Unpacked sequences are cut by tokens only where a framework sorts those of all ranks together.
     """
-
-    dtype: str = "bf16"
-    lora_rank: int | None = None
-    chunked_loss: bool = False
-    freeze_vision: bool = False
-    packing: bool = True
-    scoring_token_budget: int | None = None
-    scoring_microbatch: int | None = None
-
-    @classmethod
-    def of(cls, settings: PoolSettings) -> TrainerSettings:
-        """Of a pool's settings; defaults where nothing is stated."""
-        return cls(
-            dtype=settings.compute_dtype or "bf16",
-            lora_rank=settings.lora_rank,
-            chunked_loss=bool(settings.chunked_loss),
-            freeze_vision=bool(settings.freeze_vision),
-            packing=settings.packing is not False,
-            scoring_token_budget=settings.scoring_token_budget,
-            scoring_microbatch=settings.scoring_microbatch,
-        )
-
-    def by_budget(self, framework: FrameworkCalibration) -> bool:
-        """Whether microbatches are cut by tokens; else by a number of sequences.
-
-        Unpacked sequences are cut by tokens only where a framework sorts those of all ranks together.
-        """
-        return self.packing or framework.training.batching == "all"
+    return settings.packing or framework.training.batching == "all"
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +195,7 @@ class TrainerWork:
 
 
 def trainer_cuts(
-    stack: TrainerStack, demand: Demand, layout: Layout, settings: TrainerSettings, budget: npt.ArrayLike
+    stack: TrainerStack, demand: Demand, layout: Layout, settings: Settings, budget: npt.ArrayLike
 ) -> tuple[Cuts, Cuts]:
     """How an optimizer update and a scoring pass are cut into microbatches."""
     scored = np.asarray(settings.scoring_token_budget or budget)
@@ -246,18 +210,18 @@ def trainer_cuts(
 
 def trainer_work(
     site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
-    settings: TrainerSettings, batches: Microbatches, scored: Microbatches,
+    settings: Settings, batches: Microbatches, scored: Microbatches,
 ) -> TrainerWork:  # fmt: skip
     """Seconds of one update of ``batches`` and of one scoring pass over ``scored``, in the framework."""
     framework, hardware = stack.framework, site.hardware
     skew, patches = routing_skew(framework, layout), demand.patches(architecture)
     update = training_update(
-        architecture, hardware, stack.calibration, layout, batches, dtype=settings.dtype,
+        architecture, hardware, stack.calibration, layout, batches, dtype=settings.compute_dtype,
         lora_rank=settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss,
         images=demand.images_per_token * batches.tokens, patches=patches, vision_frozen=settings.freeze_vision,
     )  # fmt: skip
     one = scoring_pass(
-        architecture, hardware, stack.calibration, layout, scored, dtype=settings.dtype, skew=skew,
+        architecture, hardware, stack.calibration, layout, scored, dtype=settings.compute_dtype, skew=skew,
         images=demand.images_per_token * scored.tokens, patches=patches,
     )  # fmt: skip
     passes = stack.scoring_passes(site.roles, demand.batch.updates, site.old_policy)
@@ -274,7 +238,7 @@ def trainer_work(
 
 def closed_training(
     site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
-    settings: TrainerSettings, budget: IntArray,
+    settings: Settings, budget: IntArray,
 ) -> tuple[FloatArray, FloatArray, TrainingCost]:  # fmt: skip
     """Closed form: all updates and all scoring passes of an rl_step [s] ``[layouts]``, and an update's breakdown."""
     update, scoring = trainer_cuts(stack, demand, layout, settings, budget)
@@ -288,7 +252,7 @@ def closed_training(
 
 def simulated_training(
     site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
-    settings: TrainerSettings, budget: int | None, known: CutLengths,
+    settings: Settings, budget: int | None, known: CutLengths,
 ) -> tuple[FloatArray, FloatArray, TrainerWork]:  # fmt: skip
     """Events: the same from the real lengths of every replicate [s] ``[replicates]``, and what is behind it."""
     update, scoring = trainer_cuts(stack, demand, layout, settings, np.asarray([budget or 0]))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlperf.api import ask, judge, plan_job
 from rlperf.diagnose.predicted import PredictedSteps, explain_prediction
@@ -117,6 +120,43 @@ def test_one_staleness_rule(mode: str, least: int) -> None:
     if least:
         with pytest.raises(ValueError, match=f"mode {mode} needs limits.staleness of at least {least}"):
             job(mode, limits={"staleness": least - 1})
+
+
+READS = {
+    "rollout_steady_s": lambda mode: mode.runs_ahead,
+    "recompute_s": lambda mode: mode.runs_ahead,
+    "rollout_group_s": lambda mode: mode.waits_for_groups,
+    "transition_s": lambda mode: mode.shares_devices,
+}
+"""What a rollout column is compared by (`rlperf.plan.search.fronts`), beside its makespan: traits must say so."""
+
+
+@given(
+    st.sampled_from(list(MODES)),
+    st.sampled_from(list(READS)),
+    st.lists(st.floats(1.0, 100.0), min_size=8, max_size=8),
+    st.floats(0.0, 50.0),
+    st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1), st.integers(1, 8), st.integers(1, 3)),
+)
+def test_an_rl_step_reads_what_columns_are_compared_by(
+    mode: str, name: str, seconds: list[float], more: float, how: tuple[int, int, int, int, int]
+) -> None:
+    rollout, steady, group, recompute, transition, training, sync, swap = seconds
+    times = StageTimes(
+        rollout_s=rollout, rollout_steady_s=min(steady, rollout), rollout_group_s=min(group, rollout),
+        recompute_s=recompute, transition_s=transition, training_s=training, weight_sync_s=sync, swap_s=swap,
+    )  # fmt: skip
+    *flags, chunks, staleness = how
+    execution = Execution(mode, staleness, 1, *flags, chunks)
+    before = float(step_seconds(execution, times))
+    raised = replace(times, **{name: getattr(times, name) + more})
+    if name in ("rollout_steady_s", "rollout_group_s"):
+        raised = replace(raised, **{name: min(getattr(raised, name), rollout)})
+    after = float(step_seconds(execution, raised))
+    assert after >= before * (1 - 1e-12)
+    if not READS[name](MODES[mode]):
+        assert after == before
+    assert float(step_seconds(execution, replace(times, rollout_s=rollout + more))) >= before * (1 - 1e-12)
 
 
 @pytest.fixture

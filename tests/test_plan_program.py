@@ -129,7 +129,7 @@ def test_equals_brute_force_on_random_programs(kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("mode", "sharing"),
     [("colocated", "time"), ("disaggregated", "time"), ("one_step_off", "time"), ("async", "time"),
-     ("colocated", "devices")],
+     ("k_step_off", "time"), ("streaming", "time"), ("colocated", "devices")],
 )  # fmt: skip
 def test_equals_brute_force_on_small_jobs(mode: str, sharing: str) -> None:
     """Real columns: two tasks in two groups of rl_steps, the program's plan against every combination of columns."""
@@ -143,7 +143,8 @@ def test_equals_brute_force_on_small_jobs(mode: str, sharing: str) -> None:
             "architecture": "Qwen3-0.6B", "cluster": "dgx_h100", "nodes": 2, "tasks": tasks, "modes": [mode],
             "sharing": sharing,
             "limits": {"staleness": 1}, "horizon": {"rl_steps": 4, "group": 2, "switch": "1 s"},
-            "trainer_backends": ["fsdp2"], "framework": "nemo_rl" if mode == "disaggregated" else "verl",
+            "trainer_backends": ["fsdp2"],
+            "framework": "nemo_rl" if mode in ("disaggregated", "k_step_off") else "verl",
         }
     )  # fmt: skip
     question = ask(asked)

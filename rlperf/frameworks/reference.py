@@ -35,10 +35,11 @@ def page(framework: str) -> str:
         "| mode | " + " | ".join(table.versions) + " |",
         "|---|" + "---|" * len(table.versions),
     ]
-    modes = tuple(MODES)
     by_version = {version: framework_facts(framework, version).modes for version in table.versions}
-    for mode in modes:
+    for mode in MODES:
         lines.append(f"| {mode} | " + " | ".join(by_version[v].get(mode, "no") for v in table.versions) + " |")
+    if facts.instead:
+        lines += ["", *(f"- instead of {mode}: {nearest}" for mode, nearest in facts.instead.items())]
     lines += [
         "",
         "## Keys",

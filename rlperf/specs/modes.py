@@ -82,6 +82,11 @@ class ModeTraits:
         return self.form is Form.STREAMED
 
     @property
+    def waits_for_groups(self) -> bool:
+        """The rl_step depends on how long a group takes, not on whole rollouts alone."""
+        return self.streams or self.bound_counts != "batches"
+
+    @property
     def least_staleness(self) -> int:
         """What ``limits.staleness`` must allow."""
         return 1 if self.lag is None else self.lag

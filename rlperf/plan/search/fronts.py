@@ -20,6 +20,8 @@ def rollout_criteria(columns: RolloutColumns, alive: IntArray, mode: Mode) -> tu
     criteria = [columns.makespan_s[alive]]
     if MODES[mode].runs_ahead:
         criteria += [columns.steady_s[alive], columns.recompute_s[alive]]
+    if MODES[mode].waits_for_groups:
+        criteria.append(columns.group_s[alive])
     if MODES[mode].shares_devices:
         criteria += [columns.awake_bytes[alive], columns.asleep_bytes[alive], columns.transition_s[alive]]
     return group, np.stack(criteria, axis=1)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlperf.calibrate.columns import Reading, column, count, derived, number, read, text
 from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.trainer_rows import TrainingRow, digest, training_rows
 from rlperf.calibrate.trainers import batches_of, stack
@@ -77,23 +78,53 @@ def _peak(row: TrainingRow, predicted: float) -> PredictedFigure:
 # -- LoRA GRPO with a colocated engine: training and generation phase of one device ---------------------------------
 
 
-@dataclass(frozen=True)
-class PhaseRow:
-    """One measured phase of LoRA GRPO on one device, with what decides its memory."""
+def _phase_device(row: PhaseRow) -> str:
+    if row.printed_device not in PHASE_DEVICES:
+        raise SpecError(f"device {row.printed_device!r} is none of {', '.join(PHASE_DEVICES)}")
+    return PHASE_DEVICES[row.printed_device]
 
-    row_id: str
-    group: str
-    phase: str
-    configuration: str
-    architecture: Architecture
-    hardware: Hardware
-    trainer: TrainerCalibration
-    microbatch: int
-    sequences: int
-    seq_len: float
-    lora_rank: int
-    engine_share: float
-    peak_bytes: float
+
+def _phase_model(cell: str) -> str:
+    return cell.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class PhaseRow(Reading):
+    """One measured phase of LoRA GRPO on one device, with what decides its memory; fields in the order of reading."""
+
+    phase: str = column(text, "")
+    printed_device: str = column(text, "", name="device")
+    device: str = derived(_phase_device)
+    model: str = column(_phase_model, "")
+    architecture: Architecture = derived(lambda row: load_architecture(re.sub("-Instruct$", "", row.model)))
+    hardware: Hardware = derived(lambda row: load_hardware(row.device))
+    quantisation: str = column(text, "none", name="knob_quantization")
+    trainer: TrainerCalibration = derived(lambda row: load_trainer("peft_nf4" if row.quantisation == "nf4" else "peft"))
+    microbatch: int = column(count, 1, name="knob_micro_batch")
+    group_size: int = column(count, 1, name="knob_group_size")
+    prompts: int = column(count, 1, name="knob_n_prompts")
+    sequences: int = derived(lambda row: row.group_size * row.prompts)
+    seq_len: float = column(number, 0.0, name="knob_seq_len")
+    lora_rank: int = column(count, 1, name="knob_lora_rank")
+    engine_share: float = column(number, 0.0, name="knob_gpu_memory_utilization")
+    polled_bytes: float | None = column(number, None, name="nvml_polled_bytes")
+    printed_peak_bytes: float | None = column(number, None, name="device_peak_bytes")
+
+    @property
+    def group(self) -> str:
+        """Phase, model and device."""
+        return f"{self.phase}, {self.model}, {self.printed_device}"
+
+    @property
+    def peak_bytes(self) -> float:
+        """Measured peak of the device: as the driver was polled, else as the run printed it."""
+        return self.polled_bytes or self.printed_peak_bytes or float("nan")
+
+    @property
+    def configuration(self) -> str:
+        """Text that is equal for repeats of one configuration."""
+        knobs = "|".join(f"{key}={value}" for key, value in self.row.cells.items() if key.startswith("knob_"))
+        return f"{self.model}|{self.device}|{knobs}"
 
 
 def phase_rows(table: Table) -> tuple[list[PhaseRow], list[Refusal]]:
@@ -102,37 +133,10 @@ def phase_rows(table: Table) -> tuple[list[PhaseRow], list[Refusal]]:
     refused: list[Refusal] = []
     for row in table:
         try:
-            rows.append(_phase_row(row))
+            rows.append(read(PhaseRow, row))
         except SpecError as error:
             refused.append(Refusal(row.row_id, error.problems[0].message))
     return rows, refused
-
-
-def _phase_row(row: Row) -> PhaseRow:
-    name = row.text("device")
-    device = PHASE_DEVICES.get(name)
-    if device is None:
-        raise SpecError(f"device {name!r} is none of {', '.join(PHASE_DEVICES)}")
-    model = row.text("model").rsplit("/", 1)[-1]
-    arch = load_architecture(re.sub("-Instruct$", "", model))
-    quantised = row.text("knob_quantization", "none") == "nf4"
-    knobs = "|".join(f"{key}={value}" for key, value in row.cells.items() if key.startswith("knob_"))
-    sequences = row.count("knob_group_size") * row.count("knob_n_prompts")
-    return PhaseRow(
-        row_id=row.row_id,
-        group=f"{row.text('phase')}, {model}, {name}",
-        phase=row.text("phase"),
-        configuration=f"{model}|{device}|{knobs}",
-        architecture=arch,
-        hardware=load_hardware(device),
-        trainer=load_trainer("peft_nf4" if quantised else "peft"),
-        microbatch=row.count("knob_micro_batch"),
-        sequences=sequences,
-        seq_len=row.number("knob_seq_len") or 0.0,
-        lora_rank=row.count("knob_lora_rank"),
-        engine_share=row.number("knob_gpu_memory_utilization") or 0.0,
-        peak_bytes=row.number("nvml_polled_bytes") or row.number("device_peak_bytes") or float("nan"),
-    )
 
 
 def phase_bytes(row: PhaseRow, trainer: TrainerCalibration | None = None) -> float:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from rlperf.calibrate.columns import Guess, Reading, column, count, derived, number, one_of, read, text
 from rlperf.calibrate.rl_framework import SyncObservation
-from rlperf.calibrate.tables import Row, Table
+from rlperf.calibrate.tables import Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
 from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
 from rlperf.errors import RlperfError, SpecError
-from rlperf.specs.hardware import load_hardware
-from rlperf.specs.profiles import load_architecture
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.hardware import Hardware
 from rlperf.specs.rl_calibration import WeightSyncFit, load_framework_calibration, load_transport
 
 BYTES_PER_PARAMETER = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "nvfp4": 0.5625, "mxfp4": 0.53125}
@@ -42,27 +42,6 @@ _PATHS = (
 )
 
 
-@dataclass(frozen=True)
-class SyncCase:
-    """A row made ready: what is sent where, by which fit, and what had to be filled in."""
-
-    observation: SyncObservation
-    fit: WeightSyncFit
-    owner: str
-    assumed: tuple[str, ...]
-
-    @property
-    def seconds(self) -> float:
-        """Predicted seconds."""
-        o = self.observation
-        return float(weight_sync_s(o.hardware, self.fit, o.payload, o.shape))
-
-    @property
-    def used(self) -> bool:
-        """True where the fit saw this row."""
-        return self.observation.row_id in self.fit.provenance.rows
-
-
 def sync_path(method: str, source: str = "") -> tuple[str, str]:
     """(owner, transport) of a method in words.
 
@@ -83,59 +62,71 @@ def sync_fit(owner: str, transport: str) -> WeightSyncFit:
     return load_framework_calibration(owner).sync_fit(transport)  # type: ignore[arg-type]
 
 
-def sync_case(row: Mapping[str, str]) -> SyncCase:
-    """A row of weight_sync.csv as a case; blank cells are filled in and named in ``assumed``.
-
-    Raises
-    ------
-    SpecError : unknown method, architecture, GPU or dtype
-    """
-    assumed: list[str] = []
-    note = row.get("note", "").lower()
-
-    def count(name: str, default: int, why: str) -> int:
-        if row.get(name):
-            return int(float(row[name]))
-        assumed.append(f"{name}={default} ({why})")
-        return default
-
-    dtype = row.get("transfer_dtype") or "bf16"
-    if dtype not in BYTES_PER_PARAMETER:
-        raise SpecError(f"transfer_dtype {dtype!r} is none of {', '.join(BYTES_PER_PARAMETER)}")
-    architecture = load_architecture(row["architecture"])
-    per_node = count("gpus_per_node", 8, "a node of eight")
-    rollout = count("n_rollout_gpus", per_node, "one node")
-    trainer = count("n_trainer_gpus", rollout, "as many as rollout")
-    shards = count("rollout_tensor_parallel", min(rollout, per_node), "one node per engine at most")
-    owner, transport = sync_path(row["method"], row.get("source", ""))
-    fit = sync_fit(owner, transport)
-    offloaded = int("offload on" in note and "offload off" not in note)
-    shape = SyncShape(
-        trainer_devices=trainer,
-        rollout_devices=rollout,
-        trainer_shards=_trainer_shards(note, trainer),
-        rollout_shards=shards,
-        devices_per_node=per_node,
-        nested=0,
-        offloaded=offloaded,
-    )
-    observation = SyncObservation(
-        row_id=row.get("row_id", ""),
-        hardware=load_hardware(row["gpu"]),
-        payload=sync_payload(architecture, BYTES_PER_PARAMETER[dtype]),
-        shape=shape,
-        measured_s=float(row["measured_s"]) if row.get("measured_s") else float("nan"),
-    )
-    return SyncCase(observation, fit, owner.lstrip(":"), tuple(assumed))
-
-
-def _trainer_shards(note: str, trainer: int) -> int:
+def _trainer_shards(case: SyncCase) -> int:
     """Devices over which the trainer splits one copy of the weights; a HSDP note says less than all of them."""
-    shard = re.search(r"dp_shard=(\d+)", note)
-    if not shard or "replicate" not in note:
-        return trainer
-    tensor = re.search(r"\btp(\d+)", note)
-    return min(int(shard.group(1)) * (int(tensor.group(1)) if tensor else 1), trainer)
+    shard = re.search(r"dp_shard=(\d+)", case.note)
+    if not shard or "replicate" not in case.note:
+        return case.trainer
+    tensor = re.search(r"\btp(\d+)", case.note)
+    return min(int(shard.group(1)) * (int(tensor.group(1)) if tensor else 1), case.trainer)
+
+
+def _engine_shards(case: SyncCase) -> Guess[int]:
+    return Guess(min(case.rollout, case.per_node), "one node per engine at most")
+
+
+@dataclass(frozen=True)
+class SyncCase(Reading):
+    """A row made ready: what is sent where, by which fit, and what had to be filled in.
+
+    Fields stand in the order in which they are found.
+    """
+
+    method: str = column(text)
+    source: str = column(text, "")
+    note: str = column(str.lower, "")
+    dtype: str = column(one_of(tuple(BYTES_PER_PARAMETER)), "bf16", name="transfer_dtype")
+    architecture: Architecture = derived(lambda case: case.row.architecture())
+    hardware: Hardware = derived(lambda case: case.row.hardware())
+    per_node: int = column(count, Guess(8, "a node of eight"), name="gpus_per_node")
+    rollout: int = column(count, lambda case: Guess(case.per_node, "one node"), name="n_rollout_gpus")
+    trainer: int = column(count, lambda case: Guess(case.rollout, "as many as rollout"), name="n_trainer_gpus")
+    rollout_shards: int = column(count, _engine_shards, name="rollout_tensor_parallel")
+    trainer_shards: int = derived(_trainer_shards)
+    measured_s: float = column(number, float("nan"))
+    path: tuple[str, str] = derived(lambda case: sync_path(case.method, case.source))
+    fit: WeightSyncFit = derived(lambda case: sync_fit(*case.path))
+
+    @property
+    def owner(self) -> str:
+        """Framework or transport library whose constants serve."""
+        return self.path[0].lstrip(":")
+
+    @property
+    def observation(self) -> SyncObservation:
+        """The row as fits see it."""
+        shape = SyncShape(
+            trainer_devices=self.trainer,
+            rollout_devices=self.rollout,
+            trainer_shards=self.trainer_shards,
+            rollout_shards=self.rollout_shards,
+            devices_per_node=self.per_node,
+            nested=0,
+            offloaded=int("offload on" in self.note and "offload off" not in self.note),
+        )
+        payload = sync_payload(self.architecture, BYTES_PER_PARAMETER[self.dtype])
+        return SyncObservation(self.row_id, self.hardware, payload, shape, self.measured_s)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds."""
+        seen = self.observation
+        return float(weight_sync_s(seen.hardware, self.fit, seen.payload, seen.shape))
+
+    @property
+    def used(self) -> bool:
+        """True where the fit saw this row."""
+        return self.row_id in self.fit.provenance.rows
 
 
 def predict_rows(path: Path, table: Table) -> Outcome:
@@ -145,24 +136,24 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     refused: list[Refusal] = []
     for line in table:
         try:
-            case = sync_case({**line.cells, "row_id": line.row_id})
+            case = read(SyncCase, line)
         except RlperfError as error:
             refused.append(Refusal(line.row_id, str(error).splitlines()[0]))
             continue
-        if not np.isfinite(case.observation.measured_s):
+        if not np.isfinite(case.measured_s):
             refused.append(Refusal(line.row_id, "no measured time in the row"))
             continue
-        predictions.append(_prediction(case, line))
+        predictions.append(_prediction(case))
     return Outcome(tuple(predictions), tuple(refused))
 
 
-def _prediction(case: SyncCase, line: Row) -> PredictedFigure:
+def _prediction(case: SyncCase) -> PredictedFigure:
     provenance = case.fit.provenance
     return PredictedFigure(
-        row_id=line.row_id,
-        group=line.group,
+        row_id=case.row_id,
+        group=case.group,
         metric="sync_s",
-        measured=case.observation.measured_s,
+        measured=case.measured_s,
         predicted=case.seconds,
         low=case.seconds * provenance.low,
         high=case.seconds * provenance.high,

@@ -70,7 +70,8 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "pools: [{role: rollout, settings: {backend: vlm}}]\n", "", ("job.yaml:11: pools.0.settings.backend", "vllm?"),
     ),
     "unknown backend of a trainer": (
-        "pools: [{role: trainer, settings: {backend: fsdp3}}]\n", "", ("job.yaml:11", "'fsdp3'", "fsdp2, megatron"),
+        "pools: [{role: trainer, settings: {backend: fsdp3}}]\n", "",
+        ("job.yaml:11: pools.0.settings.backend", "'fsdp3'", "fsdp2?"),
     ),
     "unknown dtype": (
         "pools: [{role: rollout, settings: {kv_dtype: fp9}}]\n", "", ("job.yaml:11: pools.0.settings.kv_dtype", "fp8"),

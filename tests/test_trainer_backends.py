@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rlperf.plan.search.candidates import Shape, trainer_layouts
 from rlperf.specs.architecture import Architecture, Experts
 from rlperf.specs.job import Job
 from rlperf.specs.pool import LayoutChoice, PoolSpec
+from rlperf.specs.profiles import PACKAGE
 from rlperf.specs.rl_calibration import framework_trainers
 from rlperf.specs.trainer_calibration import load_trainer, trainer_names
 from rlperf.specs.trainer_capability import DEGREES, Capability
@@ -161,6 +163,28 @@ def test_a_measured_backend_goes_before_an_unmeasured_one_in_certainty() -> None
     assert wide.calibration.extrapolated and not narrow.calibration.extrapolated
     assert any("no update of deepspeed was measured" in note for note in wide.calibration.notes)
     assert wide.high_s / wide.low_s > narrow.high_s / narrow.low_s
+
+
+def test_of_several_backends_the_best_is_planned() -> None:
+    """Fronts keep the columns of a third backend apart: all together answer what the best of them answers alone."""
+    small = {**JOB, "architecture": "Qwen3-0.6B", "framework": "trl", "objective": {"simplicity": 0}}
+    alone = [
+        plan_job(Job.model_validate({**small, "trainer_backends": name})).objective
+        for name in framework_trainers("trl")
+    ]
+    assert plan_job(Job.model_validate(small)).objective == pytest.approx(min(alone), rel=1e-9)
+
+
+def test_nothing_below_the_frameworks_asks_for_a_backend_by_name() -> None:
+    """Docstrings and descriptions may name one as an example; the tables that read words of measured rows do."""
+    named = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.relative_to(PACKAGE).parts[0] in ("frameworks", "calibrate"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and node.value in trainer_names():
+                named.append(f"{path.name}:{node.lineno}: {node.value}")
+    assert named == []
 
 
 # -- adding a backend: one file ---------------------------------------------------------------------------------------

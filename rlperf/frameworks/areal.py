@@ -29,6 +29,7 @@ from rlperf.frameworks.keytable import ABSENT, Value, key_table
 from rlperf.frameworks.run import Run, complete_layouts
 from rlperf.frameworks.writing import script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
+from rlperf.specs.trainer_calibration import load_trainer
 
 _DTYPE = words(bf16="bfloat16", fp16="float16")
 _RECOMPUTE = Unit(lambda value, _: value or "none", lambda value, _: None if value == "none" else value)
@@ -422,7 +423,7 @@ def _read_rest(run: Run, flat: dict[str, Value], backend: str) -> dict[str, Valu
         "batch.response_key": int(flat.get("gconfig.max_new_tokens") or 0),
         "trainer.dynamic": run.get("trainer.token_budget") is not None,
         "trainer.packing": True,
-        "trainer.zero_stage": 3 if backend == "fsdp2" else 1,
+        "trainer.zero_stage": load_trainer(backend).capability.usual_zero_stage,
         "trainer.activation_recompute": recompute,
         "trainer.offload": "optimizer" if run.get("trainer.offload_all") else "none",
     }  # fmt: skip

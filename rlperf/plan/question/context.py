@@ -148,7 +148,8 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
     engine_name, engine_field = engine_named(job)
     engine = attempt(lambda: load_engine_calibration(engine_name, folder=folder), *engine_field)
     trainers = [
-        attempt(partial(_trainer, job, backend, folder), "trainer_backends") for backend in job.trainer_backends
+        attempt(partial(_trainer, job, backend, folder), *trainer_named(job, backend))
+        for backend in job.trainer_backends
     ]
     shared = attempt(lambda: load_architecture(job.architecture, folder=folder), "architecture")
     tasks: list[TaskContext | None] = []
@@ -178,6 +179,15 @@ def engine_named(job: Job) -> tuple[str, tuple[str | int, ...]]:
         if pool.role == "rollout" and pool.settings.backend is not None:
             return pool.settings.backend, ("pools", index, "settings", "backend")
     return job.engine, ("engine",)
+
+
+def trainer_named(job: Job, backend: str) -> tuple[str | int, ...]:
+    """The field that names a trainer backend: the trainer pool's, or the list of those that may train."""
+    stated = (
+        index for index, pool in enumerate(job.pools) if (pool.role, pool.settings.backend) == ("trainer", backend)
+    )
+    index = next(stated, None)
+    return ("trainer_backends",) if index is None else ("pools", index, "settings", "backend")
 
 
 def _rollout_hardware(job: Job, shared: Hardware, folder: Path | None) -> Hardware:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from rlperf.api import predict_job
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.engine_memory import kv_bytes_per_request, kv_bytes_per_token, weight_bytes
 from rlperf.cost.inference import decode_breakdown, decode_step_s, eager_s, engine_step_cost, prefill_s
@@ -28,6 +32,7 @@ from rlperf.specs.calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import load_trainer
+from tests.test_drift import job
 
 H100 = load_hardware("h100_sxm", "dgx_h100")
 VLLM, MEGATRON = load_engine_calibration("vllm"), load_trainer("megatron")
@@ -229,3 +234,21 @@ def test_every_kind_has_a_file_of_its_own_and_says_what_it_is(kind: str) -> None
     assert cls.__doc__
     module = cls.__module__.rsplit(".", 1)[1]
     assert module == (kind if kind != "none" else "layer")
+
+
+def test_a_new_kind_in_a_file_reaches_predictions_and_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a stranger does: an architecture in JSON that names the kind and its numbers, and a job."""
+    monkeypatch.setitem(KINDS, "memory", Memory)
+    stack_of.cache_clear()
+    stages = {}
+    for name, mixers in (("plain", ["full"] * 4), ("toy", ["full", "memory"] * 2)):
+        written = {
+            "name": name, "source": "hand", "hidden": 512, "layers": 4, "heads": 8, "kv_heads": 2, "head_dim": 64,
+            "ffn_hidden": 1024, "vocab": 1000, "mixers": mixers, "numbers": [{"kind": "memory", "slots": 16}],
+        }  # fmt: skip
+        (tmp_path / f"{name}.json").write_text(json.dumps(written))
+        one = job(str(tmp_path / f"{name}.json"), "dgx_h100", 1, ("math", 512, 1024))
+        predicted = predict_job(one)
+        stages[name] = predicted.stages_s
+    plain, toy = stages["plain"], stages["toy"]
+    assert toy.rollout > plain.rollout and toy.training > plain.training

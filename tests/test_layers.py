@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from rlperf.specs.calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import load_trainer
+from tests.conftest import ROOT
 from tests.test_drift import job
 
 H100 = load_hardware("h100_sxm", "dgx_h100")
@@ -252,3 +254,20 @@ def test_a_new_kind_in_a_file_reaches_predictions_and_plans(tmp_path: Path, monk
         stages[name] = predicted.stages_s
     plain, toy = stages["plain"], stages["toy"]
     assert toy.rollout > plain.rollout and toy.training > plain.training
+
+
+def test_the_recipe_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's class and its JSON, as they stand, reach everything that the page says."""
+    text = (ROOT / "docs" / "theory" / "layers.md").read_text(encoding="utf-8")
+    code, written = (re.findall(rf"```{language}\n(.*?)```", text, re.S)[0] for language in ("python", "json"))
+    monkeypatch.setitem(KINDS, "retention", Layer)  # taken back after the test, whatever the page's code puts there
+    exec(compile(code, "layers.md", "exec"), {})
+    (tmp_path / "mine.json").write_text(written)
+    mine = load_architecture(str(tmp_path / "mine.json"))
+    assert KINDS["retention"](mine).parameters == 2048 * 3 * 4096 + 4096 * 2048
+    replica = Replica.of(mine, H100, VLLM, Layout.of(tensor_parallel=2))
+    assert float(kv_bytes_per_request(replica)) == 3 * 4.0 * 4096 * 64 / 2
+    assert {"table", "full attention"} <= {row.name for row in decode_breakdown(mine, H100, VLLM, ONE, 8, 8e3)}
+    batch = Microbatches.of(8192.0, 8192.0 * 2048.0, 2048.0, 4.0)
+    assert float(training_update(mine, H100, MEGATRON, ONE, batch).total_s) > 0.0
+    assert serving_basis(mine, H100, VLLM).reasons == ("retention has no kernel table",)

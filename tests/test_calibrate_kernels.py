@@ -18,9 +18,9 @@ from rlperf.calibrate.kernel_tables import read_series, short_kernel
 from rlperf.calibrate.kernels import calibration_text, fit_device, merged, read_all
 from rlperf.calibrate.statistics import pairwise_ranking, spread_of, summarise
 from rlperf.cli.calibrate import app
-from rlperf.cost.attention import decode_with, flash_with, visible_pairs
+from rlperf.cost.attention import Heads, decode_with, flash_with, visible_pairs
 from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
-from rlperf.cost.moe import grouped_with
+from rlperf.cost.moe import Dealt, ExpertShape, grouped_with
 from rlperf.cost.roofline import gemm_with
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import DeviceCalibration, load_device_calibration
@@ -74,7 +74,7 @@ def test_attention_decode_and_expert_constants_are_recovered(tmp_path: Path) -> 
     for b in (1, 8, 64):
         for s in (128, 1024, 8192):
             for h, g in ((8, 1), (32, 8), (64, 8)):
-                seconds = flash_with(H100, prefill, b * s, b * visible_pairs(s, s), s, b * s, h, g, 256.0)
+                seconds = flash_with(H100, prefill, b * s, b * visible_pairs(s, s), s, b * s, Heads(h, g, 128))
                 rows.append(["h100_sxm", "vllm-1", "fa", "bf16", b, s, h, g, 128, float(seconds) * 1e6])
     columns = ["gpu", "src", "kernel", "kv_cache_dtype", "batch", "seq_len", "num_heads", "num_kv_heads", "head_dim"]
     first = write(tmp_path / "prefill.csv", [*columns, "latency_us"], rows)
@@ -82,14 +82,16 @@ def test_attention_decode_and_expert_constants_are_recovered(tmp_path: Path) -> 
     for b in (1, 8, 64, 256):
         for s in (512, 4096, 65536):
             for h, g in ((8, 1), (32, 8), (64, 4)):
-                seconds = decode_with(H100, decode, b, b * s, h, g, 128, cached=True)
+                seconds = decode_with(H100, decode, Heads(h, g, 128), b, b * s, cached=True)
                 rows.append(["h100_sxm", "vllm-1", "fa", "bf16", b, s, h, g, 128, float(seconds) * 1e6])
     second = write(tmp_path / "decode.csv", [*(c if c != "seq_len" else "kv_len" for c in columns), "latency_us"], rows)
     rows = []
     for n in (1, 16, 256, 4096, 16384):
         for ep, tp in ((1, 1), (8, 1), (1, 8)):
-            seconds = grouped_with(H100, moe, n, 4096, 1536, 128, 8, ep, tp, balanced=True)
-            skewed = grouped_with(H100, moe, n, 4096, 1536, 128, 8, ep, tp, skew=ep**0.4, touched_share=0.8)
+            seconds = grouped_with(H100, moe, n, ExpertShape(4096, 1536, 128, 8), ep, tp, dealt=Dealt(balanced=True))
+            skewed = grouped_with(
+                H100, moe, n, ExpertShape(4096, 1536, 128, 8), ep, tp, dealt=Dealt(skew=ep**0.4, touched_share=0.8)
+            )
             shape = [n, 4096, 1536, 8, 128, tp, ep]
             rows.append(["h100_sxm", "trtllm-1", "cutlass", "bfloat16", *shape, "balanced", float(seconds) * 1e6])
             rows.append(["h100_sxm", "trtllm-1", "cutlass", "bfloat16", *shape, "power_law_1.2", float(skewed) * 1e6])
@@ -110,7 +112,9 @@ def test_group_limited_routing_touches_half_of_the_experts(tmp_path: Path) -> No
     for n in (1, 16, 64, 256, 1024, 4096):
         for h, w, e, share in ((7168, 2048, 256, 0.5), (4096, 1536, 128, 1.0)):
             for ep, tp in ((1, 1), (1, 4), (8, 1)):
-                seconds = grouped_with(H100, moe, n, h, w, e, 8, ep, tp, touched_share=share, balanced=True)
+                seconds = grouped_with(
+                    H100, moe, n, ExpertShape(h, w, e, 8), ep, tp, dealt=Dealt(touched_share=share, balanced=True)
+                )
                 us = float(seconds) * (1e6 if ep == 1 or e == 128 else 9e6)
                 rows.append(["h100_sxm", "vllm-1", "vllm_x_triton", "bfloat16", n, h, w, 8, e, tp, ep, "balanced", us])
     shape = ["num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"]

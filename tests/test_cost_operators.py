@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rlperf.cost import collectives
 from rlperf.cost.attention import (
+    Heads,
     decode_attention_s,
     latent_decode_attention_s,
     latent_prefill_attention_s,
@@ -20,7 +21,7 @@ from rlperf.cost.attention import (
 )
 from rlperf.cost.dtypes import cache_bytes, dtype_of
 from rlperf.cost.layers.vision import vision_prefill_s
-from rlperf.cost.moe import grouped_gemm_s, grouped_with, moe_fit, touched_experts
+from rlperf.cost.moe import Dealt, ExpertShape, grouped_gemm_s, grouped_with, moe_fit, touched_experts
 from rlperf.cost.roofline import gemm_fit, gemm_s, sheet_flop_per_s, small_op_s, stream_s
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_architecture
@@ -73,9 +74,9 @@ def test_narrow_weights_cost_fewer_bytes() -> None:
 def test_no_work_takes_no_time() -> None:
     assert gemm_s(H100, [0, 4, 4], [8, 0, 8], [8, 8, 0]).tolist() == [0.0, 0.0, 0.0]
     assert float(small_op_s(H100, 0.0)) == 0.0 == float(stream_s(H100, 0.0))
-    assert float(decode_attention_s(H100, 0, 0, 32, 8, 128)) == 0.0
-    assert float(prefill_attention_s(H100, 0, 512, 512, 32, 8, 128)) == 0.0
-    assert float(grouped_gemm_s(H100, 0, 2048, 768, 128, 8)) == 0.0
+    assert float(decode_attention_s(H100, Heads(32, 8, 128), 0, 0)) == 0.0
+    assert float(prefill_attention_s(H100, Heads(32, 8, 128), 0, 512, 512)) == 0.0
+    assert float(grouped_gemm_s(H100, 0, ExpertShape(2048, 768, 128, 8))) == 0.0
 
 
 def test_missing_units_fall_back_and_say_so() -> None:
@@ -121,49 +122,52 @@ def test_visible_pairs_count_what_a_mask_shows(q: int, past: int, window: int | 
 
 
 def test_a_pack_of_equal_sequences_is_a_batch() -> None:
-    batch = prefill_attention_s(H100, 4, 2048, 2048, 32, 8, 128)
-    pack = packed_attention_s(H100, 4 * 2048, 4 * 2048**2, 2048, 32, 8, 128)
+    batch = prefill_attention_s(H100, Heads(32, 8, 128), 4, 2048, 2048)
+    pack = packed_attention_s(H100, Heads(32, 8, 128), 4 * 2048, 4 * 2048**2, 2048)
     assert float(pack) == pytest.approx(float(batch), rel=1e-9)
-    windowed = prefill_attention_s(H100, 4, 2048, 2048, 32, 8, 128, window=256)
-    packed = packed_attention_s(H100, 4 * 2048, 4 * 2048**2, 2048, 32, 8, 128, window=256)
+    windowed = prefill_attention_s(H100, Heads(32, 8, 128, window=256), 4, 2048, 2048)
+    packed = packed_attention_s(H100, Heads(32, 8, 128, window=256), 4 * 2048, 4 * 2048**2, 2048)
     assert float(packed) == pytest.approx(float(windowed), rel=1e-9)
     assert float(windowed) < 0.5 * float(batch)
 
 
 def test_attention_is_quadratic_in_each_sequence_not_in_the_pack() -> None:
-    one = float(packed_attention_s(H100, 32768, 32768**2, 32768, 32, 8, 128))
-    many = float(packed_attention_s(H100, 32768, 32 * 1024**2, 1024, 32, 8, 128))
+    one = float(packed_attention_s(H100, Heads(32, 8, 128), 32768, 32768**2, 32768))
+    many = float(packed_attention_s(H100, Heads(32, 8, 128), 32768, 32 * 1024**2, 1024))
     assert one > 8.0 * many
 
 
 def test_backward_takes_two_and_a_half_times_the_work_and_more() -> None:
-    forward = float(prefill_attention_s(H100, 1, 16384, 16384, 32, 32, 128))
-    backward = float(prefill_attention_s(H100, 1, 16384, 16384, 32, 32, 128, backward=True))
+    forward = float(prefill_attention_s(H100, Heads(32, 32, 128), 1, 16384, 16384))
+    backward = float(prefill_attention_s(H100, Heads(32, 32, 128), 1, 16384, 16384, backward=True))
     assert 2.5 < backward / forward < 3.5
 
 
 def test_cache_writes_and_narrow_heads_cost_extra() -> None:
-    plain = float(prefill_attention_s(H100, 8, 1024, 1024, 32, 8, 128))
-    assert float(prefill_attention_s(H100, 8, 1024, 1024, 32, 8, 128, cache_write=True)) > plain
-    half = float(prefill_attention_s(H100, 1, 16384, 16384, 64, 64, 64))
-    whole = float(prefill_attention_s(H100, 1, 16384, 16384, 32, 32, 128))
+    plain = float(prefill_attention_s(H100, Heads(32, 8, 128), 8, 1024, 1024))
+    assert float(prefill_attention_s(H100, Heads(32, 8, 128), 8, 1024, 1024, cache_write=True)) > plain
+    half = float(prefill_attention_s(H100, Heads(64, 64, 64), 1, 16384, 16384))
+    whole = float(prefill_attention_s(H100, Heads(32, 32, 128), 1, 16384, 16384))
     assert half > 1.15 * whole  # the same FLOP in narrower heads
 
 
 def test_decode_reads_the_cache_once() -> None:
     kv_bytes = 2.0 * 64 * 32768 * 8 * 128 * 2.0
-    seconds = float(decode_attention_s(H100, 64, 64 * 32768, 32, 8, 128))
+    seconds = float(decode_attention_s(H100, Heads(32, 8, 128), 64, 64 * 32768))
     assert kv_bytes / H100.device.memory_bandwidth < seconds < 1.25 * kv_bytes / H100.device.memory_bandwidth
-    narrow = float(decode_attention_s(H100, 64, 64 * 32768, 32, 8, 128, kv_dtype="fp8"))
+    narrow = float(decode_attention_s(H100, Heads(32, 8, 128), 64, 64 * 32768, kv_dtype="fp8"))
     assert 0.5 < narrow / seconds < 0.8  # far less than twice the rate
+
+
+LATENT = Heads(128, 128, 128 + 64, 128)
 
 
 def test_latent_attention_is_bound_by_compute_with_many_heads() -> None:
     few = float(latent_decode_attention_s(H100, 32, 32 * 8192, 16, 512, 64))
     many = float(latent_decode_attention_s(H100, 32, 32 * 8192, 128, 512, 64))
     assert many > 1.3 * few
-    assert float(latent_prefill_attention_s(H100, 1, 4096, 4096, 128, 128, 64, 128, cache_values=576)) > float(
-        latent_prefill_attention_s(H100, 1, 4096, 4096, 128, 128, 64, 128)
+    assert float(latent_prefill_attention_s(H100, LATENT, 1, 4096, 4096, cache_values=576)) > float(
+        latent_prefill_attention_s(H100, LATENT, 1, 4096, 4096)
     )
 
 
@@ -174,10 +178,10 @@ def test_touched_experts_match_a_draw() -> None:
 
 
 def test_experts_split_over_devices_and_skew() -> None:
-    alone = float(grouped_gemm_s(H100, 4096, 4096, 1536, 128, 8))
-    split = float(grouped_gemm_s(H100, 4096, 4096, 1536, 128, 8, 8))
+    alone = float(grouped_gemm_s(H100, 4096, ExpertShape(4096, 1536, 128, 8)))
+    split = float(grouped_gemm_s(H100, 4096, ExpertShape(4096, 1536, 128, 8), 8))
     assert alone / 8.0 < split < alone / 2.0
-    assert float(grouped_gemm_s(H100, 4096, 4096, 1536, 128, 8, 8, skew=1.7)) > 1.2 * split
+    assert float(grouped_gemm_s(H100, 4096, ExpertShape(4096, 1536, 128, 8), 8, dealt=Dealt(skew=1.7))) > 1.2 * split
     assert not moe_fit(H100, "bf16")[1]
     assert moe_fit(H100, "bf16", ("vllm_triton",))[0].kernel == "vllm_triton"
     assert moe_fit(H100, "bf16", ("fp8:vllm_triton",))[0].kernel != "vllm_triton"
@@ -189,14 +193,16 @@ def test_block_scaled_experts_cost_time_by_their_number_even_untouched() -> None
     h200 = load_hardware("h200_sxm")
     fit, _ = moe_fit(h200, "fp8_block", ("trtllm_cutlass",))
     all_held, eighth = (
-        float(grouped_with(h200.device, fit, 1, 7168, 2048, 256, 8, ep, 8, dtype="fp8_block")) for ep in (1, 8)
+        float(grouped_with(h200.device, fit, 1, ExpertShape(7168, 2048, 256, 8), ep, 8, dtype="fp8_block"))
+        for ep in (1, 8)
     )
     assert all_held == pytest.approx(115e-6, rel=0.15)
     assert eighth == pytest.approx(35e-6, rel=0.25)
     bare = fit.model_copy(update={"per_held_expert": 0.0})
     for ep in (1, 8):
         seconds = [
-            float(grouped_with(h200.device, one, 1, 7168, 2048, 256, 8, ep, dtype="fp8_block")) for one in (fit, bare)
+            float(grouped_with(h200.device, one, 1, ExpertShape(7168, 2048, 256, 8), ep, dtype="fp8_block"))
+            for one in (fit, bare)
         ]
         assert seconds[0] - seconds[1] == pytest.approx(256 / ep * fit.per_held_expert, rel=1e-9)
 
@@ -205,10 +211,17 @@ def test_every_device_handles_all_tokens_whatever_its_share_of_the_experts() -> 
     fit, _ = moe_fit(H100, "bf16")
     bare = fit.model_copy(update={"token_bytes": 0.0})
     for parallel in (1, 8, 64):
-        seconds = [float(grouped_with(H100.device, one, 4096, 4096, 1536, 128, 8, parallel)) for one in (fit, bare)]
+        seconds = [
+            float(grouped_with(H100.device, one, 4096, ExpertShape(4096, 1536, 128, 8), parallel))
+            for one in (fit, bare)
+        ]
         extra = 4096 * 4096 * fit.token_bytes / H100.device.memory_bandwidth
         assert seconds[0] - seconds[1] == pytest.approx(extra, rel=1e-6)
-        own = float(grouped_with(H100.device, fit, 4096, 4096, 1536, 128, 8, parallel, dispatched=True))
+        own = float(
+            grouped_with(
+                H100.device, fit, 4096, ExpertShape(4096, 1536, 128, 8), parallel, dealt=Dealt(dispatched=True)
+            )
+        )
         assert own - seconds[1] == pytest.approx(extra / parallel, rel=1e-6)
     assert fit.token_bytes > 1.0
 

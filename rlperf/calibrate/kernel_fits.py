@@ -10,9 +10,9 @@ import numpy as np
 
 from rlperf.calibrate.fitting import Bounds, Fitted, fit_with_left_out
 from rlperf.calibrate.kernel_tables import Series
-from rlperf.cost.attention import decode_with, flash_with, visible_pairs
+from rlperf.cost.attention import Heads, decode_with, flash_with, visible_pairs
 from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
-from rlperf.cost.moe import grouped_with
+from rlperf.cost.moe import Dealt, ExpertShape, grouped_with
 from rlperf.cost.roofline import gemm_with
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import (
@@ -102,7 +102,7 @@ def fit_prefill(series: Series, device: Device, backward: PrefillFit, *, check: 
         )  # fmt: skip
 
     def predict(p: FloatArray, r: BoolArray) -> FloatArray:
-        return flash_with(device, build(p), (b * s)[r], pairs[r], s[r], (b * s)[r], h[r], g[r], 2.0 * d[r])
+        return flash_with(device, build(p), (b * s)[r], pairs[r], s[r], (b * s)[r], Heads(h[r], g[r], d[r]))
 
     bounds = Bounds.of(
         (1e-7, 1e-5, 1e-4), (0.05, 0.6, 1.2), (0.02, 0.7, 3.0), (0.01, 0.5, 10.0), (0.005, 0.2, 3.0),
@@ -136,7 +136,7 @@ def fit_decode(series: Series, device: Device, *, check: bool = True) -> KernelF
         )  # fmt: skip
 
     def predict(p: FloatArray, r: BoolArray) -> FloatArray:
-        return decode_with(device, build(p), b[r], (b * s)[r], h[r], g[r], d[r], cached=True)
+        return decode_with(device, build(p), Heads(h[r], g[r], d[r]), b[r], (b * s)[r], cached=True)
 
     bounds = Bounds.of(
         (1e-8, 1e-5, 1e-4), (0.05, 0.8, 1.1), (1e-11, 1e-8, 1e-6), (1e-12, 1e-9, 1e-6), (1e-3, 0.5, 5.0),
@@ -216,15 +216,11 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
             device,
             build(p),
             n[r],
-            h[r],
-            w[r],
-            e[r],
-            a[r],
+            ExpertShape(h[r], w[r], e[r], a[r]),
             ep[r],
             tp[r],
             dtype=series.dtype,
-            touched_share=touched_share[r],
-            balanced=series.variant == "balanced",
+            dealt=Dealt(touched_share=touched_share[r], balanced=series.variant == "balanced"),
         )
 
     bounds = Bounds.of(
@@ -252,9 +248,15 @@ def _fit_skew(fit: MoeFit, series: Series, device: Device) -> tuple[float, float
 
     def predict(p: FloatArray, r: BoolArray) -> FloatArray:
         return grouped_with(
-            device, fit, n[r], h[r], w[r], e[r], a[r], ep[r], tp[r],
-            dtype=series.dtype, skew=ep[r] ** p[0], touched_share=p[1],
-        )  # fmt: skip
+            device,
+            fit,
+            n[r],
+            ExpertShape(h[r], w[r], e[r], a[r]),
+            ep[r],
+            tp[r],
+            dtype=series.dtype,
+            dealt=Dealt(skew=ep[r] ** p[0], touched_share=p[1]),
+        )
 
     fitted = fit_with_left_out(
         predict, Bounds.of((0.01, 0.3, 1.0), (0.2, 0.9, 1.3)), series.measured_s, {}, left_out=False

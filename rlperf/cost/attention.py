@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -62,6 +63,32 @@ def visible_pairs(
     return pairs - (over * (over + 1.0) - first * (first + 1.0)) / 2.0
 
 
+@dataclass(frozen=True)
+class Heads:
+    """Heads of softmax attention on one device; every number broadcasts.
+
+    Attributes
+    ----------
+    heads, kv_heads : of queries, and of keys and values [1]
+    head_dim, value_dim : width of a query or key, and of a value; None: the same [1]
+    causal : a token sees none behind it
+    window : most keys that a token sees; None: all
+    """
+
+    heads: Array
+    kv_heads: Array
+    head_dim: Array
+    value_dim: Array | None = None
+    causal: bool = True
+    window: int | None = None
+
+    @property
+    def width(self) -> FloatArray:
+        """Query or key plus value [1]."""
+        key = as_float(self.head_dim)
+        return key + (key if self.value_dim is None else as_float(self.value_dim))
+
+
 QUERY_TILE = 128.0
 """Query rows of one tile of the flash-attention kernels."""
 
@@ -73,9 +100,7 @@ def flash_with(
     pairs: Array,
     longest: Array,
     written: Array,
-    heads: Array,
-    kv_heads: Array,
-    width: Array,
+    heads: Heads,
     *,
     backward: bool = False,
 ) -> FloatArray:
@@ -93,7 +118,7 @@ def flash_with(
     pairs : (query, visible key) pairs of all sequences [1]; F = 2 h w pairs, mean visible keys = pairs / q
     longest : k_max, keys that the longest row sees [tokens]
     written : n_w, tokens whose keys and values go into the cache [tokens]; 0 in training
-    heads, kv_heads, width : h, g, query/key width plus value width of one head, on this device [1]
+    heads : h, g and w = query/key width plus value width of one head
     backward : fit.backward_flop x the FLOP (FlashAttention-2, arXiv 2307.08691, section 3.1.2) at its own efficiency
 
     Notes
@@ -102,7 +127,7 @@ def flash_with(
     128..16k tokens, 1..256 sequences, causal.
     """
     q, n_pairs, far = as_float(queries), as_float(pairs), as_float(longest)
-    h, g, w = as_float(heads), as_float(kv_heads), as_float(width)
+    h, g, w = as_float(heads.heads), as_float(heads.kv_heads), heads.width
     peak, ramp, flop = sheet_peak(device, "bf16") * fit.compute, fit.ramp_tokens, 2.0 * h * w * n_pairs
     moved = 2.0 * q * h * w
     narrow = (1.0 + 2.0 * fit.head_dim_ramp / np.maximum(w, 1.0)) / (1.0 + fit.head_dim_ramp / 128.0)
@@ -122,63 +147,38 @@ def flash_with(
 
 def prefill_attention_s(
     hw: Hardware,
+    heads: Heads,
     sequences: Array,
     query_tokens: Array,
     kv_tokens: Array,
-    heads: Array,
-    kv_heads: Array,
-    head_dim: Array,
     *,
-    causal: bool = True,
-    window: int | None = None,
-    dtype: str = "bf16",
-    kernel: str | None = None,
+    fit: PrefillFit | None = None,
     backward: bool = False,
     cache_write: bool = False,
-    value_dim: Array | None = None,
 ) -> FloatArray:
     """Seconds of flash attention over ``sequences`` equal sequences: see `flash_with`.
 
     Parameters
     ----------
     sequences, query_tokens, kv_tokens : new tokens and visible tokens (cached ones included) of each [1]
-    heads, kv_heads, head_dim, value_dim : on this device [1]; value_dim is head_dim where not given
-    dtype : of the cache
+    fit : constants of another kernel or cache than the device's own in 16 bits
     cache_write : an engine's kernel, which also writes keys and values into the paged cache
     """
     s, q, k = as_float(sequences), as_float(query_tokens), as_float(kv_tokens)
-    d = as_float(head_dim)
-    width = d + (d if value_dim is None else as_float(value_dim))
-    pairs = s * visible_pairs(q, k, causal=causal, window=window)
-    longest = np.minimum(k, window) if window else k
-    fit, _ = prefill_fit(hw, dtype, kernel)
-    return flash_with(
-        hw.device, fit, s * q, pairs, longest, s * q * cache_write, heads, kv_heads, width, backward=backward
-    )
+    pairs = s * visible_pairs(q, k, causal=heads.causal, window=heads.window)
+    longest = np.minimum(k, heads.window) if heads.window else k
+    fit = fit or prefill_fit(hw)[0]
+    return flash_with(hw.device, fit, s * q, pairs, longest, s * q * cache_write, heads, backward=backward)
 
 
 def packed_attention_s(
-    hw: Hardware,
-    tokens: Array,
-    sum_squares: Array,
-    max_len: Array,
-    heads: Array,
-    kv_heads: Array,
-    head_dim: Array,
-    *,
-    causal: bool = True,
-    window: int | None = None,
-    dtype: str = "bf16",
-    kernel: str | None = None,
-    backward: bool = False,
-    value_dim: Array | None = None,
+    hw: Hardware, heads: Heads, tokens: Array, sum_squares: Array, max_len: Array, *, backward: bool = False
 ) -> FloatArray:
     """Seconds of flash attention over a pack of whole sequences of unequal length: see `flash_with`.
 
     Parameters
     ----------
     tokens, sum_squares, max_len : sum of lengths [tokens], sum of squared lengths [tokens^2], longest [tokens]
-    heads, kv_heads, head_dim, value_dim : on this device [1]
 
     Notes
     -----
@@ -186,25 +186,21 @@ def packed_attention_s(
     token-weighted mean length, sum_squares / tokens (exact for equal lengths).
     """
     n, squares, longest = as_float(tokens), as_float(sum_squares), as_float(max_len)
-    d = as_float(head_dim)
-    width = d + (d if value_dim is None else as_float(value_dim))
+    causal, window = heads.causal, heads.window
     pairs = (squares + n) / 2.0 if causal else squares
     if window:
         mean = np.minimum(squares / np.maximum(n, 1.0), np.maximum(longest, 1.0))
         pairs = np.minimum(pairs, n * visible_pairs(mean, mean, causal=causal, window=window) / np.maximum(mean, 1.0))
         longest = np.minimum(longest, window)
-    fit, _ = prefill_fit(hw, dtype, kernel)
-    return flash_with(hw.device, fit, n, pairs, longest, 0.0, heads, kv_heads, width, backward=backward)
+    return flash_with(hw.device, prefill_fit(hw)[0], n, pairs, longest, 0.0, heads, backward=backward)
 
 
 def decode_with(
     device: Device,
     fit: DecodeFit,
+    heads: Heads,
     requests: Array,
     kv_tokens: Array,
-    heads: Array,
-    kv_heads: Array,
-    head_dim: Array,
     *,
     cached: bool = False,
 ) -> FloatArray:
@@ -216,9 +212,9 @@ def decode_with(
 
     Parameters
     ----------
+    heads : h, g, d
     requests : r [1]
     kv_tokens : K, cached tokens read, summed over the requests [tokens]
-    heads, kv_heads, head_dim : h, g, d on this device [1]
     cached : the same keys and values were just read, as in kernel benchmarks (L2)
 
     Notes
@@ -226,24 +222,22 @@ def decode_with(
     fp8 caches reach a lower share of the bandwidth (their own constants): far less than twice the rate. Fitted for
     head_dim 128, 1..1024 requests, 512..131072 tokens.
     """
-    r, kv, g = as_float(requests), as_float(kv_tokens), as_float(kv_heads)
-    moved = 2.0 * kv * g * as_float(head_dim) * cache_bytes(fit.kv_dtype)
+    r, kv, g = as_float(requests), as_float(kv_tokens), as_float(heads.kv_heads)
+    moved = 2.0 * kv * g * as_float(heads.head_dim) * cache_bytes(fit.kv_dtype)
     memory_s = moved / (device.memory_bandwidth * fit.memory)
     if cached and fit.cached > 0.0 and device.l2_cache:
         memory_s = memory_s / (1.0 + fit.cached / (1.0 + (moved / (0.6 * device.l2_cache)) ** 3))
     context = kv / np.maximum(r, 1.0)
     long = np.clip(np.log2(np.maximum(context, 1.0) / 256.0) / 4.0, 0.0, 1.0)
-    each = fit.per_request + fit.per_pair * g + fit.per_head * as_float(heads)
+    each = fit.per_request + fit.per_pair * g + fit.per_head * as_float(heads.heads)
     return np.where(r > 0, fit.fixed + fit.long_fixed * long + memory_s + r * each, 0.0)
 
 
 def decode_attention_s(
     hw: Hardware,
+    heads: Heads,
     requests: Array,
     kv_tokens: Array,
-    heads: Array,
-    kv_heads: Array,
-    head_dim: Array,
     *,
     kv_dtype: str = "bf16",
     kernel: str | None = None,
@@ -251,7 +245,7 @@ def decode_attention_s(
     """Seconds of paged decode attention with the device's constants, cache in memory: see `decode_with`."""
     fit, _ = decode_fit(hw, kv_dtype, kernel)
     factor = cache_bytes(kv_dtype) / cache_bytes(fit.kv_dtype)
-    return decode_with(hw.device, fit, requests, as_float(kv_tokens) * factor, heads, kv_heads, head_dim)
+    return decode_with(hw.device, fit, heads, requests, as_float(kv_tokens) * factor)
 
 
 def latent_decode_attention_s(
@@ -284,28 +278,21 @@ def latent_decode_attention_s(
 
 def latent_prefill_attention_s(
     hw: Hardware,
+    heads: Heads,
     sequences: Array,
     query_tokens: Array,
     kv_tokens: Array,
-    heads: Array,
-    nope_head_dim: Array,
-    rope_head_dim: Array,
-    value_head_dim: Array,
     *,
     kernel: str | None = None,
-    backward: bool = False,
     cache_values: Array = 0.0,
 ) -> FloatArray:
-    """Seconds of MLA over prompts: ordinary attention with query width nope + rope and its own value width [s].
+    """Seconds of MLA over an engine's prompts: ordinary attention with query width nope + rope and its own value width.
 
-    ``cache_values`` are the values an engine caches per token: the latent and the rotary key (0 in training).
+    ``cache_values`` are the values an engine caches per token: the latent and the rotary key.
 
     Extrapolated: no measured table stands behind widths other than 128.
     """
-    width = as_float(nope_head_dim) + as_float(rope_head_dim)
-    seconds = prefill_attention_s(
-        hw, sequences, query_tokens, kv_tokens, heads, heads, width,
-        value_dim=value_head_dim, kernel=kernel, backward=backward,
-    )  # fmt: skip
+    fit, _ = prefill_fit(hw, kernel=kernel)
+    seconds = prefill_attention_s(hw, heads, sequences, query_tokens, kv_tokens, fit=fit)
     written = as_float(sequences) * as_float(query_tokens) * as_float(cache_values)
     return np.asarray(seconds + 4.0 * written / hw.device.memory_bandwidth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -47,23 +48,56 @@ def touched_experts(pairs: Array, experts: Array) -> FloatArray:
     return np.asarray(e * -np.expm1(p * np.log1p(-1.0 / np.maximum(e, 1.0 + 1e-12))))
 
 
+@dataclass(frozen=True)
+class ExpertShape:
+    """Routed experts of one layer; every number broadcasts.
+
+    Attributes
+    ----------
+    width : of a token on its way to an expert and back [1]
+    hidden : width of one expert [1]
+    count, active : experts, and those that a token uses [1]
+    matrices : of one expert: 3 with a gate, 2 without
+    """
+
+    width: Array
+    hidden: Array
+    count: Array
+    active: Array
+    matrices: int = 3
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """How (token, expert) pairs come to the devices.
+
+    Attributes
+    ----------
+    skew : pairs of the busiest device over the mean [1]
+    touched_share : touched experts over those that uniform routing touches [1]
+    dispatched : an all-to-all brings each device its own tokens, so that it handles N / expert_parallel of them
+    balanced : pairs are dealt out evenly, as benchmarks do, so that min(E, pairs) experts are touched
+    """
+
+    skew: Array = 1.0
+    touched_share: Array = 1.0
+    dispatched: bool = False
+    balanced: bool = False
+
+
+EVENLY = Dealt()
+
+
 def grouped_with(
     device: Device,
     fit: MoeFit,
     tokens: Array,
-    hidden: Array,
-    expert_hidden: Array,
-    experts: Array,
-    active: Array,
+    experts: ExpertShape,
     expert_parallel: Array = 1,
     expert_tensor_parallel: Array = 1,
     *,
     dtype: str = "bf16",
-    gated: bool = True,
-    skew: Array = 1.0,
-    touched_share: Array = 1.0,
-    dispatched: bool = False,
-    balanced: bool = False,
+    dealt: Dealt = EVENLY,
 ) -> FloatArray:
     r"""Seconds of all expert products of one layer on the busiest of ``expert_parallel`` devices, given constants.
 
@@ -76,13 +110,9 @@ def grouped_with(
     Parameters
     ----------
     tokens : N, tokens of the whole expert-parallel group [tokens]; n = N x active / expert_parallel x skew
-    hidden, expert_hidden : H, and width w of one expert over expert_tensor_parallel [1]
-    experts, active : number of experts, and of those a token uses [1]
+    experts : H its width, w its hidden over expert_tensor_parallel, E its count
     expert_parallel, expert_tensor_parallel : devices that share the experts; that share each expert [1]
-    skew : pairs of the busiest device over the mean [1]
-    touched_share : touched experts over those that uniform routing touches [1]
-    dispatched : an all-to-all brings each device its own tokens, so that it handles N / expert_parallel of them
-    balanced : pairs are dealt out evenly, as benchmarks do, so that min(E, pairs) experts are touched
+    dealt : which device handles which tokens
 
     Notes
     -----
@@ -95,20 +125,20 @@ def grouped_with(
     2, 3 without a gate.
     """
     kind = dtype_of(dtype)
-    n, h, e = as_float(tokens), as_float(hidden), as_float(experts)
-    width = as_float(expert_hidden) / as_float(expert_tensor_parallel)
+    n, h, e = as_float(tokens), as_float(experts.width), as_float(experts.count)
+    width = as_float(experts.hidden) / as_float(expert_tensor_parallel)
     parallel = as_float(expert_parallel)
-    pairs = n * as_float(active) / parallel * as_float(skew)
-    routed = n * as_float(active)
-    local = np.minimum(e, routed) if balanced else touched_experts(routed, e)
-    local = np.maximum(local / parallel, np.minimum(1.0, e)) * as_float(touched_share)
-    matrices = 3.0 if gated else 2.0
+    pairs = n * as_float(experts.active) / parallel * as_float(dealt.skew)
+    routed = n * as_float(experts.active)
+    local = np.minimum(e, routed) if dealt.balanced else touched_experts(routed, e)
+    local = np.maximum(local / parallel, np.minimum(1.0, e)) * as_float(dealt.touched_share)
+    matrices = float(experts.matrices)
     bandwidth = device.memory_bandwidth
     compute_s = 2.0 * matrices * pairs * h * width / (sheet_peak(device, dtype) * fit.compute)
     weight_s = local * matrices * h * width * kind.weight_bytes / (bandwidth * fit.memory)
     moved = pairs * (2.0 * h + (2.0 * matrices - 1.0) * width) * 2.0
     seconds = fit.fixed + joined(compute_s, weight_s, fit.exponent) + moved / (bandwidth * fit.activation_memory)
-    own = n / parallel if dispatched else n
+    own = n / parallel if dealt.dispatched else n
     seconds = seconds + own * h * fit.token_bytes / bandwidth + np.log2(1.0 + own) * fit.per_doubling
     seconds = seconds + local * fit.per_expert + e / parallel * fit.per_held_expert
     return np.where(n > 0, seconds + pairs * fit.per_pair, 0.0)
@@ -117,25 +147,15 @@ def grouped_with(
 def grouped_gemm_s(
     hw: Hardware,
     tokens: Array,
-    hidden: Array,
-    expert_hidden: Array,
-    experts: Array,
-    active: Array,
+    experts: ExpertShape,
     expert_parallel: Array = 1,
     expert_tensor_parallel: Array = 1,
     *,
     dtype: str = "bf16",
-    gated: bool = True,
-    skew: Array | None = None,
-    dispatched: bool = False,
-    kernel: str | None = None,
+    dealt: Dealt = EVENLY,
 ) -> FloatArray:
-    """Seconds of the expert products of one layer with the device's constants: see `grouped_with`.
-
-    ``skew`` None: balanced routing. A number: pairs of the busiest device over the mean.
-    """
-    fit, _ = moe_fit(hw, dtype, () if kernel is None else (kernel,))
+    """Seconds of the expert products of one layer with the device's constants: see `grouped_with`."""
+    fit, _ = moe_fit(hw, dtype)
     return grouped_with(
-        hw.device, fit, tokens, hidden, expert_hidden, experts, active, expert_parallel, expert_tensor_parallel,
-        dtype=dtype, gated=gated, skew=1.0 if skew is None else skew, dispatched=dispatched,
-    )  # fmt: skip
+        hw.device, fit, tokens, experts, expert_parallel, expert_tensor_parallel, dtype=dtype, dealt=dealt
+    )

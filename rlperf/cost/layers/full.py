@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlperf.cost.attention import BEST_BANDWIDTH, decode_attention_s, decode_fit, prefill_attention_s, visible_pairs
+from rlperf.cost.attention import (
+    BEST_BANDWIDTH,
+    Heads,
+    decode_attention_s,
+    decode_fit,
+    prefill_attention_s,
+    prefill_fit,
+    visible_pairs,
+)
 from rlperf.cost.collectives import all_reduce_s
 from rlperf.cost.dtypes import cache_bytes
 from rlperf.cost.layers.layer import Matrix
@@ -52,7 +60,7 @@ class Full(Softmax):
     ) -> Operator:
         """Paged decode; ``held`` seconds per cached value stay whatever the engine's factor on kernels."""
         seconds = decode_attention_s(
-            replica.hw, requests, kv, replica.heads, replica.kv_heads, self.arch.head_dim,
+            replica.hw, Heads(replica.heads, replica.kv_heads, self.arch.head_dim), requests, kv,
             kv_dtype=replica.kv_dtype, kernel=replica.engine.decode_kernel,
         )  # fmt: skip
         values = 2.0 * kv * replica.kv_heads * self.arch.head_dim
@@ -69,10 +77,9 @@ class Full(Softmax):
         self, replica: Replica, name: str, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
     ) -> Operator:
         width = 2 * self.arch.head_dim
-        seconds = prefill_attention_s(
-            replica.hw, sequences, query, kv, replica.heads, replica.kv_heads, self.arch.head_dim, window=self.window,
-            dtype=replica.kv_dtype, kernel=replica.engine.prefill_kernel, cache_write=True,
-        )  # fmt: skip
+        heads = Heads(replica.heads, replica.kv_heads, self.arch.head_dim, window=self.window)
+        fit, _ = prefill_fit(replica.hw, replica.kv_dtype, replica.engine.prefill_kernel)
+        seconds = prefill_attention_s(replica.hw, heads, sequences, query, kv, fit=fit, cache_write=True)
         flop = 2.0 * sequences * visible_pairs(query, kv, window=self.window) * replica.heads * width
         moved = sequences * (query * replica.heads + kv * replica.kv_heads) * width * 2.0
         return attention_operator(replica, name, count, seconds, flop, moved)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlperf.cost.attention import latent_decode_attention_s, latent_prefill_attention_s, visible_pairs
+from rlperf.cost.attention import Heads, latent_decode_attention_s, latent_prefill_attention_s, visible_pairs
 from rlperf.cost.dtypes import cache_bytes
 from rlperf.cost.layers.layer import Matrix
 from rlperf.cost.layers.softmax import Softmax, attention_operator
@@ -78,10 +78,10 @@ class Latent(Softmax):
     def prefill_operators(
         self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
     ) -> list[Operator]:
-        mla = self.ranks
         width = self.key_dim + self.value_dim
+        heads = Heads(replica.heads, replica.heads, self.key_dim, self.value_dim)
         seconds = latent_prefill_attention_s(
-            replica.hw, sequences, query, kv, replica.heads, mla.nope_head_dim, mla.rope_head_dim, mla.value_head_dim,
+            replica.hw, heads, sequences, query, kv,
             kernel=replica.engine.prefill_kernel, cache_values=self.cached_values,
         )  # fmt: skip
         flop = 2.0 * sequences * visible_pairs(query, kv) * replica.heads * width

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from rlperf.cost.moe import ExpertShape
 from rlperf.cost.replica import Operator, Replica
 from rlperf.cost.roofline import Array, as_float
 from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice
@@ -108,6 +109,11 @@ class Routing:
     hidden: int
     matrices: int
     parameters: int
+
+    @property
+    def shape(self) -> ExpertShape:
+        """What grouped products read of them."""
+        return ExpertShape(self.width, self.hidden, self.count, self.active, self.matrices)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from rlperf.cost.collectives import all_gather_s, dispatch_combine_s, reduce_sca
 from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.layers.dense import activation_bytes, activation_operator, mlp
 from rlperf.cost.layers.layer import Layer, Matrix, Routing
-from rlperf.cost.moe import grouped_gemm_s, grouped_with, moe_fit, touched_experts
+from rlperf.cost.moe import Dealt, grouped_gemm_s, grouped_with, moe_fit, touched_experts
 from rlperf.cost.replica import Operator, Replica, gemm_operator, memory_operator, network_operator
 from rlperf.cost.roofline import as_float, gemm_s, sheet_flop_per_s, small_op_s
 from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice
@@ -79,8 +79,8 @@ class Moe(Layer):
         fit, _ = moe_fit(hw, dtype, replica.engine.moe_kernels)
         split = np.maximum(replica.tensor / replica.expert, 1.0)
         seconds = grouped_with(
-            hw.device, fit, whole, route.width, route.hidden, route.count, route.active, replica.expert, split,
-            dtype=dtype, gated=self.experts.gated, dispatched=replica.engine.expert_dispatch == "deepep",
+            hw.device, fit, whole, route.shape, replica.expert, split,
+            dtype=dtype, dealt=Dealt(dispatched=replica.engine.expert_dispatch == "deepep"),
         )  # fmt: skip
         each = route.matrices * float(route.width * route.hidden) / split
         touched = touched_experts(whole * route.active, route.count) / replica.expert
@@ -119,8 +119,8 @@ class Moe(Layer):
         ep, etp = layout.expert_parallel.astype(np.float64), layout.expert_tensor_parallel.astype(np.float64)
         own = device.work.tokens / layout.tensor_parallel
         products = grouped_gemm_s(
-            device.hw, own * ep * etp, route.width, route.hidden, route.count, route.active, ep, etp,
-            dtype=device.dtype, gated=self.experts.gated, skew=device.skew, dispatched=True,
+            device.hw, own * ep * etp, route.shape, ep, etp,
+            dtype=device.dtype, dealt=Dealt(skew=device.skew, dispatched=True),
         )  # fmt: skip
         products = products * timing.moe_pass / device.rate
         pairs = own * etp * route.active * device.skew

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlperf.cost.attention import packed_attention_s
+from rlperf.cost.attention import Heads, packed_attention_s
 from rlperf.cost.layers.layer import ContextValues, Layer
 from rlperf.cost.replica import Operator, Replica, memory_operator
 from rlperf.cost.roofline import sheet_flop_per_s, stream_s
@@ -69,14 +69,11 @@ class Softmax(Layer):
         if device.trainer.timing.kernel_attention == "unfused":
             return self._unfused_s(device, heads)
         kv_heads = np.maximum(self.key_heads / split, 1.0)
-        work = device.work
+        work, shape = device.work, Heads(heads, kv_heads, self.key_dim, self.value_dim, window=self.window)
         forward, backward = (
-            packed_attention_s(
-                device.hw, work.attention_tokens, work.pairs, work.max_len, heads, kv_heads, self.key_dim,
-                window=self.window, value_dim=self.value_dim, backward=direction,
-            )
+            packed_attention_s(device.hw, shape, work.attention_tokens, work.pairs, work.max_len, backward=direction)
             for direction in (False, True)
-        )  # fmt: skip
+        )
         flash2 = device.attention_kernel == "flash2"
         factor = device.generation.flash2 if flash2 else device.generation.attention
         return Seconds(forward * factor, backward * factor, forward * factor)

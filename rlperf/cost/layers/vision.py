@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlperf.cost.attention import prefill_attention_s
+from rlperf.cost.attention import Heads, prefill_attention_s
 from rlperf.cost.layers.dense import activation_bytes, mlp
 from rlperf.cost.layers.layer import Matrix
 from rlperf.cost.roofline import Array, as_float, gemm_s, small_op_s
@@ -59,16 +59,15 @@ def vision_prefill_s(
     head_dim = h / vision.heads
     products = sum((gemm_s(hw, rows, *matrix.on(split)) for matrix in tower_matrices(vision)), np.zeros(()))
     small = 4.0 * small_op_s(hw, rows * h * 6.0)
-    heads = np.maximum(vision.heads / split, 1.0)
-    whole = prefill_attention_s(hw, n_images, each, each, heads, heads, head_dim, causal=False)
+    number = np.maximum(vision.heads / split, 1.0)
+    heads = Heads(number, number, head_dim, causal=False)
+    whole = prefill_attention_s(hw, heads, n_images, each, each)
     full = vision.layers if vision.full_attention_layers is None or not vision.window else vision.full_attention_layers
     attention = full * whole
     if vision.window and full < vision.layers:
         side = max(vision.window // (vision.patch_size * vision.spatial_merge), 1) * vision.spatial_merge
         block = np.maximum(np.minimum(float(side * side), each), 1.0)  # of an image without patches: none
-        blocks = prefill_attention_s(
-            hw, n_images * np.ceil(each / block), block, block, heads, heads, head_dim, causal=False
-        )
+        blocks = prefill_attention_s(hw, heads, n_images * np.ceil(each / block), block, block)
         attention = attention + (vision.layers - full) * blocks
     merged = rows / float(vision.spatial_merge) ** 2
     merger = sum((gemm_s(hw, merged, *matrix.on(1.0)) for matrix in merger_matrices(vision)), np.zeros(()))

@@ -179,6 +179,9 @@ def test_a_mode_is_added_by_a_row_and_a_fact(two_steps_off: ModeTraits) -> None:
     assert prediction.rl_step_s == pytest.approx(phase.predicted.rl_step_s, rel=1e-9)
     view = step_view(evaluation)
     assert view.timeline.rl_step_s == pytest.approx(float(evaluation.seconds.rl_step_s[0]), rel=1e-6)
+    steady = steady_state(evaluation, 3)
+    assert steady is not None
+    assert not evaluation.framework.in_flight_updates
     # slime's own modes drain or are interrupted; this one takes weights in flight, as its row says
     times = StageTimes(rollout_s=60.0, rollout_steady_s=40.0, training_s=10.0, weight_sync_s=8.0, swap_s=1.0)
     k_step, toy = step_seconds(Execution(["k_step_off", "two_steps_off"], staleness=2), times)

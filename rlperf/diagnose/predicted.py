@@ -199,7 +199,7 @@ class PredictedSteps:
 
 def _interrupted_s(evaluation: Evaluation) -> float:
     """What a weight sync takes from engines beside its own seconds: a cache computed again, or the tail of a drain."""
-    framework, rollout = evaluation.framework, evaluation.rollout
+    framework, rollout = evaluation.framework.in_mode(evaluation.configuration.mode), evaluation.rollout
     if framework.partial_rollout:
         return float(rollout.recompute_s[0])
     if framework.in_flight_updates:

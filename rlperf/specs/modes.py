@@ -99,9 +99,13 @@ class ModeTraits:
         """
         return limit if self.lag is None else min(self.lag, limit)
 
-    def flows(self, in_flight: bool) -> bool:
-        """Whether finished requests are replaced by those of the next batch at once."""
-        return (self.in_flight_form if in_flight and self.in_flight_form is not None else self.form) is Form.REFILLED
+    def form_where(self, in_flight: bool) -> Form:
+        """The form with or without weights taken in flight.
+
+        >>> MODES["one_step_off"].form_where(True).name, MODES["one_step_off"].form_where(False).name
+        ('REFILLED', 'BARRIER')
+        """
+        return self.in_flight_form if in_flight and self.in_flight_form is not None else self.form
 
 
 MODES: dict[str, ModeTraits] = {

@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.profiles import search_path
 from rlperf.specs.reader import read_spec
 from rlperf.units import BytesPerSecond, Seconds
@@ -185,6 +186,18 @@ class FrameworkCalibration(_Frozen):
     def chunks(self, prompts: int, updates: int) -> int:
         """Pieces in which a streamed batch of ``prompts`` groups and ``updates`` optimizer updates is trained [1]."""
         return max(prompts // self.stream_groups if self.stream_groups else updates, 1)
+
+    def in_mode(self, mode: Mode) -> FrameworkCalibration:
+        """The same as it behaves in a mode: what its row says of weights; where both pools meet nothing is interrupted.
+
+        >>> verl = load_framework_calibration("verl_fsdp")
+        >>> [verl.in_mode(mode).partial_rollout for mode in ("async", "one_step_off")]
+        [True, False]
+        """
+        row = MODES[mode]
+        in_flight = self.in_flight_updates if row.weights == "framework" else row.weights == "in_flight"
+        interrupts = self.partial_rollout and row.form_where(in_flight) is not Form.BARRIER
+        return self.model_copy(update={"in_flight_updates": in_flight, "partial_rollout": interrupts})
 
     def sync_fit(self, transport: Transport) -> WeightSyncFit:
         """Constants of a transport, or a `SpecError` that names those there are."""

@@ -66,8 +66,9 @@ def steady_state(evaluation: Evaluation, rl_steps: int = 50) -> AsyncResult | No
     pool = configuration.pool("rollout")
     limits = evaluation.replicas.limits
     run = steady_run(
-        evaluation.framework, evaluation.cost, limits, pool.layout.data_parallel, _stages(evaluation, 0),
-        Trajectories.from_table(evaluation.demand.tables[0]), max_staleness=max(configuration.staleness, 1),
+        evaluation.framework.in_mode(configuration.mode), evaluation.cost, limits, pool.layout.data_parallel,
+        _stages(evaluation, 0), Trajectories.from_table(evaluation.demand.tables[0]),
+        max_staleness=max(configuration.staleness, 1),
     )  # fmt: skip
     return simulate(run, rl_steps=rl_steps)
 

@@ -42,8 +42,8 @@ class Execution:
     def form(self) -> IntArray:
         """`Form` of the mode, as it runs with or without updates in flight [1]."""
         rows = MODES.values()
-        plain = np.array([row.form for row in rows], dtype=np.int64)
-        flowing = np.array([row.form if row.in_flight_form is None else row.in_flight_form for row in rows], np.int64)
+        plain = np.array([row.form_where(False) for row in rows], dtype=np.int64)
+        flowing = np.array([row.form_where(True) for row in rows], dtype=np.int64)
         codes = mode_codes(self.mode)
         return np.where(_float(self.in_flight) > 0, flowing[codes], plain[codes])
 

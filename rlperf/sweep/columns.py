@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from rlperf.specs.pool import Attribute, Role, of_role
+from rlperf.sweep.space import ROLES
 from rlperf.sweep.spec import Checked
 
 
@@ -17,6 +19,31 @@ class Column(NamedTuple):
     meaning: str
 
 
+class DecidedColumn(NamedTuple):
+    """A column that says what the planner has decided of a pool."""
+
+    role: Role
+    attribute: Attribute
+
+    @property
+    def name(self) -> str:
+        """Of a layout with its role in front; a setting has a name of its own."""
+        own = self.attribute.part == "settings" and self.attribute.owner != "both"
+        return self.attribute.name if own else f"{self.role}_{self.attribute.name}"
+
+    @property
+    def written(self) -> tuple[str, str, str]:
+        """Type, unit and meaning."""
+        kind = {"count": "int", "flag": "int", "fraction": "float", "word": "text"}[self.attribute.kind]
+        return kind, "flag" if self.attribute.kind == "flag" else self.attribute.unit, self.attribute.meaning
+
+
+DECIDED = tuple(
+    DecidedColumn(role, each)
+    for role in ROLES
+    for each in of_role(role)
+    if each.decided == "searched" and (role, each.name) != ("rollout", "backend")  # the engine is the job's
+)
 RESULTS = (
     Column("status", "text", "", "ok; infeasible (nothing fits); wrong (the settings contradict each other); failed"),
     Column("reason", "text", "", "why there is no result; empty where there is one"),
@@ -44,24 +71,7 @@ RESULTS = (
     Column("rollout_memory_limit_bytes", "float", "bytes", "what it is held against"),
     Column("trainer_memory_bytes", "float", "bytes", "peak per trainer device, neighbours included"),
     Column("trainer_memory_limit_bytes", "float", "bytes", "what it is held against"),
-    Column("rollout_tensor_parallel", "int", "1", "rollout layout"),
-    Column("rollout_pipeline_parallel", "int", "1", "rollout layout"),
-    Column("rollout_data_parallel", "int", "1", "rollout layout: replicas"),
-    Column("rollout_expert_parallel", "int", "1", "rollout layout"),
-    Column("max_running", "int", "requests", "requests that one replica runs at once"),
-    Column("memory_fraction", "float", "1", "share of device memory that the engine takes"),
-    Column("trainer_backend", "text", "", "calibrations/trainers"),
-    Column("trainer_tensor_parallel", "int", "1", "trainer layout"),
-    Column("trainer_pipeline_parallel", "int", "1", "trainer layout"),
-    Column("trainer_virtual_pipeline", "int", "1", "trainer layout"),
-    Column("trainer_context_parallel", "int", "1", "trainer layout: ring"),
-    Column("trainer_ulysses", "int", "1", "trainer layout: all-to-all over heads"),
-    Column("trainer_expert_parallel", "int", "1", "trainer layout"),
-    Column("trainer_data_parallel", "int", "1", "trainer layout: replicas"),
-    Column("trainer_zero_stage", "int", "", "0 replicas, 1 optimizer sharded, 2 gradients, 3 weights"),
-    Column("trainer_activation_recompute", "text", "", "none, selective, full"),
-    Column("token_budget", "int", "tokens", "tokens per packed microbatch and replica"),
-    Column("parked", "int", "flag", "trainer states wait in host memory while the engine runs"),
+    *(Column(each.name, *each.written) for each in DECIDED),
 )
 """What every point has, after its number (``point``) and what it sets."""
 STAGES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from rlperf.errors import InfeasibleError, RlperfError, SpecError
-from rlperf.plan.answer.plan import Prediction
+from rlperf.plan.answer.plan import PoolPlan, Prediction
 from rlperf.plan.answer.prediction import prediction_of
 from rlperf.plan.judge.configuration import configuration_of
 from rlperf.plan.judge.evaluate import Judge
@@ -21,10 +22,9 @@ from rlperf.plan.search.splits import usage_of
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
-from rlperf.specs.pool import LayoutValues, SettingsValues
 from rlperf.specs.reader import Document, problems_of
 from rlperf.sweep.caches import Columns, DemandCache
-from rlperf.sweep.columns import STAGES
+from rlperf.sweep.columns import DECIDED, STAGES
 from rlperf.sweep.pairs import Best, best_pairs, reason_words
 from rlperf.sweep.paths import with_values
 from rlperf.sweep.screened import screened_rows
@@ -109,12 +109,11 @@ def _judged(context: Context, task: TaskContext, judge: Judge, best: Best, numbe
     )  # fmt: skip
     evaluation = judge.evaluate(source.demand, configuration)
     predicted = prediction_of(context, task, evaluation, operators=False)
-    pools = [configuration.pool(role) for role in ("rollout", "trainer")]
     seconds = np.array([predicted.rl_step_s])
     return {
         **_predicted_row(predicted, configuration.mode, configuration.devices),
         "objective_value": float(objective_of(context, source.demand, usage_of(context, configuration), seconds)[0]),
-        **_layout_row(pools[0].layout, pools[0].settings, pools[1].layout, pools[1].settings),
+        **_decided(configuration.pools),
     }
 
 
@@ -134,8 +133,7 @@ def _planned(context: Context, facts: FrameworkFacts | None) -> Row:
         for name in numbers:
             if all(each[name] is not None for each in mean):
                 row[name] = float(weights @ [each[name] for each in mean])
-    layouts = _layout_row(pools[0].layout, pools[0].settings, pools[1].layout, pools[1].settings)
-    return {**row, "objective_value": plan.objective / context.job.horizon.rl_steps, **layouts}
+    return {**row, "objective_value": plan.objective / context.job.horizon.rl_steps, **_decided(first.pools)}
 
 
 def _predicted_row(predicted: Prediction, mode: str, devices: int) -> Row:
@@ -164,15 +162,10 @@ def _predicted_row(predicted: Prediction, mode: str, devices: int) -> Row:
     }
 
 
-def _layout_row(engine: LayoutValues, serving: SettingsValues, layout: LayoutValues, settings: SettingsValues) -> Row:
-    names = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel")
-    trained = (*names, "virtual_pipeline", "context_parallel", "ulysses", "zero_stage", "activation_recompute")
-    return {
-        **{f"rollout_{name}": getattr(engine, name) for name in names},
-        "max_running": serving.max_running,
-        "memory_fraction": serving.memory_fraction,
-        "trainer_backend": settings.backend,
-        **{f"trainer_{name}": getattr(layout, name) for name in trained},
-        "token_budget": settings.token_budget,
-        "parked": None if settings.parked is None else int(settings.parked),
-    }
+def _decided(pools: Iterable[PoolPlan]) -> Row:
+    by_role = {pool.role: pool for pool in pools}
+    row: Row = {}
+    for column in DECIDED:
+        value = getattr(getattr(by_role[column.role], column.attribute.part), column.attribute.name)
+        row[column.name] = int(value) if isinstance(value, bool) else value
+    return row

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from rlperf.cost.reject import REASONS, Reject
-from rlperf.layout import OFFLOAD, RECOMPUTE, FloatArray, IntArray
+from rlperf.layout import WORDS, FloatArray, IntArray
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria
@@ -32,7 +33,6 @@ CROWDED = 4
 """Columns per key from which dominated ones are dropped before pairing."""
 WHOSE = ("rollout", "trainer", "rollout and trainer together")
 """Whose check failed, by code."""
-WORDS = {"activation_recompute": RECOMPUTE, "offload": OFFLOAD}
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,10 +112,8 @@ class Keys:
         return np.asarray(number[inverse[len(self.rows) :]])
 
 
-def _code(name: str, value: object) -> float:
-    if name in WORDS:
-        return float(WORDS[name].index(str(value)))
-    return float(value)  # type: ignore[arg-type]
+def _code(name: str, value: Any) -> float:
+    return float(WORDS[name].index(value) if name in WORDS else value)
 
 
 def best_pairs(

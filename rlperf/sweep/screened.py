@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from rlperf.layout import RECOMPUTE, FloatArray, IntArray
+from rlperf.layout import WORDS, FloatArray, IntArray
 from rlperf.plan.judge.uncertainty import Z, log_sigma
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.trainer_columns import peak_limits
 from rlperf.sim.rl_step.stage_seconds import StageSeconds, stage_seconds
 from rlperf.specs.modes import MODES
-from rlperf.sweep.columns import STAGES
+from rlperf.sweep.columns import DECIDED, STAGES
 from rlperf.sweep.pairs import Best, PairColumns
 
 Row = dict[str, Any]
@@ -57,7 +57,6 @@ def _columns(context: Context, source: PairColumns, r: IntArray, t: IntArray) ->
     step, stages = seconds.rl_step_s, np.stack([getattr(seconds, name) for name in STAGES])
     spread = np.exp(Z * step_sigma(context, source, seconds, t))
     usd = split.usage(context).usd_per_s
-    engine, layout = rollout.layout.take(r), trainer.layout.take(t)
     colocated = MODES[split.mode].shares_devices
     names = np.array([name.removesuffix("_s") for name in STAGES])
     found: dict[str, Any] = {
@@ -72,18 +71,17 @@ def _columns(context: Context, source: PairColumns, r: IntArray, t: IntArray) ->
         "rollout_memory_bytes": rollout.awake_bytes[r] + (trainer.idle_bytes[t] if colocated else 0.0),
         "trainer_memory_bytes": trainer.peak_bytes[t] + (rollout.asleep_bytes[r] if colocated else 0.0),
         "trainer_memory_limit_bytes": peak_limits(context, trainer.backend[t]),
-        "max_running": rollout.max_running[r],
-        "memory_fraction": rollout.memory_fraction[r],
-        "trainer_backend": np.array([each.backend for each in context.trainers])[trainer.backend[t]],
-        "trainer_activation_recompute": np.array(RECOMPUTE)[layout.activation_recompute],
-        "token_budget": trainer.token_budget[t],
     }
-    if colocated:
-        found["parked"] = trainer.parked[t]
-    degrees = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel")
-    found |= {f"rollout_{name}": np.broadcast_to(getattr(engine, name), r.shape) for name in degrees}
-    more = (*degrees, "virtual_pipeline", "context_parallel", "ulysses", "zero_stage")
-    return found | {f"trainer_{name}": np.broadcast_to(getattr(layout, name), t.shape) for name in more}
+    backends = np.array([each.backend for each in context.trainers])
+    for column in DECIDED:
+        columns, index = (rollout, r) if column.role == "rollout" else (trainer, t)
+        name = column.attribute.name
+        if column.attribute.part == "layout":
+            codes = np.broadcast_to(getattr(columns.layout.take(index), name), index.shape)
+            found[column.name] = np.array(WORDS[name])[codes] if name in WORDS else codes
+        elif name != "parked" or colocated:
+            found[column.name] = backends[trainer.backend[t]] if name == "backend" else getattr(columns, name)[index]
+    return found
 
 
 def step_sigma(context: Context, source: PairColumns, seconds: StageSeconds, t: IntArray) -> FloatArray:

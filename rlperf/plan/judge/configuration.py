@@ -6,18 +6,16 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from rlperf.layout import WORDS, Layout, code
 from rlperf.plan.answer.plan import BatchSettings, PoolPlan
 from rlperf.plan.question.context import Context
-from rlperf.plan.search.candidates import uneven_ends
 from rlperf.plan.search.rollout_columns import RolloutColumns
+from rlperf.plan.search.stage_ends import stage_ends
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.demand import Batch
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES, Mode
-from rlperf.specs.pool import LayoutValues, Role, Settings
+from rlperf.specs.pool import LayoutValues, Role
 
 
 @dataclass(frozen=True)
@@ -125,6 +123,8 @@ def configuration_of(
             cuda_graphs=engine.cuda_graphs is not False,
         ),
     )
+    stages = int(t_layout.pipeline_parallel)
+    ends = stage_ends(architecture.layers, stages, train.first_stage_layers, train.last_stage_layers)
     trainer_settings = train.planned(
         "trainer",
         backend=backend,
@@ -132,7 +132,8 @@ def configuration_of(
         scoring_token_budget=train.scoring_token_budget or int(trainer.token_budget[t]),
         parked=bool(trainer.parked[t]) if MODES[mode].shares_devices else None,
         freeze_vision=train.freeze_vision if architecture.vision else None,
-        **_stage_ends(train, architecture.layers, int(t_layout.pipeline_parallel)),
+        first_stage_layers=ends[0],
+        last_stage_layers=ends[1],
     )
     roles: list[Role] = ["trainer", *(role for role in job.all_roles if role in ("reference", "critic"))]
     trained = [
@@ -147,18 +148,3 @@ def configuration_of(
     ]
     staleness = MODES[mode].staleness(job.limits.staleness)
     return Configuration(mode, staleness, batch, (rollout_pool, *trained))
-
-
-def _stage_ends(settings: Settings, layers: int, pipeline: int) -> dict[str, int | None]:
-    """Layers of the first and last stage: as stated, or where the layers do not divide; nothing where they do.
-
-    Where one end is stated, the other holds as many as the stages between.
-    """
-    first, last = settings.first_stage_layers, settings.last_stage_layers
-    if (first is None) != (last is None) and pipeline > 1:
-        other = (layers - (first or last or 0)) // (pipeline - 1)
-        first, last = first or other, last or other
-    if first is None and last is None and pipeline > 1 and layers % pipeline:
-        ends = uneven_ends(layers, np.asarray(pipeline))
-        first, last = int(ends[0]), int(ends[1])
-    return {"first_stage_layers": first, "last_stage_layers": last}

@@ -18,6 +18,7 @@ from rlperf.layout import RECOMPUTE, Layout
 from rlperf.plan.judge.configuration import Configuration, layout_of
 from rlperf.plan.pipeline import PipelineProblem, optimize, stage_layout
 from rlperf.plan.question.context import Context
+from rlperf.plan.search.stage_ends import stages_between
 from rlperf.sim.pipeline import MicrobatchSizes, one_f_one_b, round_robin, simulate, stage_costs
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.site import TrainerStack
@@ -147,11 +148,8 @@ def stated_ends(profile: LayerProfile, layers: int, stages: int, count: int, set
     batches = max(min(count, MOST_MICROBATCHES), 1)
     first, last = settings.first_stage_layers or 0, settings.last_stage_layers or 0
     base = makespan_s(profile, uniform(layers, stages), batches)
-    middle = (layers - first - last) // max(stages - 2, 1)
-    partition = (first, *([middle] * (stages - 2)), last)
-    if min(partition) < 1 or sum(partition) != layers:
-        return StageEnds(first, last, base, base)
-    return StageEnds(first, last, makespan_s(profile, partition, batches), base)
+    partition = stages_between(layers, stages, first, last)
+    return StageEnds(first, last, makespan_s(profile, partition, batches) if partition else base, base)
 
 
 def adaptive_note(

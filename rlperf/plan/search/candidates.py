@@ -13,6 +13,7 @@ from rlperf.cost.layers import stack_of
 from rlperf.cost.parameters import parameters
 from rlperf.cost.reject import Reject
 from rlperf.layout import OFFLOAD, RECOMPUTE, BoolArray, IntArray, Layout
+from rlperf.plan.search.stage_ends import stated_ends_fit, uneven_ends
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import evaluate
 from rlperf.specs.pool import LayoutChoice, PoolSpec
@@ -262,41 +263,6 @@ def stages_divide(layers: int, pipeline: IntArray, virtual: IntArray) -> BoolArr
     """
     even = (layers % (pipeline * virtual) == 0) & (pipeline * virtual <= layers)
     return np.asarray(even | ((virtual == 1) & (uneven_ends(layers, pipeline)[1] >= 1)))
-
-
-def stated_ends_fit(
-    layers: int, pipeline: IntArray, virtual: IntArray, first: int | None, last: int | None
-) -> BoolArray:
-    """True where the stated layers of the first or last stage leave equally many for the others; no interleaving then.
-
-    >>> stated_ends_fit(48, np.array([1, 2, 4, 8]), np.ones(4), 10, 14).tolist()
-    [True, False, True, True]
-    >>> stated_ends_fit(48, np.array([2, 4, 8]), np.ones(3), 12, None).tolist()
-    [True, True, False]
-    """
-    inner = pipeline - (first is not None) - (last is not None)
-    rest = layers - (first or 0) - (last or 0)
-    even = np.where(inner > 0, (rest >= inner) & (rest % np.maximum(inner, 1) == 0), rest == 0)
-    return np.asarray((pipeline == 1) | ((virtual == 1) & even))
-
-
-def uneven_ends(layers: int, pipeline: IntArray) -> tuple[IntArray, IntArray]:
-    """Layers of the first and the last stage when the others hold equally many and none holds more than ceil(l / p).
-
-    The others hold ceil(l / p); where that leaves nothing for an end, floor(l / p), if the ends can take the rest.
-    0 where neither works.
-
-    >>> [int(n) for n in uneven_ends(61, np.array(8))]
-    [7, 6]
-    >>> [[int(n) for n in ends] for ends in uneven_ends(61, np.array([12, 32]))]
-    [[6, 0], [5, 0]]
-    """
-    inner = np.maximum(pipeline - 2, 0)
-    most, least = -(-layers // pipeline), layers // pipeline
-    tight, loose = layers - most * inner, layers - least * inner
-    left = np.where(tight >= 2, tight, np.where(loose <= 2 * most, loose, 0))
-    left = np.where(pipeline > 1, left, 0)
-    return left - left // 2, left // 2
 
 
 def heads_divide(arch: Architecture, degree: IntArray, tensor_parallel: IntArray) -> BoolArray:

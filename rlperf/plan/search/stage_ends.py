@@ -1,0 +1,75 @@
+"""Layers of the first and the last pipeline stage where stages are uneven; those between hold equally many.
+
+The ends hold the embedding and the loss beside their layers. Frameworks take the two numbers and work out the rest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlperf.layout import BoolArray, IntArray
+
+
+def uneven_ends(layers: int, pipeline: IntArray) -> tuple[IntArray, IntArray]:
+    """Layers of the first and the last stage when the others hold equally many and none holds more than ceil(l / p).
+
+    The others hold ceil(l / p); where that leaves nothing for an end, floor(l / p), if the ends can take the rest.
+    0 where neither works.
+
+    >>> [int(n) for n in uneven_ends(61, np.array(8))]
+    [7, 6]
+    >>> [[int(n) for n in ends] for ends in uneven_ends(61, np.array([12, 32]))]
+    [[6, 0], [5, 0]]
+    """
+    inner = np.maximum(pipeline - 2, 0)
+    most, least = -(-layers // pipeline), layers // pipeline
+    tight, loose = layers - most * inner, layers - least * inner
+    left = np.where(tight >= 2, tight, np.where(loose <= 2 * most, loose, 0))
+    left = np.where(pipeline > 1, left, 0)
+    return left - left // 2, left // 2
+
+
+def stated_ends_fit(
+    layers: int, pipeline: IntArray, virtual: IntArray, first: int | None, last: int | None
+) -> BoolArray:
+    """True where the stated layers of the first or last stage leave equally many for the others; no interleaving then.
+
+    >>> stated_ends_fit(48, np.array([1, 2, 4, 8]), np.ones(4), 10, 14).tolist()
+    [True, False, True, True]
+    >>> stated_ends_fit(48, np.array([2, 4, 8]), np.ones(3), 12, None).tolist()
+    [True, True, False]
+    """
+    inner = pipeline - (first is not None) - (last is not None)
+    rest = layers - (first or 0) - (last or 0)
+    even = np.where(inner > 0, (rest >= inner) & (rest % np.maximum(inner, 1) == 0), rest == 0)
+    return np.asarray((pipeline == 1) | ((virtual == 1) & even))
+
+
+def stage_ends(layers: int, stages: int, first: int | None, last: int | None) -> tuple[int | None, int | None]:
+    """Layers of both ends: as stated, or `uneven_ends` where the layers do not divide; None where they do.
+
+    Where one end is stated, the other holds as many as the stages between.
+
+    >>> stage_ends(48, 4, 9, None), stage_ends(61, 8, None, None), stage_ends(48, 4, None, None)
+    ((9, 13), (7, 6), (None, None))
+    """
+    if stages < 2 or (first is not None and last is not None):
+        return first, last
+    if first is not None or last is not None:
+        other = (layers - (first or last or 0)) // (stages - 1)
+        return first or other, last or other
+    if layers % stages == 0:
+        return None, None
+    ends = uneven_ends(layers, np.asarray(stages))
+    return int(ends[0]), int(ends[1])
+
+
+def stages_between(layers: int, stages: int, first: int, last: int) -> tuple[int, ...] | None:
+    """Layers of every stage with stated ends, or None where the others cannot hold equally many.
+
+    >>> stages_between(48, 4, 9, 13), stages_between(48, 4, 9, 12), stages_between(13, 2, 7, 6)
+    ((9, 13, 13, 13), None, (7, 6))
+    """
+    inner = max(stages - 2, 0)
+    partition = (first, *([(layers - first - last) // max(inner, 1)] * inner), last)
+    return partition if min(partition) >= 1 and sum(partition) == layers else None

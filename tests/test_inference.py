@@ -11,13 +11,13 @@ import pytest
 from rlperf.cost import inference as inf
 from rlperf.cost import serving
 from rlperf.cost.attention import BEST_BANDWIDTH
+from rlperf.cost.basis import serving_basis
 from rlperf.cost.collectives import all_reduce_s
 from rlperf.cost.engine_memory import engine_limits, engine_memory, max_running
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.layers import KINDS
 from rlperf.cost.operators import decode_operators, token_operators
 from rlperf.cost.replica import Replica, roles_of, total
-from rlperf.cost.uncertainty import serving_basis
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rlperf.cost.uncertainty import serving_basis
 
 from rlperf.api import predict_job
 from rlperf.cost.batching import Microbatches
@@ -24,7 +25,6 @@ from rlperf.cost.trainer_memory import trainer_memory
 from rlperf.cost.training import training_update
 from rlperf.cost.training_layers import layer_seconds
 from rlperf.cost.training_parallel import expert_traffic
-from rlperf.cost.uncertainty import serving_basis
 from rlperf.cost.weight_sync import sync_payload
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, Layout

@@ -17,7 +17,6 @@ from rlperf.plan.answer.words import layout_words
 from rlperf.plan.judge.configuration import layout_of, layout_values
 from rlperf.plan.judge.decisions import judged_objective, rl_step_groups
 from rlperf.plan.judge.evaluate import Judge
-from rlperf.plan.judge.uncertainty import distinguishable, log_sigma
 from rlperf.plan.question.demand import batches
 from rlperf.plan.search.rollout_columns import IMPOSSIBLE, rollout_columns
 from rlperf.plan.search.screen import screen
@@ -26,6 +25,7 @@ from rlperf.plan.search.trainer_columns import trainer_columns, trainer_columns_
 from rlperf.report.plan_files import plan_yaml, read_plan, write_plan_files
 from rlperf.report.plan_text import markdown
 from rlperf.sim.rl_step import rollout_stage
+from rlperf.sim.rl_step.uncertainty import distinguishable, log_sigma
 from rlperf.specs.job import Job
 from rlperf.specs.pool import LayoutValues
 
@@ -305,7 +305,7 @@ def test_identical_candidates_cannot_be_told_apart() -> None:
     found = screen(context, task, (demand,), question.facts)
     judge = Judge(context, task)
     first = judge.evaluate(demand, found.configurations[0])
-    assert not distinguishable(context, first, first)
+    assert not distinguishable(first.sigmas, first.seconds, first.seconds)
     assert log_sigma(1.0, 1.0) == 0.0
 
 

@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from rlperf.api import ask
 from rlperf.cli.main import app
-from rlperf.plan.answer.compare import bootstrap_table, compare_jobs, job_of_plan
+from rlperf.plan.answer.compare import compare_jobs, job_of_plan
 from rlperf.plan.answer.plan import Plan
 from rlperf.workload import LengthTable
+from rlperf.workload.bootstrap import bootstrap
 
 JOB = """
 name: small
@@ -50,7 +51,7 @@ def write(folder: Path, name: str, cap: int = 4096, tensor: int = 1, running: in
 def test_bootstrapped_table_keeps_groups_whole() -> None:
     random = np.random.default_rng(0)
     table = LengthTable.from_groups(random.integers(10, 90, 20), random.integers(1, 500, (20, 4)))
-    drawn = bootstrap_table(table, np.random.default_rng(1))
+    drawn = bootstrap(table, np.random.default_rng(1))
     assert drawn.n == table.n
     assert drawn.n_groups == 20
     known = {tuple(sorted(table.response_tokens[table.group == g].tolist())) for g in range(20)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,26 +11,30 @@ from hypothesis import strategies as st
 
 from rlperf.sim.rl_step.uncertainty import (
     Comparison,
-    bootstrap_groups,
-    bootstrap_seconds,
     compare_draws,
     interval,
     unshared_error,
 )
-from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.rl_calibration import load_framework_calibration
+from rlperf.workload import LengthTable
+from rlperf.workload.bootstrap import bootstrap
 
 
-def drawn(seed: int, groups: int = 64, size: int = 8) -> Trajectories:
+def drawn(seed: int, groups: int = 64, size: int = 8) -> LengthTable:
     random = np.random.default_rng(seed)
     lengths = random.lognormal(6.0, 0.6, (groups, 1)) * random.lognormal(0.0, 0.4, (groups, size))
-    return Trajectories.of(100, lengths.ravel().astype(int), group=np.repeat(np.arange(groups), size))
+    return LengthTable.from_groups([100] * groups, lengths.astype(int).tolist(), max_response_tokens=1 << 20)
+
+
+def drawn_seconds(seconds: Callable[[LengthTable], float], table: LengthTable, *, draws: int, seed: int) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    return np.array([seconds(bootstrap(table, random)) for _ in range(draws)])
 
 
 def test_bootstrap_draws_whole_groups() -> None:
     trajectories = drawn(0)
-    again = bootstrap_groups(trajectories, np.random.default_rng(1))
-    assert len(again) == len(trajectories)
+    again = bootstrap(trajectories, np.random.default_rng(1))
+    assert again.n == trajectories.n
     known = {tuple(np.sort(trajectories.response_tokens[trajectories.group == g])) for g in range(64)}
     for group in np.unique(again.group):
         assert tuple(np.sort(again.response_tokens[again.group == group])) in known
@@ -50,13 +56,13 @@ def test_interval_adds_independent_parts_in_squares() -> None:
 def test_bootstrap_spread_covers_a_new_step() -> None:
     """The mean of a new rl_step lies inside the 90 % interval of the bootstrap about nine times in ten."""
 
-    def seconds(trajectories: Trajectories) -> float:
+    def seconds(trajectories: LengthTable) -> float:
         return float(trajectories.response_tokens.mean())
 
     truth = np.mean([seconds(drawn(seed)) for seed in range(1000, 1200)])
     inside = []
     for seed in range(150):
-        draws = bootstrap_seconds(seconds, drawn(seed), draws=40, seed=seed)
+        draws = drawn_seconds(seconds, drawn(seed), draws=40, seed=seed)
         low, high = np.quantile(draws, [0.05, 0.95])
         inside.append(low <= truth <= high)
     assert 0.80 <= np.mean(inside) <= 0.97
@@ -64,9 +70,9 @@ def test_bootstrap_spread_covers_a_new_step() -> None:
 
 def test_common_random_numbers_tell_close_ones_apart() -> None:
     trajectories = drawn(3)
-    a = bootstrap_seconds(lambda t: float(t.response_tokens.max()), trajectories, draws=30, seed=5)
-    b = bootstrap_seconds(lambda t: 1.05 * float(t.response_tokens.max()), trajectories, draws=30, seed=5)
-    other = bootstrap_seconds(lambda t: 1.05 * float(t.response_tokens.max()), trajectories, draws=30, seed=6)
+    a = drawn_seconds(lambda t: float(t.response_tokens.max()), trajectories, draws=30, seed=5)
+    b = drawn_seconds(lambda t: 1.05 * float(t.response_tokens.max()), trajectories, draws=30, seed=5)
+    other = drawn_seconds(lambda t: 1.05 * float(t.response_tokens.max()), trajectories, draws=30, seed=6)
     assert compare_draws(a, b).ratio == pytest.approx(1.05)
     assert compare_draws(a, b).apart
     assert not compare_draws(a, other).apart

@@ -19,7 +19,7 @@ from rlperf.workload import PRESETS, LengthModel, LengthTable, concat, load_mode
 from rlperf.workload.dependence import Dependence, Grouped, fit_dependence, law_covariance
 from rlperf.workload.drift import change_points, fit_drift, runaway_change
 from rlperf.workload.effect_likelihood import log_likelihood
-from rlperf.workload.fidelity import Rollouts, bias, bias_noise, bootstrap, fidelity, ks_two_samples
+from rlperf.workload.fidelity import Rollouts, bias, bias_noise, bootstraps, fidelity, ks_two_samples
 from rlperf.workload.fitting import fit_model, thinned
 from rlperf.workload.laws import Component, Law, fit_law, kolmogorov_smirnov
 from rlperf.workload.library import dump_model, save_model
@@ -484,7 +484,7 @@ def test_fidelity_refuses() -> None:
 
 def test_bootstrap_draws_whole_groups() -> None:
     table = LengthTable.from_groups([1, 2, 3], [[1, 2], [3], [4, 5]])
-    for drawn in bootstrap(table, 4, 10, seed=0):
+    for drawn in bootstraps(table, 4, 10, seed=0):
         assert drawn.n_groups == 4
         assert set(drawn.group_sizes()) <= {1, 2}
     assert ks_two_samples(np.array([1.0, 2.0]), np.array([1.0, 2.0])) == 0.0

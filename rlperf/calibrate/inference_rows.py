@@ -10,6 +10,7 @@ import numpy as np
 
 from rlperf.calibrate.columns import Guess, Reading, column, count, derived, number, one_of, read, stated, text
 from rlperf.calibrate.tables import Row
+from rlperf.cost.basis import serving_basis
 from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.engine_memory import engine_memory, max_running
 from rlperf.cost.engine_step import EngineStepCost
@@ -17,7 +18,6 @@ from rlperf.cost.inference import engine_step_cost, fixed_overhead_s, scaled, wi
 from rlperf.cost.operators import cached_token_held_s
 from rlperf.cost.replica import Replica
 from rlperf.cost.serving import Served, closed_loop, open_loop, static_batch
-from rlperf.cost.uncertainty import serving_basis
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture

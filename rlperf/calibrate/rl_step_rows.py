@@ -10,13 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.rl_step_stack import Stack, dtype_named, stack_of
 from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.parameters import parameters, routed_parameters
 from rlperf.errors import SpecError
 from rlperf.layout import RECOMPUTE, Layout
-from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, in_nodes_of, load_hardware
 from rlperf.specs.modes import Mode, mode_of_staleness
@@ -51,8 +49,8 @@ class StepRow:
     prompts: int
     group_size: int
     mini_batch: int
-    token_budget: float | None
-    scoring_token_budget: float | None
+    token_budget: float
+    scoring_token_budget: float
     scoring_microbatch: int
     packing: bool
     critic: bool
@@ -60,6 +58,7 @@ class StepRow:
     prompt_tokens: float
     response_tokens: float
     cap_tokens: float
+    lora_rank: int | None
     compute_dtype: str
     rollout_dtype: str
     memory_fraction: float
@@ -73,12 +72,6 @@ class StepRow:
     def sequences(self) -> int:
         """Sequences of the rl_step."""
         return self.prompts * self.group_size
-
-    def trajectories(self, law: AssumedLengths, seed: int = 0) -> Trajectories:
-        """The rl_step's trajectories under an assumed law of lengths."""
-        drawn = law.draw(self.prompts, self.group_size, self.response_tokens, self.cap_tokens, seed)
-        group = np.repeat(np.arange(self.prompts), self.group_size)
-        return Trajectories.of(round(self.prompt_tokens), drawn.ravel(), group=group)
 
 
 _BLANK = frozenset({"", "n/a", "na", "nan", "-", "?"})
@@ -172,7 +165,8 @@ def read_row(row: Mapping[str, str], architectures: Path | None = None) -> StepR
         scoring_passes=_scoring_passes(cells, stack.framework, staleness, algorithm),
         prompt_tokens=prompt,
         response_tokens=response,
-        cap_tokens=max(cap_total - prompt, response),
+        cap_tokens=_cap(cells, cap_total, prompt, response),
+        lora_rank=cells.count("lora_rank", 0) or None,
         compute_dtype=dtype_named(cells.text("compute_dtype", "bf16", "default"), "compute_dtype"),
         rollout_dtype=rollout_dtype,
         memory_fraction=_memory_fraction(cells, architecture, hardware, rollout, rollout_dtype, colocated),
@@ -186,6 +180,12 @@ def read_row(row: Mapping[str, str], architectures: Path | None = None) -> StepR
         assumed=tuple(cells.assumed),
         configuration=configuration_key(row),
     )
+
+
+def _cap(cells: _Cells, total: float, prompt: float, response: float) -> float:
+    """Most tokens of a response: frameworks cap the response alone, or prompt and response together [tokens]."""
+    whole = max(total - prompt, response)
+    return max(min(cells.number("response_limit", whole), whole), response)
 
 
 def _architecture(name: str, folder: Path | None) -> Architecture:

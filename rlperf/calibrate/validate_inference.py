@@ -7,7 +7,7 @@ from pathlib import Path
 from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, serve
 from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
-from rlperf.cost.uncertainty import serving_basis
+from rlperf.cost.basis import serving_basis
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import EngineCalibration
 

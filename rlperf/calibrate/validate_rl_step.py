@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-from rlperf.calibrate.rl_step_predict import StepPrediction, predict_step, step_interval
+from rlperf.calibrate.rl_step_predict import STAGES, StepPrediction, predict_step
 from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest, read_row
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
 from rlperf.cost.parameters import parameters
 from rlperf.errors import RlperfError
-from rlperf.sim.rl_step.uncertainty import Z95
 
 NEEDED = ("framework", "architecture", "gpu", "n_gpus", "osl_mean")
-STAGES = ("rollout_s", "scoring_s", "train_s", "weight_sync_s")
-LENGTHS_SPREAD = {"rollout_s": 1.0, "scoring_s": 0.0, "train_s": 0.0, "weight_sync_s": 0.0}
-"""Which stages move with the law of lengths once the mean is given: the tail is the rollout's."""
 
 
 def predict_rows(path: Path, table: Table) -> Outcome:
@@ -46,11 +40,11 @@ def predict_rows(path: Path, table: Table) -> Outcome:
 def predictions_of(found: StepPrediction) -> list[PredictedFigure]:
     """The whole step first, then its published stages."""
     row = found.row
-    low, high = step_interval(found)
+    low, high = found.interval()
     bounds = {"step_s": (low, high)}
     for stage in STAGES:
         if stage in row.measured:
-            bounds[stage] = stage_interval(found, stage)
+            bounds[stage] = found.stage_interval(stage)
     return [
         PredictedFigure(
             row_id=row.row_id,
@@ -60,7 +54,7 @@ def predictions_of(found: StepPrediction) -> list[PredictedFigure]:
             predicted=found.stage_s(metric),
             low=bounds[metric][0],
             high=bounds[metric][1],
-            calibration=", ".join((found.framework.id, found.trainer.trainer.id, row.hardware.calibration.id)),
+            calibration=", ".join((found.framework.id, found.stack.calibration.id, row.hardware.calibration.id)),
             assumed=(f"response lengths: {found.law}, cut at {row.cap_tokens:.0f} tokens", *row.assumed),
             extrapolated=row.hardware.calibration.extrapolated or not found.framework.calibrated_on,
             used_in_calibration=seen(found),
@@ -91,21 +85,3 @@ def stratum(row: StepRow) -> str:
     if not row.framework.startswith("nemo"):
         return f"{row.framework}, nothing fitted"
     return "MoE" if row.architecture.experts else "dense"
-
-
-def stage_interval(found: StepPrediction, stage: str) -> tuple[float, float]:
-    """5th and 95th percentile of one stage [s]: the calibration behind it, the lengths, reruns."""
-    seconds = found.stage_s(stage)
-    rest = (Z95 * found.framework.rerun_spread) ** 2 + (Z95 * found.law_spread * LENGTHS_SPREAD[stage]) ** 2
-    if stage == "weight_sync_s":
-        spread = found.framework.weight_sync[0].provenance
-        below, above = np.log(spread.low), np.log(spread.high)
-    elif stage == "rollout_s":
-        kernels = found.row.hardware.calibration.spread
-        below, above = np.log(kernels.low), np.log(kernels.high)
-    else:
-        trainer, framework = found.trainer.trainer, found.framework.step_spread
-        below = np.hypot(np.log(trainer.low), np.log(framework.low))
-        above = np.hypot(np.log(trainer.high), np.log(framework.high))
-    low = seconds * float(np.exp(-np.hypot(below, np.sqrt(rest))))
-    return low, seconds * float(np.exp(np.hypot(above, np.sqrt(rest))))

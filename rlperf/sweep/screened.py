@@ -7,17 +7,15 @@ from typing import Any
 import numpy as np
 
 from rlperf.layout import WORDS, FloatArray, IntArray
-from rlperf.plan.judge.uncertainty import Z, log_sigma
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.trainer_columns import peak_limits
-from rlperf.sim.rl_step.stage_seconds import StageSeconds, stage_seconds
+from rlperf.sim.rl_step.stage_seconds import stage_seconds
+from rlperf.sim.rl_step.uncertainty import step_factors, unmeasured_sigma
 from rlperf.specs.modes import MODES
 from rlperf.sweep.columns import DECIDED, STAGES
 from rlperf.sweep.pairs import Best, PairColumns
 
 Row = dict[str, Any]
-CALIBRATED = ("rollout_s", "scoring_s", "training_s", "weight_sync_s")
-REST = ("data_movement_s", "offload_s", "other_s", "reward_s")
 
 
 def screened_rows(context: Context, best: Best) -> list[Row]:
@@ -55,14 +53,14 @@ def _columns(context: Context, source: PairColumns, r: IntArray, t: IntArray) ->
     architecture = context.tasks[0].architecture
     seconds = stage_seconds(context.site, architecture, source.demand, split.mode, staleness, rollout, trainer, r, t)
     step, stages = seconds.rl_step_s, np.stack([getattr(seconds, name) for name in STAGES])
-    spread = np.exp(Z * step_sigma(context, source, seconds, t))
+    low, high = step_bounds(context, source, t)
     usd = split.usage(context).usd_per_s
     colocated = MODES[split.mode].shares_devices
     names = np.array([name.removesuffix("_s") for name in STAGES])
     found: dict[str, Any] = {
         "rl_step_s": step,
-        "low_s": step / spread,
-        "high_s": step * spread,
+        "low_s": step * low,
+        "high_s": step * high,
         **{name: stages[k] for k, name in enumerate(STAGES)},
         "usd_per_step": np.full(len(r), np.nan) if usd is None else step * usd,
         "device_s": step * split.total,
@@ -84,22 +82,16 @@ def _columns(context: Context, source: PairColumns, r: IntArray, t: IntArray) ->
     return found
 
 
-def step_sigma(context: Context, source: PairColumns, seconds: StageSeconds, t: IntArray) -> FloatArray:
-    r"""Standard deviation of ln(rl_step) of many pairs [1] ``[pairs]``.
+def step_bounds(context: Context, source: PairColumns, t: IntArray) -> tuple[FloatArray, FloatArray]:
+    """5th and 95th percentile of the rl_steps of many pairs over their predictions [1] ``[pairs]``.
 
-    As `rlperf.plan.judge.uncertainty.step_sigma`, without :math:`\sigma_l`: closed forms know the mean over the
-    rl_steps drawn and not each of them, so these intervals leave out how much rl_steps differ by their lengths.
+    As the judge's, without the spread over the lengths: closed forms know the mean over the rl_steps drawn and not each
+    of them, so these intervals leave out how much rl_steps differ by their lengths.
     """
-    backend = source.trainer.backend[t]
-    spread, step = context.rollout_hardware.calibration.spread, seconds.rl_step_s
-    training = np.log(source.trainer.high[t] / source.trainer.low[t]) / (2.0 * Z)
+    architecture, hardware = context.tasks[0].architecture, context.rollout_hardware
     frameworks = [each.framework for each in context.trainers]
-    sync = np.array([log_sigma(f.weight_sync[0].provenance.low, f.weight_sync[0].provenance.high) for f in frameworks])
-    rest = np.array([log_sigma(f.step_spread.low, f.step_spread.high) / 2.0 for f in frameworks])
-    rerun = np.array([f.rerun_spread for f in frameworks])
-    sigmas = (log_sigma(spread.low, spread.high), training, training, sync[backend])
-    total = rerun[backend] ** 2
-    for name, sigma in zip(CALIBRATED, sigmas, strict=True):
-        total = total + (getattr(seconds, name) / step * sigma) ** 2
-    other = sum(getattr(seconds, name) for name in REST)
-    return np.asarray(np.sqrt(total + (other / step * rest[backend]) ** 2))
+    bounds = np.array([
+        step_factors(each, extra=unmeasured_sigma(each, architecture, hardware)) for each in frameworks
+    ])  # fmt: skip
+    low, high = bounds[source.trainer.backend[t]].T
+    return low, high

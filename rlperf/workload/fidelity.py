@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlperf.errors import SpecError
+from rlperf.workload.bootstrap import bootstrap
 from rlperf.workload.lengths import Float, Int, LengthTable
 from rlperf.workload.model import LengthModel
 from rlperf.workload.sampling import predictive_replicates, sample_lengths, sample_rl_steps
@@ -262,13 +263,13 @@ class _Replays:
     def resampled(self, groups: int) -> Float:
         """From the judged recording's own prompt groups."""
         own = (groups, self.replicates, self.seed + 1)
-        return self._simulated(("recording", groups, 0.0), lambda: bootstrap(self.recording, *own))
+        return self._simulated(("recording", groups, 0.0), lambda: bootstraps(self.recording, *own))
 
     def replayed(self, groups: int) -> Float:
         """From the prompt groups that the model was fitted on."""
         known, own = self.fitted_on, (groups, self.replicates, self.seed + 2)
         assert known is not None
-        return self._simulated(("fitted on", groups, 0.0), lambda: bootstrap(known, *own))
+        return self._simulated(("fitted on", groups, 0.0), lambda: bootstraps(known, *own))
 
     def _simulated(self, key: tuple[str, int, float], tables: Callable[[], Iterable[LengthTable]]) -> Float:
         if key not in self._held:
@@ -319,36 +320,10 @@ def _outcomes(
     ]
 
 
-def bootstrap(table: LengthTable, prompts: int, count: int, seed: int) -> list[LengthTable]:
-    """Group bootstrap: `count` rl_steps of whole prompt groups drawn with replacement from all of the recording.
-
-    Davison and Hinkley, Bootstrap Methods and their Application, 1997, sec. 3.8. Its longest response can be no longer
-    than the recorded one, so it is a little short of the truth wherever the longest response decides.
-    """
-    from dataclasses import replace
-
-    rng = np.random.default_rng(seed)
-    index, groups = table.group_index()
-    order = np.argsort(index, kind="stable")
-    sizes = np.bincount(index, minlength=groups)
-    starts = np.r_[0, np.cumsum(sizes)[:-1]]
-    result = []
-    for _ in range(count):
-        chosen = rng.integers(0, groups, prompts)
-        rows = order[_ranges(starts[chosen], sizes[chosen])]
-        fresh = np.repeat(np.arange(prompts), sizes[chosen])
-        drawn = replace(table.where(rows), group=fresh, rl_step=np.zeros(rows.size, np.int64))
-        if table.trajectory is not None:
-            span = int(table.trajectory.max()) + 1
-            drawn = replace(drawn, trajectory=fresh * span + table.trajectory[rows])
-        result.append(drawn)
-    return result
-
-
-def _ranges(starts: Int, sizes: Int) -> Int:
-    """Concatenated ranges [s, s + size)."""
-    ends = np.cumsum(sizes)
-    return np.asarray(np.arange(ends[-1]) + np.repeat(starts - np.r_[0, ends[:-1]], sizes), np.int64)
+def bootstraps(table: LengthTable, prompts: int, count: int, seed: int) -> list[LengthTable]:
+    """``count`` bootstrapped rl_steps of ``prompts`` groups from all of a recording."""
+    random = np.random.default_rng(seed)
+    return [bootstrap(table, random, prompts) for _ in range(count)]
 
 
 def _marginals(recording: LengthTable, sampled: LengthTable) -> tuple[Marginal, ...]:

@@ -16,11 +16,11 @@ from rlperf.calibrate.splits import is_new
 from rlperf.calibrate.tables import read_table
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.judge.evaluate import Evaluation
-from rlperf.plan.judge.uncertainty import distinguishable
 from rlperf.plan.planner import plan_job
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.demand import LengthSource
+from rlperf.sim.rl_step.uncertainty import distinguishable
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
@@ -166,11 +166,13 @@ def outcomes(rows: list[Measured], planned_s: dict[str, float]) -> list[Outcome]
     found = []
     for members in sets_of(rows):
         judged = [each.pinned() for each in members]
-        context = members[0].context(pinned=True)[0]
         predicted = np.array([each.rl_step_s for each in judged])
         measured = np.array([each.row.measured["step_s"] for each in members])
         fastest, best = int(np.argmin(predicted)), int(np.argmin(measured))
-        tied = [i == fastest or not distinguishable(context, judged[fastest], other) for i, other in enumerate(judged)]
+        tied = [
+            i == fastest or not distinguishable(judged[fastest].sigmas, judged[fastest].seconds, other.seconds)
+            for i, other in enumerate(judged)
+        ]
         cells = members[0].cells
         own = [planned_s[each.row.row_id] / seconds for each, seconds in zip(members, predicted, strict=True)]
         found.append(

@@ -26,7 +26,7 @@ from rlperf.cli.output import progress
 from rlperf.cli.rollout_layouts import rollouts
 from rlperf.workload import LengthModel, read_recording
 from rlperf.workload import tails as tail_laws
-from rlperf.workload.fidelity import Rollouts, bias, bootstrap, coverage, fidelity, group_maximum, width_ratio
+from rlperf.workload.fidelity import Rollouts, bias, bootstraps, coverage, fidelity, group_maximum, width_ratio
 from rlperf.workload.fitting import fit_model
 from rlperf.workload.lengths import Float, LengthTable
 from rlperf.workload.records import Recording
@@ -275,7 +275,7 @@ def perfect_law(data: Path, case: PerfectCase, recordings: int = 0, replicates: 
         own = sample_rl_steps(
             law, steps, prompts, law.group_size, max_response_tokens=cap, seed=1000 * case.rl_steps + k
         )
-        resampled = seconds(bootstrap(own, prompts, replicates, k), system)
+        resampled = seconds(bootstraps(own, prompts, replicates, k), system)
         ends = np.quantile(resampled, (0.05, 0.95), axis=0)
         biases[k] = np.mean(true.mean(axis=0) / resampled.mean(axis=0) - 1.0)
         widths[k] = np.mean((high - low) / (ends[1] - ends[0]))
@@ -309,7 +309,7 @@ def refitted(data: Path, split: Split, recordings: int = 20, replicates: int = 6
 
     def errors(model: LengthModel, own: LengthTable, count: int) -> tuple[float, float]:
         drawn = seconds(predictive_replicates(model, count, prompts, max_response_tokens=cap, seed=0), system)
-        resampled = seconds(bootstrap(own, prompts, count, 1), system)
+        resampled = seconds(bootstraps(own, prompts, count, 1), system)
         group = group_maximum(own, sample_lengths(model, 2500, model.group_size, max_response_tokens=cap, seed=0))
         assert group is not None
         return float(np.mean(drawn.mean(axis=0) / resampled.mean(axis=0) - 1.0)), group.error

@@ -15,11 +15,10 @@ from rlperf.plan.answer.prediction import memory_uses
 from rlperf.plan.answer.words import layout_words
 from rlperf.plan.judge.decisions import Decision, judged_objective
 from rlperf.plan.judge.evaluate import Evaluation, Judge
-from rlperf.plan.judge.uncertainty import OWN_SHARE
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.screen import FORGIVEN, screen
 from rlperf.sim.rl_step.demand import Batch, Demand
-from rlperf.sim.rl_step.uncertainty import Comparison, compare_draws, unshared_error
+from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Comparison, compare_draws, unshared_error
 from rlperf.specs.modes import Mode
 from rlperf.specs.pool import PoolSpec
 from rlperf.units import human_bytes

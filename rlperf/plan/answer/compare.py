@@ -9,14 +9,12 @@ import numpy as np
 from rlperf.layout import FloatArray
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.judge.evaluate import Evaluation, Judge
-from rlperf.plan.judge.uncertainty import OWN_SHARE, stage_sigmas
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
-from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.uncertainty import Comparison, compare_draws, unshared_error
+from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Comparison, compare_draws, stage_sigmas, unshared_error
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
-from rlperf.workload import LengthTable
+from rlperf.workload.bootstrap import bootstrap
 
 STAGES = ("rollout_s", "scoring_s", "training_s", "weight_sync_s")
 
@@ -31,7 +29,7 @@ def stage_means(evaluation: Evaluation) -> FloatArray:
 
 def stage_sigma_array(context: Context, evaluation: Evaluation) -> FloatArray:
     """Error of the constants behind each entry of `stage_means` [1]."""
-    sigmas = stage_sigmas(context, evaluation)
+    sigmas = stage_sigmas(context.site, evaluation.trainer)
     return np.array([*(getattr(sigmas, name) for name in STAGES), sigmas.rest])
 
 
@@ -103,35 +101,11 @@ def _side(context: Context, facts: FrameworkFacts | None, draws: int, seed: int)
     judge = Judge(context, context.tasks[0])
     demand = evaluation.demand
     steps = []
-    kept: list[Demand] = []  # the judge remembers rollouts by the demand's identity
     for k in range(draws):
         table = demand.tables[k % len(demand.tables)]
-        drawn = replace(demand, tables=(bootstrap_table(table, np.random.default_rng([seed, k])),))
-        kept.append(drawn)
+        drawn = replace(demand, tables=(bootstrap(table, np.random.default_rng([seed, k])),))
         steps.append(judge.evaluate(drawn, evaluation.configuration).rl_step_s)
     return Side(evaluation, filled, np.array(steps))
-
-
-def bootstrap_table(table: LengthTable, random: np.random.Generator) -> LengthTable:
-    """As many groups of one rl_step, drawn with replacement; a group drawn twice becomes two.
-
-    >>> table = LengthTable.from_groups([10, 20, 30], [[5, 7], [6, 9], [1, 2]])
-    >>> bootstrap_table(table, np.random.default_rng(0)).n_groups
-    3
-    """
-    index, count = table.group_index()
-    order = np.argsort(index, kind="stable")
-    edges = np.searchsorted(index[order], np.arange(count + 1))
-    picks = random.integers(0, count, size=count)
-    rows = np.concatenate([order[edges[k] : edges[k + 1]] for k in picks])
-    sizes = edges[picks + 1] - edges[picks]
-    drawn = table.where(rows)
-    group = np.repeat(np.arange(count), sizes)
-    step = np.full(rows.size, int(table.rl_step[0]), np.int64)
-    if drawn.trajectory is None:
-        return replace(drawn, group=group, rl_step=step)
-    span = int(drawn.trajectory.max()) + 1
-    return replace(drawn, group=group, rl_step=step, trajectory=drawn.trajectory + span * group)
 
 
 def job_of_plan(plan: Plan, phase: Phase | None = None) -> Job:

@@ -14,11 +14,11 @@ from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.decisions import Decision, judged_objective, rl_step_groups
 from rlperf.plan.judge.evaluate import Evaluation, Judge, scaled_seconds
 from rlperf.plan.judge.stages import adaptive_note
-from rlperf.plan.judge.uncertainty import distinguishable, interval
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.plan.search.splits import usage_of
+from rlperf.sim.rl_step.uncertainty import distinguishable
 
 NAMED_TIES = 4
 CHANGE = 0.1
@@ -38,7 +38,7 @@ def phase_of(context: Context, decision: Decision, column: int) -> Phase:
     configuration = chosen.configuration
     order = np.argsort(decision.objective, kind="stable")
     others = [decision.evaluations[index] for index in order if index != column]
-    tied = [other for other in others if not distinguishable(context, chosen, other)]
+    tied = [other for other in others if not distinguishable(chosen.sigmas, chosen.seconds, other.seconds)]
     pipeline = adaptive_note(context, decision.task.architecture, configuration, chosen.microbatches, chosen.demand)
     return Phase(
         tasks=(decision.task.task.name,),
@@ -67,13 +67,13 @@ def _simplest(chosen: Evaluation, tied: list[Evaluation]) -> tuple[str, ...]:
 
 
 def _runner_up(context: Context, chosen: Evaluation, other: Evaluation) -> RunnerUp:
-    low, high = interval(context, other)
+    low, high = other.low_s, other.high_s
     return RunnerUp(
         rl_step_s=other.rl_step_s,
         low_s=low,
         high_s=high,
         loss=judged_objective(context, other) / judged_objective(context, chosen) - 1.0,
-        distinguishable=distinguishable(context, chosen, other),
+        distinguishable=distinguishable(chosen.sigmas, chosen.seconds, other.seconds),
         differs=tuple(differences(chosen.configuration, other.configuration)),
     )
 

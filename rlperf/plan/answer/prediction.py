@@ -9,7 +9,6 @@ from rlperf.cost.trainer_memory import DEVICE_PARTS
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, Prediction, StageTimes
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.judge.evaluate import Evaluation
-from rlperf.plan.judge.uncertainty import interval
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.splits import ROLES, usage_of
 from rlperf.plan.search.trainer_columns import peak_limit
@@ -25,7 +24,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
     """Everything that is predicted of one configuration."""
     seconds, demand, configuration = evaluation.seconds, evaluation.demand, evaluation.configuration
     step = evaluation.rl_step_s
-    low, high = interval(context, evaluation)
+    low, high = evaluation.low_s, evaluation.high_s
     stages = StageTimes(
         **{name.removesuffix("_s"): float(value.mean()) for name, value in vars(seconds).items() if name != "rl_step_s"}
     )

@@ -15,7 +15,6 @@ from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.evaluate import Evaluation, Judge
-from rlperf.plan.judge.uncertainty import interval
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.relax import relaxations
@@ -190,7 +189,7 @@ def judged_objective(context: Context, evaluation: Evaluation) -> float:
     """Objective of one rl_step by the judge: its mean, moved towards the 95th percentile by the job's risk."""
     seconds, risk = evaluation.rl_step_s, context.job.objective.risk
     if risk:
-        seconds += risk * (interval(context, evaluation)[1] - seconds)
+        seconds += risk * (evaluation.high_s - seconds)
     usage = usage_of(context, evaluation.configuration)
     return float(objective_of(context, evaluation.demand, usage, np.array([seconds]))[0])
 

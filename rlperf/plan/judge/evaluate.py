@@ -25,6 +25,7 @@ from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.stage_seconds import StageSeconds, stage_seconds
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
 from rlperf.sim.rl_step.trainer_stage import CutLengths, TrainerStage, TrainerWork, simulated_training
+from rlperf.sim.rl_step.uncertainty import StageSigmas, interval, stage_sigmas, unmeasured_sigma
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.rollout import RolloutResult
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -46,6 +47,8 @@ class Evaluation:
     replicas : the engine's cost table, limits and number
     memory, held : bytes per device of the engine and of the trainer ``[1]``
     stack : the trainer's backend, and the framework with it
+    low_s, high_s : 5th and 95th percentile of an rl_step [s]
+    sigmas : spread of the calibrations behind each stage
     served : what the simulated replicas serve, one per replicate; a part of the rl_step where it is large
     """
 
@@ -60,6 +63,9 @@ class Evaluation:
     memory: ReplicaMemory
     held: TrainerBytes
     stack: TrainerStack
+    low_s: float
+    high_s: float
+    sigmas: StageSigmas
     served: tuple[Trajectories, ...]
 
     @property
@@ -121,10 +127,12 @@ class Judge:
             site, self.task.architecture, demand, configuration.mode, configuration.staleness, rollout, trainer,
             rows, rows,
         )  # fmt: skip
-        served = self._events.served(demand, replicas.count)
+        stack, served = site.trainers[index], self._events.served(demand, replicas.count)
+        unlike = unmeasured_sigma(stack.framework, self.task.architecture, site.rollout_hardware)
+        low, high = interval(float(seconds.rl_step_s.mean()), seconds.rl_step_s, stack.framework, extra=unlike)
         return Evaluation(
             configuration, demand, seconds, results, rollout, trainer, work, replicas, memory, held,
-            site.trainers[index], served,
+            stack, low, high, stage_sigmas(site, trainer), served,
         )  # fmt: skip
 
     def _replicas(self, demand: Demand, configuration: Configuration, backend: int) -> tuple[ReplicaMemory, Replicas]:

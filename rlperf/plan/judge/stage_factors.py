@@ -24,8 +24,8 @@ import numpy as np
 
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.judge.evaluate import Evaluation, scaled_seconds
-from rlperf.plan.judge.uncertainty import OWN_SHARE, stage_sigmas
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.sim.rl_step.uncertainty import OWN_SHARE, stage_sigmas
 from rlperf.specs.modes import MODES
 from rlperf.specs.step_log import StepLog
 
@@ -88,7 +88,7 @@ def stage_factors(context: Context, recorded: Evaluation, log: StepLog) -> tuple
     ----------
     recorded : the running configuration judged on the lengths of ``log``'s rl_steps, one replicate each
     """
-    sigmas = stage_sigmas(context, recorded)
+    sigmas = stage_sigmas(context.site, recorded.trainer)
     framework = context.trainers[int(recorded.trainer.backend[0])].framework
     assumed = framework.rerun_spread or NOISE
     found = []

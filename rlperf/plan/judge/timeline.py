@@ -10,8 +10,9 @@ from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.sim.rl_step.asynchronous import AsyncResult, simulate
 from rlperf.sim.rl_step.bottleneck import Bottleneck, NextBottleneck, bottlenecks, next_bottleneck
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step
+from rlperf.sim.rl_step.modes import Execution
 from rlperf.sim.rl_step.stage_seconds import sync_fit
-from rlperf.sim.rl_step.stages import execution_of, steady_run
+from rlperf.sim.rl_step.steady import execution_of, steady_run
 from rlperf.sim.rl_step.timeline import Timeline
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.modes import MODES
@@ -38,10 +39,7 @@ class StepView:
 def step_view(evaluation: Evaluation, replicate: int = 0) -> StepView:
     """Timeline, idle time and bottlenecks of one of the judged rl_steps (default: the first)."""
     configuration = evaluation.configuration
-    batch = configuration.batch
-    chunks = evaluation.framework.chunks(batch.prompts, batch.updates)
-    execution = execution_of(evaluation.framework, configuration.mode, configuration.staleness, chunks)
-    stages = _stages(evaluation, replicate)
+    execution, stages = execution_in(evaluation), stages_of(evaluation, replicate)
     pools = [configuration.pool(role).devices for role in ("rollout", "trainer")]
     timeline = compose_rl_step(execution, stages, rollout_devices=pools[0], trainer_devices=pools[1])
     whole = timeline.rl_step_s * timeline.pool_devices
@@ -67,13 +65,21 @@ def steady_state(evaluation: Evaluation, rl_steps: int = 50) -> AsyncResult | No
     limits = evaluation.replicas.limits
     run = steady_run(
         evaluation.framework.in_mode(configuration.mode), evaluation.cost, limits, pool.layout.data_parallel,
-        _stages(evaluation, 0), Trajectories.from_table(evaluation.demand.tables[0]),
+        stages_of(evaluation), Trajectories.from_table(evaluation.demand.tables[0]),
         max_staleness=max(configuration.staleness, 1),
     )  # fmt: skip
     return simulate(run, rl_steps=rl_steps)
 
 
-def _stages(evaluation: Evaluation, replicate: int) -> StepStages:
+def execution_in(evaluation: Evaluation) -> Execution:
+    """The mode of a judged configuration, as its framework runs it."""
+    configuration = evaluation.configuration
+    batch = configuration.batch
+    chunks = evaluation.framework.chunks(batch.prompts, batch.updates)
+    return execution_of(evaluation.framework, configuration.mode, configuration.staleness, chunks)
+
+
+def stages_of(evaluation: Evaluation, replicate: int = 0) -> StepStages:
     """Stages of one judged rl_step, replicas with their own ends."""
     seconds, rollout = evaluation.seconds, evaluation.rollouts[replicate]
 

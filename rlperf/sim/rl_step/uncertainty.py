@@ -1,69 +1,142 @@
-"""Intervals of an rl_step: the groups that were drawn, the calibration's error, runs that differ by themselves."""
+r"""Intervals of an rl_step and of its stages: what a prediction says, and what validation scores it by.
+
+Errors are log-normal and independent parts add in squares of the logarithm. ``low`` and ``high`` are the 5th and 95th
+percentile everywhere; z = 1.645.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from rlperf.layout import FloatArray
-from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.sim.rl_step.site import Site
+from rlperf.sim.rl_step.stage_seconds import StageSeconds
+from rlperf.sim.rl_step.trainer_stage import TrainerStage
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.hardware import Hardware
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
-Z95 = 1.6448536269514722
-"""95th percentile of the standard normal."""
+Z = 1.6448536269514722
+"""Standard normal quantile of 95 %."""
+OWN_SHARE = 0.5
+"""Share of a stage's calibration error that belongs to the layout, not to device and software: judged, unmeasured."""
+CALIBRATED = ("rollout_s", "scoring_s", "training_s", "weight_sync_s")
+"""Stages with a calibration of their own; the rest of the rl_step is the framework's."""
 
 
-def bootstrap_groups(trajectories: Trajectories, random: np.random.Generator) -> Trajectories:
-    """As many groups drawn with replacement: whole groups, since samples of one prompt go together.
+def log_sigma(low: float, high: float) -> float:
+    """Standard deviation of the logarithm from a 5th and 95th percentile.
 
-    >>> t = Trajectories.of(10, [1, 2, 3, 4], group=[0, 0, 1, 1])
-    >>> drawn = bootstrap_groups(t, np.random.default_rng(0))
-    >>> len(drawn), len(set(drawn.group.tolist()))
-    (4, 2)
+    >>> round(log_sigma(0.5, 2.0), 3)
+    0.421
     """
-    order = np.argsort(trajectories.group, kind="stable")
-    names, starts = np.unique(trajectories.group[order], return_index=True)
-    ends = np.append(starts[1:], order.size)
-    picks = random.integers(0, names.size, size=names.size)
-    rows = np.concatenate([order[starts[k] : ends[k]] for k in picks])
-    labels = np.repeat(np.arange(names.size), ends[picks] - starts[picks])
-    return replace(trajectories.take(rows), group=labels)
+    return float(np.log(high / low) / (2.0 * Z))
 
 
-def bootstrap_seconds(
-    seconds: Callable[[Trajectories], float], trajectories: Trajectories, *, draws: int = 16, seed: int = 0
-) -> FloatArray:
-    """Step seconds of ``draws`` bootstrapped rl_steps [s] ``[draws]``; equal seeds draw equal groups."""
-    random = np.random.default_rng(seed)
-    return np.array([seconds(bootstrap_groups(trajectories, random)) for _ in range(draws)])
+@dataclass(frozen=True)
+class StageSigmas:
+    """Standard deviation of ln(measured / predicted) of each stage [1]."""
+
+    rollout_s: float
+    scoring_s: float
+    training_s: float
+    weight_sync_s: float
+    rest: float
+
+
+def stage_sigmas(site: Site, trainer: TrainerStage) -> StageSigmas:
+    """Spreads of the calibrations behind the stages of an rl_step with this trainer (its first row)."""
+    framework, spread = site.trainers[int(trainer.backend[0])].framework, site.rollout_hardware.calibration.spread
+    sync = framework.weight_sync[0].provenance
+    training = log_sigma(float(trainer.low[0]), float(trainer.high[0]))
+    return StageSigmas(
+        rollout_s=log_sigma(spread.low, spread.high),
+        scoring_s=training,
+        training_s=training,
+        weight_sync_s=log_sigma(sync.low, sync.high),
+        rest=log_sigma(framework.step_spread.low, framework.step_spread.high) / 2.0,
+    )
+
+
+def distinguishable(sigmas: StageSigmas, first: StageSeconds, second: StageSeconds) -> bool:
+    """Whether the intervals of the *difference* of two candidates leave out zero.
+
+    Both candidates run on the same rl_steps, device and software, so what their stages share cancels; a stage that
+    both run alike adds nothing. What is left is the layouts' own share of the calibration error.
+    """
+    variance = 0.0
+    for name in CALIBRATED:
+        a, b = float(getattr(first, name).mean()), float(getattr(second, name).mean())
+        sigma = getattr(sigmas, name)
+        if not np.isclose(a, b, rtol=1e-9):
+            variance += (sigma * OWN_SHARE) ** 2 * (a**2 + b**2) + (sigma * (a - b)) ** 2
+    drawn: FloatArray = first.rl_step_s - second.rl_step_s
+    if len(drawn) > 1:
+        variance += float(np.var(drawn, ddof=1) / len(drawn))
+    return bool(abs(drawn.mean()) > Z * np.sqrt(variance))
+
+
+def lengths_sigma(draws_s: FloatArray | Sequence[float]) -> float:
+    """Standard deviation of ln t over rl_steps that differ by the lengths drawn; 0 of fewer than two [1]."""
+    draws = np.log(np.asarray(draws_s, np.float64))
+    return float(draws.std(ddof=1)) if draws.size > 1 else 0.0
+
+
+def unmeasured_sigma(framework: FrameworkCalibration, architecture: Architecture, hardware: Hardware) -> float:
+    """Standard deviation that an architecture or a device unlike all fitted ones adds [1].
+
+    The framework's ``unmeasured_spread`` for latent attention; half its variance on a device that borrows constants.
+    """
+    unlike = architecture.latent is not None
+    return framework.unmeasured_spread * float(np.sqrt(unlike + hardware.calibration.extrapolated / 4.0))
+
+
+def step_factors(framework: FrameworkCalibration, *, lengths: float = 0.0, extra: float = 0.0) -> tuple[float, float]:
+    r"""5th and 95th percentile of one rl_step over its prediction [1].
+
+    .. math:: \ln\frac{high}{t} = \sqrt{(\ln h)^2 + z^2 (s_l^2 + s_r^2 + s_x^2)}
+
+    h the 95th (below: 5th) percentile of measured over predicted on rows left out, s_l the spread of ln t over the
+    lengths drawn, s_r that of reruns of one setup (0 where h was measured, which holds it), s_x ``extra`` (what was
+    assumed, `unmeasured_sigma`).
+    """
+    spread = framework.step_spread
+    reruns = framework.rerun_spread if spread.assumed else 0.0
+    rest = Z**2 * (lengths**2 + reruns**2 + extra**2)
+    below, above = min(np.log(spread.low), 0.0), max(np.log(spread.high), 0.0)
+    return float(np.exp(-np.sqrt(below**2 + rest))), float(np.exp(np.sqrt(above**2 + rest)))
 
 
 def interval(
     rl_step_s: float, draws_s: FloatArray | Sequence[float], framework: FrameworkCalibration, *, extra: float = 0.0
 ) -> tuple[float, float]:
-    r"""5th and 95th percentile of one rl_step [s].
+    """5th and 95th percentile of one rl_step [s]: `step_factors`, with the spread of ``draws_s`` over the lengths."""
+    low, high = step_factors(framework, lengths=lengths_sigma(draws_s), extra=extra)
+    return rl_step_s * low, rl_step_s * high
 
-    The independent parts add in squares of the logarithm:
 
-    .. math:: \ln\frac{high}{t} = \sqrt{(\ln h)^2 + z^2 (s_b^2 + s_r^2 + s_x^2)}
-
-    h the 95th (below: 5th) percentile of measured over predicted on rows left out, s_b the spread of ln t over
-    bootstrapped groups, s_r that of reruns of one setup (0 where h was measured, which holds it), s_x ``extra`` (what
-    was assumed), z = 1.645.
-    """
-    draws = np.log(np.asarray(draws_s, np.float64))
-    groups = float(draws.std(ddof=1)) if draws.size > 1 else 0.0
-    spread = framework.step_spread
-    reruns = framework.rerun_spread if spread.assumed else 0.0
-    rest = Z95**2 * (groups**2 + reruns**2 + extra**2)
-    below, above = min(np.log(spread.low), 0.0), max(np.log(spread.high), 0.0)
-    return (
-        rl_step_s * float(np.exp(-np.sqrt(below**2 + rest))),
-        rl_step_s * float(np.exp(np.sqrt(above**2 + rest))),
-    )
+def stage_interval(
+    site: Site, trainer: TrainerStage, stage: str, seconds: float, *, lengths: float = 0.0
+) -> tuple[float, float]:
+    """5th and 95th percentile of one stage [s]: the calibration behind it, reruns, and ``lengths`` (rollout) [1]."""
+    framework = site.trainers[int(trainer.backend[0])].framework
+    if stage == "weight_sync_s":
+        spread = framework.weight_sync[0].provenance
+        below, above = np.log(spread.low), np.log(spread.high)
+    elif stage == "rollout_s":
+        kernels = site.rollout_hardware.calibration.spread
+        below, above = np.log(kernels.low), np.log(kernels.high)
+    else:
+        backend, own = site.trainers[int(trainer.backend[0])].calibration, framework.step_spread
+        below = np.hypot(np.log(backend.low), np.log(own.low))
+        above = np.hypot(np.log(backend.high), np.log(own.high))
+    rest = (Z * framework.rerun_spread) ** 2 + (Z * lengths) ** 2
+    low = seconds * float(np.exp(-np.sqrt(below**2 + rest)))
+    return low, seconds * float(np.exp(np.sqrt(above**2 + rest)))
 
 
 @dataclass(frozen=True)
@@ -115,7 +188,7 @@ def compare_draws(a_s: FloatArray, b_s: FloatArray, *, own: float = 0.0) -> Comp
     """
     logs = np.log(np.asarray(b_s, np.float64) / np.asarray(a_s, np.float64))
     centre, spread = float(logs.mean()), float(logs.std(ddof=1)) if logs.size > 1 else 0.0
-    width = Z95 * float(np.hypot(spread, own))
+    width = Z * float(np.hypot(spread, own))
     return Comparison(float(np.exp(centre)), float(np.exp(centre - width)), float(np.exp(centre + width)))
 
 

@@ -1,0 +1,59 @@
+"""One road: a measured row turned into a job and asked through the public API gives the validator's number."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import yaml
+
+import rlperf
+from rlperf.calibrate.rl_step_job import job_of, lengths_of
+from rlperf.calibrate.rl_step_predict import DEFAULT_LAW, predict_step
+from rlperf.calibrate.rl_step_rows import StepRow, read_row
+from rlperf.errors import RlperfError
+from rlperf.specs.cluster import Cluster
+from rlperf.specs.job import Job
+from rlperf.specs.profiles import load_cluster
+from rlperf.workload.writers import write_polytrace
+
+SAME = 1e-9
+
+
+def asked(row: StepRow, architecture: str, folder: Path) -> Job:
+    """The row's job as a user would state it: a recording, a cluster and an architecture that are files or shipped."""
+    write_polytrace(lengths_of(row, DEFAULT_LAW), folder / "trace")
+    job = job_of(row, str(folder / "trace"))
+    return job.model_copy(update={"architecture": architecture, "cluster": _cluster(row.hardware.cluster, folder)})
+
+
+def _cluster(cluster: Cluster, folder: Path) -> str:
+    """The name of a shipped cluster, or a file where nodes of another size were measured."""
+    if load_cluster(cluster.name).devices_per_node == cluster.devices_per_node:
+        return cluster.name
+    stated = {**cluster.model_dump(exclude_none=True), "host_memory": f"{cluster.host_memory:.0f} B", "nodes": 1}
+    file = folder / "cluster.yaml"
+    file.write_text(yaml.safe_dump(stated))
+    return str(file)
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_every_measured_row_asked_as_a_job_gives_the_validators_number(measured_data: Path, tmp_path: Path) -> None:
+    folder, same = measured_data / "architectures", 0
+    with (measured_data / "measured" / "rl_step.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for number, cells in enumerate(rows):
+        try:
+            row = read_row(cells, folder)
+        except RlperfError:
+            continue
+        own = tmp_path / str(number)
+        found = rlperf.predict_job(asked(row, str(folder / f"{cells['architecture']}.json"), own))
+        expected = predict_step(row)
+        assert found.rl_step_s == pytest.approx(expected.rl_step_s, rel=SAME), cells["row_id"]
+        assert found.stages_s.training == pytest.approx(expected.stage_s("train_s"), rel=SAME), cells["row_id"]
+        assert found.stages_s.scoring == pytest.approx(expected.stage_s("scoring_s"), rel=SAME), cells["row_id"]
+        same += 1
+    assert same >= 0.95 * len(rows)

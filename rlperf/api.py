@@ -10,6 +10,7 @@ from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import framework_facts, states
 from rlperf.frameworks.defaults import defaults_of
 from rlperf.frameworks.registry import adapter_of, split_name
+from rlperf.frameworks.run import ref
 from rlperf.plan import planner, predict, size
 from rlperf.plan.answer.baseline import DefaultsOf
 from rlperf.plan.answer.compare import job_of_plan
@@ -132,7 +133,7 @@ def _with_stated_precisions(job: Job) -> Job:
         kept = {}
         for name in ("rollout_dtype", "kv_dtype"):
             opened = getattr(pool.settings, name) or ()
-            if len(opened) > 1 and "bf16" in opened and not states(adapter, asked, engine, f"rollout.{name}"):
+            if len(opened) > 1 and "bf16" in opened and not states(adapter, asked, engine, ref(f"rollout.{name}")):
                 kept[name] = ("bf16",)
         pools.append(pool.model_copy(update={"settings": pool.settings.model_copy(update=kept)}) if kept else pool)
     return job.model_copy(update={"pools": tuple(pools)})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.run import Run, complete_layouts
+from rlperf.frameworks.run import Run, ref
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES
 from rlperf.specs.profiles import load_architecture
@@ -14,6 +15,11 @@ from rlperf.specs.trainer_calibration import load_trainer
 
 DENSE = ("Qwen2.5-7B", "Qwen3-8B", "Qwen2.5-32B", "Llama-3.1-70B")
 MOE = ("Qwen3-30B-A3B", "Qwen3-235B-A22B")
+
+
+def with_values(run: Run, values: Mapping[str, Any]) -> Run:
+    """The run with some values changed, by the names that key tables use."""
+    return run.having({ref(name): value for name, value in values.items()})
 
 
 def _divisors(number: int, most: int) -> list[int]:
@@ -111,4 +117,4 @@ def sample_run(random: Random, framework: str, version: str | None = None) -> Ru
         values["trainer.token_budget"] = (prompt + response) * random.choice([1, 2])
     else:
         values["trainer.microbatch"] = 1
-    return Run(complete_layouts(values))
+    return with_values(Run(), values).completed()

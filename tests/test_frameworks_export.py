@@ -20,14 +20,14 @@ from rlperf.frameworks.export import broken_rules, export_run, illegal_keys, wri
 from rlperf.frameworks.fields import SGLANG_KV_DTYPE, Target
 from rlperf.frameworks.keytable import flatten, key_table, nest
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
-from rlperf.frameworks.run import Run
+from rlperf.frameworks.run import Run, ref
 from rlperf.frameworks.shell import commands
 from rlperf.frameworks.sources import read_source
 from rlperf.plan.answer.plan import BatchSettings, Phase, Plan, PoolPlan, Prediction, StageTimes
 from rlperf.specs.job import Job
 from rlperf.specs.pool import LayoutValues, SettingsValues
 
-from .framework_samples import sample_run
+from .framework_samples import sample_run, with_values
 
 VERL_VERSIONS = ("0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "main")
 CASES = [(name, key_table(name).versions[-1]) for name in FRAMEWORKS] + [("verl", v) for v in VERL_VERSIONS[:-1]]
@@ -47,15 +47,15 @@ def test_sampled_plans_export_with_known_keys_and_kept_rules(framework: str, ver
     for index in range(count):
         run = sample_run(random, framework, version)
         phase = export_run(run, adapter, version, "config")
-        target = Target(table, version, str(phase.emission.run.get("trainer.backend")))
+        target = Target(table, version, str(phase.emission.run.trainer.backend))
         assert illegal_keys(phase.emission.settings, target) == []
         if index % 20 == 0:
             back = _read_back(phase.files, framework, version, tmp_path)
             assert broken_rules(back, framework, version) == []
             adapted = phase.emission.run
-            for name in KEPT:
-                if adapted.get(name) is not None and name not in _not_stored(framework, adapted):
-                    assert back.get(name) == adapted.get(name), (name, framework, version)
+            for at in map(ref, KEPT):
+                if adapted.value(at) is not None and str(at) not in _not_stored(framework, adapted):
+                    assert back.value(at) == adapted.value(at), (at, framework, version)
 
 
 def _not_stored(framework: str, run: Run) -> set[str]:
@@ -65,8 +65,8 @@ def _not_stored(framework: str, run: Run) -> set[str]:
         # The server's GPUs stand in the launch of the server.
         missing = {"trainer.token_budget", "rollout.devices", "rollout.data_parallel", "run.devices"}
     if framework == "areal":
-        missing |= {"trainer.offload"} if run.get("trainer.backend") == "megatron" else set()
-    if run.get("trainer.token_budget") is None:
+        missing |= {"trainer.offload"} if run.trainer.backend == "megatron" else set()
+    if run.trainer.token_budget is None:
         missing.add("trainer.token_budget")
     return missing
 
@@ -85,14 +85,14 @@ def _read_back(files: object, framework: str, version: str, folder: Path) -> Run
 
 
 def test_verl_configs_are_yaml_with_the_base_of_the_version() -> None:
-    run = sample_run(Random(1), "verl", "0.9").with_({"trainer.backend": "megatron"})
+    run = with_values(sample_run(Random(1), "verl", "0.9"), {"trainer.backend": "megatron"})
     new = export_run(run, adapter_of("verl"), "0.9", "config").files["config.yaml"]
     assert yaml.safe_load(new)["defaults"][1] == {"override model_engine": "megatron"}
 
 
 def test_batch_units_differ_by_framework() -> None:
     """64 prompts x 8 responses per update: verl says 64 prompts, NeMo-RL, slime and OpenRLHF say 512 samples."""
-    base = sample_run(Random(3), "verl", "0.9").with_(
+    base = with_values(sample_run(Random(3), "verl", "0.9"),
         {"batch.prompts_per_step": 128, "batch.group_size": 8, "batch.mini_batch": 64, "run.mode": "colocated",
          "trainer.backend": "megatron", "run.algorithm": "grpo", "trainer.expert_parallel": 1,
          "trainer.pipeline_parallel": 1, "trainer.virtual_pipeline": 1, "trainer.tensor_parallel": 1,
@@ -120,7 +120,7 @@ def test_batch_units_differ_by_framework() -> None:
 
 
 def test_a_broken_rule_stops_the_export_before_a_file_is_written() -> None:
-    run = sample_run(Random(5), "verl", "0.9").with_({"trainer.token_budget": 512, "trainer.microbatch": None})
+    run = with_values(sample_run(Random(5), "verl", "0.9"), {"trainer.token_budget": 512, "trainer.microbatch": None})
     with pytest.raises(ExportError, match="longest sequence") as caught:
         export_run(run, adapter_of("verl"), "0.9", "config")
     assert "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" in caught.value.details
@@ -128,18 +128,19 @@ def test_a_broken_rule_stops_the_export_before_a_file_is_written() -> None:
 
 @pytest.mark.parametrize("mode", ["one_step_off", "async", "disaggregated"])
 def test_what_a_version_cannot_run_is_said_with_the_nearest(mode: str) -> None:
-    run = sample_run(Random(2), "verl", "0.5").with_({"run.mode": mode})
+    run = with_values(sample_run(Random(2), "verl", "0.5"), {"run.mode": mode})
     with pytest.raises(ExportError, match="nearest"):
         export_run(run, adapter_of("verl"), "0.5", "config")
 
 
 def test_limitations_name_the_loss() -> None:
-    run = sample_run(Random(2), "verl", "0.9").with_(
-        {"trainer.backend": "fsdp2", "trainer.activation_recompute": "selective", "predicted.training": 90.0}
+    run = with_values(
+        sample_run(Random(2), "verl", "0.9"),
+        {"trainer.backend": "fsdp2", "trainer.activation_recompute": "selective", "run.training_s": 90.0},
     )
-    run = run.with_({f"trainer.{d}": 1 for d in ("tensor_parallel", "pipeline_parallel", "expert_parallel")})
-    run = run.with_({"trainer.virtual_pipeline": 1, "trainer.context_parallel": 1, "trainer.ulysses": 1})
-    run = run.with_({"trainer.data_parallel": run.number("trainer.devices")})
+    run = with_values(run, {f"trainer.{d}": 1 for d in ("tensor_parallel", "pipeline_parallel", "expert_parallel")})
+    run = with_values(run, {"trainer.virtual_pipeline": 1, "trainer.context_parallel": 1, "trainer.ulysses": 1})
+    run = with_values(run, {"trainer.data_parallel": run.trainer.devices})
     text = export_run(run, adapter_of("verl"), "0.9", "config").files["config.yaml"]
     assert "selective recompute with FSDP" in text
     assert "30.0 s" in text
@@ -166,19 +167,19 @@ def test_precisions_of_the_engine_are_written_and_read_back_or_named_as_lost(
     run = sample_run(Random(3), framework, version)
     asked = {"rollout.backend": engine, "rollout.rollout_dtype": "fp8", "rollout.kv_dtype": "fp8"}
     asked |= {"rollout.expert_parallel": 1, "rollout.attention_data_parallel": 1}
-    found = export_run(run.with_(asked), adapter_of(framework), version, "config")
+    found = export_run(with_values(run, asked), adapter_of(framework), version, "config")
     lost = {limitation.asked for limitation in found.emission.limitations if "dtype" in limitation.asked}
     assert lost == {f"rollout.{name} fp8" for name in unsaid}
     for name in ("rollout_dtype", "kv_dtype"):
-        assert states(adapter_of(framework), version, engine, f"rollout.{name}") == (name not in unsaid)
+        assert states(adapter_of(framework), version, engine, ref(f"rollout.{name}")) == (name not in unsaid)
     back = _read_back(found.files, framework, version, tmp_path)
     for name in {"rollout_dtype", "kv_dtype"} - unsaid:
-        assert back.get(f"rollout.{name}") == "fp8", name
+        assert getattr(back.rollout, name) == "fp8", name
 
 
 def test_sglang_is_told_which_8_bit_format() -> None:
     """Its server takes fp8_e4m3 or fp8_e5m2, no plain fp8; both are read as what the planner calls fp8."""
-    run = sample_run(Random(3), "slime", "main").with_({"rollout.kv_dtype": "fp8"})
+    run = with_values(sample_run(Random(3), "slime", "main"), {"rollout.kv_dtype": "fp8"})
     emission = export_run(run, adapter_of("slime"), "main", "config").emission
     assert {s.key: s.value for s in emission.settings}["sglang-kv-cache-dtype"] == "fp8_e4m3"
     assert SGLANG_KV_DTYPE.read("fp8_e5m2", run) == "fp8"
@@ -194,7 +195,7 @@ def test_unknown_framework_and_version_are_refused_with_a_hint() -> None:
 
 def test_moved_keys_follow_the_version() -> None:
     old, new = (
-        {s.key for s in export_run(sample_run(Random(4), "verl", "0.6").with_({"run.mode": "colocated"}),
+        {s.key for s in export_run(with_values(sample_run(Random(4), "verl", "0.6"), {"run.mode": "colocated"}),
                                    adapter_of("verl"), version, "c").emission.settings}
         for version in ("0.6", "0.7")
     )  # fmt: skip
@@ -241,15 +242,12 @@ def test_flatten_is_the_inverse_of_reading_yaml() -> None:
 
 def _phase(run: Run, rl_steps: tuple[int, int]) -> Phase:
     """A phase as the planner states it."""
-    settings = BatchSettings(**{name: run.number(f"batch.{name}") for name in BatchSettings.model_fields})
+    settings = BatchSettings(**{name: getattr(run.batch, name) for name in BatchSettings.model_fields})
     pools = []
-    for role in ("rollout", "trainer"):
-        layout = LayoutValues(**{name: run.get(f"{role}.{name}") for name in LayoutValues.model_fields})
-        chosen = {name: run.get(f"{role}.{name}") for name in SettingsValues.model_fields}
-        given = SettingsValues(**{name: value for name, value in chosen.items() if value is not None})
-        pools.append(
-            PoolPlan(role=role, devices=run.number(f"{role}.devices"), device="h100_sxm", layout=layout, settings=given)
-        )
+    for role, pool in (("rollout", run.rollout), ("trainer", run.trainer)):
+        layout = LayoutValues(**{name: getattr(pool, name) for name in LayoutValues.model_fields})
+        given = SettingsValues(**{name: getattr(pool, name, None) for name in SettingsValues.model_fields})
+        pools.append(PoolPlan(role=role, devices=pool.devices, device="h100_sxm", layout=layout, settings=given))
     predicted = Prediction(
         rl_step_s=100.0, low_s=90.0, high_s=115.0, stages_s=StageTimes(rollout=60.0, training=30.0), memory_bytes={},
         tokens_per_s_per_device=1.0, trained_tokens=1.0, truncated_fraction=0.0,
@@ -264,13 +262,13 @@ def test_a_plan_of_several_phases_is_several_configs_and_their_order(framework: 
     version = key_table(framework).versions[-1]
     random = Random(30)
     run = sample_run(random, framework, version)
-    while run.get("run.mode") != "colocated" or run.number("trainer.virtual_pipeline") > 1:
+    while run.mode != "colocated" or run.trainer.virtual_pipeline > 1:
         run = sample_run(random, framework, version)
-    longer = run.with_({"batch.max_response_tokens": 2 * run.number("batch.max_response_tokens")})
-    if run.get("trainer.token_budget"):
-        longer = longer.with_({"trainer.token_budget": 4 * run.number("trainer.token_budget")})
+    longer = with_values(run, {"batch.max_response_tokens": 2 * (run.batch.max_response_tokens or 1)})
+    if run.trainer.token_budget:
+        longer = with_values(longer, {"trainer.token_budget": 4 * (run.trainer.token_budget or 1)})
     job = Job.model_validate(
-        {"architecture": run.get("run.architecture"), "cluster": "dgx_h100", "nodes": run.number("run.nodes"),
+        {"architecture": run.architecture, "cluster": "dgx_h100", "nodes": run.nodes,
          "framework": framework, "horizon": {"rl_steps": 80},
          "tasks": [{"name": "math", "workload": "math", "prompts_per_step": 64, "max_response_tokens": 4096}]}
     )  # fmt: skip
@@ -291,18 +289,18 @@ def test_a_plan_of_several_phases_is_several_configs_and_their_order(framework: 
     configs = [path for path in files if path.suffix == ".yaml"] or files
     source = read_source(configs)
     back, _ = second.read(source, second.target(source, version))
-    assert back.get("batch.max_response_tokens") == longer.get("batch.max_response_tokens")
+    assert back.batch.max_response_tokens == longer.batch.max_response_tokens
     assert "rl_steps 50 to 79" in (tmp_path / "EXPORT.md").read_text()
 
 
 @pytest.mark.parametrize("framework", ["verl", "openrlhf", "areal"])
 def test_ppo_has_a_critic_where_the_framework_has_one(framework: str) -> None:
     version = key_table(framework).versions[-1]
-    run = sample_run(Random(17), framework, version).with_({"run.algorithm": "ppo"})
+    run = with_values(sample_run(Random(17), framework, version), {"run.algorithm": "ppo"})
     keys = {setting.key for setting in export_run(run, adapter_of(framework), version, "c").emission.settings}
     assert any(key.startswith("critic.") for key in keys)
     for other in set(FRAMEWORKS) - {"verl", "openrlhf", "areal"}:
-        theirs = sample_run(Random(17), other).with_({"run.algorithm": "ppo"})
+        theirs = with_values(sample_run(Random(17), other), {"run.algorithm": "ppo"})
         with pytest.raises(ExportError, match="critic"):
             export_run(theirs, adapter_of(other), key_table(other).versions[-1], "c")
 

@@ -18,13 +18,13 @@ from rlperf.frameworks.fields import resolve
 from rlperf.frameworks.imports import import_config, job_of, job_text, keys_text
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
-from rlperf.frameworks.run import Run, complete_layouts, from_job
+from rlperf.frameworks.run import Run, from_job
 from rlperf.frameworks.shell import commands
 from rlperf.frameworks.sources import read_source
 from rlperf.specs.job import Job
 from rlperf.specs.reader import parse_document, validate
 
-from .framework_samples import sample_run
+from .framework_samples import sample_run, with_values
 
 FRAMEWORK_OF = {
     "areal": "areal",
@@ -69,43 +69,43 @@ def _same(found: Any, given: Any) -> bool:
 def test_examples_say_the_same_in_neutral_words(measured_data: Path) -> None:
     examples = measured_data / "frameworks" / "examples"
     fsdp = import_config([examples / "verl_grpo_qwen3_8b_fsdp_8xh100.yaml"]).run
-    assert (fsdp.get("batch.prompts_per_step"), fsdp.get("batch.mini_batch")) == (128, 64)
+    assert (fsdp.batch.prompts_per_step, fsdp.batch.mini_batch) == (128, 64)
     # The optimizer waits on the host between the phases only: while training it is on the device.
-    assert (fsdp.get("trainer.backend"), fsdp.get("trainer.offload")) == ("fsdp2", "none")
-    assert (fsdp.get("trainer.parks_optimizer"), fsdp.get("trainer.parked")) == (True, False)
+    assert (fsdp.trainer.backend, fsdp.trainer.offload) == ("fsdp2", "none")
+    assert (fsdp.trainer.parks_optimizer, fsdp.trainer.parked) == (True, False)
     split = import_config([examples / "verl_separate_async_qwen3_8b_2p2.yaml"]).run
     # 10,240 tokens per GPU times Ulysses 4.
-    assert (split.get("trainer.token_budget"), split.get("trainer.data_parallel")) == (40960, 4)
-    assert (split.get("trainer.devices"), split.get("rollout.devices"), split.get("run.mode")) == (16, 16, "async")
+    assert (split.trainer.token_budget, split.trainer.data_parallel) == (40960, 4)
+    assert (split.trainer.devices, split.rollout.devices, split.mode) == (16, 16, "async")
     inherited = import_config([examples / "nemo_rl_async_1off_qwen3_30ba3b_4n8g.yaml"]).run
     # 512 samples per update / 32 samples per prompt, and the parent's layout.
-    assert (inherited.get("batch.mini_batch"), inherited.get("trainer.expert_parallel")) == (16, 8)
-    assert (inherited.get("run.mode"), inherited.get("rollout.devices")) == ("one_step_off", 16)
+    assert (inherited.batch.mini_batch, inherited.trainer.expert_parallel) == (16, 8)
+    assert (inherited.mode, inherited.rollout.devices) == ("one_step_off", 16)
     slime = import_config([examples / "slime_grpo_qwen3_30b_a3b_8gpu.sh"]).run
-    assert (slime.get("trainer.tensor_parallel"), slime.get("rollout.tensor_parallel")) == (4, 8)
-    assert slime.get("batch.mini_batch") == 32
+    assert (slime.trainer.tensor_parallel, slime.rollout.tensor_parallel) == (4, 8)
+    assert slime.batch.mini_batch == 32
     areal = import_config([examples / "areal_grpo_qwen2_5_7b_8gpu.yaml"]).run
-    assert (areal.get("trainer.data_parallel"), areal.get("rollout.data_parallel")) == (4, 4)
+    assert (areal.trainer.data_parallel, areal.rollout.data_parallel) == (4, 4)
     trl = import_config([examples / "trl_grpo_qwen2_5_7b_8gpu.yaml"]).run
     # 4 completions x 8 GPUs x 8 accumulations / 8 generations = 32 prompts an update, two updates a rollout.
-    assert (trl.get("batch.mini_batch"), trl.get("batch.prompts_per_step")) == (32, 64)
+    assert (trl.batch.mini_batch, trl.batch.prompts_per_step) == (32, 64)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_job_changed_after_import_changes_those_keys_alone(framework: str, tmp_path: Path) -> None:
     version = key_table(framework).versions[-1]
     adapter = adapter_of(framework)
-    run = sample_run(Random(21), framework, version).with_({"run.mode": "colocated", "run.staleness": 0})
-    devices = run.number("trainer.devices")
-    run = run.with_({"rollout.devices": devices, "run.devices": devices})
-    run = run.with_({"rollout.data_parallel": devices // run.number("rollout.tensor_parallel")})
+    run = with_values(sample_run(Random(21), framework, version), {"run.mode": "colocated", "run.staleness": 0})
+    devices = run.trainer.devices
+    run = with_values(run, {"rollout.devices": devices, "run.devices": devices})
+    run = with_values(run, {"rollout.data_parallel": devices // run.rollout.tensor_parallel})
     for name, text in export_run(run, adapter, version, "config").files.items():
         (tmp_path / name).write_text(text)
     file = tmp_path / ("config.sh" if framework in ("slime", "openrlhf") else "config.yaml")
     files = [file, *tmp_path.glob("*accelerate.yaml")]
     imported = import_config(files, framework)
     job = job_of(imported)
-    again = from_job(job, 8).with_({"rollout.memory_fraction": 0.42})
+    again = with_values(from_job(job, 8), {"rollout.memory_fraction": 0.42})
     carried = Carried(framework, imported.target.version, imported.source)
     settings = export_run(again, adapter, version, "config", carried=carried).emission.settings
     changed = {s.key for s in settings if not _same(imported.source.keys.get(s.key), s.value)}
@@ -180,7 +180,7 @@ def test_defaults_come_from_the_named_version(tmp_path: Path) -> None:
     file = tmp_path / "c.txt"
     file.write_text("actor_rollout_ref.rollout.name=vllm\nactor_rollout_ref.rollout.n=8\ntrainer.nnodes=1\n")
     runs = [import_config([file], f"verl=={version}").run for version in ("0.8", "0.9")]
-    assert [run.get("rollout.max_running") for run in runs] == [1024, 256]
+    assert [run.rollout.max_running for run in runs] == [1024, 256]
 
 
 def test_the_newest_version_that_knows_the_keys_is_taken(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def _measured_run(row: dict[str, str]) -> Run:
         "rollout.pipeline_parallel": _cell(row, "rollout_pipeline_parallel", 1),
         "rollout.memory_fraction": float(row["rollout_memory_fraction"] or 0.6), "rollout.cuda_graphs": True,
     }  # fmt: skip
-    return Run(complete_layouts(values))
+    return with_values(Run(), values).completed()
 
 
 def _adapter_name(framework: str) -> str | None:
@@ -315,7 +315,7 @@ def test_measured_configurations_import_without_a_lost_key_and_export_equal(
         assert (imported.unknown, imported.illegal) == ((), ())
         job = job_of(imported, cluster="gb200_nvl72" if row["gpu"] == "gb200" else "dgx_h100")
         carried = Carried(framework, version, imported.source)
-        again = export_run(from_job(job, run.number("run.devices_per_node")), adapter, version, "c", carried=carried)
+        again = export_run(from_job(job, run.devices_per_node), adapter, version, "c", carried=carried)
         found = {setting.key: setting.value for setting in again.emission.settings}
         assert found == dict(imported.source.keys), row["row_id"]
         written += 1

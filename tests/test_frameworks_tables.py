@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from dataclasses import fields
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from rlperf.frameworks.adapter import Source, framework_facts
+from rlperf.frameworks.export import export_run
+from rlperf.frameworks.fields import field
 from rlperf.frameworks.generate import FACTS, READERS, table_text
 from rlperf.frameworks.keytable import ABSENT, KeySpec, key_table, parse_table
 from rlperf.frameworks.reference import page
-from rlperf.frameworks.registry import FRAMEWORKS
+from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
+from rlperf.frameworks.run import BatchFacts, RolloutRun, TrainerRun, ref
+from rlperf.plan.answer.plan import BatchSettings
+from rlperf.specs.pool import of_role
+from rlperf.specs.profiles import load_architecture
+
+from .framework_samples import sample_run
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -64,3 +77,48 @@ def test_a_table_is_read_as_it_is_written() -> None:
 )  # fmt: skip
 def test_values_are_checked_by_type(kind: str, value: object, legal: bool) -> None:
     assert (KeySpec("k", ABSENT, kind).complaint(value) is None) == legal
+
+
+# -- names of a run ---------------------------------------------------------------------------------------------------
+
+
+def test_a_key_table_cannot_speak_of_a_field_that_a_run_has_not() -> None:
+    with pytest.raises(LookupError, match="tensor_paralel"):
+        field("trainer.tensor_paralel", "actor.tp")
+
+
+def test_every_field_that_the_code_names_exists() -> None:
+    """`ref` inside functions is only called when they run: here every literal is."""
+    named = 0
+    for path in sorted((ROOT / "rlperf").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+            if called == "ref" and isinstance(node.args[0], ast.Constant):
+                assert ref(str(node.args[0].value)) is not None
+                named += 1
+    assert named > 20
+
+
+def test_a_run_has_every_attribute_of_a_pool() -> None:
+    """Layout and settings are one table; a run's pools hold them first, and then what frameworks say otherwise."""
+    for role, pool in (("trainer", TrainerRun), ("rollout", RolloutRun)):
+        missing = {attribute.name for attribute in of_role(role)} - {entry.name for entry in fields(pool)}
+        assert missing == set()
+    assert set(BatchSettings.model_fields) <= {entry.name for entry in fields(BatchFacts)}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_rules_ask_what_a_run_says(framework: str) -> None:
+    """A misspelt name would leave a rule unanswered for ever."""
+    version = key_table(framework).versions[-1]
+    adapter = adapter_of(framework)
+    run = sample_run(Random(4), framework, version)
+    emission = export_run(run, adapter, version, "c").emission
+    source = Source({setting.key: setting.value for setting in emission.settings})
+    read, _ = adapter.read(source, adapter.target(source, version))
+    groups = read.names(load_architecture(run.architecture))
+    for rule in framework_facts(framework, version).rules:
+        for group, name in re.findall(
+            r"\b(run|batch|trainer|rollout|architecture)\.(\w+)", f"{rule.require} {rule.when}"
+        ):
+            assert hasattr(groups[group], name), (rule.id, group, name)

@@ -71,7 +71,7 @@ def test_every_mode_is_planned_predicted_drawn_and_exported(mode: str, framework
     config = next(path for path in files if framework not in ("verl", "nemo_rl", "areal") or path.suffix == ".yaml")
     read = import_config([config], framework).run
     unbounded = mode == "async" and framework == "slime"
-    assert (read.get("run.mode"), read.get("run.staleness")) == (mode, 1 if unbounded else phase.staleness)
+    assert (read.mode, read.staleness) == (mode, 1 if unbounded else phase.staleness)
 
 
 def test_streaming_is_explained_as_predicted() -> None:

@@ -13,7 +13,6 @@ from rlperf.cost.layers.vision import Images, encode_s_per_token, vision_prefill
 from rlperf.frameworks.export import export_run
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
-from rlperf.frameworks.run import Run
 from rlperf.layout import Layout
 from rlperf.plan.answer.plan import Prediction
 from rlperf.sim.rl_step.data_movement import BatchShape, batch_bytes, data_movement_s, pixel_bytes
@@ -23,7 +22,7 @@ from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.rl_calibration import load_framework_calibration
 
-from .framework_samples import sample_run
+from .framework_samples import sample_run, with_values
 
 H100 = load_hardware("h100_sxm", "dgx_h100")
 VL = load_architecture("Qwen2.5-VL-7B")
@@ -116,7 +115,6 @@ def test_activations_of_the_tower_count_against_memory() -> None:
 
 
 def test_a_frozen_tower_is_written_or_named_as_lost() -> None:
-    frozen = Run({"trainer.freeze_vision": True})
     for framework, backend, key in (
         ("verl", "fsdp2", "actor_rollout_ref.actor.freeze_vision_tower"),
         ("nemo_rl", "megatron", "policy.megatron_cfg.freeze_config.freeze_vision_model"),
@@ -124,8 +122,8 @@ def test_a_frozen_tower_is_written_or_named_as_lost() -> None:
         ("trl", "deepspeed", None),
         ("slime", "megatron", None),
     ):
-        run = sample_run(Random(3), framework, key_table(framework).versions[-1]).with_(frozen.values)
-        run = run.with_({"trainer.backend": backend})
+        run = sample_run(Random(3), framework, key_table(framework).versions[-1])
+        run = with_values(run, {"trainer.backend": backend, "trainer.freeze_vision": True})
         emission = export_run(run, adapter_of(framework), key_table(framework).versions[-1], "config").emission
         if key:
             assert {one.key: one.value for one in emission.settings}[key] is True

@@ -126,8 +126,8 @@ def test_openrlhf_is_planned_as_deepspeed_and_exports(tmp_path: Path) -> None:
     assert any(name == "deepspeed" for name in plan.phases[0].predicted.calibration.ids)
     files = write_plan(plan, None, tmp_path)
     back = import_config([next(path for path in files if path.name == "config.sh")])
-    assert back.run.get("trainer.backend") == "deepspeed"
-    assert back.run.get("trainer.zero_stage") == pool.layout.zero_stage
+    assert back.run.trainer.backend == "deepspeed"
+    assert back.run.trainer.zero_stage == pool.layout.zero_stage
     job = job_of(back, cluster="dgx_h100")
     assert job.trainer_backends == ("deepspeed",)
     assert predict_job(job).calibration.extrapolated
@@ -145,7 +145,7 @@ def test_trl_is_planned_as_its_accelerate_config_says(tmp_path: Path, backend: s
     launch = yaml.safe_load(files["config_accelerate.yaml"].read_text())
     assert launch["distributed_type"] == kind
     back = import_config([files["config.yaml"], files["config_accelerate.yaml"]]).run
-    assert (back.get("trainer.backend"), back.get("trainer.zero_stage")) == (backend, stage)
+    assert (back.trainer.backend, back.trainer.zero_stage) == (backend, stage)
 
 
 def test_a_plan_for_another_trainer_is_said_to_have_been_predicted_for_it(tmp_path: Path) -> None:

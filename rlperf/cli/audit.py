@@ -41,9 +41,9 @@ def audit(
 
     imported = import_config(config, framework)
     if architecture is not None:
-        imported = replace(imported, run=imported.run.with_({"run.architecture": architecture}))
+        imported = replace(imported, run=replace(imported.run, architecture=architecture))
     if rollouts is not None:
-        workload = _written_lengths(rollouts, tokenizer, imported.run.number("batch.max_response_tokens", 1 << 40))
+        workload = _written_lengths(rollouts, tokenizer, imported.run.batch.max_response_tokens or 1 << 40)
     facts = framework_facts(imported.adapter.name, imported.target.version)
     found = run_audit(imported, cluster=cluster, workload=workload, log=load_log(log), facts=facts, plan=plan)
     failed = not found.passes or (strict and any(f.severity == "warning" for f in found.findings))

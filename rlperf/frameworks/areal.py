@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError, Problem, SpecError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name
+from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, wide_degrees, without_ulysses
 from rlperf.frameworks.fields import (
     NEGATED,
+    RECOMPUTE,
     SGLANG_KV_DTYPE,
     Field,
     Setting,
@@ -25,19 +26,18 @@ from rlperf.frameworks.fields import (
     words,
     write_fields,
 )
-from rlperf.frameworks.keytable import ABSENT, Value, key_table
-from rlperf.frameworks.run import Run, complete_layouts
+from rlperf.frameworks.keytable import ABSENT, Flat, Value, key_table
+from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, TrainerRun, refs
 from rlperf.frameworks.writing import script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
 from rlperf.specs.trainer_calibration import load_trainer
 
 _DTYPE = words(bf16="bfloat16", fp16="float16")
-_RECOMPUTE = Unit(lambda value, _: value or "none", lambda value, _: None if value == "none" else value)
 _CHUNK = Unit(lambda value, _: int(value) if int(value) > 0 else None, lambda value, _: value)
 _CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else 1 << 20)
 _MINI = Unit(
-    lambda value, run: -(-run.number("batch.prompts_per_step") // max(int(value), 1)),
-    lambda value, run: max(run.number("batch.prompts_per_step") // int(value), 1),
+    lambda value, run: -(-run.batch.prompts // max(int(value), 1)),
+    lambda value, run: max(run.batch.prompts // value, 1),
     "optimizer updates per step",
 )
 
@@ -54,7 +54,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.chunked_loss", "actor.megatron.enable_chunked_logits", backend="megatron"),
     field("trainer.chunked_loss", "actor.logprobs_chunk_size", _CHUNKED, "tokens of logits at once", backend="fsdp2"),
     field("trainer.virtual_pipeline", "actor.megatron.virtual_pipeline_parallel_size", backend="megatron"),
-    field("trainer.granularity", "actor.megatron.recompute_granularity", _RECOMPUTE, backend="megatron"),
+    field("trainer.granularity", "actor.megatron.recompute_granularity", RECOMPUTE, backend="megatron"),
     field("trainer.offload_all", "actor.fsdp.offload_params", note="parameters and optimizer in host memory",
           backend="fsdp2"),
 )  # fmt: skip
@@ -114,13 +114,13 @@ def _degrees(body: str, text: str) -> dict[str, int]:
     return {_DEGREES[letter]: int(number) for letter, number in re.findall(r"([dtpcse])(\d+)", body)}
 
 
-def allocation(backend: str, run: Run, role: str) -> str:
+def allocation(backend: str, pool: PoolRun) -> str:
     """The allocation string of a pool."""
-    names = {"d": "data_parallel", "t": "tensor_parallel", "p": "pipeline_parallel", "c": "context_parallel"}
-    size = {letter: run.number(f"{role}.{name}") for letter, name in names.items()}
+    size = {"d": pool.data_parallel or 1, "t": pool.tensor_parallel, "p": pool.pipeline_parallel,
+            "c": pool.context_parallel}  # fmt: skip
     plain = f"d{size['d']}" + "".join(f"{letter}{size[letter]}" for letter in "tpc" if size[letter] > 1)
-    experts, etp = run.number(f"{role}.expert_parallel"), run.number(f"{role}.expert_tensor_parallel")
-    if role == "rollout":
+    experts, etp = pool.expert_parallel, pool.expert_tensor_parallel
+    if isinstance(pool, RolloutRun):
         return f"{backend}:d{size['d']}t{size['t']}" + (f"p{size['p']}" if size["p"] > 1 else "")
     if experts == 1 and etp in (1, size["t"]):
         return f"{backend}:{plain}"
@@ -155,42 +155,38 @@ class Areal:
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """FSDP has no pipeline or expert parallel; offload is all or nothing; engines are SGLang or vLLM."""
         lost: list[Limitation] = []
-        changes: dict[str, Value] = {}
-        megatron = run.get("trainer.backend") == "megatron"
-        if run.get("rollout.backend") not in ENGINES:
-            changes["rollout.backend"] = "sglang"
-            lost.append(Limitation(f"engine {run.get('rollout.backend')}", "sglang", "predicted for another engine"))
-        if run.number("trainer.ulysses") > 1:
-            joined = run.number("trainer.context_parallel") * run.number("trainer.ulysses")
-            changes.update({"trainer.context_parallel": joined, "trainer.ulysses": 1})
+        trainer, rollout, megatron = run.trainer, run.rollout, run.trainer.backend == "megatron"
+        if rollout.backend not in ENGINES:
+            lost.append(Limitation(f"engine {rollout.backend}", "sglang", "predicted for another engine"))
+            rollout = replace(rollout, backend="sglang")
+        if trainer.ulysses > 1:
+            trainer = without_ulysses(trainer)
+            ring = f"context parallel {trainer.context_parallel}"
             if megatron:
-                lost.append(Limitation("Ulysses", f"context parallel {joined}", "ring exchange in place of all-to-all"))
-        if run.get("trainer.activation_recompute") == "selective" and not megatron:
-            changes["trainer.activation_recompute"] = "full"
+                lost.append(Limitation("Ulysses", ring, "ring exchange in place of all-to-all"))
+        if trainer.activation_recompute == "selective" and not megatron:
+            trainer = replace(trainer, activation_recompute="full")
             lost.append(Limitation("selective recompute with FSDP", "full", "up to a third of the training time more"))
-        offload = run.get("trainer.offload")
-        if offload in ("activations", "both"):
-            changes["trainer.activation_recompute"] = "full"
+        if trainer.offload in ("activations", "both"):
+            trainer = replace(trainer, activation_recompute="full")
             lost.append(Limitation("activation offload", "full recompute", "up to a third of the training time more"))
-        if offload in ("optimizer", "both"):
+        if trainer.offload in ("optimizer", "both"):
             if megatron:
                 raise ExportError(
                     "Megatron here has no optimizer offload", "areal", {"nearest": "offload: none, or fsdp2"}
                 )
             lost.append(Limitation("optimizer offload alone", "offload_params (parameters too)", "PCIe each step"))
-        if run.get("rollout.backend") == "vllm":
-            for degree in ("expert_parallel", "attention_data_parallel"):
-                size = run.number(f"rollout.{degree}")
-                if size > 1:
-                    lost.append(Limitation(f"rollout {degree} {size}", "tensor parallel alone", "more KV traffic"))
-            if run.get("rollout.engine_token_budget"):
+        if run.rollout.backend == "vllm":
+            for degree, size in wide_degrees(rollout):
+                lost.append(Limitation(f"rollout {degree} {size}", "tensor parallel alone", "more KV traffic"))
+            if rollout.engine_token_budget:
                 lost.append(Limitation("engine_token_budget", "vLLM's default", "other prefill chunks than predicted"))
-        return run.with_(changes), tuple(lost)
+        return replace(run, trainer=trainer, rollout=rollout), tuple(lost)
 
     def emit(self, run: Run, target: Target) -> Emission:
         """All settings of a run."""
         run = _with_derived(run)
-        engine = ENGINES[str(run.get("rollout.backend"))]
+        engine = ENGINES[run.rollout.backend or "sglang"]
         settings = write_fields((*FIELDS, *engine), run, target)
         chosen = {s.key: s for s in (*_names(run), *settings, *_placement(run), *_algorithm(run))}
         kept = [s for s in chosen.values() if target.has(s.key) or s.key.endswith("scheduling_spec")]
@@ -237,30 +233,38 @@ class Areal:
         flat.update(_from_allocation_mode(flat))
         engine, rollout = parse_allocation(str(flat.get("rollout.backend") or "sglang:d1"))
         _, trainer = parse_allocation(str(flat.get("actor.backend") or "fsdp:d1"))
-        values: dict[str, Value] = {"trainer.backend": target.backend, "rollout.backend": engine or "sglang"}
-        values.update({f"rollout.{name}": size for name, size in rollout.items()})
-        values.update({f"trainer.{name}": size for name, size in trainer.items()})
-        run, used = read_fields((*FIELDS, *ENGINES.get(engine, ())), flat, target, Run(values))
-        run = run.with_(_read_rest(run, flat, target.backend))
-        return Run(complete_layouts(run.values)), frozenset(used | _ALSO_READ)
+        start = Run(trainer=TrainerRun(backend=target.backend), rollout=RolloutRun(backend=engine or "sglang"))
+        start = start.having({**refs("rollout", rollout), **refs("trainer", trainer)})
+        run, used = read_fields((*FIELDS, *ENGINES.get(engine, ())), flat, target, start)
+        run = _read_rest(replace(run, trainer=_read_trainer(run.trainer)), flat)
+        return run.completed(), frozenset(used | _ALSO_READ)
+
+
+@dataclass(frozen=True)
+class ArealFacts:
+    """What rules ask beside the run: how pools share devices, and what the file adds up to."""
+
+    colocate: bool
+    enable_offload: bool | None = None
+    weight_update_mode: str | None = None
+    cluster_devices: int | None = None
+    deprecated_allocation: bool | None = None
+    n_minibatches: int | None = None
 
 
 def _with_derived(run: Run) -> Run:
-    recompute = run.get("trainer.activation_recompute", "none")
-    total = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
-    budget = run.get("trainer.token_budget") or total * run.number("trainer.microbatch")
-    return run.with_(
-        {
-            "batch.context_tokens": total,
-            "rollout.engine_context": total,
-            "trainer.token_budget": budget,
-            "trainer.checkpointing": recompute != "none",
-            "trainer.granularity": recompute,
-            "trainer.offload_all": run.get("trainer.offload") in ("optimizer", "both"),
-            "rollout.attention_dp_enabled": run.number("rollout.attention_data_parallel") > 1,
-            "run.colocate": run.traits.shares_devices,
-        }
+    ours, total = run.trainer, run.batch.longest_tokens
+    trainer = replace(
+        ours,
+        token_budget=ours.token_budget or total * ours.samples,
+        checkpointing=ours.activation_recompute != "none",
+        granularity=ours.activation_recompute,
+        offload_all=ours.offload in ("optimizer", "both"),
     )
+    wide = run.rollout.attention_data_parallel > 1
+    rollout = replace(run.rollout, engine_context=total, attention_dp_enabled=wide)
+    facts = ArealFacts(colocate=run.traits.shares_devices)
+    return replace(run, batch=run.batch.with_context(), trainer=trainer, rollout=rollout, facts=facts)
 
 
 _WORKER = {"task_type": "worker", "gpu": 1, "cpu": 4, "mem": 64, "port_count": 2,
@@ -269,7 +273,7 @@ _WORKER = {"task_type": "worker", "gpu": 1, "cpu": 4, "mem": 64, "port_count": 2
 
 def _names(run: Run) -> list[Setting]:
     """Names, paths and the sections that AReaL wants filled."""
-    model = hub_name(str(run.get("run.architecture", "")))
+    model = hub_name(run.architecture)
     pair = [("experiment_name", "${experiment_name}"), ("trial_name", "${trial_name}")]
     settings = [Setting("experiment_name", "rlperf"), Setting("trial_name", "trial0"), Setting("seed", 1)]
     settings.append(Setting("tokenizer_path", "${actor.path}"))
@@ -289,27 +293,27 @@ def _names(run: Run) -> list[Setting]:
         Setting("rollout.dump_to_file", True, "lengths and staleness for `rlperf import`"),
         Setting("train_dataset.path", "openai/gsm8k", "yours"),
         Setting("train_dataset.type", "rl"),
-        Setting("sglang.model_path" if run.get("rollout.backend") == "sglang" else "vllm.model", "${actor.path}"),
+        Setting("sglang.model_path" if run.rollout.backend == "sglang" else "vllm.model", "${actor.path}"),
     ]
     return settings
 
 
 def _placement(run: Run) -> list[Setting]:
-    per_node = run.number("run.devices_per_node", 8)
-    megatron = run.get("trainer.backend") == "megatron"
-    total = run.number("run.devices")
+    per_node = run.devices_per_node
+    megatron = run.trainer.backend == "megatron"
+    total = run.devices
     nodes = -(-total // per_node)
     if nodes > 1 and total % per_node:
         raise ExportError(f"{total} GPUs fill no whole nodes of {per_node}", "areal")
-    backend = allocation("megatron" if megatron else "fsdp", run, "trainer")
+    backend = allocation("megatron" if megatron else "fsdp", run.trainer)
     settings = [
         Setting("cluster.n_nodes", nodes),
         Setting("cluster.n_gpus_per_node", min(per_node, total)),
         Setting("actor.backend", backend),
-        Setting("rollout.backend", allocation(str(run.get("rollout.backend")), run, "rollout")),
+        Setting("rollout.backend", allocation(str(run.rollout.backend), run.rollout)),
         Setting("rollout.consumer_batch_size", "${train_dataset.batch_size}"),
     ]
-    if run.get("run.colocate"):
+    if run.traits.shares_devices:
         return [
             *settings,
             Setting("enable_offload", True, "engine and trainer take turns on the same GPUs"),
@@ -321,21 +325,19 @@ def _placement(run: Run) -> list[Setting]:
     return [
         *settings,
         Setting("actor.weight_update_mode", "xccl"),
-        Setting(
-            "rollout.max_head_offpolicyness", run.number("run.staleness", 0), "policy versions a sample may be behind"
-        ),
+        Setting("rollout.max_head_offpolicyness", run.staleness, "policy versions a sample may be behind"),
     ]
 
 
 def _algorithm(run: Run) -> list[Setting]:
-    stale = run.number("run.staleness", 0) > 0
-    reference = bool(run.get("run.reference"))
+    stale = run.staleness > 0
+    reference = run.reference
     settings = [
         Setting("actor.kl_ctl", 0.001 if reference else 0.0, "0: no reference pass"),
         Setting("actor.recompute_logprob", True, "old log-probs by the trainer"),
         Setting("actor.use_decoupled_loss", stale),
     ]
-    roles = (["ref"] if reference else []) + (["critic"] if run.get("run.algorithm") == "ppo" else [])
+    roles = (["ref"] if reference else []) + (["critic"] if run.algorithm == "ppo" else [])
     for role in roles:
         settings += [
             Setting(f"{role}.{name}", value)
@@ -348,13 +350,13 @@ def _algorithm(run: Run) -> list[Setting]:
                 ("scheduling_strategy.target", "actor"),
             )
         ]
-        settings.append(Setting(f"{role}.mb_spec.max_tokens_per_mb", run.get("trainer.token_budget")))
-    if run.get("run.algorithm") == "dapo":
+        settings.append(Setting(f"{role}.mb_spec.max_tokens_per_mb", run.trainer.token_budget))
+    if run.algorithm == "dapo":
         settings.append(Setting("actor.eps_clip_higher", 0.28))
-    if run.get("run.rl_steps"):
-        steps = run.number("run.last_rl_step", run.number("run.rl_steps"))
+    if run.rl_steps:
+        steps = run.last_rl_step or run.rl_steps
         settings.append(Setting("total_train_steps", steps, "through the last rl_step of this phase"))
-        settings.append(Setting("saver.freq_steps", run.number("run.rl_steps"), "the next phase resumes from here"))
+        settings.append(Setting("saver.freq_steps", run.rl_steps, "the next phase resumes from here"))
     return settings
 
 
@@ -370,7 +372,7 @@ _ALSO_READ = frozenset(
 )  # fmt: skip
 
 
-def _from_allocation_mode(flat: dict[str, Value]) -> dict[str, Value]:
+def _from_allocation_mode(flat: Flat) -> dict[str, Value]:
     """The two allocations of the deprecated ``allocation_mode: sglang:d4t2+fsdp:d4``, where the new keys are absent."""
     found: dict[str, Value] = {}
     for part in str(flat.get("allocation_mode") or "").split("+"):
@@ -381,52 +383,64 @@ def _from_allocation_mode(flat: dict[str, Value]) -> dict[str, Value]:
     return found
 
 
-def _read_rest(run: Run, flat: dict[str, Value], backend: str) -> dict[str, Value]:
-    """Devices, mode, lengths, recompute and offload."""
-    sizes = {
-        role: run.number(f"{role}.data_parallel") * run.number(f"{role}.tensor_parallel")
-        * run.number(f"{role}.pipeline_parallel") * run.number(f"{role}.context_parallel")
-        for role in ("trainer", "rollout")
-    }  # fmt: skip
+def _read_trainer(trainer: TrainerRun) -> TrainerRun:
+    """Recompute, offload and sharding in the words of a plan."""
+    megatron = trainer.backend == "megatron"
+    how = (trainer.granularity or "none") if megatron else "full"
+    return replace(
+        trainer,
+        devices=(trainer.data_parallel or 1) * trainer.replica_devices,
+        dynamic=trainer.token_budget is not None,
+        packing=True,
+        zero_stage=load_trainer(str(trainer.backend)).capability.usual_zero_stage,
+        activation_recompute=how if trainer.checkpointing else "none",
+        offload="optimizer" if trainer.offload_all else "none",
+    )
+
+
+def _read_rest(run: Run, flat: Flat) -> Run:
+    """Devices, mode, lengths, and what rules ask."""
+    trainer, rollout = run.trainer, run.rollout
+    devices = (rollout.data_parallel or 1) * rollout.replica_devices
     colocated = flat.get("rollout.scheduling_strategy.type") == "colocation"
     stale = int(flat.get("rollout.max_head_offpolicyness") or 0)
-    total = sizes["trainer"] if colocated else sum(sizes.values())
-    context = min(run.number("batch.context_tokens"), run.number("rollout.engine_context", 1 << 40))
-    response = min(run.number("batch.max_response_tokens"), context)
-    prompt = run.get("batch.max_prompt_tokens") or max(min(1024, context - response), 1)
-    mode = mode_of_staleness(stale, shares_devices=colocated)
-    if backend == "megatron":
-        granularity = str(run.get("trainer.granularity") or "none")
-        recompute = granularity if run.get("trainer.checkpointing") else "none"
-    else:
-        recompute = "full" if run.get("trainer.checkpointing") else "none"
-    return {
-        "trainer.devices": sizes["trainer"],
-        "rollout.devices": sizes["rollout"],
-        "run.devices": total,
-        "run.devices_per_node": int(flat.get("cluster.n_gpus_per_node") or 8),
-        "run.nodes": int(flat.get("cluster.n_nodes") or 1),
-        "run.cluster_devices": int(flat.get("cluster.n_nodes") or 1) * int(flat.get("cluster.n_gpus_per_node") or 8),
-        "run.mode": mode,
-        "run.staleness": 0 if colocated else stale,
-        "run.colocate": colocated,
-        "trainer.parked": bool(flat.get("enable_offload")) if colocated else None,
-        "run.enable_offload": bool(flat.get("enable_offload")),
-        "run.weight_update_mode": str(flat.get("actor.weight_update_mode")),
-        "run.architecture": str(flat.get("actor.path")),
-        "run.algorithm": "ppo" if "critic.path" in flat and flat.get("critic.path") else "grpo",
-        "run.reference": bool(flat.get("actor.kl_ctl")),
-        "run.deprecated_allocation": bool(flat.get("allocation_mode")),
-        "run.n_minibatches": int(flat.get("actor.ppo_n_minibatches") or 1),
-        "batch.max_prompt_tokens": int(prompt),
-        "batch.max_response_tokens": response,
-        "batch.response_key": int(flat.get("gconfig.max_new_tokens") or 0),
-        "trainer.dynamic": run.get("trainer.token_budget") is not None,
-        "trainer.packing": True,
-        "trainer.zero_stage": load_trainer(backend).capability.usual_zero_stage,
-        "trainer.activation_recompute": recompute,
-        "trainer.offload": "optimizer" if run.get("trainer.offload_all") else "none",
-    }  # fmt: skip
+    offload = bool(flat.get("enable_offload"))
+    nodes, per_node = int(flat.get("cluster.n_nodes") or 1), int(flat.get("cluster.n_gpus_per_node") or 8)
+    return replace(
+        run,
+        architecture=str(flat.get("actor.path")),
+        algorithm="ppo" if "critic.path" in flat and flat.get("critic.path") else "grpo",
+        reference=bool(flat.get("actor.kl_ctl")),
+        mode=mode_of_staleness(stale, shares_devices=colocated),
+        staleness=0 if colocated else stale,
+        devices=trainer.devices if colocated else trainer.devices + devices,
+        nodes=nodes,
+        devices_per_node=per_node,
+        batch=_read_lengths(run, flat),
+        trainer=replace(trainer, parked=offload if colocated else None),
+        rollout=replace(rollout, devices=devices),
+        facts=ArealFacts(
+            colocate=colocated,
+            enable_offload=offload,
+            weight_update_mode=str(flat.get("actor.weight_update_mode")),
+            cluster_devices=nodes * per_node,
+            deprecated_allocation=bool(flat.get("allocation_mode")),
+            n_minibatches=int(flat.get("actor.ppo_n_minibatches") or 1),
+        ),
+    )
+
+
+def _read_lengths(run: Run, flat: Flat) -> BatchFacts:
+    """The context caps prompt and response; a prompt that is not capped itself is assumed to take the rest of it."""
+    context = min(run.batch.context_tokens or 1, run.rollout.engine_context or 1 << 40)
+    response = min(run.batch.max_response_tokens or 1, context)
+    prompt = run.batch.max_prompt_tokens or max(min(1024, context - response), 1)
+    return replace(
+        run.batch,
+        max_prompt_tokens=prompt,
+        max_response_tokens=response,
+        response_key=int(flat.get("gconfig.max_new_tokens") or 0),
+    )
 
 
 ADAPTER = Areal()

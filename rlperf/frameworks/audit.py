@@ -26,7 +26,7 @@ from rlperf.frameworks.findings import (
     what_ifs,
 )
 from rlperf.frameworks.imports import Imported, job_of
-from rlperf.frameworks.run import Run
+from rlperf.frameworks.run import ref
 from rlperf.layout import FloatArray, Layout
 from rlperf.plan.answer.plan import Plan, Prediction
 from rlperf.plan.answer.prediction import prediction_of
@@ -100,7 +100,7 @@ def audit(
         cache = _cache(imported, context)
         starved = cache is not None and cache.tokens < context.tasks[0].batches[0].longest_tokens
         if isinstance(error, InfeasibleError) and not blocked and not starved:
-            key = key_of(imported, "trainer.tensor_parallel")
+            key = key_of(imported, ref("trainer.tensor_parallel"))
             message = f"{error.message}: {error.nearest_miss or 'no layout'}"
             findings.append(Finding("error", key, message, when="worker", rule="layout"))
     findings += engine_findings(imported, cache)
@@ -122,12 +122,13 @@ def audit(
 def _with_budget(imported: Imported) -> Imported:
     """Fixed microbatches as the token budget that their longest sequences take: what memory has to hold."""
     run = imported.run
-    if run.get("trainer.token_budget") is not None or run.get("trainer.microbatch") is None:
+    if run.trainer.token_budget is not None or run.trainer.microbatch is None:
         return imported
-    longest = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
-    budget = run.number("trainer.microbatch") * longest
-    scoring = run.number("trainer.scoring_microbatch", run.number("trainer.microbatch")) * longest
-    return replace(imported, run=run.with_({"trainer.token_budget": budget, "trainer.scoring_token_budget": scoring}))
+    longest = run.batch.longest_tokens
+    budget = run.trainer.samples * longest
+    scoring = (run.trainer.scoring_microbatch or run.trainer.samples) * longest
+    trainer = replace(run.trainer, token_budget=budget, scoring_token_budget=scoring)
+    return replace(imported, run=replace(run, trainer=trainer))
 
 
 def _predict(context: Context) -> tuple[Prediction, Cache, FloatArray]:
@@ -144,15 +145,15 @@ def _cache(imported: Imported, context: Context) -> Cache | None:
     """What the engine's cache holds where the whole cannot be predicted, because it does not fit."""
     run = imported.run
     layout = Layout.of(
-        tensor_parallel=run.number("rollout.tensor_parallel"),
-        pipeline_parallel=run.number("rollout.pipeline_parallel"),
-        expert_parallel=run.number("rollout.expert_parallel"),
-        attention_data_parallel=run.number("rollout.attention_data_parallel"),
+        tensor_parallel=run.rollout.tensor_parallel,
+        pipeline_parallel=run.rollout.pipeline_parallel,
+        expert_parallel=run.rollout.expert_parallel,
+        attention_data_parallel=run.rollout.attention_data_parallel,
     )
     try:
         memory = engine_memory(
             context.tasks[0].architecture, context.hardware, context.engine, layout,
-            memory_fraction=run.get("rollout.memory_fraction"),
+            memory_fraction=run.rollout.memory_fraction,
         )  # fmt: skip
     except (RlperfError, ValueError, ZeroDivisionError):
         return None
@@ -163,9 +164,9 @@ def _cache(imported: Imported, context: Context) -> Cache | None:
 
 def attempt(imported: Imported, job: Job, offer: WhatIf) -> Prediction | None:
     """The prediction of the job with an offer taken; None where it cannot be laid out."""
-    changed = imported.run.with_(dict(offer.names))
+    changed = imported.run.having(offer.changes)
     try:
-        other = job_of(replace(imported, run=Run(changed.values)), cluster=job.cluster, workload=job.tasks[0].workload)
+        other = job_of(replace(imported, run=changed), cluster=job.cluster, workload=job.tasks[0].workload)
         return _predict(resolve(other))[0]
     except (RlperfError, ValueError, ZeroDivisionError):
         return None
@@ -175,21 +176,21 @@ def host_findings(imported: Imported, context: Context) -> list[Finding]:
     """Host memory that parked or offloaded states take, against the node's."""
     run, cluster = imported.run, context.cluster
     arch = context.tasks[0].architecture
-    per_node = min(run.number("trainer.devices"), cluster.devices_per_node)
-    devices = run.number("trainer.devices")
+    per_node = min(run.trainer.devices, cluster.devices_per_node)
+    devices = run.trainer.devices
     held = 0.0
     # Mixed-precision Adam: 12 bytes a parameter of optimizer (fp32 copy and two moments), 2 of weights, 4 of gradients.
-    shards = run.number("trainer.tensor_parallel") * run.number("trainer.pipeline_parallel")
-    if run.number("trainer.zero_stage", 0) >= 1:
+    shards = run.trainer.tensor_parallel * run.trainer.pipeline_parallel
+    if run.trainer.zero_stage >= 1:
         shards = devices
-    if run.get("trainer.offload") in ("optimizer", "both") or run.get("trainer.parked"):
+    if run.trainer.offload in ("optimizer", "both") or run.trainer.parked:
         held += 12.0 * parameters(arch) / shards * per_node
-    if run.get("trainer.parked"):
-        weights = devices if run.number("trainer.zero_stage", 0) >= 3 else shards
+    if run.trainer.parked:
+        weights = devices if run.trainer.zero_stage >= 3 else shards
         held += 2.0 * parameters(arch) / min(weights, devices) * per_node
     if held <= cluster.host_memory:
         return []
-    key = key_of(imported, "trainer.parked" if run.get("trainer.parked") else "trainer.offload")
+    key = key_of(imported, ref("trainer.parked" if run.trainer.parked else "trainer.offload"))
     message = f"offloaded states take {human_bytes(held)} of the node's {human_bytes(cluster.host_memory)} host memory"
     return [Finding("error", key, message, "shard over more nodes, or keep them on the GPU", "run",
                     imported.where(key), rule="host_memory")]  # fmt: skip
@@ -206,7 +207,7 @@ def log_findings(imported: Imported, predicted: Prediction, log: StepLog) -> lis
             found.append(Finding("hint", f"timing of {stage}", message, advice, "never", log.source, rule="slow_stage"))
     cut = log.mean("truncated_fraction")
     if cut is not None and cut > 0.2:
-        key = key_of(imported, "batch.max_response_tokens")
+        key = key_of(imported, ref("batch.max_response_tokens"))
         message = f"{cut:.0%} of the responses are cut at the maximum length"
         found.append(
             Finding("warning", key, message, "raise it, or penalise length", "never", log.source, rule="truncated")

@@ -7,6 +7,7 @@ import would read it. Numerics that the job states (dtypes, LoRA) are what is tr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 from rlperf.errors import RlperfError
@@ -15,7 +16,7 @@ from rlperf.frameworks.fields import Target
 from rlperf.frameworks.imports import UnknownKey, check_keys
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of, split_name
-from rlperf.frameworks.run import Run, complete_layouts, to_job
+from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun, to_job
 from rlperf.plan.answer.baseline import Defaults, DefaultsOf
 from rlperf.plan.question.context import Context
 from rlperf.sim.rl_step.demand import Batch
@@ -23,8 +24,9 @@ from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import PoolSpec
 
-PERFORMANCE = ("trainer.", "rollout.", "critic.", "reference.")
-CHOSEN = ("trainer.backend", "rollout.backend")
+PERFORMANCE = ("trainer", "rollout")
+"""Groups of a run that are there for speed or memory."""
+CHOSEN = "backend"
 """Of these, what a user chooses first: which trainer and which engine."""
 NUMERICS = ("rollout_dtype", "kv_dtype", "compute_dtype", "lora_rank")
 
@@ -67,11 +69,11 @@ def _defaults(
     for name, dtypes in (("rollout_dtype", opened.rollout_dtype), ("kv_dtype", opened.kv_dtype)):
         if dtypes is not None and len(dtypes) > 1:
             notes.append(f"its {name} is {_one_of(dtypes)}: the job leaves it open")
-    if run.get("run.microbatch_stated") is False:
+    if run.trainer.microbatch_stated is False:
         notes.append("it states no microbatch: one sequence")
-    if run.get("trainer.packing") is False:
+    if run.trainer.packing is False:
         notes.append("it pads sequences, which is costed as if they were packed")
-    if run.get("rollout.max_running") is None:
+    if run.rollout.max_running is None:
         notes.append("its engine's own max_running is not known: the best taken")
     return Defaults(title, "colocated", backend, pools, tuple(notes))
 
@@ -80,29 +82,22 @@ def _stated(job: Job, backend: str, architecture: str, batch: Batch, devices: in
     """What the user has to state, in rlperf's words; degrees are 1 where nothing else is known."""
     per_node = min(devices, devices_per_node)
     return Run(
-        complete_layouts(
-            {
-                "run.architecture": architecture,
-                "run.algorithm": job.algorithm,
-                "run.reference": job.reference,
-                "run.mode": "colocated",
-                "run.staleness": 0,
-                "run.devices_per_node": per_node,
-                "run.devices": devices,
-                "run.nodes": -(-devices // per_node),
-                "batch.prompts_per_step": batch.prompts,
-                "batch.group_size": batch.group_size,
-                "batch.mini_batch": batch.mini_batch,
-                "batch.max_prompt_tokens": batch.max_prompt_tokens,
-                "batch.max_response_tokens": batch.max_response_tokens,
-                "batch.over_provision": 1.0,
-                "trainer.devices": devices,
-                "rollout.devices": devices,
-                "trainer.backend": backend,
-                "rollout.backend": job.engine.split("==")[0],
-            }
-        )
-    )
+        architecture=architecture,
+        algorithm=job.algorithm,
+        reference=job.reference,
+        devices=devices,
+        nodes=-(-devices // per_node),
+        devices_per_node=per_node,
+        batch=BatchFacts(
+            prompts_per_step=batch.prompts,
+            group_size=batch.group_size,
+            mini_batch=batch.mini_batch,
+            max_prompt_tokens=batch.max_prompt_tokens,
+            max_response_tokens=batch.max_response_tokens,
+        ),
+        trainer=TrainerRun(devices=devices, backend=backend),
+        rollout=RolloutRun(devices=devices, backend=job.engine.split("==")[0]),
+    ).completed()
 
 
 def _read(adapter: Adapter, version: str, backend: str, stated: Run) -> tuple[Run, tuple[UnknownKey, ...]]:
@@ -113,23 +108,18 @@ def _read(adapter: Adapter, version: str, backend: str, stated: Run) -> tuple[Ru
         key
         for entry in adapter.fields
         for key in entry.keys
-        if entry.name.startswith(PERFORMANCE) and entry.name not in CHOSEN
+        if entry.at.group in PERFORMANCE and entry.at.name != CHOSEN
     }
     keys = {setting.key: setting.value for setting in emission.settings if setting.key not in left_out}
     source = Source(keys, entry=emission.entry, bases=emission.base)
     target = adapter.target(source, version)
     run, _ = adapter.read(source, target)
-    values = {name: value for name, value in run.values.items() if not name.startswith("batch.")}
-    run = Run({**stated.values, **values})
-    if run.get("trainer.token_budget") is None:
-        longest = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
-        scored = run.number("trainer.scoring_microbatch", run.number("trainer.microbatch"))
-        run = run.with_(
-            {
-                "trainer.token_budget": run.number("trainer.microbatch") * longest,
-                "trainer.scoring_token_budget": scored * longest,
-            }
-        )
+    run = replace(run, batch=stated.batch)
+    if run.trainer.token_budget is None:
+        longest = run.batch.longest_tokens
+        scored = run.trainer.scoring_microbatch or run.trainer.samples
+        budget = run.trainer.samples * longest
+        run = replace(run, trainer=replace(run.trainer, token_budget=budget, scoring_token_budget=scored * longest))
     return run, check_keys(source, target)[0]
 
 

@@ -11,7 +11,7 @@ from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, fra
 from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of, split_name
-from rlperf.frameworks.run import Run, from_job, from_phase
+from rlperf.frameworks.run import NOT_IMPORTED, Run, from_job, from_phase, ref
 from rlperf.frameworks.writing import script
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.question.context import keys_of
@@ -24,16 +24,20 @@ from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.writer import write_atomic
 from rlperf.units import human_seconds
 
-_BEYOND_A_JOB = (
-    "run.recipe", "trainer.scoring_microbatch", "trainer.first_stage_layers", "trainer.last_stage_layers",
-)  # fmt: skip
-"""What an imported configuration says that a job has no word for; it stays as it was."""
+_BEYOND_A_JOB = (ref("run.recipe"), *(ref(f"trainer.{name}") for name in NOT_IMPORTED))
+"""What an imported configuration says that its job does not; it stays as it was."""
 
 _USUAL = (None, "bf16", "fp16", False)
 _MUST_BE_SAID = {
-    "rollout.rollout_dtype": ("the checkpoint's own type", "decode is slower and the cache smaller than predicted"),
-    "rollout.kv_dtype": ("a KV cache in the weights' type", "the cache holds fewer tokens than predicted"),
-    "trainer.freeze_vision": ("the vision tower is trained too", "its backward comes on top of the predicted training"),
+    ref("rollout.rollout_dtype"): (
+        "the checkpoint's own type",
+        "decode is slower and the cache smaller than predicted",
+    ),
+    ref("rollout.kv_dtype"): ("a KV cache in the weights' type", "the cache holds fewer tokens than predicted"),
+    ref("trainer.freeze_vision"): (
+        "the vision tower is trained too",
+        "its backward comes on top of the predicted training",
+    ),
 }
 """Setting -> what runs where no key says it, and the loss."""
 
@@ -147,15 +151,14 @@ def export_run(
     """The files of one run, checked. Of a ``carried`` configuration only what the run changes is written anew."""
     before = _as_imported(carried, adapter, version)
     if before is not None:
-        run = run.with_({name: before.get(name) for name in _BEYOND_A_JOB if run.get(name) is None})
-        named = str(before.get("run.architecture", ""))
-        if known_architecture(named) == known_architecture(str(run.get("run.architecture", ""))):
-            run = run.with_({"run.architecture": named})
+        run = run.having({at: before.value(at) for at in _BEYOND_A_JOB if run.value(at) is None})
+        if known_architecture(before.architecture) == known_architecture(run.architecture):
+            run = replace(run, architecture=before.architecture)
     run, renamed = _in_its_keys(run, adapter, folder)
     adapted, limitations = adapter.adapt(run, version)
     _has_trainer(adapted, adapter, version)
     table = key_table(adapter.name)
-    target = Target(table, version, str(adapted.get("trainer.backend", "")))
+    target = Target(table, version, adapted.trainer.backend or "")
     emission = adapter.emit(adapted, target)
     if carried is not None:
         emission = with_carried(emission, carried, before, adapter, target)
@@ -175,17 +178,17 @@ def export_run(
 
 def _in_its_keys(run: Run, adapter: Adapter, folder: Path | str | None) -> tuple[Run, tuple[Limitation, ...]]:
     """The run under the trainer backend whose keys the framework has for its own, and that it was renamed."""
-    backend = run.get("trainer.backend")
+    backend = run.trainer.backend
     keys = keys_of(load_trainer(backend, folder=folder), adapter.name) if backend else backend
     if keys == backend:
         return run, ()
     lost = Limitation(f"trainer {backend}", f"the keys of {keys}", "whatever sets the two apart is yours to state")
-    return run.with_({"trainer.backend": keys}), (lost,)
+    return replace(run, trainer=replace(run.trainer, backend=keys)), (lost,)
 
 
 def _has_trainer(run: Run, adapter: Adapter, version: str) -> None:
     """An `ExportError` where the framework has no such trainer, and the adapter knew no other for it."""
-    backend, known = run.get("trainer.backend"), framework_facts(adapter.name, version).backends
+    backend, known = run.trainer.backend, framework_facts(adapter.name, version).backends
     if backend is not None and backend not in known:
         nearest = f"trainer_backends: {known[0]}, and plan again"
         raise ExportError(f"it has no {backend} trainer", adapter.name, {"nearest": nearest})
@@ -195,12 +198,12 @@ def _unsaid(adapter: Adapter, emission: Emission) -> list[Limitation]:
     """Settings that no key of the emission states: this framework, engine or version has none."""
     stated = {setting.key: setting.value for setting in emission.settings}
     lost = []
-    for name, (nearest, loss) in _MUST_BE_SAID.items():
-        value = emission.run.get(name)
-        entries = [entry for entry in adapter.fields if entry.name == name]
+    for at, (nearest, loss) in _MUST_BE_SAID.items():
+        value = emission.run.value(at)
+        entries = [entry for entry in adapter.fields if entry.at == at]
         said = any(stated.get(key) == e.unit.write(value, emission.run) for e in entries for key in e.keys)
         if value not in _USUAL and not said:
-            lost.append(Limitation(f"{name} {value}", nearest, loss))
+            lost.append(Limitation(f"{at} {value}", nearest, loss))
     return lost
 
 
@@ -222,7 +225,7 @@ def broken_rules(run: Run, framework: str, version: str, *, folder: Path | str |
     """(key, what is wrong) of every rule of the framework that the run breaks."""
     names = run.names(architecture_of(run, folder))
     facts = framework_facts(framework, version)
-    broken = facts.refused(names, str(run.get("trainer.backend", "")))
+    broken = facts.refused(names, run.trainer.backend or "")
     return [(rule.key, said(rule, names)) for rule in facts.rules if rule.id in broken]
 
 
@@ -234,7 +237,7 @@ def said(rule: Rule, names: Mapping[str, object]) -> str:
 def architecture_of(run: Run, folder: Path | str | None = None) -> Architecture | None:
     """The run's architecture, or None where it is not known by name."""
     try:
-        return load_architecture(str(run.get("run.architecture", "")), folder)
+        return load_architecture(run.architecture, folder)
     except SpecError:
         return None
 
@@ -242,13 +245,12 @@ def architecture_of(run: Run, folder: Path | str | None = None) -> Architecture 
 def with_prediction(run: Run, phase: Phase, first_rl_step: int) -> Run:
     """The run with what a writer says about the phase: its length, and predicted stages for predicted losses."""
     start, last = phase.rl_steps
-    return run.with_(
-        {
-            "run.rl_steps": last - start + 1,
-            "run.last_rl_step": last - first_rl_step + 1,
-            "predicted.training": phase.predicted.stages_s.training or None,
-            "predicted.rollout": phase.predicted.stages_s.rollout or None,
-        }
+    return replace(
+        run,
+        rl_steps=last - start + 1,
+        last_rl_step=last - first_rl_step + 1,
+        training_s=phase.predicted.stages_s.training or None,
+        rollout_s=phase.predicted.stages_s.rollout or None,
     )
 
 
@@ -283,9 +285,9 @@ def with_carried(
     for setting in emission.settings:
         if setting.key not in old or old[setting.key] != setting.value:
             kept[setting.key] = setting
-    same_mode = before.get("run.mode") == emission.run.get("run.mode")
+    same_mode = before.mode == emission.run.mode
     entry = carried.source.entry if same_mode and carried.source.entry else emission.entry
-    base = carried.source.bases if before.get("run.recipe") and same_mode else emission.base
+    base = carried.source.bases if before.recipe and same_mode else emission.base
     limitations = (*emission.limitations, *lost)
     return replace(emission, settings=tuple(kept.values()), entry=entry, base=base, limitations=limitations)
 

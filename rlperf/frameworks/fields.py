@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlperf.frameworks.keytable import ABSENT, KeyTable, Value
-from rlperf.frameworks.run import Run
+from rlperf.frameworks.run import Ref, Run, as_type, ref, types_of
 
 Convert = Callable[[Value, Run], Value]
 
@@ -26,22 +26,24 @@ def _same(value: Value, _: Run) -> Value:
 
 
 SAME = Unit(_same, _same)
+CHECKPOINTING = Unit(lambda value, _: "full" if value else "none", lambda value, _: value != "none")
+"""Activation recompute that is on or off."""
+RECOMPUTE = Unit(lambda value, _: value or "none", lambda value, _: None if value == "none" else value)
+"""Activation recompute by how much it recomputes; null for none."""
+DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >= 1)
+"""ZeRO stage 1 as Megatron's distributed optimizer."""
+LORA_RANK = Unit(lambda value, _: int(value) or None, _same)
 NEGATED = Unit(lambda value, _: not value, lambda value, _: not value)
 SAMPLES = Unit(
-    lambda value, run: -(-int(value) // run.number("batch.group_size")),
-    lambda value, run: int(value) * run.number("batch.group_size"),
+    lambda value, run: -(-int(value) // run.batch.group_size),
+    lambda value, run: int(value) * run.batch.group_size,
     "samples = prompts x group_size",
 )
 
 
-def sequence_split(run: Run) -> int:
-    """Devices that share one sequence beside tensor and pipeline parallel: ring context parallel x Ulysses."""
-    return run.number("trainer.context_parallel") * run.number("trainer.ulysses")
-
-
 TOKENS_PER_DEVICE = Unit(
-    lambda value, run: int(value) * sequence_split(run),
-    lambda value, run: -(-int(value) // sequence_split(run)),
+    lambda value, run: int(value) * run.trainer.sequence_split,
+    lambda value, run: -(-int(value) // run.trainer.sequence_split),
     "per GPU; times context parallel at run time",
 )
 
@@ -77,9 +79,9 @@ def one_as(nothing: Value) -> Unit:
 
 @dataclass(frozen=True)
 class Field:
-    """One neutral value and its key. ``keys``: the first that exists in the version is the one."""
+    """One field of a run and its key. ``keys``: the first that exists in the version is the one."""
 
-    name: str
+    at: Ref
     keys: tuple[str, ...]
     unit: Unit = SAME
     note: str = ""
@@ -96,8 +98,8 @@ class Field:
 def field(
     name: str, keys: str, unit: Unit = SAME, note: str = "", *, backend: str = "", read_only: bool = False
 ) -> Field:
-    """A field whose alternative keys are separated by spaces, newest first."""
-    return Field(name, tuple(keys.split()), unit, note or unit.note, backend, read_only)
+    """A field whose alternative keys are separated by spaces, newest first; ``name`` must be one of a run's (`ref`)."""
+    return Field(ref(name), tuple(keys.split()), unit, note or unit.note, backend, read_only)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def write_fields(fields: Iterable[Field], run: Run, target: Target) -> list[Sett
     """Every neutral value of the run that has a key, in the framework's unit."""
     settings = []
     for entry in fields:
-        value = run.get(entry.name)
+        value = run.value(entry.at)
         key = entry.key(target.table, target.version, target.backend)
         if value is None or key is None or entry.read_only:
             continue
@@ -140,18 +142,31 @@ def write_fields(fields: Iterable[Field], run: Run, target: Target) -> list[Sett
 
 
 def read_fields(fields: Iterable[Field], flat: Mapping[str, Value], target: Target, run: Run) -> tuple[Run, set[str]]:
-    """The run with what the keys say, and the keys that were read. ``flat`` holds the defaults too."""
+    """The run with what the keys say, and the keys that were read. ``flat`` holds the defaults too.
+
+    An older key only speaks where no newer one has. A value that its field cannot hold is named in ``Run.wrong``.
+    """
     used: set[str] = set()
+    stated: set[Ref] = set()
     for entry in fields:
         for key in entry.keys:
             if entry.backend and target.backend and entry.backend != target.backend:
                 continue
             if key in flat and flat[key] is not None:
                 used.add(key)
-                if run.get(entry.name) is None or key == entry.keys[0]:
-                    run = run.with_({entry.name: entry.unit.read(flat[key], run)})
+                if entry.at not in stated or key == entry.keys[0]:
+                    run = put(run, entry.at, entry.unit.read(flat[key], run), key)
+                    stated.add(entry.at)
                 break
     return run, used
+
+
+def put(run: Run, at: Ref, value: Value, key: str) -> Run:
+    """The run with a value that a file states under ``key``, or with the complaint that its type is wrong."""
+    value, fits = as_type(value, types_of(at.group)[at.name])
+    if not fits:
+        return replace(run, wrong=(*run.wrong, f"{key}: {value!r} is no {at}"))
+    return run.having({at: value})
 
 
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")

@@ -13,6 +13,8 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.export import architecture_of, said
 from rlperf.frameworks.fields import Field
 from rlperf.frameworks.imports import Imported
+from rlperf.frameworks.keytable import Value
+from rlperf.frameworks.run import Ref, ref
 from rlperf.plan.answer.plan import Prediction
 from rlperf.units import human_bytes
 
@@ -50,35 +52,38 @@ def sort(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(unique.values(), key=lambda f: (_RANK[f.severity], -(f.gain_s or 0.0), f.key)))
 
 
-def key_of(imported: Imported, name: str) -> str:
-    """The key under which this framework and version states a neutral value; the name itself where it has none."""
+def key_of(imported: Imported, at: Ref) -> str:
+    """The key under which this framework and version states a field; the field's own name where it has none."""
     fields: tuple[Field, ...] = imported.adapter.fields
     target = imported.target
-    for alias in (name, *_ALIASES.get(name, ())):
+    for alias in (at, *_ALIASES.get(at, ())):
         found = [
             entry.key(target.table, target.version, target.backend)
             for entry in fields
-            if entry.name == alias and not entry.read_only
+            if entry.at == alias and not entry.read_only
         ]
         keys = [key for key in found if key is not None and _serves(key, imported)]
         if keys:
             return next((key for key in keys if key in imported.source.keys), keys[0])
-    return name
+    return str(at)
 
 
 def _serves(key: str, imported: Imported) -> bool:
     """Whether a key belongs to the engine in use (vLLM's keys do nothing under SGLang)."""
-    engine = imported.run.get("rollout.backend")
+    engine = imported.run.rollout.backend
     other = {"vllm": ("sglang.", "policy.generation.sglang"), "sglang": ("vllm.", "policy.generation.vllm")}
     return not key.startswith(other.get(str(engine), ("\0",))) or imported.adapter.name in ("openrlhf", "verl")
 
 
 _ALIASES = {
-    "trainer.offload": ("trainer.offload_optimizer", "trainer.offload_all"),
-    "trainer.parked": ("trainer.parks_optimizer", "trainer.offload_optimizer"),
-    "trainer.activation_recompute": ("trainer.checkpointing",),
-    "trainer.token_budget": ("trainer.microbatch",),
-    "batch.context_tokens": ("rollout.engine_context",),
+    ref(name): tuple(map(ref, others.split()))
+    for name, others in (
+        ("trainer.offload", "trainer.offload_optimizer trainer.offload_all"),
+        ("trainer.parked", "trainer.parks_optimizer trainer.offload_optimizer"),
+        ("trainer.activation_recompute", "trainer.checkpointing"),
+        ("trainer.token_budget", "trainer.microbatch"),
+        ("batch.context_tokens", "rollout.engine_context"),
+    )
 }
 
 
@@ -111,7 +116,7 @@ def rule_findings(imported: Imported) -> list[Finding]:
     run = imported.run
     names = run.names(architecture_of(run))
     facts = framework_facts(imported.adapter.name, imported.target.version)
-    broken = facts.refused(names, str(run.get("trainer.backend", "")))
+    broken = facts.refused(names, run.trainer.backend or "")
     return [
         Finding(
             "error" if rule.stage != "never" else "warning",
@@ -130,12 +135,10 @@ def rule_findings(imported: Imported) -> list[Finding]:
 def memory_findings(imported: Imported, predicted: Prediction, device_bytes: float) -> list[Finding]:
     """Which phase does not fit and by how much; which leaves memory unused."""
     found = []
-    knobs = {"rollout": "rollout.memory_fraction", "trainer": "trainer.token_budget"}
+    fixed = imported.run.trainer.token_budget is None
     for role, use in predicted.memory_bytes.items():
-        name = knobs.get(role, "trainer.token_budget")
-        if role == "trainer" and imported.run.get("trainer.token_budget") is None:
-            name = "trainer.microbatch"
-        key = key_of(imported, name)
+        knob = ref("rollout.memory_fraction") if role == "rollout" else ref("trainer.token_budget")
+        key = key_of(imported, ref("trainer.microbatch") if role == "trainer" and fixed else knob)
         largest = max(use.parts, key=lambda part: use.parts[part])
         phase = "rollout" if role == "rollout" else "training"
         spread = f"{human_bytes(use.low)} .. {human_bytes(use.high)}"
@@ -158,9 +161,9 @@ def memory_findings(imported: Imported, predicted: Prediction, device_bytes: flo
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A change worth trying: what it sets in neutral words, which key it stands for, and how it is said."""
+    """A change worth trying: what it sets, which key it stands for, and how it is said."""
 
-    names: tuple[tuple[str, object], ...]
+    changes: tuple[tuple[Ref, Value], ...]
     key: str
     message: str
     advice: str
@@ -181,35 +184,33 @@ def what_ifs(imported: Imported, predicted: Prediction, cache: Cache | None) -> 
     run = imported.run
     changes: list[WhatIf] = []
 
-    def offer(name: str, value: object, message: str, advice: str, rule: str) -> None:
-        changes.append(WhatIf(((name, value),), key_of(imported, name), message, advice, rule=rule))
+    def offer(at: Ref, value: Value, message: str, advice: str, rule: str) -> None:
+        changes.append(WhatIf(((at, value),), key_of(imported, at), message, advice, rule=rule))
 
-    if run.get("rollout.cuda_graphs") is False:
-        offer(
-            "rollout.cuda_graphs", True, "the engine runs eagerly, without CUDA graphs", "turn eager mode off", "eager"
-        )
-    if run.get("trainer.activation_recompute") == "full":
-        offer("trainer.activation_recompute", "none", "full activation recompute although the activations fit",
+    if run.rollout.cuda_graphs is False:
+        offer(ref("rollout.cuda_graphs"), True, "the engine runs eagerly, without CUDA graphs",
+              "turn eager mode off", "eager")  # fmt: skip
+    if run.trainer.activation_recompute == "full":
+        offer(ref("trainer.activation_recompute"), "none", "full activation recompute although the activations fit",
               "turn recompute off", "needless_recompute")  # fmt: skip
-    if run.get("trainer.offload") in ("optimizer", "both"):
-        offer("trainer.offload", "none", "the optimizer is offloaded although it fits", "keep it on the GPU",
+    if run.trainer.offload in ("optimizer", "both"):
+        offer(ref("trainer.offload"), "none", "the optimizer is offloaded although it fits", "keep it on the GPU",
               "needless_offload")  # fmt: skip
-    if run.get("rollout.prefix_caching") is False and run.number("batch.group_size") > 1:
-        offer("rollout.prefix_caching", True, "prompts are prefilled once per sample: prefix caching is off",
+    if run.rollout.prefix_caching is False and run.batch.group_size > 1:
+        offer(ref("rollout.prefix_caching"), True, "prompts are prefilled once per sample: prefix caching is off",
               "turn prefix caching on", "no_prefix_caching")  # fmt: skip
-    running = run.get("rollout.max_running")
-    share = run.number("batch.prompts_per_step") * run.number("batch.group_size") / run.number("rollout.data_parallel")
-    if running and share > 1.3 * int(running) and (cache is None or cache.requests > 1.3 * int(running)):
+    running = run.rollout.max_running
+    share = run.batch.prompts * run.batch.group_size / (run.rollout.data_parallel or 1)
+    if running and share > 1.3 * running and (cache is None or cache.requests > 1.3 * running):
         most = int(min(share, cache.requests if cache else share))
-        offer("rollout.max_running", most,
+        offer(ref("rollout.max_running"), most,
               f"each engine gets {share:.0f} requests but runs {running} at once: rollout goes in waves",
               f"raise it to {most}", "max_running_low")  # fmt: skip
     changes += _budget_changes(imported, predicted)
-    fraction = float(run.get("rollout.memory_fraction") or 0)
-    separate = not run.traits.shares_devices
+    fraction, separate = run.rollout.memory_fraction or 0.0, not run.traits.shares_devices
     if fraction and fraction < (0.8 if separate else 0.6):
         better = 0.88 if separate else min(fraction + 0.15, 0.8)
-        offer("rollout.memory_fraction", better, f"the engine may take only {fraction:.0%} of the GPU",
+        offer(ref("rollout.memory_fraction"), better, f"the engine may take only {fraction:.0%} of the GPU",
               f"raise it to {better:.2f}", "memory_fraction_low")  # fmt: skip
     return changes
 
@@ -218,15 +219,15 @@ def _budget_changes(imported: Imported, predicted: Prediction) -> list[WhatIf]:
     """Twice the token budget where memory is left."""
     run = imported.run
     found = []
-    budget = run.get("trainer.token_budget")
+    budget = run.trainer.token_budget
     if budget is None:
         return []
     use = predicted.memory_bytes.get("trainer")
     if use is not None and use.high < 0.8 * use.limit:
         found.append(
             WhatIf(
-                (("trainer.token_budget", 2 * int(budget)),),
-                key_of(imported, "trainer.token_budget"),
+                ((ref("trainer.token_budget"), 2 * budget),),
+                key_of(imported, ref("trainer.token_budget")),
                 f"the token budget leaves {human_bytes(use.limit - use.total)} of the trainer's memory unused",
                 "double it",
                 rule="memory_unused",
@@ -239,33 +240,31 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
     """Settings of the engine that do nothing or fight each other; no prediction needed."""
     run = imported.run
     found = []
-    longest = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
+    longest = run.batch.longest_tokens
     if cache is not None and cache.tokens < longest:
-        key = key_of(imported, "rollout.memory_fraction")
+        key = key_of(imported, ref("rollout.memory_fraction"))
         message = f"the KV cache holds {cache.tokens:,.0f} tokens, less than one sequence of {longest:,}"
         advice = "raise it, or tensor parallel; the engine refuses to start"
         found.append(Finding("error", key, message, advice, "worker", imported.where(key), rule="kv_starvation"))
-    running = run.get("rollout.max_running")
-    if cache is not None and running and longest <= cache.tokens and cache.requests < 0.5 * int(running):
-        samples = run.number("batch.prompts_per_step") * run.number("batch.group_size")
-        if samples / run.number("rollout.data_parallel") > cache.requests:
-            key = key_of(imported, "rollout.max_running")
+    running = run.rollout.max_running
+    if cache is not None and running and longest <= cache.tokens and cache.requests < 0.5 * running:
+        samples = run.batch.prompts * run.batch.group_size
+        if samples / (run.rollout.data_parallel or 1) > cache.requests:
+            key = key_of(imported, ref("rollout.max_running"))
             level: Severity = "warning" if cache.tokens < 4 * longest else "hint"
             message = f"{running} requests may run at once, but the KV cache holds {cache.requests:.0f} of mean length"
             advice = "expect preemption: lower it, or raise tensor parallel or the memory fraction"
             found.append(Finding(level, key, message, advice, "never", imported.where(key), rule="kv_starvation"))
-    name = "rollout.engine_context" if imported.adapter.name in ("nemo_rl", "areal") else "batch.context_tokens"
-    key = key_of(imported, name)
-    unset = imported.run.get(name) is None
-    if unset and imported.adapter.name == "verl":
+    if imported.adapter.name == "verl" and run.batch.context_tokens is None:
+        key = key_of(imported, ref("batch.context_tokens"))
         message = "left at the model's maximum: requests may grow past prompt + response, and graphs are sized for it"
-        advice = f"set it to {run.number('batch.max_prompt_tokens') + run.number('batch.max_response_tokens')}"
+        advice = f"set it to {longest}"
         found.append(Finding("hint", key, message, advice, "never", rule="max_model_len"))
-    per_node = run.number("run.devices_per_node", 8)
-    for role in ("rollout", "trainer"):
-        width = run.number(f"{role}.tensor_parallel")
+    per_node = run.devices_per_node
+    for at in (ref("rollout.tensor_parallel"), ref("trainer.tensor_parallel")):
+        width = run.value(at)
         if width > per_node:
-            key = key_of(imported, f"{role}.tensor_parallel")
+            key = key_of(imported, at)
             message = (
                 f"tensor parallel {width} spans nodes of {per_node} GPUs: an all-reduce per layer over the network"
             )
@@ -274,9 +273,9 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
                     "warning", key, message, f"at most {per_node}", "never", imported.where(key), rule="tp_across_nodes"
                 )
             )
-    chunked = run.get("rollout.chunked_prefill")
-    if chunked is False and run.number("rollout.engine_token_budget", 1 << 30) < run.number("batch.max_prompt_tokens"):
-        key = key_of(imported, "rollout.engine_token_budget")
+    chunked = run.rollout.chunked_prefill
+    if chunked is False and (run.rollout.engine_token_budget or 1 << 30) < (run.batch.max_prompt_tokens or 1):
+        key = key_of(imported, ref("rollout.engine_token_budget"))
         message = "below the longest prompt, without chunked prefill"
         found.append(Finding("error", key, message, "turn it on", "worker", imported.where(key), rule="prefill_budget"))
     return found
@@ -289,17 +288,17 @@ def padding_findings(imported: Imported, predicted: Prediction, lengths: npt.NDA
     and scoring.
     """
     run = imported.run
-    micro = run.number("trainer.microbatch")
-    if run.get("trainer.token_budget") is not None or run.get("trainer.packing") is not False or lengths.size < micro:
+    micro = run.trainer.samples
+    if run.trainer.token_budget is not None or run.trainer.packing is not False or lengths.size < micro:
         return []
     whole = lengths[: lengths.size // micro * micro].reshape(-1, micro)
-    batch = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
+    batch = run.batch.longest_tokens
     # One sample a microbatch is padded to the batch's common length where the framework pads before it splits.
     padded = float(whole.max(axis=1).mean()) if micro > 1 else float(batch)
     share = 1.0 - float(whole.mean()) / padded
     stages = predicted.stages_s
     gain = share * (stages.training + stages.scoring)
-    key = key_of(imported, "trainer.packing")
+    key = key_of(imported, ref("trainer.packing"))
     message = f"microbatches of {micro} are padded: {share:.0%} of what training computes is padding"
     return [
         Finding(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -144,7 +144,9 @@ def job_of(
     imported: Imported, *, cluster: str | None = None, workload: str | None = None, name: str = "imported"
 ) -> Job:
     """The configuration as a job with pinned pools. GPU type and lengths are not in it: assumed if not given."""
-    run = imported.run.with_({"run.architecture": known_architecture(str(imported.run.get("run.architecture", "")))})
+    if imported.run.wrong:
+        raise SpecError([Problem(f"cannot be a job: {text}") for text in imported.run.wrong])
+    run = replace(imported.run, architecture=known_architecture(imported.run.architecture))
     try:
         return to_job(
             run,
@@ -186,9 +188,8 @@ def describe(imported: Imported) -> str:
     """What was imported, in one line."""
     run = imported.run
     return (
-        f"{imported.adapter.title} {imported.target.version}: {hub_name(str(run.get('run.architecture', '?')))}, "
-        f"{run.get('run.devices', '?')} GPUs, {run.get('run.mode')}, "
-        f"{run.get('batch.prompts_per_step')} prompts x {run.get('batch.group_size')}"
+        f"{imported.adapter.title} {imported.target.version}: {hub_name(run.architecture)}, "
+        f"{run.devices} GPUs, {run.mode}, {run.batch.prompts_per_step} prompts x {run.batch.group_size}"
     )
 
 

@@ -25,6 +25,8 @@ from rlperf.errors import Problem, SpecError, did_you_mean
 
 Value = Any
 """A value in a configuration: bool, int, float, str, None, list or dict as JSON knows them."""
+Flat = Mapping[str, Value]
+"""A configuration as dotted keys."""
 
 
 class Absent:

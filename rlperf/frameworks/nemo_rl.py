@@ -6,11 +6,13 @@ The optimizer's batch counts samples; token budgets are per data-parallel rank. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape, uneven_stages
+from rlperf.frameworks.adapter import Emission, Limitation, Source, without_ulysses
 from rlperf.frameworks.fields import (
+    CHECKPOINTING,
+    DISTRIBUTED,
     KV_DTYPE,
     NEGATED,
     SAMPLES,
@@ -24,31 +26,34 @@ from rlperf.frameworks.fields import (
     words,
     write_fields,
 )
-from rlperf.frameworks.keytable import ABSENT, Value, key_table
-from rlperf.frameworks.run import Run, complete_layouts
+from rlperf.frameworks.keytable import ABSENT, Flat, key_table
+from rlperf.frameworks.nemo_rl_settings import (
+    ASYNC,
+    STREAM,
+    D,
+    G,
+    K,
+    NemoRlFacts,
+    P,
+    S,
+    V,
+    algorithm_settings,
+    placement,
+    switches,
+    with_derived,
+)
+from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
 from rlperf.frameworks.writing import script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
+from rlperf.specs.pool import Offload
 
-P = "policy."
-D = P + "dtensor_cfg."
-G = P + "megatron_cfg."
-V = P + "generation.vllm_cfg."
-K = P + "generation.vllm_kwargs."
-S = P + "generation.sglang_cfg."
-ASYNC = "grpo.async_grpo."
-STREAM = "async_rl."
-STREAMED_GROUPS = 32
-"""min_groups_for_streaming_train of main 7ea279a: groups that the SingleController's trainer takes at once."""
 _STREAMING_ENTRY = '"${NEMO_RL_SINGLE_CONTROLLER:?set it to the script that starts the SingleController}"'
-
 _DTYPE = words(bf16="bfloat16", fp16="float16", fp32="float32")
 _ENGINE_TP = Unit(
-    lambda value, run: max(int(value), run.number("rollout.expert_parallel")),
-    lambda value, run: int(value) // run.number("rollout.attention_data_parallel"),
+    lambda value, run: max(int(value), run.rollout.expert_parallel),
+    lambda value, run: value // run.rollout.attention_data_parallel,
 )
-_DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >= 1)
 _CHUNKED = Unit(lambda value, _: bool(value), lambda value, _: 1024 if value else None)
-_CHECKPOINTING = Unit(lambda value, _: "full" if value else "none", lambda value, _: value != "none")
 
 FIELDS: tuple[Field, ...] = (
     field("batch.prompts_per_step", "grpo.num_prompts_per_step", note="prompts"),
@@ -65,7 +70,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.expert_parallel", D + "expert_parallel_size", backend="fsdp2"),
     field("trainer.replicas", D + "dp_replicate_size", note="HSDP replicas", backend="fsdp2"),
     field("trainer.sequence_parallel", D + "sequence_parallel", backend="fsdp2"),
-    field("trainer.activation_recompute", D + "activation_checkpointing", _CHECKPOINTING, backend="fsdp2"),
+    field("trainer.activation_recompute", D + "activation_checkpointing", CHECKPOINTING, backend="fsdp2"),
     field("trainer.offload_all", D + "cpu_offload", note="parameters and optimizer in host memory", backend="fsdp2"),
     field("trainer.freeze_vision", D + "automodel_kwargs.freeze_config.freeze_vision_tower", backend="fsdp2"),
     field("trainer.freeze_vision", G + "freeze_config.freeze_vision_model", backend="megatron"),
@@ -77,7 +82,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.expert_parallel", G + "expert_model_parallel_size", backend="megatron"),
     field("trainer.expert_tensor_parallel", G + "expert_tensor_parallel_size", backend="megatron"),
     field("trainer.sequence_parallel", G + "sequence_parallel", backend="megatron"),
-    field("trainer.zero_stage", G + "optimizer.use_distributed_optimizer", _DISTRIBUTED, backend="megatron"),
+    field("trainer.zero_stage", G + "optimizer.use_distributed_optimizer", DISTRIBUTED, backend="megatron"),
     field("trainer.checkpointing", G + "activation_checkpointing", backend="megatron"),
     field("trainer.granularity", G + "recompute_granularity", backend="megatron"),
     field("trainer.offload_optimizer", G + "optimizer.optimizer_cpu_offload", backend="megatron"),
@@ -117,7 +122,7 @@ SGLANG: tuple[Field, ...] = (
 
 def fields_of(run: Run) -> tuple[Field, ...]:
     """The field table for the run's engine."""
-    if run.get("rollout.backend") != "sglang":
+    if run.rollout.backend != "sglang":
         return FIELDS
     return (*(entry for entry in FIELDS if not entry.keys[0].startswith((V, K))), *SGLANG)
 
@@ -156,56 +161,56 @@ class NemoRl:
 
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """No Ulysses, no virtual pipeline stages, no activation offload; DTensor recomputes in full or not at all."""
-        if run.get("run.algorithm") == "ppo":
+        if run.algorithm == "ppo":
             raise ExportError(
                 "GRPO has no critic", "nemo_rl", {"nearest": "algorithm: grpo, or verl / OpenRLHF for ppo"}
             )
         lost: list[Limitation] = []
-        changes: dict[str, Value] = {}
-        if run.traits.lag is None:
-            changes["run.mode"] = "k_step_off"  # what its bound counts, whatever the mode is called
-        dtensor = run.get("trainer.backend") != "megatron"
-        if run.number("trainer.ulysses") > 1:
-            ring = run.number("trainer.context_parallel") * run.number("trainer.ulysses")
-            changes.update({"trainer.context_parallel": ring, "trainer.ulysses": 1})
-            lost.append(Limitation("Ulysses", f"context parallel {ring}", "ring exchange in place of all-to-all"))
-        if run.number("trainer.virtual_pipeline") > 1:
-            stages, chunks = run.number("trainer.pipeline_parallel"), run.number("trainer.virtual_pipeline")
-            changes["trainer.virtual_pipeline"] = 1
+        left: Offload
+        trainer, rollout, dtensor = run.trainer, run.rollout, run.trainer.backend != "megatron"
+        if trainer.ulysses > 1:
+            trainer = without_ulysses(trainer)
+            ring = f"context parallel {trainer.context_parallel}"
+            lost.append(Limitation("Ulysses", ring, "ring exchange in place of all-to-all"))
+        if run.trainer.virtual_pipeline > 1:
+            stages, chunks = run.trainer.pipeline_parallel, run.trainer.virtual_pipeline
+            trainer = replace(trainer, virtual_pipeline=1)
             lost.append(Limitation(f"{chunks} virtual stages", "plain 1F1B", f"bubble x {chunks} ({stages} stages)"))
-        offload, recompute = run.get("trainer.offload"), run.get("trainer.activation_recompute")
+        offload, recompute = run.trainer.offload, run.trainer.activation_recompute
         if offload in ("activations", "both"):
-            changes["trainer.offload"] = "optimizer" if offload == "both" else "none"
-            changes["trainer.activation_recompute"] = recompute = "full"
+            recompute, left = "full", "optimizer" if offload == "both" else "none"
+            trainer = replace(trainer, offload=left, activation_recompute=recompute)
             lost.append(Limitation("activation offload", "full recompute", _third(run)))
         if dtensor and recompute == "selective":
-            changes["trainer.activation_recompute"] = "full"
+            trainer = replace(trainer, activation_recompute="full")
             lost.append(Limitation("selective recompute with DTensor", "full recompute", _third(run)))
         if dtensor and offload in ("optimizer", "both"):
             lost.append(
                 Limitation("optimizer offload alone", "cpu_offload (parameters too)", "parameters come over PCIe")
             )
-        width, experts = run.number("rollout.tensor_parallel"), run.number("rollout.expert_parallel")
-        if run.get("rollout.backend") == "vllm" and experts not in (1, width):
-            changes["rollout.expert_parallel"] = width
+        width, experts = run.rollout.tensor_parallel, run.rollout.expert_parallel
+        if run.rollout.backend == "vllm" and experts not in (1, width):
+            rollout = replace(rollout, expert_parallel=width)
             lost.append(Limitation(f"rollout expert_parallel {experts}", str(width), "vLLM spans the whole replica"))
-        if run.traits.shares_devices and run.get("trainer.parked") is False:
+        if run.traits.shares_devices and run.trainer.parked is False:
             lost.append(Limitation("trainer states on the GPU during rollout", "offloaded before every refit",
                                    "a few seconds per rl_step; memory is not the problem"))  # fmt: skip
-        wide = run.number("rollout.attention_data_parallel")
-        if wide > 1 and run.traits.runs_ahead and run.get("rollout.backend") == "vllm":
-            changes["rollout.attention_data_parallel"] = 1
+        wide = run.rollout.attention_data_parallel
+        if wide > 1 and run.traits.runs_ahead and run.rollout.backend == "vllm":
+            rollout = replace(rollout, attention_data_parallel=1)
             lost.append(Limitation(f"attention data parallel {wide} with async GRPO", f"tensor parallel {width}",
                                    "async needs the async engine, which excludes EP other than TP"))  # fmt: skip
-        return run.with_(changes), tuple(lost)
+        # k_step_off is what its bound counts, whatever the mode is called.
+        mode = "k_step_off" if run.traits.lag is None else run.mode
+        return replace(run, mode=mode, trainer=trainer, rollout=rollout), tuple(lost)
 
     def emit(self, run: Run, target: Target) -> Emission:
         """A complete configuration: every default of the version, with the decisions in place."""
-        run = _with_derived(run)
-        megatron = run.get("trainer.backend") == "megatron"
+        run = with_derived(run)
+        megatron = run.trainer.backend == "megatron"
         backend = "megatron" if megatron else "fsdp2"
         decided = write_fields(fields_of(run), run, Target(target.table, target.version, backend))
-        decided += [s for s in (*_switches(run), *_placement(run), *_algorithm(run)) if target.has(s.key)]
+        decided += [s for s in (*switches(run), *placement(run), *algorithm_settings(run)) if target.has(s.key)]
         chosen = {setting.key: setting for setting in decided if setting.value is not None}
         dropped = ("policy.optimizer", "policy.scheduler") if megatron else ()
         settings: dict[str, Setting] = {}
@@ -264,151 +269,18 @@ class NemoRl:
             for old in [name for name in flat if name.startswith(key + ".")]:
                 del flat[old]
         flat = resolve({**flat, **source.keys})
-        start = Run({"trainer.backend": target.backend, "rollout.backend": flat.get(P + "generation.backend")})
+        engine = RolloutRun(backend=flat.get(P + "generation.backend"))
+        start = Run(trainer=TrainerRun(backend=target.backend), rollout=engine)
         run, used = read_fields(fields_of(start), flat, target, start)
-        run = run.with_({"run.architecture": str(flat.get(P + "model_name"))})
-        run = run.with_(_read_budgets(run, flat))
-        run = run.with_(_read_lengths(run))
-        run = run.with_(_read_mode(run, flat))
-        run = run.with_(_read_layout(run, flat, target.backend))
-        return Run(complete_layouts(run.values)), frozenset(used | _ALSO_READ)
+        run = _read_mode(replace(run, architecture=str(flat.get(P + "model_name"))), flat)
+        trainer = _read_trainer(_read_budgets(run.trainer, flat), target.backend)
+        run = replace(run, batch=_read_lengths(run.batch), trainer=trainer, rollout=_read_engine(run.rollout, flat))
+        return run.completed(), frozenset(used | _ALSO_READ)
 
 
 def _third(run: Run) -> str:
-    seconds = run.get("predicted.training")
+    seconds = run.training_s
     return f"up to {seconds / 3:.1f} s per rl_step more" if seconds else "up to a third of the training time more"
-
-
-def _with_derived(run: Run) -> Run:
-    budget, packing = run.get("trainer.token_budget"), run.get("trainer.packing")
-    packed = packing is not False and (
-        budget is not None or bool(packing) or run.number("trainer.context_parallel") > 1
-    )
-    offload, recompute = run.get("trainer.offload", "none"), run.get("trainer.activation_recompute", "none")
-    total = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
-    micro = run.number("trainer.microbatch")
-    disaggregated = not run.traits.shares_devices
-    overlapped = run.traits.runs_ahead
-    shard = run.number("trainer.shard_size", 0)
-    engine = run.number("rollout.tensor_parallel") * run.number("rollout.pipeline_parallel")
-    wide = run.number("rollout.attention_data_parallel") > 1
-    derived: dict[str, Value] = {
-        **uneven_stages(run),
-        "batch.context_tokens": total,
-        "rollout.engine_context": total,
-        "rollout.engine_gpus": engine,
-        "trainer.packing": packed,
-        "trainer.dynamic_batching": budget is not None and not packed,
-        "trainer.microbatch": micro,
-        "trainer.scoring_microbatch": run.number("trainer.scoring_microbatch", micro),
-        "trainer.offload_all": offload in ("optimizer", "both"),
-        "trainer.offload_optimizer": offload in ("optimizer", "both"),
-        "trainer.checkpointing": recompute != "none",
-        "trainer.granularity": None if recompute == "none" else recompute,
-        "trainer.replicas": run.number("trainer.data_parallel") // shard if shard else None,
-        "rollout.async_engine": (run.traits.overlaps or run.number("rollout.pipeline_parallel") > 1) and not wide,
-        "run.disaggregated": disaggregated,
-        "run.overlapped": overlapped,
-        "run.colocated": not disaggregated,
-        "run.async_enabled": overlapped,
-        "run.importance_sampling": overlapped or run.get("rollout.rollout_dtype") == "fp8",
-        "run.on_policy_ratio": False,
-    }
-    return run.with_(derived)
-
-
-def _switches(run: Run) -> list[Setting]:
-    """Backend, token budgets and padding."""
-    megatron = run.get("trainer.backend") == "megatron"
-    budget = run.get("trainer.token_budget")
-    total = run.number("batch.context_tokens")
-    scoring = run.get("trainer.scoring_token_budget") or (2 * int(budget) if budget else None)
-    divisor = run.number("trainer.tensor_parallel") if run.get("trainer.sequence_parallel") else 1
-    if run.number("trainer.context_parallel") > 1:
-        divisor *= 2 * run.number("trainer.context_parallel")
-    settings = [
-        Setting(G + "enabled", megatron, "one of the two backends"),
-        Setting(D + "enabled", not megatron),
-        Setting(P + "make_sequence_length_divisible_by", divisor, "TP with sequence parallel, x 2 CP"),
-        Setting(P + "offload_optimizer_for_logprob", run.traits.shares_devices and megatron),
-    ]
-    for section, used in (("sequence_packing", "trainer.packing"), ("dynamic_batching", "trainer.dynamic_batching")):
-        if run.get(used):
-            tokens = int(budget or total * run.number("trainer.microbatch"))
-            settings.append(Setting(f"{P}{section}.train_mb_tokens", tokens, "tokens per data-parallel rank"))
-            settings.append(Setting(f"{P}{section}.logprob_mb_tokens", int(scoring or tokens)))
-    if megatron and run.get("trainer.offload_optimizer"):
-        settings.append(Setting(G + "optimizer.optimizer_offload_fraction", 1.0))
-    if megatron and run.number("trainer.expert_parallel") > 1:
-        settings.append(Setting(G + "moe_grouped_gemm", True))
-    rank = run.get("trainer.lora_rank")
-    if rank:
-        section = G + "peft." if megatron else D + "lora_cfg."
-        settings += [Setting(section + "enabled", True), Setting(section + "dim", int(rank))]
-    return settings
-
-
-def _placement(run: Run) -> list[Setting]:
-    per_node = run.number("run.devices_per_node", 8)
-    trainer, rollout = run.number("trainer.devices"), run.number("rollout.devices")
-    colocated = P + "generation.colocated."
-    if not run.get("run.disaggregated"):
-        shape = node_shape(trainer, per_node)
-        if shape is None:
-            raise ExportError(f"{trainer} GPUs fill no whole nodes of {per_node}", "nemo_rl")
-        return [Setting("cluster.num_nodes", shape[0]), Setting("cluster.gpus_per_node", shape[1]),
-                Setting(colocated + "enabled", True, "engine and trainer take turns on the same GPUs")]  # fmt: skip
-    total = trainer + rollout
-    shared = Setting(colocated + "enabled", False, "the engine has GPUs of its own")
-    if total <= per_node:
-        return [shared, Setting("cluster.num_nodes", 1), Setting("cluster.gpus_per_node", total),
-                Setting(colocated + "resources.gpus_per_node", rollout, "GPUs of the node for generation")]  # fmt: skip
-    if trainer % per_node or rollout % per_node:
-        raise ExportError(
-            f"a generation pool of {rollout} GPUs beside {trainer} trainer GPUs takes no whole nodes of {per_node}",
-            "nemo_rl",
-            {"nearest": f"pools that are multiples of {per_node} GPUs"},
-        )
-    return [
-        shared,
-        Setting("cluster.num_nodes", total // per_node),
-        Setting("cluster.gpus_per_node", per_node),
-        Setting(colocated + "resources.num_nodes", rollout // per_node, "whole nodes for generation"),
-        Setting(colocated + "resources.gpus_per_node", per_node),
-    ]
-
-
-def _algorithm(run: Run) -> list[Setting]:
-    reference, overlapped = bool(run.get("run.reference")), bool(run.get("run.overlapped"))
-    settings = [
-        Setting(P + "model_name", hub_name(str(run.get("run.architecture", ""))), "yours"),
-        Setting("loss_fn.reference_policy_kl_penalty", 0.01 if reference else 0.0),
-        Setting("grpo.skip_reference_policy_logprobs_calculation", not reference, "no KL: no reference pass"),
-        Setting(ASYNC + "enabled", overlapped),
-        Setting("loss_fn.force_on_policy_ratio", False),
-    ]
-    fp8 = run.get("rollout.rollout_dtype") == "fp8"
-    if overlapped or fp8:
-        settings.append(Setting("loss_fn.use_importance_sampling_correction", True, "async and fp8 rollout need it"))
-    if overlapped:
-        age = max(run.number("run.staleness", 1), 1)
-        settings.append(Setting(ASYNC + "max_trajectory_age_steps", age, "policy versions a sample may be behind"))
-    if run.traits.streams:
-        settings += [
-            Setting(STREAM + "min_groups_for_streaming_train", STREAMED_GROUPS, "groups trained at once"),
-            Setting(STREAM + "sampler.max_staleness_versions", 0, "on-policy"),
-        ]
-    if run.get("run.algorithm") == "dapo":
-        settings += [
-            Setting("grpo.use_dynamic_sampling", True, "drop groups without a signal"),
-            Setting("loss_fn.ratio_clip_max", 0.28),
-            Setting("loss_fn.token_level_loss", True),
-        ]
-    if run.get("run.rl_steps"):
-        steps = run.number("run.last_rl_step", run.number("run.rl_steps"))
-        settings.append(Setting("grpo.max_num_steps", steps, "through the last rl_step of this phase"))
-        settings.append(Setting("checkpointing.save_period", run.number("run.rl_steps"), "the next phase resumes here"))
-    return settings
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -427,27 +299,28 @@ _ALSO_READ = frozenset(
 )  # fmt: skip
 
 
-def _read_budgets(run: Run, flat: dict[str, Value]) -> dict[str, Value]:
+def _read_budgets(trainer: TrainerRun, flat: Flat) -> TrainerRun:
     """Token budgets of whichever of packing and dynamic batching is on."""
-    section = "sequence_packing" if run.get("trainer.packing") else "dynamic_batching"
-    on = bool(run.get("trainer.packing") or run.get("trainer.dynamic_batching"))
+    section = "sequence_packing" if trainer.packing else "dynamic_batching"
+    on = bool(trainer.packing or trainer.dynamic_batching)
     train, scoring = flat.get(f"{P}{section}.train_mb_tokens"), flat.get(f"{P}{section}.logprob_mb_tokens")
-    return {
-        "trainer.token_budget": int(train) if on and isinstance(train, int | float) else None,
-        "trainer.scoring_token_budget": int(scoring) if on and isinstance(scoring, int | float) else None,
-        "trainer.dynamic": on,
-        "run.train_pads_to": flat.get(P + "make_sequence_length_divisible_by"),
-    }
+    return replace(
+        trainer,
+        token_budget=int(train) if on and isinstance(train, int | float) else None,
+        scoring_token_budget=int(scoring) if on and isinstance(scoring, int | float) else None,
+        dynamic=on,
+    )
 
 
-def _read_lengths(run: Run) -> dict[str, Value]:
+def _read_lengths(batch: BatchFacts) -> BatchFacts:
     """Prompt and response caps: NeMo-RL limits their sum; a prompt's share of it is assumed (an eighth)."""
-    total, response = run.number("batch.context_tokens"), run.number("batch.max_response_tokens")
+    total, response = batch.context_tokens or 1, batch.max_response_tokens or 1
     prompt = total - response if total > response else max(min(1024, total // 8), 1)
-    return {"batch.max_prompt_tokens": prompt, "batch.max_response_tokens": max(total - prompt, 1)}
+    return replace(batch, max_prompt_tokens=prompt, max_response_tokens=max(total - prompt, 1))
 
 
-def _read_mode(run: Run, flat: dict[str, Value]) -> dict[str, Value]:
+def _read_mode(run: Run, flat: Flat) -> Run:
+    """Devices, mode, algorithm, and what rules ask."""
     nodes, per_node = int(flat.get("cluster.num_nodes") or 1), int(flat.get("cluster.gpus_per_node") or 1)
     total = nodes * per_node
     colocated = bool(flat.get(P + "generation.colocated.enabled", True))
@@ -456,50 +329,62 @@ def _read_mode(run: Run, flat: dict[str, Value]) -> dict[str, Value]:
     own_nodes = flat.get(P + "generation.colocated.resources.num_nodes")
     own_gpus = flat.get(P + "generation.colocated.resources.gpus_per_node")
     rollout = total if colocated else int(own_nodes or 1) * int(own_gpus or (per_node if own_nodes else 0))
+    trainer = total if colocated else max(total - rollout, 0)
     mode = mode_of_staleness(age, beyond="k_step_off") if overlapped else mode_of_staleness(0, shares_devices=colocated)
     if flat.get(STREAM + "min_groups_for_streaming_train") is not None:
         mode = "streaming"
-    kl = flat.get("loss_fn.reference_policy_kl_penalty")
-    return {
-        "run.mode": mode,
-        "run.staleness": age if overlapped else 0,
-        "run.colocated": colocated,
-        "run.async_enabled": overlapped,
-        "run.nodes": nodes,
-        "run.devices": total,
-        "run.devices_per_node": per_node,
-        "run.generation_nodes": own_nodes,
-        "run.generation_gpus_per_node": own_gpus,
-        "rollout.devices": rollout,
-        "trainer.parked": colocated or None,
-        "trainer.devices": total if colocated else max(total - rollout, 0),
-        "run.algorithm": "dapo" if flat.get("grpo.use_dynamic_sampling") else "grpo",
-        "run.reference": bool(kl),
-        "run.on_policy_ratio": bool(flat.get("loss_fn.force_on_policy_ratio")),
-        "run.importance_sampling": bool(flat.get("loss_fn.use_importance_sampling_correction")),
-        "run.both_backends": bool(flat.get(D + "enabled")) == bool(flat.get(G + "enabled")),
-    }
+    return replace(
+        run,
+        mode=mode,
+        staleness=age if overlapped else 0,
+        devices=total,
+        nodes=nodes,
+        devices_per_node=per_node,
+        algorithm="dapo" if flat.get("grpo.use_dynamic_sampling") else "grpo",
+        reference=bool(flat.get("loss_fn.reference_policy_kl_penalty")),
+        trainer=replace(run.trainer, devices=trainer, parked=colocated or None),
+        rollout=replace(run.rollout, devices=rollout),
+        facts=NemoRlFacts(
+            colocated=colocated,
+            async_enabled=overlapped,
+            importance_sampling=bool(flat.get("loss_fn.use_importance_sampling_correction")),
+            on_policy_ratio=bool(flat.get("loss_fn.force_on_policy_ratio")),
+            train_pads_to=flat.get(P + "make_sequence_length_divisible_by"),
+            generation_nodes=own_nodes,
+            generation_gpus_per_node=own_gpus,
+            both_backends=bool(flat.get(D + "enabled")) == bool(flat.get(G + "enabled")),
+        ),
+    )
 
 
-def _read_layout(run: Run, flat: dict[str, Value], backend: str) -> dict[str, Value]:
+def _read_trainer(trainer: TrainerRun, backend: str) -> TrainerRun:
     """What the two trainers say in different words."""
-    experts, width = run.number("rollout.expert_parallel"), run.number("rollout.tensor_parallel")
-    values: dict[str, Value] = {}
     if backend == "megatron":
-        on = bool(run.get("trainer.checkpointing"))
-        values["trainer.activation_recompute"] = (run.get("trainer.granularity") or "full") if on else "none"
-        values["trainer.offload"] = "optimizer" if run.get("trainer.offload_optimizer") else "none"
-    else:
-        replicas = run.get("trainer.replicas")
-        values["trainer.zero_stage"] = 3
-        values["trainer.shard_size"] = run.number("trainer.devices") // int(replicas) if replicas else 0
-        values["trainer.offload"] = "optimizer" if run.get("trainer.offload_all") else "none"
-    if run.get("rollout.backend") == "vllm":
-        narrow = int(flat.get(V + "tensor_parallel_size") or 1)
-        values["rollout.own_tensor_parallel"], values["rollout.own_expert_parallel"] = narrow, experts
-        values["rollout.attention_data_parallel"] = max(experts // narrow, 1)
-        values["rollout.expert_parallel"] = width if experts > 1 else 1
-    return values
+        return replace(
+            trainer,
+            activation_recompute=(trainer.granularity or "full") if trainer.checkpointing else "none",
+            offload="optimizer" if trainer.offload_optimizer else "none",
+        )
+    return replace(
+        trainer,
+        zero_stage=3,
+        shard_size=trainer.devices // trainer.replicas if trainer.replicas else 0,
+        offload="optimizer" if trainer.offload_all else "none",
+    )
+
+
+def _read_engine(rollout: RolloutRun, flat: Flat) -> RolloutRun:
+    """vLLM's expert parallel spans tensor and data parallel; what the file has is kept beside it."""
+    if rollout.backend != "vllm":
+        return rollout
+    experts, narrow = rollout.expert_parallel, int(flat.get(V + "tensor_parallel_size") or 1)
+    return replace(
+        rollout,
+        own_tensor_parallel=narrow,
+        own_expert_parallel=experts,
+        attention_data_parallel=max(experts // narrow, 1),
+        expert_parallel=rollout.tensor_parallel if experts > 1 else 1,
+    )
 
 
 ADAPTER = NemoRl()

@@ -5,30 +5,41 @@ The optimizer's batch counts samples; token budgets are per GPU, times ring atte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape
-from rlperf.frameworks.fields import NEGATED, SAMPLES, Field, Setting, Target, Unit, field, read_fields, write_fields
-from rlperf.frameworks.keytable import ABSENT, Value, key_table
-from rlperf.frameworks.run import Run, complete_layouts
+from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape, plain_engine, without_ulysses
+from rlperf.frameworks.fields import (
+    CHECKPOINTING,
+    LORA_RANK,
+    NEGATED,
+    SAMPLES,
+    Field,
+    Setting,
+    Target,
+    Unit,
+    field,
+    read_fields,
+    write_fields,
+)
+from rlperf.frameworks.keytable import ABSENT, Flat, Value, key_table
+from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
 from rlperf.frameworks.writing import argument_array, script
 from rlperf.specs.modes import MODES, mode_of_staleness
+from rlperf.specs.pool import Offload
 
 
-def _spread(run: Run) -> int:
-    return run.number("trainer.context_parallel") * run.number("trainer.tensor_parallel")
+def _spread(trainer: TrainerRun) -> int:
+    return trainer.context_parallel * trainer.tensor_parallel
 
 
 _TOKENS = Unit(
-    lambda value, run: int(value) * _spread(run),
-    lambda value, run: -(-int(value) // _spread(run)),
+    lambda value, run: int(value) * _spread(run.trainer),
+    lambda value, run: -(-value // _spread(run.trainer)),
     "tokens per GPU; times ring attention and ds.tensor_parallel_size at run time",
 )
-_CHECKPOINTING = Unit(lambda value, _: "full" if value else "none", lambda value, _: value != "none")
 _SHARD = Unit(lambda value, _: 0 if value == 1 else value, lambda value, _: value or 1)
-_LORA = Unit(lambda value, _: int(value) or None, lambda value, _: value)
 
 FIELDS: tuple[Field, ...] = (
     field("batch.prompts_per_step", "rollout.batch_size", note="prompts"),
@@ -43,9 +54,9 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.shard_size", "ds.zpg", _SHARD, "ZeRO++ partition group; 1: all GPUs"),
     field("trainer.compute_dtype", "ds.param_dtype"),
     field("trainer.offload_optimizer", "ds.adam_offload", note="optimizer in host memory"),
-    field("trainer.activation_recompute", "actor.gradient_checkpointing_enable", _CHECKPOINTING),
+    field("trainer.activation_recompute", "actor.gradient_checkpointing_enable", CHECKPOINTING),
     field("trainer.packing", "ds.packing_samples", note="sequences packed without padding"),
-    field("trainer.lora_rank", "ds.lora.rank", _LORA),
+    field("trainer.lora_rank", "ds.lora.rank", LORA_RANK),
     field("trainer.dynamic", "train.dynamic_batch_enable"),
     field("trainer.token_budget", "train.max_tokens_per_gpu", _TOKENS),
     field("trainer.scoring_token_budget", "rollout.max_tokens_per_gpu", _TOKENS),
@@ -60,11 +71,13 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.sleeps", "ds.enable_sleep"),
 )
 
-_NO_KEY = {
-    "rollout.max_running": "vLLM's default of max_num_seqs",
-    "rollout.engine_token_budget": "vLLM's default of max_num_batched_tokens",
-    "trainer.chunked_loss": "whole logits tensor",
-}
+_QUEUE = "the engine may preempt or queue otherwise"
+_NO_FLAG = (
+    (ref("rollout.max_running"), "vLLM's default of max_num_seqs", _QUEUE),
+    (ref("rollout.engine_token_budget"), "vLLM's default of max_num_batched_tokens", _QUEUE),
+    (ref("trainer.chunked_loss"), "whole logits tensor", "more memory"),
+)
+"""Settings that no flag states, what runs instead, and the loss."""
 
 
 METRICS = {
@@ -92,38 +105,38 @@ class OpenRlhf:
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """DeepSpeed only; engines know tensor parallel alone; several engine settings have no flag."""
         lost: list[Limitation] = []
-        changes: dict[str, Value] = {"trainer.backend": "deepspeed", "rollout.backend": "vllm"}
-        if run.traits.lag is None:
-            changes["run.mode"] = "k_step_off"  # what its queue counts, whatever the mode is called
-        if run.number("trainer.pipeline_parallel") > 1 or run.number("trainer.expert_parallel") > 1:
+        trainer = run.trainer
+        if trainer.pipeline_parallel > 1 or trainer.expert_parallel > 1:
             raise ExportError(
                 "DeepSpeed has no pipeline or expert parallel",
                 "openrlhf",
                 {"nearest": "trainer_backends: deepspeed in the job, and plan again"},
             )
-        planned = run.get("trainer.backend", "deepspeed")
+        planned = trainer.backend or "deepspeed"
         if planned != "deepspeed":
-            stage = max(run.number("trainer.zero_stage", 0), 1)
-            changes["trainer.zero_stage"] = stage
+            stage = max(trainer.zero_stage, 1)
+            trainer = replace(trainer, zero_stage=stage)
             loss = f"training time was predicted for {planned}"
             lost.append(Limitation(f"{planned} trainer", f"DeepSpeed ZeRO-{stage}", loss))
-        if run.number("trainer.ulysses") > 1:
-            ring = run.number("trainer.context_parallel") * run.number("trainer.ulysses")
-            changes.update({"trainer.context_parallel": ring, "trainer.ulysses": 1})
-            lost.append(Limitation("Ulysses", f"ring attention {ring}", "ring exchange in place of all-to-all"))
-        if run.get("trainer.activation_recompute") == "selective":
-            changes["trainer.activation_recompute"] = "full"
+        if trainer.ulysses > 1:
+            trainer = without_ulysses(trainer)
+            ring = f"ring attention {trainer.context_parallel}"
+            lost.append(Limitation("Ulysses", ring, "ring exchange in place of all-to-all"))
+        if trainer.activation_recompute == "selective":
+            trainer = replace(trainer, activation_recompute="full")
             lost.append(Limitation("selective recompute", "full recompute", "up to a third of the training time more"))
-        if run.get("trainer.offload") in ("activations", "both"):
-            changes["trainer.activation_recompute"] = "full"
-            changes["trainer.offload"] = "optimizer" if run.get("trainer.offload") == "both" else "none"
+        if trainer.offload in ("activations", "both"):
+            left: Offload = "optimizer" if trainer.offload == "both" else "none"
+            trainer = replace(trainer, activation_recompute="full", offload=left)
             lost.append(Limitation("activation offload", "full recompute", "up to a third of the training time more"))
-        changes.update(_engine(run, lost))
-        for name, nearest in _NO_KEY.items():
-            if run.get(name):
-                loss = "more memory" if name.startswith("trainer.") else "the engine may preempt or queue otherwise"
-                lost.append(Limitation(f"{name} = {run.get(name)}", nearest, loss))
-        return run.with_(changes), tuple(lost)
+        rollout = plain_engine(run.rollout, lost)
+        for at, nearest, loss in _NO_FLAG:
+            if run.value(at):
+                lost.append(Limitation(f"{at} = {run.value(at)}", nearest, loss))
+        trainer, rollout = replace(trainer, backend="deepspeed"), replace(rollout, backend="vllm")
+        # k_step_off is what its queue counts, whatever the mode is called.
+        mode = "k_step_off" if run.traits.lag is None else run.mode
+        return replace(run, mode=mode, trainer=trainer, rollout=rollout), tuple(lost)
 
     def emit(self, run: Run, target: Target) -> Emission:
         """All flags of a run."""
@@ -165,79 +178,65 @@ class OpenRlhf:
         specs = target.table.keys(target.version)
         flat: dict[str, Value] = {key: spec.default for key, spec in specs.items() if spec.default is not ABSENT}
         flat.update(source.keys)
-        start = Run({"trainer.backend": "deepspeed", "rollout.backend": "vllm"})
+        start = Run(trainer=TrainerRun(backend="deepspeed"), rollout=RolloutRun(backend="vllm"))
         run, used = read_fields(self.fields, flat, target, start)
-        run = run.with_(_read_placement(run, flat))
-        return Run(complete_layouts(run.values)), frozenset(used | _ALSO_READ)
+        run = _read_placement(_read_settings(run, flat), flat)
+        return run.completed(), frozenset(used | _ALSO_READ)
 
 
-def _engine(run: Run, lost: list[Limitation]) -> dict[str, Value]:
-    """Tensor parallel is all that an engine has."""
-    width, depth = run.number("rollout.tensor_parallel"), run.number("rollout.pipeline_parallel")
-    changes: dict[str, Value] = {}
-    if depth > 1:
-        changes.update({"rollout.tensor_parallel": width * depth, "rollout.pipeline_parallel": 1})
-        lost.append(
-            Limitation(f"rollout pipeline_parallel {depth}", f"tensor parallel {width * depth}", "more all-reduce")
-        )
-    for degree in ("expert_parallel", "attention_data_parallel"):
-        size = run.number(f"rollout.{degree}")
-        if size > 1:
-            changes[f"rollout.{degree}"] = 1
-            lost.append(
-                Limitation(f"rollout {degree} {size}", f"tensor parallel {width * depth}", "more KV and weight traffic")
-            )
-    return changes
+@dataclass(frozen=True)
+class OpenRlhfFacts:
+    """What rules ask beside the run: which roles share devices, and what flags add up to."""
+
+    colocate_all: bool
+    async_enabled: bool
+    partial_rollout: bool | None = None
+    generate_batch: int | None = None
+    ref_devices: int | None = None
+    needs_groups: bool | None = None
 
 
 def _with_derived(run: Run) -> Run:
-    budget = run.get("trainer.token_budget")
-    colocated = run.traits.shares_devices
-    scoring = run.get("trainer.scoring_token_budget") or (2 * int(budget) if budget else None)
-    packing = run.get("trainer.packing")
-    return run.with_(
-        {
-            "batch.context_tokens": run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens"),
-            "trainer.offload_optimizer": run.get("trainer.offload") in ("optimizer", "both"),
-            "trainer.packing": True
-            if packing is None or budget or run.number("trainer.context_parallel") > 1
-            else packing,
-            "trainer.dynamic": budget is not None,
-            "trainer.scoring_token_budget": scoring,
-            "trainer.compute_dtype": run.get("trainer.compute_dtype", "bf16"),
-            "rollout.sleeps": colocated,
-            "trainer.sleeps": colocated and run.get("trainer.parked") is not False,
-            "run.colocate_all": colocated,
-            "run.async_enabled": run.traits.runs_ahead,
-        }
+    ours = run.trainer
+    trainer = replace(
+        ours,
+        offload_optimizer=ours.offload in ("optimizer", "both"),
+        packing=ours.packing is not False or bool(ours.token_budget) or ours.context_parallel > 1,
+        dynamic=ours.token_budget is not None,
+        scoring_token_budget=ours.scoring_budget,
+        compute_dtype=ours.compute_dtype or "bf16",
+        sleeps=run.traits.shares_devices and ours.parked is not False,
     )
+    batch, rollout = run.batch.with_context(), replace(run.rollout, sleeps=run.traits.shares_devices)
+    facts = OpenRlhfFacts(colocate_all=run.traits.shares_devices, async_enabled=run.traits.runs_ahead)
+    return replace(run, batch=batch, trainer=trainer, rollout=rollout, facts=facts)
 
 
 def _placement(run: Run) -> list[Setting]:
-    per_node = run.number("run.devices_per_node", 8)
-    shape = node_shape(run.number("trainer.devices"), per_node)
+    per_node = run.devices_per_node
+    shape = node_shape(run.trainer.devices, per_node)
     if shape is None:
-        raise ExportError(f"{run.number('trainer.devices')} trainer GPUs fill no whole nodes of {per_node}", "openrlhf")
-    roles = ["actor", "ref"] + (["critic", "reward"] if run.get("run.algorithm") == "ppo" else [])
+        raise ExportError(f"{run.trainer.devices} trainer GPUs fill no whole nodes of {per_node}", "openrlhf")
+    roles = ["actor", "ref"] + (["critic", "reward"] if run.algorithm == "ppo" else [])
     settings = [
         setting
         for role in roles
         for setting in (Setting(f"{role}.num_nodes", shape[0]), Setting(f"{role}.num_gpus_per_node", shape[1]))
     ]
-    if run.get("run.colocate_all"):
+    if run.traits.shares_devices:
         settings.append(Setting("train.colocate_all", True, "all roles on the same GPUs, in turn"))
     else:
         settings.append(Setting("train.colocate_actor_ref", True, "the reference shares the actor's GPUs"))
-    if run.get("run.async_enabled"):
-        queue = max(run.number("run.staleness", 1), 1)
+    if run.traits.runs_ahead:
+        queue = max(run.staleness, 1)
         settings += [Setting("train.async_enable", True), Setting("train.async_queue_size", queue, "batches ahead")]
     return [*settings, Setting("vllm.sync_backend", "nccl")]
 
 
 def _algorithm(run: Run) -> list[Setting]:
-    algorithm, reference = run.get("run.algorithm", "grpo"), bool(run.get("run.reference"))
+    algorithm, reference = run.algorithm, run.reference
     settings = [
-        Setting("actor.model_name_or_path", hub_name(str(run.get("run.architecture", ""))), "yours"),
+        Setting("actor.model_name_or_path", hub_name(run.architecture), "yours"),
         Setting("data.prompt_dataset", "/data/prompts.jsonl", "yours"),
         Setting("data.input_key", "prompt", "yours"),
         Setting("data.label_key", "label", "yours"),
@@ -253,12 +252,12 @@ def _algorithm(run: Run) -> list[Setting]:
             Setting("algo.dynamic_filtering_enable", True, "drop groups without a signal"),
             Setting("actor.eps_clip_low_high", [0.2, 0.28]),
         ]
-    if run.get("run.rl_steps"):
-        steps = run.number("run.last_rl_step", run.number("run.rl_steps"))
-        samples = steps * run.number("batch.prompts_per_step")
+    if run.rl_steps:
+        steps = run.last_rl_step or run.rl_steps
+        samples = steps * run.batch.prompts
         settings.append(Setting("data.max_samples", samples, "prompts through the last rl_step of this phase"))
-        settings.append(Setting("ckpt.save_steps", run.number("run.rl_steps"), "the next phase resumes from here"))
-        settings.append(Setting("ckpt.load_enable", steps > run.number("run.rl_steps")))
+        settings.append(Setting("ckpt.save_steps", run.rl_steps, "the next phase resumes from here"))
+        settings.append(Setting("ckpt.load_enable", steps > run.rl_steps))
     return settings
 
 
@@ -275,48 +274,56 @@ _ALSO_READ = frozenset(
 )  # fmt: skip
 
 
-def _read_placement(run: Run, flat: Mapping[str, Value]) -> dict[str, Value]:
+def _read_settings(run: Run, flat: Flat) -> Run:
+    """Lengths, offload and budgets in the words of a plan."""
+    ours, context = run.trainer, run.batch.context_tokens or 1
+    response = min(run.batch.max_response_tokens or context, context)
+    prompt = context - response if context > response else max(min(1024, context // 8), 1)
+    dynamic = bool(flat.get("train.dynamic_batch_enable"))
+    trainer = replace(
+        ours,
+        offload="optimizer" if ours.offload_optimizer else "none",
+        token_budget=ours.token_budget if dynamic else None,
+        scoring_token_budget=ours.scoring_token_budget or ours.token_budget if dynamic else None,
+    )
+    batch = replace(run.batch, max_prompt_tokens=prompt, max_response_tokens=context - prompt)
+    return replace(run, batch=batch, trainer=trainer)
+
+
+def _read_placement(run: Run, flat: Flat) -> Run:
+    """Devices, mode, algorithm, and what rules ask."""
     per_node = int(flat.get("actor.num_gpus_per_node") or 8)
     trainer = int(flat.get("actor.num_nodes") or 1) * per_node
-    engines = run.get("rollout.data_parallel")
-    rollout = int(engines) * run.number("rollout.tensor_parallel") if engines else trainer
+    engines = run.rollout.data_parallel
+    rollout = engines * run.rollout.tensor_parallel if engines else trainer
     asynchronous, colocated = bool(flat.get("train.async_enable")), bool(flat.get("train.colocate_all"))
     queue = int(flat.get("train.async_queue_size") or 1)
     behind = queue if asynchronous else 0
     mode = mode_of_staleness(behind, shares_devices=colocated and not asynchronous, beyond="k_step_off")
-    total = trainer if MODES[mode].shares_devices else trainer + rollout
-    context = run.number("batch.context_tokens")
-    response = min(run.number("batch.max_response_tokens", context), context)
-    prompt = context - response if context > response else max(min(1024, context // 8), 1)
-    filtered = bool(flat.get("algo.dynamic_filtering_enable"))
-    estimator, dynamic = flat.get("algo.advantage.estimator"), bool(flat.get("train.dynamic_batch_enable"))
-    return {
-        "trainer.devices": trainer,
-        "rollout.devices": rollout,
-        "rollout.num_engines": engines or 0,
-        "trainer.parked": bool(run.get("trainer.sleeps")) if MODES[mode].shares_devices else None,
-        "run.devices": total,
-        "run.devices_per_node": per_node,
-        "run.nodes": -(-total // per_node),
-        "run.mode": mode,
-        "run.staleness": behind,
-        "run.colocate_all": colocated,
-        "run.async_enabled": asynchronous,
-        "run.partial_rollout": bool(flat.get("train.partial_rollout_enable")),
-        "run.generate_batch": flat.get("rollout.vllm_generate_batch_size") or run.number("batch.prompts_per_step"),
-        "run.ref_devices": int(flat.get("ref.num_nodes") or 1) * int(flat.get("ref.num_gpus_per_node") or 8),
-        "run.needs_groups": estimator in ("rloo", "reinforce_baseline", "group_norm", "dr_grpo"),
-        "run.architecture": str(flat.get("actor.model_name_or_path")),
-        "run.algorithm": "ppo" if estimator == "gae" else "dapo" if filtered else "grpo",
-        "run.reference": float(flat.get("algo.kl.init_coef") or 0) > 0,
-        "batch.max_prompt_tokens": prompt,
-        "batch.max_response_tokens": context - prompt,
-        "trainer.offload": "optimizer" if run.get("trainer.offload_optimizer") else "none",
-        "trainer.token_budget": run.get("trainer.token_budget") if dynamic else None,
-        "trainer.scoring_token_budget": (run.get("trainer.scoring_token_budget") or run.get("trainer.token_budget"))
-        if dynamic
-        else None,
-    }  # fmt: skip
+    shares = MODES[mode].shares_devices
+    total = trainer if shares else trainer + rollout
+    estimator, filtered = flat.get("algo.advantage.estimator"), bool(flat.get("algo.dynamic_filtering_enable"))
+    return replace(
+        run,
+        architecture=str(flat.get("actor.model_name_or_path")),
+        algorithm="ppo" if estimator == "gae" else "dapo" if filtered else "grpo",
+        reference=float(flat.get("algo.kl.init_coef") or 0) > 0,
+        mode=mode,
+        staleness=behind,
+        devices=total,
+        nodes=-(-total // per_node),
+        devices_per_node=per_node,
+        trainer=replace(run.trainer, devices=trainer, parked=bool(run.trainer.sleeps) if shares else None),
+        rollout=replace(run.rollout, devices=rollout, num_engines=engines or 0),
+        facts=OpenRlhfFacts(
+            colocate_all=colocated,
+            async_enabled=asynchronous,
+            partial_rollout=bool(flat.get("train.partial_rollout_enable")),
+            generate_batch=flat.get("rollout.vllm_generate_batch_size") or run.batch.prompts,
+            ref_devices=int(flat.get("ref.num_nodes") or 1) * int(flat.get("ref.num_gpus_per_node") or 8),
+            needs_groups=estimator in ("rloo", "reinforce_baseline", "group_norm", "dr_grpo"),
+        ),
+    )
 
 
 ADAPTER = OpenRlhf()

@@ -76,7 +76,7 @@ def _key_rows(entry: Field, table: KeyTable) -> list[str]:
         trainer = f" [{entry.backend}]" if entry.backend else ""
         note = entry.note or entry.unit.note
         rows.append(
-            f"| {entry.name}{trainer} | `{key}` | {shown} | {table.lifetime(key) or 'below an open map'} | {note} |"
+            f"| {entry.at}{trainer} | `{key}` | {shown} | {table.lifetime(key) or 'below an open map'} | {note} |"
         )
     return rows
 

@@ -1,118 +1,364 @@
-"""Run: one configuration in rlperf's own words, between a Plan's phase, a Job and a framework's keys."""
+"""Run: one configuration in rlperf's own words, between a Plan's phase, a Job and a framework's keys.
+
+`Run` is a frozen table of typed groups; a value that a file may leave out is None there. The fields of a pool are those
+of a plan's layout and settings, and, after them, the words that frameworks have for the same things (an optimizer that
+"sleeps", a "granularity" of recompute): written just before an export, read before an import says them in ours.
+
+Key tables name a field as ``trainer.token_budget``; `ref` finds it, and fails at import where there is no such field.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, get_args
+from types import SimpleNamespace, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rlperf.errors import Problem, SpecError
-from rlperf.plan.answer.plan import BatchSettings, Phase, PoolPlan
+from rlperf.plan.answer.plan import Phase, PoolPlan
 from rlperf.plan.question.context import with_trainers
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import architecture_group
 from rlperf.specs.job import Algorithm, Job, Task
 from rlperf.specs.modes import MODES, Mode, ModeTraits
-from rlperf.specs.pool import LayoutChoice, LayoutValues, PoolSettings, PoolSpec, Role, SettingsValues
+from rlperf.specs.pool import LayoutChoice, Offload, PoolSettings, PoolSpec, Recompute, Role
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.trainer_capability import DEGREES
 
 Value = Any
-TRAINER_SETTINGS = ("token_budget", "scoring_token_budget", "compute_dtype", "packing", "lora_rank", "parked",
-                    "chunked_loss", "freeze_vision")  # fmt: skip
-ENGINE_SETTINGS = ("max_running", "memory_fraction", "kv_dtype", "rollout_dtype", "prefix_caching", "chunked_prefill",
-                   "engine_token_budget", "cuda_graphs")  # fmt: skip
-LAYOUT = tuple(LayoutValues.model_fields)
-BATCH = tuple(BatchSettings.model_fields)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """What one rl_step trains on. Counts of prompts: ``prompts_per_step``, ``mini_batch``; tokens: the maxima."""
+
+    prompts_per_step: int | None = None
+    group_size: int = 1
+    mini_batch: int | None = None
+    max_prompt_tokens: int | None = None
+    max_response_tokens: int | None = None
+    over_provision: float = 1.0
+    context_tokens: int | None = None
+    """Most tokens of one sequence, where a framework states it."""
+    stated_samples: int | None = None
+    """Samples of an update as the file has them, which may be no multiple of the group."""
+    response_key: int | None = None
+    """Most tokens of a response as the file has them (AReaL caps them by the context)."""
+
+    @property
+    def prompts(self) -> int:
+        """Prompts of one rl_step; 1 where nothing is stated."""
+        return self.prompts_per_step or 1
+
+    @property
+    def mini(self) -> int:
+        """Prompts of one optimizer update."""
+        return self.mini_batch or self.prompts
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates of one rl_step."""
+        return max(self.prompts // self.mini, 1)
+
+    @property
+    def longest_tokens(self) -> int:
+        """Prompt and response at their maxima [tokens]."""
+        return (self.max_prompt_tokens or 1) + (self.max_response_tokens or 1)
+
+    def with_context(self) -> BatchFacts:
+        """The batch with the context stated that prompt and response add up to."""
+        return replace(self, context_tokens=self.longest_tokens)
+
+
+@dataclass(frozen=True)
+class PoolRun:
+    """Devices, layout and backend of a pool: the names of `rlperf.plan.answer.plan.LayoutValues`."""
+
+    devices: int = 1
+    backend: str | None = None
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int | None = None
+    context_parallel: int = 1
+    ulysses: int = 1
+    expert_parallel: int = 1
+    expert_tensor_parallel: int = 1
+    virtual_pipeline: int = 1
+    sequence_parallel: bool = False
+    zero_stage: int = 0
+    shard_size: int = 0
+    activation_recompute: Recompute = "none"
+    offload: Offload = "none"
+    microbatch: int | None = None
+    attention_data_parallel: int = 1
+
+    @property
+    def samples(self) -> int:
+        """Samples of a microbatch; 1 where none is stated."""
+        return self.microbatch or 1
+
+    @property
+    def sequence_split(self) -> int:
+        """Devices that share one sequence beside tensor and pipeline parallel: ring context parallel x Ulysses."""
+        return self.context_parallel * self.ulysses
+
+    @property
+    def replica_devices(self) -> int:
+        """Devices of one replica."""
+        return self.tensor_parallel * self.pipeline_parallel * self.sequence_split
+
+
+@dataclass(frozen=True)
+class TrainerRun(PoolRun):
+    """A trainer: the trainer's settings of a plan, then frameworks' words for them."""
+
+    token_budget: int | None = None
+    scoring_token_budget: int | None = None
+    compute_dtype: str | None = None
+    packing: bool | None = None
+    lora_rank: int | None = None
+    parked: bool | None = None
+    chunked_loss: bool | None = None
+    freeze_vision: bool | None = None
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
+    # -- words of frameworks, None where the framework has not the word
+    scoring_microbatch: int | None = None
+    dynamic: bool | None = None
+    """Microbatches are filled by tokens, to the token budget."""
+    scoring_dynamic: bool | None = None
+    dynamic_batching: bool | None = None
+    """Filled by tokens but padded (NeMo-RL)."""
+    checkpointing: bool | None = None
+    granularity: Recompute | None = None
+    """How much checkpointing recomputes, where that is a key of its own."""
+    offload_optimizer: bool | None = None
+    offload_activations: bool | None = None
+    offload_all: bool | None = None
+    """Parameters and optimizer together."""
+    parks_optimizer: bool | None = None
+    parks_parameters: bool | None = None
+    sleeps: bool | None = None
+    replicas: int | None = None
+    """HSDP replicas (NeMo-RL states them in place of the shard group)."""
+    accumulation: int | None = None
+    """Forwards per optimizer update (TRL)."""
+    generation_steps: int | None = None
+    """Forwards per rollout (TRL)."""
+    budget_stated: bool | None = None
+    microbatch_stated: bool | None = None
+
+    @property
+    def scoring_budget(self) -> int | None:
+        """Tokens of a scoring microbatch: as stated, or twice those of training, which keeps no activations."""
+        return self.scoring_token_budget or (2 * self.token_budget if self.token_budget else None)
+
+
+@dataclass(frozen=True)
+class RolloutRun(PoolRun):
+    """A rollout pool: the engine's settings of a plan, then frameworks' words for them."""
+
+    max_running: int | None = None
+    memory_fraction: float | None = None
+    kv_dtype: str | None = None
+    rollout_dtype: str | None = None
+    prefix_caching: bool | None = None
+    chunked_prefill: bool | None = None
+    engine_token_budget: int | None = None
+    cuda_graphs: bool | None = None
+    # -- words of frameworks
+    engine_context: int | None = None
+    """Most tokens of one sequence that the engine takes."""
+    replica: int | None = None
+    """Devices of one engine (slime)."""
+    engine_gpus: int | None = None
+    num_engines: int | None = None
+    async_engine: bool | None = None
+    attention_dp_enabled: bool | None = None
+    sleeps: bool | None = None
+    own_tensor_parallel: int | None = None
+    """As NeMo-RL's file has it, where tensor and expert parallel mean something else."""
+    own_expert_parallel: int | None = None
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The place of one value in a run: a field of its group. Made by `ref`."""
+
+    group: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.group}.{self.name}"
+
+
+Changes = Mapping[Ref, Value]
 
 
 @dataclass(frozen=True)
 class Run:
     """One configuration: what a framework's file says, in rlperf's words and units.
 
-    ``values`` maps names such as ``trainer.tensor_parallel``, ``rollout.max_running`` [requests], ``batch.mini_batch``
-    [prompts], ``trainer.token_budget`` [tokens per microbatch and data-parallel rank] or ``run.mode`` to numbers, words
-    and flags. Groups: ``run`` (architecture, algorithm, reference, mode, staleness, nodes, devices_per_node), ``batch``
-    (`BatchSettings`), and the roles. A table rather than a class: the frameworks' field tables read and write it.
+    The fields here are the group ``run`` of names; ``batch``, ``trainer`` and ``rollout`` are groups of their own.
+
+    critic : where a critic differs from the trainer, as changes of the trainer
+    rl_steps, last_rl_step : length and end of a phase of a plan; training_s, rollout_s : predicted seconds of it
+    recipe : an experimental program of the framework that an imported file starts
+    facts : a framework's own frozen table of what only its rules ask
+    wrong : what a file states in a type that the field has not, in words; the field is as if nothing were stated
     """
 
-    values: Mapping[str, Value] = field(default_factory=dict)
-
-    def get(self, name: str, default: Value = None) -> Value:
-        """A value, or ``default`` where it is not stated."""
-        found = self.values.get(name)
-        return default if found is None else found
-
-    def number(self, name: str, default: int = 1) -> int:
-        """A whole number, or ``default`` where it is not stated."""
-        return int(self.get(name, default))
+    architecture: str = ""
+    algorithm: Algorithm = "grpo"
+    reference: bool = False
+    mode: Mode = "colocated"
+    staleness: int = 0
+    devices: int = 1
+    nodes: int = 1
+    devices_per_node: int = 8
+    rl_steps: int | None = None
+    last_rl_step: int | None = None
+    training_s: float | None = None
+    rollout_s: float | None = None
+    recipe: str | None = None
+    batch: BatchFacts = BatchFacts()
+    trainer: TrainerRun = TrainerRun()
+    rollout: RolloutRun = RolloutRun()
+    critic: tuple[tuple[Ref, Value], ...] = ()
+    facts: object = None
+    wrong: tuple[str, ...] = ()
 
     @property
     def traits(self) -> ModeTraits:
-        """What the run's mode is; taking turns where none is stated."""
-        return MODES[self.get("run.mode", "colocated")]
+        """What the run's mode is."""
+        return MODES[self.mode]
 
-    def with_(self, changes: Mapping[str, Value]) -> Run:
-        """A copy with some values replaced."""
-        return replace(self, values={**self.values, **changes})
+    def value(self, at: Ref) -> Value:
+        """The value of a field; None where it is not stated."""
+        return getattr(self if at.group == "run" else getattr(self, at.group), at.name)
 
-    def group(self, name: str) -> SimpleNamespace:
-        """All values of a group as attributes."""
-        prefix = name + "."
-        return SimpleNamespace(**{k.removeprefix(prefix): v for k, v in self.values.items() if k.startswith(prefix)})
+    def having(self, changes: Changes | Iterable[tuple[Ref, Value]]) -> Run:
+        """A copy with some fields replaced."""
+        own: dict[str, Value] = {}
+        below: dict[str, dict[str, Value]] = {}
+        for at, value in changes.items() if isinstance(changes, Mapping) else changes:
+            (own if at.group == "run" else below.setdefault(at.group, {}))[at.name] = value
+        groups = {group: replace(getattr(self, group), **values) for group, values in below.items()}
+        return replace(self, **own, **groups)
+
+    def completed(self) -> Run:
+        """The run with the data parallel that follows from the devices, and a microbatch, where none is stated."""
+        return replace(self, trainer=_completed(self.trainer), rollout=_completed(self.rollout))
 
     def names(self, architecture: Architecture | None = None) -> dict[str, object]:
         """Groups for `rlperf.specs.framework.Rule`, with the derived values that rules speak of."""
-        groups: dict[str, object] = {
-            name: self.group(name) for name in ("run", "batch", "trainer", "rollout", "critic", "reference")
-        }
-        batch, trainer, rollout = (self.group(name) for name in ("batch", "trainer", "rollout"))
-        if self.get("batch.prompts_per_step") is not None:
-            batch.samples = batch.prompts_per_step * self.number("batch.group_size")
-            group = self.number("batch.group_size")
-            mini = self.number("batch.mini_batch", batch.prompts_per_step)
+        run, batch = SimpleNamespace(**vars(self)), SimpleNamespace(**vars(self.batch))
+        vars(run).update(vars(self.facts) if self.facts is not None else {})
+        prompts, group, stated = self.batch.prompts_per_step, self.batch.group_size, self.batch.stated_samples
+        if prompts is not None:
+            batch.samples = prompts * group
+            mini = self.batch.mini
             # Frameworks that count samples may state a number that is no multiple of the group: rules see it as it is.
-            stated = self.number("batch.stated_samples", 0)
             batch.mini_batch_samples = stated if stated and -(-stated // group) == mini else mini * group
-        if self.get("batch.max_prompt_tokens") is not None and self.get("batch.max_response_tokens") is not None:
-            batch.sequence_tokens = batch.max_prompt_tokens + batch.max_response_tokens
-        trainer.replica_devices = _product(
-            self, "trainer", "tensor_parallel", "pipeline_parallel", "context_parallel", "ulysses"
-        )
-        rollout.replica_devices = _product(self, "rollout", "tensor_parallel", "pipeline_parallel")
-        groups.update(batch=batch, trainer=trainer, rollout=rollout)
+        if self.batch.max_prompt_tokens is not None and self.batch.max_response_tokens is not None:
+            batch.sequence_tokens = self.batch.longest_tokens
+        groups: dict[str, object] = {"run": run, "batch": batch}
+        for role, pool in (("trainer", self.trainer), ("rollout", self.rollout)):
+            groups[role] = SimpleNamespace(**vars(pool), replica_devices=pool.replica_devices)
         if architecture is not None:
             groups["architecture"] = architecture_group(architecture)
         return groups
 
 
-def _product(run: Run, group: str, *degrees: str) -> int:
-    product = 1
-    for degree in degrees:
-        product *= run.number(f"{group}.{degree}")
-    return product
+P = TypeVar("P", bound=PoolRun)
+
+
+def _completed(pool: P) -> P:
+    parallel = pool.data_parallel if pool.data_parallel is not None else max(pool.devices // pool.replica_devices, 1)
+    return replace(pool, data_parallel=parallel, microbatch=1 if pool.microbatch is None else pool.microbatch)
+
+
+# -- references -------------------------------------------------------------------------------------------------------
+
+_GROUPS: Mapping[str, type] = {"run": Run, "batch": BatchFacts, "trainer": TrainerRun, "rollout": RolloutRun}
+
+
+@cache
+def types_of(group: str) -> Mapping[str, Any]:
+    """Field -> type of a group, without the groups below it."""
+    hints = get_type_hints(_GROUPS[group])
+    return {name: kind for name, kind in hints.items() if kind not in _GROUPS.values()}
+
+
+@cache
+def ref(text: str) -> Ref:
+    """The field of a run that ``text`` names.
+
+    Raises
+    ------
+    LookupError : a run has no such field: a key table or a rule speaks of something that does not exist
+
+    >>> str(ref("trainer.token_budget"))
+    'trainer.token_budget'
+    """
+    group, _, name = text.partition(".")
+    if group not in _GROUPS or name not in types_of(group):
+        raise LookupError(f"a run has no {text}")
+    return Ref(group, name)
+
+
+def as_type(value: Value, kind: Any) -> tuple[Value, bool]:
+    """``value`` as a field of type ``kind`` holds it, and whether it can.
+
+    >>> as_type(8.0, int), as_type("8", int | None), as_type("many", int), as_type(1, float)
+    ((8, True), (8, True), ('many', False), (1, True))
+    """
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    words = [word for one in kinds if get_origin(one) is Literal for word in get_args(one)]
+    if words and value is not None:
+        return value, value in words
+    if value is None:
+        return None, type(None) in kinds
+    if bool in kinds or str in kinds:
+        return value, isinstance(value, bool if bool in kinds else str)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return value, False
+    if float in kinds:
+        return value if isinstance(value, int | float) else number, True
+    return (int(number), True) if number.is_integer() else (value, False)
+
+
+def refs(group: str, values: Mapping[str, Value]) -> dict[Ref, Value]:
+    """Changes of one group by the names of its fields; what the group has no field for is left out."""
+    return {Ref(group, name): value for name, value in values.items() if name in types_of(group)}
+
+
+# -- from and to plans and jobs ---------------------------------------------------------------------------------------
 
 
 def from_phase(phase: Phase, job: Job, devices_per_node: int) -> Run:
     """A phase of a plan as a run."""
-    values: dict[str, Value] = {
-        "run.architecture": _architecture_of(phase, job),
-        "run.algorithm": job.algorithm,
-        "run.reference": job.reference,
-        "run.mode": phase.mode,
-        "run.staleness": phase.staleness,
-        "run.devices_per_node": devices_per_node,
-        **{f"batch.{name}": getattr(phase.settings, name) for name in BATCH},
-    }
-    for pool in phase.pools:
-        values.update(_pool_values(pool))
-    devices = {pool.role: pool.devices for pool in phase.pools}
-    total = devices["trainer"] if MODES[phase.mode].shares_devices else devices["trainer"] + devices["rollout"]
-    values["run.devices"] = total
-    values["run.nodes"] = -(-total // devices_per_node)
-    return Run(values)
+    pools = {pool.role: pool for pool in phase.pools}
+    trainer, rollout = pools["trainer"], pools["rollout"]
+    devices = trainer.devices + (0 if MODES[phase.mode].shares_devices else rollout.devices)
+    run = Run(
+        architecture=_architecture_of(phase, job),
+        algorithm=job.algorithm,
+        reference=job.reference,
+        mode=phase.mode,
+        staleness=phase.staleness,
+        devices=devices,
+        nodes=-(-devices // devices_per_node),
+        devices_per_node=devices_per_node,
+        batch=BatchFacts(**dict(phase.settings)),
+        critic=tuple(_planned("trainer", pools["critic"]).items()) if "critic" in pools else (),
+    )
+    return run.having({**_planned("trainer", trainer), **_planned("rollout", rollout)})
 
 
 def _architecture_of(phase: Phase, job: Job) -> str:
@@ -120,13 +366,10 @@ def _architecture_of(phase: Phase, job: Job) -> str:
     return next(iter(own)) if len(own) == 1 else job.architecture
 
 
-def _pool_values(pool: PoolPlan) -> dict[str, Value]:
-    values: dict[str, Value] = {f"{pool.role}.devices": pool.devices}
-    values.update({f"{pool.role}.{name}": getattr(pool.layout, name) for name in LAYOUT})
-    for name in SettingsValues.model_fields:
-        if getattr(pool.settings, name) is not None:
-            values[f"{pool.role}.{name}"] = getattr(pool.settings, name)
-    return values
+def _planned(group: str, pool: PoolPlan) -> dict[Ref, Value]:
+    """What a plan says of a pool."""
+    stated = {"devices": pool.devices, **dict(pool.layout), **dict(pool.settings)}
+    return refs(group, {name: value for name, value in stated.items() if value is not None})
 
 
 def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) -> Run:
@@ -138,63 +381,52 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
     """
     problems: list[Problem] = []
     task = job.tasks[0]
-    values: dict[str, Value] = {
-        "run.architecture": task.architecture or job.architecture,
-        "run.algorithm": job.algorithm,
-        "run.reference": job.reference,
-        "run.mode": (mode := _one("modes", job.modes, problems)),
-        "run.staleness": MODES[mode].staleness(job.limits.staleness) if mode else 0,
-        "run.devices_per_node": devices_per_node,
-        "batch.prompts_per_step": _one("prompts_per_step", task.prompts_per_step, problems),
-        "batch.group_size": _one("group_size", task.group_size, problems),
-        "batch.mini_batch": _one("mini_batch", task.mini_batch or task.prompts_per_step, problems),
-        "batch.max_prompt_tokens": task.max_prompt_tokens,
-        "batch.max_response_tokens": _one("max_response_tokens", task.max_response_tokens, problems),
-    }
-    for role in ("rollout", "trainer", *(role for role in job.all_roles if role not in ("rollout", "trainer"))):
-        values.update(_spec_values(job.pool(role), problems))
-    if problems:
+    mode = _one("modes", job.modes, problems)
+    batch = BatchFacts(
+        prompts_per_step=_one("prompts_per_step", task.prompts_per_step, problems),
+        group_size=_one("group_size", task.group_size, problems) or 1,
+        mini_batch=_one("mini_batch", task.mini_batch or task.prompts_per_step, problems),
+        max_prompt_tokens=task.max_prompt_tokens,
+        max_response_tokens=_one("max_response_tokens", task.max_response_tokens, problems),
+    )
+    roles: tuple[Role, ...] = ("rollout", "trainer", *(r for r in job.all_roles if r not in ("rollout", "trainer")))
+    pinned = {role: _pinned(job.pool(role), problems) for role in roles}
+    if mode is None or problems:
         raise SpecError(problems)
-    if values.get("rollout.backend") is None:
-        values["rollout.backend"] = job.engine
-    if values.get("trainer.backend") is None:
-        values["trainer.backend"] = _backend(job, values, folder)
     for role in ("rollout", "trainer"):
-        if f"{role}.devices" not in values:
+        if ref(f"{role}.devices") not in pinned[role]:
             problems.append(Problem(f"pool {role}: devices is not pinned", suggestion="run `rlperf plan` first"))
     if problems:
         raise SpecError(problems)
-    colocated = MODES[values["run.mode"]].shares_devices
-    total = values["trainer.devices"] + (0 if colocated else values["rollout.devices"])
-    values.update({"run.devices": total, "run.nodes": -(-total // devices_per_node)})
-    return Run(complete_layouts(values))
+    run = Run(
+        architecture=task.architecture or job.architecture,
+        algorithm=job.algorithm,
+        reference=job.reference,
+        mode=mode,
+        staleness=MODES[mode].staleness(job.limits.staleness),
+        devices_per_node=devices_per_node,
+        batch=batch,
+        critic=tuple(pinned.get("critic", {}).items()),
+    ).having({**pinned["rollout"], **pinned["trainer"]})
+    devices = run.trainer.devices + (0 if run.traits.shares_devices else run.rollout.devices)
+    return replace(
+        run,
+        devices=devices,
+        nodes=-(-devices // devices_per_node),
+        trainer=replace(run.trainer, backend=run.trainer.backend or _backend(job, run.trainer, folder)),
+        rollout=replace(run.rollout, backend=run.rollout.backend or job.engine),
+    ).completed()
 
 
-def _backend(job: Job, values: Mapping[str, Value], folder: Path | str | None) -> str:
+def _backend(job: Job, trainer: TrainerRun, folder: Path | str | None) -> str:
     """The trainer's backend where the job pins none: the first that opens every degree it takes, else the first."""
     names = with_trainers(job, folder).trainer_backends
-    taken = [degree for degree in DEGREES if degree != "shard_size" and values.get(f"trainer.{degree}", 1) > 1]
+    taken = [degree for degree in DEGREES if degree != "shard_size" and getattr(trainer, degree, 1) > 1]
     able = (name for name in names if all(map(load_trainer(name, folder=folder).capability.searches, taken)))
     return next(able, names[0])
 
 
-def complete_layouts(values: Mapping[str, Value]) -> dict[str, Value]:
-    """``values`` with every layout degree stated and data_parallel following from the devices."""
-    done = dict(values)
-    for role in ("rollout", "trainer"):
-        for name in LAYOUT:
-            if done.get(f"{role}.{name}") is None and name != "data_parallel":
-                done[f"{role}.{name}"] = LayoutValues.model_fields[name].default
-        replica = 1
-        for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "ulysses"):
-            replica *= int(done[f"{role}.{name}"])
-        devices = done.get(f"{role}.devices")
-        if done.get(f"{role}.data_parallel") is None and devices is not None:
-            done[f"{role}.data_parallel"] = max(int(devices) // replica, 1)
-    return done
-
-
-def _one(name: str, given: tuple[Value, ...] | None, problems: list[Problem]) -> Value:
+def _one(name: str, given: tuple[T, ...] | None, problems: list[Problem]) -> T | None:
     """The single value of a pinned field."""
     if given is not None and len(given) == 1:
         return given[0]
@@ -205,63 +437,59 @@ def _one(name: str, given: tuple[Value, ...] | None, problems: list[Problem]) ->
     return None
 
 
-def _spec_values(pool: PoolSpec, problems: list[Problem]) -> dict[str, Value]:
+def _pinned(pool: PoolSpec, problems: list[Problem]) -> dict[Ref, Value]:
+    """What a job pins of a pool; a critic's, and a reference's, as changes of the trainer."""
+    group = "rollout" if pool.role == "rollout" else "trainer"
     values: dict[str, Value] = {}
-    for name in LayoutChoice.model_fields:
-        values[f"{pool.role}.{name}"] = _one(f"{pool.role}.{name}", getattr(pool.layout, name), problems)
-    for name in PoolSettings.model_fields:
-        given = getattr(pool.settings, name)
-        where = f"{pool.role}.{name}"
-        values[where] = _one(where, given, problems) if isinstance(given, tuple) else given
-    values[f"{pool.role}.devices"] = _one(f"{pool.role}.devices", pool.devices, problems)
-    return {name: value for name, value in values.items() if value is not None}
+    for holder, names in ((pool.layout, LayoutChoice.model_fields), (pool.settings, PoolSettings.model_fields)):
+        for name in names:
+            given = getattr(holder, name)
+            values[name] = _one(f"{pool.role}.{name}", given, problems) if isinstance(given, tuple) else given
+    values["devices"] = _one(f"{pool.role}.devices", pool.devices, problems)
+    return refs(group, {name: value for name, value in values.items() if value is not None})
 
 
 def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str = "imported") -> Job:
     """A run as a job with pinned pools: what `predict`, `plan` and `audit` read."""
-    mode: Mode = run.get("run.mode", "colocated")
-    staleness = run.number("run.staleness", 0) or MODES[mode].least_staleness
-    prompts = run.number("batch.prompts_per_step")
+    batch = run.batch
     task = Task(
         name="task",
         workload=workload,
-        prompts_per_step=(prompts,),
-        group_size=(run.number("batch.group_size"),),
-        mini_batch=(min(run.number("batch.mini_batch", prompts), prompts),),
-        max_prompt_tokens=run.number("batch.max_prompt_tokens", 2048),
-        max_response_tokens=(run.number("batch.max_response_tokens", 8192),),
+        prompts_per_step=(batch.prompts,),
+        group_size=(batch.group_size,),
+        mini_batch=(min(batch.mini, batch.prompts),),
+        max_prompt_tokens=batch.max_prompt_tokens or 2048,
+        max_response_tokens=(batch.max_response_tokens or 8192,),
     )
-    algorithm: Algorithm = run.get("run.algorithm", "grpo")
-    backend = run.get("trainer.backend")
-    roles = [role for role in ("rollout", "trainer", "critic") if run.get(f"{role}.devices") is not None]
     return Job.model_validate(
         {
             "name": name,
-            "architecture": run.get("run.architecture", "Qwen2.5-7B"),
+            "architecture": run.architecture,
             "cluster": cluster,
-            "nodes": run.get("run.nodes"),
-            "algorithm": algorithm,
-            "reference": bool(run.get("run.reference", False)),
+            "nodes": run.nodes,
+            "algorithm": run.algorithm,
+            "reference": run.reference,
             "framework": framework,
-            "trainer_backends": [backend] if backend else [],
-            "engine": run.get("rollout.backend", "vllm"),
-            "tasks": [task.model_dump()],
-            "modes": mode,
-            "limits": {"staleness": staleness},
-            "pools": [_pool_spec(run, role) for role in roles],
+            "trainer_backends": [run.trainer.backend] if run.trainer.backend else [],
+            "engine": run.rollout.backend or "vllm",
+            "tasks": [task],
+            "modes": run.mode,
+            "limits": {"staleness": run.staleness or run.traits.least_staleness},
+            "pools": [_pool_spec("rollout", run.rollout), _pool_spec("trainer", run.trainer)],
         }
     )
 
 
-def _pool_spec(run: Run, role: str) -> dict[str, Value]:
+NOT_IMPORTED = ("scoring_microbatch", "first_stage_layers", "last_stage_layers")
+"""Of what a pool states, what an import leaves to the planner; an export carries the file's own along."""
+
+
+def _pool_spec(role: Role, pool: PoolRun) -> dict[str, Value]:
     """A pool as it stands in a job file: what the run states, pinned."""
-    assert role in get_args(Role)
-    settings = (*ENGINE_SETTINGS, "backend") if role == "rollout" else (*TRAINER_SETTINGS, "backend")
-    layout = {name: run.get(f"{role}.{name}") for name in LAYOUT}
-    chosen = {name: run.get(f"{role}.{name}") for name in settings}
+    stated = {name: value for name, value in vars(pool).items() if value is not None and name not in NOT_IMPORTED}
     return {
         "role": role,
-        "devices": run.get(f"{role}.devices"),
-        "layout": {name: value for name, value in layout.items() if value is not None},
-        "settings": {name: value for name, value in chosen.items() if value is not None},
+        "devices": pool.devices,
+        "layout": {name: stated[name] for name in LayoutChoice.model_fields if name in stated},
+        "settings": {name: stated[name] for name in PoolSettings.model_fields if name in stated},
     }

@@ -6,12 +6,22 @@ The optimizer's batch counts samples; token budgets are per GPU, times context p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError, SpecError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape, uneven_stages
+from rlperf.frameworks.adapter import (
+    Emission,
+    Limitation,
+    Source,
+    hub_name,
+    node_shape,
+    with_stage_ends,
+    without_ulysses,
+)
 from rlperf.frameworks.fields import (
+    DISTRIBUTED,
     NEGATED,
+    RECOMPUTE,
     SAMPLES,
     SGLANG_KV_DTYPE,
     TOKENS_PER_DEVICE,
@@ -24,18 +34,17 @@ from rlperf.frameworks.fields import (
     read_fields,
     write_fields,
 )
-from rlperf.frameworks.keytable import Value, key_table
-from rlperf.frameworks.run import Run, complete_layouts
+from rlperf.frameworks.keytable import Flat, Value, key_table
+from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
 from rlperf.frameworks.writing import argument_array, script
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import mode_of_staleness
+from rlperf.specs.pool import Offload
 from rlperf.specs.profiles import load_architecture
 
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 """The rollout function of slime v0.3.0 and later that generates through training and weight sync."""
-_RECOMPUTE = Unit(lambda value, _: value or "none", lambda value, _: None if value == "none" else value)
 _CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else -1)
-_DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >= 1)
 
 FIELDS: tuple[Field, ...] = (
     field("batch.prompts_per_step", "rollout-batch-size", note="prompts"),
@@ -54,8 +63,8 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.expert_parallel", "expert-model-parallel-size"),
     field("trainer.expert_tensor_parallel", "expert-tensor-parallel-size"),
     field("trainer.sequence_parallel", "sequence-parallel"),
-    field("trainer.zero_stage", "use-distributed-optimizer", _DISTRIBUTED),
-    field("trainer.activation_recompute", "recompute-granularity", _RECOMPUTE),
+    field("trainer.zero_stage", "use-distributed-optimizer", DISTRIBUTED),
+    field("trainer.activation_recompute", "recompute-granularity", RECOMPUTE),
     field("trainer.offload_optimizer", "optimizer-cpu-offload", note="optimizer in host memory"),
     field("trainer.dynamic", "use-dynamic-batch-size"),
     field("trainer.token_budget", "max-tokens-per-gpu", TOKENS_PER_DEVICE),
@@ -127,32 +136,33 @@ class Slime:
 
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """Megatron and SGLang only; fully asynchronous rollouts have no bound on staleness."""
-        if run.get("trainer.backend") != "megatron":
+        if run.trainer.backend != "megatron":
             raise ExportError(
                 "the trainer is Megatron", "slime", {"nearest": "trainer_backends: megatron, and plan again"}
             )
-        if run.get("run.algorithm") == "ppo":
+        if run.algorithm == "ppo":
             raise ExportError("no critic", "slime", {"nearest": "algorithm: grpo, or verl / OpenRLHF for ppo"})
         lost: list[Limitation] = []
-        changes: dict[str, Value] = {"rollout.backend": "sglang"}
-        if run.get("rollout.backend") != "sglang":
+        trainer = run.trainer
+        if run.rollout.backend != "sglang":
             lost.append(
-                Limitation(f"engine {run.get('rollout.backend')}", "sglang", "rollout was predicted for another engine")
+                Limitation(f"engine {run.rollout.backend}", "sglang", "rollout was predicted for another engine")
             )
-        if run.traits.runs_ahead and run.traits.lag is None:
-            lost.append(Limitation(f"a staleness of at most {run.number('run.staleness')}",
+        if run.traits.lag is None:
+            lost.append(Limitation(f"a staleness of at most {run.staleness}",
                                    "the first groups that end are trained", "samples may be staler"))  # fmt: skip
-        if run.number("trainer.ulysses") > 1:
-            ring = run.number("trainer.context_parallel") * run.number("trainer.ulysses")
-            changes.update({"trainer.context_parallel": ring, "trainer.ulysses": 1})
-            lost.append(Limitation("Ulysses", f"context parallel {ring}", "ring exchange in place of all-to-all"))
-        if run.get("trainer.offload") in ("activations", "both"):
-            changes["trainer.activation_recompute"] = "full"
-            changes["trainer.offload"] = "optimizer" if run.get("trainer.offload") == "both" else "none"
+        if trainer.ulysses > 1:
+            trainer = without_ulysses(trainer)
+            ring = f"context parallel {trainer.context_parallel}"
+            lost.append(Limitation("Ulysses", ring, "ring exchange in place of all-to-all"))
+        if trainer.offload in ("activations", "both"):
+            left: Offload = "optimizer" if trainer.offload == "both" else "none"
+            trainer = replace(trainer, activation_recompute="full", offload=left)
             lost.append(Limitation("activation offload", "full recompute", "up to a third of the training time more"))
-        if run.get("trainer.lora_rank"):
+        if trainer.lora_rank:
             raise ExportError("no LoRA", "slime", {"nearest": "full training, or verl / NeMo-RL"})
-        return run.with_(changes), tuple(lost)
+        rollout = replace(run.rollout, backend="sglang")
+        return replace(run, trainer=trainer, rollout=rollout), tuple(lost)
 
     def emit(self, run: Run, target: Target) -> Emission:
         """All flags of a run."""
@@ -160,12 +170,11 @@ class Slime:
         settings = write_fields(self.fields, run, target)
         chosen = {s.key: s for s in (*settings, *_placement(run), *_training(run), *_model(run), *_data(run))}
         kept = [s for s in chosen.values() if s.value is not None and s.value is not False and target.has(s.key)]
-        asynchronous = run.traits.runs_ahead
-        return Emission(tuple(kept), (), "train_async.py" if asynchronous else "train.py", (), run)
+        return Emission(tuple(kept), (), "train_async.py" if run.traits.runs_ahead else "train.py", (), run)
 
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
         """``<stem>.sh`` with the flags in arrays."""
-        model = hub_name(str(emission.run.get("run.architecture", ""))).rpartition("/")[2]
+        model = hub_name(emission.run.architecture).rpartition("/")[2]
         yours = {"hf-checkpoint": "HF_CHECKPOINT", "ref-load": "REF_LOAD", "prompt-data": "PROMPT_DATA"}
         arch_keys = {setting.key for setting in _model(emission.run)}
         flags = [
@@ -204,57 +213,67 @@ class Slime:
 
     def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
         """Neutral values of the flags over the defaults."""
-        flat: dict[str, Value] = {**DEFAULTS, **source.keys}
-        run, used = read_fields(
-            self.fields, flat, target, Run({"trainer.backend": "megatron", "rollout.backend": "sglang"})
-        )
-        run = run.with_(_read_placement(run, flat, source))
-        return Run(complete_layouts(run.values)), frozenset(used | _ALSO_READ | _ARCHITECTURE)
+        flat: Flat = {**DEFAULTS, **source.keys}
+        start = Run(trainer=TrainerRun(backend="megatron"), rollout=RolloutRun(backend="sglang"))
+        run, used = read_fields(self.fields, flat, target, start)
+        run = _read_placement(_read_settings(run, flat), flat, source)
+        return run.completed(), frozenset(used | _ALSO_READ | _ARCHITECTURE)
+
+
+@dataclass(frozen=True)
+class SlimeFacts:
+    """What rules ask beside the run: how it is launched, and flags that exclude each other."""
+
+    colocate: bool
+    asynchronous: bool
+    rollout_stated: bool | None = None
+    two_kl: bool | None = None
+    over_sampling: int | None = None
+    balance_by_flops: bool | None = None
+    stated_samples: int | None = None
 
 
 def _with_derived(run: Run) -> Run:
-    budget = run.get("trainer.token_budget")
-    scoring = run.get("trainer.scoring_token_budget") or (2 * int(budget) if budget else None)
-    attention = run.number("rollout.attention_data_parallel")
-    depth = run.number("rollout.pipeline_parallel")
-    return run.with_(
-        {
-            **uneven_stages(run),
-            "batch.context_tokens": run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens"),
-            "trainer.offload_optimizer": run.get("trainer.offload") in ("optimizer", "both"),
-            "trainer.dynamic": budget is not None,
-            "trainer.scoring_token_budget": scoring,
-            "trainer.microbatch": None if budget else run.number("trainer.microbatch"),
-            "rollout.replica": run.number("rollout.tensor_parallel") * depth,
-            "rollout.pipeline_parallel": depth,
-            "rollout.attention_dp_enabled": attention > 1,
-            "run.colocate": run.traits.shares_devices,
-            "run.asynchronous": run.traits.runs_ahead,
-        }
+    run = with_stage_ends(run)
+    ours, engine = run.trainer, run.rollout
+    trainer = replace(
+        ours,
+        offload_optimizer=ours.offload in ("optimizer", "both"),
+        dynamic=ours.token_budget is not None,
+        scoring_token_budget=ours.scoring_budget,
+        microbatch=None if ours.token_budget else ours.samples,
     )
+    rollout = replace(
+        engine,
+        replica=engine.tensor_parallel * engine.pipeline_parallel,
+        attention_dp_enabled=engine.attention_data_parallel > 1,
+    )
+    batch = run.batch.with_context()
+    facts = SlimeFacts(colocate=run.traits.shares_devices, asynchronous=run.traits.runs_ahead)
+    return replace(run, batch=batch, trainer=trainer, rollout=rollout, facts=facts)
 
 
 def _placement(run: Run) -> list[Setting]:
-    per_node = run.number("run.devices_per_node", 8)
-    shape = node_shape(run.number("trainer.devices"), per_node)
+    per_node = run.devices_per_node
+    shape = node_shape(run.trainer.devices, per_node)
     if shape is None:
-        raise ExportError(f"{run.number('trainer.devices')} trainer GPUs fill no whole nodes of {per_node}", "slime")
+        raise ExportError(f"{run.trainer.devices} trainer GPUs fill no whole nodes of {per_node}", "slime")
     settings = [
         Setting("actor-num-nodes", shape[0]),
         Setting("actor-num-gpus-per-node", shape[1]),
         Setting("num-gpus-per-node", per_node),
     ]
-    if run.get("run.colocate"):
+    if run.traits.shares_devices:
         settings.append(Setting("colocate", True, "engine and trainer take turns on the same GPUs"))
-        return [*settings, Setting("no-offload-train", run.get("trainer.parked") is False, "states stay on the GPU")]
-    settings.append(Setting("rollout-num-gpus", run.number("rollout.devices"), "the engines' own GPUs"))
-    if run.traits.runs_ahead and run.traits.lag is None:
+        return [*settings, Setting("no-offload-train", run.trainer.parked is False, "states stay on the GPU")]
+    settings.append(Setting("rollout-num-gpus", run.rollout.devices, "the engines' own GPUs"))
+    if run.traits.lag is None:
         settings.append(Setting("rollout-function-path", FULLY_ASYNC, "rollouts go on through training and sync"))
     return settings
 
 
 def _training(run: Run) -> list[Setting]:
-    reference = bool(run.get("run.reference"))
+    reference = run.reference
     settings = [
         Setting("advantage-estimator", "grpo"),
         Setting("use-kl-loss", reference),
@@ -270,17 +289,17 @@ def _training(run: Run) -> list[Setting]:
         Setting("attention-backend", "flash"),
         Setting("balance-data", True, "even tokens per data-parallel rank"),
     ]
-    if run.get("trainer.activation_recompute") == "full":
+    if run.trainer.activation_recompute == "full":
         settings += [Setting("recompute-method", "uniform"), Setting("recompute-num-layers", 1)]
-    if run.get("trainer.offload_optimizer"):
+    if run.trainer.offload_optimizer:
         settings += [Setting("overlap-cpu-optimizer-d2h-h2d", True), Setting("use-precision-aware-optimizer", True)]
-    if run.get("run.asynchronous"):
+    if run.traits.runs_ahead:
         settings.append(Setting("update-weights-interval", 1))
-    if run.get("run.algorithm") == "dapo":
+    if run.algorithm == "dapo":
         settings += [
             Setting("eps-clip", 0.2),
             Setting("eps-clip-high", 0.28),
-            Setting("over-sampling-batch-size", run.number("batch.prompts_per_step")),
+            Setting("over-sampling-batch-size", run.batch.prompts),
             Setting("dynamic-sampling-filter-path",
                     "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"),
         ]  # fmt: skip
@@ -288,8 +307,8 @@ def _training(run: Run) -> list[Setting]:
 
 
 def _data(run: Run) -> list[Setting]:
-    model = hub_name(str(run.get("run.architecture", ""))).rpartition("/")[2]
-    steps = run.number("run.last_rl_step", run.number("run.rl_steps", 1000))
+    model = hub_name(run.architecture).rpartition("/")[2]
+    steps = run.last_rl_step or run.rl_steps or 1000
     settings = [
         Setting("hf-checkpoint", f"/ckpt/{model}", "yours"),
         Setting("ref-load", f"/ckpt/{model}_torch_dist", "yours"),
@@ -301,8 +320,8 @@ def _data(run: Run) -> list[Setting]:
         Setting("rm-type", "deepscaler", "yours"),
         Setting("num-rollout", steps, "rl_steps"),
     ]
-    if run.get("run.rl_steps"):
-        settings.append(Setting("save-interval", run.number("run.rl_steps"), "the next phase resumes from here"))
+    if run.rl_steps:
+        settings.append(Setting("save-interval", run.rl_steps, "the next phase resumes from here"))
         settings.append(Setting("save", f"/ckpt/{model}_slime", "yours"))
     return settings
 
@@ -310,7 +329,7 @@ def _data(run: Run) -> list[Setting]:
 def _model(run: Run) -> list[Setting]:
     """Megatron's architecture flags, equal to the checkpoint's config; empty where slime's own script knows better."""
     try:
-        arch = load_architecture(str(run.get("run.architecture", "")))
+        arch = load_architecture(run.architecture)
     except SpecError:
         return []
     rotary = _ROTARY.get(arch.family)
@@ -377,60 +396,64 @@ _ARCHITECTURE = frozenset(
 )  # fmt: skip
 
 
-def _read_placement(run: Run, flat: Mapping[str, Value], source: Source) -> dict[str, Value]:
+def _read_settings(run: Run, flat: Flat) -> Run:
+    """Trainer, engine and lengths in the words of a plan."""
+    batch, response = run.batch, run.batch.max_response_tokens or 1024
+    context = batch.context_tokens
+    prompt = context - response if context and context > response else 2048
+    scoring = run.trainer.scoring_token_budget or run.trainer.token_budget
+    trainer = replace(
+        run.trainer,
+        offload="optimizer" if run.trainer.offload_optimizer else "none",
+        packing=True,
+        budget_stated=run.trainer.token_budget is not None,
+        scoring_token_budget=scoring if run.trainer.dynamic else None,
+    )
+    depth, replica = run.rollout.pipeline_parallel, run.rollout.replica or 1
+    rollout = replace(run.rollout, tensor_parallel=max(replica // depth, 1))
+    steps = flat.get("num-steps-per-rollout")
+    mini = -(-batch.prompts // int(steps)) if steps and batch.mini_batch is None else batch.mini_batch
+    batch = replace(batch, max_prompt_tokens=batch.max_prompt_tokens or prompt, mini_batch=mini)
+    return replace(run, batch=batch, trainer=trainer, rollout=rollout)
+
+
+def _read_placement(run: Run, flat: Flat, source: Source) -> Run:
+    """Devices, mode, algorithm, and what rules ask."""
     per_node = int(flat["actor-num-gpus-per-node"])
     trainer = int(flat["actor-num-nodes"]) * per_node
-    colocated = bool(flat["colocate"])
-    asynchronous = "async" in source.entry
-    fully = asynchronous and "fully_async_rollout" in str(flat.get("rollout-function-path"))
+    colocated, asynchronous = bool(flat["colocate"]), "async" in source.entry
     own = flat.get("rollout-num-gpus")
     rollout = trainer if colocated else int(own or 0)
     total = trainer if colocated else trainer + rollout
-    depth, replica = run.number("rollout.pipeline_parallel"), run.number("rollout.replica")
-    prompts, group = run.number("batch.prompts_per_step"), run.number("batch.group_size")
-    response = run.number("batch.max_response_tokens", 1024)
-    context = run.get("batch.context_tokens")
-    steps = flat.get("num-steps-per-rollout")
+    per_node = max(per_node, min(int(flat["num-gpus-per-node"]), total))
     kl = float(flat.get("kl-loss-coef") or 0) + float(flat.get("kl-coef") or 0)
-    dynamic = bool(run.get("trainer.dynamic"))
-    values: dict[str, Value] = {
-        "trainer.devices": trainer,
-        "rollout.devices": rollout,
-        "rollout.tensor_parallel": max(replica // depth, 1),
-        "rollout.pipeline_parallel": depth,
-        "run.devices": total,
-        "run.devices_per_node": max(per_node, min(int(flat["num-gpus-per-node"]), total)),
-        "run.mode": "async" if fully else mode_of_staleness(int(asynchronous), shares_devices=colocated),
-        "run.staleness": 1 if asynchronous else 0,
-        "run.colocate": colocated,
-        "run.asynchronous": asynchronous,
-        "run.rollout_stated": colocated or bool(own),
-        "trainer.parked": not flat.get("no-offload-train") if colocated else None,
-        "run.architecture": _architecture_name(flat),
-        "run.algorithm": "dapo" if flat.get("dynamic-sampling-filter-path") else "grpo",
-        "run.reference": kl > 0,
-        "run.two_kl": bool(flat.get("kl-loss-coef")) and bool(flat.get("kl-coef")),
-        "run.over_sampling": flat.get("over-sampling-batch-size") or prompts,
-        "run.balance_by_flops": bool(flat.get("balance-by-flops")),
-        "batch.max_prompt_tokens": run.get("batch.max_prompt_tokens")
-        or (int(context) - response if context and int(context) > response else 2048),
-        "trainer.offload": "optimizer" if run.get("trainer.offload_optimizer") else "none",
-        "trainer.packing": True,
-        "trainer.activation_recompute": run.get("trainer.activation_recompute", "none"),
-        "trainer.budget_stated": run.get("trainer.token_budget") is not None,
-        "trainer.scoring_token_budget": (run.get("trainer.scoring_token_budget") or run.get("trainer.token_budget"))
-        if dynamic
-        else None,
-    }
-    if steps:
-        values["run.stated_samples"] = -(-prompts * group // int(steps))
-        if run.get("batch.mini_batch") is None:
-            values["batch.mini_batch"] = -(-prompts // int(steps))
-    values["run.nodes"] = -(-total // values["run.devices_per_node"])
-    return values
+    fully = asynchronous and "fully_async_rollout" in str(flat.get("rollout-function-path"))
+    steps, samples = flat.get("num-steps-per-rollout"), run.batch.prompts * run.batch.group_size
+    return replace(
+        run,
+        architecture=_architecture_name(flat),
+        algorithm="dapo" if flat.get("dynamic-sampling-filter-path") else "grpo",
+        reference=kl > 0,
+        mode="async" if fully else mode_of_staleness(int(asynchronous), shares_devices=colocated),
+        staleness=1 if asynchronous else 0,
+        devices=total,
+        nodes=-(-total // per_node),
+        devices_per_node=per_node,
+        trainer=replace(run.trainer, devices=trainer, parked=not flat.get("no-offload-train") if colocated else None),
+        rollout=replace(run.rollout, devices=rollout),
+        facts=SlimeFacts(
+            colocate=colocated,
+            asynchronous=asynchronous,
+            rollout_stated=colocated or bool(own),
+            two_kl=bool(flat.get("kl-loss-coef")) and bool(flat.get("kl-coef")),
+            over_sampling=flat.get("over-sampling-batch-size") or run.batch.prompts,
+            balance_by_flops=bool(flat.get("balance-by-flops")),
+            stated_samples=-(-samples // int(steps)) if steps else None,
+        ),
+    )
 
 
-def _architecture_name(flat: Mapping[str, Value]) -> str:
+def _architecture_name(flat: Flat) -> str:
     """The checkpoint folder's name, without what a converter appended."""
     name = str(flat.get("hf-checkpoint") or "").rstrip("/").rpartition("/")[2]
     return name.removesuffix("_torch_dist")

@@ -7,17 +7,23 @@ per_device_train_batch_size x steps_per_generation x GPUs per rollout. There is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape
-from rlperf.frameworks.fields import Field, Setting, Target, Unit, field, read_fields, write_fields
-from rlperf.frameworks.keytable import ABSENT, Value, key_table
-from rlperf.frameworks.run import Run, complete_layouts
+from rlperf.frameworks.adapter import (
+    Emission,
+    Limitation,
+    Source,
+    hub_name,
+    node_shape,
+    wide_degrees,
+    without_pipeline,
+)
+from rlperf.frameworks.fields import CHECKPOINTING, Field, Setting, Target, field, read_fields, write_fields
+from rlperf.frameworks.keytable import ABSENT, Flat, key_table
+from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
 from rlperf.frameworks.writing import script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
-
-_CHECKPOINTING = Unit(lambda value, _: "full" if value else "none", lambda value, _: value != "none")
 
 FIELDS: tuple[Field, ...] = (
     field("batch.group_size", "num_generations", note="completions per prompt"),
@@ -26,7 +32,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.microbatch", "per_device_train_batch_size", note="completions per GPU and forward"),
     field("trainer.accumulation", "gradient_accumulation_steps", note="forwards per optimizer update"),
     field("trainer.generation_steps", "steps_per_generation", note="forwards per rollout"),
-    field("trainer.activation_recompute", "gradient_checkpointing", _CHECKPOINTING),
+    field("trainer.activation_recompute", "gradient_checkpointing", CHECKPOINTING),
     field("trainer.lora_rank", "lora_r"),
     field("trainer.chunked_loss", "use_liger_kernel", note="no full logits tensor"),
     field("rollout.tensor_parallel", "vllm_tensor_parallel_size"),
@@ -34,10 +40,11 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.sleeps", "vllm_enable_sleep_mode", note="engine and trainer take turns"),
 )
 
-_NO_KEY = {
-    "rollout.max_running": "vLLM's default of max_num_seqs",
-    "rollout.engine_token_budget": "vLLM's default of max_num_batched_tokens",
-}
+_NO_KEY = (
+    (ref("rollout.max_running"), "vLLM's default of max_num_seqs"),
+    (ref("rollout.engine_token_budget"), "vLLM's default of max_num_batched_tokens"),
+)
+"""Settings that no key states, and what runs instead."""
 
 
 METRICS = {
@@ -61,81 +68,54 @@ class Trl:
 
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """No model parallel training, no asynchronous mode, no token budget."""
-        for degree in ("pipeline_parallel", "expert_parallel", "tensor_parallel", "context_parallel", "ulysses"):
-            if run.number(f"trainer.{degree}") > 1:
+        ours = run.trainer
+        degrees = {"pipeline_parallel": ours.pipeline_parallel, "expert_parallel": ours.expert_parallel,
+                   "tensor_parallel": ours.tensor_parallel, "context_parallel": ours.context_parallel,
+                   "ulysses": ours.ulysses}  # fmt: skip
+        for degree, size in degrees.items():
+            if size > 1:
                 raise ExportError(
-                    f"the trainer has no {degree} ({run.number('trainer.' + degree)} in the plan)",
+                    f"the trainer has no {degree} ({size} in the plan)",
                     "trl",
                     {"nearest": "trainer_backends: deepspeed with ulysses, tensor and context parallel pinned to 1"},
                 )
-        if run.get("run.algorithm") == "ppo":
+        if run.algorithm == "ppo":
             raise ExportError("GRPO has no critic", "trl", {"nearest": "algorithm: grpo, or verl / OpenRLHF for ppo"})
         lost: list[Limitation] = []
-        changes: dict[str, Value] = {"rollout.backend": "vllm"}
-        changes.update(_trainer(run, lost))
-        total = run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens")
-        changes["trainer.microbatch"] = self._microbatch(run, total)
-        if run.get("trainer.token_budget"):
-            lost.append(Limitation(f"token budget {run.get('trainer.token_budget')}",
-                                   f"{changes['trainer.microbatch']} completions per forward, padded",
+        micro = _microbatch(run)
+        trainer = replace(ours, backend=_trainer(ours, lost), microbatch=micro)
+        if ours.token_budget:
+            lost.append(Limitation(f"token budget {ours.token_budget}", f"{micro} completions per forward, padded",
                                    "padding to the longest of each forward"))  # fmt: skip
+        mode, staleness = run.mode, run.staleness
         if run.traits.runs_ahead:
-            changes.update({"run.mode": "disaggregated", "run.staleness": 0})
-            lost.append(Limitation(f"mode {run.get('run.mode')}", "vllm server in turn with the trainer",
-                                   _serial(run)))  # fmt: skip
-        if run.get("trainer.parked"):
-            changes["trainer.parked"] = False
+            lost.append(Limitation(f"mode {mode}", "vllm server in turn with the trainer", _serial(run)))
+            mode, staleness = "disaggregated", 0
+        if ours.parked:
+            trainer = replace(trainer, parked=False)
             lost.append(Limitation("trainer states parked on the host during rollout", "they stay on the GPU",
                                    "less memory for the engine: lower vllm_gpu_memory_utilization"))  # fmt: skip
-        if run.get("trainer.activation_recompute") == "selective":
-            changes["trainer.activation_recompute"] = "full"
+        if ours.activation_recompute == "selective":
+            trainer = replace(trainer, activation_recompute="full")
             lost.append(Limitation("selective recompute", "full recompute", "up to a third of the training time more"))
-        if run.get("trainer.offload") in ("activations", "both"):
-            changes.update({"trainer.activation_recompute": "full"})
+        if ours.offload in ("activations", "both"):
+            trainer = replace(trainer, activation_recompute="full")
             lost.append(Limitation("activation offload", "full recompute", "up to a third of the training time more"))
-        lost += [Limitation(f"{name} = {run.get(name)}", nearest, "the engine may preempt or queue otherwise")
-                 for name, nearest in _NO_KEY.items() if run.get(name) is not None]  # fmt: skip
-        for degree in ("expert_parallel", "attention_data_parallel"):
-            if run.number(f"rollout.{degree}") > 1:
-                changes[f"rollout.{degree}"] = 1
-                asked = f"rollout {degree} {run.number('rollout.' + degree)}"
-                lost.append(Limitation(asked, "tensor parallel alone", "more KV and weight traffic"))
-        width, depth = run.number("rollout.tensor_parallel"), run.number("rollout.pipeline_parallel")
-        if depth > 1:
-            changes.update({"rollout.tensor_parallel": width * depth, "rollout.pipeline_parallel": 1})
-            lost.append(
-                Limitation(f"rollout pipeline_parallel {depth}", f"tensor parallel {width * depth}", "all-reduce")
-            )
-        return run.with_(changes), tuple(lost)
-
-    @staticmethod
-    def _microbatch(run: Run, total: int) -> int:
-        """The largest microbatch within the token budget that divides the completions of an update per GPU."""
-        world = run.number("trainer.devices")
-        share, rest = divmod(run.number("batch.mini_batch") * run.number("batch.group_size"), world)
-        if rest or not share:
-            raise ExportError(
-                f"{share * world + rest} completions per update do not divide over {world} GPUs",
-                "trl",
-                {"nearest": f"mini_batch x group_size a multiple of {world}"},
-            )
-        budget = run.get("trainer.token_budget")
-        most = max(int(budget) // total, 1) if budget else run.number("trainer.microbatch")
-        return next(size for size in range(min(most, share), 0, -1) if share % size == 0)
+        lost += [Limitation(f"{at} = {run.value(at)}", nearest, "the engine may preempt or queue otherwise")
+                 for at, nearest in _NO_KEY if run.value(at) is not None]  # fmt: skip
+        rollout = _engine(run.rollout, lost)
+        return replace(run, mode=mode, staleness=staleness, trainer=trainer, rollout=rollout), tuple(lost)
 
     def emit(self, run: Run, target: Target) -> Emission:
         """All settings of a run."""
-        world, micro = run.number("trainer.devices"), run.number("trainer.microbatch")
-        group = run.number("batch.group_size")
-        colocated = run.traits.shares_devices
-        run = run.with_(
-            {
-                "batch.context_tokens": run.number("batch.max_prompt_tokens") + run.number("batch.max_response_tokens"),
-                "trainer.accumulation": run.number("batch.mini_batch") * group // (world * micro),
-                "trainer.generation_steps": run.number("batch.prompts_per_step") * group // (world * micro),
-                "rollout.sleeps": colocated,
-            }
+        forward = run.trainer.devices * run.trainer.samples
+        trainer = replace(
+            run.trainer,
+            accumulation=run.batch.mini * run.batch.group_size // forward,
+            generation_steps=run.batch.prompts * run.batch.group_size // forward,
         )
+        batch, rollout = run.batch.with_context(), replace(run.rollout, sleeps=run.traits.shares_devices)
+        run = replace(run, batch=batch, trainer=trainer, rollout=rollout)
         settings = write_fields(self.fields, run, target)
         chosen = {s.key: s for s in (*_names(run), *settings, *_mode(run), *_algorithm(run))}
         kept = [s for s in chosen.values() if target.has(s.key)]
@@ -144,16 +124,15 @@ class Trl:
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
         """``<stem>.yaml``, the accelerate config, and ``<stem>.sh``."""
         run = emission.run
-        per_node = run.number("run.devices_per_node", 8)
-        shape = node_shape(run.number("trainer.devices"), per_node)
+        per_node = run.devices_per_node
+        shape = node_shape(run.trainer.devices, per_node)
         if shape is None:
-            raise ExportError(f"{run.number('trainer.devices')} GPUs fill no whole nodes of {per_node}", "trl")
+            raise ExportError(f"{run.trainer.devices} GPUs fill no whole nodes of {per_node}", "trl")
         body = ['cd "$(dirname "$0")"']
         if not run.traits.shares_devices:
-            width = run.number("rollout.tensor_parallel")
-            replicas = run.number("rollout.devices") // width
-            length = run.number("batch.context_tokens")
-            model = hub_name(str(run.get("run.architecture", "")))
+            width = run.rollout.tensor_parallel
+            replicas = run.rollout.devices // width
+            model, length = hub_name(run.architecture), run.batch.longest_tokens
             body += [
                 "# on the rollout GPUs first (another node, or another CUDA_VISIBLE_DEVICES):",
                 f'#   trl vllm-serve --model "{model}" --tensor_parallel_size {width} \\',
@@ -185,14 +164,40 @@ class Trl:
         specs = target.table.keys(target.version)
         flat = {key: spec.default for key, spec in specs.items() if spec.default is not ABSENT}
         flat.update(source.keys)
-        start = Run({**_read_trainer(source), "rollout.backend": "vllm"})
+        start = Run(trainer=_read_trainer(source), rollout=RolloutRun(backend="vllm"))
         run, used = read_fields(self.fields, flat, target, start)
-        run = run.with_(_read_batch(run, flat, source))
-        return Run(complete_layouts(run.values)), frozenset(used | _ALSO_READ)
+        run = _read_rest(_read_batch(run, flat, source), flat, source)
+        return run.completed(), frozenset(used | _ALSO_READ)
+
+
+def _microbatch(run: Run) -> int:
+    """The largest microbatch within the token budget that divides the completions of an update per GPU."""
+    world = run.trainer.devices
+    share, rest = divmod(run.batch.mini * run.batch.group_size, world)
+    if rest or not share:
+        raise ExportError(
+            f"{share * world + rest} completions per update do not divide over {world} GPUs",
+            "trl",
+            {"nearest": f"mini_batch x group_size a multiple of {world}"},
+        )
+    budget = run.trainer.token_budget
+    most = max(budget // run.batch.longest_tokens, 1) if budget else run.trainer.samples
+    return next(size for size in range(min(most, share), 0, -1) if share % size == 0)
+
+
+def _engine(rollout: RolloutRun, lost: list[Limitation]) -> RolloutRun:
+    """The engine with tensor parallel alone."""
+    for degree, size in wide_degrees(rollout):
+        lost.append(Limitation(f"rollout {degree} {size}", "tensor parallel alone", "more KV and weight traffic"))
+    engine, depth = without_pipeline(rollout), rollout.pipeline_parallel
+    if depth > 1:
+        nearest = f"tensor parallel {engine.tensor_parallel}"
+        lost.append(Limitation(f"rollout pipeline_parallel {depth}", nearest, "all-reduce"))
+    return replace(engine, backend="vllm", expert_parallel=1, attention_data_parallel=1)
 
 
 def _serial(run: Run) -> str:
-    training, rollout = run.get("predicted.training"), run.get("predicted.rollout")
+    training, rollout = run.training_s, run.rollout_s
     if training and rollout:
         return f"nothing overlaps: about {min(training, rollout):.1f} s per rl_step more"
     return "nothing overlaps: the shorter of rollout and training is added to each step"
@@ -200,8 +205,8 @@ def _serial(run: Run) -> str:
 
 def _names(run: Run) -> list[Setting]:
     return [
-        Setting("model_name_or_path", hub_name(str(run.get("run.architecture", ""))), "yours"),
-        Setting("dtype", "float32" if run.get("trainer.backend") == "ddp" else "bfloat16", "of the weights as loaded"),
+        Setting("model_name_or_path", hub_name(run.architecture), "yours"),
+        Setting("dtype", "float32" if run.trainer.backend == "ddp" else "bfloat16", "of the weights as loaded"),
         Setting("attn_implementation", "flash_attention_2"),
         Setting("dataset_name", "trl-lib/DeepMath-103K", "yours"),
         Setting("reward_funcs", ["accuracy_reward"], "yours"),
@@ -214,23 +219,23 @@ def _names(run: Run) -> list[Setting]:
 def _mode(run: Run) -> list[Setting]:
     settings = [Setting("use_vllm", True)]
     settings.append(Setting("vllm_mode", "colocate" if run.traits.shares_devices else "server"))
-    if run.get("trainer.lora_rank"):
+    if run.trainer.lora_rank:
         settings.append(Setting("use_peft", True))
     return settings
 
 
 def _algorithm(run: Run) -> list[Setting]:
     settings = [
-        Setting("beta", 0.001 if run.get("run.reference") else 0.0, "0: no reference pass"),
-        Setting("loss_type", "dapo" if run.get("run.algorithm") == "dapo" else "grpo"),
+        Setting("beta", 0.001 if run.reference else 0.0, "0: no reference pass"),
+        Setting("loss_type", "dapo" if run.algorithm == "dapo" else "grpo"),
     ]
-    if run.get("run.algorithm") == "dapo":
+    if run.algorithm == "dapo":
         settings.append(Setting("epsilon_high", 0.28))
-    if run.get("run.rl_steps"):
-        updates = max(run.number("batch.prompts_per_step") // run.number("batch.mini_batch"), 1)
-        last = run.number("run.last_rl_step", run.number("run.rl_steps"))
+    if run.rl_steps:
+        updates = run.batch.updates
+        last = run.last_rl_step or run.rl_steps
         settings.append(Setting("max_steps", last * updates, "optimizer updates through this phase's last rl_step"))
-        settings.append(Setting("save_steps", run.number("run.rl_steps") * updates, "the next phase resumes from here"))
+        settings.append(Setting("save_steps", run.rl_steps * updates, "the next phase resumes from here"))
     return settings
 
 
@@ -238,22 +243,22 @@ _DISTRIBUTED = {"deepspeed": "DEEPSPEED", "fsdp2": "FSDP", "ddp": "MULTI_GPU"}
 """Trainer backend -> ``distributed_type`` of accelerate."""
 
 
-def _trainer(run: Run, lost: list[Limitation]) -> dict[str, Value]:
+def _trainer(trainer: TrainerRun, lost: list[Limitation]) -> str:
     """The backend as accelerate launches it; other trainers become DeepSpeed, or replicas where nothing is sharded."""
-    backend, stage = run.get("trainer.backend"), run.number("trainer.zero_stage", 0)
-    if backend in _DISTRIBUTED:
-        if backend == "fsdp2" and run.get("trainer.offload") in ("optimizer", "both"):
+    backend = trainer.backend
+    if backend is not None and backend in _DISTRIBUTED:
+        if backend == "fsdp2" and trainer.offload in ("optimizer", "both"):
             lost.append(
                 Limitation("optimizer offload alone", "fsdp_offload_params", "parameters come over the host link too")
             )
-        return {}
-    nearest = "deepspeed" if stage else "ddp"
+        return backend
+    nearest = "deepspeed" if trainer.zero_stage else "ddp"
     if backend is not None:
         lost.append(Limitation(f"{backend} trainer", nearest, f"training time was predicted for {backend}"))
-    return {"trainer.backend": nearest}
+    return nearest
 
 
-def _read_trainer(source: Source) -> dict[str, Value]:
+def _read_trainer(source: Source) -> TrainerRun:
     """Backend, ZeRO stage and offload of an accelerate config; where none is given, DeepSpeed ZeRO-3, TRL's recipe."""
     told = source.launcher
     kind = str(told.get("distributed_type") or "DEEPSPEED").upper()
@@ -266,14 +271,13 @@ def _read_trainer(source: Source) -> dict[str, Value]:
         stage = 3 if told.get("fsdp_config.fsdp_reshard_after_forward", True) in (True, "FULL_SHARD") else 2
     else:
         offloaded, stage = False, 0
-    offload = "optimizer" if offloaded else "none"
-    return {"trainer.backend": backend, "trainer.zero_stage": stage, "trainer.offload": offload}
+    return TrainerRun(backend=backend, zero_stage=stage, offload="optimizer" if offloaded else "none")
 
 
 def _accelerate(run: Run, nodes: int, gpus: int) -> str:
     """An accelerate config for the plan's trainer backend and ZeRO stage."""
-    backend, stage = str(run.get("trainer.backend")), run.number("trainer.zero_stage", 0)
-    offloaded = run.get("trainer.offload") in ("optimizer", "both")
+    backend, stage = str(run.trainer.backend), run.trainer.zero_stage
+    offloaded = run.trainer.offload in ("optimizer", "both")
     settings = [
         Setting("compute_environment", "LOCAL_MACHINE"),
         Setting("mixed_precision", "bf16"),
@@ -314,37 +318,58 @@ _ALSO_READ = frozenset(
 )  # fmt: skip
 
 
-def _read_batch(run: Run, flat: dict[str, Value], source: Source) -> dict[str, Value]:
+@dataclass(frozen=True)
+class TrlFacts:
+    """What rules ask beside the run: completions of a rollout, and whether two keys state them."""
+
+    generated: int
+    both_generation_keys: bool
+
+
+def _world(source: Source) -> int:
+    """GPUs that the launcher is told of, or a node of eight."""
+    return int(source.launcher.get("num_processes") or source.launcher.get("nproc_per_node") or 8)
+
+
+def _read_batch(run: Run, flat: Flat, source: Source) -> Run:
     """Prompts per rollout and per update, from completions per device."""
-    world = int(source.launcher.get("num_processes") or source.launcher.get("nproc_per_node") or 8)
-    micro, group = run.number("trainer.microbatch"), run.number("batch.group_size")
-    accumulation = run.number("trainer.accumulation")
-    steps = int(run.get("trainer.generation_steps") or 0)
-    generated = int(flat.get("generation_batch_size") or 0) or micro * world * (steps or accumulation)
-    context = run.get("batch.context_tokens")
-    response = run.number("batch.max_response_tokens", 512)
-    colocated = flat.get("vllm_mode") != "server"
-    return {
-        "trainer.devices": world,
-        "rollout.devices": world if colocated else run.number("rollout.tensor_parallel"),
-        "run.devices": world if colocated else world + run.number("rollout.tensor_parallel"),
-        "run.devices_per_node": min(world, 8),
-        "run.nodes": -(-world // 8),
-        "run.mode": mode_of_staleness(0, shares_devices=colocated),
-        "run.staleness": 0,
-        "run.use_vllm": bool(flat.get("use_vllm")),
-        "run.generated": generated,
-        "run.both_generation_keys": bool(flat.get("generation_batch_size")) and bool(steps),
-        "run.architecture": str(flat.get("model_name_or_path")),
-        "run.algorithm": "dapo" if flat.get("loss_type") == "dapo" and source.keys.get("epsilon_high") else "grpo",
-        "run.reference": float(flat.get("beta") or 0) > 0,
-        "batch.prompts_per_step": max(generated // group, 1),
-        "batch.mini_batch": max(micro * world * accumulation // group, 1),
-        "batch.max_prompt_tokens": int(context) - response if context and int(context) > response else 1024,
-        "trainer.packing": False,
-        "trainer.parked": False if colocated else None,
-        "trainer.lora_rank": run.get("trainer.lora_rank") if flat.get("use_peft") else None,
-    }
+    batch, forward = run.batch, run.trainer.samples * _world(source)
+    accumulation, steps = run.trainer.accumulation or 1, run.trainer.generation_steps or 0
+    generated = int(flat.get("generation_batch_size") or 0) or forward * (steps or accumulation)
+    context, response = batch.context_tokens, batch.max_response_tokens or 512
+    batch = replace(
+        batch,
+        prompts_per_step=max(generated // batch.group_size, 1),
+        mini_batch=max(forward * accumulation // batch.group_size, 1),
+        max_prompt_tokens=context - response if context and context > response else 1024,
+    )
+    return replace(run, batch=batch, facts=TrlFacts(generated, bool(flat.get("generation_batch_size")) and bool(steps)))
+
+
+def _read_rest(run: Run, flat: Flat, source: Source) -> Run:
+    """Devices, mode, algorithm and trainer; ZeRO stands in the accelerate config."""
+    world, colocated = _world(source), flat.get("vllm_mode") != "server"
+    engines = world if colocated else run.rollout.tensor_parallel
+    trainer = replace(
+        run.trainer,
+        devices=world,
+        packing=False,
+        parked=False if colocated else None,
+        lora_rank=run.trainer.lora_rank if flat.get("use_peft") else None,
+    )
+    return replace(
+        run,
+        architecture=str(flat.get("model_name_or_path")),
+        algorithm="dapo" if flat.get("loss_type") == "dapo" and source.keys.get("epsilon_high") else "grpo",
+        reference=float(flat.get("beta") or 0) > 0,
+        mode=mode_of_staleness(0, shares_devices=colocated),
+        staleness=0,
+        devices=world if colocated else world + engines,
+        nodes=-(-world // 8),
+        devices_per_node=min(world, 8),
+        trainer=trainer,
+        rollout=replace(run.rollout, devices=engines),
+    )
 
 
 ADAPTER = Trl()

@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import Emission, Limitation, Source
+from rlperf.frameworks.adapter import Emission, Limitation, Source, without_pipeline, without_ulysses
 from rlperf.frameworks.fields import (
+    CHECKPOINTING,
+    DISTRIBUTED,
     KV_DTYPE,
+    LORA_RANK,
     NEGATED,
+    RECOMPUTE,
     SGLANG_KV_DTYPE,
     TOKENS_PER_DEVICE,
     Field,
@@ -26,8 +30,8 @@ from rlperf.frameworks.fields import (
     write_fields,
     zero_as,
 )
-from rlperf.frameworks.keytable import ABSENT, Value, flatten, key_table
-from rlperf.frameworks.run import Run, complete_layouts
+from rlperf.frameworks.keytable import ABSENT, Flat, flatten, key_table
+from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
 from rlperf.frameworks.verl_settings import (
     A,
     F,
@@ -46,22 +50,20 @@ from rlperf.frameworks.verl_settings import (
     with_derived,
 )
 from rlperf.frameworks.writing import script, yaml_text
-from rlperf.specs.modes import MODES, mode_of_staleness
+from rlperf.specs.job import Algorithm
+from rlperf.specs.modes import MODES, Mode, mode_of_staleness
+from rlperf.specs.pool import Offload
 
 _ENGINE_TP = Unit(
-    lambda value, run: int(value) * run.number("rollout.attention_data_parallel"),
-    lambda value, run: int(value) // run.number("rollout.attention_data_parallel"),
+    lambda value, run: int(value) * run.rollout.attention_data_parallel,
+    lambda value, run: value // run.rollout.attention_data_parallel,
 )
-_LARGER = Unit(lambda value, run: max(int(value), run.number("trainer.ulysses")), lambda value, _: value)
-_CHECKPOINTING = Unit(lambda value, _: "full" if value else "none", lambda value, _: value != "none")
-_GRANULARITY = Unit(lambda value, _: value or "none", lambda value, _: None if value == "none" else value)
+_LARGER = Unit(lambda value, run: max(int(value), run.trainer.ulysses), lambda value, _: value)
 _RESHARD = Unit(lambda value, _: 3 if value else 2, lambda value, _: value >= 3)
-_DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >= 1)
 _QUANTIZED = Unit(lambda value, _: str(value), lambda value, _: value if value not in (None, "bf16", "fp16") else None)
 _KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else KV_DTYPE.write(value, run))
 _SGLANG_KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else SGLANG_KV_DTYPE.write(value, run))
 _DTYPE = words(bf16="bfloat16", fp16="float16")
-_LORA = Unit(lambda value, _: int(value) or None, lambda value, _: value)
 _BACKEND = Unit(lambda value, _: "megatron" if value == "megatron" else "fsdp2", lambda value, _: value)
 
 FIELDS: tuple[Field, ...] = (
@@ -76,7 +78,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.ulysses", F + "ulysses_sequence_parallel_size", _LARGER, backend="fsdp2", read_only=True),
     field("trainer.shard_size", F + "fsdp_size", zero_as(-1), "-1: all GPUs; less: HSDP", backend="fsdp2"),
     field("trainer.zero_stage", F + "reshard_after_forward", _RESHARD, backend="fsdp2"),
-    field("trainer.activation_recompute", M + "enable_gradient_checkpointing", _CHECKPOINTING, backend="fsdp2"),
+    field("trainer.activation_recompute", M + "enable_gradient_checkpointing", CHECKPOINTING, backend="fsdp2"),
     field("trainer.parks_optimizer", F + "optimizer_offload", note="waits on the host", backend="fsdp2"),
     field("trainer.parks_parameters", F + "param_offload", note="states wait on the host", backend="fsdp2"),
     field("trainer.offload_activations", M + "enable_activation_offload", backend="fsdp2"),
@@ -88,11 +90,11 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.expert_parallel", G + "expert_model_parallel_size", backend="megatron"),
     field("trainer.expert_tensor_parallel", G + "expert_tensor_parallel_size", one_as(None), backend="megatron"),
     field("trainer.sequence_parallel", G + "sequence_parallel", backend="megatron"),
-    field("trainer.zero_stage", G + "use_distributed_optimizer", _DISTRIBUTED, backend="megatron"),
+    field("trainer.zero_stage", G + "use_distributed_optimizer", DISTRIBUTED, backend="megatron"),
     field(
         "trainer.activation_recompute",
         f"{T}recompute_granularity {M}gradient_checkpointing_kwargs.activations_checkpoint_granularity",
-        _GRANULARITY,
+        RECOMPUTE,
         backend="megatron",
     ),
     field("trainer.first_stage_layers", T + "num_layers_in_first_pipeline_stage", backend="megatron"),
@@ -102,7 +104,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.parks_parameters", G + "param_offload", note="states wait on the host", backend="megatron"),
     field("trainer.compute_dtype", G + "dtype", _DTYPE, backend="megatron"),
     field("trainer.packing", M + "use_remove_padding", note="sequences packed without padding"),
-    field("trainer.lora_rank", M + "lora_rank", _LORA),
+    field("trainer.lora_rank", M + "lora_rank", LORA_RANK),
     field("trainer.chunked_loss", M + "use_fused_kernels", note="no full logits tensor"),
     field("trainer.freeze_vision", A + "freeze_vision_tower", note="the vision tower is not trained"),
     field("trainer.dynamic", A + "use_dynamic_bsz"),
@@ -169,58 +171,53 @@ class Verl:
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """Mode, recompute, offload and engine parallelism as this version can express them."""
         lost: list[Limitation] = []
-        changes: dict[str, Value] = {}
-        backend = run.get("trainer.backend", "fsdp2")
-        training_s = run.get("predicted.training")
-        if backend == "fsdp2" and run.get("trainer.activation_recompute") == "selective":
-            changes["trainer.activation_recompute"] = "full"
+        trainer, backend = run.trainer, run.trainer.backend or "fsdp2"
+        if backend == "fsdp2" and run.trainer.activation_recompute == "selective":
+            trainer = replace(trainer, activation_recompute="full")
             cost = "up to a third of the training time more"
-            if training_s:
-                cost = f"up to {training_s / 3:.1f} s per rl_step more (a third of training)"
+            if run.training_s:
+                cost = f"up to {run.training_s / 3:.1f} s per rl_step more (a third of training)"
             lost.append(Limitation("selective recompute with FSDP", "full recompute", cost))
-        if backend == "fsdp2" and run.number("trainer.context_parallel") > 1:
-            ring = run.number("trainer.context_parallel")
-            changes["trainer.ulysses"] = ring * run.number("trainer.ulysses")
-            changes["trainer.context_parallel"] = 1
+        if backend == "fsdp2" and run.trainer.context_parallel > 1:
+            ring = run.trainer.context_parallel
+            trainer = replace(trainer, ulysses=run.trainer.sequence_split, context_parallel=1)
             lost.append(Limitation(f"ring context parallel {ring}", "Ulysses of the same size", "all-to-all, not ring"))
-        if backend == "megatron" and run.number("trainer.ulysses") > 1:
-            joined = run.number("trainer.context_parallel") * run.number("trainer.ulysses")
-            changes.update({"trainer.context_parallel": joined, "trainer.ulysses": 1})
-            lost.append(Limitation("Ulysses with Megatron", f"context parallel {joined}", "ring, not all-to-all"))
-        if backend == "megatron" and run.get("trainer.offload") in ("activations", "both"):
-            changes["trainer.offload"] = "optimizer" if run.get("trainer.offload") == "both" else "none"
-            changes["trainer.activation_recompute"] = "full"
+        if backend == "megatron" and run.trainer.ulysses > 1:
+            trainer = without_ulysses(trainer)
+            joined = f"context parallel {trainer.context_parallel}"
+            lost.append(Limitation("Ulysses with Megatron", joined, "ring, not all-to-all"))
+        if backend == "megatron" and run.trainer.offload in ("activations", "both"):
+            left: Offload = "optimizer" if run.trainer.offload == "both" else "none"
+            trainer = replace(trainer, offload=left, activation_recompute="full")
             lost.append(Limitation("activation offload with Megatron", "full recompute", "a third of training more"))
-        if run.get("run.algorithm") == "dapo" and not at_least(version, "0.9"):
+        if run.algorithm == "dapo" and not at_least(version, "0.9"):
             lost.append(Limitation("dynamic sampling", "groups without a signal are trained on", "wasted samples"))
-        if run.get("trainer.offload") in ("optimizer", "both") and (backend == "fsdp2" or not at_least(version, "0.6")):
+        if run.trainer.offload in ("optimizer", "both") and (backend == "fsdp2" or not at_least(version, "0.6")):
             # `optimizer_offload` parks the optimizer between the phases; the update brings it back to the device.
-            changes["trainer.offload"] = "activations" if run.get("trainer.offload") == "both" else "none"
+            trainer = replace(trainer, offload="activations" if run.trainer.offload == "both" else "none")
             lost.append(Limitation("optimizer updated on the host", "optimizer on the device", "12 bytes a parameter"))
-        changes.update(self._engine(run, version, lost))
+        rollout = self._engine(run.rollout, version, lost)
         self._mode(run, version, lost)
-        return run.with_(changes), tuple(lost)
+        return replace(run, trainer=trainer, rollout=rollout), tuple(lost)
 
-    def _engine(self, run: Run, version: str, lost: list[Limitation]) -> dict[str, Value]:
+    def _engine(self, rollout: RolloutRun, version: str, lost: list[Limitation]) -> RolloutRun:
         """Rollout parallelism: EP is 1 or TP x DP; data and expert parallel keys exist since 0.6; PP never."""
-        changes: dict[str, Value] = {}
-        experts, attention = run.number("rollout.expert_parallel"), run.number("rollout.attention_data_parallel")
-        width = run.number("rollout.tensor_parallel")
+        experts, attention = rollout.expert_parallel, rollout.attention_data_parallel
+        width, depth = rollout.tensor_parallel, rollout.pipeline_parallel
         if not at_least(version, "0.6") and (experts > 1 or attention > 1):
-            changes = {"rollout.expert_parallel": 1, "rollout.attention_data_parallel": 1}
+            rollout = replace(rollout, expert_parallel=1, attention_data_parallel=1)
             asked = f"expert parallel {experts}, attention data parallel {attention} in the engine"
             lost.append(Limitation(asked, f"tensor parallel {width}", f"verl {version} has no keys for it"))
         elif experts > 1 and experts != width:
-            changes = {"rollout.expert_parallel": width}
+            rollout = replace(rollout, expert_parallel=width)
             lost.append(
                 Limitation(f"rollout expert_parallel {experts}", f"{width} (= TP x DP)", "verl accepts no other")
             )
-        if run.number("rollout.pipeline_parallel") > 1:
-            depth = run.number("rollout.pipeline_parallel")
-            changes.update({"rollout.tensor_parallel": width * depth, "rollout.pipeline_parallel": 1})
+        if depth > 1:
+            rollout = without_pipeline(rollout)
             lost.append(Limitation(f"rollout pipeline_parallel {depth}", f"tensor parallel {width * depth}",
                                    "more all-reduce in decode; verl's engines refuse PP"))  # fmt: skip
-        return changes
+        return rollout
 
     def _mode(self, run: Run, version: str, lost: list[Limitation]) -> None:
         mode = run.traits
@@ -242,7 +239,7 @@ class Verl:
     def emit(self, run: Run, target: Target) -> Emission:
         """All settings of a run."""
         run = with_derived(run)
-        own = f"{R}engine_kwargs.{run.get('rollout.backend')}."
+        own = f"{R}engine_kwargs.{run.rollout.backend}."
         settings = [s for s in write_fields(self.fields, run, target) if not is_noise(s, target)]
         settings = [s for s in settings if "engine_kwargs." not in s.key or s.key.startswith(own)]
         extra = [
@@ -310,17 +307,10 @@ class Verl:
         else:
             flat.update(_RECIPE_DEFAULTS)
         flat = resolve({**flat, **flatten(source.keys)})
-        run, used = read_fields(self.fields, flat, target, Run({"trainer.backend": target.backend}))
-        known: dict[str, Value] = {"trainer.offload": _offload(run), "run.architecture": str(flat[M + "path"])}
-        known["trainer.parked"] = bool(run.get("trainer.parks_parameters") and run.get("trainer.parks_optimizer"))
-        known.update(_read_algorithm(flat))
-        run = run.with_(known)
-        run = run.with_(_read_placement(flat, run, source))
-        if not run.get("trainer.dynamic"):
-            run = run.with_({"trainer.token_budget": None})
-        if not run.get("trainer.scoring_dynamic", run.get("trainer.dynamic")):
-            run = run.with_({"trainer.scoring_token_budget": None})
-        return Run(complete_layouts(run.values)), frozenset(used | _ALSO_READ)
+        run, used = read_fields(self.fields, flat, target, Run(trainer=TrainerRun(backend=target.backend)))
+        run = _read_placement(flat, replace(run, trainer=_read_trainer(flat, run.trainer)), source)
+        run = replace(run, architecture=str(flat[M + "path"]), algorithm=_algorithm(flat), reference=_reference(flat))
+        return run.completed(), frozenset(used | _ALSO_READ)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -349,23 +339,46 @@ def _is_async_recipe(source: Source) -> bool:
     )
 
 
-def _offload(run: Run) -> str:
+def _read_trainer(flat: Flat, trainer: TrainerRun) -> TrainerRun:
+    """Offload, parking and token budgets in the words of a plan."""
     # What is parked between the phases is back on the device while training.
-    optimizer = bool(run.get("trainer.offload_optimizer"))
-    activations = bool(run.get("trainer.offload_activations"))
-    return {(False, False): "none", (True, False): "optimizer", (False, True): "activations"}.get(
-        (optimizer, activations), "both"
+    moved: dict[tuple[bool, bool], Offload] = {
+        (False, False): "none", (True, False): "optimizer", (False, True): "activations", (True, True): "both"
+    }  # fmt: skip
+    scored = trainer.dynamic if trainer.scoring_dynamic is None else trainer.scoring_dynamic
+    old_key = flat.get(A + "ppo_micro_batch_size")
+    return replace(
+        trainer,
+        offload=moved[bool(trainer.offload_optimizer), bool(trainer.offload_activations)],
+        parked=bool(trainer.parks_parameters and trainer.parks_optimizer),
+        token_budget=trainer.token_budget if trainer.dynamic else None,
+        scoring_token_budget=trainer.scoring_token_budget if scored else None,
+        microbatch_stated=trainer.microbatch is not None or old_key is not None,
     )
 
 
-def _read_algorithm(flat: dict[str, Value]) -> dict[str, Value]:
-    ppo = flat.get("algorithm.adv_estimator") == "gae"
-    filtered = bool(flat.get("algorithm.filter_groups.enable"))
-    reference = bool(flat.get(A + "use_kl_loss")) or bool(flat.get("algorithm.use_kl_in_reward"))
-    return {"run.algorithm": "ppo" if ppo else "dapo" if filtered else "grpo", "run.reference": reference}
+def _algorithm(flat: Flat) -> Algorithm:
+    if flat.get("algorithm.adv_estimator") == "gae":
+        return "ppo"
+    return "dapo" if flat.get("algorithm.filter_groups.enable") else "grpo"
 
 
-def _read_placement(flat: dict[str, Value], run: Run, source: Source) -> dict[str, Value]:
+def _reference(flat: Flat) -> bool:
+    return bool(flat.get(A + "use_kl_loss")) or bool(flat.get("algorithm.use_kl_in_reward"))
+
+
+@dataclass(frozen=True)
+class VerlFacts:
+    """What rules ask of an imported configuration: pools and weight sync, the rollout's mode and memory."""
+
+    rollout_mode: str
+    free_cache_engine: bool
+    separate_pools: bool | None = None
+    sync_backend: str | None = None
+    parameter_sync_step: int | None = None
+
+
+def _read_placement(flat: Flat, run: Run, source: Source) -> Run:
     """Mode, staleness and devices; verl's separate pools stand in three places, by version."""
     per_node = int(flat.get("trainer.n_gpus_per_node") or 8)
     trainer = int(flat.get("trainer.nnodes") or 1) * per_node
@@ -373,41 +386,46 @@ def _read_placement(flat: dict[str, Value], run: Run, source: Source) -> dict[st
     v1 = str(flat.get("trainer.v1.trainer_mode") or "sync")
     own = R if v1 == "separate_async" else "rollout." if recipe else ""
     fully = recipe and flat.get("data.train_batch_size") == 0
-    values: dict[str, Value] = {
-        "trainer.devices": trainer,
-        "run.devices_per_node": per_node,
-        "rollout.devices": trainer,
-    }
+    rollout = trainer
     if own:
-        rollout = int(flat.get(own + "nnodes") or 1) * int(flat.get(own + "n_gpus_per_node") or per_node)
-        values["rollout.devices"] = rollout
-        values["run.devices_per_node"] = max(per_node, int(flat.get(own + "n_gpus_per_node") or per_node))
-        values["run.separate_pools"] = True
-        values["run.sync_backend"] = str(flat.get(R + "checkpoint_engine.backend") or "naive")
-    if own == R:
-        values["run.parameter_sync_step"] = flat.get("trainer.v1.separate_async.parameter_sync_step")
-    old_key = flat.get(A + "ppo_micro_batch_size")
-    values["run.microbatch_stated"] = run.get("trainer.microbatch") is not None or old_key is not None
-    values["run.rollout_mode"] = str(flat.get(R + "mode"))
-    values["run.free_cache_engine"] = bool(flat.get(R + "free_cache_engine"))
-    total = trainer + (values["rollout.devices"] if own else 0)
-    values["run.devices"], values["run.nodes"] = total, -(-total // values["run.devices_per_node"])
-    values["run.recipe"] = ("fully_async" if fully else "one_step_off") if recipe else None
+        own_gpus = int(flat.get(own + "n_gpus_per_node") or per_node)
+        rollout, per_node = int(flat.get(own + "nnodes") or 1) * own_gpus, max(per_node, own_gpus)
+    total = trainer + (rollout if own else 0)
+    mode, staleness, batch = _mode(flat, own, recipe, fully, run.batch)
+    return replace(
+        run,
+        mode=mode,
+        staleness=staleness,
+        devices=total,
+        nodes=-(-total // per_node),
+        devices_per_node=per_node,
+        recipe=("fully_async" if fully else "one_step_off") if recipe else None,
+        batch=batch,
+        trainer=replace(run.trainer, devices=trainer),
+        rollout=replace(run.rollout, devices=rollout),
+        facts=VerlFacts(
+            rollout_mode=str(flat.get(R + "mode")),
+            free_cache_engine=bool(flat.get(R + "free_cache_engine")),
+            separate_pools=True if own else None,
+            sync_backend=str(flat.get(R + "checkpoint_engine.backend") or "naive") if own else None,
+            parameter_sync_step=flat.get("trainer.v1.separate_async.parameter_sync_step") if own == R else None,
+        ),
+    )
+
+
+def _mode(flat: Flat, own: str, recipe: bool, fully: bool, batch: BatchFacts) -> tuple[Mode, int, BatchFacts]:
+    """Mode, staleness, and the batch, which fully asynchronous training counts in syncs."""
     if fully:
         sync = int(flat.get("async_training.trigger_parameter_sync_step") or 1)
         batches = int(flat.get("async_training.require_batches") or 1)
-        values["batch.prompts_per_step"] = run.number("batch.mini_batch") * batches * sync
         ahead = float(flat.get("async_training.staleness_threshold") or 0)
         mode = "async" if ahead > 0 else "streaming"
-        values["run.mode"], values["run.staleness"] = mode, max(MODES[mode].least_staleness, round(ahead))
-    elif own == R:
+        batch = replace(batch, prompts_per_step=batch.mini * batches * sync)
+        return mode, max(MODES[mode].least_staleness, round(ahead)), batch
+    if own == R:
         bound = int(flat.get("trainer.v1.sampler.max_off_policy_threshold") or 1)
-        values["run.mode"], values["run.staleness"] = mode_of_staleness(bound), bound
-    elif recipe:
-        values["run.mode"], values["run.staleness"] = "one_step_off", 1
-    else:
-        values["run.mode"], values["run.staleness"] = "colocated", 0
-    return values
+        return mode_of_staleness(bound), bound, batch
+    return ("one_step_off", 1, batch) if recipe else ("colocated", 0, batch)
 
 
 ADAPTER = replace(Verl())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import hub_name, node_shape, uneven_stages
+from rlperf.frameworks.adapter import hub_name, node_shape, with_stage_ends
 from rlperf.frameworks.fields import TOKENS_PER_DEVICE, Setting, Target
-from rlperf.frameworks.keytable import Value
-from rlperf.frameworks.run import Run
+from rlperf.frameworks.run import Run, TrainerRun
 
 A = "actor_rollout_ref.actor."
 R = "actor_rollout_ref.rollout."
@@ -35,36 +36,30 @@ def is_noise(setting: Setting, target: Target) -> bool:
 
 def with_derived(run: Run) -> Run:
     """Values that verl's keys speak of beside the plan's own."""
-    offload, parked = run.get("trainer.offload", "none"), bool(run.get("trainer.parked"))
-    budget = run.get("trainer.token_budget")
-    prompt, response = run.number("batch.max_prompt_tokens"), run.number("batch.max_response_tokens")
-    scoring = run.get("trainer.scoring_token_budget") or (2 * budget if budget else None)
-    packing = run.get("trainer.packing")
-    derived: dict[str, Value] = {
-        **uneven_stages(run),
-        "trainer.offload_optimizer": True if offload in ("optimizer", "both") else None,
-        "trainer.parks_optimizer": parked,
-        "trainer.parks_parameters": parked,
-        "trainer.offload_activations": offload in ("activations", "both"),
-        "trainer.packing": True if packing is None else packing,
-        "trainer.dynamic": budget is not None,
-        "trainer.scoring_dynamic": budget is not None,
-        "trainer.scoring_token_budget": scoring,
-        "trainer.microbatch": None if budget else run.number("trainer.microbatch"),
-        "trainer.scoring_microbatch": None
-        if budget
-        else run.number("trainer.scoring_microbatch", run.number("trainer.microbatch")),
-        "batch.context_tokens": run.get("batch.context_tokens") or prompt + response,
-        "trainer.ulysses": run.number("trainer.ulysses"),
-    }
-    return run.with_(derived)
+    run = with_stage_ends(run)
+    ours, budget = run.trainer, run.trainer.token_budget
+    trainer = replace(
+        ours,
+        offload_optimizer=True if ours.offload in ("optimizer", "both") else None,
+        offload_activations=ours.offload in ("activations", "both"),
+        parks_optimizer=bool(ours.parked),
+        parks_parameters=bool(ours.parked),
+        packing=ours.packing is not False,
+        dynamic=budget is not None,
+        scoring_dynamic=budget is not None,
+        scoring_token_budget=ours.scoring_budget,
+        microbatch=None if budget else ours.samples,
+        scoring_microbatch=None if budget else ours.scoring_microbatch or ours.samples,
+    )
+    context = run.batch.context_tokens or run.batch.longest_tokens
+    return replace(run, trainer=trainer, batch=replace(run.batch, context_tokens=context))
 
 
 def recipe_of(run: Run, version: str) -> str | None:
     """The experimental entry that runs the mode; None where the trainer itself does."""
-    mode, stated = run.traits, run.get("run.recipe")
-    if stated is not None or mode.shares_devices:
-        return None if stated is None else str(stated)
+    mode = run.traits
+    if run.recipe is not None or mode.shares_devices:
+        return run.recipe
     if mode.streams:
         return "fully_async"
     if at_least(version, "0.9"):
@@ -74,13 +69,13 @@ def recipe_of(run: Run, version: str) -> str | None:
 
 def placement(run: Run, version: str) -> list[Setting]:
     """Nodes and GPUs of the trainer and, where it has its own, of the rollout pool; the mode's own keys."""
-    per_node = run.number("run.devices_per_node", 8)
+    per_node = run.devices_per_node
     shapes = {}
-    for role in ("trainer", "rollout"):
-        shape = node_shape(run.number(f"{role}.devices"), per_node)
+    for role, devices in (("trainer", run.trainer.devices), ("rollout", run.rollout.devices)):
+        shape = node_shape(devices, per_node)
         if shape is None:
             raise ExportError(
-                f"{role} has {run.number(f'{role}.devices')} GPUs, which fill no whole number of nodes of {per_node}",
+                f"{role} has {devices} GPUs, which fill no whole number of nodes of {per_node}",
                 "verl",
                 {"nearest": f"devices that are a multiple of {per_node}, or at most {per_node}"},
             )
@@ -90,20 +85,20 @@ def placement(run: Run, version: str) -> list[Setting]:
     mode = run.traits
     if mode.shares_devices:
         # 0.4 refuses free_cache_engine with CUDA graphs (its engine sleeps all the same).
-        free = at_least(version, "0.5") or run.get("rollout.cuda_graphs") is False
+        free = at_least(version, "0.5") or run.rollout.cuda_graphs is False
         settings.append(Setting(R + "free_cache_engine", free, "engine sleeps while the trainer works"))
         if at_least(version, "0.9"):
             settings.append(Setting("trainer.v1.trainer_mode", "sync"))
         return settings
     nodes, gpus = shapes["rollout"]
-    prompts, mini = run.number("batch.prompts_per_step"), run.number("batch.mini_batch")
+    prompts, mini = run.batch.prompts, run.batch.mini
     updates = max(prompts // mini, 1)
     settings += [
         Setting(R + "checkpoint_engine.backend", "nccl", "weight sync to a pool of its own"),
         Setting("algorithm.rollout_correction.bypass_mode", True, "the engine's log-probs serve: no old_log_prob pass"),
         Setting(R + "calculate_log_probs", True),
     ]
-    staleness = max(run.number("run.staleness", 1), 1)
+    staleness = max(run.staleness, 1)
     recipe = recipe_of(run, version)
     if recipe is None:
         return [
@@ -135,13 +130,13 @@ def placement(run: Run, version: str) -> list[Setting]:
         Setting("async_training.partial_rollout", True),
         Setting("async_training.use_trainer_do_validate", False),
         Setting(A + "use_rollout_log_probs", True),
-        Setting("rollout.n", run.number("batch.group_size"), "samples per prompt"),
-        Setting("rollout.total_rollout_steps", prompts * run.number("run.rl_steps"), "prompts of the whole run"),
+        Setting("rollout.n", run.batch.group_size, "samples per prompt"),
+        Setting("rollout.total_rollout_steps", prompts * (run.rl_steps or 1), "prompts of the whole run"),
     ]
 
 
 def algorithm_settings(run: Run, target: Target) -> list[Setting]:
-    algorithm, reference = run.get("run.algorithm", "grpo"), bool(run.get("run.reference", False))
+    algorithm, reference = run.algorithm, run.reference
     settings = [
         Setting("algorithm.adv_estimator", "gae" if algorithm == "ppo" else "grpo"),
         Setting(A + "use_kl_loss", reference and algorithm != "ppo", "a KL term needs the reference's forward pass"),
@@ -162,7 +157,7 @@ def algorithm_settings(run: Run, target: Target) -> list[Setting]:
         ]
     if algorithm == "ppo":
         settings += _critic(run, target)
-    recompute = run.get("trainer.activation_recompute")
+    recompute = run.trainer.activation_recompute
     if target.backend == "megatron" and recompute == "full":
         old = M + "gradient_checkpointing_kwargs.activations_checkpoint_"
         settings += [
@@ -172,9 +167,9 @@ def algorithm_settings(run: Run, target: Target) -> list[Setting]:
             Setting(old + "method", "uniform"),
             Setting(old + "num_layers", 1),
         ]
-    if target.backend == "megatron" and run.get("trainer.parked"):
+    if target.backend == "megatron" and run.trainer.parked:
         settings.append(Setting(G + "grad_offload", True, "gradients leave with the optimizer"))
-    if target.backend == "megatron" and run.get("trainer.offload_optimizer"):
+    if target.backend == "megatron" and run.trainer.offload_optimizer:
         settings += [
             Setting(H + "optimizer_offload_fraction", 1.0),
             Setting(H + "overlap_cpu_optimizer_d2h_h2d", True),
@@ -185,66 +180,65 @@ def algorithm_settings(run: Run, target: Target) -> list[Setting]:
 
 def _critic(run: Run, target: Target) -> list[Setting]:
     """The critic mirrors the actor's layout where the plan gives it none of its own."""
-    critic = {name.removeprefix("critic."): value for name, value in run.values.items() if name.startswith("critic.")}
-    source = run.with_({f"trainer.{name}": value for name, value in critic.items()}) if critic else run
-    budget = source.get("trainer.token_budget")
+    source = run.having(run.critic)
+    budget = source.trainer.token_budget
     settings = [
-        Setting("critic.model.path", hub_name(run.get("run.architecture", ""))),
+        Setting("critic.model.path", hub_name(run.architecture)),
         Setting("critic.use_dynamic_bsz", budget is not None),
-        Setting("critic.ppo_mini_batch_size", run.number("batch.mini_batch"), "prompts"),
+        Setting("critic.ppo_mini_batch_size", run.batch.mini, "prompts"),
     ]
     if budget is None:
-        settings.append(Setting("critic.ppo_micro_batch_size_per_gpu", source.number("trainer.microbatch")))
+        settings.append(Setting("critic.ppo_micro_batch_size_per_gpu", source.trainer.samples))
     else:
         tokens = TOKENS_PER_DEVICE.write(budget, source)
         settings.append(Setting("critic.ppo_max_token_len_per_gpu", tokens, TOKENS_PER_DEVICE.note))
         settings.append(Setting("critic.forward_max_token_len_per_gpu", 2 * tokens))
     if target.backend == "fsdp2":
         return [*settings, Setting("critic.strategy", "fsdp2"),
-                Setting("critic.ulysses_sequence_parallel_size", source.number("trainer.ulysses"))]  # fmt: skip
-    degrees = ("tensor_model_parallel_size tensor_parallel", "pipeline_model_parallel_size pipeline_parallel",
-               "context_parallel_size context_parallel", "expert_model_parallel_size expert_parallel")  # fmt: skip
-    pairs = (pair.split() for pair in degrees)
-    return [*settings, *(Setting(f"critic.megatron.{key}", source.number(f"trainer.{ours}")) for key, ours in pairs)]
+                Setting("critic.ulysses_sequence_parallel_size", source.trainer.ulysses)]  # fmt: skip
+    return [*settings, *(Setting(f"critic.megatron.{key}", size) for key, size in _degrees(source.trainer))]
+
+
+def _degrees(trainer: TrainerRun) -> tuple[tuple[str, int], ...]:
+    """The keys of a Megatron section, and the degrees that roles beside the actor take over."""
+    return (
+        ("tensor_model_parallel_size", trainer.tensor_parallel),
+        ("pipeline_model_parallel_size", trainer.pipeline_parallel),
+        ("context_parallel_size", trainer.context_parallel),
+        ("expert_model_parallel_size", trainer.expert_parallel),
+    )
 
 
 def scoring(run: Run, target: Target) -> list[Setting]:
     """The reference's forward pass takes the budgets of the actor's scoring pass, and its layout."""
     ref = "actor_rollout_ref.ref."
-    budget = run.get("trainer.scoring_token_budget")
+    budget = run.trainer.scoring_token_budget
     settings = [Setting(ref + "log_prob_use_dynamic_bsz", bool(budget))]
     if budget:
         settings.append(Setting(ref + "log_prob_max_token_len_per_gpu", TOKENS_PER_DEVICE.write(budget, run)))
     else:
-        settings.append(Setting(ref + "log_prob_micro_batch_size_per_gpu", run.number("trainer.scoring_microbatch")))
+        settings.append(Setting(ref + "log_prob_micro_batch_size_per_gpu", run.trainer.scoring_microbatch or 1))
     if target.backend == "megatron":
-        for key, ours in (
-            ("tensor_model_parallel_size", "tensor_parallel"),
-            ("pipeline_model_parallel_size", "pipeline_parallel"),
-            ("context_parallel_size", "context_parallel"),
-            ("expert_model_parallel_size", "expert_parallel"),
-        ):
-            if run.number(f"trainer.{ours}") > 1:
-                settings.append(Setting(f"{ref}megatron.{key}", run.number(f"trainer.{ours}")))
-        if run.number("trainer.virtual_pipeline") > 1:
-            chunks = run.number("trainer.virtual_pipeline")
+        settings += [Setting(f"{ref}megatron.{key}", size) for key, size in _degrees(run.trainer) if size > 1]
+        if run.trainer.virtual_pipeline > 1:
+            chunks = run.trainer.virtual_pipeline
             settings.append(Setting(ref + "megatron.virtual_pipeline_model_parallel_size", chunks))
     return settings
 
 
 def logging_settings(run: Run) -> list[Setting]:
-    steps = run.get("run.rl_steps")
+    steps = run.rl_steps
     settings = [
-        Setting("actor_rollout_ref.model.path", hub_name(run.get("run.architecture", "")), "yours"),
+        Setting("actor_rollout_ref.model.path", hub_name(run.architecture), "yours"),
         Setting("data.train_files", "/data/train.parquet", "yours"),
         Setting("data.val_files", "/data/val.parquet", "yours"),
         Setting("trainer.balance_batch", True),
         Setting("trainer.logger", ["console"], "`rlperf calibrate logs` reads it"),
     ]
     if steps:
-        last = run.number("run.last_rl_step", int(steps))
+        last = run.last_rl_step or steps
         settings.append(Setting("trainer.total_training_steps", last, "through the last rl_step of this phase"))
-        settings.append(Setting("trainer.save_freq", int(steps), "the next phase resumes from here"))
+        settings.append(Setting("trainer.save_freq", steps, "the next phase resumes from here"))
     return settings
 
 

@@ -189,20 +189,9 @@ def test_nothing_below_the_frameworks_asks_for_a_backend_by_name() -> None:
 
 # -- adding a backend: one file ---------------------------------------------------------------------------------------
 
-TOY = """
-id: toy
-title: a toy that knows pipelines alone
-relative: megatron
-capability:
-  degrees: {pipeline_parallel: searched}
-  zero_stages: {searched: [1]}
-  activation_recompute: {searched: [full]}
-  frameworks: {verl: megatron}
-  source: this test
-timing: {collective: 2.0}
-provenance:
-- {constants: [timing.collective], source: this test}
-"""
+DOCS = Path(__file__).parent.parent / "docs" / "reference" / "profiles.md"
+TOY = "id: toy" + DOCS.read_text().split("```yaml\nid: toy", 1)[1].split("```", 1)[0]
+"""The recipe of the documentation, as it stands there."""
 
 
 @pytest.fixture
@@ -245,7 +234,7 @@ def test_relatives_in_a_circle_and_files_without_constants_are_refused(toy: Path
     with pytest.raises(SpecError, match="in a circle: ring - ring"):
         load_trainer("ring", folder=toy)
     alone = toy / "calibrations" / "trainers" / "alone.yaml"
-    alone.write_text(TOY.replace("relative: megatron\n", ""))
+    alone.write_text(TOY.replace("relative: megatron", "notes: none"))
     with pytest.raises(SpecError, match="state a relative"):
         load_trainer("alone", folder=toy)
 

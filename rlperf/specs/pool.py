@@ -38,7 +38,9 @@ class Attribute:
     part : which of the two it belongs to
     owner : the pools that have it: rollout pools (engine), the others (trainer), both
     default : what it is where nobody decides; None: nothing
-    kind, unit : type of its value, and what it counts
+    kind, unit : type of its value, and what it counts (``dtype``: a word that names one)
+    meaning : after the unit, as in "devices that share every matrix product"
+    short : of a degree, in the words of a layout
     several : a job may list several values
     """
 
@@ -50,7 +52,13 @@ class Attribute:
     kind: Kind
     unit: str
     meaning: str
+    short: str
     several: bool
+
+    @property
+    def degree(self) -> bool:
+        """Whether it cuts the work of a replica into parts."""
+        return self.unit in ("devices", "stages", "chunks")
 
     @property
     def axis(self) -> bool:
@@ -68,12 +76,13 @@ class _Row:
     decided: Decided
     unit: str
     meaning: str
+    short: str
 
 
-def _is(owner: Owner, decided: Decided, default: object, unit: str, meaning: str) -> Any:
+def _is(owner: Owner, decided: Decided, default: object, unit: str, meaning: str, short: str = "") -> Any:
     """A row of the table; its name and type are those of the field."""
     field: FieldInfo = Field(default, description=f"[{unit}] {meaning}" if unit else meaning)  # type: ignore[assignment]
-    field.metadata.append(_Row(owner, decided, unit, meaning))
+    field.metadata.append(_Row(owner, decided, unit, meaning, short))
     return field
 
 
@@ -108,14 +117,16 @@ Offloaded = TypeVar("Offloaded")
 class LayoutForm(_Form, Generic[Degree, Number, Flag, Recomputed, Offloaded]):
     """The table of layouts: how a pool's work is spread over its devices."""
 
-    tensor_parallel: Degree = _is("both", "searched", 1, "devices", "that share every matrix product")
-    pipeline_parallel: Degree = _is("both", "searched", 1, "stages", "that the layers are cut into")
+    tensor_parallel: Degree = _is("both", "searched", 1, "devices", "that share every matrix product", "TP")
+    pipeline_parallel: Degree = _is("both", "searched", 1, "stages", "that the layers are cut into", "PP")
     data_parallel: Degree = _is("both", "searched", 1, "replicas", "of the pool; follows from its devices")
-    context_parallel: Degree = _is("trainer", "searched", 1, "devices", "that share a sequence in a ring")
-    ulysses: Degree = _is("trainer", "searched", 1, "devices", "that share a sequence by all-to-all over heads")
-    expert_parallel: Degree = _is("both", "searched", 1, "devices", "that the experts are spread over")
-    expert_tensor_parallel: Degree = _is("trainer", "searched", 1, "devices", "that share every expert")
-    virtual_pipeline: Degree = _is("trainer", "searched", 1, "chunks", "of layers per stage; 1: not interleaved")
+    context_parallel: Degree = _is("trainer", "searched", 1, "devices", "that share a sequence in a ring", "CP")
+    ulysses: Degree = _is(
+        "trainer", "searched", 1, "devices", "that share a sequence by all-to-all over heads", "Ulysses"
+    )
+    expert_parallel: Degree = _is("both", "searched", 1, "devices", "that the experts are spread over", "EP")
+    expert_tensor_parallel: Degree = _is("trainer", "searched", 1, "devices", "that share every expert", "ETP")
+    virtual_pipeline: Degree = _is("trainer", "searched", 1, "chunks", "of layers per stage; 1: not interleaved", "VPP")
     sequence_parallel: Flag = _is("trainer", "derived", False, "", "activations outside the matrices are split too")
     zero_stage: Number = _is(
         "trainer", "searched", 0, "", "0 replicas, 1 optimizer sharded, 2 gradients, 3 weights (FSDP)"
@@ -124,7 +135,9 @@ class LayoutForm(_Form, Generic[Degree, Number, Flag, Recomputed, Offloaded]):
     activation_recompute: Recomputed = _is("trainer", "searched", "none", "", "none, selective, full")
     offload: Offloaded = _is("trainer", "searched", "none", "", "to host memory: none, optimizer, activations, both")
     microbatch: Degree = _is("trainer", "searched", 1, "sequences", "per forward where no token_budget is used")
-    attention_data_parallel: Degree = _is("engine", "searched", 1, "devices", "of a replica that split its requests")
+    attention_data_parallel: Degree = _is(
+        "engine", "searched", 1, "devices", "of a replica that split its requests", "attention DP"
+    )
 
 
 class LayoutChoice(LayoutForm[Counts | None, Naturals | None, Flags | None, Words | None, Words | None]):
@@ -179,8 +192,8 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
     backend: str | None = _is("both", "searched", None, "", "engine (vllm, sglang, trtllm) or trainer backend")
     max_running: OpenCount = _is("engine", "searched", None, "requests", "that one replica runs at once")
     memory_fraction: OpenFraction = _is("engine", "searched", None, "1", "of device memory that the engine may take")
-    kv_dtype: OpenWord = _is("engine", "listed", "bf16", "", "precision of the cache")
-    rollout_dtype: OpenWord = _is("engine", "listed", "bf16", "", "precision of the engine's weights")
+    kv_dtype: OpenWord = _is("engine", "listed", "bf16", "dtype", "of the cache")
+    rollout_dtype: OpenWord = _is("engine", "listed", "bf16", "dtype", "of the engine's weights")
     prefix_caching: OpenFlag = _is("engine", "listed", True, "", "equal prompts are prefilled once")
     chunked_prefill: Switch = _is("engine", "stated", True, "", "prompts share engine_steps with decoding requests")
     engine_token_budget: Count = _is("engine", "stated", 8192, "tokens", "per engine_step")
@@ -194,7 +207,7 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
     scoring_microbatch: PositiveInt | None = _is(
         "trainer", "derived", None, "sequences", "per scoring forward without packing; default: microbatch"
     )
-    compute_dtype: Word = _is("trainer", "stated", "bf16", "", "precision of the matrix products")
+    compute_dtype: Word = _is("trainer", "stated", "bf16", "dtype", "of the matrix products")
     packing: Switch = _is("trainer", "stated", True, "", "sequences packed without padding")
     lora_rank: PositiveInt | None = _is("trainer", "stated", None, "1", "of adapters; default: all weights are trained")
     parked: Switch = _is(
@@ -282,7 +295,7 @@ def _attributes() -> Iterator[Attribute]:
             row = next(each for each in field.metadata if isinstance(each, _Row))
             kind = next(word for type_, word in _KINDS.items() if _holds(filled.model_fields[name].annotation, type_))
             several = _holds(choice.model_fields[name].annotation, tuple)
-            yield Attribute(name, part, row.owner, row.decided, field.default, kind, row.unit, row.meaning, several)
+            yield Attribute(name, part, default=field.default, kind=kind, several=several, **vars(row))
 
 
 ATTRIBUTES = tuple(_attributes())

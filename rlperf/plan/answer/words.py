@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from rlperf.specs.pool import LayoutValues
+from rlperf.specs.pool import ATTRIBUTES, LayoutValues
 
-SHORT = {
-    "tensor_parallel": "TP",
-    "pipeline_parallel": "PP",
-    "virtual_pipeline": "VPP",
-    "context_parallel": "CP",
-    "ulysses": "Ulysses",
-    "expert_parallel": "EP",
-    "expert_tensor_parallel": "ETP",
-    "attention_data_parallel": "attention DP",
-}
+SHORT = {each.name: each.short for each in ATTRIBUTES if each.short}
 """Degrees that are named only where they are above 1."""
 
 

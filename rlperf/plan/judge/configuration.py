@@ -15,7 +15,7 @@ from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.demand import Batch
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES, Mode
-from rlperf.specs.pool import LayoutValues, Role
+from rlperf.specs.pool import ATTRIBUTES, LayoutValues, Role
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Configuration:
         """
         total = 0.0
         for pool in (self.pool("rollout"), self.pool("trainer")):
-            numbers = pool.layout.model_dump(exclude={"data_parallel", "microbatch", "zero_stage", "sequence_parallel"})
-            total += sum(math.log2(n) for n in numbers.values() if isinstance(n, int) and n > 1)
+            degrees = (getattr(pool.layout, each.name) for each in ATTRIBUTES if each.degree)
+            total += sum(math.log2(n) for n in degrees if n > 1)
             total += 4 * (pool.layout.offload != "none") + bool(pool.settings.parked) + (pool.layout.shard_size > 0)
         return total + (not MODES[self.mode].shares_devices)
 

@@ -20,7 +20,7 @@ from rlperf.specs.cluster import Cluster
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.job import Job, Task
 from rlperf.specs.objectives import OBJECTIVES
-from rlperf.specs.pool import LayoutChoice, PoolSpec
+from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
 from rlperf.specs.profiles import is_path, load_architecture, load_cluster
 from rlperf.specs.reader import Document, read_document, validate
 from rlperf.specs.rl_calibration import framework_trainers, load_framework_calibration
@@ -319,7 +319,7 @@ def _task_contradictions(job: Job, task: Task, problem: _Where) -> list[Problem]
 def _pool_contradictions(job: Job, pool: PoolSpec, cluster: Cluster | None, problem: _Where) -> list[Problem]:
     """What a pool states that nobody has, or that others contradict."""
     found = []
-    for name in ("kv_dtype", "rollout_dtype", "compute_dtype"):
+    for name in (each.name for each in ATTRIBUTES if each.unit == "dtype"):
         stated = getattr(pool.settings, name) or ()
         for word in (stated,) if isinstance(stated, str) else stated:
             if word not in DTYPES:

@@ -16,7 +16,7 @@ from rlperf.layout import OFFLOAD, RECOMPUTE, BoolArray, IntArray, Layout
 from rlperf.plan.search.stage_ends import stated_ends_fit, uneven_ends
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import evaluate
-from rlperf.specs.pool import LayoutChoice, PoolSpec
+from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
 from rlperf.specs.trainer_capability import DEGREES, Capability, Degree
 
 WEIGHT_SHARE = 0.6
@@ -106,16 +106,13 @@ def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
     columns |= {"expert_parallel": ep, "attention_data_parallel": adp}
     layout = Layout.of(**columns, data_parallel=data)
     layout, keep = _unique(layout)
-    tp, pp, ep, data, adp = (
-        np.broadcast_to(getattr(layout, name), keep.shape)
-        for name in (
-            "tensor_parallel",
-            "pipeline_parallel",
-            "expert_parallel",
-            "data_parallel",
-            "attention_data_parallel",
+    tp, pp, data, ep, adp = (
+        np.broadcast_to(degree, keep.shape)
+        for degree in (
+            layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel, layout.expert_parallel,
+            layout.attention_data_parallel,
         )
-    )
+    )  # fmt: skip
     flags = np.zeros(keep.shape, dtype=np.int64)
     flags |= np.where(tp * pp * data != shape.devices, int(Reject.DEVICES), 0)
     if dp is not None:
@@ -172,7 +169,7 @@ def _trainer_axes(shape: Shape, choice: LayoutChoice, capability: Capability) ->
     return columns
 
 
-_SHUT: dict[Degree, int] = {**dict.fromkeys(DEGREES, 1), "shard_size": 0}
+_SHUT = {each.name: int(each.default or 0) for each in ATTRIBUTES if each.degree}
 """What stands where a degree is not opened."""
 
 

@@ -16,8 +16,10 @@ from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import _facts_data, framework_facts
 from rlperf.frameworks.export import write_plan
 from rlperf.frameworks.imports import import_config
-from rlperf.plan.judge.timeline import steady_state, step_view
+from rlperf.plan.judge.timeline import execution_in, stages_of, steady_state, step_view
+from rlperf.sim.rl_step.compose import compose_rl_step
 from rlperf.sim.rl_step.modes import Execution, StageTimes, step_seconds
+from rlperf.sim.rollout.tail import last_of_groups
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES, Form, ModeTraits, mode_codes, mode_traits
 
@@ -85,6 +87,12 @@ def test_streaming_is_explained_as_predicted() -> None:
             for name in ("rollout", "reward", "scoring", "training", "weight_sync", "data_movement", "other")
         )
         assert evaluation.rl_step_s < in_turn
+        # with the groups' own ends, as the engine's events have them
+        ends = last_of_groups(evaluation.served[0].group, evaluation.rollouts[0].finish_s)[0]
+        stages = replace(stages_of(evaluation), group_finish_s=ends)
+        assert compose_rl_step(execution_in(evaluation), stages).rl_step_s == pytest.approx(
+            float(evaluation.seconds.rl_step_s[0]), rel=0.06
+        )
 
 
 def test_a_mode_that_a_framework_lacks_is_refused_by_name() -> None:
@@ -156,7 +164,9 @@ def test_an_rl_step_reads_what_columns_are_compared_by(
     assert after >= before * (1 - 1e-12)
     if not READS[name](MODES[mode]):
         assert after == before
-    assert float(step_seconds(execution, replace(times, rollout_s=rollout + more))) >= before * (1 - 1e-12)
+    # a longer rollout whose groups begin to end as early: 2 R_g - R stays
+    longer = replace(times, rollout_s=rollout + more, rollout_group_s=min(group, rollout) + more / 2.0)
+    assert float(step_seconds(execution, longer)) >= before * (1 - 1e-12)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import numpy as np
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.trainer_columns import TrainerColumns
+from rlperf.sim.rl_step.modes import first_group_s
 from rlperf.specs.modes import MODES, Mode
 
 
@@ -20,7 +21,9 @@ def rollout_criteria(columns: RolloutColumns, alive: IntArray, mode: Mode) -> tu
     criteria = [columns.makespan_s[alive]]
     if MODES[mode].runs_ahead:
         criteria += [columns.steady_s[alive], columns.recompute_s[alive]]
-    if MODES[mode].waits_for_groups:
+    if MODES[mode].streams:
+        criteria.append(first_group_s(columns.makespan_s[alive], columns.group_s[alive]))
+    elif MODES[mode].waits_for_groups:
         criteria.append(columns.group_s[alive])
     if MODES[mode].shares_devices:
         criteria += [columns.awake_bytes[alive], columns.asleep_bytes[alive], columns.transition_s[alive]]

@@ -87,8 +87,8 @@ class StageTimes:
     weight_sync_s : trainer to engines [s]
     rollout_steady_s : seconds per batch when finished requests are replaced at once; None = ``rollout_s`` [s]
     rollout_group_s : from the start of a group to its last response, mean; None = ``rollout_s`` [s]
-    rollout_first_s : when the first chunk of a streamed batch is complete; None = its share of the rollout, but not
-        before a group of mean length has ended [s]
+    rollout_first_s : when the first chunk of a streamed batch is complete; None = as if groups ended evenly until
+        ``rollout_s``, on average after ``rollout_group_s`` (`first_chunk_s`) [s]
     reward_s : reward time not hidden behind the rollout [s]
     reference_s : scoring on devices of its own (reference or reward pool), beside the trainer's own scoring [s]
     critic_s : PPO critic's update on devices of its own, beside the policy's; sharing devices: add to training_s [s]
@@ -189,18 +189,28 @@ def trainer_work_s(stages: StageTimes) -> FloatArray:
     return np.asarray(passes + f(stages.data_movement_s) + f(stages.fixed_s), dtype=np.float64)
 
 
-def first_chunk_s(execution: Execution, stages: StageTimes) -> FloatArray:
-    """R_1 of `step_seconds`: when the first chunk of a streamed batch is complete [s].
+def first_group_s(rollout_s: npt.ArrayLike, group_s: npt.ArrayLike) -> FloatArray:
+    """When groups begin to end, if they end evenly until the rollout does: a = 2 R_g - R, R_g their mean end [s].
 
-    >>> times = StageTimes(rollout_s=60.0, rollout_group_s=20.0)
-    >>> first_chunk_s(Execution("streaming", chunks=[2, 6]), times).tolist()
-    [30.0, 20.0]
+    >>> first_group_s(60.0, [20.0, 40.0]).tolist()
+    [0.0, 20.0]
+    """
+    return np.maximum(2.0 * _float(group_s) - _float(rollout_s), 0.0)
+
+
+def first_chunk_s(execution: Execution, stages: StageTimes) -> FloatArray:
+    """R_1 of `step_seconds`, when the first of c chunks is complete: a + (R - a) / c, a of `first_group_s` [s].
+
+    >>> times = StageTimes(rollout_s=60.0, rollout_group_s=40.0)
+    >>> first_chunk_s(Execution("streaming", chunks=[1, 4]), times).tolist()
+    [60.0, 30.0]
     """
     if stages.rollout_first_s is not None:
         return _float(stages.rollout_first_s)
     rollout = _float(stages.rollout_s)
-    group = 0.0 if stages.rollout_group_s is None else _float(stages.rollout_group_s)
-    return np.maximum(rollout / np.maximum(_float(execution.chunks), 1.0), np.minimum(group, rollout))
+    begin = 0.0 if stages.rollout_group_s is None else first_group_s(rollout, stages.rollout_group_s)
+    begin = np.minimum(begin, rollout)
+    return np.asarray(begin + (rollout - begin) / np.maximum(_float(execution.chunks), 1.0), dtype=np.float64)
 
 
 def sync_pauses(execution: Execution, stages: StageTimes) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -18,7 +18,8 @@ from rlperf.frameworks.fields import resolve
 from rlperf.frameworks.imports import import_config, job_of, job_text, keys_text
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
-from rlperf.frameworks.run import Run, from_job
+from rlperf.frameworks.run import Run
+from rlperf.frameworks.run_of import from_job
 from rlperf.frameworks.shell import commands
 from rlperf.frameworks.sources import read_source
 from rlperf.specs.job import Job

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Protocol
@@ -13,7 +13,7 @@ import yaml
 from rlperf.errors import SpecError
 from rlperf.frameworks.fields import Field, Setting, Target
 from rlperf.frameworks.keytable import Value, key_table
-from rlperf.frameworks.run import Ref, RolloutRun, Run, TrainerRun
+from rlperf.frameworks.run import Ref, Run
 from rlperf.specs.framework import FrameworkFacts, Rule
 from rlperf.specs.profiles import load_architecture
 
@@ -177,33 +177,6 @@ def known_architecture(name: str) -> str:
     return name
 
 
-def without_ulysses(trainer: TrainerRun) -> TrainerRun:
-    """The trainer with ring context parallel in place of Ulysses."""
-    return replace(trainer, context_parallel=trainer.sequence_split, ulysses=1)
-
-
-def without_pipeline(rollout: RolloutRun) -> RolloutRun:
-    """The engine with tensor parallel in place of its pipeline stages."""
-    return replace(rollout, tensor_parallel=rollout.tensor_parallel * rollout.pipeline_parallel, pipeline_parallel=1)
-
-
-def wide_degrees(rollout: RolloutRun) -> list[tuple[str, int]]:
-    """Degrees of an engine beside tensor and pipeline parallel, where it has them."""
-    degrees = {"expert_parallel": rollout.expert_parallel, "attention_data_parallel": rollout.attention_data_parallel}
-    return [(name, size) for name, size in degrees.items() if size > 1]
-
-
-def plain_engine(rollout: RolloutRun, lost: list[Limitation]) -> RolloutRun:
-    """An engine that knows tensor parallel alone; what that changes is added to ``lost``."""
-    engine = without_pipeline(rollout)
-    nearest = f"tensor parallel {engine.tensor_parallel}"
-    if rollout.pipeline_parallel > 1:
-        lost.append(Limitation(f"rollout pipeline_parallel {rollout.pipeline_parallel}", nearest, "more all-reduce"))
-    for degree, size in wide_degrees(rollout):
-        lost.append(Limitation(f"rollout {degree} {size}", nearest, "more KV and weight traffic"))
-    return replace(engine, expert_parallel=1, attention_data_parallel=1)
-
-
 def node_shape(devices: int, per_node: int) -> tuple[int, int] | None:
     """(nodes, devices per node) of a pool, or None where its nodes would differ.
 
@@ -213,30 +186,6 @@ def node_shape(devices: int, per_node: int) -> tuple[int, int] | None:
     if devices <= per_node:
         return 1, devices
     return (devices // per_node, per_node) if devices % per_node == 0 else None
-
-
-def with_stage_ends(run: Run) -> Run:
-    """The run with the layers of its first and last pipeline stage where the layers do not divide.
-
-    The first and the last stage hold the embedding and the loss, so they get no more layers than the others if it can
-    be: 61 layers on 16 stages are 3, 14 x 4, 2.
-    """
-    stages, chunks = run.trainer.pipeline_parallel, run.trainer.virtual_pipeline
-    if stages < 2 or chunks > 1 or run.trainer.first_stage_layers is not None:
-        return run
-    try:
-        layers = load_architecture(known_architecture(run.architecture)).layers
-    except SpecError:
-        return run
-    if layers % stages == 0:
-        return run
-    middle = [-(-layers // stages), layers // stages]
-    for size in middle if stages > 2 else middle[:1]:
-        rest = layers - size * (stages - 2)
-        if rest >= 2:
-            ends = replace(run.trainer, first_stage_layers=-(-rest // 2), last_stage_layers=rest // 2)
-            return replace(run, trainer=ends)
-    return run
 
 
 def states(adapter: Adapter, version: str | None, engine: str, at: Ref) -> bool:

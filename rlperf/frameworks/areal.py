@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError, Problem, SpecError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, wide_degrees, without_ulysses
+from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name
 from rlperf.frameworks.fields import (
     NEGATED,
     RECOMPUTE,
@@ -26,7 +26,8 @@ from rlperf.frameworks.fields import (
     words,
     write_fields,
 )
-from rlperf.frameworks.keytable import ABSENT, Flat, Value, key_table
+from rlperf.frameworks.keytable import Flat, Value, key_table
+from rlperf.frameworks.nearest import THIRD, wide_degrees, without_ulysses
 from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, TrainerRun, refs
 from rlperf.frameworks.writing import script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
@@ -150,8 +151,6 @@ class Areal:
     title: str = "AReaL"
     fields: tuple[Field, ...] = (*FIELDS, *ENGINES["sglang"], *ENGINES["vllm"])
 
-    # -- export -------------------------------------------------------------------------------------------------
-
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """FSDP has no pipeline or expert parallel; offload is all or nothing; engines are SGLang or vLLM."""
         lost: list[Limitation] = []
@@ -166,10 +165,10 @@ class Areal:
                 lost.append(Limitation("Ulysses", ring, "ring exchange in place of all-to-all"))
         if trainer.activation_recompute == "selective" and not megatron:
             trainer = replace(trainer, activation_recompute="full")
-            lost.append(Limitation("selective recompute with FSDP", "full", "up to a third of the training time more"))
+            lost.append(Limitation("selective recompute with FSDP", "full", THIRD))
         if trainer.offload in ("activations", "both"):
             trainer = replace(trainer, activation_recompute="full")
-            lost.append(Limitation("activation offload", "full recompute", "up to a third of the training time more"))
+            lost.append(Limitation("activation offload", "full recompute", THIRD))
         if trainer.offload in ("optimizer", "both"):
             if megatron:
                 raise ExportError(
@@ -205,8 +204,6 @@ class Areal:
             f"{stem}.sh": script([f"Launches {stem}.yaml; SCHEDULER: local, ray or slurm."], body),
         }
 
-    # -- import -------------------------------------------------------------------------------------------------
-
     def detect(self, source: Source) -> float:
         """An allocation string, or AReaL's sections."""
         markers = {
@@ -227,9 +224,7 @@ class Areal:
 
     def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
         """Neutral values of the keys over the dataclass defaults."""
-        specs = target.table.keys(target.version)
-        flat = {key: spec.default for key, spec in specs.items() if spec.default is not ABSENT}
-        flat = resolve({**flat, **source.keys})
+        flat = resolve({**target.defaults(), **source.keys})
         flat.update(_from_allocation_mode(flat))
         engine, rollout = parse_allocation(str(flat.get("rollout.backend") or "sglang:d1"))
         _, trainer = parse_allocation(str(flat.get("actor.backend") or "fsdp:d1"))

@@ -222,7 +222,6 @@ def _best(job: Job, facts: FrameworkFacts | None) -> tuple[Plan | None, str]:
     open_pools = tuple(
         PoolSpec(role=pool.role, settings=pool.settings.model_copy(update=dict.fromkeys(_OPENED))) for pool in job.pools
     )
-    open_pools = tuple(PoolSpec.model_validate(pool.model_dump()) for pool in open_pools)
     try:
         return plan_job(resolve(job.model_copy(update={"pools": open_pools})), facts=facts), ""
     except RlperfError as error:

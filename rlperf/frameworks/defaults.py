@@ -16,7 +16,8 @@ from rlperf.frameworks.fields import Target
 from rlperf.frameworks.imports import UnknownKey, check_keys
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of, split_name
-from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun, to_job
+from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
+from rlperf.frameworks.run_of import to_job
 from rlperf.plan.answer.baseline import Defaults, DefaultsOf
 from rlperf.plan.question.context import Context
 from rlperf.sim.rl_step.demand import Batch

@@ -11,7 +11,8 @@ from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, fra
 from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of, split_name
-from rlperf.frameworks.run import NOT_IMPORTED, Run, from_job, from_phase, ref
+from rlperf.frameworks.run import Run, ref
+from rlperf.frameworks.run_of import NOT_IMPORTED, from_job, from_phase
 from rlperf.frameworks.writing import script
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.question.context import keys_of

@@ -123,6 +123,11 @@ class Target:
         """Whether the key exists."""
         return self.table.find(key, self.version, self.backend) is not None
 
+    def defaults(self, backend: str = "") -> dict[str, Value]:
+        """Every key with its default; with ``backend``, those of that trainer only."""
+        keys = self.table.keys(self.version, backend)
+        return {key: spec.default for key, spec in keys.items() if spec.default is not ABSENT}
+
     def default(self, key: str) -> Value:
         """Its default, or None."""
         spec = self.table.find(key, self.version, self.backend)

@@ -14,7 +14,8 @@ from rlperf.frameworks.adapter import Adapter, Source, hub_name, known_architect
 from rlperf.frameworks.fields import Target
 from rlperf.frameworks.keytable import ABSENT, Value, key_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
-from rlperf.frameworks.run import Run, to_job
+from rlperf.frameworks.run import Run
+from rlperf.frameworks.run_of import to_job
 from rlperf.frameworks.sources import read_source
 from rlperf.specs.job import Job
 from rlperf.specs.reader import read_document, validate

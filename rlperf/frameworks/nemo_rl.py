@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, without_ulysses
+from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.fields import (
     CHECKPOINTING,
     DISTRIBUTED,
@@ -27,6 +27,7 @@ from rlperf.frameworks.fields import (
     write_fields,
 )
 from rlperf.frameworks.keytable import ABSENT, Flat, key_table
+from rlperf.frameworks.nearest import without_ulysses
 from rlperf.frameworks.nemo_rl_settings import (
     ASYNC,
     STREAM,
@@ -157,8 +158,6 @@ class NemoRl:
     title: str = "NeMo-RL"
     fields: tuple[Field, ...] = (*FIELDS, *SGLANG)
 
-    # -- export -------------------------------------------------------------------------------------------------
-
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """No Ulysses, no virtual pipeline stages, no activation offload; DTensor recomputes in full or not at all."""
         if run.algorithm == "ppo":
@@ -240,8 +239,6 @@ class NemoRl:
             f"{stem}.sh": script([f"Launches {stem}.yaml on the head of a Ray cluster."], body),
         }
 
-    # -- import -------------------------------------------------------------------------------------------------
-
     def detect(self, source: Source) -> float:
         """NeMo-RL's sections, or its entry point."""
         if "run_grpo" in source.entry:
@@ -263,8 +260,7 @@ class NemoRl:
 
     def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
         """Neutral values of the keys over the defaults of the parent config."""
-        specs = target.table.keys(target.version)
-        flat = {key: spec.default for key, spec in specs.items() if spec.default is not ABSENT}
+        flat = target.defaults()
         for key in source.keys:
             for old in [name for name in flat if name.startswith(key + ".")]:
                 del flat[old]

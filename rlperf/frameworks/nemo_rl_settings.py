@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import hub_name, node_shape, with_stage_ends
+from rlperf.frameworks.adapter import hub_name, node_shape
 from rlperf.frameworks.fields import Setting
+from rlperf.frameworks.nearest import with_stage_ends
 from rlperf.frameworks.run import Run
 
 P = "policy."

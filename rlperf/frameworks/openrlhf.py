@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape, plain_engine, without_ulysses
+from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape
 from rlperf.frameworks.fields import (
     CHECKPOINTING,
     LORA_RANK,
@@ -23,11 +23,16 @@ from rlperf.frameworks.fields import (
     read_fields,
     write_fields,
 )
-from rlperf.frameworks.keytable import ABSENT, Flat, Value, key_table
+from rlperf.frameworks.keytable import Flat, key_table
+from rlperf.frameworks.nearest import (
+    plain_engine,
+    without_activation_offload,
+    without_selective_recompute,
+    without_ulysses,
+)
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
 from rlperf.frameworks.writing import argument_array, script
 from rlperf.specs.modes import MODES, mode_of_staleness
-from rlperf.specs.pool import Offload
 
 
 def _spread(trainer: TrainerRun) -> int:
@@ -100,8 +105,6 @@ class OpenRlhf:
     title: str = "OpenRLHF"
     fields: tuple[Field, ...] = FIELDS
 
-    # -- export -------------------------------------------------------------------------------------------------
-
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """DeepSpeed only; engines know tensor parallel alone; several engine settings have no flag."""
         lost: list[Limitation] = []
@@ -122,13 +125,7 @@ class OpenRlhf:
             trainer = without_ulysses(trainer)
             ring = f"ring attention {trainer.context_parallel}"
             lost.append(Limitation("Ulysses", ring, "ring exchange in place of all-to-all"))
-        if trainer.activation_recompute == "selective":
-            trainer = replace(trainer, activation_recompute="full")
-            lost.append(Limitation("selective recompute", "full recompute", "up to a third of the training time more"))
-        if trainer.offload in ("activations", "both"):
-            left: Offload = "optimizer" if trainer.offload == "both" else "none"
-            trainer = replace(trainer, activation_recompute="full", offload=left)
-            lost.append(Limitation("activation offload", "full recompute", "up to a third of the training time more"))
+        trainer = without_activation_offload(without_selective_recompute(trainer, lost), lost)
         rollout = plain_engine(run.rollout, lost)
         for at, nearest, loss in _NO_FLAG:
             if run.value(at):
@@ -160,8 +157,6 @@ class OpenRlhf:
         body = [*argument_array("ARGS", flags), f'python3 -m {emission.entry} "${{ARGS[@]}}" "$@"']
         return {f"{stem}.sh": script(header, body)}
 
-    # -- import -------------------------------------------------------------------------------------------------
-
     def detect(self, source: Source) -> float:
         """The entry point, or its dotted (or, up to 0.9, underscored) flags."""
         if source.entry.startswith("openrlhf."):
@@ -175,9 +170,7 @@ class OpenRlhf:
 
     def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
         """Neutral values of the flags over argparse's defaults."""
-        specs = target.table.keys(target.version)
-        flat: dict[str, Value] = {key: spec.default for key, spec in specs.items() if spec.default is not ABSENT}
-        flat.update(source.keys)
+        flat = {**target.defaults(), **source.keys}
         start = Run(trainer=TrainerRun(backend="deepspeed"), rollout=RolloutRun(backend="vllm"))
         run, used = read_fields(self.fields, flat, target, start)
         run = _read_placement(_read_settings(run, flat), flat)

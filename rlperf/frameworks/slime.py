@@ -8,16 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlperf.errors import ExportError, SpecError
-from rlperf.frameworks.adapter import (
-    Emission,
-    Limitation,
-    Source,
-    hub_name,
-    node_shape,
-    with_stage_ends,
-    without_ulysses,
-)
+from rlperf.errors import ExportError
+from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape
 from rlperf.frameworks.fields import (
     DISTRIBUTED,
     NEGATED,
@@ -35,12 +27,11 @@ from rlperf.frameworks.fields import (
     write_fields,
 )
 from rlperf.frameworks.keytable import Flat, Value, key_table
+from rlperf.frameworks.nearest import with_stage_ends, without_activation_offload, without_ulysses
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
+from rlperf.frameworks.slime_model import model_flags
 from rlperf.frameworks.writing import argument_array, script
-from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import mode_of_staleness
-from rlperf.specs.pool import Offload
-from rlperf.specs.profiles import load_architecture
 
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 """The rollout function of slime v0.3.0 and later that generates through training and weight sync."""
@@ -97,15 +88,6 @@ DEFAULTS: Mapping[str, Value] = {
     "sglang-enable-dp-attention": False,
 }  # fmt: skip
 
-# Values of a config.json that `Architecture` does not carry, by family (each model's published config).
-_ROTARY = {
-    "qwen2": (1e-6, 1_000_000),
-    "qwen3": (1e-6, 1_000_000),
-    "qwen3_moe": (1e-6, 1_000_000),
-    "llama": (1e-5, 500_000),
-}
-
-
 METRICS = {
     "perf/step_time": "rl_step_s",
     "perf/rollout_time": "rollout_s",
@@ -132,8 +114,6 @@ class Slime:
     title: str = "slime"
     fields: tuple[Field, ...] = FIELDS
 
-    # -- export -------------------------------------------------------------------------------------------------
-
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """Megatron and SGLang only; fully asynchronous rollouts have no bound on staleness."""
         if run.trainer.backend != "megatron":
@@ -155,10 +135,7 @@ class Slime:
             trainer = without_ulysses(trainer)
             ring = f"context parallel {trainer.context_parallel}"
             lost.append(Limitation("Ulysses", ring, "ring exchange in place of all-to-all"))
-        if trainer.offload in ("activations", "both"):
-            left: Offload = "optimizer" if trainer.offload == "both" else "none"
-            trainer = replace(trainer, activation_recompute="full", offload=left)
-            lost.append(Limitation("activation offload", "full recompute", "up to a third of the training time more"))
+        trainer = without_activation_offload(trainer, lost)
         if trainer.lora_rank:
             raise ExportError("no LoRA", "slime", {"nearest": "full training, or verl / NeMo-RL"})
         rollout = replace(run.rollout, backend="sglang")
@@ -168,7 +145,7 @@ class Slime:
         """All flags of a run."""
         run = _with_derived(run)
         settings = write_fields(self.fields, run, target)
-        chosen = {s.key: s for s in (*settings, *_placement(run), *_training(run), *_model(run), *_data(run))}
+        chosen = {s.key: s for s in (*settings, *_placement(run), *_training(run), *model_flags(run), *_data(run))}
         kept = [s for s in chosen.values() if s.value is not None and s.value is not False and target.has(s.key)]
         return Emission(tuple(kept), (), "train_async.py" if run.traits.runs_ahead else "train.py", (), run)
 
@@ -176,7 +153,7 @@ class Slime:
         """``<stem>.sh`` with the flags in arrays."""
         model = hub_name(emission.run.architecture).rpartition("/")[2]
         yours = {"hf-checkpoint": "HF_CHECKPOINT", "ref-load": "REF_LOAD", "prompt-data": "PROMPT_DATA"}
-        arch_keys = {setting.key for setting in _model(emission.run)}
+        arch_keys = {setting.key for setting in model_flags(emission.run)}
         flags = [
             Setting(s.key, f"${{{yours[s.key]}:-{s.value}}}" if s.key in yours else s.value, s.why)
             for s in emission.settings
@@ -193,8 +170,6 @@ class Slime:
             f'  python3 {emission.entry} "${{MODEL_ARGS[@]}}" "${{ARGS[@]}}" "$@"',
         ]
         return {f"{stem}.sh": script(header, body)}
-
-    # -- import -------------------------------------------------------------------------------------------------
 
     def detect(self, source: Source) -> float:
         """slime's own flags."""
@@ -324,57 +299,6 @@ def _data(run: Run) -> list[Setting]:
         settings.append(Setting("save-interval", run.rl_steps, "the next phase resumes from here"))
         settings.append(Setting("save", f"/ckpt/{model}_slime", "yours"))
     return settings
-
-
-def _model(run: Run) -> list[Setting]:
-    """Megatron's architecture flags, equal to the checkpoint's config; empty where slime's own script knows better."""
-    try:
-        arch = load_architecture(run.architecture)
-    except SpecError:
-        return []
-    rotary = _ROTARY.get(arch.family)
-    plain = arch.latent is None and arch.linear_attention is None and arch.state_space is None and arch.vision is None
-    if rotary is None or not plain or "sliding" in arch.mixers:
-        return []
-    epsilon, base = rotary
-    settings = [
-        Setting("swiglu", arch.ffn_gated),
-        Setting("num-layers", arch.layers),
-        Setting("hidden-size", arch.hidden),
-        Setting(
-            "ffn-hidden-size", arch.ffn_hidden or (arch.experts.hidden * arch.experts.active if arch.experts else 0)
-        ),
-        Setting("num-attention-heads", arch.heads),
-        Setting("group-query-attention", arch.kv_heads != arch.heads),
-        Setting("num-query-groups", arch.kv_heads if arch.kv_heads != arch.heads else None),
-        Setting("kv-channels", arch.head_dim),
-        Setting("qk-layernorm", arch.qk_norm),
-        Setting("add-qkv-bias", arch.qkv_bias),
-        Setting("disable-bias-linear", True),
-        Setting("normalization", "RMSNorm"),
-        Setting("norm-epsilon", epsilon),
-        Setting("use-rotary-position-embeddings", True),
-        Setting("rotary-base", base),
-        Setting("vocab-size", arch.vocab),
-        Setting("untie-embeddings-and-output-weights", not arch.tied_embeddings),
-    ]
-    return [*settings, *_experts(arch)]
-
-
-def _experts(arch: Architecture) -> list[Setting]:
-    if arch.experts is None:
-        return []
-    return [
-        Setting("num-experts", arch.experts.count),
-        Setting("moe-router-topk", arch.experts.active),
-        Setting("moe-ffn-hidden-size", arch.experts.hidden),
-        Setting("moe-router-score-function", "softmax"),
-        Setting("moe-token-dispatcher-type", "alltoall"),
-        Setting("moe-router-dtype", "fp32"),
-        Setting("moe-grouped-gemm", True),
-        Setting("moe-permute-fusion", True),
-        Setting("moe-aux-loss-coeff", 0),
-    ]
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

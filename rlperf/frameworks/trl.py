@@ -10,17 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import (
-    Emission,
-    Limitation,
-    Source,
-    hub_name,
-    node_shape,
-    wide_degrees,
-    without_pipeline,
-)
+from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape
 from rlperf.frameworks.fields import CHECKPOINTING, Field, Setting, Target, field, read_fields, write_fields
-from rlperf.frameworks.keytable import ABSENT, Flat, key_table
+from rlperf.frameworks.keytable import Flat, key_table
+from rlperf.frameworks.nearest import THIRD, wide_degrees, without_pipeline, without_selective_recompute
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
 from rlperf.frameworks.writing import script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
@@ -64,8 +57,6 @@ class Trl:
     title: str = "TRL"
     fields: tuple[Field, ...] = FIELDS
 
-    # -- export -------------------------------------------------------------------------------------------------
-
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """No model parallel training, no asynchronous mode, no token budget."""
         ours = run.trainer
@@ -95,12 +86,10 @@ class Trl:
             trainer = replace(trainer, parked=False)
             lost.append(Limitation("trainer states parked on the host during rollout", "they stay on the GPU",
                                    "less memory for the engine: lower vllm_gpu_memory_utilization"))  # fmt: skip
-        if ours.activation_recompute == "selective":
-            trainer = replace(trainer, activation_recompute="full")
-            lost.append(Limitation("selective recompute", "full recompute", "up to a third of the training time more"))
+        trainer = without_selective_recompute(trainer, lost)
         if ours.offload in ("activations", "both"):
             trainer = replace(trainer, activation_recompute="full")
-            lost.append(Limitation("activation offload", "full recompute", "up to a third of the training time more"))
+            lost.append(Limitation("activation offload", "full recompute", THIRD))
         lost += [Limitation(f"{at} = {run.value(at)}", nearest, "the engine may preempt or queue otherwise")
                  for at, nearest in _NO_KEY if run.value(at) is not None]  # fmt: skip
         rollout = _engine(run.rollout, lost)
@@ -146,8 +135,6 @@ class Trl:
             f"{stem}.sh": script([f"Launches {stem}.yaml on every node (set machine_rank)."], body),
         }
 
-    # -- import -------------------------------------------------------------------------------------------------
-
     def detect(self, source: Source) -> float:
         """TRL's entry, or its flat batch keys."""
         if source.entry.startswith(("trl.", "trl ")):
@@ -161,9 +148,7 @@ class Trl:
 
     def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
         """Neutral values of the fields over the dataclass defaults; GPUs from ``num_processes`` where stated."""
-        specs = target.table.keys(target.version)
-        flat = {key: spec.default for key, spec in specs.items() if spec.default is not ABSENT}
-        flat.update(source.keys)
+        flat = {**target.defaults(), **source.keys}
         start = Run(trainer=_read_trainer(source), rollout=RolloutRun(backend="vllm"))
         run, used = read_fields(self.fields, flat, target, start)
         run = _read_rest(_read_batch(run, flat, source), flat, source)

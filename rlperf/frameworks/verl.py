@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, without_pipeline, without_ulysses
+from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.fields import (
     CHECKPOINTING,
     DISTRIBUTED,
@@ -30,7 +30,8 @@ from rlperf.frameworks.fields import (
     write_fields,
     zero_as,
 )
-from rlperf.frameworks.keytable import ABSENT, Flat, flatten, key_table
+from rlperf.frameworks.keytable import Flat, flatten, key_table
+from rlperf.frameworks.nearest import without_pipeline, without_ulysses
 from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
 from rlperf.frameworks.verl_settings import (
     A,
@@ -166,8 +167,6 @@ class Verl:
     title: str = "verl"
     fields: tuple[Field, ...] = FIELDS
 
-    # -- export -------------------------------------------------------------------------------------------------
-
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """Mode, recompute, offload and engine parallelism as this version can express them."""
         lost: list[Limitation] = []
@@ -278,8 +277,6 @@ class Verl:
             f"{stem}.sh": script([f"Launches {stem}.yaml on the head of a Ray cluster."], body),
         }
 
-    # -- import -------------------------------------------------------------------------------------------------
-
     def detect(self, source: Source) -> float:
         """verl's sections, or its entry point."""
         if source.entry.startswith("verl."):
@@ -300,8 +297,7 @@ class Verl:
 
     def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
         """Neutral values of the keys, with this version's defaults below them."""
-        specs = target.table.keys(target.version, target.backend)
-        flat = {key: spec.default for key, spec in specs.items() if spec.default is not ABSENT}
+        flat = target.defaults(target.backend)
         if not _is_async_recipe(source):
             flat = {key: value for key, value in flat.items() if not key.startswith(("async_training.", "rollout."))}
         else:

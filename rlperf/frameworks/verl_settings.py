@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import hub_name, node_shape, with_stage_ends
+from rlperf.frameworks.adapter import hub_name, node_shape
 from rlperf.frameworks.fields import TOKENS_PER_DEVICE, Setting, Target
+from rlperf.frameworks.nearest import with_stage_ends
 from rlperf.frameworks.run import Run, TrainerRun
 
 A = "actor_rollout_ref.actor."

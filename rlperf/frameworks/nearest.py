@@ -1,0 +1,72 @@
+"""The nearest layout that a framework can express, and what is lost by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlperf.errors import SpecError
+from rlperf.frameworks.adapter import Limitation, known_architecture
+from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
+from rlperf.plan.search.stage_ends import stage_ends
+from rlperf.specs.pool import Offload
+from rlperf.specs.profiles import load_architecture
+
+THIRD = "up to a third of the training time more"
+
+
+def without_activation_offload(trainer: TrainerRun, lost: list[Limitation], loss: str = THIRD) -> TrainerRun:
+    """The trainer with full recompute in place of activations on the host."""
+    if trainer.offload not in ("activations", "both"):
+        return trainer
+    lost.append(Limitation("activation offload", "full recompute", loss))
+    left: Offload = "optimizer" if trainer.offload == "both" else "none"
+    return replace(trainer, activation_recompute="full", offload=left)
+
+
+def without_selective_recompute(trainer: TrainerRun, lost: list[Limitation], loss: str = THIRD) -> TrainerRun:
+    """The trainer with full in place of selective recompute."""
+    if trainer.activation_recompute != "selective":
+        return trainer
+    lost.append(Limitation("selective recompute", "full recompute", loss))
+    return replace(trainer, activation_recompute="full")
+
+
+def without_ulysses(trainer: TrainerRun) -> TrainerRun:
+    """The trainer with ring context parallel in place of Ulysses."""
+    return replace(trainer, context_parallel=trainer.sequence_split, ulysses=1)
+
+
+def without_pipeline(rollout: RolloutRun) -> RolloutRun:
+    """The engine with tensor parallel in place of its pipeline stages."""
+    return replace(rollout, tensor_parallel=rollout.tensor_parallel * rollout.pipeline_parallel, pipeline_parallel=1)
+
+
+def wide_degrees(rollout: RolloutRun) -> list[tuple[str, int]]:
+    """Degrees of an engine beside tensor and pipeline parallel, where it has them."""
+    degrees = {"expert_parallel": rollout.expert_parallel, "attention_data_parallel": rollout.attention_data_parallel}
+    return [(name, size) for name, size in degrees.items() if size > 1]
+
+
+def plain_engine(rollout: RolloutRun, lost: list[Limitation]) -> RolloutRun:
+    """An engine that knows tensor parallel alone; what that changes is added to ``lost``."""
+    engine = without_pipeline(rollout)
+    nearest = f"tensor parallel {engine.tensor_parallel}"
+    if rollout.pipeline_parallel > 1:
+        lost.append(Limitation(f"rollout pipeline_parallel {rollout.pipeline_parallel}", nearest, "more all-reduce"))
+    for degree, size in wide_degrees(rollout):
+        lost.append(Limitation(f"rollout {degree} {size}", nearest, "more KV and weight traffic"))
+    return replace(engine, expert_parallel=1, attention_data_parallel=1)
+
+
+def with_stage_ends(run: Run) -> Run:
+    """The run with the layers of its first and last pipeline stage stated where the layers do not divide."""
+    trainer = run.trainer
+    stated = trainer.first_stage_layers is not None or trainer.last_stage_layers is not None
+    if stated or trainer.virtual_pipeline > 1:
+        return run
+    try:
+        layers = load_architecture(known_architecture(run.architecture)).layers
+    except SpecError:
+        return run
+    first, last = stage_ends(layers, trainer.pipeline_parallel, None, None)
+    return replace(run, trainer=replace(trainer, first_stage_layers=first or None, last_stage_layers=last or None))

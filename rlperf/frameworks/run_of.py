@@ -1,0 +1,173 @@
+"""A run of a plan's phase, a run of a job with pinned pools, and the job of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from rlperf.errors import Problem, SpecError
+from rlperf.frameworks.run import BatchFacts, PoolRun, Ref, Run, TrainerRun, Value, ref, refs
+from rlperf.plan.answer.plan import Phase, PoolPlan
+from rlperf.plan.question.context import with_trainers
+from rlperf.specs.job import Job, Task
+from rlperf.specs.modes import MODES
+from rlperf.specs.pool import LayoutChoice, PoolSettings, PoolSpec, Role
+from rlperf.specs.trainer_calibration import load_trainer
+from rlperf.specs.trainer_capability import DEGREES
+
+T = TypeVar("T")
+
+
+def from_phase(phase: Phase, job: Job, devices_per_node: int) -> Run:
+    """A phase of a plan as a run."""
+    pools = {pool.role: pool for pool in phase.pools}
+    trainer, rollout = pools["trainer"], pools["rollout"]
+    devices = trainer.devices + (0 if MODES[phase.mode].shares_devices else rollout.devices)
+    run = Run(
+        architecture=_architecture_of(phase, job),
+        algorithm=job.algorithm,
+        reference=job.reference,
+        mode=phase.mode,
+        staleness=phase.staleness,
+        devices=devices,
+        nodes=-(-devices // devices_per_node),
+        devices_per_node=devices_per_node,
+        batch=BatchFacts(**dict(phase.settings)),
+        critic=tuple(_planned("trainer", pools["critic"]).items()) if "critic" in pools else (),
+    )
+    return run.having({**_planned("trainer", trainer), **_planned("rollout", rollout)})
+
+
+def _architecture_of(phase: Phase, job: Job) -> str:
+    own = {task.architecture for task in job.tasks if task.name in phase.tasks and task.architecture}
+    return next(iter(own)) if len(own) == 1 else job.architecture
+
+
+def _planned(group: str, pool: PoolPlan) -> dict[Ref, Value]:
+    """What a plan says of a pool."""
+    stated = {"devices": pool.devices, **dict(pool.layout), **dict(pool.settings)}
+    return refs(group, {name: value for name, value in stated.items() if value is not None})
+
+
+def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) -> Run:
+    """A job whose pools are pinned as a run; ``folder``: the job's, whose profiles go before the shipped ones.
+
+    Raises
+    ------
+    SpecError : something that a run needs is open or absent; every such field is named
+    """
+    problems: list[Problem] = []
+    task = job.tasks[0]
+    mode = _one("modes", job.modes, problems)
+    batch = BatchFacts(
+        prompts_per_step=_one("prompts_per_step", task.prompts_per_step, problems),
+        group_size=_one("group_size", task.group_size, problems) or 1,
+        mini_batch=_one("mini_batch", task.mini_batch or task.prompts_per_step, problems),
+        max_prompt_tokens=task.max_prompt_tokens,
+        max_response_tokens=_one("max_response_tokens", task.max_response_tokens, problems),
+    )
+    roles: tuple[Role, ...] = ("rollout", "trainer", *(r for r in job.all_roles if r not in ("rollout", "trainer")))
+    pinned = {role: _pinned(job.pool(role), problems) for role in roles}
+    if mode is None or problems:
+        raise SpecError(problems)
+    for role in ("rollout", "trainer"):
+        if ref(f"{role}.devices") not in pinned[role]:
+            problems.append(Problem(f"pool {role}: devices is not pinned", suggestion="run `rlperf plan` first"))
+    if problems:
+        raise SpecError(problems)
+    run = Run(
+        architecture=task.architecture or job.architecture,
+        algorithm=job.algorithm,
+        reference=job.reference,
+        mode=mode,
+        staleness=MODES[mode].staleness(job.limits.staleness),
+        devices_per_node=devices_per_node,
+        batch=batch,
+        critic=tuple(pinned.get("critic", {}).items()),
+    ).having({**pinned["rollout"], **pinned["trainer"]})
+    devices = run.trainer.devices + (0 if run.traits.shares_devices else run.rollout.devices)
+    return replace(
+        run,
+        devices=devices,
+        nodes=-(-devices // devices_per_node),
+        trainer=replace(run.trainer, backend=run.trainer.backend or _backend(job, run.trainer, folder)),
+        rollout=replace(run.rollout, backend=run.rollout.backend or job.engine),
+    ).completed()
+
+
+def _backend(job: Job, trainer: TrainerRun, folder: Path | str | None) -> str:
+    """The trainer's backend where the job pins none: the first that opens every degree it takes, else the first."""
+    names = with_trainers(job, folder).trainer_backends
+    taken = [degree for degree in DEGREES if degree != "shard_size" and getattr(trainer, degree, 1) > 1]
+    able = (name for name in names if all(map(load_trainer(name, folder=folder).capability.searches, taken)))
+    return next(able, names[0])
+
+
+def _one(name: str, given: tuple[T, ...] | None, problems: list[Problem]) -> T | None:
+    """The single value of a pinned field."""
+    if given is not None and len(given) == 1:
+        return given[0]
+    if given is not None:
+        problems.append(
+            Problem(f"{name} is open ({len(given)} alternatives)", suggestion="run `rlperf plan`, or pin one")
+        )
+    return None
+
+
+def _pinned(pool: PoolSpec, problems: list[Problem]) -> dict[Ref, Value]:
+    """What a job pins of a pool; a critic's, and a reference's, as changes of the trainer."""
+    group = "rollout" if pool.role == "rollout" else "trainer"
+    values: dict[str, Value] = {}
+    for holder, names in ((pool.layout, LayoutChoice.model_fields), (pool.settings, PoolSettings.model_fields)):
+        for name in names:
+            given = getattr(holder, name)
+            values[name] = _one(f"{pool.role}.{name}", given, problems) if isinstance(given, tuple) else given
+    values["devices"] = _one(f"{pool.role}.devices", pool.devices, problems)
+    return refs(group, {name: value for name, value in values.items() if value is not None})
+
+
+def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str = "imported") -> Job:
+    """A run as a job with pinned pools: what `predict`, `plan` and `audit` read."""
+    batch = run.batch
+    task = Task(
+        name="task",
+        workload=workload,
+        prompts_per_step=(batch.prompts,),
+        group_size=(batch.group_size,),
+        mini_batch=(min(batch.mini, batch.prompts),),
+        max_prompt_tokens=batch.max_prompt_tokens or 2048,
+        max_response_tokens=(batch.max_response_tokens or 8192,),
+    )
+    return Job.model_validate(
+        {
+            "name": name,
+            "architecture": run.architecture,
+            "cluster": cluster,
+            "nodes": run.nodes,
+            "algorithm": run.algorithm,
+            "reference": run.reference,
+            "framework": framework,
+            "trainer_backends": [run.trainer.backend] if run.trainer.backend else [],
+            "engine": run.rollout.backend or "vllm",
+            "tasks": [task],
+            "modes": run.mode,
+            "limits": {"staleness": run.staleness or run.traits.least_staleness},
+            "pools": [_pool_spec("rollout", run.rollout), _pool_spec("trainer", run.trainer)],
+        }
+    )
+
+
+NOT_IMPORTED = ("scoring_microbatch", "first_stage_layers", "last_stage_layers")
+"""Of what a pool states, what an import leaves to the planner; an export carries the file's own along."""
+
+
+def _pool_spec(role: Role, pool: PoolRun) -> dict[str, Value]:
+    """A pool as it stands in a job file: what the run states, pinned."""
+    stated = {name: value for name, value in vars(pool).items() if value is not None and name not in NOT_IMPORTED}
+    return {
+        "role": role,
+        "devices": pool.devices,
+        "layout": {name: stated[name] for name in LayoutChoice.model_fields if name in stated},
+        "settings": {name: stated[name] for name in PoolSettings.model_fields if name in stated},
+    }

@@ -130,19 +130,6 @@ def allocation(backend: str, pool: PoolRun) -> str:
     return f"{backend}:(attn:{plain}|ffn:{ffn}e{experts})"
 
 
-METRICS = {
-    "timeperf/rollout": "rollout_s",
-    "timeperf/recompute_logp": "scoring_s",
-    "timeperf/ref_logp": "scoring_s",
-    "timeperf/critic_values": "scoring_s",
-    "timeperf/train_step": "training_s",
-    "timeperf/update_weights": "weight_sync_s",
-    "timeperf/compute_advantage": "other_s",
-    "timeperf/clear_batches": "other_s",
-}
-"""Metric -> column of `StepLog` (areal/trainer/rl_trainer.py:530-986); the step is their sum."""
-
-
 @dataclass(frozen=True)
 class Areal:
     """The adapter."""

@@ -8,12 +8,12 @@ import json
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 
 from rlperf.errors import Problem, SpecError
+from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.specs.reader import read_text
 from rlperf.specs.step_log import StepLog
@@ -55,8 +55,7 @@ def read_log(paths: Sequence[Path | str], framework: str | None = None) -> StepL
 
 def metric_table(framework: str) -> Mapping[str, str]:
     """Metric -> column of a framework."""
-    table: Mapping[str, str] = import_module(f"rlperf.frameworks.{framework}").METRICS
-    return table
+    return framework_facts(framework).metrics
 
 
 def step_log(metrics: Metrics, framework: str, source: str) -> StepLog:

@@ -128,28 +128,6 @@ def fields_of(run: Run) -> tuple[Field, ...]:
     return (*(entry for entry in FIELDS if not entry.keys[0].startswith((V, K))), *SGLANG)
 
 
-METRICS = {
-    "timing/train/total_step_time": "rl_step_s",
-    "timing/train/generation": "rollout_s",
-    "timing/train/exposed_generation": "rollout_s",
-    "timing/train/reward_calculation": "reward_s",
-    "timing/train/policy_and_reference_logprobs": "scoring_s",
-    "timing/train/policy_training": "training_s",
-    "timing/train/prepare_for_generation/total": "weight_sync_s",
-    "timing/train/weight_sync": "weight_sync_s",
-    "timing/train/data_processing": "other_s",
-    "timing/train/logprob_inference_prep": "other_s",
-    "timing/train/advantage_calculation": "other_s",
-    "timing/train/training_prep": "other_s",
-    "train/mean_prompt_length": "prompt_tokens",
-    "train/mean_gen_tokens_per_sample": "response_tokens",
-    "train/truncation_rate": "truncated_fraction",
-    "train/total_num_tokens": "total_tokens",
-    "performance/tokens_per_sec_per_gpu": "tokens_per_s_per_device",
-}
-"""Metric -> column of `StepLog` (nemo_rl/algorithms/utils.py:519-907)."""
-
-
 @dataclass(frozen=True)
 class NemoRl:
     """The adapter."""

@@ -85,18 +85,6 @@ _NO_FLAG = (
 """Settings that no flag states, what runs instead, and the loss."""
 
 
-METRICS = {
-    "timing/step_total": "rl_step_s",
-    "timing/generation": "rollout_s",
-    "timing/make_experience": "scoring_s",
-    "timing/ppo_train": "training_s",
-    "timing/broadcast": "weight_sync_s",
-    "rollout/response_length_mean": "response_tokens",
-    "rollout/truncated_rate": "truncated_fraction",
-}
-"""Metric -> column of `StepLog` (openrlhf/trainer/ppo_trainer.py); make_experience scores and rewards."""
-
-
 @dataclass(frozen=True)
 class OpenRlhf:
     """The adapter."""

@@ -88,23 +88,6 @@ DEFAULTS: Mapping[str, Value] = {
     "sglang-enable-dp-attention": False,
 }  # fmt: skip
 
-METRICS = {
-    "perf/step_time": "rl_step_s",
-    "perf/rollout_time": "rollout_s",
-    "perf/ref_log_probs_time": "scoring_s",
-    "perf/log_probs_time": "scoring_s",
-    "perf/actor_train_time": "training_s",
-    "perf/update_weights_time": "weight_sync_s",
-    "perf/sleep_time": "offload_s",
-    "perf/wake_up_time": "offload_s",
-    "perf/data_preprocess_time": "data_movement_s",
-    "rollout/response_len/mean": "response_tokens",
-    "rollout/response_len/max": "response_tokens_max",
-    "rollout/truncated_ratio": "truncated_fraction",
-    "perf/tokens_per_gpu_per_sec": "tokens_per_s_per_device",
-}
-"""Metric -> column of `StepLog` (slime/observability)."""
-
 
 @dataclass(frozen=True)
 class Slime:

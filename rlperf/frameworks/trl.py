@@ -40,15 +40,6 @@ _NO_KEY = (
 """Settings that no key states, and what runs instead."""
 
 
-METRICS = {
-    "step_time": "rl_step_s",
-    "completions/mean_length": "response_tokens",
-    "completions/max_length": "response_tokens_max",
-    "completions/clipped_ratio": "truncated_fraction",
-}
-"""Metric -> column of `StepLog`; TRL times the whole optimizer update only."""
-
-
 @dataclass(frozen=True)
 class Trl:
     """The adapter."""

@@ -131,34 +131,6 @@ FIELDS: tuple[Field, ...] = (
 )  # fmt: skip
 
 
-METRICS = {
-    "timing_s/step": "rl_step_s",
-    "timing_s/gen": "rollout_s",
-    "timing_s/reward": "reward_s",
-    "timing_s/old_log_prob": "scoring_s",
-    "timing_s/ref": "scoring_s",
-    "timing_s/RefPolicy": "scoring_s",
-    "timing_s/values": "scoring_s",
-    "timing_s/update_actor": "training_s",
-    "timing_s/update_critic": "training_s",
-    "timing_s/update_weights": "weight_sync_s",
-    "timing_s/param_sync": "weight_sync_s",
-    "timing_s/reshard": "weight_sync_s",
-    "timing_s/adv": "other_s",
-    "prompt_length/mean": "prompt_tokens",
-    "response_length/mean": "response_tokens",
-    "response_length/max": "response_tokens_max",
-    "response_length/clip_ratio": "truncated_fraction",
-    "perf/total_num_tokens": "total_tokens",
-    "perf/throughput": "tokens_per_s_per_device",
-    "actor/perf/max_memory_allocated_gb": "device_memory_bytes",
-    "perf/max_memory_allocated_gb": "device_memory_bytes",
-    "actor/perf/cpu_memory_used_gb": "host_memory_bytes",
-    "perf/cpu_memory_used_gb": "host_memory_bytes",
-}
-"""Metric -> column of `StepLog` (verl/trainer/ppo/metric_utils.py). verl's "gb" are 2**30 bytes."""
-
-
 @dataclass(frozen=True)
 class Verl:
     """The adapter."""

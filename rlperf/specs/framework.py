@@ -101,6 +101,7 @@ class FrameworkFacts(_Frozen):
     overlaps: tuple[str, ...] = Field((), description="stages that run beside each other, in words")
     states_stages: bool = Field(False, description="layers of the first and last pipeline stage can be stated")
     unknown_keys: Literal["error", "ignored", "kept"] = "error"
+    metrics: dict[str, str] = Field({}, description="metric of its log -> column of `StepLog`")
     rules: tuple[Rule, ...] = ()
     sources: dict[str, str]
 

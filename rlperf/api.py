@@ -13,9 +13,9 @@ from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import ref
 from rlperf.plan import planner, predict, size
 from rlperf.plan.answer.baseline import DefaultsOf
-from rlperf.plan.answer.compare import job_of_plan
 from rlperf.plan.answer.phases import judge_phase
 from rlperf.plan.answer.plan import Plan, Prediction
+from rlperf.plan.compare import job_of_plan
 from rlperf.plan.judge.decisions import Report
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, anchored, engine_named, keys_of, resolve, with_trainers

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from rlperf.api import ask
 from rlperf.cli.main import app
-from rlperf.plan.answer.compare import compare_jobs, job_of_plan
 from rlperf.plan.answer.plan import Plan
+from rlperf.plan.compare import compare_jobs, job_of_plan
 from rlperf.workload import LengthTable
 from rlperf.workload.bootstrap import bootstrap
 

@@ -11,7 +11,7 @@ from rlperf.cli.output import AsJson, console, print_json, progress
 
 if TYPE_CHECKING:
     from rlperf.api import Question
-    from rlperf.plan.answer.compare import JobComparison, Side
+    from rlperf.plan.compare import JobComparison, Side
 
 SCHEMA_VERSION = 1
 
@@ -28,7 +28,7 @@ def compare(
 
     Example: rlperf compare plan/plan.yaml run_grpo.yaml --cluster dgx_h100 --workload math
     """
-    from rlperf.plan.answer.compare import compare_jobs
+    from rlperf.plan.compare import compare_jobs
 
     with progress("comparing"):
         questions = [_question(path, cluster, workload) for path in (first, second)]
@@ -69,7 +69,7 @@ def summary_of(found: JobComparison, first: Path, second: Path) -> dict[str, Any
 
 
 def _side(path: Path, side: Side) -> dict[str, Any]:
-    from rlperf.plan.answer.compare import STAGES
+    from rlperf.plan.judge.stage_means import STAGES
 
     configuration = side.evaluation.configuration
     return {
@@ -86,7 +86,7 @@ def _side(path: Path, side: Side) -> dict[str, Any]:
 def _print(found: JobComparison, first: Path, second: Path) -> None:
     from rich.table import Table
 
-    from rlperf.plan.answer.compare import STAGES
+    from rlperf.plan.judge.stage_means import STAGES
     from rlperf.units import human_seconds
 
     screen = console()

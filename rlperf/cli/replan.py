@@ -66,7 +66,7 @@ def _jobs(path: Path, running: Path | None, at_step: int) -> tuple[Job, Job]:
     """The job whose rest is planned, and the one that runs, pinned."""
     from rlperf.api import plan_job
     from rlperf.frameworks.imports import read_job_or_config
-    from rlperf.plan.answer.compare import job_of_plan
+    from rlperf.plan.compare import job_of_plan
     from rlperf.plan.question.context import with_trainers
 
     plan = _plan(path)

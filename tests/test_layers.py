@@ -207,7 +207,7 @@ def test_engine_and_trainer_agree_on_latent_experts() -> None:
     layout = Layout.of(tensor_parallel=1, expert_parallel=8, data_parallel=8)
     work = work_of(layout, batch)
     seconds = [
-        float(layer_seconds(a, H100, MEGATRON, layout, work, dtype="bf16", lora_rank=None, skew=1.0).forward)
+        float(layer_seconds(a, TrainerDevice(H100, MEGATRON, layout, work)).forward)
         for a in (SUPER, _without_latent(SUPER))
     ]
     traffic = [

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.trainer_memory import trainer_memory
 from rlperf.layout import Layout
 from rlperf.specs.hardware import load_hardware
@@ -111,7 +112,7 @@ def test_documented_logits_of_58_gib() -> None:
     batch = Microbatches.of(tokens, tokens * 8192.0, 8192.0, 4)
     layout = Layout.of(tensor_parallel=1, data_parallel=8, zero_stage=3, activation_recompute=2)
     whole = trainer_memory(arch, hw, load_trainer("fsdp2"), layout, batch)
-    chunked = trainer_memory(arch, hw, load_trainer("fsdp2"), layout, batch, chunked_loss=True)
+    chunked = trainer_memory(arch, hw, load_trainer("fsdp2"), layout, batch, UpdateOptions(chunked_loss=True))
     assert float(whole.logits) >= 58 * 2**30
     assert float(whole.total) > hw.device.memory > float(chunked.total)
 
@@ -136,10 +137,7 @@ def test_rows_that_ran_fit(measured_data: Path) -> None:
     for indices in batches_of(ran):
         first = ran[indices[0]]
         layout, batch = stack([ran[i].layout for i in indices], [ran[i].microbatches for i in indices])
-        parts = trainer_memory(
-            first.architecture, first.hardware, first.trainer, layout, batch, dtype=first.dtype,
-            lora_rank=first.lora_rank, chunked_loss=first.chunked_loss, recompute_experts=first.recompute_experts,
-        )  # fmt: skip
+        parts = trainer_memory(first.architecture, first.hardware, first.trainer, layout, batch, first.options)
         over = (parts.total > first.hardware.device.memory).ravel()
         wrong += [ran[i].row_id for i, too_large in zip(indices, over, strict=True) if too_large]
     came = [row.row_id for row in ran if row.row_id in new]

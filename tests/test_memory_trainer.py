@@ -13,6 +13,7 @@ from rlperf.cost.memory import first_knob, knobs
 from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.memory_parameters import in_flight, lora_parameters, routed_layers, stage_layers
 from rlperf.cost.parameters import language_parameters, parameters
+from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.trainer_memory import DEVICE_PARTS, trainer_memory
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
@@ -204,7 +205,7 @@ def test_offload_moves_bytes_to_the_host(h100: Hardware, fsdp2: TrainerCalibrati
     arch = load_architecture("Qwen2.5-7B")
     batch = Microbatches.of(16384.0, 16384.0 * 4096, 4096.0, 4.0)
     layout = Layout.of(data_parallel=8, zero_stage=3, activation_recompute=2, offload=[0, 1, 2, 3])
-    parts = trainer_memory(arch, h100, fsdp2, layout, batch, chunked_loss=True)
+    parts = trainer_memory(arch, h100, fsdp2, layout, batch, UpdateOptions(chunked_loss=True))
     assert parts.total[0] > parts.total[1] > parts.total[3]
     assert parts.total[0] > parts.total[2] > parts.total[3]
     assert parts.host[0] == 0
@@ -233,7 +234,7 @@ def test_first_knob_names_what_is_largest(
     long = trainer_memory(arch, h100, fsdp2, sharded, Microbatches.of(32768.0, 32768.0**2, 32768.0, 4.0))
     assert first_knob(sharded, long, limit).setting == "fused or chunked loss"  # type: ignore[union-attr]
     small = trainer_memory(
-        arch, h100, fsdp2, sharded, Microbatches.of(4096.0, 4096.0**2, 4096.0, 4.0), chunked_loss=True
+        arch, h100, fsdp2, sharded, Microbatches.of(4096.0, 4096.0**2, 4096.0, 4.0), UpdateOptions(chunked_loss=True)
     )
     assert first_knob(sharded, small, limit) is None
     assert all(knob.frees_bytes >= 0 for knob in knobs(sharded, long, 32768.0))

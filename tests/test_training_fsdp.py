@@ -9,6 +9,7 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.memory_parameters import stage_parameters
 from rlperf.cost.roofline import gemm_s, stream_s
 from rlperf.cost.scoring import scoring_pass
+from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.training import TrainingCost, training_update
 from rlperf.cost.training_parallel import shard_traffic
 from rlperf.layout import Layout
@@ -35,7 +36,7 @@ def backend(name: str = "fsdp2", **timing: object) -> TrainerCalibration:
 def update(
     h100: Hardware, trainer: TrainerCalibration, layout: Layout, model: str = "Qwen3-4B", **settings: object
 ) -> TrainingCost:
-    return training_update(load_architecture(model), h100, trainer, layout, BATCH, **settings)  # type: ignore[arg-type]
+    return training_update(load_architecture(model), h100, trainer, layout, BATCH, UpdateOptions(**settings))  # type: ignore[arg-type]
 
 
 def test_copies_of_the_sharded_buffers_hold_up_the_compute_stream(h100: Hardware) -> None:
@@ -97,7 +98,9 @@ def test_loops_over_experts_burden_the_older_stack_alone(h100: Hardware) -> None
         update={"generations": tuple(entry.model_copy(update={"moe_layer": 0.0}) for entry in slow.generations)}
     )
     seconds = {
-        (stack, kernel): float(training_update(arch, b200, trainer, ONE, BATCH, attention_kernel=kernel).total_s)
+        (stack, kernel): float(
+            training_update(arch, b200, trainer, ONE, BATCH, UpdateOptions(attention_kernel=kernel)).total_s
+        )
         for stack, trainer in (("slow", slow), ("quick", quick))
         for kernel in ("flash", "flash2")
     }
@@ -109,7 +112,9 @@ def test_loops_over_experts_burden_the_older_stack_alone(h100: Hardware) -> None
 def test_adapters_cost_once_per_update_not_once_per_microbatch(h100: Hardware) -> None:
     arch = load_architecture("Qwen2.5-7B")
     few, many = (
-        training_update(arch, h100, backend(), FULL, Microbatches.of(n, n * 1024, 1024.0, 65536.0 / n), lora_rank=32)
+        training_update(
+            arch, h100, backend(), FULL, Microbatches.of(n, n * 1024, 1024.0, 65536.0 / n), UpdateOptions(lora_rank=32)
+        )
         for n in (16384.0, 1024.0)
     )
     assert float(many.total_s / few.total_s) < 1.15

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
+from rlperf.cost.layers.vision import TowerWork
 from rlperf.cost.parameters import embedding_parameters, language_parameters, routed_parameters
 from rlperf.cost.scoring import scoring_pass
-from rlperf.cost.trainer_device import work_of
+from rlperf.cost.trainer_device import UpdateOptions, work_of
 from rlperf.cost.training import PARTS, layer_table, training_update
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
@@ -70,10 +71,11 @@ def test_flat_columns_cost_what_each_row_costs_alone(name: str, h100: Hardware, 
     skew = layout.expert_parallel.astype(float) ** 0.1
     batches = Microbatches.from_moments(layout, 512, 2000.0, 6e6, 8000.0, token_budget=budget)
     for cost in (training_update, scoring_pass):
-        whole = cost(arch, h100, megatron, layout, batches, skew=skew)
+        whole = cost(arch, h100, megatron, layout, batches, UpdateOptions(skew=skew))
         for row in range(0, rows, 7):
             one = Microbatches(**{key: value[row : row + 1] for key, value in vars(batches).items()})
-            alone = cost(arch, h100, megatron, layout.take(slice(row, row + 1)), one, skew=skew[row : row + 1])
+            here = UpdateOptions(skew=skew[row : row + 1])
+            alone = cost(arch, h100, megatron, layout.take(slice(row, row + 1)), one, here)
             for part in PARTS:
                 np.testing.assert_allclose(
                     np.broadcast_to(getattr(whole, part), (rows,))[row], np.ravel(getattr(alone, part))[0], rtol=1e-12
@@ -144,7 +146,7 @@ def test_lora_spares_weight_gradients_and_their_traffic(h100: Hardware, megatron
     batch = Microbatches.of(8192.0, 8192.0**2, 8192.0, 8.0)
     trainer = load_trainer("megatron_bridge")
     whole = training_update(arch, h100, trainer, layout, batch)
-    lora = training_update(arch, h100, trainer, layout, batch, lora_rank=16)
+    lora = training_update(arch, h100, trainer, layout, batch, UpdateOptions(lora_rank=16))
     assert float(lora.backward_s) < 0.75 * float(whole.backward_s)
     assert float(lora.exposed_dp_s) < 0.1 * float(whole.exposed_dp_s)
     assert float(lora.optimizer_s) < 0.05 * float(whole.optimizer_s)
@@ -154,7 +156,7 @@ def test_skew_slows_the_experts(h100: Hardware, megatron: TrainerCalibration) ->
     arch, layout = load_architecture("Qwen3-30B-A3B"), Layout.of(data_parallel=8, expert_parallel=8, zero_stage=1)
     batch = Microbatches.of(8192.0, 8192.0 * 4096, 4096.0, 8.0)
     balanced = training_update(arch, h100, megatron, layout, batch)
-    skewed = training_update(arch, h100, megatron, layout, batch, skew=1.7)
+    skewed = training_update(arch, h100, megatron, layout, batch, UpdateOptions(skew=1.7))
     assert float(skewed.total_s) > 1.05 * float(balanced.total_s)
 
 
@@ -218,16 +220,22 @@ def test_a_vision_tower_costs_time_and_memory_with_its_images(h100: Hardware, me
     arch, batch = load_architecture("Qwen2.5-VL-7B"), Microbatches.of(8192.0, 8192.0 * 2048, 2048.0, 8.0)
     layout = Layout.of(pipeline_parallel=[1, 2])
     text = training_update(arch, h100, megatron, layout, batch)
-    images = training_update(arch, h100, megatron, layout, batch, images=8, patches=1024)
-    frozen = training_update(arch, h100, megatron, layout, batch, images=8, patches=1024, vision_frozen=True)
+    images = training_update(arch, h100, megatron, layout, batch, tower=TowerWork(images=8, patches=1024))
+    frozen = training_update(arch, h100, megatron, layout, batch, tower=TowerWork(images=8, patches=1024, frozen=True))
     assert np.all(images.total_s > frozen.total_s)
     assert np.all(frozen.total_s > text.total_s)
-    score = [scoring_pass(arch, h100, megatron, layout, batch, images=n, patches=1024).total_s for n in (0, 8)]
+    score = [
+        scoring_pass(arch, h100, megatron, layout, batch, tower=TowerWork(images=n, patches=1024)).total_s
+        for n in (0, 8)
+    ]
     assert np.all(score[1] > score[0])
     bare = trainer_memory(arch, h100, megatron, layout, batch).activations
     assert np.all(trainer_memory(arch, h100, megatron, layout, batch, patches=8192.0).activations >= bare)
     words = load_architecture("Qwen2.5-7B")
-    same = [training_update(words, h100, megatron, layout, batch, images=n, patches=1024).total_s for n in (0, 8)]
+    same = [
+        training_update(words, h100, megatron, layout, batch, tower=TowerWork(images=n, patches=1024)).total_s
+        for n in (0, 8)
+    ]
     assert np.all(same[0] == same[1])
 
 
@@ -251,7 +259,9 @@ def test_korthikanti_table_5(row: tuple[int, ...], a100: Hardware) -> None:
         tensor_parallel=t, pipeline_parallel=p, virtual_pipeline=v, microbatch=each, activation_recompute=[2, 1],
         sequence_parallel=[0, 1],
     )  # fmt: skip
-    cost = training_update(arch, a100, trainer, base, Microbatches.fixed(base, 2048, batch), dtype="fp16")
+    cost = training_update(
+        arch, a100, trainer, base, Microbatches.fixed(base, 2048, batch), UpdateOptions(dtype="fp16")
+    )
     assert cost.total_s == pytest.approx([full_s, selective_s], rel=0.12)
     # the paper's result: 29 to 32 % faster
     assert float(cost.total_s[0] / cost.total_s[1]) == pytest.approx(full_s / selective_s, rel=0.10)
@@ -279,7 +289,12 @@ def test_narayanan_table_1_scaling(a100: Hardware) -> None:
             virtual_pipeline=1 if p == 1 else 3 if layers % (3 * p) == 0 else 1, microbatch=4 if p == 1 else 1,
         )  # fmt: skip
         cost = training_update(
-            gpt(hidden, layers, heads), a100, trainer, layout, Microbatches.fixed(layout, 2048, batch), dtype="fp16"
+            gpt(hidden, layers, heads),
+            a100,
+            trainer,
+            layout,
+            Microbatches.fixed(layout, 2048, batch),
+            UpdateOptions(dtype="fp16"),
         )
         flop = 96.0 * batch * 2048 * layers * hidden**2 * (1 + 2048 / (6 * hidden) + 51200 / (16 * layers * hidden))
         found.append(flop / devices / float(cost.total_s) / 1e12)

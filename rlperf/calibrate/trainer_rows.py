@@ -16,6 +16,7 @@ from rlperf.calibrate.columns import Guess, Reading, column, count, derived, num
 from rlperf.calibrate.tables import Table, read_table
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.dtypes import DTYPES
+from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.trainer_memory import trainer_memory
 from rlperf.errors import SpecError
 from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
@@ -126,9 +127,13 @@ def _recompute(row: TrainingRow) -> Guess[str]:
     """A row whose recompute is not published ran: if keeping everything does not fit, it recomputed in full."""
     layout = _layout(row, "none")
     parts = trainer_memory(
-        row.architecture, row.hardware, row.trainer, layout, Microbatches.fixed(layout, row.seq_len, row.batch),
-        dtype=row.dtype, lora_rank=row.lora_rank,
-    )  # fmt: skip
+        row.architecture,
+        row.hardware,
+        row.trainer,
+        layout,
+        Microbatches.fixed(layout, row.seq_len, row.batch),
+        UpdateOptions(dtype=row.dtype, lora_rank=row.lora_rank),
+    )
     limit = USABLE if row.zero_stage == 3 else SURELY_OVER
     if float(parts.total) <= limit * row.hardware.device.memory:
         return Guess("none", "it fits")
@@ -225,6 +230,19 @@ class TrainingRow(Reading):
     def flash2(self) -> bool:
         """Whether attention is the second FlashAttention's."""
         return "flash_attention_2" in self.note
+
+    @property
+    def options(self) -> UpdateOptions:
+        """How it computes."""
+        return UpdateOptions(
+            dtype=self.dtype,
+            lora_rank=self.lora_rank,
+            chunked_loss=self.chunked_loss,
+            recompute_experts=self.recompute_experts,
+            attention_kernel="flash2" if self.flash2 else "flash",
+            expert_overlap=self.expert_overlap,
+            cuda_graph=self.cuda_graph,
+        )
 
     @property
     def recompute_experts(self) -> bool:

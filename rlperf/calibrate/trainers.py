@@ -48,11 +48,13 @@ def predict_costs(rows: Sequence[TrainingRow], trainers: Trainers | None = None)
         first = rows[indices[0]]
         layout, batch = stack([rows[i].layout for i in indices], [rows[i].microbatches for i in indices])
         costs[indices[0]] = training_update(
-            first.architecture, first.hardware, (trainers or {}).get(first.backend, first.trainer), layout, batch,
-            dtype=first.dtype, lora_rank=first.lora_rank, chunked_loss=first.chunked_loss,
-            attention_kernel="flash2" if first.flash2 else "flash", expert_overlap=first.expert_overlap,
-            cuda_graph=first.cuda_graph,
-        )  # fmt: skip
+            first.architecture,
+            first.hardware,
+            (trainers or {}).get(first.backend, first.trainer),
+            layout,
+            batch,
+            first.options,
+        )
     return costs
 
 

@@ -15,6 +15,7 @@ from rlperf.calibrate.trainers import batches_of, stack
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
+from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, Layout
@@ -51,9 +52,8 @@ def predict_peaks(rows: list[TrainingRow], trainer: TrainerCalibration | None = 
         first = rows[indices[0]]
         layout, batch = stack([rows[i].layout for i in indices], [rows[i].microbatches for i in indices])
         parts = trainer_memory(
-            first.architecture, first.hardware, trainer or first.trainer, layout, batch, dtype=first.dtype,
-            lora_rank=first.lora_rank, chunked_loss=first.chunked_loss, recompute_experts=first.recompute_experts,
-        )  # fmt: skip
+            first.architecture, first.hardware, trainer or first.trainer, layout, batch, first.options
+        )
         out[indices] = np.minimum(parts.allocated, first.hardware.device.memory - parts.context)
     return out
 
@@ -164,7 +164,12 @@ def _phase_training(row: PhaseRow, trainer: TrainerCalibration) -> MemoryParts:
     batch = Microbatches.of(each * row.seq_len, each * row.seq_len**2, row.seq_len, count)
     layout = Layout.of(activation_recompute=2, microbatch=each)
     return trainer_memory(
-        row.architecture, row.hardware, trainer, layout, batch, lora_rank=row.lora_rank, chunked_loss=True
+        row.architecture,
+        row.hardware,
+        trainer,
+        layout,
+        batch,
+        UpdateOptions(lora_rank=row.lora_rank, chunked_loss=True),
     )
 
 
@@ -226,5 +231,5 @@ def known_to_fit_share(row: Row, token_budget: float = 16384.0) -> float:
     layout = Layout.of(data_parallel=int(number), zero_stage=3, activation_recompute=2, offload=1)
     batch = Microbatches.of(token_budget / 2, token_budget / 2 * 2048.0, 2048.0, 4.0)
     rank = 32 if "LoRA" in row.text("task") else None
-    parts = trainer_memory(arch, hw, trainer, layout, batch, lora_rank=rank, chunked_loss=True)
+    parts = trainer_memory(arch, hw, trainer, layout, batch, UpdateOptions(lora_rank=rank, chunked_loss=True))
     return float(parts.total + trainer.workspace.engine_asleep) / hw.device.memory

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
-import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
-from rlperf.cost.layers.vision import tower_seconds
+from rlperf.cost.layers.vision import NO_IMAGES, TowerWork, tower_seconds
 from rlperf.cost.memory_parameters import stage_layers, stage_parameters
-from rlperf.cost.trainer_device import work_of
+from rlperf.cost.trainer_device import PLAIN, TrainerDevice, UpdateOptions, work_of
 from rlperf.cost.training import TrainingCost, paced_s
 from rlperf.cost.training_microbatch import microbatch_seconds
 from rlperf.cost.training_parallel import shard_traffic, stage_hop_s
-from rlperf.layout import FloatArray, Layout
+from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.trainer_calibration import TrainerCalibration
@@ -25,11 +26,9 @@ def scoring_pass(
     trainer: TrainerCalibration,
     layout: Layout,
     microbatches: Microbatches,
+    options: UpdateOptions = PLAIN,
     *,
-    dtype: str = "bf16",
-    skew: FloatArray | float = 1.0,
-    images: npt.ArrayLike = 0.0,
-    patches: npt.ArrayLike = 0.0,
+    tower: TowerWork = NO_IMAGES,
 ) -> TrainingCost:
     r"""Seconds of one forward-only pass over a replica's ``microbatches.count`` microbatches.
 
@@ -41,8 +40,7 @@ def scoring_pass(
     Parameters
     ----------
     microbatches : count over the whole rl_step, not one optimizer update
-
-    images, patches : images of a microbatch and patches of each, through the vision tower
+    options : of which dtype and skew count: adapters are merged, nothing is hidden behind another microbatch
 
     Returns
     -------
@@ -50,23 +48,24 @@ def scoring_pass(
     """
     work = work_of(layout, microbatches)
     stage = stage_parameters(arch, layout)
-    costs = microbatch_seconds(arch, hw, trainer, layout, work, dtype=dtype, lora_rank=None, skew=skew)
+    whole = replace(options, lora_rank=None, attention_kernel="flash", expert_overlap=False)
+    costs = microbatch_seconds(arch, TrainerDevice(hw, trainer, layout, work, whole))
     compute, head = costs.layer, costs.head.forward
     tensor, expert = costs.tensor.forward, costs.expert.forward
     context = np.maximum(costs.context.forward - compute.attention, 0.0)
-    tower, _ = tower_seconds(arch, hw, trainer, layout, images, patches, frozen=True)
+    seen, _ = tower_seconds(arch, hw, trainer, layout, tower)
     m, p, layers = microbatches.count, layout.pipeline_parallel.astype(np.float64), float(arch.layers)
     each, timing = layers / p, trainer.timing
     moe = stack_of(arch).routed_share
     host = timing.host_layer * (1.0 - moe) + timing.host_moe_layer * moe
     device = compute.forward + tensor + context + expert
     hop = layout.virtual_pipeline * stage_hop_s(arch, hw, trainer, layout, work)
-    mean_device = each * device + (head + tower) / p
+    mean_device = each * device + (head + seen) / p
     paced = paced_s(mean_device, each * host, timing.host_norm)
     mean = paced + hop + timing.microbatch
     fullest = stage_layers(arch, layout)
     last = np.maximum(np.where(fullest > each, layers - fullest * (p - 1.0), each), 0.0)
-    longest = np.maximum(fullest * device + tower, last * device + head)
+    longest = np.maximum(fullest * device + seen, last * device + head)
     longest = paced_s(longest, fullest * host, timing.host_norm) + hop + timing.microbatch
     longest = np.maximum(longest, mean)
     traffic = shard_traffic(hw, trainer, layout, stage.layer_dense, stage.layer_routed, np.zeros(()))
@@ -75,7 +74,7 @@ def scoring_pass(
     hidden = timing.contention * np.minimum(traffic.gather, compute.forward)
     zero = np.zeros(np.broadcast_shapes(np.shape(longest), np.shape(m)))
     return TrainingCost(
-        forward_s=m * (each * compute.forward + (head + tower) / p),
+        forward_s=m * (each * compute.forward + (head + seen) / p),
         backward_s=zero,
         recompute_s=zero,
         bubble_s=m * (longest - mean) + (p - 1.0) * mean,

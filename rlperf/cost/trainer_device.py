@@ -52,26 +52,48 @@ def sustained(generation: Generation, dtype: str) -> float:
 
 
 @dataclass(frozen=True)
-class TrainerDevice:
-    """One device of a trainer, and what it does in one microbatch.
+class UpdateOptions:
+    """How a trainer computes, beside its layout.
 
     Attributes
     ----------
-    layout, work : broadcast together
-    dtype : of the linear layers
-    lora_rank : rank of the adapters; with one the base gets no weight gradients
-    skew : tokens of the busiest expert-parallel device over the mean [1]
-    attention_kernel : "flash" (the newest on the device) or "flash2"
+    dtype : of the linear layers (bf16, fp16, fp8, mxfp8, nvfp4); attention, head and router stay in 16 bits
+    lora_rank : rank of adapters on all linear layers; the base is frozen: no weight gradients, no moments
+    skew : tokens of the busiest expert-parallel device over the mean (1 = balanced)
+    chunked_loss : the loss is computed chunk by chunk, its logits made again in the backward
+    recompute_experts : the expert activation function is recomputed, so that its inputs are not kept
+    attention_kernel : "flash" (the newest on the device) or "flash2" (FlashAttention-2)
+    expert_overlap : the backend hides expert all-to-all behind the other microbatch's compute
+    cuda_graph : layers (or parts of them) are captured in CUDA graphs, which spares launches
     """
+
+    dtype: str = "bf16"
+    lora_rank: int | None = None
+    skew: FloatArray | float = 1.0
+    chunked_loss: bool = False
+    recompute_experts: bool = False
+    attention_kernel: str = "flash"
+    expert_overlap: bool = False
+    cuda_graph: bool = False
+
+
+PLAIN = UpdateOptions()
+
+
+@dataclass(frozen=True)
+class TrainerDevice:
+    """One device of a trainer, and what it does in one microbatch; layout and work are broadcast together."""
 
     hw: Hardware
     trainer: TrainerCalibration
     layout: Layout
     work: Work
-    dtype: str = "bf16"
-    lora_rank: int | None = None
-    skew: FloatArray | float = 1.0
-    attention_kernel: str = "flash"
+    options: UpdateOptions = PLAIN
+
+    @property
+    def dtype(self) -> str:
+        """Of the linear layers."""
+        return self.options.dtype
 
     @cached_property
     def generation(self) -> Generation:
@@ -81,7 +103,7 @@ class TrainerDevice:
     @cached_property
     def rate(self) -> float:
         """Sustained over short-burst rate of its matrix products [1]."""
-        return sustained(self.generation, self.dtype)
+        return sustained(self.generation, self.options.dtype)
 
     @cached_property
     def tensor(self) -> FloatArray:
@@ -91,7 +113,7 @@ class TrainerDevice:
     @property
     def frozen(self) -> bool:
         """Whether the base weights get no gradients."""
-        return self.lora_rank is not None
+        return self.options.lora_rank is not None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from rlperf.cost.memory_parameters import (
     lora_parameters,
     stage_parameters,
 )
+from rlperf.cost.trainer_device import PLAIN, UpdateOptions
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
@@ -87,12 +88,8 @@ def trainer_memory(
     trainer: TrainerCalibration,
     layout: Layout,
     microbatches: Microbatches,
+    options: UpdateOptions = PLAIN,
     *,
-    dtype: str = "bf16",
-    lora_rank: int | None = None,
-    chunked_loss: bool = False,
-    recompute_experts: bool = False,
-    expert_imbalance: float = 1.0,
     forward_only: bool = False,
     patches: npt.ArrayLike = 0.0,
 ) -> MemoryParts:
@@ -100,11 +97,7 @@ def trainer_memory(
 
     Parameters
     ----------
-    dtype : of the linear layers; narrower ones add the backend's narrow copies of the weights
-    lora_rank : rank of the adapters; the base is then frozen and has neither gradients nor moments
-    chunked_loss : logits are made and reduced chunk by chunk (fused or chunked loss)
-    recompute_experts : the expert activation function is recomputed
-    expert_imbalance : tokens of the busiest expert-parallel device over the mean [1]
+    options : narrow dtypes add the backend's narrow copies of the weights
     patches : image patches of a microbatch, kept through the vision tower of the first stage [1]
     forward_only : scoring: nothing is kept for a backward, no gradients, no optimizer on the device
 
@@ -116,16 +109,16 @@ def trainer_memory(
     kept = layer_activations(
         arch, layout,
         dropout=trainer.timing.kernel_attention == "unfused", unfused=trainer.timing.kernel_attention == "unfused",
-        linear_input=None if dtype in ("bf16", "fp16", "fp32") else 1.0,
+        linear_input=None if options.dtype in ("bf16", "fp16", "fp32") else 1.0,
     )  # fmt: skip
     tokens = microbatches.tokens / (layout.context_parallel * layout.ulysses)
     pairs = microbatches.sum_squares / (layout.context_parallel * layout.ulysses)
-    states = _states(arch, trainer, layout, stage, dtype, lora_rank, forward_only)
-    one = _activations(trainer, layout, kept, tokens, pairs, recompute_experts, expert_imbalance, forward_only)
+    states = _states(arch, trainer, layout, stage, options, forward_only)
+    one = _activations(trainer, layout, kept, tokens, pairs, options, forward_only)
     first, last = (np.ones(()), np.ones(())) if forward_only else in_flight(layout, microbatches)
-    logits = _logit_bytes(arch, trainer, layout, tokens, chunked_loss, forward_only)
+    logits = _logit_bytes(arch, trainer, layout, tokens, options.chunked_loss, forward_only)
     single, space = layout.pipeline_parallel == 1, trainer.workspace
-    plain = 0.0 if forward_only or lora_rank else 1.0
+    plain = 0.0 if forward_only or options.lora_rank else 1.0
     at_backward = first * (stage.layers * one.dense + stage.routed_first * one.routed) + one.working
     tower = np.zeros(()) if forward_only else tower_bytes(arch, layout, patches)
     at_backward = at_backward + tower
@@ -142,7 +135,7 @@ def trainer_memory(
     )
     activations = np.where(loss_wins, at_loss, at_backward)
     logits_now = np.where(loss_wins, logits, 0.0)
-    communication = _communication(arch, trainer, layout, stage, tokens, lora_rank, forward_only)
+    communication = _communication(arch, trainer, layout, stage, tokens, options.lora_rank, forward_only)
     scratch = np.where(loss_wins, scratch_loss, scratch) + space.fixed
     loose = activations + logits_now + communication + scratch
     # without buffers the only backward ends before all gradients exist; the update's temporaries come after it
@@ -198,13 +191,14 @@ def _bytes_per_parameter(
 
 def _states(
     arch: Architecture, trainer: TrainerCalibration, layout: Layout, stage: StageParameters,
-    dtype: str, lora_rank: int | None, forward_only: bool,
+    options: UpdateOptions, forward_only: bool,
 ) -> _States:  # fmt: skip
     """ZeRO shards by data parallelism, routed experts by their own; LoRA trains the adapters alone."""
     shards = layout.shards.astype(np.float64)
     limit = np.where(layout.shard_size > 0, layout.shard_size, np.iinfo(np.int64).max)
     routed_shards = np.minimum(layout.expert_data_parallel, limit).astype(np.float64)
-    width = 0.0 if dtype in ("bf16", "fp16", "fp32") else trainer.storage.narrow_copy
+    lora_rank = options.lora_rank
+    width = 0.0 if options.dtype in ("bf16", "fp16", "fp32") else trainer.storage.narrow_copy
     dense = _bytes_per_parameter(trainer, layout, shards, forward_only, width)
     routed = _bytes_per_parameter(trainer, layout, routed_shards, forward_only, width)
     table = _bytes_per_parameter(trainer, layout, shards, forward_only, 0.0)
@@ -259,12 +253,12 @@ class _Kept:
 
 def _activations(
     trainer: TrainerCalibration, layout: Layout, kept: LayerActivations, tokens: FloatArray, pairs: FloatArray,
-    recompute_experts: bool, expert_imbalance: float, forward_only: bool,
+    options: UpdateOptions, forward_only: bool,
 ) -> _Kept:  # fmt: skip
     """Recompute none keeps all, selective drops the attention core, full keeps the layer's input alone."""
     space = trainer.workspace
     dense, core = kept.dense * tokens, kept.core * tokens + kept.scores * pairs
-    routed = kept.routed * tokens * expert_imbalance
+    routed = kept.routed * tokens * options.skew
     scores = kept.scores * pairs
     boundary = kept.boundary * tokens
     full = layout.activation_recompute == RECOMPUTE.index("full")
@@ -276,7 +270,7 @@ def _activations(
     again = space.recompute_dense * dense + space.recompute_moe * routed + scores
     plain = space.backward_dense * dense + space.backward_moe * routed + np.where(selective, scores, 0.0)
     keep_dense = np.where(full, boundary, dense + np.where(selective, 0.0, core))
-    hidden = kept.expert_hidden * tokens * expert_imbalance if recompute_experts else 0.0
+    hidden = kept.expert_hidden * tokens * options.skew if options.recompute_experts else 0.0
     keep_routed = np.where(full, 0.0, routed - hidden)
     parked = np.isin(layout.offload, OFFLOADS_ACTIVATIONS)
     return _Kept(

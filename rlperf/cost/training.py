@@ -9,16 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.layers import stack_of
-from rlperf.cost.layers.vision import tower_seconds
+from rlperf.cost.layers.vision import NO_IMAGES, TowerWork, tower_seconds
 from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.memory_parameters import OFFLOADS_ACTIVATIONS, StageParameters, stage_layers, stage_parameters
 from rlperf.cost.roofline import stream_s
-from rlperf.cost.trainer_device import Work, work_of
+from rlperf.cost.trainer_device import PLAIN, TrainerDevice, UpdateOptions, Work, work_of
 from rlperf.cost.training_layers import LayerSeconds, head_seconds, layer_seconds
 from rlperf.cost.training_microbatch import MicrobatchSeconds, microbatch_seconds
 from rlperf.cost.training_parallel import data_traffic, optimizer_s, shard_traffic, stage_hop_s, trained_share
@@ -91,17 +90,9 @@ def training_update(
     trainer: TrainerCalibration,
     layout: Layout,
     microbatches: Microbatches,
+    options: UpdateOptions = PLAIN,
     *,
-    dtype: str = "bf16",
-    lora_rank: int | None = None,
-    skew: FloatArray | float = 1.0,
-    chunked_loss: bool = False,
-    attention_kernel: str = "flash",
-    expert_overlap: bool = False,
-    cuda_graph: bool = False,
-    images: npt.ArrayLike = 0.0,
-    patches: npt.ArrayLike = 0.0,
-    vision_frozen: bool = False,
+    tower: TowerWork = NO_IMAGES,
 ) -> TrainingCost:
     r"""Seconds of one optimizer update.
 
@@ -115,16 +106,7 @@ def training_update(
     Parameters
     ----------
     layout, microbatches : broadcast together
-    dtype : of the linear layers (bf16, fp16, fp8, mxfp8, nvfp4); attention, head and router stay in 16 bits
-    lora_rank : rank of adapters on all linear layers; the base gets no weight gradients
-    skew : tokens of the busiest expert-parallel device over the mean (1 = balanced)
-    chunked_loss : the loss is computed chunk by chunk, its logits made again in the backward
-    attention_kernel : "flash" (the newest on the device) or "flash2" (FlashAttention-2)
-    cuda_graph : layers (or parts of them) are captured in CUDA graphs, which spares launches
-    expert_overlap : the backend hides expert all-to-all behind the other microbatch's compute
-
-    images, patches : images of a microbatch and patches of each, through the vision tower on the first stage
-    vision_frozen : the tower is not trained: forward only
+    options, tower : how it computes; images, if there are any
 
     Returns
     -------
@@ -132,41 +114,38 @@ def training_update(
     """
     work = work_of(layout, microbatches)
     stage = stage_parameters(arch, layout)
-    costs = microbatch_seconds(
-        arch, hw, trainer, layout, work, dtype=dtype, lora_rank=lora_rank, skew=skew,
-        attention_kernel=attention_kernel, expert_overlap=expert_overlap,
-    )  # fmt: skip
-    one, head = _layer_pass(arch, trainer, layout, costs, cuda_graph), costs.head
-    head_s = head.forward + head.backward + (head.again if chunked_loss else 0.0)
-    tower, tower_back = tower_seconds(arch, hw, trainer, layout, images, patches, frozen=vision_frozen)
-    ends = head_s + tower + tower_back
+    costs = microbatch_seconds(arch, TrainerDevice(hw, trainer, layout, work, options))
+    one, head = _layer_pass(arch, trainer, layout, costs, options.cuda_graph), costs.head
+    head_s = head.forward + head.backward + (head.again if options.chunked_loss else 0.0)
+    tower_s, tower_back = tower_seconds(arch, hw, trainer, layout, tower)
+    ends = head_s + tower_s + tower_back
     m, p = microbatches.count, layout.pipeline_parallel.astype(np.float64)
     v, layers = layout.virtual_pipeline.astype(np.float64), float(arch.layers)
     each = layers / p
 
     fixed = trainer.timing
-    dense, routed, tables = trained_share(arch, layout, stage, lora_rank)
+    dense, routed, tables = trained_share(arch, layout, stage, options.lora_rank)
     updated, updated_routed = each * dense + tables, each * routed
     added = stream_s(hw, (updated + updated_routed) * fixed.accumulate_bytes)
-    per_update = fixed.update + (fixed.lora_update if lora_rank else 0.0)
+    per_update = fixed.update + (fixed.lora_update if options.lora_rank else 0.0)
     hop = 2.0 * v * stage_hop_s(arch, hw, trainer, layout, work)
     mean_device = each * one.device + ends / p + added
     paced = paced_s(mean_device, each * one.host, fixed.host_norm)
     mean = paced + hop + fixed.microbatch
     fullest = stage_layers(arch, layout)
     last = np.maximum(np.where(fullest > each, layers - fullest * (p - 1.0), each), 0.0)
-    longest = np.maximum(fullest * one.device + tower + tower_back, last * one.device + head_s)
+    longest = np.maximum(fullest * one.device + tower_s + tower_back, last * one.device + head_s)
     longest = np.where(p > 1.0, longest, each * one.device + ends) + added
     longest = np.maximum(paced_s(longest, fullest * one.host, fixed.host_norm) + hop + fixed.microbatch, mean)
     bubble = m * (longest - mean) + (p - 1.0) / v * mean
 
-    sharded = _sharded_exposed_s(hw, trainer, layout, stage, one, each, lora_rank)
+    sharded = _sharded_exposed_s(hw, trainer, layout, stage, one, each, options.lora_rank)
     exposed_dp = m * sharded + _update_traffic_s(hw, trainer, layout, updated, updated_routed, one, each, m)
     device_update, host_update = optimizer_s(hw, trainer, layout, updated, updated_routed)
     offload = host_update + m * each * _parked_s(arch, hw, layout, work, one)
     zero = np.zeros(np.broadcast_shapes(np.shape(longest), np.shape(m)))
     return TrainingCost(
-        forward_s=m * (each * one.forward + (head.forward + tower) / p),
+        forward_s=m * (each * one.forward + (head.forward + tower_s) / p),
         backward_s=m * (each * one.backward + (head.backward + tower_back) / p + added),
         recompute_s=m * (each * one.recompute + np.maximum(head_s - head.forward - head.backward, 0.0) / p),
         bubble_s=bubble,
@@ -282,11 +261,8 @@ def _parked_s(arch: Architecture, hw: Hardware, layout: Layout, work: Work, one:
 
 def layer_table(
     arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, microbatches: Microbatches,
-    *, dtype: str = "bf16", lora_rank: int | None = None, skew: FloatArray | float = 1.0,
+    options: UpdateOptions = PLAIN,
 ) -> tuple[LayerSeconds, LayerSeconds]:  # fmt: skip
     """(mean layer, head) seconds of one microbatch on one device: the operators behind a prediction."""
-    work = work_of(layout, microbatches)
-    return (
-        layer_seconds(arch, hw, trainer, layout, work, dtype=dtype, lora_rank=lora_rank, skew=skew),
-        head_seconds(arch, hw, trainer, layout, work, frozen=lora_rank is not None),
-    )
+    device = TrainerDevice(hw, trainer, layout, work_of(layout, microbatches), options)
+    return layer_seconds(arch, device), head_seconds(arch, device)

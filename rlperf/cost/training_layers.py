@@ -11,11 +11,10 @@ import numpy as np
 
 from rlperf.cost.layers import stack_of
 from rlperf.cost.roofline import gemm_s, small_op_s, stream_s
-from rlperf.cost.trainer_device import TrainerDevice, Work
-from rlperf.layout import FloatArray, Layout
+from rlperf.cost.trainer_device import TrainerDevice
+from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
-from rlperf.specs.trainer_calibration import TrainerCalibration
 
 
 @dataclass(frozen=True)
@@ -45,20 +44,16 @@ def matrix_s(
     return forward, backward
 
 
-def layer_seconds(
-    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work,
-    *, dtype: str, lora_rank: int | None, skew: FloatArray | float, attention_kernel: str = "flash",
-) -> LayerSeconds:  # fmt: skip
+def layer_seconds(arch: Architecture, device: TrainerDevice) -> LayerSeconds:
     """Mean layer: matrices, what each kind of layer does beside them, and memory-bound passes."""
-    device = TrainerDevice(hw, trainer, layout, work, dtype, lora_rank, skew, attention_kernel)
-    stack, rate = stack_of(arch), device.rate
+    stack, rate, work = stack_of(arch), device.rate, device.work
     forward: FloatArray = np.zeros(())
     backward: FloatArray = np.zeros(())
     attention: FloatArray = np.zeros(())
     last: FloatArray = np.zeros(())
     for matrix, _, count in stack.matrices:
         share = count / arch.layers
-        ahead, back = matrix_s(hw, work.tokens, *matrix.on(device.tensor), dtype, frozen=device.frozen)
+        ahead, back = matrix_s(device.hw, work.tokens, *matrix.on(device.tensor), device.dtype, frozen=device.frozen)
         forward, backward = forward + share * ahead / rate, backward + share * back / rate
     for half in stack.halves:
         last = last + half.share * half.layer.last_s(device)
@@ -68,23 +63,21 @@ def layer_seconds(
             attention = attention + half.share * own.attention
     passes = _passes_s(arch, device) + _scans_s(arch, device)
     forward, backward = forward + passes, backward + 2.0 * passes
-    if lora_rank:
+    if device.options.lora_rank:
         adapters = _adapter_s(arch, device)
         forward, backward = forward + adapters, backward + 2.0 * adapters
     return LayerSeconds(forward, backward, attention, last=last)
 
 
-def head_seconds(
-    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work, *, frozen: bool = False
-) -> LayerSeconds:
+def head_seconds(arch: Architecture, device: TrainerDevice) -> LayerSeconds:
     """Output projection and cross-entropy, always in 16 bits; tensor parallelism splits the vocabulary."""
-    generation = trainer.generation(hw.device)
-    columns = arch.vocab / layout.tensor_parallel.astype(np.float64)
-    forward, backward = matrix_s(hw, work.tokens, columns, np.asarray(float(arch.hidden)), "bf16", frozen=frozen)
-    timing, logits = trainer.timing, work.tokens * columns
+    hw, work, width = device.hw, device.work, np.asarray(float(arch.hidden))
+    columns = arch.vocab / device.tensor
+    forward, backward = matrix_s(hw, work.tokens, columns, width, "bf16", frozen=device.frozen)
+    timing, logits = device.trainer.timing, work.tokens * columns
     loss = stream_s(hw, logits * timing.cross_entropy_bytes)
     embedding = small_op_s(hw, work.stream_tokens * arch.hidden * 8.0)
-    rate = generation.sustained
+    rate = device.generation.sustained
     return LayerSeconds(
         forward / rate + 0.5 * loss + embedding,
         backward / rate + 0.5 * loss + embedding,

@@ -6,18 +6,16 @@ Candidates that differ in pipeline chunks, ZeRO, recompute or offload put the sa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
 
-from rlperf.cost.trainer_device import Work
+from rlperf.cost.trainer_device import TrainerDevice, Work
 from rlperf.cost.training_layers import LayerSeconds, head_seconds, layer_seconds
 from rlperf.cost.training_parallel import Passes, context_traffic, expert_traffic, tensor_traffic
 from rlperf.layout import FloatArray, IntArray, Layout, distinct_rows
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.hardware import Hardware
-from rlperf.specs.trainer_calibration import TrainerCalibration
 
 READ = (
     "tensor_parallel",
@@ -43,54 +41,49 @@ class MicrobatchSeconds:
     expert: Passes
 
 
-def microbatch_seconds(
-    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work,
-    *, dtype: str, lora_rank: int | None, skew: FloatArray | float, attention_kernel: str = "flash",
-    expert_overlap: bool = False,
-) -> MicrobatchSeconds:  # fmt: skip
-    """Operators and traffic of one microbatch (arguments: `rlperf.cost.training.training_update`).
+def microbatch_seconds(arch: Architecture, device: TrainerDevice) -> MicrobatchSeconds:
+    """Operators and traffic of one microbatch.
 
     Flat columns are costed on their distinct rows; open axes as they are.
     """
 
-    def costed(layout: Layout, work: Work, skew: FloatArray | float) -> MicrobatchSeconds:
+    def costed(some: TrainerDevice) -> MicrobatchSeconds:
+        where = (arch, some.hw, some.trainer, some.layout, some.work)
         return MicrobatchSeconds(
-            layer=layer_seconds(
-                arch, hw, trainer, layout, work,
-                dtype=dtype, lora_rank=lora_rank, skew=skew, attention_kernel=attention_kernel,
-            ),
-            head=head_seconds(arch, hw, trainer, layout, work, frozen=lora_rank is not None),
-            tensor=tensor_traffic(arch, hw, trainer, layout, work),
-            context=context_traffic(arch, hw, trainer, layout, work),
-            expert=expert_traffic(arch, hw, trainer, layout, work, skew, overlap=expert_overlap),
-        )  # fmt: skip
+            layer=layer_seconds(arch, some),
+            head=head_seconds(arch, some),
+            tensor=tensor_traffic(*where),
+            context=context_traffic(*where),
+            expert=expert_traffic(*where, some.options.skew, overlap=some.options.expert_overlap),
+        )
 
-    return _on_distinct(layout, work, skew, costed)
+    return _on_distinct(device, costed)
 
 
-def _on_distinct(
-    layout: Layout, work: Work, skew: FloatArray | float,
-    costed: Callable[[Layout, Work, FloatArray | float], MicrobatchSeconds],
-) -> MicrobatchSeconds:  # fmt: skip
+def _on_distinct(device: TrainerDevice, costed: Callable[[TrainerDevice], MicrobatchSeconds]) -> MicrobatchSeconds:
     """``costed`` of the distinct rows, handed back to all rows; of everything where there are no flat columns."""
+    layout, work, skew = device.layout, device.work, device.options.skew
     axes = {name: getattr(layout, name) for name in READ}
     tasks = {field.name: getattr(work, field.name) for field in fields(work)}
     columns = [np.asarray(value) for value in (*axes.values(), *tasks.values(), skew)]
     shape = np.broadcast_shapes(*(column.shape for column in columns))
     if len(shape) != 1 or shape[0] < FEW or any(column.shape not in ((), shape) for column in columns):
-        return costed(layout, work, skew)
+        return costed(device)
     found = distinct_rows([column for column in columns if column.shape == shape])
     if found is None:
-        return costed(layout, work, skew)
+        return costed(device)
     first, back = found
 
     def some(value: FloatArray | IntArray | float) -> np.ndarray:
         return np.asarray(value)[first] if np.shape(value) == shape else np.asarray(value)
 
     small = costed(
-        Layout.of(**{name: some(value) for name, value in axes.items()}),
-        Work(**{name: some(value) for name, value in tasks.items()}),
-        some(skew),
+        replace(
+            device,
+            layout=Layout.of(**{name: some(value) for name, value in axes.items()}),
+            work=Work(**{name: some(value) for name, value in tasks.items()}),
+            options=replace(device.options, skew=some(skew)),
+        )
     )
     return MicrobatchSeconds(
         **{field.name: _spread(getattr(small, field.name), first, back) for field in fields(small)}

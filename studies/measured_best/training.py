@@ -123,15 +123,8 @@ def own_seconds(row: TrainingRow) -> float:
     layout = layout.flat((layout.zero_stage < 3) | (layout.pipeline_parallel == 1))
     layout = layout.flat(batch % (layout.data_parallel * layout.microbatch) == 0)
     work = Microbatches.fixed(layout, length, batch)
-    cost = training_update(
-        row.architecture, row.hardware, row.trainer, layout, work, dtype=row.dtype, lora_rank=row.lora_rank,
-        chunked_loss=row.chunked_loss, attention_kernel="flash2" if row.flash2 else "flash",
-        expert_overlap=row.expert_overlap, cuda_graph=row.cuda_graph,
-    )  # fmt: skip
-    memory = trainer_memory(
-        row.architecture, row.hardware, row.trainer, layout, work, dtype=row.dtype, lora_rank=row.lora_rank,
-        chunked_loss=row.chunked_loss, recompute_experts=row.recompute_experts,
-    )  # fmt: skip
+    cost = training_update(row.architecture, row.hardware, row.trainer, layout, work, row.options)
+    memory = trainer_memory(row.architecture, row.hardware, row.trainer, layout, work, row.options)
     device = row.hardware.device.memory
     fits = memory.total <= min(device * (1.0 - HEADROOM), device / row.trainer.memory_high)
     return float(np.min(np.where(fits, cost.total_s, np.inf), initial=np.inf))

@@ -120,14 +120,14 @@ class Moe(Layer):
         own = device.work.tokens / layout.tensor_parallel
         products = grouped_gemm_s(
             device.hw, own * ep * etp, route.shape, ep, etp,
-            dtype=device.dtype, dealt=Dealt(skew=device.skew, dispatched=True),
+            dtype=device.dtype, dealt=Dealt(skew=device.options.skew, dispatched=True),
         )  # fmt: skip
         products = products * timing.moe_pass / device.rate
-        pairs = own * etp * route.active * device.skew
+        pairs = own * etp * route.active * device.options.skew
         moved = small_op_s(device.hw, pairs * route.width * 2.0 * 4.0 * timing.permute)
         router = gemm_s(device.hw, own, as_float(route.count), as_float(self.arch.hidden), "bf16") / device.rate
         # a build that runs the older attention on a device has no grouped products for it either, and loops
-        loops = device.generation.moe_layer if device.attention_kernel == "flash2" else 0.0
+        loops = device.generation.moe_layer if device.options.attention_kernel == "flash2" else 0.0
         fixed = (timing.moe_layer + loops) / 3.0
         passes = 1.0 if device.frozen else 2.0
         return Seconds(products + moved + router + fixed, passes * products + moved + 2.0 * router + 2.0 * fixed)

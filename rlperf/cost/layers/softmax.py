@@ -74,7 +74,7 @@ class Softmax(Layer):
             packed_attention_s(device.hw, shape, work.attention_tokens, work.pairs, work.max_len, backward=direction)
             for direction in (False, True)
         )
-        flash2 = device.attention_kernel == "flash2"
+        flash2 = device.options.attention_kernel == "flash2"
         factor = device.generation.flash2 if flash2 else device.generation.attention
         return Seconds(forward * factor, backward * factor, forward * factor)
 

@@ -98,21 +98,32 @@ def tower_bytes(arch: Architecture, layout: Layout, patches: Array) -> FloatArra
     return as_float(patches) * vision.layers * kept
 
 
+@dataclass(frozen=True)
+class TowerWork:
+    """Images of a microbatch and patches of each, through the tower on the first stage; frozen: forward only."""
+
+    images: Array = 0.0
+    patches: Array = 0.0
+    frozen: bool = False
+
+
+NO_IMAGES = TowerWork()
+
+
 def tower_seconds(
-    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout,
-    images: Array, patches: Array, *, frozen: bool,
-) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: TowerWork
+) -> tuple[FloatArray, FloatArray]:
     """(forward, backward) of the vision tower over a microbatch's images; backward twice the forward (extrapolated)."""
     if arch.vision is None:
         return np.zeros(()), np.zeros(())
     rate = trainer.generation(hw.device).sustained
-    number, each = as_float(images), as_float(patches)
+    number, each = as_float(work.images), as_float(work.patches)
     some = (number > 0) & (each > 0)
     seconds = vision_prefill_s(
         hw, arch.vision, np.where(some, number, 1.0), np.where(some, each, 1.0), layout.tensor_parallel
     )
     forward = np.where(some, seconds / rate, 0.0)
-    return forward, (0.0 if frozen else 2.0) * forward
+    return forward, (0.0 if work.frozen else 2.0) * forward
 
 
 ENCODED_TOKENS = 8192.0

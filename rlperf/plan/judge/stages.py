@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.cost.batching import Microbatches
-from rlperf.cost.layers.vision import tower_seconds
+from rlperf.cost.layers.vision import TowerWork, tower_seconds
 from rlperf.cost.training import layer_table
 from rlperf.layout import RECOMPUTE, Layout
 from rlperf.plan.judge.configuration import Configuration, layout_of
@@ -73,10 +73,8 @@ def layer_profile(
         head = (float(np.ravel(top.forward)[0]), float(np.ravel(top.backward)[0]))
     tower = (0.0, 0.0)
     if demand is not None:
-        images, each = demand.images_per_token * one.tokens, demand.patches(architecture)
-        seen = tower_seconds(
-            architecture, context.hardware, trainer.calibration, layout, images, each, frozen=freeze_vision
-        )
+        work = TowerWork(demand.images_per_token * one.tokens, demand.patches(architecture), freeze_vision)
+        seen = tower_seconds(architecture, context.hardware, trainer.calibration, layout, work)
         tower = (float(np.ravel(seen[0])[0]), float(np.ravel(seen[1])[0]))
     again = 1.0 if int(np.ravel(layout.activation_recompute)[0]) == RECOMPUTE.index("full") else 0.0
     forward = [tower[0], *(times[pair][0] for pair in pairs), head[0]]

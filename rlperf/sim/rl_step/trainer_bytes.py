@@ -10,6 +10,7 @@ import numpy.typing as npt
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.parameters import parameters, routed_parameters
+from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rl_step.demand import Demand
@@ -46,11 +47,9 @@ def trainer_bytes(
     park = np.asarray(parked)
     most = demand.batch.sequences / demand.batch.updates / layout.data_parallel * longest
     full = Microbatches.of(tokens, tokens * longest, longest, np.maximum(np.ceil(most / tokens), 1.0))
-    parts = trainer_memory(
-        architecture, site.hardware, stack.calibration, layout, full,
-        dtype=settings.compute_dtype, lora_rank=settings.lora_rank, chunked_loss=settings.chunked_loss,
-        patches=demand.images_per_token * tokens * demand.patches(architecture),
-    )  # fmt: skip
+    options = UpdateOptions(settings.compute_dtype, settings.lora_rank, chunked_loss=settings.chunked_loss)
+    patches = demand.images_per_token * tokens * demand.patches(architecture)
+    parts = trainer_memory(architecture, site.hardware, stack.calibration, layout, full, options, patches=patches)
     copies = site.networks
     states = parts.states * copies
     shape = np.broadcast_shapes(np.shape(tokens), layout.shape)

@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches, slowest_lengths
+from rlperf.cost.layers.vision import TowerWork
 from rlperf.cost.packing import packed_count, sorted_microbatches
 from rlperf.cost.scoring import scoring_pass
+from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.training import TrainingCost, training_update
 from rlperf.layout import FloatArray, IntArray, Layout, taken
 from rlperf.sim.rl_step.demand import Demand
@@ -215,15 +217,11 @@ def trainer_work(
     """Seconds of one update of ``batches`` and of one scoring pass over ``scored``, in the framework."""
     framework, hardware = stack.framework, site.hardware
     skew, patches = routing_skew(framework, layout), demand.patches(architecture)
-    update = training_update(
-        architecture, hardware, stack.calibration, layout, batches, dtype=settings.compute_dtype,
-        lora_rank=settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss,
-        images=demand.images_per_token * batches.tokens, patches=patches, vision_frozen=settings.freeze_vision,
-    )  # fmt: skip
-    one = scoring_pass(
-        architecture, hardware, stack.calibration, layout, scored, dtype=settings.compute_dtype, skew=skew,
-        images=demand.images_per_token * scored.tokens, patches=patches,
-    )  # fmt: skip
+    options = UpdateOptions(settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss)
+    seen = TowerWork(demand.images_per_token * batches.tokens, patches, settings.freeze_vision)
+    read = TowerWork(demand.images_per_token * scored.tokens, patches)
+    update = training_update(architecture, hardware, stack.calibration, layout, batches, options, tower=seen)
+    one = scoring_pass(architecture, hardware, stack.calibration, layout, scored, options, tower=read)
     passes = stack.scoring_passes(site.roles, demand.batch.updates, site.old_policy)
     reference = 1.0 / passes if passes and "reference" in site.roles else 0.0
     return TrainerWork(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rlperf.cost.uncertainty import serving_basis
 
 from rlperf.api import predict_job
+from rlperf.cost.basis import serving_basis
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.engine_memory import kv_bytes_per_request, kv_bytes_per_token, weight_bytes
 from rlperf.cost.inference import decode_breakdown, decode_step_s, eager_s, engine_step_cost, prefill_s

@@ -265,3 +265,13 @@ def test_nemo_rl_knows_automodel_by_the_keys_of_dtensor() -> None:
     assert (trainer.backend, trainer.keys, trainer.framework.id) == ("automodel", "fsdp2", "nemo_rl_dtensor")
     plan = plan_job(question.job)
     assert trainer_of(plan).settings.backend == "automodel"
+
+
+def test_the_command_line_shows_a_backend() -> None:
+    from typer.testing import CliRunner
+
+    from rlperf.cli.main import app
+
+    found = CliRunner().invoke(app, ["profiles", "show", "ddp", "--json"])
+    assert found.exit_code == 0
+    assert '"relative": "fsdp2"' in found.stdout and '"zero_stages"' in found.stdout

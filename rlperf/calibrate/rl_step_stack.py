@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlperf.cost.dtypes import DTYPES
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.rl_calibration import framework_trainers
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,6 @@ _TRAINERS = (
     (r"automodel|dtensor v2", "automodel"),
     (r"fsdp|dtensor|torchtitan|pytorch|archon", "fsdp2"),
 )
-_OWN_TRAINER = {
-    "nemo_rl_megatron": "megatron",
-    "verl_megatron": "megatron",
-    "slime": "megatron",
-    "openrlhf": "deepspeed",
-}
 _ENGINES = ((r"sglang", "sglang"), (r"trt-?llm|tensorrt", "trtllm"), (r"vllm", "vllm"))
 _OWN_ENGINE = {"slime": "sglang", "areal": "sglang"}
 _DTYPES = (
@@ -80,7 +75,7 @@ def stack_of(text: str) -> Stack:
     if framework is None:
         framework = _first(_RELATIVES, words) or "verl_fsdp"
         assumed = (f"framework={framework} (nothing of {text.strip()} is known: overheads of a relative)",)
-    trainer = _first(_TRAINERS, words) or _OWN_TRAINER.get(framework, "fsdp2")
+    trainer = _first(_TRAINERS, words) or framework_trainers(framework)[0]
     own = "vllm" if assumed else _OWN_ENGINE.get(framework, "vllm")
     engine = _first(_ENGINES, words) or own
     return Stack(framework, trainer, engine, assumed)

@@ -59,12 +59,14 @@ def show(
     from pydantic import BaseModel
 
     from rlperf.specs import profiles
+    from rlperf.specs.trainer_calibration import load_trainer
 
     loaders: dict[str, Callable[[str], BaseModel]] = {
         "device": profiles.load_device,
         "cluster": profiles.load_cluster,
         "link": profiles.load_link,
         "architecture": profiles.load_architecture,
+        "trainer": load_trainer,
     }
     failures: list[Problem] = []
     for kind, load in loaders.items():
@@ -77,7 +79,7 @@ def show(
         return
     near = {problem.suggestion for problem in failures if problem.suggestion and "mean" in problem.suggestion}
     hint = "; ".join(sorted(near)) or "see rlperf profiles list"
-    raise SpecError(f"no device, cluster, link or architecture is named {name!r} ({hint})")
+    raise SpecError(f"no device, cluster, link, architecture or trainer is named {name!r} ({hint})")
 
 
 def _print(kind: str, spec: object, as_json: bool) -> None:

@@ -202,14 +202,15 @@ def test_links_inside_the_documentation_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_the_sweep_reference_is_what_the_code_says() -> None:
+@pytest.mark.parametrize("script", ["sweep_reference", "pool_reference"])
+def test_a_generated_reference_is_what_the_code_says(script: str) -> None:
     from importlib.util import module_from_spec, spec_from_file_location
 
-    spec = spec_from_file_location("sweep_reference", DOCS / "website" / "sweep_reference.py")
+    spec = spec_from_file_location(script, DOCS / "website" / f"{script}.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.TARGET.read_text() == module.text(), "run docs/website/sweep_reference.py"
+    assert module.TARGET.read_text() == module.text(), f"run docs/website/{script}.py"
 
 
 def test_ten_lines_size_a_cluster() -> None:

@@ -34,7 +34,7 @@ from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
-from rlperf.specs.pool import PoolSpec
+from rlperf.specs.pool import ATTRIBUTES, PoolSpec
 from rlperf.specs.step_log import StepLog
 from rlperf.units import human_bytes, human_seconds
 
@@ -219,16 +219,14 @@ def _best(job: Job, facts: FrameworkFacts | None) -> tuple[Plan | None, str]:
     """The planner's best for the same tasks on the same devices, every layout open."""
     from rlperf.plan.planner import plan_job
 
+    decided = [each.name for each in ATTRIBUTES if each.part == "settings" and each.decided in ("searched", "derived")]
     open_pools = tuple(
-        PoolSpec(role=pool.role, settings=pool.settings.model_copy(update=dict.fromkeys(_OPENED))) for pool in job.pools
+        PoolSpec(role=pool.role, settings=pool.settings.model_copy(update=dict.fromkeys(decided))) for pool in job.pools
     )
     try:
         return plan_job(resolve(job.model_copy(update={"pools": open_pools})), facts=facts), ""
     except RlperfError as error:
         return None, f"no plan: {error}"
-
-
-_OPENED = ("max_running", "memory_fraction", "token_budget", "scoring_token_budget", "parked", "backend")
 
 
 def report(found: Audit) -> Sequence[str]:

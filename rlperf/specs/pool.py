@@ -29,6 +29,10 @@ Decided = Literal["searched", "listed", "derived", "stated"]
 follows from other values; the default."""
 
 
+def _words(unit: str, meaning: str) -> str:
+    return meaning if unit in ("", "1") else f"{unit} {meaning}"
+
+
 @dataclass(frozen=True)
 class Attribute:
     """One row of the table of layout and settings.
@@ -56,6 +60,11 @@ class Attribute:
     several: bool
 
     @property
+    def words(self) -> str:
+        """What it is, with its unit: ``devices that share every matrix product``."""
+        return _words(self.unit, self.meaning)
+
+    @property
     def degree(self) -> bool:
         """Whether it cuts the work of a replica into parts."""
         return self.unit in ("devices", "stages", "chunks")
@@ -81,7 +90,7 @@ class _Row:
 
 def _is(owner: Owner, decided: Decided, default: object, unit: str, meaning: str, short: str = "") -> Any:
     """A row of the table; its name and type are those of the field."""
-    field: FieldInfo = Field(default, description=f"[{unit}] {meaning}" if unit else meaning)  # type: ignore[assignment]
+    field: FieldInfo = Field(default, description=_words(unit, meaning))  # type: ignore[assignment]
     field.metadata.append(_Row(owner, decided, unit, meaning, short))
     return field
 
@@ -131,7 +140,7 @@ class LayoutForm(_Form, Generic[Degree, Number, Flag, Recomputed, Offloaded]):
     zero_stage: Number = _is(
         "trainer", "searched", 0, "", "0 replicas, 1 optimizer sharded, 2 gradients, 3 weights (FSDP)"
     )
-    shard_size: Number = _is("trainer", "searched", 0, "devices", "HSDP shard group; 0: all of data_parallel")
+    shard_size: Number = _is("trainer", "searched", 0, "devices", "of an HSDP shard group; 0: all of data_parallel")
     activation_recompute: Recomputed = _is("trainer", "searched", "none", "", "none, selective, full")
     offload: Offloaded = _is("trainer", "searched", "none", "", "to host memory: none, optimizer, activations, both")
     microbatch: Degree = _is("trainer", "searched", 1, "sequences", "per forward where no token_budget is used")
@@ -191,7 +200,9 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
 
     backend: str | None = _is("both", "searched", None, "", "engine (vllm, sglang, trtllm) or trainer backend")
     max_running: OpenCount = _is("engine", "searched", None, "requests", "that one replica runs at once")
-    memory_fraction: OpenFraction = _is("engine", "searched", None, "1", "of device memory that the engine may take")
+    memory_fraction: OpenFraction = _is(
+        "engine", "searched", None, "1", "share of device memory that the engine may take"
+    )
     kv_dtype: OpenWord = _is("engine", "listed", "bf16", "dtype", "of the cache")
     rollout_dtype: OpenWord = _is("engine", "listed", "bf16", "dtype", "of the engine's weights")
     prefix_caching: OpenFlag = _is("engine", "listed", True, "", "equal prompts are prefilled once")
@@ -202,14 +213,16 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
         "trainer", "searched", None, "tokens", "per packed microbatch and replica in training"
     )
     scoring_token_budget: PositiveInt | None = _is(
-        "trainer", "derived", None, "tokens", "the same in scoring; default: token_budget"
+        "trainer", "derived", None, "tokens", "per scoring microbatch and replica; default: token_budget"
     )
     scoring_microbatch: PositiveInt | None = _is(
         "trainer", "derived", None, "sequences", "per scoring forward without packing; default: microbatch"
     )
     compute_dtype: Word = _is("trainer", "stated", "bf16", "dtype", "of the matrix products")
     packing: Switch = _is("trainer", "stated", True, "", "sequences packed without padding")
-    lora_rank: PositiveInt | None = _is("trainer", "stated", None, "1", "of adapters; default: all weights are trained")
+    lora_rank: PositiveInt | None = _is(
+        "trainer", "stated", None, "1", "rank of adapters; default: all weights are trained"
+    )
     parked: Switch = _is(
         "trainer", "searched", False, "", "trainer states wait in host memory while a colocated engine runs"
     )

@@ -35,7 +35,7 @@ class DecidedColumn(NamedTuple):
     def written(self) -> tuple[str, str, str]:
         """Type, unit and meaning."""
         kind = {"count": "int", "flag": "int", "fraction": "float", "word": "text"}[self.attribute.kind]
-        return kind, "flag" if self.attribute.kind == "flag" else self.attribute.unit, self.attribute.meaning
+        return kind, "flag" if self.attribute.kind == "flag" else self.attribute.unit, self.attribute.words
 
 
 DECIDED = tuple(

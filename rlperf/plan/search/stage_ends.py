@@ -48,7 +48,7 @@ def stated_ends_fit(
 def stage_ends(layers: int, stages: int, first: int | None, last: int | None) -> tuple[int | None, int | None]:
     """Layers of both ends: as stated, or `uneven_ends` where the layers do not divide; None where they do.
 
-    Where one end is stated, the other holds as many as the stages between.
+    Where one end is stated, the other holds as many as the stages between. None, too, where nothing works.
 
     >>> stage_ends(48, 4, 9, None), stage_ends(61, 8, None, None), stage_ends(48, 4, None, None)
     ((9, 13), (7, 6), (None, None))
@@ -61,7 +61,7 @@ def stage_ends(layers: int, stages: int, first: int | None, last: int | None) ->
     if layers % stages == 0:
         return None, None
     ends = uneven_ends(layers, np.asarray(stages))
-    return int(ends[0]), int(ends[1])
+    return (int(ends[0]), int(ends[1])) if ends[1] else (None, None)
 
 
 def stages_between(layers: int, stages: int, first: int, last: int) -> tuple[int, ...] | None:

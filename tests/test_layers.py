@@ -238,6 +238,12 @@ def test_every_kind_has_a_file_of_its_own_and_says_what_it_is(kind: str) -> None
     assert module == (kind if kind != "none" else "layer")
 
 
+@pytest.mark.parametrize(("name", "each"), [("DeepSeek-V3", 7), ("Moonlight-16B-A3B", 5)])
+def test_tensors_of_latent_attention(name: str, each: int) -> None:
+    """Down and up of queries and of the latent, a norm of each latent, output; queries of Moonlight are one matrix."""
+    assert KINDS["latent"](load_architecture(name)).tensors() == each
+
+
 def test_a_new_kind_in_a_file_reaches_predictions_and_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a stranger does: an architecture in JSON that names the kind and its numbers, and a job."""
     monkeypatch.setitem(KINDS, "memory", Memory)

@@ -63,7 +63,8 @@ class Latent(Softmax):
         return self.ranks.q_rank + self.ranks.kv_rank
 
     def tensors(self) -> int:
-        return 7 + 3 * self.arch.qkv_bias + 2 * self.arch.qk_norm
+        norms = 1 + (self.ranks.q_rank > 0)
+        return super().tensors() + norms + 3 * self.arch.qkv_bias + 2 * self.arch.qk_norm
 
     def decode_operators(self, replica: Replica, count: float, requests: FloatArray, kv: FloatArray) -> list[Operator]:
         mla = self.ranks

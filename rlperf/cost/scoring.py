@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.cost.batching import Microbatches
-from rlperf.cost.layers import stack_of
 from rlperf.cost.layers.vision import NO_IMAGES, TowerWork, tower_seconds
-from rlperf.cost.memory_parameters import stage_layers, stage_parameters
+from rlperf.cost.memory_parameters import stage_parameters
 from rlperf.cost.trainer_device import PLAIN, TrainerDevice, UpdateOptions, work_of
-from rlperf.cost.training import TrainingCost, paced_s
+from rlperf.cost.training import TrainingCost
 from rlperf.cost.training_microbatch import microbatch_seconds
 from rlperf.cost.training_parallel import shard_traffic, stage_hop_s
+from rlperf.cost.training_pipeline import launch_s, stage_times
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
@@ -50,35 +50,25 @@ def scoring_pass(
     stage = stage_parameters(arch, layout)
     whole = replace(options, lora_rank=None, attention_kernel="flash", expert_overlap=False)
     costs = microbatch_seconds(arch, TrainerDevice(hw, trainer, layout, work, whole))
-    compute, head = costs.layer, costs.head.forward
-    tensor, expert = costs.tensor.forward, costs.expert.forward
+    compute, head, tensor, expert = costs.layer, costs.head.forward, costs.tensor.forward, costs.expert.forward
     context = np.maximum(costs.context.forward - compute.attention, 0.0)
     seen, _ = tower_seconds(arch, hw, trainer, layout, tower)
-    m, p, layers = microbatches.count, layout.pipeline_parallel.astype(np.float64), float(arch.layers)
-    each, timing = layers / p, trainer.timing
-    moe = stack_of(arch).routed_share
-    host = timing.host_layer * (1.0 - moe) + timing.host_moe_layer * moe
-    device = compute.forward + tensor + context + expert
+    m, p = microbatches.count, layout.pipeline_parallel.astype(np.float64)
+    each, timing = arch.layers / p, trainer.timing
     hop = layout.virtual_pipeline * stage_hop_s(arch, hw, trainer, layout, work)
-    mean_device = each * device + (head + seen) / p
-    paced = paced_s(mean_device, each * host, timing.host_norm)
-    mean = paced + hop + timing.microbatch
-    fullest = stage_layers(arch, layout)
-    last = np.maximum(np.where(fullest > each, layers - fullest * (p - 1.0), each), 0.0)
-    longest = np.maximum(fullest * device + seen, last * device + head)
-    longest = paced_s(longest, fullest * host, timing.host_norm) + hop + timing.microbatch
-    longest = np.maximum(longest, mean)
+    device, host = compute.forward + tensor + context + expert, launch_s(arch, trainer)
+    times = stage_times(arch, trainer, layout, device, host, seen, head, hop)
     traffic = shard_traffic(hw, trainer, layout, stage.layer_dense, stage.layer_routed, np.zeros(()))
     tables = shard_traffic(hw, trainer, layout, stage.embedding + stage.head, np.zeros(()), np.zeros(()))
     exposed = np.maximum(traffic.gather - timing.shard_overlap * compute.forward, 0.0) + traffic.unpack
     hidden = timing.contention * np.minimum(traffic.gather, compute.forward)
-    zero = np.zeros(np.broadcast_shapes(np.shape(longest), np.shape(m)))
+    zero = np.zeros(np.broadcast_shapes(np.shape(times.longest), np.shape(m)))
     return TrainingCost(
         forward_s=m * (each * compute.forward + (head + seen) / p),
         backward_s=zero,
         recompute_s=zero,
-        bubble_s=m * (longest - mean) + (p - 1.0) * mean,
-        host_s=m * (np.maximum(paced - mean_device, 0.0) + timing.microbatch),
+        bubble_s=times.bubble_s(m, p - 1.0),
+        host_s=m * times.host,
         exposed_tp_s=m * each * tensor,
         exposed_cp_s=m * each * context,
         exposed_ep_s=m * each * expert,

@@ -95,6 +95,8 @@ def trainer_memory(
 ) -> MemoryParts:
     """Peak memory of one device during an optimizer update (or a forward-only pass).
 
+    Long because three moments compete for the peak, and every part is reported at the one that wins.
+
     Parameters
     ----------
     options : narrow dtypes add the backend's narrow copies of the weights

@@ -15,12 +15,13 @@ from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.layers import stack_of
 from rlperf.cost.layers.vision import NO_IMAGES, TowerWork, tower_seconds
 from rlperf.cost.memory_activations import layer_activations
-from rlperf.cost.memory_parameters import OFFLOADS_ACTIVATIONS, StageParameters, stage_layers, stage_parameters
+from rlperf.cost.memory_parameters import OFFLOADS_ACTIVATIONS, StageParameters, stage_parameters
 from rlperf.cost.roofline import stream_s
 from rlperf.cost.trainer_device import PLAIN, TrainerDevice, UpdateOptions, Work, work_of
 from rlperf.cost.training_layers import LayerSeconds, head_seconds, layer_seconds
 from rlperf.cost.training_microbatch import MicrobatchSeconds, microbatch_seconds
 from rlperf.cost.training_parallel import data_traffic, optimizer_s, shard_traffic, stage_hop_s, trained_share
+from rlperf.cost.training_pipeline import launch_s, stage_times
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
@@ -112,68 +113,38 @@ def training_update(
     -------
     TrainingCost, arrays of the broadcast shape
     """
-    work = work_of(layout, microbatches)
-    stage = stage_parameters(arch, layout)
+    work, stage = work_of(layout, microbatches), stage_parameters(arch, layout)
     costs = microbatch_seconds(arch, TrainerDevice(hw, trainer, layout, work, options))
     one, head = _layer_pass(arch, trainer, layout, costs, options.cuda_graph), costs.head
     head_s = head.forward + head.backward + (head.again if options.chunked_loss else 0.0)
     tower_s, tower_back = tower_seconds(arch, hw, trainer, layout, tower)
-    ends = head_s + tower_s + tower_back
     m, p = microbatches.count, layout.pipeline_parallel.astype(np.float64)
-    v, layers = layout.virtual_pipeline.astype(np.float64), float(arch.layers)
-    each = layers / p
-
-    fixed = trainer.timing
+    v, each, fixed = layout.virtual_pipeline.astype(np.float64), arch.layers / p, trainer.timing
     dense, routed, tables = trained_share(arch, layout, stage, options.lora_rank)
     updated, updated_routed = each * dense + tables, each * routed
     added = stream_s(hw, (updated + updated_routed) * fixed.accumulate_bytes)
-    per_update = fixed.update + (fixed.lora_update if options.lora_rank else 0.0)
     hop = 2.0 * v * stage_hop_s(arch, hw, trainer, layout, work)
-    mean_device = each * one.device + ends / p + added
-    paced = paced_s(mean_device, each * one.host, fixed.host_norm)
-    mean = paced + hop + fixed.microbatch
-    fullest = stage_layers(arch, layout)
-    last = np.maximum(np.where(fullest > each, layers - fullest * (p - 1.0), each), 0.0)
-    longest = np.maximum(fullest * one.device + tower_s + tower_back, last * one.device + head_s)
-    longest = np.where(p > 1.0, longest, each * one.device + ends) + added
-    longest = np.maximum(paced_s(longest, fullest * one.host, fixed.host_norm) + hop + fixed.microbatch, mean)
-    bubble = m * (longest - mean) + (p - 1.0) / v * mean
-
+    times = stage_times(arch, trainer, layout, one.device, one.host, tower_s + tower_back, head_s, hop, added)
     sharded = _sharded_exposed_s(hw, trainer, layout, stage, one, each, options.lora_rank)
     exposed_dp = m * sharded + _update_traffic_s(hw, trainer, layout, updated, updated_routed, one, each, m)
     device_update, host_update = optimizer_s(hw, trainer, layout, updated, updated_routed)
-    offload = host_update + m * each * _parked_s(arch, hw, layout, work, one)
-    zero = np.zeros(np.broadcast_shapes(np.shape(longest), np.shape(m)))
+    zero = np.zeros(np.broadcast_shapes(np.shape(times.longest), np.shape(m)))
     return TrainingCost(
         forward_s=m * (each * one.forward + (head.forward + tower_s) / p),
         backward_s=m * (each * one.backward + (head.backward + tower_back) / p + added),
         recompute_s=m * (each * one.recompute + np.maximum(head_s - head.forward - head.backward, 0.0) / p),
-        bubble_s=bubble,
-        host_s=m * (np.maximum(paced - mean_device, 0.0) + fixed.microbatch) + per_update,
+        bubble_s=times.bubble_s(m, (p - 1.0) / v),
+        host_s=m * times.host + fixed.update + (fixed.lora_update if options.lora_rank else 0.0),
         exposed_tp_s=m * each * one.tensor,
         exposed_cp_s=m * each * one.context,
         exposed_ep_s=m * each * one.expert,
         exposed_pp_s=m * hop,
         exposed_dp_s=exposed_dp,
         optimizer_s=device_update,
-        offload_s=offload,
+        offload_s=host_update + m * each * _parked_s(arch, hw, layout, work, one),
         low=zero + trainer.low,
         high=zero + trainer.high,
     )
-
-
-def paced_s(device: FloatArray, host: FloatArray, norm: float) -> FloatArray:
-    """Seconds of work that a host launches while a device runs it: the longer one, and more where they are close.
-
-    (device^q + host^q)^(1/q): launches vary, so near the crossing each waits for the other at times.
-
-    >>> float(paced_s(np.asarray(3.0), np.asarray(0.0), 8.0)), round(float(paced_s(np.ones(()), np.ones(()), 8.0)), 3)
-    (3.0, 1.091)
-    """
-    longer = np.maximum(np.maximum(device, host), 1e-30)
-    if norm >= 32.0:
-        return np.asarray(longer)
-    return np.asarray(longer * (1.0 + (np.minimum(device, host) / longer) ** norm) ** (1.0 / norm))
 
 
 def _layer_pass(
@@ -189,9 +160,7 @@ def _layer_pass(
     full = (layout.activation_recompute == RECOMPUTE.index("full")).astype(np.float64)
     selective = (layout.activation_recompute == RECOMPUTE.index("selective")).astype(np.float64)
     stack = stack_of(arch)
-    moe = stack.routed_share
-    launches = trainer.timing.host_layer * (1.0 - moe) + trainer.timing.host_moe_layer * moe
-    launches = launches * (trainer.timing.graph_host if cuda_graph else 1.0)
+    launches = launch_s(arch, trainer) * (trainer.timing.graph_host if cuda_graph else 1.0)
     early = full * trainer.timing.recompute_stops_early
     dense = sum(half.share for half in stack.halves if half.layer.ends_in_product)
     # the ring travels under attention, as much of it as attention lasts

@@ -1,0 +1,79 @@
+"""Seconds of one microbatch in the mean and in the longest pipeline stage, host and uneven ends included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.cost.layers import stack_of
+from rlperf.cost.memory_parameters import stage_layers
+from rlperf.layout import FloatArray, Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.trainer_calibration import TrainerCalibration
+
+
+def launch_s(arch: Architecture, trainer: TrainerCalibration) -> float:
+    """Seconds in which the host launches one pass of the mean layer, kernel by kernel."""
+    routed = stack_of(arch).routed_share
+    return trainer.timing.host_layer * (1.0 - routed) + trainer.timing.host_moe_layer * routed
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """One microbatch in a pipeline stage [s].
+
+    Attributes
+    ----------
+    layers : of the mean stage [1]
+    mean, longest : of the mean stage, and of the one that the others wait for
+    host : by which launching holds the mean stage up
+    """
+
+    layers: FloatArray
+    mean: FloatArray
+    longest: FloatArray
+    host: FloatArray
+
+    def bubble_s(self, count: FloatArray, warm_up: FloatArray) -> FloatArray:
+        """Waiting for the longest stage with every microbatch, and ``warm_up`` mean stages of fill and drain [s]."""
+        return count * (self.longest - self.mean) + warm_up * self.mean
+
+
+def stage_times(
+    arch: Architecture, trainer: TrainerCalibration, layout: Layout, device: FloatArray, host: FloatArray | float,
+    first: FloatArray, last: FloatArray, hop: FloatArray, added: FloatArray | float = 0.0,
+) -> StageTimes:  # fmt: skip
+    """Stages of a pipeline whose fullest ones hold `stage_layers` layers and the last one the rest.
+
+    Parameters
+    ----------
+    device, host : seconds of one layer on the device, and in which the host launches it [s]
+    first, last : beside the layers of the first stage (vision tower) and of the last one (head) [s]
+    hop : hand-over of the activations; added : of every stage (gradients are summed up) [s]
+    """
+    timing, stages, layers = trainer.timing, layout.pipeline_parallel.astype(np.float64), float(arch.layers)
+    each = layers / stages
+    busy = each * device + (last + first) / stages + added
+    paced = paced_s(busy, each * host, timing.host_norm)
+    mean = paced + hop + timing.microbatch
+    fullest = stage_layers(arch, layout)
+    rest = np.maximum(np.where(fullest > each, layers - fullest * (stages - 1.0), each), 0.0)
+    longest = np.maximum(fullest * device + first, rest * device + last)
+    longest = np.where(stages > 1.0, longest, each * device + (last + first)) + added
+    longest = np.maximum(paced_s(longest, fullest * host, timing.host_norm) + hop + timing.microbatch, mean)
+    return StageTimes(each, mean, longest, np.maximum(paced - busy, 0.0) + timing.microbatch)
+
+
+def paced_s(device: FloatArray, host: FloatArray, norm: float) -> FloatArray:
+    """Seconds of work that a host launches while a device runs it: the longer one, and more where they are close.
+
+    (device^q + host^q)^(1/q): launches vary, so near the crossing each waits for the other at times.
+
+    >>> float(paced_s(np.asarray(3.0), np.asarray(0.0), 8.0)), round(float(paced_s(np.ones(()), np.ones(()), 8.0)), 3)
+    (3.0, 1.091)
+    """
+    longer = np.maximum(np.maximum(device, host), 1e-30)
+    if norm >= 32.0:
+        return np.asarray(longer)
+    return np.asarray(longer * (1.0 + (np.minimum(device, host) / longer) ** norm) ** (1.0 / norm))

@@ -124,15 +124,16 @@ def test_there_are_thirty() -> None:
 @pytest.mark.data
 def test_rows_that_ran_fit(measured_data: Path) -> None:
     """Every timed training row ran. Rows with blank recompute or offload say nothing about memory."""
+    from rlperf.calibrate.columns import read_all
     from rlperf.calibrate.splits import is_new
     from rlperf.calibrate.tables import read_table
-    from rlperf.calibrate.trainer_rows import training_rows
+    from rlperf.calibrate.trainer_rows import TrainingRow
     from rlperf.calibrate.trainers import batches_of, stack
 
     file = measured_data / "measured" / "training.csv"
     table = read_table(file)
     new = {row.row_id for row in table if is_new("training", row)}
-    ran = [row for row in training_rows(table)[0] if not row.assumed]
+    ran = [row for row in read_all(TrainingRow, table)[0] if not row.assumed]
     wrong: list[str] = []
     for indices in batches_of(ran):
         first = ran[indices[0]]

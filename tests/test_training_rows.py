@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.trainer_rows import backend_of, calibration_part, digest, read_training_rows
 from rlperf.calibrate.trainers import predict_parts, predict_seconds
 from rlperf.calibrate.validate import validate_file
-from rlperf.calibrate.validate_memory import phase_bytes, phase_rows
+from rlperf.calibrate.validate_memory import PhaseRow, phase_bytes
 from rlperf.calibrate.validate_training import rank_layouts
 from rlperf.errors import SpecError
 
@@ -165,7 +166,7 @@ def test_phases_of_a_colocated_engine(tmp_path: Path) -> None:
         "Qwen/Qwen2.5-0.5B-Instruct,Unknown,generation,1e10,0.4,4,8,1,none,512,1\n",
         encoding="utf-8",
     )
-    rows, refused = phase_rows(read_table(path))
+    rows, refused = read_all(PhaseRow, read_table(path))
     assert len(refused) == 1
     small, large, low, high = (phase_bytes(row) for row in rows)
     assert large > small > 1e9

@@ -13,8 +13,8 @@ from rlperf.calibrate import validate as core
 from rlperf.calibrate.engines import calibration_cases, engine_text, fit_engine
 from rlperf.calibrate.inference_rows import CostTable, case_of
 from rlperf.calibrate.splits import groups_at_hand
-from rlperf.calibrate.tables import Row, read_table
-from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal, report_of, validate_file
+from rlperf.calibrate.tables import Refusal, Row, read_table
+from rlperf.calibrate.validate import Outcome, PredictedFigure, report_of, validate_file
 from rlperf.cli.main import run
 from rlperf.cli.validate import text_of
 from rlperf.cost.inference import decode_step_s, engine_step_cost

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from rlperf.calibrate.kernel_tables import COLLECTIVE_NAMES
-from rlperf.calibrate.tables import Row, Table
-from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
+from rlperf.calibrate.tables import Row
+from rlperf.calibrate.validate import PredictedFigure
 from rlperf.cost.collectives import (
     all_gather_s,
     all_reduce_s,
@@ -38,18 +38,6 @@ _EAGER = r"torch|nccl2\.27\.7"
 """Notes of a benchmark that launches from PyTorch, one call at a time."""
 
 
-def predict_rows(table: Table) -> Outcome:
-    """Microseconds of every row."""
-    predictions: list[PredictedFigure] = []
-    refused: list[Refusal] = []
-    for row in table:
-        try:
-            predictions.append(_predict(row))
-        except SpecError as error:
-            refused.append(Refusal(row.row_id, error.problems[0].message))
-    return Outcome(tuple(predictions), tuple(refused))
-
-
 def _hardware(row: Row) -> Hardware:
     device = load_device(row.text("gpu"))
     cluster = load_cluster(f"generic:{device.name}")
@@ -58,7 +46,8 @@ def _hardware(row: Row) -> Hardware:
     return load_hardware(device.name, cluster.model_copy(update={"network": network}))
 
 
-def _predict(row: Row) -> PredictedFigure:
+def figure(row: Row) -> PredictedFigure:
+    """Microseconds of one row."""
     name = COLLECTIVE_NAMES.get(row.text("collective"), row.text("collective"))
     if name not in _SECONDS:
         raise SpecError(f"collective {name!r} is not one that rlperf knows")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Generic, TypeVar, cast, overload
 
-from rlperf.calibrate.tables import Row
+from rlperf.calibrate.tables import Refusal, Row, Table
 from rlperf.errors import Problem, SpecError, did_you_mean
 
 T = TypeVar("T")
@@ -131,6 +131,18 @@ def read(kind: type[Read], row: Row, **given: object) -> Read:
             object.__setattr__(found, entry.name, given[entry.name])
     object.__setattr__(found, "guesses", tuple(guesses))
     return found
+
+
+def read_all(kind: type[Read], table: Table, **given: object) -> tuple[list[Read], list[Refusal]]:
+    """Rows of a table that can be read, and the others with the reason."""
+    rows: list[Read] = []
+    refused: list[Refusal] = []
+    for row in table:
+        try:
+            rows.append(read(kind, row, **given))
+        except SpecError as error:
+            refused.append(Refusal.of(row, error))
+    return rows, refused
 
 
 def _value(source: _Source, name: str, found: Reading) -> object:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_architecture
@@ -65,6 +65,19 @@ class Row:
 
 
 _hardware = lru_cache(maxsize=64)(load_hardware)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A row that cannot sensibly be predicted, and why."""
+
+    row_id: str
+    reason: str
+
+    @classmethod
+    def of(cls, row: Row, error: RlperfError) -> Refusal:
+        """The first problem without its place, so that equal reasons are counted together."""
+        return cls(row.row_id, error.problems[0].message if isinstance(error, SpecError) else str(error).split("\n")[0])
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.trainer_rows import SPLIT_SEED, TrainingRow, calibration_part, digest, read_training_rows
 from rlperf.calibrate.trainers import Fit, Knob, calibration_rows, descend, fit_trainer, predict_seconds, write_trainer
-from rlperf.calibrate.validate_memory import PhaseRow, phase_bytes, phase_rows, predict_peaks
+from rlperf.calibrate.validate_memory import PhaseRow, phase_bytes, predict_peaks
 from rlperf.layout import FloatArray
 from rlperf.specs.trainer_calibration import TrainerCalibration, TrainerProvenance, load_trainer
 
@@ -178,13 +179,21 @@ def fit_memory(trainer: TrainerCalibration, rows: Sequence[TrainingRow]) -> Trai
         return predict_peaks(seen, candidate)
 
     fit = descend(trainer, knobs, predict, measured, [row.configuration for row in seen], ridge=0.02)
-    ratio = measured / predict(fit.trainer)
-    return fit.trainer.model_copy(
+    provenance = _provenance(fit, knobs, "peaks in measured/training")
+    return _with_memory(fit.trainer, measured / predict(fit.trainer), 0.07, seen, provenance)
+
+
+def _with_memory(
+    trainer: TrainerCalibration, ratio: FloatArray, least: float, seen: Sequence[TrainingRow | PhaseRow],
+    provenance: TrainerProvenance,
+) -> TrainerCalibration:  # fmt: skip
+    """A backend with its memory fit: measured over predicted peaks give the interval, never narrower than ``least``."""
+    return trainer.model_copy(
         update={
-            "memory_low": min(float(np.quantile(ratio, 0.05)), 0.93),
-            "memory_high": max(float(np.quantile(ratio, 0.95)), 1.07),
+            "memory_low": min(float(np.quantile(ratio, 0.05)), 1.0 - least),
+            "memory_high": max(float(np.quantile(ratio, 0.95)), 1.0 + least),
             "memory_configurations": tuple(sorted({digest(row.configuration) for row in seen})),
-            "provenance": (*_others(trainer, "memory fit"), _provenance(fit, knobs, "peaks in measured/training")),
+            "provenance": (*_others(trainer, "memory fit"), provenance),
         }
     )
 
@@ -202,25 +211,15 @@ def fit_phases(name: str, rows: Sequence[PhaseRow]) -> TrainerCalibration:
     measured = np.array([row.peak_bytes for row in seen])
     names = [f"{row.configuration}{row.phase}" for row in seen]
     fit = descend(load_trainer(name), PHASE_KNOBS, predict, measured, names, ridge=0.01)
-    ratio = measured / predict(fit.trainer)
-    return fit.trainer.model_copy(
-        update={
-            "memory_low": min(float(np.quantile(ratio, 0.05)), 0.95),
-            "memory_high": max(float(np.quantile(ratio, 0.95)), 1.05),
-            "memory_configurations": tuple(sorted(part)),
-            "provenance": (
-                *_others(fit.trainer, "memory fit"),
-                _provenance(fit, PHASE_KNOBS, "memory/rl_lora_phases.csv"),
-            ),
-        }
-    )
+    provenance = _provenance(fit, PHASE_KNOBS, "memory/rl_lora_phases.csv")
+    return _with_memory(fit.trainer, measured / predict(fit.trainer), 0.05, seen, provenance)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Fit and write; see the module."""
     data, out, *names = arguments
     rows, _ = read_training_rows(Path(data) / "measured" / "training.csv")
-    phases, _ = phase_rows(read_table(Path(data) / "memory" / "rl_lora_phases.csv"))
+    phases, _ = read_all(PhaseRow, read_table(Path(data) / "memory" / "rl_lora_phases.csv"))
     for name in names or [*KNOBS, "peft", "peft_nf4"]:
         fitted = [fit_phases(name, phases)] if name.startswith("peft") else fit_backend(name, rows)
         for trainer in [fit_memory(one, rows) for one in fitted]:

@@ -12,8 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlperf.calibrate.columns import Guess, Reading, column, count, derived, number, one_of, read, stated, text, whole
-from rlperf.calibrate.tables import Table, read_table
+from rlperf.calibrate.columns import (
+    Guess,
+    Reading,
+    column,
+    count,
+    derived,
+    number,
+    one_of,
+    read_all,
+    stated,
+    text,
+    whole,
+)
+from rlperf.calibrate.tables import Refusal, read_table
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.trainer_device import UpdateOptions
@@ -265,15 +277,6 @@ class TrainingRow(Reading):
         return digest(self.configuration) in self.trainer.configurations
 
 
-@dataclass(frozen=True)
-class RefusedRow:
-    """A row for which nothing sensible can be predicted."""
-
-    row_id: str
-    group: str
-    reason: str
-
-
 def digest(configuration: str) -> str:
     """First 8 hex digits of sha256(seed | configuration): the order in which configurations are drawn for fits.
 
@@ -296,18 +299,6 @@ def calibration_part(rows: Sequence[TrainingRow]) -> frozenset[str]:
     return frozenset(kind[-1] for found in by_group.values() for kind in sorted(found)[2::3])
 
 
-def read_training_rows(path: Path) -> tuple[list[TrainingRow], list[RefusedRow]]:
+def read_training_rows(path: Path) -> tuple[list[TrainingRow], list[Refusal]]:
     """All rows of a file, with those that cannot be predicted and why."""
-    return training_rows(read_table(path))
-
-
-def training_rows(table: Table) -> tuple[list[TrainingRow], list[RefusedRow]]:
-    """Rows of a table that can be predicted, and the others with the reason."""
-    rows: list[TrainingRow] = []
-    refused: list[RefusedRow] = []
-    for row in table:
-        try:
-            rows.append(read(TrainingRow, row))
-        except SpecError as error:
-            refused.append(RefusedRow(row.row_id, row.group, error.problems[0].message))
-    return rows, refused
+    return read_all(TrainingRow, read_table(path))

@@ -15,8 +15,8 @@ from typing import Any
 
 from rlperf.calibrate.splits import HELD_OUT, NEW, is_new
 from rlperf.calibrate.statistics import Summary, summarise
-from rlperf.calibrate.tables import Table, read_table
-from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.calibrate.tables import Refusal, Row, Table, read_table
+from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean
 
 SCHEMA_VERSION = 1
 KINDS = ("kernels", "inference", "training", "memory", "rl_step", "weight_sync", "request_log", "engine_trace")
@@ -55,19 +55,23 @@ class PredictedFigure:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """A row that cannot sensibly be predicted, and why."""
-
-    row_id: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What a kind's module makes of a table."""
 
     predictions: tuple[PredictedFigure, ...]
     refused: tuple[Refusal, ...] = ()
+
+
+def each_row(table: Table, predict: Callable[[Row], Sequence[PredictedFigure]]) -> Outcome:
+    """Predict row by row; a row for which ``predict`` raises is refused for the first problem that it names."""
+    predictions: list[PredictedFigure] = []
+    refused: list[Refusal] = []
+    for row in table:
+        try:
+            predictions += predict(row)
+        except RlperfError as error:
+            refused.append(Refusal.of(row, error))
+    return Outcome(tuple(predictions), tuple(refused))
 
 
 @dataclass(frozen=True)

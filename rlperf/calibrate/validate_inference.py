@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, serve
-from rlperf.calibrate.tables import Row, Table
-from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
+from rlperf.calibrate.tables import Table
+from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.basis import serving_basis
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import EngineCalibration
@@ -20,24 +20,11 @@ def predict_rows(path: Path, table: Table, engines: dict[str, EngineCalibration]
     """
     table.need(*NEEDED)
     costs = CostTable()
-    predictions: list[PredictedFigure] = []
-    refused: list[Refusal] = []
-    for row in table:
-        try:
-            case = case_of(row, engines)
-            predictions += _predict(row, case, costs)
-        except SpecError as error:
-            refused.append(Refusal(row.row_id, _reason(error)))
-    return Outcome(tuple(predictions), tuple(refused))
+    return each_row(table, lambda row: _predict(case_of(row, engines), costs))
 
 
-def _reason(error: SpecError) -> str:
-    """The first problem without its place, so that equal reasons are counted together."""
-    return error.problems[0].message
-
-
-def _predict(row: Row, case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
-    served = serve(case, costs)
+def _predict(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
+    row, served = case.row, serve(case, costs)
     wanted: list[tuple[str, float, float]] = []
     tpot = row.number("measured_tpot_ms")
     ttft = row.number("measured_ttft_ms")

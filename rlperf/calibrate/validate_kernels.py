@@ -14,8 +14,8 @@ from rlperf.calibrate import collective_rows
 from rlperf.calibrate.kernel_fits import KernelFit
 from rlperf.calibrate.kernel_tables import read_series
 from rlperf.calibrate.kernels import MINIMUM_ROWS, fit_series
-from rlperf.calibrate.tables import Table
-from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
+from rlperf.calibrate.tables import Refusal, Table
+from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import load_device_calibration
 from rlperf.specs.profiles import load_device
@@ -27,7 +27,7 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     Published bus bandwidths of collectives are no timings of one machine to fit to: shipped constants predict them.
     """
     if set(collective_rows.COLUMNS) <= set(table.columns):
-        return collective_rows.predict_rows(table)
+        return each_row(table, lambda row: [collective_rows.figure(row)])
     predictions: list[PredictedFigure] = []
     refused: list[Refusal] = []
     series = read_series(path)

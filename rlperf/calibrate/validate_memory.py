@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.columns import Reading, column, count, derived, number, read, text
-from rlperf.calibrate.tables import Row, Table
-from rlperf.calibrate.trainer_rows import TrainingRow, digest, training_rows
+from rlperf.calibrate.columns import Reading, column, count, derived, number, read_all, text
+from rlperf.calibrate.tables import Refusal, Row, Table
+from rlperf.calibrate.trainer_rows import TrainingRow, digest
 from rlperf.calibrate.trainers import batches_of, stack
-from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
+from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
 from rlperf.cost.trainer_device import UpdateOptions
@@ -33,16 +33,16 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     if "knob_lora_rank" in table.columns:
         return _phases(table)
     if {"resource", "max_batch"} <= set(table.columns):
-        return _known_to_fit(table)
+        return each_row(table, _known_to_fit)
     if "weights_gib" in table.columns:
         reason = "engine start-up breakdown: a matter of the engine, see kind inference"
         return Outcome((), tuple(Refusal(row.row_id, reason) for row in table))
     table.need("framework", "architecture", "gpu", "n_gpus", "measured_peak_memory_gb")
-    rows, refused = training_rows(table)
+    rows, refused = read_all(TrainingRow, table)
     peaks = [row for row in rows if row.peak_bytes]
     predictions = tuple(_peak(row, float(value)) for row, value in zip(peaks, predict_peaks(peaks), strict=True))
     without = [Refusal(row.row_id, "no peak memory in the row") for row in rows if not row.peak_bytes]
-    return Outcome(predictions, (*without, *(Refusal(row.row_id, row.reason) for row in refused)))
+    return Outcome(predictions, (*without, *refused))
 
 
 def predict_peaks(rows: list[TrainingRow], trainer: TrainerCalibration | None = None) -> FloatArray:
@@ -127,18 +127,6 @@ class PhaseRow(Reading):
         return f"{self.model}|{self.device}|{knobs}"
 
 
-def phase_rows(table: Table) -> tuple[list[PhaseRow], list[Refusal]]:
-    """Rows of a table of phases; a blank number of prompts is one prompt."""
-    rows: list[PhaseRow] = []
-    refused: list[Refusal] = []
-    for row in table:
-        try:
-            rows.append(read(PhaseRow, row))
-        except SpecError as error:
-            refused.append(Refusal(row.row_id, error.problems[0].message))
-    return rows, refused
-
-
 def phase_bytes(row: PhaseRow, trainer: TrainerCalibration | None = None) -> float:
     """Peak of the device, engine and trainer together [bytes].
 
@@ -174,7 +162,7 @@ def _phase_training(row: PhaseRow, trainer: TrainerCalibration) -> MemoryParts:
 
 
 def _phases(table: Table) -> Outcome:
-    rows, refused = phase_rows(table)
+    rows, refused = read_all(PhaseRow, table)
     predictions = []
     for row in rows:
         predicted = phase_bytes(row) / 1e9
@@ -198,24 +186,16 @@ def _phases(table: Table) -> Outcome:
 # -- Configurations that are known to run ----------------------------------------------------------------------------
 
 
-def _known_to_fit(table: Table) -> Outcome:
+def _known_to_fit(row: Row) -> list[PredictedFigure]:
     """Share of the device that the larger colocated phase takes; measured is 1: it ran, so less is right."""
-    predictions = []
-    refused = []
-    for row in table:
-        try:
-            share = known_to_fit_share(row)
-        except SpecError as error:
-            refused.append(Refusal(row.row_id, error.problems[0].message))
-            continue
-        predictions.append(
-            PredictedFigure(
-                row_id=row.row_id, group="known to fit", metric="share_of_device", measured=1.0, predicted=share,
-                low=share * 0.9, high=share * 1.1, calibration="fsdp2",
-                assumed=("token_budget=16384", "response=1024", "states and weights offloaded while colocated"),
-            )
-        )  # fmt: skip
-    return Outcome(tuple(predictions), tuple(refused))
+    share = known_to_fit_share(row)
+    return [
+        PredictedFigure(
+            row_id=row.row_id, group="known to fit", metric="share_of_device", measured=1.0, predicted=share,
+            low=share * 0.9, high=share * 1.1, calibration="fsdp2",
+            assumed=("token_budget=16384", "response=1024", "states and weights offloaded while colocated"),
+        )
+    ]  # fmt: skip
 
 
 def known_to_fit_share(row: Row, token_budget: float = 16384.0) -> float:

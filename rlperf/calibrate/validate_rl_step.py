@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rlperf.calibrate.rl_step_predict import STAGES, StepPrediction, predict_step
 from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest, read_row
-from rlperf.calibrate.tables import Table
-from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
+from rlperf.calibrate.tables import Refusal, Table
+from rlperf.calibrate.validate import Outcome, PredictedFigure
 from rlperf.cost.parameters import parameters
 from rlperf.errors import RlperfError
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.tables import Table
-from rlperf.calibrate.trainer_rows import TrainingRow, training_rows
+from rlperf.calibrate.columns import read_all
+from rlperf.calibrate.tables import Refusal, Table
+from rlperf.calibrate.trainer_rows import TrainingRow
 from rlperf.calibrate.trainers import predict_seconds
-from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
+from rlperf.calibrate.validate import Outcome, PredictedFigure
 from rlperf.cost.layers import stack_of
 from rlperf.specs.calibration import Spread
 
@@ -22,12 +23,12 @@ BLANK_WIDENS = 1.25
 def predict_rows(path: Path, table: Table) -> Outcome:
     """Predict the seconds of one optimizer update of every row; step time and tokens/s of a row are one measurement."""
     table.need(*NEEDED)
-    rows, refused = training_rows(table)
+    rows, refused = read_all(TrainingRow, table)
     timed = [row for row in rows if row.update_s]
     seconds = predict_seconds(timed)
     predictions = [_prediction(row, float(value)) for row, value in zip(timed, seconds, strict=True)]
     without = [Refusal(row.row_id, "no step time and no tokens/s in the row") for row in rows if not row.update_s]
-    return Outcome(tuple(predictions), (*without, *(Refusal(row.row_id, row.reason) for row in refused)))
+    return Outcome(tuple(predictions), (*without, *refused))
 
 
 def spread_of_row(row: TrainingRow) -> Spread:

@@ -11,9 +11,9 @@ import numpy as np
 from rlperf.calibrate.columns import Guess, Reading, column, count, derived, number, one_of, read, text
 from rlperf.calibrate.rl_framework import SyncObservation
 from rlperf.calibrate.tables import Table
-from rlperf.calibrate.validate import Outcome, PredictedFigure, Refusal
+from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
-from rlperf.errors import RlperfError, SpecError
+from rlperf.errors import SpecError
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.rl_calibration import WeightSyncFit, load_framework_calibration, load_transport
@@ -132,22 +132,12 @@ class SyncCase(Reading):
 def predict_rows(path: Path, table: Table) -> Outcome:
     """Predict the seconds of every weight sync of a table."""
     table.need("method", "architecture", "gpu", "measured_s")
-    predictions: list[PredictedFigure] = []
-    refused: list[Refusal] = []
-    for line in table:
-        try:
-            case = read(SyncCase, line)
-        except RlperfError as error:
-            refused.append(Refusal(line.row_id, str(error).splitlines()[0]))
-            continue
-        if not np.isfinite(case.measured_s):
-            refused.append(Refusal(line.row_id, "no measured time in the row"))
-            continue
-        predictions.append(_prediction(case))
-    return Outcome(tuple(predictions), tuple(refused))
+    return each_row(table, lambda row: [_figure(read(SyncCase, row))])
 
 
-def _prediction(case: SyncCase) -> PredictedFigure:
+def _figure(case: SyncCase) -> PredictedFigure:
+    if not np.isfinite(case.measured_s):
+        raise SpecError("no measured time in the row")
     provenance = case.fit.provenance
     return PredictedFigure(
         row_id=case.row_id,

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.splits import is_new
 from rlperf.calibrate.tables import read_table
-from rlperf.calibrate.trainer_rows import TrainingRow, training_rows
+from rlperf.calibrate.trainer_rows import TrainingRow
 from rlperf.calibrate.trainers import predict_seconds, shared_arguments
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.trainer_memory import trainer_memory
@@ -54,7 +55,7 @@ def outcomes(path: Path) -> list[Outcome]:
     """Every set of at least two layouts in ``training.csv``."""
     table = read_table(path)
     new = {row.row_id for row in table if is_new("training", row)}
-    rows = [row for row in training_rows(table)[0] if row.update_s]
+    rows = [row for row in read_all(TrainingRow, table)[0] if row.update_s]
     seconds = predict_seconds(rows)
     return [_outcome([rows[i] for i in members], seconds[members], new) for members in sets_of(rows)]
 

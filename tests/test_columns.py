@@ -63,7 +63,7 @@ def test_a_reading_is_an_ordinary_frozen_object() -> None:
         ({"n_gpus": "0"}, "n_gpus '0' is not a positive whole number"),
         ({"n_gpus": "4", "stages": "1.5"}, "stages '1.5' is not a whole number"),
         ({"n_gpus": "4", "share": "half"}, "share 'half' is not a number"),
-        ({"n_gpus": "4", "packed": "yes"}, "packed 'yes' is neither 0 nor 1"),
+        ({"n_gpus": "4", "packed": "2"}, "packed '2' is neither 0 nor 1"),
         ({"n_gpus": "4", "dtype": "fp9"}, "dtype 'fp9' is none of bf16, fp8: did you mean fp8"),
     ],
 )

@@ -13,7 +13,7 @@ from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.rl_framework import CONSTANTS, constant, fit_framework, with_constants
 from rlperf.calibrate.rl_step_predict import predict_step
 from rlperf.calibrate.rl_step_rows import configuration_digest, configuration_key, mode_of, read_row
-from rlperf.calibrate.rl_step_stack import stack_of
+from rlperf.calibrate.rl_step_software import software_of
 from rlperf.calibrate.splits import is_new
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate import Report, validate_file
@@ -134,10 +134,10 @@ def test_other_frameworks_devices_and_dtypes_are_predicted_with_wider_intervals(
 
 
 def test_names_and_modes() -> None:
-    assert stack_of("verl (vLLM+FSDP2)").framework == "verl_fsdp"
-    assert stack_of("AReaL (SGLang+Megatron)").trainer == "megatron"
-    assert stack_of("NeMo-RL (vLLM + AutoModel)").trainer == "automodel"
-    assert stack_of("miles").framework == "slime"
+    assert software_of("verl (vLLM+FSDP2)").framework == "verl_fsdp"
+    assert software_of("AReaL (SGLang+Megatron)").trainer == "megatron"
+    assert software_of("NeMo-RL (vLLM + AutoModel)").trainer == "automodel"
+    assert software_of("miles").framework == "slime"
     assert mode_of(False, 0) == "disaggregated"
     assert mode_of(False, 1) == "one_step_off"
     assert mode_of(False, 4) == "async"

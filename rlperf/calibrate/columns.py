@@ -151,9 +151,9 @@ def _value(source: _Source, name: str, found: Reading) -> object:
         try:
             return source.parse(text)
         except ValueError as error:
-            raise SpecError(Problem(f"{name} {text!r} is {error}", line=found.row.line)) from None
+            raise SpecError(Problem(f"{name} {text!r} is {error}", line=found.row.line or None)) from None
     if source.default is MISSING:
-        raise SpecError(Problem(f"{name} is not published", line=found.row.line))
+        raise SpecError(Problem(f"{name} is not published", line=found.row.line or None))
     return source.default(found) if callable(source.default) else source.default
 
 
@@ -197,9 +197,9 @@ def count(cell: str) -> int:
 
 def flag(cell: str) -> bool:
     """0 or 1."""
-    if cell not in ("0", "1"):
+    if number(cell) not in (0.0, 1.0):
         raise ValueError("neither 0 nor 1")
-    return cell == "1"
+    return float(cell) == 1.0
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlperf.calibrate.columns import read
 from rlperf.calibrate.rl_step_predict import STAGES, StepPrediction, predict_step
-from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest, read_row
-from rlperf.calibrate.tables import Refusal, Table
-from rlperf.calibrate.validate import Outcome, PredictedFigure
+from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest
+from rlperf.calibrate.tables import Row, Table
+from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.parameters import parameters
-from rlperf.errors import RlperfError
+from rlperf.errors import SpecError
 
 NEEDED = ("framework", "architecture", "gpu", "n_gpus", "osl_mean")
 
@@ -20,21 +21,14 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     The law of lengths that was assumed stands in ``assumed`` of every prediction.
     """
     table.need(*NEEDED)
-    predictions: list[PredictedFigure] = []
-    refused: list[Refusal] = []
-    for line in table:
-        try:
-            cells = {**line.cells, "row_id": line.row_id, "group": line.group}
-            row = read_row(cells, path.parent.parent / "architectures")
-            found = predict_step(row)
-        except RlperfError as error:
-            refused.append(Refusal(line.row_id, str(error).splitlines()[0]))
-            continue
-        if not row.measured:
-            refused.append(Refusal(line.row_id, "no measured time in the row"))
-            continue
-        predictions += predictions_of(found)
-    return Outcome(tuple(predictions), tuple(refused))
+    return each_row(table, _figures)
+
+
+def _figures(line: Row) -> list[PredictedFigure]:
+    row = read(StepRow, line)
+    if not row.measured:
+        raise SpecError("no measured time in the row")
+    return predictions_of(predict_step(row))
 
 
 def predictions_of(found: StepPrediction) -> list[PredictedFigure]:

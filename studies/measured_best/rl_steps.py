@@ -10,8 +10,9 @@ import numpy as np
 from training import Outcome
 
 from rlperf.api import ask
+from rlperf.calibrate import columns
 from rlperf.calibrate.rl_step_predict import DEFAULT_LAW
-from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest, read_row
+from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest
 from rlperf.calibrate.splits import is_new
 from rlperf.calibrate.tables import read_table
 from rlperf.errors import InfeasibleError, SpecError
@@ -125,7 +126,7 @@ def read(path: Path) -> list[Measured]:
         if not (cells["osl_mean"] and cells["measured_step_s"]):
             continue
         try:
-            row = read_row(cells)
+            row = columns.read(StepRow, line)
         except SpecError:
             continue
         found.append(Measured(row, cells, _lengths(row), is_new("rl_step", line)))

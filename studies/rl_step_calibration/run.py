@@ -9,7 +9,6 @@ Measured rl_steps are found through RLPERF_DATA (default: ../shared/data beside 
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import sys
@@ -18,9 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.rl_framework import constant, fit_framework, with_constants
 from rlperf.calibrate.rl_step_predict import predict_step
-from rlperf.calibrate.rl_step_rows import StepRow, read_row
+from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.calibrate.tables import read_table
 from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,8 +51,7 @@ SHARED = (
 
 
 def measured_rows() -> dict[str, StepRow]:
-    with DATA.open() as stream:
-        return {row["row_id"]: read_row(row) for row in csv.DictReader(stream)}
+    return {row.row_id: row for row in read_all(StepRow, read_table(DATA))[0]}
 
 
 def errors(framework: FrameworkCalibration, rows: Sequence[StepRow], weight: float = 1.0) -> list[float]:

@@ -11,13 +11,16 @@ from rlperf.specs.rl_calibration import framework_trainers
 
 
 @dataclass(frozen=True)
-class Stack:
-    """Names of the calibrations of framework, trainer backend and engine, and what was taken for what."""
+class Software:
+    """Names of the calibrations of framework, trainer backend and engine.
+
+    ``stands_in``: why the framework's is a relative's, empty where it is its own.
+    """
 
     framework: str
     trainer: str
     engine: str
-    assumed: tuple[str, ...] = ()
+    stands_in: str = ""
 
 
 _FRAMEWORKS = (
@@ -58,27 +61,27 @@ _DTYPES = (
 )
 
 
-def stack_of(text: str) -> Stack:
+def software_of(text: str) -> Software:
     """Calibrations of a row's ``framework`` cell; an unknown framework is predicted as its nearest relative.
 
-    >>> stack_of("NeMo-RL (vLLM + PyTorch DTensor)").framework, stack_of("verl (SGLang+Megatron)").engine
+    >>> software_of("NeMo-RL (vLLM + PyTorch DTensor)").framework, software_of("verl (SGLang+Megatron)").engine
     ('nemo_rl_dtensor', 'sglang')
-    >>> stack_of("NeMo-RL (Megatron-Core, PyTorch 2.8)").framework
+    >>> software_of("NeMo-RL (Megatron-Core, PyTorch 2.8)").framework
     'nemo_rl_megatron'
-    >>> stack_of("SkyRL (vLLM + FSDP2)").assumed
-    ('framework=verl_fsdp (nothing of SkyRL (vLLM + FSDP2) is known: overheads of a relative)',)
+    >>> software_of("SkyRL (vLLM + FSDP2)").stands_in
+    'nothing of SkyRL (vLLM + FSDP2) is known: overheads of a relative'
     """
     words = text.lower().strip()
     if not words:
         raise SpecError("the row names no framework")
-    framework, assumed = _first(_FRAMEWORKS, words), tuple[str, ...]()
+    framework, stands_in = _first(_FRAMEWORKS, words), ""
     if framework is None:
         framework = _first(_RELATIVES, words) or "verl_fsdp"
-        assumed = (f"framework={framework} (nothing of {text.strip()} is known: overheads of a relative)",)
+        stands_in = f"nothing of {text.strip()} is known: overheads of a relative"
     trainer = _first(_TRAINERS, words) or framework_trainers(framework)[0]
-    own = "vllm" if assumed else _OWN_ENGINE.get(framework, "vllm")
+    own = "vllm" if stands_in else _OWN_ENGINE.get(framework, "vllm")
     engine = _first(_ENGINES, words) or own
-    return Stack(framework, trainer, engine, assumed)
+    return Software(framework, trainer, engine, stands_in)
 
 
 def dtype_named(text: str, column: str) -> str:

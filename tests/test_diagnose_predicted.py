@@ -17,8 +17,9 @@ from rlperf.diagnose import graph as g
 from rlperf.diagnose.predicted import PredictedSteps, explain_prediction
 from rlperf.diagnose.sources import scaled_job, steps_of_job, steps_of_plan
 from rlperf.errors import SpecError
-from rlperf.plan.answer.plan import BatchSettings, Phase, Plan
+from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.predict import evaluate_job, predict_job
+from rlperf.plan.question.pool import BatchSettings
 from rlperf.sim.rollout import simulate_rollout
 
 JOB = """

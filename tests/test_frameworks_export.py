@@ -23,7 +23,8 @@ from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import Run, ref
 from rlperf.frameworks.shell import commands
 from rlperf.frameworks.sources import read_source
-from rlperf.plan.answer.plan import BatchSettings, Phase, Plan, PoolPlan, Prediction, StageTimes
+from rlperf.plan.answer.plan import Phase, Plan, Prediction, StageTimes
+from rlperf.plan.question.pool import BatchSettings, PoolPlan
 from rlperf.specs.job import Job
 from rlperf.specs.pool import LayoutValues, SettingsValues
 

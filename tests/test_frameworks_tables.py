@@ -18,7 +18,7 @@ from rlperf.frameworks.keytable import ABSENT, KeySpec, key_table, parse_table
 from rlperf.frameworks.reference import page
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import BatchFacts, RolloutRun, TrainerRun, ref
-from rlperf.plan.answer.plan import BatchSettings
+from rlperf.plan.question.pool import BatchSettings
 from rlperf.specs.pool import of_role
 from rlperf.specs.profiles import load_architecture
 

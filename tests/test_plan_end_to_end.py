@@ -13,11 +13,11 @@ import rlperf
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer.prediction import assumptions
-from rlperf.plan.answer.words import layout_words
-from rlperf.plan.judge.configuration import layout_of, layout_values
 from rlperf.plan.judge.decisions import judged_objective, rl_step_groups
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.question.demand import batches
+from rlperf.plan.question.words import layout_words
+from rlperf.plan.search.configuration import layout_of, layout_values
 from rlperf.plan.search.rollout_columns import IMPOSSIBLE, rollout_columns
 from rlperf.plan.search.screen import screen
 from rlperf.plan.search.splits import splits

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from rlperf.api import ask
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
-from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_factors import StageFactor
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
 from rlperf.plan.replan import Replan, replan_job
+from rlperf.plan.search.configuration import Configuration
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.job import Job
 from rlperf.specs.step_log import StepLog

@@ -23,10 +23,10 @@ import yaml
 from rlperf.calibrate.log_model import OVERHEADS, FittedOverhead, Stage, fitted_overhead, posterior, stage_errors
 from rlperf.calibrate.rl_framework import constant, with_constants
 from rlperf.errors import Problem, SpecError
-from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
+from rlperf.plan.search.configuration import Configuration
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.stage_seconds import sync_fit
 from rlperf.specs.modes import MODES

@@ -69,8 +69,8 @@ def _plan(path: Path) -> str:
 def judged(plan: Plan, folder: Path) -> list[Judged]:
     """The simulated rl_steps behind every phase of a plan, simulated again from its job."""
     from rlperf.api import ask
-    from rlperf.plan.judge.configuration import Configuration
     from rlperf.plan.judge.evaluate import Judge
+    from rlperf.plan.search.configuration import Configuration
 
     context = ask(plan.job, folder=folder).context
     found: list[Judged] = []

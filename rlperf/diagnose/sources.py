@@ -7,10 +7,10 @@ from pathlib import Path
 from rlperf.diagnose.predicted import PredictedSteps
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.answer.plan import Phase, Plan
-from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
+from rlperf.plan.search.configuration import Configuration
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job

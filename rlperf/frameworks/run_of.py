@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.run import BatchFacts, PoolRun, Ref, Run, TrainerRun, Value, ref, refs
-from rlperf.plan.answer.plan import Phase, PoolPlan
+from rlperf.plan.answer.plan import Phase
 from rlperf.plan.question.context import with_trainers
+from rlperf.plan.question.pool import PoolPlan
 from rlperf.specs.job import Job, Task
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import LayoutChoice, PoolSettings, PoolSpec, Role

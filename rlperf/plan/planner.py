@@ -12,9 +12,9 @@ from rlperf.plan.answer.baseline import DefaultsOf, against_defaults, against_st
 from rlperf.plan.answer.phases import merged, phase_of
 from rlperf.plan.answer.plan import DefaultsComparison, Phase, Plan
 from rlperf.plan.answer.run_cost import Stretch, run_totals
-from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.decisions import Decision, Report, decide
 from rlperf.plan.question.context import Context
+from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.formulation import Program, Slot, value_of
 from rlperf.plan.search.solve import Solution, solve
 from rlperf.specs.framework import FrameworkFacts

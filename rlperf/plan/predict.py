@@ -7,9 +7,9 @@ from rlperf.errors import InfeasibleError
 from rlperf.plan.answer.plan import Prediction
 from rlperf.plan.answer.prediction import prediction_of
 from rlperf.plan.answer.run_cost import Stretch, run_totals
-from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context
+from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import FORGIVEN, screen
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job

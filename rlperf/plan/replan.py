@@ -16,13 +16,13 @@ import numpy as np
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray
 from rlperf.plan.answer.explain import differences
-from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.decisions import decide_groups
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_factors import Errors, StageFactor, scaled_steps, stage_factors
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.demand import LengthSource
 from rlperf.plan.question.objective import objective_of
+from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.formulation import Program, Slot
 from rlperf.plan.search.solve import solve
 from rlperf.plan.search.splits import usage_of

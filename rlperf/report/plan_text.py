@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rlperf.plan.answer.plan import DefaultsComparison, Phase, Plan, PoolPlan, Prediction, RunTotals
-from rlperf.plan.answer.words import layout_words
+from rlperf.plan.answer.plan import DefaultsComparison, Phase, Plan, Prediction, RunTotals
+from rlperf.plan.question.pool import PoolPlan
+from rlperf.plan.question.words import layout_words
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import ATTRIBUTES
 from rlperf.units import human_bytes, human_seconds

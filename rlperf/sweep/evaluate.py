@@ -11,13 +11,14 @@ import numpy as np
 from pydantic import ValidationError
 
 from rlperf.errors import InfeasibleError, RlperfError, SpecError
-from rlperf.plan.answer.plan import PoolPlan, Prediction
+from rlperf.plan.answer.plan import Prediction
 from rlperf.plan.answer.prediction import prediction_of
-from rlperf.plan.judge.configuration import configuration_of
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.objective import objective_of
+from rlperf.plan.question.pool import PoolPlan
+from rlperf.plan.search.configuration import configuration_of
 from rlperf.plan.search.splits import usage_of
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job

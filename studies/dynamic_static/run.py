@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from rlperf.api import ask, plan_job
-from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.search.configuration import Configuration
 from rlperf.specs.job import Horizon, Job
 
 HERE = Path(__file__).parent

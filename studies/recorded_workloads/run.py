@@ -15,11 +15,11 @@ import polars as pl
 
 from rlperf.api import facts_of
 from rlperf.plan.answer.prediction import memory_uses
-from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.decisions import judged_objective
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context, resolve
+from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import screen
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.job import Job

@@ -11,11 +11,11 @@ from rlperf.cost.reject import REASONS, Reject
 from rlperf.layout import FloatArray
 from rlperf.plan.answer.plan import DefaultsComparison
 from rlperf.plan.answer.prediction import memory_uses
-from rlperf.plan.answer.words import layout_words
 from rlperf.plan.judge.decisions import Decision, judged_objective
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_means import calibration_ids, stage_means, stage_sigma_array
 from rlperf.plan.question.context import Context
+from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.screen import FORGIVEN, screen
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Comparison, compare_draws, unshared_error

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rlperf.plan.answer.prediction import idle_fractions, memory_uses
-from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.search.configuration import Configuration
 
 NOTEWORTHY = 0.1
 """A cause is named when it takes at least this share."""

@@ -10,12 +10,12 @@ from rlperf.errors import SpecError
 from rlperf.plan.answer.explain import binding, differences
 from rlperf.plan.answer.plan import ParetoPoint, Phase, Prediction, RunnerUp, Sensitivity, StageTimes
 from rlperf.plan.answer.prediction import memory_uses, prediction_of
-from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.decisions import Decision, judged_objective, rl_step_groups
 from rlperf.plan.judge.evaluate import Evaluation, Judge, scaled_seconds
 from rlperf.plan.judge.stages import adaptive_note
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.objective import objective_of
+from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.plan.search.splits import usage_of
 from rlperf.sim.rl_step.uncertainty import distinguishable

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlperf.plan.answer import notebook
+from rlperf.plan.question.pool import BatchSettings, PoolPlan
 from rlperf.specs.job import Job
 from rlperf.specs.modes import Mode
-from rlperf.specs.pool import LayoutValues, PoolSpec, Role, SettingsValues
+from rlperf.specs.pool import Role
 
 if TYPE_CHECKING:
     import polars as pl
@@ -186,33 +187,6 @@ class PredictReport(_Frozen):
             assumed=prediction.assumed,
             calibration=prediction.calibration,
         )
-
-
-class PoolPlan(_Frozen):
-    """A role with its devices, layout and settings. Colocated pools share the same devices."""
-
-    role: Role
-    devices: int
-    device: str
-    layout: LayoutValues
-    settings: SettingsValues
-
-    def pinned(self) -> PoolSpec:
-        """The pool as a job states it that leaves nothing open."""
-        return PoolSpec(
-            role=self.role, devices=(self.devices,), layout=self.layout.pinned(), settings=self.settings.pinned()
-        )
-
-
-class BatchSettings(_Frozen):
-    """What one rl_step trains on; prompts_per_step and mini_batch count prompts."""
-
-    prompts_per_step: int
-    group_size: int
-    mini_batch: int
-    max_prompt_tokens: int
-    max_response_tokens: int
-    over_provision: float = Field(1.0, description="above 1: partial rollouts, unfinished responses are continued")
 
 
 class RunnerUp(_Frozen):

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from rlperf.layout import FloatArray
-from rlperf.plan.answer.plan import Phase, PoolPlan, Prediction, RunTotals
+from rlperf.plan.answer.plan import Phase, Prediction, RunTotals
 from rlperf.plan.question.context import Context
+from rlperf.plan.question.pool import PoolPlan
 from rlperf.sim.rl_step.whole_run import RunFacts, best_checkpoint_s, whole_run
 from rlperf.specs.modes import MODES, Mode
 

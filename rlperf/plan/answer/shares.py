@@ -12,9 +12,9 @@ from rlperf.cost.parameters import active_parameters, pair_flop
 from rlperf.cost.roofline import sheet_flop_per_s
 from rlperf.cost.training import TrainingCost
 from rlperf.plan.answer.plan import OperatorShare
-from rlperf.plan.judge.configuration import layout_of
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.search.configuration import layout_of
 from rlperf.sim.rollout.timeline import Segments
 from rlperf.specs.pool import Role
 

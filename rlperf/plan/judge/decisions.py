@@ -13,10 +13,10 @@ import numpy as np
 
 from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
-from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.objective import objective_of
+from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.relax import relaxations
 from rlperf.plan.search.screen import Screened, screen
 from rlperf.plan.search.splits import usage_of

@@ -15,9 +15,9 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.training import TrainingCost
 from rlperf.layout import FloatArray, IntArray, Layout
-from rlperf.plan.judge.configuration import Configuration, layout_of
 from rlperf.plan.judge.stages import StageEnds, layer_profile, staged, stated_ends
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.search.configuration import Configuration, layout_of
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import ReplicaMemory, Tabulated, cache_granted, engine_limits, replica_memory, tabulate
 from rlperf.sim.rl_step.rollout_stage import Replicas, RolloutEvents, RolloutStage, simulated_rollout

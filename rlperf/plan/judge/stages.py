@@ -15,9 +15,9 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers.vision import TowerWork, tower_seconds
 from rlperf.cost.training import layer_table
 from rlperf.layout import RECOMPUTE, Layout
-from rlperf.plan.judge.configuration import Configuration, layout_of
 from rlperf.plan.pipeline import PipelineProblem, optimize, stage_layout
 from rlperf.plan.question.context import Context
+from rlperf.plan.search.configuration import Configuration, layout_of
 from rlperf.plan.search.stage_ends import stages_between
 from rlperf.sim.pipeline import MicrobatchSizes, one_f_one_b, round_robin, simulate, stage_costs
 from rlperf.sim.rl_step.demand import Demand

@@ -14,10 +14,10 @@ import numpy as np
 
 from rlperf.cost.reject import REASONS, Reject, count_reasons
 from rlperf.layout import FloatArray, IntArray
-from rlperf.plan.answer.words import layout_words
-from rlperf.plan.judge.configuration import Configuration, configuration_of, layout_values
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.objective import Usage, objective_of
+from rlperf.plan.question.words import layout_words
+from rlperf.plan.search.configuration import Configuration, configuration_of, layout_values
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.objective import Usage
+from rlperf.plan.search.configuration import Configuration
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import Role

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlperf.layout import WORDS, Layout, code
-from rlperf.plan.answer.plan import BatchSettings, PoolPlan
 from rlperf.plan.question.context import Context
+from rlperf.plan.question.pool import BatchSettings, PoolPlan
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.stage_ends import stage_ends
 from rlperf.plan.search.trainer_columns import TrainerColumns

@@ -1,0 +1,38 @@
+"""A pool and a batch as a plan states them: every value decided, nothing open."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlperf.specs.pool import LayoutValues, PoolSpec, Role, SettingsValues
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PoolPlan(_Frozen):
+    """A role with its devices, layout and settings. Colocated pools share the same devices."""
+
+    role: Role
+    devices: int
+    device: str
+    layout: LayoutValues
+    settings: SettingsValues
+
+    def pinned(self) -> PoolSpec:
+        """The pool as a job states it that leaves nothing open."""
+        return PoolSpec(
+            role=self.role, devices=(self.devices,), layout=self.layout.pinned(), settings=self.settings.pinned()
+        )
+
+
+class BatchSettings(_Frozen):
+    """What one rl_step trains on; prompts_per_step and mini_batch count prompts."""
+
+    prompts_per_step: int
+    group_size: int
+    mini_batch: int
+    max_prompt_tokens: int
+    max_response_tokens: int
+    over_provision: float = Field(1.0, description="above 1: partial rollouts, unfinished responses are continued")

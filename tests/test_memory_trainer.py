@@ -159,6 +159,18 @@ def test_lora_parameters_by_hand() -> None:
     assert routed == 0
 
 
+def test_lora_adapts_every_kind_of_layer() -> None:
+    # Nemotron 3 Nano: 23 Mamba-2 layers (gate, x 4096 each, B and C of 8 groups of 128, 64 steps), 6 of attention
+    # (q 4096, k and v 256 each), 23 of experts with a shared one of 3712; h 2688
+    arch = load_architecture("Nemotron-3-Nano-30B-A3B")
+    mamba = (2688 + 2 * 4096 + 2 * 8 * 128 + 64) + (4096 + 2688)
+    attention = (2688 + 4096) * 2 + (2688 + 256) * 2
+    shared = 2 * (2688 + 3712)
+    dense, routed = lora_parameters(arch, 16)
+    assert dense * 52 == pytest.approx(16 * (23 * mamba + 6 * attention + 23 * shared), rel=1e-12)
+    assert routed * 52 == pytest.approx(16 * 23 * 128 * 2 * (2688 + 1856), rel=1e-12)
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 4]), dp=st.sampled_from([1, 2, 8]),

@@ -64,10 +64,7 @@ def layer_profile(
     times: dict[tuple[str, str], tuple[float, float]] = {}
     head = (0.0, 0.0)
     for mixer, half in dict.fromkeys(pairs):
-        # validated anew: a copy would keep the cached layer kinds of the whole architecture
-        alone = Architecture.model_validate(
-            {**architecture.model_dump(), "mixers": (mixer,), "feed_forwards": (half,), "vision": None}
-        )
+        alone = architecture.model_copy(update={"mixers": (mixer,), "feed_forwards": (half,), "vision": None})
         layer, top = layer_table(alone, context.hardware, trainer.calibration, layout, one)
         times[mixer, half] = (float(np.ravel(layer.forward)[0]), float(np.ravel(layer.backward)[0]))
         head = (float(np.ravel(top.forward)[0]), float(np.ravel(top.backward)[0]))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlperf.api import ask, judge, plan_job
 from rlperf.diagnose.predicted import PredictedSteps, explain_prediction
 from rlperf.errors import SpecError
-from rlperf.frameworks.adapter import _facts_data, framework_facts
+from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.export import write_plan
 from rlperf.frameworks.imports import import_config
 from rlperf.plan.judge.timeline import execution_in, stages_of, steady_state, step_view
@@ -22,6 +22,8 @@ from rlperf.sim.rl_step.modes import Execution, StageTimes, step_seconds
 from rlperf.sim.rollout.tail import last_of_groups
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES, Form, ModeTraits, mode_codes, mode_traits
+
+from .recipes import recipe
 
 SMALL: dict[str, object] = {
     "name": "small",
@@ -171,17 +173,16 @@ def test_an_rl_step_reads_what_columns_are_compared_by(
 
 @pytest.fixture
 def two_steps_off(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModeTraits]:
-    """A mode of its own: one row in the table, one line in the facts of a framework."""
-    row = ModeTraits("two_steps_off", "two batches ahead, weights in flight", Form.REFILLED, lag=2, weights="in_flight")
+    """The recipe of the documentation: one row in the table, which names the framework that has it."""
+    row: ModeTraits = eval(recipe("rlperf/specs/modes.py"), {"ModeTraits": ModeTraits, "Form": Form})
     monkeypatch.setitem(MODES, row.name, row)
-    monkeypatch.setitem(_facts_data("slime")["modes"], row.name, {"all": "a toy"})
     framework_facts.cache_clear()
     yield row
     monkeypatch.undo()
     framework_facts.cache_clear()
 
 
-def test_a_mode_is_added_by_a_row_and_a_fact(two_steps_off: ModeTraits) -> None:
+def test_a_mode_is_added_by_a_row(two_steps_off: ModeTraits) -> None:
     plan = plan_job(job("two_steps_off", "slime"))
     phase = plan.phases[0]
     assert (phase.mode, phase.staleness) == ("two_steps_off", 2)

@@ -13,6 +13,8 @@ from rlperf.specs.job import Job
 from rlperf.specs.objectives import OBJECTIVES, ObjectiveTraits
 from rlperf.sweep import Sweep
 
+from .recipes import recipe
+
 JOB: dict[str, Any] = {
     "name": "small", "architecture": "Qwen3-0.6B", "cluster": "dgx_h100", "nodes": 2, "modes": ["colocated"],
     "trainer_backends": ["fsdp2"], "limits": {"truncated_fraction": 1.0},
@@ -23,8 +25,8 @@ JOB: dict[str, Any] = {
 
 @pytest.fixture
 def crowding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds times the square of the devices: what a crowded cluster may want."""
-    toy = ObjectiveTraits("seconds x devices squared", "device2-s", lambda spent: spent.rl_step_s * spent.devices**2)
+    """The recipe of the documentation: seconds times the square of the devices, as a crowded cluster may want."""
+    toy = eval(recipe("rlperf/specs/objectives.py"), {"ObjectiveTraits": ObjectiveTraits})
     monkeypatch.setitem(OBJECTIVES, "crowding", toy)
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from typing import Protocol
-
-import yaml
 
 from rlperf.errors import SpecError
 from rlperf.frameworks.fields import Field, Setting, Target
 from rlperf.frameworks.keytable import Value, key_table
 from rlperf.frameworks.run import Ref, Run
-from rlperf.specs.framework import FrameworkFacts, Rule
+from rlperf.specs.framework import FrameworkFacts, Rule, facts_data
+from rlperf.specs.modes import MODES
 from rlperf.specs.profiles import load_architecture
 
 
@@ -91,21 +89,13 @@ class Adapter(Protocol):
 
 
 @cache
-def _facts_data(framework: str) -> dict[str, Value]:
-    text = (files("rlperf.frameworks") / "facts" / f"{framework}.yaml").read_text(encoding="utf-8")
-    data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    assert isinstance(data, dict)
-    return data
-
-
-@cache
 def framework_facts(framework: str, version: str | None = None) -> FrameworkFacts:
     """What a framework is in one version: modes, passes, overlaps and the rules that hold there.
 
     >>> framework_facts("verl", "0.9").modes["async"].startswith("V1 separate_async")
     True
     """
-    data = dict(_facts_data(framework))
+    data = dict(facts_data(framework))
     table = key_table(framework)
     chosen = table.version(version)
     modes = {
@@ -114,6 +104,7 @@ def framework_facts(framework: str, version: str | None = None) -> FrameworkFact
         for span, text in spans.items()
         if _within(str(span), chosen, table.versions)
     }
+    modes |= {row.name: row.had_by[framework] for row in MODES.values() if framework in row.had_by}
     rules = [Rule.model_validate(rule) for rule in data.pop("rules")]
     return FrameworkFacts.model_validate(
         {**data, "versions": table.versions, "version": chosen, "modes": modes, "rules": rules}

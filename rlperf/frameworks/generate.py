@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from rlperf.frameworks.extra_keys import EXTRA_KEYS
+from rlperf.specs.framework import FACTS
 from rlperf.specs.writer import write_atomic
 
-FACTS = Path(__file__).parent / "facts"
 VERL_RELEASES = {"v0.4.1": "0.4", "v0.5.0": "0.5", "v0.6.1": "0.6", "v0.7.1": "0.7", "v0.8.0": "0.8", "v0.9.0": "0.9",
                  "main": "main"}  # fmt: skip
 VERL_TRAINERS = {"ppo_trainer": "fsdp2", "ppo_megatron_trainer": "megatron"}

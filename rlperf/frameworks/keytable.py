@@ -18,10 +18,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.framework import FACTS
 
 Value = Any
 """A value in a configuration: bool, int, float, str, None, list or dict as JSON knows them."""
@@ -220,8 +220,7 @@ def _row(key: str, default: str, span: str, backend: str, kind: str, versions: t
 @cache
 def key_table(framework: str) -> KeyTable:
     """The shipped table of a framework."""
-    text = (files("rlperf.frameworks") / "facts" / f"{framework}.tsv").read_text(encoding="utf-8")
-    return parse_table(text, framework)
+    return parse_table((FACTS / f"{framework}.tsv").read_text(encoding="utf-8"), framework)
 
 
 def flatten(data: Mapping[str, Value], prefix: str = "") -> dict[str, Value]:

@@ -1,4 +1,4 @@
-"""The frameworks that rlperf knows, by name."""
+"""The frameworks that rlperf knows: those with facts in ``facts/NAME.yaml`` and an adapter in ``NAME.py``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from importlib import import_module
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.frameworks.adapter import Adapter
+from rlperf.specs.framework import FACTS
 
-FRAMEWORKS = ("verl", "nemo_rl", "openrlhf", "slime", "areal", "trl")
+FRAMEWORKS = tuple(sorted(path.stem for path in FACTS.glob("*.yaml")))
 _ALIASES = {"nemo": "nemo_rl", "nemorl": "nemo_rl", "nemo_rl": "nemo_rl", "miles": "slime"}
 
 

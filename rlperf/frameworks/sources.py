@@ -13,12 +13,13 @@ import yaml
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import Source
 from rlperf.frameworks.keytable import Value, flatten
+from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.shell import Word, commands
 from rlperf.specs.reader import Document, parse_document, read_text
 
 _OVERRIDE = re.compile(r"^(\+\+|\+|~)?([A-Za-z_][\w./@-]*)=(.*)$", re.DOTALL)
 _ENTRY = re.compile(r"(?:^|/)(train\.py|train_async\.py|run_grpo\.py|\w+\.py)$")
-_MODULES = ("verl.", "openrlhf.", "trl.", "areal.", "nemo_rl.", "slime.")
+_MODULES = tuple(f"{name}." for name in FRAMEWORKS)
 _LAUNCHER = {
     "num_processes": "num_processes",
     "num-processes": "num_processes",

@@ -12,15 +12,20 @@ import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.architecture import Architecture
+
+FACTS = Path(__file__).resolve().parent.parent / "frameworks" / "facts"
+"""Folder of what is known of each framework: ``NAME.yaml`` (`FrameworkFacts`) and ``NAME.tsv`` (its keys)."""
 
 BoolArray = npt.NDArray[np.bool_]
 Stage = Literal["parse", "launch", "worker", "run", "never"]
@@ -85,6 +90,21 @@ class Rule(_Frozen):
         return kept if asked is None else kept | ~asked
 
 
+@cache
+def facts_data(framework: str) -> dict[str, Any]:
+    """The facts of a framework as its file states them; empty where there is none.
+
+    >>> facts_data("verl")["engines"], facts_data("nobody's")
+    (['vllm', 'sglang'], {})
+    """
+    path = FACTS / f"{framework}.yaml"
+    if not path.is_file():
+        return {}
+    data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    assert isinstance(data, dict)
+    return data
+
+
 class FrameworkFacts(_Frozen):
     """A framework in one version and backend, for the planner and the cost of an rl_step."""
 
@@ -104,6 +124,7 @@ class FrameworkFacts(_Frozen):
     metrics: dict[str, str] = Field({}, description="metric of its log -> column of `StepLog`")
     rules: tuple[Rule, ...] = ()
     sources: dict[str, str]
+    relative: str = Field("", description="framework whose overheads it is predicted with until its own are measured")
 
     def rules_of(self, *groups: str, backend: str = "") -> tuple[Rule, ...]:
         """Rules of this version that speak of nothing but ``groups``; without groups, all."""

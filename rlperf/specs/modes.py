@@ -1,12 +1,13 @@
 """Execution modes as data: how rollout and training share devices and time, one row of `MODES` each.
 
-A mode is added by a row here and by the facts of the frameworks that have it; everything else (what a job may ask,
-how splits are searched, the closed form, the timeline, what is drawn) reads the row's traits.
+A mode is added by a row here, which names the frameworks that have it (or their facts do); everything else (what a
+job may ask, how splits are searched, the closed form, the timeline, what is drawn) reads the row's traits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated, Any, Literal
 
@@ -50,6 +51,7 @@ class ModeTraits:
     weights : whether engines drain (or are interrupted) at a weight sync, take weights in flight, or as the framework
         does it
     bound_counts : the staleness bound counts batches, groups in the order in which they end, or as the framework does
+    had_by : frameworks that have it, beside those whose own facts say so -> how they run it, in words
     """
 
     name: str
@@ -60,6 +62,7 @@ class ModeTraits:
     in_flight_form: Form | None = None
     weights: Literal["drained", "in_flight", "framework"] = "framework"
     bound_counts: Literal["batches", "groups", "framework"] = "batches"
+    had_by: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def code(self) -> int:

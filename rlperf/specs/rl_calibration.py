@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.framework import facts_data
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.profiles import search_path
 from rlperf.specs.reader import read_spec
@@ -199,6 +200,18 @@ class FrameworkCalibration(_Frozen):
         interrupts = self.partial_rollout and row.form_where(in_flight) is not Form.BARRIER
         return self.model_copy(update={"in_flight_updates": in_flight, "partial_rollout": interrupts})
 
+    def borrowed_by(self, name: str) -> FrameworkCalibration:
+        """The same for a framework that nobody measured: another name, intervals of the rl_step twice as wide (in ln).
+
+        >>> load_framework_calibration("verl_fsdp").borrowed_by("mine").id
+        'mine (with overheads of verl_fsdp)'
+        """
+        source = f"judged: taken from {self.id}, intervals twice as wide"
+        low, high = self.step_spread.low**2, self.step_spread.high**2
+        spread = self.step_spread.model_copy(update={"source": source, "low": low, "high": high, "assumed": True})
+        names = {"id": f"{name} (with overheads of {self.id})", "framework": name}
+        return self.model_copy(update={**names, "step_spread": spread, "calibrated_on": ()})
+
     def sync_fit(self, transport: Transport) -> WeightSyncFit:
         """Constants of a transport, or a `SpecError` that names those there are."""
         return _pick(self.weight_sync, transport, self.id)
@@ -271,6 +284,8 @@ def _calibrations_of(framework: str, folder: Path | str | None) -> list[Framewor
         for path in sorted((root / "calibrations" / "frameworks").glob("*.yaml")):
             files.setdefault(path.stem, path)
     names = [base] if base in files else sorted(name for name in files if name.startswith(f"{base}_"))
+    if not names and (relative := facts_data(base).get("relative")):
+        return [each.borrowed_by(base) for each in _calibrations_of(relative, folder)]
     if not names:
         hint = did_you_mean(base, sorted(files))
         raise SpecError(Problem(f"there is no framework calibration named {framework!r}", suggestion=hint))

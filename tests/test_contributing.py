@@ -1,0 +1,103 @@
+"""The recipes of docs/contributing.md work as they stand: each thing is registered in the one place that it names."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlperf.api import plan_job
+
+from .recipes import ROOT, page, recipe
+
+JOB = {
+    "name": "small", "architecture": "Qwen3-0.6B", "nodes": 1, "modes": ["colocated"], "cluster": "dgx_h100",
+    "limits": {"truncated_fraction": 1.0},
+    "tasks": [{"name": "math", "workload": "math", "prompts_per_step": 256, "group_size": 4, "mini_batch": 64,
+               "max_prompt_tokens": 512, "max_response_tokens": 1024}],
+}  # fmt: skip
+
+
+def saved(job: dict[str, object], folder: Path) -> Path:
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    return folder / "job.yaml"
+
+
+def test_every_recipe_names_one_place_and_a_test_that_exists() -> None:
+    rows = re.findall(r"^\| \[(an? [\w ]+)\]\(#([\w-]+)\) \| (`[^|]+) \| `tests/([\w.]+)::(\w+)` \|$", page(), re.M)
+    assert [row[0] for row in rows] == [
+        "a GPU", "a framework", "a layer kind", "an execution mode", "a trainer backend", "an objective",
+    ]  # fmt: skip
+    headings = [heading.lower().replace(" ", "-") for heading in re.findall(r"^## (.+)$", page(), re.M)]
+    assert headings == [anchor for _, anchor, *_ in rows]
+    for _, _, place, file, test in rows:
+        folders = re.findall(r"`((?:rlperf|hwprofiles)/[\w/]*)", place)
+        assert len(folders) == 1 and (ROOT / folders[0]).parent.is_dir(), place
+        assert f"def {test}(" in (ROOT / "tests" / file).read_text(), test
+
+
+def test_a_gpu_is_one_file(tmp_path: Path) -> None:
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "half_h100.yaml").write_text(recipe("devices/half_h100.yaml"))
+    plan = plan_job(saved({**JOB, "cluster": "generic:half_h100"}, tmp_path))
+    whole = plan_job(saved({**JOB, "cluster": "generic:h100_sxm"}, tmp_path))
+    predicted, twice = plan.phases[0].predicted, whole.phases[0].predicted
+    assert 1.1 < predicted.stages_s.rollout / twice.stages_s.rollout < 2.5
+    assert 1.2 < predicted.stages_s.training / twice.stages_s.training < 2.5
+    assert predicted.high_s / predicted.low_s > 1.1 * twice.high_s / twice.low_s
+    assert predicted.calibration.extrapolated and any("of h100_sxm" in note for note in predicted.calibration.notes)
+
+
+TRIED = """
+import sys
+from pathlib import Path
+from rlperf.api import plan_job
+from rlperf.errors import SpecError
+from rlperf.frameworks.audit import audit
+from rlperf.frameworks.export import write_plan
+from rlperf.frameworks.imports import import_config
+from rlperf.specs.job import Job
+
+folder = Path(sys.argv[1])
+plan = plan_job(folder / "job.yaml")
+phase, trainer = plan.phases[0], plan.phases[0].pool("trainer")
+assert phase.predicted.calibration.ids[-1] == "mine (with overheads of verl_fsdp)", phase.predicted.calibration.ids
+write_plan(plan, "mine", folder)
+written = sorted(path.name for path in folder.glob("*.yaml") if path.name != "job.yaml")
+assert len(written) == 1, written
+found = import_config([folder / written[0]])
+assert found.adapter.name == "mine" and not found.unknown, (found.adapter.name, found.unknown)
+run = found.run
+assert (run.batch.prompts, run.batch.group_size, run.batch.mini) == (256, 4, 64)
+assert run.trainer.devices == trainer.devices == 8
+assert run.trainer.token_budget == trainer.settings.token_budget
+assert run.rollout.tensor_parallel == phase.pool("rollout").layout.tensor_parallel
+try:
+    plan_job(plan.job.model_copy(update={"modes": ("async",)}))
+except SpecError as error:
+    assert "mine 1.0 has no mode async" in str(error), error
+else:
+    raise AssertionError("a mode that it has not")
+"""
+
+
+@pytest.mark.slow
+def test_a_framework_is_three_files_of_one_folder(tmp_path: Path) -> None:
+    """In a copy of the package with the three files added, and nothing else changed."""
+    shutil.copytree(ROOT / "rlperf", tmp_path / "rlperf", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "hwprofiles").symlink_to(ROOT / "hwprofiles")
+    for name in ("mine.py", "facts/mine.yaml", "facts/mine.tsv"):
+        (tmp_path / "rlperf" / "frameworks" / name).write_text(recipe(name))
+    (tmp_path / "run").mkdir()
+    saved({**JOB, "framework": "mine"}, tmp_path / "run")
+    done = subprocess.run(
+        [sys.executable, "-c", TRIED, str(tmp_path / "run")],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -15,8 +17,10 @@ from rlperf.api import ask, judge, load_job
 from rlperf.cli.main import app
 from rlperf.cli.schema import schema_of
 from rlperf.errors import InfeasibleError, SpecError
+from rlperf.plan.predict import chosen, evaluate_job
 from rlperf.plan.search.splits import splits
 from rlperf.report.plan_files import plan_yaml
+from rlperf.sim.rl_step.trainer_stage import closed_training
 from rlperf.specs.job import Job
 from tests.test_plan_end_to_end import SMALL, trace
 
@@ -126,7 +130,7 @@ def test_a_broken_rule_is_named_and_not_taken_for_a_lack_of_memory(tmp_path: Pat
     found = rlperf.predict_job(written(tmp_path, architecture="Qwen3-8B", tasks=[task], pools=pools))
     assert found.fits
     assert "nothing passes every rule" in found.assumed[0]
-    assert "costed as if it were on: rollout chunked_prefill: false, trainer packing: false" in found.assumed
+    assert "costed as if it were on: rollout chunked_prefill: false" in found.assumed
 
 
 def test_an_open_precision_without_a_key_of_the_framework_stays_bf16() -> None:
@@ -191,3 +195,59 @@ def test_stated_stages_are_costed_or_refused() -> None:
     assert predicted(first_stage_layers=6) == predicted(first_stage_layers=6, last_stage_layers=22) > 1.1 * even
     with pytest.raises(InfeasibleError):
         predicted(first_stage_layers=6, last_stage_layers=6)
+
+
+def _pinned(**settings: object) -> Job:
+    """A small job with everything pinned but what a test turns."""
+    layouts = {"tensor_parallel": 1}, {"tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1}
+    task = {
+        "name": "math", "workload": "math", "prompts_per_step": 64, "group_size": 4, "mini_batch": 16,
+        "max_prompt_tokens": 1024, "max_response_tokens": 16384,
+    }  # fmt: skip
+    pools = [
+        {"role": "rollout", "layout": layouts[0], "settings": {"memory_fraction": 0.6, "max_running": 64}},
+        {"role": "trainer", "layout": {**layouts[1], "microbatch": 2, "activation_recompute": "full"},
+         "settings": {"backend": "megatron", "token_budget": 40960, "parked": True, **settings}},
+    ]  # fmt: skip
+    return Job.model_validate(
+        {"architecture": "Qwen2.5-1.5B", "cluster": "dgx_h100", "nodes": 1, "tasks": [task], "pools": pools}
+    )
+
+
+def test_packing_changes_predictions_and_plans() -> None:
+    """Two sequences per padded microbatch instead of 40,960 packed tokens: more passes, padding in them."""
+    packed, padded = (rlperf.predict_job(_pinned(packing=value)) for value in (True, False))
+    assert padded.stages_s.training > 1.1 * packed.stages_s.training
+    assert padded.stages_s.scoring > 1.2 * packed.stages_s.scoring
+    assert padded.stages_s.rollout == packed.stages_s.rollout
+    several = rlperf.predict_job(_pinned(packing=False, scoring_microbatch=8))
+    assert several.stages_s.scoring != padded.stages_s.scoring
+    assert several.stages_s.training == padded.stages_s.training
+    plans = [rlperf.plan_job(_pinned(packing=value)).phases[0].predicted for value in (True, False)]
+    assert plans[1].stages_s.training == pytest.approx(padded.stages_s.training)
+    assert plans[0].stages_s.training == pytest.approx(packed.stages_s.training)
+
+
+def test_balance_and_batching_of_a_framework_change_screen_and_judge() -> None:
+    """Tokens evened out once per batch leave the ranks of an update uneven; packing all ranks together fills bins."""
+    context = ask(_pinned()).context
+
+    def trained(**changes: object) -> tuple[float, float]:
+        """Training by the judge and by the screen."""
+        stack = context.trainers[0] if context.trainers[0].backend == "megatron" else context.trainers[1]
+        training = stack.framework.training.model_copy(update=changes)
+        changed = replace(stack, framework=stack.framework.model_copy(update={"training": training}))
+        job = context.job.model_copy(update={"trainer_backends": ("megatron",)})
+        asked = replace(context, trainers=(changed,), job=job)
+        demand = chosen(asked)[0]
+        judged = evaluate_job(asked)[0]
+        arch, layout = asked.tasks[0].architecture, judged.trainer.layout.take(np.array([0]))
+        settings, budget = asked.job.pool("trainer").settings.filled(), np.array([40960])
+        closed = closed_training(asked.site, changed, arch, demand, layout, settings, budget)
+        return float(judged.seconds.training_s.mean()), float(closed[0][0])
+
+    update, batch, together = trained(balance="update"), trained(balance="batch"), trained(batching="all")
+    for fidelity in (0, 1):
+        assert batch[fidelity] > 1.02 * update[fidelity]
+        assert together[fidelity] != update[fidelity]
+    assert np.allclose([each[0] for each in (update, batch)], [each[1] for each in (update, batch)], rtol=0.15)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -11,11 +11,13 @@ from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.rl_step_job import context_of
 from rlperf.calibrate.rl_step_rows import StepRow
 from rlperf.layout import FloatArray
+from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import execution_in, stages_of, step_view
-from rlperf.plan.predict import evaluate_job
+from rlperf.plan.predict import chosen
 from rlperf.plan.question.context import Context
 from rlperf.sim.rl_step.compose import StepStages
+from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.modes import Execution
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.sim.rl_step.timeline import Timeline
@@ -114,8 +116,7 @@ class StepPrediction:
 
     def _under(self, law: AssumedLengths) -> float:
         """Seconds under another law of lengths."""
-        context = context_of(self.row, law, self.framework)
-        return self._with(context.tasks[0].source.demand(context.tasks[0].batches[0], None, 0).tables[0])
+        return self._with(_demand(context_of(self.row, law, self.framework)).tables[0])
 
     def _with(self, table: LengthTable) -> float:
         """Seconds with other lengths."""
@@ -133,5 +134,19 @@ def predict_step(
     InfeasibleError : the row's degrees cannot be laid out
     """
     context = context_of(row, law, framework)
-    evaluation, _ = evaluate_job(context)
-    return StepPrediction(row, law, context, evaluation, Judge(context, context.tasks[0]))
+    demand, configuration = _pinned(row) if law == DEFAULT_LAW else (_demand(context), _pinned(row)[1])
+    judge = Judge(context, context.tasks[0])
+    return StepPrediction(row, law, context, judge.evaluate(demand, configuration), judge)
+
+
+@lru_cache(maxsize=512)
+def _pinned(row: StepRow) -> tuple[Demand, Configuration]:
+    """The configuration that the row's job pins, with its lengths: no constant of a fit changes it."""
+    demand, configuration, _ = chosen(context_of(row, DEFAULT_LAW))
+    return demand, configuration
+
+
+def _demand(context: Context) -> Demand:
+    """The lengths of the context's job."""
+    task = context.tasks[0]
+    return task.source.demand(task.batches[0], None, context.job.seed)

@@ -11,6 +11,7 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import FORGIVEN, screen
+from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.pool import Attribute, Role, of_role
@@ -41,6 +42,13 @@ def predicted(context: Context, *, facts: FrameworkFacts | None = None) -> tuple
 
 def evaluate_job(context: Context, facts: FrameworkFacts | None = None) -> tuple[Evaluation, tuple[str, ...]]:
     """The judged configuration of a job's first task, and what was filled in."""
+    demand, configuration, refused = chosen(context, facts)
+    evaluation = Judge(context, context.tasks[0]).evaluate(demand, configuration)
+    return evaluation, (*refused, *filled_in(context.job, configuration))
+
+
+def chosen(context: Context, facts: FrameworkFacts | None = None) -> tuple[Demand, Configuration, tuple[str, ...]]:
+    """The configuration that a job pins, open values chosen by the screen; its demand, and what was refused."""
     task, job = context.tasks[0], context.job
     demands = tuple(task.source.demand(batch, None, job.seed) for batch in task.batches)
     screened = screen(context, task, demands, facts, keep=1)
@@ -49,14 +57,13 @@ def evaluate_job(context: Context, facts: FrameworkFacts | None = None) -> tuple
         # what memory and the device allow is looked for first, so that a broken rule is not taken for a lack of memory
         why = sorted(screened.rejected.items(), key=lambda item: -item[1])
         refused = ("nothing passes every rule and limit: " + "; ".join(f"{count:,} {reason}" for reason, count in why),)
-        for forgiven in (FORGIVEN & ~int(Reject.MEMORY | Reject.HOST_MEMORY), FORGIVEN):
+        for forgiven in (FORGIVEN & ~int(Reject.MEMORY | Reject.KV | Reject.HOST_MEMORY), FORGIVEN):
             screened = screen(context, task, demands, keep=1, lenient=True, forgiven=forgiven)
             if screened.configurations:
                 break
     if not screened.configurations:
         raise InfeasibleError("the pinned layout cannot be laid out", nearest_miss="; ".join(screened.misses) or None)
-    evaluation = Judge(context, task).evaluate(demands[int(screened.demand[0])], screened.configurations[0])
-    return evaluation, (*refused, *filled_in(job, screened.configurations[0]))
+    return demands[int(screened.demand[0])], screened.configurations[0], refused
 
 
 def _is_open(stated: object, attribute: Attribute) -> bool:

@@ -62,7 +62,8 @@ def errors(framework: FrameworkCalibration, rows: Sequence[StepRow], weight: flo
         found += [weight * float(np.log(prediction.stage_s(name) / value)) for name, value in row.measured.items()]
         if all(name in row.measured for name in STAGES):
             rest = row.measured["step_s"] - sum(row.measured[name] for name in STAGES)
-            between = prediction.stages.data_movement_s + prediction.stages.fixed_s
+            stages = prediction.stages
+            between = stages.data_movement_s + stages.fixed_s + stages.transitions.total_s
             found.append(0.5 * weight * float(np.log(between / rest)))  # whole seconds: rounded twice
     return found
 

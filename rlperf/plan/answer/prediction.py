@@ -10,7 +10,7 @@ from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, Prediction, Stage
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.search.splits import ROLES, usage_of
+from rlperf.plan.search.splits import usage_of
 from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
 from rlperf.specs.hardware import Hardware
@@ -52,9 +52,15 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
             extrapolated=trainer.extrapolated or any(hw.calibration.extrapolated for hw in _machines(context)),
             notes=(*_calibration_notes(context), *_unmeasured(trainer)),
         ),
-        fits=not over,
+        fits=not over and not cache_shortage(evaluation),
         advice=tuple(advice(context, task, evaluation, memory, over)),
     )
+
+
+def cache_shortage(evaluation: Evaluation) -> str:
+    """Why the engine cannot run a single longest request, in words; empty where it can."""
+    held, longest = float(evaluation.memory.kv_tokens[0]), evaluation.demand.batch.longest_tokens
+    return "" if held >= longest else f"the engine's cache holds {held:,.0f} tokens, a request up to {longest:,}"
 
 
 def memory_uses(context: Context, task: TaskContext, evaluation: Evaluation) -> dict[Role, MemoryUse]:
@@ -118,16 +124,10 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
         notes.append(f"{simulated} of {replicas} rollout replicas simulated: {which}")
     if framework.assumed:
         notes.append(f"{framework.id}: nobody measured {', '.join(framework.assumed)}")
-    engine, trainer = (evaluation.configuration.pool(role).settings for role in ROLES)
-    ignored = [
-        words
-        for words, value in (
-            ("rollout chunked_prefill: false", engine.chunked_prefill), ("trainer packing: false", trainer.packing),
-        )
-        if value is False
-    ]  # fmt: skip
-    if ignored:
-        notes.append(f"costed as if it were on: {', '.join(ignored)}")
+    if evaluation.configuration.pool("rollout").settings.chunked_prefill is False:
+        notes.append("costed as if it were on: rollout chunked_prefill: false")
+    if short := cache_shortage(evaluation):
+        notes.append(f"{short}: simulated as if it held two")
     if "reference" in context.job.all_roles:
         notes.append("the reference policy is scored on the trainer's devices and waits in host memory")
     return tuple(notes)

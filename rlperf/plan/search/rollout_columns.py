@@ -13,7 +13,7 @@ from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.candidates import Shape, rollout_layouts
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.engine import replica_memory, tabulate
+from rlperf.sim.rl_step.engine import cache_granted, replica_memory, tabulate
 from rlperf.sim.rl_step.rollout_stage import Counted, RolloutStage, counted_seconds
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pool import PoolSpec
@@ -58,11 +58,13 @@ class RolloutColumns(RolloutStage):
 
 
 def rollout_columns(
-    context: Context, architecture: Architecture, demand: Demand, devices: int, counted: Counted | None = None
-) -> RolloutColumns:
+    context: Context, architecture: Architecture, demand: Demand, devices: int, counted: Counted | None = None,
+    *, lenient: bool = False,
+) -> RolloutColumns:  # fmt: skip
     """Every rollout column on ``devices`` devices, infeasible ones flagged.
 
     ``counted`` : what was counted of this demand before; new counts are added
+    ``lenient`` : time columns whose cache holds no request, too; else their seconds are infinite
     """
     pool = context.job.pool("rollout")
     shape = Shape(
@@ -73,12 +75,12 @@ def rollout_columns(
         context.rollout_hardware.device.memory,
     )
     layout, flags = rollout_layouts(shape, pool)
-    return _columns(context, architecture, demand, pool, layout, flags, counted or Counted(demand))
+    return _columns(context, architecture, demand, pool, layout, flags, counted or Counted(demand), lenient)
 
 
 def _columns(
     context: Context, architecture: Architecture, demand: Demand, pool: PoolSpec, layout: Layout, flags: IntArray,
-    counted: Counted,
+    counted: Counted, lenient: bool,
 ) -> RolloutColumns:  # fmt: skip
     """Engine shapes crossed with memory fractions and max_running; each shape is tabulated once."""
     # a replica across nodes is refused, but it can be costed: a pinned one is predicted all the same
@@ -95,9 +97,10 @@ def _columns(
     why = flags[keep][e] | np.where(memory.kv_tokens < demand.batch.longest_tokens, int(Reject.KV), 0)
     why |= np.where(memory.cache_bytes > 0, 0, int(Reject.MEMORY))
     makespan, steady, again = (np.full(len(e), np.inf) for _ in range(3))
-    alive = np.flatnonzero((why & ~int(Reject.NODE)) == 0)
+    alive = np.flatnonzero((why & ~int(Reject.NODE | (Reject.KV | Reject.MEMORY if lenient else 0))) == 0)
+    held = cache_granted(memory.kv_tokens[alive], demand.batch.longest_tokens)
     makespan[alive], steady[alive], again[alive] = counted_seconds(
-        settings, costs, rows.take(alive), e[alive], memory.kv_tokens[alive], m[alive], counted
+        settings, costs, rows.take(alive), e[alive], held, m[alive], counted
     )
     joined = Layout(**{n: np.concatenate([v.ravel(), getattr(dead, n).ravel()]) for n, v in vars(rows.flat()).items()})
 

@@ -48,7 +48,9 @@ PER_MODE = 8
 
 PER_COUNT = 4
 """Of those, at most this many per device count where tasks compete for devices."""
-FORGIVEN = int(Reject.MEMORY | Reject.HOST_MEMORY | Reject.NODE | Reject.BATCH | Reject.FRAMEWORK | Reject.LIMIT)
+FORGIVEN = int(
+    Reject.MEMORY | Reject.KV | Reject.HOST_MEMORY | Reject.NODE | Reject.BATCH | Reject.FRAMEWORK | Reject.LIMIT
+)
 """What a lenient screen lets pass: it can still be costed."""
 
 
@@ -229,7 +231,9 @@ class _Columns:
         key = (b.generated, b.group_size, b.max_prompt_tokens, b.max_response_tokens, devices)
         if key not in self._rollout:
             counted = self._counted.setdefault(key[:-1], Counted(demand, self._tabulated))
-            self._rollout[key] = rollout_columns(self.context, self.task.architecture, demand, devices, counted)
+            self._rollout[key] = rollout_columns(
+                self.context, self.task.architecture, demand, devices, counted, lenient=self.lenient
+            )
         found = self._rollout[key]
         if b.over_provision > 1.0:
             # partial rollouts take the tail away: throughput is what is left, and the judge has the last word

@@ -23,7 +23,7 @@ from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import Run, ref
 from rlperf.frameworks.shell import commands
 from rlperf.frameworks.sources import read_source
-from rlperf.plan.answer.plan import Phase, Plan, Prediction, StageTimes
+from rlperf.plan.answer.plan import Phase, Plan, PredictedStages, Prediction
 from rlperf.plan.question.pool import BatchSettings, PoolPlan
 from rlperf.specs.job import Job
 from rlperf.specs.pool import LayoutValues, SettingsValues
@@ -250,7 +250,8 @@ def _phase(run: Run, rl_steps: tuple[int, int]) -> Phase:
         given = SettingsValues(**{name: getattr(pool, name, None) for name in SettingsValues.model_fields})
         pools.append(PoolPlan(role=role, devices=pool.devices, device="h100_sxm", layout=layout, settings=given))
     predicted = Prediction(
-        rl_step_s=100.0, low_s=90.0, high_s=115.0, stages_s=StageTimes(rollout=60.0, training=30.0), memory_bytes={},
+        rl_step_s=100.0, low_s=90.0, high_s=115.0, stages_s=PredictedStages(rollout=60.0, training=30.0),
+        memory_bytes={},
         tokens_per_s_per_device=1.0, trained_tokens=1.0, truncated_fraction=0.0,
     )  # fmt: skip
     return Phase(

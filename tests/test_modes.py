@@ -18,7 +18,8 @@ from rlperf.frameworks.export import write_plan
 from rlperf.frameworks.imports import import_config
 from rlperf.plan.judge.timeline import execution_in, stages_of, steady_state, step_view
 from rlperf.sim.rl_step.compose import compose_rl_step
-from rlperf.sim.rl_step.modes import Execution, StageTimes, step_seconds
+from rlperf.sim.rl_step.modes import Execution, step_seconds
+from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rollout.tail import last_of_groups
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES, Form, ModeTraits, mode_codes, mode_traits
@@ -136,7 +137,7 @@ READS = {
     "rollout_steady_s": lambda mode: mode.runs_ahead,
     "recompute_s": lambda mode: mode.runs_ahead,
     "rollout_group_s": lambda mode: mode.waits_for_groups,
-    "transition_s": lambda mode: mode.shares_devices,
+    "offload_s": lambda mode: mode.shares_devices,
 }
 """What a rollout column is compared by (`rlperf.plan.search.fronts`), beside its makespan: traits must say so."""
 
@@ -152,9 +153,9 @@ def test_an_rl_step_reads_what_columns_are_compared_by(
     mode: str, name: str, seconds: list[float], more: float, how: tuple[int, int, int, int, int]
 ) -> None:
     rollout, steady, group, recompute, transition, training, sync, swap = seconds
-    times = StageTimes(
+    times = StageSeconds.of(
         rollout_s=rollout, rollout_steady_s=min(steady, rollout), rollout_group_s=min(group, rollout),
-        recompute_s=recompute, transition_s=transition, training_s=training, weight_sync_s=sync, swap_s=swap,
+        recompute_s=recompute, offload_s=transition, training_s=training, weight_sync_s=sync, swap_s=swap,
     )  # fmt: skip
     *flags, chunks, staleness = how
     execution = Execution(mode, staleness, 1, *flags, chunks)
@@ -194,7 +195,7 @@ def test_a_mode_is_added_by_a_row(two_steps_off: ModeTraits) -> None:
     assert steady is not None
     assert not evaluation.framework.in_flight_updates
     # slime's own modes drain or are interrupted; this one takes weights in flight, as its row says
-    times = StageTimes(rollout_s=60.0, rollout_steady_s=40.0, training_s=10.0, weight_sync_s=8.0, swap_s=1.0)
+    times = StageSeconds.of(rollout_s=60.0, rollout_steady_s=40.0, training_s=10.0, weight_sync_s=8.0, swap_s=1.0)
     k_step, toy = step_seconds(Execution(["k_step_off", "two_steps_off"], staleness=2), times)
     assert (k_step, toy) == pytest.approx((40.0 + 20.0 + 8.0, 41.0))
     assert mode_codes(["two_steps_off"]).tolist() == [len(MODES) - 1]

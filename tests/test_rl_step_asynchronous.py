@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from rlperf.errors import SpecError
 from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.asynchronous import AsyncRun, simulate
-from rlperf.sim.rl_step.modes import Execution, StageTimes, async_staleness, step_seconds
+from rlperf.sim.rl_step.modes import Execution, async_staleness, step_seconds
+from rlperf.sim.rl_step.stages import StageSeconds
 
 # C, B, q, rho, M -> staleness: measured points of asynchronous runs (cost-model notes, section 4)
 MEASURED = (
@@ -39,7 +40,7 @@ def lengths(group_size: int, tail: float, mean: float = 1000.0) -> np.ndarray:
 def test_on_policy_run_is_the_synchronous_step() -> None:
     run = AsyncRun(np.full((1, 4), 100.0), batch=8, train_s=5.0, slots=8, token_s=0.1, sync_s=2.0, max_staleness=0)
     result = simulate(run, rl_steps=6)
-    times = StageTimes(rollout_s=10.0, training_s=5.0, weight_sync_s=2.0)
+    times = StageSeconds.of(rollout_s=10.0, training_s=5.0, weight_sync_s=2.0)
     assert result.period_s == pytest.approx(float(step_seconds(Execution("disaggregated"), times)))
     assert result.staleness_counts.tolist() == [6 * 8]
 
@@ -54,7 +55,7 @@ def test_one_batch_ahead_overlaps_rollout_and_training() -> None:
 def test_latency_bounds_a_run_with_idle_engines() -> None:
     # k = 1: two batches under way between first token and end of training: period >= (10 + 4) / 2
     run = AsyncRun(np.full((1, 4), 100.0), batch=8, train_s=4.0, slots=800, token_s=0.1, max_staleness=1)
-    times = StageTimes(rollout_s=10.0, training_s=4.0, rollout_steady_s=0.1)
+    times = StageSeconds.of(rollout_s=10.0, training_s=4.0, rollout_steady_s=0.1)
     closed = float(step_seconds(Execution("k_step_off", staleness=1, in_flight_updates=1), times))
     assert closed == pytest.approx(7.0)
     assert simulate(run, rl_steps=20).period_s == pytest.approx(closed, rel=0.01)
@@ -68,7 +69,7 @@ def test_long_groups_hold_up_no_batch_where_groups_are_counted(bound: int, sampl
     groups, group_s = 1024 // samples, float(tokens.max(axis=1).mean()) * 0.01
     run = AsyncRun(tokens, groups * samples, train_s=0.25 * group_s, slots=99999, token_s=0.01, max_staleness=bound)
     whole_s = float(np.sort(tokens.max(axis=1))[-512 // groups :].mean()) * 0.01
-    times = StageTimes(whole_s, 0.0, 0.25 * group_s, rollout_steady_s=0.1, rollout_group_s=group_s)
+    times = StageSeconds.of(whole_s, training_s=0.25 * group_s, rollout_steady_s=0.1, rollout_group_s=group_s)
     found = simulate(run, rl_steps=40).period_s
     one, many = (float(step_seconds(Execution("async", bound, 1, 1, 0, grouped), times)) for grouped in (1, 0))
     assert found == pytest.approx(one, rel=0.06)

@@ -11,6 +11,7 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step, steady_rollout_s
 from rlperf.sim.rl_step.modes import Execution, step_seconds
+from rlperf.sim.rl_step.stages import STAGES as SHOWN
 from rlperf.sim.rollout.rollout import simulate_rollout
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.modes import MODES
@@ -24,7 +25,7 @@ STAGES = st.builds(
         reward_s=others[1],
         weight_sync_s=others[2],
         data_movement_s=others[3],
-        fixed_s=others[4],
+        other_s=others[4],
         swap_s=0.5 * others[2],
         recompute_s=others[5],
         reference_s=own[0],
@@ -92,20 +93,20 @@ def test_stage_seconds_of_a_colocated_step() -> None:
         weight_sync_s=4.0,
         reward_s=[1.0, 2.0],
         data_movement_s=0.5,
-        fixed_s=1.5,
+        other_s=1.5,
         transitions=Transitions(1.0, 2.0, 3.0, 4.0),
     )
     line = compose_rl_step(Execution("colocated"), stages, trainer_devices=8)
-    assert dict(line.stages_s.items()) == pytest.approx(
+    assert {name: float(getattr(line.stages_s, name)) for name in SHOWN} == pytest.approx(
         {
-            "rollout": 60,
-            "reward": 2,
-            "scoring": 10,
-            "training": 20,
-            "weight_sync": 4,
-            "data_movement": 0.5,
-            "offload": 10,
-            "other": 1.5,
+            "rollout_s": 60,
+            "reward_s": 2,
+            "scoring_s": 10,
+            "training_s": 20,
+            "weight_sync_s": 4,
+            "data_movement_s": 0.5,
+            "offload_s": 10,
+            "other_s": 1.5,
         }
     )
     assert line.stages_s.total == pytest.approx(line.rl_step_s)

@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 
 from rlperf.sim.rl_step.modes import (
     Execution,
-    StageTimes,
     async_device_seconds,
     async_staleness,
     step_seconds,
 )
+from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.specs.modes import MODES
 
 SECONDS = st.floats(0.0, 1e4)
 
 
 def test_every_mode_by_hand() -> None:
-    times = StageTimes(
+    times = StageSeconds.of(
         rollout_s=100.0, rollout_steady_s=60.0, rollout_first_s=20.0, reward_s=5.0, scoring_s=10.0, reference_s=12.0,
-        training_s=40.0, data_movement_s=3.0, fixed_s=2.0, weight_sync_s=8.0, transition_s=6.0,
+        training_s=40.0, data_movement_s=3.0, other_s=2.0, weight_sync_s=8.0, offload_s=6.0,
     )  # fmt: skip
     work = 12 + 40 + 3 + 2
     expected = [
@@ -38,7 +38,7 @@ def test_every_mode_by_hand() -> None:
 
 
 def test_in_flight_updates_hide_the_sync_from_the_engines() -> None:
-    times = StageTimes(rollout_s=50.0, training_s=10.0, weight_sync_s=20.0, swap_s=1.0, rollout_steady_s=50.0)
+    times = StageSeconds.of(rollout_s=50.0, training_s=10.0, weight_sync_s=20.0, swap_s=1.0, rollout_steady_s=50.0)
     drained = step_seconds(Execution("async", staleness=4), times)
     hidden = step_seconds(Execution("async", staleness=4, in_flight_updates=1), times)
     assert float(drained) == pytest.approx(70.0)
@@ -46,7 +46,7 @@ def test_in_flight_updates_hide_the_sync_from_the_engines() -> None:
 
 
 def test_engines_that_neither_drain_nor_stop_are_faster_than_those_that_do() -> None:
-    times = StageTimes(
+    times = StageSeconds.of(
         rollout_s=90.0, training_s=10.0, weight_sync_s=6.0, swap_s=1.0, rollout_steady_s=50.0, recompute_s=20.0
     )
 
@@ -62,14 +62,14 @@ def test_engines_that_neither_drain_nor_stop_are_faster_than_those_that_do() -> 
 
 
 def test_interruption_charges_the_recomputed_cache_once_per_sync() -> None:
-    times = StageTimes(rollout_s=50.0, recompute_s=6.0)
+    times = StageSeconds.of(rollout_s=50.0, recompute_s=6.0)
     run = Execution("k_step_off", staleness=9, interrupt=1, in_flight_updates=1, sync_interval=3)
     assert float(step_seconds(run, times)) == pytest.approx(52.0)
 
 
 @given(SECONDS, SECONDS, SECONDS, SECONDS, st.floats(0.0, 1.0), st.integers(0, 9))
 def test_less_waiting_is_never_slower(r: float, s: float, t: float, y: float, busy: float, k: int) -> None:
-    times = StageTimes(rollout_s=r, scoring_s=s, training_s=t, weight_sync_s=y, rollout_steady_s=busy * r)
+    times = StageSeconds.of(rollout_s=r, scoring_s=s, training_s=t, weight_sync_s=y, rollout_steady_s=busy * r)
     by_mode = step_seconds(Execution(list(MODES), staleness=k), times)
     sync = by_mode[MODES["disaggregated"].code]
     assert np.all(by_mode <= sync * (1 + 1e-12) + 1e-9)
@@ -82,9 +82,11 @@ def test_less_waiting_is_never_slower(r: float, s: float, t: float, y: float, bu
 @given(st.lists(st.tuples(SECONDS, SECONDS, st.sampled_from(list(MODES))), min_size=1, max_size=20))
 def test_arrays_equal_scalars(rows: list[tuple[float, float, str]]) -> None:
     rollout, training, modes = (np.array(column) for column in zip(*rows, strict=True))
-    together = step_seconds(Execution(modes), StageTimes(rollout_s=rollout, training_s=training, weight_sync_s=1.0))
+    together = step_seconds(
+        Execution(modes), StageSeconds.of(rollout_s=rollout, training_s=training, weight_sync_s=1.0)
+    )
     alone = [
-        float(step_seconds(Execution(mode), StageTimes(rollout_s=r, training_s=t, weight_sync_s=1.0)))
+        float(step_seconds(Execution(mode), StageSeconds.of(rollout_s=r, training_s=t, weight_sync_s=1.0)))
         for r, t, mode in rows
     ]
     assert together.tolist() == alone
@@ -93,8 +95,8 @@ def test_arrays_equal_scalars(rows: list[tuple[float, float, str]]) -> None:
 @given(st.floats(0.1, 10.0))
 def test_all_rates_scale_the_step(factor: float) -> None:
     def at(scale: float) -> np.ndarray:
-        times = StageTimes(
-            rollout_s=30 * scale, training_s=20 * scale, weight_sync_s=3 * scale, transition_s=2 * scale, fixed_s=scale
+        times = StageSeconds.of(
+            rollout_s=30 * scale, training_s=20 * scale, weight_sync_s=3 * scale, offload_s=2 * scale, other_s=scale
         )
         return step_seconds(Execution(list(MODES)), times)
 

@@ -14,7 +14,8 @@ from rich.console import Console
 from rlperf.report.rl_step import print_step, step_figure, timeline_lines
 from rlperf.sim.rl_step.bottleneck import bottlenecks, next_bottleneck, scaled
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step
-from rlperf.sim.rl_step.modes import Execution, StageTimes, step_seconds
+from rlperf.sim.rl_step.modes import Execution, step_seconds
+from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.specs.modes import MODES
 
 SECONDS = st.floats(0.5, 100.0)
@@ -46,7 +47,7 @@ def test_figure_of_every_mode(mode: str) -> None:
 @given(SECONDS, SECONDS, SECONDS, SECONDS, st.sampled_from(list(MODES)))
 def test_gains_are_what_the_step_saves(r: float, s: float, t: float, y: float, mode: str) -> None:
     execution = Execution(mode, staleness=2)
-    times = StageTimes(rollout_s=r, scoring_s=s, training_s=t, weight_sync_s=y, rollout_steady_s=0.6 * r)
+    times = StageSeconds.of(rollout_s=r, scoring_s=s, training_s=t, weight_sync_s=y, rollout_steady_s=0.6 * r)
     whole = float(step_seconds(execution, times))
     for one in bottlenecks(execution, times):
         assert one.gain_s == pytest.approx(whole - float(step_seconds(execution, scaled(times, one.stage, 0.0))))
@@ -55,12 +56,12 @@ def test_gains_are_what_the_step_saves(r: float, s: float, t: float, y: float, m
 
 def test_next_bottleneck_by_hand() -> None:
     # in turn: rollout leads until it is as short as training
-    times = StageTimes(rollout_s=60.0, training_s=20.0, weight_sync_s=1.0)
+    times = StageSeconds.of(rollout_s=60.0, training_s=20.0, weight_sync_s=1.0)
     found = next_bottleneck(Execution("colocated"), times)
     assert found is not None
     assert (found.first, found.stage) == ("rollout", "training")
     assert found.speedup == pytest.approx(3.0, rel=0.02)
-    assert next_bottleneck(Execution("colocated"), StageTimes(rollout_s=5.0)) is None
+    assert next_bottleneck(Execution("colocated"), StageSeconds.of(rollout_s=5.0)) is None
 
 
 def test_view_of_a_job_prints(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ def two_ranks() -> tl.Timeline:
 def test_stage_seconds_are_the_union_over_ranks() -> None:
     line = two_ranks()
     assert line.rl_step_s == 13.0
-    assert line.stages_s.rollout == 10.0
-    assert line.stages_s.training == 3.0
+    assert line.stages_s.rollout_s == 10.0
+    assert line.stages_s.training_s == 3.0
     assert line.stages_s.total == 13.0
     assert line.edge_source.tolist() == [0, 1]
     assert line.edge_kind.tolist() == [tl.COLLECTIVE, tl.COLLECTIVE]
@@ -35,7 +35,7 @@ def test_overlapping_and_nested_spans_are_counted_once() -> None:
     build = tl.TimelineBuilder(("all",), (1,))
     for start, end in ((0.0, 10.0), (2.0, 3.0), (5.0, 12.0), (20.0, 21.0)):
         build.span(tl.SCORING, 0, 0, start, end)
-    assert build.freeze().stages_s.scoring == pytest.approx(13.0)
+    assert build.freeze().stages_s.scoring_s == pytest.approx(13.0)
 
 
 def test_period_leaves_the_warm_up_out() -> None:

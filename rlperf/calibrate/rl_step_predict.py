@@ -11,11 +11,11 @@ from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.rl_step_job import context_of
 from rlperf.calibrate.rl_step_rows import StepRow
 from rlperf.layout import FloatArray
-from rlperf.plan.judge.configuration import Configuration
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import execution_in, stages_of, step_view
 from rlperf.plan.predict import chosen
 from rlperf.plan.question.context import Context
+from rlperf.plan.search.configuration import Configuration
 from rlperf.sim.rl_step.compose import StepStages
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.modes import Execution

@@ -69,7 +69,7 @@ def summary_of(found: JobComparison, first: Path, second: Path) -> dict[str, Any
 
 
 def _side(path: Path, side: Side) -> dict[str, Any]:
-    from rlperf.plan.judge.stage_means import STAGES
+    from rlperf.sim.rl_step.uncertainty import CALIBRATED
 
     configuration = side.evaluation.configuration
     return {
@@ -78,7 +78,7 @@ def _side(path: Path, side: Side) -> dict[str, Any]:
         "devices": configuration.devices,
         "rl_step_s": float(side.draws_s.mean()),
         "draws_s": side.draws_s.tolist(),
-        "stages_s": dict(zip([*(name.removesuffix("_s") for name in STAGES), "rest"], side.stages_s, strict=True)),
+        "stages_s": dict(zip([*(name.removesuffix("_s") for name in CALIBRATED), "rest"], side.stages_s, strict=True)),
         "assumed": list(side.filled),
     }
 
@@ -86,13 +86,13 @@ def _side(path: Path, side: Side) -> dict[str, Any]:
 def _print(found: JobComparison, first: Path, second: Path) -> None:
     from rich.table import Table
 
-    from rlperf.plan.judge.stage_means import STAGES
+    from rlperf.sim.rl_step.uncertainty import CALIBRATED
     from rlperf.units import human_seconds
 
     screen = console()
     screen.print(f"[bold]{found.step.sentence(first.stem, second.stem)}[/bold]")
     table = Table("", first.stem, second.stem, f"{second.stem} / {first.stem}")
-    names = [*(name.removesuffix("_s").replace("_", " ") for name in STAGES), "rest"]
+    names = [*(name.removesuffix("_s").replace("_", " ") for name in CALIBRATED), "rest"]
     for name, a, b in zip(names, found.first.stages_s, found.second.stages_s, strict=True):
         table.add_row(name, human_seconds(float(a)), human_seconds(float(b)), f"{b / a:.2f}" if a > 0 else "")
     a, b = float(found.first.draws_s.mean()), float(found.second.draws_s.mean())

@@ -17,7 +17,8 @@ from rlperf.diagnose.rollout_graph import add_rollout, samples_of
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.sim.rl_step import timeline as tl
-from rlperf.sim.rl_step.modes import Execution, StageTimes, first_chunk_s
+from rlperf.sim.rl_step.modes import Execution, first_chunk_s
+from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rollout import EngineOptions, RolloutResult, Trajectories, simulate_rollout
 from rlperf.sim.rollout.replica import PLAIN
 from rlperf.sim.rollout.routing import Routing
@@ -161,7 +162,7 @@ class PredictedSteps:
     def _streamed(self, build: g.GraphBuilder, k: int, now: float, after: IntArray | None) -> tuple[IntArray, float]:
         """All chunks but the last are trained beside the rollout, from the first on; the last one after it."""
         makespan = self.results[k].makespan_s
-        times = StageTimes(rollout_s=makespan, rollout_group_s=self.group_s[k])
+        times = StageSeconds.of(rollout_s=makespan, rollout_group_s=self.group_s[k])
         first = float(first_chunk_s(Execution(self.mode, chunks=self.chunks), times))
         begun = build.add(g.ROLLOUT, now, now + first, rl_step=k, after=after)
         rest = build.add(g.ROLLOUT, now + first, now + makespan, rl_step=k, after=begun)

@@ -12,7 +12,7 @@ from rlperf.errors import SpecError
 
 FloatArray = npt.NDArray[np.float64]
 STAGES = ("rollout", "reward", "scoring", "training", "weight_sync", "data_movement", "offload", "other")
-"""Stages of an rl_step, as `rlperf.plan.answer.plan.StageTimes` names them."""
+"""Stages of an rl_step, as `rlperf.plan.answer.plan.PredictedStages` names them."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,9 +74,6 @@ RESULTS = (
     *(Column(each.name, *each.written) for each in DECIDED),
 )
 """What every point has, after its number (``point``) and what it sets."""
-STAGES = (
-    "rollout_s", "reward_s", "scoring_s", "training_s", "weight_sync_s", "data_movement_s", "offload_s", "other_s",
-)  # fmt: skip
 
 
 def columns_of(checked: Checked) -> tuple[Column, ...]:

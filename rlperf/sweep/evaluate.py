@@ -20,12 +20,13 @@ from rlperf.plan.question.objective import objective_of
 from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.configuration import configuration_of
 from rlperf.plan.search.splits import usage_of
+from rlperf.sim.rl_step.stages import STAGES
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
 from rlperf.specs.reader import Document, problems_of
 from rlperf.sweep.caches import Columns, DemandCache
-from rlperf.sweep.columns import DECIDED, STAGES
+from rlperf.sweep.columns import DECIDED
 from rlperf.sweep.pairs import Best, best_pairs, reason_words
 from rlperf.sweep.paths import with_values
 from rlperf.sweep.screened import screened_rows

@@ -10,9 +10,10 @@ from rlperf.layout import WORDS, FloatArray, IntArray
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.trainer_columns import peak_limits
 from rlperf.sim.rl_step.stage_seconds import stage_seconds
+from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.uncertainty import step_factors, unmeasured_sigma
 from rlperf.specs.modes import MODES
-from rlperf.sweep.columns import DECIDED, STAGES
+from rlperf.sweep.columns import DECIDED
 from rlperf.sweep.pairs import Best, PairColumns
 
 Row = dict[str, Any]

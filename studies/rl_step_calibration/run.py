@@ -63,7 +63,7 @@ def errors(framework: FrameworkCalibration, rows: Sequence[StepRow], weight: flo
         if all(name in row.measured for name in STAGES):
             rest = row.measured["step_s"] - sum(row.measured[name] for name in STAGES)
             stages = prediction.stages
-            between = stages.data_movement_s + stages.fixed_s + stages.transitions.total_s
+            between = stages.data_movement_s + stages.other_s + stages.transitions.total_s
             found.append(0.5 * weight * float(np.log(between / rest)))  # whole seconds: rounded twice
     return found
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlperf.errors import SpecError
 from rlperf.plan.answer.explain import binding, differences
-from rlperf.plan.answer.plan import ParetoPoint, Phase, Prediction, RunnerUp, Sensitivity, StageTimes
+from rlperf.plan.answer.plan import ParetoPoint, Phase, PredictedStages, Prediction, RunnerUp, Sensitivity
 from rlperf.plan.answer.prediction import memory_uses, prediction_of
 from rlperf.plan.judge.decisions import Decision, judged_objective, rl_step_groups
 from rlperf.plan.judge.evaluate import Evaluation, Judge, scaled_seconds
@@ -184,7 +184,7 @@ def mean_prediction(predicted: Sequence[Prediction], counts: Sequence[int]) -> P
             "rl_step_s": step,
             "low_s": float(weights @ [p.low_s for p in predicted]),
             "high_s": float(weights @ [p.high_s for p in predicted]),
-            "stages_s": StageTimes(**stages),
+            "stages_s": PredictedStages(**stages),
             "trained_tokens": tokens,
             "tokens_per_s_per_device": tokens / step / devices,
             "usd_per_step": None if prices[0] is None else float(weights @ [p or 0.0 for p in prices]),

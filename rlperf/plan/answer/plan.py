@@ -21,7 +21,7 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class StageTimes(_Frozen):
+class PredictedStages(_Frozen):
     """Seconds of one rl_step by stage. Overlapped stages may add up to more than the step."""
 
     rollout: float = 0.0
@@ -90,7 +90,7 @@ class Prediction(_Frozen):
     rl_step_s: float
     low_s: float
     high_s: float
-    stages_s: StageTimes
+    stages_s: PredictedStages
     memory_bytes: dict[Role, MemoryUse]
     tokens_per_s_per_device: float
     usd_per_step: float | None = None
@@ -154,7 +154,7 @@ class PredictedNumbers(_Frozen):
     rl_step_s: float
     low_s: float
     high_s: float
-    stages_s: StageTimes
+    stages_s: PredictedStages
     memory_bytes: dict[Role, MemoryUse]
     tokens_per_s_per_device: float
     usd_per_step: float | None

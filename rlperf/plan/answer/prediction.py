@@ -6,12 +6,13 @@ import numpy as np
 
 from rlperf.cost.memory import first_knob
 from rlperf.cost.trainer_memory import DEVICE_PARTS
-from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, Prediction, StageTimes
+from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.splits import usage_of
 from rlperf.plan.search.trainer_columns import peak_limit
+from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.modes import MODES
@@ -25,9 +26,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
     seconds, demand, configuration = evaluation.seconds, evaluation.demand, evaluation.configuration
     step = evaluation.rl_step_s
     low, high = evaluation.low_s, evaluation.high_s
-    stages = StageTimes(
-        **{name.removesuffix("_s"): float(value.mean()) for name, value in vars(seconds).items() if name != "rl_step_s"}
-    )
+    stages = PredictedStages(**{name.removesuffix("_s"): float(getattr(seconds, name).mean()) for name in STAGES})
     memory = memory_uses(context, task, evaluation)
     over = [role for role, use in memory.items() if use.total > use.limit]
     usd_per_s = usage_of(context, configuration).usd_per_s

@@ -22,7 +22,8 @@ from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import ReplicaMemory, Tabulated, cache_granted, engine_limits, replica_memory, tabulate
 from rlperf.sim.rl_step.rollout_stage import Replicas, RolloutEvents, RolloutStage, simulated_rollout
 from rlperf.sim.rl_step.site import Site, TrainerStack
-from rlperf.sim.rl_step.stage_seconds import StageSeconds, stage_seconds
+from rlperf.sim.rl_step.stage_seconds import stage_seconds
+from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
 from rlperf.sim.rl_step.trainer_stage import CutLengths, TrainerStage, TrainerWork, simulated_training
 from rlperf.sim.rl_step.uncertainty import StageSigmas, interval, stage_sigmas, unmeasured_sigma

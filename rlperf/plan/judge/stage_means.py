@@ -7,15 +7,13 @@ import numpy as np
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context
-from rlperf.sim.rl_step.uncertainty import stage_sigmas
-
-STAGES = ("rollout_s", "scoring_s", "training_s", "weight_sync_s")
+from rlperf.sim.rl_step.uncertainty import CALIBRATED, stage_sigmas
 
 
 def stage_means(evaluation: Evaluation) -> FloatArray:
-    """Mean seconds of the stages of `STAGES`, the rest of the rl_step last [s]."""
+    """Mean seconds of the stages of `CALIBRATED`, the rest of the rl_step last [s]."""
     seconds = evaluation.seconds
-    known = np.array([float(getattr(seconds, name).mean()) for name in STAGES])
+    known = np.array([float(getattr(seconds, name).mean()) for name in CALIBRATED])
     rest = sum(float(getattr(seconds, name).mean()) for name in ("reward_s", "data_movement_s", "offload_s", "other_s"))
     return np.append(known, rest)
 
@@ -23,7 +21,7 @@ def stage_means(evaluation: Evaluation) -> FloatArray:
 def stage_sigma_array(context: Context, evaluation: Evaluation) -> FloatArray:
     """Error of the constants behind each entry of `stage_means` [1]."""
     sigmas = stage_sigmas(context.site, evaluation.trainer)
-    return np.array([*(getattr(sigmas, name) for name in STAGES), sigmas.rest])
+    return np.array([*(getattr(sigmas, name) for name in CALIBRATED), sigmas.rest])
 
 
 def calibration_ids(context: Context, evaluation: Evaluation) -> tuple[str, ...]:

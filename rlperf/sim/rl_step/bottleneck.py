@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlperf.sim.rl_step.modes import Execution, StageTimes, step_seconds
+from rlperf.sim.rl_step.modes import Execution, step_seconds
+from rlperf.sim.rl_step.stages import StageSeconds
 
 STAGE_FIELDS = {
     "rollout": ("rollout_s", "rollout_steady_s", "rollout_first_s"),
@@ -15,10 +16,10 @@ STAGE_FIELDS = {
     "training": ("training_s", "critic_s"),
     "weight_sync": ("weight_sync_s", "swap_s", "recompute_s"),
     "data_movement": ("data_movement_s",),
-    "offload": ("transition_s",),
-    "other": ("fixed_s",),
+    "offload": ("offload_s",),
+    "other": ("other_s",),
 }
-"""Fields of `StageTimes` that a stage owns."""
+"""Fields of `StageSeconds` that a stage owns."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class NextBottleneck:
     rl_step_s: float
 
 
-def scaled(times: StageTimes, stage: str, factor: float) -> StageTimes:
+def scaled(times: StageSeconds, stage: str, factor: float) -> StageSeconds:
     """The same stages with one of them ``factor`` times as long.
 
-    >>> scaled(StageTimes(rollout_s=10.0, training_s=4.0), "training", 0.5).training_s.item()
+    >>> scaled(StageSeconds.of(rollout_s=10.0, training_s=4.0), "training", 0.5).training_s.item()
     2.0
     """
     changes: dict[str, object] = {}
@@ -54,10 +55,10 @@ def scaled(times: StageTimes, stage: str, factor: float) -> StageTimes:
     return replace(times, **changes)  # type: ignore[arg-type]
 
 
-def bottlenecks(execution: Execution, times: StageTimes) -> list[Bottleneck]:
+def bottlenecks(execution: Execution, times: StageSeconds) -> list[Bottleneck]:
     """Stages by what the rl_step would save without them, largest first; savings of overlapped stages do not add up.
 
-    >>> found = bottlenecks(Execution("one_step_off"), StageTimes(rollout_s=60.0, training_s=40.0))
+    >>> found = bottlenecks(Execution("one_step_off"), StageSeconds.of(rollout_s=60.0, training_s=40.0))
     >>> [(one.stage, one.gain_s) for one in found]
     [('rollout', 20.0)]
     """
@@ -70,7 +71,7 @@ def bottlenecks(execution: Execution, times: StageTimes) -> list[Bottleneck]:
     return sorted(found, key=lambda one: -one.gain_s)
 
 
-def next_bottleneck(execution: Execution, times: StageTimes, limit: float = 64.0) -> NextBottleneck | None:
+def next_bottleneck(execution: Execution, times: StageSeconds, limit: float = 64.0) -> NextBottleneck | None:
     """How much faster the first stage must become until another one holds the rl_step back more; None: never.
 
     Found to 1 % by bisection on the speed-up.

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step import timeline as tl
-from rlperf.sim.rl_step.modes import Execution, StageTimes, first_chunk_s, latency_s, sync_pauses
+from rlperf.sim.rl_step.modes import Execution, first_chunk_s, latency_s, sync_pauses
+from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rollout.rollout import RolloutResult
 from rlperf.specs.modes import Form
 
@@ -44,7 +45,7 @@ class StepStages:
         to the last [s] ``[groups]``
     rollout_steady_s : seconds per batch under continuous refill; None = the mean replica's busy time [s]
     rollout_group_s : from the start of a group to its last response, mean; None = the makespan [s]
-    weight_sync_s, data_movement_s, fixed_s, recompute_s, swap_s : as in `StageTimes` [s]
+    weight_sync_s, data_movement_s, other_s, recompute_s, swap_s : as in `StageSeconds` [s]
     """
 
     rollout_s: FloatArray
@@ -59,7 +60,7 @@ class StepStages:
     rollout_group_s: float | None = None
     weight_sync_s: float = 0.0
     data_movement_s: float = 0.0
-    fixed_s: float = 0.0
+    other_s: float = 0.0
     recompute_s: float = 0.0
     swap_s: float = 0.0
     transitions: Transitions = Transitions()
@@ -84,9 +85,9 @@ class StepStages:
         """Seconds per batch under continuous refill [s]."""
         return float(self.rollout_s.mean()) if self.rollout_steady_s is None else self.rollout_steady_s
 
-    def times(self) -> StageTimes:
+    def times(self) -> StageSeconds:
         """The same as plain numbers: every stage ends with its slowest rank."""
-        return StageTimes(
+        return StageSeconds.of(
             rollout_s=float(self.rollout_s.max()),
             scoring_s=float(self.scoring_s.max()),
             training_s=float(self.training_s.max()),
@@ -97,8 +98,8 @@ class StepStages:
             reference_s=self.reference_s,
             critic_s=self.critic_s,
             data_movement_s=self.data_movement_s,
-            transition_s=self.transitions.total_s,
-            fixed_s=self.fixed_s,
+            offload_s=self.transitions.total_s,
+            other_s=self.other_s,
             recompute_s=self.recompute_s,
             swap_s=self.swap_s,
         )
@@ -177,7 +178,7 @@ class _Builder:
         if s.critic_s > 0:
             done += self.one(tl.TRAINING, self.critic, s.critic_s * share, at, step, ready)
         at = max(self.end(done, at), at)
-        return self.one(tl.OTHER, pool, s.fixed_s * share, at, step, done)
+        return self.one(tl.OTHER, pool, s.other_s * share, at, step, done)
 
     def sync(self, start_s: float, step: int, after: list[int]) -> list[int]:
         if (step + 1) % self.interval:

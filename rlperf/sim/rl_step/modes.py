@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlperf.layout import FloatArray, IntArray
+from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.specs.modes import MODES, Form, mode_codes
 
 
@@ -75,48 +76,7 @@ class Execution:
         return np.where(np.isnan(own), _float(otherwise), own)
 
 
-@dataclass(frozen=True)
-class StageTimes:
-    """Seconds of the stages of one batch (one rl_step); numbers or arrays that broadcast together.
-
-    Attributes
-    ----------
-    rollout_s : makespan of a batch rolled out alone, its tail included [s]
-    scoring_s : all log-probability passes on the trainer's devices [s]
-    training_s : all optimizer updates of the batch, and the critic's where it shares the devices [s]
-    weight_sync_s : trainer to engines [s]
-    rollout_steady_s : seconds per batch when finished requests are replaced at once; None = ``rollout_s`` [s]
-    rollout_group_s : from the start of a group to its last response, mean; None = ``rollout_s`` [s]
-    rollout_first_s : when the first chunk of a streamed batch is complete; None = as if groups ended evenly until
-        ``rollout_s``, on average after ``rollout_group_s`` (`first_chunk_s`) [s]
-    reward_s : reward time not hidden behind the rollout [s]
-    reference_s : scoring on devices of its own (reference or reward pool), beside the trainer's own scoring [s]
-    critic_s : PPO critic's update on devices of its own, beside the policy's; sharing devices: add to training_s [s]
-    data_movement_s : batch to the trainer and back [s]
-    transition_s : sleep, wake, offload, onload; colocated only [s]
-    fixed_s : all that a framework spends per rl_step in no stage (advantages, logging, controller) [s]
-    recompute_s : prefill of the interrupted requests after a weight sync [s]
-    swap_s : pause of an engine that takes weights in flight [s]
-    """
-
-    rollout_s: npt.ArrayLike
-    scoring_s: npt.ArrayLike = 0.0
-    training_s: npt.ArrayLike = 0.0
-    weight_sync_s: npt.ArrayLike = 0.0
-    rollout_steady_s: npt.ArrayLike | None = None
-    rollout_group_s: npt.ArrayLike | None = None
-    rollout_first_s: npt.ArrayLike | None = None
-    reward_s: npt.ArrayLike = 0.0
-    reference_s: npt.ArrayLike = 0.0
-    critic_s: npt.ArrayLike = 0.0
-    data_movement_s: npt.ArrayLike = 0.0
-    transition_s: npt.ArrayLike = 0.0
-    fixed_s: npt.ArrayLike = 0.0
-    recompute_s: npt.ArrayLike = 0.0
-    swap_s: npt.ArrayLike = 0.0
-
-
-def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
+def step_seconds(execution: Execution, stages: StageSeconds) -> FloatArray:
     r"""Seconds from one rl_step to the next, closed form.
 
     With R rollout makespan, R_s its seconds per batch under continuous refill, W = max(S, S_ref) + max(T, T_c) + D + F
@@ -152,7 +112,7 @@ def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
     -------
     Seconds per rl_step [s], broadcast shape.
 
-    >>> times = StageTimes(rollout_s=60.0, scoring_s=10.0, training_s=20.0, weight_sync_s=4.0, rollout_steady_s=40.0)
+    >>> times = StageSeconds.of(60.0, scoring_s=10.0, training_s=20.0, weight_sync_s=4.0, rollout_steady_s=40.0)
     >>> modes = ["colocated", "one_step_off", "async"]
     >>> step_seconds(Execution(modes, staleness=2), times).tolist()
     [94.0, 64.0, 64.0]
@@ -173,20 +133,20 @@ def step_seconds(execution: Execution, stages: StageTimes) -> FloatArray:
     }
     form = execution.form
     period = np.select([form == each for each in forms], list(forms.values()))
-    return np.asarray(period + execution.shares_devices * f(stages.transition_s), dtype=np.float64)
+    return np.asarray(period + execution.shares_devices * f(stages.offload_s), dtype=np.float64)
 
 
-def _steady(stages: StageTimes) -> FloatArray:
+def _steady(stages: StageSeconds) -> FloatArray:
     return _float(stages.rollout_s if stages.rollout_steady_s is None else stages.rollout_steady_s)
 
 
-def trainer_work_s(stages: StageTimes) -> FloatArray:
+def trainer_work_s(stages: StageSeconds) -> FloatArray:
     """W: what the trainer does with a batch, scoring beside the reference and training beside the critic [s]."""
     f = _float
     passes = np.maximum(f(stages.scoring_s), f(stages.reference_s)) + np.maximum(
         f(stages.training_s), f(stages.critic_s)
     )
-    return np.asarray(passes + f(stages.data_movement_s) + f(stages.fixed_s), dtype=np.float64)
+    return np.asarray(passes + f(stages.data_movement_s) + f(stages.other_s), dtype=np.float64)
 
 
 def first_group_s(rollout_s: npt.ArrayLike, group_s: npt.ArrayLike) -> FloatArray:
@@ -198,10 +158,10 @@ def first_group_s(rollout_s: npt.ArrayLike, group_s: npt.ArrayLike) -> FloatArra
     return np.maximum(2.0 * _float(group_s) - _float(rollout_s), 0.0)
 
 
-def first_chunk_s(execution: Execution, stages: StageTimes) -> FloatArray:
+def first_chunk_s(execution: Execution, stages: StageSeconds) -> FloatArray:
     """R_1 of `step_seconds`, when the first of c chunks is complete: a + (R - a) / c, a of `first_group_s` [s].
 
-    >>> times = StageTimes(rollout_s=60.0, rollout_group_s=40.0)
+    >>> times = StageSeconds.of(rollout_s=60.0, rollout_group_s=40.0)
     >>> first_chunk_s(Execution("streaming", chunks=[1, 4]), times).tolist()
     [60.0, 30.0]
     """
@@ -213,7 +173,7 @@ def first_chunk_s(execution: Execution, stages: StageTimes) -> FloatArray:
     return np.asarray(begin + (rollout - begin) / np.maximum(_float(execution.chunks), 1.0), dtype=np.float64)
 
 
-def sync_pauses(execution: Execution, stages: StageTimes) -> tuple[FloatArray, FloatArray, FloatArray]:
+def sync_pauses(execution: Execution, stages: StageSeconds) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(Y/i, p, h) of `step_seconds`: a batch's share of a weight sync, and what it takes from engine and batch [s]."""
     f = _float
     interval = np.maximum(f(execution.sync_interval), 1.0)
@@ -224,10 +184,10 @@ def sync_pauses(execution: Execution, stages: StageTimes) -> tuple[FloatArray, F
     return sync, held + drain / interval + (1.0 - in_flight) * sync, held + (1.0 - in_flight) * interrupt * sync
 
 
-def latency_s(execution: Execution, stages: StageTimes, lag: npt.ArrayLike, grouped: npt.ArrayLike) -> FloatArray:
+def latency_s(execution: Execution, stages: StageSeconds, lag: npt.ArrayLike, grouped: npt.ArrayLike) -> FloatArray:
     """From the start of a batch's rollout to the end of its training, with ``lag`` batches in front of it [s].
 
-    >>> times = StageTimes(rollout_s=60.0, rollout_group_s=20.0, training_s=10.0)
+    >>> times = StageSeconds.of(rollout_s=60.0, rollout_group_s=20.0, training_s=10.0)
     >>> [float(latency_s(Execution("async"), times, 1, grouped)) for grouped in (0, 1)]
     [70.0, 40.0]
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,28 +11,14 @@ from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.modes import Execution, StageTimes, step_seconds
+from rlperf.sim.rl_step.modes import Execution, step_seconds
 from rlperf.sim.rl_step.rollout_stage import RolloutStage
 from rlperf.sim.rl_step.site import Site, TrainerStack
+from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.trainer_stage import TrainerStage
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration, Transport, WeightSyncFit
-
-
-@dataclass(frozen=True, eq=False)
-class StageSeconds:
-    """Seconds of rl_steps, by stage; every array has shape ``[pairs]``."""
-
-    rl_step_s: FloatArray
-    rollout_s: FloatArray
-    reward_s: FloatArray
-    scoring_s: FloatArray
-    training_s: FloatArray
-    weight_sync_s: FloatArray
-    data_movement_s: FloatArray
-    offload_s: FloatArray
-    other_s: FloatArray
 
 
 def sync_fit(framework: FrameworkCalibration, colocated: bool) -> WeightSyncFit:
@@ -78,17 +64,17 @@ def stage_seconds(
                 stages[name][here] = values
     makespan = rollout.makespan_s[r]
     steady = rollout.steady_s[r]
-    times = StageTimes(
+    times = StageSeconds(
         rollout_s=makespan,
         scoring_s=trainer.scoring_s[t],
         training_s=trainer.training_s[t],
         weight_sync_s=stages["weight_sync"],
-        rollout_steady_s=steady,
-        rollout_group_s=rollout.group_s[r],
         reward_s=stages["reward"],
         data_movement_s=stages["data_movement"],
-        transition_s=stages["offload"],
-        fixed_s=stages["other"],
+        offload_s=stages["offload"],
+        other_s=stages["other"],
+        rollout_steady_s=steady,
+        rollout_group_s=rollout.group_s[r],
         recompute_s=rollout.recompute_s[r],
         swap_s=stages["swap"],
     )
@@ -98,17 +84,7 @@ def stage_seconds(
     )  # fmt: skip
     # where finished requests are replaced at once, a batch takes the engines its steady seconds
     flowing = execution.form == Form.REFILLED
-    return StageSeconds(
-        rl_step_s=step_seconds(execution, times),
-        rollout_s=np.where(flowing, steady, makespan),
-        reward_s=stages["reward"],
-        scoring_s=trainer.scoring_s[t],
-        training_s=trainer.training_s[t],
-        weight_sync_s=stages["weight_sync"],
-        data_movement_s=stages["data_movement"],
-        offload_s=stages["offload"] if MODES[mode].shares_devices else np.zeros(len(r)),
-        other_s=stages["other"],
-    )
+    return replace(times, rollout_s=np.where(flowing, steady, makespan), rl_step_s=step_seconds(execution, times))
 
 
 def _framework_seconds(

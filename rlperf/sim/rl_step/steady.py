@@ -66,7 +66,7 @@ def steady_run(
     return AsyncRun(
         response_tokens=lengths,
         batch=len(trajectories),
-        train_s=float(work) + stages.data_movement_s + stages.fixed_s,
+        train_s=float(work) + stages.data_movement_s + stages.other_s,
         replicas=replicas,
         slots=slots,
         token_s=max(alone - each, 0.0),

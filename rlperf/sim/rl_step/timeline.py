@@ -6,11 +6,12 @@ over) before another could start. Root-cause analysis, traces, figures and the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rlperf.layout import BoolArray, FloatArray, IntArray
+from rlperf.sim.rl_step.stages import StageSeconds
 
 STAGES = (
     "rollout",
@@ -34,42 +35,15 @@ EDGE_KINDS = ("data", "collective", "queue", "weights")
 DATA, COLLECTIVE, QUEUE, WEIGHTS = range(4)
 
 
-@dataclass(frozen=True)
-class StageSeconds:
-    """Wall seconds of each stage in one rl_step, mean over the rl_steps of the timeline [s].
-
-    ``offload`` holds offload, onload, engine sleep and wake together. Where pools overlap, the stages add up to more
-    than the rl_step; where ranks wait for each other, to less.
-    """
-
-    rollout: float = 0.0
-    reward: float = 0.0
-    scoring: float = 0.0
-    training: float = 0.0
-    weight_sync: float = 0.0
-    data_movement: float = 0.0
-    offload: float = 0.0
-    other: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """Sum of all stages [s]."""
-        return float(sum(getattr(self, item.name) for item in fields(self)))
-
-    def items(self) -> list[tuple[str, float]]:
-        """(stage, seconds) in the order of the fields."""
-        return [(item.name, float(getattr(self, item.name))) for item in fields(self)]
-
-
 _GROUP = {
-    "rollout": (ROLLOUT,),
-    "reward": (REWARD,),
-    "scoring": (SCORING,),
-    "training": (TRAINING,),
-    "weight_sync": (WEIGHT_SYNC,),
-    "data_movement": (DATA_MOVEMENT,),
-    "offload": (OFFLOAD, ONLOAD, WAKE, SLEEP),
-    "other": (OTHER,),
+    "rollout_s": (ROLLOUT,),
+    "reward_s": (REWARD,),
+    "scoring_s": (SCORING,),
+    "training_s": (TRAINING,),
+    "weight_sync_s": (WEIGHT_SYNC,),
+    "data_movement_s": (DATA_MOVEMENT,),
+    "offload_s": (OFFLOAD, ONLOAD, WAKE, SLEEP),
+    "other_s": (OTHER,),
 }
 
 
@@ -138,11 +112,15 @@ class Timeline:
 
     @property
     def stages_s(self) -> StageSeconds:
-        """Wall seconds of each stage per rl_step: time during which at least one rank of any pool is in it."""
+        """Wall seconds of each stage per rl_step: time during which at least one rank of any pool is in it [s].
+
+        ``offload_s`` holds offload, onload, engine sleep and wake together. Where pools overlap, the stages add up to
+        more than the rl_step; where ranks wait for each other, to less.
+        """
         steps = self.rl_steps
         kept = np.isin(self.rl_step, steps)
         count = max(steps.size, 1)
-        return StageSeconds(
+        return StageSeconds.of(
             **{name: self._covered_s(kept & np.isin(self.stage, codes)) / count for name, codes in _GROUP.items()}
         )
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.site import Site
-from rlperf.sim.rl_step.stage_seconds import StageSeconds
+from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.trainer_stage import TrainerStage
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware

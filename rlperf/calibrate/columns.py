@@ -53,7 +53,7 @@ class Assumed:
         return f"{self.column}={shown}" + (f" ({', '.join(filter(None, why))})" if any(why) else "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reading:
     """A row as read: what it is, and the guesses behind it."""
 

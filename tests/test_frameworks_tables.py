@@ -17,9 +17,9 @@ from rlperf.frameworks.generate import FACTS, READERS, table_text
 from rlperf.frameworks.keytable import ABSENT, KeySpec, key_table, parse_table
 from rlperf.frameworks.reference import page
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
-from rlperf.frameworks.run import BatchFacts, RolloutRun, TrainerRun, ref
+from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, TrainerRun, ref
 from rlperf.plan.question.pool import BatchSettings
-from rlperf.specs.pool import of_role
+from rlperf.specs.pool import ATTRIBUTES
 from rlperf.specs.profiles import load_architecture
 
 from .framework_samples import sample_run
@@ -99,11 +99,23 @@ def test_every_field_that_the_code_names_exists() -> None:
     assert named > 20
 
 
-def test_a_run_has_every_attribute_of_a_pool() -> None:
-    """Layout and settings are one table; a run's pools hold them first, and then what frameworks say otherwise."""
-    for role, pool in (("trainer", TrainerRun), ("rollout", RolloutRun)):
-        missing = {attribute.name for attribute in of_role(role)} - {entry.name for entry in fields(pool)}
-        assert missing == set()
+def test_every_field_of_a_pool_that_the_code_changes_exists() -> None:
+    """Likewise the names that `PoolRun.having` is called with."""
+    known, named = set(TrainerRun.model_fields) | set(RolloutRun.model_fields), 0
+    for path in sorted((ROOT / "rlperf" / "frameworks").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "having":
+                names = {keyword.arg for keyword in node.keywords} - {None}
+                assert names <= known, (path.name, names - known)
+                named += len(names)
+    assert named > 100
+    with pytest.raises(LookupError, match="offlode"):
+        TrainerRun().having(offlode="none")
+
+
+def test_a_run_says_what_a_plan_says() -> None:
+    """Pools take layout and settings from their one table; a batch has the fields of a plan's."""
+    assert {attribute.name for attribute in ATTRIBUTES} <= set(PoolRun.model_fields)
     assert set(BatchSettings.model_fields) <= {entry.name for entry in fields(BatchFacts)}
 
 

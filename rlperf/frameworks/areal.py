@@ -28,7 +28,7 @@ from rlperf.frameworks.fields import (
 )
 from rlperf.frameworks.keytable import Flat, Value, key_table
 from rlperf.frameworks.nearest import THIRD, wide_degrees, without_ulysses
-from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, TrainerRun, refs
+from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, TrainerRun
 from rlperf.frameworks.writing import script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
 from rlperf.specs.trainer_calibration import load_trainer
@@ -144,17 +144,17 @@ class Areal:
         trainer, rollout, megatron = run.trainer, run.rollout, run.trainer.backend == "megatron"
         if rollout.backend not in ENGINES:
             lost.append(Limitation(f"engine {rollout.backend}", "sglang", "predicted for another engine"))
-            rollout = replace(rollout, backend="sglang")
+            rollout = rollout.having(backend="sglang")
         if trainer.ulysses > 1:
             trainer = without_ulysses(trainer)
             ring = f"context parallel {trainer.context_parallel}"
             if megatron:
                 lost.append(Limitation("Ulysses", ring, "ring exchange in place of all-to-all"))
         if trainer.activation_recompute == "selective" and not megatron:
-            trainer = replace(trainer, activation_recompute="full")
+            trainer = trainer.having(activation_recompute="full")
             lost.append(Limitation("selective recompute with FSDP", "full", THIRD))
         if trainer.offload in ("activations", "both"):
-            trainer = replace(trainer, activation_recompute="full")
+            trainer = trainer.having(activation_recompute="full")
             lost.append(Limitation("activation offload", "full recompute", THIRD))
         if trainer.offload in ("optimizer", "both"):
             if megatron:
@@ -215,8 +215,10 @@ class Areal:
         flat.update(_from_allocation_mode(flat))
         engine, rollout = parse_allocation(str(flat.get("rollout.backend") or "sglang:d1"))
         _, trainer = parse_allocation(str(flat.get("actor.backend") or "fsdp:d1"))
-        start = Run(trainer=TrainerRun(backend=target.backend), rollout=RolloutRun(backend=engine or "sglang"))
-        start = start.having({**refs("rollout", rollout), **refs("trainer", trainer)})
+        start = Run(
+            trainer=TrainerRun(backend=target.backend).having(**trainer),
+            rollout=RolloutRun(backend=engine or "sglang").having(**rollout),
+        )
         run, used = read_fields((*FIELDS, *ENGINES.get(engine, ())), flat, target, start)
         run = _read_rest(replace(run, trainer=_read_trainer(run.trainer)), flat)
         return run.completed(), frozenset(used | _ALSO_READ)
@@ -236,15 +238,14 @@ class ArealFacts:
 
 def _with_derived(run: Run) -> Run:
     ours, total = run.trainer, run.batch.longest_tokens
-    trainer = replace(
-        ours,
+    trainer = ours.having(
         token_budget=ours.token_budget or total * ours.samples,
         checkpointing=ours.activation_recompute != "none",
         granularity=ours.activation_recompute,
         offload_all=ours.offload in ("optimizer", "both"),
     )
     wide = run.rollout.attention_data_parallel > 1
-    rollout = replace(run.rollout, engine_context=total, attention_dp_enabled=wide)
+    rollout = run.rollout.having(engine_context=total, attention_dp_enabled=wide)
     facts = ArealFacts(colocate=run.traits.shares_devices)
     return replace(run, batch=run.batch.with_context(), trainer=trainer, rollout=rollout, facts=facts)
 
@@ -369,8 +370,7 @@ def _read_trainer(trainer: TrainerRun) -> TrainerRun:
     """Recompute, offload and sharding in the words of a plan."""
     megatron = trainer.backend == "megatron"
     how = (trainer.granularity or "none") if megatron else "full"
-    return replace(
-        trainer,
+    return trainer.having(
         devices=(trainer.data_parallel or 1) * trainer.replica_devices,
         dynamic=trainer.token_budget is not None,
         packing=True,
@@ -399,8 +399,8 @@ def _read_rest(run: Run, flat: Flat) -> Run:
         nodes=nodes,
         devices_per_node=per_node,
         batch=_read_lengths(run, flat),
-        trainer=replace(trainer, parked=offload if colocated else None),
-        rollout=replace(rollout, devices=devices),
+        trainer=trainer.having(parked=offload if colocated else None),
+        rollout=rollout.having(devices=devices),
         facts=ArealFacts(
             colocate=colocated,
             enable_offload=offload,

@@ -127,7 +127,7 @@ def _with_budget(imported: Imported) -> Imported:
     longest = run.batch.longest_tokens
     budget = run.trainer.samples * longest
     scoring = (run.trainer.scoring_microbatch or run.trainer.samples) * longest
-    trainer = replace(run.trainer, token_budget=budget, scoring_token_budget=scoring)
+    trainer = run.trainer.having(token_budget=budget, scoring_token_budget=scoring)
     return replace(imported, run=replace(run, trainer=trainer))
 
 

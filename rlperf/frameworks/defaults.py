@@ -120,7 +120,7 @@ def _read(adapter: Adapter, version: str, backend: str, stated: Run) -> tuple[Ru
         longest = run.batch.longest_tokens
         scored = run.trainer.scoring_microbatch or run.trainer.samples
         budget = run.trainer.samples * longest
-        run = replace(run, trainer=replace(run.trainer, token_budget=budget, scoring_token_budget=scored * longest))
+        run = replace(run, trainer=run.trainer.having(token_budget=budget, scoring_token_budget=scored * longest))
     return run, check_keys(source, target)[0]
 
 

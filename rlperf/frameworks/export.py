@@ -184,7 +184,7 @@ def _in_its_keys(run: Run, adapter: Adapter, folder: Path | str | None) -> tuple
     if keys == backend:
         return run, ()
     lost = Limitation(f"trainer {backend}", f"the keys of {keys}", "whatever sets the two apart is yours to state")
-    return replace(run, trainer=replace(run.trainer, backend=keys)), (lost,)
+    return replace(run, trainer=run.trainer.having(backend=keys)), (lost,)
 
 
 def _has_trainer(run: Run, adapter: Adapter, version: str) -> None:

@@ -20,7 +20,7 @@ def without_activation_offload(trainer: TrainerRun, lost: list[Limitation], loss
         return trainer
     lost.append(Limitation("activation offload", "full recompute", loss))
     left: Offload = "optimizer" if trainer.offload == "both" else "none"
-    return replace(trainer, activation_recompute="full", offload=left)
+    return trainer.having(activation_recompute="full", offload=left)
 
 
 def without_selective_recompute(trainer: TrainerRun, lost: list[Limitation], loss: str = THIRD) -> TrainerRun:
@@ -28,17 +28,17 @@ def without_selective_recompute(trainer: TrainerRun, lost: list[Limitation], los
     if trainer.activation_recompute != "selective":
         return trainer
     lost.append(Limitation("selective recompute", "full recompute", loss))
-    return replace(trainer, activation_recompute="full")
+    return trainer.having(activation_recompute="full")
 
 
 def without_ulysses(trainer: TrainerRun) -> TrainerRun:
     """The trainer with ring context parallel in place of Ulysses."""
-    return replace(trainer, context_parallel=trainer.sequence_split, ulysses=1)
+    return trainer.having(context_parallel=trainer.sequence_split, ulysses=1)
 
 
 def without_pipeline(rollout: RolloutRun) -> RolloutRun:
     """The engine with tensor parallel in place of its pipeline stages."""
-    return replace(rollout, tensor_parallel=rollout.tensor_parallel * rollout.pipeline_parallel, pipeline_parallel=1)
+    return rollout.having(tensor_parallel=rollout.tensor_parallel * rollout.pipeline_parallel, pipeline_parallel=1)
 
 
 def wide_degrees(rollout: RolloutRun) -> list[tuple[str, int]]:
@@ -55,7 +55,7 @@ def plain_engine(rollout: RolloutRun, lost: list[Limitation]) -> RolloutRun:
         lost.append(Limitation(f"rollout pipeline_parallel {rollout.pipeline_parallel}", nearest, "more all-reduce"))
     for degree, size in wide_degrees(rollout):
         lost.append(Limitation(f"rollout {degree} {size}", nearest, "more KV and weight traffic"))
-    return replace(engine, expert_parallel=1, attention_data_parallel=1)
+    return engine.having(expert_parallel=1, attention_data_parallel=1)
 
 
 def with_stage_ends(run: Run) -> Run:
@@ -69,4 +69,4 @@ def with_stage_ends(run: Run) -> Run:
     except SpecError:
         return run
     first, last = stage_ends(layers, trainer.pipeline_parallel, None, None)
-    return replace(run, trainer=replace(trainer, first_stage_layers=first or None, last_stage_layers=last or None))
+    return replace(run, trainer=trainer.having(first_stage_layers=first or None, last_stage_layers=last or None))

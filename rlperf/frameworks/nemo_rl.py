@@ -151,15 +151,15 @@ class NemoRl:
             lost.append(Limitation("Ulysses", ring, "ring exchange in place of all-to-all"))
         if run.trainer.virtual_pipeline > 1:
             stages, chunks = run.trainer.pipeline_parallel, run.trainer.virtual_pipeline
-            trainer = replace(trainer, virtual_pipeline=1)
+            trainer = trainer.having(virtual_pipeline=1)
             lost.append(Limitation(f"{chunks} virtual stages", "plain 1F1B", f"bubble x {chunks} ({stages} stages)"))
         offload, recompute = run.trainer.offload, run.trainer.activation_recompute
         if offload in ("activations", "both"):
             recompute, left = "full", "optimizer" if offload == "both" else "none"
-            trainer = replace(trainer, offload=left, activation_recompute=recompute)
+            trainer = trainer.having(offload=left, activation_recompute=recompute)
             lost.append(Limitation("activation offload", "full recompute", _third(run)))
         if dtensor and recompute == "selective":
-            trainer = replace(trainer, activation_recompute="full")
+            trainer = trainer.having(activation_recompute="full")
             lost.append(Limitation("selective recompute with DTensor", "full recompute", _third(run)))
         if dtensor and offload in ("optimizer", "both"):
             lost.append(
@@ -167,14 +167,14 @@ class NemoRl:
             )
         width, experts = run.rollout.tensor_parallel, run.rollout.expert_parallel
         if run.rollout.backend == "vllm" and experts not in (1, width):
-            rollout = replace(rollout, expert_parallel=width)
+            rollout = rollout.having(expert_parallel=width)
             lost.append(Limitation(f"rollout expert_parallel {experts}", str(width), "vLLM spans the whole replica"))
         if run.traits.shares_devices and run.trainer.parked is False:
             lost.append(Limitation("trainer states on the GPU during rollout", "offloaded before every refit",
                                    "a few seconds per rl_step; memory is not the problem"))  # fmt: skip
         wide = run.rollout.attention_data_parallel
         if wide > 1 and run.traits.runs_ahead and run.rollout.backend == "vllm":
-            rollout = replace(rollout, attention_data_parallel=1)
+            rollout = rollout.having(attention_data_parallel=1)
             lost.append(Limitation(f"attention data parallel {wide} with async GRPO", f"tensor parallel {width}",
                                    "async needs the async engine, which excludes EP other than TP"))  # fmt: skip
         # k_step_off is what its bound counts, whatever the mode is called.
@@ -278,8 +278,7 @@ def _read_budgets(trainer: TrainerRun, flat: Flat) -> TrainerRun:
     section = "sequence_packing" if trainer.packing else "dynamic_batching"
     on = bool(trainer.packing or trainer.dynamic_batching)
     train, scoring = flat.get(f"{P}{section}.train_mb_tokens"), flat.get(f"{P}{section}.logprob_mb_tokens")
-    return replace(
-        trainer,
+    return trainer.having(
         token_budget=int(train) if on and isinstance(train, int | float) else None,
         scoring_token_budget=int(scoring) if on and isinstance(scoring, int | float) else None,
         dynamic=on,
@@ -316,8 +315,8 @@ def _read_mode(run: Run, flat: Flat) -> Run:
         devices_per_node=per_node,
         algorithm="dapo" if flat.get("grpo.use_dynamic_sampling") else "grpo",
         reference=bool(flat.get("loss_fn.reference_policy_kl_penalty")),
-        trainer=replace(run.trainer, devices=trainer, parked=colocated or None),
-        rollout=replace(run.rollout, devices=rollout),
+        trainer=run.trainer.having(devices=trainer, parked=colocated or None),
+        rollout=run.rollout.having(devices=rollout),
         facts=NemoRlFacts(
             colocated=colocated,
             async_enabled=overlapped,
@@ -334,13 +333,11 @@ def _read_mode(run: Run, flat: Flat) -> Run:
 def _read_trainer(trainer: TrainerRun, backend: str) -> TrainerRun:
     """What the two trainers say in different words."""
     if backend == "megatron":
-        return replace(
-            trainer,
+        return trainer.having(
             activation_recompute=(trainer.granularity or "full") if trainer.checkpointing else "none",
             offload="optimizer" if trainer.offload_optimizer else "none",
         )
-    return replace(
-        trainer,
+    return trainer.having(
         zero_stage=3,
         shard_size=trainer.devices // trainer.replicas if trainer.replicas else 0,
         offload="optimizer" if trainer.offload_all else "none",
@@ -352,8 +349,7 @@ def _read_engine(rollout: RolloutRun, flat: Flat) -> RolloutRun:
     if rollout.backend != "vllm":
         return rollout
     experts, narrow = rollout.expert_parallel, int(flat.get(V + "tensor_parallel_size") or 1)
-    return replace(
-        rollout,
+    return rollout.having(
         own_tensor_parallel=narrow,
         own_expert_parallel=experts,
         attention_data_parallel=max(experts // narrow, 1),

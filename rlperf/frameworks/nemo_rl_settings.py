@@ -44,8 +44,7 @@ def with_derived(run: Run) -> Run:
         ours.token_budget is not None or bool(ours.packing) or ours.context_parallel > 1
     )
     offloads, recompute = ours.offload in ("optimizer", "both"), ours.activation_recompute
-    trainer = replace(
-        ours,
+    trainer = ours.having(
         packing=packed,
         dynamic_batching=ours.token_budget is not None and not packed,
         microbatch=ours.samples,
@@ -57,8 +56,7 @@ def with_derived(run: Run) -> Run:
         replicas=(ours.data_parallel or 1) // ours.shard_size if ours.shard_size else None,
     )
     total, wide = run.batch.longest_tokens, engine.attention_data_parallel > 1
-    rollout = replace(
-        engine,
+    rollout = engine.having(
         engine_context=total,
         engine_gpus=engine.tensor_parallel * engine.pipeline_parallel,
         async_engine=(run.traits.overlaps or engine.pipeline_parallel > 1) and not wide,

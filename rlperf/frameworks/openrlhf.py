@@ -106,7 +106,7 @@ class OpenRlhf:
         planned = trainer.backend or "deepspeed"
         if planned != "deepspeed":
             stage = max(trainer.zero_stage, 1)
-            trainer = replace(trainer, zero_stage=stage)
+            trainer = trainer.having(zero_stage=stage)
             loss = f"training time was predicted for {planned}"
             lost.append(Limitation(f"{planned} trainer", f"DeepSpeed ZeRO-{stage}", loss))
         if trainer.ulysses > 1:
@@ -118,7 +118,7 @@ class OpenRlhf:
         for at, nearest, loss in _NO_FLAG:
             if run.value(at):
                 lost.append(Limitation(f"{at} = {run.value(at)}", nearest, loss))
-        trainer, rollout = replace(trainer, backend="deepspeed"), replace(rollout, backend="vllm")
+        trainer, rollout = trainer.having(backend="deepspeed"), rollout.having(backend="vllm")
         # k_step_off is what its queue counts, whatever the mode is called.
         mode = "k_step_off" if run.traits.lag is None else run.mode
         return replace(run, mode=mode, trainer=trainer, rollout=rollout), tuple(lost)
@@ -179,8 +179,7 @@ class OpenRlhfFacts:
 
 def _with_derived(run: Run) -> Run:
     ours = run.trainer
-    trainer = replace(
-        ours,
+    trainer = ours.having(
         offload_optimizer=ours.offload in ("optimizer", "both"),
         packing=ours.packing is not False or bool(ours.token_budget) or ours.context_parallel > 1,
         dynamic=ours.token_budget is not None,
@@ -188,7 +187,7 @@ def _with_derived(run: Run) -> Run:
         compute_dtype=ours.compute_dtype or "bf16",
         sleeps=run.traits.shares_devices and ours.parked is not False,
     )
-    batch, rollout = run.batch.with_context(), replace(run.rollout, sleeps=run.traits.shares_devices)
+    batch, rollout = run.batch.with_context(), run.rollout.having(sleeps=run.traits.shares_devices)
     facts = OpenRlhfFacts(colocate_all=run.traits.shares_devices, async_enabled=run.traits.runs_ahead)
     return replace(run, batch=batch, trainer=trainer, rollout=rollout, facts=facts)
 
@@ -261,8 +260,7 @@ def _read_settings(run: Run, flat: Flat) -> Run:
     response = min(run.batch.max_response_tokens or context, context)
     prompt = context - response if context > response else max(min(1024, context // 8), 1)
     dynamic = bool(flat.get("train.dynamic_batch_enable"))
-    trainer = replace(
-        ours,
+    trainer = ours.having(
         offload="optimizer" if ours.offload_optimizer else "none",
         token_budget=ours.token_budget if dynamic else None,
         scoring_token_budget=ours.scoring_token_budget or ours.token_budget if dynamic else None,
@@ -294,8 +292,8 @@ def _read_placement(run: Run, flat: Flat) -> Run:
         devices=total,
         nodes=-(-total // per_node),
         devices_per_node=per_node,
-        trainer=replace(run.trainer, devices=trainer, parked=bool(run.trainer.sleeps) if shares else None),
-        rollout=replace(run.rollout, devices=rollout, num_engines=engines or 0),
+        trainer=run.trainer.having(devices=trainer, parked=bool(run.trainer.sleeps) if shares else None),
+        rollout=run.rollout.having(devices=rollout, num_engines=engines or 0),
         facts=OpenRlhfFacts(
             colocate_all=colocated,
             async_enabled=asynchronous,

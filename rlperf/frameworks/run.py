@@ -1,7 +1,7 @@
 """Run: one configuration in rlperf's own words, between a Plan's phase, a Job and a framework's keys.
 
-`Run` is a frozen table of typed groups; a value that a file may leave out is None there. The fields of a pool are those
-of a plan's layout and settings, and, after them, the words that frameworks have for the same things (an optimizer that
+`Run` is a frozen object of typed groups; a value that a file may leave out is None there. The fields of a pool are the
+attributes of `rlperf.specs.pool` and, after them, the words that frameworks have for the same things (an optimizer that
 "sleeps", a "granularity" of recompute): written just before an export, read before an import says them in ours.
 
 Key tables name a field as ``trainer.token_budget``; `ref` finds it, and fails at import where there is no such field.
@@ -10,19 +10,18 @@ Key tables name a field as ``trainer.token_budget``; `ref` finds it, and fails a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import architecture_group
 from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES, Mode, ModeTraits
-from rlperf.specs.pool import Offload, Recompute
+from rlperf.specs.pool import LayoutForm, Offload, Recompute, SettingsForm
 
 Value = Any
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,27 +66,36 @@ class BatchFacts:
         return replace(self, context_tokens=self.longest_tokens)
 
 
-@dataclass(frozen=True)
-class PoolRun:
-    """Devices, layout and backend of a pool: the names of `rlperf.plan.answer.plan.LayoutValues`."""
+class _Layout(LayoutForm[int, int, bool, Recompute, Offload]):
+    """The layout of a pool, each degree at its default where nothing is stated."""
 
+
+class _Settings(SettingsForm[str | None, bool | None, int | None, float | None, str | None, bool | None, int | None]):
+    """The settings of a pool; None where nothing is stated."""
+
+    absent = True
+
+
+class PoolRun(_Layout, _Settings):
+    """Devices, layout and settings of a pool: the attributes of `rlperf.specs.pool`, of both roles."""
+
+    absent = False
     devices: int = 1
-    backend: str | None = None
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    data_parallel: int | None = None
-    context_parallel: int = 1
-    ulysses: int = 1
-    expert_parallel: int = 1
-    expert_tensor_parallel: int = 1
-    virtual_pipeline: int = 1
-    sequence_parallel: bool = False
-    zero_stage: int = 0
-    shard_size: int = 0
-    activation_recompute: Recompute = "none"
-    offload: Offload = "none"
-    microbatch: int | None = None
-    attention_data_parallel: int = 1
+    data_parallel: int | None = None  # type: ignore[assignment]
+    """None until it follows from the devices."""
+    microbatch: int | None = None  # type: ignore[assignment]
+    """None where microbatches are filled by tokens, or the file states none."""
+
+    def having(self, **values: Value) -> Self:
+        """A copy with some fields replaced.
+
+        >>> TrainerRun(tensor_parallel=4).having(offload="optimizer").offload
+        'optimizer'
+        """
+        unknown = set(values) - set(type(self).model_fields)
+        if unknown:
+            raise LookupError(f"a pool has no {', '.join(sorted(unknown))}")
+        return self.model_copy(update=values)
 
     @property
     def samples(self) -> int:
@@ -105,22 +113,9 @@ class PoolRun:
         return self.tensor_parallel * self.pipeline_parallel * self.sequence_split
 
 
-@dataclass(frozen=True)
 class TrainerRun(PoolRun):
-    """A trainer: the trainer's settings of a plan, then frameworks' words for them."""
+    """A trainer, with frameworks' words for what it does; None where the framework has not the word."""
 
-    token_budget: int | None = None
-    scoring_token_budget: int | None = None
-    compute_dtype: str | None = None
-    packing: bool | None = None
-    lora_rank: int | None = None
-    parked: bool | None = None
-    chunked_loss: bool | None = None
-    freeze_vision: bool | None = None
-    first_stage_layers: int | None = None
-    last_stage_layers: int | None = None
-    # -- words of frameworks, None where the framework has not the word
-    scoring_microbatch: int | None = None
     dynamic: bool | None = None
     """Microbatches are filled by tokens, to the token budget."""
     scoring_dynamic: bool | None = None
@@ -151,19 +146,9 @@ class TrainerRun(PoolRun):
         return self.scoring_token_budget or (2 * self.token_budget if self.token_budget else None)
 
 
-@dataclass(frozen=True)
 class RolloutRun(PoolRun):
-    """A rollout pool: the engine's settings of a plan, then frameworks' words for them."""
+    """A rollout pool, with frameworks' words for what its engines do; None where the framework has not the word."""
 
-    max_running: int | None = None
-    memory_fraction: float | None = None
-    kv_dtype: str | None = None
-    rollout_dtype: str | None = None
-    prefix_caching: bool | None = None
-    chunked_prefill: bool | None = None
-    engine_token_budget: int | None = None
-    cuda_graphs: bool | None = None
-    # -- words of frameworks
     engine_context: int | None = None
     """Most tokens of one sequence that the engine takes."""
     replica: int | None = None
@@ -198,7 +183,7 @@ class Run:
 
     The fields here are the group ``run`` of names; ``batch``, ``trainer`` and ``rollout`` are groups of their own.
 
-    critic : where a critic differs from the trainer, as changes of the trainer
+    critic : name and value of what a critic has otherwise than the trainer
     rl_steps, last_rl_step : length and end of a phase of a plan; training_s, rollout_s : predicted seconds of it
     recipe : an experimental program of the framework that an imported file starts
     facts : a framework's own frozen table of what only its rules ask
@@ -219,9 +204,9 @@ class Run:
     rollout_s: float | None = None
     recipe: str | None = None
     batch: BatchFacts = BatchFacts()
-    trainer: TrainerRun = TrainerRun()
-    rollout: RolloutRun = RolloutRun()
-    critic: tuple[tuple[Ref, Value], ...] = ()
+    trainer: TrainerRun = field(default_factory=TrainerRun)
+    rollout: RolloutRun = field(default_factory=RolloutRun)
+    critic: tuple[tuple[str, Value], ...] = ()
     facts: object = None
     wrong: tuple[str, ...] = ()
 
@@ -240,8 +225,10 @@ class Run:
         below: dict[str, dict[str, Value]] = {}
         for at, value in changes.items() if isinstance(changes, Mapping) else changes:
             (own if at.group == "run" else below.setdefault(at.group, {}))[at.name] = value
-        groups = {group: replace(getattr(self, group), **values) for group, values in below.items()}
-        return replace(self, **own, **groups)
+        if "batch" in below:
+            own["batch"] = replace(self.batch, **below["batch"])
+        own |= {role: getattr(self, role).having(**below[role]) for role in ("trainer", "rollout") if role in below}
+        return replace(self, **own)
 
     def completed(self) -> Run:
         """The run with the data parallel that follows from the devices, and a microbatch, where none is stated."""
@@ -272,7 +259,7 @@ P = TypeVar("P", bound=PoolRun)
 
 def _completed(pool: P) -> P:
     parallel = pool.data_parallel if pool.data_parallel is not None else max(pool.devices // pool.replica_devices, 1)
-    return replace(pool, data_parallel=parallel, microbatch=1 if pool.microbatch is None else pool.microbatch)
+    return pool.having(data_parallel=parallel, microbatch=1 if pool.microbatch is None else pool.microbatch)
 
 
 # -- references -------------------------------------------------------------------------------------------------------
@@ -283,8 +270,11 @@ _GROUPS: Mapping[str, type] = {"run": Run, "batch": BatchFacts, "trainer": Train
 @cache
 def types_of(group: str) -> Mapping[str, Any]:
     """Field -> type of a group, without the groups below it."""
-    hints = get_type_hints(_GROUPS[group])
-    return {name: kind for name, kind in hints.items() if kind not in _GROUPS.values()}
+    kind = _GROUPS[group]
+    if issubclass(kind, PoolRun):
+        return {name: info.annotation for name, info in kind.model_fields.items()}
+    hints = get_type_hints(kind)
+    return {name: hint for name, hint in hints.items() if hint not in _GROUPS.values()}
 
 
 @cache
@@ -325,8 +315,3 @@ def as_type(value: Value, kind: Any) -> tuple[Value, bool]:
     if float in kinds:
         return value if isinstance(value, int | float) else number, True
     return (int(number), True) if number.is_integer() else (value, False)
-
-
-def refs(group: str, values: Mapping[str, Value]) -> dict[Ref, Value]:
-    """Changes of one group by the names of its fields; what the group has no field for is left out."""
-    return {Ref(group, name): value for name, value in values.items() if name in types_of(group)}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks.run import BatchFacts, PoolRun, Ref, Run, TrainerRun, Value, ref, refs
+from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, TrainerRun, Value
 from rlperf.plan.answer.plan import Phase
 from rlperf.plan.question.context import with_trainers
 from rlperf.plan.question.pool import PoolPlan
@@ -25,7 +25,7 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int) -> Run:
     pools = {pool.role: pool for pool in phase.pools}
     trainer, rollout = pools["trainer"], pools["rollout"]
     devices = trainer.devices + (0 if MODES[phase.mode].shares_devices else rollout.devices)
-    run = Run(
+    return Run(
         architecture=_architecture_of(phase, job),
         algorithm=job.algorithm,
         reference=job.reference,
@@ -35,9 +35,10 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int) -> Run:
         nodes=-(-devices // devices_per_node),
         devices_per_node=devices_per_node,
         batch=BatchFacts(**dict(phase.settings)),
-        critic=tuple(_planned("trainer", pools["critic"]).items()) if "critic" in pools else (),
+        trainer=TrainerRun(**_planned(trainer)),
+        rollout=RolloutRun(**_planned(rollout)),
+        critic=tuple(_planned(pools["critic"]).items()) if "critic" in pools else (),
     )
-    return run.having({**_planned("trainer", trainer), **_planned("rollout", rollout)})
 
 
 def _architecture_of(phase: Phase, job: Job) -> str:
@@ -45,10 +46,9 @@ def _architecture_of(phase: Phase, job: Job) -> str:
     return next(iter(own)) if len(own) == 1 else job.architecture
 
 
-def _planned(group: str, pool: PoolPlan) -> dict[Ref, Value]:
-    """What a plan says of a pool."""
-    stated = {"devices": pool.devices, **dict(pool.layout), **dict(pool.settings)}
-    return refs(group, {name: value for name, value in stated.items() if value is not None})
+def _planned(pool: PoolPlan) -> dict[str, Value]:
+    """What a plan states of a pool, by name."""
+    return {"devices": pool.devices, **pool.layout.stated(), **pool.settings.stated()}
 
 
 def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) -> Run:
@@ -72,8 +72,8 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
     pinned = {role: _pinned(job.pool(role), problems) for role in roles}
     if mode is None or problems:
         raise SpecError(problems)
-    for role in ("rollout", "trainer"):
-        if ref(f"{role}.devices") not in pinned[role]:
+    for role in roles[:2]:
+        if "devices" not in pinned[role]:
             problems.append(Problem(f"pool {role}: devices is not pinned", suggestion="run `rlperf plan` first"))
     if problems:
         raise SpecError(problems)
@@ -85,15 +85,17 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         staleness=MODES[mode].staleness(job.limits.staleness),
         devices_per_node=devices_per_node,
         batch=batch,
+        trainer=TrainerRun(**pinned["trainer"]),
+        rollout=RolloutRun(**pinned["rollout"]),
         critic=tuple(pinned.get("critic", {}).items()),
-    ).having({**pinned["rollout"], **pinned["trainer"]})
+    )
     devices = run.trainer.devices + (0 if run.traits.shares_devices else run.rollout.devices)
     return replace(
         run,
         devices=devices,
         nodes=-(-devices // devices_per_node),
-        trainer=replace(run.trainer, backend=run.trainer.backend or _backend(job, run.trainer, folder)),
-        rollout=replace(run.rollout, backend=run.rollout.backend or job.engine),
+        trainer=run.trainer.having(backend=run.trainer.backend or _backend(job, run.trainer, folder)),
+        rollout=run.rollout.having(backend=run.rollout.backend or job.engine),
     ).completed()
 
 
@@ -116,16 +118,14 @@ def _one(name: str, given: tuple[T, ...] | None, problems: list[Problem]) -> T |
     return None
 
 
-def _pinned(pool: PoolSpec, problems: list[Problem]) -> dict[Ref, Value]:
-    """What a job pins of a pool; a critic's, and a reference's, as changes of the trainer."""
-    group = "rollout" if pool.role == "rollout" else "trainer"
-    values: dict[str, Value] = {}
-    for holder, names in ((pool.layout, LayoutChoice.model_fields), (pool.settings, PoolSettings.model_fields)):
-        for name in names:
-            given = getattr(holder, name)
-            values[name] = _one(f"{pool.role}.{name}", given, problems) if isinstance(given, tuple) else given
-    values["devices"] = _one(f"{pool.role}.devices", pool.devices, problems)
-    return refs(group, {name: value for name, value in values.items() if value is not None})
+def _pinned(pool: PoolSpec, problems: list[Problem]) -> dict[str, Value]:
+    """What a job pins of a pool, by name."""
+    given = {**dict(pool.layout), **dict(pool.settings), "devices": pool.devices}
+    pinned = {
+        name: _one(f"{pool.role}.{name}", value, problems) if isinstance(value, tuple) else value
+        for name, value in given.items()
+    }
+    return {name: value for name, value in pinned.items() if value is not None}
 
 
 def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str = "imported") -> Job:
@@ -165,7 +165,7 @@ NOT_IMPORTED = ("scoring_microbatch", "first_stage_layers", "last_stage_layers")
 
 def _pool_spec(role: Role, pool: PoolRun) -> dict[str, Value]:
     """A pool as it stands in a job file: what the run states, pinned."""
-    stated = {name: value for name, value in vars(pool).items() if value is not None and name not in NOT_IMPORTED}
+    stated = {name: value for name, value in pool.stated().items() if name not in NOT_IMPORTED}
     return {
         "role": role,
         "devices": pool.devices,

@@ -121,7 +121,7 @@ class Slime:
         trainer = without_activation_offload(trainer, lost)
         if trainer.lora_rank:
             raise ExportError("no LoRA", "slime", {"nearest": "full training, or verl / NeMo-RL"})
-        rollout = replace(run.rollout, backend="sglang")
+        rollout = run.rollout.having(backend="sglang")
         return replace(run, trainer=trainer, rollout=rollout), tuple(lost)
 
     def emit(self, run: Run, target: Target) -> Emission:
@@ -194,15 +194,13 @@ class SlimeFacts:
 def _with_derived(run: Run) -> Run:
     run = with_stage_ends(run)
     ours, engine = run.trainer, run.rollout
-    trainer = replace(
-        ours,
+    trainer = ours.having(
         offload_optimizer=ours.offload in ("optimizer", "both"),
         dynamic=ours.token_budget is not None,
         scoring_token_budget=ours.scoring_budget,
         microbatch=None if ours.token_budget else ours.samples,
     )
-    rollout = replace(
-        engine,
+    rollout = engine.having(
         replica=engine.tensor_parallel * engine.pipeline_parallel,
         attention_dp_enabled=engine.attention_data_parallel > 1,
     )
@@ -309,15 +307,14 @@ def _read_settings(run: Run, flat: Flat) -> Run:
     context = batch.context_tokens
     prompt = context - response if context and context > response else 2048
     scoring = run.trainer.scoring_token_budget or run.trainer.token_budget
-    trainer = replace(
-        run.trainer,
+    trainer = run.trainer.having(
         offload="optimizer" if run.trainer.offload_optimizer else "none",
         packing=True,
         budget_stated=run.trainer.token_budget is not None,
         scoring_token_budget=scoring if run.trainer.dynamic else None,
     )
     depth, replica = run.rollout.pipeline_parallel, run.rollout.replica or 1
-    rollout = replace(run.rollout, tensor_parallel=max(replica // depth, 1))
+    rollout = run.rollout.having(tensor_parallel=max(replica // depth, 1))
     steps = flat.get("num-steps-per-rollout")
     mini = -(-batch.prompts // int(steps)) if steps and batch.mini_batch is None else batch.mini_batch
     batch = replace(batch, max_prompt_tokens=batch.max_prompt_tokens or prompt, mini_batch=mini)
@@ -346,8 +343,8 @@ def _read_placement(run: Run, flat: Flat, source: Source) -> Run:
         devices=total,
         nodes=-(-total // per_node),
         devices_per_node=per_node,
-        trainer=replace(run.trainer, devices=trainer, parked=not flat.get("no-offload-train") if colocated else None),
-        rollout=replace(run.rollout, devices=rollout),
+        trainer=run.trainer.having(devices=trainer, parked=not flat.get("no-offload-train") if colocated else None),
+        rollout=run.rollout.having(devices=rollout),
         facts=SlimeFacts(
             colocate=colocated,
             asynchronous=asynchronous,

@@ -65,7 +65,7 @@ class Trl:
             raise ExportError("GRPO has no critic", "trl", {"nearest": "algorithm: grpo, or verl / OpenRLHF for ppo"})
         lost: list[Limitation] = []
         micro = _microbatch(run)
-        trainer = replace(ours, backend=_trainer(ours, lost), microbatch=micro)
+        trainer = ours.having(backend=_trainer(ours, lost), microbatch=micro)
         if ours.token_budget:
             lost.append(Limitation(f"token budget {ours.token_budget}", f"{micro} completions per forward, padded",
                                    "padding to the longest of each forward"))  # fmt: skip
@@ -74,12 +74,12 @@ class Trl:
             lost.append(Limitation(f"mode {mode}", "vllm server in turn with the trainer", _serial(run)))
             mode, staleness = "disaggregated", 0
         if ours.parked:
-            trainer = replace(trainer, parked=False)
+            trainer = trainer.having(parked=False)
             lost.append(Limitation("trainer states parked on the host during rollout", "they stay on the GPU",
                                    "less memory for the engine: lower vllm_gpu_memory_utilization"))  # fmt: skip
         trainer = without_selective_recompute(trainer, lost)
         if ours.offload in ("activations", "both"):
-            trainer = replace(trainer, activation_recompute="full")
+            trainer = trainer.having(activation_recompute="full")
             lost.append(Limitation("activation offload", "full recompute", THIRD))
         lost += [Limitation(f"{at} = {run.value(at)}", nearest, "the engine may preempt or queue otherwise")
                  for at, nearest in _NO_KEY if run.value(at) is not None]  # fmt: skip
@@ -89,12 +89,11 @@ class Trl:
     def emit(self, run: Run, target: Target) -> Emission:
         """All settings of a run."""
         forward = run.trainer.devices * run.trainer.samples
-        trainer = replace(
-            run.trainer,
+        trainer = run.trainer.having(
             accumulation=run.batch.mini * run.batch.group_size // forward,
             generation_steps=run.batch.prompts * run.batch.group_size // forward,
         )
-        batch, rollout = run.batch.with_context(), replace(run.rollout, sleeps=run.traits.shares_devices)
+        batch, rollout = run.batch.with_context(), run.rollout.having(sleeps=run.traits.shares_devices)
         run = replace(run, batch=batch, trainer=trainer, rollout=rollout)
         settings = write_fields(self.fields, run, target)
         chosen = {s.key: s for s in (*_names(run), *settings, *_mode(run), *_algorithm(run))}
@@ -169,7 +168,7 @@ def _engine(rollout: RolloutRun, lost: list[Limitation]) -> RolloutRun:
     if depth > 1:
         nearest = f"tensor parallel {engine.tensor_parallel}"
         lost.append(Limitation(f"rollout pipeline_parallel {depth}", nearest, "all-reduce"))
-    return replace(engine, backend="vllm", expert_parallel=1, attention_data_parallel=1)
+    return engine.having(backend="vllm", expert_parallel=1, attention_data_parallel=1)
 
 
 def _serial(run: Run) -> str:
@@ -326,8 +325,7 @@ def _read_rest(run: Run, flat: Flat, source: Source) -> Run:
     """Devices, mode, algorithm and trainer; ZeRO stands in the accelerate config."""
     world, colocated = _world(source), flat.get("vllm_mode") != "server"
     engines = world if colocated else run.rollout.tensor_parallel
-    trainer = replace(
-        run.trainer,
+    trainer = run.trainer.having(
         devices=world,
         packing=False,
         parked=False if colocated else None,
@@ -344,7 +342,7 @@ def _read_rest(run: Run, flat: Flat, source: Source) -> Run:
         nodes=-(-world // 8),
         devices_per_node=min(world, 8),
         trainer=trainer,
-        rollout=replace(run.rollout, devices=engines),
+        rollout=run.rollout.having(devices=engines),
     )
 
 

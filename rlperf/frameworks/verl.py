@@ -144,14 +144,14 @@ class Verl:
         lost: list[Limitation] = []
         trainer, backend = run.trainer, run.trainer.backend or "fsdp2"
         if backend == "fsdp2" and run.trainer.activation_recompute == "selective":
-            trainer = replace(trainer, activation_recompute="full")
+            trainer = trainer.having(activation_recompute="full")
             cost = "up to a third of the training time more"
             if run.training_s:
                 cost = f"up to {run.training_s / 3:.1f} s per rl_step more (a third of training)"
             lost.append(Limitation("selective recompute with FSDP", "full recompute", cost))
         if backend == "fsdp2" and run.trainer.context_parallel > 1:
             ring = run.trainer.context_parallel
-            trainer = replace(trainer, ulysses=run.trainer.sequence_split, context_parallel=1)
+            trainer = trainer.having(ulysses=run.trainer.sequence_split, context_parallel=1)
             lost.append(Limitation(f"ring context parallel {ring}", "Ulysses of the same size", "all-to-all, not ring"))
         if backend == "megatron" and run.trainer.ulysses > 1:
             trainer = without_ulysses(trainer)
@@ -159,13 +159,13 @@ class Verl:
             lost.append(Limitation("Ulysses with Megatron", joined, "ring, not all-to-all"))
         if backend == "megatron" and run.trainer.offload in ("activations", "both"):
             left: Offload = "optimizer" if run.trainer.offload == "both" else "none"
-            trainer = replace(trainer, offload=left, activation_recompute="full")
+            trainer = trainer.having(offload=left, activation_recompute="full")
             lost.append(Limitation("activation offload with Megatron", "full recompute", "a third of training more"))
         if run.algorithm == "dapo" and not at_least(version, "0.9"):
             lost.append(Limitation("dynamic sampling", "groups without a signal are trained on", "wasted samples"))
         if run.trainer.offload in ("optimizer", "both") and (backend == "fsdp2" or not at_least(version, "0.6")):
             # `optimizer_offload` parks the optimizer between the phases; the update brings it back to the device.
-            trainer = replace(trainer, offload="activations" if run.trainer.offload == "both" else "none")
+            trainer = trainer.having(offload="activations" if run.trainer.offload == "both" else "none")
             lost.append(Limitation("optimizer updated on the host", "optimizer on the device", "12 bytes a parameter"))
         rollout = self._engine(run.rollout, version, lost)
         self._mode(run, version, lost)
@@ -176,11 +176,11 @@ class Verl:
         experts, attention = rollout.expert_parallel, rollout.attention_data_parallel
         width, depth = rollout.tensor_parallel, rollout.pipeline_parallel
         if not at_least(version, "0.6") and (experts > 1 or attention > 1):
-            rollout = replace(rollout, expert_parallel=1, attention_data_parallel=1)
+            rollout = rollout.having(expert_parallel=1, attention_data_parallel=1)
             asked = f"expert parallel {experts}, attention data parallel {attention} in the engine"
             lost.append(Limitation(asked, f"tensor parallel {width}", f"verl {version} has no keys for it"))
         elif experts > 1 and experts != width:
-            rollout = replace(rollout, expert_parallel=width)
+            rollout = rollout.having(expert_parallel=width)
             lost.append(
                 Limitation(f"rollout expert_parallel {experts}", f"{width} (= TP x DP)", "verl accepts no other")
             )
@@ -315,8 +315,7 @@ def _read_trainer(flat: Flat, trainer: TrainerRun) -> TrainerRun:
     }  # fmt: skip
     scored = trainer.dynamic if trainer.scoring_dynamic is None else trainer.scoring_dynamic
     old_key = flat.get(A + "ppo_micro_batch_size")
-    return replace(
-        trainer,
+    return trainer.having(
         offload=moved[bool(trainer.offload_optimizer), bool(trainer.offload_activations)],
         parked=bool(trainer.parks_parameters and trainer.parks_optimizer),
         token_budget=trainer.token_budget if trainer.dynamic else None,
@@ -369,8 +368,8 @@ def _read_placement(flat: Flat, run: Run, source: Source) -> Run:
         devices_per_node=per_node,
         recipe=("fully_async" if fully else "one_step_off") if recipe else None,
         batch=batch,
-        trainer=replace(run.trainer, devices=trainer),
-        rollout=replace(run.rollout, devices=rollout),
+        trainer=run.trainer.having(devices=trainer),
+        rollout=run.rollout.having(devices=rollout),
         facts=VerlFacts(
             rollout_mode=str(flat.get(R + "mode")),
             free_cache_engine=bool(flat.get(R + "free_cache_engine")),

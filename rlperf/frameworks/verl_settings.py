@@ -39,8 +39,7 @@ def with_derived(run: Run) -> Run:
     """Values that verl's keys speak of beside the plan's own."""
     run = with_stage_ends(run)
     ours, budget = run.trainer, run.trainer.token_budget
-    trainer = replace(
-        ours,
+    trainer = ours.having(
         offload_optimizer=True if ours.offload in ("optimizer", "both") else None,
         offload_activations=ours.offload in ("activations", "both"),
         parks_optimizer=bool(ours.parked),
@@ -181,7 +180,7 @@ def algorithm_settings(run: Run, target: Target) -> list[Setting]:
 
 def _critic(run: Run, target: Target) -> list[Setting]:
     """The critic mirrors the actor's layout where the plan gives it none of its own."""
-    source = run.having(run.critic)
+    source = replace(run, trainer=run.trainer.having(**dict(run.critic)))
     budget = source.trainer.token_budget
     settings = [
         Setting("critic.model.path", hub_name(run.architecture)),

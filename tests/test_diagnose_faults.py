@@ -86,7 +86,7 @@ def collectives(ranks: int, seconds: dict[int, tuple[int, float]]) -> g.Performa
         spent = 1.0 + 0.01 * np.cos(np.arange(ranks) + stage)
         if stage in seconds:
             spent[seconds[stage][0]] = seconds[stage][1]
-        work = build.add(activity, now, now + spent, rank=np.arange(ranks), after=last)
+        work = build.add(activity, now, now + spent, after=last, at=g.Place(rank=np.arange(ranks)))
         now += float(spent.max())
         last = build.barrier(work, now)
     return build.freeze()
@@ -109,7 +109,7 @@ def test_two_ranks_that_hide_each_other_are_both_reported() -> None:
     build = g.GraphBuilder(("devices",), 16)
     spent = 1.0 + 0.01 * np.cos(np.arange(16))
     spent[[3, 9]] = 2.0
-    build.barrier(build.add(g.SCORING, np.zeros(16), spent, rank=np.arange(16)), 2.0)
+    build.barrier(build.add(g.SCORING, np.zeros(16), spent, at=g.Place(rank=np.arange(16))), 2.0)
     found = explain_graph(build.freeze())
     assert {c.rank for c in found.faults} == {3, 9}
     for cause in found.faults:
@@ -124,7 +124,7 @@ def test_a_controller_that_grows_with_the_devices_is_a_scaling_fault() -> None:
         build = g.GraphBuilder(("devices",), devices)
         first = build.add(g.CONTROLLER, 0.0, serial_s)
         ranks = np.arange(devices // 8)
-        work = build.add(g.TRAINING, serial_s, serial_s + 10.0, rank=ranks, work=100.0, after=first)
+        work = build.add(g.TRAINING, serial_s, serial_s + 10.0, work=100.0, after=first, at=g.Place(rank=ranks))
         build.barrier(work, serial_s + 10.0)
         return build.freeze()
 

@@ -21,7 +21,7 @@ def random_graph(seed: int, vertices: int = 60) -> g.PerformanceGraph:
     end = longest(vertices, pairs, duration, gap)
     build = g.GraphBuilder(("devices",), 8)
     for v in range(vertices):
-        build.add(int(rng.integers(0, 18)), end[v] - duration[v], end[v], rank=int(rng.integers(0, 4)))
+        build.add(int(rng.integers(0, 18)), end[v] - duration[v], end[v], at=g.Place(rank=int(rng.integers(0, 4))))
     for u, v in pairs:
         build.edge(np.array([u]), np.array([v]))
     return build.freeze()

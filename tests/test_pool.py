@@ -11,7 +11,7 @@ import pytest
 import rlperf
 from rlperf.frameworks.run import RolloutRun, TrainerRun
 from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
-from rlperf.plan.answer.plan import PoolPlan
+from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.specs.pool import (

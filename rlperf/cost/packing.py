@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from rlperf.cost.batching import Microbatches
 from rlperf.layout import FloatArray
 
 
@@ -74,25 +73,3 @@ def sorted_microbatches(
         members += 1
     last = padded[-1]
     return float(count), tokens + members * last, squares + members * last**2
-
-
-def over_all_replicas(
-    found: Microbatches,
-    lengths: FloatArray,
-    sequences: int,
-    replicas: int,
-    token_budget: float,
-    *,
-    packing: bool,
-) -> Microbatches:
-    """``found`` (closed form, of ``sequences`` drawn like ``lengths``) with counts and padding from the lengths.
-
-    The lengths are cut into passes of ``sequences`` in their order; means over these passes.
-    """
-    passes = [lengths[at : at + sequences] for at in range(0, lengths.size - sequences + 1, max(sequences, 1))]
-    if packing:
-        count = float(np.mean([packed_count(part, replicas, token_budget) for part in passes]))
-        share = found.count / count
-        return Microbatches.of(found.tokens * share, found.sum_squares * share, found.max_len, count)
-    cut = np.mean([sorted_microbatches(part, replicas, token_budget) for part in passes], axis=0)
-    return Microbatches.of(cut[1] / cut[0], cut[2] / cut[0], found.max_len, cut[0])

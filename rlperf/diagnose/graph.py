@@ -351,6 +351,29 @@ class Order:
         return int(sources[np.argmax(end_s[sources])])
 
 
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where vertices belong; -1: nowhere in particular. Everything broadcasts.
+
+    Attributes
+    ----------
+    pool : index of the pool
+    rank : replica, or data-parallel rank
+    part : pipeline stage
+    unit : trajectory, or micro-batch
+    rl_step : number of the rl_step
+    """
+
+    pool: int = 0
+    rank: IntArray | int = -1
+    part: IntArray | int = -1
+    unit: IntArray | int = -1
+    rl_step: int = 0
+
+
+ANYWHERE = Place()
+
+
 @dataclass
 class GraphBuilder:
     """Collects vertices and edges in blocks, then freezes them into a `PerformanceGraph`."""
@@ -367,17 +390,13 @@ class GraphBuilder:
         start_s: FloatArray | float,
         end_s: FloatArray | float,
         *,
-        pool: int = 0,
-        rank: IntArray | int = -1,
-        part: IntArray | int = -1,
-        unit: IntArray | int = -1,
-        rl_step: int = 0,
+        at: Place = ANYWHERE,
         work: FloatArray | float = np.nan,
         after: IntArray | None = None,
         kind: int = tl.DATA,
     ) -> IntArray:
         """Add vertices; everything broadcasts. ``after`` of shape [n] goes edge by edge, of shape [1] to all."""
-        columns = np.broadcast_arrays(activity, pool, rank, part, unit, rl_step, start_s, end_s, work)
+        columns = np.broadcast_arrays(activity, at.pool, at.rank, at.part, at.unit, at.rl_step, start_s, end_s, work)
         block = tuple(np.atleast_1d(np.asarray(c, dtype=np.float64)).ravel() for c in columns)
         index = np.arange(self._count, self._count + block[0].size, dtype=np.int64)
         self._blocks.append(block)
@@ -393,7 +412,7 @@ class GraphBuilder:
 
     def barrier(self, sources: IntArray, time_s: float, *, pool: int = 0, rl_step: int = 0) -> IntArray:
         """A vertex of no duration that waits for all of ``sources``."""
-        at = self.add(BARRIER, time_s, time_s, pool=pool, rl_step=rl_step)
+        at = self.add(BARRIER, time_s, time_s, at=Place(pool=pool, rl_step=rl_step))
         self.edge(sources, at, tl.COLLECTIVE)
         return at
 

@@ -152,7 +152,7 @@ def _chain(
 ) -> tuple[IntArray | None, float]:
     """Stages one after another; the last vertex and its end."""
     for activity, seconds in items:
-        last = build.add(activity, now, now + seconds, rl_step=rl_step, after=last)
+        last = build.add(activity, now, now + seconds, after=last, at=g.Place(rl_step=rl_step))
         now += seconds
     return last, now
 
@@ -209,9 +209,12 @@ def graph_of_ranks(timings: Sequence[RankTiming], devices: int = 0) -> g.Perform
             total = np.cumsum(seconds)
             ends = total - np.repeat((total - seconds)[first], np.diff(np.append(np.flatnonzero(first), rows.size)))
             index = build.add(
-                activity, now + ends - seconds, now + ends, rank=rank, part=columns["part"][rows],
-                unit=columns["unit"][rows], rl_step=int(step), work=columns["tokens"][rows],
-            )  # fmt: skip
+                activity,
+                now + ends - seconds,
+                now + ends,
+                work=columns["tokens"][rows],
+                at=g.Place(rank=rank, part=columns["part"][rows], unit=columns["unit"][rows], rl_step=int(step)),
+            )
             if at_end is not None:
                 build.edge(at_end, index[first])
             follows = np.flatnonzero(~first)

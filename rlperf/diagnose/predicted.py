@@ -136,7 +136,7 @@ class PredictedSteps:
                 met = build.barrier(ends, now, rl_step=k)
                 both, now = self._trainer(build, k, now, met, with_rollout=True)
             sync = self.weight_sync_s[k]
-            rolled = build.add(g.WEIGHT_SYNC, now, now + sync, rl_step=k, after=both, kind=tl.WEIGHTS)
+            rolled = build.add(g.WEIGHT_SYNC, now, now + sync, after=both, kind=tl.WEIGHTS, at=g.Place(rl_step=k))
             now += float(sync)
         samples = [samples_of(r.timelines, [self.limits.max_running] * len(r.timelines)) for r in self.results]
         joined = g.EngineSamples(
@@ -147,9 +147,9 @@ class PredictedSteps:
     def _rollout(self, build: g.GraphBuilder, k: int, now: float, after: IntArray | None) -> tuple[IntArray, float]:
         if self.flows:
             end = now + self.steady_s
-            return build.add(g.ROLLOUT, now, end, rl_step=k, after=after), end
+            return build.add(g.ROLLOUT, now, end, after=after, at=g.Place(rl_step=k)), end
         if not self.traits.runs_ahead:
-            after = build.add(g.CONTROLLER, now, now + self.fixed_s[k], rl_step=k, after=after)
+            after = build.add(g.CONTROLLER, now, now + self.fixed_s[k], after=after, at=g.Place(rl_step=k))
             now += float(self.fixed_s[k])
         ends = add_rollout(build, self.results[k], self.trajectories[k], now, after, rl_step=k)
         now += self.results[k].makespan_s
@@ -157,17 +157,17 @@ class PredictedSteps:
             return ends, now
         seconds = self.before[0][1][k]
         met = build.barrier(ends, now, rl_step=k)
-        return build.add(g.REWARD, now, now + seconds, rl_step=k, after=met), now + float(seconds)
+        return build.add(g.REWARD, now, now + seconds, after=met, at=g.Place(rl_step=k)), now + float(seconds)
 
     def _streamed(self, build: g.GraphBuilder, k: int, now: float, after: IntArray | None) -> tuple[IntArray, float]:
         """All chunks but the last are trained beside the rollout, from the first on; the last one after it."""
         makespan = self.results[k].makespan_s
         times = StageSeconds.of(rollout_s=makespan, rollout_group_s=self.group_s[k])
         first = float(first_chunk_s(Execution(self.mode, chunks=self.chunks), times))
-        begun = build.add(g.ROLLOUT, now, now + first, rl_step=k, after=after)
-        rest = build.add(g.ROLLOUT, now + first, now + makespan, rl_step=k, after=begun)
+        begun = build.add(g.ROLLOUT, now, now + first, after=after, at=g.Place(rl_step=k))
+        rest = build.add(g.ROLLOUT, now + first, now + makespan, after=begun, at=g.Place(rl_step=k))
         reward = self.before[0][1][k]
-        done = build.add(g.REWARD, now + makespan, now + makespan + reward, rl_step=k, after=rest)
+        done = build.add(g.REWARD, now + makespan, now + makespan + reward, after=rest, at=g.Place(rl_step=k))
         beside, ended = begun, now + first
         if self.chunks > 1:
             beside, ended = self._trainer(build, k, ended, begun, with_rollout=False, share=1.0 - 1.0 / self.chunks)
@@ -192,7 +192,7 @@ class PredictedSteps:
         last = after
         for activity, seconds in chain:
             if seconds[k] > 0 or last is None:
-                last = build.add(activity, now, now + share * seconds[k], pool=pool, rl_step=k, after=last)
+                last = build.add(activity, now, now + share * seconds[k], after=last, at=g.Place(pool=pool, rl_step=k))
                 now += share * float(seconds[k])
         assert last is not None
         return last, now

@@ -116,7 +116,12 @@ def _add_trace(
 
     def add(activity: int, start: FloatArray, end: FloatArray, source: IntArray | None, work: FloatArray) -> IntArray:
         return build.add(
-            activity, start, end, rank=trace.replica, unit=unit, rl_step=trace.rl_step, work=work, after=source
+            activity,
+            start,
+            end,
+            work=work,
+            after=source,
+            at=g.Place(rank=trace.replica, unit=unit, rl_step=trace.rl_step),
         )
 
     none = np.full(tokens.size, np.nan)
@@ -161,7 +166,7 @@ def graph_of_recording(
         if rewards:
             seconds = np.array([r.reward_time_s for r in rewards])
             rank = np.array([ranks.index(r.rank) for r in rewards])
-            index = build.add(g.REWARD, now, now + seconds, rank=rank, rl_step=step, after=last)
+            index = build.add(g.REWARD, now, now + seconds, after=last, at=g.Place(rank=rank, rl_step=step))
             now += float(seconds.max())
             last = build.barrier(index, now, rl_step=step)
     notes = [f"{'assumed' if token_s is None else 'as stated'}: {used * 1e3:.0f} ms per generated token; times of the "
@@ -179,9 +184,9 @@ def _add_lengths(
     tool_s = np.add.reduceat(_tool_s(served), served.offsets[:-1])
     unit = np.arange(tokens.size)
     end = now + token_s * tokens
-    index = build.add(g.DECODE, now, end, rank=rank, unit=unit, rl_step=step, work=tokens, after=after)
+    index = build.add(g.DECODE, now, end, work=tokens, after=after, at=g.Place(rank=rank, unit=unit, rl_step=step))
     if (tool_s > 0).any():
-        index = build.add(g.TOOL, end, end + tool_s, rank=rank, unit=unit, rl_step=step, after=index)
+        index = build.add(g.TOOL, end, end + tool_s, after=index, at=g.Place(rank=rank, unit=unit, rl_step=step))
         end = end + tool_s
     ends = [build.barrier(index[rank == r], float(end[rank == r].max()), rl_step=step) for r in np.unique(rank)]
     return build.barrier(np.concatenate(ends), float(end.max()), rl_step=step), float(end.max())

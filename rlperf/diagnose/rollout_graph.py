@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from rlperf.diagnose import graph as g
@@ -25,7 +27,7 @@ def add_rollout(
         if not members.size:
             continue
         own = trajectories.take(members)
-        last = _add_turns(build, own, members, timeline, start_s, after, pool, replica, rl_step)
+        last = _add_turns(build, own, members, timeline, start_s, after, g.Place(pool, replica, rl_step=rl_step))
         ends.append(build.barrier(last, start_s + timeline.makespan_s, pool=pool, rl_step=rl_step))
     return np.concatenate(ends) if ends else np.zeros(0, dtype=np.int64)
 
@@ -37,9 +39,7 @@ def _add_turns(
     timeline: ReplicaTimeline,
     start_s: float,
     after: IntArray | None,
-    pool: int,
-    replica: int,
-    rl_step: int,
+    at: g.Place,
 ) -> IntArray:
     """Vertices of one replica; the last vertex of each trajectory."""
     unit = members[own.turn_owner]
@@ -49,9 +49,7 @@ def _add_turns(
     evicted = np.minimum(_evicted_share(timeline, own.response_tokens), 0.999) * (finish - first)
 
     def add(activity: int, start: FloatArray, end: FloatArray, work: FloatArray, source: IntArray | None) -> IntArray:
-        return build.add(
-            activity, start, end, pool=pool, rank=replica, unit=unit, rl_step=rl_step, work=work, after=source
-        )
+        return build.add(activity, start, end, work=work, after=source, at=replace(at, unit=unit))
 
     none = np.full(unit.size, np.nan)
     queue = add(g.QUEUE, arrival, scheduled, none, None)

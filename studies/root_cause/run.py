@@ -70,7 +70,9 @@ def large_graph_s(ranks: int = 1024, stages: int = 50) -> float:
     for stage in range(stages):
         seconds = rng.normal(1.0, 0.02, ranks)
         seconds[77] *= 2.0 if stage == 20 else 1.0
-        work = build.add(kinds[stage % 6], now, now + seconds, rank=np.arange(ranks), part=stage, work=1.0, after=last)
+        work = build.add(
+            kinds[stage % 6], now, now + seconds, work=1.0, after=last, at=g.Place(rank=np.arange(ranks), part=stage)
+        )
         now += float(seconds.max())
         last = build.barrier(work, now)
     graph = build.freeze()

@@ -80,23 +80,25 @@ def simulate_step(inputs: StepInputs) -> g.PerformanceGraph:
     trainer = len(pools) - 1
     ranks = np.arange(len(inputs.trainer))
     now = inputs.controller_s
-    last = build.add(g.CONTROLLER, 0.0, now, pool=trainer)
+    last = build.add(g.CONTROLLER, 0.0, now, at=g.Place(pool=trainer))
     ends = add_rollout(build, result, inputs.trajectories, now, last)
     now += result.makespan_s
     last = build.barrier(ends, now)
-    last = build.add(g.REWARD, now, now + inputs.reward_s, pool=trainer, rank=ranks, after=last)
+    last = build.add(g.REWARD, now, now + inputs.reward_s, after=last, at=g.Place(pool=trainer, rank=ranks))
     now += float(inputs.reward_s.max())
     last = build.barrier(last, now, pool=trainer)
     for activity, seconds in ((g.DATA_MOVEMENT, inputs.data_movement_s), (g.OFFLOAD, inputs.offload_s)):
-        last = build.add(activity, now, now + seconds, pool=trainer, after=last)
+        last = build.add(activity, now, now + seconds, after=last, at=g.Place(pool=trainer))
         now += seconds
     scoring = (now, now + inputs.scoring_s)
-    last = build.add(g.SCORING, *scoring, pool=trainer, rank=ranks, work=inputs.scored_tokens, after=last)
+    last = build.add(g.SCORING, *scoring, work=inputs.scored_tokens, after=last, at=g.Place(pool=trainer, rank=ranks))
     now += float(inputs.scoring_s.max())
     last = build.barrier(last, now, pool=trainer)
     last, now = _add_training(build, inputs, now, last, trainer)
     replicas = np.arange(len(inputs.replicas))
-    sync = build.add(g.WEIGHT_SYNC, now, now + inputs.weight_sync_s, pool=0, rank=replicas, after=last, kind=tl.WEIGHTS)
+    sync = build.add(
+        g.WEIGHT_SYNC, now, now + inputs.weight_sync_s, after=last, kind=tl.WEIGHTS, at=g.Place(pool=0, rank=replicas)
+    )
     build.barrier(sync, now + float(inputs.weight_sync_s.max()))
     return build.freeze(samples_of(result.timelines, [r.limits.max_running for r in inputs.replicas]))
 
@@ -117,9 +119,12 @@ def _add_training(
         for activity in np.unique(shape.activity):
             at = np.flatnonzero(shape.activity == activity)
             index[at] = build.add(
-                int(activity), end[at] - seconds[at], end[at], pool=pool, rank=rank, part=shape.part[at],
-                unit=shape.unit[at], work=tokens[at],
-            )  # fmt: skip
+                int(activity),
+                end[at] - seconds[at],
+                end[at],
+                work=tokens[at],
+                at=g.Place(pool=pool, rank=rank, part=shape.part[at], unit=shape.unit[at]),
+            )
         build.edge(index[shape.source], index[shape.target])
         build.edge(after, index[shape.firsts])
         done[rank], done_s[rank] = index[shape.lasts], end[shape.lasts]
@@ -129,13 +134,10 @@ def _add_training(
         ready = float(done_s[:, part].max())
         late = build.barrier(done[:, part], ready, pool=pool)
         finish_s[part] = ready + inputs.gradient_sync_s[part]
-        sync = build.add(g.COMMUNICATION, ready, finish_s[part], pool=pool, rank=ranks, part=part, after=late)
-        finished.append(
-            build.add(
-                g.OPTIMIZER, finish_s[part], finish_s[part] + inputs.optimizer_s, pool=pool, rank=ranks, part=part,
-                after=sync,
-            )
-        )  # fmt: skip
+        here = g.Place(pool=pool, rank=ranks, part=part)
+        sync = build.add(g.COMMUNICATION, ready, finish_s[part], after=late, at=here)
+        updated_s = finish_s[part] + inputs.optimizer_s
+        finished.append(build.add(g.OPTIMIZER, finish_s[part], updated_s, after=sync, at=here))
     now = float(finish_s.max() + inputs.optimizer_s.max())
     return build.barrier(np.concatenate(finished), now, pool=pool), now
 

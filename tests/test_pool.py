@@ -64,7 +64,7 @@ def test_columns_and_exchange_have_what_the_planner_decides() -> None:
         if role == "rollout":
             searched -= {"backend"}  # the engine is the job's
         assert searched <= {field.name for field in fields(columns)}
-        assert {each.name for each in of_role(role)} <= {field.name for field in fields(run)}
+        assert {each.name for each in of_role(role)} <= set(run.model_fields)
     assert set(DEGREES) == {each.name for each in of_role("trainer", "layout") if each.degree}
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from rlperf.specs.pool import ATTRIBUTES, Offload, Recompute
+from rlperf.specs.pool import ATTRIBUTES, LayoutValues, Offload, Recompute
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -87,6 +87,20 @@ class Layout:
         values = {name: np.asarray(degrees.get(name, default), dtype=np.int64) for name, default in _DEFAULTS.items()}
         np.broadcast_shapes(*(value.shape for value in values.values()))
         return cls(**values)
+
+    @classmethod
+    def of_values(cls, values: LayoutValues) -> Layout:
+        """What a plan states as one flat row, in arrays of length 1.
+
+        >>> Layout.of_values(LayoutValues(tensor_parallel=4, activation_recompute="full")).activation_recompute.tolist()
+        [2]
+        """
+        return cls.of(**{name: [code(name, value)] for name, value in values})
+
+    def values(self) -> LayoutValues:
+        """A scalar layout as a plan states it."""
+        numbers: dict[str, Any] = self.to_dict()
+        return LayoutValues(**numbers | {name: words[numbers[name]] for name, words in WORDS.items()})
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -12,12 +12,12 @@ import yaml
 import rlperf
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import InfeasibleError, SpecError
+from rlperf.layout import Layout
 from rlperf.plan.answer.prediction import assumptions
 from rlperf.plan.judge.decisions import judged_objective, rl_step_groups
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.question.demand import batches
 from rlperf.plan.question.words import layout_words
-from rlperf.plan.search.configuration import layout_of, layout_values
 from rlperf.plan.search.rollout_columns import IMPOSSIBLE, rollout_columns
 from rlperf.plan.search.screen import screen
 from rlperf.plan.search.splits import splits
@@ -294,7 +294,7 @@ def test_layout_words_and_round_trip() -> None:
     values = LayoutValues(
         tensor_parallel=2, data_parallel=4, activation_recompute="selective", shard_size=4, zero_stage=3
     )
-    assert layout_values(layout_of(values).take(0)) == values
+    assert Layout.of_values(values).take(0).values() == values
     assert layout_words(values) == "TP2 DP4, ZeRO-3 over 4, recompute selective"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.rl_step_rows import StepRow
-from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
+from rlperf.layout import Layout
 from rlperf.plan.question.context import Context, TaskContext, keys_of
 from rlperf.plan.question.demand import LengthSource, batches
 from rlperf.sim.rl_step.overheads import trainer_in_framework
@@ -50,7 +50,7 @@ def job_of(row: StepRow, workload: str = "recording") -> Job:
         {
             "role": "trainer",
             "devices": row.trainer_devices,
-            "layout": _trainer_layout(row.trainer_layout),
+            "layout": row.trainer_layout.values().stated(),
             "settings": _trainer_settings(row),
         },
     ]
@@ -77,15 +77,6 @@ def job_of(row: StepRow, workload: str = "recording") -> Job:
 def _engine_layout(layout: Layout) -> dict[str, int]:
     names = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "attention_data_parallel")
     return {name: int(getattr(layout, name)) for name in names}
-
-
-def _trainer_layout(layout: Layout) -> dict[str, object]:
-    numbers: dict[str, object] = {**layout.to_dict()}
-    return numbers | {
-        "activation_recompute": RECOMPUTE[int(layout.activation_recompute)],
-        "offload": OFFLOAD[int(layout.offload)],
-        "sequence_parallel": bool(layout.sequence_parallel),
-    }
 
 
 def _engine_settings(row: StepRow, engine: EngineCalibration) -> dict[str, object]:

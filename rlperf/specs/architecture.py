@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from rlperf.errors import SpecError
+from rlperf.specs.frozen import Frozen
 
 NEEDS = {
     "sliding": "window",
@@ -17,11 +18,7 @@ NEEDS = {
 """Field that holds the numbers of a kind of layer; kinds without one have theirs in `Architecture.numbers`."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class LatentAttention(_Frozen):
+class LatentAttention(Frozen):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). ``q_rank`` 0: queries uncompressed."""
 
     q_rank: int = 0
@@ -31,7 +28,7 @@ class LatentAttention(_Frozen):
     value_head_dim: PositiveInt
 
 
-class Experts(_Frozen):
+class Experts(Frozen):
     """Mixture-of-experts feed-forward layers."""
 
     count: PositiveInt
@@ -52,7 +49,7 @@ class Experts(_Frozen):
         return self
 
 
-class StateSpace(_Frozen):
+class StateSpace(Frozen):
     """Mamba-2 mixer (arXiv 2405.21060)."""
 
     heads: PositiveInt
@@ -63,7 +60,7 @@ class StateSpace(_Frozen):
     chunk: PositiveInt = 128
 
 
-class LinearAttention(_Frozen):
+class LinearAttention(Frozen):
     """Gated delta-rule linear attention (Qwen3-Next / Qwen3.5)."""
 
     key_heads: PositiveInt
@@ -90,7 +87,7 @@ class KindNumbers(BaseModel):
         return dict(self.__pydantic_extra__)
 
 
-class VisionTower(_Frozen):
+class VisionTower(Frozen):
     """Vision transformer in front of the language model."""
 
     layers: PositiveInt
@@ -107,7 +104,7 @@ class VisionTower(_Frozen):
     parameters: PositiveInt = Field(description="parameters of the tower with its merger")
 
 
-class Architecture(_Frozen):
+class Architecture(Frozen):
     """A decoder-only transformer (or hybrid).
 
     Parameters

@@ -10,19 +10,16 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.frozen import Frozen
 from rlperf.specs.profiles import search_path
 from rlperf.specs.reader import read_spec
 from rlperf.units import Bytes, Seconds
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Spread(_Frozen):
+class Spread(Frozen):
     """Measured over predicted on left-out shapes: 5th and 95th percentile [1]."""
 
     low: PositiveFloat = 0.7
@@ -33,7 +30,7 @@ class Spread(_Frozen):
         return Spread(low=self.low**factor, high=self.high**factor)
 
 
-class Quality(_Frozen):
+class Quality(Frozen):
     """How well a fit does: number of rows, mean absolute % errors inside and left out, and the rows it saw."""
 
     n: NonNegativeInt = 0
@@ -44,7 +41,7 @@ class Quality(_Frozen):
     spread: Spread = Spread()
 
 
-class GemmFit(_Frozen):
+class GemmFit(Frozen):
     """Constants of a matrix product by dtype; the form is `rlperf.cost.roofline.gemm_with`."""
 
     dtype: str
@@ -64,7 +61,7 @@ class GemmFit(_Frozen):
     quality: Quality = Quality()
 
 
-class PrefillFit(_Frozen):
+class PrefillFit(Frozen):
     """Constants of flash attention over whole prompts; the form is `rlperf.cost.attention.flash_with`."""
 
     kernel: str
@@ -85,7 +82,7 @@ class PrefillFit(_Frozen):
     quality: Quality = Quality()
 
 
-class DecodeFit(_Frozen):
+class DecodeFit(Frozen):
     """Constants of paged decode attention; the form is `rlperf.cost.attention.decode_with`."""
 
     kernel: str
@@ -100,7 +97,7 @@ class DecodeFit(_Frozen):
     quality: Quality = Quality()
 
 
-class MoeFit(_Frozen):
+class MoeFit(Frozen):
     """Constants of grouped expert products; the form is `rlperf.cost.moe.grouped_with`."""
 
     kernel: str
@@ -122,7 +119,7 @@ class MoeFit(_Frozen):
     quality: Quality = Quality()
 
 
-class CollectivePoint(_Frozen):
+class CollectivePoint(Frozen):
     """Constants of one group size: a low-latency protocol and a bandwidth protocol, the faster one runs.
 
     Bandwidths are shares of the scale-up (or, without one, host) bandwidth; ``root`` is [s / sqrt(byte)].
@@ -136,7 +133,7 @@ class CollectivePoint(_Frozen):
     root: float = 0.0
 
 
-class CollectiveFit(_Frozen):
+class CollectiveFit(Frozen):
     """Constants of one collective inside a scale-up domain; the form is `rlperf.cost.collectives.domain_s`."""
 
     collective: str = Field(description="all_reduce, all_gather, reduce_scatter, all_to_all, point_to_point")
@@ -145,7 +142,7 @@ class CollectiveFit(_Frozen):
     quality: Quality = Quality()
 
 
-class DispatchFit(_Frozen):
+class DispatchFit(Frozen):
     """Expert dispatch and combine kernels (DeepEP-like) over ``group`` devices: t = fixed + bytes / rate."""
 
     kernel: str
@@ -157,7 +154,7 @@ class DispatchFit(_Frozen):
     quality: Quality = Quality()
 
 
-class StreamFit(_Frozen):
+class StreamFit(Frozen):
     """Memory-bound passes: large streams, and small unfused operators (norm, rope, activation)."""
 
     stream_memory: PositiveFloat = Field(description="attainable share of the bandwidth, large streams")
@@ -167,7 +164,7 @@ class StreamFit(_Frozen):
     quality: Quality = Quality()
 
 
-class HostFit(_Frozen):
+class HostFit(Frozen):
     """Launches from eager code, and copies between host and device."""
 
     launch: Seconds = Field(description="per kernel from eager code")
@@ -176,7 +173,7 @@ class HostFit(_Frozen):
     quality: Quality = Quality()
 
 
-class DeviceCalibration(_Frozen):
+class DeviceCalibration(Frozen):
     """All fitted constants of one device."""
 
     id: str
@@ -263,7 +260,7 @@ def load_device_calibration(
     )
 
 
-class EngineOverhead(_Frozen):
+class EngineOverhead(Frozen):
     """The constants of an engine that are fitted to end-to-end measurements: never more than three."""
 
     step: Seconds = Field(0.0, description="scheduler and detokenising per engine_step, not hidden behind kernels")
@@ -278,7 +275,7 @@ class EngineOverhead(_Frozen):
     quality: Quality = Quality()
 
 
-class EngineMemoryFit(_Frozen):
+class EngineMemoryFit(Frozen):
     """What a serving engine keeps beside weights and cache; the form is `rlperf.cost.engine_memory`."""
 
     activation_base: Bytes = Field(description="workspace of the profiling forward pass, dense")
@@ -289,7 +286,7 @@ class EngineMemoryFit(_Frozen):
     quality: Quality = Quality()
 
 
-class EngineCalibration(_Frozen):
+class EngineCalibration(Frozen):
     """A serving engine: how it schedules, which kernels it runs, and its fitted overheads."""
 
     id: str

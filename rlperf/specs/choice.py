@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, PositiveInt, model_validator
+from pydantic import BeforeValidator, PlainSerializer, PositiveInt, model_validator
+
+from rlperf.specs.frozen import Frozen
 
 MOST_VALUES = 10_000
 """An open value has at most this many alternatives; more is a typing error, not a search."""
 
 
-class Range(BaseModel):
+class Range(Frozen):
     """``{min: 8, max: 64, factor: 2}`` or ``{min: 512, max: 4096, step: 512}``; both ends belong to it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     min: PositiveInt
     max: PositiveInt
     factor: float | None = None

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
+from rlperf.specs.frozen import Frozen
 from rlperf.units import Bytes, BytesPerSecond, FlopPerSecond, Hertz, Seconds, UsdPerHour, Watt
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Peaks(_Frozen):
+class Peaks(Frozen):
     """Dense peak rates by data type; absent = the device has no such unit."""
 
     fp32: FlopPerSecond | None = None
@@ -25,7 +22,7 @@ class Peaks(_Frozen):
     fp4: FlopPerSecond | None = None
 
 
-class ScaleUp(_Frozen):
+class ScaleUp(Frozen):
     """The fast links inside a scale-up domain (NVLink, xGMI, HCCS). ``bandwidth`` is per device and direction."""
 
     name: str
@@ -36,7 +33,7 @@ class ScaleUp(_Frozen):
     )
 
 
-class Device(_Frozen):
+class Device(Frozen):
     """One accelerator as its data sheet describes it.
 
     ``sources`` maps a field name (or ``*`` for all the others) to where its number is from.
@@ -65,7 +62,7 @@ class Device(_Frozen):
     notes: str = ""
 
 
-class Link(_Frozen):
+class Link(Frozen):
     """A network link of a device: rate per direction, latency of one hop, and whether writes arrive in order."""
 
     name: str
@@ -75,7 +72,7 @@ class Link(_Frozen):
     source: str
 
 
-class Cluster(_Frozen):
+class Cluster(Frozen):
     """Equal nodes of equal devices and the network between them.
 
     ``rails`` network ports a node (one each device on rail-optimised fabrics); ``oversubscription`` >= 1 divides the

@@ -19,10 +19,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.frozen import Frozen
 
 FACTS = Path(__file__).resolve().parent.parent / "frameworks" / "facts"
 """Folder of what is known of each framework: ``NAME.yaml`` (`FrameworkFacts`) and ``NAME.tsv`` (its keys)."""
@@ -32,11 +33,7 @@ Stage = Literal["parse", "launch", "worker", "run", "never"]
 """When the framework itself notices: reading the file, before allocation, on the workers, while running, or never."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Rule(_Frozen):
+class Rule(Frozen):
     """One validity rule.
 
     ``when`` (default: always) and ``require`` are expressions; a name that has no value leaves the rule unanswered.
@@ -105,7 +102,7 @@ def facts_data(framework: str) -> dict[str, Any]:
     return data
 
 
-class FrameworkFacts(_Frozen):
+class FrameworkFacts(Frozen):
     """A framework in one version and backend, for the planner and the cost of an rl_step."""
 
     name: str

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from rlperf.specs.choice import Counts, Naturals, Ratios
+from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.objectives import Minimize
 from rlperf.specs.pool import PoolSpec, Role
@@ -18,18 +19,14 @@ from rlperf.units import Bytes, Seconds, Usd, UsdPerHour
 Algorithm = Literal["grpo", "dapo", "ppo"]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ImageTokens(_Frozen):
+class ImageTokens(Frozen):
     """Images, or pairs of video frames, in a task's prompts."""
 
     share: float = Field(gt=0, le=1, description="of a prompt's tokens")
     tokens: float = Field(1024.0, ge=1, description="of one image (or pair of frames), as the language model sees it")
 
 
-class Task(_Frozen):
+class Task(Frozen):
     """One task: its lengths and its batch.
 
     ``prompts_per_step`` and ``mini_batch`` count prompts (times group_size = sequences).
@@ -64,7 +61,7 @@ class Task(_Frozen):
         return self
 
 
-class Objective(_Frozen):
+class Objective(Frozen):
     """What to minimise (a row of `OBJECTIVES`), and what counts beside it."""
 
     minimize: Minimize = "step_time"
@@ -77,7 +74,7 @@ class Objective(_Frozen):
     risk: float = Field(0.0, ge=0, le=1, description="0: the mean counts; 1: the 95th percentile counts")
 
 
-class Limits(_Frozen):
+class Limits(Frozen):
     """What a plan must respect."""
 
     step: Seconds | None = Field(None, description="longest rl_step", gt=0)
@@ -88,7 +85,7 @@ class Limits(_Frozen):
     host_memory: Bytes | None = Field(None, description="per node; default the cluster's")
 
 
-class Horizon(_Frozen):
+class Horizon(Frozen):
     """Over which rl_steps to plan, and in how long groups."""
 
     rl_steps: PositiveInt = 1
@@ -96,7 +93,7 @@ class Horizon(_Frozen):
     switch: Seconds | None = Field(None, description="cost of changing layout between groups; default: never switch")
 
 
-class WholeRun(_Frozen):
+class WholeRun(Frozen):
     """What surrounds the rl_steps of a whole run; rates are the user's to state, none is built in."""
 
     rl_steps: PositiveInt | None = Field(None, description="of the run; default those of the horizon")
@@ -116,7 +113,7 @@ def _as_objective(given: object) -> object:
     return {"minimize": given} if isinstance(given, str) else given
 
 
-class Job(_Frozen):
+class Job(Frozen):
     """An RLVR training job on a cluster."""
 
     schema_version: Literal[1] = 1

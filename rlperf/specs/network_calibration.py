@@ -5,19 +5,16 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import calibration_names, find_calibration
+from rlperf.specs.frozen import Frozen
 from rlperf.specs.reader import read_spec
 from rlperf.units import Seconds
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Protocol(_Frozen):
+class Protocol(Frozen):
     """Latencies of one protocol; those of a hop between nodes are without the link's own."""
 
     start: Seconds = Field(description="before the first byte moves")
@@ -27,7 +24,7 @@ class Protocol(_Frozen):
     ring_hop: Seconds = Field(description="between nodes, in a ring or from one device to another")
 
 
-class NetworkProvenance(_Frozen):
+class NetworkProvenance(Frozen):
     """Where constants are from; ``low`` and ``high``: 5th and 95th percentile of measured over predicted [1]."""
 
     constants: tuple[str, ...]
@@ -38,7 +35,7 @@ class NetworkProvenance(_Frozen):
     high: PositiveFloat
 
 
-class NetworkCalibration(_Frozen):
+class NetworkCalibration(Frozen):
     """A communication library between nodes; the form is `rlperf.cost.network`."""
 
     id: str

@@ -22,9 +22,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.frozen import Frozen
 from rlperf.units import Bytes
 
 FloatArray = npt.NDArray[np.float64]
@@ -146,20 +147,18 @@ _Ms = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-class _ProfileSpec(BaseModel):
+class _ProfileSpec(Frozen):
     """One entry of a profile file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     layers: str | dict[str, Annotated[int, Field(ge=1, le=10_000)]]
     f: dict[str, _Ms]
     b: dict[str, _Ms]
     w: dict[str, _Ms]
-    activation_bytes: dict[str, Bytes] = {}
-    weight_input_bytes: dict[str, Bytes] = {}
-    state_bytes: dict[str, Bytes] = {}
+    activation_bytes: dict[str, Bytes] = Field(default_factory=dict)
+    weight_input_bytes: dict[str, Bytes] = Field(default_factory=dict)
+    state_bytes: dict[str, Bytes] = Field(default_factory=dict)
     output_bytes: Bytes | None = None
-    quadratic: dict[str, _Share] = {}
+    quadratic: dict[str, _Share] = Field(default_factory=dict)
 
 
 def profile_names(path: Path | str) -> tuple[str, ...]:

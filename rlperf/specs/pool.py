@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 from pydantic.fields import FieldInfo
 
 from rlperf.specs.choice import Counts, Flags, Fractions, Naturals, Words
+from rlperf.specs.frozen import Frozen
 
 Role = Literal["rollout", "trainer", "reference", "reward", "critic"]
 Recompute = Literal["none", "selective", "full"]
@@ -80,7 +81,7 @@ class Attribute:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Facts:
     owner: Owner
     decided: Decided
     unit: str
@@ -91,14 +92,13 @@ class _Row:
 def _is(owner: Owner, decided: Decided, default: object, unit: str, meaning: str, short: str = "") -> Any:
     """A row of the table; its name and type are those of the field."""
     field: FieldInfo = Field(default, description=_words(unit, meaning))  # type: ignore[assignment]
-    field.metadata.append(_Row(owner, decided, unit, meaning, short))
+    field.metadata.append(_Facts(owner, decided, unit, meaning, short))
     return field
 
 
-class _Form(BaseModel):
+class _Form(Frozen):
     """A form of the table; ``absent``: what is not named is None rather than the default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     absent: ClassVar[bool] = False
 
     @classmethod
@@ -305,7 +305,7 @@ def _attributes() -> Iterator[Attribute]:
     )
     for part, form, choice, filled in parts:
         for name, field in form.model_fields.items():
-            row = next(each for each in field.metadata if isinstance(each, _Row))
+            row = next(each for each in field.metadata if isinstance(each, _Facts))
             kind = next(word for type_, word in _KINDS.items() if _holds(filled.model_fields[name].annotation, type_))
             several = _holds(choice.model_fields[name].annotation, tuple)
             yield Attribute(name, part, default=field.default, kind=kind, several=several, **vars(row))
@@ -324,10 +324,9 @@ def of_role(role: str, part: Part | None = None) -> tuple[Attribute, ...]:
     return tuple(each for each in ATTRIBUTES if part in (None, each.part) and each.belongs_to(role))
 
 
-class PoolSpec(BaseModel):
+class PoolSpec(Frozen):
     """A role, its devices and their layout, as a job leaves them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     role: Role
     devices: Counts | None = None
     cluster: str | None = Field(None, description="a cluster of its own for this pool (rollout only, own devices)")

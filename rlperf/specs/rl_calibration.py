@@ -10,10 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.framework import facts_data
+from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.profiles import search_path
 from rlperf.specs.reader import read_spec
@@ -24,11 +25,7 @@ Transport = Literal[
 ]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Provenance(_Frozen):
+class Provenance(Frozen):
     """Where a constant is from. ``low`` and ``high``: 5th and 95th percentile of measured over predicted [1]."""
 
     source: str
@@ -40,21 +37,21 @@ class Provenance(_Frozen):
     assumed: bool = Field(False, description="nobody measured it: taken over from a relative, or judged")
 
 
-class Overhead(_Frozen):
+class Overhead(Frozen):
     """Seconds of one overhead: value per rl_step (or per unit that its field names) and where it is from."""
 
     value: Seconds
     provenance: Provenance
 
 
-class Rate(_Frozen):
+class Rate(Frozen):
     """A rate with where it is from."""
 
     value: BytesPerSecond
     provenance: Provenance
 
 
-class TrainerOverheads(_Frozen):
+class TrainerOverheads(Frozen):
     """What the framework adds to its trainer backend's own seconds (those are in ``calibrations/trainers``).
 
     Attributes
@@ -97,7 +94,7 @@ class TrainerOverheads(_Frozen):
     )
 
 
-class WeightSyncFit(_Frozen):
+class WeightSyncFit(Frozen):
     """Constants of one transport; the form is `rlperf.cost.weight_sync.weight_sync_s`."""
 
     transport: Transport
@@ -117,7 +114,7 @@ class WeightSyncFit(_Frozen):
     provenance: Provenance
 
 
-class TransportCalibration(_Frozen):
+class TransportCalibration(Frozen):
     """Constants of a weight-transfer library on its own, beside any framework."""
 
     id: str
@@ -129,7 +126,7 @@ class TransportCalibration(_Frozen):
         return _pick(self.fits, transport, self.id)
 
 
-class FrameworkCalibration(_Frozen):
+class FrameworkCalibration(Frozen):
     """Behaviour and overheads of one framework with one trainer, or with several that it drives alike.
 
     Attributes

@@ -12,21 +12,18 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import calibration_names, find_calibration
 from rlperf.specs.cluster import Device
+from rlperf.specs.frozen import Frozen
 from rlperf.specs.reader import read_spec
 from rlperf.specs.trainer_capability import Capability
 from rlperf.units import Bytes, Seconds
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class TrainerProvenance(_Frozen):
+class TrainerProvenance(Frozen):
     """Where a group of constants is from."""
 
     constants: tuple[str, ...]
@@ -37,7 +34,7 @@ class TrainerProvenance(_Frozen):
     rows: str = Field("", description="rows used: file and filter, or the split rule with its seed")
 
 
-class Generation(_Frozen):
+class Generation(Frozen):
     """Constants that belong to a device generation under this backend."""
 
     generation: str = Field(description="a device's name, or the beginning of its generation; * for any other")
@@ -52,7 +49,7 @@ class Generation(_Frozen):
     measured: bool = Field(True, description="false: nothing measured, borrowed or judged")
 
 
-class Storage(_Frozen):
+class Storage(Frozen):
     """Bytes a parameter occupies, before sharding."""
 
     weight: PositiveFloat = Field(2.0, description="the copy that stays resident (or sharded, at ZeRO 3)")
@@ -65,7 +62,7 @@ class Storage(_Frozen):
     reduce: PositiveFloat = Field(4.0, description="bytes of a gradient on the wire")
 
 
-class Workspace(_Frozen):
+class Workspace(Frozen):
     """Memory beside states and stored activations."""
 
     weight_scratch: NonNegativeFloat = Field(
@@ -103,7 +100,7 @@ class Workspace(_Frozen):
     fragmentation: NonNegativeFloat = Field(0.03, description="reserved over allocated, less one")
 
 
-class Timing(_Frozen):
+class Timing(Frozen):
     """Efficiencies and fixed costs of one optimizer update."""
 
     kernel_attention: Literal["flash", "unfused"] = "flash"
@@ -161,7 +158,7 @@ class Timing(_Frozen):
     reduce_every_microbatch: bool = Field(False, description="ZeRO 2/3: gradients are reduced after every microbatch")
 
 
-class TrainerCalibration(_Frozen):
+class TrainerCalibration(Frozen):
     """One trainer backend."""
 
     id: str

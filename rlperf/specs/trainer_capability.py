@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Generic, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from rlperf.specs.frozen import Frozen
 
 Degree = Literal[
     "tensor_parallel",
@@ -27,11 +29,7 @@ Use = Literal["searched", "stated"]
 Value = TypeVar("Value")
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Options(_Frozen, Generic[Value]):
+class Options(Frozen, Generic[Value]):
     """Values of one setting: those that the planner tries, and those that it takes only where a job states them."""
 
     searched: tuple[Value, ...] = Field(min_length=1)
@@ -43,14 +41,14 @@ class Options(_Frozen, Generic[Value]):
         return (*self.searched, *self.stated)
 
 
-class Requirement(_Frozen):
+class Requirement(Frozen):
     """What a layout must fulfil beyond its axes: an expression over ``trainer``, as in a framework's rules."""
 
     require: str
     source: str
 
 
-class Capability(_Frozen):
+class Capability(Frozen):
     """The capability table of one backend.
 
     Attributes
@@ -64,7 +62,7 @@ class Capability(_Frozen):
     frameworks : RL framework -> the backend whose keys and rules stand for this one there, where not its own
     """
 
-    degrees: dict[Degree, Use] = {}
+    degrees: dict[Degree, Use] = Field(default_factory=dict)
     zero_stages: Options[Literal[0, 1, 2, 3]]
     activation_recompute: Options[Literal["none", "selective", "full"]]
     offload: Options[Literal["none", "optimizer", "activations", "both"]] = Options(searched=("none",))
@@ -73,7 +71,7 @@ class Capability(_Frozen):
     packing: bool = True
     lora: bool = True
     requires: tuple[Requirement, ...] = ()
-    frameworks: dict[str, str] = {}
+    frameworks: dict[str, str] = Field(default_factory=dict)
     source: str
 
     @model_validator(mode="after")

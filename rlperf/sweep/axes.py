@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
+
+from rlperf.specs.frozen import Frozen
 
 MOST_POINTS = 1_000_000
 """A sweep has at most this many points; more is a typing error, or work for several sweeps."""
 
 
-class AxisRange(BaseModel):
+class AxisRange(Frozen):
     """A range of numbers with both ends: give one of ``step``, ``factor`` or ``count``.
 
     ``count`` points lie at equal distances, with ``scale: log`` at equal ratios. Ends that are whole numbers make whole
     numbers; what rounding makes equal stands once.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     min: int | float
     max: int | float
     step: int | float | None = Field(None, gt=0)

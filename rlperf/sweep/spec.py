@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.question.context import Context
 from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.frozen import Frozen
 from rlperf.specs.job import Job
 from rlperf.specs.reader import Document, Key, problems_of, read_document, validate
 from rlperf.sweep.axes import MOST_POINTS, axis_length, axis_values
@@ -26,14 +27,13 @@ COMPANIONS = 64
 """Combinations with other axes that are tried before a value is called wrong."""
 
 
-class Sweep(BaseModel):
+class Sweep(Frozen):
     """A sweep as its file states it.
 
     ``grid`` crosses its axes; ``points`` lists settings that belong together; both together: every entry of the list
     with every combination of the grid.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     schema_version: Literal[1] = 1
     name: str = "sweep"
     job: str | dict[str, Any] = Field(description="path of a job file, or the job itself")

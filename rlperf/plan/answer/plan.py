@@ -5,10 +5,11 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from rlperf.plan.answer import notebook
 from rlperf.plan.question.pool import BatchSettings, PoolPlan
+from rlperf.specs.frozen import Frozen
 from rlperf.specs.job import Job
 from rlperf.specs.modes import Mode
 from rlperf.specs.pool import Role
@@ -17,11 +18,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class PredictedStages(_Frozen):
+class PredictedStages(Frozen):
     """Seconds of one rl_step by stage. Overlapped stages may add up to more than the step."""
 
     rollout: float = 0.0
@@ -34,7 +31,7 @@ class PredictedStages(_Frozen):
     other: float = 0.0
 
 
-class MemoryUse(_Frozen):
+class MemoryUse(Frozen):
     """Peak bytes per device of one role, with its parts and the limit it is held against."""
 
     total: float
@@ -44,7 +41,7 @@ class MemoryUse(_Frozen):
     parts: dict[str, float]
 
 
-class OperatorShare(_Frozen):
+class OperatorShare(Frozen):
     """One operator of one role: its seconds in the rl_step, its share of the role, and what bounds it."""
 
     role: Role
@@ -55,7 +52,7 @@ class OperatorShare(_Frozen):
     speed_of_light: float = Field(description="ideal seconds on the data sheet's peak / predicted seconds")
 
 
-class CalibrationUse(_Frozen):
+class CalibrationUse(Frozen):
     """Which calibrations a prediction used, and whether it left their range."""
 
     ids: tuple[str, ...] = ()
@@ -63,7 +60,7 @@ class CalibrationUse(_Frozen):
     notes: tuple[str, ...] = ()
 
 
-class RunTotals(_Frozen):
+class RunTotals(Frozen):
     """A whole run in time and money. ``goodput``: seconds in rl_steps that count over all seconds."""
 
     rl_steps: int
@@ -83,7 +80,7 @@ class RunTotals(_Frozen):
     best_checkpoint_every: int | None = Field(None, description="rl_steps between checkpoints that lose least")
 
 
-class Prediction(_Frozen):
+class Prediction(Frozen):
     """What one configuration is predicted to do. ``low_s`` and ``high_s`` are the 5th and 95th percentile."""
 
     schema_version: Literal[1] = 1
@@ -148,7 +145,7 @@ class Prediction(_Frozen):
         )
 
 
-class PredictedNumbers(_Frozen):
+class PredictedNumbers(Frozen):
     """The numbers of a `Prediction`, without its operators, assumptions and calibration."""
 
     rl_step_s: float
@@ -166,7 +163,7 @@ class PredictedNumbers(_Frozen):
     run: RunTotals | None
 
 
-class PredictReport(_Frozen):
+class PredictReport(Frozen):
     """What ``rlperf predict --json`` prints: a `Prediction`, its numbers apart from what explains them."""
 
     schema_version: Literal[1] = 1
@@ -189,7 +186,7 @@ class PredictReport(_Frozen):
         )
 
 
-class RunnerUp(_Frozen):
+class RunnerUp(Frozen):
     """The best other choice, and whether the intervals can tell the two apart."""
 
     rl_step_s: float
@@ -207,7 +204,7 @@ class RunnerUp(_Frozen):
         return "worse beyond the intervals" if self.loss >= 0.0 else "better by itself, not chosen"
 
 
-class Sensitivity(_Frozen):
+class Sensitivity(Frozen):
     """What happens to the choice when one input is off by some share."""
 
     input: str
@@ -217,7 +214,7 @@ class Sensitivity(_Frozen):
     switches_to: tuple[str, ...] = Field((), description="what the then best candidate does otherwise")
 
 
-class ParetoPoint(_Frozen):
+class ParetoPoint(Frozen):
     """A candidate that no other one beats in time, devices and memory together."""
 
     rl_step_s: float
@@ -227,7 +224,7 @@ class ParetoPoint(_Frozen):
     differs: tuple[str, ...] = Field(description="from the plan, in words; empty: it is the plan")
 
 
-class Phase(_Frozen):
+class Phase(Frozen):
     """The plan for some tasks over a group of rl_steps (first and last included)."""
 
     tasks: tuple[str, ...]
@@ -282,7 +279,7 @@ class Phase(_Frozen):
         )
 
 
-class DefaultsComparison(_Frozen):
+class DefaultsComparison(Frozen):
     """The plan against what the framework runs by default, on the same devices, batches and rl_steps."""
 
     framework: str = Field(description="name and version")
@@ -295,7 +292,7 @@ class DefaultsComparison(_Frozen):
     notes: tuple[str, ...] = ()
 
 
-class Plan(_Frozen):
+class Plan(Frozen):
     """The answer to a job: phases, and how good the answer is."""
 
     schema_version: Literal[1] = 1

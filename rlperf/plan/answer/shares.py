@@ -11,10 +11,10 @@ from rlperf.cost.inference import decode_breakdown
 from rlperf.cost.parameters import active_parameters, pair_flop
 from rlperf.cost.roofline import sheet_flop_per_s
 from rlperf.cost.training import TrainingCost
+from rlperf.layout import Layout
 from rlperf.plan.answer.plan import OperatorShare
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.search.configuration import layout_of
 from rlperf.sim.rollout.timeline import Segments
 from rlperf.specs.pool import Role
 
@@ -56,7 +56,7 @@ def rollout_shares(context: Context, task: TaskContext, evaluation: Evaluation) 
         weights = seg.seconds[~mixed] / max(decode_s, 1e-12)
         running = max(float(weights @ seg.running[~mixed]), 1.0)
         keys = float(weights @ (seg.keys[~mixed] / np.maximum(seg.steps[~mixed], 1)))
-        layout = layout_of(pool.layout).with_(data_parallel=[1]).take(0)
+        layout = Layout.of_values(pool.layout).with_(data_parallel=[1]).take(0)
         lines = decode_breakdown(
             task.architecture, context.rollout_hardware, context.engine, layout, running, keys,
             pool.settings.rollout_dtype or "bf16", pool.settings.kv_dtype or "bf16",

@@ -17,7 +17,7 @@ from rlperf.cost.training import TrainingCost
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.judge.stages import StageEnds, layer_profile, staged, stated_ends
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.search.configuration import Configuration, layout_of
+from rlperf.plan.search.configuration import Configuration
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import ReplicaMemory, Tabulated, cache_granted, engine_limits, replica_memory, tabulate
 from rlperf.sim.rl_step.rollout_stage import Replicas, RolloutEvents, RolloutStage, simulated_rollout
@@ -120,7 +120,7 @@ class Judge:
         pool = configuration.pool("rollout")
         leaving = 2.0 * float(memory.weight_bytes[0]) / site.rollout_hardware.device.host_bandwidth
         rollout, results = simulated_rollout(
-            self._events, demand, replicas, layout_of(pool.layout), leaving, pool.settings.filled().rollout_dtype
+            self._events, demand, replicas, Layout.of_values(pool.layout), leaving, pool.settings.filled().rollout_dtype
         )
         trainer, work, held = self._train(demand, configuration, index)
         rows = np.arange(len(demand.tables))
@@ -139,7 +139,7 @@ class Judge:
     def _replicas(self, demand: Demand, configuration: Configuration, backend: int) -> tuple[ReplicaMemory, Replicas]:
         """The engine of a configuration."""
         pool, site, arch = configuration.pool("rollout"), self.context.site, self.task.architecture
-        layout, settings = layout_of(pool.layout), pool.settings.filled()
+        layout, settings = Layout.of_values(pool.layout), pool.settings.filled()
         cost = tabulate(site, arch, settings, layout, backend, known=self._costs, images=demand.images)[0]
         fraction = np.array([pool.settings.memory_fraction or 0.0])
         running = np.array([pool.settings.max_running or 1])
@@ -159,7 +159,7 @@ class Judge:
     ) -> tuple[TrainerStage, TrainerWork, TrainerBytes]:
         """The trainer's stage in every replicate, an update by part, and its memory."""
         pool, site, arch = configuration.pool("trainer"), self.context.site, self.task.architecture
-        stack, layout = site.trainers[index], layout_of(pool.layout)
+        stack, layout = site.trainers[index], Layout.of_values(pool.layout)
         settings, budget = pool.settings.filled(), pool.settings.token_budget
         training, scoring, work = simulated_training(site, stack, arch, demand, layout, settings, budget, self._lengths)
         if pool.settings.first_stage_layers and int(layout.pipeline_parallel[0]) > 1:

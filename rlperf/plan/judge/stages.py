@@ -17,7 +17,7 @@ from rlperf.cost.training import layer_table
 from rlperf.layout import RECOMPUTE, Layout
 from rlperf.plan.pipeline import PipelineProblem, optimize, stage_layout
 from rlperf.plan.question.context import Context
-from rlperf.plan.search.configuration import Configuration, layout_of
+from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.stage_ends import stages_between
 from rlperf.sim.pipeline import MicrobatchSizes, one_f_one_b, round_robin, simulate, stage_costs
 from rlperf.sim.rl_step.demand import Demand
@@ -158,7 +158,7 @@ def adaptive_note(
         return ""
     frozen = bool(pool.settings.freeze_vision)
     profile = layer_profile(
-        architecture, context, trainer, layout_of(pool.layout), batches, demand, freeze_vision=frozen
+        architecture, context, trainer, Layout.of_values(pool.layout), batches, demand, freeze_vision=frozen
     )
     count = int(np.clip(np.ravel(batches.count)[0], 1, MOST_MICROBATCHES))
     if pool.settings.first_stage_layers:
@@ -188,7 +188,7 @@ def staged(
         return None
     frozen = bool(pool.settings.freeze_vision)
     profile = layer_profile(
-        architecture, context, trainer, layout_of(pool.layout), batches, demand, freeze_vision=frozen
+        architecture, context, trainer, Layout.of_values(pool.layout), batches, demand, freeze_vision=frozen
     )
     count = int(np.ravel(batches.count)[0])
     ends = best_ends(profile, architecture.layers, stages, count)

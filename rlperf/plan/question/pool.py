@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from rlperf.specs.frozen import Frozen
 from rlperf.specs.pool import LayoutValues, PoolSpec, Role, SettingsValues
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class PoolPlan(_Frozen):
+class PoolPlan(Frozen):
     """A role with its devices, layout and settings. Colocated pools share the same devices."""
 
     role: Role
@@ -27,7 +24,7 @@ class PoolPlan(_Frozen):
         )
 
 
-class BatchSettings(_Frozen):
+class BatchSettings(Frozen):
     """What one rl_step trains on; prompts_per_step and mini_batch count prompts."""
 
     prompts_per_step: int

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
-from rlperf.layout import WORDS, Layout, code
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.pool import BatchSettings, PoolPlan
 from rlperf.plan.search.rollout_columns import RolloutColumns
@@ -15,7 +13,7 @@ from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.demand import Batch
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES, Mode
-from rlperf.specs.pool import ATTRIBUTES, LayoutValues, Role
+from rlperf.specs.pool import ATTRIBUTES, Role
 
 
 @dataclass(frozen=True)
@@ -80,21 +78,6 @@ class Configuration:
         )
 
 
-def layout_values(layout: Layout) -> LayoutValues:
-    """A scalar layout as a plan states it."""
-    numbers: dict[str, Any] = layout.to_dict()
-    return LayoutValues(**numbers | {name: words[numbers[name]] for name, words in WORDS.items()})
-
-
-def layout_of(values: LayoutValues) -> Layout:
-    """The other way round: one flat row, as arrays of length 1.
-
-    >>> layout_of(LayoutValues(tensor_parallel=4, activation_recompute="full")).activation_recompute.tolist()
-    [2]
-    """
-    return Layout.of(**{name: [code(name, value)] for name, value in values})
-
-
 def configuration_of(
     context: Context,
     architecture: Architecture,
@@ -114,7 +97,7 @@ def configuration_of(
         role="rollout",
         devices=int(r_layout.devices),
         device=context.rollout_hardware.cluster.device,
-        layout=layout_values(r_layout),
+        layout=r_layout.values(),
         settings=engine.planned(
             "rollout",
             backend=engine.backend or job.engine,
@@ -141,7 +124,7 @@ def configuration_of(
             role=role,
             devices=int(t_layout.devices),
             device=device,
-            layout=layout_values(t_layout),
+            layout=t_layout.values(),
             settings=trainer_settings,
         )
         for role in roles

@@ -17,7 +17,7 @@ from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.objective import Usage, objective_of
 from rlperf.plan.question.words import layout_words
-from rlperf.plan.search.configuration import Configuration, configuration_of, layout_values
+from rlperf.plan.search.configuration import Configuration, configuration_of
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns
@@ -376,7 +376,7 @@ def _near_misses(
         least = over[np.argmin(trainer.peak_bytes[over])]
         limit = peak_limit(context, context.trainers[int(trainer.backend[least])])
         more = (trainer.peak_bytes[least] - limit) / 1e9
-        words = layout_words(layout_values(trainer.layout.take(least)))
+        words = layout_words(trainer.layout.take(least).values())
         found.append(f"the leanest trainer ({words}) needs {more:.1f} GB more per device")
     short = np.flatnonzero((rollout.flags == int(Reject.KV)) | (rollout.flags == int(Reject.MEMORY)))
     if len(short) and not (rollout.flags == 0).any():

@@ -1,0 +1,11 @@
+"""What every form of a file is: frozen, and without fields that nobody knows."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Frozen(BaseModel):
+    """A form that cannot be changed, and that refuses a field it does not have."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")

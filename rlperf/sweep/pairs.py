@@ -20,6 +20,7 @@ from rlperf.plan.search.screen import fit_together
 from rlperf.plan.search.splits import Split, splits
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.stage_seconds import stage_seconds
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.modes import MODES, Mode
@@ -181,16 +182,14 @@ def _judged(
     backends: tuple[str, ...],
 ) -> tuple[FloatArray, IntArray]:  # fmt: skip
     """Objective and `Reject` flags of pairs ``[pairs]``."""
-    rollout, trainer, split, batch = source.rollout, source.trainer, source.split, source.demand.batch
+    split, batch, pairs = source.split, source.demand.batch, Pairs(source.rollout, source.trainer, r, t)
     flags = np.zeros(len(r), dtype=np.int64)
     if MODES[split.mode].shares_devices:
-        flags |= np.where(fit_together(context, rollout, trainer, r, t), 0, int(Reject.MEMORY))
-    allowed = pair_rule_mask(facts, rollout, trainer, r, t, backends, task.architecture, batch)
+        flags |= np.where(fit_together(context, pairs), 0, int(Reject.MEMORY))
+    allowed = pair_rule_mask(facts, pairs, backends, task.architecture, batch)
     flags |= np.where(allowed, 0, int(Reject.FRAMEWORK))
     staleness = MODES[split.mode].staleness(context.job.limits.staleness)
-    seconds = stage_seconds(
-        context.site, task.architecture, source.demand, split.mode, staleness, rollout, trainer, r, t
-    ).rl_step_s
+    seconds = stage_seconds(context.site, task.architecture, source.demand, split.mode, staleness, pairs).rl_step_s
     usage, limits = split.usage(context), context.job.limits
     if limits.step is not None:
         flags |= np.where(seconds <= limits.step, 0, int(Reject.LIMIT))

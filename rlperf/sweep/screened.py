@@ -9,6 +9,7 @@ import numpy as np
 from rlperf.layout import WORDS, FloatArray, IntArray
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.trainer_columns import peak_limits
+from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.stage_seconds import stage_seconds
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.uncertainty import step_factors, unmeasured_sigma
@@ -52,7 +53,8 @@ def _columns(context: Context, source: PairColumns, r: IntArray, t: IntArray) ->
     rollout, trainer, split = source.rollout, source.trainer, source.split
     staleness = MODES[split.mode].staleness(context.job.limits.staleness)
     architecture = context.tasks[0].architecture
-    seconds = stage_seconds(context.site, architecture, source.demand, split.mode, staleness, rollout, trainer, r, t)
+    pairs = Pairs(rollout, trainer, r, t)
+    seconds = stage_seconds(context.site, architecture, source.demand, split.mode, staleness, pairs)
     step, stages = seconds.rl_step_s, np.stack([getattr(seconds, name) for name in STAGES])
     low, high = step_bounds(context, source, t)
     usd = split.usage(context).usd_per_s

@@ -20,6 +20,7 @@ from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.configuration import Configuration
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import ReplicaMemory, Tabulated, cache_granted, engine_limits, replica_memory, tabulate
+from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.rollout_stage import Replicas, RolloutEvents, RolloutStage, simulated_rollout
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.stage_seconds import stage_seconds
@@ -124,10 +125,10 @@ class Judge:
         )
         trainer, work, held = self._train(demand, configuration, index)
         rows = np.arange(len(demand.tables))
+        pairs = Pairs(rollout, trainer, rows, rows)
         seconds = stage_seconds(
-            site, self.task.architecture, demand, configuration.mode, configuration.staleness, rollout, trainer,
-            rows, rows,
-        )  # fmt: skip
+            site, self.task.architecture, demand, configuration.mode, configuration.staleness, pairs
+        )
         stack, served = site.trainers[index], self._events.served(demand, replicas.count)
         unlike = unmeasured_sigma(stack.framework, self.task.architecture, site.rollout_hardware)
         low, high = interval(float(seconds.rl_step_s.mean()), seconds.rl_step_s, stack.framework, extra=unlike)
@@ -215,6 +216,12 @@ def scaled_seconds(
     """
     rows = np.arange(len(evaluation.seconds.rl_step_s)) if rows is None else rows
     engine, train = evaluation.rollout.take(rows), evaluation.trainer.take(rows)
+    engine = replace(
+        engine, makespan_s=factor["rollout"] * engine.makespan_s, steady_s=factor["rollout"] * engine.steady_s
+    )
+    train = replace(
+        train, training_s=factor["training"] * train.training_s, scoring_s=factor["scoring"] * train.scoring_s
+    )
     every, configuration = np.arange(len(rows)), evaluation.configuration
     return stage_seconds(
         site,
@@ -222,8 +229,5 @@ def scaled_seconds(
         evaluation.demand,
         configuration.mode,
         configuration.staleness,
-        replace(engine, makespan_s=factor["rollout"] * engine.makespan_s, steady_s=factor["rollout"] * engine.steady_s),
-        replace(train, training_s=factor["training"] * train.training_s, scoring_s=factor["scoring"] * train.scoring_s),
-        every,
-        every,
+        Pairs(engine, train, every, every),
     )

@@ -11,6 +11,7 @@ from rlperf.layout import BoolArray, IntArray, Layout
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.demand import Batch
+from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts, architecture_group
 
@@ -62,14 +63,15 @@ def trainer_rule_flags(
 
 
 def pair_rule_mask(
-    facts: FrameworkFacts | None, rollout: RolloutColumns, trainer: TrainerColumns, r: IntArray, t: IntArray,
-    backends: tuple[str, ...], architecture: Architecture, batch: Batch, *, alone: bool = True,
+    facts: FrameworkFacts | None, pairs: Pairs[RolloutColumns, TrainerColumns], backends: tuple[str, ...],
+    architecture: Architecture, batch: Batch, *, alone: bool = True,
 ) -> BoolArray:  # fmt: skip
     """Pairs that no rule about rollout and trainer together refuses ``[pairs]``.
 
     ``alone`` : the rules about the trainer alone, too; False where `trainer_rule_flags` has applied them
     """
-    allowed = np.ones(len(r), dtype=np.bool_)
+    rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
+    allowed = np.ones(len(pairs), dtype=np.bool_)
     if facts is None:
         return allowed
     engine = rollout.layout.take(r)

@@ -33,6 +33,7 @@ from rlperf.plan.search.trainer_columns import (
 )
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.engine import Tabulated
+from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.rollout_stage import Counted
 from rlperf.sim.rl_step.stage_seconds import stage_seconds
 from rlperf.specs.architecture import Architecture
@@ -82,16 +83,13 @@ class Screened:
 
 
 @dataclass(frozen=True, eq=False)
-class _Pairs:
+class _CostedPairs:
     """Feasible pairs of one split and batch."""
 
     context: Context
     demand: int
     split: Split
-    rollout: RolloutColumns
-    trainer: TrainerColumns
-    r: IntArray
-    t: IntArray
+    pairs: Pairs[RolloutColumns, TrainerColumns]
     rl_step_s: FloatArray
     objective: FloatArray
 
@@ -117,7 +115,7 @@ def screen(
     lenient : keep what breaks memory, a framework rule or a limit, so that it can be predicted and explained
     forgiven : which of these a lenient screen lets pass (`Reject` flags)
     """
-    parts: list[_Pairs] = []
+    parts: list[_CostedPairs] = []
     tally = _Tally()
     variants = _variants(_Columns(context, task, facts, lenient))
     for index, demand in enumerate(demands):
@@ -149,11 +147,11 @@ class _Tally:
 
 
 def _best(
-    parts: list[_Pairs], demands: tuple[Demand, ...], apart: bool, architecture: Architecture,
+    parts: list[_CostedPairs], demands: tuple[Demand, ...], apart: bool, architecture: Architecture,
     keep: int, tally: _Tally,
 ) -> Screened:  # fmt: skip
     """The ``keep`` best pairs of all splits, as configurations; of those with equal layouts only the best."""
-    sizes = [len(part.r) for part in parts]
+    sizes = [len(part.pairs) for part in parts]
     part_of = np.repeat(np.arange(len(parts)), sizes)
     row_of = np.concatenate([np.arange(size) for size in sizes]) if parts else np.zeros(0, dtype=np.int64)
     objective = np.concatenate([part.objective for part in parts]) if parts else np.zeros(0)
@@ -171,7 +169,8 @@ def _best(
                 return
             part, row = parts[part_of[position]], int(row_of[position])
             batch, mode = demands[part.demand].batch, part.split.mode
-            columns = part.rollout, int(part.r[row]), part.trainer, int(part.t[row])
+            pairs = part.pairs
+            columns = pairs.rollout, int(pairs.r[row]), pairs.trainer, int(pairs.t[row])
             candidate = configuration_of(part.context, architecture, batch, mode, *columns)
             engine = candidate.pool("rollout").settings
             key = (candidate.signature, engine.rollout_dtype, engine.kv_dtype, engine.prefix_caching)
@@ -291,7 +290,7 @@ def _variants(columns: _Columns) -> list[_Columns]:
 def _screen_split(
     columns: _Columns, index: int, demand: Demand, split: Split,
     facts: FrameworkFacts | None, prune: bool, forgiven: int, tally: _Tally,
-) -> _Pairs | None:  # fmt: skip
+) -> _CostedPairs | None:  # fmt: skip
     """Feasible pairs of one split; what was looked at goes to the tally."""
     context, arch, batch = columns.context, columns.task.architecture, demand.batch
     rollout = columns.rollout(demand, split.rollout)
@@ -318,27 +317,28 @@ def _screen_split(
             batch, split, forgiven, lambda: _front(t_alive, *trainer_criteria(trainer, t_alive, split.mode))
         )
     r, t = (axis.ravel() for axis in np.meshgrid(r_alive, t_alive, indexing="ij"))
-    flags = np.zeros(len(r), dtype=np.int64)
+    pairs = Pairs(rollout, trainer, r, t)
+    flags = np.zeros(len(pairs), dtype=np.int64)
     if MODES[split.mode].shares_devices and not forgiven & int(Reject.MEMORY):
-        flags |= np.where(fit_together(context, rollout, trainer, r, t), 0, int(Reject.MEMORY))
-    allowed = pair_rule_mask(facts, rollout, trainer, r, t, backends, arch, batch, alone=lenient)
+        flags |= np.where(fit_together(context, pairs), 0, int(Reject.MEMORY))
+    allowed = pair_rule_mask(facts, pairs, backends, arch, batch, alone=lenient)
     flags |= np.where(allowed, 0, int(Reject.FRAMEWORK))
-    tally.candidates += len(r)
+    tally.candidates += len(pairs)
     tally.refuse(count_reasons(flags))
-    r, t = r[flags == 0], t[flags == 0]
-    if not len(r):
+    pairs = pairs.take(flags == 0)
+    if not len(pairs):
         tally.misses.append("engine and trainer fit the device each alone, but not together")
         return None
     staleness = MODES[split.mode].staleness(context.job.limits.staleness)
-    seconds = stage_seconds(context.site, arch, demand, split.mode, staleness, rollout, trainer, r, t).rl_step_s
+    seconds = stage_seconds(context.site, arch, demand, split.mode, staleness, pairs).rl_step_s
     usage = split.usage(context)
     objective = objective_of(context, demand, usage, seconds)
     within = _within_limits(context, usage, seconds) | lenient
     if not within.all():
         tally.refuse({REASONS[Reject.LIMIT]: int((~within).sum())})
         tally.misses.append(f"the fastest rl_step of {batch.prompts} x {batch.group_size} takes {seconds.min():.1f} s")
-    r, t, seconds, objective = r[within], t[within], seconds[within], objective[within]
-    return _Pairs(context, index, split, rollout, trainer, r, t, seconds, objective) if len(r) else None
+    pairs = pairs.take(within)
+    return _CostedPairs(context, index, split, pairs, seconds[within], objective[within]) if len(pairs) else None
 
 
 def _within_limits(context: Context, usage: Usage, rl_step_s: FloatArray) -> np.ndarray:
@@ -351,10 +351,9 @@ def _within_limits(context: Context, usage: Usage, rl_step_s: FloatArray) -> np.
     return within
 
 
-def fit_together(
-    context: Context, rollout: RolloutColumns, trainer: TrainerColumns, r: IntArray, t: IntArray
-) -> np.ndarray:
+def fit_together(context: Context, pairs: Pairs[RolloutColumns, TrainerColumns]) -> np.ndarray:
     """Colocated pools: engine awake beside the idle trainer, engine asleep beside the training one."""
+    rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
     limit = context.hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
     generating = rollout.awake_bytes[r] + trainer.idle_bytes[t] <= limit
     training = rollout.asleep_bytes[r] + trainer.peak_bytes[t] <= peak_limits(context, trainer.backend[t])

@@ -8,10 +8,11 @@ import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
-from rlperf.layout import FloatArray, IntArray
+from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.modes import Execution, step_seconds
+from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.rollout_stage import RolloutStage
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.stages import StageSeconds
@@ -48,9 +49,10 @@ def batch_shape(demand: Demand, architecture: Architecture, passes: int) -> Batc
 
 def stage_seconds(
     site: Site, architecture: Architecture, demand: Demand, mode: Mode, staleness: int,
-    rollout: RolloutStage, trainer: TrainerStage, r: IntArray, t: IntArray,
+    pairs: Pairs[RolloutStage, TrainerStage],
 ) -> StageSeconds:  # fmt: skip
-    """Stages and rl_step of the pairs ``(r, t)`` of rollouts and trainers [s] ``[pairs]``."""
+    """Stages and rl_step of pairs of rollouts and trainers [s] ``[pairs]``."""
+    rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
     names = (
         "weight_sync", "data_movement", "offload", "other", "reward", "swap", "in_flight", "interrupt", "by_group",
         "chunks",
@@ -59,7 +61,7 @@ def stage_seconds(
     for index, each in enumerate(site.trainers):
         here = trainer.backend[t] == index
         if here.any():
-            own = _framework_seconds(site, each, architecture, demand, mode, rollout, trainer, r[here], t[here])
+            own = _framework_seconds(site, each, architecture, demand, mode, pairs.take(here))
             for name, values in own.items():
                 stages[name][here] = values
     makespan = rollout.makespan_s[r]
@@ -89,9 +91,10 @@ def stage_seconds(
 
 def _framework_seconds(
     site: Site, each: TrainerStack, architecture: Architecture, demand: Demand, mode: Mode,
-    rollout: RolloutStage, trainer: TrainerStage, r: IntArray, t: IntArray,
+    pairs: Pairs[RolloutStage, TrainerStage],
 ) -> dict[str, FloatArray]:  # fmt: skip
     """What one framework backend spends around the stages, for pairs of its columns."""
+    rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
     framework, colocated = each.framework, MODES[mode].shares_devices
     layout_t, layout_r = trainer.layout.take(t), rollout.layout.take(r)
     fit = sync_fit(framework, colocated)

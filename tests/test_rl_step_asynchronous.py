@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from rlperf.errors import SpecError
 from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.asynchronous import AsyncRun, simulate
-from rlperf.sim.rl_step.modes import Execution, async_staleness, step_seconds
+from rlperf.sim.rl_step.modes import Execution, step_seconds
 from rlperf.sim.rl_step.stages import StageSeconds
+
+from .async_closed_forms import async_staleness
 
 # C, B, q, rho, M -> staleness: measured points of asynchronous runs (cost-model notes, section 4)
 MEASURED = (

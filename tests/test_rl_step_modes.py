@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from rlperf.sim.rl_step.modes import (
     Execution,
-    async_device_seconds,
-    async_staleness,
     step_seconds,
 )
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.specs.modes import MODES
+
+from .async_closed_forms import async_device_seconds, async_staleness
 
 SECONDS = st.floats(0.0, 1e4)
 

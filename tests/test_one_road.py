@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -13,9 +15,11 @@ from rlperf.calibrate.rl_step_job import job_of, lengths_of
 from rlperf.calibrate.rl_step_predict import DEFAULT_LAW, predict_step
 from rlperf.calibrate.rl_step_rows import StepRow, read_row
 from rlperf.errors import RlperfError
+from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_cluster
+from rlperf.workload import LengthTable
 from rlperf.workload.writers import write_polytrace
 
 SAME = 1e-9
@@ -57,3 +61,22 @@ def test_every_measured_row_asked_as_a_job_gives_the_validators_number(measured_
         assert found.stages_s.scoring == pytest.approx(expected.stage_s("scoring_s"), rel=SAME), cells["row_id"]
         same += 1
     assert same >= 0.95 * len(rows)
+
+
+def test_what_an_rl_step_is_called_makes_no_difference_to_what_is_remembered_of_it() -> None:
+    """Groups of rl_steps with equal lengths are judged once; other lengths, other turns or another cap are others."""
+    table = LengthTable.from_groups([10, 20], [[5, 7], [6, 9]], max_response_tokens=9)
+    batch = Batch(2, 2, 2, 32, 9, 2)
+
+    def key(**changes: object) -> bytes:
+        return Demand("math", (0, 0), batch, (replace(table, **changes),), 0.0, 0.0, ()).keys[0]
+
+    assert key(rl_step=table.rl_step + 7, task="x", source="y") == key()
+    for changes in (
+        {"response_tokens": table.response_tokens + 1},
+        {"group": table.group[::-1].copy()},
+        {"turn": table.turn + 1},
+        {"max_response_tokens": 10},
+        {"tool_latency_s": np.ones(4)},
+    ):
+        assert key(**changes) != key(), changes

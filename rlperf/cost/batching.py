@@ -139,13 +139,15 @@ class Microbatches:
 def _slowest_replica(table: FloatArray, parts: int, balanced: bool) -> IntArray:
     if parts <= 1:
         return np.arange(table.size)
-    if not balanced:
-        groups = split_in_order(table.size, parts)
-    elif table.size > MANY and table.size >= MANY_EACH * parts:
-        groups = dealt_partitions(table, parts)
-    else:
-        groups = balanced_partitions(table, parts)
+    groups = _even_partitions(table, parts) if balanced else split_in_order(table.size, parts)
     return groups[int(np.argmax([table[group].sum() for group in groups]))]
+
+
+def _even_partitions(table: FloatArray, parts: int, *, equal_size: bool = False) -> list[IntArray]:
+    """Sets of nearly equal sums; of many sequences by dealing."""
+    if table.size > MANY and table.size >= MANY_EACH * parts:
+        return dealt_partitions(table, parts)
+    return balanced_partitions(table, parts, equal_size=equal_size)
 
 
 MANY, MANY_EACH = 32_768, 100
@@ -172,6 +174,24 @@ def slowest_lengths(lengths: FloatArray, parts: int) -> FloatArray:
     """
     table = np.asarray(lengths, dtype=np.float64)
     return table[_slowest_replica(table, parts, balanced=True)]
+
+
+def slowest_slices(lengths: FloatArray, parts: int, updates: int) -> list[FloatArray]:
+    """Lengths of the fullest replica of every update, where tokens are evened out over the whole batch once [tokens].
+
+    Every replica holds equally many sequences, as far as they divide, and nearly equal tokens; an update takes the next
+    slice of each replica's share, in the order of the batch (verl: ``_balance_batch``, then mini-batches of a shard).
+
+    >>> [part.tolist() for part in slowest_slices(np.array([9.0, 1.0, 8.0, 2.0]), 2, 2)]
+    [[9.0], [8.0]]
+    """
+    table = np.asarray(lengths, dtype=np.float64)
+    if parts <= 1:
+        return [table[part] for part in split_in_order(table.size, updates)]
+    shares = _even_partitions(table, parts, equal_size=table.size % parts == 0)
+    slices = [np.array_split(share[np.argsort(share, kind="stable")], updates) for share in shares]
+    fullest = [max((each[update] for each in slices), key=lambda one: table[one].sum()) for update in range(updates)]
+    return [table[one] for one in fullest]
 
 
 def _replica_numbers(

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from rlperf.cost.batching import Microbatches, slowest_lengths
+from rlperf.cost.batching import Microbatches, slowest_lengths, slowest_slices
 from rlperf.cost.layers.vision import TowerWork
 from rlperf.cost.packing import packed_count, sorted_microbatches
 from rlperf.cost.scoring import scoring_pass
@@ -107,10 +107,10 @@ class Cuts:
             token_budget=self.token_budget if by_budget else None, packing=by_budget, balanced=self.even,
         )  # fmt: skip
         if self.together:
-            found = self._together(found, np.array_split(demand.lengths(0), self.parts))
-        return self._padded(found)
+            found = self.cut_together(found, np.array_split(demand.lengths(0), self.parts))
+        return self.padded(found)
 
-    def _together(self, found: Microbatches, passes: list[FloatArray]) -> Microbatches:
+    def cut_together(self, found: Microbatches, passes: list[FloatArray]) -> Microbatches:
         """Counts and padding of what is cut together, means over the passes; ranks as uneven as they were found."""
         shape = np.broadcast_shapes(np.shape(self.token_budget), np.shape(found.count), self.layout.shape)
         ranks = np.broadcast_to(self.layout.data_parallel, shape)
@@ -130,7 +130,7 @@ class Cuts:
         cut = np.mean([sorted_microbatches(part, ranks, budget) for part in passes], axis=0)
         return float(cut[0]), float(cut[1] / cut[0]), float(cut[2] / cut[0])
 
-    def _padded(self, found: Microbatches) -> Microbatches:
+    def padded(self, found: Microbatches) -> Microbatches:
         budget = self.token_budget if self.packing or self.together else None
         return padded_microbatches(self.framework, self.layout, found, budget)
 
@@ -140,36 +140,47 @@ class CutLengths:
     """Microbatches from real lengths; partitions that several pools share are made once."""
 
     _cuts: dict[tuple[object, ...], tuple[float, float, float, float]] = field(default_factory=dict)
-    _slowest: dict[tuple[object, ...], FloatArray] = field(default_factory=dict)
+    _slowest: dict[tuple[object, ...], list[FloatArray]] = field(default_factory=dict)
 
     def of(self, cuts: Cuts, demand: Demand) -> Microbatches:
         """Events: microbatches of every pass of every replicate ``[replicates x parts]``; ``cuts`` of one layout."""
-        rows = [
-            self._pass(cuts, (key, demand.batch.sequences, number), part)
-            for key, lengths in zip(demand.keys, map(demand.lengths, range(len(demand.keys))), strict=True)
-            for number, part in enumerate(np.array_split(lengths, cuts.parts))
-        ]
+        rows: list[tuple[float, float, float, float]] = []
+        for index, table in enumerate(demand.keys):
+            name, lengths = (table, demand.batch.sequences, cuts.parts), demand.lengths(index)
+            passes = np.array_split(lengths, cuts.parts)
+            fullest = self._fullest(cuts, name, lengths, passes)
+            rows += [self._pass(cuts, (*name, k), *pair) for k, pair in enumerate(zip(passes, fullest, strict=True))]
         columns: FloatArray = np.array(rows).T
-        return cuts._padded(Microbatches.of(*columns))
+        return cuts.padded(Microbatches.of(*columns))
 
-    def _pass(self, cuts: Cuts, name: tuple[object, ...], part: FloatArray) -> tuple[float, float, float, float]:
-        """Tokens, sum of squares, longest and count of one pass's microbatches."""
+    def _fullest(
+        self, cuts: Cuts, name: tuple[object, ...], lengths: FloatArray, passes: list[FloatArray]
+    ) -> list[FloatArray]:
+        """Lengths of the fullest rank in every pass; which it is does not depend on the token budget."""
+        ranks = int(np.ravel(cuts.layout.data_parallel)[0])
+        key = (*name, ranks, cuts.even)
+        if key not in self._slowest:
+            self._slowest[key] = (
+                [slowest_lengths(part, ranks) for part in passes]
+                if cuts.even
+                else slowest_slices(lengths, ranks, cuts.parts)
+            )
+        return self._slowest[key]
+
+    def _pass(
+        self, cuts: Cuts, name: tuple[object, ...], whole: FloatArray, fullest: FloatArray
+    ) -> tuple[float, float, float, float]:
+        """Tokens, sum of squares, longest and count of one pass's microbatches on its fullest rank."""
         one, ranks = cuts.layout.take(0), int(np.ravel(cuts.layout.data_parallel)[0])
-        budget = float(np.ravel(cuts.token_budget)[0]) if cuts.packing or cuts.together else None
-        update = (*name, cuts.parts, ranks)
-        key = (*update, budget, int(one.microbatch), cuts.packing, cuts.together, cuts.even)
+        by_budget = cuts.packing or cuts.together
+        budget = float(np.ravel(cuts.token_budget)[0]) if by_budget else None
+        key = (*name, ranks, budget, int(one.microbatch), cuts.packing, cuts.together, cuts.even)
         if key not in self._cuts:
-            floor = None if budget is None else max(budget, float(part.max()))
-            alone, whole = one.with_(data_parallel=1), cuts.packing or cuts.together
-            if cuts.even:
-                # which replica is the slowest does not depend on the budget: partitioned once for all of them
-                if update not in self._slowest:
-                    self._slowest[update] = slowest_lengths(part, ranks)
-                made = Microbatches.from_lengths(alone, self._slowest[update], token_budget=floor, packing=whole)
-            else:
-                made = Microbatches.from_lengths(one, part, token_budget=floor, packing=whole, balanced=False)
+            floor = None if budget is None else max(budget, float(whole.max()))
+            alone = one.with_(data_parallel=1)
+            made = Microbatches.from_lengths(alone, fullest, token_budget=floor, packing=by_budget)
             if cuts.together:
-                made = cuts._together(made, [part])
+                made = cuts.cut_together(made, [whole])
             self._cuts[key] = (
                 float(np.ravel(made.tokens)[0]), float(np.ravel(made.sum_squares)[0]),
                 float(np.ravel(made.max_len)[0]), float(np.ravel(made.count)[0]),

@@ -76,13 +76,9 @@ def audit(
     predict : also predict memory and time; without, only keys and rules are checked
     plan : also ask the planner for the best on the same hardware
     """
-    findings, notes = key_findings(imported), []
     given, imported = imported, _with_budget(imported)
-    try:
-        findings += rule_findings(given)
-    except (ValueError, TypeError) as error:
-        # A value of the wrong type is among the key findings already.
-        notes.append(f"rules not checked: {error}")
+    broken, notes = _rules(given)
+    findings = key_findings(given) + broken
     if not predict:
         return Audit(imported, None, sort([*findings, *engine_findings(imported, None)]), None)
     try:
@@ -117,6 +113,16 @@ def audit(
         best, note = _best(job, facts)
         notes += [note] if note else []
     return Audit(imported, job, sort(findings), predicted, best, tuple(notes))
+
+
+def _rules(imported: Imported) -> tuple[list[Finding], list[str]]:
+    """Broken rules, or why none was asked: a value of the wrong type, which is among the key findings already."""
+    try:
+        if imported.run.wrong:
+            raise ValueError(imported.run.wrong[0])
+        return rule_findings(imported), []
+    except (ValueError, TypeError) as error:
+        return [], [f"rules not checked: {error}"]
 
 
 def _with_budget(imported: Imported) -> Imported:

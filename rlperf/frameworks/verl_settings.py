@@ -69,30 +69,16 @@ def recipe_of(run: Run, version: str) -> str | None:
 
 def placement(run: Run, version: str) -> list[Setting]:
     """Nodes and GPUs of the trainer and, where it has its own, of the rollout pool; the mode's own keys."""
-    per_node = run.devices_per_node
-    shapes = {}
-    for role, devices in (("trainer", run.trainer.devices), ("rollout", run.rollout.devices)):
-        shape = node_shape(devices, per_node)
-        if shape is None:
-            raise ExportError(
-                f"{role} has {devices} GPUs, which fill no whole number of nodes of {per_node}",
-                "verl",
-                {"nearest": f"devices that are a multiple of {per_node}, or at most {per_node}"},
-            )
-        shapes[role] = shape
-    nodes, gpus = shapes["trainer"]
+    nodes, gpus = _shape("trainer", run.trainer.devices, run.devices_per_node)
+    own_nodes, own_gpus = _shape("rollout", run.rollout.devices, run.devices_per_node)
     settings = [Setting("trainer.nnodes", nodes), Setting("trainer.n_gpus_per_node", gpus)]
-    mode = run.traits
-    if mode.shares_devices:
+    if run.traits.shares_devices:
         # 0.4 refuses free_cache_engine with CUDA graphs (its engine sleeps all the same).
         free = at_least(version, "0.5") or run.rollout.cuda_graphs is False
         settings.append(Setting(R + "free_cache_engine", free, "engine sleeps while the trainer works"))
         if at_least(version, "0.9"):
             settings.append(Setting("trainer.v1.trainer_mode", "sync"))
         return settings
-    nodes, gpus = shapes["rollout"]
-    prompts, mini = run.batch.prompts, run.batch.mini
-    updates = max(prompts // mini, 1)
     settings += [
         Setting(R + "checkpoint_engine.backend", "nccl", "weight sync to a pool of its own"),
         Setting("algorithm.rollout_correction.bypass_mode", True, "the engine's log-probs serve: no old_log_prob pass"),
@@ -103,25 +89,43 @@ def placement(run: Run, version: str) -> list[Setting]:
     if recipe is None:
         return [
             *settings,
-            Setting(R + "nnodes", nodes, "rollout's own nodes"),
-            Setting(R + "n_gpus_per_node", gpus),
+            Setting(R + "nnodes", own_nodes, "rollout's own nodes"),
+            Setting(R + "n_gpus_per_node", own_gpus),
             Setting("trainer.v1.trainer_mode", "separate_async"),
-            Setting("trainer.v1.separate_async.parameter_sync_step", updates, "optimizer updates between weight syncs"),
+            Setting("trainer.v1.separate_async.parameter_sync_step", run.batch.updates,
+                    "optimizer updates between weight syncs"),
             Setting("trainer.v1.separate_async.num_warmup_batches", staleness, "batches that rollout is ahead"),
             Setting("trainer.v1.sampler.max_off_policy_threshold", staleness, "policy versions a sample may be behind"),
-        ]
+        ]  # fmt: skip
     if version == "0.7":
         settings.append(Setting("trainer.use_legacy_worker_impl", "disable", "the recipes run on the new workers"))
     settings += [
         Setting("actor_rollout_ref.hybrid_engine", False),
-        Setting("rollout.nnodes", nodes, "rollout's own nodes"),
-        Setting("rollout.n_gpus_per_node", gpus),
+        Setting("rollout.nnodes", own_nodes, "rollout's own nodes"),
+        Setting("rollout.n_gpus_per_node", own_gpus),
     ]
     if recipe == "one_step_off":
         return [*settings, Setting(R + "free_cache_engine", False)]
-    ahead = 0.0 if mode.streams else float(staleness)
+    return [*settings, *_fully_async(run)]
+
+
+def _shape(role: str, devices: int, per_node: int) -> tuple[int, int]:
+    """(nodes, GPUs of each) of a pool."""
+    shape = node_shape(devices, per_node)
+    if shape is None:
+        raise ExportError(
+            f"{role} has {devices} GPUs, which fill no whole number of nodes of {per_node}",
+            "verl",
+            {"nearest": f"devices that are a multiple of {per_node}, or at most {per_node}"},
+        )
+    return shape
+
+
+def _fully_async(run: Run) -> list[Setting]:
+    """The keys of the recipe that never waits for a batch; with staleness 0 it streams one."""
+    ahead = 0.0 if run.traits.streams else float(max(run.staleness, 1))
+    prompts, updates = run.batch.prompts * (run.rl_steps or 1), run.batch.updates
     return [
-        *settings,
         Setting("data.train_batch_size", 0, "fully async draws single prompts"),
         Setting("data.gen_batch_size", 1),
         Setting("async_training.staleness_threshold", ahead, "share of a sync interval generated ahead"),
@@ -131,7 +135,7 @@ def placement(run: Run, version: str) -> list[Setting]:
         Setting("async_training.use_trainer_do_validate", False),
         Setting(A + "use_rollout_log_probs", True),
         Setting("rollout.n", run.batch.group_size, "samples per prompt"),
-        Setting("rollout.total_rollout_steps", prompts * (run.rl_steps or 1), "prompts of the whole run"),
+        Setting("rollout.total_rollout_steps", prompts, "prompts of the whole run"),
     ]
 
 

@@ -367,3 +367,24 @@ def test_nodes_are_as_large_as_the_row_says() -> None:
     assert halves.row.hardware.cluster.devices_per_node == 4
     assert halves.stage_s("train_s") > 1.05 * whole.stage_s("train_s")
     assert halves.stage_s("rollout_s") > 1.1 * whole.stage_s("rollout_s")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompts_per_step": "100", "mini_batch": "96"},  # 100 prompts of 16 do not divide into updates of six prompts
+        {"rollout_gpus": "4"},  # takes turns with the trainer on half of its devices
+        {"rollout_memory_fraction": "0.25"},  # leaves no cache
+        {"scoring_passes": "0"},
+    ],
+)
+def test_rows_that_no_job_states_as_they_are_are_predicted_as_the_nearest_one(changes: dict[str, str]) -> None:
+    found = predict_step(read_row(ROW | changes))
+    assert np.isfinite(found.rl_step_s)
+    updates = found.evaluation.demand.batch.updates
+    assert updates == pytest.approx(found.row.prompts * found.row.group_size / found.row.mini_batch, rel=0.25)
+
+
+def test_a_row_that_cannot_be_a_job_is_refused_not_a_crash() -> None:
+    with pytest.raises(SpecError, match="cannot be asked as a job"):
+        predict_step(read_row(ROW | {"isl_mean": "0.3"}))

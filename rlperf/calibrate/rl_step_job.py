@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from pydantic import ValidationError
 
 from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.errors import SpecError
 from rlperf.layout import Layout
 from rlperf.plan.question.context import Context, TaskContext, keys_of
 from rlperf.plan.question.demand import LengthSource, batches
@@ -28,14 +30,17 @@ def job_of(row: StepRow, workload: str = "recording") -> Job:
     ``workload``: where its lengths are, a preset or the path of a recording
     """
     framework, engine = load_framework_calibration(row.framework), load_engine_calibration(row.engine)
-    colocated = MODES[row.mode].shares_devices
+    mode = row.mode
+    if MODES[mode].shares_devices and row.rollout_devices != row.trainer_devices:
+        mode = "disaggregated"  # pools that take turns on devices that they share in part: serial, without parking
+    colocated = MODES[mode].shares_devices
     devices = row.devices if colocated else max(row.rollout_devices + row.trainer_devices, row.devices)
     task = {
         "name": "measured",
         "workload": workload,
         "prompts_per_step": row.prompts,
         "group_size": row.group_size,
-        "mini_batch": max(row.mini_batch // row.group_size, 1),
+        "mini_batch": _mini_batch(row),
         "max_prompt_tokens": round(row.prompt_tokens),
         "max_response_tokens": round(row.cap_tokens),
         "reward_s": "0 s",
@@ -54,24 +59,33 @@ def job_of(row: StepRow, workload: str = "recording") -> Job:
             "settings": _trainer_settings(row),
         },
     ]
-    return Job.model_validate(
-        {
-            "name": row.row_id or "measured",
-            "architecture": row.architecture.name,
-            "cluster": row.hardware.cluster.name,
-            "nodes": -(-devices // row.hardware.cluster.devices_per_node),
-            "algorithm": "ppo" if row.critic else "grpo",
-            "reference": row.scoring_passes > 1,
-            "old_policy": row.scoring_passes > 0,
-            "framework": framework.framework,
-            "engine": row.engine,
-            "trainer_backends": [row.trainer],
-            "modes": [row.mode],
-            "limits": {"staleness": max(row.staleness, 0 if colocated else 1)},
-            "tasks": [task],
-            "pools": pools,
-        }
-    )
+    stated = {
+        "name": row.row_id or "measured",
+        "architecture": row.architecture.name,
+        "cluster": row.hardware.cluster.name,
+        "nodes": -(-devices // row.hardware.cluster.devices_per_node),
+        "algorithm": "ppo" if row.critic else "grpo",
+        "reference": row.scoring_passes > 1,
+        "old_policy": row.scoring_passes > 0,
+        "framework": framework.framework,
+        "engine": row.engine,
+        "trainer_backends": [row.trainer],
+        "modes": [mode],
+        "limits": {"staleness": max(row.staleness, 0 if colocated else 1)},
+        "tasks": [task],
+        "pools": pools,
+    }
+    try:
+        return Job.model_validate(stated)
+    except ValidationError as error:
+        raise SpecError(f"cannot be asked as a job: {error.errors()[0]['msg']}") from error
+
+
+def _mini_batch(row: StepRow) -> int:
+    """Prompts per optimizer update: the divisor of the batch with which its updates come nearest to the row's."""
+    wanted = row.prompts * row.group_size / row.mini_batch
+    divisors = [n for n in range(1, row.prompts + 1) if row.prompts % n == 0]
+    return min(divisors, key=lambda n: (abs(row.prompts / n - wanted), -n))
 
 
 def _engine_layout(layout: Layout) -> dict[str, int]:
@@ -102,7 +116,7 @@ def _trainer_settings(row: StepRow) -> dict[str, object]:
         "scoring_token_budget": round(row.scoring_token_budget),
         "scoring_microbatch": row.scoring_microbatch,
         "lora_rank": row.lora_rank,
-        "parked": True if MODES[row.mode].shares_devices else None,
+        "parked": True if MODES[row.mode].shares_devices and row.rollout_devices == row.trainer_devices else None,
     }
 
 

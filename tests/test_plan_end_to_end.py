@@ -16,16 +16,19 @@ from rlperf.layout import Layout
 from rlperf.plan.answer.prediction import assumptions
 from rlperf.plan.judge.decisions import judged_objective, rl_step_groups
 from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.question.context import Context
 from rlperf.plan.question.demand import batches
 from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.rollout_columns import IMPOSSIBLE, rollout_columns
 from rlperf.plan.search.screen import screen
 from rlperf.plan.search.splits import splits
-from rlperf.plan.search.trainer_columns import trainer_columns, trainer_columns_of, trainer_grid
+from rlperf.plan.search.trainer_columns import TrainerColumns, trainer_columns_of, trainer_grid
 from rlperf.report.plan_files import plan_yaml, read_plan, write_plan_files
 from rlperf.report.plan_text import markdown
 from rlperf.sim.rl_step import rollout_stage
+from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.uncertainty import distinguishable, log_sigma
+from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import Job
 from rlperf.specs.pool import LayoutValues
 
@@ -126,6 +129,14 @@ def test_pruning_does_not_cut_the_optimum() -> None:
     values = [judged_objective(context, judge.evaluate(demand, c)) for c in every.configurations[:40]]
     judged = [judged_objective(context, judge.evaluate(demand, c)) for c in pruned.configurations[:12]]
     assert min(judged) == pytest.approx(min(values), rel=2e-3)
+
+
+def trainer_columns(
+    context: Context, architecture: Architecture, demand: Demand, devices: int, *, colocated: bool
+) -> TrainerColumns:
+    """The trainer's columns on one number of devices."""
+    grid = trainer_grid(context, architecture, demand.batch.longest_tokens, (devices,), colocated)
+    return trainer_columns_of(context, architecture, demand, grid)[devices]
 
 
 def test_device_counts_together_are_costed_as_each_alone() -> None:

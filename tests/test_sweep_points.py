@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 from rlperf.api import ask, asked, sweep_job
 from rlperf.errors import InfeasibleError
 from rlperf.plan.predict import predict_job
+from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import screen
 from rlperf.specs.job import Job
 from rlperf.sweep import Sweep, SweepResult, check_sweep
-from rlperf.sweep.columns import RESULTS
+from rlperf.sweep.columns import DECIDED, RESULTS
 from rlperf.sweep.paths import with_values
 from rlperf.sweep.space import groups_of
 
@@ -31,17 +33,43 @@ TRAINER_TP = "pools.trainer.layout.tensor_parallel"
 
 
 def job_of(found: SweepResult, row: dict[str, Any]) -> Job:
-    values = tuple((path, row[path]) for path in found.checked.varied if row[path] is not None)
+    def read(value: Any) -> Any:
+        return json.loads(value) if isinstance(value, str) and value.startswith("[") else value
+
+    values = tuple((path, read(row[path])) for path in found.checked.varied if row[path] is not None)
     return Job.model_validate(with_values(found.checked.base, values))
 
 
-def screened_alone(job: Job) -> tuple[float | None, int]:
-    """Objective and devices that the planner's own screen finds for one job."""
+def screened_alone(job: Job) -> tuple[float, Configuration] | None:
+    """Objective and configuration that the planner's own screen finds for one job."""
     question = ask(job)
     task = question.context.tasks[0]
     demands = tuple(task.source.demand(batch, None, job.seed) for batch in task.batches)
     found = screen(question.context, task, demands, question.facts, keep=1)
-    return (float(found.objective[0]), found.configurations[0].devices) if found.configurations else (None, 0)
+    return (float(found.objective[0]), found.configurations[0]) if found.configurations else None
+
+
+def decided(configuration: Configuration) -> dict[str, Any]:
+    """The columns of a sweep that say what the planner has decided."""
+    found: dict[str, Any] = {"mode": configuration.mode, "devices": configuration.devices}
+    for column in DECIDED:
+        value = getattr(getattr(configuration.pool(column.role), column.attribute.part), column.attribute.name)
+        found[column.name] = int(value) if isinstance(value, bool) else value
+    return found
+
+
+def assert_screened_alone(found: SweepResult, rows: list[dict[str, Any]]) -> None:
+    """Each row is what the planner's screen says to its point alone: value, layouts and settings."""
+    for row in rows:
+        alone = screened_alone(job_of(found, row))
+        if alone is None:
+            assert row["status"] == "infeasible" and row["reason"]
+            continue
+        objective, configuration = alone
+        assert row["status"] == "ok", row["reason"]
+        assert row["objective_value"] == pytest.approx(objective, rel=1e-12)
+        expected = decided(configuration)
+        assert {name: row[name] for name in expected} == expected
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +89,29 @@ def mixed() -> SweepResult:
 def test_every_point_is_what_the_planner_screens_for_it_alone(mixed: SweepResult) -> None:
     rows = mixed.frame.to_dicts()
     assert len(rows) == 2 * 2 * 2 * 3 * 2 * 2 * 2
-    for row in rows[::9]:
-        objective, devices = screened_alone(job_of(mixed, row))
-        if objective is None:
-            assert row["status"] == "infeasible" and row["reason"]
-        else:
-            assert row["status"] == "ok", row["reason"]
-            assert row["objective_value"] == pytest.approx(objective, rel=1e-12)
-            assert row["devices"] == devices
+    assert_screened_alone(mixed, rows[::9])
+
+
+def test_partial_rollouts_and_all_that_a_point_leaves_open_are_the_planners_too() -> None:
+    """Splits, modes and backends compete for each point; engines that closed forms take for equal fall as they do."""
+    job = {**JOB, "framework": "verl==0.9.0", "trainer_backends": ["fsdp2", "megatron"], "nodes": 2}
+    grid = {
+        "tasks.math.over_provision": [1.0, 1.5], "modes": ["one_step_off", ["colocated", "one_step_off", "async"]],
+        "limits.staleness": [1], "pools.trainer.layout.offload": ["none", ["none", "optimizer"]], TP: [1, 4],
+    }  # fmt: skip
+    found = sweep_job(Sweep(job=job, grid=grid), workers=1)
+    assert found.counts == {"ok": 16}
+    assert_screened_alone(found, found.frame.to_dicts())
+    synced = found.frame.filter(found.frame["modes"] == "one_step_off")
+    whole, partial = (synced.filter(synced["tasks.math.over_provision"] == x)["rollout_s"] for x in (1.0, 1.5))
+    assert (partial < whole).all()
+
+
+def test_who_sees_images_and_who_does_not_share_no_lengths() -> None:
+    tasks = [{**JOB["tasks"][0], "workload": "image"}]
+    grid = {"architecture": ["Qwen2.5-7B", "Qwen2.5-VL-7B"], "tasks.math.images.share": [0.1, 0.9]}
+    found = sweep_job(Sweep(job={**JOB, "tasks": tasks}, grid=grid), workers=1)
+    assert_screened_alone(found, found.frame.to_dicts())
 
 
 def test_a_tensor_parallel_of_3_divides_nothing_and_says_so(mixed: SweepResult) -> None:
@@ -96,7 +139,7 @@ def test_results_have_the_documented_columns(mixed: SweepResult) -> None:
 
 
 def test_events_are_what_predict_says() -> None:
-    grid = {TP: [1, 2], TRAINER_TP: [1, 2], "tasks.math.max_response_tokens": [2048, 4096]}
+    grid = {TP: [1, 2], TRAINER_TP: [1, 2], "tasks.math.max_response_tokens": [2048, 4096, 16384]}
     found = sweep_job(Sweep(job=JOB, method="events", grid=grid), workers=1)
     for row in found.frame.to_dicts()[::3]:
         question = ask(job_of(found, row))

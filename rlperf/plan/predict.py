@@ -58,7 +58,7 @@ def chosen(context: Context, facts: FrameworkFacts | None = None) -> tuple[Deman
         why = sorted(screened.rejected.items(), key=lambda item: -item[1])
         refused = ("nothing passes every rule and limit: " + "; ".join(f"{count:,} {reason}" for reason, count in why),)
         for forgiven in (FORGIVEN & ~int(Reject.MEMORY | Reject.KV | Reject.HOST_MEMORY), FORGIVEN):
-            screened = screen(context, task, demands, keep=1, lenient=True, forgiven=forgiven)
+            screened = screen(context, task, demands, keep=1, forgiven=forgiven)
             if screened.configurations:
                 break
     if not screened.configurations:

@@ -18,15 +18,15 @@ from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.objective import objective_of
 from rlperf.plan.question.pool import PoolPlan
-from rlperf.plan.search.configuration import configuration_of
+from rlperf.plan.search.columns import Columns, ColumnStore
 from rlperf.plan.search.splits import usage_of
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
 from rlperf.specs.reader import Document, problems_of
-from rlperf.sweep.caches import Columns, DemandCache
 from rlperf.sweep.columns import DECIDED
+from rlperf.sweep.lengths import KEPT, LengthCache
 from rlperf.sweep.pairs import Best, best_pairs, reason_words
 from rlperf.sweep.paths import with_values
 from rlperf.sweep.screened import screened_rows
@@ -44,8 +44,8 @@ class GroupEvaluator:
     folder: Path | None
     method: Method
     ask: Ask
-    _lengths: DemandCache = field(default_factory=DemandCache)
-    _columns: Columns = field(default_factory=Columns)
+    _lengths: LengthCache = field(default_factory=LengthCache)
+    _store: ColumnStore = field(default_factory=lambda: ColumnStore(KEPT))
 
     def rows(self, group: Group) -> list[Row]:
         """One row per point of a group, in its order; whatever goes wrong is a row with its reason."""
@@ -79,9 +79,9 @@ class GroupEvaluator:
                 "the engine's precision or prefix caching is open: make it an axis, or sweep by method plan"
             )
         task, demands = self._lengths.demands(context, self.folder)
-        best, of_point = best_pairs(context, task, facts, group, self._columns, demands)
+        best, of_point = best_pairs(Columns(context, task, facts, store=self._store), group, demands)
         if self.method == "screen":
-            rows = screened_rows(context, best)
+            rows = screened_rows(best)
         else:
             judge = Judge(context, task)
             rows = [_judged(context, task, judge, best, number) for number in range(len(best.source))]
@@ -105,10 +105,7 @@ def _judged(context: Context, task: TaskContext, judge: Judge, best: Best, numbe
     if best.source[number] < 0:
         return {}
     source = best.sources[best.source[number]]
-    configuration = configuration_of(
-        context, task.architecture, source.demand.batch, source.split.mode, source.rollout, int(best.r[number]),
-        source.trainer, int(best.t[number]),
-    )  # fmt: skip
+    configuration = source.configuration(int(best.r[number]), int(best.t[number]))
     evaluation = judge.evaluate(source.demand, configuration)
     predicted = prediction_of(context, task, evaluation, operators=False)
     seconds = np.array([predicted.rl_step_s])

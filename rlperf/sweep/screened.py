@@ -7,36 +7,35 @@ from typing import Any
 import numpy as np
 
 from rlperf.layout import WORDS, FloatArray, IntArray
-from rlperf.plan.question.context import Context
+from rlperf.plan.search.split_columns import SplitColumns
 from rlperf.plan.search.trainer_columns import peak_limits
-from rlperf.sim.rl_step.pairs import Pairs
-from rlperf.sim.rl_step.stage_seconds import stage_seconds
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.uncertainty import step_factors, unmeasured_sigma
 from rlperf.specs.modes import MODES
 from rlperf.sweep.columns import DECIDED
-from rlperf.sweep.pairs import Best, PairColumns
+from rlperf.sweep.pairs import Best
 
 Row = dict[str, Any]
 
 
-def screened_rows(context: Context, best: Best) -> list[Row]:
+def screened_rows(best: Best) -> list[Row]:
     """One row per combination; empty where nothing was found."""
     rows: list[Row] = [{} for _ in best.source]
     for number, source in enumerate(best.sources):
         here = np.flatnonzero(best.source == number)
         if len(here):
-            columns = _columns(context, source, best.r[here], best.t[here])
+            columns = _columns(source, best.r[here], best.t[here])
             columns["objective_value"] = best.objective[here]
             values = {name: column.tolist() for name, column in columns.items()}
-            shared = _shared(context, source)
+            shared = _shared(source)
             for k, position in enumerate(here):
                 rows[position] = {**shared, **{name: column[k] for name, column in values.items()}}
     return rows
 
 
-def _shared(context: Context, source: PairColumns) -> Row:
+def _shared(source: SplitColumns) -> Row:
     """What all points of one batch and split have in common."""
+    context = source.context
     limit = context.rollout_hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
     return {
         "status": "ok",
@@ -49,14 +48,11 @@ def _shared(context: Context, source: PairColumns) -> Row:
     }
 
 
-def _columns(context: Context, source: PairColumns, r: IntArray, t: IntArray) -> dict[str, Any]:
-    rollout, trainer, split = source.rollout, source.trainer, source.split
-    staleness = MODES[split.mode].staleness(context.job.limits.staleness)
-    architecture = context.tasks[0].architecture
-    pairs = Pairs(rollout, trainer, r, t)
-    seconds = stage_seconds(context.site, architecture, source.demand, split.mode, staleness, pairs)
+def _columns(source: SplitColumns, r: IntArray, t: IntArray) -> dict[str, Any]:
+    context, rollout, trainer, split = source.context, source.rollout, source.trainer, source.split
+    seconds = source.seconds(r, t)
     step, stages = seconds.rl_step_s, np.stack([getattr(seconds, name) for name in STAGES])
-    low, high = step_bounds(context, source, t)
+    low, high = step_bounds(source, t)
     usd = split.usage(context).usd_per_s
     colocated = MODES[split.mode].shares_devices
     names = np.array([name.removesuffix("_s") for name in STAGES])
@@ -85,14 +81,14 @@ def _columns(context: Context, source: PairColumns, r: IntArray, t: IntArray) ->
     return found
 
 
-def step_bounds(context: Context, source: PairColumns, t: IntArray) -> tuple[FloatArray, FloatArray]:
+def step_bounds(source: SplitColumns, t: IntArray) -> tuple[FloatArray, FloatArray]:
     """5th and 95th percentile of the rl_steps of many pairs over their predictions [1] ``[pairs]``.
 
     As the judge's, without the spread over the lengths: closed forms know the mean over the rl_steps drawn and not each
     of them, so these intervals leave out how much rl_steps differ by their lengths.
     """
-    architecture, hardware = context.tasks[0].architecture, context.rollout_hardware
-    frameworks = [each.framework for each in context.trainers]
+    architecture, hardware = source.architecture, source.context.rollout_hardware
+    frameworks = [each.framework for each in source.context.trainers]
     bounds = np.array([
         step_factors(each, extra=unmeasured_sigma(each, architecture, hardware)) for each in frameworks
     ])  # fmt: skip

@@ -86,7 +86,7 @@ def pinned_to(context: Context, stated: Defaults) -> Context:
 
 def _run(context: Context, judge: Judge, decision: Decision, demand: Demand) -> Evaluation | str:
     """The defaults judged, or why they do not run: what they leave open is filled in by the screen."""
-    found = screen(context, decision.task, (demand,), None, keep=1, lenient=True, forgiven=FORGIVEN)
+    found = screen(context, decision.task, (demand,), None, keep=1, forgiven=FORGIVEN)
     if not found.configurations:
         if REASONS[Reject.KV] in found.rejected:
             cached = found.misses[0] if found.misses else "the cache is too small"

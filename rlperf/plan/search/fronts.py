@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlperf.layout import FloatArray, IntArray
+from rlperf.plan.search.pareto import pareto_mask
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.modes import first_group_s
@@ -43,3 +44,16 @@ def trainer_criteria(columns: TrainerColumns, alive: IntArray, mode: Mode) -> tu
     if MODES[mode].shares_devices:
         criteria = [busy + columns.transition_s[alive], columns.peak_bytes[alive], columns.idle_bytes[alive]]
     return group, np.stack(criteria, axis=1)
+
+
+def undominated(alive: IntArray, group: IntArray, criteria: FloatArray, key: IntArray | None = None) -> IntArray:
+    """Those of the columns ``alive`` that no other of their group, and of their key, dominates.
+
+    Parameters
+    ----------
+    group, criteria : of the columns that are alive ``[alive]``, ``[alive][criteria]``
+    key : of all columns, not negative for those alive ``[columns]``; None: one for all
+    """
+    if key is not None and len(alive):
+        group = key[alive] * (group.max() + 1) + group
+    return np.asarray(alive[pareto_mask(criteria, group)])

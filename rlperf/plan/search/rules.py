@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from rlperf.cost.reject import Reject
-from rlperf.layout import BoolArray, IntArray, Layout
+from rlperf.layout import IntArray, Layout
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.demand import Batch
@@ -62,18 +62,13 @@ def trainer_rule_flags(
     return flags
 
 
-def pair_rule_mask(
-    facts: FrameworkFacts | None, pairs: Pairs[RolloutColumns, TrainerColumns], backends: tuple[str, ...],
-    architecture: Architecture, batch: Batch, *, alone: bool = True,
-) -> BoolArray:  # fmt: skip
-    """Pairs that no rule about rollout and trainer together refuses ``[pairs]``.
-
-    ``alone`` : the rules about the trainer alone, too; False where `trainer_rule_flags` has applied them
-    """
+def pair_rule_flags(
+    facts: FrameworkFacts, pairs: Pairs[RolloutColumns, TrainerColumns], backends: tuple[str, ...],
+    architecture: Architecture, batch: Batch,
+) -> IntArray:  # fmt: skip
+    """`Reject.FRAMEWORK` where a rule that speaks of the rollout, alone or with the trainer, is broken ``[pairs]``."""
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
-    allowed = np.ones(len(pairs), dtype=np.bool_)
-    if facts is None:
-        return allowed
+    flags = np.zeros(len(pairs), dtype=np.int64)
     engine = rollout.layout.take(r)
     names = {
         "rollout": SimpleNamespace(
@@ -88,6 +83,7 @@ def pair_rule_mask(
         "architecture": architecture_group(architecture),
     }
     for index, backend in enumerate(backends):
-        for broken in facts.refused(names, backend, about=None if alone else "rollout").values():
-            allowed &= ~(np.broadcast_to(broken, allowed.shape) & (trainer.backend[t] == index))
-    return allowed
+        for broken in facts.refused(names, backend, about="rollout").values():
+            here = (trainer.backend[t] == index) & np.broadcast_to(broken, flags.shape)
+            flags |= np.where(here, int(Reject.FRAMEWORK), 0)
+    return flags

@@ -12,6 +12,7 @@ from rlperf.cost.reject import Reject
 from rlperf.layout import OFFLOAD, BoolArray, FloatArray, IntArray, Layout, taken
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.candidates import Shape, token_budgets, trainer_layouts
+from rlperf.plan.search.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
@@ -66,13 +67,8 @@ COSTABLE = int(Reject.NODE | Reject.FRAMEWORK)
 """What is refused, but can be costed: a pinned layout is predicted all the same."""
 
 
-def trainer_columns(
-    context: Context, architecture: Architecture, demand: Demand, devices: int, *, colocated: bool,
-    refuse: Refuse | None = None, lenient: bool = False,
-) -> TrainerColumns:  # fmt: skip
-    """Every trainer column on ``devices`` devices, infeasible ones flagged (arguments: `trainer_columns_of`)."""
-    grid = trainer_grid(context, architecture, demand.batch.longest_tokens, (devices,), colocated)
-    return trainer_columns_of(context, architecture, demand, grid, refuse=refuse, lenient=lenient)[devices]
+BATCHES = 8
+"""Demands whose bytes a grid remembers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +81,7 @@ class TrainerGrid:
     settings : rows of one layout, which stand together: token budgets times parked or not
     cuts : device count -> its rows, which stand together
     dropped : device count -> `Reject` of its candidates that arithmetic rules out
-    memory : bytes by sequences per optimizer update, of batches seen so far
+    memory : bytes by what they depend on of a demand, of those seen last
     """
 
     layout: Layout
@@ -96,22 +92,22 @@ class TrainerGrid:
     settings: int
     cuts: dict[int, slice]
     dropped: dict[int, IntArray]
-    memory: dict[float, list[TrainerBytes]] = field(default_factory=dict)
+    memory: Remembered[list[TrainerBytes]] = field(default_factory=lambda: Remembered(BATCHES))
 
     def bytes_of(self, context: Context, architecture: Architecture, demand: Demand) -> list[TrainerBytes]:
-        """Memory of every trainer's rows; of a batch it depends on the sequences of an update alone."""
-        batch = demand.batch
-        key = batch.sequences / batch.updates
-        if key not in self.memory:
-            settings = context.job.pool("trainer").settings.filled()
-            self.memory[key] = [
+        """Memory of every trainer's rows; of a demand it depends on the sequences of an update and on their images."""
+        batch, settings = demand.batch, context.job.pool("trainer").settings.filled()
+
+        def made() -> list[TrainerBytes]:
+            return [
                 trainer_bytes(
                     context.site, trainer, architecture, demand, self.layout.take(rows), settings,
                     self.token_budget[rows], self.parked[rows],
                 )
                 for trainer, rows in zip(context.trainers, self.rows(len(context.trainers)), strict=True)
             ]  # fmt: skip
-        return self.memory[key]
+
+        return self.memory.get((batch.sequences / batch.updates, demand.images, demand.images_per_token), made)
 
     def rows(self, trainers: int) -> list[IntArray]:
         """Rows of each trainer."""

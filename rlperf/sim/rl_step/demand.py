@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2s
+from hashlib import blake2b
 
 import numpy as np
 
@@ -142,7 +142,7 @@ _LABELS = ("rl_step", "task", "source")
 
 
 def _digest(table: LengthTable) -> bytes:
-    found = blake2s(digest_size=16)
+    found = blake2b(digest_size=16)
     for name, values in sorted(vars(table).items()):
         if name not in _LABELS:
             found.update(name.encode())

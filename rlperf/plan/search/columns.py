@@ -1,0 +1,165 @@
+"""Columns of slots, each computed once: modes and splits share what they do not change, and so do points of a sweep.
+
+Whatever is kept is kept by the values that it was made from: the part of the job that its columns read, the lengths,
+the batch, the devices. A screen keeps all of it while it works, a sweep the last of it from point to point.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from rlperf.layout import IntArray
+from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.search.remembered import Key, Remembered
+from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns
+from rlperf.plan.search.rules import trainer_rule_flags
+from rlperf.plan.search.split_columns import SplitColumns
+from rlperf.plan.search.splits import Split, splits
+from rlperf.plan.search.trainer_columns import TrainerColumns, TrainerGrid, trainer_columns_of, trainer_grid
+from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.engine import Tabulated
+from rlperf.sim.rl_step.rollout_stage import Counted
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES
+from rlperf.specs.pool import Role
+
+UNREAD = {"price", "objective", "modes", "name", "horizon", "run", "tasks", "sharing", "limits", "pools"}
+"""Fields of a job that no column reads, or that stand in `_read_by` one by one."""
+
+
+@dataclass(eq=False)
+class ColumnStore:
+    """What columns are made of and from; ``most``: of each kind that many are kept, None all."""
+
+    most: int | None = None
+    rollout: Remembered[RolloutColumns] = field(init=False)
+    tables: Remembered[Tabulated] = field(init=False)
+    counted: Remembered[Counted] = field(init=False)
+    trainer: Remembered[dict[int, TrainerColumns]] = field(init=False)
+    grids: Remembered[TrainerGrid] = field(init=False)
+    fronts: Remembered[IntArray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("rollout", "tables", "counted", "trainer", "grids", "fronts"):
+            setattr(self, name, Remembered(self.most))
+
+
+@dataclass(eq=False)
+class Columns:
+    """Columns of a task under every split.
+
+    Attributes
+    ----------
+    facts : rules of the framework; None: none
+    forgiven : `Reject` flags that a lenient screen lets pass; what they refuse is then costed, too
+    repeated : the trainer's columns have been counted with another variant of the engine
+    """
+
+    context: Context
+    task: TaskContext
+    facts: FrameworkFacts | None = None
+    forgiven: int = 0
+    store: ColumnStore = field(default_factory=ColumnStore)
+    repeated: bool = False
+
+    def variants(self) -> list[Columns]:
+        """One per open precision and prefix caching of the engine; the trainer's columns are the same for all."""
+        context = self.context
+        pool = context.job.pool("rollout")
+        settings = pool.settings.alternatives()
+        if len(settings) == 1:
+            return [self]
+        others = tuple(each for each in context.job.pools if each.role != "rollout")
+        pools = [(pool.model_copy(update={"settings": one}), *others) for one in settings]
+        jobs = [context.job.model_copy(update={"pools": each}) for each in pools]
+        return [
+            replace(self, context=replace(context, job=job), repeated=number > 0) for number, job in enumerate(jobs)
+        ]
+
+    def of(self, demand: Demand, split: Split) -> SplitColumns:
+        """Columns of both pools under one split."""
+        return SplitColumns(
+            self.context, self.task.architecture, self.facts, demand, split, self.rollout(demand, split.rollout),
+            self.trainer(demand, split), self.forgiven,
+        )  # fmt: skip
+
+    def rollout(self, demand: Demand, devices: int) -> RolloutColumns:
+        """Rollout columns on ``devices`` devices; the mini-batch makes no difference to them."""
+        batch, context, arch, store = demand.batch, self.context, self.task.architecture, self.store
+        served = (batch.generated, batch.group_size, batch.max_prompt_tokens, batch.max_response_tokens)
+        read, lenient = (self._read_by_rollout, demand.images), self.forgiven != 0
+        key = (*read, demand.keys, *served)
+
+        def made() -> RolloutColumns:
+            counted = store.counted.get(key, lambda: Counted(demand, store.tables.get(read, dict)))
+            return rollout_columns(context, arch, demand, devices, counted, lenient=lenient)
+
+        found = store.rollout.get((*key, devices, lenient), made)
+        if batch.over_provision > 1.0:
+            # partial rollouts take the tail away: throughput is what is left, and the judge has the last word
+            found = replace(found, makespan_s=np.minimum(found.makespan_s, found.steady_s))
+        return found
+
+    def trainer(self, demand: Demand, split: Split) -> TrainerColumns:
+        """Trainer columns of a split; those of all splits that differ in devices alone are computed together."""
+        arch, backends = self.task.architecture, tuple(each.keys for each in self.context.trainers)
+        shared = MODES[split.mode].shares_devices
+
+        def made() -> dict[int, TrainerColumns]:
+            return trainer_columns_of(
+                self.context, arch, demand, self._grid(demand, shared), lenient=self.forgiven != 0,
+                refuse=lambda found: trainer_rule_flags(self.facts, found, backends, arch, demand.batch),
+            )  # fmt: skip
+
+        return self.store.trainer.get(self._trainer_key(demand, shared), made)[split.trainer]
+
+    def trainer_left(self, source: SplitColumns) -> IntArray:
+        """Trainer columns of a split that are left after pruning: the same for all modes with pools of their own."""
+        split = source.split
+        key = self._trainer_key(source.demand, MODES[split.mode].shares_devices)
+        return self.store.fronts.get((*key, split.trainer, self.forgiven), source.trainer_left)
+
+    def _grid(self, demand: Demand, shared: bool) -> TrainerGrid:
+        """Trainer layouts on every device count that a split asks for."""
+        counts, longest = self._counts[shared], demand.batch.longest_tokens
+        return self.store.grids.get(
+            (self._read_by_trainer, longest, shared, counts),
+            lambda: trainer_grid(self.context, self.task.architecture, longest, counts, shared),
+        )
+
+    def _trainer_key(self, demand: Demand, shared: bool) -> Key:
+        lenient = self.forgiven != 0
+        return (self._read_by_trainer, demand.keys, demand.images, demand.batch, shared, self._counts[shared], lenient)
+
+    @cached_property
+    def _counts(self) -> dict[bool, tuple[int, ...]]:
+        """Trainer devices of every split, by whether the pools share them."""
+        found = splits(self.context)
+        return {
+            shared: tuple(dict.fromkeys(s.trainer for s in found if MODES[s.mode].shares_devices == shared))
+            for shared in (True, False)
+        }
+
+    @cached_property
+    def _read_by_rollout(self) -> str:
+        return _read_by("rollout", self.context.job, self.task, self.facts)
+
+    @cached_property
+    def _read_by_trainer(self) -> str:
+        return _read_by("trainer", self.context.job, self.task, self.facts)
+
+
+def _read_by(role: Role, job: Job, task: TaskContext, facts: FrameworkFacts | None) -> str:
+    """What the columns of a role read of a job, as text; devices, lengths and batch apart."""
+    limits, of_role = job.limits, {pool.role: pool for pool in job.pools}
+    pool = of_role[role].model_dump(mode="json", exclude={"devices"}) if role in of_role else None
+    rest = job.model_dump(mode="json", exclude=UNREAD)
+    clusters = [(each.cluster, each.nodes) for each in job.pools]
+    bounds = (limits.memory_headroom, limits.host_memory)
+    rules = facts and (facts.name, facts.version)
+    return json.dumps([rest, pool, clusters, bounds, task.task.architecture, rules], sort_keys=True)

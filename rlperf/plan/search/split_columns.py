@@ -1,0 +1,177 @@
+"""The step of a screen: columns of one split -> columns that are left -> feasible pairs -> seconds and objective.
+
+Arrays in, arrays out. The planner's screen asks it for every pair of a split, a sweep for the pairs that its points ask
+for; both hear the same answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from rlperf.cost.reject import Reject
+from rlperf.layout import BoolArray, FloatArray, IntArray, taken
+from rlperf.plan.question.context import Context
+from rlperf.plan.question.objective import Usage, objective_of
+from rlperf.plan.search.configuration import Configuration, configuration_of
+from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria, undominated
+from rlperf.plan.search.rollout_columns import RolloutColumns
+from rlperf.plan.search.rules import pair_rule_flags
+from rlperf.plan.search.splits import Split
+from rlperf.plan.search.trainer_columns import TrainerColumns, peak_limits
+from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.pairs import Pairs
+from rlperf.sim.rl_step.stage_seconds import stage_seconds
+from rlperf.sim.rl_step.stages import StageSeconds
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.modes import MODES
+
+
+@dataclass(frozen=True, eq=False)
+class ScreenedPairs:
+    """Pairs of columns with what each fell to; every array has shape ``[pairs]``.
+
+    Attributes
+    ----------
+    r, t : rollout and trainer column
+    flags : `Reject`; 0: a candidate
+    rl_step_s : seconds, infinite where memory or a rule refuses the pair [s]
+    objective : value per rl_step, infinite there too
+    """
+
+    r: IntArray
+    t: IntArray
+    flags: IntArray
+    rl_step_s: FloatArray
+    objective: FloatArray
+
+    def candidates(self) -> ScreenedPairs:
+        """Those that nothing refuses."""
+        return taken(self, np.flatnonzero(self.flags == 0))
+
+
+@dataclass(frozen=True, eq=False)
+class SplitColumns:
+    """Columns of both pools under one split of the devices, for one demand.
+
+    Attributes
+    ----------
+    facts : rules of the framework; None: none
+    forgiven : `Reject` flags that a lenient screen lets pass
+    """
+
+    context: Context
+    architecture: Architecture
+    facts: FrameworkFacts | None
+    demand: Demand
+    split: Split
+    rollout: RolloutColumns
+    trainer: TrainerColumns
+    forgiven: int = 0
+
+    @cached_property
+    def rollout_flags(self) -> IntArray:
+        """What each rollout column falls to `Reject` ``[rollout columns]``."""
+        return self.rollout.flags & ~self.forgiven
+
+    @cached_property
+    def trainer_flags(self) -> IntArray:
+        """What each trainer column falls to `Reject` ``[trainer columns]``."""
+        return self.trainer.flags & ~self.forgiven
+
+    @property
+    def possible(self) -> bool:
+        """Whether each pool has a column that nothing refuses."""
+        return bool((self.rollout_flags == 0).any() and (self.trainer_flags == 0).any())
+
+    def rollout_left(self, key: IntArray | None = None, *, prune: bool = True) -> IntArray:
+        """Rollout columns from which the best pairs are made, the roomiest cache first.
+
+        Parameters
+        ----------
+        key : best pairs are asked for each key alone; -1: of no use ``[rollout columns]``; None: one for all
+        prune : leave out what another column of the same key dominates
+        """
+        alive = _alive(self.rollout_flags, key)
+        # closed forms leave preemptions out: of engines that they take for equal, the roomiest cache comes first
+        alive = alive[np.argsort(-self.rollout.kv_tokens[alive], kind="stable")]
+        if not prune:
+            return alive
+        return undominated(alive, *rollout_criteria(self.rollout, alive, self.split.mode), key)
+
+    def trainer_left(self, key: IntArray | None = None, *, prune: bool = True) -> IntArray:
+        """Trainer columns from which the best pairs are made (arguments: `rollout_left`)."""
+        alive = _alive(self.trainer_flags, key)
+        if not prune:
+            return alive
+        return undominated(alive, *trainer_criteria(self.trainer, alive, self.split.mode), key)
+
+    def screened(self, r: IntArray, t: IntArray) -> ScreenedPairs:
+        """Pairs of columns that are left: what memory, rules and limits refuse, and what the others take.
+
+        What is refused without its seconds is not costed.
+        """
+        flags = self._refused(r, t)
+        seconds, objective = np.full(len(r), np.inf), np.full(len(r), np.inf)
+        costed = np.flatnonzero(flags == 0)
+        if len(costed):
+            usage = self.split.usage(self.context)
+            seconds[costed] = self.seconds(r[costed], t[costed]).rl_step_s
+            objective[costed] = objective_of(self.context, self.demand, usage, seconds[costed])
+            flags[costed] |= self._over_limits(usage, seconds[costed])
+        return ScreenedPairs(r, t, flags, seconds, objective)
+
+    def seconds(self, r: IntArray, t: IntArray) -> StageSeconds:
+        """Stages and rl_step of pairs of columns [s] ``[pairs]``."""
+        staleness = MODES[self.split.mode].staleness(self.context.job.limits.staleness)
+        return stage_seconds(
+            self.context.site, self.architecture, self.demand, self.split.mode, staleness,
+            Pairs(self.rollout, self.trainer, r, t),
+        )  # fmt: skip
+
+    def configuration(self, r: int, t: int) -> Configuration:
+        """One pair as a plan states it."""
+        batch, mode = self.demand.batch, self.split.mode
+        return configuration_of(self.context, self.architecture, batch, mode, self.rollout, r, self.trainer, t)
+
+    def _refused(self, r: IntArray, t: IntArray) -> IntArray:
+        """`Reject` flags of memory and of the rules about both pools ``[pairs]``."""
+        flags = np.zeros(len(r), dtype=np.int64)
+        if MODES[self.split.mode].shares_devices and not self.forgiven & Reject.MEMORY:
+            flags |= np.where(self._fit_together(r, t), 0, int(Reject.MEMORY))
+        if self.facts is not None and not self.forgiven & Reject.FRAMEWORK:
+            backends = tuple(each.keys for each in self.context.trainers)
+            pairs = Pairs(self.rollout, self.trainer, r, t)
+            flags |= pair_rule_flags(self.facts, pairs, backends, self.architecture, self.demand.batch)
+        return flags
+
+    def _fit_together(self, r: IntArray, t: IntArray) -> BoolArray:
+        """Colocated pools: engine awake beside the idle trainer, engine asleep beside the training one."""
+        rollout, trainer, context = self.rollout, self.trainer, self.context
+        limit = context.hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
+        generating = rollout.awake_bytes[r] + trainer.idle_bytes[t] <= limit
+        training = rollout.asleep_bytes[r] + trainer.peak_bytes[t] <= peak_limits(context, trainer.backend[t])
+        return np.asarray(generating & training)
+
+    def _over_limits(self, usage: Usage, rl_step_s: FloatArray) -> IntArray:
+        """`Reject.LIMIT` where an rl_step takes longer or costs more than the job allows ``[pairs]``."""
+        limits, over = self.context.job.limits, np.zeros(len(rl_step_s), dtype=np.bool_)
+        if limits.step is not None:
+            over |= rl_step_s > limits.step
+        if limits.usd_per_step is not None:
+            over |= rl_step_s * (usage.usd_per_s or 0.0) > limits.usd_per_step
+        return np.where(over, int(Reject.LIMIT) & ~self.forgiven, 0)
+
+
+def _alive(flags: IntArray, key: IntArray | None) -> IntArray:
+    """Columns that nothing refuses and a key asks for."""
+    return np.flatnonzero((flags == 0) if key is None else (flags == 0) & (key >= 0))
+
+
+def truncates(context: Context, demand: Demand) -> bool:
+    """Whether a batch cuts more responses than the job allows, whatever the layout."""
+    most = context.job.limits.truncated_fraction
+    return most is not None and demand.truncated_fraction > most

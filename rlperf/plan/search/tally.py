@@ -1,0 +1,100 @@
+"""What a screen has looked at and what fell to what: counts by reason, and the nearest misses in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlperf.cost.reject import REASONS, Reject, count_reasons
+from rlperf.layout import IntArray
+from rlperf.plan.question.context import Context
+from rlperf.plan.question.words import layout_words
+from rlperf.plan.search.split_columns import ScreenedPairs, SplitColumns
+from rlperf.plan.search.trainer_columns import peak_limit
+from rlperf.sim.rl_step.demand import Demand
+
+
+@dataclass(eq=False)
+class Tally:
+    """What a screen has looked at so far.
+
+    Attributes
+    ----------
+    candidates, rejected : columns and pairs that were refused or costed one by one, and how many fell to what
+    combinations : whole configurations among which the best is found
+    misses : nearest misses in words
+    """
+
+    candidates: int = 0
+    combinations: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    misses: list[str] = field(default_factory=list)
+
+    def truncated(self, context: Context, demand: Demand) -> None:
+        """A batch that cuts too many responses, whatever the layout."""
+        self._refuse({REASONS[Reject.LIMIT]: 1})
+        cap, cut, most = demand.batch.max_response_tokens, demand.truncated_fraction, context.job.limits
+        words = f"a maximum of {cap:,} tokens cuts {cut:.1%} of the responses"
+        self.misses.append(f"{words} (limit {most.truncated_fraction:.1%})")
+
+    def columns(self, source: SplitColumns, repeated: bool) -> None:
+        """The columns of a split; ``repeated``: its trainer's have been counted before."""
+        trainer = source.trainer
+        self._look_at(source.rollout_flags)
+        if not repeated:
+            self._look_at(source.trainer_flags)
+            self._look_at(trainer.dropped)
+        self.combinations += source.rollout.possible * trainer.count
+        self.misses += [*_trainer_misses(source), *_rollout_misses(source)] or _reasons(source)
+
+    def pairs(self, source: SplitColumns, pairs: ScreenedPairs) -> None:
+        """The pairs of a split that were made of the columns left."""
+        self._look_at(pairs.flags)
+        costed = np.isfinite(pairs.rl_step_s)
+        if not costed.any():
+            self.misses.append("engine and trainer fit the device each alone, but not together")
+        elif (pairs.flags[costed] != 0).any():
+            batch, least = source.demand.batch, pairs.rl_step_s[costed].min()
+            self.misses.append(f"the fastest rl_step of {batch.prompts} x {batch.group_size} takes {least:.1f} s")
+
+    def _look_at(self, flags: IntArray) -> None:
+        self.candidates += len(flags)
+        self._refuse(count_reasons(flags))
+
+    def _refuse(self, more: dict[str, int]) -> None:
+        for reason, count in more.items():
+            self.rejected[reason] = self.rejected.get(reason, 0) + count
+
+
+def _trainer_misses(source: SplitColumns) -> list[str]:
+    """The trainer that misses device memory by least, where none fits."""
+    trainer, flags = source.trainer, source.trainer_flags
+    over = np.flatnonzero(flags == int(Reject.MEMORY))
+    if not len(over) or (flags == 0).any():
+        return []
+    least = over[np.argmin(trainer.peak_bytes[over])]
+    limit = peak_limit(source.context, source.context.trainers[int(trainer.backend[least])])
+    more = (trainer.peak_bytes[least] - limit) / 1e9
+    words = layout_words(trainer.layout.take(least).values())
+    return [f"the leanest trainer ({words}) needs {more:.1f} GB more per device"]
+
+
+def _rollout_misses(source: SplitColumns) -> list[str]:
+    """The engine with the largest cache, where none has enough."""
+    rollout = source.rollout
+    short = np.flatnonzero((rollout.flags == int(Reject.KV)) | (rollout.flags == int(Reject.MEMORY)))
+    if not len(short) or (rollout.flags == 0).any():
+        return []
+    most = short[np.argmax(rollout.kv_tokens[short])]
+    return [f"the roomiest engine caches {rollout.kv_tokens[most]:,.0f} tokens"]
+
+
+def _reasons(source: SplitColumns) -> list[str]:
+    """The first role without a layout, and what most of its columns fall to."""
+    for role, flags in (("rollout", source.rollout.flags), ("trainer", source.trainer_flags)):
+        if not (flags == 0).any():
+            why = count_reasons(flags)
+            most = f": {max(why, key=lambda reason: why[reason])}" if why else ""
+            return [f"no {role} layout is left{most}"]
+    return []

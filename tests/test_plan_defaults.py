@@ -48,8 +48,8 @@ def test_a_cache_that_holds_no_sequence_is_said() -> None:
     task = {**SMALL["tasks"][0], "max_response_tokens": 32_000}  # type: ignore[index]
     plan = plan_job(job(architecture="Qwen3-32B", nodes=4, tasks=[task]))
     assert plan.defaults is not None and plan.defaults.why_not is not None
-    assert "caches" in plan.defaults.why_not
-    assert "one sequence takes up to 32,512" in plan.defaults.why_not
+    assert "the engine's cache holds" in plan.defaults.why_not
+    assert "a request up to 32,512" in plan.defaults.why_not
 
 
 def test_what_is_trained_stays_the_jobs() -> None:

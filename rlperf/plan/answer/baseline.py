@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rlperf.cost.reject import REASONS, Reject
 from rlperf.layout import FloatArray
 from rlperf.plan.answer.plan import DefaultsComparison
-from rlperf.plan.answer.prediction import memory_uses
+from rlperf.plan.answer.prediction import cache_shortage, memory_uses
 from rlperf.plan.judge.decisions import Decision, judged_objective
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_means import calibration_ids, stage_means, stage_sigma_array
@@ -88,11 +87,10 @@ def _run(context: Context, judge: Judge, decision: Decision, demand: Demand) -> 
     """The defaults judged, or why they do not run: what they leave open is filled in by the screen."""
     found = screen(context, decision.task, (demand,), None, keep=1, forgiven=FORGIVEN)
     if not found.configurations:
-        if REASONS[Reject.KV] in found.rejected:
-            cached = found.misses[0] if found.misses else "the cache is too small"
-            return f"{cached}, and one sequence takes up to {demand.batch.longest_tokens:,}"
         return "; ".join(found.misses) or "no layout"
     evaluation = judge.evaluate(demand, found.configurations[0])
+    if short := cache_shortage(evaluation):
+        return short
     device = context.hardware.device.memory
     for role, use in memory_uses(context, decision.task, evaluation).items():
         if use.total > device:

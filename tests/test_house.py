@@ -56,3 +56,17 @@ def test_nothing_is_remembered_by_identity() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "id"
     ]
     assert not found, "\n".join(found)
+
+
+def test_functions_take_few_arguments_or_say_why_not() -> None:
+    """More than nine want a noun; commands of the command line have an argument for each option."""
+    many = [
+        f"{file.relative_to(ROOT)}:{node.lineno} {node.name}: {len(names)}"
+        for file in FILES
+        if "cli" not in file.parts
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        and len(names := [a.arg for a in (*node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls")]) > 9
+        and REASON not in (ast.get_docstring(node) or "")
+    ]
+    assert not many, "\n".join(many)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,10 @@ import pytest
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.tables import read_table
-from rlperf.calibrate.trainer_rows import backend_of, calibration_part, digest, read_training_rows
+from rlperf.calibrate.trainer_rows import TrainingRow, backend_of, calibration_part, digest, read_training_rows
 from rlperf.calibrate.trainers import predict_parts, predict_seconds
 from rlperf.calibrate.validate import validate_file
 from rlperf.calibrate.validate_memory import PhaseRow, phase_bytes
-from rlperf.calibrate.validate_training import rank_layouts
 from rlperf.errors import SpecError
 
 COLUMNS = (
@@ -136,6 +136,50 @@ def test_split_takes_a_third_and_keeps_releases_together(tmp_path: Path) -> None
     assert len(part) == 3
     chosen = {row.row_id.split("_")[0] for row in rows if digest(row.configuration) in part}
     assert len(chosen) == 3
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Order and choice among rows that differ in layout alone.
+
+    Attributes
+    ----------
+    pairs, right : pairs whose measured times differ by more than 10 %, and the share in the right order
+    sets, median_regret : sets with at least two layouts, and the median of (time of the layout predicted best) over
+        (time of the best) - 1
+    """
+
+    pairs: int
+    right: float
+    sets: int
+    median_regret: float
+
+
+def rank_layouts(rows: list[TrainingRow], seconds: list[float]) -> Ranking:
+    """Ranking over rows equal in architecture, devices, length, batch and dtype (and group and LoRA rank)."""
+    sets: dict[tuple[object, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        batch = round(float(row.microbatches.count * row.layout.data_parallel * row.layout.microbatch))
+        key = (row.group, row.architecture.name, row.device, int(row.layout.devices), row.dtype, row.lora_rank)
+        sets.setdefault((*key, float(row.microbatches.max_len), batch), []).append(index)
+    right = pairs = 0
+    regrets: list[float] = []
+    for members in sets.values():
+        layouts = {tuple(rows[i].layout.to_dict().items()) for i in members}
+        if len(layouts) < 2:
+            continue
+        for a, i in enumerate(members):
+            for j in members[a + 1 :]:
+                if rows[i].layout.to_dict() == rows[j].layout.to_dict():
+                    continue
+                ratio = np.log(float(rows[i].update_s or 1.0) / float(rows[j].update_s or 1.0))
+                if abs(ratio) > np.log(1.1):
+                    pairs += 1
+                    right += int(np.sign(ratio) == np.sign(np.log(seconds[i] / seconds[j])))
+        chosen = min(members, key=lambda i: seconds[i])
+        best = min(float(rows[i].update_s or np.inf) for i in members)
+        regrets.append(float(rows[chosen].update_s or np.inf) / best - 1.0)
+    return Ranking(pairs, right / max(pairs, 1), len(regrets), float(np.median(regrets)) if regrets else 0.0)
 
 
 def test_ranking_by_hand(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -63,47 +62,3 @@ def _prediction(row: TrainingRow, seconds: float) -> PredictedFigure:
 def extrapolated_architecture(row: TrainingRow) -> bool:
     """State-space and linear mixers rest on bandwidth forms that no kernel table backs."""
     return any(half.layer.unmeasured_training for half in stack_of(row.architecture).halves)
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Order and choice among rows that differ in layout alone.
-
-    Attributes
-    ----------
-    pairs, right : pairs whose measured times differ by more than 10 %, and the share in the right order
-    sets, median_regret : sets with at least two layouts, and the median of (time of the layout predicted best) over
-        (time of the best) - 1
-    """
-
-    pairs: int
-    right: float
-    sets: int
-    median_regret: float
-
-
-def rank_layouts(rows: list[TrainingRow], seconds: list[float]) -> Ranking:
-    """Ranking over rows equal in architecture, devices, length, batch and dtype (and group and LoRA rank)."""
-    sets: dict[tuple[object, ...], list[int]] = {}
-    for index, row in enumerate(rows):
-        batch = round(float(row.microbatches.count * row.layout.data_parallel * row.layout.microbatch))
-        key = (row.group, row.architecture.name, row.device, int(row.layout.devices), row.dtype, row.lora_rank)
-        sets.setdefault((*key, float(row.microbatches.max_len), batch), []).append(index)
-    right = pairs = 0
-    regrets: list[float] = []
-    for members in sets.values():
-        layouts = {tuple(rows[i].layout.to_dict().items()) for i in members}
-        if len(layouts) < 2:
-            continue
-        for a, i in enumerate(members):
-            for j in members[a + 1 :]:
-                if rows[i].layout.to_dict() == rows[j].layout.to_dict():
-                    continue
-                ratio = np.log(float(rows[i].update_s or 1.0) / float(rows[j].update_s or 1.0))
-                if abs(ratio) > np.log(1.1):
-                    pairs += 1
-                    right += int(np.sign(ratio) == np.sign(np.log(seconds[i] / seconds[j])))
-        chosen = min(members, key=lambda i: seconds[i])
-        best = min(float(rows[i].update_s or np.inf) for i in members)
-        regrets.append(float(rows[chosen].update_s or np.inf) / best - 1.0)
-    return Ranking(pairs, right / max(pairs, 1), len(regrets), float(np.median(regrets)) if regrets else 0.0)

@@ -75,16 +75,6 @@ def _emit(tree: Mapping[str, Value], depth: int, lines: list[str]) -> None:
             _emit(below, depth + 1, lines)
 
 
-def hydra_override(key: str, value: Value, *, new: bool = False) -> str:
-    """``key=value`` as hydra's override grammar reads it, without shell quoting.
-
-    >>> hydra_override("a.b", "x/y"), hydra_override("a.c", [1, 2], new=True), hydra_override("a.d", 1e-6)
-    ('a.b=x/y', '+a.c=[1,2]', 'a.d=1.0e-06')
-    """
-    text = yaml_scalar(value).replace(", ", ",")
-    return f"{'+' if new else ''}{key}={text}"
-
-
 def flag_lines(settings: Iterable[Setting]) -> list[str]:
     """One shell line per flag: ``--name value``; true is the bare flag, false and None leave it out."""
     lines = []

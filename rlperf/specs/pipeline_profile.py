@@ -120,6 +120,8 @@ class LayerProfile:
     ) -> LayerProfile:
         """A profile from plain numbers or lists; numbers hold for every layer.
 
+        Long because every quantity of a layer has an argument of its name.
+
         >>> LayerProfile.make("uniform", "TTTT", 1.0, 1.0, 1.0).work_s.sum()
         np.float64(12.0)
         """

@@ -4,12 +4,21 @@ dynamic sampling. The protocol and partial rollouts, which plans do ask for, are
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from rlperf.errors import SpecError
 from rlperf.sim.rollout import GroupSource, PolicyRun, Trajectories
 from rlperf.sim.rollout.tail import PolicyStep, Serve, first_groups, generated_at, joined
+
+
+class TailPolicy(Protocol):
+    """Decides what an rl_step waits for."""
+
+    def run(self, source: GroupSource, serve: Serve, groups: int, rl_steps: int) -> PolicyRun:
+        """Roll out ``rl_steps`` of ``groups`` prompt groups each."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from rlperf.layout import Layout
 from rlperf.sim.rollout import (
     GroupSource,
     PartialRollouts,
-    TailPolicy,
     Trajectories,
     simulate_replica,
     simulate_rollout,
@@ -33,7 +32,7 @@ from rlperf.sim.rollout import (
 from rlperf.specs.calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
-from studies.rollout_tail.policies import Synchronous, TailBatching
+from studies.rollout_tail.policies import Synchronous, TailBatching, TailPolicy
 
 Row = tuple[str, str, str, float]
 

@@ -9,7 +9,6 @@ from rlperf.sim.rollout.tail import (
     GroupSource,
     PartialRollouts,
     PolicyRun,
-    TailPolicy,
 )
 from rlperf.sim.rollout.timeline import ReplicaTimeline, Segments
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -27,7 +26,6 @@ __all__ = [
     "Segments",
     "Speculation",
     "StepCensus",
-    "TailPolicy",
     "Trajectories",
     "judge",
     "simulate_replica",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -92,14 +91,6 @@ class GroupSource:
         names = np.repeat(np.arange(groups) + self._next_name, [len(self._members[g]) for g in chosen])
         self._next_name += groups
         return replace(self.trajectories.take(rows), group=names)
-
-
-class TailPolicy(Protocol):
-    """Decides what an rl_step waits for."""
-
-    def run(self, source: GroupSource, serve: Serve, groups: int, rl_steps: int) -> PolicyRun:
-        """Roll out ``rl_steps`` of ``groups`` prompt groups each."""
-        ...
 
 
 @dataclass(frozen=True)

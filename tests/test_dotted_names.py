@@ -1,4 +1,4 @@
-"""What the documentation, docstrings and comments call by name is there: dotted names, files and links into the code."""
+"""What the documentation, docstrings and comments call by name is there: dotted names and files."""
 
 from __future__ import annotations
 

@@ -183,8 +183,10 @@ def two_steps_off(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModeTraits]:
     framework_facts.cache_clear()
 
 
-def test_a_mode_is_added_by_a_row(two_steps_off: ModeTraits) -> None:
+def test_a_mode_is_added_by_a_row(two_steps_off: ModeTraits, tmp_path: Path) -> None:
     plan = plan_job(job("two_steps_off", "slime"))
+    write_plan(plan, "slime", tmp_path)
+    assert "train_async.py" in (tmp_path / "config.sh").read_text()
     phase = plan.phases[0]
     assert (phase.mode, phase.staleness) == ("two_steps_off", 2)
     _, evaluation, prediction = judge(plan)

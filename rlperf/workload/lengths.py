@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,24 @@ class LengthTable:
                 raise SpecError(f"length table: column {name} has shape {array.shape}, prompt_tokens has {shape}")
             array.flags.writeable = False
             object.__setattr__(self, name, array)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What tells these lengths from all others, by value.
+
+        >>> tables = [LengthTable.from_groups([10], [[5, last]], max_response_tokens=9) for last in (7, 7, 8)]
+        >>> tables[0].digest == tables[1].digest != tables[2].digest
+        True
+        """
+        found = blake2b(digest_size=16)
+        for name in sorted(field.name for field in fields(self)):
+            values = getattr(self, name)
+            if isinstance(values, np.ndarray):
+                found.update(name.encode())
+                found.update(np.ascontiguousarray(values).tobytes())
+            elif isinstance(values, int | float | str):
+                found.update(f"{name}={values}".encode())
+        return found.digest()
 
     @classmethod
     def from_groups(

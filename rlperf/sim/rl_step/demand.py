@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 
 import numpy as np
 
@@ -125,7 +124,7 @@ class Demand:
     @cached_property
     def keys(self) -> tuple[bytes, ...]:
         """What tells one replicate's lengths from all others, by value: the key of whatever is remembered of it."""
-        return tuple(_digest(table) for table in self.tables)
+        return tuple(table.digest for table in self.tables)
 
 
 @dataclass(frozen=True)
@@ -139,14 +138,3 @@ class LengthMoments:
 
 _LABELS = ("rl_step", "task", "source")
 """What a table is called: two that differ in it alone take equally long."""
-
-
-def _digest(table: LengthTable) -> bytes:
-    found = blake2b(digest_size=16)
-    for name, values in sorted(vars(table).items()):
-        if name not in _LABELS:
-            found.update(name.encode())
-            found.update(
-                np.ascontiguousarray(values).tobytes() if isinstance(values, np.ndarray) else repr(values).encode()
-            )
-    return found.digest()

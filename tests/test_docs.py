@@ -202,15 +202,35 @@ def test_links_inside_the_documentation_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize("script", ["sweep_reference", "pool_reference"])
-def test_a_generated_reference_is_what_the_code_says(script: str) -> None:
+def _script(name: str) -> Any:
+    """A generator of the website as a module."""
     from importlib.util import module_from_spec, spec_from_file_location
 
-    spec = spec_from_file_location(script, DOCS / "website" / f"{script}.py")
+    spec = spec_from_file_location(name, DOCS / "website" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("script", ["sweep_reference", "pool_reference"])
+def test_a_generated_reference_is_what_the_code_says(script: str) -> None:
+    module = _script(script)
     assert module.TARGET.read_text() == module.text(), f"run docs/website/{script}.py"
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_printed_accuracies_are_what_validate_measures(measured_data: Path) -> None:
+    """README's tables and the page of all groups: the same words, and figures within the last digit printed."""
+    module = _script("accuracy")
+    reports, readme = module.reports_of(measured_data), module.README.read_text()
+    number = re.compile(r"[+-]?\d[\d,]*\.?\d*")
+    for printed, found in ((module.TARGET.read_text(), module.page(reports)), (readme, module.readme(readme, reports))):
+        assert number.split(printed) == number.split(found), "run docs/website/accuracy.py"
+        pairs = zip(number.findall(printed), number.findall(found), strict=True)
+        for before, now in ((float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in pairs):
+            assert now == pytest.approx(before, abs=0.11, rel=0.002), "run docs/website/accuracy.py"
 
 
 def test_ten_lines_size_a_cluster() -> None:

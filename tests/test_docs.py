@@ -222,15 +222,15 @@ def test_a_generated_reference_is_what_the_code_says(script: str) -> None:
 @pytest.mark.data
 @pytest.mark.slow
 def test_printed_accuracies_are_what_validate_measures(measured_data: Path) -> None:
-    """README's tables and the page of all groups: the same words, and figures within the last digit printed."""
+    """README's tables, those of the guide, the page of all groups: the same words, figures within a point."""
     module = _script("accuracy")
-    reports, readme = module.reports_of(measured_data), module.README.read_text()
     number = re.compile(r"[+-]?\d[\d,]*\.?\d*")
-    for printed, found in ((module.TARGET.read_text(), module.page(reports)), (readme, module.readme(readme, reports))):
+    for path, found in module.texts(module.reports_of(measured_data)).items():
+        printed = path.read_text()
         assert number.split(printed) == number.split(found), "run docs/website/accuracy.py"
         pairs = zip(number.findall(printed), number.findall(found), strict=True)
         for before, now in ((float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in pairs):
-            assert now == pytest.approx(before, abs=0.11, rel=0.002), "run docs/website/accuracy.py"
+            assert now == pytest.approx(before, abs=1.01, rel=0.002), "run docs/website/accuracy.py"
 
 
 def test_ten_lines_size_a_cluster() -> None:

@@ -1,4 +1,4 @@
-"""Writes docs/guide/how-accurate.md and README's two tables from `validate`: python docs/website/accuracy.py [DATA]
+"""Writes docs/guide/how-accurate.md and tables of other pages from `validate`: python docs/website/accuracy.py [DATA]
 
 DATA is found as in the tests: RLPERF_DATA, by default ../shared/data beside the checkout.
 """
@@ -16,7 +16,6 @@ from rlperf.calibrate.validate import Report, validate_paths
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TARGET = ROOT / "docs" / "guide" / "how-accurate.md"
-README = ROOT / "README.md"
 PHASES = ("memory", "memory/rl_lora_phases.csv")
 FILES = (
     ("training", "measured/training.csv", "Training: seconds of one optimizer update"),
@@ -26,28 +25,58 @@ FILES = (
     ("weight_sync", "measured/weight_sync.csv", "Weight sync"),
 )
 TIME, SPACE, SERVED, STEP, SYNC = ((kind, name) for kind, name, _ in FILES)
-README_ROWS = {
-    "| what | rows held out of fits |": (
-        ("training step, dense, 16 bit", TIME, "step_s", "dense, 16 bit", HELD_OUT),
-        ("training step, all (MoE, fp8, LoRA, every framework)", TIME, "step_s", "all", HELD_OUT),
-        ("peak memory of trainers", SPACE, "peak_memory_gb", "all", HELD_OUT),
-        ("peak memory of LoRA RL, both phases", PHASES, "peak_memory_gb", "all", HELD_OUT),
-        ("time per output token, kernels measured", SERVED, "tpot_ms", "covered", HELD_OUT),
-        ("time per output token, extrapolated (MLA, hybrid, mxfp4 ...)", SERVED, "tpot_ms", "extrapolated", HELD_OUT),
-        ("RL step, dense", STEP, "step_s", "dense", HELD_OUT),
-        ("RL step, all (DeepSeek-V3 and DTensor-70B included)", STEP, "step_s", "all", HELD_OUT),
-        ("weight sync", SYNC, "sync_s", "all", HELD_OUT),
-    ),
-    "| what | new rows |": (
-        ("training step (MLPerf, torchtitan, Megatron-Core, releases of 2026)", TIME, "step_s", "all", NEW),
-        ("peak memory of trainers (torchtitan)", SPACE, "peak_memory_gb", "all", NEW),
-        ("time per output token, kernels measured", SERVED, "tpot_ms", "covered", NEW),
-        ("time per output token, extrapolated (MI355X and others)", SERVED, "tpot_ms", "extrapolated", NEW),
-        ("RL step (NeMo-RL v0.6, verl logs, RLinf, miles, MLPerf)", STEP, "step_s", "all", NEW),
-        ("weight sync (NeMo-RL, miles; taken for other paths)", SYNC, "sync_s", "all", NEW),
-    ),
+TABLES: dict[Path, dict[str, tuple[tuple[str, tuple[str, str], str, str, str], ...]]] = {
+    ROOT / "README.md": {
+        "| what | rows held out of fits |": (
+            ("training step, dense, 16 bit", TIME, "step_s", "dense, 16 bit", HELD_OUT),
+            ("training step, all (MoE, fp8, LoRA, every framework)", TIME, "step_s", "all", HELD_OUT),
+            ("peak memory of trainers", SPACE, "peak_memory_gb", "all", HELD_OUT),
+            ("peak memory of LoRA RL, both phases", PHASES, "peak_memory_gb", "all", HELD_OUT),
+            ("time per output token, kernels measured", SERVED, "tpot_ms", "covered", HELD_OUT),
+            (
+                "time per output token, extrapolated (MLA, hybrid, mxfp4 ...)",
+                SERVED,
+                "tpot_ms",
+                "extrapolated",
+                HELD_OUT,
+            ),
+            ("RL step, dense", STEP, "step_s", "dense", HELD_OUT),
+            ("RL step, all (DeepSeek-V3 and DTensor-70B included)", STEP, "step_s", "all", HELD_OUT),
+            ("weight sync", SYNC, "sync_s", "all", HELD_OUT),
+        ),
+        "| what | new rows |": (
+            ("training step (MLPerf, torchtitan, Megatron-Core, releases of 2026)", TIME, "step_s", "all", NEW),
+            ("peak memory of trainers (torchtitan)", SPACE, "peak_memory_gb", "all", NEW),
+            ("time per output token, kernels measured", SERVED, "tpot_ms", "covered", NEW),
+            ("time per output token, extrapolated (MI355X and others)", SERVED, "tpot_ms", "extrapolated", NEW),
+            ("RL step (NeMo-RL v0.6, verl logs, RLinf, miles, MLPerf)", STEP, "step_s", "all", NEW),
+            ("weight sync (NeMo-RL, miles; taken for other paths)", SYNC, "sync_s", "all", NEW),
+        ),
+    },
+    ROOT / "docs" / "guide" / "accuracy-rl-step.md": {
+        "| rows that no fit saw | n | median | mean |": (
+            ("dense", STEP, "step_s", "dense", HELD_OUT),
+            ("mixture of experts", STEP, "step_s", "MoE", HELD_OUT),
+            ("Qwen3.5-35B-A3B in verl (nothing fitted)", STEP, "step_s", "verl_megatron, nothing fitted", HELD_OUT),
+            ("DeepSeek-V3, apart (form chosen in view of it)", STEP, "step_s", "DeepSeek-V3", HELD_OUT),
+            ("Llama-3.1-70B on DTensor, apart", STEP, "step_s", "DTensor 70B", HELD_OUT),
+            ("everything", STEP, "step_s", "all", HELD_OUT),
+        ),
+        "| new rows | n |": (
+            ("NeMo-RL v0.6, the recipes of v0.4 and v0.5", STEP, "step_s", "nemo_rl", NEW),
+            ("of these DeepSeek-V3", STEP, "step_s", "DeepSeek-V3", NEW),
+            ("RLinf (nothing of it known)", STEP, "step_s", "rlinf", NEW),
+            ("miles (speculative decoding, optimizer on the host)", STEP, "step_s", "miles_logs", NEW),
+            ("mlperf_rlvr (agents with tools, many turns, stragglers)", STEP, "step_s", "mlperf_rlvr", NEW),
+            ("verl logs of 0.5B and 7B", STEP, "step_s", "verl_logs", NEW),
+            ("everything new", STEP, "step_s", "all", NEW),
+            ("rollouts of these frameworks", STEP, "rollout_s", "all", NEW),
+            ("scoring of these frameworks", STEP, "scoring_s", "all", NEW),
+            ("training of these frameworks", STEP, "train_s", "all", NEW),
+        ),
+    },
 }
-"""README's tables by how they begin: label, file, metric, group and split of every row."""
+"""Tables in other pages by how they begin; a row is label, file, metric, group and split. Heads name the figures."""
 
 HEAD = """# How accurate is it
 
@@ -107,13 +136,18 @@ def page(reports: Reports) -> str:
     return "\n".join(lines) + "\n"
 
 
-def readme(text: str, reports: Reports) -> str:
-    """README with the rows of its two tables replaced."""
+def with_tables(text: str, tables: Mapping[str, Sequence[tuple[str, tuple[str, str], str, str, str]]],
+                reports: Reports) -> str:  # fmt: skip
+    """A page with the rows of its tables replaced."""
     lines = text.split("\n")
-    for begin, rows in README_ROWS.items():
-        first = next(i for i, line in enumerate(lines) if line.startswith(begin)) + 2
-        last = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
-        lines[first:last] = [_readme_row(label, _summary(reports[file], *which)) for label, file, *which in rows]
+    for begin, rows in tables.items():
+        head = next(i for i, line in enumerate(lines) if line.startswith(begin))
+        last = next(i for i in range(head, len(lines)) if not lines[i].startswith("|"))
+        columns = [name.strip() for name in lines[head].strip("|").split("|")][1:]
+        lines[head + 2 : last] = [
+            f"| {label} | " + " | ".join(_figure(_summary(reports[file], *which), name) for name in columns) + " |"
+            for label, file, *which in rows
+        ]
     return "\n".join(lines)
 
 
@@ -121,11 +155,23 @@ def _summary(report: Report, *which: str) -> Summary:
     return next(one for one in report.metrics if (one.metric, one.group, one.split) == which)
 
 
-def _readme_row(label: str, one: Summary) -> str:
-    errors = " | ".join(
-        f"{error:.1f} %" if error < 200 else f"{error:.0f} %" for error in (one.median_ape, one.mape, one.p90_ape)
-    )
-    return f"| {label} | {one.rows} | {errors} | {100 * (one.interval_coverage or 0.0):.0f} % |"
+def _figure(one: Summary, column: str) -> str:
+    """What a column's head asks for."""
+    sizes = {"median": one.median_ape, "mean": one.mape, "90th": one.p90_ape}
+    for word, size in sizes.items():
+        if column.startswith(word):
+            return f"{size:.1f} %" if size < 200 else f"{size:.0f} %"
+    if column.startswith("bias"):
+        return f"{one.median_bias:+.0f} %"
+    if "interval" in column:
+        return f"{100 * (one.interval_coverage or 0.0):.0f} %"
+    return str(one.rows)
+
+
+def texts(reports: Reports) -> dict[Path, str]:
+    """Every page that prints accuracies, as it should be."""
+    others = {path: with_tables(path.read_text(), tables, reports) for path, tables in TABLES.items()}
+    return {TARGET: page(reports), **others}
 
 
 def reports_of(data: Path) -> Reports:
@@ -135,11 +181,11 @@ def reports_of(data: Path) -> Reports:
 
 
 def main() -> None:
-    """Validate every file, write the page and README's tables."""
+    """Validate every file, write the page and the tables of others."""
     given = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("RLPERF_DATA", str(ROOT.parent / "shared" / "data"))
     reports = reports_of(Path(given))
-    TARGET.write_text(page(reports))
-    README.write_text(readme(README.read_text(), reports))
+    for path, text in texts(reports).items():
+        path.write_text(text)
 
 
 if __name__ == "__main__":

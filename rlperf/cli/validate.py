@@ -7,14 +7,22 @@ from typing import Annotated
 
 import typer
 
+from rlperf.calibrate.leave_out import BY, Errors, LeaveOutReport, leave_out
 from rlperf.calibrate.splits import HELD_OUT
 from rlperf.calibrate.statistics import Summary
 from rlperf.calibrate.validate import KINDS, Report, validate_paths
 from rlperf.cli.output import AsJson, print_json
+from rlperf.errors import SpecError
 
 NAMES = ("median", "mean", "p90", "WAPE", "bias")
 GROUP_WIDTH = 26
 HEADER = f"  {'':{GROUP_WIDTH}s} {'n':>5s} " + " ".join(f"{name:>6s}" for name in NAMES) + " rank   in"
+LEAVE_OUT_HEADER = (
+    "| group | rows | configurations in the fit | seen: median | mean | p90 | inside | width "
+    "| left out: median | mean | p90 | inside | width | pooled interval: inside | width | borrowed |\n|---|"
+    + "---|"
+    * 15
+)
 
 
 def validate(
@@ -23,12 +31,22 @@ def validate(
     fit: Annotated[
         list[Path] | None, typer.Option(help="recordings to fit an engine's constants to (engine_trace)")
     ] = None,
+    leave: Annotated[
+        str | None,
+        typer.Option("--leave-out", help=f"fit again without each {', '.join(BY)} in turn, and predict it so"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict every row of a file of measurements and sum up the errors per metric and group.
 
     Example: rlperf validate measured.csv --kind training
     """
+    if leave is not None:
+        if fit or len(files) != 1:
+            raise SpecError("--leave-out takes one table and no --fit")
+        left = leave_out(files[0], kind, leave)
+        print_json(left.to_dict()) if as_json else typer.echo(text_of_left_out(left))
+        return
     report = validate_paths(files, kind, fit or ())
     if as_json:
         print_json(report.to_dict())
@@ -48,6 +66,28 @@ def text_of(report: Report) -> str:
         title = metric if split == HELD_OUT else f"{metric}, groups that no calibration had in view"
         lines += [title, *(_row(one) for one in report.metrics if (one.metric, one.split) == (metric, split))]
     return "\n".join(lines)
+
+
+def text_of_left_out(report: LeaveOutReport) -> str:
+    """A table of Markdown a metric, as the docs hold it: the same rows with their group in the fit and without."""
+    lines = []
+    for metric in dict.fromkeys(one.metric for one in report.lines):
+        lines += ["", f"{metric}, one {report.by} left out at a time", "", LEAVE_OUT_HEADER]
+        lines += [
+            f"| {one.group} | {one.rows} | {one.in_fit} | {_errors(one.seen)} | {_errors(one.left_out)} "
+            f"| {_interval(one.pooled)} | {one.borrowed} |"
+            for one in report.lines
+            if one.metric == metric
+        ]
+    return "\n".join(lines)
+
+
+def _errors(one: Errors) -> str:
+    return f"{one.median:.1f} % | {one.mean:.1f} % | {one.p90:.1f} % | {_interval(one)}"
+
+
+def _interval(one: Errors) -> str:
+    return f"{100.0 * one.inside:.0f} % | {one.width:.0f} %"
 
 
 def _row(one: Summary) -> str:

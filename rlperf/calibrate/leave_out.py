@@ -1,0 +1,213 @@
+"""Leave one stack out: a whole framework, release, device or model family at a time, as a stranger would meet it.
+
+Held-out rows (`rlperf.calibrate.splits`) share their stack with rows that a fit saw. Here constants are fitted again
+without any row of a group, and the group's rows are predicted with what remains. Both sides are fitted by one rule and
+scored on the same rows, of which neither fit saw any; nothing is written to the shipped constants.
+
+A kind of measurements has a module ``rlperf.calibrate.leave_out_<kind>`` with ``predict_groups(path, table, by)``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlperf.calibrate.statistics import absolute_percentage_errors
+from rlperf.calibrate.tables import Row, Table, read_table
+from rlperf.calibrate.validate import KINDS, PredictedFigure
+from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.calibration import Spread
+
+BY = ("framework", "version", "device", "family")
+"""What a group is: rows of one framework or engine, one release of it, one device, one family of models."""
+
+ALL, GROUPS = "all rows", "mean over groups"
+
+
+@dataclass(frozen=True)
+class LeftOutGroup:
+    """One group with both predictions of the same rows.
+
+    Attributes
+    ----------
+    name : the framework, release, device or family
+    in_fit : configurations of the group that the fit on the seen side saw; 0 says that it is a stranger to both
+    seen, left_out : the same rows in the same order, predicted with and without the group's rows in the fit
+    borrowed : whose constants stood in, where the group was all that its own had; empty where something was left
+    """
+
+    name: str
+    in_fit: int
+    seen: tuple[PredictedFigure, ...]
+    left_out: tuple[PredictedFigure, ...]
+    borrowed: str = ""
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of some rows [%]; ``inside`` is a share, ``width`` the median of high less low over predicted."""
+
+    median: float
+    mean: float
+    p90: float
+    bias: float
+    inside: float
+    width: float
+
+
+@dataclass(frozen=True)
+class LeaveOutLine:
+    """One metric of one group: ``seen`` and ``left_out`` with the interval that rlperf would state for them.
+
+    ``pooled`` has the interval from what the other groups missed when they were left out.
+    """
+
+    metric: str
+    group: str
+    rows: int
+    in_fit: int
+    seen: Errors
+    left_out: Errors
+    pooled: Errors
+    borrowed: str = ""
+
+
+@dataclass(frozen=True)
+class LeaveOutReport:
+    """Every group of a table left out in turn."""
+
+    kind: str
+    file: str
+    by: str
+    lines: tuple[LeaveOutLine, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"kind": self.kind, "file": self.file, "by": self.by, "lines": [asdict(one) for one in self.lines]}
+
+
+def family_of(architecture: str) -> str:
+    """The family of a model by its name: the letters in front of its version or size.
+
+    >>> [family_of(name) for name in ("Llama-3.1-8B", "Qwen2.5-7B", "gpt-oss-120b", "gpt-L24-h1024-a16", "Kimi-K2")]
+    ['Llama', 'Qwen', 'gpt-oss', 'gpt', 'Kimi']
+    """
+    found = re.match(r"[A-Za-z]+(-oss|-J)?", architecture)
+    return found.group() if found else architecture
+
+
+def group_of(row: Row, by: str, framework: str = "framework", version: str = "framework_version") -> str:
+    """The group of a row, empty where the row does not say; ``framework`` and ``version`` name the table's columns."""
+    if by == "device":
+        return row.text("gpu")
+    if by == "family":
+        return family_of(row.text("architecture"))
+    if by == "framework":
+        return row.text(framework)
+    release = row.text(version)
+    return f"{row.text(framework)} {release}" if release else ""
+
+
+def leave_out(path: Path | str, kind: str, by: str) -> LeaveOutReport:
+    """Fit again without each group in turn and sum up the errors.
+
+    Raises
+    ------
+    SpecError : a group that is none of `BY`, a kind whose constants cannot be fitted again, an unreadable file
+    """
+    if by not in BY:
+        raise SpecError(Problem(f"cannot leave out {by!r}; known: {', '.join(BY)}", suggestion=did_you_mean(by, BY)))
+    predict = _predictor(kind)
+    table = read_table(path)
+    return report_of(kind, table.file, by, predict(Path(path), table, by))
+
+
+def _predictor(kind: str) -> Callable[[Path, Table, str], Sequence[LeftOutGroup]]:
+    name = f"rlperf.calibrate.leave_out_{kind}"
+    try:
+        found: Callable[[Path, Table, str], Sequence[LeftOutGroup]] = importlib.import_module(name).predict_groups
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        known = f"unknown kind {kind!r}" if kind not in KINDS else f"kind {kind!r} has no fit to repeat"
+        raise SpecError(f"{known}: nothing can be left out") from error
+    return found
+
+
+def report_of(kind: str, file: str, by: str, groups: Sequence[LeftOutGroup]) -> LeaveOutReport:
+    """Errors of every metric, group by group, then of all rows."""
+    metrics = dict.fromkeys(one.metric for group in groups for one in group.left_out)
+    lines = [line for metric in metrics for line in _lines(metric, [_only(group, metric) for group in groups])]
+    return LeaveOutReport(kind, file, by, tuple(lines))
+
+
+def _only(group: LeftOutGroup, metric: str) -> LeftOutGroup:
+    seen, left = (tuple(one for one in figures if one.metric == metric) for figures in (group.seen, group.left_out))
+    return replace(group, seen=seen, left_out=left)
+
+
+def _lines(metric: str, groups: Sequence[LeftOutGroup]) -> list[LeaveOutLine]:
+    groups = [group for group in groups if group.left_out]
+    pooled = [_with(group.left_out, spread_of_others(groups, index)) for index, group in enumerate(groups)]
+    lines = [
+        LeaveOutLine(
+            metric, group.name, len(group.left_out), group.in_fit,
+            errors_of(group.seen), errors_of(group.left_out), errors_of(wider), group.borrowed,
+        )
+        for group, wider in zip(groups, pooled, strict=True)
+    ]  # fmt: skip
+    seen, left = ([one for group in groups for one in getattr(group, side)] for side in ("seen", "left_out"))
+    whole = errors_of(seen), errors_of(left), errors_of([one for side in pooled for one in side])
+    means = _mean([line.seen for line in lines]), _mean([line.left_out for line in lines])
+    in_fit = sum(group.in_fit for group in groups)
+    return [
+        *lines,
+        LeaveOutLine(metric, ALL, len(left), in_fit, whole[0], whole[1], whole[2]),
+        LeaveOutLine(metric, GROUPS, len(left), in_fit, means[0], means[1], _mean([line.pooled for line in lines])),
+    ]
+
+
+def _mean(errors: Sequence[Errors]) -> Errors:
+    return Errors(*np.mean([list(asdict(one).values()) for one in errors], axis=0).tolist())
+
+
+def errors_of(figures: Sequence[PredictedFigure]) -> Errors:
+    """Errors of some rows and how their intervals stand."""
+    measured, predicted, low, high = (
+        np.array([getattr(one, name) for one in figures]) for name in ("measured", "predicted", "low", "high")
+    )
+    errors = absolute_percentage_errors(predicted, measured)
+    return Errors(
+        median=float(np.median(errors)),
+        mean=float(errors.mean()),
+        p90=float(np.quantile(errors, 0.9)),
+        bias=float(100.0 * np.median(predicted / measured - 1.0)),
+        inside=float(((low <= measured) & (measured <= high)).mean()),
+        width=float(100.0 * np.median((high - low) / predicted)),
+    )
+
+
+def spread_of_others(groups: Sequence[LeftOutGroup], index: int) -> Spread:
+    """5th and 95th percentile of measured over predicted of the other groups, each left out, each of one weight.
+
+    A group says nothing about its own interval; alone it has none (1 to 1).
+    """
+    others = [group.left_out for i, group in enumerate(groups) if i != index]
+    if not others:
+        return Spread(low=1.0, high=1.0)
+    ratio = np.array([one.measured / one.predicted for side in others for one in side])
+    weight = np.concatenate([np.full(len(side), 1.0 / len(side)) for side in others])
+    order = np.argsort(ratio)
+    share = (np.cumsum(weight[order]) - 0.5 * weight[order]) / weight.sum()
+    low, high = np.exp(np.interp([0.05, 0.95], share, np.log(ratio[order])))
+    return Spread(low=float(low), high=float(high))
+
+
+def _with(figures: Sequence[PredictedFigure], spread: Spread) -> tuple[PredictedFigure, ...]:
+    return tuple(replace(one, low=one.predicted * spread.low, high=one.predicted * spread.high) for one in figures)

@@ -11,6 +11,7 @@ import pytest
 from rlperf.api import ask, plan_job
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer.plan import Plan
+from rlperf.plan.judge.decisions import decide
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.search.relax import relaxations
 from rlperf.plan.search.screen import screen
@@ -218,3 +219,10 @@ def test_partial_rollouts_are_opened_by_the_user_and_take_the_tail_away(tmp_path
     assert opened.objective <= min(plain.objective, forced.objective) * (1 + 1e-3)
     with pytest.raises(ValueError, match="ratio of at least 1"):
         job(tasks=[{**TASK, "over_provision": 0.5}])
+
+
+def test_groups_of_rl_steps_that_are_alike_are_screened_and_judged_once() -> None:
+    question = ask(job(horizon={"rl_steps": 30, "group": 10}))
+    decisions = decide(question.context, question.facts, lambda _share, _text: None)
+    assert len(decisions) == 3
+    assert all(each.screened is decisions[0].screened for each in decisions)

@@ -73,7 +73,7 @@ class Reading:
     @property
     def assumed(self) -> tuple[str, ...]:
         """What was filled in, as text."""
-        return tuple(map(str, self.guesses))
+        return (*filter(None, [self.row.shape_note()]), *map(str, self.guesses))
 
     @property
     def blanks(self) -> int:

@@ -23,7 +23,7 @@ from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rollout import EngineOptions, Trajectories, simulate_replica
 from rlperf.specs.calibration import Spread, load_engine_calibration
 from rlperf.specs.hardware import load_hardware
-from rlperf.specs.profiles import load_architecture, load_device, profile_names
+from rlperf.specs.profiles import architecture_reading, load_architecture, load_device, profile_names
 
 COLUMNS = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_token_ts", "last_token_ts")
 
@@ -155,6 +155,7 @@ def setup_of(log: RequestLog) -> ReplaySetup:
     assumed: list[str] = []
     settings = log.meta.get("engine_kwargs") or {}
     arch = load_architecture(str(log.meta["model"]))
+    assumed += filter(None, [architecture_reading(str(log.meta["model"])).note])
     hardware = load_hardware(_device(log, assumed))
     engine = load_engine_calibration("vllm")
     layout = Layout.of(tensor_parallel=int(settings.get("tensor_parallel_size", 1)))

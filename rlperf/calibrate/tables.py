@@ -12,7 +12,7 @@ from pathlib import Path
 from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, load_hardware
-from rlperf.specs.profiles import load_architecture
+from rlperf.specs.profiles import architecture_reading, load_architecture
 from rlperf.specs.reader import read_text
 
 
@@ -32,9 +32,16 @@ class Row:
         ``beside`` is the folder ``architectures`` next to the table's own. Shapes that exist only as rows of a
         measurement (layers cut off, sizes of papers) stand there and not in the catalogue.
         """
+        return load_architecture(self._architecture_at(column))
+
+    def shape_note(self, column: str = "architecture") -> str:
+        """Which shape stands for the architecture that a cell names, where it is not the shape's own."""
+        return architecture_reading(self._architecture_at(column)).note if self.text(column) else ""
+
+    def _architecture_at(self, column: str) -> Path | str:
         name = self.text(column)
         file = self.beside / f"{name}.json" if self.beside else None
-        return load_architecture(file if file and file.is_file() else name)
+        return file if file and file.is_file() else name
 
     def hardware(self, column: str = "gpu", cluster: str | None = None) -> Hardware:
         """The hardware of the device that a cell names, in a cluster or else in the generic node."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,7 +95,7 @@ class PhaseRow(Reading):
     printed_device: str = column(text, "", name="device")
     device: str = derived(_phase_device)
     model: str = column(_phase_model, "")
-    architecture: Architecture = derived(lambda row: load_architecture(re.sub("-Instruct$", "", row.model)))
+    architecture: Architecture = derived(lambda row: load_architecture(row.model))
     hardware: Hardware = derived(lambda row: load_hardware(row.device))
     quantisation: str = column(text, "none", name="knob_quantization")
     trainer: TrainerCalibration = derived(lambda row: load_trainer("peft_nf4" if row.quantisation == "nf4" else "peft"))

@@ -39,6 +39,7 @@ def import_(
         for text, given in ((f"cluster {job.cluster}", cluster), (f"workload {job.tasks[0].workload}", workload))
         if given is None
     ]
+    assumed += filter(None, [_shape_note(job.architecture)])
     problems = [(item, "unknown key") for item in imported.unknown]
     problems += [(item, "not accepted") for item in imported.illegal]
     if as_json:
@@ -65,3 +66,14 @@ def import_(
     screen.print(f"{len(imported.filled())} performance keys left to the defaults of {imported.framework}")
     for text in assumed:
         screen.print(f"assumed: {text}")
+
+
+def _shape_note(name: str) -> str:
+    """Which shape stands for the name; empty where it is the shape's own, or not known on this machine."""
+    from rlperf.errors import SpecError
+    from rlperf.specs.profiles import architecture_reading
+
+    try:
+        return architecture_reading(name).note
+    except SpecError:
+        return ""

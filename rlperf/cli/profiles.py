@@ -75,14 +75,14 @@ def show(
         except SpecError as error:
             failures += error.problems
             continue
-        _print(kind, spec, as_json)
+        _print(kind, spec, as_json, profiles.architecture_reading(name).note if kind == "architecture" else "")
         return
     near = {problem.suggestion for problem in failures if problem.suggestion and "mean" in problem.suggestion}
     hint = "; ".join(sorted(near)) or "see rlperf profiles list"
     raise SpecError(f"no device, cluster, link, architecture or trainer is named {name!r} ({hint})")
 
 
-def _print(kind: str, spec: object, as_json: bool) -> None:
+def _print(kind: str, spec: object, as_json: bool, assumed: str) -> None:
     from pydantic import BaseModel
 
     assert isinstance(spec, BaseModel)
@@ -92,6 +92,8 @@ def _print(kind: str, spec: object, as_json: bool) -> None:
 
         assert isinstance(spec, Architecture)
         data |= {"parameters": parameters(spec), "active_parameters": active_parameters(spec)}
+    if assumed:
+        data["assumed"] = assumed
     if as_json:
         print_json({"kind": kind, **data})
         return

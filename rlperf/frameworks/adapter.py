@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
-from rlperf.errors import SpecError
 from rlperf.frameworks.fields import Field, Setting, Target
 from rlperf.frameworks.keytable import Value, key_table
 from rlperf.frameworks.run import Ref, Run
 from rlperf.specs.framework import FrameworkFacts, Rule, facts_data
 from rlperf.specs.modes import MODES
-from rlperf.specs.profiles import load_architecture
 
 
 @dataclass(frozen=True)
@@ -155,17 +153,6 @@ def hub_name(architecture: str) -> str:
         if lowered.startswith(start):
             return f"{organisation}/{architecture}"
     return architecture
-
-
-def known_architecture(name: str) -> str:
-    """The shipped name behind a hub name or checkpoint path, or the text as it is."""
-    for candidate in (name, name.rstrip("/").rpartition("/")[2]):
-        if candidate and not candidate.startswith(("/", "~", ".")):
-            try:
-                return load_architecture(candidate).name
-            except SpecError:
-                continue
-    return name
 
 
 def node_shape(devices: int, per_node: int) -> tuple[int, int] | None:

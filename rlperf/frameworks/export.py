@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlperf.errors import ExportError, Problem, SpecError
-from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts, known_architecture
+from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts
 from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of, split_name
@@ -19,7 +19,7 @@ from rlperf.plan.question.context import keys_of
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import Rule
 from rlperf.specs.job import Job
-from rlperf.specs.profiles import load_architecture, load_cluster
+from rlperf.specs.profiles import architecture_named, load_architecture, load_cluster
 from rlperf.specs.reader import read_document, validate
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.writer import write_atomic
@@ -153,7 +153,7 @@ def export_run(
     before = _as_imported(carried, adapter, version)
     if before is not None:
         run = run.having({at: before.value(at) for at in _BEYOND_A_JOB if run.value(at) is None})
-        if known_architecture(before.architecture) == known_architecture(run.architecture):
+        if architecture_named(before.architecture) == architecture_named(run.architecture):
             run = replace(run, architecture=before.architecture)
     run, renamed = _in_its_keys(run, adapter, folder)
     adapted, limitations = adapter.adapt(run, version)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlperf.errors import SpecError
-from rlperf.frameworks.adapter import Limitation, known_architecture
+from rlperf.frameworks.adapter import Limitation
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
 from rlperf.plan.search.stage_ends import stage_ends
 from rlperf.specs.pool import Offload
@@ -65,7 +65,7 @@ def with_stage_ends(run: Run) -> Run:
     if stated or trainer.virtual_pipeline > 1:
         return run
     try:
-        layers = load_architecture(known_architecture(run.architecture)).layers
+        layers = load_architecture(run.architecture).layers
     except SpecError:
         return run
     first, last = stage_ends(layers, trainer.pipeline_parallel, None, None)

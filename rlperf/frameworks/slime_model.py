@@ -6,7 +6,7 @@ from rlperf.errors import SpecError
 from rlperf.frameworks.fields import Setting
 from rlperf.frameworks.run import Run
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.profiles import load_architecture
+from rlperf.specs.profiles import architecture_reading, load_architecture
 
 # Values of a config.json that `Architecture` does not carry, by family (each model's published config).
 _ROTARY = {
@@ -21,11 +21,12 @@ def model_flags(run: Run) -> list[Setting]:
     """Megatron's architecture flags, equal to the checkpoint's config; empty where slime's own script knows better."""
     try:
         arch = load_architecture(run.architecture)
+        labelled = architecture_reading(run.architecture)
     except SpecError:
         return []
     rotary = _ROTARY.get(arch.family)
     plain = arch.latent is None and arch.linear_attention is None and arch.state_space is None and arch.vision is None
-    if rotary is None or not plain or "sliding" in arch.mixers:
+    if rotary is None or not plain or "sliding" in arch.mixers or labelled.changes:  # other positions, another base
         return []
     epsilon, base = rotary
     settings = [

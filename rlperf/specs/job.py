@@ -118,7 +118,9 @@ class Job(Frozen):
 
     schema_version: Literal[1] = 1
     name: str = "job"
-    architecture: str = Field(min_length=1, description="shipped name, or path of a Hugging Face config.json")
+    architecture: str = Field(
+        min_length=1, description="shipped or published name, or path of a Hugging Face config.json"
+    )
     cluster: str = Field(min_length=1, description="shipped name, 'generic:<device>', or path of a cluster file")
     nodes: PositiveInt | None = Field(None, description="default: as the cluster file says")
     price: UsdPerHour | None = Field(None, description="per device and hour; overrides the cluster's")

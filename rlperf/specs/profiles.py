@@ -21,11 +21,11 @@ from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.hf_config import from_hf, looks_like_hf
+from rlperf.specs.labels import SHOWN, Reading, could_be, key, last_part, read_label
 from rlperf.specs.reader import problems_of, read_document, read_spec, read_text
 
 PACKAGE = Path(__file__).resolve().parent.parent
 _ALIASES = re.compile(r"^aliases:\s*\[(.*)\]\s*$", re.MULTILINE)
-_SAME_SHAPE_SUFFIXES = ("-instruct", "-base", "-chat", "-hf", "-it")
 
 
 def profile_root() -> Path:
@@ -75,17 +75,17 @@ def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path
     ------
     SpecError : no such name; with the nearest one that exists
     """
-    wanted = _key(name)
+    wanted = key(name)
     known: dict[str, Path] = {}
     for path in _files(kind, folder):
-        known.setdefault(_key(path.stem), path)
+        known.setdefault(key(path.stem), path)
     if wanted in known:
         return known[wanted]
     aliases = {alias: path for path in known.values() for alias in _aliases(path)} if kind == "devices" else {}
     if wanted in aliases:
         return aliases[wanted]
     noun = kind.split("/")[0].removesuffix("s") + (f" of {kind.split('/')[1]}" if "/" in kind else "")
-    spelt = {_key(path.stem): path.stem for path in known.values()} | {alias: alias for alias in aliases}
+    spelt = {key(path.stem): path.stem for path in known.values()} | {alias: alias for alias in aliases}
     hint = did_you_mean(wanted, spelt)
     if hint:
         near = hint.removeprefix("did you mean ").removesuffix("?")
@@ -95,15 +95,11 @@ def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path
     raise SpecError(Problem(f"there is no {noun} named {name!r}", suggestion=hint))
 
 
-def _key(name: str) -> str:
-    return re.sub(r"[\s_-]+", "_", name.strip().lower())
-
-
 @cache
 def _aliases(path: Path) -> tuple[str, ...]:
     """Aliases of a device file, found without parsing the whole file."""
     match = _ALIASES.search(read_text(path))
-    return tuple(_key(part.strip(" \"'")) for part in match.group(1).split(",")) if match else ()
+    return tuple(key(part.strip(" \"'")) for part in match.group(1).split(",")) if match else ()
 
 
 def is_path(text: str) -> bool:
@@ -221,38 +217,89 @@ def architecture_names(folder: Path | str | None = None) -> tuple[str, ...]:
 def load_architecture(name_or_path: str | Path, folder: Path | str | None = None) -> Architecture:
     """An architecture: shipped name, Hugging Face ``config.json`` (or a folder that holds one), or our own JSON.
 
-    Names are compared without case. An organisation in front (``Qwen/Qwen2.5-7B``) and a suffix that does not change
-    the shape (``-Instruct``, ``-Base``, ``-Chat``, ``-hf``, ``-it``) are left out where the full name is not known.
+    A published name of a known shape (``labels.yaml``) is as good as the shape's own, and so is a folder of that name
+    that is not on this machine; `architecture_reading` says then what was taken.
 
     >>> load_architecture("qwen/qwen2.5-7b-instruct").name
     'Qwen2.5-7B'
+    >>> load_architecture("Qwen/Qwen3-30B-A3B-Instruct-2507").max_positions
+    262144
     """
-    if isinstance(name_or_path, str) and not is_path(name_or_path) and not Path(name_or_path).is_dir():
-        path = _find_architecture(name_or_path, folder)
-    else:
-        path = _locate("architectures", Path(name_or_path), folder)
-        path = path / "config.json" if path.is_dir() else path
+    if not _is_here(name_or_path, folder):
+        path, reading = _find_architecture(str(name_or_path), folder)
+        return _changed(path, _stamp(path), tuple(reading.changes.items()))
+    path = _locate("architectures", Path(name_or_path), folder)
+    path = path / "config.json" if path.is_dir() else path
     return _architecture(path, _stamp(path))
 
 
-def _find_architecture(name: str, folder: Path | str | None) -> Path:
-    short = name.rsplit("/", 1)[-1]
-    stems = [short]
-    for suffix in _SAME_SHAPE_SUFFIXES:
-        if short.lower().endswith(suffix):
-            stems.append(short[: -len(suffix)])
-    files = {path.stem.lower(): path for path in reversed([*_files("architectures", folder)])}
-    for stem in stems:
-        if stem.lower() in files:
-            return files[stem.lower()]
-    return find_profile("architectures", short, folder)
+def architecture_reading(name_or_path: str | Path, folder: Path | str | None = None) -> Reading:
+    """How `load_architecture` reads a name: the shape, what the label changes of it, a note where it is another's.
+
+    A file states its shape itself: no changes, no note.
+
+    >>> architecture_reading("Mixtral-8x7B-v0.1").note, architecture_reading("openai/gpt-oss-20b").note
+    ('Mixtral-8x7B-v0.1: shape of Mixtral-8x7B', '')
+    """
+    if _is_here(name_or_path, folder):
+        return Reading(str(name_or_path))
+    return _find_architecture(str(name_or_path), folder)[1]
+
+
+def architecture_named(name: str) -> str:
+    """The shipped name where a hub name or folder is the shape's own, else the text: its label says more.
+
+    >>> architecture_named("Qwen/Qwen3-8B"), architecture_named("Qwen/Qwen3-8B-FP8"), architecture_named("org/mine")
+    ('Qwen3-8B', 'Qwen/Qwen3-8B-FP8', 'org/mine')
+    """
+    try:
+        reading = architecture_reading(name) if name else Reading(name)
+    except SpecError:
+        return name
+    return name if reading.note else reading.shape
+
+
+def _is_here(name_or_path: str | Path, folder: Path | str | None) -> bool:
+    """Whether a file is meant: one that exists, or one that no label stands for."""
+    path = _locate("architectures", Path(name_or_path), folder)
+    if (path / "config.json" if path.is_dir() else path).is_file():
+        return isinstance(name_or_path, Path) or is_path(name_or_path) or path.is_dir()
+    named = isinstance(name_or_path, str) and not is_path(name_or_path)
+    if named or (path.suffix == ".json" and path.name != "config.json"):
+        return not named
+    return read_label(str(name_or_path), _architecture_files(folder)[0]) is None
+
+
+def _architecture_files(folder: Path | str | None) -> tuple[dict[str, str], dict[str, Path]]:
+    """Names of shapes by key, and their files by name; the nearest on the search path wins."""
+    files = {key(path.stem): path for path in reversed([*_files("architectures", folder)])}
+    return {each: path.stem for each, path in files.items()}, {path.stem: path for path in files.values()}
+
+
+def _find_architecture(name: str, folder: Path | str | None) -> tuple[Path, Reading]:
+    known, files = _architecture_files(folder)
+    reading = read_label(name, known)
+    if reading is not None:
+        return files[reading.shape], reading
+    near = could_be(name, known)
+    if not near:
+        return find_profile("architectures", last_part(name), folder), Reading(last_part(name))
+    more = f" or {len(near) - SHOWN} more" if len(near) > SHOWN else ""
+    hint = f"it could be {' or '.join(near[:SHOWN])}{more}: say which" if near[1:] else f"did you mean {near[0]}?"
+    raise SpecError(Problem(f"there is no architecture named {last_part(name)!r}", suggestion=hint))
+
+
+@cache
+def _changed(path: Path, version: tuple[int, int], changes: tuple[tuple[str, int], ...]) -> Architecture:
+    """The architecture of a file with what a label has otherwise."""
+    return _architecture(path, version).model_copy(update=dict(changes))
 
 
 @cache
 def _architecture(path: Path, _version: tuple[int, int]) -> Architecture:
     data = _read_json(path)
     if looks_like_hf(data):
-        name = _folder_name(path.absolute().parent) if path.name == "config.json" else path.stem
+        name = last_part(str(path.absolute())) or "architecture" if path.name == "config.json" else path.stem
         source = f"Hugging Face configuration {path.name}"
         try:
             return from_hf(data, name=name, source=source, file=str(path))
@@ -271,14 +318,6 @@ def _architecture(path: Path, _version: tuple[int, int]) -> Architecture:
         return Architecture.model_validate(data)
     except ValidationError as error:
         raise SpecError(problems_of(error, read_document(path), Architecture)) from error
-
-
-def _folder_name(folder: Path) -> str:
-    """Name of a model folder; in a Hugging Face cache that of ``models--ORG--NAME`` above the snapshot."""
-    for part in reversed(folder.parts):
-        if part.startswith("models--"):
-            return part.rsplit("--", 1)[-1]
-    return folder.name or "architecture"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.job import Job, Task
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
-from rlperf.specs.profiles import is_path, load_architecture, load_cluster
+from rlperf.specs.profiles import architecture_reading, is_path, load_architecture, load_cluster
 from rlperf.specs.reader import Document, read_document, validate
 from rlperf.specs.rl_calibration import framework_trainers, load_framework_calibration
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
@@ -38,6 +38,8 @@ class TaskContext:
     architecture: Architecture
     source: LengthSource
     batches: tuple[Batch, ...]
+    shape_note: str = ""
+    """Which shape stands for the architecture's name, where it is not the shape's own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,7 +247,8 @@ def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path 
                 suggestion="lower max_response_tokens or max_prompt_tokens",
             )
         )
-    return TaskContext(task, architecture, source, tuple(found))
+    note = architecture_reading(task.architecture or job.architecture, folder).note
+    return TaskContext(task, architecture, source, tuple(found), note)
 
 
 def _own_devices(job: Job, pool: PoolSpec) -> str:

@@ -1,0 +1,160 @@
+"""Published names of known shapes: ``Qwen/Qwen3-30B-A3B-Instruct-2507`` is Qwen3-30B-A3B with longer positions.
+
+Which names say the same shape is data (``labels.yaml``, each with its source), never a distance between words: a size
+or an activated size that differs is another model. A name that leads nowhere is refused with those that hold all of
+its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field
+
+from rlperf.specs.frozen import Frozen
+from rlperf.specs.reader import read_spec
+
+SHOWN = 6
+"""Shapes named in a refusal."""
+
+
+def key(name: str) -> str:
+    """How names are compared: case, spaces, hyphens and underscores do not matter.
+
+    >>> key("Llama 3.1-8B ")
+    'llama_3.1_8b'
+    """
+    return "_".join(name.strip().lower().replace("-", " ").replace("_", " ").split())
+
+
+class Changes(Frozen):
+    """What a label has otherwise than its shape: nothing that changes a layer."""
+
+    max_positions: int | None = Field(None, gt=0)
+    vocab: int | None = Field(None, gt=0)
+
+
+class Words(Frozen):
+    """Words at a name's start or end that leave the shape as it is; ``precision``: they say how numbers are stored."""
+
+    words: tuple[str, ...]
+    source: str
+    precision: bool = False
+
+
+class Equal(Frozen):
+    """Labels of one shape, and where it is published that they have it."""
+
+    shape: str
+    labels: tuple[str, ...]
+    source: str
+    changes: Changes = Changes()
+
+
+class Labels(Frozen):
+    """Everything that is known of names; see ``labels.yaml``."""
+
+    starts: tuple[Words, ...]
+    endings: tuple[Words, ...]
+    equal: tuple[Equal, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A name as read: the shape, what the label changes of it, and in words where the name is not the shape's own."""
+
+    shape: str
+    changes: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
+
+
+@cache
+def labels() -> Labels:
+    """The shipped table."""
+    return read_spec(Path(__file__).with_name("labels.yaml"), Labels)
+
+
+@cache
+def _equal() -> dict[str, Equal]:
+    return {key(label): entry for entry in labels().equal for label in entry.labels}
+
+
+@cache
+def _endings() -> tuple[tuple[str, bool], ...]:
+    """Endings and whether each is a precision, the longest first: ``_awq_int4`` goes before ``_int4``."""
+    found = [("_" + key(word), entry.precision) for entry in labels().endings for word in entry.words]
+    return tuple(sorted(found, key=lambda item: -len(item[0])))
+
+
+@cache
+def _starts() -> tuple[str, ...]:
+    return tuple(key(word) + "_" for entry in labels().starts for word in entry.words)
+
+
+def last_part(name: str) -> str:
+    """The model's own part of a hub name, a folder or a Hugging Face cache.
+
+    >>> last_part("Qwen/Qwen3-8B"), last_part("/models/Qwen3-8B/"), last_part("hub/models--Qwen--Qwen3-8B/snapshots/1a")
+    ('Qwen3-8B', 'Qwen3-8B', 'Qwen3-8B')
+    """
+    parts = name.replace("\\", "/").rstrip("/").removesuffix("/config.json").split("/")
+    cached = [part for part in parts if part.startswith("models--")]
+    return cached[-1].rsplit("--", 1)[-1] if cached else parts[-1]
+
+
+def _stems(name: str) -> Iterator[tuple[str, bool]]:
+    """Keys that a name may stand for, the fullest first, and whether a precision was left out on the way."""
+    stem, precise = key(last_part(name)), False
+    while stem:
+        yield stem, precise
+        yield from ((stem.removeprefix(start), precise) for start in _starts() if stem.startswith(start))
+        ending = next(((word, numeric) for word, numeric in _endings() if stem.endswith(word)), None)
+        if ending is None:
+            return
+        stem, precise = stem.removesuffix(ending[0]), precise or ending[1]
+
+
+def read_label(name: str, known: Mapping[str, str]) -> Reading | None:
+    """What a name stands for among ``known`` (key -> name of a shape); None where nothing says so.
+
+    >>> known = {key(name): name for name in ("Qwen3-30B-A3B", "Qwen3-32B")}
+    >>> read_label("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", known).changes
+    {'max_positions': 262144}
+    >>> read_label("Qwen3-30B", known) is None
+    True
+    """
+    short = last_part(name)
+    for stem, precise in _stems(name):
+        entry = _equal().get(stem)
+        shape = known.get(stem) or (known.get(key(entry.shape)) if entry else None)
+        if shape is None:
+            continue
+        changes = entry.changes.model_dump(exclude_none=True) if entry and stem not in known else {}
+        if key(short) == key(shape):
+            return Reading(shape)
+        notes = [f"{short}: shape of {shape}"]
+        notes += [f"with {field} {value:,}" for field, value in changes.items()]
+        notes += ["the precision is what the job states, not the name"] if precise else []
+        return Reading(shape, changes, "; ".join(notes))
+    return None
+
+
+def could_be(name: str, known: Mapping[str, str]) -> tuple[str, ...]:
+    """Shapes and labels that hold every part of a name that leads nowhere: what it may have left out.
+
+    >>> could_be("Mixtral", {key(name): name for name in ("Mixtral-8x7B", "Mixtral-8x22B", "Qwen3-8B")})
+    ('Mixtral-8x22B', 'Mixtral-8x7B')
+    """
+    wanted = {frozenset(stem.split("_")) for stem, _ in _stems(name)}
+    shortest = min(wanted, key=len)
+    shapes = {stem: shape for stem, shape in known.items() if shortest < set(stem.split("_"))}
+    if not shapes:
+        shapes = {
+            label: known[key(entry.shape)]
+            for label, entry in _equal().items()
+            if shortest < set(label.split("_")) and key(entry.shape) in known
+        }
+    return tuple(sorted(set(shapes.values()), key=str.lower))

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +10,7 @@ import yaml
 
 from rlperf.api import plan_job
 
-from .recipes import ROOT, page, recipe
+from .recipes import ROOT, copied_package, page, recipe, run_in
 
 JOB = {
     "name": "small", "architecture": "Qwen3-0.6B", "nodes": 1, "modes": ["colocated"], "cluster": "dgx_h100",
@@ -90,14 +86,9 @@ else:
 @pytest.mark.slow
 def test_a_framework_is_three_files_of_one_folder(tmp_path: Path) -> None:
     """In a copy of the package with the three files added, and nothing else changed."""
-    shutil.copytree(ROOT / "rlperf", tmp_path / "rlperf", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "hwprofiles").symlink_to(ROOT / "hwprofiles")
+    package = copied_package(tmp_path)
     for name in ("mine.py", "facts/mine.yaml", "facts/mine.tsv"):
-        (tmp_path / "rlperf" / "frameworks" / name).write_text(recipe(name))
+        (package / "frameworks" / name).write_text(recipe(name))
     (tmp_path / "run").mkdir()
     saved({**JOB, "framework": "mine"}, tmp_path / "run")
-    done = subprocess.run(
-        [sys.executable, "-c", TRIED, str(tmp_path / "run")],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_in(tmp_path, "-c", TRIED, str(tmp_path / "run"))

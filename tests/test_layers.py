@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,7 @@ from rlperf.specs.calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import load_trainer
-from tests.conftest import ROOT
+from tests.recipes import copied_package, recipe, run_in
 from tests.test_drift import job
 
 H100 = load_hardware("h100_sxm", "dgx_h100")
@@ -262,18 +261,59 @@ def test_a_new_kind_in_a_file_reaches_predictions_and_plans(tmp_path: Path, monk
     assert toy.rollout > plain.rollout and toy.training > plain.training
 
 
-def test_the_recipe_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's class and its JSON, as they stand, reach everything that the page says."""
-    text = (ROOT / "docs" / "theory" / "layers.md").read_text(encoding="utf-8")
-    code, written = (re.findall(rf"```{language}\n(.*?)```", text, re.S)[0] for language in ("python", "json"))
-    monkeypatch.setitem(KINDS, "retention", Layer)  # taken back after the test, whatever the page's code puts there
-    exec(compile(code, "layers.md", "exec"), {})
-    (tmp_path / "mine.json").write_text(written)
-    mine = load_architecture(str(tmp_path / "mine.json"))
-    assert KINDS["retention"](mine).parameters == 2048 * 3 * 4096 + 4096 * 2048
-    replica = Replica.of(mine, H100, VLLM, Layout.of(tensor_parallel=2))
-    assert float(kv_bytes_per_request(replica)) == 3 * 4.0 * 4096 * 64 / 2
-    assert {"table", "full attention"} <= {row.name for row in decode_breakdown(mine, H100, VLLM, ONE, 8, 8e3)}
-    batch = Microbatches.of(8192.0, 8192.0 * 2048.0, 2048.0, 4.0)
-    assert float(training_update(mine, H100, MEGATRON, ONE, batch).total_s) > 0.0
-    assert serving_basis(mine, H100, VLLM).reasons == ("retention has no kernel table",)
+TRIED = """
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from rlperf.api import predict_job
+from rlperf.cost.basis import serving_basis
+from rlperf.cost.engine_memory import kv_bytes_per_request
+from rlperf.cost.inference import decode_breakdown
+from rlperf.cost.layers import KINDS
+from rlperf.cost.replica import Replica
+from rlperf.errors import SpecError
+from rlperf.layout import Layout
+from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.hardware import load_hardware
+from rlperf.specs.profiles import load_architecture
+
+folder = Path(sys.argv[1])
+mine, kind = load_architecture(str(folder / "mine.json")), KINDS["retention"]
+assert kind.__doc__ and kind.__module__ == "rlperf.cost.layers.retention"
+assert kind(mine).parameters == 2048 * 3 * 4096 + 4096 * 2048
+h100, vllm = load_hardware("h100_sxm", "dgx_h100"), load_engine_calibration("vllm")
+replica = Replica.of(mine, h100, vllm, Layout.of(tensor_parallel=2))
+assert float(kv_bytes_per_request(replica)) == 3 * 4.0 * 4096 * 64 / 2
+rows = decode_breakdown(mine, h100, vllm, Layout.of(), 8, 8e3)
+assert {"table", "full attention"} <= {row.name for row in rows}
+assert serving_basis(mine, h100, vllm).reasons == ("retention has no kernel table",)
+stages = predict_job(folder / "job.yaml").stages_s
+assert stages.rollout > 0.0 and stages.training > 0.0
+text = (folder / "mine.json").read_text()
+(folder / "mine.json").write_text(text.replace('"width"', '"widht"'))
+try:
+    predict_job(folder / "job.yaml")
+except SpecError as error:
+    assert str(error) == "mine: numbers of kind retention lack 'width' (did you mean width where it says widht?)", error
+else:
+    raise AssertionError("a number that is not there")
+"""
+
+
+def test_the_recipe_of_the_documentation_works(tmp_path: Path) -> None:
+    """The page's file, lines and JSON, as they stand, in a copy of the package; a misspelt number is named."""
+    package, name = copied_package(tmp_path), "theory/layers.md"
+    (package / "cost" / "layers" / "retention.py").write_text(recipe("retention.py", name))
+    line, row = (part + "\n" for part in recipe("__init__.py", name).strip().split("\n\n"))
+    init = package / "cost" / "layers" / "__init__.py"
+    above, below = "from rlperf.cost.layers.sliding", '    "none": Nothing,\n'
+    text = init.read_text()
+    assert above in text and below in text
+    init.write_text(text.replace(above, line + above).replace(below, below + row))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.json").write_text(recipe("mine.json", name))
+    asked = job(str(tmp_path / "run" / "mine.json"), "dgx_h100", 1, ("math", 512, 1024))
+    (tmp_path / "run" / "job.yaml").write_text(asked.model_dump_json(exclude_none=True))
+    run_in(tmp_path, "-c", TRIED, str(tmp_path / "run"))

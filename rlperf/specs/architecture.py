@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from rlperf.errors import SpecError
+from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.frozen import Frozen
 
 NEEDS = {
@@ -85,6 +85,25 @@ class KindNumbers(BaseModel):
     def numbers(self) -> dict[str, float]:
         """Numbers by name."""
         return dict(self.__pydantic_extra__)
+
+
+class StatedNumbers(dict[str, float]):
+    """Numbers of one kind of layer; asking for one that the architecture does not state is the user's `SpecError`.
+
+    >>> StatedNumbers("mine", "retention", {"widht": 8.0})["width"]
+    Traceback (most recent call last):
+    ...
+    rlperf.errors.SpecError: mine: numbers of kind retention lack 'width' (did you mean width where it says widht?)
+    """
+
+    def __init__(self, architecture: str, kind: str, numbers: dict[str, float]) -> None:
+        super().__init__(numbers)
+        self._of = f"{architecture}: numbers of kind {kind}"
+
+    def __missing__(self, name: str) -> float:
+        near = next((given for given in self if did_you_mean(given, [name])), None)
+        hint = f"did you mean {name} where it says {near}?" if near else f"it states {', '.join(self) or 'none'}"
+        raise SpecError(Problem(f"{self._of} lack {name!r}", suggestion=hint))
 
 
 class VisionTower(Frozen):
@@ -184,9 +203,9 @@ class Architecture(Frozen):
         """Feed-forward kind of every layer, ``[layers]``."""
         return self.feed_forwards if len(self.feed_forwards) == self.layers else self.feed_forwards * self.layers
 
-    def numbers_of(self, kind: str) -> dict[str, float]:
-        """Numbers of a kind that has no field here, by name; raises `SpecError` where they are missing."""
+    def numbers_of(self, kind: str) -> StatedNumbers:
+        """Numbers of a kind that has no field here, by name; raises `SpecError` where they, or one asked for, lack."""
         for one in self.numbers:
             if one.kind == kind:
-                return one.numbers
+                return StatedNumbers(self.name, kind, one.numbers)
         raise SpecError(f"{self.name}: a layer is of kind {kind}, but numbers has no entry of this kind")

@@ -251,3 +251,21 @@ def test_balance_and_batching_of_a_framework_change_screen_and_judge() -> None:
         assert batch[fidelity] > 1.02 * update[fidelity]
         assert together[fidelity] != update[fidelity]
     assert np.allclose([each[0] for each in (update, batch)], [each[1] for each in (update, batch)], rtol=0.15)
+
+
+def test_layers_that_nobody_measured_widen_the_interval_and_are_said() -> None:
+    """Recurrent layers, sliding windows and latent attention have no kernel tables; full attention has."""
+    found = {name: rlperf.predict_job(_pinned().model_copy(update={"architecture": name}))
+             for name in ("Qwen2.5-1.5B", "gpt-oss-20b", "Qwen3.5-35B-A3B", "Moonlight-16B-A3B")}  # fmt: skip
+    width = {name: np.log(each.high_s / each.low_s) for name, each in found.items()}
+    assert not found["Qwen2.5-1.5B"].calibration.extrapolated
+    assert found["Qwen2.5-1.5B"].calibration.notes == ()
+    for name, words in (
+        ("gpt-oss-20b", "sliding-window attention has no kernel table"),
+        ("Qwen3.5-35B-A3B", "recurrent layers have no kernel table"),
+        ("Moonlight-16B-A3B", "latent attention has no kernel table"),
+    ):
+        assert found[name].calibration.extrapolated, name
+        assert any(words in note for note in found[name].calibration.notes), name
+        assert width[name] > 1.02 * width["Qwen2.5-1.5B"], name
+    assert any("never timed" in note for note in found["Qwen3.5-35B-A3B"].calibration.notes)

@@ -21,7 +21,7 @@ from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.modes import Execution
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.sim.rl_step.timeline import Timeline
-from rlperf.sim.rl_step.uncertainty import interval, stage_interval, unmeasured_sigma
+from rlperf.sim.rl_step.uncertainty import interval, stage_interval
 from rlperf.specs.rl_calibration import FrameworkCalibration
 from rlperf.workload import LengthTable
 from rlperf.workload.bootstrap import bootstrap
@@ -105,7 +105,7 @@ class StepPrediction:
         if not self.row.recompute_stated:
             # full recompute would repeat the forward, a third of the training: half of that is one standard deviation
             extra += float(np.log1p(self.stage_s("train_s") / 6.0 / self.rl_step_s)) ** 2
-        extra += unmeasured_sigma(self.framework, self.row.architecture, self.row.hardware) ** 2
+        extra += self.evaluation.unlike**2
         return interval(self.rl_step_s, self.draws_s(), self.framework, extra=float(np.sqrt(extra)))
 
     def stage_interval(self, metric: str) -> tuple[float, float]:

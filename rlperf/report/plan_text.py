@@ -224,6 +224,8 @@ def print_prediction(prediction: Prediction, out: Console) -> None:
     out.print(memory)
     if not prediction.fits:
         out.print("[bold]does not fit[/bold]")
+    for note in prediction.calibration.notes:
+        out.print(f"- {note}")
     for line in prediction.advice:
         out.print(f"- {line}")
 
@@ -258,7 +260,7 @@ def print_remarks(prediction: Prediction, out: Console) -> None:
     """What was assumed, and which calibrations stand behind the numbers."""
     use = prediction.calibration
     out.print("calibration: " + ", ".join(use.ids) + (" [bold](extrapolated)[/bold]" if use.extrapolated else ""))
-    for line in (*use.notes, *(f"assumed: {text}" for text in prediction.assumed)):
+    for line in (f"assumed: {text}" for text in prediction.assumed):
         out.print(f"- {line}")
 
 

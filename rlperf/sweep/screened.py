@@ -9,7 +9,7 @@ import numpy as np
 from rlperf.layout import WORDS, FloatArray, IntArray
 from rlperf.plan.search.split_columns import SplitColumns
 from rlperf.plan.search.trainer_columns import peak_limits
-from rlperf.sim.rl_step.stages import STAGES
+from rlperf.sim.rl_step.stages import STAGES, StageSeconds
 from rlperf.sim.rl_step.uncertainty import step_factors, unmeasured_sigma
 from rlperf.specs.modes import MODES
 from rlperf.sweep.columns import DECIDED
@@ -52,7 +52,7 @@ def _columns(source: SplitColumns, r: IntArray, t: IntArray) -> dict[str, Any]:
     context, rollout, trainer, split = source.context, source.rollout, source.trainer, source.split
     seconds = source.seconds(r, t)
     step, stages = seconds.rl_step_s, np.stack([getattr(seconds, name) for name in STAGES])
-    low, high = step_bounds(source, t)
+    low, high = step_bounds(source, seconds, t)
     usd = split.usage(context).usd_per_s
     colocated = MODES[split.mode].shares_devices
     names = np.array([name.removesuffix("_s") for name in STAGES])
@@ -81,16 +81,16 @@ def _columns(source: SplitColumns, r: IntArray, t: IntArray) -> dict[str, Any]:
     return found
 
 
-def step_bounds(source: SplitColumns, t: IntArray) -> tuple[FloatArray, FloatArray]:
+def step_bounds(source: SplitColumns, seconds: StageSeconds, t: IntArray) -> tuple[FloatArray, FloatArray]:
     """5th and 95th percentile of the rl_steps of many pairs over their predictions [1] ``[pairs]``.
 
     As the judge's, without the spread over the lengths: closed forms know the mean over the rl_steps drawn and not each
     of them, so these intervals leave out how much rl_steps differ by their lengths.
     """
-    architecture, hardware = source.architecture, source.context.rollout_hardware
-    frameworks = [each.framework for each in source.context.trainers]
+    site, dtype, backend = source.context.site, source.rollout.weight_dtype, source.trainer.backend[t]
     bounds = np.array([
-        step_factors(each, extra=unmeasured_sigma(each, architecture, hardware)) for each in frameworks
+        step_factors(stack.framework, extra=unmeasured_sigma(site, stack, source.architecture, dtype, seconds))
+        for stack in site.trainers
     ])  # fmt: skip
-    low, high = bounds[source.trainer.backend[t]].T
+    low, high = bounds[backend, :, np.arange(len(t))].T
     return low, high

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlperf.cost.basis import serving_basis
+from rlperf.cost.layers import stack_of
 from rlperf.cost.memory import first_knob
 from rlperf.cost.trainer_memory import DEVICE_PARTS
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
@@ -33,6 +35,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
     trained = demand.trained_tokens
     trainer = context.trainers[int(evaluation.trainer.backend[0])].calibration
     rows = (*rollout_shares(context, task, evaluation), *trainer_shares(context, task, evaluation)) if operators else ()
+    unlike = _unlike(context, task, evaluation)
     return Prediction(
         rl_step_s=step,
         low_s=low,
@@ -48,8 +51,8 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         assumed=assumptions(context, evaluation),
         calibration=CalibrationUse(
             ids=_calibration_ids(context, evaluation),
-            extrapolated=trainer.extrapolated or any(hw.calibration.extrapolated for hw in _machines(context)),
-            notes=(*_calibration_notes(context), *_unmeasured(trainer)),
+            extrapolated=bool(unlike) or trainer.extrapolated,
+            notes=(*_calibration_notes(context), *_unmeasured(trainer), *unlike),
         ),
         fits=not over and not cache_shortage(evaluation),
         advice=tuple(advice(context, task, evaluation, memory, over)),
@@ -159,6 +162,17 @@ def _unmeasured(trainer: TrainerCalibration) -> tuple[str, ...]:
         return ()
     whose = f"constants of {trainer.relative}" if trainer.relative else "constants read and judged"
     return (f"no update of {trainer.id} was measured: {whose}, {trainer.low:.2f} to {trainer.high:.2f} of its seconds",)
+
+
+def _unlike(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+    """What of the architecture, its precision or the devices no measurement stands behind; the interval is wider."""
+    engine, dtype = context.engine, evaluation.rollout.weight_dtype
+    reasons = serving_basis(task.architecture, context.rollout_hardware, engine, gemm_dtype=dtype).reasons
+    halves = stack_of(task.architecture).halves
+    trained = ["updates of such layers were never timed"] if any(h.layer.unmeasured_training for h in halves) else []
+    borrowed = [f"the trainer's {hw.device.name} borrows its constants" for hw in _machines(context)[:1]
+                if context.own_rollout and hw.calibration.extrapolated]  # fmt: skip
+    return tuple(f"{reason}: the interval is wider" for reason in (*reasons, *trained, *borrowed))
 
 
 def _machines(context: Context) -> tuple[Hardware, ...]:

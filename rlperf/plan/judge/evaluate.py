@@ -50,6 +50,7 @@ class Evaluation:
     memory, held : bytes per device of the engine and of the trainer ``[1]``
     stack : the trainer's backend, and the framework with it
     low_s, high_s : 5th and 95th percentile of an rl_step [s]
+    unlike : standard deviation added for what is unlike all that was measured (`unmeasured_sigma`) [1]
     sigmas : spread of the calibrations behind each stage
     served : what the simulated replicas serve, one per replicate; a part of the rl_step where it is large
     """
@@ -67,6 +68,7 @@ class Evaluation:
     stack: TrainerStack
     low_s: float
     high_s: float
+    unlike: float
     sigmas: StageSigmas
     served: tuple[Trajectories, ...]
 
@@ -130,11 +132,11 @@ class Judge:
             site, self.task.architecture, demand, configuration.mode, configuration.staleness, pairs
         )
         stack, served = site.trainers[index], self._events.served(demand, replicas.count)
-        unlike = unmeasured_sigma(stack.framework, self.task.architecture, site.rollout_hardware)
+        unlike = float(unmeasured_sigma(site, stack, self.task.architecture, rollout.weight_dtype, seconds).mean())
         low, high = interval(float(seconds.rl_step_s.mean()), seconds.rl_step_s, stack.framework, extra=unlike)
         return Evaluation(
             configuration, demand, seconds, results, rollout, trainer, work, replicas, memory, held,
-            stack, low, high, stage_sigmas(site, trainer), served,
+            stack, low, high, unlike, stage_sigmas(site, trainer), served,
         )  # fmt: skip
 
     def _replicas(self, demand: Demand, configuration: Configuration, backend: int) -> tuple[ReplicaMemory, Replicas]:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rlperf.cost.basis import WEIGHT_ONLY
+from rlperf.cost.layers import stack_of
 from rlperf.layout import FloatArray
-from rlperf.sim.rl_step.site import Site
+from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.trainer_stage import TrainerStage
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.hardware import Hardware
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
 Z = 1.6448536269514722
@@ -86,17 +87,36 @@ def lengths_sigma(draws_s: FloatArray | Sequence[float]) -> float:
     return float(draws.std(ddof=1)) if draws.size > 1 else 0.0
 
 
-def unmeasured_sigma(framework: FrameworkCalibration, architecture: Architecture, hardware: Hardware) -> float:
-    """Standard deviation that an architecture or a device unlike all fitted ones adds [1].
+def unmeasured_sigma(
+    site: Site, stack: TrainerStack, architecture: Architecture, dtype: str, seconds: StageSeconds
+) -> FloatArray:
+    r"""Standard deviation that an architecture, a device or a precision unlike all measured ones adds [1] ``[rows]``.
 
-    The framework's ``unmeasured_spread`` for latent attention; half its variance on a device that borrows constants.
+    .. math:: s^2 = u^2 (\ell + d/4) + (1 - \ell) \left(w_r^2 s_r^2 + w_t^2 s_t^2\right)
+
+    u the framework's ``unmeasured_spread``, for latent attention (:math:`\ell` = 1; no rl_step of another unmeasured
+    kind has shown more) and, a quarter of its square, for a device that borrows constants (d = 1); else w_r the
+    rollout's share of the rl_step and s_r the spread of serving rows whose kernels no table holds, where the engine
+    runs such layers or such a precision; w_t the share of scoring and training, s_t the backend's own spread once
+    more, where it trains layers that nobody has timed.
     """
-    unlike = architecture.latent is not None
-    return framework.unmeasured_spread * float(np.sqrt(unlike + hardware.calibration.extrapolated / 4.0))
+    halves = stack_of(architecture).halves
+    latent = architecture.latent is not None
+    borrowed = site.rollout_hardware.calibration.extrapolated
+    total = np.asarray(stack.framework.unmeasured_spread**2 * (latent + borrowed / 4.0) + 0.0 * seconds.rl_step_s)
+    if not latent and (dtype in WEIGHT_ONLY or any(half.layer.unmeasured for half in halves)):
+        spread = site.engine.spread_extrapolated
+        total = total + (seconds.rollout_s / seconds.rl_step_s * log_sigma(spread.low, spread.high)) ** 2
+    if not latent and any(half.layer.unmeasured_training for half in halves):
+        share = (seconds.scoring_s + seconds.training_s) / seconds.rl_step_s
+        total = total + (share * log_sigma(stack.calibration.low, stack.calibration.high)) ** 2
+    return np.asarray(np.sqrt(total))
 
 
-def step_factors(framework: FrameworkCalibration, *, lengths: float = 0.0, extra: float = 0.0) -> tuple[float, float]:
-    r"""5th and 95th percentile of one rl_step over its prediction [1].
+def step_factors(
+    framework: FrameworkCalibration, *, lengths: npt.ArrayLike = 0.0, extra: npt.ArrayLike = 0.0
+) -> tuple[FloatArray, FloatArray]:
+    r"""5th and 95th percentile of rl_steps over their predictions [1].
 
     .. math:: \ln\frac{high}{t} = \sqrt{(\ln h)^2 + z^2 (s_l^2 + s_r^2 + s_x^2)}
 
@@ -106,9 +126,9 @@ def step_factors(framework: FrameworkCalibration, *, lengths: float = 0.0, extra
     """
     spread = framework.step_spread
     reruns = framework.rerun_spread if spread.assumed else 0.0
-    rest = Z**2 * (lengths**2 + reruns**2 + extra**2)
+    rest = Z**2 * (np.asarray(lengths) ** 2 + reruns**2 + np.asarray(extra) ** 2)
     below, above = min(np.log(spread.low), 0.0), max(np.log(spread.high), 0.0)
-    return float(np.exp(-np.sqrt(below**2 + rest))), float(np.exp(np.sqrt(above**2 + rest)))
+    return np.exp(-np.sqrt(below**2 + rest)), np.exp(np.sqrt(above**2 + rest))
 
 
 def interval(
@@ -116,7 +136,7 @@ def interval(
 ) -> tuple[float, float]:
     """5th and 95th percentile of one rl_step [s]: `step_factors`, with the spread of ``draws_s`` over the lengths."""
     low, high = step_factors(framework, lengths=lengths_sigma(draws_s), extra=extra)
-    return rl_step_s * low, rl_step_s * high
+    return rl_step_s * float(low), rl_step_s * float(high)
 
 
 def stage_interval(

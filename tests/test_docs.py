@@ -21,7 +21,12 @@ import pytest
 import yaml
 
 from rlperf.cli import main as cli
+from rlperf.cost.basis import serving_basis
 from rlperf.errors import RlperfError
+from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.hardware import load_hardware
+from rlperf.specs.hf_families import FAMILIES, REFUSED
+from rlperf.specs.profiles import architecture_names, load_architecture, profile_names
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -213,10 +218,38 @@ def _script(name: str) -> Any:
     return module
 
 
-@pytest.mark.parametrize("script", ["sweep_reference", "pool_reference"])
+@pytest.mark.parametrize("script", ["sweep_reference", "pool_reference", "support_matrix"])
 def test_a_generated_reference_is_what_the_code_says(script: str) -> None:
     module = _script(script)
     assert module.TARGET.read_text() == module.text(), f"run docs/website/{script}.py"
+
+
+def test_the_support_matrix_calls_nothing_measured_that_a_prediction_says_is_borrowed() -> None:
+    module = _script("support_matrix")
+    engine = load_engine_calibration(module.ENGINE)
+    standings = set()
+    for device in profile_names("devices"):
+        hw = load_hardware(device)
+        for arch in module.families().values():
+            for precision in module.PRECISIONS:
+                cell = module.cell(arch, hw, precision)
+                standings.add(cell.partition(":")[0])
+                assert cell != "measured" or not serving_basis(arch, hw, engine, gemm_dtype=precision).extrapolated
+    assert standings == {"measured", "borrowed"}
+    llama, mixtral = load_architecture("Llama-3.1-8B"), load_architecture("Mixtral-8x7B")
+    h100, a100 = load_hardware("h100_sxm"), load_hardware("a100_80g_sxm")
+    assert module.cell(llama, h100, "fp8") == module.cell(llama, a100, "bf16") == "measured"
+    assert module.cell(llama, a100, "fp8") == "borrowed: bf16 *"
+    assert module.cell(mixtral, a100, "int8") == "borrowed: bf16 experts"
+    assert module.cell(load_architecture("DeepSeek-V3"), h100, "fp8") == "borrowed: latent attention"
+    assert module.cell(llama, load_hardware("h800_sxm"), "bf16") == "borrowed: h100_sxm"
+
+
+def test_the_support_matrix_names_every_device_and_family_and_refusal() -> None:
+    page = (DOCS / "reference" / "support.md").read_text()
+    words = {word.rstrip(".") for word in re.findall(r"[\w.-]+", page)}
+    families = {load_architecture(name).family for name in architecture_names()}
+    assert {*profile_names("devices"), *families, *FAMILIES, *REFUSED} <= words
 
 
 @pytest.mark.data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,20 @@ def test_a_framework_is_three_files_of_one_folder(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     saved({**JOB, "framework": "mine"}, tmp_path / "run")
     run_in(tmp_path, "-c", TRIED, str(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_a_row_of_modes_leaves_the_tests_green(tmp_path: Path) -> None:
+    """The recipe's row before all others, in a copy: what the repository tests and prints of modes still holds."""
+    package = copied_package(tmp_path, "tests", "docs", "pyproject.toml")
+    table = package / "specs" / "modes.py"
+    first = '        ModeTraits("colocated",'
+    assert first in table.read_text()
+    row = textwrap.indent(recipe("rlperf/specs/modes.py"), 8 * " ").rstrip("\n,") + ",\n"
+    table.write_text(table.read_text().replace(first, row + first))
+    run_in(tmp_path, "-m", "rlperf.frameworks.reference", "docs")
+    files = ("test_modes.py", "test_rl_step_modes.py", "test_frameworks_tables.py", "test_rl_step_report.py")
+    run_in(
+        tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not data", "--doctest-modules",
+        *(f"tests/{name}" for name in files), "rlperf/specs/modes.py",
+    )  # fmt: skip

@@ -196,7 +196,7 @@ def _has_trainer(run: Run, adapter: Adapter, version: str) -> None:
 
 
 def _unsaid(adapter: Adapter, emission: Emission) -> list[Limitation]:
-    """Settings that no key of the emission states: this framework, engine or version has none."""
+    """Settings, and the mode, that no key of the emission states: this framework, engine or version has none."""
     stated = {setting.key: setting.value for setting in emission.settings}
     lost = []
     for at, (nearest, loss) in _MUST_BE_SAID.items():
@@ -205,6 +205,9 @@ def _unsaid(adapter: Adapter, emission: Emission) -> list[Limitation]:
         said = any(stated.get(key) == e.unit.write(value, emission.run) for e in entries for key in e.keys)
         if value not in _USUAL and not said:
             lost.append(Limitation(f"{at} {value}", nearest, loss))
+    if words := emission.run.traits.had_by.get(adapter.name):
+        asked = f"mode {emission.run.mode} ({words})"
+        lost.append(Limitation(asked, "the launch without it", "no key of the adapter switches it on: add it by hand"))
     return lost
 
 

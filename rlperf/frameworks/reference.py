@@ -36,7 +36,7 @@ def page(framework: str) -> str:
         "|---|" + "---|" * len(table.versions),
     ]
     by_version = {version: framework_facts(framework, version).modes for version in table.versions}
-    for mode in MODES:
+    for mode in (m for m in MODES if m in facts.instead or any(m in modes for modes in by_version.values())):
         lines.append(f"| {mode} | " + " | ".join(by_version[v].get(mode, "no") for v in table.versions) + " |")
     if facts.instead:
         lines += ["", *(f"- instead of {mode}: {nearest}" for mode, nearest in facts.instead.items())]

@@ -51,7 +51,8 @@ class ModeTraits:
     weights : whether engines drain (or are interrupted) at a weight sync, take weights in flight, or as the framework
         does it
     bound_counts : the staleness bound counts batches, groups in the order in which they end, or as the framework does
-    had_by : frameworks that have it, beside those whose own facts say so -> how they run it, in words
+    had_by : frameworks that have it, beside those whose own facts say so -> how they run it, in words; their adapters
+        have no key for it, so exports say that it is to be added by hand
     """
 
     name: str
@@ -177,8 +178,10 @@ Mode = Annotated[str, AfterValidator(_known), Field(json_schema_extra=_listed)]
 def mode_codes(modes: npt.ArrayLike) -> IntArray:
     """Codes of modes given as names or codes.
 
-    >>> mode_codes(["colocated", "streaming"]).tolist(), mode_codes("async").tolist(), mode_codes([0, 5]).tolist()
-    ([0, 5], 4, [0, 5])
+    >>> mode_codes(["colocated", "streaming"]) == [MODES["colocated"].code, MODES["streaming"].code]
+    array([ True,  True])
+    >>> mode_codes("async").shape, mode_codes([0, 5]).tolist()
+    ((), [0, 5])
     """
     values = np.asarray(modes)
     if values.dtype.kind != "U":

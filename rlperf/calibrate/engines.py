@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import yaml
 
 from rlperf.calibrate.inference_rows import CostTable, ServingCase, case_of, serve
+from rlperf.calibrate.serving_stack import PLACES, Measured, ServingStack
 from rlperf.calibrate.statistics import absolute_percentage_errors, spread_of
 from rlperf.calibrate.tables import Table, split_rank
-from rlperf.cost.inference import with_overhead
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import EngineCalibration, EngineOverhead, Quality, Spread
@@ -34,10 +34,6 @@ class EngineFit:
     left_out_mape: float
 
 
-Measured = tuple[ServingCase, str, float]
-"""A case, its primary metric, and the measured figure."""
-
-
 def measured_cases(table: Table, engine_id: str) -> list[Measured]:
     """Every row of an engine that can be predicted and has a primary metric."""
     found: list[Measured] = []
@@ -45,22 +41,31 @@ def measured_cases(table: Table, engine_id: str) -> list[Measured]:
     for row in table:
         try:
             case = case_of(row)
+            if case.engine.id != engine_id:
+                continue
             serve(case, costs)
         except SpecError:
             continue
-        if case.engine.id != engine_id:
-            continue
-        tpot, rate = row.number("measured_tpot_ms"), row.number("measured_output_tokens_per_s_per_gpu")
-        if tpot:
-            found.append((case, "tpot_ms", tpot))
-        elif rate:
-            found.append((case, "tokens_per_s_per_gpu", rate))
+        found += measured_of(case)
     return found
+
+
+def measured_of(case: ServingCase) -> list[Measured]:
+    """The case with its primary metric; none where the row publishes neither."""
+    row = case.row
+    tpot, rate = row.number("measured_tpot_ms"), row.number("measured_output_tokens_per_s_per_gpu")
+    if tpot:
+        return [(case, "tpot_ms", tpot)]
+    return [(case, "tokens_per_s_per_gpu", rate)] if rate else []
 
 
 def calibration_cases(table: Table, engine_id: str) -> list[Measured]:
     """Rows of an engine in the calibration split (see `SPLIT`): whole configurations, the others are scored."""
-    everything = measured_cases(table, engine_id)
+    return split_of(measured_cases(table, engine_id))
+
+
+def split_of(everything: Sequence[Measured]) -> list[Measured]:
+    """Those of one engine's rows that fall into the calibration split."""
     groups: dict[tuple[str, str, str], set[str]] = {}
     for case, _, _ in everything:
         key = (case.arch.name, case.hardware.device.name, case.mode)
@@ -70,27 +75,10 @@ def calibration_cases(table: Table, engine_id: str) -> list[Measured]:
         if len(names) > 1:
             chosen.update(sorted(names, key=split_rank)[: -(-len(names) // 4)])
     if not chosen:  # one configuration each: whole architectures and devices are split instead
-        pairs = sorted({f"{case.arch.name}|{case.hardware.device.name}" for case, _, _ in everything}, key=split_rank)
+        pairs = sorted({_pair(case) for case, _, _ in everything}, key=split_rank)
         kept = set(pairs[: -(-len(pairs) // 4)])
-        return [one for one in everything if f"{one[0].arch.name}|{one[0].hardware.device.name}" in kept]
+        return [one for one in everything if _pair(one[0]) in kept]
     return [one for one in everything if one[0].configuration in chosen]
-
-
-def predicted(
-    cases: Sequence[Measured], parameters: FloatArray, costs: CostTable, place: str = "per_layer"
-) -> FloatArray:
-    """Seconds per token of every case (inverse throughput where that is the metric), with trial overheads."""
-    fixed, each, scale = (float(value) for value in parameters)
-    values = []
-    for case, metric, _ in cases:
-        served = serve(
-            replace(case, engine=with_overhead(case.engine, each, scale, **{place: fixed * PLACES[place]})), costs
-        )
-        if metric == "tpot_ms":
-            values.append(float(served.tpot_s) * 1e3)
-        else:
-            values.append(case.devices / float(served.output_tokens_per_s))
-    return np.asarray(values)
 
 
 def fit_engine(table: Table, engine: EngineCalibration, *, name: str = "") -> EngineFit:
@@ -102,28 +90,47 @@ def fit_engine(table: Table, engine: EngineCalibration, *, name: str = "") -> En
     Every (architecture, device, mode) of the split weighs the same; left-out errors come from leaving out one
     architecture and device at a time. Extrapolated rows of the split give ``spread_extrapolated``.
     """
-    cases = calibration_cases(table, engine.id)
+    return fit_cases(calibration_cases(table, engine.id), engine, rows=f"{name or table.file}: {SPLIT}")
+
+
+def _pair(case: ServingCase) -> str:
+    return f"{case.arch.name}|{case.hardware.device.name}"
+
+
+def fit_cases(
+    cases: Sequence[Measured],
+    engine: EngineCalibration,
+    *,
+    rows: str,
+    costs: CostTable | None = None,
+    unit: Callable[[ServingCase], str] = _pair,
+    rule: str = "one architecture and device left out in turn",
+) -> EngineFit:
+    """`fit_engine` on given rows; of several engines each keeps its own settings, and the overheads are shared.
+
+    ``unit`` says what is left out together for the left-out errors and intervals, ``rule`` the same in words.
+    """
     if len(cases) < 4:
         raise SpecError(f"engine {engine.id}: only {len(cases)} rows fall into the calibration split")
     measured = np.asarray([value if metric == "tpot_ms" else 1.0 / value for _, metric, value in cases])
     covered = np.asarray([case.covered for case, _, _ in cases])
     fitted = np.ones(len(cases), dtype=bool)
     scored = covered if covered.sum() >= 4 else fitted
-    costs = CostTable()
-    trials = {place: _fit(cases, measured, fitted, costs, place) for place in PLACES}
+    stack = ServingStack(cases, costs or CostTable())
+    trials = {place: _fit(stack, measured, fitted, place) for place in PLACES}
     # a split of one or two architectures cannot tell the places apart: another than the layers must clearly win
     place = min(trials, key=lambda name: trials[name][1] * (MARGIN if name == "per_layer" else 1.0))
     parameters = trials[place][0]
-    everything = predicted(cases, parameters, costs, place)
-    left_out = _left_out(cases, measured, fitted, costs, everything, place)
+    everything = stack.predicted(parameters, place)
+    left_out = _left_out(stack, measured, np.asarray([unit(case) for case, _, _ in cases]), everything, place)
     errors = absolute_percentage_errors(everything, measured)[scored]
     held = absolute_percentage_errors(left_out, measured)[scored]
     quality = Quality(
         n=len(cases),
         in_sample_mape=round(float(errors.mean()), 2),
         left_out_mape=round(float(held.mean()), 2),
-        left_out_rule="one architecture and device left out in turn",
-        rows=f"{name or table.file}: {SPLIT}",
+        left_out_rule=rule,
+        rows=rows,
         spread=_wide(left_out[scored], measured[scored]),
     )
     other = ~covered if (~covered).sum() >= 4 else fitted
@@ -154,25 +161,17 @@ RERUN = 1.14
 
 
 def _left_out(
-    cases: Sequence[Measured],
-    measured: FloatArray,
-    fitted: np.ndarray,
-    costs: CostTable,
-    everything: FloatArray,
-    place: str,
+    stack: ServingStack, measured: FloatArray, groups: np.ndarray, everything: FloatArray, place: str
 ) -> FloatArray:
-    groups = np.asarray([f"{case.arch.name}|{case.hardware.device.name}" for case, _, _ in cases])
     result = everything.copy()
-    names = np.unique(groups[fitted])
+    names = np.unique(groups)
     for one in names if len(names) > 1 else ():
-        parameters, _ = _fit(cases, measured, fitted & (groups != one), costs, place)
-        held = np.flatnonzero(groups == one)
-        result[held] = predicted([cases[int(index)] for index in held], parameters, costs, place)
+        held = groups == one
+        parameters, _ = _fit(stack, measured, ~held, place)
+        result[held] = stack.predicted(parameters, place)[held]
     return result
 
 
-PLACES = {"per_layer": 1.0, "per_expert_layer": 1.0, "step": 60.0}
-"""Where an engine's fixed time may sit, and a factor that brings all of them to one range (layers of a large model)."""
 MARGIN = 0.9
 """Another place than the layers must bring the loss below this share of theirs."""
 
@@ -188,17 +187,15 @@ def _weights(cases: Sequence[Measured]) -> FloatArray:
     return np.asarray(np.sqrt(np.asarray(weights) / np.mean(weights)), dtype=np.float64)
 
 
-def _fit(
-    cases: Sequence[Measured], measured: FloatArray, rows: np.ndarray, costs: CostTable, place: str
-) -> tuple[FloatArray, float]:
+def _fit(stack: ServingStack, measured: FloatArray, rows: np.ndarray, place: str) -> tuple[FloatArray, float]:
     from scipy.optimize import least_squares
 
-    chosen = [cases[int(index)] for index in np.flatnonzero(rows)]
     truth = np.log(measured[rows])
-    weights = _weights(chosen)
+    weights = _weights([stack.cases[int(index)] for index in np.flatnonzero(rows)])
 
     def residuals(z: FloatArray) -> FloatArray:
-        return np.asarray(weights * (np.log(predicted(chosen, np.exp(z), costs, place)) - truth), dtype=np.float64)
+        found = stack.predicted(np.exp(z), place)[rows]
+        return np.asarray(weights * (np.log(found) - truth), dtype=np.float64)
 
     start = np.log([5e-6, 5e-6, 1.0])
     result = least_squares(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -19,11 +20,12 @@ from rlperf.cost.operators import cached_token_held_s
 from rlperf.cost.replica import Replica
 from rlperf.cost.serving import Served, closed_loop, open_loop, static_batch
 from rlperf.errors import SpecError
-from rlperf.layout import Layout
+from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
+from rlperf.specs.calibration import DeviceCalibration, EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import Hardware
 
+Number = TypeVar("Number", float, FloatArray)
 MODES = ("single_stream", "static_batch", "online_concurrency", "online_rate", "offline")
 NEEDED = ("architecture", "gpu", "engine", "tensor_parallel", "gemm_dtype", "mode", "isl", "osl")
 
@@ -34,6 +36,11 @@ NEEDED = ("architecture", "gpu", "engine", "tensor_parallel", "gemm_dtype", "mod
 def _engine(case: ServingCase) -> EngineCalibration:
     found = load_engine_calibration(case.row.text("engine"), case.row.text("engine_version") or None)
     return case.engines.get(found.id, found)
+
+
+def _hardware(case: ServingCase) -> Hardware:
+    found = case.row.hardware()
+    return replace(found, calibration=case.constants.get(found.device.name, found.calibration))
 
 
 def _cache_dtype(case: ServingCase) -> Guess[str]:
@@ -111,12 +118,14 @@ class ServingCase(Reading):
     """One row: what runs where, under which load, and what had to be filled in.
 
     ``load`` is requests in flight per replica, or requests per second per replica where the mode is online_rate.
-    ``engines`` replaces profiles by id, for fits. Fields stand in the order in which they are found.
+    ``engines`` replaces profiles by id and ``constants`` those of devices by name, where some are left out. Fields
+    stand in the order in which they are found.
     """
 
     engines: Mapping[str, EngineCalibration]
+    constants: Mapping[str, DeviceCalibration]
     arch: Architecture = derived(lambda case: case.row.architecture())
-    hardware: Hardware = derived(lambda case: case.row.hardware())
+    hardware: Hardware = derived(_hardware)
     engine: EngineCalibration = derived(_engine)
     printed_dtype: str = column(text, "bf16", name="gemm_dtype")
     kv_dtype: str = column(text, _cache_dtype)
@@ -166,9 +175,13 @@ class ServingCase(Reading):
         return float(found.group(1)) if found else np.inf
 
 
-def case_of(row: Row, engines: Mapping[str, EngineCalibration] | None = None) -> ServingCase:
+def case_of(
+    row: Row,
+    engines: Mapping[str, EngineCalibration] | None = None,
+    constants: Mapping[str, DeviceCalibration] | None = None,
+) -> ServingCase:
     """A row as a case; `SpecError` says why it cannot be predicted."""
-    return read(ServingCase, row, engines=engines or {})
+    return read(ServingCase, row, engines=engines or {}, constants=constants or {})
 
 
 class CostTable:
@@ -177,10 +190,9 @@ class CostTable:
     def __init__(self) -> None:
         self._costs: dict[tuple[object, ...], tuple[EngineStepCost, float]] = {}
 
-    def cost(self, case: ServingCase) -> tuple[EngineStepCost, float]:
-        """Cost of an engine_step with the engine's overheads, and the requests that fit at once."""
+    def bare(self, case: ServingCase) -> tuple[EngineStepCost, float]:
+        """Cost of an engine_step without the engine's overheads, and the requests that fit at once."""
         key = (case.configuration, case.kv_dtype, case.isl, case.osl)
-        settings = {"gemm_dtype": case.gemm_dtype, "kv_dtype": case.kv_dtype}
         if key not in self._costs:
             bare = with_overhead(case.engine)
             cost = engine_step_cost(
@@ -192,9 +204,17 @@ class CostTable:
                 gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,
             )  # fmt: skip
             self._costs[key] = (cost, float(slots))
-        found = self._costs[key]
-        replica = Replica.of(case.arch, case.hardware, case.engine, case.layout, **settings)
-        return overheads_added(found[0], replica), found[1]
+        return self._costs[key]
+
+    def cost(self, case: ServingCase) -> tuple[EngineStepCost, float]:
+        """Cost of an engine_step with the engine's overheads, and the requests that fit at once."""
+        cost, slots = self.bare(case)
+        return overheads_added(cost, replica_of(case)), slots
+
+
+def replica_of(case: ServingCase) -> Replica:
+    """The replica that serves a case."""
+    return Replica.of(case.arch, case.hardware, case.engine, case.layout, case.gemm_dtype, case.kv_dtype)
 
 
 def overheads_added(cost: EngineStepCost, replica: Replica) -> EngineStepCost:
@@ -217,24 +237,61 @@ def _check(case: ServingCase, slots: float) -> None:
         raise SpecError("more requests than fit the cache, yet no queueing in the published time to first token")
 
 
-def serve(case: ServingCase, table: CostTable) -> Served:
-    """What the clients of this case see."""
-    cost, slots = table.cost(case)
-    _check(case, slots)
-    engine = case.engine
-    budget = float(engine.token_budget)
-    if case.mode == "static_batch":
-        return static_batch(cost, case.load, case.isl, case.osl, token_budget=budget)
+@dataclass(frozen=True)
+class Asked(Generic[Number]):
+    """What is asked of an engine: how requests come, and numbers that are scalars of one case or arrays of many.
+
+    ``share`` is the part of others' prefills that stands in a decode's way, ``sent`` the requests of an open loop.
+    """
+
+    loop: str
+    chunked: bool
+    load: Number
+    isl: Number
+    osl: Number
+    slots: Number
+    budget: Number
+    share: Number
+    sent: Number
+
+
+def asked_of(case: ServingCase, slots: float) -> Asked[float]:
+    """What a case asks of an engine whose cache holds ``slots`` of its requests."""
     slots = max(float(np.floor(slots)), 1.0)
-    if case.mode == "online_rate":
-        sent = case.requests_sent * case.devices / case.given_devices
-        return open_loop(cost, case.load, case.isl, case.osl, max_running=slots, token_budget=budget, sent=sent)
-    load, share = case.load, engine.overhead.interference
+    load, share = case.load, case.engine.overhead.interference
     if case.mode == "offline":
         # requests that all fit are prefilled one after the other and then decode: a request waits for half of them
         share = share * (0.5 if load <= slots else 1.0)
         load = min(load, slots)
+    return Asked(
+        loop=case.mode if case.mode in ("static_batch", "online_rate") else "closed",
+        chunked=case.engine.chunked_prefill,
+        load=load,
+        isl=case.isl,
+        osl=case.osl,
+        slots=slots,
+        budget=float(case.engine.token_budget),
+        share=share,
+        sent=case.requests_sent * case.devices / case.given_devices,
+    )
+
+
+def serve(case: ServingCase, table: CostTable) -> Served:
+    """What the clients of this case see."""
+    cost, slots = table.cost(case)
+    _check(case, slots)
+    return served(cost, asked_of(case, slots))
+
+
+def served(cost: EngineStepCost, asked: Asked[float] | Asked[FloatArray]) -> Served:
+    """What clients see, of one case or of many whose costs are stacked."""
+    if asked.loop == "static_batch":
+        return static_batch(cost, asked.load, asked.isl, asked.osl, token_budget=asked.budget)
+    if asked.loop == "online_rate":
+        return open_loop(
+            cost, asked.load, asked.isl, asked.osl, max_running=asked.slots, token_budget=asked.budget, sent=asked.sent
+        )
     return closed_loop(
-        cost, load, case.isl, case.osl,
-        max_running=slots, token_budget=budget, chunked=engine.chunked_prefill, interference=share,
+        cost, asked.load, asked.isl, asked.osl,
+        max_running=asked.slots, token_budget=asked.budget, chunked=asked.chunked, interference=asked.share,
     )  # fmt: skip

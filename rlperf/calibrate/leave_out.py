@@ -24,8 +24,9 @@ from rlperf.calibrate.validate import KINDS, PredictedFigure
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import Spread
 
-BY = ("framework", "version", "device", "family")
-"""What a group is: rows of one framework or engine, one release of it, one device, one family of models."""
+BY = ("framework", "engine", "version", "device", "family")
+"""What a group is: rows of one framework (engine, where rows are served: the same), one release of it, one device, one
+family of models."""
 
 ALL, GROUPS = "all rows", "mean over groups"
 
@@ -108,7 +109,7 @@ def group_of(row: Row, by: str, framework: str = "framework", version: str = "fr
         return row.text("gpu")
     if by == "family":
         return family_of(row.text("architecture"))
-    if by == "framework":
+    if by in ("framework", "engine"):
         return row.text(framework)
     release = row.text(version)
     return f"{row.text(framework)} {release}" if release else ""

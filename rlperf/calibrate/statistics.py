@@ -44,7 +44,8 @@ class Summary:
     """Errors of one metric in one group [%], ranking and coverage as shares.
 
     ``wape`` weighs every row by its size: sum of absolute errors over sum of measured. ``split`` says whether the rows
-    were *held out* of a fit or are *new*; see `rlperf.calibrate.splits`.
+    were *held out* of a fit or are *new*; see `rlperf.calibrate.splits`. ``median_width`` is the median of the
+    intervals' widths over the prediction: coverage alone is had by any interval that is wide enough.
     """
 
     metric: str
@@ -58,6 +59,7 @@ class Summary:
     median_bias: float
     pairwise_ranking: float | None
     interval_coverage: float | None
+    median_width: float | None
 
 
 def summarise(
@@ -85,6 +87,7 @@ def summarise(
         median_bias=float(100.0 * np.median(p / m - 1.0)),
         pairwise_ranking=pairwise_ranking(p, m),
         interval_coverage=float(((lo <= m) & (m <= hi))[known].mean()) if known.any() else None,
+        median_width=float(np.median(((hi - lo) / p)[known])) if known.any() else None,
     )
 
 

@@ -20,10 +20,11 @@ def predict_rows(path: Path, table: Table, engines: dict[str, EngineCalibration]
     """
     table.need(*NEEDED)
     costs = CostTable()
-    return each_row(table, lambda row: _predict(case_of(row, engines), costs))
+    return each_row(table, lambda row: predict_case(case_of(row, engines), costs))
 
 
-def _predict(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
+def predict_case(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
+    """Figures of one case; see `predict_rows` for which."""
     row, served = case.row, serve(case, costs)
     wanted: list[tuple[str, float, float]] = []
     tpot = row.number("measured_tpot_ms")

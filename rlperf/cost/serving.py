@@ -31,10 +31,10 @@ def closed_loop(
     isl: Array,
     osl: Array,
     *,
-    max_running: float = np.inf,
-    token_budget: float = 8192.0,
+    max_running: FloatArray | float = np.inf,
+    token_budget: FloatArray | float = 8192.0,
     chunked: bool = True,
-    interference: float = 1.0,
+    interference: FloatArray | float = 1.0,
     arriving: Array = np.inf,
 ) -> Served:
     r"""A closed loop of ``concurrency`` clients, each of which sends its next request when its last one is done.
@@ -90,7 +90,7 @@ def closed_loop(
 def _prompt_s(
     cost: EngineStepCost,
     isl: FloatArray,
-    budget: float,
+    budget: FloatArray | float,
     running: FloatArray | float,
     kv_tokens: FloatArray | float,
     prompts: FloatArray | float = 1.0,
@@ -101,7 +101,9 @@ def _prompt_s(
     return chunks * cost.engine_step_s(running, kv_tokens, share * isl, share * isl * (isl + 1.0) / 2.0, share)
 
 
-def static_batch(cost: EngineStepCost, batch: Array, isl: Array, osl: Array, *, token_budget: float = 8192.0) -> Served:
+def static_batch(
+    cost: EngineStepCost, batch: Array, isl: Array, osl: Array, *, token_budget: FloatArray | float = 8192.0
+) -> Served:
     """All requests start together: prompts first, then decode in step until all are done (equal lengths)."""
     b, n_in, n_out = as_float(batch), as_float(isl), as_float(osl)
     steps = np.maximum(n_out - 1.0, 0.0)
@@ -120,9 +122,9 @@ def open_loop(
     isl: Array,
     osl: Array,
     *,
-    max_running: float = np.inf,
-    token_budget: float = 8192.0,
-    sent: float = 8192.0,
+    max_running: FloatArray | float = np.inf,
+    token_budget: FloatArray | float = 8192.0,
+    sent: FloatArray | float = 8192.0,
 ) -> Served:
     """Requests arrive at a rate; by Little's law as many are in flight as rate x time in the system.
 
@@ -132,7 +134,7 @@ def open_loop(
     """
     rate, n_out = as_float(rate_per_s), as_float(osl)
     clients = np.ones(np.broadcast_shapes(rate.shape, n_out.shape, as_float(isl).shape))
-    most = min(max_running, sent / 2.0)
+    most = np.minimum(max_running, as_float(sent) / 2.0)
     loop = partial(closed_loop, cost, isl=isl, osl=osl, max_running=max_running, token_budget=token_budget)
     served = loop(clients, arriving=1.0)
     for _ in range(40):

@@ -57,7 +57,9 @@ class Device(Frozen):
     host_bandwidth: BytesPerSecond = Field(description="to host memory, per device and direction")
     network: str | None = Field(None, description="link profile of the network port that such devices ship with")
     confidence: Literal["high", "medium", "low"] = "high"
-    relative: str | None = Field(None, description="device whose calibration serves where this one has none")
+    relative: str | None = Field(
+        None, description="device whose calibration serves where this one has none, or its own is left out"
+    )
     sources: dict[str, str]
     notes: str = ""
 

@@ -16,6 +16,7 @@ far that returns either. A column without a default is needed; `SpecError` says 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Generic, TypeVar, cast, overload
@@ -148,13 +149,30 @@ def read_all(kind: type[Read], table: Table, **given: object) -> tuple[list[Read
 def _value(source: _Source, name: str, found: Reading) -> object:
     text = stated(found.row, name) if source.parse is not None else ""
     if text and source.parse is not None:
-        try:
-            return source.parse(text)
-        except ValueError as error:
-            raise SpecError(Problem(f"{name} {text!r} is {error}", line=found.row.line or None)) from None
+        return _parsed(found.row, name, text, source.parse)
     if source.default is MISSING:
         raise SpecError(Problem(f"{name} is not published", line=found.row.line or None))
     return source.default(found) if callable(source.default) else source.default
+
+
+def cell(row: Row, name: str, parse: Callable[[str], T]) -> T | None:
+    """The cell as ``parse`` reads it, None where it is blank: for functions that look at a column before its turn.
+
+    Raises
+    ------
+    SpecError : the cell is not of that kind; names the column, the text and the line
+    """
+    text = stated(row, name)
+    return _parsed(row, name, text, parse) if text else None
+
+
+def _parsed(row: Row, name: str, text: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(text)
+    except SpecError:
+        raise
+    except ValueError as error:
+        raise SpecError(Problem(f"{name} {text!r} is {error}", line=row.line or None)) from None
 
 
 def stated(row: Row, name: str) -> str:
@@ -172,17 +190,30 @@ def text(cell: str) -> str:
 
 
 def number(cell: str) -> float:
-    """A number."""
+    """A finite number, not negative: no column holds a quantity that could be below zero."""
     try:
-        return float(cell)
+        value = float(cell)
     except ValueError:
         raise ValueError("not a number") from None
+    if not math.isfinite(value):
+        raise ValueError("not a finite number")
+    if value < 0:
+        raise ValueError("negative")
+    return value
+
+
+def positive(cell: str) -> float:
+    """A number above zero."""
+    value = number(cell)
+    if value == 0:
+        raise ValueError("not above zero")
+    return value
 
 
 def whole(cell: str) -> int:
     """A whole number, not negative (flags too)."""
     value = number(cell)
-    if value < 0 or value != int(value):
+    if value != int(value):
         raise ValueError("not a whole number")
     return int(value)
 

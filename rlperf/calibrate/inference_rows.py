@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from rlperf.calibrate.columns import Guess, Reading, column, count, derived, number, one_of, read, stated, text
+from rlperf.calibrate.columns import Guess, Reading, cell, column, count, derived, one_of, positive, read, stated, text
 from rlperf.calibrate.tables import Row
 from rlperf.cost.basis import serving_basis
 from rlperf.cost.dtypes import DTYPES
@@ -90,8 +90,8 @@ def _devices(case: ServingCase) -> int:
 def _expert(case: ServingCase) -> int | Guess[int]:
     if _spreads(case):
         return Guess(case.tensor, "experts over the node")
-    printed = stated(case.row, "expert_parallel")
-    return count(printed) if printed else Guess(1, "default") if case.arch.experts else 1
+    printed = cell(case.row, "expert_parallel", count)
+    return printed or (Guess(1, "default") if case.arch.experts else 1)
 
 
 def _load(case: ServingCase) -> float | Guess[float]:
@@ -138,9 +138,9 @@ class ServingCase(Reading):
     devices: int = derived(_devices)
     given_devices: int = column(count, _devices, name="n_gpus")
     mode: str = column(one_of(MODES))
-    isl: float = column(number)
-    osl: float = column(number)
-    concurrency: float | None = column(number, None)
+    isl: float = column(positive)
+    osl: float = column(positive)
+    concurrency: float | None = column(positive, None)
     note: str = column(text, "")
     load: float = derived(_load, name="concurrency")
 

@@ -14,12 +14,14 @@ import numpy as np
 from rlperf.calibrate.columns import (
     Guess,
     Reading,
+    cell,
     column,
     count,
     derived,
     flag,
     number,
     one_of,
+    positive,
     read,
     stated,
     text,
@@ -75,8 +77,8 @@ def _left(row: StepRow, other: str) -> int | Guess[int]:
     """Devices of a pool that the row does not state: all if colocated, else what the other leaves, or half."""
     if row.colocated:
         return row.devices
-    printed = stated(row.row, f"{other}_gpus")
-    left = row.devices - whole(printed) if printed else row.devices // 2
+    printed = cell(row.row, f"{other}_gpus", whole)
+    left = row.devices - printed if printed is not None else row.devices // 2
     if left < 1:
         raise SpecError(f"{row.devices} GPUs leave none for the other pool")
     return Guess(left, f"what the {other} leaves, or half")
@@ -129,8 +131,8 @@ def _scoring_passes(row: StepRow) -> Guess[int]:
 
 def _served_dtype(row: StepRow) -> Guess[str]:
     """The engine's dtype where the row states none: fp8 where stated degrees do not hold 16-bit weights."""
-    degrees = [stated(row.row, f"rollout_{name}_parallel") for name in ("tensor", "pipeline")]
-    replica = max(float(np.prod([number(degree or "1") for degree in degrees])), float(row.rollout_expert))
+    degrees = [cell(row.row, f"rollout_{name}_parallel", count) for name in ("tensor", "pipeline")]
+    replica = max(float(np.prod([degree or 1 for degree in degrees])), float(row.rollout_expert))
     if any(degrees) and 2.0 * parameters(row.architecture) / replica > 0.9 * row.hardware.device.memory:
         return Guess("fp8", "16-bit weights do not fit")
     return Guess("bf16", "default")
@@ -217,8 +219,8 @@ def _mode(row: StepRow) -> Mode:
 
 def _measured(row: StepRow) -> Mapping[str, float]:
     names = ("step_s", "rollout_s", "scoring_s", "train_s", "weight_sync_s")
-    cells = {name: stated(row.row, f"measured_{name}") for name in names}
-    return {name: number(cell) for name, cell in cells.items() if cell}
+    cells = {name: cell(row.row, f"measured_{name}", positive if name == "step_s" else number) for name in names}
+    return {name: seconds for name, seconds in cells.items() if seconds is not None}
 
 
 def _rank(cell: str) -> int | None:
@@ -237,12 +239,12 @@ class StepRow(Reading):
     note: str = column(text, "")
     algorithm: str = column(str.upper, "")
 
-    printed_total: float | None = column(number, None, name="seq_mean")
-    printed_response: float | None = column(number, None, name="osl_mean")
+    printed_total: float | None = column(positive, None, name="seq_mean")
+    printed_response: float | None = column(positive, None, name="osl_mean")
     prompt_tokens: float = column(number, _prompt, name="isl_mean")
-    response_tokens: float = column(number, _response, name="osl_mean")
-    limit_tokens: float = column(number, _limit, name="seq_limit")
-    response_limit: float | None = column(number, None)
+    response_tokens: float = column(positive, _response, name="osl_mean")
+    limit_tokens: float = column(positive, _limit, name="seq_limit")
+    response_limit: float | None = column(positive, None)
     cap_tokens: float = derived(_cap)
 
     colocated: bool = column(flag, Guess(True, "same devices"))
@@ -258,10 +260,10 @@ class StepRow(Reading):
     microbatch: int = column(count, Guess(1, "default"))
     packing: bool = column(flag, _packing, name="sequence_packing")
     token_budget: float = column(
-        number, lambda row: Guess(row.limit_tokens * row.microbatch, "limit x microbatch"), name="train_token_budget"
+        positive, lambda row: Guess(row.limit_tokens * row.microbatch, "limit x microbatch"), name="train_token_budget"
     )
     scoring_microbatch: int = derived(_scoring_microbatch, name="scoring microbatch")
-    scoring_token_budget: float = column(number, _scoring_budget)
+    scoring_token_budget: float = column(positive, _scoring_budget)
     scoring_passes: int = column(whole, _scoring_passes)
 
     capability: Capability = derived(lambda row: load_trainer(row.trainer).capability)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -52,14 +54,18 @@ class Row:
         return (self.cells.get(column) or "").strip() or default
 
     def number(self, column: str) -> float | None:
-        """The cell as a number, None where it is blank; `SpecError` where it is none."""
+        """The cell as a number, None where it is blank; `SpecError` where it is none, not finite or negative."""
         text = self.text(column)
         if not text:
             return None
         try:
-            return float(text)
-        except ValueError as error:
-            raise SpecError(Problem(f"{column}: {text!r} is not a number", line=self.line)) from error
+            value = float(text)
+        except ValueError:
+            raise SpecError(Problem(f"{column} {text!r} is not a number", line=self.line)) from None
+        if not 0 <= value < math.inf:
+            what = "negative" if value < 0 else "not a finite number"
+            raise SpecError(Problem(f"{column} {text!r} is {what}", line=self.line))
+        return value
 
     def count(self, column: str, default: int = 1) -> int:
         """The cell as a positive whole number, ``default`` where it is blank."""
@@ -67,7 +73,7 @@ class Row:
         if value is None:
             return default
         if value < 1 or value != int(value):
-            raise SpecError(Problem(f"{column}: {value:g} is not a positive whole number", line=self.line))
+            raise SpecError(Problem(f"{column} {value:g} is not a positive whole number", line=self.line))
         return int(value)
 
 
@@ -76,15 +82,19 @@ _hardware = lru_cache(maxsize=64)(load_hardware)
 
 @dataclass(frozen=True)
 class Refusal:
-    """A row that cannot sensibly be predicted, and why."""
+    """A row that cannot sensibly be predicted, why, and the line it stands on where it is a line of a table."""
 
     row_id: str
     reason: str
+    line: int | None = None
 
     @classmethod
-    def of(cls, row: Row, error: RlperfError) -> Refusal:
-        """The first problem without its place, so that equal reasons are counted together."""
-        return cls(row.row_id, error.problems[0].message if isinstance(error, SpecError) else str(error).split("\n")[0])
+    def of(cls, row: Row, error: RlperfError | str) -> Refusal:
+        """The first problem and its suggestion; its place stays apart, so that equal reasons are counted together."""
+        reason = str(error).split("\n")[0]
+        if isinstance(error, SpecError):
+            reason = str(replace(error.problems[0], file=None, line=None))
+        return cls(row.row_id, reason, row.line or None)
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,22 @@ class Table:
         ]
         if missing:
             raise SpecError(missing)
+
+    def need_one(self, *columns: str) -> None:
+        """Raise a `SpecError` with the nearest column that the table has, unless it has one of these."""
+        if any(name in self.columns for name in columns):
+            return
+        others = [name for name in self.columns if name not in ("row_id", "group")]
+        near = [
+            f"{close[0]} looks like {name}: call it so"
+            for name in columns
+            for word in (name, name.removeprefix("measured_"))
+            if (close := difflib.get_close_matches(word, others, n=1))
+        ]
+        what = (
+            f"none of the columns {', '.join(columns)} is there" if columns[1:] else f"column {columns[0]!r} is missing"
+        )
+        raise SpecError(Problem(what, self.file, 1, next(iter(near), None)))
 
 
 def read_table(path: Path | str) -> Table:

@@ -15,13 +15,13 @@ from pathlib import Path
 from rlperf.calibrate.columns import (
     Guess,
     Reading,
+    cell,
     column,
     count,
     derived,
-    number,
     one_of,
+    positive,
     read_all,
-    stated,
     text,
     whole,
 )
@@ -30,7 +30,7 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.trainer_memory import trainer_memory
-from rlperf.errors import SpecError
+from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, in_nodes_of
@@ -91,15 +91,17 @@ def backend_of(row: Mapping[str, str]) -> str | None:
 def _backend(row: TrainingRow) -> str:
     found = backend_of(row.row.cells)
     if found is None:
-        raise SpecError(f"framework {row.row.cells.get('framework')!r} has no trainer calibration")
+        name = row.row.text("framework")
+        hint = did_you_mean(name.lower(), [part for part, _ in BACKENDS])
+        raise SpecError(Problem(f"framework {name!r} has no trainer calibration", suggestion=hint))
     return found
 
 
 def _batch(row: TrainingRow) -> float:
-    batch, length = (stated(row.row, name) for name in ("global_batch", "seq_len"))
-    if not (batch and number(batch) and length and number(length)):
+    batch, length = (cell(row.row, name, positive) for name in ("global_batch", "seq_len"))
+    if not (batch and length):
         raise SpecError("global batch or sequence length not published")
-    return number(batch)
+    return batch
 
 
 def _hardware(row: TrainingRow) -> Hardware:
@@ -198,7 +200,7 @@ class TrainingRow(Reading):
 
     backend: str = derived(_backend)
     batch: float = derived(_batch)
-    seq_len: float = column(number)
+    seq_len: float = column(positive)
     architecture: Architecture = derived(lambda row: row.row.architecture())
     device: str = column(text, name="gpu")
     devices_per_node: int | None = column(count, None, name="gpus_per_node")
@@ -206,25 +208,25 @@ class TrainingRow(Reading):
     trainer: TrainerCalibration = derived(lambda row: load_trainer(row.backend))
     dtype: str = column(one_of(tuple(DTYPES)), "bf16", name="compute_dtype")
     note: str = column(text, "")
-    devices: int = column(whole, 1, name="n_gpus")
-    tensor_parallel: int = column(whole, Guess(1))
-    pipeline_parallel: int = column(whole, Guess(1))
-    context_parallel: int = column(whole, Guess(1))
-    data_parallel: int = column(whole, _replicas)
-    virtual_pipeline: int = column(whole, _interleaving)
-    printed_expert_parallel: int = column(whole, Guess(1), name="expert_parallel")
+    devices: int = column(count, 1, name="n_gpus")
+    tensor_parallel: int = column(count, Guess(1))
+    pipeline_parallel: int = column(count, Guess(1))
+    context_parallel: int = column(count, Guess(1))
+    data_parallel: int = column(count, _replicas)
+    virtual_pipeline: int = column(count, _interleaving)
+    printed_expert_parallel: int = column(count, Guess(1), name="expert_parallel")
     expert_parallel: int = derived(_experts)
     sequence_parallel: int = column(whole, lambda row: Guess(int(row.tensor_parallel > 1), "on with tensor parallel"))
     zero_stage: int = column(whole, _default_zero)
-    microbatch: int = column(whole, _microbatch)
+    microbatch: int = column(count, _microbatch)
     offload: str = column(one_of(OFFLOAD), "none")
     lora_rank: int | None = column(count, None)
     activation_recompute: str = column(one_of(RECOMPUTE), _recompute)
     cuda_graph: bool = derived(_cuda_graph)
-    step_s: float | None = column(number, None, name="measured_step_s")
-    rate: float | None = column(number, None, name="measured_tokens_per_s_per_gpu")
+    step_s: float | None = column(positive, None, name="measured_step_s")
+    rate: float | None = column(positive, None, name="measured_tokens_per_s_per_gpu")
     update_s: float | None = derived(_update_s)
-    peak_gb: float | None = column(number, None, name="measured_peak_memory_gb")
+    peak_gb: float | None = column(positive, None, name="measured_peak_memory_gb")
     layout: Layout = derived(lambda row: _layout(row, row.activation_recompute))
     microbatches: Microbatches = derived(lambda row: Microbatches.fixed(row.layout, row.seq_len, row.batch))
 

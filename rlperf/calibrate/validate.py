@@ -86,6 +86,7 @@ class Report:
     refused: Mapping[str, int]
     metrics: tuple[Summary, ...]
     predictions: tuple[PredictedFigure, ...] = field(repr=False, default=())
+    refused_lines: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def to_dict(self, *, predictions: bool = True) -> dict[str, Any]:
         """Plain data for JSON, as the stable interface has it."""
@@ -97,6 +98,7 @@ class Report:
             "predicted": self.predicted,
             "used_in_calibration": self.used_in_calibration,
             "refused": dict(self.refused),
+            "refused_lines": {reason: list(lines) for reason, lines in self.refused_lines.items()},
             "metrics": [asdict(one) for one in self.metrics],
         }
         if predictions:
@@ -161,8 +163,11 @@ def validate_file(path: Path | str, kind: str) -> Report:
 def report_of(kind: str, file: str, rows: int, outcome: Outcome) -> Report:
     """Summary of an outcome: rows that a calibration saw are counted and left out, new ones are summed up apart."""
     refused: dict[str, int] = {}
+    lines: dict[str, tuple[int, ...]] = {}
     for refusal in outcome.refused:
         refused[refusal.reason] = refused.get(refusal.reason, 0) + 1
+        if refusal.line:
+            lines[refusal.reason] = (*lines.get(refusal.reason, ()), refusal.line)
     scored = [one for one in outcome.predictions if not one.used_in_calibration]
     groups: dict[tuple[str, str, str], list[PredictedFigure]] = {}
     for one in scored:
@@ -191,4 +196,5 @@ def report_of(kind: str, file: str, rows: int, outcome: Outcome) -> Report:
         refused=refused,
         metrics=metrics,
         predictions=outcome.predictions,
+        refused_lines=lines,
     )

@@ -19,6 +19,7 @@ def predict_rows(path: Path, table: Table, engines: dict[str, EngineCalibration]
     metric only of rows that publish no time per token.
     """
     table.need(*NEEDED)
+    table.need_one("measured_tpot_ms", "measured_ttft_ms", "measured_output_tokens_per_s_per_gpu")
     costs = CostTable()
     return each_row(table, lambda row: predict_case(case_of(row, engines), costs))
 

@@ -16,7 +16,7 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
 from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
-from rlperf.errors import SpecError
+from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, load_hardware
@@ -35,12 +35,12 @@ def predict_rows(path: Path, table: Table) -> Outcome:
         return each_row(table, _known_to_fit)
     if "weights_gib" in table.columns:
         reason = "engine start-up breakdown: a matter of the engine, see kind inference"
-        return Outcome((), tuple(Refusal(row.row_id, reason) for row in table))
+        return Outcome((), tuple(Refusal.of(row, reason) for row in table))
     table.need("framework", "architecture", "gpu", "n_gpus", "measured_peak_memory_gb")
     rows, refused = read_all(TrainingRow, table)
     peaks = [row for row in rows if row.peak_bytes]
     predictions = tuple(_peak(row, float(value)) for row, value in zip(peaks, predict_peaks(peaks), strict=True))
-    without = [Refusal(row.row_id, "no peak memory in the row") for row in rows if not row.peak_bytes]
+    without = [Refusal.of(row.row, "no peak memory in the row") for row in rows if not row.peak_bytes]
     return Outcome(predictions, (*without, *refused))
 
 
@@ -199,15 +199,18 @@ def _known_to_fit(row: Row) -> list[PredictedFigure]:
 
 def known_to_fit_share(row: Row, token_budget: float = 16384.0) -> float:
     """Predicted peak of training over the memory of a device, for a line such as ``GRPO-LoRA, 2*H100``."""
-    number, _, name = row.text("resource").partition("*")
+    printed, _, name = row.text("resource").partition("*")
     device = {"H100": "h100_sxm", "H800": "h800_sxm", "A100": "a100_80g_sxm", "H200": "h200_sxm", "H20": "h20_sxm"}
     if name not in device:
-        raise SpecError(f"device {name!r} is not known")
+        hint = did_you_mean(name, device)
+        raise SpecError(Problem(f"resource: device {name!r} is not known", line=row.line, suggestion=hint))
+    if not printed.isdecimal() or int(printed) < 1:
+        raise SpecError(Problem(f"resource: {printed!r} is not a positive whole number", line=row.line))
     hw = load_hardware(device[name])
     trainer = load_trainer("fsdp2")
     model = row.text("model")
     arch = load_architecture("Qwen2-72B" if model == "Qwen2-70B" else model)
-    layout = Layout.of(data_parallel=int(number), zero_stage=3, activation_recompute=2, offload=1)
+    layout = Layout.of(data_parallel=int(printed), zero_stage=3, activation_recompute=2, offload=1)
     batch = Microbatches.of(token_budget / 2, token_budget / 2 * 2048.0, 2048.0, 4.0)
     rank = 32 if "LoRA" in row.text("task") else None
     parts = trainer_memory(arch, hw, trainer, layout, batch, UpdateOptions(lora_rank=rank, chunked_loss=True))

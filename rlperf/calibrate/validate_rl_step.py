@@ -21,6 +21,7 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     The law of lengths that was assumed stands in ``assumed`` of every prediction.
     """
     table.need(*NEEDED)
+    table.need_one("measured_step_s", *(f"measured_{stage}" for stage in STAGES))
     return each_row(table, _figures)
 
 

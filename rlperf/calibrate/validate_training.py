@@ -22,11 +22,12 @@ BLANK_WIDENS = 1.25
 def predict_rows(path: Path, table: Table) -> Outcome:
     """Predict the seconds of one optimizer update of every row; step time and tokens/s of a row are one measurement."""
     table.need(*NEEDED)
+    table.need_one("measured_step_s", "measured_tokens_per_s_per_gpu")
     rows, refused = read_all(TrainingRow, table)
     timed = [row for row in rows if row.update_s]
     seconds = predict_seconds(timed)
     predictions = [_prediction(row, float(value)) for row, value in zip(timed, seconds, strict=True)]
-    without = [Refusal(row.row_id, "no step time and no tokens/s in the row") for row in rows if not row.update_s]
+    without = [Refusal.of(row.row, "no step time and no tokens/s in the row") for row in rows if not row.update_s]
     return Outcome(tuple(predictions), (*without, *refused))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.columns import Guess, Reading, column, count, derived, number, one_of, read, text
+from rlperf.calibrate.columns import Guess, Reading, column, count, derived, one_of, positive, read, text
 from rlperf.calibrate.rl_framework import SyncObservation
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
@@ -93,7 +93,7 @@ class SyncCase(Reading):
     trainer: int = column(count, lambda case: Guess(case.rollout, "as many as rollout"), name="n_trainer_gpus")
     rollout_shards: int = column(count, _engine_shards, name="rollout_tensor_parallel")
     trainer_shards: int = derived(_trainer_shards)
-    measured_s: float = column(number, float("nan"))
+    measured_s: float = column(positive, float("nan"))
     path: tuple[str, str] = derived(lambda case: sync_path(case.method, case.source))
     fit: WeightSyncFit = derived(lambda case: sync_fit(*case.path))
 

@@ -12,10 +12,12 @@ from rlperf.calibrate.splits import HELD_OUT
 from rlperf.calibrate.statistics import Summary
 from rlperf.calibrate.validate import KINDS, Report, validate_paths
 from rlperf.cli.output import AsJson, print_json
-from rlperf.errors import SpecError
+from rlperf.errors import Problem, SpecError
 
 NAMES = ("median", "mean", "p90", "WAPE", "bias")
 GROUP_WIDTH = 26
+LINES_SHOWN = 6
+"""Of the rows that one reason refused."""
 HEADER = f"  {'':{GROUP_WIDTH}s} {'n':>5s} " + " ".join(f"{name:>6s}" for name in NAMES) + " rank   in"
 LEAVE_OUT_HEADER = (
     "| group | rows | configurations in the fit | seen: median | mean | p90 | inside | width "
@@ -48,6 +50,8 @@ def validate(
         print_json(left.to_dict()) if as_json else typer.echo(text_of_left_out(left))
         return
     report = validate_paths(files, kind, fit or ())
+    if not report.predicted and report.refused:
+        raise SpecError(_nothing_predicted(report))
     if as_json:
         print_json(report.to_dict())
     else:
@@ -60,12 +64,32 @@ def text_of(report: Report) -> str:
     if report.used_in_calibration:
         lines.append(f"  {report.used_in_calibration:5d} of them were seen by a calibration and are left out below")
     by_count = sorted(report.refused.items(), key=lambda item: -item[1])
-    lines += [f"  refused {count:5d}: {reason}" for reason, count in by_count]
+    lines += [f"  refused {count:5d}: {reason}{_lines(report, reason)}" for reason, count in by_count]
     lines += ["", HEADER]
     for metric, split in dict.fromkeys((one.metric, one.split) for one in report.metrics):
         title = metric if split == HELD_OUT else f"{metric}, groups that no calibration had in view"
         lines += [title, *(_row(one) for one in report.metrics if (one.metric, one.split) == (metric, split))]
     return "\n".join(lines)
+
+
+def _lines(report: Report, reason: str) -> str:
+    """The first lines of the rows that one reason refused."""
+    lines = sorted(report.refused_lines.get(reason, ()))
+    if not lines:
+        return ""
+    more = f" and {len(lines) - LINES_SHOWN} more" if len(lines) > LINES_SHOWN else ""
+    return f" (line{'s' if lines[1:] else ''} {', '.join(map(str, lines[:LINES_SHOWN]))}{more})"
+
+
+def _nothing_predicted(report: Report) -> list[Problem]:
+    """Every reason with the first line that it refused: a table without one prediction is wrong input."""
+    head = Problem(f"not one of {report.rows} rows of kind {report.kind} could be predicted", report.file)
+    found = [
+        Problem(f"{reason}" + (f", in {count} rows" if count > 1 else ""), report.file, min(lines, default=None))
+        for reason, count in report.refused.items()
+        for lines in [report.refused_lines.get(reason, ())]
+    ]
+    return [head, *sorted(found, key=lambda problem: problem.line or 0)]
 
 
 def text_of_left_out(report: LeaveOutReport) -> str:

@@ -256,5 +256,12 @@ def test_imports_and_profiles_say_it_too(tmp_path: Path, monkeypatch: pytest.Mon
     assert said.exit_code == 0, said.output
     assert "assumed: Qwen3-30B-A3B-Instruct-2507: shape of Qwen3-30B-A3B" in said.output
     assert "architecture: Qwen/Qwen3-30B-A3B-Instruct-2507" in Path("job.yaml").read_text()
+    job = (
+        "{name: j, architecture: Qwen/Qwen2.5-Coder-7B, cluster: dgx_h100, nodes: 1, tasks: [{name: math, "
+        "workload: math, max_response_tokens: 1024, prompts_per_step: 32, group_size: 4}]}"
+    )
+    Path("plan.yaml").write_text(job)
+    planned = CliRunner().invoke(app, ["plan", "plan.yaml"])
+    assert "assumed: Qwen2.5-Coder-7B: shape of Qwen2.5-7B" in planned.output
     shown = CliRunner().invoke(app, ["profiles", "show", "mistralai/Mixtral-8x7B-v0.1"])
     assert "shape of Mixtral-8x7B" in shown.output

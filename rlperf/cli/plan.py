@@ -63,6 +63,8 @@ def plan(
 
     screen = console()
     screen.print(f"job [bold]{found.job.name}[/bold] ({source.name}): {found.job.architecture} on {found.job.cluster}")
+    for note in context.shape_notes:
+        screen.print(f"assumed: {note}", markup=False)
     print_plan(found, screen)
     for path in written:
         screen.print(f"wrote {path}")

@@ -87,7 +87,7 @@ def audit(
     except SpecError as error:
         notes.append(f"not predicted: {error.problems[0]}")
         return Audit(imported, None, sort([*findings, *engine_findings(imported, None)]), None, None, tuple(notes))
-    notes += dict.fromkeys(task.shape_note for task in context.tasks if task.shape_note)
+    notes += context.shape_notes
     blocked = {finding.rule for finding in findings if finding.severity == "error"} - {"unknown_key", "illegal_value"}
     predicted, cache, lengths = None, None, np.zeros(0)
     try:

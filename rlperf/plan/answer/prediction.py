@@ -118,7 +118,7 @@ def idle_fractions(evaluation: Evaluation) -> dict[str, float]:
 def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
     """What was filled in, in words."""
     framework = context.trainers[int(evaluation.trainer.backend[0])].framework
-    notes = [*dict.fromkeys(task.shape_note for task in context.tasks if task.shape_note), *evaluation.demand.notes]
+    notes = [*context.shape_notes, *evaluation.demand.notes]
     replicas = evaluation.configuration.pool("rollout").layout.data_parallel
     simulated = len(evaluation.rollouts[0].members)
     if simulated < replicas:

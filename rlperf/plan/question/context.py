@@ -60,6 +60,11 @@ class Context:
             return self.engine_profile.model_copy(update={"cuda_graphs": False})
         return self.engine_profile
 
+    @property
+    def shape_notes(self) -> tuple[str, ...]:
+        """Which shapes stand for architectures that are asked for under another label, each said once."""
+        return tuple(dict.fromkeys(task.shape_note for task in self.tasks if task.shape_note))
+
     @cached_property
     def site(self) -> Site:
         """Where the job's rl_steps run, and with what."""

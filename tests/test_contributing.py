@@ -96,6 +96,26 @@ def test_a_framework_is_three_files_of_one_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_framework_leaves_the_tests_green(tmp_path: Path) -> None:
+    """The recipe's files, commands and line, in a copy: what the repository tests of frameworks and pages holds."""
+    package = copied_package(tmp_path, "tests", "docs", "README.md", "pyproject.toml")
+    for name in ("mine.py", "facts/mine.yaml", "facts/mine.tsv"):
+        (package / "frameworks" / name).write_text(recipe(name))
+    for command in recipe("written anew").splitlines():
+        run_in(tmp_path, *command.removeprefix("python ").split())
+    nav = tmp_path / "docs" / "website" / "mkdocs.yml"
+    beside = "          - verl: reference/frameworks/verl.md\n"
+    assert beside in nav.read_text()
+    nav.write_text(nav.read_text().replace(beside, beside + recipe("mkdocs.yml")))
+    tests = [*(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests").glob("test_frameworks_*.py")))]
+    run_in(
+        tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not data",
+        *tests, "tests/test_docs.py", "tests/test_trainer_backends.py",
+        "-k", "mine or critic or reference or every_page or links or names_a_key",
+    )  # fmt: skip
+
+
+@pytest.mark.slow
 def test_a_row_of_modes_leaves_the_tests_green(tmp_path: Path) -> None:
     """The recipe's row before all others, in a copy: what the repository tests and prints of modes still holds."""
     package = copied_package(tmp_path, "tests", "docs", "pyproject.toml")

@@ -19,7 +19,7 @@ from rlperf.frameworks.adapter import states
 from rlperf.frameworks.export import broken_rules, export_run, illegal_keys, write_plan
 from rlperf.frameworks.fields import SGLANG_KV_DTYPE, Target
 from rlperf.frameworks.keytable import flatten, key_table, nest
-from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
+from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run, ref
 from rlperf.frameworks.shell import commands
 from rlperf.frameworks.sources import read_source
@@ -28,10 +28,10 @@ from rlperf.plan.question.pool import BatchSettings, PoolPlan
 from rlperf.specs.job import Job
 from rlperf.specs.pool import LayoutValues, SettingsValues
 
-from .framework_samples import sample_run, with_values
+from .framework_samples import SHIPPED, sample_run, with_values
 
 VERL_VERSIONS = ("0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "main")
-CASES = [(name, key_table(name).versions[-1]) for name in FRAMEWORKS] + [("verl", v) for v in VERL_VERSIONS[:-1]]
+CASES = [(name, key_table(name).versions[-1]) for name in SHIPPED] + [("verl", v) for v in VERL_VERSIONS[:-1]]
 KEPT = (
     "run.mode", "run.devices", "batch.prompts_per_step", "batch.group_size", "batch.mini_batch",
     "trainer.devices", "trainer.tensor_parallel", "trainer.pipeline_parallel", "trainer.expert_parallel",
@@ -44,7 +44,7 @@ KEPT = (
 @pytest.mark.parametrize(("framework", "version"), CASES)
 def test_sampled_plans_export_with_known_keys_and_kept_rules(framework: str, version: str, tmp_path: Path) -> None:
     random, adapter, table = Random(7), adapter_of(framework), key_table(framework)
-    count = 300 if (framework, version) in CASES[: len(FRAMEWORKS)] else 60
+    count = 300 if (framework, version) in CASES[: len(SHIPPED)] else 60
     for index in range(count):
         run = sample_run(random, framework, version)
         phase = export_run(run, adapter, version, "config")
@@ -259,7 +259,7 @@ def _phase(run: Run, rl_steps: tuple[int, int]) -> Phase:
     )
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", SHIPPED)
 def test_a_plan_of_several_phases_is_several_configs_and_their_order(framework: str, tmp_path: Path) -> None:
     version = key_table(framework).versions[-1]
     random = Random(30)
@@ -301,7 +301,7 @@ def test_ppo_has_a_critic_where_the_framework_has_one(framework: str) -> None:
     run = with_values(sample_run(Random(17), framework, version), {"run.algorithm": "ppo"})
     keys = {setting.key for setting in export_run(run, adapter_of(framework), version, "c").emission.settings}
     assert any(key.startswith("critic.") for key in keys)
-    for other in set(FRAMEWORKS) - {"verl", "openrlhf", "areal"}:
+    for other in set(SHIPPED) - {"verl", "openrlhf", "areal"}:
         theirs = with_values(sample_run(Random(17), other), {"run.algorithm": "ppo"})
         with pytest.raises(ExportError, match="critic"):
             export_run(theirs, adapter_of(other), key_table(other).versions[-1], "c")

@@ -22,7 +22,7 @@ from rlperf.plan.question.pool import BatchSettings
 from rlperf.specs.pool import ATTRIBUTES
 from rlperf.specs.profiles import load_architecture
 
-from .framework_samples import sample_run
+from .framework_samples import SHIPPED, sample_run
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,7 +34,7 @@ def test_reference_pages_are_up_to_date(framework: str) -> None:
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", SHIPPED)
 def test_key_tables_are_up_to_date(framework: str, measured_data: Path) -> None:
     versions, entries = READERS[framework](measured_data / "frameworks" / framework)
     shipped = (FACTS / f"{framework}.tsv").read_text(encoding="utf-8")

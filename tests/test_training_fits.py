@@ -53,10 +53,10 @@ def test_a_timing_fit_finds_the_sustained_rate(tmp_path: Path, monkeypatch: pyte
 
 def test_many_constants_on_few_configurations_widen_the_interval() -> None:
     ratio = np.exp(np.linspace(-0.1, 0.1, 21))
-    few, many = (trainer_fits._interval(ratio, 10, knobs) for knobs in (2, 9))
+    few, many = (trainer_fits.interval_of(ratio, 10, knobs) for knobs in (2, 9))
     assert many[0] < few[0] < 1.0 < few[1] < many[1]
     assert few[1] == pytest.approx(np.exp(0.09 * 1.5 * np.sqrt(1.0 + 12.0 / 10.0)))
-    low, high = trainer_fits._interval(np.ones(2), 2, 2)
+    low, high = trainer_fits.interval_of(np.ones(2), 2, 2)
     assert low <= 0.8 and high >= 1.25  # two constants meet two configurations whatever they are
 
 

@@ -119,7 +119,7 @@ def fit_backend(name: str, rows: Sequence[TrainingRow]) -> list[TrainerCalibrati
     seen = calibration_rows(rows, members)
     fit = fit_trainer(load_trainer(name), seen, KNOBS[name], ridge=RIDGE)
     ratio = np.array([row.update_s for row in seen]) / predict_seconds(seen, dict.fromkeys(members, fit.trainer))
-    low, high = _interval(ratio, fit.configurations, len(KNOBS[name]))
+    low, high = interval_of(ratio, fit.configurations, len(KNOBS[name]))
     used = tuple(sorted({digest(row.configuration) for row in seen}))
     timing = fit.trainer.model_copy(
         update={
@@ -136,7 +136,7 @@ def fit_backend(name: str, rows: Sequence[TrainingRow]) -> list[TrainerCalibrati
     return [timing, *copies]
 
 
-def _interval(ratio: FloatArray, configurations: int, knobs: int) -> tuple[float, float]:
+def interval_of(ratio: FloatArray, configurations: int, knobs: int) -> tuple[float, float]:
     """5th and 95th percentile of measured over predicted for rows that a fit did not see.
 
     The percentiles on those it saw, widened in the logarithm by 1.5 sqrt(1 + (10 + k) / n): few configurations say

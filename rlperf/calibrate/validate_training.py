@@ -8,11 +8,12 @@ import numpy as np
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.tables import Refusal, Table
-from rlperf.calibrate.trainer_rows import TrainingRow
+from rlperf.calibrate.trainer_rows import TrainingRow, digest
 from rlperf.calibrate.trainers import predict_seconds
 from rlperf.calibrate.validate import Outcome, PredictedFigure
 from rlperf.cost.layers import stack_of
 from rlperf.specs.calibration import Spread
+from rlperf.specs.trainer_calibration import TrainerCalibration
 
 NEEDED = ("framework", "architecture", "gpu", "n_gpus", "global_batch", "seq_len")
 BLANK_WIDENS = 1.25
@@ -26,23 +27,24 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     rows, refused = read_all(TrainingRow, table)
     timed = [row for row in rows if row.update_s]
     seconds = predict_seconds(timed)
-    predictions = [_prediction(row, float(value)) for row, value in zip(timed, seconds, strict=True)]
+    predictions = [figure_of(row, row.trainer, float(value)) for row, value in zip(timed, seconds, strict=True)]
     without = [Refusal.of(row.row, "no step time and no tokens/s in the row") for row in rows if not row.update_s]
     return Outcome(tuple(predictions), (*without, *refused))
 
 
-def spread_of_row(row: TrainingRow) -> Spread:
+def spread_of_row(row: TrainingRow, trainer: TrainerCalibration) -> Spread:
     """Interval of a row: the backend's, wider for every filled-in degree and for a device that was not measured."""
-    steps = row.blanks + 2 * (row.hardware.calibration.extrapolated or not _measured(row))
-    return Spread(low=row.trainer.low, high=row.trainer.high).widened(BLANK_WIDENS ** min(steps, 4))
+    steps = row.blanks + 2 * (row.hardware.calibration.extrapolated or not _measured(row, trainer))
+    return Spread(low=trainer.low, high=trainer.high).widened(BLANK_WIDENS ** min(steps, 4))
 
 
-def _measured(row: TrainingRow) -> bool:
-    return row.trainer.generation(row.hardware.device).measured
+def _measured(row: TrainingRow, trainer: TrainerCalibration) -> bool:
+    return trainer.generation(row.hardware.device).measured
 
 
-def _prediction(row: TrainingRow, seconds: float) -> PredictedFigure:
-    spread = spread_of_row(row)
+def figure_of(row: TrainingRow, trainer: TrainerCalibration, seconds: float) -> PredictedFigure:
+    """A row's seconds as predicted with one set of constants, whose fit saw the configurations that it lists."""
+    spread = spread_of_row(row, trainer)
     dense = row.architecture.experts is None and row.dtype in ("bf16", "fp16") and not row.lora_rank
     return PredictedFigure(
         row_id=row.row_id,
@@ -52,10 +54,10 @@ def _prediction(row: TrainingRow, seconds: float) -> PredictedFigure:
         predicted=seconds,
         low=seconds * spread.low,
         high=seconds * spread.high,
-        calibration=f"{row.hardware.calibration.id}, {row.trainer.id}",
+        calibration=f"{row.hardware.calibration.id}, {trainer.id}",
         assumed=row.assumed,
-        extrapolated=not _measured(row) or extrapolated_architecture(row),
-        used_in_calibration=row.used,
+        extrapolated=not _measured(row, trainer) or extrapolated_architecture(row),
+        used_in_calibration=digest(row.configuration) in trainer.configurations,
         stratum="dense, 16 bit" if dense else "",
     )
 

@@ -98,7 +98,7 @@ def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
         known = facts is not None
         problems += [p for p in error.problems if known or "framework calibration" not in p.message]
     if problems:
-        raise SpecError(problems)
+        raise SpecError(dict.fromkeys(problems))
     assert context is not None and facts is not None
     return Question(context, facts)
 
@@ -106,10 +106,14 @@ def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
 def _native(backends: Sequence[str], facts: FrameworkFacts, folder: Path | None) -> tuple[str, ...]:
     """For each backend the one whose keys the framework has for it; names that nobody knows are reported elsewhere."""
     known = trainer_names(folder)
-    return tuple(
-        keys_of(load_trainer(name, folder=folder), facts.name) if name in known else facts.backends[0]
-        for name in backends
-    )
+
+    def native(name: str) -> str:
+        try:
+            return keys_of(load_trainer(name, folder=folder), facts.name) if name in known else facts.backends[0]
+        except SpecError:  # what is wrong with its file is reported where the job names it
+            return facts.backends[0]
+
+    return tuple(map(native, backends))
 
 
 def _as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -197,3 +198,111 @@ def test_a_command_has_its_options_whatever_the_process_was_called_with(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["pytest", *words])
     assert "--out" in CliRunner().invoke(app, ["import", "--help"]).output
+
+
+DEVICE = Path(__file__).parent.parent / "hwprofiles" / "devices" / "h100_sxm.yaml"
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("memory", "-96 GiB"), ("memory_bandwidth", "-2.9 TB/s"), ("host_bandwidth", "0 GB/s"),
+        ("bf16", "-640 TFLOP/s"), ("bf16", "0 TFLOP/s"), ("host_link", "PCI5"),
+    ],
+)  # fmt: skip
+def test_a_device_without_a_positive_rate_is_refused(
+    field: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = re.sub(rf"(?m)^(\s*(?:peaks: \{{.*?)?\b{field}: )[^,\n#}}]+", rf"\g<1>{wrong}", DEVICE.read_text(), count=1)
+    assert text != DEVICE.read_text()
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "pigeon_9.yaml").write_text(text.replace("name: h100_sxm", "name: pigeon_9", 1))
+    (tmp_path / "job.yaml").write_text(JOB.replace("dgx_h100", "generic:pigeon_9"))
+    code, out, err = call(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"))
+    assert (code, out) == (2, "") and "pigeon_9.yaml:" in err and field in err and wrong in err
+    assert "did you mean PCIe5?" in err if field == "host_link" else "greater than 0" in err
+    assert err.count("pigeon_9.yaml") == 1, err
+
+
+@pytest.mark.parametrize(
+    ("added", "swap", "expected"),
+    [
+        ("price: -3 USD/h\n", "", ("job.yaml:11: price", "greater than 0")),
+        ("modes: [colocate]\n", "", ("did you mean colocated?",)),
+        ("objective: step_tim\n", "", ("did you mean step_time?",)),
+        ("", "dgx_h100|h100_sxm", ("h100_sxm is a device: write generic:h100_sxm",)),
+    ],
+)
+def test_names_and_prices_of_a_job(
+    added: str, swap: str, expected: tuple[str, ...], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    job = tmp_path / "job.yaml"
+    job.write_text((JOB.replace(*swap.split("|")) if swap else JOB) + added)
+    code, out, err = call(capsys, monkeypatch, "plan", str(job))
+    assert (code, out) == (2, "")
+    for part in expected:
+        assert part in err, err
+
+
+BACKEND = """\
+id: rowboat
+title: A toy
+relative: fsdp2
+capability:
+  zero_stages: {searched: [3]}
+  activation_recompute: {searched: [full]}
+  frameworks: {verl: fsdp2}
+  source: none
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line", "expected"),
+    [
+        ("relative: fsdp2", "relative: fdsp2", 3, "did you mean fsdp2?"),
+        ("id: rowboat", "id: rowbot", 1, "write id: rowboat"),
+        ("{verl: fsdp2}", "{zebra: fsdp2}", 7, "there is no such framework"),
+        ("searched: [full]", "searched: [fulll]", 6, "activation_recompute"),
+    ],
+)
+def test_a_mistake_in_a_backends_file_is_named_once_and_there(
+    right: str, wrong: str, line: int, expected: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    folder = tmp_path / "calibrations" / "trainers"
+    folder.mkdir(parents=True)
+    (folder / "rowboat.yaml").write_text(BACKEND.replace(right, wrong))
+    (tmp_path / "job.yaml").write_text(JOB + "trainer_backends: rowboat\n")
+    code, out, err = call(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"))
+    assert (code, out) == (2, "")
+    assert f"rowboat.yaml:{line}: " in err and expected in err, err
+    assert err.count(expected) == 1 and "framework: " not in err, err
+
+
+def test_a_sweep_refuses_an_unknown_backend_and_names_a_misspelt_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text("job: job.yaml\ngrid:\n  trainer_backends: [megatron, foo]\n")
+    code, _, err = call(capsys, monkeypatch, "sweep", str(sweep), "--out", str(tmp_path / "out"))
+    assert code == 2 and "trainer_backends: there is no trainer backend named 'foo'" in err and "peft_nf4" not in err
+    sweep.write_text("job: job.yaml\ngrid:\n  tasks.0.prompts_per_step: {min: 8, max: 64, factr: 2}\n")
+    code, _, err = call(capsys, monkeypatch, "sweep", str(sweep), "--out", str(tmp_path / "out"))
+    assert code == 2 and "sweep.yaml:3" in err and "factr: unknown field, did you mean factor?" in err
+
+
+def test_import_does_not_overwrite_a_job_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text("trl grpo --model_name_or_path Qwen/Qwen3-0.6B --use_vllm true --num_generations 8\n")
+    Path("job.yaml").write_text("mine")
+    words = ("import", "run.sh", "--framework", "trl")
+    code, out, err = call(capsys, monkeypatch, *words)
+    assert (code, out, Path("job.yaml").read_text()) == (2, "", "mine") and "--force" in err
+    for named in (("--force",), ("--out", "job.yaml")):
+        Path("job.yaml").write_text("mine")
+        assert call(capsys, monkeypatch, *words, *named)[0] == 0
+        assert Path("job.yaml").read_text() != "mine"

@@ -8,6 +8,16 @@ from typing import Annotated
 import typer
 
 from rlperf.cli.output import AsJson, console, print_json
+from rlperf.errors import Problem, SpecError
+
+DEFAULT = Path("job.yaml")
+
+
+def _target(out: Path | None, force: bool) -> Path:
+    """Where the job goes: a file that the user did not name is not overwritten unasked."""
+    if out is None and DEFAULT.exists() and not force:
+        raise SpecError(Problem("is there already", str(DEFAULT), suggestion="name a file with --out, or add --force"))
+    return out or DEFAULT
 
 
 def import_(
@@ -17,7 +27,10 @@ def import_(
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="Cluster that it runs on; the file does not say.")] = None,
     workload: Annotated[str | None, typer.Option(help="Length preset, model or trace; the file does not say.")] = None,
-    out: Annotated[Path, typer.Option(help="The job file; what it cannot state goes beside it.")] = Path("job.yaml"),
+    out: Annotated[
+        Path | None, typer.Option(help="The job file; what it cannot state goes beside it. Default: job.yaml.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a job.yaml that is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read a framework's configuration into a job with pinned pools. Nothing of it is executed.
@@ -30,6 +43,7 @@ def import_(
     from rlperf.frameworks.imports import describe, import_config, job_of, job_text, keys_text
     from rlperf.specs.writer import write_atomic
 
+    out = _target(out, force)
     imported = import_config(config, framework)
     job = job_of(imported, cluster=cluster, workload=workload, name=config[0].stem)
     write_atomic(out, job_text(job))

@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
+from rlperf.errors import did_you_mean
 from rlperf.specs.frozen import Frozen
 from rlperf.units import Bytes, BytesPerSecond, FlopPerSecond, Hertz, Seconds, UsdPerHour, Watt
+
+_POSITIVE = Field(gt=0, allow_inf_nan=False)
+"""Every rate, size and price divides something or is divided by: none may be zero or less."""
+HOST_LINKS = ("PCIe3", "PCIe4", "PCIe5", "PCIe6", "NVLink-C2C")
+"""What joins a device to its host."""
+
+
+def _known_link(name: str) -> str:
+    if name not in HOST_LINKS:
+        hint = did_you_mean(name, HOST_LINKS)
+        raise ValueError(f"{name!r} is none of {', '.join(HOST_LINKS)}" + (f": {hint}" if hint else ""))
+    return name
 
 
 class Peaks(Frozen):
     """Dense peak rates by data type; absent = the device has no such unit."""
 
-    fp32: FlopPerSecond | None = None
-    tf32: FlopPerSecond | None = None
-    bf16: FlopPerSecond | None = None
-    fp16: FlopPerSecond | None = None
-    fp8: FlopPerSecond | None = None
-    int8: FlopPerSecond | None = None
-    fp4: FlopPerSecond | None = None
+    fp32: Annotated[FlopPerSecond, _POSITIVE] | None = None
+    tf32: Annotated[FlopPerSecond, _POSITIVE] | None = None
+    bf16: Annotated[FlopPerSecond, _POSITIVE] | None = None
+    fp16: Annotated[FlopPerSecond, _POSITIVE] | None = None
+    fp8: Annotated[FlopPerSecond, _POSITIVE] | None = None
+    int8: Annotated[FlopPerSecond, _POSITIVE] | None = None
+    fp4: Annotated[FlopPerSecond, _POSITIVE] | None = None
 
 
 class ScaleUp(Frozen):
     """The fast links inside a scale-up domain (NVLink, xGMI, HCCS). ``bandwidth`` is per device and direction."""
 
     name: str
-    bandwidth: BytesPerSecond
+    bandwidth: Annotated[BytesPerSecond, _POSITIVE]
     domain: PositiveInt = Field(description="devices that reach each other at this rate; 2 = bridged pairs")
-    pair_bandwidth: BytesPerSecond | None = Field(
+    pair_bandwidth: Annotated[BytesPerSecond, _POSITIVE] | None = Field(
         None, description="between two devices where the links form a full mesh without a switch; else as bandwidth"
     )
 
@@ -45,16 +58,16 @@ class Device(Frozen):
     vendor: str
     generation: str = Field(description="architecture name, such as Hopper sm90")
     peaks: Peaks
-    memory: Bytes = Field(description="what the driver reports where known")
-    memory_bandwidth: BytesPerSecond
+    memory: Annotated[Bytes, _POSITIVE] = Field(description="what the driver reports where known")
+    memory_bandwidth: Annotated[BytesPerSecond, _POSITIVE]
     memory_type: str
-    l2_cache: Bytes | None = None
+    l2_cache: Annotated[Bytes, _POSITIVE] | None = None
     multiprocessors: PositiveInt | None = None
-    boost_clock: Hertz | None = None
-    power: Watt | None = None
+    boost_clock: Annotated[Hertz, _POSITIVE] | None = None
+    power: Annotated[Watt, _POSITIVE] | None = None
     scale_up: ScaleUp | None = None
-    host_link: str = Field(description="PCIe4, PCIe5, NVLink-C2C ...")
-    host_bandwidth: BytesPerSecond = Field(description="to host memory, per device and direction")
+    host_link: Annotated[str, AfterValidator(_known_link)] = Field(description="PCIe4, PCIe5, NVLink-C2C ...")
+    host_bandwidth: Annotated[BytesPerSecond, _POSITIVE] = Field(description="to host memory, per device and direction")
     network: str | None = Field(None, description="link profile of the network port that such devices ship with")
     confidence: Literal["high", "medium", "low"] = "high"
     relative: str | None = Field(
@@ -68,8 +81,8 @@ class Link(Frozen):
     """A network link of a device: rate per direction, latency of one hop, and whether writes arrive in order."""
 
     name: str
-    bandwidth: BytesPerSecond
-    latency: Seconds
+    bandwidth: Annotated[BytesPerSecond, _POSITIVE]
+    latency: Annotated[Seconds, Field(ge=0)]
     in_order: bool = Field(True, description="protocols that flag every word or line need it; without, only bulk ones")
     source: str
 
@@ -88,10 +101,10 @@ class Cluster(Frozen):
     nodes: PositiveInt = 1
     network: str = Field(description="name of a link profile")
     rails: NonNegativeInt = Field(8, description="network ports per node")
-    oversubscription: float = Field(1.0, ge=1.0)
-    host_memory: Bytes = Field(description="per node")
+    oversubscription: float = Field(1.0, ge=1.0, allow_inf_nan=False)
+    host_memory: Annotated[Bytes, _POSITIVE] = Field(description="per node")
     host_cores: PositiveInt | None = Field(None, description="CPU cores per node")
-    price: UsdPerHour | None = Field(None, description="per device and hour")
+    price: Annotated[UsdPerHour, _POSITIVE] | None = Field(None, description="per device and hour")
     sources: dict[str, str] = Field(default_factory=dict)
 
     @property

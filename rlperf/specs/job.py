@@ -123,7 +123,7 @@ class Job(Frozen):
     )
     cluster: str = Field(min_length=1, description="shipped name, 'generic:<device>', or path of a cluster file")
     nodes: PositiveInt | None = Field(None, description="default: as the cluster file says")
-    price: UsdPerHour | None = Field(None, description="per device and hour; overrides the cluster's")
+    price: UsdPerHour | None = Field(None, gt=0, description="per device and hour; overrides the cluster's")
     algorithm: Algorithm = "grpo"
     reference: bool = Field(
         True, description="score with a frozen reference policy (a KL term); default: yes, but not for dapo"

@@ -163,7 +163,9 @@ def mode_traits(name: str) -> ModeTraits:
 def _known(name: str) -> str:
     """Pydantic's form of `mode_traits`."""
     if name not in MODES:
-        raise ValueError(f"there is no execution mode {name!r}: modes are {', '.join(MODES)}")
+        hint = did_you_mean(name, MODES)
+        known = f"modes are {', '.join(MODES)}"
+        raise ValueError(f"there is no execution mode {name!r}: {f'{hint} ' if hint else ''}{known}")
     return name
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
+from rlperf.errors import did_you_mean
+
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -87,7 +89,9 @@ OBJECTIVES: dict[str, ObjectiveTraits] = {
 
 def _known(name: str) -> str:
     if name not in OBJECTIVES:
-        raise ValueError(f"there is no objective {name!r}: objectives are {', '.join(OBJECTIVES)}")
+        hint = did_you_mean(name, OBJECTIVES)
+        known = f"objectives are {', '.join(OBJECTIVES)}"
+        raise ValueError(f"there is no objective {name!r}: {f'{hint} ' if hint else ''}{known}")
     return name
 
 

@@ -177,7 +177,7 @@ def load_cluster(
     if isinstance(name_or_path, str) and name_or_path.lower().startswith("generic:"):
         cluster = _generic(load_device(name_or_path.split(":", 1)[1].strip(), folder), folder)
     else:
-        path = _locate("clusters", name_or_path, folder)
+        path = _cluster_file(name_or_path, folder)
         cluster = _cluster(path, _stamp(path))
         load_device(cluster.device, folder)
     load_link(cluster.network, folder)
@@ -186,6 +186,19 @@ def load_cluster(
         if count is not None and count < 1:
             raise SpecError(Problem(f"{field} must be at least 1 (given: {count})"))
     return cluster.model_copy(update={field: count for field, count in changes.items() if count is not None})
+
+
+def _cluster_file(name_or_path: str | Path, folder: Path | str | None) -> Path:
+    """The file of a cluster; where only a device has the name, the error says how to ask for that device."""
+    try:
+        return _locate("clusters", name_or_path, folder)
+    except SpecError as error:
+        try:
+            device = find_profile("devices", str(name_or_path), folder)
+        except SpecError:
+            raise error from None
+        hint = f"{device.stem} is a device: write generic:{device.stem}"
+        raise SpecError(Problem(error.problems[0].message, suggestion=hint)) from None
 
 
 def _generic(device: Device, folder: Path | str | None) -> Cluster:

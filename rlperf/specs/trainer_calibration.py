@@ -17,8 +17,9 @@ from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, Positive
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import calibration_names, find_calibration
 from rlperf.specs.cluster import Device
+from rlperf.specs.framework import FACTS, facts_data
 from rlperf.specs.frozen import Frozen
-from rlperf.specs.reader import read_spec
+from rlperf.specs.reader import read_document, read_spec, validate
 from rlperf.specs.trainer_capability import Capability
 from rlperf.units import Bytes, Seconds
 
@@ -204,7 +205,20 @@ class TrainerCalibration(Frozen):
 
 @cache
 def _read(path: Path) -> TrainerCalibration:
-    return read_spec(path, TrainerCalibration)
+    document = read_document(path)
+    found = validate(document, TrainerCalibration)
+    problems = []
+    if found.id != path.stem:
+        problems.append(document.problem(("id",), f"{found.id!r} is not the file's stem", f"write id: {path.stem}"))
+    known = sorted(facts.stem for facts in FACTS.glob("*.yaml"))
+    for name in found.capability.frameworks:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"known: {', '.join(known)}"
+            where = ("capability", "frameworks", name)
+            problems.append(document.problem(where, "there is no such framework", hint))
+    if problems:
+        raise SpecError(problems)
+    return found
 
 
 def load_trainer(name: str, *, file: Path | str | None = None, folder: Path | str | None = None) -> TrainerCalibration:
@@ -224,11 +238,24 @@ def load_trainer(name: str, *, file: Path | str | None = None, folder: Path | st
         if relative in seen:
             raise SpecError(Problem(f"trainer {name!r}: relatives in a circle: {' - '.join([*seen, relative])}"))
         seen.append(relative)
-        lineage.append(_read(_path(relative, folder)))
+        lineage.append(_relative(lineage[-1], relative, folder, file if lineage[1:] == [] else None))
     whole = lineage.pop()
     for one in reversed(lineage):
         whole = _borrowing(one, whole)
     return whole
+
+
+def _relative(
+    own: TrainerCalibration, relative: str, folder: Path | str | None, file: Path | str | None
+) -> TrainerCalibration:
+    """The backend that another names as its relative; a name that nobody knows is a mistake in that file."""
+    try:
+        path = _path(relative, folder)
+    except SpecError as error:
+        stated = read_document(file or _path(own.id, folder))
+        mine = [stated.problem(("relative",), each.message, each.suggestion) for each in error.problems]
+        raise SpecError(mine) from None
+    return _read(path)
 
 
 def trainer_names(folder: Path | str | None = None) -> list[str]:
@@ -244,10 +271,11 @@ def _path(name: str, folder: Path | str | None) -> Path:
     path = find_calibration(name, "trainers", folder)
     if path is None:
         names = trainer_names(folder)
+        served = sorted({backend for facts in FACTS.glob("*.yaml") for backend in facts_data(facts.stem)["backends"]})
         raise SpecError(
             Problem(
                 f"there is no trainer backend named {name!r}",
-                suggestion=did_you_mean(name, names) or f"known: {', '.join(names)}",
+                suggestion=did_you_mean(name, names) or f"frameworks have {', '.join(served)}",
             )
         )
     return path

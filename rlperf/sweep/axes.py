@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from rlperf.errors import did_you_mean
 from rlperf.specs.frozen import Frozen
 
 MOST_POINTS = 1_000_000
@@ -116,5 +117,8 @@ def _range(given: dict[str, Any]) -> AxisRange:
         for item in error.errors(include_url=False):
             where = ".".join(str(part) for part in item["loc"] if part not in ("int", "float"))
             text = item["msg"].removeprefix("Value error, ")
+            if item["type"] == "extra_forbidden":
+                hint = did_you_mean(where, AxisRange.model_fields)
+                text = "unknown field" + (f", {hint}" if hint else f" of a range ({', '.join(AxisRange.model_fields)})")
             words.append(f"{where}: {text}" if where else text)
         raise ValueError("; ".join(dict.fromkeys(words))) from error

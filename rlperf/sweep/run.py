@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from rlperf.errors import Problem, RlperfError, SpecError
 from rlperf.specs.job import Job
+from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.sweep.columns import Column, columns_of
 from rlperf.sweep.evaluate import GroupEvaluator
 from rlperf.sweep.paths import with_values
@@ -178,8 +179,22 @@ def check_names(checked: Checked, ask: Ask) -> None:
             problems |= {str(problem): problem for problem in mine}
         except ValueError:
             continue  # not valid alone: combinations have been tried when the sweep was read
+    for path, value in dict.fromkeys(pair for trial in [*trials, *checked.entries] for pair in _trainers(trial)):
+        try:
+            load_trainer(value, folder=checked.folder)
+        except SpecError as error:
+            # looked up alone: whether the framework has it is a matter of the combination
+            found = (p if p.file else Problem(f"{path}: {p.message}", None, None, p.suggestion) for p in error.problems)
+            problems |= {str(problem): problem for problem in found}
     if problems:
         raise SpecError(list(problems.values()))
+
+
+def _trainers(settings: tuple[tuple[str, Any], ...]) -> Iterator[tuple[str, str]]:
+    """Names of trainer backends among some settings: one, or a list of them."""
+    for path, value in settings:
+        if path == "trainer_backends":
+            yield from ((path, name) for name in ((value,) if isinstance(value, str) else value))
 
 
 def _is_name(path: str, value: Any) -> bool:

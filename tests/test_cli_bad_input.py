@@ -306,3 +306,16 @@ def test_import_does_not_overwrite_a_job_unasked(
         Path("job.yaml").write_text("mine")
         assert call(capsys, monkeypatch, *words, *named)[0] == 0
         assert Path("job.yaml").read_text() != "mine"
+
+
+@pytest.mark.parametrize(("mode", "advised"), [("colocated", False), ("one_step_off", True)])
+def test_advice_to_colocate_is_for_those_who_do_not(mode: str, advised: bool) -> None:
+    from rlperf.diagnose.advice import advice_for
+    from rlperf.diagnose.graph import GraphBuilder
+    from rlperf.specs.modes import MODES
+
+    pools = ("rank",) if MODES[mode].shares_devices else ("rollout", "trainer")
+    build = GraphBuilder(pools, 8)
+    build.add(0, 0.0, 1.0)
+    advice = advice_for("weight_sync", 1.0, shares_devices=build.freeze().shares_devices)
+    assert any("colocate" in each.action for each in advice) == advised

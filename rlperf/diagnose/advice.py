@@ -83,10 +83,7 @@ KNOBS: dict[str, tuple[tuple[str, str], ...]] = {
         ("pipeline_parallel", "fewer stages"),
     ),
     "recompute": (("activation_recompute", "selective instead of full, where memory allows"),),
-    "weight_sync": (
-        ("weight_sync", "bucketed or resharding transfer; in-flight updates; a larger sync interval"),
-        ("mode", "colocate, where weights need not cross the network"),
-    ),
+    "weight_sync": (("weight_sync", "bucketed or resharding transfer; in-flight updates; a larger sync interval"),),
     "data_movement": (("data_movement", "send tensors between workers directly, not through the controller"),),
     "offload": (("offload", "keep optimizer or weights on the device, where memory allows"),),
     "trainer_starvation": (
@@ -101,6 +98,17 @@ KNOBS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-def advice_for(kind: str, gain_s: float) -> tuple[Advice, ...]:
-    """Knobs of a cause, with the what-if as the most that they can win."""
-    return tuple(Advice(knob, action, gain_s) for knob, action in KNOBS.get(kind, ()))
+KNOBS_APART: dict[str, tuple[tuple[str, str], ...]] = {
+    "weight_sync": (("mode", "colocate, where weights need not cross the network"),),
+}
+"""The same where rollout and trainer have devices of their own."""
+
+
+def advice_for(kind: str, gain_s: float, *, shares_devices: bool = False) -> tuple[Advice, ...]:
+    """Knobs of a cause, with the what-if as the most that they can win.
+
+    >>> [advice.knob for advice in advice_for("weight_sync", 1.0, shares_devices=True)]
+    ['weight_sync']
+    """
+    knobs = KNOBS.get(kind, ()) + (() if shares_devices else KNOBS_APART.get(kind, ()))
+    return tuple(Advice(knob, action, gain_s) for knob, action in knobs)

@@ -222,7 +222,7 @@ def _cause(graph: g.PerformanceGraph, fault: Fault, alone: float, joint: float, 
         max(alone, joint) / rl_step_s,
         fault.evidence,
         fault_path(graph, fault),
-        advice_for(fault.kind, alone),
+        advice_for(fault.kind, alone, shares_devices=graph.shares_devices),
         fault.rank,
         fault.part,
     )
@@ -231,7 +231,8 @@ def _cause(graph: g.PerformanceGraph, fault: Fault, alone: float, joint: float, 
 def _structural(graph: g.PerformanceGraph, name: str, change: g.Change, loss_s: float, rl_step_s: float) -> Cause:
     share = loss_s / rl_step_s if rl_step_s > 0 else 0.0
     where, path = structural_path(graph, name, change)
-    return Cause(name, "structure", where, loss_s, loss_s, share, _by_design(share), path, advice_for(name, loss_s))
+    advice = advice_for(name, loss_s, shares_devices=graph.shares_devices)
+    return Cause(name, "structure", where, loss_s, loss_s, share, _by_design(share), path, advice)
 
 
 def _interactions(

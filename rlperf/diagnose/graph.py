@@ -146,6 +146,11 @@ class PerformanceGraph:
     warmup: int = 0
 
     @property
+    def shares_devices(self) -> bool:
+        """Whether every rank both rolls out and trains, as far as the graph says."""
+        return self.pools[:1] in (("rank",), ("shared",))
+
+    @property
     def vertices(self) -> int:
         """Number of vertices."""
         return int(self.activity.size)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from rlperf.api import plan_job
+from rlperf.errors import SpecError
 
 from .recipes import ROOT, copied_package, page, recipe, run_in
 
@@ -49,6 +50,15 @@ def test_a_gpu_is_one_file(tmp_path: Path) -> None:
     assert 1.2 < predicted.stages_s.training / twice.stages_s.training < 2.5
     assert predicted.high_s / predicted.low_s > 1.1 * twice.high_s / twice.low_s
     assert predicted.calibration.extrapolated and any("of h100_sxm" in note for note in predicted.calibration.notes)
+
+
+def test_a_gpu_s_file_has_its_name(tmp_path: Path) -> None:
+    (tmp_path / "devices").mkdir()
+    file = tmp_path / "devices" / "half_h100.yaml"
+    file.write_text("# a GPU\n" + recipe("devices/half_h100.yaml").replace("name: half_h100", "name: pigeon"))
+    with pytest.raises(SpecError, match=r"half_h100\.yaml:2: name: 'pigeon' .*rename the file to pigeon\.yaml") as told:
+        plan_job(saved({**JOB, "cluster": "generic:half_h100"}, tmp_path))
+    assert "or write `name: half_h100`" in str(told.value)
 
 
 TRIED = """

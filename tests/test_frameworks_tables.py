@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import Source, framework_facts
 from rlperf.frameworks.export import export_run
 from rlperf.frameworks.fields import field
@@ -19,6 +22,7 @@ from rlperf.frameworks.reference import page
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, TrainerRun, ref
 from rlperf.plan.question.pool import BatchSettings
+from rlperf.specs.framework import facts_data, facts_document
 from rlperf.specs.pool import ATTRIBUTES
 from rlperf.specs.profiles import load_architecture
 
@@ -77,6 +81,56 @@ def test_a_table_is_read_as_it_is_written() -> None:
 )  # fmt: skip
 def test_values_are_checked_by_type(kind: str, value: object, legal: bool) -> None:
     assert (KeySpec("k", ABSENT, kind).complaint(value) is None) == legal
+
+
+@pytest.fixture
+def facts_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of facts with the files of one framework, which the test may change."""
+    caches = (framework_facts, facts_document, facts_data, key_table)
+    for suffix in ("yaml", "tsv"):
+        shutil.copy(FACTS / f"slime.{suffix}", tmp_path)
+    monkeypatch.setattr("rlperf.specs.framework.FACTS", tmp_path)
+    monkeypatch.setattr("rlperf.frameworks.keytable.FACTS", tmp_path)
+    for cached in caches:
+        cached.cache_clear()
+    yield tmp_path
+    monkeypatch.undo()
+    for cached in caches:
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        (r"^title:", "titl:", r"titl: unknown field \(did you mean title\?\)"),
+        (r"stage: worker", "stage: wrker", r"rules\.\d+\.stage: Input should be 'parse'"),
+        (r"(colocated: \{)[^:]*:", r'\1"0.1-":', r"modes\.colocated\.0\.1-: '0\.1' is no listed version: "),
+        (r"^  colocated:", "  colocatd:", r"there is no such execution mode \(did you mean colocated\?\)"),
+        (r"(require: .*)architecture\.heads\b", r"\1architecture.headz",
+         r"require: there is no architecture\.headz that a rule may ask \(did you mean heads\?\)"),
+        (r"(require: .*)trainer\.", r"\1trainr.", r"there is no trainr\.\w+ .*did you mean trainer\?"),
+        (r"(require: .*)run\.(\w+)", r"\1run.\2z", r"there is no run\.\w+z that a rule may ask"),
+        (r"(says: .*)\{architecture\.heads\}", r"\1{architecture.headz}", r"says: there is no architecture\.headz"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_facts_is_said_with_its_line(
+    right: str, wrong: str, message: str, facts_of_its_own: Path
+) -> None:
+    file = facts_of_its_own / "slime.yaml"
+    text = file.read_text()
+    changed = re.sub(right, wrong, text, count=1, flags=re.M)
+    assert changed != text
+    line = next(i for i, (a, b) in enumerate(zip(text.split("\n"), changed.split("\n"), strict=True), 1) if a != b)
+    file.write_text(changed)
+    with pytest.raises(SpecError, match=rf"slime\.yaml:{line}: .*{message}") as told:
+        framework_facts("slime")
+    assert "pydantic" not in str(told.value)
+
+
+def test_what_is_wrong_in_a_key_table_is_said_with_its_line() -> None:
+    for row in ("x\t1\t4-", "x\tmany"):
+        with pytest.raises(SpecError, match=r"t\.tsv:3: x: "):
+            parse_table(f"# versions: 1 2 3\n[a.b]\n{row}\n", "t")
 
 
 # -- names of a run ---------------------------------------------------------------------------------------------------

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
+from importlib import import_module
+from string import Formatter
 from typing import Protocol
 
+from pydantic import ValidationError
+
+from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.frameworks.fields import Field, Setting, Target
 from rlperf.frameworks.keytable import Value, key_table
-from rlperf.frameworks.run import Ref, Run
-from rlperf.specs.framework import FrameworkFacts, Rule, facts_data
+from rlperf.frameworks.run import Ref, Run, names_of_rules
+from rlperf.specs.framework import FrameworkFacts, asked_in, facts_document, versions_of
 from rlperf.specs.modes import MODES
+from rlperf.specs.reader import Document, problems_of
 
 
 @dataclass(frozen=True)
@@ -90,33 +96,87 @@ class Adapter(Protocol):
 def framework_facts(framework: str, version: str | None = None) -> FrameworkFacts:
     """What a framework is in one version: modes, passes, overlaps and the rules that hold there.
 
+    Raises
+    ------
+    SpecError : its file is wrong, with the line of each problem: fields, versions, names that no rule may ask
+
     >>> framework_facts("verl", "0.9").modes["async"].startswith("V1 separate_async")
     True
     """
-    data = dict(facts_data(framework))
+    document = facts_document(framework)
+    if document is None:
+        raise SpecError(f"nothing is known of a framework named {framework!r}")
     table = key_table(framework)
     chosen = table.version(version)
-    modes = {
-        mode: text
-        for mode, spans in data.pop("modes").items()
-        for span, text in spans.items()
-        if _within(str(span), chosen, table.versions)
-    }
+    modes, problems = _modes(document, chosen, table.versions)
     modes |= {row.name: row.had_by[framework] for row in MODES.values() if framework in row.had_by}
-    rules = [Rule.model_validate(rule) for rule in data.pop("rules")]
-    return FrameworkFacts.model_validate(
-        {**data, "versions": table.versions, "version": chosen, "modes": modes, "rules": rules}
+    data = {**document.data, "versions": table.versions, "version": chosen, "modes": modes}
+    try:
+        facts = FrameworkFacts.model_validate(data)
+    except ValidationError as error:
+        problems += problems_of(error, Document(data, document.lines, document.file), FrameworkFacts)
+        raise SpecError(problems) from error
+    problems += _rule_problems(facts, document)
+    if problems:
+        raise SpecError(problems)
+    return facts
+
+
+def _modes(document: Document, version: str, versions: Sequence[str]) -> tuple[dict[str, str], list[Problem]]:
+    """Mode -> how it is run, of those that a version has; and what of ``modes:`` cannot be read."""
+    modes: dict[str, str] = {}
+    stated = document.data.get("modes")
+    if not isinstance(stated, dict) or not stated:
+        return modes, [document.problem(("modes",), "must name at least one mode, such as colocated: {all: always}")]
+    problems: list[Problem] = []
+    for mode, spans in stated.items():
+        if mode not in MODES:
+            hint = did_you_mean(str(mode), MODES) or f"modes are {', '.join(MODES)}"
+            problems.append(document.problem(("modes", mode), "there is no such execution mode", hint))
+        if not isinstance(spans, dict):
+            problems.append(document.problem(("modes", mode), "versions are due, such as {all: how it is run}"))
+            continue
+        for span, words in spans.items():
+            try:
+                modes |= {mode: words} if version in versions_of(str(span), versions) else {}
+            except ValueError as error:
+                problems.append(document.problem(("modes", mode, str(span)), str(error)))
+    return modes, problems
+
+
+def _rule_problems(facts: FrameworkFacts, document: Document) -> list[Problem]:
+    """Rules that would never be answered: versions that are not listed, names that do not exist."""
+    known = dict(names_of_rules())
+    known["run"] |= _own_names(facts.name)
+    problems = []
+    for index, rule in enumerate(facts.rules):
+        try:
+            versions_of(rule.versions, facts.versions)
+        except ValueError as error:
+            problems.append(document.problem(("rules", index, "versions"), str(error)))
+        filled = (name.partition(".") for _, name, _, _ in Formatter().parse(rule.says) if name)
+        asked = {
+            "require": asked_in(rule.require),
+            "when": asked_in(rule.when) if rule.when else frozenset(),
+            "says": frozenset((group, name) for group, _, name in filled),
+        }
+        for part, names in asked.items():
+            for group, name in sorted(names):
+                if name not in known.get(group, ()):
+                    hint = did_you_mean(name, known[group]) if group in known else did_you_mean(group, known)
+                    where = ("rules", index, part)
+                    problems.append(document.problem(where, f"there is no {group}.{name} that a rule may ask", hint))
+    return problems
+
+
+def _own_names(framework: str) -> frozenset[str]:
+    """Names of the frozen tables (`Run.facts`) that a framework's module has."""
+    owned = (
+        value
+        for value in vars(import_module(f"rlperf.frameworks.{framework}")).values()
+        if isinstance(value, type) and is_dataclass(value) and value.__name__.endswith("Facts")
     )
-
-
-def _within(span: str, version: str, versions: Sequence[str]) -> bool:
-    if span == "all":
-        return True
-    first, dash, last = span.partition("-")
-    last = last if dash else first
-    low = versions.index(first) if first else 0
-    high = versions.index(last) if last else len(versions) - 1
-    return low <= versions.index(version) <= high
+    return frozenset(entry.name for table in owned for entry in fields(table))
 
 
 _ORGANISATIONS = (

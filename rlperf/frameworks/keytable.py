@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any
 
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.specs.framework import FACTS
+from rlperf.specs.framework import FACTS, versions_of
 
 Value = Any
 """A value in a configuration: bool, int, float, str, None, list or dict as JSON knows them."""
@@ -195,7 +195,7 @@ def parse_table(text: str, framework: str) -> KeyTable:
     free: tuple[str, ...] = ()
     section = ""
     rows: list[_Row] = []
-    for line in text.splitlines():
+    for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("# versions:"):
             versions = tuple(line.partition(":")[2].split())
         elif line.startswith("# free:"):
@@ -204,14 +204,16 @@ def parse_table(text: str, framework: str) -> KeyTable:
             section = line[1:-1] + "." if len(line) > 2 else ""
         elif line and not line.startswith("#"):
             name, default, span, backend, kind = (*line.split("\t"), "", "", "", "")[:5]
-            rows.append(_row(section + name, default, span, backend, kind, versions))
+            try:
+                rows.append(_row(section + name, default, span, backend, kind, versions))
+            except ValueError as error:  # no listed version, or a default that is no JSON
+                raise SpecError(Problem(f"{name}: {error}", f"{framework}.tsv", number)) from error
     return KeyTable(framework, versions, tuple(rows), free)
 
 
 def _row(key: str, default: str, span: str, backend: str, kind: str, versions: tuple[str, ...]) -> _Row:
-    first, _, last = span.partition("-") if "-" in span else (span, "", span)
-    low = versions.index(first) if first else 0
-    high = versions.index(last) if last else len(versions) - 1
+    holds = versions_of(span, versions)
+    low, high = versions.index(holds[0]), versions.index(holds[-1])
     kind, _, choices = kind.partition(":")
     value = json.loads(default) if default else ABSENT
     return _Row(KeySpec(key, value, kind, tuple(choices.split("|")) if choices else ()), low, high, backend)

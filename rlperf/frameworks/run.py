@@ -254,6 +254,20 @@ class Run:
         return groups
 
 
+@cache
+def names_of_rules() -> Mapping[str, frozenset[str]]:
+    """Group -> names that a rule may ask for; ``run`` has those of a framework's own table besides.
+
+    >>> "heads" in names_of_rules()["architecture"], "samples" in names_of_rules()["batch"]
+    (True, True)
+    """
+    whole = Run(batch=BatchFacts(prompts_per_step=1, max_prompt_tokens=1, max_response_tokens=1))
+    small = Architecture(
+        name="any", source="", hidden=1, layers=1, heads=1, kv_heads=1, head_dim=1, ffn_hidden=1, vocab=1
+    )
+    return {group: frozenset(vars(names)) for group, names in whole.names(small).items()}
+
+
 P = TypeVar("P", bound=PoolRun)
 
 

@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 from pydantic import Field
 
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.frozen import Frozen
+from rlperf.specs.reader import Document, read_document
 
 FACTS = Path(__file__).resolve().parent.parent / "frameworks" / "facts"
 """Folder of what is known of each framework: ``NAME.yaml`` (`FrameworkFacts`) and ``NAME.tsv`` (its keys)."""
@@ -60,14 +60,7 @@ class Rule(Frozen):
         """Whether the rule holds for a version (one of ``versions``, in order) and backend."""
         if self.backend and backend and self.backend != backend:
             return False
-        if not self.versions:
-            return True
-        first, dash, last = self.versions.partition("-")
-        last = last if dash else first
-        index = versions.index(version)
-        low = versions.index(first) if first else 0
-        high = versions.index(last) if last else len(versions) - 1
-        return low <= index <= high
+        return version in versions_of(self.versions, versions)
 
     def holds(self, names: Mapping[str, object]) -> BoolArray | None:
         """Where the rule is kept, broadcast over the arrays in ``names``; None where a value is missing.
@@ -87,6 +80,45 @@ class Rule(Frozen):
         return kept if asked is None else kept | ~asked
 
 
+def versions_of(span: str, versions: Sequence[str]) -> tuple[str, ...]:
+    """Versions of a span: ``all`` or nothing, one of ``versions`` (in order), or ``first-last`` with either end open.
+
+    Raises
+    ------
+    ValueError : the span names a version that is not listed
+
+    >>> versions_of("2.0-", ("1.0", "2.0", "main")), versions_of("1.0", ("1.0", "2.0")), versions_of("all", ("1.0",))
+    (('2.0', 'main'), ('1.0',), ('1.0',))
+    """
+    if span in ("", "all"):
+        return tuple(versions)
+    first, dash, last = span.partition("-")
+    last = last if dash else first
+    for named in (first, last):
+        if named and named not in versions:
+            raise ValueError(f"{named!r} is no listed version: {', '.join(versions)}")
+    low = versions.index(first) if first else 0
+    high = versions.index(last) if last else len(versions) - 1
+    return tuple(versions[low : high + 1])
+
+
+@cache
+def facts_document(framework: str) -> Document | None:
+    """The file of a framework's facts with its lines; None where there is none.
+
+    Raises
+    ------
+    SpecError : it is no YAML, or no mapping
+    """
+    path = FACTS / f"{framework}.yaml"
+    if not path.is_file():
+        return None
+    document = read_document(path)
+    if not isinstance(document.data, dict):
+        raise SpecError(Problem("holds no fields", str(path), 1))
+    return document
+
+
 @cache
 def facts_data(framework: str) -> dict[str, Any]:
     """The facts of a framework as its file states them; empty where there is none.
@@ -94,12 +126,8 @@ def facts_data(framework: str) -> dict[str, Any]:
     >>> "vllm" in facts_data("verl")["engines"], facts_data("nobody's")
     (True, {})
     """
-    path = FACTS / f"{framework}.yaml"
-    if not path.is_file():
-        return {}
-    data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    assert isinstance(data, dict)
-    return data
+    document = facts_document(framework)
+    return {} if document is None else dict(document.data)
 
 
 class FrameworkFacts(Frozen):
@@ -220,8 +248,14 @@ def names_in(expression: str) -> frozenset[str]:
     >>> sorted(names_in("trainer.devices % rollout.devices == 0"))
     ['rollout', 'trainer']
     """
+    return frozenset(group for group, _ in asked_in(expression))
+
+
+@cache
+def asked_in(expression: str) -> frozenset[tuple[str, str]]:
+    """(group, name) of every value that an expression asks for."""
     return frozenset(
-        node.value.id
+        (node.value.id, node.attr)
         for node in ast.walk(_parse(expression))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     )

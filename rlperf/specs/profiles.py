@@ -22,7 +22,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.hf_config import from_hf, looks_like_hf
 from rlperf.specs.labels import SHOWN, Reading, could_be, key, last_part, read_label
-from rlperf.specs.reader import problems_of, read_document, read_spec, read_text
+from rlperf.specs.reader import problems_of, read_document, read_spec, read_text, validate
 
 PACKAGE = Path(__file__).resolve().parent.parent
 _ALIASES = re.compile(r"^aliases:\s*\[(.*)\]\s*$", re.MULTILINE)
@@ -128,7 +128,13 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @cache
 def _device(path: Path, _version: tuple[int, int]) -> Device:
-    return read_spec(path, Device)
+    """A device's file, which must have the name that clusters and plans will look it up by."""
+    document = read_document(path)
+    device = validate(document, Device)
+    if key(device.name) != key(path.stem):
+        hint = f"rename the file to {device.name}{path.suffix}, or write `name: {path.stem}`"
+        raise SpecError(document.problem(("name",), f"{device.name!r} is found by a file of that name alone", hint))
+    return device
 
 
 @cache

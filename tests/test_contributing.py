@@ -62,14 +62,17 @@ def test_a_gpu_s_file_has_its_name(tmp_path: Path) -> None:
 
 
 TRIED = """
+import dataclasses
 import sys
 from pathlib import Path
 from rlperf.api import plan_job
-from rlperf.errors import SpecError
-from rlperf.frameworks.audit import audit
-from rlperf.frameworks.export import write_plan
+from rlperf.errors import InfeasibleError, SpecError
+from rlperf.frameworks.adapter import checked
+from rlperf.frameworks.export import losses, write_plan
+from rlperf.frameworks.fields import field
 from rlperf.frameworks.imports import import_config
-from rlperf.specs.job import Job
+from rlperf.frameworks.keyless import degrees
+from rlperf.specs.pool import LayoutChoice, PoolSpec
 
 folder = Path(sys.argv[1])
 plan = plan_job(folder / "job.yaml")
@@ -85,6 +88,29 @@ assert (run.batch.prompts, run.batch.group_size, run.batch.mini) == (256, 4, 64)
 assert run.trainer.devices == trainer.devices == 8
 assert run.trainer.token_budget == trainer.settings.token_budget
 assert run.rollout.tensor_parallel == phase.pool("rollout").layout.tensor_parallel
+for role in ("trainer", "rollout"):  # what is planned is what the file says, degree by degree
+    planned, read = phase.pool(role).layout, getattr(run, role)
+    for at in degrees():
+        if at.group == role:
+            assert getattr(read, at.name) == getattr(planned, at.name), (str(at), planned)
+said = (folder / "EXPORT.md").read_text()
+assert "rollout.max_running = " in said and "trainer.zero_stage" not in said, said
+assert any("rollout.max_running" in line for line in losses(plan, "mine"))
+for pinned in ({"ulysses": (4,)}, {"zero_stage": (2,)}):
+    pools = (PoolSpec(role="trainer", layout=LayoutChoice(**pinned)),)
+    try:
+        plan_job(plan.job.model_copy(update={"pools": pools}))
+    except InfeasibleError as error:
+        assert f"no key of mine 1.0 states trainer.{next(iter(pinned))}" in str(error), error
+    else:
+        raise AssertionError(f"{pinned} has no key")
+wrong = field("trainer.tensor_parallel", "learn.tp")
+try:
+    checked(dataclasses.replace(found.adapter, fields=(*found.adapter.fields, wrong)))
+except LookupError as error:
+    assert "learn.tp (trainer.tensor_parallel)" in str(error), error
+else:
+    raise AssertionError("learn.tp is no key")
 try:
     plan_job(plan.job.model_copy(update={"modes": ("async",)}))
 except SpecError as error:

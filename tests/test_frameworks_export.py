@@ -7,17 +7,19 @@ import ast
 import datetime
 import importlib.util
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
 from rlperf.errors import ExportError, SpecError
-from rlperf.frameworks.adapter import states
+from rlperf.frameworks.adapter import checked, states
 from rlperf.frameworks.export import broken_rules, export_run, illegal_keys, write_plan
-from rlperf.frameworks.fields import SGLANG_KV_DTYPE, Target
+from rlperf.frameworks.fields import SGLANG_KV_DTYPE, Target, field
 from rlperf.frameworks.keytable import flatten, key_table, nest
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run, ref
@@ -341,3 +343,22 @@ def _execute(nodes: list[ast.stmt], names: dict[str, object]) -> None:
 
 def _namespace(tree: dict[str, object]) -> SimpleNamespace:
     return SimpleNamespace(**{k: _namespace(v) if isinstance(v, dict) else v for k, v in tree.items()})
+
+
+def test_what_no_key_states_is_read_back_and_named() -> None:
+    """TRL has no key of vLLM's CUDA graphs; of what it does state nothing is named."""
+    run = with_values(sample_run(Random(1), "trl"), {"rollout.cuda_graphs": False, "rollout.prefix_caching": True})
+    phase = export_run(run, adapter_of("trl"), "main", "config")
+    asked = [limitation.asked for limitation in phase.emission.limitations]
+    assert "rollout.cuda_graphs = False" in asked
+    named = ("zero_stage", "group_size", "memory_fraction", "devices", "prefix_caching")
+    assert not any(name in words for words in asked for name in named), asked
+    with pytest.raises(ExportError, match=r"no key of trl main states trainer\.shard_size"):
+        export_run(with_values(run, {"trainer.shard_size": 2}), adapter_of("trl"), "main", "config")
+
+
+@pytest.mark.parametrize("framework", SHIPPED)
+def test_a_field_under_a_key_of_no_version_is_refused(framework: str) -> None:
+    adapter: Any = adapter_of(framework)
+    with pytest.raises(LookupError, match=r"learn\.pp \(trainer\.pipeline_parallel\)"):
+        checked(replace(adapter, fields=(*adapter.fields, field("trainer.pipeline_parallel", "learn.pp"))))

@@ -38,6 +38,7 @@ def plan(
     Example: rlperf plan job.yaml --out plan/
     """
     from rlperf.api import ask
+    from rlperf.frameworks.export import losses, write_plan
     from rlperf.plan.planner import plan_job
 
     source = job or default_job()
@@ -51,7 +52,6 @@ def plan(
         found = plan_job(context, facts=facts, report=bar, defaults=question.defaults)
     written: list[Path] = []
     if out is not None:
-        from rlperf.frameworks.export import write_plan
         from rlperf.report.plan_files import write_plan_files
 
         configs = write_plan(found, framework, out / "config", folder=source.resolve().parent)
@@ -66,6 +66,8 @@ def plan(
     for note in context.shape_notes:
         screen.print(f"assumed: {note}", markup=False)
     print_plan(found, screen)
+    for lost in losses(found, framework, folder=source.resolve().parent):
+        screen.print(f"not in the files of {framework or found.job.framework}: {lost}", markup=False)
     for path in written:
         screen.print(f"wrote {path}")
 

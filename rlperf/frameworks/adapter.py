@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.frameworks.fields import Field, Setting, Target
-from rlperf.frameworks.keytable import Value, key_table
+from rlperf.frameworks.keyless import keyless_rules, misspelled
+from rlperf.frameworks.keytable import KeyTable, Value, key_table
 from rlperf.frameworks.run import Ref, Run, names_of_rules
-from rlperf.specs.framework import FrameworkFacts, asked_in, facts_document, versions_of
+from rlperf.specs.framework import FrameworkFacts, Rule, asked_in, facts_document, versions_of
 from rlperf.specs.modes import MODES
 from rlperf.specs.reader import Document, problems_of
 
@@ -119,7 +120,9 @@ def framework_facts(framework: str, version: str | None = None) -> FrameworkFact
     problems += _rule_problems(facts, document)
     if problems:
         raise SpecError(problems)
-    return facts
+    adapter: Adapter = import_module(f"rlperf.frameworks.{framework}").ADAPTER
+    derived = _keyless(adapter, table, chosen, facts.backends, facts.rules)
+    return facts.model_copy(update={"rules": (*facts.rules, *derived)})
 
 
 def _modes(document: Document, version: str, versions: Sequence[str]) -> tuple[dict[str, str], list[Problem]]:
@@ -177,6 +180,31 @@ def _own_names(framework: str) -> frozenset[str]:
         if isinstance(value, type) and is_dataclass(value) and value.__name__.endswith("Facts")
     )
     return frozenset(entry.name for table in owned for entry in fields(table))
+
+
+def _keyless(
+    adapter: Adapter, table: KeyTable, version: str, backends: Sequence[str], said: Sequence[Rule]
+) -> list[Rule]:
+    """Rules against what no key states, unless it is what the adapter reads from a file that says nothing."""
+    empty: dict[str, Run | None] = {}
+    for backend in backends:
+        try:
+            empty[backend] = adapter.read(Source({}), Target(table, version, backend))[0]
+        except (SpecError, ValueError, TypeError, KeyError):  # a file without its allocation says nothing at all
+            empty[backend] = None
+    return keyless_rules(adapter.fields, table, version, empty, said)
+
+
+def checked(adapter: Adapter) -> Adapter:
+    """The adapter, every key of its table of fields known to a version of its key table.
+
+    Raises
+    ------
+    LookupError : a key is none of the framework's; what stands under it would be left out of every file
+    """
+    if wrong := misspelled(adapter.fields, key_table(adapter.name)):
+        raise LookupError(f"{adapter.name}.tsv has in no version: {'; '.join(wrong)}")
+    return adapter
 
 
 _ORGANISATIONS = (

@@ -20,6 +20,7 @@ from rlperf.frameworks.fields import (
     Setting,
     Target,
     Unit,
+    elsewhere,
     field,
     read_fields,
     resolve,
@@ -43,6 +44,11 @@ _MINI = Unit(
 )
 
 FIELDS: tuple[Field, ...] = (
+    *elsewhere("trainer.tensor_parallel trainer.expert_parallel trainer.expert_tensor_parallel", "actor.backend"),
+    *elsewhere("trainer.pipeline_parallel trainer.context_parallel", "actor.backend", backend="megatron"),
+    *elsewhere("trainer.context_parallel trainer.ulysses", "actor.backend, one size for both", backend="fsdp2",
+               unread=True),
+    *elsewhere("rollout.tensor_parallel rollout.pipeline_parallel", "rollout.backend"),
     field("batch.prompts_per_step", "train_dataset.batch_size", note="prompts"),
     field("batch.group_size", "gconfig.n_samples"),
     field("batch.mini_batch", "actor.ppo_n_minibatches", _MINI),

@@ -10,6 +10,7 @@ from rlperf.errors import ExportError, Problem, SpecError
 from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts
 from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.keytable import key_table
+from rlperf.frameworks.readback import read_back, unstated
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, ref
 from rlperf.frameworks.run_of import NOT_IMPORTED, from_job, from_phase
@@ -73,8 +74,24 @@ def write_plan(
     ------
     ExportError : the framework or version cannot run the plan, or a rule of it is broken; all reasons are listed
     """
+    adapter, version = _framework(framework or plan.job.framework)
+    phases = _exported(plan, adapter, version, folder)
+    return _write(phases, adapter, version, Path(out), [_decided(phase, plan.job) for phase in plan.phases])
+
+
+def losses(plan: Plan, framework: str | None = None, *, folder: Path | str | None = None) -> tuple[str, ...]:
+    """What of a plan ``framework`` (default: the job's) cannot express, in words; empty where it states every value."""
+    adapter, version = _framework(framework or plan.job.framework)
+    try:
+        phases = _exported(plan, adapter, version, folder)
+    except ExportError as error:
+        return tuple(line.strip() for line in str(error).splitlines())
+    return tuple(dict.fromkeys(str(lost) for phase in phases for lost in phase.emission.limitations))
+
+
+def _exported(plan: Plan, adapter: Adapter, version: str, folder: Path | str | None) -> list[ExportedPhase]:
+    """The files of every phase."""
     job = plan.job
-    adapter, version = _framework(framework or job.framework)
     per_node = load_cluster(job.cluster, nodes=job.nodes, folder=folder).devices_per_node
     first = plan.phases[0].rl_steps[0]
     phases = []
@@ -82,7 +99,7 @@ def write_plan(
         run = with_prediction(from_phase(phase, job, per_node), phase, first)
         stem = "config" if len(plan.phases) == 1 else f"phase_{index + 1:02d}"
         phases.append(export_run(run, adapter, version, stem, _decided(phase, job), folder=folder))
-    return _write(phases, adapter, version, Path(out), [_decided(phase, job) for phase in plan.phases])
+    return phases
 
 
 def write_job(
@@ -174,7 +191,13 @@ def export_run(
         raise ExportError("the plan breaks its rules", f"{adapter.name}=={version}", dict(broken))
     header = [f"{adapter.title} {version}, written by rlperf.", *decided]
     header += [f"NOT EXPRESSED: {limitation}" for limitation in emission.limitations]
-    return ExportedPhase(stem, adapter.render(emission, stem, header), emission)
+    files = adapter.render(emission, stem, header)
+    if carried is None:
+        # An adapter that changes a run says so; one that says nothing is held to the plan itself.
+        meant = adapted if emission.limitations else run
+        silent = unstated(meant, read_back(files, adapter, version), emission.limitations, adapter.fields)
+        emission = replace(emission, limitations=(*emission.limitations, *silent))
+    return ExportedPhase(stem, files, emission)
 
 
 def _in_its_keys(run: Run, adapter: Adapter, folder: Path | str | None) -> tuple[Run, tuple[Limitation, ...]]:

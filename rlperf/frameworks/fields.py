@@ -79,7 +79,7 @@ def one_as(nothing: Value) -> Unit:
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a run and its key. ``keys``: the first that exists in the version is the one."""
+    """One field of a run and its key. ``keys``: the first that exists in the version; none: see `elsewhere`."""
 
     at: Ref
     keys: tuple[str, ...]
@@ -87,6 +87,7 @@ class Field:
     note: str = ""
     backend: str = ""
     read_only: bool = False
+    unread: bool = False
 
     def key(self, table: KeyTable, version: str, backend: str) -> str | None:
         """The key of this version and backend, or None where it has none."""
@@ -94,12 +95,26 @@ class Field:
             return None
         return next((key for key in self.keys if table.find(key, version, backend) is not None), None)
 
+    def states(self, table: KeyTable, version: str, backend: str) -> bool:
+        """Whether a file of this version and backend can say the value."""
+        if not self.keys:
+            return not (self.backend and backend and self.backend != backend)
+        return not self.read_only and self.key(table, version, backend) is not None
+
 
 def field(
     name: str, keys: str, unit: Unit = SAME, note: str = "", *, backend: str = "", read_only: bool = False
 ) -> Field:
     """A field whose alternative keys are separated by spaces, newest first; ``name`` must be one of a run's (`ref`)."""
     return Field(ref(name), tuple(keys.split()), unit, note or unit.note, backend, read_only)
+
+
+def elsewhere(names: str, where: str, *, backend: str = "", unread: bool = False) -> tuple[Field, ...]:
+    """Fields that the adapter's own ``emit`` and ``read`` state, in no key of their own: ``where`` says in what.
+
+    ``unread``: the reader does not find them there under this name, so what was written cannot be held against them.
+    """
+    return tuple(Field(ref(name), (), note=where, backend=backend, unread=unread) for name in names.split())
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from rlperf.frameworks.fields import (
     Setting,
     Target,
     Unit,
+    elsewhere,
     field,
     read_fields,
     resolve,
@@ -57,6 +58,7 @@ _ENGINE_TP = Unit(
 _CHUNKED = Unit(lambda value, _: bool(value), lambda value, _: 1024 if value else None)
 
 FIELDS: tuple[Field, ...] = (
+    *elsewhere("trainer.shard_size", "GPUs / data_parallel_replicate_size", backend="fsdp2"),
     field("batch.prompts_per_step", "grpo.num_prompts_per_step", note="prompts"),
     field("batch.group_size", "grpo.num_generations_per_prompt", note="samples per prompt"),
     field("batch.stated_samples", P + "train_global_batch_size", read_only=True),
@@ -125,7 +127,7 @@ def fields_of(run: Run) -> tuple[Field, ...]:
     """The field table for the run's engine."""
     if run.rollout.backend != "sglang":
         return FIELDS
-    return (*(entry for entry in FIELDS if not entry.keys[0].startswith((V, K))), *SGLANG)
+    return (*(entry for entry in FIELDS if not any(key.startswith((V, K)) for key in entry.keys)), *SGLANG)
 
 
 @dataclass(frozen=True)

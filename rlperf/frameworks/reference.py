@@ -65,7 +65,8 @@ _REACTION = {"error": "is refused", "ignored": "is ignored", "kept": "is kept wi
 
 def _key_rows(entry: Field, table: KeyTable) -> list[str]:
     """A row for each key that states the value, newest first."""
-    rows = []
+    trainer = f" [{entry.backend}]" if entry.backend else ""
+    rows = [] if entry.keys else [f"| {entry.at}{trainer} | in {entry.note} | | every version | |"]
     for key in entry.keys:
         found = [
             (default, first, last, backend) for name, default, first, last, backend in table.spans() if name == key
@@ -73,7 +74,6 @@ def _key_rows(entry: Field, table: KeyTable) -> list[str]:
         found = [row for row in found if not entry.backend or row[3] in ("", entry.backend)]
         default = found[-1][0] if found else ABSENT
         shown = "" if default is ABSENT else f"`{json.dumps(default)}`"
-        trainer = f" [{entry.backend}]" if entry.backend else ""
         note = entry.note or entry.unit.note
         rows.append(
             f"| {entry.at}{trainer} | `{key}` | {shown} | {table.lifetime(key) or 'below an open map'} | {note} |"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.frameworks.adapter import Adapter
+from rlperf.frameworks.adapter import Adapter, checked
 from rlperf.specs.framework import FACTS
 
 FRAMEWORKS = tuple(sorted(path.stem for path in FACTS.glob("*.yaml")))
@@ -28,11 +29,16 @@ def adapter_of(name: str) -> Adapter:
     Raises
     ------
     SpecError : rlperf knows no such framework; with those it knows
+    LookupError : a field of it stands under a key that it has in no version
     """
     wanted = name.strip().lower().replace("-", "_")
     wanted = _ALIASES.get(wanted, wanted)
     if wanted not in FRAMEWORKS:
         hint = did_you_mean(wanted, FRAMEWORKS) or f"known: {', '.join(FRAMEWORKS)}"
         raise SpecError(Problem(f"there is no framework named {name!r}", suggestion=hint))
-    adapter: Adapter = import_module(f"rlperf.frameworks.{wanted}").ADAPTER
-    return adapter
+    return _adapter(wanted)
+
+
+@cache
+def _adapter(name: str) -> Adapter:
+    return checked(import_module(f"rlperf.frameworks.{name}").ADAPTER)

@@ -21,6 +21,7 @@ from rlperf.frameworks.fields import (
     Setting,
     Target,
     Unit,
+    elsewhere,
     field,
     one_as,
     read_fields,
@@ -38,6 +39,7 @@ FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 _CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else -1)
 
 FIELDS: tuple[Field, ...] = (
+    *elsewhere("rollout.tensor_parallel", "rollout-num-gpus-per-engine / sglang-pp-size"),
     field("batch.prompts_per_step", "rollout-batch-size", note="prompts"),
     field("batch.group_size", "n-samples-per-prompt"),
     field("batch.stated_samples", "global-batch-size", read_only=True),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape
-from rlperf.frameworks.fields import CHECKPOINTING, Field, Setting, Target, field, read_fields, write_fields
+from rlperf.frameworks.fields import CHECKPOINTING, Field, Setting, Target, elsewhere, field, read_fields, write_fields
 from rlperf.frameworks.keytable import Flat, key_table
 from rlperf.frameworks.nearest import THIRD, wide_degrees, without_pipeline, without_selective_recompute
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
@@ -19,6 +19,8 @@ from rlperf.frameworks.writing import script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
 
 FIELDS: tuple[Field, ...] = (
+    *elsewhere("trainer.zero_stage", "the accelerate config"),
+    *elsewhere("rollout.devices", "the launch of the vLLM server", unread=True),
     field("batch.group_size", "num_generations", note="completions per prompt"),
     field("batch.max_response_tokens", "max_completion_length"),
     field("batch.context_tokens", "vllm_max_model_length", note="prompt + completion"),

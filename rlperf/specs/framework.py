@@ -62,6 +62,13 @@ class Rule(Frozen):
             return False
         return version in versions_of(self.versions, versions)
 
+    def said(self, names: Mapping[str, object]) -> str:
+        """The message with its values filled in; the rule's name where it speaks of more than is known."""
+        try:
+            return self.says.format_map(names)
+        except (KeyError, AttributeError):
+            return f"{self.key} (rule {self.id})"
+
     def holds(self, names: Mapping[str, object]) -> BoolArray | None:
         """Where the rule is kept, broadcast over the arrays in ``names``; None where a value is missing.
 
@@ -176,6 +183,12 @@ class FrameworkFacts(Frozen):
             hint = f"engine: {' or '.join(self.engines)}"
             found.append(Problem(f"{name} does not roll out with {engine}", suggestion=hint))
         return found
+
+    def pinned(self, names: Mapping[str, object], backends: Sequence[str]) -> list[str]:
+        """What rules say of ``names`` (what a job pins of its pools) that break them with every trainer backend."""
+        broken = [set(self.refused(names, backend)) for backend in backends] or [set()]
+        every = set.intersection(*broken)
+        return list(dict.fromkeys(rule.said(names) for rule in self.rules_of(*names) if rule.id in every))
 
     def refused(
         self, names: Mapping[str, object], backend: str = "", *, about: str | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -199,13 +200,25 @@ def infeasible(
 ) -> InfeasibleError:
     """What was rejected, the nearest misses, and the smallest set of limits whose relaxation helps."""
     rows = sorted(screened.rejected.items(), key=lambda item: -item[1])
-    misses = [*screened.misses, *relaxations(context, task, facts, demands)]
+    misses = [*_pinned(context, facts), *screened.misses, *relaxations(context, task, facts, demands)]
     return InfeasibleError(
         f"task {task.task.name}: nothing fits {task.architecture.name} on {context.cluster.devices} x "
         f"{context.cluster.device}",
         [Rejection(reason, count) for reason, count in rows],
         "; ".join(misses) or None,
     )
+
+
+def _pinned(context: Context, facts: FrameworkFacts | None) -> list[str]:
+    """Rules of the framework that single pinned values of the job break by themselves, in the rules' words."""
+    if facts is None:
+        return []
+    stated: dict[str, object] = {
+        pool.role: SimpleNamespace(**{name: given[0] for name, given in dict(pool.layout).items()
+                                      if isinstance(given, tuple) and len(given) == 1})
+        for pool in context.job.pools
+    }  # fmt: skip
+    return facts.pinned(stated, context.job.trainer_backends)
 
 
 def configurations(decision: Decision) -> tuple[Configuration, ...]:

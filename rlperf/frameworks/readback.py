@@ -1,0 +1,70 @@
+"""What was written is read again: values of the plan that the framework's own files do not hold are named as lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rlperf.frameworks.adapter import Adapter, Limitation
+from rlperf.frameworks.fields import Field
+from rlperf.frameworks.keyless import POOLS
+from rlperf.frameworks.run import Ref, Run, Value, ref
+from rlperf.frameworks.sources import read_source
+from rlperf.specs.pool import ATTRIBUTES, of_role
+
+_USUAL = {each.name: each.default for each in ATTRIBUTES} | {"cuda_graphs": True}  # on in every engine
+_OF_THE_RUN = (
+    *map(ref, ("run.reference", "run.mode", "batch.prompts_per_step", "batch.group_size", "batch.mini_batch")),
+    *map(ref, ("batch.max_prompt_tokens", "batch.max_response_tokens")),
+)
+
+
+def read_back(files: Mapping[str, str], adapter: Adapter, version: str) -> Run:
+    """The run that a framework makes of rendered files, by the adapter's own reader."""
+    configs = sorted(files, key=lambda name: (name.endswith(".sh"), name))
+    with TemporaryDirectory() as folder:
+        for name, text in files.items():
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+        source = read_source([Path(folder) / name for name in configs])
+    return adapter.read(source, adapter.target(source, version))[0]
+
+
+def unstated(planned: Run, back: Run, said: Sequence[Limitation], fields: Iterable[Field]) -> list[Limitation]:
+    """A limitation for every value that reads otherwise than it was planned, where none that was ``said`` speaks of it.
+
+    What follows from others (data parallel, the ends of a pipeline), and a value that is not stated and is what every
+    framework starts from, is no loss.
+    """
+    lost = []
+    if planned.algorithm == "ppo" != back.algorithm:
+        lost.append(Limitation("algorithm ppo", back.algorithm, "no critic, which the plan has"))
+    unread = {entry.at for entry in fields if entry.unread and entry.backend in ("", planned.trainer.backend)}
+    for at in _compared(planned):
+        value, read = planned.value(at), back.value(at)
+        if at in unread:
+            continue
+        if value is None or value == read or (read is None and value == _USUAL.get(at.name)):
+            continue
+        if any(_speaks_of(one, at, value) for one in said):
+            continue
+        nearest = "no key states it, the framework's own default runs" if read is None else f"its files say {read}"
+        lost.append(Limitation(f"{at} = {value}", nearest, "seconds and memory were predicted for the plan's"))
+    return lost
+
+
+def _compared(run: Run) -> Iterator[Ref]:
+    yield from _OF_THE_RUN
+    for pool in POOLS:
+        if pool == "trainer" or not run.traits.shares_devices:
+            yield ref(f"{pool}.devices")
+        for each in of_role(pool):
+            by_tokens = pool == "trainer" and run.trainer.token_budget is not None and each.name == "microbatch"
+            if each.decided != "derived" and each.name != "data_parallel" and not by_tokens:
+                yield ref(f"{pool}.{each.name}")
+
+
+def _speaks_of(limitation: Limitation, at: Ref, value: Value) -> bool:
+    """Whether a limitation names the field, or its value (``fsdp2 trainer``, ``mode async``)."""
+    words = limitation.asked.replace("_", " ")
+    return at.name.replace("_", " ") in words or (isinstance(value, str) and value in limitation.asked)

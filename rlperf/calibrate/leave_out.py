@@ -51,8 +51,8 @@ class LeftOutGroup:
 
 
 @dataclass(frozen=True)
-class Errors:
-    """Errors of some rows [%]; ``inside`` is a share, ``width`` the median of high less low over predicted."""
+class ErrorSummary:
+    """ErrorSummary of some rows [%]; ``inside`` is a share, ``width`` the median of high less low over predicted."""
 
     median: float
     mean: float
@@ -73,9 +73,9 @@ class LeaveOutLine:
     group: str
     rows: int
     in_fit: int
-    seen: Errors
-    left_out: Errors
-    pooled: Errors
+    seen: ErrorSummary
+    left_out: ErrorSummary
+    pooled: ErrorSummary
     borrowed: str = ""
 
 
@@ -142,7 +142,7 @@ def _predictor(kind: str) -> Callable[[Path, Table, str], Sequence[LeftOutGroup]
 
 
 def report_of(kind: str, file: str, by: str, groups: Sequence[LeftOutGroup]) -> LeaveOutReport:
-    """Errors of every metric, group by group, then of all rows."""
+    """ErrorSummary of every metric, group by group, then of all rows."""
     metrics = dict.fromkeys(one.metric for group in groups for one in group.left_out)
     lines = [line for metric in metrics for line in _lines(metric, [_only(group, metric) for group in groups])]
     return LeaveOutReport(kind, file, by, tuple(lines))
@@ -174,17 +174,17 @@ def _lines(metric: str, groups: Sequence[LeftOutGroup]) -> list[LeaveOutLine]:
     ]
 
 
-def _mean(errors: Sequence[Errors]) -> Errors:
-    return Errors(*np.mean([list(asdict(one).values()) for one in errors], axis=0).tolist())
+def _mean(errors: Sequence[ErrorSummary]) -> ErrorSummary:
+    return ErrorSummary(*np.mean([list(asdict(one).values()) for one in errors], axis=0).tolist())
 
 
-def errors_of(figures: Sequence[PredictedFigure]) -> Errors:
-    """Errors of some rows and how their intervals stand."""
+def errors_of(figures: Sequence[PredictedFigure]) -> ErrorSummary:
+    """ErrorSummary of some rows and how their intervals stand."""
     measured, predicted, low, high = (
         np.array([getattr(one, name) for one in figures]) for name in ("measured", "predicted", "low", "high")
     )
     errors = absolute_percentage_errors(predicted, measured)
-    return Errors(
+    return ErrorSummary(
         median=float(np.median(errors)),
         mean=float(errors.mean()),
         p90=float(np.quantile(errors, 0.9)),

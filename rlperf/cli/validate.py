@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlperf.calibrate.leave_out import BY, Errors, LeaveOutReport, leave_out
+from rlperf.calibrate.leave_out import BY, ErrorSummary, LeaveOutReport, leave_out
 from rlperf.calibrate.splits import HELD_OUT
 from rlperf.calibrate.statistics import Summary
 from rlperf.calibrate.validate import KINDS, Report, validate_paths
@@ -106,11 +106,11 @@ def text_of_left_out(report: LeaveOutReport) -> str:
     return "\n".join(lines)
 
 
-def _errors(one: Errors) -> str:
+def _errors(one: ErrorSummary) -> str:
     return f"{one.median:.1f} % | {one.mean:.1f} % | {one.p90:.1f} % | {_interval(one)}"
 
 
-def _interval(one: Errors) -> str:
+def _interval(one: ErrorSummary) -> str:
     return f"{100.0 * one.inside:.0f} % | {one.width:.0f} %"
 
 

@@ -63,7 +63,7 @@ class Labels(Frozen):
 
 
 @dataclass(frozen=True)
-class Reading:
+class LabelReading:
     """A name as read: the shape, what the label changes of it, and in words where the name is not the shape's own."""
 
     shape: str
@@ -117,7 +117,7 @@ def _stems(name: str) -> Iterator[tuple[str, bool]]:
         stem, precise = stem.removesuffix(ending[0]), precise or ending[1]
 
 
-def read_label(name: str, known: Mapping[str, str]) -> Reading | None:
+def read_label(name: str, known: Mapping[str, str]) -> LabelReading | None:
     """What a name stands for among ``known`` (key -> name of a shape); None where nothing says so.
 
     >>> known = {key(name): name for name in ("Qwen3-30B-A3B", "Qwen3-32B")}
@@ -134,11 +134,11 @@ def read_label(name: str, known: Mapping[str, str]) -> Reading | None:
             continue
         changes = entry.changes.model_dump(exclude_none=True) if entry and stem not in known else {}
         if key(short) == key(shape):
-            return Reading(shape)
+            return LabelReading(shape)
         notes = [f"{short}: shape of {shape}"]
         notes += [f"with {field} {value:,}" for field, value in changes.items()]
         notes += ["the precision is what the job states, not the name"] if precise else []
-        return Reading(shape, changes, "; ".join(notes))
+        return LabelReading(shape, changes, "; ".join(notes))
     return None
 
 

@@ -21,7 +21,7 @@ from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.hf_config import from_hf, looks_like_hf
-from rlperf.specs.labels import SHOWN, Reading, could_be, key, last_part, read_label
+from rlperf.specs.labels import SHOWN, LabelReading, could_be, key, last_part, read_label
 from rlperf.specs.reader import problems_of, read_document, read_spec, read_text, validate
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -252,7 +252,7 @@ def load_architecture(name_or_path: str | Path, folder: Path | str | None = None
     return _architecture(path, _stamp(path))
 
 
-def architecture_reading(name_or_path: str | Path, folder: Path | str | None = None) -> Reading:
+def architecture_reading(name_or_path: str | Path, folder: Path | str | None = None) -> LabelReading:
     """How `load_architecture` reads a name: the shape, what the label changes of it, a note where it is another's.
 
     A file states its shape itself: no changes, no note.
@@ -261,7 +261,7 @@ def architecture_reading(name_or_path: str | Path, folder: Path | str | None = N
     ('Mixtral-8x7B-v0.1: shape of Mixtral-8x7B', '')
     """
     if _is_here(name_or_path, folder):
-        return Reading(str(name_or_path))
+        return LabelReading(str(name_or_path))
     return _find_architecture(str(name_or_path), folder)[1]
 
 
@@ -272,7 +272,7 @@ def architecture_named(name: str) -> str:
     ('Qwen3-8B', 'Qwen/Qwen3-8B-FP8', 'org/mine')
     """
     try:
-        reading = architecture_reading(name) if name else Reading(name)
+        reading = architecture_reading(name) if name else LabelReading(name)
     except SpecError:
         return name
     return name if reading.note else reading.shape
@@ -295,14 +295,14 @@ def _architecture_files(folder: Path | str | None) -> tuple[dict[str, str], dict
     return {each: path.stem for each, path in files.items()}, {path.stem: path for path in files.values()}
 
 
-def _find_architecture(name: str, folder: Path | str | None) -> tuple[Path, Reading]:
+def _find_architecture(name: str, folder: Path | str | None) -> tuple[Path, LabelReading]:
     known, files = _architecture_files(folder)
     reading = read_label(name, known)
     if reading is not None:
         return files[reading.shape], reading
     near = could_be(name, known)
     if not near:
-        return find_profile("architectures", last_part(name), folder), Reading(last_part(name))
+        return find_profile("architectures", last_part(name), folder), LabelReading(last_part(name))
     more = f" or {len(near) - SHOWN} more" if len(near) > SHOWN else ""
     hint = f"it could be {' or '.join(near[:SHOWN])}{more}: say which" if near[1:] else f"did you mean {near[0]}?"
     raise SpecError(Problem(f"there is no architecture named {last_part(name)!r}", suggestion=hint))

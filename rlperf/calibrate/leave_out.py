@@ -52,7 +52,7 @@ class LeftOutGroup:
 
 @dataclass(frozen=True)
 class ErrorSummary:
-    """ErrorSummary of some rows [%]; ``inside`` is a share, ``width`` the median of high less low over predicted."""
+    """Errors of some rows [%]; ``inside`` is a share, ``width`` the median of high less low over predicted."""
 
     median: float
     mean: float
@@ -179,7 +179,7 @@ def _mean(errors: Sequence[ErrorSummary]) -> ErrorSummary:
 
 
 def errors_of(figures: Sequence[PredictedFigure]) -> ErrorSummary:
-    """ErrorSummary of some rows and how their intervals stand."""
+    """Errors of some rows and how their intervals stand."""
     measured, predicted, low, high = (
         np.array([getattr(one, name) for one in figures]) for name in ("measured", "predicted", "low", "high")
     )

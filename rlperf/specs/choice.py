@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveInt, model_validator
 
+from rlperf.errors import did_you_mean
 from rlperf.specs.frozen import Frozen
 
 MOST_VALUES = 10_000
@@ -115,3 +117,19 @@ Flags = Annotated[tuple[bool, ...], *_open(lambda values: values, bool | list[bo
 """One or both truth values."""
 Words = Annotated[tuple[str, ...], *_open(lambda values: values, str | list[str])]
 """One or several names."""
+
+
+def name_in(table: Mapping[str, object], what: str, several: str) -> tuple[Any, ...]:
+    """What makes ``Annotated[str, ...]`` the name of a row of ``table``, which may grow: looked up at every reading."""
+
+    def known(name: str) -> str:
+        if name not in table:
+            hint = did_you_mean(name, table)
+            words = f"{several} are {', '.join(table)}"
+            raise ValueError(f"there is no {what} {name!r}: {f'{hint} ' if hint else ''}{words}")
+        return name
+
+    def listed(schema: dict[str, Any]) -> None:
+        schema["enum"] = list(table)
+
+    return AfterValidator(known), Field(json_schema_extra=listed)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.choice import name_in
 
 IntArray = npt.NDArray[np.int64]
 
@@ -160,20 +160,7 @@ def mode_traits(name: str) -> ModeTraits:
         raise SpecError(Problem(f"there is no execution mode {name!r}", suggestion=hint)) from None
 
 
-def _known(name: str) -> str:
-    """Pydantic's form of `mode_traits`."""
-    if name not in MODES:
-        hint = did_you_mean(name, MODES)
-        known = f"modes are {', '.join(MODES)}"
-        raise ValueError(f"there is no execution mode {name!r}: {f'{hint} ' if hint else ''}{known}")
-    return name
-
-
-def _listed(schema: dict[str, Any]) -> None:
-    schema["enum"] = list(MODES)
-
-
-Mode = Annotated[str, AfterValidator(_known), Field(json_schema_extra=_listed)]
+Mode = Annotated[str, *name_in(MODES, "execution mode", "modes")]
 """The name of a mode, in jobs and plans."""
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, Field
 
-from rlperf.errors import did_you_mean
+from rlperf.specs.choice import name_in
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -87,17 +86,5 @@ OBJECTIVES: dict[str, ObjectiveTraits] = {
 """
 
 
-def _known(name: str) -> str:
-    if name not in OBJECTIVES:
-        hint = did_you_mean(name, OBJECTIVES)
-        known = f"objectives are {', '.join(OBJECTIVES)}"
-        raise ValueError(f"there is no objective {name!r}: {f'{hint} ' if hint else ''}{known}")
-    return name
-
-
-def _listed(schema: dict[str, Any]) -> None:
-    schema["enum"] = list(OBJECTIVES)
-
-
-Minimize = Annotated[str, AfterValidator(_known), Field(json_schema_extra=_listed)]
+Minimize = Annotated[str, *name_in(OBJECTIVES, "objective", "objectives")]
 """The name of an objective, in jobs."""

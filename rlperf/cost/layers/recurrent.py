@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ class State:
     chunk: float
 
 
-class Recurrent(Layer):
+class Recurrent(Layer, ABC):
     """A mixer with a state of fixed size in place of a cache.
 
     A kind states its state, the width of its projection and of its output, and what it keeps. No measured table
@@ -35,19 +36,19 @@ class Recurrent(Layer):
     """Matrices of the checkpoint that make the projection."""
 
     @property
+    @abstractmethod
     def state(self) -> State:
         """Its recurrent state."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def projected(self) -> int:
         """Outputs of the projection: gate, keys, queries, values, decays [1]."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def value_width(self) -> int:
         """Width of the output before its projection."""
-        raise NotImplementedError
 
     def divides(self, heads: IntArray, tensor: IntArray) -> BoolArray:
         return np.asarray(self.state.heads % heads == 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from rlperf.cost.attention import Heads, packed_attention_s
@@ -12,7 +14,7 @@ from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice
 from rlperf.layout import BoolArray, FloatArray, IntArray
 
 
-class Softmax(Layer):
+class Softmax(Layer, ABC):
     """Softmax attention over cached keys and values.
 
     A kind states its widths, its matrices, its cache and its seconds in an engine; training, rotary embedding, what
@@ -104,9 +106,9 @@ class Softmax(Layer):
             scores=per_head * each if keeping.unfused else 0.0 * keeping.tensor,
         )
 
+    @abstractmethod
     def kept_values(self, tensor: FloatArray) -> FloatArray:
         """Values per token of queries, keys, values and attention output (input of the output projection) [1]."""
-        raise NotImplementedError
 
     @property
     def context(self) -> ContextValues:

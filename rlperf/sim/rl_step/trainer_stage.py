@@ -89,6 +89,11 @@ class Cuts:
     packing: bool
 
     @property
+    def by_budget(self) -> bool:
+        """Whether microbatches are cut by tokens; else by a number of sequences."""
+        return self.packing or self.together
+
+    @property
     def together(self) -> bool:
         """Whether the sequences of all ranks are cut together."""
         return self.framework.training.batching == "all"
@@ -101,10 +106,9 @@ class Cuts:
     def closed(self, demand: Demand) -> Microbatches:
         """From the moments of the lengths ``[layouts]``; what is cut together, from those of one rl_step."""
         moments = demand.moments
-        by_budget = self.packing or self.together
         found = Microbatches.from_moments(
             self.layout, demand.batch.sequences / self.parts, moments.mean, moments.mean_square, moments.longest,
-            token_budget=self.token_budget if by_budget else None, packing=by_budget, balanced=self.even,
+            token_budget=self.token_budget if self.by_budget else None, packing=self.by_budget, balanced=self.even,
         )  # fmt: skip
         if self.together:
             found = self.cut_together(found, np.array_split(demand.lengths(0), self.parts))
@@ -131,7 +135,7 @@ class Cuts:
         return float(cut[0]), float(cut[1] / cut[0]), float(cut[2] / cut[0])
 
     def padded(self, found: Microbatches) -> Microbatches:
-        budget = self.token_budget if self.packing or self.together else None
+        budget = self.token_budget if self.by_budget else None
         return padded_microbatches(self.framework, self.layout, found, budget)
 
 
@@ -172,13 +176,12 @@ class CutLengths:
     ) -> tuple[float, float, float, float]:
         """Tokens, sum of squares, longest and count of one pass's microbatches on its fullest rank."""
         one, ranks = cuts.layout.take(0), int(np.ravel(cuts.layout.data_parallel)[0])
-        by_budget = cuts.packing or cuts.together
-        budget = float(np.ravel(cuts.token_budget)[0]) if by_budget else None
+        budget = float(np.ravel(cuts.token_budget)[0]) if cuts.by_budget else None
         key = (*name, ranks, budget, int(one.microbatch), cuts.packing, cuts.together, cuts.even)
         if key not in self._cuts:
             floor = None if budget is None else max(budget, float(whole.max()))
             alone = one.with_(data_parallel=1)
-            made = Microbatches.from_lengths(alone, fullest, token_budget=floor, packing=by_budget)
+            made = Microbatches.from_lengths(alone, fullest, token_budget=floor, packing=cuts.by_budget)
             if cuts.together:
                 made = cuts.cut_together(made, [whole])
             self._cuts[key] = (
@@ -196,6 +199,7 @@ class TrainerWork:
     ----------
     update, scoring : breakdowns of the backend's own seconds
     update_s, pass_s : in the framework [s]
+    passes : scoring passes of an rl_step
     batches, scored : their microbatches
     """
 
@@ -203,6 +207,7 @@ class TrainerWork:
     scoring: TrainingCost
     update_s: FloatArray
     pass_s: FloatArray
+    passes: int
     batches: Microbatches
     scored: Microbatches
 
@@ -240,6 +245,7 @@ def trainer_work(
         scoring=one,
         update_s=training_in_framework_s(framework, architecture, layout, batches, update.total_s),
         pass_s=scoring_in_framework_s(framework, architecture, layout, scored, one.total_s, reference=reference),
+        passes=passes,
         batches=batches,
         scored=scored,
     )
@@ -254,9 +260,7 @@ def closed_training(
     work = trainer_work(
         site, stack, architecture, demand, layout, settings, update.closed(demand), scoring.closed(demand)
     )
-    updates = demand.batch.updates
-    passes = stack.scoring_passes(site.roles, updates, site.old_policy)
-    return work.update_s * updates * site.networks, work.pass_s * passes, work.update
+    return work.update_s * demand.batch.updates * site.networks, work.pass_s * work.passes, work.update
 
 
 def simulated_training(
@@ -268,6 +272,5 @@ def simulated_training(
     batches, scored = known.of(update, demand), known.of(scoring, demand)
     work = trainer_work(site, stack, architecture, demand, layout, settings, batches, scored)
     count, updates = len(demand.tables), demand.batch.updates
-    passes = stack.scoring_passes(site.roles, updates, site.old_policy)
     training = work.update_s.reshape(count, updates).sum(axis=1) * site.networks
-    return training, np.broadcast_to(work.pass_s, (count,)) * passes, work
+    return training, np.broadcast_to(work.pass_s, (count,)) * work.passes, work

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rlperf.errors import Problem, SpecError
+from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.frameworks.adapter import framework_facts, states
 from rlperf.frameworks.defaults import defaults_of
 from rlperf.frameworks.registry import adapter_of, split_name
@@ -22,6 +23,7 @@ from rlperf.plan.question.context import Context, anchored, engine_named, keys_o
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.reader import Document, read_document, validate
+from rlperf.specs.short_job import SHORT, short_job
 from rlperf.specs.trainer_calibration import load_trainer, trainer_names
 from rlperf.sweep import Sweep, SweepResult, check_sweep, read_sweep
 from rlperf.sweep.run import Backend, run_sweep
@@ -48,6 +50,44 @@ class Question:
     def pair(self) -> tuple[Context, FrameworkFacts]:
         """Context and rules."""
         return self.context, self.facts
+
+
+Jobs = Job | Mapping[str, Any] | Path | str
+"""What stands for a job: an object, the fields of one, or the path of its file (or of a plan.yaml)."""
+
+
+def job_of(job: Jobs | None, values: Mapping[str, Any]) -> Job | Path:
+    """A job as an object, or the path of its file, from what a caller gave.
+
+    ``values`` are the arguments of `rlperf.specs.short_job.short_job` (``model``, ``gpus``, ``max_response`` ...), or
+    fields of a job (``architecture``, ``cluster``, ``tasks`` ...); beside a job they replace its fields.
+
+    >>> job_of(None, {"model": "Qwen3-8B", "gpus": 16}).cluster
+    'dgx_h100'
+    >>> job_of(job_of(None, {"model": "Qwen3-8B", "gpus": 16}), {"framework": "slime"}).framework
+    'slime'
+    """
+    if job is None and not values:
+        raise SpecError("no job: name a file, give an object or a dict, or model=... and gpus=...")
+    if job is None:
+        return short_job(**_known(values)) if "model" in values else _from_fields(values)
+    if isinstance(job, Mapping):
+        return _from_fields({**job, **values})
+    if not values:
+        return job if isinstance(job, Job) else Path(job)
+    return _from_fields({**load_job(job).model_dump(exclude_unset=True), **values})
+
+
+def _from_fields(fields: Mapping[str, Any]) -> Job:
+    return validate(Document(dict(fields), {}, "job"), Job)
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    others = [name for name in values if name not in SHORT]
+    unknown = [Problem(f"unknown argument {name}", suggestion=did_you_mean(name, SHORT)) for name in others]
+    if unknown:
+        raise SpecError(unknown)
+    return dict(values)
 
 
 def load_job(job: Job | Path | str) -> Job:
@@ -149,24 +189,28 @@ def facts_of(job: Job) -> FrameworkFacts:
     return framework_facts(adapter_of(name).name, version)
 
 
-def plan_job(job: Job | Path | str, *, report: Report | None = None) -> Plan:
-    """The best plan for a job (an object, or the path of its file; of a plan.yaml, its job is planned again).
+def plan_job(job: Jobs | None = None, *, report: Report | None = None, **values: Any) -> Plan:
+    """The best plan for a job (an object, a dict, or the path of its file; of a plan.yaml, its job is planned again).
+
+    ``values`` : see `job_of`; ``plan_job(model="Qwen3-32B", gpus=32, gpu="h100", max_response="16k")`` needs no file.
 
     Raises
     ------
     SpecError, InfeasibleError, SolverError : see `rlperf.errors`
     """
+    job = job_of(job, values)
     again = None if isinstance(job, Job) else plan_in(read_document(job))
     question = ask(job) if again is None or isinstance(job, Job) else ask(again.job, folder=Path(job).resolve().parent)
     return planner.plan_job(question.context, facts=question.facts, report=report, defaults=question.defaults)
 
 
-def predict_job(job: Job | Plan | Path | str) -> Prediction:
+def predict_job(job: Jobs | Plan | None = None, **values: Any) -> Prediction:
     """What a job's pinned configuration does; open values are filled in and named in ``assumed``.
 
     A plan (an object, or the path of its plan.yaml) is predicted as it stands: its first phase.
+    ``values`` : see `job_of`.
     """
-    return judge(job)[2]
+    return judge(job if isinstance(job, Plan) else job_of(job, values))[2]
 
 
 def judge(asked: Job | Plan | Path | str, *, phase: int = 1) -> tuple[Job, Evaluation, Prediction]:
@@ -191,8 +235,11 @@ def judge(asked: Job | Plan | Path | str, *, phase: int = 1) -> tuple[Job, Evalu
     return (plan.job, *judge_phase(ask(plan.job, folder=folder).context, plan.phases[phase - 1]))
 
 
-def size_job(job: Job | Path | str, target: str, *, clusters: Sequence[str] = (), most_nodes: int = 64) -> size.Sizing:
+def size_job(
+    job: Jobs, target: str, *, clusters: Sequence[str] = (), most_nodes: int = 64, **values: Any
+) -> size.Sizing:
     """The smallest or cheapest cluster on which a job meets ``step<=300s``, ``usd/step<=5`` or ``run<=3d``."""
+    job = job_of(job, values)
     folder = None if isinstance(job, Job) else Path(job).resolve().parent
     return size.size_job(
         load_job(job), size.parse_target(target), lambda j: ask(j, folder=folder).pair,

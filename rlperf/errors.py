@@ -93,5 +93,11 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     >>> did_you_mean("hidden_sise", ["hidden_size", "layers"])
     'did you mean hidden_size?'
     """
+    close = nearest(word, choices)
+    return f"did you mean {close}?" if close else None
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that looks most like ``word``; None where none does."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else None
+    return close[0] if close else None

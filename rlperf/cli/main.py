@@ -6,12 +6,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
-from rlperf.errors import RlperfError
+from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean
+from rlperf.version import __version__
 
 
 class Entry(NamedTuple):
@@ -22,6 +23,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
+    "init": Entry("rlperf.cli.init:init", "Write a commented job file by asking five questions."),
     "plan": Entry("rlperf.cli.plan:plan", "Best layouts, batches and lengths for a job."),
     "predict": Entry("rlperf.cli.predict:predict", "Step time, memory and cost of a given configuration."),
     "replan": Entry("rlperf.cli.replan:replan", "Whether a running job should change its layout for the rest."),
@@ -59,6 +61,12 @@ class _LazyGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            hint = did_you_mean(args[0], COMMANDS) or "`rlperf --help` names them"
+            raise SpecError(Problem(f"there is no command {args[0]!r}", suggestion=hint))
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         entry = COMMANDS.get(cmd_name)
         if entry is None:
@@ -87,11 +95,21 @@ def _stub(name: str, text: str) -> typer.Typer:
 
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
-app = typer.Typer(cls=_LazyGroup, add_completion=False, no_args_is_help=True, context_settings=HELP_NAMES)
+app = typer.Typer(cls=_LazyGroup, no_args_is_help=True, context_settings=HELP_NAMES)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"rlperf {__version__}\n")
+        raise typer.Exit
 
 
 @app.callback()
-def _main() -> None:
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Plan reinforcement learning of language models: which layout, batch and maximum length, before burning a cluster.
 
     Start with: rlperf plan
@@ -105,7 +123,7 @@ def run() -> None:
     except RlperfError as error:
         sys.stderr.write(f"error: {error}\n")
         code = error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("stopped\n")
         code = 130
     except BrokenPipeError:

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlperf.cli.output import AsJson, console, default_job, print_json, progress
+from rlperf.cli.asked import Asked, asks_job
+from rlperf.cli.output import AsJson, console, print_json, progress
 
 if TYPE_CHECKING:
     from rlperf.plan.question.context import Context
 
 
+@asks_job
 def plan(
-    job: Annotated[Path | None, typer.Argument(help="Job file (YAML); without one, the shipped default job.")] = None,
+    asked: Asked,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for plan.yaml, report.md, figure, config.")
-    ] = None,
-    framework: Annotated[
-        str | None, typer.Option(help="Write the config for this framework, such as verl==0.9.")
     ] = None,
     risk: Annotated[
         float | None, typer.Option(min=0, max=1, help="0: the mean counts (default); 1: the 95th percentile counts.")
@@ -36,13 +35,13 @@ def plan(
     """Best layouts, batches and lengths for a job, with the runner-up and what binds.
 
     Example: rlperf plan job.yaml --out plan/
+
+    Example: rlperf plan --model Qwen3-32B --gpus 32 --gpu h100 --framework verl --max-response 16k
     """
-    from rlperf.api import ask
     from rlperf.frameworks.export import losses, write_plan
     from rlperf.plan.planner import plan_job
 
-    source = job or default_job()
-    question = ask(source)
+    question = asked.question()
     context, facts = question.pair
     if risk is not None:
         context = with_objective(context, risk=risk)
@@ -54,7 +53,7 @@ def plan(
     if out is not None:
         from rlperf.report.plan_files import write_plan_files
 
-        configs = write_plan(found, framework, out / "config", folder=source.resolve().parent)
+        configs = write_plan(found, None, out / "config", folder=asked.folder)
         written = [*write_plan_files(found, out), *configs]
     if as_json:
         print_json(found.model_dump(mode="json"))
@@ -62,12 +61,12 @@ def plan(
     from rlperf.report.plan_text import print_plan
 
     screen = console()
-    screen.print(f"job [bold]{found.job.name}[/bold] ({source.name}): {found.job.architecture} on {found.job.cluster}")
+    screen.print(f"job [bold]{found.job.name}[/bold] ({asked.label}): {found.job.architecture} on {found.job.cluster}")
     for note in context.shape_notes:
         screen.print(f"assumed: {note}", markup=False)
     print_plan(found, screen)
-    for lost in losses(found, framework, folder=source.resolve().parent):
-        screen.print(f"not in the files of {framework or found.job.framework}: {lost}", markup=False)
+    for lost in losses(found, None, folder=asked.folder):
+        screen.print(f"not in the files of {found.job.framework}: {lost}", markup=False)
     for path in written:
         screen.print(f"wrote {path}")
 

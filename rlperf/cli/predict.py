@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from rlperf.cli.output import AsJson, console, default_job, print_json, progress
+from rlperf.cli.asked import Asked, asks_job
+from rlperf.cli.output import AsJson, console, print_json, progress
 from rlperf.errors import SpecError
 
 
+@asks_job
 def predict(
-    job: Annotated[Path | None, typer.Argument(help="Job file with pinned pools, or a plan.yaml.")] = None,
+    asked: Asked,
     phase: Annotated[int, typer.Option(min=1, help="Which phase of a plan.yaml, from 1.")] = 1,
     figure: Annotated[Path | None, typer.Option(help="Write the timeline as a figure (.svg or .png).")] = None,
     as_json: AsJson = False,
@@ -28,9 +30,8 @@ def predict(
     form = figure.suffix.lstrip(".") if figure else ""
     if figure is not None and form not in ("svg", "png"):
         raise SpecError(f"the figure {figure.name} must end in .svg or .png")
-    source = job or default_job()
     with progress("predicting"):
-        named, evaluation, found = judge(source, phase=phase)
+        named, evaluation, found = judge(asked.job(), phase=phase)
     view = step_view(evaluation)
     if figure is not None:
         from rlperf.report.rl_step import step_figure
@@ -44,7 +45,7 @@ def predict(
     from rlperf.report.rl_step import print_step
 
     screen = console()
-    screen.print(f"job [bold]{named.name}[/bold] ({source.name}): {named.architecture} on {named.cluster}")
+    screen.print(f"job [bold]{named.name}[/bold] ({asked.label}): {named.architecture} on {named.cluster}")
     print_prediction(found, screen)
     print_step(view, screen)
     print_operators(found, screen)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rlperf.cli.asked import Asked, asks_job
 from rlperf.cli.output import AsJson, console, print_json, progress
 from rlperf.errors import InfeasibleError
 
 
+@asks_job
 def size(
-    job: Annotated[Path, typer.Argument(help="Job file (YAML).")],
+    asked: Asked,
     target: Annotated[str, typer.Option("--target", "-t", help="step<=300s, usd/step<=5 or run<=3d")],
     cluster: Annotated[
         list[str] | None, typer.Option(help="Cluster to try; repeat for several. Default: the job's.")
@@ -24,19 +25,10 @@ def size(
 
     Example: rlperf size job.yaml --target "step<=300s" --cluster dgx_h100 --cluster dgx_h200
     """
-    from rlperf.api import ask, load_job
-    from rlperf.plan.size import parse_target, size_job
+    from rlperf.api import size_job
 
-    wanted = parse_target(target)
-    found_job = load_job(job)
     with progress("sizing"):
-        found = size_job(
-            found_job,
-            wanted,
-            lambda j: ask(j, folder=job.resolve().parent).pair,
-            clusters=cluster or (),
-            most_nodes=most_nodes,
-        )
+        found = size_job(asked.job(any_size=True), target, clusters=cluster or (), most_nodes=most_nodes)
     if as_json:
         print_json(found.to_dict())
     else:

@@ -89,10 +89,14 @@ def losses(plan: Plan, framework: str | None = None, *, folder: Path | str | Non
     return tuple(dict.fromkeys(str(lost) for phase in phases for lost in phase.emission.limitations))
 
 
+def _devices_per_node(job: Job, folder: Path | str | None) -> int:
+    return job.devices_per_node or load_cluster(job.cluster, folder=folder).devices_per_node
+
+
 def _exported(plan: Plan, adapter: Adapter, version: str, folder: Path | str | None) -> list[ExportedPhase]:
     """The files of every phase."""
     job = plan.job
-    per_node = load_cluster(job.cluster, nodes=job.nodes, folder=folder).devices_per_node
+    per_node = _devices_per_node(job, folder)
     first = plan.phases[0].rl_steps[0]
     phases = []
     for index, phase in enumerate(plan.phases):
@@ -112,7 +116,7 @@ def write_job(
 ) -> tuple[Path, ...]:
     """Write a job whose pools are pinned; what was ``carried`` along by its import is kept."""
     adapter, version = _framework(framework or job.framework)
-    per_node = load_cluster(job.cluster, nodes=job.nodes, folder=folder).devices_per_node
+    per_node = _devices_per_node(job, folder)
     header = [f"{job.name}: pinned pools of the job, not planned"]
     phase = export_run(
         from_job(job, per_node, folder), adapter, version, "config", header, carried=carried, folder=folder

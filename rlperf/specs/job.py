@@ -123,6 +123,7 @@ class Job(Frozen):
     )
     cluster: str = Field(min_length=1, description="shipped name, 'generic:<device>', or path of a cluster file")
     nodes: PositiveInt | None = Field(None, description="default: as the cluster file says")
+    devices_per_node: PositiveInt | None = Field(None, description="default: as the cluster file says")
     price: UsdPerHour | None = Field(None, gt=0, description="per device and hour; overrides the cluster's")
     algorithm: Algorithm = "grpo"
     reference: bool = Field(

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.errors import Problem, SpecError, nearest
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.hf_config import from_hf, looks_like_hf
@@ -86,12 +86,8 @@ def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path
         return aliases[wanted]
     noun = kind.split("/")[0].removesuffix("s") + (f" of {kind.split('/')[1]}" if "/" in kind else "")
     spelt = {key(path.stem): path.stem for path in known.values()} | {alias: alias for alias in aliases}
-    hint = did_you_mean(wanted, spelt)
-    if hint:
-        near = hint.removeprefix("did you mean ").removesuffix("?")
-        hint = f"did you mean {spelt[near]}?"
-    else:
-        hint = f"`rlperf profiles list` names all {len(known)}"
+    near = nearest(wanted, spelt)
+    hint = f"did you mean {spelt[near]}?" if near else f"`rlperf profiles list` names all {len(known)}"
     raise SpecError(Problem(f"there is no {noun} named {name!r}", suggestion=hint))
 
 
@@ -191,6 +187,8 @@ def load_cluster(
     for field, count in changes.items():
         if count is not None and count < 1:
             raise SpecError(Problem(f"{field} must be at least 1 (given: {count})"))
+    if devices_per_node is not None:  # ports belong to devices: half a node has half of them
+        changes["rails"] = max(cluster.rails * devices_per_node // cluster.devices_per_node, min(cluster.rails, 1))
     return cluster.model_copy(update={field: count for field, count in changes.items() if count is not None})
 
 

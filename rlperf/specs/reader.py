@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.errors import Problem, SpecError, did_you_mean, nearest
 
 Key = tuple[str | int, ...]
 Spec = TypeVar("Spec", bound=BaseModel)
@@ -55,12 +55,19 @@ def read_text(path: Path | str) -> str:
     try:
         return target.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        near = [entry.name for entry in target.parent.iterdir()] if target.parent.is_dir() else []
-        raise SpecError(Problem("no such file", str(target), suggestion=did_you_mean(target.name, near))) from error
+        raise SpecError(Problem("no such file", str(target), suggestion=_near(target))) from error
     except UnicodeDecodeError as error:
         raise SpecError(Problem("is not UTF-8 text", str(target))) from error
     except OSError as error:
         raise SpecError(Problem(f"cannot be read: {error.strerror or error}", str(target))) from error
+
+
+def _near(missing: Path) -> str | None:
+    """A file of the same folder with nearly that name; equal endings make no two names alike."""
+    here = missing.parent.iterdir() if missing.parent.is_dir() else ()
+    names = {entry.stem: entry.name for entry in here}
+    stem = nearest(missing.stem, names)
+    return f"did you mean {names[stem]}?" if stem else None
 
 
 def read_document(path: Path | str) -> Document:

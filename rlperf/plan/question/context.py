@@ -149,7 +149,8 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
             return None
 
     job = attempt(lambda: with_trainers(job, folder), "framework") or job
-    cluster = attempt(lambda: load_cluster(job.cluster, nodes=job.nodes, folder=folder), "cluster")
+    size = {"nodes": job.nodes, "devices_per_node": job.devices_per_node}
+    cluster = attempt(lambda: load_cluster(job.cluster, **size, folder=folder), "cluster")
     hardware = attempt(lambda: load_hardware(cluster.device, cluster, folder=folder), "cluster") if cluster else None
     rollout_hardware = attempt(partial(_rollout_hardware, job, hardware, folder), "pools") if hardware else None
     engine_name, engine_field = engine_named(job)

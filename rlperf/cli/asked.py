@@ -1,0 +1,123 @@
+"""How a command is asked: by a job file, by options that stand for one, or by neither (the shipped default job)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from rlperf.cli.output import default_job
+from rlperf.errors import SpecError
+
+if TYPE_CHECKING:
+    from rlperf.api import Question
+    from rlperf.specs.job import Job
+
+_PANEL = "Without a file"
+
+
+def _short(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel=_PANEL)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A job file, or the options that stand for one. Names of options are those of `rlperf.specs.short_job`."""
+
+    file: Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file (YAML), or a plan.yaml.")] = None
+    framework: Annotated[str | None, typer.Option(help="Instead of the job's: verl, nemo_rl ... (==version).")] = None
+    model: Annotated[str | None, _short("Name, Hugging Face id or config.json.")] = None
+    gpus: Annotated[int | None, _short("How many devices.")] = None
+    gpu: Annotated[str | None, _short("Which: h100, mi300x ..., or a cluster's name. Default: h100.")] = None
+    prompts: Annotated[int | None, _short("Prompts per rl_step. Default: 128.")] = None
+    group: Annotated[int | None, _short("Responses per prompt. Default: 8.")] = None
+    mini_batch: Annotated[int | None, _short("Prompts per update. Default: all.")] = None
+    max_prompt: Annotated[str | None, _short("Tokens, as 2048 or 2k. Default: 2k.")] = None
+    max_response: Annotated[str | None, _short("Tokens, as 16384 or 16k. Default: 8k.")] = None
+    workload: Annotated[str | None, _short("Lengths: preset, model or trace. Default: math.")] = None
+    algorithm: Annotated[str | None, _short("grpo, dapo or ppo. Default: grpo.")] = None
+    mode: Annotated[str | None, _short("colocated, one_step_off, fully_async ... Default: colocated.")] = None
+
+    def short(self) -> dict[str, Any]:
+        """The values of a job without a file that were given."""
+        from rlperf.specs.short_job import SHORT
+
+        given = {name: getattr(self, name) for name in SHORT}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def source(self) -> Path:
+        """The job file: the default one where none is named."""
+        return self.file or default_job()
+
+    @property
+    def folder(self) -> Path:
+        """Where relative paths of the job start."""
+        return self.source.resolve().parent if self.model is None else Path.cwd()
+
+    def job(self, *, any_size: bool = False) -> Job | Path:
+        """What to ask rlperf: a job made of options, a file under another framework, or a file as it stands.
+
+        ``any_size``: the number of devices is what is asked for.
+
+        Raises
+        ------
+        SpecError : a file and options that stand for one, or a model without a number of devices
+        """
+        from rlperf.api import job_of
+        from rlperf.specs.short_job import short_job
+
+        values = self.short()
+        if self.model is None:
+            alone = sorted(set(values) - {"framework"})
+            if alone:
+                raise SpecError(f"{_options(alone)} stand for a job without a file: they need --model and --gpus")
+            return job_of(self.source, {"framework": self.framework} if self.framework else {})
+        if self.file is not None:
+            raise SpecError(f"either the file {self.file} or --model, not both")
+        if self.gpus is None and not any_size:
+            raise SpecError("--model needs --gpus, the number of devices")
+        return short_job(**values)
+
+    def question(self) -> Question:
+        """The job with everything that its names stand for."""
+        from rlperf.api import ask
+
+        return ask(self.job(), folder=self.folder)
+
+    @property
+    def label(self) -> str:
+        """Where the job is from, for people."""
+        return self.source.name if self.model is None else "options"
+
+
+def _options(names: list[str]) -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in names)
+
+
+def asks_job(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is `Asked` takes that class's fields as its own argument and options."""
+    hints = get_type_hints(Asked, include_extras=True)
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    taken = {parameter.name for parameter in own}
+    shared = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
+        for each in fields(Asked)
+        if each.name not in taken
+    ]
+    parameters = [*shared, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own)]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        asked = Asked(**{each.name: given.pop(each.name) for each in shared})
+        command(asked, **given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    del run.__wrapped__  # typer would read the inner signature
+    return run

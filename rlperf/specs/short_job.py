@@ -1,0 +1,169 @@
+"""A job from a handful of values, for people who have no file yet: what `rlperf plan --model ...` and keyword arguments
+mean. Everything else is a job's default, and the planner's choice."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from rlperf.errors import Problem, SpecError
+from rlperf.specs.cluster import Cluster
+from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES
+from rlperf.specs.profiles import load_cluster, load_device, profile_names
+from rlperf.specs.reader import Document, validate
+
+SHORT = (
+    "model", "gpus", "gpu", "framework", "algorithm", "mode", "workload", "prompts", "group", "mini_batch",
+    "max_prompt", "max_response",
+)  # fmt: skip
+"""Names of the values, as arguments of `short_job` and, with hyphens, as options of the command line."""
+_TOKENS = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(k|K|Ki)?\s*$")
+
+
+def tokens(text: str | int) -> int:
+    """A number of tokens; ``k`` is 1,024, as context lengths are named.
+
+    >>> tokens("16k"), tokens("1.5k"), tokens(4096)
+    (16384, 1536, 4096)
+    """
+    found = None if isinstance(text, bool) else _TOKENS.match(str(text))
+    count = float(found[1]) * (1024 if found[2] else 1) if found else 0.0
+    if count < 1 or count != int(count):
+        raise SpecError(Problem(f"{text!r} is not a number of tokens: write it as 16384 or 16k"))
+    return int(count)
+
+
+def cluster_of(gpu: str, gpus: int | None) -> dict[str, Any]:
+    """Fields of a job that stand for ``gpus`` devices: the shipped cluster of that device, or a generic one.
+
+    Fewer devices than a node has are a node of that many; None is one node.
+
+    >>> cluster_of("h100", 32)
+    {'cluster': 'dgx_h100', 'nodes': 4}
+    >>> cluster_of("l40s", 4)
+    {'cluster': 'generic:l40s', 'nodes': 1, 'devices_per_node': 4}
+    """
+    cluster = _shipped(gpu)
+    per_node = cluster.devices_per_node
+    if gpus is None:
+        gpus = per_node
+    if gpus < 1:
+        raise SpecError(Problem(f"gpus must be at least 1 (given: {gpus})"))
+    fields: dict[str, Any] = {"cluster": cluster.name, "nodes": max(gpus // per_node, 1)}
+    if gpus < per_node:
+        return {**fields, "devices_per_node": gpus}
+    if gpus % per_node:
+        near = " or ".join(str(n * per_node) for n in (gpus // per_node, gpus // per_node + 1))
+        raise SpecError(
+            Problem(f"{gpus} {gpu} do not fill nodes of {per_node} ({cluster.name})", suggestion=f"write {near}")
+        )
+    return fields
+
+
+def _shipped(gpu: str) -> Cluster:
+    """The cluster of that name, or the first that ships with the device, or the generic one."""
+    if gpu in profile_names("clusters"):
+        return load_cluster(gpu)
+    device = load_device(gpu).name
+    named = (load_cluster(name) for name in profile_names("clusters") if name != "generic")
+    return next((each for each in named if each.device == device), None) or load_cluster(f"generic:{device}")
+
+
+def short_job(
+    model: str,
+    gpus: int | None = None,
+    gpu: str = "h100",
+    *,
+    framework: str = "verl",
+    algorithm: str = "grpo",
+    mode: str = "colocated",
+    workload: str = "math",
+    prompts: int = 128,
+    group: int = 8,
+    mini_batch: int | None = None,
+    max_prompt: str | int = 2048,
+    max_response: str | int = 8192,
+) -> Job:
+    """A job of one task. Long because each argument is an option of the command line, and a word of a notebook.
+
+    Parameters
+    ----------
+    model : shipped or published name, or path of a config.json
+    gpus, gpu : how many (default: one node), and which (``h100``, ``mi300x``, or a cluster's name)
+    framework : name, with ``==version`` if it matters
+    mode : execution mode; one with own devices allows the staleness that it needs
+    workload : length preset, fitted model, or path of a trace
+    prompts, group, mini_batch : prompts per rl_step, responses per prompt, prompts per update
+    max_prompt, max_response : tokens; ``16k`` is 16,384
+
+    Raises
+    ------
+    SpecError : every value that is wrong
+
+    >>> job = short_job("Qwen3-32B", 32, "h100", max_response="16k")
+    >>> job.cluster, job.nodes, job.tasks[0].max_response_tokens
+    ('dgx_h100', 4, (16384,))
+    """
+    task = {
+        "name": "task",
+        "workload": workload,
+        "prompts_per_step": prompts,
+        "group_size": group,
+        "mini_batch": mini_batch,
+        "max_prompt_tokens": tokens(max_prompt),
+        "max_response_tokens": tokens(max_response),
+    }
+    least = MODES[mode].least_staleness if mode in MODES else 0
+    data = {
+        "name": f"{model.rstrip('/').rsplit('/', 1)[-1]}-{gpus or 'node-of-'}{'x' if gpus else ''}{gpu}",
+        "architecture": model,
+        **cluster_of(gpu, gpus),
+        "algorithm": algorithm,
+        "framework": framework,
+        "modes": [mode],
+        "limits": {"staleness": least},
+        "tasks": [{name: value for name, value in task.items() if value is not None}],
+    }
+    return validate(Document(data, {}, "options"), Job)
+
+
+def job_text(job: Job) -> str:
+    """The job as a commented file for somebody who will go on from it; it reads back as the same job."""
+    task = job.tasks[0]
+    plain = job.model_dump(mode="json")
+    batch = plain["tasks"][0]
+    lines = [
+        "# A scalar is pinned, a list or range is open, what is left out is the planner's choice.",
+        "# All fields: docs/interfaces.md, or `rlperf schema job`.",
+        f"name: {_scalar(job.name)}",
+        f"architecture: {_scalar(job.architecture)}    # shipped or published name, or the path of a config.json",
+        f"cluster: {_scalar(job.cluster)}    # of `rlperf profiles list`, or generic:DEVICE, or a file",
+        f"nodes: {job.nodes}",
+        *([f"devices_per_node: {job.devices_per_node}"] if job.devices_per_node else []),
+        f"algorithm: {job.algorithm}    # grpo, dapo, ppo",
+        f"framework: {_scalar(job.framework)}    # with ==version if it matters",
+        f"modes: [{', '.join(job.modes)}]    # several are compared: {', '.join(MODES)}",
+        f"limits: {{staleness: {job.limits.staleness}}}    # policy versions that a trained sample may be behind",
+        "objective: step_time    # or usd_per_step, ... with {minimize: step_time, risk: 1} the 95th percentile counts",
+        "tasks:",
+        f"  - name: {task.name}",
+        f"    workload: {_scalar(task.workload)}    # preset, fitted model, or your own lengths (JSONL, CSV, Parquet)",
+        f"    prompts_per_step: {batch['prompts_per_step']}    # times group_size = responses per rl_step",
+        f"    group_size: {batch['group_size']}",
+        *([f"    mini_batch: {batch['mini_batch']}    # prompts per optimizer update"] if task.mini_batch else []),
+        f"    max_prompt_tokens: {task.max_prompt_tokens}",
+        f"    max_response_tokens: {batch['max_response_tokens']}    # a list lets the planner choose: [8192, 16384]",
+        "# pools:    # pin or open what you know already",
+        "#   - {role: rollout, layout: {tensor_parallel: [2, 4]}}",
+        "#   - {role: trainer, layout: {pipeline_parallel: 1}}",
+        "# horizon: {rl_steps: 200}    # of the run, where a number of rl_steps is known",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _scalar(text: str) -> str:
+    """A text as YAML writes it, quoted where it must be."""
+    return yaml.safe_dump(text, allow_unicode=True, width=1000).split("\n...")[0].rstrip("\n")

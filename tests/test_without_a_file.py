@@ -1,0 +1,135 @@
+"""Jobs without a file: options, keyword arguments, five questions; and what the command line says of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlperf
+from rlperf.api import job_of
+from rlperf.cli import main
+from rlperf.specs.reader import parse_document, validate
+from rlperf.specs.short_job import cluster_of, job_text, short_job
+
+SMALL: dict[str, Any] = {"model": "Qwen3-8B", "gpus": 8, "gpu": "h100", "max_response": "4k", "prompts": 32, "group": 4}
+
+
+def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["rlperf", *args])
+    with pytest.raises(SystemExit) as left:
+        main.run()
+    out, err = capsys.readouterr()
+    return int(left.value.code or 0), out, err
+
+
+def options(values: dict[str, Any]) -> list[str]:
+    return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def test_options_keywords_and_a_file_are_one_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = ask(capsys, monkeypatch, "predict", *options(SMALL), "--json")
+    assert code == 0, err
+    told = json.loads(out)["predicted"]["rl_step_s"]
+    assert rlperf.predict_job(**SMALL).rl_step_s == pytest.approx(told, rel=1e-12)
+    file = tmp_path / "job.yaml"
+    file.write_text(job_text(short_job(**SMALL)))
+    assert rlperf.predict_job(file).rl_step_s == pytest.approx(told, rel=1e-12)
+    assert rlperf.predict_job(short_job(**SMALL).model_dump()).rl_step_s == pytest.approx(told, rel=1e-12)
+
+
+def test_a_plan_under_another_framework_obeys_its_rules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(job_text(short_job(**SMALL)))
+    code, _, err = ask(capsys, monkeypatch, "plan", str(file), "--framework", "trl", "--out", str(tmp_path / "plan"))
+    assert code == 0, err
+    plan = validate(parse_document((tmp_path / "plan" / "plan.yaml").read_text(), "plan.yaml"), rlperf.Plan)
+    assert plan.job.framework == "trl"
+    assert plan.phases[0].pool("trainer").settings.backend in ("fsdp2", "deepspeed", "accelerate_fsdp2")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "devices"),
+    [("h100", 32, 32), ("a100", 4, 4), ("dgx_b200", 8, 8), ("l40s", 2, 2)],
+)
+def test_devices_are_whole_nodes_or_a_part_of_one(gpu: str, gpus: int, devices: int) -> None:
+    from rlperf.specs.profiles import load_cluster
+
+    fields = cluster_of(gpu, gpus)
+    cluster = load_cluster(fields["cluster"], nodes=fields["nodes"], devices_per_node=fields.get("devices_per_node"))
+    assert cluster.devices == devices
+    assert cluster.rails >= 1
+
+
+def test_init_asks_what_no_option_states_and_writes_the_same_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from io import StringIO
+
+    monkeypatch.setattr("sys.stdin", StringIO("8 h100\n\n4k\n32 x 4\n"))
+    file = tmp_path / "job.yaml"
+    code, _, err = ask(capsys, monkeypatch, "init", "--model", "Qwen3-8B", "--out", str(file))
+    assert code == 0, err
+    assert validate(parse_document(file.read_text(), "job.yaml"), rlperf.Job) == short_job(**SMALL)
+    code, _, err = ask(capsys, monkeypatch, "init", *options(SMALL), "--framework", "verl", "--out", str(file))
+    assert code == 2
+    assert "is there already" in err
+
+
+def test_init_without_answers_writes_nothing_and_shows_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from io import StringIO
+
+    monkeypatch.setattr("sys.stdin", StringIO("Qwen3-8B\n"))
+    code, _, err = ask(capsys, monkeypatch, "init", "--out", str(tmp_path / "job.yaml"))
+    assert code == 130
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("plan", "--gpus", "8"), "--gpus stand for a job without a file: they need --model"),
+        (("plan", "--model", "Qwen3-8B"), "--model needs --gpus"),
+        (("plan", "job.yaml", "--model", "Qwen3-8B", "--gpus", "8"), "not both"),
+        (("plan", "--model", "Qwen3-8B", "--gpus", "12"), "write 8 or 16"),
+        (("plan", "--model", "Qwen3-8B", "--gpus", "8", "--max-response", "many"), "write it as 16384 or 16k"),
+        (("plam",), "did you mean plan?"),
+        (("zzzz",), "`rlperf --help` names them"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(
+    given: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = ask(capsys, monkeypatch, *given)
+    assert code == 2
+    assert says in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_wrong_keyword_is_told_with_the_nearest() -> None:
+    with pytest.raises(rlperf.SpecError, match=r"max_respons \(did you mean max_response\?\)"):
+        job_of(None, {"model": "Qwen3-8B", "gpus": 8, "max_respons": "4k"})
+    with pytest.raises(rlperf.SpecError, match="no job"):
+        rlperf.plan_job()
+
+
+def test_no_hint_where_nothing_is_near(tmp_path: Path) -> None:
+    (tmp_path / "trace.yaml").write_text("a: 1")
+    with pytest.raises(rlperf.SpecError, match=r"no such file$"):
+        rlperf.plan_job(tmp_path / "zzz.yaml")
+    with pytest.raises(rlperf.SpecError, match=r"did you mean trace.yaml\?"):
+        rlperf.plan_job(tmp_path / "trce.yaml")
+
+
+def test_version_and_completion(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(capsys, monkeypatch, "--version")[1] == f"rlperf {rlperf.__version__}\n"
+    assert "--install-completion" in ask(capsys, monkeypatch, "--help")[1]

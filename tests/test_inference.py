@@ -93,6 +93,12 @@ def test_attention_data_parallel_copies_attention_and_splits_requests() -> None:
     assert float(total(decode_operators(copies, many, kv))) < float(total(decode_operators(tensor, many, kv)))
     exchange = [one for one in token_operators(copies, 256, 256) if one.name == "expert exchange"]
     assert float(exchange[0].seconds) > 0.0
+    # tokens travel as the experts read them (fp8 with a scale per 128 values here) and come back in 16 bits
+    wide = Replica.of(
+        arch, H200, VLLM, Layout.of(tensor_parallel=8, expert_parallel=8, attention_data_parallel=8), "bf16"
+    )
+    bf16 = [one for one in token_operators(wide, 256, 256) if one.name == "expert exchange"]
+    assert float(exchange[0].network_s / bf16[0].network_s) == pytest.approx((1.0 + 1.0 / 32.0 + 2.0) / 4.0)
 
 
 def test_norms_over_all_heads_are_summed_over_the_devices_that_share_them() -> None:

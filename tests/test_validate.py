@@ -112,6 +112,16 @@ def test_blanks_are_filled_in_and_named(tmp_path: Path) -> None:
     assert len(first.assumed) == 3
 
 
+def test_options_of_a_publication_outrank_the_layout_that_its_table_prints(tmp_path: Path) -> None:
+    said = "v1.0 MoE tables print TP only; options file sets enable_attention_dp"
+    moe = served_row(architecture="Qwen3-30B-A3B", gpu="h200_sxm", engine="trtllm", tensor_parallel=8, n_gpus=8)
+    path = table(tmp_path, {**moe, "note": said}, moe, served_row(tensor_parallel=8, n_gpus=8, note=said))
+    told, printed, dense = (case_of(row) for row in read_table(path))
+    assert (told.tensor, told.attention_tensor, told.attention_data, told.expert, told.load) == (8, 1, 8, 8, 16.0)
+    assert any("options of the publication" in text for text in told.assumed)
+    assert (printed.attention_data, printed.expert) == (1, 1) and dense.attention_data == 1
+
+
 def test_rows_are_fitted_and_predicted_with_the_same_cost(tmp_path: Path) -> None:
     # fits tabulate kernels once and add an engine's overheads; predictions tabulate the engine itself
     path = table(

@@ -27,6 +27,7 @@ from rlperf.specs.hardware import Hardware
 
 Number = TypeVar("Number", float, FloatArray)
 MODES = ("single_stream", "static_batch", "online_concurrency", "online_rate", "offline")
+OPTIONS = "options of the publication: attention data parallel, experts over all devices"
 NEEDED = ("architecture", "gpu", "engine", "tensor_parallel", "gemm_dtype", "mode", "isl", "osl")
 
 
@@ -62,13 +63,31 @@ def _gemm_dtype(case: ServingCase) -> str | Guess[str]:
     return dtype
 
 
+def _by_options(case: ServingCase) -> bool:
+    """Whether the publication's options give every rank its own copy of the attention, whatever its table prints.
+
+    TensorRT-LLM 1.0 prints the devices of a mixture of experts as tensor parallel; its options file sets
+    ``enable_attention_dp``, and 1.1 publishes the same throughput as DEP (Qwen3-30B-A3B on two and eight RTX PRO 6000:
+    8216 and 3973, then 8409 and 3985 tokens/s per device).
+    """
+    return bool(case.arch.experts) and case.printed_tensor > 1 and "sets enable_attention_dp" in case.note
+
+
+def _attention_tensor(case: ServingCase) -> int | Guess[int]:
+    return Guess(1, OPTIONS) if _by_options(case) else case.printed_tensor
+
+
 def _spreads(case: ServingCase) -> bool:
     """Whether the engine is taken to spread experts over the node, with a copy of the attention in each group."""
     return bool(case.arch.experts) and case.engine.expert_copies and not stated(case.row, "attention_data_parallel")
 
 
-def _copies(case: ServingCase) -> Guess[int]:
-    """Attention data parallelism where not printed: what engines do with experts, or what makes the weights fit."""
+def _copies(case: ServingCase) -> int | Guess[int]:
+    """Attention data parallelism; where not printed what engines do with experts, or what makes the weights fit."""
+    if _by_options(case):
+        return Guess(case.printed_tensor, OPTIONS)
+    if printed := cell(case.row, "attention_data_parallel", count):
+        return printed
     if _spreads(case):
         copies = max(case.hardware.cluster.devices_per_node // case.attention_tensor, 1)
         return Guess(copies, "experts over the node")
@@ -88,6 +107,8 @@ def _devices(case: ServingCase) -> int:
 
 
 def _expert(case: ServingCase) -> int | Guess[int]:
+    if _by_options(case):
+        return Guess(case.tensor, OPTIONS)
     if _spreads(case):
         return Guess(case.tensor, "experts over the node")
     printed = cell(case.row, "expert_parallel", count)
@@ -130,9 +151,11 @@ class ServingCase(Reading):
     printed_dtype: str = column(text, "bf16", name="gemm_dtype")
     kv_dtype: str = column(text, _cache_dtype)
     gemm_dtype: str = derived(_gemm_dtype)
-    attention_tensor: int = column(count, 1, name="tensor_parallel")
+    note: str = column(text, "")
+    printed_tensor: int = column(count, 1, name="tensor_parallel")
+    attention_tensor: int = derived(_attention_tensor, name="tensor_parallel")
     pipeline: int = column(count, 1, name="pipeline_parallel")
-    attention_data: int = column(count, _copies, name="attention_data_parallel")
+    attention_data: int = derived(_copies, name="attention_data_parallel")
     tensor: int = derived(lambda case: case.attention_tensor * case.attention_data)
     expert: int = derived(_expert, name="expert_parallel")
     devices: int = derived(_devices)
@@ -141,7 +164,6 @@ class ServingCase(Reading):
     isl: float = column(positive)
     osl: float = column(positive)
     concurrency: float | None = column(positive, None)
-    note: str = column(text, "")
     load: float = derived(_load, name="concurrency")
 
     @property

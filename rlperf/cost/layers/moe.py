@@ -95,16 +95,20 @@ class Moe(Layer):
         )
 
     def _exchange(self, replica: Replica, count: float, whole: FloatArray, local: FloatArray) -> Operator:
-        """With copies of the attention layers, tokens are gathered before the experts and scattered behind them."""
+        """With copies of the attention layers, tokens are gathered before the experts and scattered behind them.
+
+        They are gathered as the experts read them (quantised first where these are narrow) and added up in 16 bits.
+        """
         hw, route = replica.hw, self.routing
         group, near = replica.tensor, replica.within(replica.tensor)
-        everyone = whole * route.width * 2.0
+        back = whole * route.width * 2.0
+        out = whole * route.width * dtype_of(replica.roles.expert).activation_bytes
         if replica.engine.expert_dispatch == "deepep":
             gathered = dispatch_combine_s(hw, local, route.width, route.active, group, near)
         else:
-            gathered = all_gather_s(hw, everyone / 2.0, group, near) + reduce_scatter_s(hw, everyone, group, near)
+            gathered = all_gather_s(hw, out, group, near) + reduce_scatter_s(hw, back, group, near)
         copies = replica.attention_data > 1.0
-        moved = np.where(copies, 1.5 * everyone, 0.0)
+        moved = np.where(copies, out + back, 0.0)
         return network_operator(replica, "expert exchange", count, np.where(copies, gathered, 0.0), moved)
 
     def all_reduces(self, replica: Replica) -> FloatArray:

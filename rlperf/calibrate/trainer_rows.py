@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,9 @@ BACKENDS: tuple[tuple[str, str], ...] = (
 )
 """Beginning or part of a framework's name, and the backend whose constants serve."""
 
+MEMORY_BACKENDS = (("torchtitan", "torchtitan"),)
+"""The same for memory, where it differs: stacks that share seconds and yet keep other things in memory."""
+
 USABLE, SURELY_OVER = 0.92, 1.15
 """Predicted over available memory beyond which keeping all activations is ruled out where a row does not say: the
 usual headroom under FSDP; more where recipes recompute parts of a layer that no table names."""
@@ -95,6 +99,11 @@ def _backend(row: TrainingRow) -> str:
         hint = did_you_mean(name.lower(), [part for part, _ in BACKENDS])
         raise SpecError(Problem(f"framework {name!r} has no trainer calibration", suggestion=hint))
     return found
+
+
+def _memory_trainer(row: TrainingRow) -> TrainerCalibration:
+    framework = row.row.text("framework").lower()
+    return load_trainer(next((name for part, name in MEMORY_BACKENDS if part in framework), row.backend))
 
 
 def _batch(row: TrainingRow) -> float:
@@ -143,7 +152,7 @@ def _recompute(row: TrainingRow) -> Guess[str]:
     parts = trainer_memory(
         row.architecture,
         row.hardware,
-        row.trainer,
+        row.memory_trainer,
         layout,
         Microbatches.fixed(layout, row.seq_len, row.batch),
         UpdateOptions(dtype=row.dtype, lora_rank=row.lora_rank),
@@ -206,6 +215,7 @@ class TrainingRow(Reading):
     devices_per_node: int | None = column(count, None, name="gpus_per_node")
     hardware: Hardware = derived(_hardware)
     trainer: TrainerCalibration = derived(lambda row: load_trainer(row.backend))
+    memory_trainer: TrainerCalibration = derived(_memory_trainer)
     dtype: str = column(one_of(tuple(DTYPES)), "bf16", name="compute_dtype")
     note: str = column(text, "")
     devices: int = column(count, 1, name="n_gpus")
@@ -256,7 +266,21 @@ class TrainingRow(Reading):
             attention_kernel="flash2" if self.flash2 else "flash",
             expert_overlap=self.expert_overlap,
             cuda_graph=self.cuda_graph,
+            compiled=self.compiled,
+            compiled_loss=self.compiled_loss,
         )
+
+    @property
+    def compiled(self) -> bool:
+        """Whether layers are compiled."""
+        return "torch.compile True" in self.note
+
+    @property
+    def compiled_loss(self) -> bool:
+        """Whether the loss is compiled with them: from some release on, which the benchmark's date stands for."""
+        since = self.memory_trainer.workspace.compiled_loss_since
+        dated = re.search(r"20\d\d-?[01]\d", self.row.text("framework_version") or self.row.text("source"))
+        return bool(self.compiled and since and dated and dated[0].replace("-", "") >= since)
 
     @property
     def recompute_experts(self) -> bool:

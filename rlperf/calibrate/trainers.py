@@ -30,6 +30,7 @@ def shared_arguments(row: TrainingRow) -> tuple[object, ...]:
         row.backend, row.architecture.name, row.device, row.hardware.cluster.devices_per_node, row.dtype,
         row.lora_rank, row.chunked_loss,
         row.flash2, row.expert_overlap, row.recompute_experts, row.cuda_graph,
+        row.memory_trainer.id, row.compiled, row.compiled_loss,
     )  # fmt: skip
 
 

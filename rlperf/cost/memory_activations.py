@@ -26,6 +26,7 @@ class LayerActivations:
     scores : the same, per (token, key) pair, non-zero for unfused attention only [bytes/pair]
     boundary : what full recompute keeps: the input of the layer [bytes/token]
     expert_hidden : the part of ``routed`` that recomputing the expert activation drops [bytes/token]
+    operators : what recompute by operator keeps of ``dense``: the layer's input and every second product [bytes/token]
     """
 
     dense: FloatArray
@@ -34,6 +35,7 @@ class LayerActivations:
     scores: FloatArray
     boundary: FloatArray
     expert_hidden: FloatArray
+    operators: FloatArray
 
 
 def layer_activations(
@@ -44,6 +46,7 @@ def layer_activations(
     unfused: bool = False,
     width: float = 2.0,
     linear_input: float | None = None,
+    compiled: bool = False,
 ) -> LayerActivations:
     """Kept activations of the mean layer.
 
@@ -54,22 +57,25 @@ def layer_activations(
     unfused : scores are materialised: 2 a s bytes of softmax (and 3 a s with dropout) per token
     width : bytes of an activation value
     linear_input : bytes of a value kept only as the input of a matrix (8-bit training keeps those narrow)
+    compiled : what no backward reads is not kept
     """
     narrow = width if linear_input is None else linear_input
-    keeping, stack = Keeping(layout, dropout, unfused, width, narrow), stack_of(arch)
+    keeping, stack = Keeping(layout, dropout, unfused, width, narrow, compiled), stack_of(arch)
     zero = 0.0 * keeping.tensor
     # every half-layer keeps the input and the output of its norm, and the mask of its residual dropout
     each = (width + narrow + (1.0 if dropout else 0.0)) * arch.hidden * keeping.spread
     dense, core, scores = stack.norms / arch.layers * each, zero, zero
-    routed, hidden = zero, zero
+    boundary = width * arch.hidden * keeping.spread
+    routed, hidden, operators = zero, zero, zero + boundary
     for half in stack.halves:
         kept = half.layer.kept(keeping)
         dense = dense + half.share * (kept.dense + kept.core)
         core, scores = core + half.share * kept.core, scores + half.share * kept.scores
+        operators = operators + half.share * kept.by_operator
         if half.layer.routing:
             of_routed = half.share / stack.routed_share
             routed, hidden = routed + of_routed * kept.routed, hidden + of_routed * kept.expert_hidden
     return LayerActivations(
         dense=dense, routed=routed, core=core, scores=scores,
-        boundary=width * arch.hidden * keeping.spread, expert_hidden=hidden,
+        boundary=boundary, expert_hidden=hidden, operators=operators,
     )  # fmt: skip

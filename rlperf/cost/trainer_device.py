@@ -65,6 +65,8 @@ class UpdateOptions:
     attention_kernel : "flash" (the newest on the device) or "flash2" (FlashAttention-2)
     expert_overlap : the backend hides expert all-to-all behind the other microbatch's compute
     cuda_graph : layers (or parts of them) are captured in CUDA graphs, which spares launches
+    compiled : layers are compiled: what no backward reads is not kept
+    compiled_loss : the loss is compiled too: no logits in fp32 stand in memory
     """
 
     dtype: str = "bf16"
@@ -75,6 +77,8 @@ class UpdateOptions:
     attention_kernel: str = "flash"
     expert_overlap: bool = False
     cuda_graph: bool = False
+    compiled: bool = False
+    compiled_loss: bool = False
 
 
 PLAIN = UpdateOptions()
@@ -139,6 +143,7 @@ class Keeping:
     unfused : scores are materialised: 2 a s bytes of softmax (and 3 a s with dropout) per token
     width : bytes of an activation value
     narrow : bytes of a value kept only as the input of a matrix (8-bit training keeps those narrow)
+    compiled : what no backward reads is not kept
     """
 
     layout: Layout
@@ -146,6 +151,7 @@ class Keeping:
     unfused: bool
     width: float
     narrow: float
+    compiled: bool = False
 
     @cached_property
     def tensor(self) -> FloatArray:
@@ -169,6 +175,8 @@ class Kept:
     scores : the same, per (token, key) pair: unfused attention only [bytes/pair]
     routed : routed experts [bytes/token]
     expert_hidden : the part of ``routed`` that recomputing the expert activation drops [bytes/token]
+    products : of ``dense`` and ``core``, what recompute by operator keeps: the output of every second product and
+        of attention; None where nobody read which these are, and all is kept [bytes/token]
     """
 
     dense: FloatArray | float = 0.0
@@ -176,3 +184,9 @@ class Kept:
     scores: FloatArray | float = 0.0
     routed: FloatArray | float = 0.0
     expert_hidden: FloatArray | float = 0.0
+    products: FloatArray | float | None = None
+
+    @property
+    def by_operator(self) -> FloatArray | float:
+        """What recompute by operator keeps [bytes/token]."""
+        return self.dense + self.core if self.products is None else self.products

@@ -111,14 +111,14 @@ def trainer_memory(
     kept = layer_activations(
         arch, layout,
         dropout=trainer.timing.kernel_attention == "unfused", unfused=trainer.timing.kernel_attention == "unfused",
-        linear_input=None if options.dtype in ("bf16", "fp16", "fp32") else 1.0,
+        linear_input=None if options.dtype in ("bf16", "fp16", "fp32") else 1.0, compiled=options.compiled,
     )  # fmt: skip
     tokens = microbatches.tokens / (layout.context_parallel * layout.ulysses)
     pairs = microbatches.sum_squares / (layout.context_parallel * layout.ulysses)
     states = _states(arch, trainer, layout, stage, options, forward_only)
     one = _activations(trainer, layout, kept, tokens, pairs, options, forward_only)
     first, last = (np.ones(()), np.ones(())) if forward_only else in_flight(layout, microbatches)
-    logits = _logit_bytes(arch, trainer, layout, tokens, options.chunked_loss, forward_only)
+    logits = _logit_bytes(arch, trainer, layout, tokens, options, forward_only)
     single, space = layout.pipeline_parallel == 1, trainer.workspace
     plain = 0.0 if forward_only or options.lora_rank else 1.0
     at_backward = first * (stage.layers * one.dense + stage.routed_first * one.routed) + one.working
@@ -257,7 +257,7 @@ def _activations(
     trainer: TrainerCalibration, layout: Layout, kept: LayerActivations, tokens: FloatArray, pairs: FloatArray,
     options: UpdateOptions, forward_only: bool,
 ) -> _Kept:  # fmt: skip
-    """Recompute none keeps all, selective drops the attention core, full keeps the layer's input alone."""
+    """Recompute none keeps all, selective drops the attention core or keeps some operators, full the layer's input."""
     space = trainer.workspace
     dense, core = kept.dense * tokens, kept.core * tokens + kept.scores * pairs
     routed = kept.routed * tokens * options.skew
@@ -269,16 +269,18 @@ def _activations(
     if forward_only:
         working = boundary + space.backward_dense * dense + space.backward_moe * routed
         return _Kept(zero, zero, working, zero, zero)
+    by_operator = selective & (space.selective == "operators")
     again = space.recompute_dense * dense + space.recompute_moe * routed + scores
     plain = space.backward_dense * dense + space.backward_moe * routed + np.where(selective, scores, 0.0)
     keep_dense = np.where(full, boundary, dense + np.where(selective, 0.0, core))
+    keep_dense = np.where(by_operator, kept.operators * tokens, keep_dense)
     hidden = kept.expert_hidden * tokens * options.skew if options.recompute_experts else 0.0
     keep_routed = np.where(full, 0.0, routed - hidden)
     parked = np.isin(layout.offload, OFFLOADS_ACTIVATIONS)
     return _Kept(
         dense=np.where(parked, 0.0, keep_dense),
         routed=np.where(parked, 0.0, keep_routed),
-        working=np.where(full, again, plain),
+        working=np.where(full | by_operator, again, plain),
         parked_dense=np.where(parked, keep_dense, 0.0),
         parked_routed=np.where(parked, keep_routed, 0.0),
     )
@@ -289,13 +291,15 @@ def _logit_bytes(
     trainer: TrainerCalibration,
     layout: Layout,
     tokens: FloatArray,
-    chunked: bool,
+    options: UpdateOptions,
     forward_only: bool,
 ) -> FloatArray:
     """Logits with what the loss keeps beside them; forward only keeps half of it."""
-    rows = np.minimum(tokens, trainer.workspace.chunked_logits) if chunked else tokens
+    space = trainer.workspace
+    rows = np.minimum(tokens, space.chunked_logits) if options.chunked_loss else tokens
     values = rows * (arch.vocab / layout.tensor_parallel)
-    return np.asarray(values * trainer.workspace.logit_bytes * (0.5 if forward_only else 1.0))
+    each = space.compiled_logit_bytes if options.compiled_loss else space.logit_bytes
+    return np.asarray(values * each * (0.5 if forward_only else 1.0))
 
 
 def _communication(
@@ -305,9 +309,12 @@ def _communication(
     """ZeRO-3: gathered layers, tables, and one layer's gradients on their way; pipeline: buffers of both neighbours."""
     store, space = trainer.storage, trainer.workspace
     layer = stage.layer_dense + stage.layer_experts
-    tables = np.maximum(stage.embedding, stage.head)
+    largest = np.maximum(stage.embedding, stage.head)
+    tables = 2.0 * (stage.embedding + stage.head) if space.root_stays else largest
     gathered = store.compute_weight * (space.gathered_layers * layer + tables)
-    backward = 0.0 if forward_only or lora_rank else store.reduce * np.maximum(layer, tables)
+    # a root's gradients wait in 16 bits until the backward is through, when no activations are left
+    reduced = layer if space.root_stays else np.maximum(layer, largest)
+    backward = 0.0 if forward_only or lora_rank else store.reduce * reduced
     sharded = np.where(layout.zero_stage >= 3, gathered + backward, 0.0)
     stages = np.where(layout.pipeline_parallel > 1, 4.0 * tokens * arch.hidden, 0.0)
     return sharded + stages

@@ -77,7 +77,20 @@ class Workspace(Frozen):
     backward_moe: NonNegativeFloat = Field(0.5, description="the same for the routed experts")
     recompute_dense: NonNegativeFloat = Field(1.5, description="working set of a recomputed layer over its activations")
     recompute_moe: NonNegativeFloat = Field(2.0, description="the same for the routed experts")
+    selective: Literal["core", "operators"] = Field(
+        "core",
+        description="what selective recompute makes again: the attention core alone, or all but the outputs of every "
+        "second product and of attention",
+    )
+    root_stays: bool = Field(
+        False,
+        description="ZeRO 3: embedding and head are one unit that stays gathered, beside the buffer it was gathered in",
+    )
     logit_bytes: PositiveFloat = Field(16.0, description="bytes per logit at the loss")
+    compiled_logit_bytes: PositiveFloat = Field(
+        6.0, description="bytes per logit at a compiled loss: 16-bit logits, their gradient, the hole of such logits"
+    )
+    compiled_loss_since: str = Field("", description="year and month from which compiling covers the loss")
     chunked_logits: NonNegativeFloat = Field(2048.0, description="tokens per chunk where the loss is chunked or fused")
     optimizer_scratch: NonNegativeFloat = Field(0.0, description="temporaries of the update, bytes per owned parameter")
     fixed: Bytes = Field(0.0, description="libraries' workspaces that the allocator counts")

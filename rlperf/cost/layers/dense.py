@@ -41,7 +41,10 @@ class Dense(Layer):
     def kept(self, keeping: Keeping) -> Kept:
         """Gate, up and the activation's output, which is the input of the down projection."""
         up = 2.0 if self.arch.ffn_gated else 1.0
-        return Kept(dense=(up * keeping.width + keeping.narrow) * self.arch.ffn_hidden / keeping.tensor)
+        hidden = self.arch.ffn_hidden / keeping.tensor
+        # by operator: the fifth product of a layer, and the seventh, which no backward reads
+        last = self.arch.hidden if self.arch.ffn_gated and not keeping.compiled else 0.0
+        return Kept(dense=(up * keeping.width + keeping.narrow) * hidden, products=keeping.width * (hidden + last))
 
 
 def mlp(name: str, inputs: int, hidden: int, gated: bool) -> tuple[Matrix, Matrix]:

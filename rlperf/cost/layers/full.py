@@ -18,6 +18,7 @@ from rlperf.cost.dtypes import cache_bytes
 from rlperf.cost.layers.layer import Matrix
 from rlperf.cost.layers.softmax import Softmax, attention_operator
 from rlperf.cost.replica import Operator, Replica, network_operator
+from rlperf.cost.trainer_device import Keeping
 from rlperf.layout import FloatArray
 
 
@@ -96,6 +97,14 @@ class Full(Softmax):
         kv = 2.0 * arch.kv_heads * arch.head_dim / np.minimum(tensor, arch.kv_heads)
         gate = self.query_width if arch.attention_gate else 0.0
         return (2.0 * self.query_width + gate) / tensor + kv
+
+    def kept_products(self, keeping: Keeping) -> FloatArray:
+        """The first and the third product (queries and values), attention's output, what is scattered behind it."""
+        arch, tensor = self.arch, keeping.tensor
+        values = arch.kv_heads * arch.head_dim / np.minimum(tensor, arch.kv_heads)
+        scattered = np.where(tensor > 1, arch.hidden * keeping.spread, 0.0)
+        outputs = (self.query_width + self.value_width) / tensor + values + scattered
+        return outputs * keeping.width + 4.0 * arch.heads / tensor
 
 
 def beyond_bandwidth_s(replica: Replica) -> float:

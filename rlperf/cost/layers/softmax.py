@@ -104,7 +104,12 @@ class Softmax(Layer, ABC):
             dense=self.kept_values(keeping.tensor) * keeping.width,
             core=0.0 * keeping.tensor if keeping.unfused else 4.0 * per_head,
             scores=per_head * each if keeping.unfused else 0.0 * keeping.tensor,
+            products=self.kept_products(keeping),
         )
+
+    def kept_products(self, keeping: Keeping) -> FloatArray | None:
+        """Of these, what recompute by operator keeps, statistics included [bytes/token]; None: not known."""
+        return None
 
     @abstractmethod
     def kept_values(self, tensor: FloatArray) -> FloatArray:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlperf.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from rlperf.api import plan_job, predict_job, size_job
+    from rlperf.api import plan_job, predict_job, size_job, sweep_job
     from rlperf.errors import InfeasibleError, RlperfError, SpecError
     from rlperf.layout import Layout
     from rlperf.plan.answer.plan import Plan, Prediction
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlperf.specs.cluster import Cluster
     from rlperf.specs.job import Job
     from rlperf.specs.profiles import load_architecture, load_cluster
+    from rlperf.specs.short_job import short_job
 
 _HOME = {
     "Architecture": "rlperf.specs.architecture",
@@ -36,7 +37,9 @@ _HOME = {
     "plan_job": "rlperf.api",
     "predict_job": "rlperf.api",
     "read_job": "rlperf.plan.question.context",
+    "short_job": "rlperf.specs.short_job",
     "size_job": "rlperf.api",
+    "sweep_job": "rlperf.api",
 }
 
 __all__ = [
@@ -54,7 +57,9 @@ __all__ = [
     "plan_job",
     "predict_job",
     "read_job",
+    "short_job",
     "size_job",
+    "sweep_job",
 ]
 
 

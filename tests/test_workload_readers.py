@@ -125,7 +125,7 @@ DAMAGED = {
     "incomplete": (json.dumps(packed(0, 3, 10, [5], n_sampling=2)).encode(), 1, "incomplete prompt group"),
     "duplicate": (f"{json.dumps(GOOD)}\n{json.dumps(GOOD)}\n".encode(), 2, "duplicate"),
     "wrong_step": (json.dumps(packed(4, 0, 10, [5, 6])).encode(), 1, "file name says 0"),
-    "stranger": (b'{"loss": 1.0}\n', 1, "not a PolyTrace record"),
+    "stranger": (b'{"loss": 1.0}\n', 1, "not a record of lengths"),
     "nan": (b'{"step": 0, "input": NaN, "output": [1]}\n', 1, "whole number"),
     "bool": (json.dumps(packed(0, 0, True, [5, 6])).encode(), 1, "whole number"),
     "null_list": (json.dumps({"step": 0, "input": 3, "output": None}).encode(), 1, "list"),

@@ -38,7 +38,7 @@ class Asked:
     group: Annotated[int | None, _short("Responses per prompt. Default: 8.")] = None
     mini_batch: Annotated[int | None, _short("Prompts per update. Default: all.")] = None
     max_prompt: Annotated[str | None, _short("Tokens, as 2048 or 2k. Default: 2k.")] = None
-    max_response: Annotated[str | None, _short("Tokens, as 16384 or 16k. Default: 8k.")] = None
+    max_response: Annotated[str | None, _short("Tokens, as 16384 or 16k. Default: 16k.")] = None
     workload: Annotated[str | None, _short("Lengths: preset, model or trace. Default: math.")] = None
     algorithm: Annotated[str | None, _short("grpo, dapo or ppo. Default: grpo.")] = None
     mode: Annotated[str | None, _short("colocated, one_step_off, fully_async ... Default: colocated.")] = None

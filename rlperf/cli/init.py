@@ -47,7 +47,7 @@ def _answered(asked: Asked) -> Asked:
     if asked.framework is None:
         asked = replace(asked, framework=typer.prompt("Framework (verl, nemo_rl, openrlhf, slime, areal, trl)", "verl"))
     if asked.max_response is None:
-        asked = replace(asked, max_response=typer.prompt("Longest response in tokens", "8k"))
+        asked = replace(asked, max_response=typer.prompt("Longest response in tokens", "16k"))
     if asked.prompts is None:
         prompts, group = _batch(typer.prompt("Batch, prompts x responses per prompt", f"128 x {asked.group or 8}"))
         asked = replace(asked, prompts=prompts, group=group or asked.group)

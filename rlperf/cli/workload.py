@@ -30,6 +30,9 @@ Skip = Annotated[bool, typer.Option("--skip-damaged", help="Leave damaged record
 Cap = Annotated[
     int | None, typer.Option(help="Maximum response length of the recording [tokens]; default: stated or inferred.")
 ]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="tokenizer.json, for a framework's dump that holds text only (rlperf[tokenizer]).")
+]
 Figure = Annotated[Path | None, typer.Option(help="Also draw a figure (.svg, .png or .pdf).")]
 
 
@@ -39,6 +42,7 @@ def show(
     max_response_tokens: Annotated[int | None, typer.Option(help="Cap to show the truncated share for.")] = None,
     rl_step: Annotated[int | None, typer.Option(help="Forecast this rl_step (models only).")] = None,
     skip_damaged: Skip = False,
+    tokenizer: Tokenizer = None,
     figure: Figure = None,
     as_json: AsJson = False,
 ) -> None:
@@ -57,7 +61,7 @@ def show(
         if figure is not None:
             report.draw(figure, model=model)
     else:
-        recording = _read(paths, skip_damaged, max_response_tokens)
+        recording = _read(paths, skip_damaged, max_response_tokens, tokenizer)
         summary = report.recording_summary(recording)
         if figure is not None:
             report.draw(figure, recording=recording)
@@ -79,6 +83,7 @@ def fit(
     like: Annotated[str | None, typer.Option(help="Fit the same laws as this model or preset, new parameters.")] = None,
     max_response_tokens: Cap = None,
     skip_damaged: Skip = False,
+    tokenizer: Tokenizer = None,
     figure: Figure = None,
     as_json: AsJson = False,
 ) -> None:
@@ -90,7 +95,7 @@ def fit(
     from rlperf.workload.fitting import fit_model
     from rlperf.workload.library import load_model, save_model
 
-    recording = _read(paths, skip_damaged, max_response_tokens)
+    recording = _read(paths, skip_damaged, max_response_tokens, tokenizer)
     if recording.distributions:
         model = _from_distributions(recording, task)
     else:
@@ -280,13 +285,14 @@ def convert(
     ],
     max_response_tokens: Cap = None,
     skip_damaged: Skip = False,
+    tokenizer: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:
     """Any readable trace as a plain table, a workload file, or packed-length files.
 
     Example: rlperf workload convert trace -o lengths.parquet
     """
-    recording = _read(paths, skip_damaged, max_response_tokens)
+    recording = _read(paths, skip_damaged, max_response_tokens, tokenizer)
     if not recording.lengths.n:
         raise SpecError("nothing to convert: no lengths were read")
     written = _write(recording.lengths, out, 1, 1)
@@ -310,10 +316,15 @@ def _write(table: Any, out: Path, data_parallel: int, tensor_parallel: int) -> l
     return write_polytrace(table, out, data_parallel=data_parallel, tensor_parallel=tensor_parallel)
 
 
-def _read(paths: Sequence[str], skip_damaged: bool, cap: int | None) -> Recording:
-    """Read with a progress bar; what was skipped is reported on stderr."""
+def _read(paths: Sequence[str], skip_damaged: bool, cap: int | None, tokenizer: str | None = None) -> Recording:
+    """Read with a progress bar; what was skipped is reported on stderr. Dumps of a framework count as recordings."""
+    from rlperf.frameworks.dumps import holds_dump, read_dump
     from rlperf.workload.readers import read_recording
+    from rlperf.workload.records import Recording
 
+    if tokenizer is not None or holds_dump(paths[0]):
+        dumped = read_dump(paths, tokenizer=tokenizer, max_response_tokens=cap)
+        return Recording(dumped, files=tuple(paths), samples_read=dumped.n)
     with _reading() as advance:
         recording = read_recording(
             [Path(p) for p in paths], skip_damaged=skip_damaged, progress=advance, max_response_tokens=cap

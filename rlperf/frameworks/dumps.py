@@ -91,9 +91,10 @@ def _json_row(line: str, path: Path, number: int, count: Count, step: int) -> It
             yield _Row(str(row.get("task_id", number)), prompt, int(row["seqlen"]) - prompt, version)
         elif "input_lengths" in row or "token_loss_mask" in row:  # NeMo-RL: token ids and masks
             yield from _nemo(row, number, step)
-        elif "output" in row and "input" in row:  # verl: text
-            uid = re.sub(r"(_\d+){1,2}$", "", str(row.get("uid", ""))) or str(row["input"])
-            yield _Row(uid, count(str(row["input"])), count(str(row["output"])), int(row.get("step", step)))
+        elif (names := _text_fields(row)) is not None:  # verl: input and output; others: prompt and completion
+            asked, answered = (_text(row[name]) for name in names)
+            uid = re.sub(r"(_\d+){1,2}$", "", str(row.get("uid", ""))) or asked
+            yield _Row(uid, count(asked), count(answered), int(row.get("step", step)))
         else:
             raise SpecError(Problem(f"has fields {', '.join(list(row)[:6])}: no known dump", str(path), number))
     except json.JSONDecodeError as error:
@@ -102,6 +103,26 @@ def _json_row(line: str, path: Path, number: int, count: Count, step: int) -> It
         if isinstance(error, SpecError):
             raise
         raise SpecError(Problem(f"has a value of the wrong type: {error}", str(path), number)) from error
+
+
+def _text_fields(row: dict[str, Any]) -> tuple[str, str] | None:
+    """The fields of prompt and response where a dump holds text."""
+    pairs = (("input", "output"), ("prompt", "response"), ("prompt", "completion"))
+    return next((pair for pair in pairs if pair[0] in row and isinstance(row.get(pair[1]), str | list)), None)
+
+
+def holds_dump(path: Path | str) -> bool:
+    """Whether a JSONL file looks like a framework's rollout dump, and not like recorded lengths."""
+    try:
+        with Path(path).open(encoding="utf-8") as stream:
+            row = json.loads(next((line for line in stream if line.strip()), "null"))
+    except (OSError, ValueError):
+        return False
+    if not isinstance(row, dict):
+        return False
+    known = {"seqlen", "input_lengths", "token_loss_mask"} & set(row)
+    names = _text_fields(row)
+    return bool(known) or (names is not None and isinstance(row[names[1]], str))
 
 
 def _nemo(row: dict[str, Any], number: int, step: int) -> Iterator[_Row]:

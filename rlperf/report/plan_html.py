@@ -119,7 +119,7 @@ def _idle(phase: Phase) -> str:
 
 
 def _why(phase: Phase) -> str:
-    body = html.listing([*phase.binds, *phase.predicted.advice, runner_up_words(phase)])
+    body = html.listing([*phase.predicted.warnings, *phase.binds, *phase.predicted.advice, runner_up_words(phase)])
     if phase.ties:
         shown = [", ".join(differs) or "equal in every layout" for differs in phase.ties]
         body += html.paragraph(f"{phase.tied} candidates cannot be told from the plan; the best of them:")

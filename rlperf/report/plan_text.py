@@ -204,6 +204,8 @@ def print_prediction(prediction: Prediction, out: Console) -> None:
     """Tables of one prediction."""
     from rich.table import Table
 
+    for warning in prediction.warnings:
+        out.print(f"[bold yellow]warning:[/bold yellow] {warning}")
     out.print(f"[bold]rl_step {interval(prediction)}[/bold], 5th to 95th percentile")
     table = Table()
     for name in ("stage", "time", "share"):
@@ -320,7 +322,7 @@ def _phase_markdown(phase: Phase) -> list[str]:
         *_table(("role", "memory per device", "of limit", "largest parts"), memory_rows(predicted)),
         "",
         f"- {runner_up_words(phase)}",
-        *(f"- {line}" for line in (*phase.binds, *predicted.advice)),
+        *(f"- {line}" for line in (*predicted.warnings, *phase.binds, *predicted.advice)),
         "",
         "If an input is off:",
         "",

@@ -85,7 +85,7 @@ def short_job(
     group: int = 8,
     mini_batch: int | None = None,
     max_prompt: str | int = 2048,
-    max_response: str | int = 8192,
+    max_response: str | int = 16384,
 ) -> Job:
     """A job of one task. Long because each argument is an option of the command line, and a word of a notebook.
 

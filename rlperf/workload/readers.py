@@ -18,8 +18,9 @@ import numpy as np
 from rlperf.errors import Problem, SpecError
 from rlperf.workload.caps import infer_cap
 from rlperf.workload.formats import DamagedError, LengthColumns, incomplete_groups, multi_turn, packed_lengths
-from rlperf.workload.lengths import Int, LengthTable, empty
+from rlperf.workload.lengths import COLUMNS, Int, LengthTable, empty
 from rlperf.workload.records import FilterBatch, Recording, RewardTiming, ToolLatency
+from rlperf.workload.tables import NEEDED
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes in all, 0 where unknown)
 Path_ = Path | str
@@ -28,6 +29,8 @@ _ARCHIVES = (".tar.gz", ".tgz", ".tar")
 _STEP = re.compile(r"step_(\d+)\.jsonl$")
 _TOOL_LINE = re.compile(r"Step\s*(\d+), Request ID: ([^,]+), Tool: ([^,]+), Latency: ([0-9.eE+-]+) seconds")
 _MOST_PROBLEMS = 1000
+_TEXT = ("output", "response", "completion")
+_PLAIN = (*COLUMNS, "max_response_tokens")
 
 
 @dataclass
@@ -40,6 +43,7 @@ class _Sink:
     filters: list[FilterBatch] = field(default_factory=list)
     latencies: list[ToolLatency] = field(default_factory=list)
     distributions: list[dict[str, Any]] = field(default_factory=list)
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # of the file being read: line -> plain record
     problems: list[Problem] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     progress: Progress | None = None
@@ -184,8 +188,26 @@ def _read_lines(name: str, stream: IO[bytes] | gzip.GzipFile, sink: _Sink) -> No
         except (ValueError, RecursionError) as error:
             sink.problem(f"not valid JSON: {error}", name, line, _cut_hint(raw))
     sink.advance(pending)
+    if sink.rows:
+        _plain_rows(name, sink)
     if not records:
         sink.problem("the file is empty", name)
+
+
+def _plain_rows(name: str, sink: _Sink) -> None:
+    """Records of the neutral table's columns, a response a line."""
+    import polars as pl
+
+    from rlperf.workload.tables import table_of
+
+    lines, rows = np.array(list(sink.rows), np.int64), list(sink.rows.values())
+    sink.rows = {}
+    try:
+        sink.tables.append(table_of(pl.DataFrame(rows, infer_schema_length=None), name, lines))
+    except SpecError as error:
+        sink.problems.extend(error.problems)
+    except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
+        sink.problem(f"cannot be read as a table: {str(error).splitlines()[0]}", name)
 
 
 def _cut_hint(raw: bytes) -> str | None:
@@ -194,6 +216,9 @@ def _cut_hint(raw: bytes) -> str | None:
 
 def _dispatch(record: dict[str, Any], sink: _Sink, name: str, line: int, file_step: int | None) -> None:
     """Which format a record has, by the fields that only this format holds."""
+    if any(isinstance(record.get(key), str) for key in _TEXT):
+        tokenize = "`rlperf workload convert FILE -o lengths.parquet --tokenizer tokenizer.json`"
+        raise DamagedError(f"holds text, not numbers of tokens: count them with {tokenize}")
     if "output" in record:
         packed_lengths(record, sink.columns, name, line, file_step)
     elif "turns" in record:
@@ -202,10 +227,18 @@ def _dispatch(record: dict[str, Any], sink: _Sink, name: str, line: int, file_st
         sink.rewards.append(RewardTiming.parse(record))
     elif "kept_prompt_indices" in record or "workload_step" in record:
         sink.filters.append(FilterBatch.parse(record))
+    elif set(NEEDED) & set(record):
+        missing = [key for key in NEEDED if key not in record]
+        if missing:
+            raise DamagedError(f"field {missing[0]!r} is missing; its fields: {_keys(record)}")
+        sink.rows[line] = {key: record[key] for key in _PLAIN if key in record}
     else:
-        keys = ", ".join(sorted(map(str, record))[:8]) or "none"
-        expected = "'output' (packed lengths), 'turns', 'reward_time_s' or 'kept_prompt_indices'"
-        raise DamagedError(f"not a PolyTrace record: it has none of {expected}; its fields: {keys}")
+        expected = f"{' and '.join(map(repr, NEEDED))}, or 'output' (packed lengths), 'turns', 'reward_time_s'"
+        raise DamagedError(f"not a record of lengths: due are {expected}; its fields: {_keys(record)}")
+
+
+def _keys(record: dict[str, Any]) -> str:
+    return ", ".join(sorted(map(str, record))[:8]) or "none"
 
 
 def _read_log(name: str, stream: IO[bytes] | gzip.GzipFile, sink: _Sink) -> None:
@@ -291,9 +324,15 @@ def _finish(sink: _Sink, skip_damaged: bool, cap: int | None) -> Recording:
 
 
 def _shortened(problems: list[Problem], hint: str) -> Iterable[Problem]:
-    yield from problems[:_MOST_PROBLEMS]
-    if len(problems) > _MOST_PROBLEMS:
-        yield Problem(f"and {len(problems) - _MOST_PROBLEMS} more problems{hint}")
+    """One mistake that every line of a file repeats is one problem."""
+    alike: dict[tuple[str, str | None], list[Problem]] = {}
+    for problem in problems:
+        alike.setdefault((problem.message, problem.file), []).append(problem)
+    for (message, file), same in list(alike.items())[:_MOST_PROBLEMS]:
+        more = f" (and {len(same) - 1:,} more lines like it)" if same[1:] else ""
+        yield Problem(message + more, file, same[0].line, same[0].suggestion)
+    if len(alike) > _MOST_PROBLEMS:
+        yield Problem(f"and {len(alike) - _MOST_PROBLEMS} more problems{hint}")
 
 
 def _table(sink: _Sink, drop: set[tuple[int, int]]) -> tuple[LengthTable, int]:

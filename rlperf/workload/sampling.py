@@ -76,6 +76,25 @@ def truncated_fraction(model: LengthModel, max_response_tokens: int) -> float:
     return model.laws()[1].survival(max_response_tokens - 1.0)
 
 
+def cap_that_cuts(model: LengthModel, share: float, *, most: int = 1 << 20) -> int | None:
+    """The least maximum length, in multiples of 1,024 tokens, that cuts at most ``share`` of responses.
+
+    None where even ``most`` tokens cut more.
+
+    >>> from rlperf.workload import load_model
+    >>> cap = cap_that_cuts(load_model("math"), 0.05)
+    >>> truncated_fraction(load_model("math"), cap) <= 0.05 < truncated_fraction(load_model("math"), cap - 1024)
+    True
+    """
+    low, high = 0, most // 1024
+    if truncated_fraction(model, most) > share:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if truncated_fraction(model, middle * 1024) <= share else (middle, high)
+    return high * 1024
+
+
 def mean_response_tokens(model: LengthModel, max_response_tokens: int | None = None) -> float:
     """E[min(L, cap)] [tokens]; for several turns of all generated tokens of a trajectory."""
     if model.mixture or model.turns is not None:

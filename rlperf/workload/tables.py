@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlperf.errors import Problem, SpecError
+from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.writer import write_atomic
-from rlperf.workload.lengths import COLUMNS, OPTIONAL_FLOAT, LengthTable
+from rlperf.workload.lengths import COLUMNS, OPTIONAL_FLOAT, Int, LengthTable
 
+if TYPE_CHECKING:
+    import polars as pl
+
+NEEDED = ("prompt_tokens", "response_tokens")
+"""Columns without which a row says nothing; the others have a default."""
 _CAP = "max_response_tokens"
 
 
@@ -41,24 +46,38 @@ def read_table(path: Path | str) -> LengthTable:
         frame = pl.read_parquet(source) if source.suffix == ".parquet" else pl.read_csv(source)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise SpecError(Problem(f"cannot be read as a table: {str(error).splitlines()[0]}", str(source))) from error
+    return table_of(frame, str(source), np.arange(2, frame.height + 2))
+
+
+def table_of(frame: pl.DataFrame, source: str, lines: Int) -> LengthTable:
+    """The length table of a frame with at least `NEEDED`; ``lines`` ``[rows]`` are those of ``source``, for messages.
+
+    Raises
+    ------
+    SpecError : every column that is missing or holds something else
+    """
+    import polars as pl
+
     problems = []
-    for name in ("prompt_tokens", "response_tokens"):
+    for name in NEEDED:
         if name not in frame.columns:
-            problems.append(Problem(f"column {name} is missing; found {', '.join(frame.columns[:12])}", str(source)))
+            found = ", ".join(frame.columns[:12])
+            hint = did_you_mean(name, frame.columns)
+            problems.append(Problem(f"column {name} is missing; found {found}", source, None, hint))
     for name in set(frame.columns) & {*COLUMNS, _CAP}:
         column = frame[name]
         if not (column.dtype.is_integer() or (name in OPTIONAL_FLOAT and column.dtype.is_numeric())) and name != _CAP:
             due = "numbers" if name in OPTIONAL_FLOAT else "whole numbers"
-            problems.append(Problem(f"column {name} must hold {due}, not {column.dtype}", str(source)))
+            problems.append(Problem(f"column {name} must hold {due}, not {column.dtype}", source))
         elif name != _CAP and column.null_count():
-            line = int(column.is_null().arg_max() or 0) + 2
-            problems.append(Problem(f"column {name} has an empty cell", str(source), line))
-        elif name in ("prompt_tokens", "response_tokens") and frame.height and bool((column < 1).any()):
-            line = int((column < 1).arg_max() or 0) + 2
-            problems.append(Problem(f"column {name} must be at least 1 token", str(source), line))
+            line = int(lines[column.is_null().arg_max() or 0])
+            problems.append(Problem(f"column {name} has an empty cell", source, line))
+        elif name in NEEDED and frame.height and bool((column < 1).any()):
+            line = int(lines[(column < 1).arg_max() or 0])
+            problems.append(Problem(f"column {name} must be at least 1 token", source, line))
     if _CAP in frame.columns and frame[_CAP].drop_nulls().n_unique() > 1:
         several = ", ".join(map(str, frame[_CAP].drop_nulls().unique().sort()[:5]))
-        problems.append(Problem(f"column {_CAP} holds several values ({several}): a recording has one", str(source)))
+        problems.append(Problem(f"column {_CAP} holds several values ({several}): a recording has one", source))
     if problems:
         raise SpecError(problems)
     zeros = np.zeros(frame.height, np.int64)

@@ -98,6 +98,7 @@ class Prediction(Frozen):
     assumed: tuple[str, ...] = ()
     calibration: CalibrationUse = CalibrationUse()
     fits: bool = True
+    warnings: tuple[str, ...] = Field((), description="what to know before any other number")
     advice: tuple[str, ...] = Field((), description="the first knobs to turn")
     run: RunTotals | None = Field(None, description="where the job states one and one configuration is predicted")
 
@@ -159,6 +160,7 @@ class PredictedNumbers(Frozen):
     truncated_fraction: float
     idle_fraction: dict[str, float]
     fits: bool
+    warnings: tuple[str, ...]
     advice: tuple[str, ...]
     run: RunTotals | None
 

@@ -55,8 +55,22 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
             notes=(*_calibration_notes(context), *_unmeasured(trainer), *unlike),
         ),
         fits=not over and not cache_shortage(evaluation),
+        warnings=_warnings(task, evaluation),
         advice=tuple(advice(context, task, evaluation, memory, over)),
     )
+
+
+MANY_CUT, FEW_CUT = 0.25, 0.05
+"""Shares of responses cut at the maximum length: above the first a plan warns, and names what cuts the second."""
+
+
+def _warnings(task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+    cut, cap = evaluation.demand.truncated_fraction, evaluation.demand.batch.max_response_tokens
+    if cut <= MANY_CUT:
+        return ()
+    enough = task.source.cap_that_cuts(FEW_CUT)
+    better = "" if enough is None else f": max_response_tokens {enough:,} would cut {FEW_CUT:.0%}"
+    return (f"{cut:.0%} of responses are cut at {cap:,} tokens and lose their reward{better}",)
 
 
 def cache_shortage(evaluation: Evaluation) -> str:

@@ -22,7 +22,7 @@ from rlperf.specs.job import ImageTokens, Task
 from rlperf.workload import PRESETS, LengthModel, LengthTable, Recording, concat, load_model, read_recording
 from rlperf.workload.fitting import fit_model
 from rlperf.workload.records import reward_max_over_ranks
-from rlperf.workload.sampling import sample_lengths
+from rlperf.workload.sampling import cap_that_cuts, sample_lengths
 from rlperf.workload.stages import Filtering
 
 REPLICATES = 4
@@ -178,6 +178,13 @@ class LengthSource:
         return Demand(
             self.task.name, rl_steps or (0, 0), batch, tables, cut, reward, tuple(dict.fromkeys(notes)), images
         )
+
+    def cap_that_cuts(self, share: float) -> int | None:
+        """The least maximum length [tokens] that cuts at most ``share`` of responses; None where none is known to."""
+        if self.table is not None and self._cut_fraction() <= share:
+            longest = self.table.trajectories().response_tokens
+            return int(np.ceil(np.quantile(longest, 1.0 - share) / 1024.0)) * 1024
+        return cap_that_cuts(self.model, share)
 
     def _cut_fraction(self) -> float:
         return 0.0 if self.table is None else float(np.mean(self.table.truncated))

@@ -1,0 +1,84 @@
+"""Lengths that people bring: plain rows as JSON lines, a framework's dump with a tokenizer, and what they are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import rlperf
+from rlperf.cli.workload import app
+from rlperf.workload import read_recording
+from rlperf.workload.tables import read_table, write_table
+
+
+def written(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def plain(n: int, **more: object) -> list[dict[str, object]]:
+    return [{"prompt_tokens": 10 + k % 5, "response_tokens": 100 + 37 * k, "group": k // 4, **more} for k in range(n)]
+
+
+def test_plain_json_lines_are_read_like_the_csv(tmp_path: Path) -> None:
+    found = read_recording(written(tmp_path / "own.jsonl", plain(32, id="x", max_response_tokens=5000))).lengths
+    same = read_table(write_table(found, tmp_path / "own.csv"))
+    assert found.max_response_tokens == same.max_response_tokens == 5000
+    for name in ("prompt_tokens", "response_tokens", "group", "rl_step", "turn"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(same, name))
+    assert found.group_size == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([{"prompt_tokens": 5, "completion_tokens": 9}] * 512, r"'response_tokens' is missing.*511 more lines like it"),
+        ([{"input": "why", "output": "because"}] * 512, r"--tokenizer tokenizer.json` \(and 511 more lines like it"),
+        ([{"len": 5}] * 512, r"not a record of lengths.*511 more lines like it"),
+        ([*plain(3), {"prompt_tokens": 5, "response_tokens": 0, "group": 0}], r":4: column response_tokens must be at"),
+        ([*plain(3), {"prompt_tokens": 5, "response_tokens": "many", "group": 0}], r"response_tokens must hold whole"),
+        ([*plain(3), {"prompt_tokens": None, "response_tokens": 4, "group": 0}], r":4: column prompt_tokens has an em"),
+    ],
+)
+def test_a_mistake_that_every_line_repeats_is_one_error(
+    tmp_path: Path, rows: list[dict[str, object]], says: str
+) -> None:
+    with pytest.raises(rlperf.SpecError, match=says) as raised:
+        read_recording(written(tmp_path / "own.jsonl", rows))
+    assert len(raised.value.problems) == 1
+
+
+def test_a_dump_of_text_is_counted_with_a_tokenizer(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="rlperf[tokenizer] is not installed")
+    words = {word: k for k, word in enumerate(["[UNK]", "why", "because", "of", "it"])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    answers = ("because of it", "it")
+    dump = written(tmp_path / "3.jsonl", [{"input": "why it", "output": answer} for answer in answers])
+    out = tmp_path / "lengths.csv"
+    asked = ["convert", str(dump), "-o", str(out), "--tokenizer", str(tmp_path / "tokenizer.json")]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    table = read_table(out)
+    assert (table.prompt_tokens.tolist(), table.response_tokens.tolist()) == ([2, 2], [3, 1])
+    assert table.n_groups == 1
+    refused = CliRunner().invoke(app, ["show", str(dump)])
+    assert "--tokenizer" in str(refused.exception)
+
+
+def test_a_plan_warns_when_a_quarter_of_responses_is_cut(tmp_path: Path) -> None:
+    own = str(written(tmp_path / "own.jsonl", plain(64)))
+    short = rlperf.short_job("Qwen3-8B", 8, workload=own, prompts=8, group=4, max_response=1024)
+    long = rlperf.short_job("Qwen3-8B", 8, workload=own, prompts=8, group=4, max_response=3072)
+    warned = rlperf.predict_job(short)
+    assert warned.truncated_fraction > 0.25
+    assert warned.warnings == (
+        f"{warned.truncated_fraction:.0%} of responses are cut at 1,024 tokens and lose their reward: "
+        "max_response_tokens 3,072 would cut 5%",
+    )
+    assert rlperf.predict_job(long).warnings == ()

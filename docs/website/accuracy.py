@@ -50,7 +50,6 @@ TABLES: dict[Path, dict[str, tuple[tuple[str, tuple[str, str], str, str, str], .
             ("time per output token, kernels measured", SERVED, "tpot_ms", "covered", NEW),
             ("time per output token, extrapolated (MI355X and others)", SERVED, "tpot_ms", "extrapolated", NEW),
             ("RL step (NeMo-RL v0.6, verl logs, RLinf, miles, MLPerf)", STEP, "step_s", "all", NEW),
-            ("weight sync (NeMo-RL, miles; taken for other paths)", SYNC, "sync_s", "all", NEW),
         ),
     },
     ROOT / "docs" / "guide" / "accuracy-rl-step.md": {

@@ -112,7 +112,8 @@ class StepPrediction:
         """5th and 95th percentile of a stage [s]: once the mean length is given, its law moves the rollout alone."""
         lengths = self.law_spread if metric == "rollout_s" else 0.0
         site, trainer = self.context.site, self.evaluation.trainer
-        return stage_interval(site, trainer, STAGES[metric], self.stage_s(metric), lengths=lengths)
+        mode = self.evaluation.configuration.mode
+        return stage_interval(site, trainer, STAGES[metric], self.stage_s(metric), mode, lengths=lengths)
 
     def _under(self, law: AssumedLengths) -> float:
         """Seconds under another law of lengths."""

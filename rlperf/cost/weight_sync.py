@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rlperf.cost.collectives import scale_up_bytes_per_s
+from rlperf.cost.collectives import all_gather_s, scale_up_bytes_per_s
 from rlperf.cost.layers import stack_of
 from rlperf.cost.network import network_bytes_per_s
 from rlperf.cost.parameters import parameters, routed_parameters
@@ -16,8 +16,8 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.rl_calibration import Transport, WeightSyncFit
 
-HARDWARE_PATHS: tuple[Transport, ...] = ("reshard", "rdma")
-"""Transports whose bytes go shard to shard: only what a device needs reaches it."""
+HARDWARE_PATHS: tuple[Transport, ...] = ("reshard", "rdma", "shard_to_shard", "packed_broadcast")
+"""Transports whose seconds are those of links, of seconds per tensor and of a fixed part: no rate of software."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class SyncShape:
     rollout_shards : t_g p_g, devices of one rollout replica (for experts: with its expert parallel) [1]
     nested : 1 where every rollout shard lies inside the trainer shards of its own device [flag]
     offloaded : 1 where the trainer's weights wait in host memory [flag]
+    pipeline_parallel, expert_parallel : of the trainer: stages that follow each other, and devices that share the
+        experts of a stage [1]
     """
 
     trainer_devices: npt.ArrayLike
@@ -41,19 +43,24 @@ class SyncShape:
     devices_per_node: npt.ArrayLike = 8
     nested: npt.ArrayLike = 1
     offloaded: npt.ArrayLike = 0
+    pipeline_parallel: npt.ArrayLike = 1
+    expert_parallel: npt.ArrayLike = 1
 
 
 @dataclass(frozen=True)
 class SyncPayload:
     """What is sent: bytes of the policy in its transfer dtype, routed experts apart, tensors of the checkpoint.
 
-    ``quantise_s`` is the time to convert the weights before they are sent (`quantise_s`).
+    ``quantise_s`` is the time to convert the weights before they are sent (`quantise_s`). ``feed_forward_bytes``: of
+    the dense bytes those of feed-forward matrices (shared experts, layers without experts), which go from shard
+    to shard where routed experts do.
     """
 
     dense_bytes: float
     expert_bytes: float
     tensors: float
     quantise_s: float = 0.0
+    feed_forward_bytes: float = 0.0
 
     @property
     def bytes(self) -> float:
@@ -83,6 +90,7 @@ def sync_payload(architecture: Architecture, bytes_per_parameter: float = 2.0, q
         expert_bytes=routed * bytes_per_parameter,
         tensors=float(checkpoint_tensors(architecture)),
         quantise_s=quantised_s,
+        feed_forward_bytes=sum(half.parameters for _, half in stack_of(architecture).layers) * bytes_per_parameter,
     )
 
 
@@ -124,24 +132,71 @@ def _link_bytes_per_s(hw: Hardware, devices: FloatArray, per_node: FloatArray) -
 def wire_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape: SyncShape) -> FloatArray:
     """Seconds that the links alone take: the floor under every software path [s].
 
-    reshard: `reshard_bytes` at the link of the trainer group. rdma: the larger of what a receiver takes (M / rollout
-    shards) and what a sender gives (M x replicas / trainer devices). disk: one write and one read at the rate of the
-    fit. All others: the whole policy once into every receiving node (broadcast, pipelined over its devices' links).
+    reshard: `reshard_bytes` at the link of the trainer group. rdma: `_exchanged_bytes` over a device's share of the
+    network. shard_to_shard: the same for feed-forward matrices and experts, and a packed broadcast of the rest.
+    packed_broadcast: the whole policy leaves one device. All others: the whole policy once into every
+    receiving node (broadcast, pipelined over its devices' links).
     """
     f = np.float64
     trainer, rollout = np.asarray(shape.trainer_devices, f), np.asarray(shape.rollout_devices, f)
-    shards, per_node = np.asarray(shape.rollout_shards, f), np.asarray(shape.devices_per_node, f)
+    per_node = np.asarray(shape.devices_per_node, f)
     m = payload.bytes * fit.changed
+    port = network_bytes_per_s(hw) * fit.hardware
     if fit.transport == "reshard":
         link = _link_bytes_per_s(hw, np.asarray(shape.trainer_shards, f), per_node)
         return np.asarray(reshard_bytes(m, shape) / (link * fit.hardware), f)
     if fit.transport == "rdma":
-        replicas = np.maximum(rollout / np.maximum(shards, 1.0), 1.0)
-        moved = np.maximum(m / np.maximum(shards, 1.0), m * replicas / np.maximum(trainer, 1.0))
-        return np.asarray(moved / (network_bytes_per_s(hw) * fit.hardware), f)
+        return np.asarray(_exchanged_bytes(m, shape) / port, f)
+    if fit.transport == "shard_to_shard":
+        direct = payload.expert_bytes + payload.feed_forward_bytes
+        rest = (payload.bytes - direct) / port
+        return np.asarray(rest + _exchanged_bytes(direct, shape) / network_bytes_per_s(hw), f)
+    if fit.transport == "packed_broadcast":
+        return np.asarray(payload.bytes / port, f)
     together = np.maximum(trainer, rollout)
     link = _link_bytes_per_s(hw, together, per_node) * np.minimum(together, per_node)
     return np.asarray(m / (link * fit.hardware), f)
+
+
+def _exchanged_bytes(sent: float, shape: SyncShape) -> FloatArray:
+    """Shard to shard: the larger of what a receiver takes, and what a sender gives to all replicas."""
+    f = np.float64
+    shards = np.maximum(np.asarray(shape.rollout_shards, f), 1.0)
+    replicas = np.maximum(np.asarray(shape.rollout_devices, f) / shards, 1.0)
+    given = sent * replicas / np.maximum(np.asarray(shape.trainer_devices, f), 1.0)
+    return np.asarray(np.maximum(sent / shards, given), f)
+
+
+def export_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape: SyncShape) -> FloatArray:
+    r"""Seconds until whole tensors lie where they are sent from: over expert parallel and, for one sender, all stages.
+
+    .. math:: t = \frac{t_{gather}(E; e)}{s} + (1 - 1/k)\, \frac{D + E / e}{W_{net}}
+
+    E, D bytes of routed experts and of the rest; e expert parallel (`all_gather_s`); s stages that export side by side
+    (``fit.senders`` = stages: each sends its own, and nothing crosses stages; else s = 1). One sender has the other
+    stages' tensors first: every device of a stage hands its own on, at its share of the network W_net, and k is the
+    number of scale-up domains over which the stages, outermost among the ranks, lie.
+    """
+    f = np.float64
+    stages, experts = np.asarray(shape.pipeline_parallel, f), np.maximum(np.asarray(shape.expert_parallel, f), 1.0)
+    domain = float(hw.cluster.scale_up_domain)
+    gathered = all_gather_s(hw, payload.expert_bytes, experts, np.minimum(experts, domain))
+    if fit.senders == "stages":
+        return np.asarray(gathered / np.maximum(stages, 1.0), f)
+    spans = np.minimum(stages, np.ceil(np.asarray(shape.trainer_devices, f) / domain))
+    handed = (payload.dense_bytes + payload.expert_bytes / experts) / network_bytes_per_s(hw)
+    return np.asarray(gathered + (1.0 - 1.0 / np.maximum(spans, 1.0)) * handed, f)
+
+
+def _with_export_s(
+    hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape: SyncShape, wire: FloatArray
+) -> FloatArray:
+    """Making and sending what is sent, one beside the other or in turn [s]."""
+    side_by_side = np.asarray(shape.pipeline_parallel, np.float64) if fit.senders == "stages" else 1.0
+    made = np.asarray(payload.tensors * fit.per_tensor / side_by_side + payload.quantise_s, np.float64)
+    if fit.transport == "packed_broadcast":
+        made = made + export_s(hw, fit, payload, shape)
+    return np.maximum(made, wire) if fit.overlapped else made + wire
 
 
 def gather_s(hw: Hardware, payload: SyncPayload, shape: SyncShape) -> FloatArray:
@@ -170,10 +225,13 @@ def weight_sync_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape:
     each handles its own experts, else 1; N nodes that receive (or that the trainer's shards span), gamma growth per
     doubling; o 1 where the trainer's weights wait in host memory, r_o the rate at which each of the n_T trainer
     devices fetches its share; t_wire `wire_s`; g `gather_s` where whole tensors are gathered first.
-    Shard-to-shard paths (reshard, rdma) have t_wire alone.
+    `HARDWARE_PATHS` have :math:`t_0 + x + t_{wire}`, or :math:`t_0 + \max(x, t_{wire})` where the next bucket is made
+    while one is sent; x = n t_n / s + q, and `export_s` before a packed broadcast; s pipeline stages that work side by
+    side.
 
-    Measured paths are bound by software at 2 to 90 GB/s of the policy's bytes, far below the links; the constants
-    hold per framework and transport (``calibrations/frameworks``, ``calibrations/transports``).
+    What goes tensor by tensor is bound by software at 2 to 90 GB/s of the policy's bytes, far below the links; packed
+    broadcasts leave one device's port, and shard-to-shard paths use those of all devices. The constants hold per
+    transport (``calibrations/frameworks``, ``calibrations/transports``).
 
     Returns
     -------
@@ -181,7 +239,7 @@ def weight_sync_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape:
     """
     wire = wire_s(hw, fit, payload, shape)
     if fit.transport in HARDWARE_PATHS:
-        return np.asarray(fit.fixed + payload.tensors * fit.per_tensor + payload.quantise_s + wire, np.float64)
+        return np.asarray(fit.fixed + _with_export_s(hw, fit, payload, shape, wire), np.float64)
     f = np.float64
     spread = shape.trainer_shards if fit.spread_over == "shards" else shape.rollout_devices
     nodes = np.maximum(np.ceil(np.asarray(spread, f) / np.asarray(shape.devices_per_node, f)), 1.0)

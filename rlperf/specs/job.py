@@ -14,6 +14,7 @@ from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.objectives import Minimize
 from rlperf.specs.pool import PoolSpec, Role
+from rlperf.specs.rl_calibration import Transport
 from rlperf.units import Bytes, Seconds, Usd, UsdPerHour
 
 Algorithm = Literal["grpo", "dapo", "ppo"]
@@ -134,6 +135,9 @@ class Job(Frozen):
     )
     framework: str = Field(
         "verl", description="verl, nemo_rl, openrlhf, slime, areal, trl; with ==version if it matters"
+    )
+    weight_sync: Transport | None = Field(
+        None, description="how weights reach the engines, where the framework has several ways; default: its usual one"
     )
     trainer_backends: Annotated[
         tuple[str, ...],

@@ -21,7 +21,16 @@ from rlperf.specs.reader import read_spec
 from rlperf.units import BytesPerSecond, Seconds
 
 Transport = Literal[
-    "colocated", "reshard", "nccl", "rdma", "checkpoint_engine", "checkpoint_engine_p2p", "disk", "delta"
+    "colocated",
+    "reshard",
+    "nccl",
+    "packed_broadcast",
+    "shard_to_shard",
+    "rdma",
+    "checkpoint_engine",
+    "checkpoint_engine_p2p",
+    "disk",
+    "delta",
 ]
 
 
@@ -107,7 +116,13 @@ class WeightSyncFit(Frozen):
     )
     per_node_doubling: NonNegativeFloat = Field(0.0, description="share added per doubling of the nodes")
     spread_over: Literal["rollout", "shards"] = Field("rollout", description="whose nodes count")
-    hardware: PositiveFloat = Field(0.7, le=1.0, description="attainable share of link rates where they are the limit")
+    hardware: PositiveFloat = Field(
+        0.7, le=1.4, description="attainable share of link rates where they are the limit; of the rate between pairs"
+    )
+    senders: Literal["one", "stages"] = Field(
+        "one", description="who sends whole tensors: one device, or one of every pipeline stage, in turn"
+    )
+    overlapped: bool = Field(False, description="the next bucket is made while one is sent")
     changed: NonNegativeFloat = Field(1.0, le=1.0, description="share of the bytes sent (delta transports)")
     gathers: bool = Field(False, description="whole tensors are gathered over the trainer's shards first")
     sharded: bool = Field(False, description="every trainer device handles only its own part of the experts")
@@ -134,6 +149,7 @@ class FrameworkCalibration(Frozen):
     trainers : backends (``calibrations/trainers``) that this file speaks of, the usual one first
     old_policy_pass : when the trainer scores the old policy: ``always``; ``off_policy`` only with several optimizer
         updates per rl_step; ``never`` where the engine's log-probabilities serve
+    quantises : where weights get the engine's dtype: before they are sent, or as the engine loads them (16 bits travel)
     reward_hidden : share of the reward time that runs while other samples are still being generated [1]
     in_flight_updates, partial_rollout : what the asynchronous mode does by default: engines take weights while they
         generate; requests are interrupted by a weight sync, and their cache is computed again
@@ -156,6 +172,7 @@ class FrameworkCalibration(Frozen):
     trainers: tuple[str, ...] = Field(min_length=1)
     versions: str = Field(description="releases that the behaviour was read from or measured on")
     old_policy_pass: Literal["always", "off_policy", "never"] = "always"
+    quantises: Literal["trainer", "engine"] = "trainer"
     reward_hidden: float = Field(0.0, ge=0.0, le=1.0)
     in_flight_updates: bool = False
     partial_rollout: bool = False
@@ -208,6 +225,10 @@ class FrameworkCalibration(Frozen):
         spread = self.step_spread.model_copy(update={"source": source, "low": low, "high": high, "assumed": True})
         names = {"id": f"{name} (with overheads of {self.id})", "framework": name}
         return self.model_copy(update={**names, "step_spread": spread, "calibrated_on": ()})
+
+    def by_transport(self, transport: Transport | None) -> FrameworkCalibration:
+        """The same with its weights sent in this way; None: in its usual one."""
+        return self if transport is None else self.model_copy(update={"weight_sync": (self.sync_fit(transport),)})
 
     def sync_fit(self, transport: Transport) -> WeightSyncFit:
         """Constants of a transport, or a `SpecError` that names those there are."""

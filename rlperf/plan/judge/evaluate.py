@@ -136,7 +136,7 @@ class Judge:
         low, high = interval(float(seconds.rl_step_s.mean()), seconds.rl_step_s, stack.framework, extra=unlike)
         return Evaluation(
             configuration, demand, seconds, results, rollout, trainer, work, replicas, memory, held,
-            stack, low, high, unlike, stage_sigmas(site, trainer), served,
+            stack, low, high, unlike, stage_sigmas(site, trainer, configuration.mode), served,
         )  # fmt: skip
 
     def _replicas(self, demand: Demand, configuration: Configuration, backend: int) -> tuple[ReplicaMemory, Replicas]:

@@ -88,7 +88,7 @@ def stage_factors(context: Context, recorded: Evaluation, log: StepLog) -> tuple
     ----------
     recorded : the running configuration judged on the lengths of ``log``'s rl_steps, one replicate each
     """
-    sigmas = stage_sigmas(context.site, recorded.trainer)
+    sigmas = stage_sigmas(context.site, recorded.trainer, recorded.configuration.mode)
     framework = context.trainers[int(recorded.trainer.backend[0])].framework
     assumed = framework.rerun_spread or NOISE
     found = []

@@ -20,7 +20,7 @@ def stage_means(evaluation: Evaluation) -> FloatArray:
 
 def stage_sigma_array(context: Context, evaluation: Evaluation) -> FloatArray:
     """Error of the constants behind each entry of `stage_means` [1]."""
-    sigmas = stage_sigmas(context.site, evaluation.trainer)
+    sigmas = stage_sigmas(context.site, evaluation.trainer, evaluation.configuration.mode)
     return np.array([*(getattr(sigmas, name) for name in CALIBRATED), sigmas.rest])
 
 

@@ -219,7 +219,7 @@ def with_trainers(job: Job, folder: Path | str | None = None) -> Job:
 def _trainer(job: Job, backend: str, folder: Path | None) -> TrainerStack:
     calibration = load_trainer(backend, folder=folder)
     keys = keys_of(calibration, job.framework)
-    framework = load_framework_calibration(job.framework, keys, folder)
+    framework = load_framework_calibration(job.framework, keys, folder).by_transport(job.weight_sync)
     return TrainerStack(backend, trainer_in_framework(calibration, framework), framework, keys)
 
 

@@ -21,14 +21,55 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration, Transport, WeightSyncFit
 
+APART: tuple[Transport, ...] = (
+    "nccl",
+    "packed_broadcast",
+    "rdma",
+    "checkpoint_engine",
+    "disk",
+    "shard_to_shard",
+    "checkpoint_engine_p2p",
+    "delta",
+)
+"""Transports between pools on devices of their own, in the order in which frameworks take them unasked."""
+
 
 def sync_fit(framework: FrameworkCalibration, colocated: bool) -> WeightSyncFit:
     """The transport that a framework uses between pools that share devices, or that do not."""
-    wanted: tuple[Transport, ...] = (
-        ("colocated", "reshard") if colocated else ("nccl", "rdma", "checkpoint_engine", "disk")
-    )
     offered = {fit.transport: fit for fit in framework.weight_sync}
-    return next((offered[name] for name in wanted if name in offered), framework.weight_sync[0])
+    return next((offered[name] for name in _usual(colocated) if name in offered), framework.weight_sync[0])
+
+
+def _usual(colocated: bool) -> tuple[Transport, ...]:
+    """Transports that frameworks take unasked, the most usual first."""
+    return ("colocated", "reshard") if colocated else APART
+
+
+def sync_seconds(
+    site: Site, stack: TrainerStack, architecture: Architecture, mode: Mode, pairs: Pairs[RolloutStage, TrainerStage],
+    transport: Transport | None = None,
+) -> FloatArray:  # fmt: skip
+    """Seconds of a weight sync of pairs, in the framework's usual way or by ``transport`` [s] ``[pairs]``."""
+    framework = stack.framework.by_transport(transport)
+    fit = sync_fit(framework, MODES[mode].shares_devices)
+    trainer, rollout, t, r = pairs.trainer, pairs.rollout, pairs.t, pairs.r
+    layout_t, layout_r = trainer.layout.take(t), rollout.layout.take(r)
+    width = dtype_of(rollout.weight_dtype).weight_bytes
+    payload = sync_payload(architecture, max(width, 2.0) if framework.quantises == "engine" else width)
+    shape = SyncShape(
+        trainer_devices=layout_t.devices,
+        rollout_devices=layout_r.devices,
+        trainer_shards=np.where(layout_t.zero_stage >= 3, layout_t.shards, 1)
+        * layout_t.tensor_parallel
+        * layout_t.pipeline_parallel,
+        rollout_shards=layout_r.replica_devices,
+        devices_per_node=site.cluster.devices_per_node,
+        nested=(layout_t.tensor_parallel % layout_r.tensor_parallel == 0).astype(np.int64),
+        offloaded=trainer.parked[t],
+        pipeline_parallel=layout_t.pipeline_parallel,
+        expert_parallel=layout_t.expert_parallel,
+    )
+    return np.zeros(len(r)) + weight_sync_s(site.hardware, fit, payload, shape)
 
 
 def batch_shape(demand: Demand, architecture: Architecture, passes: int) -> BatchShape:
@@ -96,20 +137,6 @@ def _framework_seconds(
     """What one framework backend spends around the stages, for pairs of its columns."""
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
     framework, colocated = each.framework, MODES[mode].shares_devices
-    layout_t, layout_r = trainer.layout.take(t), rollout.layout.take(r)
-    fit = sync_fit(framework, colocated)
-    payload = sync_payload(architecture, dtype_of(rollout.weight_dtype).weight_bytes)
-    shape = SyncShape(
-        trainer_devices=layout_t.devices,
-        rollout_devices=layout_r.devices,
-        trainer_shards=np.where(layout_t.zero_stage >= 3, layout_t.shards, 1)
-        * layout_t.tensor_parallel
-        * layout_t.pipeline_parallel,
-        rollout_shards=layout_r.replica_devices,
-        devices_per_node=site.cluster.devices_per_node,
-        nested=(layout_t.tensor_parallel % layout_r.tensor_parallel == 0).astype(np.int64),
-        offloaded=trainer.parked[t],
-    )
     shape_of = np.zeros(len(r))
     reward = demand.reward_s * (1.0 - framework.reward_hidden)
     passes = each.scoring_passes(site.roles, demand.batch.updates, site.old_policy)
@@ -117,12 +144,12 @@ def _framework_seconds(
     moved = data_movement_s(framework, batch_shape(demand, architecture, passes), nodes)
     transition = framework.sleep.value + framework.wake.value + trainer.transition_s[t] + rollout.transition_s[r]
     return {
-        "weight_sync": shape_of + weight_sync_s(site.hardware, fit, payload, shape),
+        "weight_sync": sync_seconds(site, each, architecture, mode, pairs),
         "data_movement": shape_of + moved,
         "offload": shape_of + (transition if colocated else 0.0),
         "other": shape_of + framework.step.value,
         "reward": shape_of + reward,
-        "swap": shape_of + fit.fixed,
+        "swap": shape_of + sync_fit(framework, colocated).fixed,
         "in_flight": shape_of + framework.in_flight_updates,
         "interrupt": shape_of + framework.partial_rollout,
         "by_group": shape_of + framework.counts_groups,

@@ -16,9 +16,11 @@ from rlperf.cost.basis import WEIGHT_ONLY
 from rlperf.cost.layers import stack_of
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.site import Site, TrainerStack
+from rlperf.sim.rl_step.stage_seconds import sync_fit
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.trainer_stage import TrainerStage
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
 Z = 1.6448536269514722
@@ -49,10 +51,10 @@ class StageSigmas:
     rest: float
 
 
-def stage_sigmas(site: Site, trainer: TrainerStage) -> StageSigmas:
+def stage_sigmas(site: Site, trainer: TrainerStage, mode: Mode) -> StageSigmas:
     """Spreads of the calibrations behind the stages of an rl_step with this trainer (its first row)."""
     framework, spread = site.trainers[int(trainer.backend[0])].framework, site.rollout_hardware.calibration.spread
-    sync = framework.weight_sync[0].provenance
+    sync = sync_fit(framework, MODES[mode].shares_devices).provenance
     training = log_sigma(float(trainer.low[0]), float(trainer.high[0]))
     return StageSigmas(
         rollout_s=log_sigma(spread.low, spread.high),
@@ -140,12 +142,12 @@ def interval(
 
 
 def stage_interval(
-    site: Site, trainer: TrainerStage, stage: str, seconds: float, *, lengths: float = 0.0
+    site: Site, trainer: TrainerStage, stage: str, seconds: float, mode: Mode, *, lengths: float = 0.0
 ) -> tuple[float, float]:
     """5th and 95th percentile of one stage [s]: the calibration behind it, reruns, and ``lengths`` (rollout) [1]."""
     framework = site.trainers[int(trainer.backend[0])].framework
     if stage == "weight_sync_s":
-        spread = framework.weight_sync[0].provenance
+        spread = sync_fit(framework, MODES[mode].shares_devices).provenance
         below, above = np.log(spread.low), np.log(spread.high)
     elif stage == "rollout_s":
         kernels = site.rollout_hardware.calibration.spread

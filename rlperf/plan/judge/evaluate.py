@@ -123,7 +123,13 @@ class Judge:
         pool = configuration.pool("rollout")
         leaving = 2.0 * float(memory.weight_bytes[0]) / site.rollout_hardware.device.host_bandwidth
         rollout, results = simulated_rollout(
-            self._events, demand, replicas, Layout.of_values(pool.layout), leaving, pool.settings.filled().rollout_dtype
+            self._events,
+            demand,
+            replicas,
+            Layout.of_values(pool.layout),
+            leaving,
+            pool.settings.filled().rollout_dtype,
+            max(configuration.staleness, 1),
         )
         trainer, work, held = self._train(demand, configuration, index)
         rows = np.arange(len(demand.tables))

@@ -84,19 +84,20 @@ class Columns:
     def of(self, demand: Demand, split: Split) -> SplitColumns:
         """Columns of both pools under one split."""
         return SplitColumns(
-            self.context, self.task.architecture, self.facts, demand, split, self.rollout(demand, split.rollout),
+            self.context, self.task.architecture, self.facts, demand, split, self.rollout(demand, split),
             self.trainer(demand, split), self.forgiven,
         )  # fmt: skip
 
-    def rollout(self, demand: Demand, devices: int) -> RolloutColumns:
-        """Rollout columns on ``devices`` devices; the mini-batch makes no difference to them."""
+    def rollout(self, demand: Demand, split: Split) -> RolloutColumns:
+        """Rollout columns of a split, by how far its mode runs ahead; the mini-batch makes no difference to them."""
+        devices, ahead = split.rollout, max(MODES[split.mode].staleness(self.context.job.limits.staleness), 1)
         batch, context, arch, store = demand.batch, self.context, self.task.architecture, self.store
         served = (batch.generated, batch.group_size, batch.max_prompt_tokens, batch.max_response_tokens)
         read, lenient = (self._read_by_rollout, demand.images), self.forgiven != 0
-        key = (*read, demand.keys, *served)
+        key = (*read, demand.keys, *served, ahead)
 
         def made() -> RolloutColumns:
-            counted = store.counted.get(key, lambda: Counted(demand, store.tables.get(read, dict)))
+            counted = store.counted.get(key, lambda: Counted(demand, ahead, store.tables.get(read, dict)))
             return rollout_columns(context, arch, demand, devices, counted, lenient=lenient)
 
         found = store.rollout.get((*key, devices, lenient), made)

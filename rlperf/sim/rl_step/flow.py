@@ -24,6 +24,7 @@ class Flow:
     context : mean cached tokens of a running request, weighted by the time it runs: E[L (p + L / 2)] / E[L] [tokens]
     group_length, group_work : of a group's longest trajectory, mean: its length over that of the rl_step's longest, and
         the share of all generated tokens that are there when it ends [1]
+    batches : rl_steps whose requests are under way at once [1]
     """
 
     requests: float
@@ -33,9 +34,10 @@ class Flow:
     context: float
     group_length: float = 1.0
     group_work: float = 1.0
+    batches: float = 1.0
 
     @classmethod
-    def of(cls, demand: Demand) -> Flow:
+    def of(cls, demand: Demand, batches: float = 1.0) -> Flow:
         """Sums over all replicates."""
         tables = demand.trajectories
         prompts = np.concatenate([table.prompt_tokens for table in tables]).astype(np.float64)
@@ -44,7 +46,7 @@ class Flow:
         context = float((responses * (prompts + responses / 2.0)).sum()) / max(generated, 1.0)
         pairs = float((prompts**2).sum()) / 2.0
         length, work = np.mean([_groups_within(table) for table in tables], axis=0).tolist()
-        return cls(len(prompts) / n, generated / n, float(prompts.sum()) / n, pairs / n, context, length, work)
+        return cls(len(prompts) / n, generated / n, float(prompts.sum()) / n, pairs / n, context, length, work, batches)
 
     def group_seconds(self, makespan_s: FloatArray, steady_s: FloatArray) -> FloatArray:
         """Mean time of a group within a rollout [s]: by work as far as throughput rules, by length in the tail.
@@ -68,8 +70,12 @@ def _groups_within(table: LengthTable) -> tuple[float, float]:
 
 
 def steady_running(limits: EngineLimits, replicas: int, flow: Flow) -> float:
-    """Requests of a replica that run at once when finished ones are replaced: max_running, the cache, or its share."""
-    share = max(flow.requests / replicas, 1.0)
+    """Requests of a replica that run at once when finished ones are replaced: max_running, the cache, or its share.
+
+    Its share is of all batches under way: a staleness bound of k lets rollout run k batches ahead, so that many are
+    rolled out at once where the trainer is the one that waits.
+    """
+    share = max(flow.batches * flow.requests / replicas, 1.0)
     return max(min(float(limits.max_running), limits.kv_tokens / flow.context, share), 1.0)
 
 

@@ -72,10 +72,12 @@ class Counted:
 
     Attributes
     ----------
+    batches : rl_steps whose requests are under way at once
     censuses : engine_steps by number of replicas and concurrency: of those replicas of each table that may be last
     """
 
     demand: Demand
+    batches: int = 1
     costs: Tabulated = field(default_factory=dict)
     censuses: dict[tuple[int, int], list[list[StepCensus]]] = field(default_factory=dict)
     _slowest: dict[int, list[list[Trajectories]]] = field(default_factory=dict)
@@ -83,7 +85,7 @@ class Counted:
     @cached_property
     def flow(self) -> Flow:
         """What the demand sends through the engines."""
-        return Flow.of(self.demand)
+        return Flow.of(self.demand, self.batches)
 
     @cached_property
     def tables(self) -> list[Trajectories]:
@@ -277,14 +279,16 @@ def group_seconds(finish_s: FloatArray, group: IntArray) -> float:
 
 
 def simulated_rollout(
-    events: RolloutEvents, demand: Demand, replicas: Replicas, layout: Layout, transition_s: float, weight_dtype: str
-) -> tuple[RolloutStage, tuple[RolloutResult, ...]]:
+    events: RolloutEvents, demand: Demand, replicas: Replicas, layout: Layout, transition_s: float, weight_dtype: str,
+    batches: int = 1,
+) -> tuple[RolloutStage, tuple[RolloutResult, ...]]:  # fmt: skip
     """Events: the stage of one pool in every replicate of a demand, and the simulated rollouts behind it.
 
-    ``layout``: of the pool, one row; ``transition_s``, ``weight_dtype``: as in `RolloutStage`.
+    ``layout``: of the pool, one row; ``transition_s``, ``weight_dtype``: as in `RolloutStage`; ``batches``: as in
+    `Counted`.
     """
     results = events.results(demand, replicas)
-    n, flow = len(results), Flow.of(demand)
+    n, flow = len(results), Flow.of(demand, batches)
     groups = [part.group for part in events.served(demand, replicas.count)]
     steady = steady_seconds(replicas.cost, replicas.limits, replicas.count, demand, flow)
     stage = RolloutStage(

@@ -5,6 +5,9 @@ RlperfError
   InfeasibleError         the input is right, but nothing satisfies it                       exit code 1
   SolverError             the integer program was not solved                                 exit code 3
   ExportError             a plan cannot be written for this framework                        exit code 2
+
+Beside these the command line ends with 70 where rlperf itself is at fault (a traceback), 74 where the machine refuses
+(disk full, output closed, out of memory) and 130 where it was interrupted.
 """
 
 from __future__ import annotations
@@ -101,3 +104,20 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice that looks most like ``word``; None where none does."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return close[0] if close else None
+
+
+def failure(error: BaseException) -> str:
+    """What went wrong, in one line.
+
+    >>> failure(KeyError("seconds")), failure(RecursionError("maximum recursion depth exceeded"))
+    ("'seconds' is missing", 'it is nested too deeply')
+    """
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, MemoryError):
+        return "it takes more memory than there is"
+    return f"{error}".strip().partition("\n")[0][:200] or type(error).__name__

@@ -2,6 +2,10 @@
 
 ``4.8 TB/s``, ``141 GB``, ``989.4 TFLOP/s``, ``15 ms``, ``2.5 USD/h``. Decimal prefixes are powers of 1000 (GB = 1e9),
 binary ones of 1024 (GiB = 2**30). A bare number where a unit is due is refused.
+
+This is also the border for numbers: what a file states is finite, not negative, and within `MOST` and `MOST_COUNT`. No
+rate, size, time or price lies beyond, and what does (a typing error, a damaged file) would come back as an infinite or
+undefined prediction, or as a table that no memory holds.
 """
 
 from __future__ import annotations
@@ -9,7 +13,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, Field, PlainSerializer
+
+MOST, LEAST = 1e24, 1e-18
+"""No quantity is larger in SI units, or smaller and not zero."""
+MOST_COUNT = 1 << 24
+"""No number of devices, layers, prompts or tokens of one sequence is larger."""
+PositiveInt = Annotated[int, Field(gt=0, le=MOST_COUNT)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+PositiveFloat = Annotated[float, Field(ge=LEAST, le=MOST)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0, le=MOST)]
 
 Dimension = Literal["bytes", "bytes_per_s", "flop_per_s", "flop", "s", "hz", "watt", "usd", "usd_per_hour", "tokens"]
 
@@ -74,7 +87,15 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
     found, factor = UNITS[unit]
     if found != dimension:
         raise ValueError(f"{text!r} is in {found}, but {dimension} is due; write for example {_example(dimension)!r}")
-    return float(number.replace(",", "").replace("_", "")) * factor
+    return _bounded(float(number.replace(",", "").replace("_", "")) * factor, text)
+
+
+def _bounded(value: float, text: object) -> float:
+    if value < 0.0:
+        raise ValueError(f"{text!r} is negative")
+    if value > MOST or 0.0 < value < LEAST:
+        raise ValueError(f"{text!r} is beyond any quantity: between {LEAST:g} and {MOST:g} in SI units is due")
+    return value
 
 
 def _example(dimension: Dimension) -> str:

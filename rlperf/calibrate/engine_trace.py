@@ -8,7 +8,6 @@ of `EngineStepCost` are fitted to the recording of one rl_step and predict the l
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -20,6 +19,7 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rollout import Trajectories, simulate_replica
+from rlperf.specs.reader import parse_json, read_text
 from rlperf.workload.formats import DamagedError, LengthColumns, multi_turn, number
 
 GROUPS_PER_REPLICA = 64
@@ -103,9 +103,9 @@ def read_engine_traces(
     columns, latency = LengthColumns(), []
     for path in paths:
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            problems.append(Problem(f"cannot be read: {getattr(error, 'strerror', None) or error}", str(path)))
+            lines = read_text(path).splitlines()
+        except SpecError as error:
+            problems += error.problems
             continue
         if not any(line.strip() for line in lines):
             problems.append(Problem("the file is empty", str(path)))
@@ -113,15 +113,17 @@ def read_engine_traces(
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
+                record = parse_json(line, path, at)
                 if not isinstance(record, dict):
                     raise DamagedError("a line must be a JSON object")
                 before = len(columns.prompt)
                 multi_turn(record, columns, str(path), at, None)
                 turns = record["turns"][: len(columns.prompt) - before]
                 latency += [number(turn, "engine_latency_s") for turn in turns]
-            except (json.JSONDecodeError, DamagedError) as error:
+            except DamagedError as error:
                 problems.append(Problem(str(error), str(path), at))
+            except SpecError as error:
+                problems += error.problems
     if problems:
         raise SpecError(problems)
     return _split(columns, np.array(latency), groups_per_replica)

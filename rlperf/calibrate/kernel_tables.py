@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ import numpy as np
 
 from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray
-from rlperf.specs.reader import read_text
+from rlperf.specs.reader import csv_rows, read_text
+from rlperf.units import MOST
 
 DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "half": "bf16", "sq": "int8", "float8": "fp8"}
 DEVICE_NAMES = {"a100_sxm": "a100_80g_sxm"}
@@ -102,14 +102,18 @@ def read_series(path: Path | str) -> list[Series]:
     text = read_text(path)
     if "," not in text.split("\n", 1)[0] and "busbw" in text:
         return _nccl_tests(text, str(path))
-    reader = csv.DictReader(text.splitlines())
-    columns = set(reader.fieldnames or ())
+    lines = csv_rows(text, path)
+    header = next(lines, (1, []))[1]
+    columns = set(header)
     kind = next((name for name, (_, needed) in KINDS.items() if needed <= columns), None)
     if kind is None:
         wanted = "; ".join(f"{name}: {', '.join(sorted(needed))}" for name, (_, needed) in KINDS.items())
         raise SpecError(Problem(f"holds no kernel timings that rlperf knows (columns of {wanted})", str(path), 1))
     groups: dict[tuple[str, ...], list[tuple[dict[str, str], int]]] = {}
-    for line, row in enumerate(reader, start=2):
+    for line, cells in lines:
+        row = dict(zip(header, cells, strict=False))
+        if len(cells) != len(header):
+            raise SpecError(Problem(f"has {len(cells)} cells for {len(header)} columns", str(path), line))
         for key in _keys(kind, row):
             groups.setdefault(key, []).append((row, line))
     if not groups:
@@ -154,8 +158,8 @@ def _series(
     for row, line in rows:
         try:
             numbers = [float(row[name]) if row.get(name) else 128.0 for name in names] + [float(row[time])]
-            if min(numbers) < 0 or numbers[-1] <= 0:
-                raise ValueError("a negative count or time")
+            if not all(0 <= number <= MOST for number in numbers) or numbers[-1] <= 0:
+                raise ValueError("a count or time that is negative, or beyond any")
             values.append(numbers)
         except (ValueError, TypeError) as error:
             problems.append(Problem(f"is no timing of kind {kind}: {error}", file, line))

@@ -6,7 +6,6 @@ A folder holds ``meta.json`` (model, engine settings; optionally the cache size 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from rlperf.sim.rollout import EngineOptions, Trajectories, simulate_replica
 from rlperf.specs.calibration import Spread, load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import architecture_reading, load_architecture, load_device, profile_names
+from rlperf.specs.reader import parse_json, read_text, reading
+from rlperf.units import MOST
 
 COLUMNS = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_token_ts", "last_token_ts")
 
@@ -95,12 +96,9 @@ def read_request_log(folder: Path | str) -> RequestLog:
 
 def _read_meta(path: Path, problems: list[Problem]) -> dict[str, Any]:
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        problems.append(Problem(f"cannot be read: {error.strerror}", str(path)))
-        return {}
-    except json.JSONDecodeError as error:
-        problems.append(Problem(f"not JSON: {error.msg}", str(path), error.lineno))
+        meta = parse_json(read_text(path), path)
+    except SpecError as error:
+        problems += error.problems
         return {}
     if not isinstance(meta, dict) or "model" not in meta:
         problems.append(Problem("field 'model' is missing", str(path)))
@@ -112,19 +110,20 @@ def _read_requests(path: Path, problems: list[Problem]) -> tuple[list[list[float
     rows: list[list[float]] = []
     names: list[str] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        problems.append(Problem(f"cannot be read: {error.strerror}", str(path)))
+        lines = read_text(path).splitlines()
+    except SpecError as error:
+        problems += error.problems
         return rows, names
     for at, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-            rows.append([_number(record, key) for key in COLUMNS])
-            names.append(str(record.get("request_id", at)))
-        except (ValueError, AttributeError) as error:
-            problems.append(Problem(str(error), str(path), at))
+            with reading(path, at):
+                record = parse_json(line, path, at)
+                rows.append([_number(record, key) for key in COLUMNS])
+                names.append(str(record.get("request_id", at)))
+        except SpecError as error:
+            problems += error.problems
     if not rows and not problems:
         problems.append(Problem("no requests in this file", str(path)))
     return rows, names
@@ -132,8 +131,8 @@ def _read_requests(path: Path, problems: list[Problem]) -> tuple[list[list[float
 
 def _number(record: Mapping[str, Any], key: str) -> float:
     value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise ValueError(f"field {key!r} must be a number of at least 0, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
+        raise ValueError(f"field {key!r} must be a number of at least 0, not {value!r:.40}")
     return float(value)
 
 

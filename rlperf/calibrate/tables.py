@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
 import hashlib
 import math
@@ -15,7 +14,7 @@ from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import architecture_reading, load_architecture
-from rlperf.specs.reader import read_text
+from rlperf.specs.reader import csv_rows, read_text
 
 
 @dataclass(frozen=True)
@@ -145,18 +144,16 @@ def read_table(path: Path | str) -> Table:
     """
     file = Path(path)
     beside = file.absolute().parent.parent / "architectures"
-    lines = [(number, text) for number, text in enumerate(read_text(file).splitlines(), start=1) if text.strip()]
-    lines = [(number, text) for number, text in lines if not text.startswith("#")]
+    lines = list(csv_rows(read_text(file), file))
     if len(lines) < 2:
         raise SpecError(Problem("holds no rows", str(file)))
-    reader = csv.reader([text for _, text in lines])
-    header = tuple(name.strip() for name in next(reader))
+    header = tuple(name.strip() for name in lines[0][1])
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise SpecError(Problem(f"column {', '.join(twice)} stands twice", str(file), lines[0][0]))
     rows: list[Row] = []
     problems: list[Problem] = []
-    for (number, _), values in zip(lines[1:], reader, strict=False):
+    for number, values in lines[1:]:
         if len(values) != len(header):
             problems.append(Problem(f"has {len(values)} cells for {len(header)} columns", str(file), number))
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -133,6 +132,7 @@ def _recorded(sources: list[Path], token_s: float | None) -> tuple[PerformanceGr
     """The graph of PolyTrace files; None where the sources are something else."""
     from rlperf.calibrate.engine_trace import read_engine_traces
     from rlperf.diagnose.recorded import graph_of_recording, graph_of_traces
+    from rlperf.specs.reader import first_record
     from rlperf.workload import read_recording
 
     first = sources[0]
@@ -140,7 +140,7 @@ def _recorded(sources: list[Path], token_s: float | None) -> tuple[PerformanceGr
         return None
     archive = first.name.endswith((".tar.gz", ".tgz", ".tar"))
     inside = sorted(first.rglob("*.jsonl")) if first.is_dir() else [] if archive else [first]
-    head = _first_record(inside[0]) if inside else None
+    head = first_record(inside[0]) if inside else None
     known = head is not None and {"turns", "output", "reward_time_s"} & head.keys()
     if not (first.is_dir() or archive or known):
         return None
@@ -150,20 +150,12 @@ def _recorded(sources: list[Path], token_s: float | None) -> tuple[PerformanceGr
     return graph_of_recording(read_recording(sources, skip_damaged=True), token_s=token_s)
 
 
-def _first_record(path: Path) -> dict[str, Any] | None:
-    try:
-        with path.open(encoding="utf-8") as stream:
-            record = json.loads(next((line for line in stream if line.strip()), "null"))
-    except (ValueError, OSError):
-        return None
-    return record if isinstance(record, dict) else None
-
-
 def _log(path: Path, devices: int) -> PerformanceGraph:
     from rlperf.diagnose.logs import graph_of_ranks, graph_of_steps, logged_steps, read_rank_timings
     from rlperf.frameworks.logs import read_log
+    from rlperf.specs.reader import first_record
 
-    head = _first_record(path)
+    head = first_record(path)
     if head is not None and "stage" in head:
         return graph_of_ranks(read_rank_timings(path), devices)
     return graph_of_steps(logged_steps(read_log([path])), devices)
@@ -183,7 +175,6 @@ def _plain(found: Explanation, scaling: ScalingExplanation | None) -> dict[str, 
 
 
 def _print(found: Explanation, scaling: ScalingExplanation | None) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     screen = console()
@@ -207,26 +198,24 @@ def _print(found: Explanation, scaling: ScalingExplanation | None) -> None:
         mark = "[bold]fault[/bold]" if cause.nature == "fault" else "by design"
         table.add_row(
             f"{number} {mark}", cause.kind.replace("_", " "), f"{cause.loss_s:,.1f}", f"{cause.share:.0%}",
-            escape(f"{cause.where}: {cause.evidence}"),
+            f"{cause.where}: {cause.evidence}",
         )  # fmt: skip
     if found.causes:
         screen.print(table)
     for number, cause in enumerate(found.causes[:3], start=1):
         screen.print(f"{number} {cause.kind.replace('_', ' ')}")
         for hop in cause.path:
-            screen.print(escape(f"   <- {hop}"))
+            screen.print(f"   <- {hop}")
         for advice in cause.advice[:3]:
             gain = "" if advice.gain_s is None else f" (at most {advice.gain_s:,.1f} s)"
             if advice.predicted_by == "simulation":
                 gain = f" ({advice.gain_s:,.1f} s, simulated)"
-            screen.print(escape(f"   {advice.knob}: {advice.action}{gain}"))
+            screen.print(f"   {advice.knob}: {advice.action}{gain}")
     for pair in found.interactions[:3]:
         how = "hide each other" if pair.excess_s > 0 else "overlap"
-        screen.print(
-            escape(f"{pair.kinds[0]} and {pair.kinds[1]} {how}: together {pair.together_s:,.1f} s, not the sum")
-        )
+        screen.print(f"{pair.kinds[0]} and {pair.kinds[1]} {how}: together {pair.together_s:,.1f} s, not the sum")
     for note in found.notes:
-        screen.print(escape(f"note: {note}"), style="dim")
+        screen.print(f"note: {note}", style="dim")
 
 
 def _write_figure(found: Explanation, scaling: ScalingExplanation | None, path: Path) -> None:

@@ -4,14 +4,17 @@ imported when it runs, so that ``rlperf --help`` stays fast."""
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
+import traceback
+from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
-from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean
+from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean, failure
 from rlperf.version import __version__
 
 
@@ -116,24 +119,48 @@ def _main(
     """
 
 
+DEFECT, REFUSED = 70, 74
+"""Exit codes of sysexits.h: an error of rlperf itself, and one of the machine (disk full, out of memory)."""
+
+
 def run() -> None:
-    """Entry point. Exit codes: 0 fine, 1 infeasible, 2 wrong input, 3 solver."""
+    """Entry point. Exit codes: 0 fine, 1 infeasible, 2 wrong input, 3 solver, 70 a defect of rlperf, 74 the machine
+    refused (disk full, closed output, out of memory)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a letter that the terminal lacks is no reason to stop
+            stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except RlperfError as error:
-        sys.stderr.write(f"error: {error}\n")
-        code = error.exit_code
+        code = _said(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("stopped\n")
-        code = 130
+        code = _said("stopped", 130, "")
     except BrokenPipeError:
-        # The reader of a pipe (head, less) has left; pointing stdout at nothing keeps the interpreter's flush quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        code = 0  # the reader of a pipe (head, less) has left
+        _point_nowhere()
+    except (OSError, MemoryError) as error:
+        code = _said(failure(error), REFUSED)
+        _point_nowhere()
     except Exception as error:
         # A usage error of the command line (unknown option, missing argument) knows how to show itself.
-        if not hasattr(error, "show"):
-            raise
-        error.show()
-        code = getattr(error, "exit_code", 2)
+        if hasattr(error, "show"):
+            error.show()
+            code = getattr(error, "exit_code", 2)
+        else:
+            traceback.print_exc()
+            code = _said(
+                "this is a defect of rlperf, not of your input: please report it with what stands above", DEFECT
+            )
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _said(text: str, code: int, head: str = "error: ") -> int:
+    sys.stderr.write(f"{head}{text}\n")
+    return code
+
+
+def _point_nowhere() -> None:
+    """Stdout to nothing, so that the interpreter's last flush cannot fail again."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

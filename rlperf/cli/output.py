@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -17,16 +19,45 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
 
 
+_BOLD = re.compile(r"(\[/?bold\])")
+
+
+@cache
+def _screen() -> type[Console]:
+    """The console's class, made when it is first asked for: rich takes a while to import."""
+    from rich.console import Console
+    from rich.text import Text
+
+    class Screen(Console):
+        """Knows one mark, ``[bold]...[/bold]``; brackets of names, paths and messages are text like any other."""
+
+        def render_str(self, text: str, *, markup: bool | None = None, **options: Any) -> Text:
+            bold, parts = False, []
+            for part in _BOLD.split(text) if markup is not False else [text]:
+                if markup is not False and _BOLD.fullmatch(part):
+                    bold = part == "[bold]"
+                elif part:
+                    parts.append(super().render_str(part, markup=False, **options))
+                    if bold:
+                        parts[-1].stylize("bold")
+            return Text.assemble(*parts, justify=options.get("justify"), overflow=options.get("overflow"))
+
+        def on_broken_pipe(self) -> None:
+            """The reader of a pipe has left, which `rlperf.cli.main.run` takes for a good end."""
+            raise BrokenPipeError
+
+    return Screen
+
+
 def console(*, error: bool = False) -> Console:
     """Console for people: stdout for results, stderr for progress and remarks."""
-    from rich.console import Console
-
-    return Console(stderr=error, highlight=False, soft_wrap=False)
+    return _screen()(stderr=error, highlight=False, emoji=False, soft_wrap=False)
 
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout; not-a-number and infinities become null."""
-    sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    plain = not (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=plain, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:

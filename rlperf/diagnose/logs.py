@@ -6,18 +6,19 @@ ranks meet between two stages. A log without ranks gives a chain; one with ranks
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from rlperf.diagnose import graph as g
 from rlperf.errors import Problem, SpecError
 from rlperf.layout import IntArray
+from rlperf.specs.reader import parse_json, read_text, reading
 from rlperf.specs.step_log import STAGES, StepLog
+from rlperf.units import MOST, MOST_COUNT
 
 ORDER = (g.CONTROLLER, g.ROLLOUT, g.TAIL, g.REWARD, g.DATA_MOVEMENT, g.OFFLOAD, g.SCORING, g.TRAINING, g.FORWARD,
          g.RECOMPUTE, g.BACKWARD, g.COMMUNICATION, g.BUBBLE, g.OPTIMIZER, g.OTHER, g.WEIGHT_SYNC)  # fmt: skip
@@ -163,29 +164,42 @@ def read_rank_timings(path: Path | str) -> list[RankTiming]:
     names = set(g.ACTIVITIES)
     found: list[RankTiming] = []
     problems: list[Problem] = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-            stage = record["stage"]
-            made = RankTiming(
-                int(record.get("rl_step", record.get("step", 0))), stage, int(record["rank"]),
-                float(record["seconds"]), float(record.get("tokens", "nan")), int(record.get("part", -1)),
-                int(record.get("unit", -1)),
-            )  # fmt: skip
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            problems.append(Problem(f"a line needs stage, rank and seconds ({error})", str(path), number))
+            with reading(path, number):
+                record = parse_json(line, path, number)
+                stage = str(record["stage"])
+                made = RankTiming(
+                    _index(record.get("rl_step", record.get("step", 0))), stage, _index(record["rank"]),
+                    float(record["seconds"]), float(record.get("tokens", "nan")), _index(record.get("part", -1)),
+                    _index(record.get("unit", -1)),
+                )  # fmt: skip
+        except SpecError as error:
+            problems += [replace(p, suggestion=p.suggestion or DUE) for p in error.problems]
             continue
         if stage not in names:
             problems.append(Problem(f"unknown stage {stage!r}", str(path), number, f"one of {', '.join(g.ACTIVITIES)}"))
-        elif not (np.isfinite(made.seconds) and made.seconds >= 0):
+        elif not 0 <= made.seconds <= MOST:
             problems.append(Problem("seconds must be finite and not negative", str(path), number))
+        elif np.isinf(made.tokens) or made.tokens < 0:
+            problems.append(Problem("tokens must be finite and not negative", str(path), number))
         else:
             found.append(made)
     if problems or not found:
         raise SpecError(problems or f"{path}: no timings")
     return found
+
+
+DUE = "a line needs stage, rank and seconds"
+
+
+def _index(value: Any) -> int:
+    number = int(value)
+    if not -1 <= number <= MOST_COUNT:
+        raise ValueError(f"{number:.4g} is no rank, rl_step, part or unit")
+    return number
 
 
 def graph_of_ranks(timings: Sequence[RankTiming], devices: int = 0) -> g.PerformanceGraph:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from rlperf.errors import Problem, SpecError
-from rlperf.specs.reader import read_text
+from rlperf.specs.reader import first_record, parse_json, read_text, reading
+from rlperf.units import MOST_COUNT
 from rlperf.workload.lengths import LengthTable
 
 Count = Callable[[str], int]
@@ -27,6 +27,12 @@ class _Row:
     prompt_tokens: int
     response_tokens: int
     rl_step: int
+
+    @property
+    def plausible(self) -> bool:
+        """Whether its numbers are counts."""
+        numbers = (self.prompt_tokens, self.response_tokens, self.rl_step)
+        return all(0 <= number <= MOST_COUNT for number in numbers)
 
 
 def read_dump(
@@ -46,7 +52,13 @@ def read_dump(
     count = _counter(tokenizer)
     rows: list[_Row] = []
     for path in _files(paths):
-        rows += list(_read(path, count))
+        with reading(path):
+            found = list(_read(path, count))
+        wrong = next((row for row in found if not row.plausible), None)
+        if wrong is not None:
+            tokens = f"{wrong.prompt_tokens:.4g} + {wrong.response_tokens:.4g}"
+            raise SpecError(Problem(f"holds a response of {tokens} tokens in rl_step {wrong.rl_step:.4g}", str(path)))
+        rows += found
     if not rows:
         raise SpecError(Problem("holds no responses", str(paths[0])))
     keys = {name: index for index, name in enumerate(dict.fromkeys((row.rl_step, row.group) for row in rows))}
@@ -83,8 +95,10 @@ def _read(path: Path, count: Count) -> Iterator[_Row]:
 
 
 def _json_row(line: str, path: Path, number: int, count: Count, step: int) -> Iterator[_Row]:
-    try:
-        row: dict[str, Any] = json.loads(line)
+    with reading(path, number):
+        row = parse_json(line, path, number)
+        if not isinstance(row, dict):
+            raise SpecError(Problem(f"holds a {type(row).__name__} where an object is due", str(path), number))
         if "seqlen" in row and "prompt_len" in row:  # AReaL: lengths and versions
             prompt = int(row["prompt_len"])
             version = int(row.get("tail_version", step))
@@ -97,12 +111,6 @@ def _json_row(line: str, path: Path, number: int, count: Count, step: int) -> It
             yield _Row(uid, count(asked), count(answered), int(row.get("step", step)))
         else:
             raise SpecError(Problem(f"has fields {', '.join(list(row)[:6])}: no known dump", str(path), number))
-    except json.JSONDecodeError as error:
-        raise SpecError(Problem(f"is not valid JSON: {error.msg}", str(path), number)) from error
-    except (TypeError, ValueError, KeyError) as error:
-        if isinstance(error, SpecError):
-            raise
-        raise SpecError(Problem(f"has a value of the wrong type: {error}", str(path), number)) from error
 
 
 def _text_fields(row: dict[str, Any]) -> tuple[str, str] | None:
@@ -113,12 +121,8 @@ def _text_fields(row: dict[str, Any]) -> tuple[str, str] | None:
 
 def holds_dump(path: Path | str) -> bool:
     """Whether a JSONL file looks like a framework's rollout dump, and not like recorded lengths."""
-    try:
-        with Path(path).open(encoding="utf-8") as stream:
-            row = json.loads(next((line for line in stream if line.strip()), "null"))
-    except (OSError, ValueError):
-        return False
-    if not isinstance(row, dict):
+    row = first_record(path)
+    if row is None:
         return False
     known = {"seqlen", "input_lengths", "token_loss_mask"} & set(row)
     names = _text_fields(row)

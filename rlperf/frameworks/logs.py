@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import csv
-import json
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +13,9 @@ import numpy as np
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.registry import FRAMEWORKS
-from rlperf.specs.reader import read_text
+from rlperf.specs.reader import csv_rows, parse_json, read_text, reading
 from rlperf.specs.step_log import StepLog
+from rlperf.units import MOST, MOST_COUNT
 
 Metrics = dict[int, dict[str, float]]
 """rl_step -> metric -> value."""
@@ -40,8 +39,10 @@ def read_log(paths: Sequence[Path | str], framework: str | None = None) -> StepL
     """
     metrics: Metrics = {}
     for path in paths:
-        for step, values in _metrics_of(Path(path)):
-            metrics.setdefault(step, {}).update(values)
+        with reading(path):
+            for step, values in _metrics_of(Path(path)):
+                _plausible(step, values, path)
+                metrics.setdefault(step, {}).update(values)
     if not metrics:
         raise SpecError(
             Problem("holds no step metrics", str(paths[0]), suggestion="console log, JSONL, CSV, or tfevents")
@@ -51,6 +52,18 @@ def read_log(paths: Sequence[Path | str], framework: str | None = None) -> StepL
         known = sorted({name for values in metrics.values() for name in values})[:5]
         raise SpecError(Problem(f"its metrics ({', '.join(known)} ...) belong to no known framework", str(paths[0])))
     return step_log(metrics, chosen, ", ".join(Path(path).name for path in paths))
+
+
+def _plausible(step: int, values: Mapping[str, float], path: Path | str) -> None:
+    """Numbers that a run can print: no rl_step beyond counting, no metric beyond any quantity (NaN is one that failed).
+
+    Infinities are left out, as NaN is: a framework prints both where it divides by nothing.
+    """
+    if not 0 <= step <= MOST_COUNT:
+        raise SpecError(Problem(f"rl_step {step:.4g} is beyond any count", str(path)))
+    wrong = next((name for name, value in values.items() if abs(value) > MOST and not np.isinf(value)), None)
+    if wrong is not None:
+        raise SpecError(Problem(f"{wrong} of rl_step {step} is beyond any quantity", str(path)))
 
 
 def metric_table(framework: str) -> Mapping[str, str]:
@@ -162,10 +175,7 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
 
 def _json(text: str, path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     """Hugging Face trainer state, or ``{metric: {step: value}}`` (merged TensorBoard of NeMo-RL), or a list of rows."""
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise SpecError(Problem(f"is not valid JSON: {error.msg}", str(path), error.lineno)) from error
+    data = parse_json(text, path)
     if isinstance(data, dict) and "log_history" in data:
         data = data["log_history"]
     if isinstance(data, list):
@@ -185,10 +195,7 @@ def _lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise SpecError(Problem(f"is not valid JSON: {error.msg}", str(path), number)) from error
+        row = parse_json(line, path, number)
         if isinstance(row, dict):
             data = row.get("data")
             yield _step_of(row, number), _numbers(data if isinstance(data, dict) else row)
@@ -196,10 +203,11 @@ def _lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, float]]]:
 
 def _table(text: str, path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     """CSV with one column a metric (wandb, TensorBoard); wandb's run prefix ``run - metric`` is dropped."""
-    rows = list(csv.DictReader(text.splitlines()))
-    if not rows:
+    lines = list(csv_rows(text, path))
+    if len(lines) < 2:
         raise SpecError(Problem("is empty", str(path)))
-    for index, row in enumerate(rows):
+    for index, (_, cells) in enumerate(lines[1:]):
+        row = dict(zip(lines[0][1], cells, strict=False))
         named = {name.rpartition(" - ")[2]: value for name, value in row.items() if name and value not in (None, "")}
         yield _step_of(named, index), _numbers(named)
 
@@ -210,7 +218,7 @@ def _step_of(row: Mapping[str, object], index: int) -> int:
         try:
             if value is not None:
                 return int(float(str(value)))
-        except ValueError:
+        except (ValueError, OverflowError):
             continue
     return index
 

@@ -15,7 +15,7 @@ from rlperf.frameworks.adapter import Source
 from rlperf.frameworks.keytable import Value, flatten
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.shell import Word, commands
-from rlperf.specs.reader import Document, parse_document, read_text
+from rlperf.specs.reader import Document, parse_document, read_text, reading
 
 _OVERRIDE = re.compile(r"^(\+\+|\+|~)?([A-Za-z_][\w./@-]*)=(.*)$", re.DOTALL)
 _ENTRY = re.compile(r"(?:^|/)(train\.py|train_async\.py|run_grpo\.py|\w+\.py)$")
@@ -70,7 +70,8 @@ def read_source(paths: Sequence[Path | str]) -> Source:
         raise SpecError("no configuration is named")
     gathered = _Gathered()
     for path in paths:
-        _read_one(Path(path), gathered)
+        with reading(path):
+            _read_one(Path(path), gathered)
     return gathered.source()
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from typing import TYPE_CHECKING
 
 from rlperf.diagnose.explain import Explanation
 from rlperf.diagnose.scaling import ScalingExplanation
+from rlperf.report.style import new_figure, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,21 +24,16 @@ def explain_figure(found: Explanation, scaling: ScalingExplanation | None = None
     ----------
     form : svg or png
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     shown = found.causes[:MOST_CAUSES]
     rows = [1.2, 0.6 + 0.35 * max(len(shown), 1), *([2.6] if scaling else [])]
-    figure = Figure(figsize=(9.0, 1.6 + sum(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9.0, 1.6 + sum(rows))
     axes = figure.subplots(len(rows), 1, height_ratios=rows)
     _draw_path(axes[0], found)
     _draw_causes(axes[1], found)
     if scaling:
         _draw_scaling(axes[2], scaling)
-    stream = BytesIO()
-    figure.savefig(stream, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
-    return stream.getvalue()
+    return saved(figure, form)
 
 
 def _draw_path(axes: Axes, found: Explanation) -> None:

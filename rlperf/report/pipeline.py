@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from io import BytesIO
 from typing import Any
 
 import numpy as np
 
+from rlperf.report.style import new_figure, saved
 from rlperf.sim.pipeline import B, F, PipelineTimeline, StageCosts, W, op_name
 
 COLOURS = {F: "#56B4E9", B: "#009E73", W: "#E69F00"}
@@ -23,13 +23,10 @@ def pipeline_figure(timelines: dict[str, PipelineTimeline], form: str = "svg") -
     timelines : titles and what to draw under them
     form : svg or png
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     rows = sum(t.devices for t in timelines.values())
-    figure = Figure(figsize=(11.0, 1.0 + 0.75 * len(timelines) + 0.28 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(11.0, 1.0 + 0.75 * len(timelines) + 0.28 * rows)
     heights = [t.devices + 1 for t in timelines.values()]
     panels = figure.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights)
     for axes, (title, timeline) in zip(panels[:, 0], timelines.items(), strict=True):
@@ -46,9 +43,7 @@ def pipeline_figure(timelines: dict[str, PipelineTimeline], form: str = "svg") -
     figure.legend(
         handles=[Patch(color=COLOURS[k], label=_NAMES[k]) for k in (F, B, W)], loc="outside lower center", ncols=3
     )
-    stream = BytesIO()
-    figure.savefig(stream, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
-    return stream.getvalue()
+    return saved(figure, form)
 
 
 def pipeline_trace(timeline: PipelineTimeline, title: str = "pipeline", costs: StageCosts | None = None) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from typing import TYPE_CHECKING
 
 from rlperf.plan.answer.plan import Phase, Plan
+from rlperf.report.style import new_figure, saved
 from rlperf.specs.modes import MODES
 
 if TYPE_CHECKING:
@@ -34,20 +34,14 @@ def timeline_figure(plan: Plan, form: str = "svg") -> bytes:
     ----------
     form : svg or png
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     phases = plan.phases
-    figure = Figure(figsize=(9.0, 2.2 + 1.0 * len(phases) + 1.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9.0, 2.2 + 1.0 * len(phases) + 1.2)
     time_axes, memory_axes = figure.subplots(2, 1, height_ratios=(max(len(phases), 1), 1.2))
     _draw_times(time_axes, phases)
     _draw_memory(memory_axes, phases[0])
     figure.suptitle(plan.job.name)
-    stream = BytesIO()
-    metadata = {"Date": None} if form == "svg" else None
-    figure.savefig(stream, format=form, dpi=150, metadata=metadata)
-    return stream.getvalue()
+    return saved(figure, form)
 
 
 def _draw_times(axes: Axes, phases: tuple[Phase, ...]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlperf.report.style import new_figure, saved
 from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.timeline import Timeline
 from rlperf.units import human_seconds
@@ -102,15 +102,11 @@ def step_figure(timeline: Timeline, *, title: str = "", form: str = "svg", most_
     form : svg or png
     most_ranks : lines per pool; of more ranks, those that end last, evenly thinned
     """
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     one = shown(timeline)
     rows = _rows(one, most_ranks)
-    figure = Figure(figsize=(9.0, 1.4 + 0.26 * max(len(rows), 1)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9.0, 1.4 + 0.26 * max(len(rows), 1))
     axes = figure.subplots()
     for place, (pool, rank) in enumerate(rows):
         mask = (one.pool == pool) & (one.rank == rank)
@@ -123,10 +119,7 @@ def step_figure(timeline: Timeline, *, title: str = "", form: str = "svg", most_
     handles = [Patch(color=COLOURS[s], label=tl.STAGES[s].replace("_", " ")) for s in stages]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6), fontsize=7, frameon=False)
     axes.set_title(title)
-    stream = BytesIO()
-    with rc_context({"svg.hashsalt": "rlperf", "svg.fonttype": "none"}):  # the same bytes every time, text as text
-        figure.savefig(stream, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
-    return stream.getvalue()
+    return saved(figure, form)
 
 
 def _rows(one: Timeline, most: int) -> list[tuple[int, int]]:

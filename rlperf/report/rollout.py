@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from heapq import heappop, heappush
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlperf.layout import FloatArray
+from rlperf.report.style import new_figure, saved
 from rlperf.sim.rollout import LostSeconds, ReplicaTimeline, RolloutResult, Trajectories
 
 if TYPE_CHECKING:
@@ -49,20 +49,15 @@ def rollout_figure(result: RolloutResult, form: str = "svg", title: str = "") ->
     form : svg or png
     title : above the figure
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.0, 6.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9.0, 6.4)
     running, held, lost = figure.subplots(3, 1, height_ratios=(2.0, 2.0, 0.9))
     _draw_along_time(running, result, "running", "decoding requests\nper replica")
     _draw_along_time(held, result, "held_tokens", "cache held\nper replica [tokens]")
     held.set_xlabel("time since the rollout began [s]")
     _draw_lost(lost, result.lost, float(result.devices.sum()) * result.makespan_s)
     figure.suptitle(title or f"rollout of {len(result.finish_s)} trajectories: {result.makespan_s:.1f} s")
-    stream = BytesIO()
-    figure.savefig(stream, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
-    return stream.getvalue()
+    return saved(figure, form)
 
 
 def _draw_along_time(axes: Axes, result: RolloutResult, column: str, label: str) -> None:

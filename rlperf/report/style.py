@@ -64,12 +64,20 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def saved(figure: Figure, form: str = "svg") -> bytes:
-    """A figure as SVG (the same bytes every time, text as text) or PNG."""
-    from matplotlib import rc_context
+    """A figure as SVG (the same bytes every time, text as text), PNG or PDF; names are text, never formulas."""
+    import warnings
 
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and "$" in text.get_text():  # powers of ten on an axis are written later
+            text.set_parse_math(False)
+    date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
     stream = BytesIO()
-    with rc_context({"svg.hashsalt": "rlperf", "svg.fonttype": "none"}):
-        figure.savefig(stream, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
+    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "rlperf", "svg.fonttype": "none"}):
+        warnings.filterwarnings("ignore", message="Glyph")  # a name may have letters that the font lacks
+        figure.savefig(stream, format=form, dpi=150, metadata=date)
     return stream.getvalue()
 
 

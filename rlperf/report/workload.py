@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlperf.errors import SpecError
+from rlperf.report.style import new_figure, saved
 from rlperf.specs.writer import write_atomic
 from rlperf.workload.fidelity import Fidelity, bias, coverage, group_max_ratio, width_ratio
 from rlperf.workload.lengths import Float, LengthTable
@@ -257,8 +257,6 @@ def print_fidelity(screen: Console, result: Fidelity) -> None:
 
 def draw(path: Path | str, *, model: LengthModel | None = None, recording: Recording | None = None) -> Path:
     """Figure of a recording, a model, or both: CCDF with fit, drift bands, group correlation, turns, tool latency."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     target = Path(path)
     form = target.suffix.lstrip(".")
@@ -267,8 +265,7 @@ def draw(path: Path | str, *, model: LengthModel | None = None, recording: Recor
     table = recording.lengths if recording is not None and recording.lengths.n else None
     if table is None and model is None:
         raise SpecError("nothing to draw: no lengths and no model")
-    figure = Figure(figsize=(10.0, 7.0), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10.0, 7.0)
     axes = figure.subplots(2, 2)
     cap = None if table is None else table.max_response_tokens
     sampled = None
@@ -281,9 +278,7 @@ def draw(path: Path | str, *, model: LengthModel | None = None, recording: Recor
     _draw_turns(axes[1, 1], table, sampled)
     title = model.provenance.headline() if model is not None else "recorded lengths"
     figure.suptitle(f"{model.task}: {title}" if model is not None else title, fontsize=10)
-    stream = BytesIO()
-    figure.savefig(stream, format=form, dpi=130, metadata={"Date": None} if form == "svg" else None)
-    return write_atomic(target, stream.getvalue())
+    return write_atomic(target, saved(figure, form))
 
 
 def _ccdf(values: Float) -> tuple[Float, Float]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.frozen import Frozen
+from rlperf.units import NonNegativeInt, PositiveInt
 
 NEEDS = {
     "sliding": "window",
@@ -21,7 +22,7 @@ NEEDS = {
 class LatentAttention(Frozen):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). ``q_rank`` 0: queries uncompressed."""
 
-    q_rank: int = 0
+    q_rank: NonNegativeInt = 0
     kv_rank: PositiveInt
     nope_head_dim: PositiveInt
     rope_head_dim: PositiveInt
@@ -34,11 +35,11 @@ class Experts(Frozen):
     count: PositiveInt
     active: PositiveInt = Field(description="routed experts per token (top-k)")
     hidden: PositiveInt = Field(description="width of one expert")
-    shared_hidden: int = Field(0, description="total width of the shared experts, 0 without")
+    shared_hidden: NonNegativeInt = Field(0, description="total width of the shared experts, 0 without")
     shared_gate: bool = False
     gated: bool = True
     bias: bool = Field(False, description="biases in the router and in every expert")
-    latent_hidden: int = Field(
+    latent_hidden: NonNegativeInt = Field(
         0, description="width the routed experts work in after a shared down-projection; 0 = hidden"
     )
 
@@ -77,7 +78,7 @@ class KindNumbers(BaseModel):
     {'heads': 8.0}
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
     __pydantic_extra__: dict[str, float] = Field(init=False)
     kind: str
 
@@ -118,9 +119,9 @@ class VisionTower(Frozen):
     temporal_patch: PositiveInt = 1
     spatial_merge: PositiveInt = 1
     output_hidden: PositiveInt
-    window: int = 0
-    full_attention_layers: int | None = None
-    parameters: PositiveInt = Field(description="parameters of the tower with its merger")
+    window: NonNegativeInt = 0
+    full_attention_layers: NonNegativeInt | None = None
+    parameters: int = Field(gt=0, le=10**12, description="parameters of the tower with its merger")
 
 
 class Architecture(Frozen):
@@ -144,7 +145,7 @@ class Architecture(Frozen):
     heads: PositiveInt
     kv_heads: PositiveInt
     head_dim: PositiveInt
-    ffn_hidden: int = 0
+    ffn_hidden: NonNegativeInt = 0
     ffn_gated: bool = True
     vocab: PositiveInt
     tied_embeddings: bool = False
@@ -160,19 +161,19 @@ class Architecture(Frozen):
     attention_sinks: bool = Field(False, description="one learned logit per head that joins the softmax (gpt-oss)")
     head_bias: bool = Field(False, description="bias in the output head (GPT-J)")
     attention_gate: bool = Field(False, description="queries carry an output gate of equal width (Qwen3.5)")
-    learned_positions: int = Field(0, description="length of a learned position table, 0 with rotary positions")
-    norm_weights: int = Field(1, description="values per channel in a norm: 1 RMSNorm, 2 LayerNorm with bias")
-    max_positions: int | None = None
+    learned_positions: NonNegativeInt = Field(0, description="length of a table of learned positions; 0: rotary")
+    norm_weights: NonNegativeInt = Field(1, description="values per channel in a norm: 1 RMSNorm, 2 LayerNorm")
+    max_positions: PositiveInt | None = None
     mixers: tuple[str, ...] = ("full",)
     feed_forwards: tuple[str, ...] = ("dense",)
-    window: int = Field(0, description="window of the sliding layers [tokens]")
+    window: NonNegativeInt = Field(0, description="window of the sliding layers [tokens]")
     latent: LatentAttention | None = None
     experts: Experts | None = None
     state_space: StateSpace | None = None
     linear_attention: LinearAttention | None = None
     numbers: tuple[KindNumbers, ...] = ()
     vision: VisionTower | None = None
-    prediction_layers: int = Field(0, description="multi-token prediction layers; not part of the totals")
+    prediction_layers: NonNegativeInt = Field(0, description="multi-token prediction layers; not part of the totals")
     checkpoint_dtype: str = "bf16"
     published_parameters: int | None = Field(None, description="total as its publisher prints it, for checks")
     published_source: str = Field("", description="where published_parameters is printed, and what it counts")

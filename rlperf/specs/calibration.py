@@ -10,13 +10,13 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.profiles import search_path
 from rlperf.specs.reader import read_spec
-from rlperf.units import Bytes, Seconds
+from rlperf.units import Bytes, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 
 
 class Spread(Frozen):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from rlperf.errors import did_you_mean
 from rlperf.specs.frozen import Frozen
+from rlperf.units import MOST_COUNT, PositiveInt
 
 MOST_VALUES = 10_000
 """An open value has at most this many alternatives; more is a typing error, not a search."""
@@ -63,8 +64,16 @@ def _values(given: Any) -> Any:
             raise ValueError("the list is empty: leave the field out to let the planner choose")
         if len(given) > MOST_VALUES:
             raise ValueError(f"the list has more than {MOST_VALUES} values")
-        return tuple(dict.fromkeys(given))
-    return (given,)
+        return _kept(tuple(given))
+    return _kept((given,))
+
+
+def _kept(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The alternatives, none of which may be a list or mapping of its own."""
+    for value in values:
+        if not isinstance(value, bool | int | float | str):
+            raise ValueError(f"{value!r:.60} is no single value")
+    return tuple(dict.fromkeys(values))
 
 
 def _plain(values: tuple[Any, ...]) -> Any:
@@ -75,13 +84,19 @@ def _positive(values: tuple[Any, ...]) -> tuple[int, ...]:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{value!r} is not a positive whole number")
-    return values
+    return _bounded(values)
 
 
 def _natural(values: tuple[Any, ...]) -> tuple[int, ...]:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{value!r} is not a whole number of at least 0")
+    return _bounded(values)
+
+
+def _bounded(values: tuple[int, ...]) -> tuple[int, ...]:
+    if max(values) > MOST_COUNT:
+        raise ValueError(f"{max(values):.4g} is beyond any count: at most {MOST_COUNT:,}")
     return values
 
 

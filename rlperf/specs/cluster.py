@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field
 
 from rlperf.errors import did_you_mean
 from rlperf.specs.frozen import Frozen
-from rlperf.units import Bytes, BytesPerSecond, FlopPerSecond, Hertz, Seconds, UsdPerHour, Watt
+from rlperf.units import (
+    Bytes,
+    BytesPerSecond,
+    FlopPerSecond,
+    Hertz,
+    NonNegativeInt,
+    PositiveInt,
+    Seconds,
+    UsdPerHour,
+    Watt,
+)
 
 _POSITIVE = Field(gt=0, allow_inf_nan=False)
 """Every rate, size and price divides something or is divided by: none may be zero or less."""

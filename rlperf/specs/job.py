@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rlperf.specs.choice import Counts, Naturals, Ratios
 from rlperf.specs.frozen import Frozen
@@ -15,7 +15,7 @@ from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.objectives import Minimize
 from rlperf.specs.pool import PoolSpec, Role
 from rlperf.specs.rl_calibration import Transport
-from rlperf.units import Bytes, Seconds, Usd, UsdPerHour
+from rlperf.units import Bytes, NonNegativeInt, PositiveInt, Seconds, Usd, UsdPerHour
 
 Algorithm = Literal["grpo", "dapo", "ppo"]
 

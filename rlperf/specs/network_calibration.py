@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from pydantic import Field, NonNegativeInt, PositiveFloat
+from pydantic import Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import calibration_names, find_calibration
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.reader import read_spec
-from rlperf.units import Seconds
+from rlperf.units import NonNegativeInt, PositiveFloat, Seconds
 
 
 class Protocol(Frozen):

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
 from rlperf.specs.choice import Counts, Flags, Fractions, Naturals, Words
 from rlperf.specs.frozen import Frozen
+from rlperf.units import PositiveInt
 
 Role = Literal["rollout", "trainer", "reference", "reward", "critic"]
 Recompute = Literal["none", "selective", "full"]

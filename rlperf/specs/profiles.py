@@ -7,7 +7,6 @@ as ``devices/ links/ clusters/ calibrations/ architectures/``.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.hf_config import from_hf, looks_like_hf
 from rlperf.specs.labels import SHOWN, LabelReading, could_be, key, last_part, read_label
-from rlperf.specs.reader import problems_of, read_document, read_spec, read_text, validate
+from rlperf.specs.reader import is_there, parse_json, problems_of, read_document, read_spec, read_text, validate
 
 PACKAGE = Path(__file__).resolve().parent.parent
 _ALIASES = re.compile(r"^aliases:\s*\[(.*)\]\s*$", re.MULTILINE)
@@ -107,7 +106,7 @@ def _locate(kind: str, name_or_path: str | Path, folder: Path | str | None) -> P
     """A path as it is (relative ones also from the job's folder), a name through the search path."""
     if isinstance(name_or_path, Path) or is_path(name_or_path):
         path = Path(name_or_path).expanduser()
-        if folder is not None and not path.is_absolute() and not path.exists():
+        if folder is not None and not path.is_absolute() and not is_there(path):
             path = Path(folder) / path
         return path
     return find_profile(kind, name_or_path, folder)
@@ -338,11 +337,7 @@ def _architecture(path: Path, _version: tuple[int, int]) -> Architecture:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    text = read_text(path)
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise SpecError(Problem(f"is not valid JSON: {error.msg}", str(path), error.lineno)) from error
+    data = parse_json(read_text(path), path)
     if not isinstance(data, dict):
         raise SpecError(Problem(f"holds a {type(data).__name__} where an object is due", str(path), 1))
     return data

@@ -1,19 +1,42 @@
-"""YAML and JSON read with line numbers; pydantic's complaints become one `SpecError` that lists them all."""
+"""The border through which files come in: text, YAML, JSON and CSV with line numbers, pydantic's complaints as one
+`SpecError` that lists them all, and `reading`, which turns whatever else fails in a reader into one.
+
+Nothing that is read is executed, and nothing beside it is read: tags of YAML, constants that are no numbers, endless
+files, nesting without end and aliases that multiply are refused here, for every reader.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import csv
+import json
+import math
+import re
+import stat
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from rlperf.errors import Problem, SpecError, did_you_mean, nearest
+from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean, failure, nearest
 
 Key = tuple[str | int, ...]
 Spec = TypeVar("Spec", bound=BaseModel)
 
+MOST_BYTES = 1 << 30
+"""A text of this size is no configuration, log or table of ours; it would take several times as much memory."""
+MOST_DEPTH = 100
+"""A file nests no deeper."""
+MOST_VALUES = 1_000_000
+"""A file holds no more values, those counted again that an alias repeats."""
+_HEAD = 1 << 24
+"""What is read of a line to tell what a file holds [characters]."""
+_UNSAFE_DEPTH = 5000
+"""libyaml composes recursively on the C stack, which ends somewhere beyond 20,000 levels, and the process with it."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+"""What no name, path or number holds: control characters, and halves of characters."""
 
 _Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -49,17 +72,97 @@ class Document:
         return Problem(f"{where}: {message}" if where else message, self.file, self.line(path), suggestion)
 
 
+@contextmanager
+def reading(file: Path | str, line: int | None = None) -> Iterator[None]:
+    """The one place where a reader's failure becomes an error with file and line, whatever the file did to it.
+
+    Readers say in their own words what is wrong with a file; what they did not foresee (a value of another type, a
+    broken archive, a number of a thousand digits) ends here. Wrap what looks at bytes of a user, nothing that computes.
+    """
+    try:
+        yield
+    except RlperfError:
+        raise
+    except Exception as error:
+        raise SpecError(Problem(f"cannot be read: {failure(error)}", str(file), line)) from error
+    except BaseException as error:
+        # polars' readers panic on some damaged files; the panic is no Exception
+        if type(error).__name__ != "PanicException":
+            raise
+        raise SpecError(Problem(f"cannot be read: {failure(error)}", str(file), line)) from error
+
+
 def read_text(path: Path | str) -> str:
     """Text of a file, or a `SpecError` that says why not."""
     target = Path(path)
     try:
+        status = target.stat()
+        if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+            raise SpecError(Problem("is a device, a file is due", str(target)))
+        if status.st_size > MOST_BYTES:
+            raise SpecError(Problem(f"has {status.st_size:,} bytes: at most {MOST_BYTES:,} are read", str(target)))
         return target.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise SpecError(Problem("no such file", str(target), suggestion=_near(target))) from error
     except UnicodeDecodeError as error:
         raise SpecError(Problem("is not UTF-8 text", str(target))) from error
-    except OSError as error:
-        raise SpecError(Problem(f"cannot be read: {error.strerror or error}", str(target))) from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError(Problem(f"cannot be read: {failure(error)}", str(target))) from error
+
+
+def is_there(path: Path) -> bool:
+    """Whether a path exists; one that no file system could hold (too long, with a NUL) does not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def parse_json(text: str | bytes, file: Path | str, line: int | None = None) -> Any:
+    """JSON, or a `SpecError` with file and line; ``line`` is that of the text where it is one line of a file.
+
+    >>> parse_json("[1, 2.5]", "a.json")
+    [1, 2.5]
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SpecError(Problem(f"is not valid JSON: {error.msg}", str(file), line or error.lineno)) from error
+    except UnicodeDecodeError as error:
+        raise SpecError(Problem("is not UTF-8 text", str(file), line)) from error
+    except (ValueError, RecursionError) as error:
+        raise SpecError(Problem(f"is not valid JSON: {failure(error)}", str(file), line)) from error
+
+
+def first_record(path: Path | str) -> dict[str, Any] | None:
+    """The object on the first line of a JSONL file, to tell what it holds; None where there is no such thing."""
+    try:
+        with Path(path).open(encoding="utf-8") as stream:
+            lines = iter(lambda: stream.readline(_HEAD), "")
+            record = json.loads(next((line for line in lines if line.strip()), "null"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def csv_rows(text: str, file: Path | str) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of a CSV, the header too; blank lines and comments that begin with ``#`` are left out.
+
+    A cell does not go over the end of its line: measured tables have none such, and a quote that is never closed would
+    swallow the rest of the file.
+
+    >>> list(csv_rows("a,b\\n# note\\n1,2\\n", "t.csv"))
+    [(1, ['a', 'b']), (3, ['1', '2'])]
+    """
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            yield number, next(csv.reader([line], strict=True))
+        except csv.Error as error:
+            raise SpecError(Problem(f"is not valid CSV: {error}", str(file), number)) from error
 
 
 def _near(missing: Path) -> str | None:
@@ -78,52 +181,119 @@ def read_document(path: Path | str) -> Document:
 def parse_document(text: str, file: str) -> Document:
     """Parse YAML (or JSON) text; ``file`` is its name in messages."""
     try:
+        _not_too_deep(text, file)
         node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else None
-        raise SpecError(Problem(f"is not valid YAML: {error.problem or error.context}", file, line)) from error
-    except yaml.YAMLError as error:
-        raise SpecError(Problem(f"is not valid YAML: {error}", file)) from error
+        raise _not_yaml(error, file) from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError(Problem(f"is not valid YAML: {failure(error)}", file)) from error
     if node is None:
         raise SpecError(Problem("is empty", file))
-    lines: dict[Key, int] = {}
-    problems: list[Problem] = []
-    _walk(node, (), lines, problems, file)
-    if problems:
-        raise SpecError(problems)
+    walked = _Walk(file)
+    walked.walk(node, ())
+    if walked.problems:
+        raise SpecError(walked.problems)
     try:
-        data = yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
-    except yaml.YAMLError as error:
-        raise SpecError(Problem(f"is not valid YAML: {error}", file)) from error
-    return Document(data, lines, file)
+        data = _Loader("").construct_document(node)  # _Loader is a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        raise _not_yaml(error, file) from error
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+        raise SpecError(Problem(f"is not valid YAML: {failure(error)}", file)) from error
+    return Document(data, walked.lines, file)
 
 
-def _walk(node: yaml.Node, path: Key, lines: dict[Key, int], problems: list[Problem], file: str) -> None:
-    lines.setdefault(path, node.start_mark.line + 1)
-    if isinstance(node, yaml.MappingNode):
+def _not_yaml(error: yaml.MarkedYAMLError, file: str) -> SpecError:
+    mark = error.problem_mark or error.context_mark
+    line = mark.line + 1 if mark else None
+    return SpecError(Problem(f"is not valid YAML: {error.problem or error.context}", file, line))
+
+
+def _not_too_deep(text: str, file: str) -> None:
+    """Refuse nesting that would end the process. A level takes a bracket, or a column: few files can be that deep."""
+    if text.count("[") + text.count("{") < _UNSAFE_DEPTH and all(len(n) < _UNSAFE_DEPTH for n in text.splitlines()):
+        return
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_DEPTH:
+            raise SpecError(Problem(f"is nested more than {MOST_DEPTH} levels deep", file))
+
+
+_PLAIN = frozenset(
+    f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map", "merge", "value")
+)
+
+
+class _Walk:
+    """Lines of every key, and what a reader must not meet: keys that stand twice, tags, numbers without end."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.lines: dict[Key, int] = {}
+        self.problems: list[Problem] = []
+        self.values = 0
+
+    def walk(self, node: yaml.Node, path: Key) -> None:
+        """One node and everything below it."""
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        self.values += 1
+        if len(path) > MOST_DEPTH or self.values > MOST_VALUES:
+            what = f"is nested more than {MOST_DEPTH} levels deep, or an alias holds itself"
+            many = f"holds more than {MOST_VALUES:,} values with its aliases written out"
+            raise SpecError(Problem(many if self.values > MOST_VALUES else what, self.file, node.start_mark.line + 1))
+        if node.tag not in _PLAIN:
+            self._problem(path, f"has a tag {node.tag!r}: plain values are due", node)
+        if isinstance(node, yaml.MappingNode):
+            self._mapping(node, path)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, value in enumerate(node.value):
+                self.lines[(*path, index)] = value.start_mark.line + 1
+                self.walk(value, (*path, index))
+        elif wrong := _CONTROL.search(node.value):
+            self._problem(path, f"holds {wrong[0]!r}, which no name or number has", node)
+
+    def _mapping(self, node: yaml.MappingNode, path: Key) -> None:
         seen: set[Hashable] = set()
         for key, value in node.value:
-            name = key.value if isinstance(key, yaml.ScalarNode) else str(key)
-            if name in seen and name != "<<":
-                problems.append(
-                    Problem(f"{'.'.join(map(str, (*path, name)))}: stands twice", file, key.start_mark.line + 1)
-                )
+            name = key.value if isinstance(key, yaml.ScalarNode) else "?"
+            if not isinstance(key, yaml.ScalarNode) or _CONTROL.search(name) or key.tag not in _PLAIN:
+                self._problem(path, "has a key that is no plain name", key)
+            elif name in seen and name != "<<":
+                self._problem((*path, name), "stands twice", key)
             seen.add(name)
-            lines[(*path, name)] = key.start_mark.line + 1
-            _walk(value, (*path, name), lines, problems, file)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            lines[(*path, index)] = value.start_mark.line + 1
-            _walk(value, (*path, index), lines, problems, file)
+            self.lines[(*path, name)] = key.start_mark.line + 1
+            self.walk(value, (*path, name))
+
+    def _problem(self, path: Key, message: str, node: yaml.Node) -> None:
+        where = ".".join(map(str, path))
+        text = f"{where}: {message}" if where else message
+        self.problems.append(Problem(text, self.file, node.start_mark.line + 1))
 
 
 def validate(document: Document, spec: type[Spec]) -> Spec:
     """The document as ``spec``; every complaint of pydantic with its line, misspelt keys with a suggestion."""
+    undefined = [document.problem(path, f"{value} is no number") for path, value in _not_finite(document.data)]
+    if undefined:
+        raise SpecError(undefined)
     try:
         return spec.model_validate(document.data)
     except ValidationError as error:
         raise SpecError(problems_of(error, document, spec)) from error
+
+
+def _not_finite(data: Any, path: Key = ()) -> Iterator[tuple[Key, float]]:
+    """Infinities and not-a-numbers of parsed data, with their places: no form of ours holds one."""
+    if isinstance(data, float):
+        if not math.isfinite(data):
+            yield path, data
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            yield from _not_finite(value, (*path, str(key)))
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            yield from _not_finite(value, (*path, index))
 
 
 def read_spec(path: Path | str, spec: type[Spec]) -> Spec:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.framework import facts_data
@@ -18,7 +18,7 @@ from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.profiles import search_path
 from rlperf.specs.reader import read_spec
-from rlperf.units import BytesPerSecond, Seconds
+from rlperf.units import BytesPerSecond, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 
 Transport = Literal[
     "colocated",

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import calibration_names, find_calibration
@@ -21,7 +21,7 @@ from rlperf.specs.framework import FACTS, facts_data
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.reader import read_document, read_spec, validate
 from rlperf.specs.trainer_capability import Capability
-from rlperf.units import Bytes, Seconds
+from rlperf.units import Bytes, NonNegativeFloat, PositiveFloat, PositiveInt, Seconds
 
 
 class TrainerProvenance(Frozen):

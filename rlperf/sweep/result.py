@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlperf.errors import Problem, SpecError
-from rlperf.specs.reader import read_text
+from rlperf.specs.reader import read_spec, reading
 from rlperf.sweep.columns import Column, columns_of
 from rlperf.sweep.spec import Checked, Sweep, check_sweep
 
@@ -82,5 +81,11 @@ def read_result(folder: Path | str) -> SweepResult:
     if not (folder / "results.parquet").is_file():
         hint = "run the sweep to its end first" if (folder / "parts").is_dir() else None
         raise SpecError(Problem("holds no finished sweep", str(folder), suggestion=hint))
-    sweep = Sweep.model_validate(json.loads(read_text(folder / "sweep.json")))
-    return SweepResult(check_sweep(sweep), pl.read_parquet(folder / "results.parquet", glob=False), folder)
+    checked = check_sweep(read_spec(folder / "sweep.json", Sweep))
+    with reading(folder / "results.parquet"):
+        frame = pl.read_parquet(folder / "results.parquet", glob=False)
+    lost = [column.name for column in columns_of(checked) if column.name not in frame.columns]
+    if lost:
+        hint = "run the sweep again into the same folder"
+        raise SpecError(Problem(f"lacks the columns {', '.join(lost)}", str(folder / "results.parquet"), None, hint))
+    return SweepResult(checked, frame, folder)

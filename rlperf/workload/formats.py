@@ -9,7 +9,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
+
+from rlperf.units import MOST, MOST_COUNT
 
 
 class DamagedError(Exception):
@@ -55,8 +58,8 @@ def whole(record: Mapping[str, Any], key: str, least: int = 0, default: int | No
         raise DamagedError(f"field {key!r} is missing")
     if type(value) is not int:
         raise DamagedError(f"field {key!r} must be a whole number, not {value!r:.60}")
-    if value < least:
-        raise DamagedError(f"field {key!r} must be at least {least}, not {value}")
+    if not least <= value <= MOST_COUNT:
+        raise DamagedError(f"field {key!r} must be at least {least} and at most {MOST_COUNT:,}, not {value:.6g}")
     return value
 
 
@@ -65,7 +68,7 @@ def number(record: Mapping[str, Any], key: str, default: float | None = None) ->
     value = record.get(key, default)
     if value is None:
         raise DamagedError(f"field {key!r} is missing")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
         raise DamagedError(f"field {key!r} must be a finite number of at least 0, not {value!r:.60}")
     return float(value)
 
@@ -78,7 +81,7 @@ def lengths(record: Mapping[str, Any], key: str) -> list[int]:
             f"field {key!r} must be a list of response lengths" + ("" if key in record else "; it is missing")
         )
     for value in values:
-        if type(value) is not int or value < 1:
+        if type(value) is not int or not 1 <= value <= MOST_COUNT:
             raise DamagedError(f"field {key!r} must hold whole numbers of at least 1 token, not {value!r:.60}")
     return values
 
@@ -201,7 +204,8 @@ def incomplete_groups(out: LengthColumns) -> list[tuple[str, int, int, tuple[int
     for key, samples in out.samples.items():
         if len(samples) < size:
             step, (_, group_id) = key
-            missing = ", ".join(str(i) for i in range(size) if i not in samples)
+            lost = list(islice((i for i in range(size) if i not in samples), 9))
+            missing = ", ".join(map(str, lost[:8])) + (" ..." if lost[8:] else "")
             message = (
                 f"incomplete prompt group {group_id} of rl_step {step}: {len(samples)} of {size} samples"
                 f" (missing sample_id {missing})"

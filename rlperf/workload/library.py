@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.specs.reader import read_spec
+from rlperf.specs.reader import is_there, read_spec
 from rlperf.specs.writer import write_atomic
 from rlperf.workload.model import LengthModel
 
@@ -35,7 +35,7 @@ def load_model(path_or_preset: Path | str) -> LengthModel:
     if name in PRESETS:
         return _preset(name)
     path = Path(path_or_preset)
-    if not path.exists() and path.suffix not in (".yaml", ".yml"):
+    if not is_there(path) and path.suffix not in (".yaml", ".yml"):
         hint = did_you_mean(name, PRESETS) or f"presets are {', '.join(PRESETS)}; a model file ends in .yaml"
         raise SpecError(Problem(f"{name!r} is neither a preset nor a file", suggestion=hint))
     return read_spec(path, LengthModel)

@@ -7,15 +7,17 @@ import gzip
 import json
 import re
 import tarfile
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from rlperf.errors import Problem, SpecError
+from rlperf.specs.reader import MOST_BYTES, parse_json, reading
+from rlperf.units import MOST
 from rlperf.workload.caps import infer_cap
 from rlperf.workload.formats import DamagedError, LengthColumns, incomplete_groups, multi_turn, packed_lengths
 from rlperf.workload.lengths import COLUMNS, Int, LengthTable, empty
@@ -31,6 +33,8 @@ _TOOL_LINE = re.compile(r"Step\s*(\d+), Request ID: ([^,]+), Tool: ([^,]+), Late
 _MOST_PROBLEMS = 1000
 _TEXT = ("output", "response", "completion")
 _PLAIN = (*COLUMNS, "max_response_tokens")
+MOST_LINE = 1 << 26
+"""A record of this many bytes is none [bytes]."""
 
 
 @dataclass
@@ -119,23 +123,34 @@ def _read_file(path: Path, sink: _Sink) -> None:
     name = str(path)
     sink.files.append(name)
     try:
-        if name.endswith(_ARCHIVES):
-            _read_archive(path, sink)
-        elif name.endswith((".csv", ".parquet")):
-            from rlperf.workload.tables import read_table
-
-            sink.tables.append(read_table(path))
-            sink.advance(path.stat().st_size)
-        elif name.endswith(".gz"):
-            with gzip.open(path, "rb") as stream:
-                _read_stream(name.removesuffix(".gz"), stream, sink)
-        else:
-            with path.open("rb") as stream:
-                _read_stream(name, stream, sink)
+        with reading(path):
+            _read_form(path, name, sink)
     except SpecError as error:
         sink.problems.extend(error.problems)
-    except (OSError, tarfile.TarError, zlib.error, EOFError) as error:
-        sink.problem(f"cannot be read: {getattr(error, 'strerror', None) or error}", name)
+
+
+def _read_form(path: Path, name: str, sink: _Sink) -> None:
+    if name.endswith(_ARCHIVES):
+        _read_archive(path, sink)
+    elif name.endswith((".csv", ".parquet")):
+        from rlperf.workload.tables import read_table
+
+        sink.tables.append(read_table(path))
+        sink.advance(path.stat().st_size)
+    elif name.endswith(".gz"):
+        with gzip.open(path, "rb") as stream:
+            _read_stream(name.removesuffix(".gz"), stream, sink)
+    else:
+        with path.open("rb") as stream:
+            _read_stream(name, stream, sink)
+
+
+def _lines(stream: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers; a compressed file may unpack to one line that no memory holds."""
+    for number, raw in enumerate(iter(partial(stream.readline, MOST_LINE), b""), 1):
+        if len(raw) >= MOST_LINE:
+            raise ValueError(f"line {number} is longer than {MOST_LINE:,} bytes")
+        yield number, raw
 
 
 def _read_archive(path: Path, sink: _Sink) -> None:
@@ -155,7 +170,9 @@ def _read_stream(name: str, stream: IO[bytes] | gzip.GzipFile, sink: _Sink) -> N
     if name.endswith(".log"):
         _read_log(name, stream, sink)
     elif name.endswith(".json"):
-        data = stream.read()
+        data = stream.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"it unpacks to more than {MOST_BYTES:,} bytes")
         sink.advance(len(data))
         _read_json(name, data, sink)
     else:
@@ -167,7 +184,7 @@ def _read_lines(name: str, stream: IO[bytes] | gzip.GzipFile, sink: _Sink) -> No
     file_step = int(match.group(1)) if match else None
     decode = json.JSONDecoder().decode
     records, pending = 0, 0
-    for line, raw in enumerate(stream, 1):
+    for line, raw in _lines(stream):
         pending += len(raw)
         if pending > 1 << 20:
             sink.advance(pending)
@@ -203,11 +220,10 @@ def _plain_rows(name: str, sink: _Sink) -> None:
     lines, rows = np.array(list(sink.rows), np.int64), list(sink.rows.values())
     sink.rows = {}
     try:
-        sink.tables.append(table_of(pl.DataFrame(rows, infer_schema_length=None), name, lines))
+        with reading(name):
+            sink.tables.append(table_of(pl.DataFrame(rows, infer_schema_length=None), name, lines))
     except SpecError as error:
         sink.problems.extend(error.problems)
-    except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
-        sink.problem(f"cannot be read as a table: {str(error).splitlines()[0]}", name)
 
 
 def _cut_hint(raw: bytes) -> str | None:
@@ -243,7 +259,7 @@ def _keys(record: dict[str, Any]) -> str:
 
 def _read_log(name: str, stream: IO[bytes] | gzip.GzipFile, sink: _Sink) -> None:
     records = 0
-    for line, raw in enumerate(stream, 1):
+    for line, raw in _lines(stream):
         sink.advance(len(raw))
         text = raw.decode("utf-8", "replace").strip()
         if not text:
@@ -254,7 +270,7 @@ def _read_log(name: str, stream: IO[bytes] | gzip.GzipFile, sink: _Sink) -> None
             if match is None:
                 raise ValueError
             latency = float(match.group(4))
-            if not 0 <= latency < float("inf"):
+            if not 0 <= latency <= MOST:
                 raise ValueError
             sink.latencies.append(ToolLatency(int(match.group(1)), match.group(3).strip(), latency))
         except ValueError:
@@ -270,14 +286,7 @@ def _read_json(name: str, data: bytes, sink: _Sink) -> None:
     if not data.strip():
         sink.problem("the file is empty", name)
         return
-    try:
-        content = json.loads(data)
-    except UnicodeDecodeError:
-        sink.problem("not text: the file holds bytes that are no UTF-8", name)
-        return
-    except json.JSONDecodeError as error:
-        sink.problem(f"not valid JSON: {error.msg}", name, error.lineno)
-        return
+    content = parse_json(data, name)
     if isinstance(content, dict) and ("math_task" in content or "tool_calling_task" in content):
         sink.distributions.append(content)
         return

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.reader import reading
 from rlperf.specs.writer import write_atomic
+from rlperf.units import MOST_COUNT
 from rlperf.workload.lengths import COLUMNS, OPTIONAL_FLOAT, Int, LengthTable
 
 if TYPE_CHECKING:
@@ -42,10 +44,8 @@ def read_table(path: Path | str) -> LengthTable:
     import polars as pl
 
     source = Path(path)
-    try:
-        frame = pl.read_parquet(source) if source.suffix == ".parquet" else pl.read_csv(source)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise SpecError(Problem(f"cannot be read as a table: {str(error).splitlines()[0]}", str(source))) from error
+    with reading(source):
+        frame = pl.read_parquet(source, glob=False) if source.suffix == ".parquet" else pl.read_csv(source, glob=False)
     return table_of(frame, str(source), np.arange(2, frame.height + 2))
 
 
@@ -64,7 +64,7 @@ def table_of(frame: pl.DataFrame, source: str, lines: Int) -> LengthTable:
             found = ", ".join(frame.columns[:12])
             hint = did_you_mean(name, frame.columns)
             problems.append(Problem(f"column {name} is missing; found {found}", source, None, hint))
-    for name in set(frame.columns) & {*COLUMNS, _CAP}:
+    for name in sorted(set(frame.columns) & {*COLUMNS, _CAP}):
         column = frame[name]
         if not (column.dtype.is_integer() or (name in OPTIONAL_FLOAT and column.dtype.is_numeric())) and name != _CAP:
             due = "numbers" if name in OPTIONAL_FLOAT else "whole numbers"
@@ -72,12 +72,15 @@ def table_of(frame: pl.DataFrame, source: str, lines: Int) -> LengthTable:
         elif name != _CAP and column.null_count():
             line = int(lines[column.is_null().arg_max() or 0])
             problems.append(Problem(f"column {name} has an empty cell", source, line))
-        elif name in NEEDED and frame.height and bool((column < 1).any()):
-            line = int(lines[(column < 1).arg_max() or 0])
-            problems.append(Problem(f"column {name} must be at least 1 token", source, line))
+        elif name != _CAP and (wrong := ~column.is_between(name in NEEDED, MOST_COUNT)).any():
+            line = int(lines[wrong.arg_max() or 0])
+            least = "at least 1 token" if name in NEEDED else "at least 0"
+            problems.append(Problem(f"column {name} must be {least} and at most {MOST_COUNT:,}", source, line))
     if _CAP in frame.columns and frame[_CAP].drop_nulls().n_unique() > 1:
         several = ", ".join(map(str, frame[_CAP].drop_nulls().unique().sort()[:5]))
         problems.append(Problem(f"column {_CAP} holds several values ({several}): a recording has one", source))
+    if _CAP in frame.columns and not frame[_CAP].drop_nulls().is_between(1, MOST_COUNT).all():
+        problems.append(Problem(f"column {_CAP} must be at least 1 and at most {MOST_COUNT:,}", source))
     if problems:
         raise SpecError(problems)
     zeros = np.zeros(frame.height, np.int64)

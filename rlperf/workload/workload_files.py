@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from rlperf.errors import Problem
+from rlperf.units import MOST_COUNT
 from rlperf.workload.lengths import Int, LengthTable, concat, empty
 
 
@@ -19,7 +21,7 @@ def workload_table(content: Any, file: str) -> tuple[LengthTable, list[Problem]]
     tables, problems = [], []
     for key, entry in content.items():
         where = f"rl_step {key!r}"
-        if not str(key).lstrip("-").isdigit() or not isinstance(entry, dict) or "input" not in entry:
+        if not re.fullmatch(r"-?\d{1,9}", str(key), re.ASCII) or not isinstance(entry, dict) or "input" not in entry:
             problems.append(Problem(f"{where}: a number with an object that holds 'input' and 'output' is due", file))
             continue
         found = _step(entry, int(key), where, file, problems)
@@ -65,8 +67,8 @@ def _column(values: Any, where: str, file: str, problems: list[Problem]) -> Int 
     if not isinstance(values, list) or not values:
         problems.append(Problem(f"{where} must be a non-empty list of lengths", file))
         return None
-    if set(map(type, values)) != {int} or min(values) < 1:
-        wrong = next(v for v in values if type(v) is not int or v < 1)
+    if set(map(type, values)) != {int} or min(values) < 1 or max(values) > MOST_COUNT:
+        wrong = next(v for v in values if type(v) is not int or not 1 <= v <= MOST_COUNT)
         problems.append(Problem(f"{where} must hold whole numbers of at least 1 token, not {wrong!r:.60}", file))
         return None
     return np.array(values, np.int64)

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 from rlperf.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from rlperf.alternatives import what_if
     from rlperf.api import plan_job, predict_job, size_job, sweep_job
     from rlperf.errors import InfeasibleError, RlperfError, SpecError
+    from rlperf.explaining import explain
+    from rlperf.files import audit_config, calibrate_logs, export_plan
     from rlperf.layout import Layout
     from rlperf.plan.answer.plan import Plan, Prediction
     from rlperf.plan.question.context import read_job
@@ -32,6 +35,10 @@ _HOME = {
     "Prediction": "rlperf.plan.answer.plan",
     "RlperfError": "rlperf.errors",
     "SpecError": "rlperf.errors",
+    "audit_config": "rlperf.files",
+    "calibrate_logs": "rlperf.files",
+    "explain": "rlperf.explaining",
+    "export_plan": "rlperf.files",
     "load_architecture": "rlperf.specs.profiles",
     "load_cluster": "rlperf.specs.profiles",
     "plan_job": "rlperf.api",
@@ -40,6 +47,7 @@ _HOME = {
     "short_job": "rlperf.specs.short_job",
     "size_job": "rlperf.api",
     "sweep_job": "rlperf.api",
+    "what_if": "rlperf.alternatives",
 }
 
 __all__ = [
@@ -52,6 +60,10 @@ __all__ = [
     "Prediction",
     "RlperfError",
     "SpecError",
+    "audit_config",
+    "calibrate_logs",
+    "explain",
+    "export_plan",
     "load_architecture",
     "load_cluster",
     "plan_job",
@@ -60,6 +72,7 @@ __all__ = [
     "short_job",
     "size_job",
     "sweep_job",
+    "what_if",
 ]
 
 

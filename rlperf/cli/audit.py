@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -34,18 +33,15 @@ def audit(
 
     Example: rlperf audit run_grpo.yaml --cluster dgx_h100
     """
-    from rlperf.frameworks.adapter import framework_facts
-    from rlperf.frameworks.audit import audit as run_audit
-    from rlperf.frameworks.audit import load_log, report
-    from rlperf.frameworks.imports import describe, import_config
+    from rlperf.files import audit_config
+    from rlperf.frameworks.audit import report
+    from rlperf.frameworks.imports import describe
 
-    imported = import_config(config, framework)
-    if architecture is not None:
-        imported = replace(imported, run=replace(imported.run, architecture=architecture))
-    if rollouts is not None:
-        workload = _written_lengths(rollouts, tokenizer, imported.run.batch.max_response_tokens or 1 << 40)
-    facts = framework_facts(imported.adapter.name, imported.target.version)
-    found = run_audit(imported, cluster=cluster, workload=workload, log=load_log(log), facts=facts, plan=plan)
+    found = audit_config(
+        config, framework=framework, cluster=cluster, architecture=architecture, workload=workload, log=log,
+        rollouts=rollouts, tokenizer=tokenizer, plan=plan,
+    )  # fmt: skip
+    imported = found.imported
     failed = not found.passes or (strict and any(f.severity == "warning" for f in found.findings))
     if as_json:
         print_json(
@@ -71,15 +67,3 @@ def audit(
         screen.print("passes" if not failed else "does not pass")
     if failed:
         raise typer.Exit(1)
-
-
-def _written_lengths(rollouts: Path, tokenizer: str | None, cap: int) -> str:
-    """The dump as a workload file in the temporary folder; its path."""
-    import tempfile
-
-    from rlperf.frameworks.dumps import read_dump
-    from rlperf.workload.writers import write_workload
-
-    folder = Path(tempfile.mkdtemp(prefix="rlperf-"))
-    table = read_dump([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
-    return str(write_workload(table, folder / "rollouts.json"))

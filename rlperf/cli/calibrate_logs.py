@@ -29,22 +29,13 @@ def logs(
 
     Jobs in the same folder find the file by themselves. Example: rlperf calibrate logs run.log --job job.yaml
     """
-    from rlperf.calibrate.logs import calibration_text, fit_log
-    from rlperf.frameworks.dumps import read_dump
-    from rlperf.frameworks.imports import read_job_or_config
-    from rlperf.frameworks.logs import read_log
-    from rlperf.plan.question.context import resolve
-    from rlperf.specs.writer import write_atomic
+    from rlperf.files import calibrate_logs
 
-    asked = read_job_or_config(job, cluster=cluster, workload=workload)
-    context = resolve(asked, folder=job.resolve().parent)
-    cap = max(asked.tasks[0].max_response_tokens)
-    lengths = None if rollouts is None else read_dump([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
     with progress("fitting"):
-        fit = fit_log(context, read_log(log, framework), lengths, warm_up=warm_up)
-    shipped = fit.calibration.id.removesuffix("_fitted")
-    target = out or job.resolve().parent / "calibrations" / "frameworks" / f"{shipped}.yaml"
-    write_atomic(target, calibration_text(fit))
+        fit, target = calibrate_logs(
+            log, job, framework=framework, cluster=cluster, workload=workload, rollouts=rollouts, tokenizer=tokenizer,
+            warm_up=warm_up, out=out,
+        )  # fmt: skip
     if as_json:
         print_json(
             {

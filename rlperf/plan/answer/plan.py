@@ -9,10 +9,12 @@ from pydantic import Field
 
 from rlperf.plan.answer import notebook
 from rlperf.plan.question.pool import BatchSettings, PoolPlan
+from rlperf.plan.question.words import layout_words
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.job import Job
 from rlperf.specs.modes import Mode
 from rlperf.specs.pool import Role
+from rlperf.units import human_seconds
 
 if TYPE_CHECKING:
     import polars as pl
@@ -120,6 +122,17 @@ class Prediction(Frozen):
             "truncated_fraction": self.truncated_fraction,
             "fits": self.fits,
         }
+
+    def __str__(self) -> str:
+        stages = ((name.replace("_", " "), seconds) for name, seconds in self.stages_s.model_dump().items())
+        largest = sorted(stages, key=lambda stage: -stage[1])[:3]
+        memory = ", ".join(f"{role} {use.total / use.limit:.0%} of memory" for role, use in self.memory_bytes.items())
+        spread = f"{human_seconds(self.low_s)} .. {human_seconds(self.high_s)}"
+        return (
+            f"rl_step {human_seconds(self.rl_step_s)} ({spread}): "
+            + ", ".join(f"{name} {human_seconds(seconds)}" for name, seconds in largest)
+            + f"\n{self.tokens_per_s_per_device:,.0f} tokens/s per device; {memory}"
+        )
 
     def to_frame(self) -> pl.DataFrame:
         """One row: seconds by stage, bytes by role."""
@@ -320,6 +333,13 @@ class Plan(Frozen):
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `rlperf plan --json` prints it."""
         return self.model_dump(mode="json")
+
+    def __str__(self) -> str:
+        first = self.phases[0]
+        named = (f"{pool.role} {pool.devices} x {pool.device} {layout_words(pool.layout)}" for pool in first.pools[:2])
+        pools = "; ".join(named)
+        more = f" (first of {len(self.phases)} phases)" if len(self.phases) > 1 else ""
+        return f"{self.job.name}, {first.mode}: {pools}{more}\n{first.predicted}"
 
     def to_frame(self) -> pl.DataFrame:
         """One row per phase: what is run, its degrees, and its prediction."""

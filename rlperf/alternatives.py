@@ -1,0 +1,127 @@
+"""What if? One job and some changes of it, each planned or predicted beside it on the same drawn rl_steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlperf.api import Jobs, Question, ask, job_of, load_job, plan_job
+from rlperf.errors import InfeasibleError, SpecError
+from rlperf.plan.answer import notebook
+from rlperf.plan.compare import compare_jobs, job_of_plan
+from rlperf.specs.job import Job
+from rlperf.specs.reader import Document, validate
+from rlperf.sweep.paths import with_values
+from rlperf.units import human_seconds
+
+if TYPE_CHECKING:
+    import polars as pl
+
+BASE = "as it is"
+
+
+@dataclass(frozen=True)
+class WhatIfRow:
+    """One change: its rl_step [s], and that over the unchanged one with its 5th and 95th percentile [1].
+
+    ``apart``: the two can be told apart. ``why_not``: why there are no numbers; empty where there are.
+    """
+
+    name: str
+    rl_step_s: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    apart: bool = False
+    devices: int = 0
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class WhatIfTable:
+    """The unchanged job first, then every change in the order given."""
+
+    rows: tuple[WhatIfRow, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"schema_version": 1, "rows": [asdict(row) for row in self.rows]}
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row per change."""
+        return notebook.frame([asdict(row) for row in self.rows])
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """(change, devices, rl_step, against the unchanged one, verdict) of every row, in words."""
+        return [_cells(row) for row in self.rows]
+
+    def __str__(self) -> str:
+        return "\n".join("  ".join(cell for cell in cells if cell) for cells in self.cells())
+
+    def _repr_html_(self) -> str:
+        return notebook.table(HEAD, self.cells())
+
+
+HEAD = ("change", "devices", "rl_step", "against unchanged", "")
+
+
+def _cells(row: WhatIfRow) -> tuple[str, ...]:
+    if row.rl_step_s is None or row.ratio is None or row.low is None or row.high is None:
+        return (row.name, "-", "-", "-", row.why_not)
+    step, change = human_seconds(row.rl_step_s), 100.0 * (row.ratio - 1.0)
+    if row.name == BASE:
+        return (row.name, str(row.devices), step, "", "")
+    between = f"{change:+.1f} % ({100 * (row.low - 1):+.0f} .. {100 * (row.high - 1):+.0f} %)"
+    verdict = "cannot be told apart" if not row.apart else "slower" if row.ratio > 1.0 else "faster"
+    return (row.name, str(row.devices), step, between, verdict)
+
+
+def what_if(
+    job: Jobs | None = None,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    plan: bool = True,
+    draws: int = 6,
+    **values: Any,
+) -> WhatIfTable:
+    """A job and changes of it side by side.
+
+    Parameters
+    ----------
+    changes : a name for each, and the fields that it changes by their dotted paths, as in a sweep:
+        ``{"half the cap": {"tasks.*.max_response_tokens": 8192}, "TP4": {"pools.rollout.layout.tensor_parallel": 4}}``
+    plan : plan each anew; else what a job leaves open is filled in
+    draws : common draws of the prompt groups
+    values : a job without a file, see `rlperf.api.job_of`
+
+    Raises
+    ------
+    SpecError : changes that name no field of a job, or values that it refuses
+    """
+    base = load_job(job_of(job, values))
+    data = base.model_dump(mode="json", exclude_none=True)
+    changed = {BASE: base}
+    for name, fields in (changes or {}).items():
+        try:
+            moved = with_values(data, tuple(fields.items()))
+        except ValueError as error:
+            raise SpecError(f"{name}: {error}") from error
+        changed[name] = validate(Document(moved, {}, name), Job)
+    first = _question(base, plan)
+    return WhatIfTable(tuple(_row(name, first, each, plan, draws) for name, each in changed.items()))
+
+
+def _question(job: Job, plan: bool) -> Question:
+    return ask(job_of_plan(plan_job(job)) if plan else job)
+
+
+def _row(name: str, first: Question, job: Job, plan: bool, draws: int) -> WhatIfRow:
+    try:
+        second = first if name == BASE else _question(job, plan)
+        found = compare_jobs(first.context, second.context, (first.facts, second.facts), draws=draws)
+    except InfeasibleError as error:
+        return WhatIfRow(name, why_not=str(error).splitlines()[0])
+    side, ratio = found.second, found.step
+    devices = side.evaluation.configuration.devices
+    return WhatIfRow(name, float(side.draws_s.mean()), ratio.ratio, ratio.low, ratio.high, ratio.apart, devices)

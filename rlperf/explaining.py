@@ -1,0 +1,135 @@
+"""Why is it slow? One road from what is at hand (a job, a plan, logs, per-rank timings, recordings) to its causes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlperf.api import Jobs, ask, facts_of, job_of, plan_in
+from rlperf.calibrate.engine_trace import read_engine_traces
+from rlperf.diagnose.explain import Explanation, explain_graph
+from rlperf.diagnose.graph import PerformanceGraph
+from rlperf.diagnose.logs import graph_of_ranks, graph_of_steps, logged_steps, read_rank_timings
+from rlperf.diagnose.peers import Thresholds
+from rlperf.diagnose.predicted import PredictedSteps, explain_prediction
+from rlperf.diagnose.recorded import graph_of_recording, graph_of_traces
+from rlperf.diagnose.scaling import ScalingExplanation, explain_scales
+from rlperf.diagnose.sources import scaled_job, steps_of_job, steps_of_plan
+from rlperf.errors import Problem, SpecError
+from rlperf.frameworks.logs import read_log
+from rlperf.plan.answer.plan import Plan
+from rlperf.plan.question.context import resolve
+from rlperf.specs.job import Job
+from rlperf.specs.reader import first_record, read_document
+from rlperf.workload import read_recording
+
+Notes = tuple[str, ...]
+Source = Jobs | Plan | Sequence[Path | str]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The causes; over several numbers of devices also what grows with them."""
+
+    causes: Explanation
+    scaling: ScalingExplanation | None = None
+
+
+def explain(
+    source: Source, *, scale: Sequence[int] = (), floor: float = 0.01, token_s: float | None = None
+) -> Explained:
+    """Root causes of an rl_step's time, ranked, with the path to each and the knobs that remove it.
+
+    Parameters
+    ----------
+    source : a job or plan (object, dict or file), or files: framework logs, per-rank timings, PolyTrace recordings
+    scale : numbers of devices; a job is predicted at each, of several logs it is one each
+    floor : smallest share of an rl_step to report
+    token_s : seconds per generated token, for recordings of lengths only [s]
+
+    Raises
+    ------
+    SpecError : files that are missing or say nothing, numbers of devices that do not fit
+    """
+    if isinstance(source, Plan):
+        steps, notes = steps_of_plan(source)
+        return Explained(explain_prediction(steps, floor=floor, notes=notes))
+    if isinstance(source, Job | Mapping):
+        return _of_job(source if isinstance(source, Job) else job_of(source, {}), None, scale, floor)
+    paths = [Path(source)] if isinstance(source, str | Path) else [Path(path) for path in source]
+    missing = [Problem("no such file or folder", str(path)) for path in paths if not path.exists()]
+    if missing or not paths:
+        raise SpecError(missing or "nothing to explain: name a job, a plan, or the files of a run")
+    if paths[0].suffix in (".yaml", ".yml"):
+        if len(paths) > 1:
+            raise SpecError("one job or plan at a time; logs may be several, with --scale")
+        plan = plan_in(read_document(paths[0]))
+        folder = paths[0].resolve().parent
+        if plan is None or scale:
+            return _of_job(paths[0], folder, scale, floor)
+        steps, notes = steps_of_plan(plan, folder)
+        return Explained(explain_prediction(steps, floor=floor, notes=notes))
+    return _of_files(paths, tuple(scale), floor, token_s)
+
+
+def _of_job(job: Job | Path, folder: Path | None, scale: Sequence[int], floor: float) -> Explained:
+    question = ask(job, folder=folder) if isinstance(job, Job) else ask(job)
+    if not scale:
+        steps, notes = steps_of_job(question.context, question.facts)
+        return Explained(explain_prediction(steps, floor=floor, notes=notes))
+    if len(scale) < 2:
+        raise SpecError("--scale needs at least two numbers of devices")
+    jobs = [scaled_job(question.job, question.context.cluster, devices) for devices in sorted(scale)]
+    predicted = [steps_of_job(resolve(each, folder=folder), facts_of(each)) for each in jobs]
+    return _at_scales(predicted, floor)
+
+
+def _at_scales(predicted: list[tuple[PredictedSteps, Notes]], floor: float) -> Explained:
+    last, notes = predicted[-1]
+    graphs = [steps.graph() for steps, _ in predicted]
+    found = explain_scales(graphs, floor=floor, limits=replace(Thresholds(), serial=math.inf), notes=notes)
+    largest = explain_prediction(last, floor=floor, notes=notes)
+    known = {(c.kind, c.where) for c in largest.causes}
+    faults = tuple(c for c in found.largest.faults if (c.kind, c.where) not in known)
+    return Explained(replace(largest, causes=(*faults, *largest.causes)), found)
+
+
+def _of_files(paths: list[Path], scale: tuple[int, ...], floor: float, token_s: float | None) -> Explained:
+    recorded = _recorded(paths, token_s)
+    if recorded is not None:
+        return Explained(explain_graph(recorded[0], floor=floor, notes=recorded[1]))
+    if len(scale) not in (0, len(paths)) or (len(paths) > 1 and not scale):
+        raise SpecError(f"{len(paths)} logs need --scale with as many numbers of devices")
+    graphs = [_log(path, devices) for path, devices in zip(paths, scale or (0,), strict=True)]
+    if len(graphs) == 1:
+        return Explained(explain_graph(graphs[0], floor=floor))
+    found = explain_scales(graphs, floor=floor)
+    return Explained(found.largest, found)
+
+
+def _recorded(sources: list[Path], token_s: float | None) -> tuple[PerformanceGraph, Notes] | None:
+    """The graph of PolyTrace files; None where the sources are something else."""
+    first = sources[0]
+    if first.is_dir() and any(first.rglob("*tfevents*")):
+        return None
+    archive = first.name.endswith((".tar.gz", ".tgz", ".tar"))
+    inside = sorted(first.rglob("*.jsonl")) if first.is_dir() else [] if archive else [first]
+    head = first_record(inside[0]) if inside else None
+    known = head is not None and {"turns", "output", "reward_time_s"} & head.keys()
+    if not (first.is_dir() or archive or known):
+        return None
+    files = [f for path in sources for f in (sorted(path.rglob("*.jsonl")) if path.is_dir() else [path])]
+    if not files:
+        raise SpecError(Problem("holds nothing to explain: no logs, no event files, no recordings", str(first)))
+    if head is not None and "turns" in head:
+        return graph_of_traces(read_engine_traces(files))
+    return graph_of_recording(read_recording(sources, skip_damaged=True), token_s=token_s)
+
+
+def _log(path: Path, devices: int) -> PerformanceGraph:
+    head = first_record(path)
+    if head is not None and "stage" in head:
+        return graph_of_ranks(read_rank_timings(path), devices)
+    return graph_of_steps(logged_steps(read_log([path])), devices)

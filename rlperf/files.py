@@ -1,0 +1,118 @@
+"""What is asked of the files that frameworks read and write: a configuration audited, a plan exported, a log fitted."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rlperf.api import plan_in
+from rlperf.calibrate.logs import LogFit, calibration_text, fit_log
+from rlperf.errors import Problem, SpecError
+from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.audit import Audit, audit, load_log
+from rlperf.frameworks.dumps import read_dump
+from rlperf.frameworks.export import write_plan
+from rlperf.frameworks.imports import import_config, read_job_or_config
+from rlperf.frameworks.logs import read_log
+from rlperf.plan.answer.plan import Plan
+from rlperf.plan.question.context import resolve
+from rlperf.specs.reader import read_document
+from rlperf.specs.writer import write_atomic
+from rlperf.workload.writers import write_workload
+
+Files = Path | str | Sequence[Path | str]
+
+
+def _listed(files: Files) -> list[Path]:
+    return [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
+
+
+def audit_config(
+    config: Files,
+    *,
+    framework: str | None = None,
+    cluster: str | None = None,
+    architecture: str | None = None,
+    workload: str | None = None,
+    log: Path | str | None = None,
+    rollouts: Path | str | None = None,
+    tokenizer: str | None = None,
+    plan: bool = True,
+) -> Audit:
+    """What is wrong with a framework's configuration, and what to change first.
+
+    Parameters
+    ----------
+    config : YAML, launch script, overrides or flags; several are one configuration
+    framework : name (==version); default: recognised
+    cluster, architecture, workload : what the files do not say; assumed where not given
+    log : step metrics of the run, against which the prediction is held
+    rollouts, tokenizer : rollout dump of the run, for its lengths, and what counts its text
+    plan : also ask the planner for the best on the same hardware
+
+    Raises
+    ------
+    SpecError : files that cannot be read, or that no framework writes
+    """
+    imported = import_config(_listed(config), framework)
+    if architecture is not None:
+        imported = replace(imported, run=replace(imported.run, architecture=architecture))
+    if rollouts is not None:
+        workload = _written_lengths(Path(rollouts), tokenizer, imported.run.batch.max_response_tokens or 1 << 40)
+    facts = framework_facts(imported.adapter.name, imported.target.version)
+    return audit(imported, cluster=cluster, workload=workload, log=load_log(log), facts=facts, plan=plan)
+
+
+def _written_lengths(rollouts: Path, tokenizer: str | None, cap: int) -> str:
+    """The dump as a workload file in the temporary folder; its path."""
+    table = read_dump([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
+    folder = Path(tempfile.mkdtemp(prefix="rlperf-"))
+    return str(write_workload(table, folder / "lengths.json"))
+
+
+def export_plan(plan: Plan | Path | str, out: Path | str, *, framework: str | None = None) -> tuple[Path, ...]:
+    """Write a plan as a framework's configuration and launch scripts (default: the job's framework); the files.
+
+    Raises
+    ------
+    ExportError : the framework or version cannot run the plan; all reasons are listed
+    """
+    folder = None if isinstance(plan, Plan) else Path(plan).resolve().parent
+    found = plan if isinstance(plan, Plan) else plan_in(read_document(plan))
+    if found is None:
+        raise SpecError(Problem("is no plan", str(plan), suggestion="plan the job first: plan_job(...)"))
+    return write_plan(found, framework, out, folder=folder)
+
+
+def calibrate_logs(
+    log: Files,
+    job: Path | str,
+    *,
+    framework: str | None = None,
+    cluster: str | None = None,
+    workload: str | None = None,
+    rollouts: Path | str | None = None,
+    tokenizer: str | None = None,
+    warm_up: int = 1,
+    out: Path | str | None = None,
+) -> tuple[LogFit, Path]:
+    """Fit a framework's overheads to a run and write the calibration file that jobs beside it find; the fit, the file.
+
+    Parameters
+    ----------
+    log : step metrics of the run: console, JSONL, CSV, tfevents
+    job : the job (or the framework's configuration) that ran
+    warm_up : rl_steps left out at the start
+    out : file to write; default: where predictions of the job look
+    """
+    path = Path(job)
+    asked = read_job_or_config(path, cluster=cluster, workload=workload)
+    context = resolve(asked, folder=path.resolve().parent)
+    cap = max(asked.tasks[0].max_response_tokens)
+    lengths = None if rollouts is None else read_dump([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
+    fit = fit_log(context, read_log(_listed(log), framework), lengths, warm_up=warm_up)
+    shipped = fit.calibration.id.removesuffix("_fitted")
+    target = path.resolve().parent / "calibrations" / "frameworks" / f"{shipped}.yaml" if out is None else Path(out)
+    return fit, write_atomic(target, calibration_text(fit))

@@ -1,0 +1,67 @@
+"""Python is the product too: every command is a function, with the same answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rlperf
+from rlperf.alternatives import BASE
+
+JOB = rlperf.short_job("Qwen3-8B", 8, max_response="2k", prompts=16, group=4)
+
+
+def test_what_if_tells_faster_from_slower_and_names_what_does_not_run() -> None:
+    table = rlperf.what_if(
+        JOB,
+        {
+            "nothing": {"name": "other"},
+            "half": {"tasks.*.max_response_tokens": 1024},
+            "one device": {"pools.rollout.devices": 8, "pools.rollout.layout.tensor_parallel": 3},
+        },
+        plan=False,
+        draws=4,
+    )
+    base, nothing, half, impossible = table.rows
+    assert base.name == BASE
+    assert (nothing.ratio, nothing.apart) == (pytest.approx(1.0), False)
+    assert half.apart
+    assert half.ratio is not None and half.ratio < 0.8
+    assert impossible.rl_step_s is None and impossible.why_not
+    assert table.to_frame().height == 4
+    assert "faster" in str(table)
+
+
+def test_what_if_refuses_a_field_that_no_job_has() -> None:
+    with pytest.raises(rlperf.SpecError, match="typo"):
+        rlperf.what_if(JOB, {"typo": {"tasks.*.max_respons": 5}})
+
+
+def test_a_plan_prints_in_three_lines() -> None:
+    plan = rlperf.plan_job(JOB)
+    lines = str(plan).splitlines()
+    assert len(lines) == 3
+    assert "colocated" in lines[0] and "rl_step" in lines[1] and "tokens/s" in lines[2]
+    assert str(plan.phases[0].predicted).splitlines() == lines[1:]
+
+
+def test_a_plan_is_exported_audited_and_explained(tmp_path: Path) -> None:
+    plan = rlperf.plan_job(JOB)
+    files = rlperf.export_plan(plan, tmp_path / "config", framework="verl")
+    assert (tmp_path / "config" / "config.yaml") in files
+    audit = rlperf.audit_config(tmp_path / "config" / "config.yaml", cluster="dgx_h100", plan=False)
+    assert audit.predicted is not None
+    assert rlperf.explain(plan).causes.rl_step_s > 0
+    assert rlperf.explain(JOB, scale=(8, 16)).scaling is not None
+
+
+def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
+    with pytest.raises(rlperf.SpecError, match="no such file"):
+        rlperf.explain(tmp_path / "run.log")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(rlperf.SpecError, match="holds nothing to explain"):
+        rlperf.explain(tmp_path / "empty")
+    (tmp_path / "job.yaml").write_text("name: x")
+    with pytest.raises(rlperf.SpecError, match="is no plan"):
+        rlperf.export_plan(tmp_path / "job.yaml", tmp_path / "out")

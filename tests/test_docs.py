@@ -235,7 +235,7 @@ def test_the_support_matrix_calls_nothing_measured_that_a_prediction_says_is_bor
                 cell = module.cell(arch, hw, precision)
                 standings.add(cell.partition(":")[0])
                 assert cell != "measured" or not serving_basis(arch, hw, engine, gemm_dtype=precision).extrapolated
-    assert standings == {"measured", "borrowed"}
+    assert standings == {"measured", "inferred", "borrowed"}
     llama, mixtral = load_architecture("Llama-3.1-8B"), load_architecture("Mixtral-8x7B")
     h100, a100 = load_hardware("h100_sxm"), load_hardware("a100_80g_sxm")
     assert module.cell(llama, h100, "fp8") == module.cell(llama, a100, "bf16") == "measured"

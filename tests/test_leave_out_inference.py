@@ -78,12 +78,12 @@ def test_what_is_left_out_is_not_seen(tmp_path: Path) -> None:
 
 
 def test_shipped_constants_serve_what_no_fit_saw(tmp_path: Path) -> None:
-    new = {"row_id": "mi", "engine": "vllm", "architecture": "Llama-3.1-8B", "gpu": "mi355x", "n_gpus": 1,
+    new = {"row_id": "h20", "engine": "vllm", "architecture": "Llama-3.1-8B", "gpu": "h20_sxm", "n_gpus": 1,
            "tensor_parallel": 1, "gemm_dtype": "bf16", "attention_data_parallel": 1, "mode": "single_stream",
            "isl": 1000, "osl": 500, "measured_ttft_ms": 20.0, "measured_tpot_ms": 5.0}  # fmt: skip
     table = toy(tmp_path, more=(new,))
-    one = next(group for group in predict_groups(Path(table.file), table, "device") if group.name == "mi355x")
-    assert one.in_fit == 0 and one.borrowed == "kernels of b200_sxm" and one.seen == one.left_out
+    one = next(group for group in predict_groups(Path(table.file), table, "device") if group.name == "h20_sxm")
+    assert one.in_fit == 0 and one.borrowed == "kernels of h200_sxm" and one.seen == one.left_out
 
 
 def test_an_engine_left_out_takes_the_pool_and_a_version_its_engine(tmp_path: Path) -> None:

@@ -202,4 +202,5 @@ def calibration_text(calibration: DeviceCalibration) -> str:
     body = re.sub(
         r"(?<=: )([\d.e-]+) s$", lambda match: f"{float(match.group(1)) * 1e6:.4g} us", body, flags=re.MULTILINE
     )
-    return f"# Constants of {calibration.device}, written by `rlperf calibrate kernels`.\n{body}"
+    command = "device" if calibration.told else "kernels"
+    return f"# Constants of {calibration.device}, written by `rlperf calibrate {command}`.\n{body}"

@@ -25,6 +25,8 @@ from rlperf.specs.calibration import (
     load_device_calibration,
     load_engine_calibration,
 )
+from rlperf.specs.hardware import at_published_rates
+from rlperf.specs.profiles import load_device
 
 LEAST = 4
 """Rows that a fit of three constants needs at least."""
@@ -73,6 +75,7 @@ class Refits:
             # what was too little for a fit has constants by judgement: nothing of it was seen
             self._allowed += split if len(split) >= LEAST else []
         self._seen = {case.row.row_id for case, _, _ in self._allowed}
+        self._seen |= {row for case in self.cases for row in case.hardware.calibration.served_rows}
         self._fits: dict[tuple[bool, frozenset[str]], EngineCalibration] = {}
 
     def _read(self, row: Row) -> list[PredictedFigure]:
@@ -157,7 +160,8 @@ def _relative(case: ServingCase, borrowed: list[str]) -> dict[str, DeviceCalibra
     borrowed.append(f"kernels of {own.extrapolated_from or device.relative or device.name}")
     if own.extrapolated or device.relative is None:
         return {}
-    return {device.name: load_device_calibration(device.relative).borrowed_by(device.name)}
+    lent = load_device_calibration(device.relative).borrowed_by(device.name)
+    return {device.name: at_published_rates(lent, device, load_device(device.relative))}
 
 
 def _less_exact(row: Row, engine: EngineCalibration) -> EngineCalibration | None:

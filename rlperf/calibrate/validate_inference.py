@@ -39,7 +39,7 @@ def predict_case(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
         wanted.append(("tokens_per_s_per_gpu", rate, float(served.output_tokens_per_s) / case.devices))
     if not wanted:
         raise SpecError("no measured figure in the row")
-    used = row.row_id in case.engine.overhead.row_ids
+    used = row.row_id in case.engine.overhead.row_ids or row.row_id in case.hardware.calibration.served_rows
     basis = serving_basis(
         case.arch, case.hardware, case.engine,
         gemm_dtype=case.gemm_dtype, context=case.isl + case.osl, running=float(served.running),

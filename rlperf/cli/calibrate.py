@@ -62,6 +62,32 @@ def kernels(
 
 
 @app.command()
+def device(
+    file: Annotated[Path, typer.Argument(help="CSV of served rows (form of measured/inference.csv)")],
+    name: Annotated[str, typer.Option(help="device profile to fit, such as mi355x")],
+    out: Out,
+    check: Annotated[bool, typer.Option(help="also leave one architecture out in turn")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Tell a device's constants from served rows, where none of its kernels was timed; write a calibration file."""
+    from rlperf.calibrate.kernels import calibration_text
+    from rlperf.calibrate.served_devices import KNOBS, fit_served_device
+    from rlperf.calibrate.tables import read_table
+    from rlperf.specs.writer import write_atomic
+
+    fit = fit_served_device(read_table(file), name, check=check)
+    path = write_atomic(out, calibration_text(fit.calibration))
+    if as_json:
+        print_json({"file": str(path), "rows": fit.rows, "values": fit.values, "narrowed": fit.narrowed})
+        return
+    for knob, value in fit.values.items():
+        typer.echo(f"{KNOBS[knob].said:62s} {value:10.4g}   {100.0 * fit.narrowed[knob]:3.0f} % of the prior's width")
+    typer.echo(
+        f"{name}: {fit.rows} rows, {fit.in_sample_mape:.1f} % inside, {fit.left_out_mape:.1f} % left out -> {path}"
+    )
+
+
+@app.command()
 def engine(
     file: Annotated[Path, typer.Argument(help="CSV of served rows (form of measured/inference.csv)")],
     name: Annotated[str, typer.Option(help="engine profile to fit, such as vllm")],

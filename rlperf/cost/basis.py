@@ -63,6 +63,10 @@ def serving_basis(
     if gemm_dtype in WEIGHT_ONLY:
         reasons.append(f"{gemm_dtype} products have no kernel table")
     spread = engine.spread_extrapolated if reasons else engine.overhead.quality.spread
+    if hw.calibration.told:
+        reasons.append(f"kernels of {hw.calibration.extrapolated_from or hw.device.name} are told from served rows")
+        told = hw.calibration.spread
+        spread = Spread(low=min(spread.low, told.low), high=max(spread.high, told.high))
     if hw.calibration.extrapolated:
         reasons.append(f"{hw.device.name} runs on the constants of {hw.calibration.extrapolated_from}")
         spread = spread.widened(1.5)

@@ -13,7 +13,7 @@ from rlperf.cost.network import network_bytes_per_s
 from rlperf.cost.roofline import Array, as_float, gemm_fit, gemm_with, sheet_flop_per_s, small_op_s
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import EngineCalibration
+from rlperf.specs.calibration import EngineCalibration, GemmFit, MoeFit
 from rlperf.specs.hardware import Hardware
 
 
@@ -53,16 +53,30 @@ def roles_of(arch: Architecture, hw: Hardware, gemm_dtype: str) -> Roles:
 
     fp8 and weight-only int8 quantise every product but the head. Four-bit checkpoints of mixtures of experts quantise
     the experts alone (attention and dense layers stay bf16); those of dense models every product but the head. mxfp4
-    runs on native four-bit units where the device has them, else its weights are widened to bf16 on the fly.
+    runs on native four-bit units where the device has them (`native_mxfp4`), else its weights are widened to bf16 on
+    the fly.
     """
+    if gemm_dtype == "mxfp4" and arch.experts is None:
+        gemm_dtype = native_mxfp4(hw, hw.calibration.gemm)
     expert = gemm_dtype
     if gemm_dtype == "fp8" and (arch.checkpoint_dtype == "fp8" or arch.family in BLOCK_SCALED):
         expert = gemm_dtype = "fp8_block"
-    if gemm_dtype == "mxfp4" and hw.device.peaks.fp4 is not None:
-        expert = "nvfp4"
+    if gemm_dtype == "mxfp4":
+        expert = native_mxfp4(hw, hw.calibration.moe)
     narrow = gemm_dtype in ("nvfp4", "mxfp4", "int4_wo")
     rest = "bf16" if narrow and arch.experts is not None else gemm_dtype
     return Roles(projection=rest, dense=rest, expert=expert)
+
+
+NATIVE_MXFP4 = ("w4a4_mxfp4",)
+"""What mxfp4 weights are multiplied with on four-bit units: activations in mxfp4 (AMD)."""
+
+
+def native_mxfp4(hw: Hardware, fits: Iterable[GemmFit | MoeFit]) -> str:
+    """The dtype that products of mxfp4 weights run in: that of the kernels known, else NVIDIA's four bits."""
+    if hw.device.peaks.fp4 is None:
+        return "mxfp4"
+    return next((fit.dtype for fit in fits if fit.dtype in NATIVE_MXFP4), "nvfp4")
 
 
 @dataclass(frozen=True)

@@ -193,11 +193,19 @@ class DeviceCalibration(Frozen):
     host: HostFit
     notes: str = ""
     extrapolated_from: str | None = Field(None, description="device whose constants stand here, when not its own")
+    served_rows: tuple[str, ...] = Field(
+        (), description="served rows behind constants of kernels that nobody timed; they are never scored"
+    )
 
     @property
     def extrapolated(self) -> bool:
         """Whether the constants are a relative's."""
         return self.extrapolated_from is not None
+
+    @property
+    def told(self) -> bool:
+        """Whether served rows told the constants: no kernel of the device was timed."""
+        return bool(self.served_rows)
 
     def borrowed_by(self, device: str) -> DeviceCalibration:
         """These constants for a device without measurements of its own; intervals are read twice as wide."""

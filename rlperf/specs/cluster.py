@@ -45,6 +45,14 @@ class Peaks(Frozen):
     fp4: Annotated[FlopPerSecond, _POSITIVE] | None = None
 
 
+class Attained(Frozen):
+    """Rates that published benchmarks reach on the device; a relative's shares give way to them."""
+
+    bf16: Annotated[FlopPerSecond, _POSITIVE] | None = Field(None, description="largest dense products")
+    fp8: Annotated[FlopPerSecond, _POSITIVE] | None = None
+    memory: Annotated[BytesPerSecond, _POSITIVE] | None = Field(None, description="large reads")
+
+
 class ScaleUp(Frozen):
     """The fast links inside a scale-up domain (NVLink, xGMI, HCCS). ``bandwidth`` is per device and direction."""
 
@@ -68,6 +76,7 @@ class Device(Frozen):
     vendor: str
     generation: str = Field(description="architecture name, such as Hopper sm90")
     peaks: Peaks
+    attained: Attained | None = None
     memory: Annotated[Bytes, _POSITIVE] = Field(description="what the driver reports where known")
     memory_bandwidth: Annotated[BytesPerSecond, _POSITIVE]
     memory_type: str

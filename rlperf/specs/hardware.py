@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
-from rlperf.specs.calibration import DeviceCalibration, load_device_calibration
+from rlperf.specs.calibration import DecodeFit, DeviceCalibration, GemmFit, MoeFit, load_device_calibration
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.network_calibration import NetworkCalibration, load_network_calibration
 from rlperf.specs.profiles import load_cluster, load_device, load_link
+
+Fit = TypeVar("Fit", GemmFit, DecodeFit, MoeFit)
+BEST_READ = 0.95
+"""Share of the data sheet's bandwidth beyond which no ratio brings a kernel."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,46 @@ def in_nodes_of(hardware: Hardware, devices: int) -> Hardware:
     return replace(hardware, cluster=cluster.model_copy(update={"devices_per_node": devices, "rails": rails}))
 
 
+def at_published_rates(constants: DeviceCalibration, device: Device, relative: Device) -> DeviceCalibration:
+    """A relative's constants for a device, as far as both publish what they attain brought to what the device attains.
+
+    A share of the data sheet carries over only between devices whose clocks and caches keep up alike: an L40S reaches
+    less of its peak than an RTX PRO 6000. Products and attention over prompts go by the ratio of the attained shares of
+    the peak (fp8 and narrower by that of fp8 where both state it), all that reads memory by that of bandwidth.
+    """
+    mine, theirs = device.attained, relative.attained
+    if mine is None or theirs is None:
+        return constants
+    wide = _ratio(mine.bf16, device.peaks.bf16, theirs.bf16, relative.peaks.bf16) or 1.0
+    narrow = _ratio(mine.fp8, device.peaks.fp8, theirs.fp8, relative.peaks.fp8) or wide
+    read = _ratio(mine.memory, device.memory_bandwidth, theirs.memory, relative.memory_bandwidth) or 1.0
+
+    def brought(fit: Fit, compute: float) -> Fit:
+        changes = {"memory": min(fit.memory * read, max(fit.memory, BEST_READ))}
+        if not isinstance(fit, DecodeFit):
+            changes["compute"] = fit.compute * compute
+        return fit.model_copy(update=changes)
+
+    def rate(dtype: str) -> float:
+        return wide if dtype in ("bf16", "fp16") else narrow
+
+    return constants.model_copy(
+        update={
+            "gemm": tuple(brought(fit, rate(fit.dtype)) for fit in constants.gemm),
+            "prefill": tuple(fit.model_copy(update={"compute": fit.compute * wide}) for fit in constants.prefill),
+            "decode": tuple(brought(fit, 1.0) for fit in constants.decode),
+            "moe": tuple(brought(fit, rate(fit.dtype)) for fit in constants.moe),
+        }
+    )
+
+
+def _ratio(mine: float | None, sheet: float | None, theirs: float | None, their_sheet: float | None) -> float | None:
+    """Attained share of one data sheet over that of another; None where either is not known."""
+    if not (mine and sheet and theirs and their_sheet):
+        return None
+    return (mine / sheet) / (theirs / their_sheet)
+
+
 def load_hardware(
     device: str,
     cluster: Cluster | str | None = None,
@@ -51,5 +96,7 @@ def load_hardware(
     named = cluster or f"generic:{sheet.name}"
     machine = named if isinstance(named, Cluster) else load_cluster(named, folder=folder)
     constants = load_device_calibration(sheet.name, relative=sheet.relative, file=calibration, folder=folder)
+    if constants.extrapolated_from:
+        constants = at_published_rates(constants, sheet, load_device(constants.extrapolated_from, folder))
     library = load_network_calibration(folder=folder)
     return Hardware(sheet, constants, machine, load_link(machine.network, folder), library)

@@ -12,10 +12,12 @@ from rlperf.cost.parameters import parameters
 from rlperf.cost.training import training_update
 from rlperf.layout import Layout
 from rlperf.sim.rl_step.overheads import (
+    adapter_seconds,
     reference_swap_s,
     scoring_in_framework_s,
     trainer_in_framework,
 )
+from rlperf.specs.calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.rl_calibration import load_framework_calibration
@@ -24,6 +26,20 @@ from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
 MEGATRON, DTENSOR = load_framework_calibration("nemo_rl_megatron"), load_framework_calibration("nemo_rl_dtensor")
 DENSE, EXPERTS = load_architecture("Llama-3.1-8B"), load_architecture("Qwen3-30B-A3B")
 BATCH = Microbatches.of(4096.0, 4096.0**2, 4096.0, 4.0)
+
+
+def test_adapters_served_unmerged_cost_every_product_of_an_engine_step_and_merged_ones_nothing() -> None:
+    small, engine = load_architecture("Qwen2.5-0.5B"), load_engine_calibration("vllm")
+    assert engine.eager_call is not None
+    eager = engine.model_copy(update={"cuda_graphs": False})
+    verl = load_framework_calibration("verl_fsdp")
+    served = verl.adapters
+    assert served is not None
+    # q, k and v are one product, and so are gate and up
+    assert adapter_seconds(verl, small, engine) == pytest.approx((24 * 4 * served.graph.value, 0.0))
+    expected = (24 * 4 * served.launches * engine.eager_call, 24 * 4 * served.eager_row.value)
+    assert adapter_seconds(verl, small, eager) == pytest.approx(expected)
+    assert adapter_seconds(load_framework_calibration("trl"), small, eager) == (0.0, 0.0)
 
 
 def test_three_copies_of_what_a_device_holds() -> None:

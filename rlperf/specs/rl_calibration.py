@@ -60,6 +60,21 @@ class Rate(Frozen):
     provenance: Provenance
 
 
+class ServedAdapters(Frozen):
+    """LoRA adapters that engines serve beside the frozen weights, what that costs per adapted product and engine_step.
+
+    Attributes
+    ----------
+    launches : further kernels of one product, issued one by one where there are no CUDA graphs [1]
+    eager_row : per running request, where there are no CUDA graphs
+    graph : per product, where CUDA graphs hold its kernels
+    """
+
+    launches: PositiveInt
+    eager_row: Overhead
+    graph: Overhead
+
+
 class TrainerOverheads(Frozen):
     """What the framework adds to its trainer backend's own seconds (those are in ``calibrations/trainers``).
 
@@ -163,6 +178,8 @@ class FrameworkCalibration(Frozen):
     sleep, wake : engine to sleep and back, beside the bytes moved
     engine_host : host seconds per engine_step in this stack, on top of the device's work
     engine_host_per_request : the same, per running request (detokenising, scheduling in Python)
+    adapters : what trained adapters cost an engine that serves them unmerged and takes them alone at a weight sync;
+        None: they are merged, and the engine knows nothing of them
     training : what it adds to the trainer backend
     capture, start_up : CUDA graph capture per engine start; processes, weights and compilation per run
     """
@@ -186,6 +203,7 @@ class FrameworkCalibration(Frozen):
     wake: Overhead
     engine_host: Overhead
     engine_host_per_request: Overhead
+    adapters: ServedAdapters | None = None
     capture: Overhead
     start_up: Overhead
     training: TrainerOverheads

@@ -69,7 +69,13 @@ class Context:
     def site(self) -> Site:
         """Where the job's rl_steps run, and with what."""
         return Site(
-            self.hardware, self.rollout_hardware, self.engine, self.trainers, self.job.all_roles, self.job.old_policy
+            self.hardware,
+            self.rollout_hardware,
+            self.engine,
+            self.trainers,
+            self.job.all_roles,
+            self.job.old_policy,
+            self.job.pool("trainer").settings.lora_rank,
         )
 
     @property

@@ -12,7 +12,7 @@ from rlperf.cost.inference import engine_step_cost
 from rlperf.cost.layers.vision import Images
 from rlperf.cost.replica import Replica as EngineReplica
 from rlperf.layout import FloatArray, IntArray, Layout
-from rlperf.sim.rl_step.overheads import engine_in_framework
+from rlperf.sim.rl_step.overheads import adapter_seconds, engine_in_framework
 from rlperf.sim.rl_step.site import Site
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pool import Settings
@@ -56,7 +56,8 @@ def tabulate(
                 architecture, site.rollout_hardware, site.engine, row,
                 gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, images=images,
             )  # fmt: skip
-            tables[key] = engine_in_framework(cost, framework)
+            adapters = adapter_seconds(framework, architecture, site.engine) if site.adapter_rank else (0.0, 0.0)
+            tables[key] = engine_in_framework(cost, framework, adapters)
         costs.append(tables[key])
     return tuple(costs)
 

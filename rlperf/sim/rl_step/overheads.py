@@ -13,17 +13,42 @@ from rlperf.cost.layers import stack_of
 from rlperf.cost.memory_parameters import stage_parameters
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.calibration import EngineCalibration
 from rlperf.specs.rl_calibration import FrameworkCalibration
 from rlperf.specs.trainer_calibration import TrainerCalibration
 
 
-def engine_in_framework(cost: EngineStepCost, framework: FrameworkCalibration) -> EngineStepCost:
-    """The engine's cost with the host time that this framework's stack adds to every engine_step."""
+def engine_in_framework(
+    cost: EngineStepCost, framework: FrameworkCalibration, adapters: tuple[float, float] = (0.0, 0.0)
+) -> EngineStepCost:
+    """The engine's cost with the host time that this framework's stack adds to every engine_step.
+
+    ``adapters``: what unmerged adapters add per engine_step and per running request (`adapter_seconds`) [s]
+    """
     return replace(
         cost,
-        host_s=cost.host_s + framework.engine_host.value,
-        host_per_request_s=cost.host_per_request_s + framework.engine_host_per_request.value,
+        host_s=cost.host_s + framework.engine_host.value + adapters[0],
+        host_per_request_s=cost.host_per_request_s + framework.engine_host_per_request.value + adapters[1],
     )
+
+
+def adapter_seconds(
+    framework: FrameworkCalibration, architecture: Architecture, engine: EngineCalibration
+) -> tuple[float, float]:
+    r"""Seconds that unmerged adapters add to an engine_step, and to it per running request.
+
+    .. math:: t = n\,(l\,h + c\,b) \text{ eager}, \qquad t = n\, g \text{ in CUDA graphs}
+
+    n adapted products (q, k, v as one; gate and up as one), l launches of the shrink and expand kernels, h host time of
+    an eager call, b running requests, c and g of `ServedAdapters`. Nothing where the framework merges.
+    """
+    served = framework.adapters
+    if served is None:
+        return 0.0, 0.0
+    products = sum(count for *_, count in stack_of(architecture).products)
+    if engine.cuda_graphs or engine.eager_call is None:
+        return products * served.graph.value, 0.0
+    return products * served.launches * engine.eager_call, products * served.eager_row.value
 
 
 def trainer_in_framework(trainer: TrainerCalibration, framework: FrameworkCalibration) -> TrainerCalibration:

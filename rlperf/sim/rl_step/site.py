@@ -46,6 +46,7 @@ class Site:
     trainers : trainer backends that pools may name, by index
     roles : beside rollout and trainer, who scores and is trained on the trainer's devices: reference, critic
     old_policy : whether the trainer scores the old policy, where that is stated
+    adapter_rank : of the adapters that are trained (LoRA); None where all weights are
     """
 
     hardware: Hardware
@@ -54,6 +55,7 @@ class Site:
     trainers: tuple[TrainerStack, ...]
     roles: tuple[Role, ...] = ("rollout", "trainer")
     old_policy: bool | None = None
+    adapter_rank: int | None = None
 
     @property
     def cluster(self) -> Cluster:

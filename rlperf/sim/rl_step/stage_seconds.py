@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
-from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
+from rlperf.cost.weight_sync import SyncShape, adapter_payload, sync_payload, weight_sync_s
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes
 from rlperf.sim.rl_step.demand import Demand
@@ -56,6 +56,8 @@ def sync_seconds(
     layout_t, layout_r = trainer.layout.take(t), rollout.layout.take(r)
     width = dtype_of(rollout.weight_dtype).weight_bytes
     payload = sync_payload(architecture, max(width, 2.0) if framework.quantises == "engine" else width)
+    if framework.adapters and site.adapter_rank:
+        payload = adapter_payload(architecture, site.adapter_rank)
     shape = SyncShape(
         trainer_devices=layout_t.devices,
         rollout_devices=layout_r.devices,

@@ -22,6 +22,7 @@ from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, anchored, engine_named, keys_of, resolve, with_trainers
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
+from rlperf.specs.pool import PoolSpec
 from rlperf.specs.reader import Document, read_document, validate
 from rlperf.specs.short_job import SHORT, short_job
 from rlperf.specs.trainer_calibration import load_trainer, trainer_names
@@ -165,7 +166,18 @@ def _as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None) -> 
     found = job.model_copy(update={"modes": modes, "trainer_backends": backends})
     if "engine" not in job.model_fields_set and job.engine not in facts.engines:
         found = found.model_copy(update={"engine": facts.engines[0]})
-    return _with_stated_precisions(found)
+    return _with_keyless_settings(_with_stated_precisions(found), facts)
+
+
+def _with_keyless_settings(job: Job, facts: FrameworkFacts) -> Job:
+    """The job with what its framework runs where it has no key: a plan assumes nothing that its files cannot say."""
+    pools = {pool.role: pool for pool in job.pools}
+    for fixed in facts.runs:
+        pool = pools.get(fixed.role) or PoolSpec(role=fixed.role)
+        ours, theirs = pool.settings.stated(), fixed.settings.stated()
+        given = {name: value for name, value in dict(fixed.settings).items() if name in theirs and name not in ours}
+        pools[fixed.role] = pool.model_copy(update={"settings": pool.settings.model_copy(update=given)})
+    return job.model_copy(update={"pools": tuple(pools.values())})
 
 
 def _with_stated_precisions(job: Job) -> Job:

@@ -125,6 +125,21 @@ def framework_facts(framework: str, version: str | None = None) -> FrameworkFact
     return facts.model_copy(update={"rules": (*facts.rules, *derived)})
 
 
+def read_run(adapter: Adapter, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
+    """The run that a source describes, with what the framework runs where it has no key, and the keys understood."""
+    run, understood = adapter.read(source, target)
+    for fixed in framework_facts(adapter.name, target.version).runs:
+        group = "rollout" if fixed.role == "rollout" else "trainer"
+        given = {Ref(group, name): value for name, value in fixed.settings.stated().items()}
+        run = run.having({at: value for at, value in given.items() if run.value(at) is None and _asked(at, run)})
+    return run, understood
+
+
+def _asked(at: Ref, run: Run) -> bool:
+    """Whether the run has use for a field: nothing is parked on devices that nobody else takes."""
+    return at.name != "parked" or run.traits.shares_devices
+
+
 def _modes(document: Document, version: str, versions: Sequence[str]) -> tuple[dict[str, str], list[Problem]]:
     """Mode -> how it is run, of those that a version has; and what of ``modes:`` cannot be read."""
     modes: dict[str, str] = {}

@@ -36,7 +36,8 @@ from rlperf.specs.trainer_calibration import load_trainer
 
 _DTYPE = words(bf16="bfloat16", fp16="float16")
 _CHUNK = Unit(lambda value, _: int(value) if int(value) > 0 else None, lambda value, _: value)
-_CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else 1 << 20)
+_WHOLE = 1 << 20
+_CHUNKED = Unit(lambda value, _: 0 < int(value) < _WHOLE, lambda value, _: 1024 if value else _WHOLE)
 _MINI = Unit(
     lambda value, run: -(-run.batch.prompts // max(int(value), 1)),
     lambda value, run: max(run.batch.prompts // value, 1),
@@ -46,8 +47,8 @@ _MINI = Unit(
 FIELDS: tuple[Field, ...] = (
     *elsewhere("trainer.tensor_parallel trainer.expert_parallel trainer.expert_tensor_parallel", "actor.backend"),
     *elsewhere("trainer.pipeline_parallel trainer.context_parallel", "actor.backend", backend="megatron"),
-    *elsewhere("trainer.context_parallel trainer.ulysses", "actor.backend, one size for both", backend="fsdp2",
-               unread=True),
+    *elsewhere("trainer.ulysses", "actor.backend, as c", backend="fsdp2"),
+    *elsewhere("trainer.lora_rank", "actor.use_lora, actor.lora_rank"),
     *elsewhere("rollout.tensor_parallel rollout.pipeline_parallel", "rollout.backend"),
     field("batch.prompts_per_step", "train_dataset.batch_size", note="prompts"),
     field("batch.group_size", "gconfig.n_samples"),
@@ -124,7 +125,7 @@ def _degrees(body: str, text: str) -> dict[str, int]:
 def allocation(backend: str, pool: PoolRun) -> str:
     """The allocation string of a pool."""
     size = {"d": pool.data_parallel or 1, "t": pool.tensor_parallel, "p": pool.pipeline_parallel,
-            "c": pool.context_parallel}  # fmt: skip
+            "c": pool.sequence_split}  # fmt: skip
     plain = f"d{size['d']}" + "".join(f"{letter}{size[letter]}" for letter in "tpc" if size[letter] > 1)
     experts, etp = pool.expert_parallel, pool.expert_tensor_parallel
     if isinstance(pool, RolloutRun):
@@ -151,11 +152,16 @@ class Areal:
         if rollout.backend not in ENGINES:
             lost.append(Limitation(f"engine {rollout.backend}", "sglang", "predicted for another engine"))
             rollout = rollout.having(backend="sglang")
-        if trainer.ulysses > 1:
+        if megatron and trainer.ulysses > 1:
             trainer = without_ulysses(trainer)
             ring = f"context parallel {trainer.context_parallel}"
-            if megatron:
-                lost.append(Limitation("Ulysses", ring, "ring exchange in place of all-to-all"))
+            lost.append(Limitation("Ulysses", ring, "ring exchange in place of all-to-all"))
+        if not megatron and trainer.context_parallel > 1:
+            lost.append(Limitation("ring context parallel with FSDP", "Ulysses", "all-to-all in place of a ring"))
+            trainer = trainer.having(ulysses=trainer.sequence_split, context_parallel=1)
+        if run.algorithm == "dapo":
+            lost.append(Limitation("dynamic sampling", "groups without a signal are trained on",
+                                   "no key: your workflow's should_accept_fn has to reject them"))  # fmt: skip
         if trainer.activation_recompute == "selective" and not megatron:
             trainer = trainer.having(activation_recompute="full")
             lost.append(Limitation("selective recompute with FSDP", "full", THIRD))
@@ -171,9 +177,9 @@ class Areal:
         if run.rollout.backend == "vllm":
             for degree, size in wide_degrees(rollout):
                 lost.append(Limitation(f"rollout {degree} {size}", "tensor parallel alone", "more KV traffic"))
-            if rollout.engine_token_budget:
-                lost.append(Limitation("engine_token_budget", "vLLM's default", "other prefill chunks than predicted"))
-        return replace(run, trainer=trainer, rollout=rollout), tuple(lost)
+            rollout = rollout.having(expert_parallel=1, attention_data_parallel=1)
+        mode = mode_of_staleness(run.staleness) if run.traits.lag is None else run.mode
+        return replace(run, mode=mode, trainer=trainer, rollout=rollout), tuple(lost)
 
     def emit(self, run: Run, target: Target) -> Emission:
         """All settings of a run."""
@@ -226,7 +232,7 @@ class Areal:
             rollout=RolloutRun(backend=engine or "sglang").having(**rollout),
         )
         run, used = read_fields((*FIELDS, *ENGINES.get(engine, ())), flat, target, start)
-        run = _read_rest(replace(run, trainer=_read_trainer(run.trainer)), flat)
+        run = _read_rest(replace(run, trainer=_read_trainer(run.trainer, flat)), flat)
         return run.completed(), frozenset(used | _ALSO_READ)
 
 
@@ -318,6 +324,23 @@ def _placement(run: Run) -> list[Setting]:
     ]
 
 
+def _adapters(run: Run) -> list[Setting]:
+    """LoRA: adapters are served unmerged, and SGLang takes them from disk (areal/engine; behaviour sheet, 5)."""
+    rank, engine = run.trainer.lora_rank, run.rollout.backend
+    if not rank:
+        return []
+    settings = [
+        Setting("actor.use_lora", True),
+        Setting("actor.lora_rank", rank),
+        Setting("rollout.use_lora", True),
+        Setting(f"{engine}.enable_lora", True),
+        Setting(f"{engine}.max_lora_rank", rank),
+    ]
+    if engine == "sglang":
+        settings.append(Setting("actor.weight_update_mode", "disk", "SGLang takes adapters from disk"))
+    return settings
+
+
 def _algorithm(run: Run) -> list[Setting]:
     stale = run.staleness > 0
     reference = run.reference
@@ -325,6 +348,7 @@ def _algorithm(run: Run) -> list[Setting]:
         Setting("actor.kl_ctl", 0.001 if reference else 0.0, "0: no reference pass"),
         Setting("actor.recompute_logprob", True, "old log-probs by the trainer"),
         Setting("actor.use_decoupled_loss", stale),
+        *_adapters(run),
     ]
     roles = (["ref"] if reference else []) + (["critic"] if run.algorithm == "ppo" else [])
     for role in roles:
@@ -356,7 +380,9 @@ _ALSO_READ = frozenset(
         "rollout.backend", "actor.backend", "cluster.n_nodes", "cluster.n_gpus_per_node", "enable_offload",
         "rollout.scheduling_strategy.type", "rollout.scheduling_strategy.target", "actor.weight_update_mode",
         "rollout.max_head_offpolicyness", "actor.kl_ctl", "actor.path", "rollout.consumer_batch_size",
-        "actor.mb_spec.n_mbs", "rollout.max_concurrent_rollouts", "allocation_mode",
+        "actor.mb_spec.n_mbs", "rollout.max_concurrent_rollouts", "allocation_mode", "actor.use_lora",
+        "actor.lora_rank", "rollout.use_lora", "sglang.enable_lora", "sglang.max_lora_rank", "vllm.enable_lora",
+        "vllm.max_lora_rank",
     }
 )  # fmt: skip
 
@@ -372,11 +398,17 @@ def _from_allocation_mode(flat: Flat) -> dict[str, Value]:
     return found
 
 
-def _read_trainer(trainer: TrainerRun) -> TrainerRun:
+def _read_trainer(trainer: TrainerRun, flat: Flat) -> TrainerRun:
     """Recompute, offload and sharding in the words of a plan."""
     megatron = trainer.backend == "megatron"
-    how = (trainer.granularity or "none") if megatron else "full"
+    # areal/engine/megatron_engine.py: recompute_granularity null is full, uniform, one layer
+    how = (trainer.granularity or "full") if megatron else "full"
+    if not megatron:
+        trainer = trainer.having(ulysses=trainer.context_parallel, context_parallel=1)
     return trainer.having(
+        sequence_parallel=megatron and trainer.tensor_parallel > 1,
+        lora_rank=int(flat.get("actor.lora_rank") or 0) or None if flat.get("actor.use_lora") else None,
+        scoring_token_budget=trainer.token_budget,
         devices=(trainer.data_parallel or 1) * trainer.replica_devices,
         dynamic=trainer.token_budget is not None,
         packing=True,

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlperf.errors import ExportError, Problem, SpecError
-from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts
+from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts, read_run
 from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.readback import read_back, unstated
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, ref
-from rlperf.frameworks.run_of import NOT_IMPORTED, from_job, from_phase
+from rlperf.frameworks.run_of import from_job, from_phase
 from rlperf.frameworks.writing import script
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.question.context import keys_of
@@ -26,7 +26,7 @@ from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.writer import write_atomic
 from rlperf.units import human_seconds
 
-_BEYOND_A_JOB = (ref("run.recipe"), *(ref(f"trainer.{name}") for name in NOT_IMPORTED))
+_BEYOND_A_JOB = (ref("run.recipe"),)
 """What an imported configuration says that its job does not; it stays as it was."""
 
 _USUAL = (None, "bf16", "fp16", False)
@@ -198,7 +198,7 @@ def export_run(
     files = adapter.render(emission, stem, header)
     if carried is None:
         # An adapter that changes a run says so; one that says nothing is held to the plan itself.
-        meant = adapted if emission.limitations else run
+        meant = adapted if emission.limitations else replace(run, mode=adapted.mode)
         silent = unstated(meant, read_back(files, adapter, version), emission.limitations, adapter.fields)
         emission = replace(emission, limitations=(*emission.limitations, *silent))
     return ExportedPhase(stem, files, emission)
@@ -289,7 +289,7 @@ def _as_imported(carried: Carried | None, adapter: Adapter, version: str) -> Run
     """The run of the carried configuration, if it is this framework's and version's."""
     if carried is None or (carried.framework, carried.version) != (adapter.name, version):
         return None
-    return adapter.read(carried.source, adapter.target(carried.source, version))[0]
+    return read_run(adapter, carried.source, adapter.target(carried.source, version))[0]
 
 
 def with_carried(

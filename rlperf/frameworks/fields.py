@@ -33,6 +33,8 @@ RECOMPUTE = Unit(lambda value, _: value or "none", lambda value, _: None if valu
 DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >= 1)
 """ZeRO stage 1 as Megatron's distributed optimizer."""
 LORA_RANK = Unit(lambda value, _: int(value) or None, _same)
+ETP = "null: as wide as tensor parallel"
+"""Megatron's own reading of expert tensor parallel that is not stated (parallel_state.py)."""
 NEGATED = Unit(lambda value, _: not value, lambda value, _: not value)
 SAMPLES = Unit(
     lambda value, run: -(-int(value) // run.batch.group_size),

@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks.adapter import Adapter, Source, hub_name
+from rlperf.frameworks.adapter import Adapter, Source, hub_name, read_run
 from rlperf.frameworks.fields import Target
 from rlperf.frameworks.keytable import ABSENT, Value, key_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
@@ -95,7 +95,7 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
     version = version or newest_version(adapter, source)
     target = adapter.target(source, version)
     try:
-        run, understood = adapter.read(source, target)
+        run, understood = read_run(adapter, source, target)
     except (ValueError, TypeError, KeyError) as error:
         if isinstance(error, SpecError):
             raise

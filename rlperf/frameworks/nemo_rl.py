@@ -59,6 +59,7 @@ _CHUNKED = Unit(lambda value, _: bool(value), lambda value, _: 1024 if value els
 
 FIELDS: tuple[Field, ...] = (
     *elsewhere("trainer.shard_size", "GPUs / data_parallel_replicate_size", backend="fsdp2"),
+    *elsewhere("trainer.lora_rank", "dtensor_cfg.lora_cfg, megatron_cfg.peft"),
     field("batch.prompts_per_step", "grpo.num_prompts_per_step", note="prompts"),
     field("batch.group_size", "grpo.num_generations_per_prompt", note="samples per prompt"),
     field("batch.stated_samples", P + "train_global_batch_size", read_only=True),
@@ -175,12 +176,17 @@ class NemoRl:
             lost.append(Limitation("trainer states on the GPU during rollout", "offloaded before every refit",
                                    "a few seconds per rl_step; memory is not the problem"))  # fmt: skip
         wide = run.rollout.attention_data_parallel
+        if wide > 1 and rollout.expert_parallel == 1 and run.rollout.backend == "vllm":
+            # vLLM's data parallel here is expert_parallel_size / tensor_parallel_size (vllm_generation.py:130).
+            rollout = rollout.having(expert_parallel=width)
+            lost.append(Limitation(f"attention data parallel {wide} with experts on every device",
+                                   f"expert parallel {width}", "tokens go to the experts' devices"))  # fmt: skip
         if wide > 1 and run.traits.runs_ahead and run.rollout.backend == "vllm":
             rollout = rollout.having(attention_data_parallel=1)
             lost.append(Limitation(f"attention data parallel {wide} with async GRPO", f"tensor parallel {width}",
                                    "async needs the async engine, which excludes EP other than TP"))  # fmt: skip
-        # k_step_off is what its bound counts, whatever the mode is called.
-        mode = "k_step_off" if run.traits.lag is None else run.mode
+        # what its bound counts, whatever the mode is called
+        mode = mode_of_staleness(run.staleness, beyond="k_step_off") if run.traits.lag is None else run.mode
         return replace(run, mode=mode, trainer=trainer, rollout=rollout), tuple(lost)
 
     def emit(self, run: Run, target: Target) -> Emission:
@@ -270,7 +276,8 @@ _ALSO_READ = frozenset(
         P + "dynamic_batching.train_mb_tokens", P + "dynamic_batching.logprob_mb_tokens",
         "loss_fn.reference_policy_kl_penalty", "grpo.use_dynamic_sampling", "loss_fn.force_on_policy_ratio",
         "loss_fn.use_importance_sampling_correction", P + "make_sequence_length_divisible_by",
-        "grpo.skip_reference_policy_logprobs_calculation",
+        "grpo.skip_reference_policy_logprobs_calculation", G + "peft.enabled", G + "peft.dim",
+        D + "lora_cfg.enabled", D + "lora_cfg.dim",
     }
 )  # fmt: skip
 
@@ -317,7 +324,7 @@ def _read_mode(run: Run, flat: Flat) -> Run:
         devices_per_node=per_node,
         algorithm="dapo" if flat.get("grpo.use_dynamic_sampling") else "grpo",
         reference=bool(flat.get("loss_fn.reference_policy_kl_penalty")),
-        trainer=run.trainer.having(devices=trainer, parked=colocated or None),
+        trainer=run.trainer.having(devices=trainer, parked=colocated or None, lora_rank=_lora_rank(run, flat)),
         rollout=run.rollout.having(devices=rollout),
         facts=NemoRlFacts(
             colocated=colocated,
@@ -330,6 +337,12 @@ def _read_mode(run: Run, flat: Flat) -> Run:
             both_backends=bool(flat.get(D + "enabled")) == bool(flat.get(G + "enabled")),
         ),
     )
+
+
+def _lora_rank(run: Run, flat: Flat) -> int | None:
+    """The rank of adapters, where they are switched on."""
+    section = G + "peft." if run.trainer.backend == "megatron" else D + "lora_cfg."
+    return int(flat.get(section + "dim") or 0) or None if flat.get(section + "enabled") else None
 
 
 def _read_trainer(trainer: TrainerRun, backend: str) -> TrainerRun:

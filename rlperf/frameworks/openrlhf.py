@@ -30,7 +30,7 @@ from rlperf.frameworks.nearest import (
     without_selective_recompute,
     without_ulysses,
 )
-from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
+from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
 from rlperf.frameworks.writing import argument_array, script
 from rlperf.specs.modes import MODES, mode_of_staleness
 
@@ -76,14 +76,6 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.sleeps", "ds.enable_sleep"),
 )
 
-_QUEUE = "the engine may preempt or queue otherwise"
-_NO_FLAG = (
-    (ref("rollout.max_running"), "vLLM's default of max_num_seqs", _QUEUE),
-    (ref("rollout.engine_token_budget"), "vLLM's default of max_num_batched_tokens", _QUEUE),
-    (ref("trainer.chunked_loss"), "whole logits tensor", "more memory"),
-)
-"""Settings that no flag states, what runs instead, and the loss."""
-
 
 @dataclass(frozen=True)
 class OpenRlhf:
@@ -115,12 +107,11 @@ class OpenRlhf:
             lost.append(Limitation("Ulysses", ring, "ring exchange in place of all-to-all"))
         trainer = without_activation_offload(without_selective_recompute(trainer, lost), lost)
         rollout = plain_engine(run.rollout, lost)
-        for at, nearest, loss in _NO_FLAG:
-            if run.value(at):
-                lost.append(Limitation(f"{at} = {run.value(at)}", nearest, loss))
+        if trainer.chunked_loss:
+            lost.append(Limitation("trainer.chunked_loss", "whole logits tensor", "more memory"))
         trainer, rollout = trainer.having(backend="deepspeed"), rollout.having(backend="vllm")
-        # k_step_off is what its queue counts, whatever the mode is called.
-        mode = "k_step_off" if run.traits.lag is None else run.mode
+        # what its bound counts, whatever the mode is called
+        mode = mode_of_staleness(run.staleness, beyond="k_step_off") if run.traits.lag is None else run.mode
         return replace(run, mode=mode, trainer=trainer, rollout=rollout), tuple(lost)
 
     def emit(self, run: Run, target: Target) -> Emission:

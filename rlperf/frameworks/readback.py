@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rlperf.frameworks.adapter import Adapter, Limitation
+from rlperf.frameworks.adapter import Adapter, Limitation, read_run
 from rlperf.frameworks.fields import Field
 from rlperf.frameworks.keyless import POOLS
 from rlperf.frameworks.run import Ref, Run, Value, ref
@@ -27,7 +27,7 @@ def read_back(files: Mapping[str, str], adapter: Adapter, version: str) -> Run:
         for name, text in files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         source = read_source([Path(folder) / name for name in configs])
-    return adapter.read(source, adapter.target(source, version))[0]
+    return read_run(adapter, source, adapter.target(source, version))[0]
 
 
 def unstated(planned: Run, back: Run, said: Sequence[Limitation], fields: Iterable[Field]) -> list[Limitation]:

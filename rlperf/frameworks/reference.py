@@ -11,8 +11,15 @@ from rlperf.frameworks.fields import Field
 from rlperf.frameworks.keytable import ABSENT, KeyTable, key_table
 from rlperf.frameworks.logs import metric_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
+from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.modes import MODES
 from rlperf.specs.writer import write_atomic
+
+
+def _keyless(facts: FrameworkFacts) -> list[str]:
+    """What the framework runs where it has no key."""
+    said = [f"{spec.role} {name} {value}" for spec in facts.runs for name, value in spec.settings.stated().items()]
+    return ["", f"Without a key: {', '.join(said)}."] if said else []
 
 
 def page(framework: str) -> str:
@@ -29,6 +36,7 @@ def page(framework: str) -> str:
         f"An unknown key: {_REACTION[facts.unknown_keys]}. Scoring: {facts.scoring_passes}. "
         f"The old policy's pass: {facts.old_log_prob_pass}. "
         f"What overlaps: {'; '.join(facts.overlaps) or 'nothing'}.",
+        *_keyless(facts),
         "",
         "## Modes",
         "",

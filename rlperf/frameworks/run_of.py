@@ -159,13 +159,9 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
     )
 
 
-NOT_IMPORTED = ("scoring_microbatch", "first_stage_layers", "last_stage_layers")
-"""Of what a pool states, what an import leaves to the planner; an export carries the file's own along."""
-
-
 def _pool_spec(role: Role, pool: PoolRun) -> dict[str, Value]:
     """A pool as it stands in a job file: what the run states, pinned."""
-    stated = {name: value for name, value in pool.stated().items() if name not in NOT_IMPORTED}
+    stated = pool.stated()
     return {
         "role": role,
         "devices": pool.devices,

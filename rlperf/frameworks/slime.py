@@ -309,7 +309,9 @@ def _read_settings(run: Run, flat: Flat) -> Run:
     context = batch.context_tokens
     prompt = context - response if context and context > response else 2048
     scoring = run.trainer.scoring_token_budget or run.trainer.token_budget
+    etp = flat.get("expert-tensor-parallel-size") or run.trainer.tensor_parallel
     trainer = run.trainer.having(
+        expert_tensor_parallel=int(etp),
         offload="optimizer" if run.trainer.offload_optimizer else "none",
         packing=True,
         budget_stated=run.trainer.token_budget is not None,

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -200,6 +201,9 @@ def _is_value(words: Sequence[Word], index: int) -> bool:
 def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
     """Everything after the entry point; before it, launchers (ray, accelerate, torchrun) have flags of their own."""
     entries = [index for index, word in enumerate(words) if _is_entry(word.text) and not _is_value(words, index)]
+    if "vllm-serve" in (word.text for word in words):
+        gathered.launcher |= _served(words)
+        return
     begin, module = 0, _module_at(words)
     if not entries and module is not None:
         entries = [module]
@@ -220,6 +224,14 @@ def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
             index += _read_flag(word, rest[index:], path, gathered)
         elif override:
             _read_override(override, word, path, gathered)
+
+
+def _served(words: Sequence[Word]) -> dict[str, Value]:
+    """What ``trl vllm-serve`` is told, as ``vllm-serve.NAME``: GPUs that no key of the trainer speaks of."""
+    flags = (
+        (word.text[2:].partition("="), after.text) for word, after in pairwise(words) if word.text.startswith("--")
+    )
+    return {f"vllm-serve.{name}": _scalar(inline if equals else after) for (name, equals, inline), after in flags}
 
 
 def _read_flag(word: Word, following: Sequence[Word], path: Path, gathered: _Gathered) -> int:

@@ -14,13 +14,14 @@ from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, no
 from rlperf.frameworks.fields import CHECKPOINTING, Field, Setting, Target, elsewhere, field, read_fields, write_fields
 from rlperf.frameworks.keytable import Flat, key_table
 from rlperf.frameworks.nearest import THIRD, wide_degrees, without_pipeline, without_selective_recompute
-from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
-from rlperf.frameworks.writing import script, yaml_text
+from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
+from rlperf.frameworks.writing import argument_array, script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
 
 FIELDS: tuple[Field, ...] = (
     *elsewhere("trainer.zero_stage", "the accelerate config"),
-    *elsewhere("rollout.devices", "the launch of the vLLM server", unread=True),
+    *elsewhere("rollout.devices", "the launch of the vLLM server"),
+    *elsewhere("trainer.token_budget", "per_device_train_batch_size, in completions", unread=True),
     field("batch.group_size", "num_generations", note="completions per prompt"),
     field("batch.max_response_tokens", "max_completion_length"),
     field("batch.context_tokens", "vllm_max_model_length", note="prompt + completion"),
@@ -34,12 +35,6 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.memory_fraction", "vllm_gpu_memory_utilization"),
     field("rollout.sleeps", "vllm_enable_sleep_mode", note="engine and trainer take turns"),
 )
-
-_NO_KEY = (
-    (ref("rollout.max_running"), "vLLM's default of max_num_seqs"),
-    (ref("rollout.engine_token_budget"), "vLLM's default of max_num_batched_tokens"),
-)
-"""Settings that no key states, and what runs instead."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ class Trl:
         lost: list[Limitation] = []
         micro = _microbatch(run)
         trainer = ours.having(backend=_trainer(ours, lost), microbatch=micro)
-        if ours.token_budget:
+        if ours.token_budget and ours.packing is not False:
             lost.append(Limitation(f"token budget {ours.token_budget}", f"{micro} completions per forward, padded",
                                    "padding to the longest of each forward"))  # fmt: skip
         mode, staleness = run.mode, run.staleness
@@ -83,8 +78,6 @@ class Trl:
         if ours.offload in ("activations", "both"):
             trainer = trainer.having(activation_recompute="full")
             lost.append(Limitation("activation offload", "full recompute", THIRD))
-        lost += [Limitation(f"{at} = {run.value(at)}", nearest, "the engine may preempt or queue otherwise")
-                 for at, nearest in _NO_KEY if run.value(at) is not None]  # fmt: skip
         rollout = _engine(run.rollout, lost)
         return replace(run, mode=mode, staleness=staleness, trainer=trainer, rollout=rollout), tuple(lost)
 
@@ -110,18 +103,10 @@ class Trl:
         if shape is None:
             raise ExportError(f"{run.trainer.devices} GPUs fill no whole nodes of {per_node}", "trl")
         body = ['cd "$(dirname "$0")"']
-        if not run.traits.shares_devices:
-            width = run.rollout.tensor_parallel
-            replicas = run.rollout.devices // width
-            model, length = hub_name(run.architecture), run.batch.longest_tokens
-            body += [
-                "# on the rollout GPUs first (another node, or another CUDA_VISIBLE_DEVICES):",
-                f'#   trl vllm-serve --model "{model}" --tensor_parallel_size {width} \\',
-                f"#     --data_parallel_size {replicas} --max_model_len {length}",
-            ]
         launch = f"accelerate launch --config_file {stem}_accelerate.yaml -m trl.scripts.grpo --config {stem}.yaml"
         body.append(f'{launch} "$@"')
         return {
+            **_server(run, stem),
             f"{stem}.yaml": yaml_text(emission.settings, header),
             f"{stem}_accelerate.yaml": _accelerate(run, *shape),
             f"{stem}.sh": script([f"Launches {stem}.yaml on every node (set machine_rank)."], body),
@@ -157,9 +142,26 @@ def _microbatch(run: Run) -> int:
             "trl",
             {"nearest": f"mini_batch x group_size a multiple of {world}"},
         )
-    budget = run.trainer.token_budget
+    budget = run.trainer.token_budget if run.trainer.packing is not False else None
     most = max(budget // run.batch.longest_tokens, 1) if budget else run.trainer.samples
     return next(size for size in range(min(most, share), 0, -1) if share % size == 0)
+
+
+def _server(run: Run, stem: str) -> dict[str, str]:
+    """The launch of the vLLM server, where rollout has GPUs of its own."""
+    if run.traits.shares_devices:
+        return {}
+    width = run.rollout.tensor_parallel
+    flags = [
+        Setting("model", hub_name(run.architecture), "yours"),
+        Setting("tensor_parallel_size", width),
+        Setting("data_parallel_size", run.rollout.devices // width, "engines"),
+        Setting("max_model_len", run.batch.longest_tokens, "prompt + completion"),
+        Setting("gpu_memory_utilization", run.rollout.memory_fraction),
+    ]
+    header = [f"The vLLM server of {stem}.yaml: start it first, on the rollout GPUs (CUDA_VISIBLE_DEVICES, or a node)."]
+    body = [*argument_array("ARGS", flags), 'trl vllm-serve "${ARGS[@]}" "$@"']
+    return {f"{stem}_server.sh": script(header, body)}
 
 
 def _engine(rollout: RolloutRun, lost: list[Limitation]) -> RolloutRun:
@@ -323,10 +325,19 @@ def _read_batch(run: Run, flat: Flat, source: Source) -> Run:
     return replace(run, batch=batch, facts=TrlFacts(generated, bool(flat.get("generation_batch_size")) and bool(steps)))
 
 
+_SERVED = ("tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization")
+"""What a server's launch says of the engines; the trainer's keys of the same names act in colocate mode alone."""
+
+
 def _read_rest(run: Run, flat: Flat, source: Source) -> Run:
     """Devices, mode, algorithm and trainer; ZeRO stands in the accelerate config."""
     world, colocated = _world(source), flat.get("vllm_mode") != "server"
-    engines = world if colocated else run.rollout.tensor_parallel
+    server = {name: source.launcher.get(f"vllm-serve.{name}") for name in _SERVED}
+    launched = not colocated and any(value is not None for value in server.values())
+    width = int(server["tensor_parallel_size"] or 1) if launched else run.rollout.tensor_parallel
+    engines = world if colocated else width * int(server["data_parallel_size"] or 1)
+    fraction = server["gpu_memory_utilization"] or 0.9 if launched else run.rollout.memory_fraction
+    total = world if colocated else world + engines
     trainer = run.trainer.having(
         devices=world,
         packing=False,
@@ -340,11 +351,11 @@ def _read_rest(run: Run, flat: Flat, source: Source) -> Run:
         reference=float(flat.get("beta") or 0) > 0,
         mode=mode_of_staleness(0, shares_devices=colocated),
         staleness=0,
-        devices=world if colocated else world + engines,
-        nodes=-(-world // 8),
-        devices_per_node=min(world, 8),
+        devices=total,
+        nodes=-(-total // 8),
+        devices_per_node=min(total, 8),
         trainer=trainer,
-        rollout=run.rollout.having(devices=engines),
+        rollout=run.rollout.having(devices=engines, tensor_parallel=width, memory_fraction=fraction),
     )
 
 

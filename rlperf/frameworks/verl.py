@@ -13,6 +13,7 @@ from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.fields import (
     CHECKPOINTING,
     DISTRIBUTED,
+    ETP,
     KV_DTYPE,
     LORA_RANK,
     NEGATED,
@@ -43,9 +44,11 @@ from rlperf.frameworks.verl_settings import (
     T,
     algorithm_settings,
     at_least,
+    critic_settings,
     entry_of,
     is_noise,
     logging_settings,
+    megatron_settings,
     placement,
     scoring,
     with_derived,
@@ -89,7 +92,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.virtual_pipeline", G + "virtual_pipeline_model_parallel_size", one_as(None), backend="megatron"),
     field("trainer.context_parallel", G + "context_parallel_size", backend="megatron"),
     field("trainer.expert_parallel", G + "expert_model_parallel_size", backend="megatron"),
-    field("trainer.expert_tensor_parallel", G + "expert_tensor_parallel_size", one_as(None), backend="megatron"),
+    field("trainer.expert_tensor_parallel", G + "expert_tensor_parallel_size", note=ETP, backend="megatron"),
     field("trainer.sequence_parallel", G + "sequence_parallel", backend="megatron"),
     field("trainer.zero_stage", G + "use_distributed_optimizer", DISTRIBUTED, backend="megatron"),
     field(
@@ -105,7 +108,8 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.parks_parameters", G + "param_offload", note="states wait on the host", backend="megatron"),
     field("trainer.compute_dtype", G + "dtype", _DTYPE, backend="megatron"),
     field("trainer.packing", M + "use_remove_padding", note="sequences packed without padding"),
-    field("trainer.lora_rank", M + "lora_rank", LORA_RANK),
+    field("trainer.lora_rank", M + "lora_rank", LORA_RANK, backend="fsdp2"),
+    field("trainer.lora_rank", M + "lora.rank", LORA_RANK, "lora_rank is FSDP's", backend="megatron"),
     field("trainer.chunked_loss", M + "use_fused_kernels", note="no full logits tensor"),
     field("trainer.freeze_vision", A + "freeze_vision_tower", note="the vision tower is not trained"),
     field("trainer.dynamic", A + "use_dynamic_bsz"),
@@ -215,12 +219,18 @@ class Verl:
         settings = [s for s in settings if "engine_kwargs." not in s.key or s.key.startswith(own)]
         extra = [
             *placement(run, target.version),
-            *algorithm_settings(run, target),
+            *algorithm_settings(run),
+            *megatron_settings(run, target),
             *scoring(run, target),
             *logging_settings(run),
         ]
         chosen = {setting.key: setting for setting in settings}
         chosen.update({s.key: s for s in extra if target.has(s.key)})
+        if run.algorithm == "ppo":
+            theirs = with_derived(replace(run, trainer=run.trainer.having(**dict(run.critic))))
+            actors = [s for s in (*write_fields(self.fields, theirs, target), *megatron_settings(theirs, target))
+                      if not is_noise(s, target)]  # fmt: skip
+            chosen |= {s.key: s for s in critic_settings(theirs, actors, target) if target.has(s.key)}
         entry, base = entry_of(run, target)
         return Emission(tuple(chosen.values()), (), entry, base, run)
 
@@ -293,7 +303,8 @@ _ALSO_READ = frozenset(
         "trainer.nnodes", "trainer.n_gpus_per_node", R + "nnodes", R + "n_gpus_per_node", "rollout.nnodes",
         "rollout.n_gpus_per_node", "algorithm.adv_estimator", A + "use_kl_loss", "algorithm.use_kl_in_reward",
         "trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step", "async_training.require_batches",
-        "trainer.v1.sampler.max_off_policy_threshold", "async_training.staleness_threshold", M + "path",
+        "trainer.v1.sampler.max_off_policy_threshold", "trainer.v1.sampler.max_off_policy_strategy",
+        "trainer.v1.separate_async.num_warmup_batches", "async_training.staleness_threshold", M + "path",
         "async_training.trigger_parameter_sync_step", "data.train_batch_size", "algorithm.filter_groups.enable",
     }
 )  # fmt: skip
@@ -313,6 +324,8 @@ def _read_trainer(flat: Flat, trainer: TrainerRun) -> TrainerRun:
     moved: dict[tuple[bool, bool], Offload] = {
         (False, False): "none", (True, False): "optimizer", (False, True): "activations", (True, True): "both"
     }  # fmt: skip
+    if trainer.backend == "megatron" and flat.get(G + "expert_tensor_parallel_size") is None:
+        trainer = trainer.having(expert_tensor_parallel=trainer.tensor_parallel)
     scored = trainer.dynamic if trainer.scoring_dynamic is None else trainer.scoring_dynamic
     old_key = flat.get(A + "ppo_micro_batch_size")
     return trainer.having(
@@ -390,9 +403,21 @@ def _mode(flat: Flat, own: str, recipe: bool, fully: bool, batch: BatchFacts) ->
         batch = replace(batch, prompts_per_step=batch.mini * batches * sync)
         return mode, max(MODES[mode].least_staleness, round(ahead)), batch
     if own == R:
-        bound = int(flat.get("trainer.v1.sampler.max_off_policy_threshold") or 1)
-        return mode_of_staleness(bound), bound, batch
+        return *_separate(flat), batch
     return ("one_step_off", 1, batch) if recipe else ("colocated", 0, batch)
+
+
+def _separate(flat: Flat) -> tuple[Mode, int]:
+    """Mode and staleness of V1's separate pools.
+
+    Its sampler counts the versions that a sample spans, so one more than it is behind (replay_buffer.py:511); how far
+    it is behind is held down by the batches that are submitted ahead, one a step (trainer_separate_async.py).
+    """
+    spanned = int(flat.get("trainer.v1.sampler.max_off_policy_threshold") or 1)
+    ahead = int(flat.get("trainer.v1.separate_async.num_warmup_batches") or 1)
+    behind = max(min(spanned - 1, ahead), 1)
+    waits = flat.get("trainer.v1.sampler.max_off_policy_strategy") == "wait"
+    return (mode_of_staleness(behind) if waits else "async"), behind
 
 
 ADAPTER = replace(Verl())

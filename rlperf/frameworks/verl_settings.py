@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rlperf.errors import ExportError
@@ -24,6 +25,10 @@ ASYNC_ENTRIES = {
     "one_step_off": "verl.experimental.one_step_off_policy.main_ppo",
     "fully_async": "verl.experimental.fully_async_policy.fully_async_main",
 }
+
+
+SPANNED = "policy versions that a sample may span: its own counts too, so staleness + 1"
+"""Staleness in the sampler's words: step - step of submission + 1 (verl/trainer/ppo/v1/replay_buffer.py:511)."""
 
 
 def at_least(version: str, first: str) -> bool:
@@ -95,7 +100,9 @@ def placement(run: Run, version: str) -> list[Setting]:
             Setting("trainer.v1.separate_async.parameter_sync_step", run.batch.updates,
                     "optimizer updates between weight syncs"),
             Setting("trainer.v1.separate_async.num_warmup_batches", staleness, "batches that rollout is ahead"),
-            Setting("trainer.v1.sampler.max_off_policy_threshold", staleness, "policy versions a sample may be behind"),
+            Setting("trainer.v1.sampler.max_off_policy_threshold", staleness + 1, SPANNED),
+            Setting("trainer.v1.sampler.max_off_policy_strategy", "drop" if run.traits.lag is None else "wait",
+                    "one step off meets at every weight sync and throws nothing away"),
         ]  # fmt: skip
     if version == "0.7":
         settings.append(Setting("trainer.use_legacy_worker_impl", "disable", "the recipes run on the new workers"))
@@ -139,7 +146,7 @@ def _fully_async(run: Run) -> list[Setting]:
     ]
 
 
-def algorithm_settings(run: Run, target: Target) -> list[Setting]:
+def algorithm_settings(run: Run) -> list[Setting]:
     algorithm, reference = run.algorithm, run.reference
     settings = [
         Setting("algorithm.adv_estimator", "gae" if algorithm == "ppo" else "grpo"),
@@ -159,8 +166,12 @@ def algorithm_settings(run: Run, target: Target) -> list[Setting]:
             Setting("algorithm.filter_groups.enable", True, "drop groups without a signal"),
             Setting("algorithm.filter_groups.metric", "acc"),
         ]
-    if algorithm == "ppo":
-        settings += _critic(run, target)
+    return settings
+
+
+def megatron_settings(run: Run, target: Target) -> list[Setting]:
+    """What Megatron's trainer wants said beside the table of fields: recompute, parked gradients, host optimizer."""
+    settings: list[Setting] = []
     recompute = run.trainer.activation_recompute
     if target.backend == "megatron" and recompute == "full":
         old = M + "gradient_checkpointing_kwargs.activations_checkpoint_"
@@ -182,25 +193,30 @@ def algorithm_settings(run: Run, target: Target) -> list[Setting]:
     return settings
 
 
-def _critic(run: Run, target: Target) -> list[Setting]:
-    """The critic mirrors the actor's layout where the plan gives it none of its own."""
-    source = replace(run, trainer=run.trainer.having(**dict(run.critic)))
-    budget = source.trainer.token_budget
-    settings = [
-        Setting("critic.model.path", hub_name(run.architecture)),
-        Setting("critic.use_dynamic_bsz", budget is not None),
-        Setting("critic.ppo_mini_batch_size", run.batch.mini, "prompts"),
-    ]
-    if budget is None:
-        settings.append(Setting("critic.ppo_micro_batch_size_per_gpu", source.trainer.samples))
-    else:
-        tokens = TOKENS_PER_DEVICE.write(budget, source)
-        settings.append(Setting("critic.ppo_max_token_len_per_gpu", tokens, TOKENS_PER_DEVICE.note))
-        settings.append(Setting("critic.forward_max_token_len_per_gpu", 2 * tokens))
-    if target.backend == "fsdp2":
-        return [*settings, Setting("critic.strategy", "fsdp2"),
-                Setting("critic.ulysses_sequence_parallel_size", source.trainer.ulysses)]  # fmt: skip
-    return [*settings, *(Setting(f"critic.megatron.{key}", size) for key, size in _degrees(source.trainer))]
+_MIRRORED = (
+    (F, ("critic.fsdp.", "critic.fsdp_config.", "critic.model.fsdp_config.")),
+    (G, ("critic.megatron.",)),
+    (H, ("critic.optim.override_optimizer_config.",)),
+    (M, ("critic.model.",)),
+    (A, ("critic.",)),
+)
+"""Section of the actor -> the critic's by that name, which moved with the versions."""
+
+
+def critic_settings(run: Run, actors: Iterable[Setting], target: Target) -> list[Setting]:
+    """The critic's keys: those that the actor writes for the critic's layout, under the critic's sections."""
+    settings = [Setting("critic.model.path", hub_name(run.architecture)), Setting("critic.strategy", target.backend)]
+    for setting in actors:
+        section, own = next((row for row in _MIRRORED if setting.key.startswith(row[0])), ("", ()))
+        name = setting.key.removeprefix(section)
+        settings += [Setting(prefix + name, setting.value, setting.why) for prefix in own if name not in _ACTORS_OWN]
+    budget = run.trainer.scoring_token_budget
+    if budget is not None:
+        settings.append(Setting("critic.forward_max_token_len_per_gpu", TOKENS_PER_DEVICE.write(budget, run)))
+    return settings
+
+
+_ACTORS_OWN = ("strategy", "freeze_vision_tower")
 
 
 def _degrees(trainer: TrainerRun) -> tuple[tuple[str, int], ...]:
@@ -210,6 +226,7 @@ def _degrees(trainer: TrainerRun) -> tuple[tuple[str, int], ...]:
         ("pipeline_model_parallel_size", trainer.pipeline_parallel),
         ("context_parallel_size", trainer.context_parallel),
         ("expert_model_parallel_size", trainer.expert_parallel),
+        ("expert_tensor_parallel_size", trainer.expert_tensor_parallel),
     )
 
 
@@ -223,7 +240,8 @@ def scoring(run: Run, target: Target) -> list[Setting]:
     else:
         settings.append(Setting(ref + "log_prob_micro_batch_size_per_gpu", run.trainer.scoring_microbatch or 1))
     if target.backend == "megatron":
-        settings += [Setting(f"{ref}megatron.{key}", size) for key, size in _degrees(run.trainer) if size > 1]
+        settings += [Setting(f"{ref}megatron.{key}", size) for key, size in _degrees(run.trainer)]
+        settings.append(Setting(ref + "megatron.param_offload", bool(run.trainer.parked)))
         if run.trainer.virtual_pipeline > 1:
             chunks = run.trainer.virtual_pipeline
             settings.append(Setting(ref + "megatron.virtual_pipeline_model_parallel_size", chunks))

@@ -23,6 +23,7 @@ from pydantic import Field
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.frozen import Frozen
+from rlperf.specs.pool import PoolSpec
 from rlperf.specs.reader import Document, read_document
 
 FACTS = Path(__file__).resolve().parent.parent / "frameworks" / "facts"
@@ -152,6 +153,7 @@ class FrameworkFacts(Frozen):
     old_log_prob_pass: str = Field(description="always, never, or when there are several optimizer steps per batch")
     overlaps: tuple[str, ...] = Field((), description="stages that run beside each other, in words")
     states_stages: bool = Field(False, description="layers of the first and last pipeline stage can be stated")
+    runs: tuple[PoolSpec, ...] = Field((), description="settings that it has no key for, as it runs them")
     unknown_keys: Literal["error", "ignored", "kept"] = "error"
     metrics: dict[str, str] = Field({}, description="metric of its log -> column of `StepLog`")
     rules: tuple[Rule, ...] = ()

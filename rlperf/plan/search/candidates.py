@@ -132,7 +132,7 @@ def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
 
 def trainer_layouts(shape: Shape, pool: PoolSpec, capability: Capability) -> tuple[Layout, IntArray]:
     """Layouts of the trainer on exactly ``shape.devices`` devices for one backend, and their `Reject` flags."""
-    columns = _trainer_axes(shape, pool.layout, capability)
+    columns = _trainer_axes(shape, pool, capability)
     replica = (
         columns["tensor_parallel"] * columns["pipeline_parallel"] * columns["context_parallel"] * columns["ulysses"]
     )
@@ -145,8 +145,13 @@ def trainer_layouts(shape: Shape, pool: PoolSpec, capability: Capability) -> tup
     return layout, flags
 
 
-def _trainer_axes(shape: Shape, choice: LayoutChoice, capability: Capability) -> dict[str, IntArray]:
+PADDED = (1, 2, 4, 8)
+"""Sequences of a padded microbatch that are worth asking about; packed ones are cut by tokens."""
+
+
+def _trainer_axes(shape: Shape, pool: PoolSpec, capability: Capability) -> dict[str, IntArray]:
     """The product of a backend's axes: what the job states, else what its capability table lets the planner open."""
+    choice = pool.layout
     opened = {name: _opened(name, shape) if capability.searches(name) else [_SHUT[name]] for name in DEGREES}
     if max(opened["pipeline_parallel"]) == 1:
         opened["virtual_pipeline"] = [1]
@@ -156,7 +161,7 @@ def _trainer_axes(shape: Shape, choice: LayoutChoice, capability: Capability) ->
         **stated,
         zero_stage=_axis(choice.zero_stage, list(capability.zero_stages.searched)),
         activation_recompute=_codes(choice.activation_recompute, RECOMPUTE, recompute),
-        microbatch=_axis(choice.microbatch, [1]),
+        microbatch=_axis(choice.microbatch, list(PADDED) if pool.settings.packing is False else [1]),
         sequence_parallel=[int(flag) for flag in choice.sequence_parallel or (False,)],
         # last: trainer columns compare a layout with its twin
         offload=_codes(choice.offload, OFFLOAD, [OFFLOAD.index(word) for word in capability.offload.searched]),

@@ -14,6 +14,8 @@ from rlperf.sim.rl_step.demand import Batch
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts, architecture_group
+from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES
 
 
 def batch_names(batch: Batch) -> SimpleNamespace:
@@ -30,7 +32,9 @@ def batch_names(batch: Batch) -> SimpleNamespace:
     )
 
 
-def _trainer_names(layout: Layout, token_budget: IntArray, architecture: Architecture) -> SimpleNamespace:
+def _trainer_names(
+    layout: Layout, token_budget: IntArray, architecture: Architecture, lora_rank: int | None = None
+) -> SimpleNamespace:
     """The group ``trainer`` of rule expressions; a pipeline that is uneven states its first stage."""
     return SimpleNamespace(
         **vars(layout),
@@ -38,6 +42,7 @@ def _trainer_names(layout: Layout, token_budget: IntArray, architecture: Archite
         replica_devices=layout.replica_devices,
         token_budget=token_budget,
         dynamic=True,
+        lora_rank=lora_rank,
         first_stage_layers=np.where(architecture.layers % layout.pipeline_parallel, 1, 0),
     )
 
@@ -64,7 +69,7 @@ def trainer_rule_flags(
 
 def pair_rule_flags(
     facts: FrameworkFacts, pairs: Pairs[RolloutColumns, TrainerColumns], backends: tuple[str, ...],
-    architecture: Architecture, batch: Batch,
+    architecture: Architecture, batch: Batch, job: Job, engine_name: str, mode: str,
 ) -> IntArray:  # fmt: skip
     """`Reject.FRAMEWORK` where a rule that speaks of the rollout, alone or with the trainer, is broken ``[pairs]``."""
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
@@ -73,14 +78,18 @@ def pair_rule_flags(
     names = {
         "rollout": SimpleNamespace(
             **vars(engine),
+            backend=engine_name,
             devices=engine.devices,
             replica_devices=engine.replica_devices,
             max_running=rollout.max_running[r],
             memory_fraction=rollout.memory_fraction[r],
         ),
-        "trainer": _trainer_names(trainer.layout.take(t), trainer.token_budget[t], architecture),
+        "trainer": _trainer_names(
+            trainer.layout.take(t), trainer.token_budget[t], architecture, job.pool("trainer").settings.lora_rank
+        ),
         "batch": batch_names(batch),
         "architecture": architecture_group(architecture),
+        "run": SimpleNamespace(mode=mode, async_enabled=MODES[mode].runs_ahead),
     }
     for index, backend in enumerate(backends):
         for broken in facts.refused(names, backend, about="rollout").values():

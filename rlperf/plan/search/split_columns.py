@@ -145,7 +145,10 @@ class SplitColumns:
         if self.facts is not None and not self.forgiven & Reject.FRAMEWORK:
             backends = tuple(each.keys for each in self.context.trainers)
             pairs = Pairs(self.rollout, self.trainer, r, t)
-            flags |= pair_rule_flags(self.facts, pairs, backends, self.architecture, self.demand.batch)
+            flags |= pair_rule_flags(
+                self.facts, pairs, backends, self.architecture, self.demand.batch,
+                self.context.job, self.context.engine_profile.engine, self.split.mode,
+            )  # fmt: skip
         return flags
 
     def _fit_together(self, r: IntArray, t: IntArray) -> BoolArray:

@@ -1,0 +1,199 @@
+"""Exported files run as planned: units, versions, placement and parking of every framework, and back again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import rlperf
+from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.audit import audit
+from rlperf.frameworks.export import ExportedPhase, export_run, write_plan
+from rlperf.frameworks.imports import Imported, import_config, job_of
+from rlperf.frameworks.keytable import key_table
+from rlperf.frameworks.registry import adapter_of
+from rlperf.frameworks.run import Run, ref
+from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES
+
+from .framework_samples import SHIPPED, sample_run, with_values
+
+A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+DENSE: dict[str, Any] = {
+    "run.architecture": "Qwen3-8B", "run.algorithm": "grpo", "run.mode": "colocated", "run.staleness": 0,
+    "run.devices": 16, "run.nodes": 2, "trainer.devices": 16, "rollout.devices": 16, "trainer.tensor_parallel": 1,
+    "trainer.pipeline_parallel": 1, "trainer.virtual_pipeline": 1, "trainer.context_parallel": 1, "trainer.ulysses": 1,
+    "trainer.expert_parallel": 1, "trainer.data_parallel": 16, "trainer.sequence_parallel": False,
+    "trainer.offload": "none", "trainer.activation_recompute": "full", "rollout.tensor_parallel": 2,
+    "rollout.data_parallel": 8, "rollout.expert_parallel": 1, "rollout.attention_data_parallel": 1,
+    "batch.prompts_per_step": 128, "batch.mini_batch": 64, "batch.group_size": 8,
+}  # fmt: skip
+
+
+def _run(framework: str, **changes: Any) -> Run:
+    """A run on two nodes, colocated, dense and data parallel but for ``changes`` (names with __ for a dot)."""
+    given = {name.replace("__", "."): value for name, value in changes.items()}
+    return with_values(sample_run(Random(3), framework), {**DENSE, **given}).completed()
+
+
+def _written(run: Run, framework: str, version: str | None = None) -> tuple[ExportedPhase, dict[str, Any]]:
+    phase = export_run(run, adapter_of(framework), key_table(framework).version(version), "config")
+    return phase, {setting.key: setting.value for setting in phase.emission.settings}
+
+
+def _imported(phase: ExportedPhase, framework: str, folder: Path) -> Imported:
+    for name, text in phase.files.items():
+        (folder / name).write_text(text)
+    return import_config(sorted(folder.iterdir(), key=lambda path: (path.suffix == ".sh", path.name)), framework)
+
+
+@pytest.mark.parametrize(("mode", "staleness"), [("one_step_off", 1), ("async", 1), ("async", 3)])
+def test_verls_sampler_counts_the_versions_that_a_sample_spans(mode: str, staleness: int, tmp_path: Path) -> None:
+    """replay_buffer.py:511: step - step of submission + 1; a threshold of 1 drops every sample that is late."""
+    apart = {"trainer__devices": 8, "rollout__devices": 8, "trainer__data_parallel": 8, "rollout__data_parallel": 4}
+    run = _run("verl", run__mode=mode, run__staleness=staleness, **apart)
+    phase, written = _written(run, "verl", "0.9")
+    assert written["trainer.v1.sampler.max_off_policy_threshold"] == staleness + 1
+    back = _imported(phase, "verl==0.9", tmp_path).run
+    assert (back.mode, back.staleness) == (mode, staleness)
+
+
+LORA = [
+    ("verl", "megatron", "vllm"), ("verl", "fsdp2", "vllm"), ("nemo_rl", "megatron", "vllm"),
+    ("nemo_rl", "fsdp2", "vllm"), ("areal", "fsdp2", "sglang"), ("areal", "megatron", "vllm"),
+    ("openrlhf", "deepspeed", "vllm"), ("trl", "deepspeed", "vllm"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("framework", "backend", "engine"), LORA)
+def test_the_rank_of_adapters_is_where_the_trainer_reads_it(
+    framework: str, backend: str, engine: str, tmp_path: Path
+) -> None:
+    zero = {"megatron": 1, "fsdp2": 3, "deepspeed": 3}[backend]
+    run = _run(
+        framework, trainer__backend=backend, trainer__lora_rank=32, rollout__backend=engine, trainer__zero_stage=zero
+    )
+    phase, written = _written(run, framework)
+    key = {"verl": "actor_rollout_ref.model." + ("lora.rank" if backend == "megatron" else "lora_rank"),
+           "nemo_rl": "policy.megatron_cfg.peft.dim" if backend == "megatron" else "policy.dtensor_cfg.lora_cfg.dim",
+           "areal": "actor.lora_rank", "openrlhf": "ds.lora.rank", "trl": "lora_r"}[framework]  # fmt: skip
+    assert written[key] == 32
+    assert not [lost for lost in phase.emission.limitations if "lora" in lost.asked]
+    imported = _imported(phase, framework, tmp_path)
+    assert imported.run.trainer.lora_rank == 32
+    assert (imported.unknown, imported.illegal) == ((), ())
+
+
+def test_attention_data_parallel_of_nemo_rl_takes_experts_over_the_whole_replica(tmp_path: Path) -> None:
+    """TP8 with expert parallel 32 is vLLM's TP8 x DP4; without it the file would be a replica of 8 GPUs."""
+    wide = {"rollout__tensor_parallel": 32, "rollout__attention_data_parallel": 4,
+            "run__architecture": "Qwen3-235B-A22B", "rollout__devices": 64, "trainer__devices": 64,
+            "run__devices": 64, "run__nodes": 8, "trainer__data_parallel": 64,
+            "trainer__backend": "fsdp2", "rollout__backend": "vllm"}  # fmt: skip
+    phase, written = _written(_run("nemo_rl", rollout__data_parallel=2, **wide), "nemo_rl")
+    vllm = "policy.generation.vllm_cfg."
+    assert (written[vllm + "tensor_parallel_size"], written[vllm + "expert_parallel_size"]) == (8, 32)
+    back = _imported(phase, "nemo_rl", tmp_path).run.rollout
+    assert (back.tensor_parallel, back.attention_data_parallel, back.expert_parallel) == (32, 4, 32)
+    rules = {rule.id: rule for rule in framework_facts("nemo_rl").rules}
+    names = _run("nemo_rl", rollout__data_parallel=2, **wide).names()
+    assert rules["generation_attention_dp"].holds(names) == False  # noqa: E712
+
+
+@pytest.mark.parametrize("framework", ["verl", "slime", "nemo_rl"])
+def test_experts_that_nothing_splits_are_stated(framework: str, tmp_path: Path) -> None:
+    """Megatron reads an expert tensor parallel that is not stated as the tensor parallel (parallel_state.py)."""
+    experts = {"trainer__backend": "megatron", "trainer__tensor_parallel": 4, "trainer__sequence_parallel": True,
+               "trainer__expert_parallel": 8, "trainer__data_parallel": 4, "trainer__zero_stage": 1,
+               "run__architecture": "Qwen3-30B-A3B"}  # fmt: skip
+    phase, written = _written(_run(framework, **experts), framework)
+    key = {"verl": A + "megatron.expert_tensor_parallel_size", "slime": "expert-tensor-parallel-size",
+           "nemo_rl": "policy.megatron_cfg.expert_tensor_parallel_size"}[framework]  # fmt: skip
+    assert written[key] == 1
+    imported = _imported(phase, framework, tmp_path)
+    assert imported.run.trainer.expert_tensor_parallel == 1
+    if framework != "nemo_rl":  # whose own default is 1
+        silent = {name: value for name, value in imported.source.keys.items() if name != key}
+        source = type(imported.source)(silent, entry=imported.source.entry, bases=imported.source.bases)
+        assert imported.adapter.read(source, imported.target)[0].trainer.expert_tensor_parallel == 4
+
+
+@pytest.mark.parametrize("version", ["0.6", "0.9", "main"])
+@pytest.mark.parametrize("backend", ["fsdp2", "megatron"])
+def test_the_critic_of_verl_is_parked_and_laid_out_as_planned(version: str, backend: str) -> None:
+    zero = {"megatron": 1, "fsdp2": 3}[backend]
+    run = _run("verl", run__algorithm="ppo", trainer__backend=backend, trainer__parked=True, trainer__zero_stage=zero)
+    _, written = _written(run, "verl", version)
+    offloads = {key.rpartition(".")[2]: value for key, value in written.items()
+                if key.startswith("critic.") and key.endswith(("param_offload", "optimizer_offload"))}  # fmt: skip
+    assert offloads == {"param_offload": True, "optimizer_offload": True}
+    if backend == "megatron":
+        assert written["critic.megatron.tensor_model_parallel_size"] == 1
+    else:
+        assert written["critic.model.enable_gradient_checkpointing"] is True
+
+
+def test_trl_is_planned_as_it_runs() -> None:
+    """Nothing is parked, forwards are padded counts, and the engine takes the whole batch at once."""
+    plan = rlperf.plan_job(_job("trl"))
+    trainer = next(pool for pool in plan.phases[0].pools if pool.role == "trainer")
+    assert (trainer.settings.parked, trainer.settings.packing) == (False, False)
+
+
+def test_the_server_of_trl_keeps_its_devices(tmp_path: Path) -> None:
+    apart = {"trainer__devices": 8, "rollout__devices": 8, "trainer__data_parallel": 8, "rollout__data_parallel": 4}
+    run = _run("trl", run__mode="disaggregated", trainer__backend="deepspeed", trainer__zero_stage=3, **apart)
+    phase, _ = _written(run, "trl")
+    back = _imported(phase, "trl", tmp_path).run
+    assert (back.rollout.devices, back.rollout.tensor_parallel, back.devices) == (8, 2, 16)
+    assert back.rollout.memory_fraction == run.rollout.memory_fraction
+
+
+# -- a plan is exactly what its export says ---------------------------------------------------------------------------
+
+
+def _job(framework: str, **changes: Any) -> Job:
+    task = {"name": "t", "workload": "math", "prompts_per_step": 64, "group_size": 8, "mini_batch": 32,
+            "max_prompt_tokens": 1024, "max_response_tokens": 4096}  # fmt: skip
+    given = {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 2, "framework": framework, "tasks": [task]}
+    return Job.model_validate({**given, **changes})
+
+
+def _sampled(framework: str, seed: int) -> Job:
+    """A job that the framework can run, of several models, modes, algorithms and devices."""
+    random, facts = Random(seed), framework_facts(framework)
+    mode = random.choice([mode for mode in facts.modes if framework not in MODES[mode].had_by])
+    algorithms = ["grpo", "dapo"] + (["ppo"] if framework in ("verl", "openrlhf", "areal") else [])
+    changes: dict[str, Any] = {
+        "architecture": random.choice(["Qwen2.5-7B", "Qwen3-4B", "Llama-3.1-8B", "Qwen3-30B-A3B"]),
+        "cluster": random.choice(["dgx_h100", "dgx_h200"]), "nodes": 1 if MODES[mode].shares_devices else 2,
+        "algorithm": random.choice(algorithms), "modes": mode,
+        "limits": {"staleness": max(MODES[mode].least_staleness, random.choice([1, 2]))},
+    }  # fmt: skip
+    if framework != "slime" and random.random() < 0.3:
+        changes["pools"] = [{"role": "trainer", "settings": {"lora_rank": 32}}]
+    return _job(framework, **changes)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("framework", SHIPPED)
+def test_an_exported_plan_reads_back_as_the_plan(framework: str, seed: int, tmp_path: Path) -> None:
+    """Issue 21: the imported files predict the plan's own rl_step, and an audit of them finds nothing."""
+    plan = rlperf.plan_job(_sampled(framework, seed))
+    files = [path for path in write_plan(plan, None, tmp_path) if path.suffix in (".yaml", ".sh")]
+    imported = import_config(sorted(files, key=lambda path: (path.suffix == ".sh", path.name)), plan.job.framework)
+    again = rlperf.predict_job(job_of(imported, cluster=plan.job.cluster, workload="math"))
+    assert again.rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s, rel=1e-9)
+    found = audit(imported, cluster=plan.job.cluster, workload="math", plan=False)
+    assert [finding for finding in found.findings if finding.severity != "hint"] == []
+
+
+def test_every_field_of_what_runs_without_a_key_is_one_that_no_key_states() -> None:
+    for framework in SHIPPED:
+        stated = {str(entry.at) for entry in adapter_of(framework).fields if entry.keys}
+        for spec in framework_facts(framework).runs:
+            for name in spec.settings.stated():
+                assert str(ref(f"{spec.role}.{name}")) not in stated

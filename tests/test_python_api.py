@@ -65,3 +65,17 @@ def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: x")
     with pytest.raises(rlperf.SpecError, match="is no plan"):
         rlperf.export_plan(tmp_path / "job.yaml", tmp_path / "out")
+
+
+def test_an_asynchronous_plan_speaks_of_pools_that_wait() -> None:
+    """A rollout that runs ahead is never emptied: no tail, no emptying batch, but which pool waits for the other."""
+    plan = rlperf.plan_job(JOB, modes=["one_step_off"], limits={"staleness": 1})
+    phase = plan.phases[0]
+    idle = phase.predicted.idle_fraction
+    assert set(idle) == {"rollout_waits", "trainer_waits"}
+    assert all(0.0 <= share <= 1.0 for share in idle.values())
+    assert not [words for words in phase.binds if words.startswith(("tail", "imbalance"))]
+    most = max(idle, key=lambda name: idle[name])
+    if idle[most] >= 0.1:
+        assert any(words.startswith(f"{most.removesuffix('_waits')} pool: waits") for words in phase.binds)
+    assert any("pool waits most" in note for note in rlperf.explain(plan).causes.notes)

@@ -7,19 +7,21 @@ from pathlib import Path
 from rlperf.diagnose.predicted import PredictedSteps
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.answer.plan import Phase, Plan
-from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.timeline import step_view
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
 from rlperf.plan.search.configuration import Configuration
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES
 
 
 def steps_of_job(context: Context, facts: FrameworkFacts | None = None) -> tuple[PredictedSteps, tuple[str, ...]]:
     """Predicted rl_steps of a job's first task, and what was filled in where the job leaves things open."""
     evaluation, filled = evaluate_job(context, facts)
-    return PredictedSteps.of(evaluation), tuple(f"filled in: {text}" for text in filled)
+    return PredictedSteps.of(evaluation), (*_waits(evaluation), *(f"filled in: {text}" for text in filled))
 
 
 def steps_of_plan(plan: Plan, folder: Path | None = None) -> tuple[PredictedSteps, tuple[str, ...]]:
@@ -36,7 +38,17 @@ def steps_of_plan(plan: Plan, folder: Path | None = None) -> tuple[PredictedStep
         raise SpecError(f"the plan's batch for task {task.task.name} is none that its job allows")
     demand = task.source.demand(batch, phase.rl_steps, plan.job.seed)
     evaluation = Judge(context, task).evaluate(demand, Configuration(phase.mode, phase.staleness, batch, phase.pools))
-    return PredictedSteps.of(evaluation), _phase_note(plan, phase)
+    return PredictedSteps.of(evaluation), (*_waits(evaluation), *_phase_note(plan, phase))
+
+
+def _waits(evaluation: Evaluation) -> tuple[str, ...]:
+    """Which pool waits for the other, where they work at the same time."""
+    if not MODES[evaluation.configuration.mode].runs_ahead:
+        return ()
+    idle = step_view(evaluation).idle_share
+    most = max(idle, key=lambda pool: idle[pool])
+    shares = ", ".join(f"{pool} {share:.0%}" for pool, share in idle.items())
+    return (f"the {most} pool waits most; without work, of each pool's device time: {shares}",)
 
 
 def _phase_note(plan: Plan, phase: Phase) -> tuple[str, ...]:

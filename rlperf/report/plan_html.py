@@ -18,6 +18,7 @@ from rlperf.report.plan_text import (
     runner_up_words,
     stage_rows,
     summary_lines,
+    waiting_words,
 )
 from rlperf.report.provenance import ASSUMED, Constant, constants_of, counts
 from rlperf.report.rl_step import step_figure
@@ -111,6 +112,8 @@ def _by_rank(found: Judged) -> str:
 
 
 def _idle(phase: Phase) -> str:
+    if waits := waiting_words(phase.predicted):
+        return html.paragraph(f"{waits}.")
     lost = {name: share for name, share in phase.predicted.idle_fraction.items() if share >= 0.001}
     if not lost:
         return ""

@@ -71,6 +71,15 @@ def stage_rows(prediction: Prediction) -> list[tuple[str, ...]]:
     return rows
 
 
+def waiting_words(prediction: Prediction) -> str:
+    """Of pools that work at the same time, how long each waits for the other; empty where they take turns."""
+    waits = {name.removesuffix("_waits"): share for name, share in prediction.idle_fraction.items() if "_waits" in name}
+    if not waits:
+        return ""
+    shares = ", ".join(f"{pool} {_percent(share)}" for pool, share in waits.items())
+    return f"stages overlap; pools without work: {shares} of their device time"
+
+
 def memory_rows(prediction: Prediction) -> list[tuple[str, ...]]:
     """(role, total of limit, share, largest parts) of every role."""
     rows: list[tuple[str, ...]] = []
@@ -213,6 +222,8 @@ def print_prediction(prediction: Prediction, out: Console) -> None:
     for row in stage_rows(prediction):
         table.add_row(*row)
     out.print(table)
+    if waits := waiting_words(prediction):
+        out.print(waits)
     cost = "" if prediction.usd_per_step is None else f", {prediction.usd_per_step:.3g} USD per rl_step"
     rate = f"{prediction.tokens_per_s_per_device:,.0f} tokens/s per device"
     out.print(f"{rate}{cost}; {_percent(prediction.truncated_fraction)} of responses cut")

@@ -28,9 +28,13 @@ def binding(context: Context, task: TaskContext, evaluation: Evaluation) -> list
         ("tool_wait", "tools: engines wait for tool answers"),
         ("preemption", "KV cache: requests are preempted and recomputed"),
     ):
-        lost = lost_by[cause] * of_step
+        lost = lost_by.get(cause, 0.0) * of_step
         if lost >= NOTEWORTHY:
             found.append((lost, f"{words} ({100 * lost:.0f} % of the rl_step)"))
+    for pool, other in (("rollout", "trainer"), ("trainer", "rollout")):
+        lost = lost_by.get(f"{pool}_waits", 0.0)
+        if lost >= NOTEWORTHY:
+            found.append((lost, f"{pool} pool: waits for the {other} ({100 * lost:.0f} % of its device time)"))
     for role, use in memory_uses(context, task, evaluation).items():
         share = use.total / use.limit
         if share > 1.0 - NOTEWORTHY:

@@ -11,6 +11,7 @@ from rlperf.cost.trainer_memory import DEVICE_PARTS
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.judge.timeline import step_view
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.splits import usage_of
 from rlperf.plan.search.trainer_columns import peak_limit
@@ -123,7 +124,13 @@ def _trainer_use(
 
 
 def idle_fractions(evaluation: Evaluation) -> dict[str, float]:
-    """Share of the rollout's device-seconds that went into no full batch, by cause."""
+    """Share of device-seconds without full work, by cause.
+
+    Where the rollout runs ahead of the trainer it is never emptied, so a drained rollout says nothing of it: each pool
+    waits for the other one.
+    """
+    if MODES[evaluation.configuration.mode].runs_ahead:
+        return {f"{pool}_waits": share for pool, share in step_view(evaluation).idle_share.items()}
     causes = ("tail", "imbalance", "tool_wait", "prefill_stall", "preemption")
     spent = sum(result.makespan_s * float(result.devices.sum()) for result in evaluation.rollouts)
     return {cause: sum(getattr(r.lost, cause) for r in evaluation.rollouts) / spent for cause in causes}

@@ -106,11 +106,12 @@ def plan_in(document: Document) -> Plan | None:
     return validate(document, Plan) if holds else None
 
 
-def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
+def ask(job: Job | Path | str, *, folder: Path | None = None, task: str | None = None) -> Question:
     """Resolve a job (an object, or the path of its file); every wrong name is reported at once, with its line.
 
     A plan.yaml asks for what it decided: the job with the pools of its first phase pinned.
-    ``folder``: where relative paths of a job object start.
+    ``folder``: where relative paths of a job object start; ``task``: of several tasks the one that is meant, of a plan
+    with the pools of its first phase.
 
     Raises
     ------
@@ -121,14 +122,19 @@ def ask(job: Job | Path | str, *, folder: Path | None = None) -> Question:
         path = Path(job)
         document, folder = read_document(path), path.resolve().parent
         if plan := plan_in(document):
-            return ask(job_of_plan(plan), folder=folder)
+            named = plan.job.of_task(task).tasks[0].name
+            phase = next(phase for phase in plan.phases if named in phase.tasks)
+            return ask(job_of_plan(plan, phase), folder=folder)
         job = anchored(validate(document, Job), folder)
+    job = job if task is None else job.of_task(task)
     problems: list[Problem] = []
     facts, context = None, None
     try:
         facts = facts_of(job)
         job = _as_framework_runs(job, facts, folder)
-        refused = facts.objections(job.modes, _native(job.trainer_backends, facts, folder), engine_named(job)[0])
+        refused = facts.objections(
+            job.modes, _native(job.trainer_backends, facts, folder), engine_named(job)[0], job.algorithm
+        )
     except SpecError as error:
         refused = list(error.problems)
     problems += [document.problem(("framework",), p.message, p.suggestion) if document else p for p in refused]
@@ -225,8 +231,12 @@ def predict_job(job: Jobs | Plan | None = None, **values: Any) -> Prediction:
     return judge(job if isinstance(job, Plan) else job_of(job, values))[2]
 
 
-def judge(asked: Job | Plan | Path | str, *, phase: int = 1) -> tuple[Job, Evaluation, Prediction]:
+def judge(
+    asked: Job | Plan | Path | str, *, phase: int = 1, task: str | None = None
+) -> tuple[Job, Evaluation, Prediction]:
     """The job, its judged configuration and its prediction; of a plan, its ``phase`` (from 1) as it stands.
+
+    ``task`` : which one of a job that has several
 
     Raises
     ------
@@ -240,7 +250,7 @@ def judge(asked: Job | Plan | Path | str, *, phase: int = 1) -> tuple[Job, Evalu
         plan = plan_in(read_document(asked))
     if plan is None:
         assert not isinstance(asked, Plan)
-        question = ask(asked)
+        question = ask(asked, task=task)
         return (question.job, *predict.predicted(question.context, facts=question.facts))
     if not 1 <= phase <= len(plan.phases):
         raise SpecError(f"there is no phase {phase}: the plan has {len(plan.phases)}")

@@ -38,7 +38,12 @@ class Explained:
 
 
 def explain(
-    source: Source, *, scale: Sequence[int] = (), floor: float = 0.01, token_s: float | None = None
+    source: Source,
+    *,
+    scale: Sequence[int] = (),
+    floor: float = 0.01,
+    token_s: float | None = None,
+    task: str | None = None,
 ) -> Explained:
     """Root causes of an rl_step's time, ranked, with the path to each and the knobs that remove it.
 
@@ -48,6 +53,7 @@ def explain(
     scale : numbers of devices; a job is predicted at each, of several logs it is one each
     floor : smallest share of an rl_step to report
     token_s : seconds per generated token, for recordings of lengths only [s]
+    task : which one of a job that has several
 
     Raises
     ------
@@ -57,7 +63,7 @@ def explain(
         steps, notes = steps_of_plan(source)
         return Explained(explain_prediction(steps, floor=floor, notes=notes))
     if isinstance(source, Job | Mapping):
-        return _of_job(source if isinstance(source, Job) else job_of(source, {}), None, scale, floor)
+        return _of_job(source if isinstance(source, Job) else job_of(source, {}), None, scale, floor, task)
     paths = [Path(source)] if isinstance(source, str | Path) else [Path(path) for path in source]
     missing = [Problem("no such file or folder", str(path)) for path in paths if not path.exists()]
     if missing or not paths:
@@ -68,14 +74,14 @@ def explain(
         plan = plan_in(read_document(paths[0]))
         folder = paths[0].resolve().parent
         if plan is None or scale:
-            return _of_job(paths[0], folder, scale, floor)
+            return _of_job(paths[0], folder, scale, floor, task)
         steps, notes = steps_of_plan(plan, folder)
         return Explained(explain_prediction(steps, floor=floor, notes=notes))
     return _of_files(paths, tuple(scale), floor, token_s)
 
 
-def _of_job(job: Job | Path, folder: Path | None, scale: Sequence[int], floor: float) -> Explained:
-    question = ask(job, folder=folder) if isinstance(job, Job) else ask(job)
+def _of_job(job: Job | Path, folder: Path | None, scale: Sequence[int], floor: float, task: str | None) -> Explained:
+    question = ask(job, folder=folder if isinstance(job, Job) else None, task=task)
     if not scale:
         steps, notes = steps_of_job(question.context, question.facts)
         return Explained(explain_prediction(steps, floor=floor, notes=notes))

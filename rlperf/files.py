@@ -54,7 +54,7 @@ def audit_config(
 
     Raises
     ------
-    SpecError : files that cannot be read, or that no framework writes
+    SpecError : files that cannot be read, or that no framework writes; a name given that nobody knows
     """
     imported = import_config(_listed(config), framework)
     if architecture is not None:
@@ -62,7 +62,11 @@ def audit_config(
     if rollouts is not None:
         workload = _written_lengths(Path(rollouts), tokenizer, imported.run.batch.max_response_tokens or 1 << 40)
     facts = framework_facts(imported.adapter.name, imported.target.version)
-    return audit(imported, cluster=cluster, workload=workload, log=load_log(log), facts=facts, plan=plan)
+    found = audit(imported, cluster=cluster, workload=workload, log=load_log(log), facts=facts, plan=plan)
+    named = [name for name in (cluster, architecture, workload) if name is not None]
+    if wrong := [problem for problem in found.unresolved if any(name in str(problem) for name in named)]:
+        raise SpecError(wrong)
+    return found
 
 
 def _written_lengths(rollouts: Path, tokenizer: str | None, cap: int) -> str:

@@ -128,8 +128,8 @@ def test_a_broken_rule_is_named_and_not_taken_for_a_lack_of_memory(tmp_path: Pat
     ]
     task = {**SMALL["tasks"][0], "max_response_tokens": 4096}  # type: ignore[index]
     found = rlperf.predict_job(written(tmp_path, architecture="Qwen3-8B", tasks=[task], pools=pools))
-    assert found.fits
-    assert "nothing passes every rule" in found.assumed[0]
+    assert not found.fits and all(use.total <= use.limit for use in found.memory_bytes.values())
+    assert "nothing passes every rule" in found.warnings[0]
     assert "costed as if it were on: rollout chunked_prefill: false" in found.assumed
 
 

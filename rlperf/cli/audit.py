@@ -9,6 +9,8 @@ import typer
 
 from rlperf.cli.output import AsJson, console, print_json
 
+UNPREDICTED = "keys and rules hold, but memory and time could not be predicted: that is no pass"
+
 
 def audit(
     config: Annotated[list[Path], typer.Argument(help="YAML, launch script, overrides or flags; several are one.")],
@@ -29,7 +31,8 @@ def audit(
 ) -> None:
     """Check a configuration before it costs GPU hours: rules, memory, keys without effect, settings that fight.
 
-    Exit code 0: nothing that fails; 1: an error was found (with --strict also a warning); 2: it cannot be read.
+    Exit code 0: nothing that fails; 1: an error was found (with --strict also a warning, or nothing that could be
+    predicted); 2: it cannot be read, or a name that was given cannot be found.
 
     Example: rlperf audit run_grpo.yaml --cluster dgx_h100
     """
@@ -42,14 +45,16 @@ def audit(
         rollouts=rollouts, tokenizer=tokenizer, plan=plan,
     )  # fmt: skip
     imported = found.imported
-    failed = not found.passes or (strict and any(f.severity == "warning" for f in found.findings))
+    passes = found.passes
+    if strict and (passes is None or any(f.severity == "warning" for f in found.findings)):
+        passes = False
     if as_json:
         print_json(
             {
                 "schema_version": 1,
                 "framework": imported.adapter.name,
                 "version": imported.target.version,
-                "passes": not failed,
+                "passes": passes,
                 "findings": [finding.to_dict() for finding in found.findings],
                 "predicted": found.predicted.model_dump(mode="json") if found.predicted else None,
                 "best": found.best.phases[0].model_dump(mode="json") if found.best else None,
@@ -64,6 +69,6 @@ def audit(
         assumed = [t for t, given in (("cluster dgx_h100", cluster), ("workload math", workload)) if given is None]
         for text in assumed:
             screen.print(f"assumed: {text}")
-        screen.print("passes" if not failed else "does not pass")
-    if failed:
+        screen.print({True: "passes", False: "does not pass", None: UNPREDICTED}[passes], soft_wrap=True)
+    if passes is False:
         raise typer.Exit(1)

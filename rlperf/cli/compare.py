@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlperf.cli.output import AsJson, console, print_json, progress
+from rlperf.cli.output import AsJson, TaskName, console, print_json, progress
 
 if TYPE_CHECKING:
     from rlperf.api import Question
@@ -21,6 +21,7 @@ def compare(
     second: Annotated[Path, typer.Argument(metavar="B", help="The other one.")],
     cluster: Annotated[str | None, typer.Option(help="Cluster of a framework configuration.")] = None,
     workload: Annotated[str | None, typer.Option(help="Length preset, model or trace of a configuration.")] = None,
+    task: TaskName = None,
     draws: Annotated[int, typer.Option(min=3, help="Common draws of the groups.")] = 12,
     as_json: AsJson = False,
 ) -> None:
@@ -31,7 +32,7 @@ def compare(
     from rlperf.plan.compare import compare_jobs
 
     with progress("comparing"):
-        questions = [_question(path, cluster, workload) for path in (first, second)]
+        questions = [_question(path, cluster, workload, task) for path in (first, second)]
         facts = (questions[0].facts, questions[1].facts)
         found = compare_jobs(questions[0].context, questions[1].context, facts, draws=draws)
     if as_json:
@@ -40,7 +41,7 @@ def compare(
         _print(found, first, second)
 
 
-def _question(path: Path, cluster: str | None, workload: str | None) -> Question:
+def _question(path: Path, cluster: str | None, workload: str | None, task: str | None) -> Question:
     """A job file, a plan, or a framework's configuration as a resolved job."""
     from rlperf.api import ask
     from rlperf.specs.reader import read_document
@@ -49,7 +50,7 @@ def _question(path: Path, cluster: str | None, workload: str | None) -> Question
         document = read_document(path)
         keys = set(document.data) if isinstance(document.data, dict) else set()
         if {"job", "phases"} <= keys or {"architecture", "tasks"} & keys:
-            return ask(path)
+            return ask(path, task=task)
     from rlperf.frameworks.imports import import_config, job_of
 
     return ask(job_of(import_config([path]), cluster=cluster, workload=workload, name=path.stem))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlperf.cli.output import AsJson, console, default_job, print_json, progress
+from rlperf.cli.output import AsJson, TaskName, console, default_job, print_json, progress
 
 if TYPE_CHECKING:
     from rlperf.diagnose.explain import Explanation
@@ -28,6 +28,7 @@ def explain(
     token_s: Annotated[
         float | None, typer.Option(min=0.0, help="Seconds per generated token, for recordings of lengths only.")
     ] = None,
+    task: TaskName = None,
     figure: Annotated[Path | None, typer.Option(help="Write a figure to this .svg or .png file.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -38,7 +39,9 @@ def explain(
     from rlperf.explaining import explain as explain_source
 
     with progress("explaining"):
-        explained = explain_source(source or [default_job()], scale=_numbers(scale), floor=floor, token_s=token_s)
+        explained = explain_source(
+            source or [default_job()], scale=_numbers(scale), floor=floor, token_s=token_s, task=task
+        )
     found, scaling = explained.causes, explained.scaling
     if figure is not None:
         _write_figure(found, scaling, figure)

@@ -16,10 +16,11 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+TaskName = Annotated[str | None, typer.Option("--task", help="Which one, of a job with several tasks.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
 
 
-_BOLD = re.compile(r"(\[/?bold\])")
+_BOLD = re.compile(r"(\[/?bold(?: [a-z]+)?\])")
 
 
 @cache
@@ -29,17 +30,17 @@ def _screen() -> type[Console]:
     from rich.text import Text
 
     class Screen(Console):
-        """Knows one mark, ``[bold]...[/bold]``; brackets of names, paths and messages are text like any other."""
+        """Knows one mark, ``[bold]...[/bold]`` (``[bold yellow]``); brackets of names, paths and messages are text."""
 
         def render_str(self, text: str, *, markup: bool | None = None, **options: Any) -> Text:
-            bold, parts = False, []
+            style, parts = "", []
             for part in _BOLD.split(text) if markup is not False else [text]:
                 if markup is not False and _BOLD.fullmatch(part):
-                    bold = part == "[bold]"
+                    style = "" if part.startswith("[/") else part[1:-1]
                 elif part:
                     parts.append(super().render_str(part, markup=False, **options))
-                    if bold:
-                        parts[-1].stylize("bold")
+                    if style:
+                        parts[-1].stylize(style)
             return Text.assemble(*parts, justify=options.get("justify"), overflow=options.get("overflow"))
 
         def on_broken_pipe(self) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlperf.cli.asked import Asked, asks_job
-from rlperf.cli.output import AsJson, console, print_json, progress
+from rlperf.cli.output import AsJson, TaskName, console, print_json, progress
 from rlperf.errors import SpecError
 
 
@@ -16,6 +16,7 @@ from rlperf.errors import SpecError
 def predict(
     asked: Asked,
     phase: Annotated[int, typer.Option(min=1, help="Which phase of a plan.yaml, from 1.")] = 1,
+    task: TaskName = None,
     figure: Annotated[Path | None, typer.Option(help="Write the timeline as a figure (.svg or .png).")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -31,7 +32,7 @@ def predict(
     if figure is not None and form not in ("svg", "png"):
         raise SpecError(f"the figure {figure.name} must end in .svg or .png")
     with progress("predicting"):
-        named, evaluation, found = judge(asked.job(), phase=phase)
+        named, evaluation, found = judge(asked.job(), phase=phase, task=task)
     view = step_view(evaluation)
     if figure is not None:
         from rlperf.report.rl_step import step_figure

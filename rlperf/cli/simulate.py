@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlperf.cli.output import AsJson, console, default_job, print_json, progress
+from rlperf.cli.output import AsJson, TaskName, console, default_job, print_json, progress
 
 if TYPE_CHECKING:
     from rlperf.sim.rl_step.asynchronous import AsyncResult
@@ -23,6 +23,7 @@ def simulate(
         str, typer.Option(help="round_robin, static_group, least_loaded or prefix_aware")
     ] = "round_robin",
     rl_step: Annotated[int, typer.Option(min=0, help="Which of the job's sampled or recorded rl_steps.")] = 0,
+    task: TaskName = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate one rollout of a job event by event; write a trace for Perfetto and a figure.
@@ -34,7 +35,7 @@ def simulate(
     from rlperf.specs.writer import write_atomic
 
     with progress("simulating"):
-        name, trajectories, result, steady, filled = _rollout(job or default_job(), routing, rl_step)
+        name, trajectories, result, steady, filled = _rollout(job or default_job(), routing, rl_step, task)
         write_atomic(out / "trace.json", perfetto_trace(result, trajectories))
         write_atomic(out / "rollout.svg", rollout_figure(result, title=name).decode())
     summary = summary_of(result)
@@ -51,7 +52,7 @@ def simulate(
 
 
 def _rollout(
-    path: Path, routing: str, rl_step: int
+    path: Path, routing: str, rl_step: int, task: str | None
 ) -> tuple[str, Any, RolloutResult, AsyncResult | None, tuple[str, ...]]:
     """The job's rollout: name, trajectories, outcome, asynchronous steady state, and what was filled in."""
     from rlperf.api import ask
@@ -63,7 +64,7 @@ def _rollout(
 
     if suggestion(routing) != f"did you mean {routing}?":
         raise SpecError(Problem(f"unknown routing {routing!r}", suggestion=suggestion(routing)))
-    question = ask(path)
+    question = ask(path, task=task)
     evaluation, filled = evaluate_job(question.context, question.facts)
     tables = evaluation.demand.tables
     if rl_step >= len(tables):

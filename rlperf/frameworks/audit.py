@@ -10,7 +10,7 @@ import numpy as np
 
 from rlperf.cost.engine_memory import engine_memory
 from rlperf.cost.parameters import parameters
-from rlperf.errors import InfeasibleError, RlperfError, SpecError
+from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError
 from rlperf.frameworks.findings import (
     Cache,
     Finding,
@@ -49,11 +49,18 @@ class Audit:
     predicted: Prediction | None
     best: Plan | None = None
     notes: tuple[str, ...] = ()
+    unresolved: tuple[Problem, ...] = ()
+    """Names that could not be looked up, for which nothing was predicted."""
 
     @property
-    def passes(self) -> bool:
-        """Whether a gate lets it through: no error."""
-        return not any(finding.severity == "error" for finding in self.findings)
+    def broken(self) -> bool:
+        """Whether an error was found."""
+        return any(finding.severity == "error" for finding in self.findings)
+
+    @property
+    def passes(self) -> bool | None:
+        """Whether a gate lets it through: no error. None: no error, but memory and time were not predicted."""
+        return False if self.broken else None if self.predicted is None else True
 
 
 def audit(
@@ -86,7 +93,8 @@ def audit(
         context = resolve(job)
     except SpecError as error:
         notes.append(f"not predicted: {error.problems[0]}")
-        return Audit(imported, None, sort([*findings, *engine_findings(imported, None)]), None, None, tuple(notes))
+        checked = sort([*findings, *engine_findings(imported, None)])
+        return Audit(imported, None, checked, None, None, tuple(notes), error.problems)
     notes += context.shape_notes
     blocked = {finding.rule for finding in findings if finding.severity == "error"} - {"unknown_key", "illegal_value"}
     predicted, cache, lengths = None, None, np.zeros(0)

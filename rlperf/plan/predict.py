@@ -21,10 +21,11 @@ def predict_job(context: Context, *, facts: FrameworkFacts | None = None) -> Pre
     """Prediction of a job whose pools are pinned; open values are chosen by the screen and named in ``assumed``.
 
     A configuration that does not fit the memory is predicted all the same, with ``fits`` False and the first knob to
-    turn. Only the first task is predicted; plan the job for several.
+    turn; so is one that a rule or limit refuses, which the first of its warnings says.
 
     Raises
     ------
+    SpecError : the job has several tasks; ask for one (`Job.of_task`), or plan the job
     InfeasibleError : the pinned degrees cannot be laid out at all
     """
     return predicted(context, facts=facts)[1]
@@ -32,11 +33,16 @@ def predict_job(context: Context, *, facts: FrameworkFacts | None = None) -> Pre
 
 def predicted(context: Context, *, facts: FrameworkFacts | None = None) -> tuple[Evaluation, Prediction]:
     """The judged configuration beside its prediction."""
-    evaluation, filled = evaluate_job(context, facts)
+    demand, configuration, refused = chosen(context, facts)
+    evaluation = Judge(context, context.tasks[0]).evaluate(demand, configuration)
     found = prediction_of(context, context.tasks[0], evaluation)
-    configuration = evaluation.configuration
     stretch = Stretch((0, context.job.horizon.rl_steps - 1), configuration.mode, configuration.pools, found)
-    update = {"assumed": (*filled, *found.assumed), "run": run_totals(context, [stretch])}
+    update = {
+        "assumed": (*filled_in(context.job, configuration), *found.assumed),
+        "run": run_totals(context, [stretch]),
+        "fits": found.fits and not refused,
+        "warnings": (*refused, *found.warnings),
+    }
     return evaluation, found.model_copy(update=update)
 
 
@@ -49,7 +55,8 @@ def evaluate_job(context: Context, facts: FrameworkFacts | None = None) -> tuple
 
 def chosen(context: Context, facts: FrameworkFacts | None = None) -> tuple[Demand, Configuration, tuple[str, ...]]:
     """The configuration that a job pins, open values chosen by the screen; its demand, and what was refused."""
-    task, job = context.tasks[0], context.job
+    job = context.job.of_task()
+    task = context.tasks[0]
     demands = tuple(task.source.demand(batch, None, job.seed) for batch in task.batches)
     screened = screen(context, task, demands, facts, keep=1)
     refused: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -71,7 +72,7 @@ def parse_target(text: str) -> SizeTarget:
 
 @dataclass(frozen=True)
 class SizeRow:
-    """One cluster that was tried: what it reaches, or why it cannot run the job."""
+    """One cluster that was tried: what it reaches (means over the phases), or why it cannot run the job."""
 
     cluster: str
     nodes: int
@@ -177,6 +178,8 @@ def _row(job: Job, target: SizeTarget, ask: Asked, cluster: str, nodes: int) -> 
     except InfeasibleError as error:
         return SizeRow(cluster, nodes, devices, None, None, None, False, error.nearest_miss or error.message), None
     value = target.value(plan)
-    first = plan.phases[0].predicted
-    row = SizeRow(cluster, nodes, devices, value, first.rl_step_s, first.usd_per_step, value <= target.limit)
+    step_s = SizeTarget("step", math.inf).value(plan)
+    priced = all(phase.predicted.usd_per_step is not None for phase in plan.phases)
+    usd = SizeTarget("usd/step", math.inf).value(plan) if priced else None
+    row = SizeRow(cluster, nodes, devices, value, step_s, usd, value <= target.limit)
     return row, plan

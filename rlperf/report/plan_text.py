@@ -236,7 +236,8 @@ def print_prediction(prediction: Prediction, out: Console) -> None:
         memory.add_row(*cells)
     out.print(memory)
     if not prediction.fits:
-        out.print("[bold]does not fit[/bold]")
+        over = any(use.total > use.limit for use in prediction.memory_bytes.values())
+        out.print("[bold]does not fit[/bold]" if over else "[bold]does not run as it stands[/bold]")
     for note in prediction.calibration.notes:
         out.print(f"- {note}")
     for line in prediction.advice:

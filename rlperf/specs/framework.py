@@ -147,6 +147,7 @@ class FrameworkFacts(Frozen):
     version: str
     backends: tuple[str, ...]
     engines: tuple[str, ...]
+    algorithms: tuple[str, ...] = Field(("grpo", "dapo", "ppo"), description="that its trainers run; ppo has a critic")
     modes: dict[str, str] = Field(description="execution mode -> how the framework runs it; absent: it cannot")
     instead: dict[str, str] = Field({}, description="execution mode that it lacks -> what it has in its place")
     scoring_passes: str = Field(description="which forward passes score a batch, in words")
@@ -168,12 +169,17 @@ class FrameworkFacts(Frozen):
             if rule.applies(self.version, self.versions, backend) and (not groups or rule.groups <= set(groups))
         )
 
-    def objections(self, modes: Sequence[str], backends: Sequence[str], engine: str) -> list[Problem]:
-        """What of a job this version cannot run at all: modes, the engine, or every trainer backend that is allowed.
+    def objections(
+        self, modes: Sequence[str], backends: Sequence[str], engine: str, algorithm: str = "grpo"
+    ) -> list[Problem]:
+        """What of a job this version cannot run at all: the algorithm, modes, the engine, or every allowed trainer.
 
         The planner asks before it searches; a job that leaves one possible mode or backend open is fine as it is.
         """
         name, found = f"{self.name} {self.version}", []
+        if algorithm not in self.algorithms:
+            hint = f"algorithm: {' or '.join(self.algorithms)}, or another framework"
+            found.append(Problem(f"{name} does not run {algorithm}", suggestion=hint))
         if not set(modes) & set(self.modes):
             nearest = [f"instead of {mode} it has {self.instead[mode]}" for mode in modes if mode in self.instead]
             hint = "; ".join([*nearest, f"it runs {', '.join(self.modes)}"])

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.choice import Counts, Naturals, Ratios
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Mode
@@ -188,6 +189,23 @@ class Job(Frozen):
         if not self.modes:
             raise ValueError("modes must name at least one alternative")
         return self
+
+    def of_task(self, name: str | None = None) -> Job:
+        """The job with one of its tasks alone; ``name`` may be left out where there is one only.
+
+        Raises
+        ------
+        SpecError : no such task, or several and none is named
+        """
+        names = [task.name for task in self.tasks]
+        if name is None and len(names) > 1:
+            several = f"the job has {len(names)} tasks ({', '.join(names)}), and one at a time is predicted"
+            raise SpecError(Problem(several, suggestion="name it with --task, or plan the job"))
+        if name is not None and name not in names:
+            hint = did_you_mean(name, names) or f"it has {', '.join(names)}"
+            raise SpecError(Problem(f"the job has no task {name!r}", suggestion=hint))
+        kept = tuple(task for task in self.tasks if name in (None, task.name))
+        return self.model_copy(update={"tasks": kept})
 
     def pool(self, role: Role) -> PoolSpec:
         """What the user says of ``role``; an empty pool where nothing is said."""

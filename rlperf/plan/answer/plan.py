@@ -99,7 +99,7 @@ class Prediction(Frozen):
     operators: tuple[OperatorShare, ...] = ()
     assumed: tuple[str, ...] = ()
     calibration: CalibrationUse = CalibrationUse()
-    fits: bool = True
+    fits: bool = Field(True, description="the memory holds it, and no rule of the framework or limit refuses it")
     warnings: tuple[str, ...] = Field((), description="what to know before any other number")
     advice: tuple[str, ...] = Field((), description="the first knobs to turn")
     run: RunTotals | None = Field(None, description="where the job states one and one configuration is predicted")

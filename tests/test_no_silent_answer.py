@@ -1,0 +1,124 @@
+"""What used to be answered without a word: audits of nothing, one task of several, plans that no framework runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlperf.api import ask, judge, predict_job, size_job
+from rlperf.errors import InfeasibleError, SpecError
+from rlperf.frameworks.registry import FRAMEWORKS
+from rlperf.plan.planner import plan_job
+from rlperf.specs.framework import facts_data
+from rlperf.specs.job import Job
+
+TASK = {"workload": "math", "prompts_per_step": 16, "group_size": 4, "max_prompt_tokens": 512}
+MATH, CODE = (
+    {"name": "math", **TASK, "max_response_tokens": 1024},
+    {"name": "code", **TASK, "max_response_tokens": 4096},
+)
+JOB = {"architecture": "Qwen3-0.6B", "cluster": "dgx_h100", "tasks": [MATH]}
+SEVERAL = {**JOB, "tasks": [MATH, CODE]}
+VERL = """\
+data: {train_batch_size: 64, max_prompt_length: 512, max_response_length: 1024}
+actor_rollout_ref:
+  model: {path: %s}
+  actor: {ppo_mini_batch_size: 64, use_dynamic_bsz: true, ppo_max_token_len_per_gpu: 16384}
+  rollout: {name: vllm, n: 8, tensor_model_parallel_size: 1, gpu_memory_utilization: 0.6, max_model_len: 2048}
+algorithm: {adv_estimator: grpo}
+trainer: {n_gpus_per_node: 8, nnodes: 1}
+"""
+
+
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+    from rlperf.cli.main import run
+
+    monkeypatch.setattr("sys.argv", ["rlperf", *words])
+    with pytest.raises(SystemExit) as stopped:
+        run()
+    streams = capsys.readouterr()
+    return int(stopped.value.code or 0), streams.out, streams.err
+
+
+@pytest.mark.parametrize("option", ["--cluster", "--architecture", "--workload"])
+def test_an_audit_with_a_name_that_nobody_knows_is_wrong_input(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.yaml").write_text(VERL % "Qwen/Qwen3-0.6B")
+    code, out, err = call(capsys, monkeypatch, "audit", str(tmp_path / "run.yaml"), option, "nope_9", "--no-plan")
+    assert (code, out) == (2, "") and "nope_9" in err
+
+
+def test_an_audit_passes_only_what_it_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model, said, passes, strict in (
+        ("Qwen/Qwen3-0.6B", "\npasses\n", True, 0), ("org/nobody-knows", "that is no pass\n", None, 1),
+    ):  # fmt: skip
+        (tmp_path / "run.yaml").write_text(VERL % model)
+        words = ("audit", str(tmp_path / "run.yaml"), "--cluster", "dgx_h100", "--workload", "math", "--no-plan")
+        code, out, err = call(capsys, monkeypatch, *words)
+        assert code == 0 and out.endswith(said), (out, err)
+        assert json.loads(call(capsys, monkeypatch, *words, "--json")[1])["passes"] is passes
+        code, out, _ = call(capsys, monkeypatch, *words, "--strict")
+        assert code == strict and (not strict or out.endswith("does not pass\n"))
+
+
+@pytest.mark.parametrize("command", ["predict", "simulate", "explain"])
+def test_one_task_of_several_is_named(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.yaml").write_text(json.dumps(SEVERAL))
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, monkeypatch, command, "job.yaml")
+    assert (code, out) == (2, "") and "2 tasks (math, code)" in err and "--task" in err
+    seconds = []
+    for task in ("math", "code"):
+        code, out, err = call(capsys, monkeypatch, command, "job.yaml", "--task", task, "--json")
+        assert code == 0, err
+        found = json.loads(out)
+        seconds.append(found.get("makespan_s") or found.get("rl_step_s") or found["predicted"]["rl_step_s"])
+    assert seconds[1] > 1.5 * seconds[0]
+    assert "did you mean code?" in call(capsys, monkeypatch, command, "job.yaml", "--task", "cod")[2]
+
+
+def test_no_function_takes_the_first_task_for_all() -> None:
+    with pytest.raises(SpecError, match="2 tasks"):
+        predict_job(SEVERAL)
+    assert judge(Job.model_validate(SEVERAL), task="code")[0].tasks[0].name == "code"
+
+
+def test_a_size_is_of_all_tasks() -> None:
+    found = size_job(SEVERAL, "step<=300s")
+    assert found.plan is not None and found.best is not None
+    steps = [phase.predicted.rl_step_s for phase in found.plan.phases]
+    assert len(steps) == 2 and found.best.rl_step_s == pytest.approx(sum(steps) / 2) != steps[0]
+
+
+def test_predict_does_not_call_fit_what_plan_refuses() -> None:
+    large = {**JOB, "architecture": "Llama-3.1-405B", "nodes": 64}
+    question = ask(Job.model_validate(large))
+    with pytest.raises(InfeasibleError):
+        plan_job(question.context, facts=question.facts)
+    found = predict_job(large)
+    assert not found.fits and "nothing passes every rule and limit" in found.warnings[0]
+    assert predict_job(JOB).fits
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_ppo_is_planned_where_it_can_be_exported(framework: str, tmp_path: Path) -> None:
+    from rlperf.errors import ExportError
+    from rlperf.frameworks.export import write_plan
+
+    job = {**JOB, "framework": framework, "algorithm": "ppo"}
+    if "ppo" not in facts_data(framework).get("algorithms", ["ppo"]):
+        with pytest.raises(SpecError, match="does not run ppo"):
+            ask(Job.model_validate(job))
+        return
+    question = ask(Job.model_validate(job))
+    try:
+        write_plan(plan_job(question.context, facts=question.facts), None, tmp_path / "out")
+    except ExportError as error:
+        pytest.fail(f"planned, then refused: {error}")

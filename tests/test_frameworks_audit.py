@@ -210,10 +210,15 @@ def test_sound_configurations_pass_without_alarm(tmp_path: Path, base: str) -> N
 
 @pytest.mark.data
 def test_no_alarm_on_the_accepted_examples(measured_data: Path) -> None:
+    tight = []
     for path in sorted((measured_data / "frameworks" / "examples").iterdir()):
         found = audit(import_config([path]), cluster="dgx_h100", plan=False)
-        assert [f for f in found.findings if f.severity != "hint"] == [], path.name
+        raised = [f for f in found.findings if f.severity != "hint"]
+        assert [f for f in raised if f.rule != "tight_memory"] == [], path.name
         assert not found.broken
+        tight += [path.name for _ in raised]
+    # an 8B on four devices, nothing recomputed, fp32 logits twice: parsers accepted it, nobody said that it ran
+    assert tight in ([], ["slime_async_qwen3_8b_4train_4rollout.argv"])
 
 
 def test_gains_are_predicted_and_sorted(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_rows_that_ran_fit(measured_data: Path) -> None:
     for indices in batches_of(ran):
         first = ran[indices[0]]
         layout, batch = stack([ran[i].layout for i in indices], [ran[i].microbatches for i in indices])
-        parts = trainer_memory(first.architecture, first.hardware, first.trainer, layout, batch, first.options)
+        parts = trainer_memory(first.architecture, first.hardware, first.memory_trainer, layout, batch, first.options)
         over = (parts.total > first.hardware.device.memory).ravel()
         wrong += [ran[i].row_id for i, too_large in zip(indices, over, strict=True) if too_large]
     came = [row.row_id for row in ran if row.row_id in new]

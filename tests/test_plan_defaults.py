@@ -100,8 +100,8 @@ def test_defaults_that_do_not_fit_are_said_and_not_compared() -> None:
 
 
 def test_the_margin_of_the_plan_is_not_asked_of_the_defaults() -> None:
-    question = ask(job(limits={"memory_headroom": 0.3}))
-    assert pinned_to(question.context, stated(question.job)).job.limits.memory_headroom == 0.0
+    question = ask(job(limits={"out_of_memory_risk": 0.001}))
+    assert pinned_to(question.context, stated(question.job)).job.limits.out_of_memory_risk == 1.0
 
 
 def test_several_tasks_and_groups_are_summed() -> None:

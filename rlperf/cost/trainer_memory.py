@@ -294,12 +294,16 @@ def _logit_bytes(
     options: UpdateOptions,
     forward_only: bool,
 ) -> FloatArray:
-    """Logits with what the loss keeps beside them; forward only keeps half of it."""
+    """Logits with what the loss keeps beside them: whole, or of one chunk, beside what stands whole all the same."""
     space = trainer.workspace
-    rows = np.minimum(tokens, space.chunked_logits) if options.chunked_loss else tokens
-    values = rows * (arch.vocab / layout.tensor_parallel)
     each = space.compiled_logit_bytes if options.compiled_loss else space.logit_bytes
-    return np.asarray(values * each * (0.5 if forward_only else 1.0))
+    if forward_only:
+        each = 0.5 * each if space.scoring_logit_bytes is None else space.scoring_logit_bytes
+    per_token = arch.vocab / layout.tensor_parallel
+    if not options.chunked_loss:
+        return np.asarray(tokens * per_token * each)
+    whole = tokens * per_token * space.whole_logit_bytes * (0.5 if forward_only else 1.0)
+    return np.asarray(whole + np.minimum(tokens, space.chunked_logits) * per_token * each)
 
 
 def _communication(

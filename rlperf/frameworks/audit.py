@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.cost.engine_memory import engine_memory
-from rlperf.cost.parameters import parameters
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError
 from rlperf.frameworks.findings import (
     Cache,
@@ -27,9 +26,10 @@ from rlperf.frameworks.findings import (
 )
 from rlperf.frameworks.imports import Imported, job_of
 from rlperf.frameworks.run import ref
-from rlperf.layout import FloatArray, Layout
+from rlperf.layout import Layout
 from rlperf.plan.answer.plan import Plan, Prediction
 from rlperf.plan.answer.prediction import prediction_of
+from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
 from rlperf.specs.framework import FrameworkFacts
@@ -97,9 +97,10 @@ def audit(
         return Audit(imported, None, checked, None, None, tuple(notes), error.problems)
     notes += context.shape_notes
     blocked = {finding.rule for finding in findings if finding.severity == "error"} - {"unknown_key", "illegal_value"}
-    predicted, cache, lengths = None, None, np.zeros(0)
+    predicted, evaluation, cache = None, None, None
     try:
-        predicted, cache, lengths = _predict(context)
+        predicted, evaluation = _predict(context)
+        cache = _cache_of(evaluation)
     except (InfeasibleError, ValueError, ZeroDivisionError) as error:
         notes.append(f"not predicted: {error}")
         cache = _cache(imported, context)
@@ -109,10 +110,10 @@ def audit(
             message = f"{error.message}: {error.nearest_miss or 'no layout'}"
             findings.append(Finding("error", key, message, when="worker", rule="layout"))
     findings += engine_findings(imported, cache)
-    if predicted is not None:
-        findings += memory_findings(given, predicted, context.hardware.device.memory)
-        findings += host_findings(imported, context)
-        findings += padding_findings(given, predicted, lengths)
+    if predicted is not None and evaluation is not None:
+        findings += memory_findings(given, predicted)
+        findings += host_findings(imported, context, evaluation)
+        findings += padding_findings(given, predicted, evaluation.demand.lengths(0))
         offers = what_ifs(imported, predicted, cache)
         findings += gain_findings(imported, predicted, offers, lambda offer: attempt(imported, job, offer))
     best = None
@@ -146,14 +147,16 @@ def _with_budget(imported: Imported) -> Imported:
     return replace(imported, run=replace(run, trainer=trainer))
 
 
-def _predict(context: Context) -> tuple[Prediction, Cache, FloatArray]:
-    """The prediction, what the KV cache of one replica holds, and the lengths of one rl_step."""
+def _predict(context: Context) -> tuple[Prediction, Evaluation]:
+    """The prediction, and the evaluation behind it."""
     evaluation, _ = evaluate_job(context)
-    predicted = prediction_of(context, context.tasks[0], evaluation, operators=False)
-    table = evaluation.demand.tables[0]
-    mean = float((table.prompt_tokens + table.response_tokens).mean())
-    tokens = float(evaluation.memory.kv_tokens[0])
-    return predicted, Cache(tokens, tokens / mean), evaluation.demand.lengths(0)
+    return prediction_of(context, context.tasks[0], evaluation, operators=False), evaluation
+
+
+def _cache_of(evaluation: Evaluation) -> Cache:
+    """What the KV cache of one replica holds."""
+    table, tokens = evaluation.demand.tables[0], float(evaluation.memory.kv_tokens[0])
+    return Cache(tokens, tokens / float((table.prompt_tokens + table.response_tokens).mean()))
 
 
 def _cache(imported: Imported, context: Context) -> Cache | None:
@@ -187,22 +190,10 @@ def attempt(imported: Imported, job: Job, offer: WhatIf) -> Prediction | None:
         return None
 
 
-def host_findings(imported: Imported, context: Context) -> list[Finding]:
+def host_findings(imported: Imported, context: Context, evaluation: Evaluation) -> list[Finding]:
     """Host memory that parked or offloaded states take, against the node's."""
     run, cluster = imported.run, context.cluster
-    arch = context.tasks[0].architecture
-    per_node = min(run.trainer.devices, cluster.devices_per_node)
-    devices = run.trainer.devices
-    held = 0.0
-    # Mixed-precision Adam: 12 bytes a parameter of optimizer (fp32 copy and two moments), 2 of weights, 4 of gradients.
-    shards = run.trainer.tensor_parallel * run.trainer.pipeline_parallel
-    if run.trainer.zero_stage >= 1:
-        shards = devices
-    if run.trainer.offload in ("optimizer", "both") or run.trainer.parked:
-        held += 12.0 * parameters(arch) / shards * per_node
-    if run.trainer.parked:
-        weights = devices if run.trainer.zero_stage >= 3 else shards
-        held += 2.0 * parameters(arch) / min(weights, devices) * per_node
+    held = float(np.max(evaluation.held.host)) * min(run.trainer.devices, cluster.devices_per_node)
     if held <= cluster.host_memory:
         return []
     key = key_of(imported, ref("trainer.parked" if run.trainer.parked else "trainer.offload"))

@@ -20,6 +20,9 @@ from rlperf.units import human_bytes
 
 Severity = Literal["error", "warning", "hint"]
 """error: it will fail or run out of memory; warning: it does nothing, or may fail; hint: it could be faster."""
+SURELY, LIKELY = 0.9, 0.5
+"""Probabilities of running out of memory from which an audit reports an error, and a warning."""
+
 _RANK = {"error": 0, "warning": 1, "hint": 2}
 
 
@@ -132,7 +135,7 @@ def rule_findings(imported: Imported) -> list[Finding]:
     ]
 
 
-def memory_findings(imported: Imported, predicted: Prediction, device_bytes: float) -> list[Finding]:
+def memory_findings(imported: Imported, predicted: Prediction) -> list[Finding]:
     """Which phase does not fit and by how much; which leaves memory unused."""
     found = []
     fixed = imported.run.trainer.token_budget is None
@@ -142,18 +145,19 @@ def memory_findings(imported: Imported, predicted: Prediction, device_bytes: flo
         largest = max(use.parts, key=lambda part: use.parts[part])
         phase = "rollout" if role == "rollout" else "training"
         spread = f"{human_bytes(use.low)} .. {human_bytes(use.high)}"
-        size = f"{human_bytes(use.total)} of {human_bytes(device_bytes)} ({spread})"
+        size = f"{human_bytes(use.total)} of {human_bytes(use.limit)} ({spread})"
         where = imported.where(key)
-        if use.low > use.limit:
+        risk = f"with a probability of {100 * use.risk:.0f} %"
+        if use.risk > SURELY:
             over = human_bytes(use.total - use.limit)
             advice = next(
                 (text for text in predicted.advice if text.startswith(role)), f"{largest} is the largest part"
             )
-            message = f"out of GPU memory in {phase}: {size}, {over} too much; {largest} is the largest part"
+            message = f"out of GPU memory in {phase} {risk}: {size}, {over} too much; {largest} is the largest part"
             found.append(Finding("error", key, message, advice, "run", where, rule="out_of_memory"))
-        elif use.total > use.limit:
-            level: Severity = "warning" if use.total > device_bytes else "hint"
-            message = f"may run out of GPU memory in {phase}: {size}"
+        elif use.total > use.allowed:
+            level: Severity = "warning" if use.risk > LIKELY else "hint"
+            message = f"may run out of GPU memory in {phase} {risk}: {size}"
             advice = f"{largest} is the largest part"
             found.append(Finding(level, key, message, advice, "run", where, rule="tight_memory"))
     return found
@@ -223,12 +227,12 @@ def _budget_changes(imported: Imported, predicted: Prediction) -> list[WhatIf]:
     if budget is None:
         return []
     use = predicted.memory_bytes.get("trainer")
-    if use is not None and use.high < 0.8 * use.limit:
+    if use is not None and use.high < 0.8 * use.allowed:
         found.append(
             WhatIf(
                 ((ref("trainer.token_budget"), 2 * budget),),
                 key_of(imported, ref("trainer.token_budget")),
-                f"the token budget leaves {human_bytes(use.limit - use.total)} of the trainer's memory unused",
+                f"the token budget leaves {human_bytes(use.allowed - use.total)} of the trainer's memory unused",
                 "double it",
                 rule="memory_unused",
             )

@@ -15,6 +15,7 @@ from rlperf.report.plan_text import (
     memory_rows,
     phase_title,
     pool_rows,
+    risk_words,
     runner_up_words,
     stage_rows,
     summary_lines,
@@ -69,7 +70,7 @@ def _summary(plan: Plan, missing: str) -> str:
     if first.usd_per_step is not None:
         items.insert(1, (f"{first.usd_per_step:.3g} USD", "per rl_step"))
     for role, use in first.memory_bytes.items():
-        items.append((f"{100 * use.total / use.limit:.0f} %", f"of the memory limit, {role}"))
+        items.append((risk_words(use.risk), f"risk to run out of memory, {role}"))
     body = html.facts(items)
     if missing:
         body += html.paragraph(missing, "warn")
@@ -87,7 +88,7 @@ def _phase(phase: Phase, drawings: dict[str, Drawing], found: Judged | None) -> 
     timeline = drawn("timeline") + html.table(("stage", "time", "share"), stage_rows(predicted)) + _idle(phase)
     if found is not None:
         timeline += _by_rank(found)
-    memory = drawn("memory") + html.table(("role", "peak", "of limit", "largest parts"), memory_rows(predicted))
+    memory = drawn("memory") + html.table(("role", "peak", "risk to run out", "largest parts"), memory_rows(predicted))
     memory += html.folded("every part", html.table(("role", "part", "per device"), [
         (role, part.replace("_", " "), human_bytes(size))
         for role, use in predicted.memory_bytes.items() for part, size in use.parts.items() if size > 0
@@ -147,10 +148,10 @@ def _errors(phase: Phase) -> str:
         "share of the rl_step, of the framework around them, of reruns, and of the lengths drawn."
     )
     rows = [
-        (role, human_bytes(m.total), human_bytes(m.low), human_bytes(m.high), human_bytes(m.limit))
+        (role, *(human_bytes(each) for each in (m.total, m.low, m.high, m.allowed, m.limit)), risk_words(m.risk))
         for role, m in predicted.memory_bytes.items()
     ]
-    body += html.table(("memory per device", "predicted", "5th", "95th", "limit"), rows)
+    body += html.table(("memory per device", "predicted", "5th", "95th", "allowed", "device", "risk to run out"), rows)
     if use.extrapolated:
         body += html.paragraph("Outside what was measured: intervals are wider.", "warn")
     body += html.paragraph(f"Calibrations: {', '.join(use.ids)}.", "soft")

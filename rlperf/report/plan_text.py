@@ -80,8 +80,17 @@ def waiting_words(prediction: Prediction) -> str:
     return f"stages overlap; pools without work: {shares} of their device time"
 
 
+def risk_words(risk: float) -> str:
+    """A probability of running out of memory.
+
+    >>> risk_words(1e-9), risk_words(0.0042), risk_words(0.37)
+    ('below 0.01 %', '0.42 %', '37 %')
+    """
+    return "below 0.01 %" if risk < 1e-4 else f"{100 * risk:.2g} %"
+
+
 def memory_rows(prediction: Prediction) -> list[tuple[str, ...]]:
-    """(role, total of limit, share, largest parts) of every role."""
+    """(role, total of the device's memory, risk of running out, largest parts) of every role."""
     rows: list[tuple[str, ...]] = []
     for role, use in prediction.memory_bytes.items():
         largest = sorted(use.parts.items(), key=lambda item: -item[1])
@@ -90,7 +99,7 @@ def memory_rows(prediction: Prediction) -> list[tuple[str, ...]]:
             (
                 role,
                 f"{human_bytes(use.total)} of {human_bytes(use.limit)}",
-                f"{100 * use.total / use.limit:.0f} %",
+                risk_words(use.risk),
                 parts,
             )
         )
@@ -230,7 +239,7 @@ def print_prediction(prediction: Prediction, out: Console) -> None:
     if prediction.run is not None:
         out.print(run_words(prediction.run))
     memory = Table()
-    for name in ("role", "peak memory per device", "of limit", "largest parts"):
+    for name in ("role", "peak memory per device", "risk to run out", "largest parts"):
         memory.add_column(name)
     for cells in memory_rows(prediction):
         memory.add_row(*cells)
@@ -331,7 +340,7 @@ def _phase_markdown(phase: Phase) -> list[str]:
         "",
         *_table(("stage", "time", "share"), stage_rows(predicted)),
         "",
-        *_table(("role", "memory per device", "of limit", "largest parts"), memory_rows(predicted)),
+        *_table(("role", "memory per device", "risk to run out", "largest parts"), memory_rows(predicted)),
         "",
         f"- {runner_up_words(phase)}",
         *(f"- {line}" for line in (*predicted.warnings, *phase.binds, *predicted.advice)),

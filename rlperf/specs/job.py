@@ -83,7 +83,9 @@ class Limits(Frozen):
     usd_per_step: Usd | None = Field(None, gt=0)
     staleness: NonNegativeInt = Field(0, description="policy versions that a trained sample may be behind")
     truncated_fraction: float | None = Field(None, ge=0, le=1, description="most responses cut at the maximum length")
-    memory_headroom: float = Field(0.05, ge=0, lt=1, description="share of device memory kept free")
+    out_of_memory_risk: float = Field(
+        0.01, gt=0, le=1, description="most probability per run of running out of device memory"
+    )
     host_memory: Bytes | None = Field(None, description="per node; default the cluster's")
 
 

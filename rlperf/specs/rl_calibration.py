@@ -75,6 +75,21 @@ class ServedAdapters(Frozen):
     graph: Overhead
 
 
+class LogitBytes(Frozen):
+    """Bytes per logit that a framework's loss holds at once, counted from its source.
+
+    Attributes
+    ----------
+    update, scoring : in an optimizer update, and in a log-probability pass
+    whole : in an update, what stands whole although the loss is chunked
+    """
+
+    update: PositiveFloat
+    scoring: PositiveFloat
+    whole: NonNegativeFloat = 0.0
+    source: str
+
+
 class TrainerOverheads(Frozen):
     """What the framework adds to its trainer backend's own seconds (those are in ``calibrations/trainers``).
 
@@ -96,6 +111,7 @@ class TrainerOverheads(Frozen):
     gradients : in what gradients are accumulated and reduced, if not as the backend's calibration has it
     fused_gradients : whether products add to the accumulated gradient themselves; without, each is added in a pass
     pipeline_padding : with pipeline stages, packed microbatches are padded to the token budget (equal shapes)
+    logits : bytes per logit of its loss, if not as the backend's calibration has them
     skew_exponent : busiest expert-parallel device over the mean = expert_parallel ** this, real routers [1]
     """
 
@@ -111,6 +127,7 @@ class TrainerOverheads(Frozen):
     gradients: Literal["bf16", "fp32"] | None = None
     fused_gradients: bool = True
     pipeline_padding: bool = False
+    logits: LogitBytes | None = None
     skew_exponent: float = Field(0.1, ge=0.0)
     skew_source: str = (
         "NeMo-RL's calibration rows prefer 0 to 0.1 (x1.0 to x1.2 at EP8) to the 0.25 of kernel tables with power-law "

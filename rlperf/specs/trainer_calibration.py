@@ -90,6 +90,12 @@ class Workspace(Frozen):
     compiled_logit_bytes: PositiveFloat = Field(
         6.0, description="bytes per logit at a compiled loss: 16-bit logits, their gradient, the hole of such logits"
     )
+    scoring_logit_bytes: PositiveFloat | None = Field(
+        None, description="bytes per logit of a scoring pass; default: half of those at the loss"
+    )
+    whole_logit_bytes: NonNegativeFloat = Field(
+        0.0, description="bytes per logit that stand whole where the loss is chunked: half without gradients"
+    )
     compiled_loss_since: str = Field("", description="year and month from which compiling covers the loss")
     chunked_logits: NonNegativeFloat = Field(2048.0, description="tokens per chunk where the loss is chunked or fused")
     optimizer_scratch: NonNegativeFloat = Field(0.0, description="temporaries of the update, bytes per owned parameter")

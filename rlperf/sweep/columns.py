@@ -68,9 +68,9 @@ RESULTS = (
     Column("mode", "text", "", "execution mode"),
     Column("devices", "int", "1", "devices of all pools"),
     Column("rollout_memory_bytes", "float", "bytes", "peak per rollout device, neighbours included"),
-    Column("rollout_memory_limit_bytes", "float", "bytes", "what it is held against"),
+    Column("rollout_memory_limit_bytes", "float", "bytes", "most that it may be at the job's out_of_memory_risk"),
     Column("trainer_memory_bytes", "float", "bytes", "peak per trainer device, neighbours included"),
-    Column("trainer_memory_limit_bytes", "float", "bytes", "what it is held against"),
+    Column("trainer_memory_limit_bytes", "float", "bytes", "most that it may be at the job's out_of_memory_risk"),
     *(Column(each.name, *each.written) for each in DECIDED),
 )
 """What every point has, after its number (``point``) and what it sets."""

@@ -140,7 +140,7 @@ def _predicted_row(predicted: Prediction, mode: str, devices: int) -> Row:
     memory = {
         f"{role}_memory{part}_bytes": value
         for role, use in predicted.memory_bytes.items()
-        for part, value in (("", use.total), ("_limit", use.limit))
+        for part, value in (("", use.total), ("_limit", use.allowed))
     }
     return {
         "status": "ok",

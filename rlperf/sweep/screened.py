@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlperf.layout import WORDS, FloatArray, IntArray
+from rlperf.plan.search.rollout_columns import engine_limits
 from rlperf.plan.search.split_columns import SplitColumns
 from rlperf.plan.search.trainer_columns import peak_limits
 from rlperf.sim.rl_step.stages import STAGES, StageSeconds
@@ -35,8 +36,6 @@ def screened_rows(best: Best) -> list[Row]:
 
 def _shared(source: SplitColumns) -> Row:
     """What all points of one batch and split have in common."""
-    context = source.context
-    limit = context.rollout_hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
     return {
         "status": "ok",
         "reason": "",
@@ -44,7 +43,6 @@ def _shared(source: SplitColumns) -> Row:
         "truncated_fraction": source.demand.truncated_fraction,
         "mode": source.split.mode,
         "devices": source.split.total,
-        "rollout_memory_limit_bytes": limit,
     }
 
 
@@ -55,6 +53,8 @@ def _columns(source: SplitColumns, r: IntArray, t: IntArray) -> dict[str, Any]:
     low, high = step_bounds(source, seconds, t)
     usd = split.usage(context).usd_per_s
     colocated = MODES[split.mode].shares_devices
+    idle = trainer.idle_bytes[t] if colocated else np.zeros(len(t))
+    beside = rollout.asleep_bytes[r] + idle
     names = np.array([name.removesuffix("_s") for name in STAGES])
     found: dict[str, Any] = {
         "rl_step_s": step,
@@ -65,8 +65,9 @@ def _columns(source: SplitColumns, r: IntArray, t: IntArray) -> dict[str, Any]:
         "device_s": step * split.total,
         "tokens_per_s_per_device": source.demand.trained_tokens / step / split.total,
         "bottleneck": names[np.argmax(stages, axis=0)],
-        "rollout_memory_bytes": rollout.awake_bytes[r] + (trainer.idle_bytes[t] if colocated else 0.0),
+        "rollout_memory_bytes": rollout.awake_bytes[r] + idle,
         "trainer_memory_bytes": trainer.peak_bytes[t] + (rollout.asleep_bytes[r] if colocated else 0.0),
+        "rollout_memory_limit_bytes": engine_limits(context, beside),
         "trainer_memory_limit_bytes": peak_limits(context, trainer.backend[t]),
     }
     backends = np.array([each.backend for each in context.trainers])

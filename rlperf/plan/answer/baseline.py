@@ -78,7 +78,7 @@ class _Judged:
 def pinned_to(context: Context, stated: Defaults) -> Context:
     """The context of the same job with the framework's defaults for pools, mode and trainer."""
     changes = {"pools": stated.pools, "modes": (stated.mode,), "trainer_backends": (stated.backend,)}
-    limits = context.job.limits.model_copy(update={"memory_headroom": 0.0})
+    limits = context.job.limits.model_copy(update={"out_of_memory_risk": 1.0})
     trainers = tuple(trainer for trainer in context.trainers if trainer.backend == stated.backend)
     return replace(context, job=context.job.model_copy(update={**changes, "limits": limits}), trainers=trainers)
 

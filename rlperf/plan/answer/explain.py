@@ -36,9 +36,10 @@ def binding(context: Context, task: TaskContext, evaluation: Evaluation) -> list
         if lost >= NOTEWORTHY:
             found.append((lost, f"{pool} pool: waits for the {other} ({100 * lost:.0f} % of its device time)"))
     for role, use in memory_uses(context, task, evaluation).items():
-        share = use.total / use.limit
+        share = use.total / use.allowed
         if share > 1.0 - NOTEWORTHY:
-            found.append((share - 1.0 + NOTEWORTHY, f"memory: the {role} takes {100 * share:.0f} % of the limit"))
+            words = f"memory: the {role} takes {100 * share:.0f} % of what the risk of running out allows"
+            found.append((share - 1.0 + NOTEWORTHY, words))
     idle = context.cluster.devices - _devices_of(context, evaluation.configuration)
     if idle > 0:
         found.append((idle / context.cluster.devices, f"devices: {idle} of {context.cluster.devices} stay idle"))

@@ -34,12 +34,14 @@ class PredictedStages(Frozen):
 
 
 class MemoryUse(Frozen):
-    """Peak bytes per device of one role, with its parts and the limit it is held against."""
+    """Peak bytes per device of one role, with its parts, the device's memory, and what the job's risk leaves of it."""
 
     total: float
     low: float
     high: float
-    limit: float
+    limit: float = Field(description="memory of the device [bytes]")
+    allowed: float = Field(description="most that the total may be for the job's out_of_memory_risk [bytes]")
+    risk: float = Field(description="probability that the role runs out of memory [1]")
     parts: dict[str, float]
 
 
@@ -146,7 +148,7 @@ class Prediction(Frozen):
             if seconds > 0
         ]
         memory = [
-            (role, f"{use.total / 1e9:.1f} GB", f"{use.limit / 1e9:.1f} GB", "yes" if use.total <= use.limit else "no")
+            (role, f"{use.total / 1e9:.1f} GB", f"{use.limit / 1e9:.1f} GB", f"{use.risk:.1%}")
             for role, use in self.memory_bytes.items()
         ]
         usd = "" if self.usd_per_step is None else f", {self.usd_per_step:.3g} USD"
@@ -155,7 +157,7 @@ class Prediction(Frozen):
             f"5th to 95th percentile{usd}; "
             f"{self.tokens_per_s_per_device:,.0f} tokens/s per device</p>"
             + notebook.table(["stage", "time", "share"], stages)
-            + notebook.table(["role", "memory per device", "limit", "fits"], memory)
+            + notebook.table(["role", "memory per device", "device", "risk to run out"], memory)
         )
 
 

@@ -7,14 +7,17 @@ import numpy as np
 from rlperf.cost.basis import serving_basis
 from rlperf.cost.layers import stack_of
 from rlperf.cost.memory import first_knob
+from rlperf.cost.memory_risk import ENGINE_SPREAD, out_of_memory_risk
 from rlperf.cost.trainer_memory import DEVICE_PARTS
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.timeline import step_view
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.search.rollout_columns import engine_limits
 from rlperf.plan.search.splits import usage_of
 from rlperf.plan.search.trainer_columns import peak_limit
+from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
 from rlperf.specs.hardware import Hardware
@@ -31,7 +34,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
     low, high = evaluation.low_s, evaluation.high_s
     stages = PredictedStages(**{name.removesuffix("_s"): float(getattr(seconds, name).mean()) for name in STAGES})
     memory = memory_uses(context, task, evaluation)
-    over = [role for role, use in memory.items() if use.total > use.limit]
+    over = [role for role, use in memory.items() if use.total > use.allowed]
     usd_per_s = usage_of(context, configuration).usd_per_s
     trained = demand.trained_tokens
     trainer = context.trainers[int(evaluation.trainer.backend[0])].calibration
@@ -86,41 +89,47 @@ def memory_uses(context: Context, task: TaskContext, evaluation: Evaluation) -> 
     colocated = MODES[configuration.mode].shares_devices
     trainer = context.trainers[int(evaluation.trainer.backend[0])]
     held = evaluation.held
-    limit = context.rollout_hardware.device.memory * (1.0 - context.job.limits.memory_headroom)
-    peak = peak_limit(context, trainer)
     return {
-        "rollout": _engine_use(evaluation, held, limit, colocated),
-        "trainer": _trainer_use(
-            evaluation, held, peak, colocated, trainer.calibration.memory_low, trainer.calibration.memory_high
-        ),
+        "rollout": _engine_use(context, evaluation, held, colocated),
+        "trainer": _trainer_use(context, trainer, evaluation, held, colocated),
     }
 
 
-def _engine_use(evaluation: Evaluation, held: TrainerBytes, limit: float, colocated: bool) -> MemoryUse:
+def _engine_use(context: Context, evaluation: Evaluation, held: TrainerBytes, colocated: bool) -> MemoryUse:
     memory = evaluation.memory
     parts = {
         "weights": float(memory.weight_bytes[0]),
         "activation and graphs": float(memory.workspace_bytes[0]),
         "kv cache": float(memory.awake_bytes[0] - memory.weight_bytes[0] - memory.workspace_bytes[0]),
     }
+    beside = float(memory.asleep_bytes[0])
     if colocated:
         parts["trainer, idle"] = float(held.idle.ravel()[0])
-    whole = sum(parts.values())
-    # the engine is told its share, so only the neighbour is uncertain
-    return MemoryUse(total=whole, low=0.98 * whole, high=1.02 * whole, limit=limit, parts=parts)
+        beside += parts["trainer, idle"]
+    whole, device = sum(parts.values()), context.rollout_hardware.device.memory
+    low, high = ENGINE_SPREAD
+    return MemoryUse(
+        total=whole, low=whole - beside * (1.0 - low), high=whole + beside * (high - 1.0), limit=device,
+        allowed=float(engine_limits(context, np.asarray(beside))),
+        risk=float(out_of_memory_risk(beside, device - whole + beside, low, high)), parts=parts,
+    )  # fmt: skip
 
 
 def _trainer_use(
-    evaluation: Evaluation, held: TrainerBytes, limit: float, colocated: bool, low: float, high: float
+    context: Context, trainer: TrainerStack, evaluation: Evaluation, held: TrainerBytes, colocated: bool
 ) -> MemoryUse:
     parts = {name: float(np.ravel(getattr(held.parts, name))[0]) for name in DEVICE_PARTS}
     extra = float(held.peak.ravel()[0]) - sum(parts.values())
     if extra > 1.0:
-        parts["critic"] = extra
+        parts["critic" if context.site.networks > 1 else "scoring pass, beyond training"] = extra
     if colocated:
         parts["engine, asleep"] = float(evaluation.memory.asleep_bytes[0])
-    whole = sum(parts.values())
-    return MemoryUse(total=whole, low=low * whole, high=high * whole, limit=limit, parts=parts)
+    whole, device = sum(parts.values()), context.hardware.device.memory
+    low, high = trainer.calibration.memory_low, trainer.calibration.memory_high
+    return MemoryUse(
+        total=whole, low=low * whole, high=high * whole, limit=device, allowed=peak_limit(context, trainer),
+        risk=float(out_of_memory_risk(whole, device, low, high)), parts=parts,
+    )  # fmt: skip
 
 
 def idle_fractions(evaluation: Evaluation) -> dict[str, float]:
@@ -208,9 +217,9 @@ def advice(
     found = []
     for role in over:
         use = memory[role]
-        more = human_bytes(use.total - use.limit)
+        more = human_bytes(use.total - use.allowed)
         knob = _trainer_knob(context, task, evaluation, use) if role == "trainer" else _engine_knob(use)
-        found.append(f"{role} is {more} over its limit: {knob}")
+        found.append(f"{role} is {more} over what the risk allows: {knob}")
     preempted = sum(result.preemptions / len(result.timelines) for result in evaluation.rollouts)
     if preempted:
         replicas = evaluation.configuration.pool("rollout").layout.data_parallel
@@ -228,7 +237,7 @@ def _trainer_knob(context: Context, task: TaskContext, evaluation: Evaluation, u
     scalar = parts.with_(**{name: np.ravel(getattr(parts, name))[0] for name in (*DEVICE_PARTS, "host")})
     engine = use.parts.get("engine, asleep", 0.0)
     knob = first_knob(
-        evaluation.trainer.layout.take(0), scalar, use.limit - engine,
+        evaluation.trainer.layout.take(0), scalar, use.allowed - engine,
         microbatch_tokens=float(settings.token_budget or 4096), chunked_loss=bool(settings.chunked_loss),
     )  # fmt: skip
     if knob is None:
@@ -238,6 +247,6 @@ def _trainer_knob(context: Context, task: TaskContext, evaluation: Evaluation, u
 
 def _engine_knob(use: MemoryUse) -> str:
     """What makes room beside the engine."""
-    if use.parts.get("trainer, idle", 0.0) > use.total - use.limit:
+    if use.parts.get("trainer, idle", 0.0) > use.total - use.allowed:
         return "park the trainer's states in host memory (parked: true), or lower memory_fraction"
     return "lower memory_fraction, or raise tensor_parallel"

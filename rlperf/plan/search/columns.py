@@ -161,6 +161,6 @@ def _read_by(role: Role, job: Job, task: TaskContext, facts: FrameworkFacts | No
     pool = of_role[role].model_dump(mode="json", exclude={"devices"}) if role in of_role else None
     rest = job.model_dump(mode="json", exclude=UNREAD)
     clusters = [(each.cluster, each.nodes) for each in job.pools]
-    bounds = (limits.memory_headroom, limits.host_memory)
+    bounds = (limits.out_of_memory_risk, limits.host_memory)
     rules = facts and (facts.name, facts.version)
     return json.dumps([rest, pool, clusters, bounds, task.task.architecture, rules], sort_keys=True)

@@ -33,11 +33,11 @@ def relaxations(
 
 def _stated(limits: Limits) -> list[str]:
     names = ["step", "usd_per_step", "truncated_fraction", "host_memory"]
-    return [*(name for name in names if getattr(limits, name) is not None), "memory_headroom"]
+    return [*(name for name in names if getattr(limits, name) is not None), "out_of_memory_risk"]
 
 
 def _without(context: Context, names: tuple[str, ...]) -> Context:
-    """The context with some limits lifted (the headroom set to zero)."""
-    lifted = {name: 0.0 if name == "memory_headroom" else None for name in names}
+    """The context with some limits lifted (a peak may then be as large as the device)."""
+    lifted = {name: 1.0 if name == "out_of_memory_risk" else None for name in names}
     limits = context.job.limits.model_copy(update=lifted)
     return replace(context, job=context.job.model_copy(update={"limits": limits}))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlperf.cost.engine_step import EngineStepCost
+from rlperf.cost.memory_risk import ENGINE_SPREAD, PHASES, spread_at
 from rlperf.cost.reject import Reject
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.question.context import Context
@@ -55,6 +56,16 @@ class RolloutColumns(RolloutStage):
     def possible(self) -> int:
         """Columns whose degrees are possible: those that were costed, or refused for their memory."""
         return int(np.count_nonzero((self.flags & IMPOSSIBLE) == 0))
+
+
+def engine_limits(context: Context, beside: FloatArray) -> FloatArray:
+    """Most bytes of an engine and its neighbour at the job's risk [bytes]; arrays broadcast.
+
+    The engine sizes its cache to the share that it is told, so that only what lies ``beside`` is uncertain: context,
+    communicators and graphs, and a colocated trainer that waits.
+    """
+    risk = context.job.limits.out_of_memory_risk / PHASES
+    return context.rollout_hardware.device.memory - beside * (spread_at(risk, *ENGINE_SPREAD) - 1.0)
 
 
 def rollout_columns(

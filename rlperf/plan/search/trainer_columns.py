@@ -8,6 +8,7 @@ from typing import Self
 
 import numpy as np
 
+from rlperf.cost.memory_risk import PHASES, spread_at
 from rlperf.cost.reject import Reject
 from rlperf.layout import OFFLOAD, BoolArray, FloatArray, IntArray, Layout, taken
 from rlperf.plan.question.context import Context
@@ -51,9 +52,14 @@ class TrainerColumns(TrainerStage):
 
 
 def peak_limit(context: Context, trainer: TrainerStack) -> float:
-    """Most that a trainer's predicted peak may be: headroom kept, and its 95th percentile inside the device [bytes]."""
-    memory = context.hardware.device.memory
-    return min(memory * (1.0 - context.job.limits.memory_headroom), memory / trainer.calibration.memory_high)
+    """Most that a trainer's predicted peak may be, its neighbours included, at the job's risk [bytes]."""
+    return context.hardware.device.memory / peak_spread(context, trainer)
+
+
+def peak_spread(context: Context, trainer: TrainerStack) -> float:
+    """Actual over predicted peak that a trainer exceeds with its part of the job's risk [1]."""
+    own = trainer.calibration
+    return float(spread_at(context.job.limits.out_of_memory_risk / PHASES, own.memory_low, own.memory_high))
 
 
 def peak_limits(context: Context, backend: IntArray) -> FloatArray:

@@ -52,11 +52,11 @@ def adapter_seconds(
 
 
 def trainer_in_framework(trainer: TrainerCalibration, framework: FrameworkCalibration) -> TrainerCalibration:
-    """The trainer backend with what this framework sets otherwise: dispatch to experts, and how gradients add up.
+    """The trainer backend with what this framework sets otherwise: dispatch to experts, gradients, and its own loss.
 
     A gradient that no product adds is read with the sum so far, and the sum written: 2 + 2 b bytes, b those of a sum.
     """
-    own, storage, timing = framework.training, trainer.storage, trainer.timing
+    own, storage, timing, space = framework.training, trainer.storage, trainer.timing, trainer.workspace
     if own.dispatch is not None:
         timing = timing.model_copy(update={"node_dedup": own.dispatch == "once_per_node"})
     if own.gradients is not None:
@@ -64,7 +64,11 @@ def trainer_in_framework(trainer: TrainerCalibration, framework: FrameworkCalibr
         storage = storage.model_copy(update={"gradient": width, "reduce": width})
     if not own.fused_gradients:
         timing = timing.model_copy(update={"accumulate_bytes": 2.0 + 2.0 * storage.gradient})
-    return trainer.model_copy(update={"storage": storage, "timing": timing})
+    if own.logits is not None:
+        each = own.logits
+        loss = {"logit_bytes": each.update, "scoring_logit_bytes": each.scoring, "whole_logit_bytes": each.whole}
+        space = space.model_copy(update=loss)
+    return trainer.model_copy(update={"storage": storage, "timing": timing, "workspace": space})
 
 
 def training_in_framework_s(

@@ -14,6 +14,7 @@ from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.overheads import routing_skew
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.trainer_stage import cut_by_budget
 from rlperf.specs.architecture import Architecture
@@ -38,24 +39,37 @@ def trainer_bytes(
     """Memory of trainer layouts with full microbatches of the longest sequences: what must fit on the worst rl_step.
 
     ``budget``: tokens per microbatch and replica; ``parked``: 1 where the states wait in host memory ``[layouts]``.
-    Without packing a microbatch is ``layout.microbatch`` sequences, all as long as the longest.
+    Without packing a microbatch is ``layout.microbatch`` sequences, all as long as the longest. Experts receive tokens
+    as unevenly as time is charged for. A scoring pass counts where its microbatches are larger than those of training.
     """
     longest = float(demand.batch.longest_tokens)
     tokens = np.asarray(budget, dtype=np.float64)
-    if not cut_by_budget(settings, stack.framework):
+    by_budget = cut_by_budget(settings, stack.framework)
+    if not by_budget:
         tokens = np.broadcast_to(longest * np.asarray(layout.microbatch, np.float64), np.shape(tokens))
     park = np.asarray(parked)
     most = demand.batch.sequences / demand.batch.updates / layout.data_parallel * longest
-    full = Microbatches.of(tokens, tokens * longest, longest, np.maximum(np.ceil(most / tokens), 1.0))
-    options = UpdateOptions(settings.compute_dtype, settings.lora_rank, chunked_loss=settings.chunked_loss)
+
+    def full(tokens: FloatArray) -> Microbatches:
+        return Microbatches.of(tokens, tokens * longest, longest, np.maximum(np.ceil(most / tokens), 1.0))
+
+    skew = routing_skew(stack.framework, layout)
+    options = UpdateOptions(settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss)
     patches = demand.images_per_token * tokens * demand.patches(architecture)
-    parts = trainer_memory(architecture, site.hardware, stack.calibration, layout, full, options, patches=patches)
+    hardware, calibration = site.hardware, stack.calibration
+    parts = trainer_memory(architecture, hardware, calibration, layout, full(tokens), options, patches=patches)
+    scored = settings.scoring_token_budget if by_budget else longest * (settings.scoring_microbatch or 0)
     copies = site.networks
     states = parts.states * copies
+    peak = parts.total + states - parts.states
+    if scored and np.any(scored > tokens):
+        whole = full(np.maximum(tokens, scored))
+        scoring = trainer_memory(architecture, hardware, calibration, layout, whole, options, forward_only=True)
+        peak = np.maximum(peak, scoring.total + np.where(park == 1, 0.0, parts.optimizer * copies))
     shape = np.broadcast_shapes(np.shape(tokens), layout.shape)
     reference = _reference_bytes(site, stack, architecture, layout)
     return TrainerBytes(
-        peak=np.broadcast_to(parts.total + states - parts.states, shape),
+        peak=np.broadcast_to(peak, shape),
         idle=np.broadcast_to(np.where(park == 1, 0.0, states) + parts.context, shape),
         host=np.broadcast_to(parts.host * copies + park * states + reference, shape),
         parked=np.broadcast_to(park * states, shape),

@@ -1,0 +1,175 @@
+"""Risk of running out of memory: its probability, one limit for all that ask, and what a framework's loss holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import rlperf
+from rlperf.api import ask
+from rlperf.cli.main import app
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.memory_risk import out_of_memory_risk, spread_at
+from rlperf.cost.reject import Reject
+from rlperf.cost.trainer_device import UpdateOptions
+from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
+from rlperf.layout import Layout
+from rlperf.plan.search.trainer_columns import trainer_columns_of, trainer_grid
+from rlperf.sim.rl_step.overheads import routing_skew, trainer_in_framework
+from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes
+from rlperf.specs.hardware import load_hardware
+from rlperf.specs.job import Job
+from rlperf.specs.pool import PoolSettings, Settings
+from rlperf.specs.profiles import load_architecture
+from rlperf.specs.rl_calibration import load_framework_calibration
+from rlperf.specs.trainer_calibration import load_trainer
+
+BYTES = np.array([40.0, 70.0, 79.0, 80.0, 81.0, 100.0])
+
+
+def test_the_risk_is_the_chance_that_a_lognormal_peak_exceeds_the_device() -> None:
+    random = np.random.default_rng(1)
+    drawn = np.exp(random.normal(0.0, np.log(1.07) / 1.6448536, 200_000))
+    risk = out_of_memory_risk(BYTES, 80.0, 1 / 1.07, 1.07)
+    assert np.all(np.diff(risk) > 0)
+    for predicted, expected in zip(BYTES, risk, strict=True):
+        assert np.mean(predicted * drawn > 80.0) == pytest.approx(expected, abs=0.004)
+
+
+@pytest.mark.parametrize("risk", [0.001, 0.005, 0.05, 0.5, 0.7])
+def test_the_largest_peak_at_a_risk_has_that_risk(risk: float) -> None:
+    largest = 80.0 / spread_at(risk, 0.87, 1.07)
+    assert float(out_of_memory_risk(largest, 80.0, 0.87, 1.07)) == pytest.approx(risk)
+
+
+# -- one limit ---------------------------------------------------------------------------------------------------------
+
+JOBS: dict[str, dict[str, Any]] = {
+    "dense": {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 2},
+    "experts": {"architecture": "Qwen3-30B-A3B", "cluster": "dgx_h100", "nodes": 4},
+    "apart": {"architecture": "Qwen3-8B", "cluster": "dgx_a100", "nodes": 2, "modes": "one_step_off"},
+}
+
+
+def job(name: str, **changes: object) -> Job:
+    """A small job that no framework's rule narrows."""
+    task = {"name": "math", "workload": "math", "prompts_per_step": 64, "group_size": 8,
+            "mini_batch": 64, "max_prompt_tokens": 1024, "max_response_tokens": 8192}  # fmt: skip
+    return Job.model_validate({"name": name, "framework": "verl", "tasks": [task], **JOBS[name], **changes})
+
+
+@pytest.mark.parametrize("name", list(JOBS))
+def test_a_plan_keeps_the_risk_of_its_job(name: str) -> None:
+    tight = rlperf.plan_job(job(name, limits={"out_of_memory_risk": 1e-6, "staleness": 1}))
+    usual = rlperf.plan_job(job(name, limits={"staleness": 1}))
+    for plan, risk in ((usual, 0.01), (tight, 1e-6)):
+        uses = plan.phases[0].predicted.memory_bytes
+        assert sum(use.risk for use in uses.values()) <= risk
+        assert all(use.total <= use.allowed < use.limit for use in uses.values())
+    assert tight.objective >= usual.objective * (1 - 1e-9)
+
+
+def test_screen_and_prediction_hold_a_trainer_against_the_same_risk() -> None:
+    question = ask(job("dense", limits={"out_of_memory_risk": 0.2}))
+    context, task = question.context, question.context.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    grid = trainer_grid(context, task.architecture, demand.batch.longest_tokens, [16], False)
+    columns = trainer_columns_of(context, task.architecture, demand, grid, lenient=True)[16]
+    intervals = [(each.calibration.memory_low, each.calibration.memory_high) for each in context.trainers]
+    low, high = np.array(intervals)[columns.backend].T
+    risk = out_of_memory_risk(columns.peak_bytes, context.hardware.device.memory, low, high)
+    refused = (columns.flags & int(Reject.MEMORY)) != 0
+    np.testing.assert_array_equal(refused, risk > 0.1)  # training has half of the job's risk
+    assert 0 < refused.sum() < refused.size
+    use = rlperf.plan_job(context.job).phases[0].predicted.memory_bytes["trainer"]
+    assert float(
+        out_of_memory_risk(use.allowed, use.limit, use.low / use.total, use.high / use.total)
+    ) == pytest.approx(0.1)
+
+
+def test_a_pinned_layout_above_the_risk_is_predicted_and_said_not_to_fit() -> None:
+    trainer = {"role": "trainer", "layout": {"data_parallel": 16, "tensor_parallel": 1, "zero_stage": 3,
+                                              "activation_recompute": "none"},
+               "settings": {"backend": "fsdp2", "token_budget": 32768}}  # fmt: skip
+    found = rlperf.predict_job(job("dense", pools=[trainer]))
+    use = found.memory_bytes["trainer"]
+    assert use.risk > 0.9
+    assert not found.fits
+    assert any("over what the risk allows" in line for line in found.advice)
+
+
+def test_the_risk_is_said_in_text_and_json() -> None:
+    found = CliRunner().invoke(app, ["predict", "--json"])
+    said = json.loads(found.stdout)["predicted"]["memory_bytes"]
+    assert all(0.0 <= use["risk"] <= 1.0 and use["allowed"] < use["limit"] for use in said.values())
+    assert "risk to run out" in CliRunner().invoke(app, ["predict"]).stdout
+
+
+# -- what a stack holds ------------------------------------------------------------------------------------------------
+
+
+def held(framework: str, backend: str, **options: Any) -> MemoryParts:
+    """Memory of an 8B's trainer in a framework, 16k tokens a microbatch."""
+    trainer = trainer_in_framework(load_trainer(backend), load_framework_calibration(framework))
+    layout = Layout.of(data_parallel=8, zero_stage=3, activation_recompute=2)
+    batch = Microbatches.of(16384.0, 16384.0 * 2048, 2048.0, 4.0)
+    forward = options.pop("forward_only", False)
+    return trainer_memory(
+        load_architecture("Qwen3-8B"), load_hardware("h100_sxm"), trainer, layout, batch, UpdateOptions(**options),
+        forward_only=forward,
+    )  # fmt: skip
+
+
+def test_logits_of_a_framework_are_counted_from_its_own_loss() -> None:
+    logits = 16384 * 151936
+    assert float(held("verl_fsdp", "fsdp2").logits) == 4 * logits  # the backend's eager loss holds 17.4
+    assert float(held("verl_fsdp", "fsdp2", forward_only=True).logits) == 4 * logits
+    fused = float(held("verl_fsdp", "fsdp2", chunked_loss=True).logits)
+    assert fused <= 4 * 512 * 151936  # fused kernels never hold them whole
+    # AReaL's chunks bound the fp32 part alone
+    assert float(held("areal", "fsdp2", chunked_loss=True).logits) == pytest.approx(4 * logits + 4 * 512 * 151936)
+
+
+def bytes_of(name: str, exponent: float | None = None, **settings: Any) -> TrainerBytes:
+    """Memory of a trainer of 4 nodes with experts over eight devices."""
+    context = ask(job(name)).context
+    stack = next(each for each in context.trainers if each.backend == "megatron")
+    if exponent is not None:
+        training = stack.framework.training.model_copy(update={"skew_exponent": exponent})
+        stack = replace(stack, framework=stack.framework.model_copy(update={"training": training}))
+    task = context.tasks[0]
+    layout = Layout.of(data_parallel=32, expert_parallel=8, zero_stage=1)
+    demand = task.source.demand(task.batches[0], None, 0)
+    filled = PoolSettings(**settings).filled() if settings else Settings()
+    return trainer_bytes(context.site, stack, task.architecture, demand, layout, filled, 9216, 0)
+
+
+def test_the_busiest_experts_hold_what_time_charges_them_for() -> None:
+    even, uneven = bytes_of("experts", 0.0), bytes_of("experts", 0.2)
+    framework = load_framework_calibration("verl_megatron")
+    training = framework.training.model_copy(update={"skew_exponent": 0.2})
+    skew = float(routing_skew(framework.model_copy(update={"training": training}), Layout.of(expert_parallel=8)))
+    arch, hw = load_architecture("Qwen3-30B-A3B"), load_hardware("h100_sxm")
+    assert skew == pytest.approx(8**0.2)
+    assert float(uneven.peak) > float(even.peak)
+    batch = Microbatches.of(9216.0, 9216.0**2, 9216.0, 4.0)
+    layout = Layout.of(data_parallel=32, expert_parallel=8, zero_stage=1)
+    alone = [
+        float(trainer_memory(arch, hw, load_trainer("megatron"), layout, batch, UpdateOptions(skew=each)).activations)
+        for each in (1.0, skew)
+    ]
+    assert float(uneven.parts.activations - even.parts.activations) == pytest.approx(alone[1] - alone[0], rel=1e-6)
+
+
+def test_a_scoring_pass_over_larger_microbatches_counts() -> None:
+    small = bytes_of("experts")
+    equal = bytes_of("experts", scoring_token_budget=9216)
+    large = bytes_of("experts", scoring_token_budget=400_000)
+    assert float(equal.peak) == float(small.peak)
+    assert float(large.peak) > float(small.peak)
+    assert float(large.parts.total) == float(small.parts.total)  # training itself is what it was

@@ -197,3 +197,51 @@ def test_every_field_of_what_runs_without_a_key_is_one_that_no_key_states() -> N
         for spec in framework_facts(framework).runs:
             for name in spec.settings.stated():
                 assert str(ref(f"{spec.role}.{name}")) not in stated
+
+
+# -- a plan is for a run ----------------------------------------------------------------------------------------------
+
+ENDS = ("total_training_steps", "save_freq", "max_num_steps", "max_steps", "total_train_steps", "num-rollout",
+        "data.max_samples", "rollout.total_rollout_steps")  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", SHIPPED)
+def test_a_plan_without_a_length_exports_a_run_without_an_end(framework: str, tmp_path: Path) -> None:
+    task = {"name": "t", "workload": "math", "prompts_per_step": 64, "group_size": 8, "max_response_tokens": 4096}
+    open_ended = rlperf.plan_job(_job(framework, tasks=[task], nodes=1))
+    write_plan(open_ended, None, tmp_path / "open")
+    report = (tmp_path / "open" / "EXPORT.md").read_text()
+    stated = [
+        line
+        for line in report.splitlines()
+        if "| yours" not in line and any(f"`{end}" in line or f".{end}`" in line for end in ENDS)
+    ]
+    defaults = ("`-1`", "`1000000`", "`100000000`", "`null`", "`None`")
+    assert [line for line in stated if not any(value in line for value in defaults)] == []
+    ended = open_ended.model_copy(
+        update={"job": _job(framework, tasks=[task], nodes=1, run={"rl_steps": 70, "checkpoint_every": 10})}
+    )
+    write_plan(ended, None, tmp_path / "ended")
+    last = {"verl": "`trainer.total_training_steps` | `70`", "nemo_rl": "`grpo.max_num_steps` | `70`",
+            "openrlhf": f"`data.max_samples` | `{70 * 64}`", "slime": "`num-rollout` | `70`",
+            "areal": "`total_train_steps` | `70`", "trl": "`max_steps` | `70`"}[framework]  # fmt: skip
+    assert last in (tmp_path / "ended" / "EXPORT.md").read_text()
+
+
+@pytest.mark.parametrize("framework", SHIPPED)
+def test_a_later_phase_goes_on_where_the_one_before_ended(framework: str) -> None:
+    run = _run(
+        framework, run__rl_steps=30, run__last_rl_step=80, trainer__backend=framework_facts(framework).backends[-1]
+    )
+    _, written = _written(run, framework)
+    saved, resumed = {
+        "verl": ("trainer.save_freq", ("trainer.resume_mode", "auto")),
+        "nemo_rl": ("checkpointing.save_period", ("checkpointing.checkpoint_dir", "results/rlperf")),
+        "openrlhf": ("ckpt.save_steps", ("ckpt.load_enable", True)),
+        "slime": ("save-interval", ("load", "/ckpt/Qwen3-8B_slime")),
+        "areal": ("saver.freq_steps", ("recover.mode", "auto")),
+        "trl": ("save_steps", ("resume_from_checkpoint", "outputs")),
+    }[framework]
+    updates = run.batch.updates if framework == "trl" else 1
+    assert written[saved] == 10 * updates  # rl_step 80 is one of every ten
+    assert written[resumed[0]] == resumed[1]

@@ -98,7 +98,11 @@ KNOWN = {
     "PrimeIntellect/INTELLECT-3-FP8": "INTELLECT-3",
     "tiiuae/falcon-180B-chat": "Falcon-180B",
     "EleutherAI/gpt-j-6b": "GPT-J-6B",
-    "HuggingFaceTB/SmolLM2-1.7B-Instruct": "SmolLM2-1.7B",
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": "SmolLM2-1.7B", "meta-llama/Llama-3.2-1B-Instruct": "Llama-3.2-1B",
+    "meta-llama/Llama-3.2-3B": "Llama-3.2-3B", "google/gemma-2-2b-it": "gemma-2-2b",
+    "google/gemma-1.1-7b-it": "gemma-7b",
+    "deepseek-ai/deepseek-math-7b-rl": "deepseek-llm-7b", "mistralai/Mistral-7B-Instruct-v0.3": "Mistral-7B-v0.3",
+    "Qwen/Qwen2-1.5B-Instruct": "Qwen2-1.5B", "microsoft/phi-4": "phi-4",
 }  # fmt: skip
 
 REFUSED = [
@@ -109,12 +113,12 @@ REFUSED = [
     "Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen/Qwen3-VL-8B-Instruct",
     "Qwen/Qwen3-Omni-30B-A3B-Instruct", "Qwen/Qwen3-Coder-480B-A35B-Instruct", "Qwen/Qwen3-Embedding-8B",
     "Qwen/Qwen3-Reranker-4B", "Qwen/Qwen2-VL-7B-Instruct", "Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen1.5-7B", "Qwen/Qwen-7B",
-    "Qwen/Qwen2-57B-A14B", "meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-90B-Vision",
+    "Qwen/Qwen2-57B-A14B", "meta-llama/Llama-3.2-11B-Vision", "meta-llama/Llama-3.2-90B-Vision",
     "meta-llama/Llama-Guard-3-8B", "nvidia/Llama-3_3-Nemotron-Super-49B-v1", "nvidia/Llama-3.1-Nemotron-Ultra-253B-v1",
     "nvidia/Llama-3.1-Minitron-4B-Width-Base", "codellama/CodeLlama-7b-hf", "codellama/CodeLlama-70b-hf",
-    "mistralai/Mistral-7B-Instruct-v0.2", "mistralai/Mistral-7B-v0.3", "mistralai/Mistral-Small-24B-Base-2501",
+    "mistralai/Mistral-7B-Instruct-v0.2", "mistralai/Mistral-Small-24B-Base-2501",
     "mistralai/Mixtral-8x22B-Instruct-v0.3", "deepseek-ai/DeepSeek-V2-Lite", "deepseek-ai/DeepSeek-Coder-V2-Lite-Base",
-    "deepseek-ai/DeepSeek-V3.2", "deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai/deepseek-llm-7b-base",
+    "deepseek-ai/DeepSeek-V3.2", "deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai/deepseek-llm-67b-base",
     "moonshotai/Kimi-Linear-48B-A3B-Instruct", "moonshotai/Kimi-K3", "moonshotai/Kimi-VL-A3B-Thinking",
     "zai-org/GLM-4.5V", "zai-org/GLM-5", "zai-org/GLM-4-9B", "MiniMaxAI/MiniMax-M1-80k", "MiniMaxAI/MiniMax-M3",
     "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "tiiuae/falcon-40b",

@@ -222,42 +222,6 @@ def checked(adapter: Adapter) -> Adapter:
     return adapter
 
 
-_ORGANISATIONS = (
-    ("qwen", "Qwen"),
-    ("llama", "meta-llama"),
-    ("deepseek", "deepseek-ai"),
-    ("gemma", "google"),
-    ("mixtral", "mistralai"),
-    ("mistral", "mistralai"),
-    ("ministral", "mistralai"),
-    ("gpt-oss", "openai"),
-    ("nemotron", "nvidia"),
-    ("nvidia", "nvidia"),
-    ("glm", "zai-org"),
-    ("phi", "microsoft"),
-    ("kimi", "moonshotai"),
-    ("moonlight", "moonshotai"),
-    ("minimax", "MiniMaxAI"),
-)
-
-
-def hub_name(architecture: str) -> str:
-    """The Hugging Face repository of a shipped architecture name; a path stays the folder it names.
-
-    >>> hub_name("Qwen3-8B"), hub_name("/ckpt/mine/config.json"), hub_name("org/model")
-    ('Qwen/Qwen3-8B', '/ckpt/mine', 'org/model')
-    """
-    if architecture.endswith("config.json"):
-        return architecture.removesuffix("config.json").rstrip("/") or "."
-    if "/" in architecture:
-        return architecture
-    lowered = architecture.lower()
-    for start, organisation in _ORGANISATIONS:
-        if lowered.startswith(start):
-            return f"{organisation}/{architecture}"
-    return architecture
-
-
 def node_shape(devices: int, per_node: int) -> tuple[int, int] | None:
     """(nodes, devices per node) of a pool, or None where its nodes would differ.
 

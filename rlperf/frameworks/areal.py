@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name
+from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.areal_allocation import allocation, parse_allocation
 from rlperf.frameworks.fields import (
     NEGATED,
@@ -27,10 +27,11 @@ from rlperf.frameworks.fields import (
     words,
     write_fields,
 )
+from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.keytable import Flat, Value, key_table
 from rlperf.frameworks.nearest import THIRD, wide_degrees, without_ulysses
 from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
-from rlperf.frameworks.writing import script, yaml_text
+from rlperf.frameworks.writing import defaults, script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
 from rlperf.specs.trainer_calibration import load_trainer
 
@@ -150,7 +151,8 @@ class Areal:
         body = [
             'HERE="$(cd "$(dirname "$0")" && pwd)"',
             'cd "${AREAL:?set AREAL to your AReaL checkout}"',
-            f'python3 "${{ENTRY:-{emission.entry}}}" --config "$HERE/{stem}.yaml" \\',
+            *defaults({"ENTRY": emission.entry}),
+            f'python3 "$ENTRY" --config "$HERE/{stem}.yaml" \\',
             '  scheduler.type="${SCHEDULER:-local}" "$@"',
         ]
         return {
@@ -324,7 +326,9 @@ def _algorithm(run: Run) -> list[Setting]:
     if run.rl_steps:
         steps = run.last_rl_step or run.rl_steps
         settings.append(Setting("total_train_steps", steps, "through the last rl_step of this phase"))
-        settings.append(Setting("saver.freq_steps", run.rl_steps, "the next phase resumes from here"))
+        settings.append(Setting("saver.freq_steps", run.saves_every, "and at the end of the phase"))
+        settings.append(Setting("recover.freq_steps", run.saves_every))
+        settings.append(Setting("recover.mode", "auto", "a phase goes on where the one before it ended"))
     return settings
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from rlperf.errors import ExportError, Problem, SpecError
 from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts, read_run
 from rlperf.frameworks.fields import Setting, Target
+from rlperf.frameworks.hub import architecture_at
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.readback import read_back, unstated
 from rlperf.frameworks.registry import adapter_of, split_name
@@ -20,13 +22,13 @@ from rlperf.plan.question.context import keys_of
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import Rule
 from rlperf.specs.job import Job
-from rlperf.specs.profiles import architecture_named, load_architecture, load_cluster
+from rlperf.specs.profiles import load_architecture, load_cluster
 from rlperf.specs.reader import read_document, validate
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.writer import write_atomic
 from rlperf.units import human_seconds
 
-_BEYOND_A_JOB = (ref("run.recipe"),)
+_BEYOND_A_JOB = (ref("run.recipe"), ref("run.model_script"))
 """What an imported configuration says that its job does not; it stays as it was."""
 
 _USUAL = (None, "bf16", "fp16", False)
@@ -100,7 +102,9 @@ def _exported(plan: Plan, adapter: Adapter, version: str, folder: Path | str | N
     first = plan.phases[0].rl_steps[0]
     phases = []
     for index, phase in enumerate(plan.phases):
-        run = with_prediction(from_phase(phase, job, per_node), phase, first)
+        run = with_prediction(from_phase(phase, job, per_node), phase, first, steps_of(job, phase, plan.phases[-1]))
+        if len({each.tasks for each in plan.phases}) > 1:
+            run = replace(run, data=re.sub(r"\W", "", "_".join(phase.tasks)))
         stem = "config" if len(plan.phases) == 1 else f"phase_{index + 1:02d}"
         phases.append(export_run(run, adapter, version, stem, _decided(phase, job), folder=folder))
     return phases
@@ -174,8 +178,10 @@ def export_run(
     before = _as_imported(carried, adapter, version)
     if before is not None:
         run = run.having({at: before.value(at) for at in _BEYOND_A_JOB if run.value(at) is None})
-        if architecture_named(before.architecture) == architecture_named(run.architecture):
+        if architecture_at(before.architecture) == architecture_at(run.architecture):
             run = replace(run, architecture=before.architecture)
+        else:
+            run = replace(run, model_script=None)
     run, renamed = _in_its_keys(run, adapter, folder)
     adapted, limitations = adapter.adapt(run, version)
     _has_trainer(adapted, adapter, version)
@@ -273,13 +279,25 @@ def architecture_of(run: Run, folder: Path | str | None = None) -> Architecture 
         return None
 
 
-def with_prediction(run: Run, phase: Phase, first_rl_step: int) -> Run:
-    """The run with what a writer says about the phase: its length, and predicted stages for predicted losses."""
+def steps_of(job: Job, phase: Phase, final: Phase) -> tuple[int, int] | None:
+    """First and last rl_step of a phase; None where the job states no length: the run goes on as the framework's does.
+
+    The last phase goes on to the end of the run, where the job states one.
+    """
     start, last = phase.rl_steps
+    if phase is final and job.run is not None and job.run.rl_steps is not None:
+        last = max(last, start + job.run.rl_steps - 1) if start == 0 else max(last, job.run.rl_steps - 1)
+    elif job.horizon.rl_steps == 1:
+        return None
+    return start, last
+
+
+def with_prediction(run: Run, phase: Phase, first_rl_step: int, steps: tuple[int, int] | None) -> Run:
+    """The run with what a writer says about the phase: its rl_steps, and predicted stages for predicted losses."""
     return replace(
         run,
-        rl_steps=last - start + 1,
-        last_rl_step=last - first_rl_step + 1,
+        rl_steps=steps and steps[1] - steps[0] + 1,
+        last_rl_step=steps and steps[1] - first_rl_step + 1,
         training_s=phase.predicted.stages_s.training or None,
         rollout_s=phase.predicted.stages_s.rollout or None,
     )
@@ -380,7 +398,7 @@ def _report(phases: Sequence[ExportedPhase], adapter: Adapter, version: str, dec
         lines += ["| key | value | why |", "|---|---|---|"]
         lines += [f"| `{s.key}` | `{s.value}` | {s.why} |" for s in phase.emission.settings]
         lines.append("")
-    lines.append("Yours to set: data files, checkpoint paths, reward function.")
+    lines.append("Yours to set: data files, checkpoint paths, how often to save, reward function.")
     return "\n".join(lines) + "\n"
 
 

@@ -10,15 +10,15 @@ import yaml
 from pydantic import ValidationError
 
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks.adapter import Adapter, Source, hub_name, read_run
+from rlperf.frameworks.adapter import Adapter, Source, read_run
 from rlperf.frameworks.fields import Target
+from rlperf.frameworks.hub import architecture_at, hub_name
 from rlperf.frameworks.keytable import ABSENT, Value, key_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
 from rlperf.frameworks.run import Run
 from rlperf.frameworks.run_of import to_job
 from rlperf.frameworks.sources import read_source
 from rlperf.specs.job import Job
-from rlperf.specs.profiles import architecture_named
 from rlperf.specs.reader import read_document, validate
 
 DEFAULT_CLUSTER = "dgx_h100"
@@ -148,7 +148,7 @@ def job_of(
     """The configuration as a job with pinned pools. GPU type and lengths are not in it: assumed if not given."""
     if imported.run.wrong:
         raise SpecError([Problem(f"cannot be a job: {text}") for text in imported.run.wrong])
-    run = replace(imported.run, architecture=architecture_named(imported.run.architecture))
+    run = replace(imported.run, architecture=architecture_at(imported.run.architecture))
     try:
         return to_job(
             run,

@@ -5,6 +5,7 @@ The optimizer's batch counts samples; token budgets are per data-parallel rank. 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -49,7 +50,7 @@ from rlperf.frameworks.writing import script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
 from rlperf.specs.pool import Offload
 
-_STREAMING_ENTRY = '"${NEMO_RL_SINGLE_CONTROLLER:?set it to the script that starts the SingleController}"'
+_STREAMING_ENTRY = "SingleController"
 _DTYPE = words(bf16="bfloat16", fp16="float16", fp32="float32")
 _ENGINE_TP = Unit(
     lambda value, run: max(int(value), run.rollout.expert_parallel),
@@ -129,6 +130,13 @@ def fields_of(run: Run) -> tuple[Field, ...]:
     if run.rollout.backend != "sglang":
         return FIELDS
     return (*(entry for entry in FIELDS if not any(key.startswith((V, K)) for key in entry.keys)), *SGLANG)
+
+
+def _entry(name: str) -> str:
+    """The program as a word of bash; the SingleController's script is yours to name."""
+    if name == _STREAMING_ENTRY:
+        return '"${NEMO_RL_SINGLE_CONTROLLER:?set it to the script that starts the SingleController}"'
+    return shlex.quote(name)
 
 
 @dataclass(frozen=True)
@@ -218,7 +226,7 @@ class NemoRl:
         body = [
             'HERE="$(cd "$(dirname "$0")" && pwd)"',
             'cd "${NEMO_RL:?set NEMO_RL to your NeMo-RL checkout}"',
-            f'uv run {emission.entry} --config "$HERE/{stem}.yaml" "$@"',
+            f'uv run {_entry(emission.entry)} --config "$HERE/{stem}.yaml" "$@"',
         ]
         return {
             f"{stem}.yaml": yaml_text(emission.settings, [*header, note]),

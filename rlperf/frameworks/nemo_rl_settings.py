@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import hub_name, node_shape
+from rlperf.frameworks.adapter import node_shape
 from rlperf.frameworks.fields import Setting
+from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.nearest import with_stage_ends
 from rlperf.frameworks.run import Run
 
@@ -162,5 +163,7 @@ def algorithm_settings(run: Run) -> list[Setting]:
     if run.rl_steps:
         steps = run.last_rl_step or run.rl_steps
         settings.append(Setting("grpo.max_num_steps", steps, "through the last rl_step of this phase"))
-        settings.append(Setting("checkpointing.save_period", run.rl_steps, "the next phase resumes here"))
+        settings.append(Setting("checkpointing.enabled", True))
+        settings.append(Setting("checkpointing.checkpoint_dir", "results/rlperf", "yours; the same for every phase"))
+        settings.append(Setting("checkpointing.save_period", run.saves_every, "and at the end of the phase"))
     return settings

@@ -5,11 +5,12 @@ The optimizer's batch counts samples; token budgets are per GPU, times ring atte
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape
+from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
 from rlperf.frameworks.fields import (
     CHECKPOINTING,
     LORA_RANK,
@@ -23,6 +24,7 @@ from rlperf.frameworks.fields import (
     read_fields,
     write_fields,
 )
+from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.keytable import Flat, key_table
 from rlperf.frameworks.nearest import (
     plain_engine,
@@ -31,7 +33,7 @@ from rlperf.frameworks.nearest import (
     without_ulysses,
 )
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
-from rlperf.frameworks.writing import argument_array, script
+from rlperf.frameworks.writing import argument_array, defaults, script
 from rlperf.specs.modes import MODES, mode_of_staleness
 
 
@@ -129,11 +131,10 @@ class OpenRlhf:
             "data.prompt_dataset": "PROMPT_DATA",
             "reward.remote_url": "REWARD_FUNC",
         }
-        flags = [
-            Setting(s.key, f"${{{yours[s.key]}:-{s.value}}}" if s.key in yours else s.value, s.why)
-            for s in emission.settings
-        ]
-        body = [*argument_array("ARGS", flags), f'python3 -m {emission.entry} "${{ARGS[@]}}" "$@"']
+        given = {yours[s.key]: s.value for s in emission.settings if s.key in yours}
+        flags = [replace(s, value=f"${yours[s.key]}") if s.key in yours else s for s in emission.settings]
+        launch = f'python3 -m {shlex.quote(emission.entry)} "${{ARGS[@]}}" "$@"'
+        body = [*defaults(given), *argument_array("ARGS", flags), launch]
         return {f"{stem}.sh": script(header, body)}
 
     def detect(self, source: Source) -> float:
@@ -208,7 +209,7 @@ def _algorithm(run: Run) -> list[Setting]:
     algorithm, reference = run.algorithm, run.reference
     settings = [
         Setting("actor.model_name_or_path", hub_name(run.architecture), "yours"),
-        Setting("data.prompt_dataset", "/data/prompts.jsonl", "yours"),
+        Setting("data.prompt_dataset", f"/data/{run.data}.jsonl", "yours"),
         Setting("data.input_key", "prompt", "yours"),
         Setting("data.label_key", "label", "yours"),
         Setting("data.apply_chat_template", True),
@@ -227,8 +228,9 @@ def _algorithm(run: Run) -> list[Setting]:
         steps = run.last_rl_step or run.rl_steps
         samples = steps * run.batch.prompts
         settings.append(Setting("data.max_samples", samples, "prompts through the last rl_step of this phase"))
-        settings.append(Setting("ckpt.save_steps", run.rl_steps, "the next phase resumes from here"))
-        settings.append(Setting("ckpt.load_enable", steps > run.rl_steps))
+        settings.append(Setting("ckpt.save_steps", run.saves_every, "and at the end of the phase"))
+        settings.append(Setting("ckpt.path", "ckpt/rlperf", "yours; the same for every phase"))
+        settings.append(Setting("ckpt.load_enable", run.resumes, "goes on where the phase before ended"))
     return settings
 
 

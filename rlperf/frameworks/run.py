@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import gcd
 from types import SimpleNamespace, UnionType
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -184,8 +185,11 @@ class Run:
     The fields here are the group ``run`` of names; ``batch``, ``trainer`` and ``rollout`` are groups of their own.
 
     critic : name and value of what a critic has otherwise than the trainer
-    rl_steps, last_rl_step : length and end of a phase of a plan; training_s, rollout_s : predicted seconds of it
+    rl_steps, last_rl_step : length and end of a phase of a plan, None: as long as the framework's own epochs;
+        checkpoint_every : rl_steps between checkpoints; training_s, rollout_s : predicted seconds of the phase
+    data : name of the data that the phase trains on
     recipe : an experimental program of the framework that an imported file starts
+    model_script : a script of the framework that an imported launch sources for the model's flags
     facts : a framework's own frozen table of what only its rules ask
     wrong : what a file states in a type that the field has not, in words; the field is as if nothing were stated
     """
@@ -200,9 +204,12 @@ class Run:
     devices_per_node: int = 8
     rl_steps: int | None = None
     last_rl_step: int | None = None
+    checkpoint_every: int | None = None
+    data: str = "train"
     training_s: float | None = None
     rollout_s: float | None = None
     recipe: str | None = None
+    model_script: str | None = None
     batch: BatchFacts = BatchFacts()
     trainer: TrainerRun = field(default_factory=TrainerRun)
     rollout: RolloutRun = field(default_factory=RolloutRun)
@@ -214,6 +221,21 @@ class Run:
     def traits(self) -> ModeTraits:
         """What the run's mode is."""
         return MODES[self.mode]
+
+    @property
+    def resumes(self) -> bool:
+        """Whether another phase was before this one."""
+        return bool(self.rl_steps and self.last_rl_step and self.last_rl_step > self.rl_steps)
+
+    @property
+    def saves_every(self) -> int:
+        """rl_steps between checkpoints, of which one is the last of the phase.
+
+        >>> Run(rl_steps=30, last_rl_step=80).saves_every, Run(rl_steps=50, last_rl_step=50).saves_every
+        (10, 50)
+        """
+        each = self.checkpoint_every or self.rl_steps or 1
+        return gcd(self.last_rl_step or each, each)
 
     def value(self, at: Ref) -> Value:
         """The value of a field; None where it is not stated."""

@@ -31,6 +31,7 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int) -> Run:
         reference=job.reference,
         mode=phase.mode,
         staleness=phase.staleness,
+        checkpoint_every=(job.run.checkpoint_every if job.run else 0) or None,
         devices=devices,
         nodes=-(-devices // devices_per_node),
         devices_per_node=devices_per_node,

@@ -186,8 +186,16 @@ def _unquote(raw: str, substitute: Callable[[str], str]) -> tuple[str, bool]:
     return out, quoted
 
 
+_WHERE_SET = re.compile(r"\$\{([A-Za-z_]\w*):?\+((?:[^{}]|\{[^{}]*\})*)\}")
+
+
 def _substitute(text: str, shell: _Shell) -> str:
     """``text`` with known variables and arithmetic filled in."""
+
+    def where_set(match: re.Match[str]) -> str:
+        return _unquote(match[2], lambda part: part)[0] if shell.scalars.get(match[1]) else ""
+
+    text = _WHERE_SET.sub(where_set, text)
 
     def fill(match: re.Match[str]) -> str:
         name = match[1] or match[2] or match[4]

@@ -5,11 +5,13 @@ The optimizer's batch counts samples; token budgets are per GPU, times context p
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape
+from rlperf.errors import ExportError, SpecError
+from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
 from rlperf.frameworks.fields import (
     DISTRIBUTED,
     NEGATED,
@@ -27,12 +29,14 @@ from rlperf.frameworks.fields import (
     read_fields,
     write_fields,
 )
+from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.keytable import Flat, Value, key_table
 from rlperf.frameworks.nearest import with_stage_ends, without_activation_offload, without_ulysses
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
 from rlperf.frameworks.slime_model import model_flags
-from rlperf.frameworks.writing import argument_array, script
+from rlperf.frameworks.writing import argument_array, defaults, script
 from rlperf.specs.modes import mode_of_staleness
+from rlperf.specs.profiles import load_architecture
 
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 """The rollout function of slime v0.3.0 and later that generates through training and weight sync."""
@@ -130,29 +134,31 @@ class Slime:
         """All flags of a run."""
         run = _with_derived(run)
         settings = write_fields(self.fields, run, target)
-        chosen = {s.key: s for s in (*settings, *_placement(run), *_training(run), *model_flags(run), *_data(run))}
+        model = [] if run.model_script else model_flags(run)
+        chosen = {s.key: s for s in (*settings, *_placement(run), *_training(run), *model, *_data(run))}
         kept = [s for s in chosen.values() if s.value is not None and s.value is not False and target.has(s.key)]
         return Emission(tuple(kept), (), "train_async.py" if run.traits.runs_ahead else "train.py", (), run)
 
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
         """``<stem>.sh`` with the flags in arrays."""
-        model = hub_name(emission.run.architecture).rpartition("/")[2]
         yours = {"hf-checkpoint": "HF_CHECKPOINT", "ref-load": "REF_LOAD", "prompt-data": "PROMPT_DATA"}
-        arch_keys = {setting.key for setting in model_flags(emission.run)}
-        flags = [
-            Setting(s.key, f"${{{yours[s.key]}:-{s.value}}}" if s.key in yours else s.value, s.why)
-            for s in emission.settings
-        ]
-        body = ['cd "${SLIME:?set SLIME to your slime checkout}"']
+        stated = {setting.key for setting in emission.settings}
+        arch_keys = {setting.key for setting in model_flags(emission.run) if setting.key in stated}
+        given = {yours[s.key]: s.value for s in emission.settings if s.key in yours}
+        flags = [replace(s, value=f"${yours[s.key]}") if s.key in yours else s for s in emission.settings]
+        body = ['cd "${SLIME:?set SLIME to your slime checkout}"', *defaults(given)]
+        sourced = emission.run.model_script or _model_script(emission.run.architecture)
         if arch_keys:
             body += argument_array("MODEL_ARGS", [flag for flag in flags if flag.key in arch_keys])
+        elif sourced:
+            body += [*defaults({"MODEL_SCRIPT": sourced}), 'source "$MODEL_SCRIPT"  # sets MODEL_ARGS']
         else:
-            body.append(f'source "${{MODEL_SCRIPT:-scripts/models/{model.lower()}.sh}}"  # sets MODEL_ARGS')
+            body.append('source "${MODEL_SCRIPT:?no script of slime is known that sets MODEL_ARGS of this model}"')
         body += argument_array("ARGS", [flag for flag in flags if flag.key not in arch_keys])
         body += [
             'ray job submit --address="${RAY_ADDRESS:-http://127.0.0.1:8265}" \\',
             '  --runtime-env-json=\'{"env_vars":{"CUDA_DEVICE_MAX_CONNECTIONS":"1"}}\' -- \\',
-            f'  python3 {emission.entry} "${{MODEL_ARGS[@]}}" "${{ARGS[@]}}" "$@"',
+            f'  python3 {shlex.quote(emission.entry)} "${{MODEL_ARGS[@]}}" "${{ARGS[@]}}" "$@"',
         ]
         return {f"{stem}.sh": script(header, body)}
 
@@ -191,6 +197,16 @@ class SlimeFacts:
     over_sampling: int | None = None
     balance_by_flops: bool | None = None
     stated_samples: int | None = None
+
+
+def _model_script(architecture: str) -> str | None:
+    """The script of slime's own that states the flags of a model, where its shape was read from there."""
+    try:
+        source = load_architecture(architecture).source
+    except SpecError:
+        return None
+    found = re.search(r"THUDM/slime\S*:(scripts/models/[\w.-]+\.sh)", source)
+    return found[1] if found else None
 
 
 def _with_derived(run: Run) -> Run:
@@ -266,21 +282,25 @@ def _training(run: Run) -> list[Setting]:
 
 def _data(run: Run) -> list[Setting]:
     model = hub_name(run.architecture).rpartition("/")[2]
-    steps = run.last_rl_step or run.rl_steps or 1000
+    steps = run.last_rl_step or run.rl_steps
     settings = [
         Setting("hf-checkpoint", f"/ckpt/{model}", "yours"),
         Setting("ref-load", f"/ckpt/{model}_torch_dist", "yours"),
-        Setting("prompt-data", "/data/prompts.jsonl", "yours"),
+        Setting("prompt-data", f"/data/{run.data}.jsonl", "yours"),
         Setting("input-key", "prompt", "yours"),
         Setting("label-key", "label", "yours"),
         Setting("apply-chat-template", True),
         Setting("rollout-shuffle", True),
         Setting("rm-type", "deepscaler", "yours"),
-        Setting("num-rollout", steps, "rl_steps"),
+        Setting("num-rollout", steps, "rl_steps, through the last one of this phase")
+        if steps
+        else Setting("num-epoch", 1, "yours: how often the data are gone through"),
     ]
     if run.rl_steps:
-        settings.append(Setting("save-interval", run.rl_steps, "the next phase resumes from here"))
-        settings.append(Setting("save", f"/ckpt/{model}_slime", "yours"))
+        kept = f"/ckpt/{model}_slime"
+        settings.append(Setting("save-interval", run.saves_every, "and at the end of the phase"))
+        settings.append(Setting("save", kept, "yours; the same for every phase"))
+        settings.append(Setting("load", kept if run.resumes else None, "goes on where the phase before ended"))
     return settings
 
 
@@ -340,6 +360,7 @@ def _read_placement(run: Run, flat: Flat, source: Source) -> Run:
     return replace(
         run,
         architecture=_architecture_name(flat),
+        model_script=next(iter(source.bases), None),
         algorithm="dapo" if flat.get("dynamic-sampling-filter-path") else "grpo",
         reference=kl > 0,
         mode="async" if fully else mode_of_staleness(int(asynchronous), shares_devices=colocated),

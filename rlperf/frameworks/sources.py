@@ -20,6 +20,8 @@ from rlperf.specs.reader import Document, parse_document, read_text, reading
 
 _OVERRIDE = re.compile(r"^(\+\+|\+|~)?([A-Za-z_][\w./@-]*)=(.*)$", re.DOTALL)
 _ENTRY = re.compile(r"(?:^|/)(train\.py|train_async\.py|run_grpo\.py|\w+\.py)$")
+_ENVIRONMENT = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}|\$([A-Z_][A-Z0-9_]*)")
+"""What the shell would have filled in before hydra saw it: OmegaConf asks the environment by a resolver."""
 _MODULES = tuple(f"{name}." for name in FRAMEWORKS)
 _LAUNCHER = {
     "num_processes": "num_processes",
@@ -145,6 +147,9 @@ def _read_commands(text: str, path: Path, gathered: _Gathered) -> None:
     best: list[Word] = []
     score = 0
     for words in commands(text):
+        if words[0].text in ("source", ".") and len(words) == 2 and "models/" in words[1].text:
+            # not read: what it states beside the launch is the framework's own
+            gathered.bases.append(_within_checkout(words[1].text))
         settings = sum(word.text.startswith("--") or bool(_OVERRIDE.match(word.text)) for word in words)
         launches = any(_is_entry(word.text) for word in words)
         if settings + 100 * launches > score:
@@ -152,6 +157,15 @@ def _read_commands(text: str, path: Path, gathered: _Gathered) -> None:
     if score == 0:
         raise SpecError(Problem("no command in it starts a framework with settings", str(path)))
     _read_words(best, path, gathered)
+
+
+def _within_checkout(text: str) -> str:
+    """A path below a checkout, without the variables that say where the checkout is.
+
+    >>> _within_checkout("${SCRIPT_DIR}/../scripts/models/qwen3-4B.sh")
+    'scripts/models/qwen3-4B.sh'
+    """
+    return "scripts/models/" + text.rpartition("models/")[2]
 
 
 def _read_arguments(text: str, path: Path, gathered: _Gathered) -> None:
@@ -274,7 +288,7 @@ def _read_override(match: re.Match[str], word: Word, path: Path, gathered: _Gath
         return
     if sign:
         gathered.additions.add(key)
-    value = _override_value(text)
+    value = _override_value(_ENVIRONMENT.sub(r"${oc.env:\1\2}", text))
     for name, part in flatten({key: value}).items() if isinstance(value, dict) and value else [(key, value)]:
         gathered.put(name, part, str(path), word.line)
 

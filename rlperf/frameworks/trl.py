@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import Emission, Limitation, Source, hub_name, node_shape
+from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
 from rlperf.frameworks.fields import CHECKPOINTING, Field, Setting, Target, elsewhere, field, read_fields, write_fields
+from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.keytable import Flat, key_table
 from rlperf.frameworks.nearest import THIRD, wide_degrees, without_pipeline, without_selective_recompute
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
@@ -214,7 +215,9 @@ def _algorithm(run: Run) -> list[Setting]:
         updates = run.batch.updates
         last = run.last_rl_step or run.rl_steps
         settings.append(Setting("max_steps", last * updates, "optimizer updates through this phase's last rl_step"))
-        settings.append(Setting("save_steps", run.rl_steps * updates, "the next phase resumes from here"))
+        settings.append(Setting("save_steps", run.saves_every * updates, "and at the end of the phase"))
+        if run.resumes:
+            settings.append(Setting("resume_from_checkpoint", "outputs", "yours: output_dir's last checkpoint"))
     return settings
 
 

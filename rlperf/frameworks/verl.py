@@ -5,6 +5,7 @@ Batch sizes count prompts; token budgets are per GPU and grow by Ulysses or cont
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -246,12 +247,11 @@ class Verl:
         yours = (("TRAIN_FILES", "data.train_files"), ("VAL_FILES", "data.val_files"), ("MODEL_PATH", M + "path"))
         given = {setting.key: setting.value for setting in settings}
         named = [(variable, key) for variable, key in yours if isinstance(given.get(key), str)]
-        overrides = " ".join(f'{key}="${variable}"' for variable, key in named)
+        overrides = " ".join(f'${{{variable}:+"{key}=${variable}"}}' for variable, key in named)
         body = [
             'cd "$(dirname "$0")"',
-            "# yours: data, checkpoint of the policy, reward function",
-            *(f'{variable}="${{{variable}:-{given[key]}}}"' for variable, key in named),
-            f'python3 -m {emission.entry} --config-path "$PWD" --config-name {stem} \\',
+            f"# yours, where they are set: {', '.join(variable for variable, _ in named)}",
+            f'python3 -m {shlex.quote(emission.entry)} --config-path "$PWD" --config-name {stem} \\',
             f'  {overrides} "$@"',
         ]
         return {

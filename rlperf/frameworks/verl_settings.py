@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import hub_name, node_shape
+from rlperf.frameworks.adapter import node_shape
 from rlperf.frameworks.fields import TOKENS_PER_DEVICE, Setting, Target
+from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.nearest import with_stage_ends
 from rlperf.frameworks.run import Run, TrainerRun
 
@@ -131,7 +132,7 @@ def _shape(role: str, devices: int, per_node: int) -> tuple[int, int]:
 def _fully_async(run: Run) -> list[Setting]:
     """The keys of the recipe that never waits for a batch; with staleness 0 it streams one."""
     ahead = 0.0 if run.traits.streams else float(max(run.staleness, 1))
-    prompts, updates = run.batch.prompts * (run.rl_steps or 1), run.batch.updates
+    prompts, updates = run.last_rl_step and run.batch.prompts * run.last_rl_step, run.batch.updates
     return [
         Setting("data.train_batch_size", 0, "fully async draws single prompts"),
         Setting("data.gen_batch_size", 1),
@@ -142,7 +143,7 @@ def _fully_async(run: Run) -> list[Setting]:
         Setting("async_training.use_trainer_do_validate", False),
         Setting(A + "use_rollout_log_probs", True),
         Setting("rollout.n", run.batch.group_size, "samples per prompt"),
-        Setting("rollout.total_rollout_steps", prompts, "prompts of the whole run"),
+        Setting("rollout.total_rollout_steps", prompts, "prompts of the whole run; null: trainer.total_epochs"),
     ]
 
 
@@ -252,7 +253,7 @@ def logging_settings(run: Run) -> list[Setting]:
     steps = run.rl_steps
     settings = [
         Setting("actor_rollout_ref.model.path", hub_name(run.architecture), "yours"),
-        Setting("data.train_files", "/data/train.parquet", "yours"),
+        Setting("data.train_files", f"/data/{run.data}.parquet", "yours"),
         Setting("data.val_files", "/data/val.parquet", "yours"),
         Setting("trainer.balance_batch", True),
         Setting("trainer.logger", ["console"], "`rlperf calibrate logs` reads it"),
@@ -260,7 +261,9 @@ def logging_settings(run: Run) -> list[Setting]:
     if steps:
         last = run.last_rl_step or steps
         settings.append(Setting("trainer.total_training_steps", last, "through the last rl_step of this phase"))
-        settings.append(Setting("trainer.save_freq", steps, "the next phase resumes from here"))
+        settings.append(Setting("trainer.save_freq", run.saves_every, "and at the end of the phase"))
+        settings.append(Setting("trainer.resume_mode", "auto", "a phase goes on where the one before it ended"))
+        settings.append(Setting("trainer.default_local_dir", "checkpoints/rlperf", "yours; the same for every phase"))
     return settings
 
 

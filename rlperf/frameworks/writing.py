@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+
+import yaml
 
 from rlperf.frameworks.fields import Setting
 from rlperf.frameworks.keytable import Value
@@ -31,23 +34,34 @@ def yaml_scalar(value: Value) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{yaml_scalar(name)}: {yaml_scalar(below)}" for name, below in value.items()) + "}"
     text = str(value)
-    return text if _plain(text) else json.dumps(text)
+    return text if _plain(text) else yaml.safe_dump(text, default_style='"', width=float("inf")).strip()
 
 
-_RESERVED = {"true", "false", "yes", "no", "on", "off", "null", "~", ""}
+_WORDS = re.compile(r"[\w./@+-]+(?: [\w./@+-]+)*", re.ASCII)
 
 
 def _plain(text: str) -> bool:
-    """Whether a text may stand without quotes."""
-    if text.lower() in _RESERVED or text[0] in "-?:,[]{}#&*!|>'\"%@`" or text != text.strip():
-        return False
-    if any(part in text for part in (": ", " #", "{", "}", "[", "]", ",", "\n", "$")) or text.endswith(":"):
+    """Whether a text may stand without quotes: words that YAML 1.1, and OmegaConf's wider numbers, read as that text.
+
+    >>> _plain("full recompute"), _plain("1e-6"), _plain("on"), _plain("a: b"), _plain("-")
+    (True, False, False, False, False)
+    """
+    if not _WORDS.fullmatch(text) or text[0] in "-+@.":
         return False
     try:
         float(text)
     except ValueError:
-        return True
+        return bool(yaml.safe_load(text) == text)
     return False
+
+
+def comment(text: str) -> str:
+    """Text for a comment: on one line, whatever stands in it.
+
+    >>> comment("job\\nrm -rf /")
+    'job rm -rf /'
+    """
+    return "".join(char if char.isprintable() else " " for char in text).rstrip()
 
 
 def yaml_text(settings: Iterable[Setting], header: Sequence[str] = (), *, top: Sequence[str] = ()) -> str:
@@ -59,7 +73,7 @@ def yaml_text(settings: Iterable[Setting], header: Sequence[str] = (), *, top: S
         for name in parents:
             here = here.setdefault(name, {})
         here[leaf] = setting
-    lines = [f"# {line}".rstrip() for line in header] + list(top)
+    lines = [f"# {comment(line)}".rstrip() for line in header] + list(top)
     _emit(tree, 0, lines)
     return "\n".join(lines) + "\n"
 
@@ -68,10 +82,10 @@ def _emit(tree: Mapping[str, Value], depth: int, lines: list[str]) -> None:
     for name, below in tree.items():
         indent = "  " * depth
         if isinstance(below, Setting):
-            text = f"{indent}{name}: {yaml_scalar(below.value)}"
-            lines.append(f"{text.ljust(56)}  # {below.why}" if below.why else text)
+            text = f"{indent}{yaml_scalar(name)}: {yaml_scalar(below.value)}"
+            lines.append(f"{text.ljust(56)}  # {comment(below.why)}" if below.why else text)
         else:
-            lines.append(f"{indent}{name}:")
+            lines.append(f"{indent}{yaml_scalar(name)}:")
             _emit(below, depth + 1, lines)
 
 
@@ -81,13 +95,13 @@ def flag_lines(settings: Iterable[Setting]) -> list[str]:
     for setting in settings:
         if setting.value is None or setting.value is False:
             continue
-        name = setting.key if setting.key.startswith("--") else f"--{setting.key}"
+        name = shlex.quote(f"--{setting.key.removeprefix('--')}")
         if setting.value is True:
             lines.append(name)
         elif isinstance(setting.value, list | tuple):
-            lines.append(" ".join([name, *(shlex.quote(flag_value(part)) for part in setting.value)]))
+            lines.append(" ".join([name, *(shell_word(flag_value(part)) for part in setting.value)]))
         else:
-            lines.append(f"{name} {_quoted(flag_value(setting.value))}")
+            lines.append(f"{name} {shell_word(flag_value(setting.value))}")
     return lines
 
 
@@ -96,9 +110,26 @@ def flag_value(value: Value) -> str:
     return json.dumps(value) if isinstance(value, Mapping) else str(value)
 
 
-def _quoted(text: str) -> str:
-    """Shell quoting that leaves ``${NAME:-default}`` to the shell."""
-    return f'"{text}"' if text.startswith("${") else shlex.quote(text)
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+
+
+def shell_word(text: str) -> str:
+    """``text`` as one word of bash: nothing in it is run; plain variables, which only the launch knows, are filled in.
+
+    >>> print(shell_word("$HOME/$(reboot)"), shell_word("a b"), shell_word("x.py"))
+    "${HOME}"'/$(reboot)' 'a b' x.py
+    """
+    parts, end = [], 0
+    for match in _VARIABLE.finditer(text):
+        parts += [shlex.quote(text[end : match.start()])] if match.start() > end else []
+        parts.append(f'"${{{match[1] or match[2]}}}"')
+        end = match.end()
+    return "".join([*parts, shlex.quote(text[end:])] if end < len(text) or not parts else parts)
+
+
+def defaults(named: Mapping[str, Value]) -> list[str]:
+    """Lines that give variables their values where the environment has none."""
+    return [f'[ -n "${{{name}:-}}" ] || {name}={shell_word(str(value))}' for name, value in named.items()]
 
 
 def argument_array(name: str, settings: Sequence[Setting], *, width: int = 52) -> list[str]:
@@ -106,11 +137,11 @@ def argument_array(name: str, settings: Sequence[Setting], *, width: int = 52) -
     lines = [f"{name}=("]
     for setting in settings:
         for text in flag_lines([setting]):
-            lines.append(f"  {text.ljust(width)} # {setting.why}" if setting.why else f"  {text}")
+            lines.append(f"  {text.ljust(width)} # {comment(setting.why)}" if setting.why else f"  {text}")
     return [*lines, ")"]
 
 
 def script(header: Sequence[str], body: Sequence[str]) -> str:
     """A bash script that stops at the first error."""
-    comment = [f"# {line}".rstrip() for line in header]
-    return "\n".join(["#!/usr/bin/env bash", *comment, "set -euo pipefail", *body]) + "\n"
+    said = [f"# {comment(line)}".rstrip() for line in header]
+    return "\n".join(["#!/usr/bin/env bash", *said, "set -euo pipefail", *body]) + "\n"

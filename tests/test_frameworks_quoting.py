@@ -1,0 +1,122 @@
+"""What is written into scripts and YAML is quoted: exported files run with stubbed programs, and run nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import yaml
+
+from rlperf.frameworks.export import export_run, write_file
+from rlperf.frameworks.fields import Setting
+from rlperf.frameworks.imports import import_config, job_of, job_text, keys_text
+from rlperf.frameworks.keytable import key_table
+from rlperf.frameworks.registry import adapter_of
+from rlperf.frameworks.writing import yaml_scalar, yaml_text
+
+from .framework_samples import SHIPPED, sample_run, with_values
+
+MODEL = '/ckpt/$(touch ran)/`touch ran`/it\'s "mine"; touch ran'
+STUB = '#!/bin/sh\nfor word in "$@"; do printf "%s\\0" "$word"; done >> "$STUB_LOG"\n'
+
+
+def _launched(folder: Path, script: str) -> list[str]:
+    """The words that an exported script hands to its program; every program of a launch is a stub."""
+    stubs, log = folder / "stubs", folder / "words"
+    stubs.mkdir(exist_ok=True)
+    for name in ("python3", "ray", "uv", "accelerate", "trl"):
+        (stubs / name).write_text(STUB)
+        (stubs / name).chmod(0o755)
+    checkout = {name: str(folder) for name in ("SLIME", "AREAL", "NEMO_RL")}
+    environment = {"PATH": f"{stubs}:{os.environ['PATH']}", "STUB_LOG": str(log), "HOME": "/home/me", **checkout}
+    environment |= {"NEMO_RL_SINGLE_CONTROLLER": "controller.py"}
+    models = folder / "scripts" / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    (models / "mine.sh").write_text("MODEL_ARGS=(--of-the-checkout)\n")
+    environment["MODEL_SCRIPT"] = str(models / "mine.sh")
+    subprocess.run(["bash", str(folder / script)], check=True, env=environment, cwd=folder)
+    assert not list(folder.rglob("ran"))
+    return log.read_text().split("\0")[:-1]
+
+
+@pytest.mark.parametrize("framework", SHIPPED)
+def test_nothing_in_a_name_is_run(framework: str, tmp_path: Path) -> None:
+    version = key_table(framework).versions[-1]
+    run = with_values(sample_run(Random(3), framework), {"run.architecture": MODEL})
+    emission = export_run(run, adapter_of(framework), version, "config", ["job\ntouch ran"]).emission
+    emission = replace(emission, entry="train.py; touch ran")
+    emission = replace(emission, settings=tuple(replace(s, why=s.why + "\ntouch ran") for s in emission.settings))
+    files = adapter_of(framework).render(emission, "config", ["job of\ntouch ran\nactor: mine"])
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        if name.endswith(".yaml"):
+            stated = yaml.safe_load(text)
+            assert "actor" not in stated or isinstance(stated["actor"], dict)
+    words = _launched(tmp_path, "config.sh")
+    if framework in ("slime", "openrlhf"):
+        assert any(word in (MODEL, f"/ckpt/{MODEL.rpartition('/')[2]}") for word in words)
+    else:
+        assert MODEL in "".join(str(value) for value in _texts(yaml.safe_load(files["config.yaml"])))
+    assert framework == "trl" or any("train.py; touch ran" in word for word in words)
+
+
+def _texts(data: object) -> list[str]:
+    if isinstance(data, dict):
+        return [text for value in data.values() for text in _texts(value)]
+    return [data] if isinstance(data, str) else []
+
+
+IMPORTED = {
+    "verl": "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=8 "
+            "'actor_rollout_ref.model.path=/m/$(touch ran)/Qwen3-8B' data.train_files=$HOME/train.parquet "
+            "actor_rollout_ref.actor.use_dynamic_bsz=true trainer.nnodes=1 trainer.n_gpus_per_node=8 "
+            "actor_rollout_ref.actor.ppo_mini_batch_size=64 data.train_batch_size=128",
+    "openrlhf": "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path '/m/$(touch ran)/Qwen3-8B' "
+                "--data.prompt_dataset $HOME/train.jsonl --vllm.num_engines 8 --train.colocate_all "
+                "--ds.packing_samples --algo.advantage.estimator group_norm --rollout.n_samples_per_prompt 8 "
+                "--actor.num_gpus_per_node 8 "
+                "--ref.num_gpus_per_node 8 --train.dynamic_batch_enable --data.max_len 8192",
+    "slime": "python3 train.py --colocate --hf-checkpoint '/m/$(touch ran)/Qwen3-8B' --prompt-data $HOME/train.jsonl "
+             "--rollout-batch-size 64 --n-samples-per-prompt 8 --global-batch-size 256 --rollout-max-response-len 4096 "
+             "--use-dynamic-batch-size --max-tokens-per-gpu 8192 --actor-num-gpus-per-node 8 --actor-num-nodes 1 "
+             "--num-rollout 100 ${MODEL_ARGS[@]}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", IMPORTED)
+def test_what_was_harmless_in_a_script_is_harmless_after_import_and_export(framework: str, tmp_path: Path) -> None:
+    source = tmp_path / "run.sh"
+    source.write_text(
+        'source "$SLIME/scripts/models/qwen3-8B.sh"\n' * (framework == "slime") + IMPORTED[framework] + "\n"
+    )
+    imported = import_config([source], framework)
+    job = tmp_path / "job.yaml"
+    job.write_text(job_text(job_of(imported)))
+    job.with_suffix(".keys.yaml").write_text(keys_text(imported))
+    written = write_file(job, None, tmp_path)
+    words = _launched(tmp_path, "config.sh")
+    if framework == "verl":
+        text = next(path for path in written if path.name == "config.yaml").read_text()
+        assert yaml.safe_load(text)["data"]["train_files"] == "${oc.env:HOME}/train.parquet"
+        assert yaml.safe_load(text)["actor_rollout_ref"]["model"]["path"] == "/m/$(touch ran)/Qwen3-8B"
+    else:
+        assert "/m/$(touch ran)/Qwen3-8B" in words
+        assert "/home/me/train.jsonl" in words
+    if framework == "slime":
+        assert "--of-the-checkout" in words
+        assert "MODEL_SCRIPT=scripts/models/qwen3-8B.sh" in (tmp_path / "config.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a\nb: c", "x: y", "# no comment", "- item", "${a}", "yes", "1_000", "0x1F", "12:30:00", "2026-11-22", "é\u2028z",
+     "\U0001f600", "\x85", "'", '"', "\\", "!!python/name:x", "&a", "*a", "~", "null", "1e-6", ".5", "a #b", " a", ""],
+)  # fmt: skip
+def test_every_text_reads_back_as_that_text(text: str) -> None:
+    assert yaml.safe_load(f"k: {yaml_scalar(text)}") == {"k": text}
+    written = yaml_text([Setting(f"a.{text.replace('.', '')}", text, why=text)], [text])
+    assert yaml.safe_load(written) == {"a": {text.replace(".", ""): text}}

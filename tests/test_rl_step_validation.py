@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rlperf
 from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.rl_framework import CONSTANTS, constant, fit_framework, with_constants
 from rlperf.calibrate.rl_step_predict import predict_step
@@ -55,6 +59,25 @@ def test_lengths_have_the_published_mean_and_respect_the_cap(
     assert drawn.max() <= 4000.0
     assert drawn.min() >= 1.0
     assert drawn.mean() == pytest.approx(mean * 4000.0, rel=0.02)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("prompts", [16, 64])
+def test_the_shipped_agent_job_has_the_stages_of_mlperf(prompts: int, measured_data: Path) -> None:
+    """Tool seconds of its preset are from the windows of 16 prompts: those rollouts are no forecast, the others are."""
+    text = files("rlperf").joinpath("specs", "jobs", "software_engineering.yaml").read_text(encoding="utf-8")
+    found = rlperf.predict_job(yaml.safe_load(text.replace("prompts_per_step: 16", f"prompts_per_step: {prompts}")))
+    with (measured_data / "rl_runs" / "mlperf_grpo" / "steps.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["prompts_per_step"] == str(prompts)]
+    mean = {
+        name: np.mean([float(row[name]) for row in rows if row["use_for_mean"] == "1"])
+        for name in ("step_s", "policy_training_s", "weight_sync_s", "other_s", "rollout_window_s")
+    }
+    assert found.rl_step_s == pytest.approx(mean["step_s"], rel=0.15)
+    assert found.stages_s.rollout == pytest.approx(mean["rollout_window_s"], rel=0.15)
+    assert found.stages_s.weight_sync == pytest.approx(mean["weight_sync_s"], rel=0.2)
+    assert found.stages_s.training == pytest.approx(mean["policy_training_s"], rel=0.35)
+    assert found.stages_s.scoring + found.stages_s.other == pytest.approx(mean["other_s"], rel=0.35)
 
 
 def test_samples_of_one_prompt_go_together() -> None:
@@ -330,10 +353,8 @@ def test_groups_that_nobody_had_in_view(report: Report) -> None:
     assert median_error(report, "step_s", "nemo_rl") < 0.10  # v0.6: releases drift
     assert median_error(report, "step_s", "rlinf") < 0.15
     assert median_error(report, "step_s", "miles_logs") < 0.35  # speculative decoding, the optimizer on the host
-    assert median_error(report, "step_s", "mlperf_rlvr") < 0.55  # tools and many turns, means over stragglers
+    assert median_error(report, "step_s", "mlperf_rlvr") < 0.25  # tools and many turns, means over stragglers
     assert median_error(report, "rollout_s", "verl_logs") < 0.25
-    # adapters served unmerged and eagerly, which is not predicted; their responses end at response_limit
-    assert median_error(report, "rollout_s", "verl_lora") < 0.85
     for metric, limit in (("scoring_s", 0.25), ("train_s", 0.50)):
         assert median_error(report, metric, "verl_logs", "verl_lora") < limit, metric
 
@@ -349,9 +370,10 @@ def test_every_prediction_states_its_lengths_and_has_an_interval(report: Report)
             inside.append((one.new, one.low <= one.measured <= one.high))
     assert 0.80 <= np.mean([held for new, held in inside if not new]) < 1.0
     assert np.mean([held for new, held in inside if new]) >= 0.75
-    seen = {one.row_id for one in report.predictions if one.used_in_calibration}
-    assert {"nemo_rl_v0_3_0000", "nemo_rl_v0_3_0007"} <= seen  # a rerun moves with its configuration
-    assert not any(name.startswith("verl") for name in seen)
+    seen = {(one.row_id, one.metric) for one in report.predictions if one.used_in_calibration}
+    # a rerun moves with its configuration; of verl adapters alone were fitted, to the rollouts of three logs
+    assert {("nemo_rl_v0_3_0000", "step_s"), ("nemo_rl_v0_3_0007", "step_s")} <= seen
+    assert {metric for name, metric in seen if name.startswith("verl")} == {"rollout_s"}
 
 
 @pytest.mark.data

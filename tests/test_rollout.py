@@ -103,6 +103,27 @@ def test_bounded_tools_queue() -> None:
     assert one.trajectory_finish_s.tolist() == [12.0, 22.0]
 
 
+def test_an_environment_that_is_full_starts_the_next_trajectory_as_one_ends() -> None:
+    """Two turns of 2 tokens with a tool of 10 s between; one at a time holds its place while its tool runs."""
+    turns = Trajectories(
+        prompt_tokens=np.array([1, 4, 1, 4]), response_tokens=np.array([2, 2, 2, 2]),
+        tool_latency_s=np.array([10.0, 0.0, 10.0, 0.0]), offsets=np.array([0, 2, 4]), group=np.array([0, 1]),
+        arrival_s=np.zeros(2),
+    )  # fmt: skip
+    limits = EngineLimits(kv_tokens=np.inf, max_running=8)
+    together, alone = (
+        simulate_replica(turns, SECOND, limits, options=EngineOptions(trajectories=most)).trajectory_finish_s
+        for most in (2, 1)
+    )
+    first = simulate_replica(turns.take(np.array([0])), SECOND, limits).trajectory_finish_s[0]
+    assert alone.tolist() == pytest.approx([first, 2 * first])
+    assert together.max() < 1.5 * first
+    single = Trajectories.of(1, [5, 5, 5, 5])
+    bound = simulate_replica(single, SECOND, limits, options=EngineOptions(trajectories=2))
+    places = simulate_replica(single, SECOND, EngineLimits(kv_tokens=np.inf, max_running=2))
+    assert bound.finish_s.tolist() == pytest.approx(places.finish_s.tolist())
+
+
 def test_speculation_gains_its_expected_tokens() -> None:
     """k = 3, a = 0.5: 1.875 tokens a step, so 150 tokens after the first take 80 steps."""
     options = EngineOptions(speculation=Speculation(3, 0.5, draft_s=0.5))

@@ -44,6 +44,7 @@ def job_of(row: StepRow, workload: str = "recording") -> Job:
         "max_prompt_tokens": round(row.prompt_tokens),
         "max_response_tokens": round(row.cap_tokens),
         "reward_s": "0 s",
+        "max_trajectories": row.max_trajectories,
     }
     pools = [
         {
@@ -67,6 +68,7 @@ def job_of(row: StepRow, workload: str = "recording") -> Job:
         "algorithm": "ppo" if row.critic else "grpo",
         "reference": row.scoring_passes > 1,
         "old_policy": row.scoring_passes > 0,
+        "in_flight_updates": row.in_flight_updates,
         "framework": framework.framework,
         "engine": row.engine,
         "trainer_backends": [row.trainer],
@@ -144,6 +146,8 @@ def context_of(row: StepRow, law: AssumedLengths, framework: FrameworkCalibratio
     hardware = replace(row.hardware, cluster=cluster)
     recording, task = Recording(lengths_of(row, law)), job.tasks[0]
     source = LengthSource(task, recording, lambda: fit_model(recording), row.architecture.vision is not None)
+    if row.in_flight_updates is not None:
+        facts = facts.model_copy(update={"in_flight_updates": row.in_flight_updates})
     own = load_trainer(row.trainer)
     stack = TrainerStack(row.trainer, trainer_in_framework(own, facts), facts, keys_of(own, facts.framework))
     return Context(

@@ -223,6 +223,18 @@ def _measured(row: StepRow) -> Mapping[str, float]:
     return {name: seconds for name, seconds in cells.items() if seconds is not None}
 
 
+def _environment(row: StepRow) -> int | None:
+    """Trajectories that the environment has under way at once, where the note says so."""
+    found = re.search(r"environment concurrency capped at (\d+)", row.note)
+    return int(found.group(1)) if found else None
+
+
+def _in_flight(row: StepRow) -> bool | None:
+    """Whether engines take weights while they generate, where the note says so."""
+    found = re.search(r"in_flight_weight_updates (true|false)", row.note.lower())
+    return None if found is None else found.group(1) == "true"
+
+
 def _rank(cell: str) -> int | None:
     return whole(cell) or None
 
@@ -289,6 +301,8 @@ class StepRow(Reading):
     memory_fraction: float = column(number, _memory_fraction, name="rollout_memory_fraction")
     cuda_graphs: bool = column(flag, Guess(True, "engine default"), name="cuda_graph")
 
+    max_trajectories: int | None = derived(_environment)
+    in_flight_updates: bool | None = derived(_in_flight)
     measured: Mapping[str, float] = derived(_measured)
 
     @property

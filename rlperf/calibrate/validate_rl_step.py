@@ -11,6 +11,8 @@ from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.parameters import parameters
 from rlperf.errors import SpecError
+from rlperf.sim.rl_step.stage_seconds import sync_fit
+from rlperf.specs.modes import MODES
 
 NEEDED = ("framework", "architecture", "gpu", "n_gpus", "osl_mean")
 
@@ -52,7 +54,7 @@ def predictions_of(found: StepPrediction) -> list[PredictedFigure]:
             calibration=", ".join((found.framework.id, found.stack.calibration.id, row.hardware.calibration.id)),
             assumed=(f"response lengths: {found.law}, cut at {row.cap_tokens:.0f} tokens", *row.assumed),
             extrapolated=row.hardware.calibration.extrapolated or not found.framework.calibrated_on,
-            used_in_calibration=seen(found),
+            used_in_calibration=seen(found, metric),
             stratum=stratum(row),
         )
         for metric in row.measured
@@ -60,9 +62,15 @@ def predictions_of(found: StepPrediction) -> list[PredictedFigure]:
     ]
 
 
-def seen(found: StepPrediction) -> bool:
-    """Whether the framework's fit saw this configuration: reruns and releases of it count as seen."""
-    return configuration_digest(found.row.configuration) in found.framework.calibrated_on
+def seen(found: StepPrediction, metric: str = "step_s") -> bool:
+    """Whether the framework's fit saw this configuration (reruns and releases of it count as seen), or this stage."""
+    framework, mode = found.framework, found.evaluation.configuration.mode
+    if configuration_digest(found.row.configuration) in framework.calibrated_on:
+        return True
+    stages = {"weight_sync_s": sync_fit(framework, MODES[mode].shares_devices).provenance}
+    if framework.adapters is not None and found.row.lora_rank:
+        stages["rollout_s"] = framework.adapters.eager_row.provenance
+    return metric in stages and found.row.row_id in stages[metric].rows
 
 
 def stratum(row: StepRow) -> str:

@@ -50,6 +50,9 @@ class Task(Frozen):
         description="prompts in flight over prompts that an rl_step waits for; above 1 the unfinished are continued in "
         "the next rl_step (partial rollouts)",
     )
+    max_trajectories: PositiveInt | None = Field(
+        None, description="that the environment (sandboxes, tools) has under way at once; larger batches run in waves"
+    )
     images: ImageTokens | None = Field(None, description="default: what the workload states")
     reward_s: Seconds | None = Field(None, description="reward time per rl_step where the workload states none")
     rl_steps: Naturals | None = Field(None, description="recorded rl_steps of a trace to use; default all")
@@ -138,6 +141,9 @@ class Job(Frozen):
     )
     framework: str = Field(
         "verl", description="verl, nemo_rl, openrlhf, slime, areal, trl; with ==version if it matters"
+    )
+    in_flight_updates: bool | None = Field(
+        None, description="engines take new weights while they generate; default: as the framework does"
     )
     weight_sync: Transport | None = Field(
         None, description="how weights reach the engines, where the framework has several ways; default: its usual one"

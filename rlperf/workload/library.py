@@ -10,7 +10,7 @@ from rlperf.specs.reader import is_there, read_spec
 from rlperf.specs.writer import write_atomic
 from rlperf.workload.model import LengthModel
 
-PRESETS = ("math", "programming", "searching", "tool_use", "image", "video", "mixed")
+PRESETS = ("math", "programming", "searching", "tool_use", "software_engineering", "image", "video", "mixed")
 _FOLDER = Path(__file__).parent / "presets"
 _OMITTED = (
     "turns",

@@ -155,7 +155,9 @@ class Judge:
         memory = replica_memory(site, arch, settings, layout, fraction, running)
         held = float(cache_granted(memory.kv_tokens, demand.batch.longest_tokens)[0])
         count = pool.layout.data_parallel
-        limits, options = engine_limits(settings, held, int(running[0])), EngineOptions.of(self.context.engine)
+        most = demand.batch.under_way(count)
+        limits = engine_limits(settings, held, min(int(running[0]), most or int(running[0])))
+        options = replace(EngineOptions.of(self.context.engine), trajectories=most)
         return memory, Replicas(cost, limits, count, pool.devices // count, options)
 
     def _backend(self, configuration: Configuration) -> int:

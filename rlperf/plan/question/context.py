@@ -226,6 +226,8 @@ def _trainer(job: Job, backend: str, folder: Path | None) -> TrainerStack:
     calibration = load_trainer(backend, folder=folder)
     keys = keys_of(calibration, job.framework)
     framework = load_framework_calibration(job.framework, keys, folder).by_transport(job.weight_sync)
+    if job.in_flight_updates is not None:
+        framework = framework.model_copy(update={"in_flight_updates": job.in_flight_updates})
     return TrainerStack(backend, trainer_in_framework(calibration, framework), framework, keys)
 
 

@@ -44,7 +44,9 @@ def batches(task: Task, generated_per_trained: float = 1.0) -> list[Batch]:
         for mini in task.mini_batch or (prompts,):
             if mini <= prompts and prompts % mini == 0:
                 generated = max(task.generated_prompts or round(prompts * generated_per_trained), prompts)
-                found.append(Batch(prompts, group, mini, task.max_prompt_tokens, cap, generated, over))
+                found.append(
+                    Batch(prompts, group, mini, task.max_prompt_tokens, cap, generated, over, task.max_trajectories)
+                )
     if not found:
         raise SpecError(
             f"task {task.name}: no mini_batch in {task.mini_batch} divides prompts_per_step {task.prompts_per_step}"

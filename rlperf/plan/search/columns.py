@@ -92,7 +92,8 @@ class Columns:
         """Rollout columns of a split, by how far its mode runs ahead; the mini-batch makes no difference to them."""
         devices, ahead = split.rollout, max(MODES[split.mode].staleness(self.context.job.limits.staleness), 1)
         batch, context, arch, store = demand.batch, self.context, self.task.architecture, self.store
-        served = (batch.generated, batch.group_size, batch.max_prompt_tokens, batch.max_response_tokens)
+        served = (batch.generated, batch.group_size, batch.max_prompt_tokens, batch.max_response_tokens,
+                  batch.max_trajectories)  # fmt: skip
         read, lenient = (self._read_by_rollout, demand.images), self.forgiven != 0
         key = (*read, demand.keys, *served, ahead)
 

@@ -15,7 +15,10 @@ from rlperf.workload import LengthTable
 
 @dataclass(frozen=True)
 class Batch:
-    """What one rl_step trains on; ``prompts`` and ``mini_batch`` count prompts, ``generated`` those rolled out."""
+    """What one rl_step trains on; ``prompts`` and ``mini_batch`` count prompts, ``generated`` those rolled out.
+
+    ``max_trajectories``: that its environment has under way at once, over all replicas; None: any number
+    """
 
     prompts: int
     group_size: int
@@ -24,11 +27,20 @@ class Batch:
     max_response_tokens: int
     generated: int
     over_provision: float = 1.0
+    max_trajectories: int | None = None
 
     @property
     def longest_tokens(self) -> int:
         """Prompt and response at their maxima [tokens]."""
         return self.max_prompt_tokens + self.max_response_tokens
+
+    def under_way(self, replicas: int) -> int | None:
+        """Trajectories that a replica has under way at most, of those that the environment allows.
+
+        >>> Batch(64, 16, 64, 100, 100, 64, max_trajectories=256).under_way(24)
+        11
+        """
+        return None if self.max_trajectories is None else -(-self.max_trajectories // replicas)
 
     @property
     def updates(self) -> int:

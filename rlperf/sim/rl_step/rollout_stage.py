@@ -120,7 +120,8 @@ def counted_seconds(
     flowing: dict[tuple[int, float], tuple[float, float]] = {}
     for position, engine in enumerate(e.tolist()):
         replicas = int(layout.data_parallel[position])
-        limits = engine_limits(settings, float(kv_tokens[position]), int(running[position]))
+        most = demand.batch.under_way(replicas) or int(running[position])
+        limits = engine_limits(settings, float(kv_tokens[position]), min(int(running[position]), most))
         same = (engine, steady_running(limits, replicas, flow))
         if same not in flowing:
             flowing[same] = (

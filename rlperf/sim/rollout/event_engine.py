@@ -52,6 +52,12 @@ class EventEngine:
         self.look_ahead = options.async_scheduling
         self.tools = [0.0] * options.tool_concurrency if options.tool_concurrency else None
         self._nothing_served(trajectories, queued)
+        self.later: deque[tuple[float, int]] = deque()
+        """Trajectories that start as others end, in the order in which they arrive."""
+        if options.trajectories is not None and options.trajectories < len(self.arrivals):
+            self.arrivals.sort()
+            self.later.extend(self.arrivals[options.trajectories :])
+            del self.arrivals[options.trajectories :]
 
     def _nothing_served(self, trajectories: Trajectories, queued: bool) -> None:
         """The state before the first event."""
@@ -379,6 +385,9 @@ class EventEngine:
                 heappush(self.arrivals, (self._tool_done(self.tool_s[turn]), i))
             else:
                 self.outstanding -= 1
+                if self.later:
+                    arrival, follower = self.later.popleft()
+                    heappush(self.arrivals, (max(arrival, now), follower))
 
     def _tool_done(self, latency_s: float) -> float:
         """When a tool call that is made now has its answer; a call waits for a free place."""
@@ -392,7 +401,7 @@ class EventEngine:
 
     def _only_decodes(self) -> bool:
         """Whether only decoding is left, unless the cache runs full."""
-        if self.more_to_come or self.waiting or self.arrivals or self.partial is not None:
+        if self.more_to_come or self.later or self.waiting or self.arrivals or self.partial is not None:
             return False
         return not self.open_turns or all(self.turn[i] == self.last_turn[i] for i in self.running)
 

@@ -40,7 +40,7 @@ def run_events(
     ``warm`` : begin with `warm_start` where it applies; the outcome is the same.
     """
     engine = EventEngine(trajectories, cost, limits, options)
-    if warm and len(trajectories):
+    if warm and len(trajectories) and not engine.later:
         warm_start(engine, limits)
     while engine.advance():
         pass

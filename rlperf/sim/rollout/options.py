@@ -54,17 +54,22 @@ class EngineOptions:
     ----------
     speculation : speculative decoding, or None
     tool_concurrency : tool calls that may run at once for this replica (others queue in order); None = any
+    trajectories : trajectories that this replica has under way at once, from their first turn to their last, whether
+        they decode or wait for a tool; the next starts as one ends; None = any
     async_scheduling : an engine_step is scheduled while the one before it runs (vLLM since 0.14), so arrivals and the
         places of completed requests are seen one engine_step later; an idle engine sees them at once
     """
 
     speculation: Speculation | None = None
     tool_concurrency: int | None = None
+    trajectories: int | None = None
     async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         if self.tool_concurrency is not None and self.tool_concurrency < 1:
             raise SpecError("tool_concurrency must be at least 1")
+        if self.trajectories is not None and self.trajectories < 1:
+            raise SpecError("trajectories must be at least 1")
 
     @classmethod
     def of(cls, engine: EngineCalibration) -> EngineOptions:

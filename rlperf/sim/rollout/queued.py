@@ -27,7 +27,7 @@ def queue_applies(trajectories: Trajectories, limits: EngineLimits, options: Eng
     places = min(limits.max_running, limits.token_budget)
     if not limits.chunked_prefill or options.speculation is not None or not 1 < places < len(trajectories):
         return False
-    if not trajectories.single_turn or trajectories.arrival_s.any():
+    if not trajectories.single_turn or trajectories.arrival_s.any() or (options.trajectories or places) < places:
         return False
     # a full batch of mean requests, halfway through: much above the cache, the queue is ruled by the cache
     mean = float((trajectories.prompt_tokens + 0.5 * trajectories.response_tokens).mean())

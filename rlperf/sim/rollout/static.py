@@ -25,7 +25,7 @@ def static_applies(trajectories: Trajectories, limits: EngineLimits, options: En
     """Whether `run_static` gives what the event loop would give."""
     n = len(trajectories)
     bound = min(limits.max_running, limits.token_budget) if limits.chunked_prefill else limits.max_running
-    if n > bound or not trajectories.single_turn or options.speculation is not None:
+    if n > min(bound, options.trajectories or n) or not trajectories.single_turn or options.speculation is not None:
         return False
     if trajectories.arrival_s.any():
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -52,12 +52,10 @@ class EventEngine:
         self.look_ahead = options.async_scheduling
         self.tools = [0.0] * options.tool_concurrency if options.tool_concurrency else None
         self._nothing_served(trajectories, queued)
-        self.later: deque[tuple[float, int]] = deque()
+        self.arrivals.sort()
+        self.later = deque(self.arrivals[options.trajectories or n :])
         """Trajectories that start as others end, in the order in which they arrive."""
-        if options.trajectories is not None and options.trajectories < len(self.arrivals):
-            self.arrivals.sort()
-            self.later.extend(self.arrivals[options.trajectories :])
-            del self.arrivals[options.trajectories :]
+        del self.arrivals[options.trajectories or n :]
 
     def _nothing_served(self, trajectories: Trajectories, queued: bool) -> None:
         """The state before the first event."""
@@ -70,7 +68,6 @@ class EventEngine:
         self.arrivals: list[tuple[float, int]] = (
             [(t, i) for i, t in enumerate(trajectories.arrival_s.tolist())] if queued else []
         )
-        heapify(self.arrivals)
         self.outstanding = len(self.arrivals)
         """Trajectories submitted and not complete."""
         self.more_to_come = not queued

@@ -53,8 +53,7 @@ class EventEngine:
         self.tools = [0.0] * options.tool_concurrency if options.tool_concurrency else None
         self._nothing_served(trajectories, queued)
         self.arrivals.sort()
-        self.later = deque(self.arrivals[options.trajectories or n :])
-        """Trajectories that start as others end, in the order in which they arrive."""
+        self.later = deque(self.arrivals[options.trajectories or n :])  # these start as others end
         del self.arrivals[options.trajectories or n :]
 
     def _nothing_served(self, trajectories: Trajectories, queued: bool) -> None:
@@ -152,9 +151,8 @@ class EventEngine:
         return True
 
     def _take_arrivals(self, known_s: float) -> None:
-        arrivals = self.arrivals
-        while arrivals and arrivals[0][0] <= known_s:
-            t, i = heappop(arrivals)
+        while self.arrivals and self.arrivals[0][0] <= known_s:
+            t, i = heappop(self.arrivals)
             turn = self.turn[i]
             self.arrival[turn] = t
             self.known[i] = self.prompt[turn]

@@ -18,7 +18,7 @@ from rlperf.diagnose.recorded import graph_of_recording, graph_of_traces
 from rlperf.diagnose.scaling import ScalingExplanation, explain_scales
 from rlperf.diagnose.sources import scaled_job, steps_of_job, steps_of_plan
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks.logs import read_log
+from rlperf.frameworks.logs import out_of_memory, read_log
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.question.context import resolve
 from rlperf.specs.job import Job
@@ -31,10 +31,14 @@ Source = Jobs | Plan | Sequence[Path | str]
 
 @dataclass(frozen=True)
 class Explained:
-    """The causes; over several numbers of devices also what grows with them."""
+    """The causes; over several numbers of devices also what grows with them.
+
+    ``ended`` : how the run ended where its log says that it broke off, in words
+    """
 
     causes: Explanation
     scaling: ScalingExplanation | None = None
+    ended: str = ""
 
 
 def explain(
@@ -108,11 +112,16 @@ def _of_files(paths: list[Path], scale: tuple[int, ...], floor: float, token_s: 
         return Explained(explain_graph(recorded[0], floor=floor, notes=recorded[1]))
     if len(scale) not in (0, len(paths)) or (len(paths) > 1 and not scale):
         raise SpecError(f"{len(paths)} logs need --scale with as many numbers of devices")
-    graphs = [_log(path, devices) for path, devices in zip(paths, scale or (0,), strict=True)]
+    broke = [problem for path in paths if (problem := out_of_memory(path))]
+    ended = "; ".join(map(str, broke))
+    try:
+        graphs = [_log(path, devices) for path, devices in zip(paths, scale or (0,), strict=True)]
+    except SpecError as error:  # a run that broke off before its first rl_step has no metrics to complain of
+        raise SpecError(broke or error.problems) from error
     if len(graphs) == 1:
-        return Explained(explain_graph(graphs[0], floor=floor))
+        return Explained(explain_graph(graphs[0], floor=floor), ended=ended)
     found = explain_scales(graphs, floor=floor)
-    return Explained(found.largest, found)
+    return Explained(found.largest, found, ended)
 
 
 def _recorded(sources: list[Path], token_s: float | None) -> tuple[PerformanceGraph, Notes] | None:

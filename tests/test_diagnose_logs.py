@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import rlperf
 from rlperf.cli.explain import explain
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.explain import explain_graph
@@ -322,3 +323,27 @@ def test_format_samples_are_read(measured_data: Path, name: str) -> None:
     steps = logged_steps(read_log([measured_data / "frameworks" / "logs" / name]))
     assert all(step.seconds.get(g.ROLLOUT, 0.0) > 0 and step.rl_step_s > 0 for step in steps)
     assert graph_of_steps(steps).rl_step_s() == pytest.approx(np.mean([s.rl_step_s for s in steps]), rel=0.01)
+
+
+def test_a_lasting_slowdown_is_one_finding() -> None:
+    def steps(slow: set[int]) -> list[LoggedStep]:
+        return [LoggedStep(k, 0.0, {g.ROLLOUT: 40.0, g.TRAINING: 40.0 if k in slow else 20.0}) for k in range(1, 21)]
+
+    lasting = explain_graph(graph_of_steps(steps({17, 18, 19, 20}))).faults
+    assert [c.where.split(" of ")[1] for c in lasting] == ["all rl_steps from 17 on"]
+    parts = explain_graph(graph_of_steps(steps({4, 9, 10, 11}))).faults
+    assert sorted(c.where.split(" of ")[1] for c in parts) == ["rl_step 4", "rl_steps 9 to 11"]
+
+
+def test_a_run_that_ended_out_of_memory_says_so(tmp_path: Path) -> None:
+    died = "(TaskRunner pid=3) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.27 GiB.\n"
+    step = "step:{k} - timing_s/gen:40.0 - timing_s/update_actor:20.0 - timing_s/step:61.0\n"
+    (tmp_path / "early.log").write_text("starting\n" + died)
+    with pytest.raises(SpecError, match=r"early.log:2: the run ended out of device memory: .*9.27 GiB.*rlperf audit"):
+        rlperf.explain(tmp_path / "early.log")
+    (tmp_path / "late.log").write_text("".join(step.format(k=k) for k in range(1, 4)) + died)
+    found = rlperf.explain(tmp_path / "late.log")
+    assert found.ended.startswith(f"{tmp_path / 'late.log'}:4: the run ended out of device memory")
+    assert found.causes.rl_step_s > 0
+    (tmp_path / "whole.log").write_text("".join(step.format(k=k) for k in range(1, 4)))
+    assert rlperf.explain(tmp_path / "whole.log").ended == ""

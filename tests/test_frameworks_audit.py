@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit import Audit, audit
+from rlperf.frameworks.audit import Audit, audit, report
 from rlperf.frameworks.imports import import_config
 from rlperf.frameworks.keytable import flatten, nest
 from rlperf.frameworks.registry import FRAMEWORKS
@@ -254,7 +254,12 @@ def test_a_log_shows_slow_stages_and_cut_responses(tmp_path: Path) -> None:
         [1, 2], rl_step_s=[600.0] * 2, rollout_s=[stages.rollout] * 2, training_s=[stages.training * 3] * 2,
         truncated_fraction=[0.4, 0.5], framework="verl", source="run.log",
     )  # fmt: skip
-    rules = {f.rule: f for f in audit(imported, cluster="dgx_h100", plan=False, log=log).findings}
+    found = audit(imported, cluster="dgx_h100", plan=False, log=log)
+    assert found.predicted is not None
+    told = {each.stage: (each.measured_s, each.predicted_s) for each in found.measured}
+    assert told["rollout"] == (log.mean("rollout_s"), found.predicted.stages_s.rollout)
+    assert all(each.words in report(found) for each in found.measured)
+    rules = {f.rule: f for f in found.findings}
     assert rules["slow_stage"].key == "timing of training"
     assert rules["truncated"].key == "data.max_response_length"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -58,6 +59,7 @@ def audit(
                 "findings": [finding.to_dict() for finding in found.findings],
                 "predicted": found.predicted.model_dump(mode="json") if found.predicted else None,
                 "best": found.best.phases[0].model_dump(mode="json") if found.best else None,
+                "measured": [asdict(each) for each in found.measured],
                 "notes": list(found.notes),
             }
         )

@@ -46,8 +46,10 @@ def explain(
     if figure is not None:
         _write_figure(found, scaling, figure)
     if as_json:
-        print_json(_plain(found, scaling))
+        print_json({**_plain(found, scaling), "ended": explained.ended})
         return
+    if explained.ended:
+        console().print(explained.ended, style="bold red", markup=False, soft_wrap=True)
     _print(found, scaling)
     if figure is not None:
         console().print(f"figure: {figure}", soft_wrap=True)

@@ -233,7 +233,8 @@ def explain_prediction(
     for cause in found.causes:
         if cause.kind in _REMOVED and not steps.whole:
             cause = simulated(cause, found.rl_step_s - _REMOVED[cause.kind](steps).graph().rl_step_s(), found.rl_step_s)
-        causes.append(replace(cause, advice=tuple(better(a) for a in cause.advice)))
+        # a prediction has nothing that broke: what stands out in it is what the configuration pays
+        causes.append(replace(cause, nature="structure", advice=tuple(better(a) for a in cause.advice)))
     return replace(found, causes=ranked([c for c in causes if c.share >= floor]))
 
 

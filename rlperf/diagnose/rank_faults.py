@@ -210,14 +210,24 @@ def slow_steps(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
     for activity in np.unique(graph.activity[whole]) if steps.size >= 5 else ():
         mask = whole & (graph.activity == activity)
         seconds = by_rank(mask, index.reshape(-1).astype(np.int64), graph.duration_s)
-        for k in stands_out(seconds, limits.abnormal, limits.deviations):
-            own = mask & (index.reshape(-1) == k)
-            ratio = float(seconds[k] / np.nanmedian(seconds))
-            where = f"{g.ACTIVITIES[activity].replace('_', ' ')} of rl_step {int(steps[k])}"
+        slow = stands_out(seconds, limits.abnormal, limits.deviations)
+        # what goes on over rl_steps in a row is one finding, not one for each
+        for run in np.split(slow, np.flatnonzero(np.diff(slow) > 1) + 1) if slow.size else ():
+            own = mask & np.isin(index.reshape(-1), run)
+            ratio = float(np.mean(seconds[run]) / np.nanmedian(seconds))
+            where = f"{g.ACTIVITIES[activity].replace('_', ' ')} of {_rl_steps(steps, run)}"
             evidence = f"{ratio:.2f} times the median of the rl_steps"
             # Several places of one kind: the rank column tells them apart, so it carries a number below -1.
             found.append(Fault("slow_step", where, evidence, scaled(graph, own, 1.0 / ratio), own, -2 - len(found)))
     return found
+
+
+def _rl_steps(steps: IntArray, run: IntArray) -> str:
+    """``rl_step 6``, ``rl_steps 6 to 8``, ``all rl_steps from 9 on``."""
+    first, last = int(steps[run[0]]), int(steps[run[-1]])
+    if run.size == 1:
+        return f"rl_step {first}"
+    return f"all rl_steps from {first} on" if run[-1] == steps.size - 1 else f"rl_steps {first} to {last}"
 
 
 def stragglers(graph: g.PerformanceGraph, known: list[Fault], limits: Thresholds, most: int = 20) -> list[Fault]:

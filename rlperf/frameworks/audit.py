@@ -40,6 +40,22 @@ from rlperf.units import human_bytes, human_seconds
 
 
 @dataclass(frozen=True)
+class Compared:
+    """A stage (or the whole rl_step) as measured and as predicted [s]."""
+
+    stage: str
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def words(self) -> str:
+        """``rollout: measured 93 s, predicted 81.2 s (0.87)``."""
+        ratio = f" ({self.predicted_s / self.measured_s:.2f})" if self.measured_s > 0 else ""
+        measured, predicted = human_seconds(self.measured_s), human_seconds(self.predicted_s)
+        return f"{self.stage.replace('_', ' ')}: measured {measured}, predicted {predicted}{ratio}"
+
+
+@dataclass(frozen=True)
 class Audit:
     """What was found, sorted; the prediction of the configuration as it is; the planner's best on the same hardware."""
 
@@ -51,6 +67,7 @@ class Audit:
     notes: tuple[str, ...] = ()
     unresolved: tuple[Problem, ...] = ()
     """Names that could not be looked up, for which nothing was predicted."""
+    measured: tuple[Compared, ...] = ()
 
     @property
     def broken(self) -> bool:
@@ -117,12 +134,14 @@ def audit(
         offers = what_ifs(imported, predicted, cache)
         findings += gain_findings(imported, predicted, offers, lambda offer: attempt(imported, job, offer))
     best = None
+    measured: tuple[Compared, ...] = ()
     if predicted is not None and log is not None:
+        measured = compared(predicted, log)
         findings += log_findings(imported, predicted, log)
     if plan and predicted is not None:
         best, note = _best(job, facts)
         notes += [note] if note else []
-    return Audit(imported, job, sort(findings), predicted, best, tuple(notes))
+    return Audit(imported, job, sort(findings), predicted, best, tuple(notes), measured=measured)
 
 
 def _rules(imported: Imported) -> tuple[list[Finding], list[str]]:
@@ -202,6 +221,14 @@ def host_findings(imported: Imported, context: Context, evaluation: Evaluation) 
                     imported.where(key), rule="host_memory")]  # fmt: skip
 
 
+def compared(predicted: Prediction, log: StepLog) -> tuple[Compared, ...]:
+    """The log's mean seconds beside the prediction's, stage by stage, the rl_step last."""
+    means = log.stage_means().items()
+    stages = [Compared(stage, seconds, getattr(predicted.stages_s, stage, 0.0)) for stage, seconds in means]
+    whole = log.mean("rl_step_s")
+    return (*stages, *([Compared("rl_step", whole, predicted.rl_step_s)] if whole is not None else []))
+
+
 def log_findings(imported: Imported, predicted: Prediction, log: StepLog) -> list[Finding]:
     """Stages whose measured seconds lie far from the prediction, and measured lengths against the limits."""
     found = []
@@ -250,6 +277,7 @@ def report(found: Audit) -> Sequence[str]:
         said = found.predicted
         low, high = human_seconds(said.low_s), human_seconds(said.high_s)
         lines.append(f"predicted {human_seconds(said.rl_step_s)} per rl_step ({low} .. {high}), fits: {said.fits}")
+    lines += [compared.words for compared in found.measured]
     if found.best is not None:
         phase = found.best.phases[0]
         pools = ", ".join(

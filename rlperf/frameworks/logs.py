@@ -54,6 +54,24 @@ def read_log(paths: Sequence[Path | str], framework: str | None = None) -> StepL
     return step_log(metrics, chosen, ", ".join(Path(path).name for path in paths))
 
 
+_NO_MEMORY = re.compile(r"(?:CUDA|HIP|NPU) out of memory|OutOfMemoryError|CUDA error: out of memory")
+
+
+def out_of_memory(path: Path | str) -> Problem | None:
+    """The line where a log says that a device ran out of memory; None where it does not.
+
+    Only text is searched: event files and tables hold numbers.
+    """
+    if Path(path).is_dir() or Path(path).suffix not in ("", ".log", ".txt", ".out", ".err"):
+        return None
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if found := _NO_MEMORY.search(line):
+            told = line[found.start() :].strip()[:160]
+            hint = "`rlperf audit CONFIG --cluster NAME` says what takes the memory, and what frees it"
+            return Problem(f"the run ended out of device memory: {told}", str(path), number, hint)
+    return None
+
+
 def _plausible(step: int, values: Mapping[str, float], path: Path | str) -> None:
     """Numbers that a run can print: no rl_step beyond counting, no metric beyond any quantity (NaN is one that failed).
 

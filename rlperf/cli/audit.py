@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlperf.cli.output import AsJson, console, print_json
+
+if TYPE_CHECKING:
+    from rlperf.frameworks.audit import Audit
 
 UNPREDICTED = "keys and rules hold, but memory and time could not be predicted: that is no pass"
 
@@ -45,27 +48,14 @@ def audit(
         config, framework=framework, cluster=cluster, architecture=architecture, workload=workload, log=log,
         rollouts=rollouts, tokenizer=tokenizer, plan=plan,
     )  # fmt: skip
-    imported = found.imported
     passes = found.passes
     if strict and (passes is None or any(f.severity == "warning" for f in found.findings)):
         passes = False
     if as_json:
-        print_json(
-            {
-                "schema_version": 1,
-                "framework": imported.adapter.name,
-                "version": imported.target.version,
-                "passes": passes,
-                "findings": [finding.to_dict() for finding in found.findings],
-                "predicted": found.predicted.model_dump(mode="json") if found.predicted else None,
-                "best": found.best.phases[0].model_dump(mode="json") if found.best else None,
-                "measured": [asdict(each) for each in found.measured],
-                "notes": list(found.notes),
-            }
-        )
+        print_json(_plain(found, passes))
     else:
         screen = console()
-        screen.print(describe(imported), soft_wrap=True)
+        screen.print(describe(found.imported), soft_wrap=True)
         for line in report(found):
             screen.print(line, soft_wrap=True, markup=False)
         assumed = [t for t, given in (("cluster dgx_h100", cluster), ("workload math", workload)) if given is None]
@@ -74,3 +64,18 @@ def audit(
         screen.print({True: "passes", False: "does not pass", None: UNPREDICTED}[passes], soft_wrap=True)
     if passes is False:
         raise typer.Exit(1)
+
+
+def _plain(found: Audit, passes: bool | None) -> dict[str, Any]:
+    """The audit as plain data."""
+    return {
+        "schema_version": 1,
+        "framework": found.imported.adapter.name,
+        "version": found.imported.target.version,
+        "passes": passes,
+        "findings": [finding.to_dict() for finding in found.findings],
+        "predicted": found.predicted.model_dump(mode="json") if found.predicted else None,
+        "best": found.best.phases[0].model_dump(mode="json") if found.best else None,
+        "measured": [asdict(each) for each in found.measured],
+        "notes": list(found.notes),
+    }

@@ -133,15 +133,12 @@ def audit(
         findings += padding_findings(given, predicted, evaluation.demand.lengths(0))
         offers = what_ifs(imported, predicted, cache)
         findings += gain_findings(imported, predicted, offers, lambda offer: attempt(imported, job, offer))
+        findings += log_findings(imported, predicted, log) if log else []
     best = None
-    measured: tuple[Compared, ...] = ()
-    if predicted is not None and log is not None:
-        measured = compared(predicted, log)
-        findings += log_findings(imported, predicted, log)
     if plan and predicted is not None:
         best, note = _best(job, facts)
         notes += [note] if note else []
-    return Audit(imported, job, sort(findings), predicted, best, tuple(notes), measured=measured)
+    return Audit(imported, job, sort(findings), predicted, best, tuple(notes), measured=compared(predicted, log))
 
 
 def _rules(imported: Imported) -> tuple[list[Finding], list[str]]:
@@ -221,8 +218,10 @@ def host_findings(imported: Imported, context: Context, evaluation: Evaluation) 
                     imported.where(key), rule="host_memory")]  # fmt: skip
 
 
-def compared(predicted: Prediction, log: StepLog) -> tuple[Compared, ...]:
-    """The log's mean seconds beside the prediction's, stage by stage, the rl_step last."""
+def compared(predicted: Prediction | None, log: StepLog | None) -> tuple[Compared, ...]:
+    """The log's mean seconds beside the prediction's, stage by stage, the rl_step last; nothing where one is missing."""
+    if predicted is None or log is None:
+        return ()
     means = log.stage_means().items()
     stages = [Compared(stage, seconds, getattr(predicted.stages_s, stage, 0.0)) for stage, seconds in means]
     whole = log.mean("rl_step_s")

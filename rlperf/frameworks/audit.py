@@ -219,7 +219,7 @@ def host_findings(imported: Imported, context: Context, evaluation: Evaluation) 
 
 
 def compared(predicted: Prediction | None, log: StepLog | None) -> tuple[Compared, ...]:
-    """The log's mean seconds beside the prediction's, stage by stage, the rl_step last; nothing where one is missing."""
+    """The log's mean seconds beside the prediction's, stage by stage, the rl_step last; none where one is missing."""
     if predicted is None or log is None:
         return ()
     means = log.stage_means().items()

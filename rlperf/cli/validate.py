@@ -13,7 +13,10 @@ from rlperf.calibrate.statistics import Summary
 from rlperf.calibrate.validate import KINDS, Report, validate_paths
 from rlperf.cli.output import AsJson, print_json
 from rlperf.errors import Problem, SpecError
+from rlperf.frameworks import verdicts
 
+VERDICT = "verdict"
+"""Kind of a file of configurations that ran out of memory or fitted: read by the frameworks' importers."""
 NAMES = ("median", "mean", "p90", "WAPE", "bias")
 GROUP_WIDTH = 26
 LINES_SHOWN = 6
@@ -29,7 +32,7 @@ LEAVE_OUT_HEADER = (
 
 def validate(
     files: Annotated[list[Path], typer.Argument(help="CSV of measurements, folder of a request log, or recordings")],
-    kind: Annotated[str, typer.Option(help=f"what it holds: {', '.join(KINDS)}")],
+    kind: Annotated[str, typer.Option(help=f"what it holds: {', '.join((*KINDS, VERDICT))}")],
     fit: Annotated[
         list[Path] | None, typer.Option(help="recordings to fit an engine's constants to (engine_trace)")
     ] = None,
@@ -48,6 +51,12 @@ def validate(
             raise SpecError("--leave-out takes one table and no --fit")
         left = leave_out(files[0], kind, leave)
         print_json(left.to_dict()) if as_json else typer.echo(text_of_left_out(left))
+        return
+    if kind == VERDICT:
+        if fit or len(files) != 1:
+            raise SpecError("--kind verdict takes one file of JSON lines and no --fit")
+        judged = verdicts.report(files[0])
+        print_json(judged.to_dict()) if as_json else typer.echo(verdicts.text(judged))
         return
     report = validate_paths(files, kind, fit or ())
     if not report.predicted and report.refused:

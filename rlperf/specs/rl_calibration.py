@@ -82,11 +82,13 @@ class LogitBytes(Frozen):
     ----------
     update, scoring : in an optimizer update, and in a log-probability pass
     whole : in an update, what stands whole although the loss is chunked
+    entropy : in an update whose loss has an entropy term; None: as without
     """
 
     update: PositiveFloat
     scoring: PositiveFloat
     whole: NonNegativeFloat = 0.0
+    entropy: PositiveFloat | None = None
     source: str
 
 

@@ -156,6 +156,8 @@ def _trainer_axes(shape: Shape, pool: PoolSpec, capability: Capability) -> dict[
     if max(opened["pipeline_parallel"]) == 1:
         opened["virtual_pipeline"] = [1]
     stated = {name: _axis(getattr(choice, name), opened[name]) for name in DEGREES}
+    if not shape.architecture.experts:  # Megatron takes the tensor degree for one that nobody stated, experts or not
+        stated["expert_tensor_parallel"] = [1]
     recompute = [RECOMPUTE.index(word) for word in capability.activation_recompute.searched]
     columns = _grid(
         **stated,

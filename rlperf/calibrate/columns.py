@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 from rlperf.calibrate.tables import Refusal, Row, Table
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.units import LEAST, MOST, MOST_COUNT
 
 T = TypeVar("T")
 Read = TypeVar("Read", bound="Reading")
@@ -197,6 +198,8 @@ def number(cell: str) -> float:
         raise ValueError("not a number") from None
     if not math.isfinite(value):
         raise ValueError("not a finite number")
+    if abs(value) > MOST or 0 < value < LEAST:
+        raise ValueError("beyond any quantity")
     if value < 0:
         raise ValueError("negative")
     return value
@@ -213,16 +216,16 @@ def positive(cell: str) -> float:
 def whole(cell: str) -> int:
     """A whole number, not negative (flags too)."""
     value = number(cell)
-    if value != int(value):
-        raise ValueError("not a whole number")
+    if value != int(value) or value > MOST_COUNT:
+        raise ValueError("not a whole number" if value <= MOST_COUNT else "beyond any count")
     return int(value)
 
 
 def count(cell: str) -> int:
     """A positive whole number."""
     value = number(cell)
-    if value < 1 or value != int(value):
-        raise ValueError("not a positive whole number")
+    if value < 1 or value != int(value) or value > MOST_COUNT:
+        raise ValueError("not a positive whole number" if value <= MOST_COUNT else "beyond any count")
     return int(value)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.calibrate.statistics import absolute_percentage_errors, spread_of
+from rlperf.errors import SpecError
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import Quality, Spread
 
@@ -67,9 +68,14 @@ def fit_log(predict: Predict, bounds: Bounds, measured: FloatArray, rows: BoolAr
     def residuals(z: FloatArray) -> FloatArray:
         return np.asarray(np.log(predict(np.exp(z), rows)) - truth, dtype=np.float64)
 
+    start = np.log(bounds.start)
+    with np.errstate(all="ignore"):
+        defined = bool(np.isfinite(residuals(start)).all())
+    if not defined:
+        raise SpecError("timings that no kernel of such shapes can have: nothing can be fitted to them")
     result = least_squares(
         residuals,
-        np.log(bounds.start),
+        start,
         bounds=(np.log(bounds.low), np.log(bounds.high)),
         loss="soft_l1",
         f_scale=0.1,

@@ -24,7 +24,7 @@ from rlperf.specs.calibration import Spread, load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import architecture_reading, load_architecture, load_device, profile_names
 from rlperf.specs.reader import parse_json, read_text, reading
-from rlperf.units import MOST
+from rlperf.units import MOST, MOST_COUNT
 
 COLUMNS = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_token_ts", "last_token_ts")
 
@@ -151,13 +151,18 @@ class ReplaySetup:
 
 def setup_of(log: RequestLog) -> ReplaySetup:
     """Cost and limits of a log's engine from its settings, the device profile and the shipped calibrations."""
+    with reading(log.folder / "meta.json"):
+        return _setup(log)
+
+
+def _setup(log: RequestLog) -> ReplaySetup:
     assumed: list[str] = []
     settings = log.meta.get("engine_kwargs") or {}
     arch = load_architecture(str(log.meta["model"]))
     assumed += filter(None, [architecture_reading(str(log.meta["model"])).note])
     hardware = load_hardware(_device(log, assumed))
     engine = load_engine_calibration("vllm")
-    layout = Layout.of(tensor_parallel=int(settings.get("tensor_parallel_size", 1)))
+    layout = Layout.of(tensor_parallel=_count(settings.get("tensor_parallel_size", 1)))
     final = log.trajectories.final_tokens
     cost = engine_step_cost(arch, hardware, engine, layout, typical_context=float(final.mean()))
     cache = log.meta.get("kv_cache") or {}
@@ -165,10 +170,10 @@ def setup_of(log: RequestLog) -> ReplaySetup:
         assumed.append("cache size (from the device's memory and the engine's profile)")
     usual = engine_limits(arch, hardware, engine, layout)
     limits = EngineLimits(
-        kv_tokens=float(cache.get("num_kv_tokens") or usual.kv_tokens),
-        max_running=int(settings.get("max_num_seqs") or usual.max_running),
-        token_budget=int(settings.get("max_num_batched_tokens") or usual.token_budget),
-        block_tokens=int(cache.get("block_size") or usual.block_tokens),
+        kv_tokens=float(_count(cache.get("num_kv_tokens") or usual.kv_tokens, MOST)),
+        max_running=_count(settings.get("max_num_seqs") or usual.max_running),
+        token_budget=_count(settings.get("max_num_batched_tokens") or usual.token_budget),
+        block_tokens=_count(cache.get("block_size") or usual.block_tokens),
         chunked_prefill=True,
         prefix_caching=bool(cache.get("enable_prefix_caching", True)),
         watermark=0.0,
@@ -181,6 +186,13 @@ def setup_of(log: RequestLog) -> ReplaySetup:
     names = f"{calibration.id}, {engine.id}"
     options = EngineOptions(async_scheduling=_async_scheduling(log, engine.async_scheduling, assumed))
     return ReplaySetup(cost, limits, options, spread, names, calibration.extrapolated, tuple(assumed))
+
+
+def _count(value: Any, most: float = MOST_COUNT) -> int:
+    number = int(value)
+    if not 1 <= number <= most:
+        raise ValueError(f"{value!r:.40} is no count")
+    return number
 
 
 def _async_scheduling(log: RequestLog, usual: bool, assumed: list[str]) -> bool:

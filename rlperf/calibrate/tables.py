@@ -14,7 +14,8 @@ from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import architecture_reading, load_architecture
-from rlperf.specs.reader import csv_rows, read_text
+from rlperf.specs.reader import csv_rows, is_file, read_text
+from rlperf.units import MOST, MOST_COUNT
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Row:
     def _architecture_at(self, column: str) -> Path | str:
         name = self.text(column)
         file = self.beside / f"{name}.json" if self.beside else None
-        return file if file and file.is_file() else name
+        return file if file and is_file(file) else name
 
     def hardware(self, column: str = "gpu", cluster: str | None = None) -> Hardware:
         """The hardware of the device that a cell names, in a cluster or else in the generic node."""
@@ -61,8 +62,8 @@ class Row:
             value = float(text)
         except ValueError:
             raise SpecError(Problem(f"{column} {text!r} is not a number", line=self.line)) from None
-        if not 0 <= value < math.inf:
-            what = "negative" if value < 0 else "not a finite number"
+        if not 0 <= value <= MOST:
+            what = "negative" if value < 0 else "beyond any quantity" if value < math.inf else "not a finite number"
             raise SpecError(Problem(f"{column} {text!r} is {what}", line=self.line))
         return value
 
@@ -71,7 +72,7 @@ class Row:
         value = self.number(column)
         if value is None:
             return default
-        if value < 1 or value != int(value):
+        if not 1 <= value <= MOST_COUNT or value != int(value):
             raise SpecError(Problem(f"{column} {value:g} is not a positive whole number", line=self.line))
         return int(value)
 

@@ -96,7 +96,7 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
     target = adapter.target(source, version)
     try:
         run, understood = read_run(adapter, source, target)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         if isinstance(error, SpecError):
             raise
         raise SpecError(Problem(f"a value has the wrong type for {adapter.title}: {error}", file)) from error

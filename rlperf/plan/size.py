@@ -60,7 +60,7 @@ def parse_target(text: str) -> SizeTarget:
     measure, amount = match.groups()
     try:
         if measure == "usd/step":
-            limit = float(amount.removesuffix("USD").removeprefix("$").strip())
+            limit = parse_quantity(amount.removesuffix("USD").removeprefix("$").strip() + " USD", "usd")
         else:
             limit = parse_quantity(amount, "s")
     except ValueError as error:

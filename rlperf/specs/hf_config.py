@@ -88,11 +88,11 @@ def from_hf(
     """
     outer = Fields(data, file, line)
     given = _family(outer)
-    values = _values(given)
-    vision = _vision(given, values["hidden"])
-    if outer.problems:
-        raise SpecError(outer.problems)
     try:
+        values = _values(given)
+        vision = _vision(given, values["hidden"])
+        if outer.problems:
+            raise SpecError(outer.problems)
         return Architecture(name=name, source=source, family=given.kind, vision=vision, **values)
     except ValidationError as error:
         messages = [str(item["msg"]).removeprefix("Value error, ") for item in error.errors(include_url=False)]

@@ -21,7 +21,17 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.hf_config import from_hf, looks_like_hf
 from rlperf.specs.labels import SHOWN, LabelReading, could_be, key, last_part, read_label
-from rlperf.specs.reader import is_there, parse_json, problems_of, read_document, read_spec, read_text, validate
+from rlperf.specs.reader import (
+    is_file,
+    is_folder,
+    is_there,
+    parse_json,
+    problems_of,
+    read_document,
+    read_spec,
+    read_text,
+    validate,
+)
 
 PACKAGE = Path(__file__).resolve().parent.parent
 _ALIASES = re.compile(r"^aliases:\s*\[(.*)\]\s*$", re.MULTILINE)
@@ -245,7 +255,7 @@ def load_architecture(name_or_path: str | Path, folder: Path | str | None = None
         path, reading = _find_architecture(str(name_or_path), folder)
         return _changed(path, _stamp(path), tuple(reading.changes.items()))
     path = _locate("architectures", Path(name_or_path), folder)
-    path = path / "config.json" if path.is_dir() else path
+    path = path / "config.json" if is_folder(path) else path
     return _architecture(path, _stamp(path))
 
 
@@ -278,8 +288,8 @@ def architecture_named(name: str) -> str:
 def _is_here(name_or_path: str | Path, folder: Path | str | None) -> bool:
     """Whether a file is meant: one that exists, or one that no label stands for."""
     path = _locate("architectures", Path(name_or_path), folder)
-    if (path / "config.json" if path.is_dir() else path).is_file():
-        return isinstance(name_or_path, Path) or is_path(name_or_path) or path.is_dir()
+    if is_file(path / "config.json" if is_folder(path) else path):
+        return isinstance(name_or_path, Path) or is_path(name_or_path) or is_folder(path)
     named = isinstance(name_or_path, str) and not is_path(name_or_path)
     if named or (path.suffix == ".json" and path.name != "config.json"):
         return not named

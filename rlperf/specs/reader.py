@@ -12,7 +12,7 @@ import json
 import math
 import re
 import stat
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -114,8 +114,22 @@ def read_text(path: Path | str) -> str:
 
 def is_there(path: Path) -> bool:
     """Whether a path exists; one that no file system could hold (too long, with a NUL) does not."""
+    return _asked(path.exists)
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path is a file, as in `is_there`."""
+    return _asked(path.is_file)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path is a folder, as in `is_there`."""
+    return _asked(path.is_dir)
+
+
+def _asked(question: Callable[[], bool]) -> bool:
     try:
-        return path.exists()
+        return question()
     except (OSError, ValueError):
         return False
 

@@ -19,6 +19,7 @@ from rlperf.cost.layers.vision import Images
 from rlperf.errors import Problem, SpecError
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.specs.job import ImageTokens, Task
+from rlperf.specs.reader import is_there
 from rlperf.workload import PRESETS, LengthModel, LengthTable, Recording, concat, load_model, read_recording
 from rlperf.workload.fitting import fit_model
 from rlperf.workload.records import reward_max_over_ranks
@@ -73,9 +74,9 @@ class LengthSource:
         if task.workload in PRESETS:
             return cls(task, None, lambda: load_model(task.workload), sees)
         path = Path(task.workload).expanduser()
-        if folder is not None and not path.is_absolute() and not path.exists():
+        if folder is not None and not path.is_absolute() and not is_there(path):
             path = folder / path
-        if not path.exists():
+        if not is_there(path):
             hint = f"a path, or one of {', '.join(PRESETS)}"
             raise SpecError(Problem(f"task {task.name}: no such workload: {task.workload!r}", suggestion=hint))
         if path.is_file() and path.suffix in (".yaml", ".yml"):

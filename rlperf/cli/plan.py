@@ -10,6 +10,7 @@ import typer
 
 from rlperf.cli.asked import Asked, asks_job
 from rlperf.cli.output import AsJson, console, print_json, progress
+from rlperf.errors import Problem, SpecError
 
 if TYPE_CHECKING:
     from rlperf.plan.question.context import Context
@@ -38,9 +39,11 @@ def plan(
 
     Example: rlperf plan --model Qwen3-32B --gpus 32 --gpu h100 --framework verl --max-response 16k
     """
-    from rlperf.frameworks.export import losses, write_plan
+    from rlperf.frameworks.export import losses, plan_texts
     from rlperf.plan.planner import plan_job
 
+    if out is not None and out.exists() and not out.is_dir():
+        raise SpecError(Problem("is a file, a folder is due", str(out)))
     question = asked.question()
     context, facts = question.pair
     if risk is not None:
@@ -53,8 +56,7 @@ def plan(
     if out is not None:
         from rlperf.report.plan_files import write_plan_files
 
-        configs = write_plan(found, None, out / "config", folder=asked.folder)
-        written = [*write_plan_files(found, out), *configs]
+        written = write_plan_files(found, out, plan_texts(found, folder=asked.folder))
     if as_json:
         print_json(found.model_dump(mode="json"))
         return

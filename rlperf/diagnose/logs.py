@@ -6,6 +6,7 @@ ranks meet between two stages. A log without ranks gives a chain; one with ranks
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -173,8 +174,8 @@ def read_rank_timings(path: Path | str) -> list[RankTiming]:
                 stage = str(record["stage"])
                 made = RankTiming(
                     _index(record.get("rl_step", record.get("step", 0))), stage, _index(record["rank"]),
-                    float(record["seconds"]), float(record.get("tokens", "nan")), _index(record.get("part", -1)),
-                    _index(record.get("unit", -1)),
+                    float(record["seconds"]), float(record.get("tokens", "nan")) or math.nan,
+                    _index(record.get("part", -1)), _index(record.get("unit", -1)),
                 )  # fmt: skip
         except SpecError as error:
             problems += [replace(p, suggestion=p.suggestion or DUE) for p in error.problems]

@@ -25,7 +25,7 @@ from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_architecture, load_cluster
 from rlperf.specs.reader import read_document, validate
 from rlperf.specs.trainer_calibration import load_trainer
-from rlperf.specs.writer import write_atomic
+from rlperf.specs.writer import is_export, write_folder
 from rlperf.units import human_seconds
 
 _BEYOND_A_JOB = (ref("run.recipe"), ref("run.model_script"))
@@ -76,9 +76,14 @@ def write_plan(
     ------
     ExportError : the framework or version cannot run the plan, or a rule of it is broken; all reasons are listed
     """
+    return write_folder(out, plan_texts(plan, framework, folder=folder), is_export)
+
+
+def plan_texts(plan: Plan, framework: str | None = None, *, folder: Path | str | None = None) -> dict[str, str]:
+    """What `write_plan` writes: name -> text, ``EXPORT.md`` last."""
     adapter, version = _framework(framework or plan.job.framework)
     phases = _exported(plan, adapter, version, folder)
-    return _write(phases, adapter, version, Path(out), [_decided(phase, plan.job) for phase in plan.phases])
+    return _texts(phases, adapter, version, [_decided(phase, plan.job) for phase in plan.phases])
 
 
 def losses(plan: Plan, framework: str | None = None, *, folder: Path | str | None = None) -> tuple[str, ...]:
@@ -125,7 +130,7 @@ def write_job(
     phase = export_run(
         from_job(job, per_node, folder), adapter, version, "config", header, carried=carried, folder=folder
     )
-    return _write([phase], adapter, version, Path(out), [header])
+    return write_folder(out, _texts([phase], adapter, version, [header]), is_export)
 
 
 def write_file(path: Path | str, framework: str | None, out: Path | str) -> tuple[Path, ...]:
@@ -368,25 +373,16 @@ def _decided(phase: Phase, job: Job) -> list[str]:
     return lines
 
 
-def _write(
-    phases: Sequence[ExportedPhase], adapter: Adapter, version: str, out: Path, decided: Sequence[Sequence[str]]
-) -> tuple[Path, ...]:
-    """All files, the report last."""
-    written: list[Path] = []
-    for phase in phases:
-        for name, text in phase.files.items():
-            path = write_atomic(out / name, text)
-            if name.endswith(".sh"):
-                path.chmod(path.stat().st_mode | 0o111)
-            written.append(path)
-    launchers = [name for phase in phases for name in phase.files if name.endswith(".sh")]
+def _texts(
+    phases: Sequence[ExportedPhase], adapter: Adapter, version: str, decided: Sequence[Sequence[str]]
+) -> dict[str, str]:
+    """All files by name, the report last."""
+    found = {name: text for phase in phases for name, text in phase.files.items()}
     if len(phases) > 1:
+        launchers = [name for name in found if name.endswith(".sh")]
         body = ['cd "$(dirname "$0")"', *(f'bash {name} "$@"' for name in launchers)]
-        path = write_atomic(out / "run_all.sh", script(["Runs the phases in their order."], body))
-        path.chmod(path.stat().st_mode | 0o111)
-        written.append(path)
-    written.append(write_atomic(out / "EXPORT.md", _report(phases, adapter, version, decided)))
-    return tuple(written)
+        found["run_all.sh"] = script(["Runs the phases in their order."], body)
+    return {**found, "EXPORT.md": _report(phases, adapter, version, decided)}
 
 
 def _report(phases: Sequence[ExportedPhase], adapter: Adapter, version: str, decided: Sequence[Sequence[str]]) -> str:

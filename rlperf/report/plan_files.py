@@ -1,17 +1,17 @@
-"""The files of a plan: plan.yaml, report.md, the figure, and the framework's config. All or none is written."""
+"""The files of a plan: plan.yaml, report.md, the figure, and the framework's config; a folder changes as a whole."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
 
-from rlperf.errors import Problem, SpecError
 from rlperf.plan.answer.plan import Plan
 from rlperf.report.plan_figure import timeline_figure
 from rlperf.report.plan_text import markdown
 from rlperf.specs.reader import read_spec
-from rlperf.specs.writer import write_atomic
+from rlperf.specs.writer import is_export, write_folder
 
 
 def plan_yaml(plan: Plan) -> str:
@@ -26,14 +26,25 @@ def read_plan(path: Path | str) -> Plan:
     return read_spec(path, Plan)
 
 
-def write_plan_files(plan: Plan, out: Path) -> list[Path]:
-    """plan.yaml, report.md, timeline.svg and timeline.png in the folder ``out``."""
-    if out.exists() and not out.is_dir():
-        raise SpecError(Problem("is a file, a folder is due", str(out)))
+OWN = ("plan.yaml", "report.md", "report.html", "timeline.svg", "timeline.png")
+
+
+def write_plan_files(plan: Plan, out: Path, configs: Mapping[str, str] | None = None) -> list[Path]:
+    """plan.yaml, report.md, timeline.svg and timeline.png in the folder ``out``, and ``configs`` in its ``config/``.
+
+    The folder changes in one step, and what an earlier plan left there goes: its files, its phases, its report.
+    """
     contents: dict[str, str | bytes] = {
         "plan.yaml": plan_yaml(plan),
         "report.md": markdown(plan) + "\n![timeline](timeline.svg)\n",
         "timeline.svg": timeline_figure(plan, "svg"),
         "timeline.png": timeline_figure(plan, "png"),
     }
-    return [write_atomic(out / name, content) for name, content in contents.items()]
+    contents |= {f"config/{name}": content for name, content in (configs or {}).items()}
+    return list(
+        write_folder(
+            out,
+            contents,
+            lambda name: name in OWN or (name.startswith("config/") and is_export(name.removeprefix("config/"))),
+        )
+    )

@@ -25,7 +25,7 @@ class AxisRange(Frozen):
     max: int | float
     step: int | float | None = Field(None, gt=0)
     factor: float | None = Field(None, gt=1)
-    count: int | None = Field(None, ge=1)
+    count: int | None = Field(None, ge=1, le=MOST_POINTS)
     scale: Literal["linear", "log"] = "linear"
 
     @model_validator(mode="after")

@@ -14,17 +14,20 @@ from typer.testing import CliRunner
 
 from rlperf.calibrate import measure
 from rlperf.calibrate.fitting import Bounds, fit_with_left_out
+from rlperf.calibrate.kernel_fits import matrices_of
 from rlperf.calibrate.kernel_tables import read_series, short_kernel
 from rlperf.calibrate.kernels import calibration_text, fit_device, merged, read_all
 from rlperf.calibrate.statistics import pairwise_ranking, spread_of, summarise
 from rlperf.cli.calibrate import app
 from rlperf.cost.attention import Heads, decode_with, flash_with, visible_pairs
+from rlperf.cost.basis import borrowed_weights
 from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
 from rlperf.cost.moe import Dealt, ExpertShape, grouped_with
 from rlperf.cost.roofline import gemm_with
 from rlperf.errors import SpecError
-from rlperf.specs.calibration import DeviceCalibration, load_device_calibration
-from rlperf.specs.profiles import load_device
+from rlperf.specs.calibration import DeviceCalibration, load_device_calibration, load_engine_calibration
+from rlperf.specs.hardware import BEST_READ, load_hardware
+from rlperf.specs.profiles import load_architecture, load_device
 from rlperf.specs.reader import read_spec
 
 H100 = load_device("h100_sxm")
@@ -323,3 +326,71 @@ def test_streams_are_fitted(tmp_path: Path) -> None:
     assert calibration.stream.stream_memory == pytest.approx(0.9, rel=0.02)
     assert calibration.stream.small_fixed == pytest.approx(3e-6, rel=0.05)
     assert calibration.stream.small_memory == OWN.stream.small_memory
+
+
+def lowbit_file(folder: Path, kernel: str, dtype: str, software: str, hidden: int) -> Path:
+    """Timings of an expert kernel in the columns of kernels/moe_lowbit_nongated.csv."""
+    columns = ["gpu", "src", "kernel", "dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts",
+               "moe_tp_size", "moe_ep_size", "distribution", "latency_us"]  # fmt: skip
+    rows: list[list[object]] = [
+        ["h100_sxm", software, kernel, dtype, tokens, hidden, 2048, 4, 64, 1, parallel, "balanced", 50.0 + tokens]
+        for tokens in (1, 16, 256, 1024)
+        for parallel in (1, 8)
+    ]
+    return write(folder / f"{software}.csv", columns, rows)
+
+
+def test_four_bit_experts_are_read_by_what_their_activations_are(tmp_path: Path) -> None:
+    """Weights in mxfp4 alone run as mxfp4; with mxfp8 activations as a dtype of their own; no gate, two matrices."""
+    found = {
+        name: read_series(lowbit_file(tmp_path, kernel, dtype, f"x-{index}", 4096))[0]
+        for index, (name, kernel, dtype) in enumerate(
+            (
+                ("marlin", "vllm_mxfp4moe_marlin_marlinexperts", "w4a16_mxfp4"),
+                ("trtllm", "sglang_mxfp4_flashinfer_trtllm_moe", "w4a8_mxfp4_mxfp8"),
+                ("plain", "moe_torch_flow_nongated", "bfloat16"),
+            )
+        )
+    }
+    assert {(one.kernel, one.dtype) for one in found.values()} == {
+        ("vllm_marlin", "mxfp4"), ("sglang_flashinfer_trtllm", "w4a8_mxfp4"), ("trtllm_nongated", "bf16"),
+    }  # fmt: skip
+    assert matrices_of("trtllm_nongated") == 2 and matrices_of("vllm_marlin") == 3
+
+
+def test_candidates_of_one_release_keep_layers_that_the_newest_lacks(tmp_path: Path) -> None:
+    kernel, dtype = "moe_torch_flow", "w4a8_mxfp4_mxfp8"
+    new, old, other = (
+        read_series(lowbit_file(tmp_path, kernel, dtype, software, hidden))[0]
+        for software, hidden in (("trtllm-1.3.0rc23", 4096), ("trtllm-1.3.0rc20", 2880), ("trtllm-1.2.0", 7168))
+    )
+    (one,) = merged([old, new, other])
+    assert set(one.shape["hidden_size"]) == {4096.0, 2880.0} and one.software == "trtllm-1.3.0rc23, trtllm-1.3.0rc20"
+
+
+def test_no_fit_reads_faster_than_the_data_sheet(tmp_path: Path) -> None:
+    """Timings of twice the bandwidth, as a warm cache gives: the constant stops at 0.95."""
+    rows: list[list[object]] = []
+    for m in (1, 16):
+        for n in (8192, 16384):
+            for k in (4096, 8192, 16384):
+                us = n * k * 2.0 / (2.0 * H100.memory_bandwidth) * 1e6
+                rows.append(["h100_sxm", "trtllm-1.3", "bfloat16", m, n, k, us])
+    file = write(tmp_path / "warm.csv", ["gpu", "src", "dtype", "m", "n", "k", "latency_us"], rows)
+    calibration, _ = fit_device([file], check=False)
+    assert calibration.gemm[0].memory <= BEST_READ
+    for name in ("h100_sxm", "b200_sxm", "l40s", "rtx_pro_6000_server", "gb300", "a100_80g_sxm"):
+        own = load_hardware(name).calibration
+        assert all(fit.memory <= BEST_READ for fit in (*own.gemm, *own.decode, *own.moe))
+
+
+def test_experts_that_were_not_timed_on_a_device_are_its_relatives(tmp_path: Path) -> None:
+    """No 4-bit kernel is in the tables of H200: H100's shares stand in and say so; H100 has its own."""
+    h200, h100 = load_hardware("h200_sxm").calibration, load_hardware("h100_sxm").calibration
+    lent = [fit for fit in h200.moe if fit.dtype == "mxfp4"]
+    assert lent and all(fit.timed_on == "h100_sxm" for fit in lent)
+    assert all(fit.timed_on is None for fit in h100.moe)
+    assert all(fit.timed_on is None for fit in h200.moe if fit.dtype in ("bf16", "fp8", "fp8_block"))
+    arch, engine = load_architecture("gpt-oss-120b"), load_engine_calibration("vllm")
+    said = [borrowed_weights(arch, load_hardware(name), engine, "mxfp4") for name in ("h100_sxm", "h200_sxm")]
+    assert said == ["", "mxfp4 experts were timed on h100_sxm"]

@@ -295,6 +295,26 @@ def test_a_mesh_of_links_is_as_fast_as_the_links_between_the_group() -> None:
     assert bus[1] > 6.0 * bus[0]
 
 
+def test_a_torus_gathers_along_its_axes_and_pays_for_distance_in_an_all_to_all() -> None:
+    """By hand: a v5p cube of 4 x 4 x 4 has 2 x 90 GB/s an axis; a v6e group of 8 is no ring."""
+    v5p, v6e = load_hardware("tpu_v5p"), load_hardware("tpu_v6e")
+    torus = v5p.device.scale_up.torus if v5p.device.scale_up else None
+    assert torus is not None
+    group = np.array([4.0, 16.0, 64.0, 4096.0])
+    gather = collectives.torus_bytes_per_s(torus, "all_gather", group)
+    assert gather == pytest.approx([180e9, 360e9, 540e9, 540e9])
+    # a ring of 4 has an average distance of one link each way; one of 16 of four
+    assert collectives.torus_bytes_per_s(torus, "all_to_all", group) == pytest.approx([180e9, 180e9, 180e9, 45e9])
+    assert collectives.torus_hops(torus, group) == pytest.approx([2.0, 4.0, 6.0, 24.0])
+    seconds = collectives.all_gather_s(v5p, 1e10, group, group)
+    assert 1e10 * 0.75 / 180e9 < seconds[0] < 2e10 * 0.75 / 180e9
+    assert seconds[0] > seconds[1] > seconds[2]
+    line = v6e.device.scale_up.torus if v6e.device.scale_up else None
+    assert line is not None
+    assert float(collectives.torus_bytes_per_s(line, "all_gather", np.array(8.0))) == pytest.approx(180e9)
+    assert float(collectives.torus_bytes_per_s(line, "all_gather", np.array(256.0))) == pytest.approx(360e9)
+
+
 def test_dispatch_grows_with_tokens_and_has_a_fallback() -> None:
     few, many = collectives.dispatch_combine_s(H100, np.array([1.0, 128.0]), 7168, 8, 8, 8)
     assert 20e-6 < few < many < 1e-3

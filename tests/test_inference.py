@@ -119,7 +119,7 @@ def test_norms_over_all_heads_are_summed_over_the_devices_that_share_them() -> N
 def test_quantised_checkpoints_quantise_what_they_do() -> None:
     moe, dense = load_architecture("gpt-oss-120b"), load_architecture("Llama-3.1-70B")
     assert roles_of(moe, H100, "mxfp4").expert == "mxfp4" and roles_of(moe, H100, "mxfp4").projection == "bf16"
-    assert roles_of(moe, B200, "mxfp4").expert == "nvfp4"
+    assert roles_of(moe, B200, "mxfp4").expert == "w4a8_mxfp4"
     assert roles_of(dense, B200, "nvfp4").projection == "nvfp4" and roles_of(dense, B200, "nvfp4").head == "bf16"
     assert roles_of(load_architecture("DeepSeek-V3"), H200, "fp8").expert == "fp8_block"
 

@@ -190,7 +190,8 @@ def test_experts_in_a_latent_width_cost_that_width_in_rollouts() -> None:
     # weights and FLOP are a quarter, by the data sheet exactly, and with the expert kernel's overheads nearly
     for part in ("compute_s", "memory_s"):
         assert float(getattr(plain["experts"], part)) == pytest.approx(4.0 * float(getattr(latent["experts"], part)))
-    assert float(plain["experts"].seconds) > 3.0 * float(latent["experts"].seconds)
+    # as the kernel was timed (kernels/moe_lowbit_nongated): 1.9 times at 64 tokens of 8 B200, 2.8 of one GB300
+    assert 1.9 < float(plain["experts"].seconds) / float(latent["experts"].seconds) < 4.0
     # tokens travel in that width too
     assert float(plain["expert exchange"].network_s) == pytest.approx(4.0 * float(latent["expert exchange"].network_s))
     # and the two projections around the experts are there, on every device

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlperf.cost.attention import decode_fit
-from rlperf.cost.basis import WEIGHT_ONLY
+from rlperf.cost.basis import WEIGHT_ONLY, own_dtypes
 from rlperf.cost.dtypes import DTYPES, dtype_of
 from rlperf.cost.layers import stack_of
 from rlperf.cost.moe import moe_fit
-from rlperf.cost.replica import NATIVE_MXFP4, roles_of
+from rlperf.cost.replica import roles_of
 from rlperf.cost.roofline import gemm_fit
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import load_engine_calibration
@@ -53,7 +53,7 @@ def stand_ins(arch: Architecture, hw: Hardware, precision: str) -> list[str]:
     """Precisions whose constants serve for products and experts; empty where those asked for have their own."""
     roles, kernels = roles_of(arch, hw, precision), load_engine_calibration(ENGINE).moe_kernels
     found: dict[str, list[str]] = {}
-    own = (precision, *NATIVE_MXFP4) if precision == "mxfp4" else (precision,)
+    own = own_dtypes(precision)
     dense, taken = gemm_fit(hw, roles.projection)
     if taken or (arch.experts is None and precision in WEIGHT_ONLY and dense.dtype not in own):
         found.setdefault(dense.dtype, []).append("products")
@@ -61,6 +61,8 @@ def stand_ins(arch: Architecture, hw: Hardware, precision: str) -> list[str]:
         routed, taken = moe_fit(hw, roles.expert, kernels)
         if taken or (precision in WEIGHT_ONLY and routed.dtype not in own):
             found.setdefault(routed.dtype, []).append("experts")
+        elif routed.timed_on:
+            found.setdefault(routed.timed_on, []).append("experts")
     whole = ["products", "experts"] if arch.experts is not None else ["products"]
     return [dtype if parts == whole else f"{dtype} {' and '.join(parts)}" for dtype, parts in found.items()]
 

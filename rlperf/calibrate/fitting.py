@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,17 +18,22 @@ Predict = Callable[[FloatArray, BoolArray], FloatArray]
 
 @dataclass(frozen=True)
 class Bounds:
-    """Start, lower and upper limit of every parameter (all positive)."""
+    """Start, lower and upper limit of every parameter (all positive).
+
+    ``pull`` is added to the misfit for a factor of e between a parameter and ``center``.
+    """
 
     start: FloatArray
     low: FloatArray
     high: FloatArray
+    center: FloatArray
+    pull: float = 0.0
 
     @classmethod
-    def of(cls, *triples: tuple[float, float, float]) -> Bounds:
+    def of(cls, *triples: tuple[float, float, float], pull: float = 0.0) -> Bounds:
         """From (low, start, high) of each parameter."""
         table = np.asarray(triples, dtype=np.float64)
-        return cls(table[:, 1], table[:, 0], table[:, 2])
+        return cls(table[:, 1], table[:, 0], table[:, 2], table[:, 1], pull)
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,11 @@ def fit_log(predict: Predict, bounds: Bounds, measured: FloatArray, rows: BoolAr
     """
     from scipy.optimize import least_squares
 
-    truth = np.log(measured[rows])
+    truth, center = np.log(measured[rows]), np.log(bounds.center)
 
     def residuals(z: FloatArray) -> FloatArray:
-        return np.asarray(np.log(predict(np.exp(z), rows)) - truth, dtype=np.float64)
+        misfit = np.asarray(np.log(predict(np.exp(z), rows)) - truth, dtype=np.float64)
+        return np.concatenate([misfit, bounds.pull * (z - center)]) if bounds.pull else misfit
 
     start = np.log(bounds.start)
     with np.errstate(all="ignore"):
@@ -96,7 +102,7 @@ def fit_with_left_out(
     everything = np.ones(len(measured), dtype=bool)
     parameters = fit_log(predict, bounds, measured, everything)
     without: dict[str, FloatArray] = {}
-    warm = Bounds(np.clip(parameters, bounds.low * 1.0001, bounds.high * 0.9999), bounds.low, bounds.high)
+    warm = replace(bounds, start=np.clip(parameters, bounds.low * 1.0001, bounds.high * 0.9999))
     for name, values in keys.items() if left_out else ():
         distinct = np.unique(values)
         if len(distinct) < 2:

@@ -26,6 +26,11 @@ from rlperf.specs.calibration import (
     StreamFit,
 )
 from rlperf.specs.cluster import Device
+from rlperf.specs.hardware import BEST_READ
+
+PULL = 0.03
+"""Pull of an expert kernel's constants to their start, in units of the misfit: eleven of them, some series of 20 rows.
+Errors left out fall from 26 to 22 % on tables of four-bit experts and stay where rows are many."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,8 @@ def fit_gemm(series: Series, device: Device, *, base_fixed: float | None = None,
         return gemm_with(device, build(p), m[rows], n[rows], k[rows], series.dtype, cached=True)
 
     bounds = Bounds.of(
-        (1e-7, 4e-6, 5e-5), (0.1, 0.75, 1.1), (0.1, 0.8, 1.1), (1.0, 3.0, 12.0), (0.01, 0.5, 1.0), (0.1, 30.0, 300.0),
-        (1e-8, 1e-6, 2e-5), (1e-3, 0.05, 5.0), *([(0.05, 0.5, 3.0)] if quantises else []),
+        (1e-7, 4e-6, 5e-5), (0.1, 0.75, 1.1), (0.1, 0.8, BEST_READ), (1.0, 3.0, 12.0), (0.01, 0.5, 1.0),
+        (0.1, 30.0, 300.0), (1e-8, 1e-6, 2e-5), (1e-3, 0.05, 5.0), *([(0.05, 0.5, 3.0)] if quantises else []),
     )  # fmt: skip
     fitted = _run(series, predict, bounds, ("n", "k"), check)
     p = fitted.parameters
@@ -139,7 +144,7 @@ def fit_decode(series: Series, device: Device, *, check: bool = True) -> KernelF
         return decode_with(device, build(p), Heads(h[r], g[r], d[r]), b[r], (b * s)[r], cached=True)
 
     bounds = Bounds.of(
-        (1e-8, 1e-5, 1e-4), (0.05, 0.8, 1.1), (1e-11, 1e-8, 1e-6), (1e-12, 1e-9, 1e-6), (1e-3, 0.5, 5.0),
+        (1e-8, 1e-5, 1e-4), (0.05, 0.8, BEST_READ), (1e-11, 1e-8, 1e-6), (1e-12, 1e-9, 1e-6), (1e-3, 0.5, 5.0),
         (1e-12, 1e-9, 1e-7), (1e-9, 1e-6, 3e-5),
     )  # fmt: skip
     fitted = _run(series, predict, bounds, ("batch", "num_heads", "kv_len"), check)
@@ -157,22 +162,29 @@ def fit_decode(series: Series, device: Device, *, check: bool = True) -> KernelF
 _MOE_SHAPE = ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "moe_ep_size", "moe_tp_size")
 
 
-def moe_keys(series: Series) -> Series:
-    """The series with a key that names its layer: widths and expert count together."""
-    layer = series.shape["hidden_size"] * 1e9 + series.shape["inter_size"] * 1e4 + series.shape["num_experts"]
-    return Series(
-        series.kind, series.device, series.kernel, series.dtype, series.variant, series.software,
-        {**series.shape, "layer": layer}, series.measured_s, series.row_ids,
-    )  # fmt: skip
+def layers_of(series: Series) -> FloatArray:
+    """A key that names the layer of expert timings: widths and expert count together."""
+    shape = series.shape
+    return np.asarray(shape["hidden_size"] * 1e9 + shape["inter_size"] * 1e4 + shape["num_experts"])
 
 
 GROUPED_LAYER = (7168.0, 256.0, 8.0)
 """hidden, experts, topk of DeepSeek-V3: 8 groups of experts, of which a token may use 4 (arXiv 2412.19437, 2.1.2)."""
 
 
+RUNS_ALL = {"sglang_marlin": ("sglang-0.5.10",)}
+"""Releases of a kernel whose times do not fall when experts are spread over devices: 8.3 ms for 4,096 tokens on one of
+8 devices, 8.8 ms on one that holds all experts (A100, 128 experts of 1536)."""
+
+
 def routes_itself(kernel: str) -> bool:
     """Whether a kernel's timings contain choosing and sorting the tokens of each expert."""
     return kernel.startswith("vllm") or "min_latency" in kernel
+
+
+def matrices_of(kernel: str) -> int:
+    """Matrices of one expert: two without a gate."""
+    return 2 if kernel.endswith("nongated") else 3
 
 
 def group_limited(series: Series) -> tuple[Series, FloatArray]:
@@ -182,8 +194,10 @@ def group_limited(series: Series) -> tuple[Series, FloatArray]:
     the first 4 of 8 groups, so that half of the experts are touched. Timings show it: taken as balanced, the weights
     of this layer would come in at up to 1.7 times the data sheet's bandwidth on every device, and no other layer
     does. Over several devices the experts chosen are not spread evenly and no file says how: those timings are left
-    out.
+    out. So are those of kernels that ran the pairs of all experts on every device (`RUNS_ALL`).
     """
+    if series.software in RUNS_ALL.get(series.kernel, ()):
+        series = series.take(series.shape["moe_ep_size"] <= 1.0)
     n, h, _, e, a, ep, _ = (series.shape[name] for name in _MOE_SHAPE)
     here = (h == GROUPED_LAYER[0]) & (e == GROUPED_LAYER[1]) & (a == GROUPED_LAYER[2])
     if not routes_itself(series.kernel) or series.variant != "balanced" or not here.any():
@@ -201,14 +215,14 @@ def group_limited(series: Series) -> tuple[Series, FloatArray]:
 def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, check: bool = True) -> KernelFit:
     """Grouped expert products from balanced routing; then skew and touched experts from power-law routing."""
     routes = routes_itself(series.kernel)
-    series, touched_share = group_limited(moe_keys(series))
+    series, touched_share = group_limited(series)
     n, h, w, e, a, ep, tp = (series.shape[name] for name in _MOE_SHAPE)
 
     def build(p: FloatArray) -> MoeFit:
         return MoeFit.model_construct(
             kernel=series.kernel, dtype=series.dtype, fixed=p[0], compute=p[1], memory=p[2], activation_memory=p[3],
             per_pair=p[4], exponent=p[5], per_expert=p[6], token_bytes=p[7],
-            per_held_expert=p[8], per_doubling=p[9] if routes else 0.0,
+            per_held_expert=p[8], cached=p[9], per_doubling=p[10] if routes else 0.0,
         )  # fmt: skip
 
     def predict(p: FloatArray, r: BoolArray) -> FloatArray:
@@ -216,16 +230,20 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
             device,
             build(p),
             n[r],
-            ExpertShape(h[r], w[r], e[r], a[r]),
+            ExpertShape(h[r], w[r], e[r], a[r], matrices_of(series.kernel)),
             ep[r],
             tp[r],
             dtype=series.dtype,
             dealt=Dealt(touched_share=touched_share[r], balanced=series.variant == "balanced"),
+            cached=True,
         )
 
     bounds = Bounds.of(
-        (1e-6, 2e-5, 3e-4), (0.03, 0.6, 1.1), (0.05, 0.8, 1.1), (0.02, 0.6, 8.0), (1e-11, 1e-9, 1e-7), (0.7, 2.0, 8.0),
-        (1e-9, 1e-7, 1e-5), (0.01, 5.0, 300.0), (1e-9, 1e-7, 1e-5), *([(1e-9, 1e-6, 1e-5)] if routes else []),
+        (1e-6, 2e-5, 3e-4), (0.03, 0.6, 1.1), (0.05, 0.8, BEST_READ), (0.02, 0.6, 8.0), (1e-11, 1e-9, 1e-7),
+        (0.7, 2.0, 8.0),
+        (1e-9, 1e-7, 1e-5), (0.01, 5.0, 300.0), (1e-9, 1e-7, 1e-5), (1e-3, 0.3, 15.0),
+        *([(1e-9, 1e-6, 1e-5)] if routes else []),
+        pull=PULL,
     )  # fmt: skip
     fitted = _run(series, predict, bounds, ("num_tokens", "moe_ep_size"), check)
     p = fitted.parameters
@@ -235,7 +253,8 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
             "kernel": series.kernel, "dtype": series.dtype, "fixed": _us(p[0]), "compute": _digits(p[1]),
             "memory": _digits(p[2]), "activation_memory": _digits(p[3]), "per_pair": _us(p[4]),
             "exponent": _digits(p[5]), "per_expert": _us(p[6]), "token_bytes": _digits(p[7]),
-            "per_held_expert": _us(p[8]), "per_doubling": _us(p[9]) if routes else "0 us",
+            "per_held_expert": _us(p[8]), "cached": _digits(p[9]),
+            "per_doubling": _us(p[10]) if routes else "0 us",
             "skew_exponent": _digits(exponent), "skew_touched": _digits(touched),
             "quality": fitted.quality(series.name),
         }
@@ -251,11 +270,12 @@ def _fit_skew(fit: MoeFit, series: Series, device: Device) -> tuple[float, float
             device,
             fit,
             n[r],
-            ExpertShape(h[r], w[r], e[r], a[r]),
+            ExpertShape(h[r], w[r], e[r], a[r], matrices_of(series.kernel)),
             ep[r],
             tp[r],
             dtype=series.dtype,
             dealt=Dealt(skew=ep[r] ** p[0], touched_share=p[1]),
+            cached=True,
         )
 
     fitted = fit_with_left_out(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,10 @@ from rlperf.layout import FloatArray
 from rlperf.specs.reader import csv_rows, read_text
 from rlperf.units import MOST
 
-DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "half": "bf16", "sq": "int8", "float8": "fp8"}
+DTYPE_NAMES = {
+    "bfloat16": "bf16", "float16": "fp16", "half": "bf16", "sq": "int8", "float8": "fp8",
+    "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "w4a8_mxfp4",
+}  # fmt: skip
 DEVICE_NAMES = {"a100_sxm": "a100_80g_sxm"}
 COLLECTIVE_NAMES = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather"}
 
@@ -80,6 +83,17 @@ class Series:
         )  # fmt: skip
 
 
+def joined_series(first: Series, second: Series) -> Series:
+    """Rows of both under the name of the first; their shapes have the same columns."""
+    return replace(
+        first,
+        software=", ".join(dict.fromkeys((first.software, second.software))) if second.row_ids else first.software,
+        shape={name: np.concatenate([values, second.shape[name]]) for name, values in first.shape.items()},
+        measured_s=np.concatenate([first.measured_s, second.measured_s]),
+        row_ids=first.row_ids + second.row_ids,
+    )
+
+
 def short_kernel(kind: str, name: str, software: str) -> str:
     """Short name of a kernel: engine and backend, without class names.
 
@@ -87,8 +101,17 @@ def short_kernel(kind: str, name: str, software: str) -> str:
     'vllm_flashinfer_cutlass'
     """
     if kind == "moe":
-        engine = "vllm" if name.startswith("vllm") else "trtllm"
-        for backend in ("flashinfer_trtllm", "flashinfer_cutlass", "triton", "deepgemm", "min_latency", "cutlass"):
+        engine = next((known for known in ("vllm", "sglang") if name.startswith(known)), "trtllm")
+        backends = (
+            "nongated",
+            "flashinfer_trtllm",
+            "flashinfer_cutlass",
+            "marlin",
+            "triton",
+            "deepgemm",
+            "min_latency",
+        )
+        for backend in (*backends, "cutlass"):
             if backend in name:
                 return f"{engine}_{backend}"
         return f"{engine}_cutlass" if "torch_flow" in name else name

@@ -19,8 +19,9 @@ from rlperf.calibrate.kernel_fits import (
     fit_moe,
     fit_prefill,
     fit_stream,
+    layers_of,
 )
-from rlperf.calibrate.kernel_tables import Series, read_series
+from rlperf.calibrate.kernel_tables import Series, joined_series, read_series
 from rlperf.calibrate.statistics import spread_of
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.calibration import DeviceCalibration, GemmFit, load_device_calibration
@@ -58,13 +59,24 @@ def read_all(files: Iterable[Path | str]) -> list[Series]:
 
 
 def merged(series: Sequence[Series]) -> list[Series]:
-    """Series that differ in software version only: the newest stays, since it is what runs today."""
+    """Series that differ in software version only: the newest stays, since it is what runs today.
+
+    Of expert kernels the candidates of one release keep the layers that the newest of them does not have: they are
+    timed on the models that came with them.
+    """
     newest: dict[str, Series] = {}
-    for one in series:
+    for one in sorted(series, key=lambda one: _version(one.software), reverse=True):
         other = newest.get(one.name)
-        if other is None or _version(one.software) > _version(other.software):
+        if other is None:
             newest[one.name] = one
-    return list(newest.values())
+        elif one.kind == "moe" and _release(one.software) == _release(other.software):
+            newest[one.name] = joined_series(other, one.take(~np.isin(layers_of(one), layers_of(other))))
+    return [newest[name] for name in dict.fromkeys(one.name for one in series)]
+
+
+def _release(software: str) -> str:
+    """Engine and release, without its candidate: trtllm-1.3.0 of trtllm-1.3.0rc20."""
+    return re.split(r"rc|,", software)[0]
 
 
 def _version(software: str) -> tuple[int, ...]:
@@ -198,6 +210,8 @@ def fit_device(
 def calibration_text(calibration: DeviceCalibration) -> str:
     """YAML of a calibration, times in microseconds."""
     data = calibration.model_dump(mode="json", exclude_none=True)
+    if not calibration.told:
+        del data["served_rows"]
     body = yaml.safe_dump(data, sort_keys=False, width=118, allow_unicode=True)
     body = re.sub(
         r"(?<=: )([\d.e-]+) s$", lambda match: f"{float(match.group(1)) * 1e6:.4g} us", body, flags=re.MULTILINE

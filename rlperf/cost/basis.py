@@ -6,13 +6,15 @@ import math
 from dataclasses import dataclass
 
 from rlperf.cost.layers import stack_of
+from rlperf.cost.moe import moe_fit
+from rlperf.cost.replica import NATIVE_MXFP4, roles_of
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import EngineCalibration, Spread
 from rlperf.specs.hardware import Hardware
 
 WEIGHT_ONLY = frozenset({"mxfp4", "int4_wo", "int8_wo"})
-"""Weight formats that no kernel table holds."""
+"""Weight formats of which kernel tables hold experts at most."""
 CALIBRATED_CONTEXT = 131072.0
 """Longest context of the decode tables [tokens]."""
 CALIBRATED_PROMPT = 16384.0
@@ -43,6 +45,26 @@ class Basis:
         return seconds * self.spread.low, seconds * self.spread.high
 
 
+def borrowed_weights(arch: Architecture, hw: Hardware, engine: EngineCalibration, gemm_dtype: str) -> str:
+    """Why products of weight-only formats are not measured; empty where those of experts are, and no others occur."""
+    roles = roles_of(arch, hw, gemm_dtype)
+    if arch.experts is None or roles.projection != "bf16":
+        return f"{gemm_dtype} products have no kernel table"
+    fit, stand_in = moe_fit(hw, roles.expert, engine.moe_kernels)
+    if stand_in or fit.dtype not in own_dtypes(gemm_dtype):
+        return f"{gemm_dtype} experts have no kernel table"
+    return f"{gemm_dtype} experts were timed on {fit.timed_on}" if fit.timed_on else ""
+
+
+def own_dtypes(gemm_dtype: str) -> tuple[str, ...]:
+    """Dtypes that kernels of a weight format run in.
+
+    >>> own_dtypes("mxfp4")
+    ('mxfp4', 'w4a4_mxfp4', 'w4a8_mxfp4')
+    """
+    return (gemm_dtype, *NATIVE_MXFP4) if gemm_dtype == "mxfp4" else (gemm_dtype,)
+
+
 def serving_basis(
     arch: Architecture,
     hw: Hardware,
@@ -60,8 +82,8 @@ def serving_basis(
     """
     halves = stack_of(arch).halves
     reasons = list(dict.fromkeys(half.layer.unmeasured for half in halves if half.layer.unmeasured))
-    if gemm_dtype in WEIGHT_ONLY:
-        reasons.append(f"{gemm_dtype} products have no kernel table")
+    if gemm_dtype in WEIGHT_ONLY and (reason := borrowed_weights(arch, hw, engine, gemm_dtype)):
+        reasons.append(reason)
     spread = engine.spread_extrapolated if reasons else engine.overhead.quality.spread
     if hw.calibration.told:
         reasons.append(f"kernels of {hw.calibration.extrapolated_from or hw.device.name} are told from served rows")

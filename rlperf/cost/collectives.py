@@ -8,7 +8,7 @@ from rlperf.cost.network import network_bytes_per_s, pair_hop_s, ring_s, tree_s
 from rlperf.cost.roofline import Array, as_float
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import CollectiveFit, CollectivePoint
-from rlperf.specs.cluster import Device
+from rlperf.specs.cluster import Device, Torus
 from rlperf.specs.hardware import Hardware
 
 
@@ -67,15 +67,18 @@ def domain_s(
     """Seconds of a collective inside one scale-up domain [s]; 0 for 0 bytes.
 
     `point_with` at the measured group sizes, interpolated in log2 of the group and kept beyond the largest. A full mesh
-    has no switch that adds up (NVLS): NCCL's all-reduce is a reduce-scatter and an all-gather there.
+    or a torus has no switch that adds up (NVLS): NCCL's all-reduce is a reduce-scatter and an all-gather there.
     """
-    if collective == "all_reduce" and implementation == "nccl" and _mesh_bytes_per_s(hw):
+    torus = hw.device.scale_up.torus if hw.device.scale_up else None
+    if collective == "all_reduce" and implementation == "nccl" and (torus or _mesh_bytes_per_s(hw)):
         return 2.0 * domain_s(hw, "all_gather", as_float(bus_bytes) / 2.0, devices)
     fit = collective_fit(hw, collective, implementation)
     group = np.maximum(as_float(devices), 1.0)
     rate: FloatArray | float = scale_up_bytes_per_s(hw)
     if mesh := _mesh_bytes_per_s(hw):
         rate = np.minimum(rate, mesh * np.maximum(group - 1.0, 1.0))
+    elif torus:
+        rate = torus_bytes_per_s(torus, collective, group)
     x, size, rate = np.broadcast_arrays(as_float(bus_bytes), np.log2(group), rate)
     places = np.log2([point.group for point in fit.points])
     index = np.clip(np.searchsorted(places, size) - 1, 0, max(len(places) - 2, 0))
@@ -85,7 +88,45 @@ def domain_s(
         upper = np.take_along_axis(seconds, index[None] + 1, axis=0)[0]
         share = np.clip((size - places[index]) / (places[index + 1] - places[index]), 0.0, 1.0)
         lower = lower + share * (upper - lower)
+    if torus:
+        lower = lower + torus_hops(torus, group) * torus.hop
     return np.where(x > 0, lower, 0.0)
+
+
+def torus_bytes_per_s(torus: Torus, collective: str, group: FloatArray) -> FloatArray:
+    r"""Rate per device and direction of a collective over a group of a torus [bytes/s].
+
+    A group of n is laid along k axes, each of length l = n^(1/k): as few as ``side`` devices an axis allow. All axes
+    and, where an axis is closed to a ring, both directions work at once, each on its part of the buffer:
+
+    .. math:: r = k\,d\,b,\quad d = 2 \text{ (ring) or } 1 \text{ (line)}
+
+    An all-to-all sends to devices l/4 (ring) or l/2 hops away on average, along every axis: :math:`r = 4\,d\,b / l`.
+    Source: "How to Scale Your Model" (jax-ml.github.io/scaling-book), chapters "TPUs" and "Sharding"; recalled.
+
+    >>> v5p = Torus.model_construct(axes=3, link=90e9, side=4, wraps_from=4, hop=1e-6)
+    >>> [float(torus_bytes_per_s(v5p, "all_gather", np.array(n))) / 1e9 for n in (4.0, 16.0, 64.0)]
+    [180.0, 360.0, 540.0]
+    """
+    used, length = _laid(torus, group)
+    ways = np.where(length >= torus.wraps_from, 2.0, 1.0)
+    if collective == "all_to_all":
+        return 4.0 * ways * torus.link / np.maximum(length, 4.0)
+    if collective == "point_to_point":
+        return np.full_like(used, torus.link)
+    return used * ways * torus.link
+
+
+def torus_hops(torus: Torus, group: FloatArray) -> FloatArray:
+    """Neighbours that a message passes to reach everyone: half a ring or a whole line along each axis [1]."""
+    used, length = _laid(torus, group)
+    return used * np.where(length >= torus.wraps_from, length / 2.0, length - 1.0)
+
+
+def _laid(torus: Torus, group: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Axes that a group is laid along, and its length along each."""
+    used = np.clip(np.ceil(np.log(group) / np.log(torus.side) - 1e-9), 1.0, float(torus.axes))
+    return used, np.round(group ** (1.0 / used), 6)
 
 
 def _mesh_bytes_per_s(hw: Hardware) -> float:

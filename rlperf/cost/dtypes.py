@@ -33,11 +33,12 @@ DTYPES: dict[str, Dtype] = {
         Dtype("mxfp8", 1.0 + 1 / 32, 1.0 + 1 / 32, "fp8", ("fp8", "fp8_block", "bf16")),
         Dtype("fp8_block", 1.0 + 4 / 128**2, 1.0 + 4 / 128, "fp8", ("fp8", "bf16")),
         Dtype("nvfp4", 0.5 + 1 / 16, 0.5 + 1 / 16, "fp4", ("fp8", "bf16")),
-        Dtype("mxfp4", 0.5 + 1 / 32, 2.0, "bf16", ("nvfp4", "bf16")),
+        Dtype("mxfp4", 0.5 + 1 / 32, 2.0, "bf16", ("int4_wo", "nvfp4", "bf16")),
+        Dtype("w4a8_mxfp4", 0.5 + 1 / 32, 1.0 + 1 / 32, "fp8", ("nvfp4", "fp8", "bf16")),
         Dtype("w4a4_mxfp4", 0.5 + 1 / 32, 0.5 + 1 / 32, "fp4", ("nvfp4", "fp8", "bf16")),
         Dtype("int8", 1.0, 1.0, "int8", ("fp8", "bf16")),
         Dtype("int8_wo", 1.0, 2.0, "bf16", ("bf16",)),
-        Dtype("int4_wo", 0.5 + 2 / 128, 2.0, "bf16", ("bf16",)),
+        Dtype("int4_wo", 0.5 + 2 / 128, 2.0, "bf16", ("mxfp4", "bf16")),
     )
 }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
-from rlperf.cost.roofline import Array, as_float, gemm_fit, joined, sheet_peak
+from rlperf.cost.roofline import L2_SHARE, Array, as_float, gemm_fit, joined, sheet_peak
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import MoeFit
 from rlperf.specs.cluster import Device
@@ -98,6 +98,7 @@ def grouped_with(
     *,
     dtype: str = "bf16",
     dealt: Dealt = EVENLY,
+    cached: bool = False,
 ) -> FloatArray:
     r"""Seconds of all expert products of one layer on the busiest of ``expert_parallel`` devices, given constants.
 
@@ -113,6 +114,7 @@ def grouped_with(
     experts : H its width, w its hidden over expert_tensor_parallel, E its count
     expert_parallel, expert_tensor_parallel : devices that share the experts; that share each expert [1]
     dealt : which device handles which tokens
+    cached : weights stand in L2 from the last call, as in kernel benchmarks; in an engine they never do
 
     Notes
     -----
@@ -135,7 +137,10 @@ def grouped_with(
     matrices = float(experts.matrices)
     bandwidth = device.memory_bandwidth
     compute_s = 2.0 * matrices * pairs * h * width / (sheet_peak(device, dtype) * fit.compute)
-    weight_s = local * matrices * h * width * kind.weight_bytes / (bandwidth * fit.memory)
+    weights = local * matrices * h * width * kind.weight_bytes
+    weight_s = weights / (bandwidth * fit.memory)
+    if cached and fit.cached > 0.0 and device.l2_cache:
+        weight_s = weight_s / (1.0 + fit.cached / (1.0 + (weights / (L2_SHARE * device.l2_cache)) ** 3))
     moved = pairs * (2.0 * h + (2.0 * matrices - 1.0) * width) * 2.0
     seconds = fit.fixed + joined(compute_s, weight_s, fit.exponent) + moved / (bandwidth * fit.activation_memory)
     own = n / parallel if dealt.dispatched else n

@@ -68,8 +68,8 @@ def roles_of(arch: Architecture, hw: Hardware, gemm_dtype: str) -> Roles:
     return Roles(projection=rest, dense=rest, expert=expert)
 
 
-NATIVE_MXFP4 = ("w4a4_mxfp4",)
-"""What mxfp4 weights are multiplied with on four-bit units: activations in mxfp4 (AMD)."""
+NATIVE_MXFP4 = ("w4a4_mxfp4", "w4a8_mxfp4")
+"""What mxfp4 weights are multiplied with on four-bit units: activations in mxfp4 (AMD) or mxfp8 (NVIDIA)."""
 
 
 def native_mxfp4(hw: Hardware, fits: Iterable[GemmFit | MoeFit]) -> str:

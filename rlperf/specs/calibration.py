@@ -112,10 +112,14 @@ class MoeFit(Frozen):
     per_doubling: Seconds = Field(0.0, description="routing and sorting in the kernel, per doubling of its tokens")
     token_bytes: float = Field(0.0, ge=0.0, description="traffic of every token on every device, per hidden value")
     exponent: PositiveFloat = 2.0
+    cached: float = Field(0.0, ge=0.0, description="extra rate of weights that are still in L2, over memory's")
     skew_exponent: float = Field(
         0.0, description="power-law routing: busiest device over mean = expert_parallel to this"
     )
     skew_touched: float = Field(1.0, description="power-law routing: touched experts over those of uniform routing")
+    timed_on: str | None = Field(
+        None, description="relative whose kernel stands here, where this device has none of it"
+    )
     quality: Quality = Quality()
 
 

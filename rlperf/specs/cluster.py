@@ -53,6 +53,16 @@ class Attained(Frozen):
     memory: Annotated[BytesPerSecond, _POSITIVE] | None = Field(None, description="large reads")
 
 
+class Torus(Frozen):
+    """Links to the two neighbours along each axis instead of a switch (TPU)."""
+
+    axes: PositiveInt = Field(description="2 or 3")
+    link: Annotated[BytesPerSecond, _POSITIVE] = Field(description="between neighbours, per direction")
+    side: PositiveInt = Field(description="devices along one axis before a group is laid along the next")
+    wraps_from: PositiveInt = Field(description="length from which an axis is closed to a ring")
+    hop: Annotated[Seconds, Field(ge=0)] = Field(description="from neighbour to neighbour")
+
+
 class ScaleUp(Frozen):
     """The fast links inside a scale-up domain (NVLink, xGMI, HCCS). ``bandwidth`` is per device and direction."""
 
@@ -62,6 +72,7 @@ class ScaleUp(Frozen):
     pair_bandwidth: Annotated[BytesPerSecond, _POSITIVE] | None = Field(
         None, description="between two devices where the links form a full mesh without a switch; else as bandwidth"
     )
+    torus: Torus | None = Field(None, description="where the links form a torus without a switch")
 
 
 class Device(Frozen):

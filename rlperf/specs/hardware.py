@@ -69,6 +69,28 @@ def at_published_rates(constants: DeviceCalibration, device: Device, relative: D
     )
 
 
+def with_relatives_experts(
+    constants: DeviceCalibration, device: Device, folder: Path | str | None = None
+) -> DeviceCalibration:
+    """A device's constants, and of expert kernels in dtypes that were not timed on it those of its relative."""
+    relative = load_device_calibration(device.relative or device.name, folder=folder)
+    own = {fit.dtype for fit in constants.moe}
+    missing = {fit.dtype for fit in relative.moe if fit.dtype not in own and _has_units(device, fit.dtype)}
+    if not missing:
+        return constants
+    lent = at_published_rates(relative, device, load_device(relative.device, folder)).moe
+    taken = (fit.model_copy(update={"timed_on": relative.device}) for fit in lent if fit.dtype in missing)
+    return constants.model_copy(update={"moe": (*constants.moe, *taken)})
+
+
+UNITS = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "w4a4_mxfp4": "fp4", "w4a8_mxfp4": "fp4"}
+"""Units that a kernel of a dtype needs; those of weight-only formats and of 16 bits run anywhere."""
+
+
+def _has_units(device: Device, dtype: str) -> bool:
+    return dtype not in UNITS or getattr(device.peaks, UNITS[dtype]) is not None
+
+
 def _ratio(mine: float | None, sheet: float | None, theirs: float | None, their_sheet: float | None) -> float | None:
     """Attained share of one data sheet over that of another; None where either is not known."""
     if not (mine and sheet and theirs and their_sheet):
@@ -98,5 +120,7 @@ def load_hardware(
     constants = load_device_calibration(sheet.name, relative=sheet.relative, file=calibration, folder=folder)
     if constants.extrapolated_from:
         constants = at_published_rates(constants, sheet, load_device(constants.extrapolated_from, folder))
+    elif sheet.relative:
+        constants = with_relatives_experts(constants, sheet, folder)
     library = load_network_calibration(folder=folder)
     return Hardware(sheet, constants, machine, load_link(machine.network, folder), library)

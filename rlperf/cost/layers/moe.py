@@ -15,6 +15,9 @@ from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Experts
 
+UNGATED = ("trtllm_nongated",)
+"""Kernels of experts without a gate, whatever the engine."""
+
 
 class Moe(Layer):
     """Every token goes to a few experts; shared experts and projections to a latent width see all of them."""
@@ -76,7 +79,8 @@ class Moe(Layer):
     def _products(self, replica: Replica, count: float, whole: FloatArray) -> Operator:
         """Grouped products of the routed experts."""
         route, hw, dtype = self.routing, replica.hw, replica.roles.expert
-        fit, _ = moe_fit(hw, dtype, replica.engine.moe_kernels)
+        kernels = replica.engine.moe_kernels if self.experts.gated else UNGATED
+        fit, _ = moe_fit(hw, dtype, kernels)
         split = np.maximum(replica.tensor / replica.expert, 1.0)
         seconds = grouped_with(
             hw.device, fit, whole, route.shape, replica.expert, split,

@@ -198,7 +198,7 @@ def test_misspelt_and_moved_keys_are_named_with_file_and_line(tmp_path: Path) ->
     )
     imported = import_config([file], "verl==0.9")
     assert [(item.key, item.suggestion) for item in imported.illegal] == [
-        ("actor_rollout_ref.rollout.n", "'many' is not a whole number")
+        ("actor_rollout_ref.rollout.n", "'many' is not a number")
     ]
     with pytest.raises(SpecError, match="cannot be a job"):
         job_of(imported)

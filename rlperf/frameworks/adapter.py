@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib import import_module
 from string import Formatter
@@ -13,11 +13,13 @@ from pydantic import ValidationError
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.frameworks.fields import Field, Setting, Target
+from rlperf.frameworks.hub import architecture_at
 from rlperf.frameworks.keyless import keyless_rules, misspelled
 from rlperf.frameworks.keytable import KeyTable, Value, key_table
 from rlperf.frameworks.run import Ref, Run, names_of_rules
 from rlperf.specs.framework import FrameworkFacts, Rule, asked_in, facts_document, versions_of
 from rlperf.specs.modes import MODES
+from rlperf.specs.profiles import load_architecture
 from rlperf.specs.reader import Document, problems_of
 
 
@@ -132,7 +134,16 @@ def read_run(adapter: Adapter, source: Source, target: Target) -> tuple[Run, fro
         group = "rollout" if fixed.role == "rollout" else "trainer"
         given = {Ref(group, name): value for name, value in fixed.settings.stated().items()}
         run = run.having({at: value for at, value in given.items() if run.value(at) is None and _asked(at, run)})
-    return run, understood
+    return _of_its_kind(run), understood
+
+
+def _of_its_kind(run: Run) -> Run:
+    """Without experts nothing splits them, whatever Megatron takes for expert tensor parallel."""
+    try:
+        dense = load_architecture(architecture_at(run.architecture)).experts is None
+    except SpecError:
+        return run
+    return replace(run, trainer=run.trainer.having(expert_tensor_parallel=1)) if dense else run
 
 
 def _asked(at: Ref, run: Run) -> bool:

@@ -13,6 +13,7 @@ from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.areal_allocation import allocation, parse_allocation
 from rlperf.frameworks.fields import (
+    MANDATORY,
     NEGATED,
     RECOMPUTE,
     SGLANG_KV_DTYPE,
@@ -104,6 +105,14 @@ class Areal:
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """FSDP has no pipeline or expert parallel; offload is all or nothing; engines are SGLang or vLLM."""
         lost: list[Limitation] = []
+        if run.batch.turns > 1:
+            lost.append(
+                Limitation(
+                    f"{run.batch.turns} turns with tools",
+                    "one turn",
+                    "your workflow's arun_episode has to take the turns",
+                )
+            )
         trainer, rollout, megatron = run.trainer, run.rollout, run.trainer.backend == "megatron"
         if rollout.backend not in ENGINES:
             lost.append(Limitation(f"engine {rollout.backend}", "sglang", "predicted for another engine"))
@@ -182,15 +191,18 @@ class Areal:
         """Neutral values of the keys over the dataclass defaults."""
         flat = resolve({**target.defaults(), **source.keys})
         flat.update(_from_allocation_mode(flat))
-        engine, rollout = parse_allocation(str(flat.get("rollout.backend") or "sglang:d1"))
-        _, trainer = parse_allocation(str(flat.get("actor.backend") or "fsdp:d1"))
+        pools = {"rollout.backend": "sglang:d1", "actor.backend": "fsdp:d1"}
+        missing = tuple(key for key in pools if flat.get(key) == MANDATORY)
+        stated = {key: str(flat.get(key) or usual) for key, usual in pools.items() if key not in missing}
+        engine, rollout = parse_allocation(stated.get("rollout.backend", pools["rollout.backend"]))
+        _, trainer = parse_allocation(stated.get("actor.backend", pools["actor.backend"]))
         start = Run(
             trainer=TrainerRun(backend=target.backend).having(**trainer),
             rollout=RolloutRun(backend=engine or "sglang").having(**rollout),
         )
         run, used = read_fields((*FIELDS, *ENGINES.get(engine, ())), flat, target, start)
         run = _read_rest(replace(run, trainer=_read_trainer(run.trainer, flat)), flat)
-        return run.completed(), frozenset(used | _ALSO_READ)
+        return replace(run.completed(), missing=(*run.missing, *missing)), frozenset(used | _ALSO_READ)
 
 
 @dataclass(frozen=True)

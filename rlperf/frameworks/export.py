@@ -10,7 +10,7 @@ from pathlib import Path
 from rlperf.errors import ExportError, Problem, SpecError
 from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts, read_run
 from rlperf.frameworks.fields import Setting, Target
-from rlperf.frameworks.hub import architecture_at
+from rlperf.frameworks.hub import architecture_at, hub_name
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.readback import read_back, unstated
 from rlperf.frameworks.registry import adapter_of, split_name
@@ -107,7 +107,8 @@ def _exported(plan: Plan, adapter: Adapter, version: str, folder: Path | str | N
     first = plan.phases[0].rl_steps[0]
     phases = []
     for index, phase in enumerate(plan.phases):
-        run = with_prediction(from_phase(phase, job, per_node), phase, first, steps_of(job, phase, plan.phases[-1]))
+        steps = steps_of(job, phase, plan.phases[-1])
+        run = with_prediction(from_phase(phase, job, per_node, folder), phase, first, steps)
         if len({each.tasks for each in plan.phases}) > 1:
             run = replace(run, data=re.sub(r"\W", "", "_".join(phase.tasks)))
         stem = "config" if len(plan.phases) == 1 else f"phase_{index + 1:02d}"
@@ -196,6 +197,8 @@ def export_run(
     if carried is not None:
         emission = with_carried(emission, carried, before, adapter, target)
     unsaid = _unsaid(adapter, emission)
+    if "/" not in hub_name(run.architecture):
+        unsaid.append(Limitation(f"checkpoint {run.architecture}", "its bare name", "nobody published it: state yours"))
     emission = replace(emission, limitations=(*renamed, *limitations, *emission.limitations, *unsaid))
     new = carried.source.additions if carried is not None else frozenset()
     broken = [

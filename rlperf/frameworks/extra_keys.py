@@ -47,6 +47,17 @@ _VERL_ASYNC: tuple[tuple[str, object, str, str], ...] = (
     ("actor_rollout_ref.rollout.standalone_gpu_memory_utilization", None, "0.9-", "float"),
     ("actor_rollout_ref.actor.use_rollout_log_probs", True, "0.7-", "bool"),
 )
+# The DAPO recipe's own program (recipe/dapo/config/dapo_trainer.yaml), before the trainer itself could filter groups.
+_VERL_DAPO: tuple[tuple[str, object, str, str], ...] = (
+    ("data.gen_batch_size", None, "-0.8", "int"),
+    ("algorithm.filter_groups.enable", False, "-0.8", "bool"),
+    ("algorithm.filter_groups.metric", None, "-0.8", "str"),
+    ("algorithm.filter_groups.max_num_gen_batches", 0, "-0.8", "int"),
+    ("reward_model.overlong_buffer.enable", False, "-0.8", "bool"),
+    ("reward_model.overlong_buffer.len", 0, "-0.8", "int"),
+    ("reward_model.overlong_buffer.penalty_factor", 0.0, "-0.8", "float"),
+    ("reward_model.overlong_buffer.log", False, "-0.8", "bool"),
+)
 # Any field of Megatron's TransformerConfig is legal here, new to hydra's eyes (verl/models/mcore/config_converter.py).
 _STAGES = tuple(
     (f"actor_rollout_ref.{role}.megatron.override_transformer_config.num_layers_in_{end}_pipeline_stage",
@@ -63,7 +74,7 @@ _HOST_OPTIMIZER = tuple(
 EXTRA_KEYS["verl"] = (
     _STAGES
     + _HOST_OPTIMIZER
-    + tuple((key, json.dumps(default), span, "", kind) for key, default, span, kind in _VERL_ASYNC)
+    + tuple((key, json.dumps(default), span, "", kind) for key, default, span, kind in (*_VERL_ASYNC, *_VERL_DAPO))
 )
 
 # NeMo-RL hands this map to vLLM as it is; slime passes every SGLang ServerArgs field under its prefix.

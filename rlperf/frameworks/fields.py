@@ -163,6 +163,10 @@ def write_fields(fields: Iterable[Field], run: Run, target: Target) -> list[Sett
     return settings
 
 
+MANDATORY = "???"
+"""OmegaConf's word for a value that has no default."""
+
+
 def read_fields(fields: Iterable[Field], flat: Mapping[str, Value], target: Target, run: Run) -> tuple[Run, set[str]]:
     """The run with what the keys say, and the keys that were read. ``flat`` holds the defaults too.
 
@@ -176,7 +180,9 @@ def read_fields(fields: Iterable[Field], flat: Mapping[str, Value], target: Targ
                 continue
             if key in flat and flat[key] is not None:
                 used.add(key)
-                if entry.at not in stated or key == entry.keys[0]:
+                if flat[key] == MANDATORY:
+                    run = replace(run, missing=(*run.missing, key))
+                elif entry.at not in stated or key == entry.keys[0]:
                     run = put(run, entry.at, entry.unit.read(flat[key], run), key)
                     stated.add(entry.at)
                 break

@@ -111,7 +111,18 @@ def key_findings(imported: Imported) -> list[Finding]:
         )
         for item in imported.illegal
     ]
+    found += [
+        Finding("error", key, "mandatory, and not stated", _choices(imported, key), "parse", rule="mandatory_key")
+        for key in imported.run.missing
+    ]
     return found
+
+
+def _choices(imported: Imported, key: str) -> str:
+    """What may stand under a mandatory key, where it names an engine."""
+    engines = framework_facts(imported.adapter.name, imported.target.version).engines
+    named = any(str(entry.at) == "rollout.backend" and key in entry.keys for entry in imported.adapter.fields)
+    return f"one of {', '.join(engines)}" if named else ""
 
 
 def rule_findings(imported: Imported) -> list[Finding]:

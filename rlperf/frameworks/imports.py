@@ -146,6 +146,8 @@ def job_of(
     imported: Imported, *, cluster: str | None = None, workload: str | None = None, name: str = "imported"
 ) -> Job:
     """The configuration as a job with pinned pools. GPU type and lengths are not in it: assumed if not given."""
+    if imported.run.missing:
+        raise SpecError([Problem(f"{key} is mandatory and not stated") for key in imported.run.missing])
     if imported.run.wrong:
         raise SpecError([Problem(f"cannot be a job: {text}") for text in imported.run.wrong])
     run = replace(imported.run, architecture=architecture_at(imported.run.architecture))

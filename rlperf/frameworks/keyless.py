@@ -60,7 +60,7 @@ def _covers(other: Rule, rule: Rule, table: KeyTable, version: str) -> bool:
 
 def _rule(at: Ref, value: int, backend: str, table: KeyTable, version: str) -> Rule:
     return Rule(
-        id=f"no_key_{at.group}_{at.name}",
+        id=f"no_key_{at.group}_{at.name}" + (f"_{backend}" if backend else ""),
         require=f"{at} == {value}",
         key=str(at),
         says=f"no key of {table.framework} {version} states {at} ({{{at}}}); it is {value} there",

@@ -174,11 +174,8 @@ class KeyTable:
 def _kind_of(default: Value) -> str:
     if isinstance(default, bool):
         return "bool"
-    if isinstance(default, int):
-        return "int"
-    if isinstance(default, float):
-        return "float"
-    return ""
+    # A default that prints as a whole number does not make its key one: top_p 1, weight_decay 0.
+    return "float" if isinstance(default, int | float) else ""
 
 
 def _number(value: Value) -> bool:

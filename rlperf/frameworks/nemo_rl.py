@@ -217,8 +217,8 @@ class NemoRl:
         # Decisions first: a reader sees them without scrolling through the defaults.
         order = [key.split(".")[0] for key in (*chosen, *settings)]
         ranked = sorted(settings.values(), key=lambda s: (order.index(s.key.split(".")[0]), s.key not in chosen))
-        entry = _STREAMING_ENTRY if run.traits.streams else "examples/run_grpo.py"
-        return Emission(tuple(ranked), (), entry, (), run)
+        entry = "examples/run_vlm_grpo.py" if "data.default.processor" in chosen else "examples/run_grpo.py"
+        return Emission(tuple(ranked), (), _STREAMING_ENTRY if run.traits.streams else entry, (), run)
 
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
         """``<stem>.yaml`` (self-contained) and ``<stem>.sh``."""
@@ -235,7 +235,7 @@ class NemoRl:
 
     def detect(self, source: Source) -> float:
         """NeMo-RL's sections, or its entry point."""
-        if "run_grpo" in source.entry:
+        if source.entry.endswith(("run_grpo.py", "run_vlm_grpo.py")):
             return 1.0
         markers = (
             "grpo.num_prompts_per_step",
@@ -264,7 +264,8 @@ class NemoRl:
         run, used = read_fields(fields_of(start), flat, target, start)
         run = _read_mode(replace(run, architecture=str(flat.get(P + "model_name"))), flat)
         trainer = _read_trainer(_read_budgets(run.trainer, flat), target.backend)
-        run = replace(run, batch=_read_lengths(run.batch), trainer=trainer, rollout=_read_engine(run.rollout, flat))
+        batch = _read_filtering(_read_lengths(run.batch), flat)
+        run = replace(run, batch=batch, trainer=trainer, rollout=_read_engine(run.rollout, flat))
         return run.completed(), frozenset(used | _ALSO_READ)
 
 
@@ -284,6 +285,7 @@ _ALSO_READ = frozenset(
         P + "dynamic_batching.train_mb_tokens", P + "dynamic_batching.logprob_mb_tokens",
         "loss_fn.reference_policy_kl_penalty", "grpo.use_dynamic_sampling", "loss_fn.force_on_policy_ratio",
         "loss_fn.use_importance_sampling_correction", P + "make_sequence_length_divisible_by",
+        "grpo.batch_multiplier", "grpo.max_rollout_turns", "data.default.processor",
         "grpo.skip_reference_policy_logprobs_calculation", G + "peft.enabled", G + "peft.dim",
         D + "lora_cfg.enabled", D + "lora_cfg.dim",
     }
@@ -307,6 +309,13 @@ def _read_lengths(batch: BatchFacts) -> BatchFacts:
     total, response = batch.context_tokens or 1, batch.max_response_tokens or 1
     prompt = total - response if total > response else max(min(1024, total // 8), 1)
     return replace(batch, max_prompt_tokens=prompt, max_response_tokens=max(total - prompt, 1))
+
+
+def _read_filtering(batch: BatchFacts, flat: Flat) -> BatchFacts:
+    """Prompts that are rolled out where groups are filtered (algorithms/grpo.py:1751), and turns."""
+    share = float(flat.get("grpo.batch_multiplier") or 1.0) if flat.get("grpo.use_dynamic_sampling") else 1.0
+    generated = round(batch.prompts * share) if share > 1.0 else None
+    return replace(batch, generated_prompts=generated, turns=int(flat.get("grpo.max_rollout_turns") or 1))
 
 
 def _read_mode(run: Run, flat: Flat) -> Run:

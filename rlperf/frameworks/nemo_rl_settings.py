@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rlperf.errors import ExportError
+from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import node_shape
 from rlperf.frameworks.fields import Setting
 from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.nearest import with_stage_ends
 from rlperf.frameworks.run import Run
+from rlperf.specs.profiles import load_architecture
 
 P = "policy."
 D = P + "dtensor_cfg."
@@ -102,6 +103,14 @@ def switches(run: Run) -> list[Setting]:
     return settings
 
 
+def _sees(run: Run) -> bool:
+    """Whether the model has a vision tower."""
+    try:
+        return load_architecture(run.architecture).vision is not None
+    except SpecError:
+        return False
+
+
 def placement(run: Run) -> list[Setting]:
     """Nodes and GPUs, and the share of generation."""
     per_node = run.devices_per_node
@@ -160,6 +169,13 @@ def algorithm_settings(run: Run) -> list[Setting]:
             Setting("loss_fn.ratio_clip_max", 0.28),
             Setting("loss_fn.token_level_loss", True),
         ]
+        if run.batch.generated_prompts:
+            share = run.batch.generated_prompts / run.batch.prompts
+            settings.append(Setting("grpo.batch_multiplier", share, "prompts rolled out per prompt trained"))
+    if run.batch.turns > 1:
+        settings.append(Setting("grpo.max_rollout_turns", run.batch.turns, "tools answer between the turns"))
+    if _sees(run):
+        settings.append(Setting("data.default.processor", "vlm_hf_data_processor", "images go through the processor"))
     if run.rl_steps:
         steps = run.last_rl_step or run.rl_steps
         settings.append(Setting("grpo.max_num_steps", steps, "through the last rl_step of this phase"))

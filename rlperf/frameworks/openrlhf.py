@@ -219,6 +219,8 @@ def _algorithm(run: Run) -> list[Setting]:
     ]
     if reference and algorithm != "ppo":
         settings += [Setting("algo.kl.use_loss", True), Setting("algo.kl.estimator", "k3")]
+    if run.batch.turns > 1:
+        settings.append(Setting("train.agent_func_path", "/ws/agent.py", "yours: the turns with your tools"))
     if algorithm == "dapo":
         settings += [
             Setting("algo.dynamic_filtering_enable", True, "drop groups without a signal"),

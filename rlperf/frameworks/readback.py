@@ -16,7 +16,7 @@ from rlperf.specs.pool import ATTRIBUTES, of_role
 _USUAL = {each.name: each.default for each in ATTRIBUTES} | {"cuda_graphs": True}  # on in every engine
 _OF_THE_RUN = (
     *map(ref, ("run.reference", "run.mode", "batch.prompts_per_step", "batch.group_size", "batch.mini_batch")),
-    *map(ref, ("batch.max_prompt_tokens", "batch.max_response_tokens")),
+    *map(ref, ("batch.max_prompt_tokens", "batch.max_response_tokens", "batch.generated_prompts")),
 )
 
 

@@ -35,6 +35,10 @@ class BatchFacts:
     max_prompt_tokens: int | None = None
     max_response_tokens: int | None = None
     over_provision: float = 1.0
+    generated_prompts: int | None = None
+    """Prompts rolled out per rl_step where groups without a signal are dropped (DAPO)."""
+    turns: int = 1
+    """Most turns of a trajectory: above 1 tools answer in between."""
     context_tokens: int | None = None
     """Most tokens of one sequence, where a framework states it."""
     stated_samples: int | None = None
@@ -191,6 +195,7 @@ class Run:
     recipe : an experimental program of the framework that an imported file starts
     model_script : a script of the framework that an imported launch sources for the model's flags
     facts : a framework's own frozen table of what only its rules ask
+    missing : keys that have no default, must be stated, and are not
     wrong : what a file states in a type that the field has not, in words; the field is as if nothing were stated
     """
 
@@ -215,6 +220,7 @@ class Run:
     rollout: RolloutRun = field(default_factory=RolloutRun)
     critic: tuple[tuple[str, Value], ...] = ()
     facts: object = None
+    missing: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
 
     @property

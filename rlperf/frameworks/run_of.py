@@ -10,6 +10,7 @@ from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, TrainerRun, Value
 from rlperf.plan.answer.plan import Phase
 from rlperf.plan.question.context import with_trainers
+from rlperf.plan.question.demand import LengthSource
 from rlperf.plan.question.pool import PoolPlan
 from rlperf.specs.job import Job, Task
 from rlperf.specs.modes import MODES
@@ -20,8 +21,8 @@ from rlperf.specs.trainer_capability import DEGREES
 T = TypeVar("T")
 
 
-def from_phase(phase: Phase, job: Job, devices_per_node: int) -> Run:
-    """A phase of a plan as a run."""
+def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str | None = None) -> Run:
+    """A phase of a plan as a run; ``folder``: the job's, where its workloads lie."""
     pools = {pool.role: pool for pool in phase.pools}
     trainer, rollout = pools["trainer"], pools["rollout"]
     devices = trainer.devices + (0 if MODES[phase.mode].shares_devices else rollout.devices)
@@ -35,11 +36,26 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int) -> Run:
         devices=devices,
         nodes=-(-devices // devices_per_node),
         devices_per_node=devices_per_node,
-        batch=BatchFacts(**dict(phase.settings)),
+        batch=_with_task(BatchFacts(**dict(phase.settings)), _task_of(phase, job), job, folder),
         trainer=TrainerRun(**_planned(trainer)),
         rollout=RolloutRun(**_planned(rollout)),
         critic=tuple(_planned(pools["critic"]).items()) if "critic" in pools else (),
     )
+
+
+def _task_of(phase: Phase, job: Job) -> Task:
+    return next((task for task in job.tasks if task.name in phase.tasks), job.tasks[0])
+
+
+def _with_task(batch: BatchFacts, task: Task, job: Job, folder: Path | str | None) -> BatchFacts:
+    """The batch with what its task says beside it: prompts that filtering drops, and turns of its trajectories."""
+    try:
+        source = LengthSource.open(task, Path(folder) if folder else None)
+    except SpecError:  # lengths that are not there say nothing of turns
+        return replace(batch, generated_prompts=task.generated_prompts)
+    dropped = source.generated_per_trained() if job.algorithm == "dapo" else 1.0
+    generated = task.generated_prompts or (round(batch.prompts * dropped) if dropped > 1.0 else None)
+    return replace(batch, generated_prompts=generated, turns=source.turns)
 
 
 def _architecture_of(phase: Phase, job: Job) -> str:
@@ -69,6 +85,7 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         max_prompt_tokens=task.max_prompt_tokens,
         max_response_tokens=_one("max_response_tokens", task.max_response_tokens, problems),
     )
+    batch = _with_task(batch, task, job, folder)
     roles: tuple[Role, ...] = ("rollout", "trainer", *(r for r in job.all_roles if r not in ("rollout", "trainer")))
     pinned = {role: _pinned(job.pool(role), problems) for role in roles}
     if mode is None or problems:
@@ -140,6 +157,8 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
         mini_batch=(min(batch.mini, batch.prompts),),
         max_prompt_tokens=batch.max_prompt_tokens or 2048,
         max_response_tokens=(batch.max_response_tokens or 8192,),
+        generated_prompts=batch.generated_prompts if run.algorithm == "dapo" else None,
+        over_provision=(batch.over_provision,),
     )
     return Job.model_validate(
         {

@@ -273,7 +273,8 @@ def _training(run: Run) -> list[Setting]:
         settings += [
             Setting("eps-clip", 0.2),
             Setting("eps-clip-high", 0.28),
-            Setting("over-sampling-batch-size", run.batch.prompts),
+            Setting("over-sampling-batch-size", run.batch.generated_prompts or run.batch.prompts,
+                    "groups rolled out until enough have a signal"),
             Setting("dynamic-sampling-filter-path",
                     "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"),
         ]  # fmt: skip
@@ -292,6 +293,11 @@ def _data(run: Run) -> list[Setting]:
         Setting("apply-chat-template", True),
         Setting("rollout-shuffle", True),
         Setting("rm-type", "deepscaler", "yours"),
+        Setting(
+            "custom-generate-function-path",
+            "yours.generate" if run.batch.turns > 1 else None,
+            "yours: the turns with your tools",
+        ),
         Setting("num-rollout", steps, "rl_steps, through the last one of this phase")
         if steps
         else Setting("num-epoch", 1, "yours: how often the data are gone through"),
@@ -341,7 +347,10 @@ def _read_settings(run: Run, flat: Flat) -> Run:
     rollout = run.rollout.having(tensor_parallel=max(replica // depth, 1))
     steps = flat.get("num-steps-per-rollout")
     mini = -(-batch.prompts // int(steps)) if steps and batch.mini_batch is None else batch.mini_batch
+    sampled = flat.get("over-sampling-batch-size") if flat.get("dynamic-sampling-filter-path") else None
+    more = isinstance(sampled, int) and sampled > batch.prompts
     batch = replace(batch, max_prompt_tokens=batch.max_prompt_tokens or prompt, mini_batch=mini)
+    batch = replace(batch, generated_prompts=sampled if more else None)
     return replace(run, batch=batch, trainer=trainer, rollout=rollout)
 
 

@@ -62,6 +62,14 @@ class Trl:
         if run.algorithm == "ppo":
             raise ExportError("GRPO has no critic", "trl", {"nearest": "algorithm: grpo, or verl / OpenRLHF for ppo"})
         lost: list[Limitation] = []
+        if run.batch.turns > 1:
+            lost.append(
+                Limitation(
+                    f"{run.batch.turns} turns with tools",
+                    "one turn",
+                    "`tools` are an argument of GRPOTrainer, no key: the launch is yours",
+                )
+            )
         micro = _microbatch(run)
         trainer = ours.having(backend=_trainer(ours, lost), microbatch=micro)
         if ours.token_budget and ours.packing is not False:

@@ -32,9 +32,21 @@ from rlperf.frameworks.fields import (
     write_fields,
     zero_as,
 )
-from rlperf.frameworks.keytable import Flat, flatten, key_table
+from rlperf.frameworks.keytable import flatten, key_table
 from rlperf.frameworks.nearest import without_pipeline, without_ulysses
-from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
+from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
+from rlperf.frameworks.verl_reading import (
+    ALSO_READ,
+    RECIPE_DEFAULTS,
+    VerlFacts,
+    algorithm_of,
+    has_reference,
+    is_async_recipe,
+    read_batch,
+    read_placement,
+    read_trainer,
+    with_old_keys,
+)
 from rlperf.frameworks.verl_settings import (
     A,
     F,
@@ -55,8 +67,6 @@ from rlperf.frameworks.verl_settings import (
     with_derived,
 )
 from rlperf.frameworks.writing import script, yaml_text
-from rlperf.specs.job import Algorithm
-from rlperf.specs.modes import MODES, Mode, mode_of_staleness
 from rlperf.specs.pool import Offload
 
 _ENGINE_TP = Unit(
@@ -220,7 +230,7 @@ class Verl:
         settings = [s for s in settings if "engine_kwargs." not in s.key or s.key.startswith(own)]
         extra = [
             *placement(run, target.version),
-            *algorithm_settings(run),
+            *algorithm_settings(run, target.version),
             *megatron_settings(run, target),
             *scoring(run, target),
             *logging_settings(run),
@@ -280,144 +290,23 @@ class Verl:
     def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
         """Neutral values of the keys, with this version's defaults below them."""
         flat = target.defaults(target.backend)
-        if not _is_async_recipe(source):
+        if not is_async_recipe(source):
             flat = {key: value for key, value in flat.items() if not key.startswith(("async_training.", "rollout."))}
         else:
-            flat.update(_RECIPE_DEFAULTS)
+            flat.update(RECIPE_DEFAULTS)
         flat = resolve({**flat, **flatten(source.keys)})
         run, used = read_fields(self.fields, flat, target, Run(trainer=TrainerRun(backend=target.backend)))
-        run = _read_placement(flat, replace(run, trainer=_read_trainer(flat, run.trainer)), source)
-        run = replace(run, architecture=str(flat[M + "path"]), algorithm=_algorithm(flat), reference=_reference(flat))
-        return run.completed(), frozenset(used | _ALSO_READ)
+        run = read_placement(flat, replace(run, trainer=read_trainer(flat, run.trainer)), source)
+        run = replace(
+            run,
+            architecture=str(flat[M + "path"]),
+            algorithm=algorithm_of(flat),
+            reference=has_reference(flat),
+            batch=read_batch(flat, run.batch),
+            trainer=with_old_keys(flat, run.trainer),
+        )
+        return run.completed(), frozenset(used | ALSO_READ)
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-_RECIPE_DEFAULTS = {
-    "algorithm.rollout_correction.bypass_mode": True,
-    R + "calculate_log_probs": True,
-    R + "checkpoint_engine.backend": "nccl",
-}
-_ALSO_READ = frozenset(
-    {
-        "trainer.nnodes", "trainer.n_gpus_per_node", R + "nnodes", R + "n_gpus_per_node", "rollout.nnodes",
-        "rollout.n_gpus_per_node", "algorithm.adv_estimator", A + "use_kl_loss", "algorithm.use_kl_in_reward",
-        "trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step", "async_training.require_batches",
-        "trainer.v1.sampler.max_off_policy_threshold", "trainer.v1.sampler.max_off_policy_strategy",
-        "trainer.v1.separate_async.num_warmup_batches", "async_training.staleness_threshold", M + "path",
-        "async_training.trigger_parameter_sync_step", "data.train_batch_size", "algorithm.filter_groups.enable",
-    }
-)  # fmt: skip
-
-
-def _is_async_recipe(source: Source) -> bool:
-    return (
-        "experimental" in source.entry
-        or any("async_ppo" in base or "one_step" in base for base in source.bases)
-        or (any(key.startswith("async_training.") for key in source.keys))
-    )
-
-
-def _read_trainer(flat: Flat, trainer: TrainerRun) -> TrainerRun:
-    """Offload, parking and token budgets in the words of a plan."""
-    # What is parked between the phases is back on the device while training.
-    moved: dict[tuple[bool, bool], Offload] = {
-        (False, False): "none", (True, False): "optimizer", (False, True): "activations", (True, True): "both"
-    }  # fmt: skip
-    if trainer.backend == "megatron" and flat.get(G + "expert_tensor_parallel_size") is None:
-        trainer = trainer.having(expert_tensor_parallel=trainer.tensor_parallel)
-    scored = trainer.dynamic if trainer.scoring_dynamic is None else trainer.scoring_dynamic
-    old_key = flat.get(A + "ppo_micro_batch_size")
-    return trainer.having(
-        offload=moved[bool(trainer.offload_optimizer), bool(trainer.offload_activations)],
-        parked=bool(trainer.parks_parameters and trainer.parks_optimizer),
-        token_budget=trainer.token_budget if trainer.dynamic else None,
-        scoring_token_budget=trainer.scoring_token_budget if scored else None,
-        microbatch_stated=trainer.microbatch is not None or old_key is not None,
-    )
-
-
-def _algorithm(flat: Flat) -> Algorithm:
-    if flat.get("algorithm.adv_estimator") == "gae":
-        return "ppo"
-    return "dapo" if flat.get("algorithm.filter_groups.enable") else "grpo"
-
-
-def _reference(flat: Flat) -> bool:
-    return bool(flat.get(A + "use_kl_loss")) or bool(flat.get("algorithm.use_kl_in_reward"))
-
-
-@dataclass(frozen=True)
-class VerlFacts:
-    """What rules ask of an imported configuration: pools and weight sync, the rollout's mode and memory."""
-
-    rollout_mode: str
-    free_cache_engine: bool
-    separate_pools: bool | None = None
-    sync_backend: str | None = None
-    parameter_sync_step: int | None = None
-
-
-def _read_placement(flat: Flat, run: Run, source: Source) -> Run:
-    """Mode, staleness and devices; verl's separate pools stand in three places, by version."""
-    per_node = int(flat.get("trainer.n_gpus_per_node") or 8)
-    trainer = int(flat.get("trainer.nnodes") or 1) * per_node
-    recipe = _is_async_recipe(source)
-    v1 = str(flat.get("trainer.v1.trainer_mode") or "sync")
-    own = R if v1 == "separate_async" else "rollout." if recipe else ""
-    fully = recipe and flat.get("data.train_batch_size") == 0
-    rollout = trainer
-    if own:
-        own_gpus = int(flat.get(own + "n_gpus_per_node") or per_node)
-        rollout, per_node = int(flat.get(own + "nnodes") or 1) * own_gpus, max(per_node, own_gpus)
-    total = trainer + (rollout if own else 0)
-    mode, staleness, batch = _mode(flat, own, recipe, fully, run.batch)
-    return replace(
-        run,
-        mode=mode,
-        staleness=staleness,
-        devices=total,
-        nodes=-(-total // per_node),
-        devices_per_node=per_node,
-        recipe=("fully_async" if fully else "one_step_off") if recipe else None,
-        batch=batch,
-        trainer=run.trainer.having(devices=trainer),
-        rollout=run.rollout.having(devices=rollout),
-        facts=VerlFacts(
-            rollout_mode=str(flat.get(R + "mode")),
-            free_cache_engine=bool(flat.get(R + "free_cache_engine")),
-            separate_pools=True if own else None,
-            sync_backend=str(flat.get(R + "checkpoint_engine.backend") or "naive") if own else None,
-            parameter_sync_step=flat.get("trainer.v1.separate_async.parameter_sync_step") if own == R else None,
-        ),
-    )
-
-
-def _mode(flat: Flat, own: str, recipe: bool, fully: bool, batch: BatchFacts) -> tuple[Mode, int, BatchFacts]:
-    """Mode, staleness, and the batch, which fully asynchronous training counts in syncs."""
-    if fully:
-        sync = int(flat.get("async_training.trigger_parameter_sync_step") or 1)
-        batches = int(flat.get("async_training.require_batches") or 1)
-        ahead = float(flat.get("async_training.staleness_threshold") or 0)
-        mode = "async" if ahead > 0 else "streaming"
-        batch = replace(batch, prompts_per_step=batch.mini * batches * sync)
-        return mode, max(MODES[mode].least_staleness, round(ahead)), batch
-    if own == R:
-        return *_separate(flat), batch
-    return ("one_step_off", 1, batch) if recipe else ("colocated", 0, batch)
-
-
-def _separate(flat: Flat) -> tuple[Mode, int]:
-    """Mode and staleness of V1's separate pools.
-
-    Its sampler counts the versions that a sample spans, so one more than it is behind (replay_buffer.py:511); how far
-    it is behind is held down by the batches that are submitted ahead, one a step (trainer_separate_async.py).
-    """
-    spanned = int(flat.get("trainer.v1.sampler.max_off_policy_threshold") or 1)
-    ahead = int(flat.get("trainer.v1.separate_async.num_warmup_batches") or 1)
-    behind = max(min(spanned - 1, ahead), 1)
-    waits = flat.get("trainer.v1.sampler.max_off_policy_strategy") == "wait"
-    return (mode_of_staleness(behind) if waits else "async"), behind
-
-
+__all__ = ["ADAPTER", "VerlFacts"]
 ADAPTER = replace(Verl())

@@ -147,7 +147,7 @@ def _fully_async(run: Run) -> list[Setting]:
     ]
 
 
-def algorithm_settings(run: Run) -> list[Setting]:
+def algorithm_settings(run: Run, version: str) -> list[Setting]:
     algorithm, reference = run.algorithm, run.reference
     settings = [
         Setting("algorithm.adv_estimator", "gae" if algorithm == "ppo" else "grpo"),
@@ -164,8 +164,21 @@ def algorithm_settings(run: Run) -> list[Setting]:
             Setting(A + "clip_ratio_low", 0.2),
             Setting(A + "clip_ratio_high", 0.28),
             Setting(A + "loss_agg_mode", "token-mean"),
+        ]
+    if algorithm == "dapo" and at_least(version, "0.9"):
+        # before, they are keys of the recipe's program (recipe.dapo.main_dapo), which main_ppo refuses
+        generated = run.batch.generated_prompts
+        settings += [
             Setting("algorithm.filter_groups.enable", True, "drop groups without a signal"),
             Setting("algorithm.filter_groups.metric", "acc"),
+            *([Setting("data.gen_batch_size", generated, "prompts rolled out per rl_step")] if generated else []),
+        ]
+    if run.batch.turns > 1:
+        settings += [
+            Setting(R + "multi_turn.enable", True, "tools answer between the turns"),
+            Setting(R + "multi_turn.max_assistant_turns", run.batch.turns),
+            Setting(R + "multi_turn.tool_config_path", "/data/tools.yaml", "yours"),
+            Setting(R + "agent.default_agent_loop", "tool_agent", "yours"),
         ]
     return settings
 

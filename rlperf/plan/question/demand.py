@@ -109,6 +109,14 @@ class LengthSource:
             return f"{self.task.name}: recorded, {self.recording.lengths.n:,} responses"
         return f"{self.task.name}: lengths {self.model.provenance.headline()}"
 
+    @property
+    def turns(self) -> int:
+        """Most turns of a trajectory; 1: its prompts are answered at once."""
+        if self.table is not None:
+            several = self.table.trajectory
+            return 1 if several is None else int(np.unique(several, return_counts=True)[1].max(initial=1))
+        return 1 if self.model.turns is None else len(self.model.turns.turn_probability)
+
     def generated_per_trained(self) -> float:
         """Prompts rolled out per prompt trained on; above 1 where a DAPO workload says what filtering drops."""
         filtering = None

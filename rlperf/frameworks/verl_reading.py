@@ -1,0 +1,164 @@
+"""verl: what its keys say beside the table of fields: trainer, mode, pools, batch, and what rules ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rlperf.frameworks.adapter import Source
+from rlperf.frameworks.keytable import Flat
+from rlperf.frameworks.run import BatchFacts, Run, TrainerRun
+from rlperf.frameworks.verl_settings import A, G, M, R
+from rlperf.specs.job import Algorithm
+from rlperf.specs.modes import MODES, Mode, mode_of_staleness
+from rlperf.specs.pool import Offload
+
+RECIPE_DEFAULTS = {
+    "algorithm.rollout_correction.bypass_mode": True,
+    R + "calculate_log_probs": True,
+    R + "checkpoint_engine.backend": "nccl",
+}
+ALSO_READ = frozenset(
+    {
+        "trainer.nnodes", "trainer.n_gpus_per_node", R + "nnodes", R + "n_gpus_per_node", "rollout.nnodes",
+        "rollout.n_gpus_per_node", "algorithm.adv_estimator", A + "use_kl_loss", "algorithm.use_kl_in_reward",
+        "trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step", "async_training.require_batches",
+        "trainer.v1.sampler.max_off_policy_threshold", "trainer.v1.sampler.max_off_policy_strategy",
+        "trainer.v1.separate_async.num_warmup_batches", "async_training.staleness_threshold", M + "path",
+        "data.gen_batch_size", R + "multi_turn.enable", R + "multi_turn.max_assistant_turns",
+        A + "ppo_micro_batch_size", R + "log_prob_micro_batch_size",
+        "async_training.trigger_parameter_sync_step", "data.train_batch_size", "algorithm.filter_groups.enable",
+    }
+)  # fmt: skip
+
+
+def is_async_recipe(source: Source) -> bool:
+    return (
+        "experimental" in source.entry
+        or any("async_ppo" in base or "one_step" in base for base in source.bases)
+        or (any(key.startswith("async_training.") for key in source.keys))
+    )
+
+
+def read_trainer(flat: Flat, trainer: TrainerRun) -> TrainerRun:
+    """Offload, parking and token budgets in the words of a plan."""
+    # What is parked between the phases is back on the device while training.
+    moved: dict[tuple[bool, bool], Offload] = {
+        (False, False): "none", (True, False): "optimizer", (False, True): "activations", (True, True): "both"
+    }  # fmt: skip
+    if trainer.backend == "megatron" and flat.get(G + "expert_tensor_parallel_size") is None:
+        trainer = trainer.having(expert_tensor_parallel=trainer.tensor_parallel)
+    scored = trainer.dynamic if trainer.scoring_dynamic is None else trainer.scoring_dynamic
+    old_key = flat.get(A + "ppo_micro_batch_size")
+    return trainer.having(
+        offload=moved[bool(trainer.offload_optimizer), bool(trainer.offload_activations)],
+        parked=bool(trainer.parks_parameters and trainer.parks_optimizer),
+        token_budget=trainer.token_budget if trainer.dynamic else None,
+        scoring_token_budget=trainer.scoring_token_budget if scored else None,
+        microbatch_stated=trainer.microbatch is not None or old_key is not None,
+    )
+
+
+def with_old_keys(flat: Flat, trainer: TrainerRun) -> TrainerRun:
+    """Microbatches as older scripts state them, over all GPUs: divided by the data-parallel ranks as verl does it.
+
+    verl/workers/fsdp_workers.py: ``ppo_micro_batch_size //= world // ulysses``; megatron_workers.py: by the dp size.
+    """
+    ranks = max(trainer.devices // trainer.replica_devices, 1)
+    old = {"microbatch": A + "ppo_micro_batch_size", "scoring_microbatch": R + "log_prob_micro_batch_size"}
+    given = {
+        name: max(int(flat[key]) // ranks, 1)
+        for name, key in old.items()
+        if getattr(trainer, name) is None and isinstance(flat.get(key), int | float)
+    }
+    return trainer.having(**given)
+
+
+def read_batch(flat: Flat, batch: BatchFacts) -> BatchFacts:
+    """Prompts that are rolled out where groups are filtered, and turns."""
+    generated = flat.get("data.gen_batch_size")
+    more = flat.get("algorithm.filter_groups.enable") and isinstance(generated, int) and generated > batch.prompts
+    turns = flat.get(R + "multi_turn.max_assistant_turns") if flat.get(R + "multi_turn.enable") else 1
+    return replace(batch, generated_prompts=generated if more else None, turns=int(turns or 2))
+
+
+def algorithm_of(flat: Flat) -> Algorithm:
+    if flat.get("algorithm.adv_estimator") == "gae":
+        return "ppo"
+    return "dapo" if flat.get("algorithm.filter_groups.enable") else "grpo"
+
+
+def has_reference(flat: Flat) -> bool:
+    return bool(flat.get(A + "use_kl_loss")) or bool(flat.get("algorithm.use_kl_in_reward"))
+
+
+@dataclass(frozen=True)
+class VerlFacts:
+    """What rules ask of an imported configuration: pools and weight sync, the rollout's mode and memory."""
+
+    rollout_mode: str
+    free_cache_engine: bool
+    separate_pools: bool | None = None
+    sync_backend: str | None = None
+    parameter_sync_step: int | None = None
+
+
+def read_placement(flat: Flat, run: Run, source: Source) -> Run:
+    """Mode, staleness and devices; verl's separate pools stand in three places, by version."""
+    per_node = int(flat.get("trainer.n_gpus_per_node") or 8)
+    trainer = int(flat.get("trainer.nnodes") or 1) * per_node
+    recipe = is_async_recipe(source)
+    v1 = str(flat.get("trainer.v1.trainer_mode") or "sync")
+    own = R if v1 == "separate_async" else "rollout." if recipe else ""
+    fully = recipe and flat.get("data.train_batch_size") == 0
+    rollout = trainer
+    if own:
+        own_gpus = int(flat.get(own + "n_gpus_per_node") or per_node)
+        rollout, per_node = int(flat.get(own + "nnodes") or 1) * own_gpus, max(per_node, own_gpus)
+    total = trainer + (rollout if own else 0)
+    mode, staleness, batch = _mode(flat, own, recipe, fully, run.batch)
+    return replace(
+        run,
+        mode=mode,
+        staleness=staleness,
+        devices=total,
+        nodes=-(-total // per_node),
+        devices_per_node=per_node,
+        recipe=("fully_async" if fully else "one_step_off") if recipe else None,
+        batch=batch,
+        trainer=run.trainer.having(devices=trainer),
+        rollout=run.rollout.having(devices=rollout),
+        facts=VerlFacts(
+            rollout_mode=str(flat.get(R + "mode")),
+            free_cache_engine=bool(flat.get(R + "free_cache_engine")),
+            separate_pools=True if own else None,
+            sync_backend=str(flat.get(R + "checkpoint_engine.backend") or "naive") if own else None,
+            parameter_sync_step=flat.get("trainer.v1.separate_async.parameter_sync_step") if own == R else None,
+        ),
+    )
+
+
+def _mode(flat: Flat, own: str, recipe: bool, fully: bool, batch: BatchFacts) -> tuple[Mode, int, BatchFacts]:
+    """Mode, staleness, and the batch, which fully asynchronous training counts in syncs."""
+    if fully:
+        sync = int(flat.get("async_training.trigger_parameter_sync_step") or 1)
+        batches = int(flat.get("async_training.require_batches") or 1)
+        ahead = float(flat.get("async_training.staleness_threshold") or 0)
+        mode = "async" if ahead > 0 else "streaming"
+        batch = replace(batch, prompts_per_step=batch.mini * batches * sync)
+        return mode, max(MODES[mode].least_staleness, round(ahead)), batch
+    if own == R:
+        return *_separate(flat), batch
+    return ("one_step_off", 1, batch) if recipe else ("colocated", 0, batch)
+
+
+def _separate(flat: Flat) -> tuple[Mode, int]:
+    """Mode and staleness of V1's separate pools.
+
+    Its sampler counts the versions that a sample spans, so one more than it is behind (replay_buffer.py:511); how far
+    it is behind is held down by the batches that are submitted ahead, one a step (trainer_separate_async.py).
+    """
+    spanned = int(flat.get("trainer.v1.sampler.max_off_policy_threshold") or 1)
+    ahead = int(flat.get("trainer.v1.separate_async.num_warmup_batches") or 1)
+    behind = max(min(spanned - 1, ahead), 1)
+    waits = flat.get("trainer.v1.sampler.max_off_policy_strategy") == "wait"
+    return (mode_of_staleness(behind) if waits else "async"), behind

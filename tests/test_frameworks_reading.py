@@ -1,0 +1,149 @@
+"""What is read of configurations: mandatory and legacy keys, numbers, filtered groups, turns, shell programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import rlperf
+from rlperf.errors import SpecError
+from rlperf.frameworks.audit import audit
+from rlperf.frameworks.export import export_run, write_file
+from rlperf.frameworks.imports import Imported, import_config, job_of, job_text, keys_text
+from rlperf.frameworks.keytable import key_table, nest
+from rlperf.frameworks.registry import adapter_of
+from rlperf.frameworks.run_of import from_job
+from rlperf.specs.job import Job
+
+from .framework_samples import with_values
+
+A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+VERL: dict[str, Any] = {
+    "data.train_batch_size": 128, "data.max_prompt_length": 1024, "data.max_response_length": 4096,
+    "actor_rollout_ref.model.path": "Qwen/Qwen3-8B", A + "ppo_mini_batch_size": 64, A + "use_dynamic_bsz": True,
+    A + "ppo_max_token_len_per_gpu": 12288, R + "name": "vllm", R + "n": 8, R + "tensor_model_parallel_size": 2,
+    R + "gpu_memory_utilization": 0.6, "trainer.nnodes": 1, "trainer.n_gpus_per_node": 8,
+    "algorithm.adv_estimator": "grpo",
+}  # fmt: skip
+
+
+def _read(folder: Path, framework: str = "verl", /, **changes: Any) -> Imported:
+    """verl's keys with ``changes`` (names with __ for a dot; None takes a key away)."""
+    keys = {**VERL, **{name.replace("__", "."): value for name, value in changes.items()}}
+    file = folder / "run.yaml"
+    file.write_text(yaml.safe_dump(nest((key, value) for key, value in keys.items() if value is not None)))
+    return import_config([file], framework)
+
+
+def test_a_default_that_prints_whole_does_not_make_its_key_whole(tmp_path: Path) -> None:
+    """top_p is 1 by default and 0.95 in 59 scripts; a count is still refused where it is used."""
+    read = _read(tmp_path, "verl==0.9", actor_rollout_ref__rollout__top_p=0.95)
+    assert read.illegal == ()
+    with pytest.raises(SpecError, match=r"2\.5 is no batch\.group_size"):
+        job_of(_read(tmp_path, "verl==0.9", actor_rollout_ref__rollout__n=2.5))
+
+
+@pytest.mark.parametrize(("framework", "known"), [("verl==0.9", False), ("verl==0.5", True)])
+def test_a_mandatory_key_that_nobody_states_is_an_error_that_says_so(
+    framework: str, known: bool, tmp_path: Path
+) -> None:
+    read = _read(tmp_path, framework, actor_rollout_ref__rollout__name=None)
+    found = {finding.rule: finding for finding in audit(read, plan=False, predict=False).findings}
+    assert ("mandatory_key" in found) != known
+    if known:
+        assert job_of(read).engine == "vllm"
+    else:
+        assert (found["mandatory_key"].key, found["mandatory_key"].severity) == (R + "name", "error")
+        with pytest.raises(SpecError, match=r"rollout\.name is mandatory and not stated"):
+            job_of(read)
+
+
+def test_microbatches_over_all_gpus_count(tmp_path: Path) -> None:
+    """64 samples over 8 GPUs with Ulysses 2 are 64 / 4 = 16 a forward, not one."""
+    old = {"actor_rollout_ref__actor__use_dynamic_bsz": False, "actor_rollout_ref__actor__ppo_micro_batch_size": 64}
+    read = _read(tmp_path, "verl==0.5", **old, actor_rollout_ref__actor__ulysses_sequence_parallel_size=2)
+    assert read.run.trainer.microbatch == 16
+    assert _read(tmp_path, "verl==0.5", **old).run.trainer.microbatch == 8
+    old["actor_rollout_ref__actor__ppo_micro_batch_size"] = 512
+    found = audit(_read(tmp_path, "verl==0.5", **old), cluster="dgx_h100", plan=False)
+    assert "out_of_memory" in {finding.rule for finding in found.findings}
+
+
+DAPO = {"algorithm__filter_groups__enable": True, "data__gen_batch_size": 384}
+
+
+@pytest.mark.parametrize("version", ["0.5", "0.9"])
+def test_groups_that_filtering_drops_are_rolled_out(version: str, tmp_path: Path) -> None:
+    """DAPO generates gen_batch_size prompts for train_batch_size: three times the rollout."""
+    read = _read(tmp_path, f"verl=={version}", **DAPO)
+    assert read.unknown == ()
+    job = job_of(read)
+    assert (job.algorithm, job.tasks[0].generated_prompts) == ("dapo", 384)
+    plain = job_of(_read(tmp_path, f"verl=={version}"))
+    rollout = [rlperf.predict_job(each).stages_s.rollout for each in (job, plain)]
+    assert rollout[0] > 1.5 * rollout[1]
+
+
+def test_filtered_groups_are_exported_and_kept(tmp_path: Path) -> None:
+    job = job_of(_read(tmp_path, "verl==0.9", **DAPO, reward_model__reward_manager="dapo"))
+    written = export_run(from_job(job, 8), adapter_of("verl"), "0.9", "c").emission.settings
+    assert {s.key: s.value for s in written}["data.gen_batch_size"] == 384
+    for framework, key, value in (
+        ("slime", "over-sampling-batch-size", 384),
+        ("nemo_rl", "grpo.batch_multiplier", 3.0),
+    ):
+        version = key_table(framework).versions[-1]
+        run = with_values(from_job(job, 8), {"trainer.backend": "megatron", "trainer.zero_stage": 1})
+        found = {s.key: s.value for s in export_run(run, adapter_of(framework), version, "c").emission.settings}
+        assert found[key] == value
+
+
+def test_keys_of_the_recipe_survive_a_round_trip(tmp_path: Path) -> None:
+    overlong = {f"reward_model__overlong_buffer__{name}": value
+                for name, value in (("enable", True), ("len", 1024), ("penalty_factor", 1.0))}  # fmt: skip
+    read = _read(tmp_path, "verl==0.5", **DAPO, **overlong)
+    job = tmp_path / "job.yaml"
+    job.write_text(job_text(job_of(read)))
+    job.with_suffix(".keys.yaml").write_text(keys_text(read))
+    files = write_file(job, None, tmp_path / "out")
+    again = import_config([next(path for path in files if path.suffix == ".yaml")], "verl==0.5")
+    assert dict(again.source.keys) == dict(read.source.keys)
+
+
+@pytest.mark.parametrize(
+    ("framework", "key"),
+    [("verl==0.9", R + "multi_turn.enable"), ("nemo_rl", "grpo.max_rollout_turns"),
+     ("openrlhf", "train.agent_func_path"), ("slime", "custom-generate-function-path"), ("areal", ""), ("trl", "")],
+)  # fmt: skip
+def test_turns_with_tools_are_no_single_turn(framework: str, key: str) -> None:
+    engine = "sglang" if framework == "slime" else "vllm"
+    backend = {"openrlhf": "deepspeed", "slime": "megatron", "trl": "deepspeed"}.get(framework, "fsdp2")
+    task = {"name": "t", "workload": "tool_use", "prompts_per_step": 128, "group_size": 8, "max_response_tokens": 8192}
+    pools = [{"role": "rollout", "devices": 8, "layout": {"tensor_parallel": 1}},
+             {"role": "trainer", "devices": 8, "settings": {"packing": framework != "trl"},
+              "layout": {"microbatch": 1, "zero_stage": 1 if backend == "megatron" else 3}}]  # fmt: skip
+    job = Job.model_validate({"architecture": "Qwen3-4B", "cluster": "dgx_h100", "nodes": 1, "tasks": [task],
+                              "framework": framework, "engine": engine, "trainer_backends": backend,
+                              "pools": pools})  # fmt: skip
+    name, _, version = framework.partition("==")
+    emission = export_run(from_job(job, 8), adapter_of(name), key_table(name).version(version), "c").emission
+    if key:
+        assert key in {setting.key for setting in emission.settings}
+    else:
+        assert any("turns with tools" in lost.asked for lost in emission.limitations)
+
+
+def test_a_model_that_sees_is_run_by_the_vision_program_of_nemo_rl() -> None:
+    task = {"name": "t", "workload": "image", "prompts_per_step": 128, "group_size": 8, "max_response_tokens": 2048}
+    pools = [{"role": role, "devices": 8} for role in ("rollout", "trainer")]
+    pools[1]["layout"] = {"zero_stage": 3}
+    job = Job.model_validate({"architecture": "Qwen2.5-VL-7B", "cluster": "dgx_h100", "nodes": 1, "tasks": [task],
+                              "framework": "nemo_rl", "trainer_backends": "fsdp2", "pools": pools})  # fmt: skip
+    phase = export_run(from_job(job, 8), adapter_of("nemo_rl"), "main", "c")
+    written = {setting.key: setting.value for setting in phase.emission.settings}
+    assert written["data.default.processor"] == "vlm_hf_data_processor"
+    assert "run_vlm_grpo.py" in phase.files["c.sh"]
+    assert written["policy.model_name"] == "Qwen/Qwen2.5-VL-7B-Instruct"

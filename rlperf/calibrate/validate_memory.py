@@ -39,7 +39,7 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     table.need("framework", "architecture", "gpu", "n_gpus", "measured_peak_memory_gb")
     rows, refused = read_all(TrainingRow, table)
     peaks = [row for row in rows if row.peak_bytes]
-    predictions = tuple(_peak(row, float(value)) for row, value in zip(peaks, predict_peaks(peaks), strict=True))
+    predictions = tuple(peak_figure(row, float(value)) for row, value in zip(peaks, predict_peaks(peaks), strict=True))
     without = [Refusal.of(row.row, "no peak memory in the row") for row in rows if not row.peak_bytes]
     return Outcome(predictions, (*without, *refused))
 
@@ -57,7 +57,8 @@ def predict_peaks(rows: list[TrainingRow], trainer: TrainerCalibration | None = 
     return out
 
 
-def _peak(row: TrainingRow, predicted: float) -> PredictedFigure:
+def peak_figure(row: TrainingRow, predicted: float) -> PredictedFigure:
+    """A row with its predicted peak and interval."""
     widen = 1.5 ** min(row.blanks, 3)
     return PredictedFigure(
         row_id=row.row_id,

@@ -41,7 +41,7 @@ def job_of(row: StepRow, workload: str = "recording") -> Job:
         "prompts_per_step": row.prompts,
         "group_size": row.group_size,
         "mini_batch": _mini_batch(row),
-        "max_prompt_tokens": round(row.prompt_tokens),
+        "max_prompt_tokens": row.prompt_limit,
         "max_response_tokens": round(row.cap_tokens),
         "reward_s": "0 s",
         "max_trajectories": row.max_trajectories,

@@ -101,8 +101,16 @@ def _cap(row: StepRow) -> float:
     return max(min(row.response_limit or together, together), row.response_tokens)
 
 
+def _prompt_limit(row: StepRow) -> int:
+    """Most tokens of a prompt: what a stated cap of the response leaves of the limit, else the mean [tokens]."""
+    left = row.limit_tokens - row.response_limit if row.response_limit else 0.0
+    return round(max(row.prompt_tokens, left))
+
+
 def _packing(row: StepRow) -> Guess[bool]:
-    """Whether sequences are packed, where the row does not say it: TRL's trainer pads, the others pack."""
+    """Whether sequences are packed, where the row does not say it: TRL's trainer and SkyRL's of 2025 pad."""
+    if "skyrl" in row.row.text("framework").lower():
+        return Guess(False, "SkyRL pads")
     return Guess(False, "TRL pads") if row.framework == "trl" else Guess(True, "default of the examples")
 
 
@@ -258,6 +266,7 @@ class StepRow(Reading):
     limit_tokens: float = column(positive, _limit, name="seq_limit")
     response_limit: float | None = column(positive, None)
     cap_tokens: float = derived(_cap)
+    prompt_limit: int = derived(_prompt_limit)
 
     colocated: bool = column(flag, Guess(True, "same devices"))
     devices: int = column(count, Guess(8, "one node"), name="n_gpus")

@@ -67,7 +67,12 @@ def seen(found: StepPrediction, metric: str = "step_s") -> bool:
     framework, mode = found.framework, found.evaluation.configuration.mode
     if configuration_digest(found.row.configuration) in framework.calibrated_on:
         return True
-    stages = {"weight_sync_s": sync_fit(framework, MODES[mode].shares_devices).provenance}
+    stages = {
+        "step_s": framework.step.provenance,
+        "scoring_s": framework.training.scoring_pass.provenance,
+        "train_s": framework.training.update.provenance,
+        "weight_sync_s": sync_fit(framework, MODES[mode].shares_devices).provenance,
+    }
     if framework.adapters is not None and found.row.lora_rank:
         stages["rollout_s"] = framework.adapters.eager_row.provenance
     return metric in stages and found.row.row_id in stages[metric].rows

@@ -108,6 +108,8 @@ class TrainerOverheads(Frozen):
         ``batch`` once, so that the ranks of one update still differ
     batching : which sequences are cut into microbatches together. ``rank``: each rank's own, packed, or by count and
         padded where nothing is packed; ``all``: those of all ranks, packed, or sorted by length and padded
+    pads : to what sequences are padded that are not packed: the longest of their ``microbatch``, or the most that a
+        prompt and a response may have in the job (``limit``)
     dispatch : how tokens reach their experts, if not as the backend's calibration has it: once for ``each_expert``
         (plain all-to-all), or ``once_per_node`` (deduplicated, as DeepEP does)
     gradients : in what gradients are accumulated and reduced, if not as the backend's calibration has it
@@ -125,6 +127,7 @@ class TrainerOverheads(Frozen):
     stretch: PositiveFloat = 1.0
     balance: Literal["update", "batch"] = "update"
     batching: Literal["rank", "all"] = "rank"
+    pads: Literal["microbatch", "limit"] = "microbatch"
     dispatch: Literal["each_expert", "once_per_node"] | None = None
     gradients: Literal["bf16", "fp32"] | None = None
     fused_gradients: bool = True

@@ -20,7 +20,7 @@ from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.training import TrainingCost, training_update
 from rlperf.layout import FloatArray, IntArray, Layout, taken
-from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.demand import Demand, LengthMoments
 from rlperf.sim.rl_step.overheads import (
     padded_microbatches,
     routing_skew,
@@ -103,9 +103,20 @@ class Cuts:
         """Whether the ranks' tokens are evened out within a pass; else over the whole rl_step only."""
         return self.framework.training.balance == "update" or self.parts == 1
 
+    @property
+    def to_limit(self) -> bool:
+        """Whether every sequence is padded to the most that the job allows."""
+        return self.framework.training.pads == "limit" and not self.by_budget
+
+    def lengths(self, demand: Demand, replicate: int) -> FloatArray:
+        """Sequences of a replicate as they are trained [tokens]."""
+        lengths = demand.lengths(replicate)
+        return np.full_like(lengths, demand.batch.longest_tokens) if self.to_limit else lengths
+
     def closed(self, demand: Demand) -> Microbatches:
         """From the moments of the lengths ``[layouts]``; what is cut together, from those of one rl_step."""
-        moments = demand.moments
+        longest = float(demand.batch.longest_tokens)
+        moments = LengthMoments(longest, longest**2, longest) if self.to_limit else demand.moments
         found = Microbatches.from_moments(
             self.layout, demand.batch.sequences / self.parts, moments.mean, moments.mean_square, moments.longest,
             token_budget=self.token_budget if self.by_budget else None, packing=self.by_budget, balanced=self.even,
@@ -150,7 +161,8 @@ class CutLengths:
         """Events: microbatches of every pass of every replicate ``[replicates x parts]``; ``cuts`` of one layout."""
         rows: list[tuple[float, float, float, float]] = []
         for index, table in enumerate(demand.keys):
-            name, lengths = (table, demand.batch.sequences, cuts.parts), demand.lengths(index)
+            lengths = cuts.lengths(demand, index)
+            name = (table, demand.batch.sequences, cuts.parts, demand.batch.longest_tokens if cuts.to_limit else 0)
             passes = np.array_split(lengths, cuts.parts)
             fullest = self._fullest(cuts, name, lengths, passes)
             rows += [self._pass(cuts, (*name, k), *pair) for k, pair in enumerate(zip(passes, fullest, strict=True))]

@@ -237,6 +237,28 @@ def test_collectives_of_one_device_are_free() -> None:
     assert float(collectives.point_to_point_s(H100, 0.0, 1)) == 0.0
 
 
+def test_without_peer_access_every_byte_crosses_pcie_twice() -> None:
+    direct = load_hardware("rtx_pro_6000_server")
+    host = dataclasses.replace(direct, cluster=direct.cluster.model_copy(update={"peer_access": False}))
+    size = np.array([1e4, 1e6, 1e8])
+    pair = collectives.all_reduce_s(direct, size, 2, 2)
+    np.testing.assert_allclose(collectives.all_reduce_s(host, size, 2, 2), 2.0 * pair)
+    # engines' own kernels need peer access: without, NCCL serves them too
+    own = collectives.all_reduce_s(direct, size, 2, 2, implementation="custom")
+    assert (own < pair * 1.02).all()
+    through = collectives.all_reduce_s(host, size, 2, 2, implementation="custom")
+    np.testing.assert_allclose(through, 2.0 * pair)
+    for group in (4, 8):  # no group is faster than its pairs, nor than it is directly
+        many = collectives.all_gather_s(host, size, group, group)
+        bus = size * (group - 1) / group
+        assert (many >= 2.0 * collectives.all_gather_s(direct, 2.0 * bus, 2, 2) * (1 - 1e-9)).all()
+        assert (many >= collectives.all_gather_s(direct, size, group, group) * (1 - 1e-9)).all()
+    # GeForce drivers never allow it; fast links do not ask
+    assert not collectives.reaches_peers(load_hardware("rtx_4090"))
+    linked = dataclasses.replace(H100, cluster=H100.cluster.model_copy(update={"peer_access": False}))
+    assert collectives.reaches_peers(linked)
+
+
 def test_large_all_reduce_runs_at_the_measured_bus_rate() -> None:
     # NCCL, 8 x H100: about 480 GB/s of bus bandwidth (NVLS) at 512 MB, published and tabulated alike
     size = 512e6

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rlperf.calibrate.request_log import read_request_log, replay, setup_of
+from rlperf.calibrate.request_log import read_request_log
+from rlperf.calibrate.request_replay import EngineSettings, replay, setup_of
 from rlperf.calibrate.validate import validate_paths
 from rlperf.errors import SpecError
+from rlperf.layout import Layout
+from rlperf.specs.profiles import load_architecture
 
 
 def write_log(folder: Path, n: int = 12, *, device: str = "NVIDIA H100 SXM", **meta: object) -> Path:
@@ -49,6 +53,84 @@ def test_setup_follows_the_engine_settings(tmp_path: Path) -> None:
     assert setup.options.async_scheduling
     assert setup.assumed == ("async_scheduling=True (default of the version)",)
     assert "h100_sxm" in setup.calibration
+
+
+def test_layout_and_limits_are_those_of_all_ranks(tmp_path: Path) -> None:
+    """Data-parallel ranks of a mixture of experts share experts and steps; those of a dense model share nothing."""
+    kv = {"num_kv_tokens": 5000}
+    kwargs = {"tensor_parallel_size": 2, "data_parallel_size": 2, "enable_expert_parallel": True, "max_num_seqs": 4}
+    moe = setup_of(
+        read_request_log(write_log(tmp_path / "a", model="Qwen/Qwen3-30B-A3B", engine_kwargs=kwargs, kv_cache=kv))
+    )
+    assert (moe.replicas, moe.limits.max_running, moe.limits.kv_tokens) == (1, 8, 10000.0)
+    assert moe.limits.token_budget == 2 * 8192  # each rank's own default on a device of 80 GB
+    dense = setup_of(read_request_log(write_log(tmp_path / "b", engine_kwargs=kwargs, kv_cache=kv)))
+    assert (dense.replicas, dense.limits.max_running, dense.limits.kv_tokens) == (2, 4, 5000.0)
+    settings = EngineSettings.of({"resolved_config": {"parallel_config": {"data_parallel_size": 4}}})
+    assert settings.data == 4  # what the engine resolved to stands in for what nobody gave
+    layout = EngineSettings.of({"engine_kwargs": kwargs}).layout(load_architecture("Qwen3-30B-A3B"))
+    expected = Layout.of(tensor_parallel=4, expert_parallel=4, attention_data_parallel=2)
+    assert layout.to_dict() == expected.to_dict()
+
+
+def test_replicas_take_requests_in_turn(tmp_path: Path) -> None:
+    one = read_request_log(write_log(tmp_path / "a", n=40))
+    kwargs = {"data_parallel_size": 2, "max_num_seqs": 4, "max_num_batched_tokens": 2048}
+    two = read_request_log(write_log(tmp_path / "b", n=40, engine_kwargs=kwargs))
+    setups = setup_of(one), setup_of(two)
+    alone, shared = (replay(log, setup) for log, setup in zip((one, two), setups, strict=True))
+    assert shared.latency_s.mean() < alone.latency_s.mean()
+    half = replace(two, trajectories=two.trajectories.take(np.arange(0, 40, 2)))
+    even = replay(half, replace(setups[1], replicas=1))
+    np.testing.assert_allclose(shared.latency_s[::2], even.latency_s, rtol=1e-12)
+
+
+def test_devices_without_links_are_taken_to_meet_in_host_memory(tmp_path: Path) -> None:
+    kwargs = {"tensor_parallel_size": 2, "max_num_seqs": 4, "max_num_batched_tokens": 2048}
+    card = "NVIDIA RTX PRO 6000 Blackwell"
+    open_ = setup_of(read_request_log(write_log(tmp_path / "a", device=card, engine_kwargs=kwargs)))
+    assert any("host memory" in text for text in open_.assumed)
+    hardware = {"device_name": card, "peer_access": True}
+    stated = setup_of(read_request_log(write_log(tmp_path / "b", hardware=hardware, engine_kwargs=kwargs)))
+    assert not any("host memory" in text for text in stated.assumed)
+    batch = np.array([1.0, 64.0])
+    slow, fast = (one.cost.decode_s(batch, 500.0 * batch) for one in (open_, stated))
+    assert (slow > fast).all()
+    # the interval's lower end takes the machine at its best
+    np.testing.assert_allclose(open_.quick.decode_s(batch, 500.0 * batch), fast)
+    linked = setup_of(read_request_log(write_log(tmp_path / "c", engine_kwargs=kwargs)))
+    assert linked.quick is linked.cost and not any("host memory" in text for text in linked.assumed)
+
+
+def test_precision_is_the_engines_or_what_the_checkpoint_is_called(tmp_path: Path) -> None:
+    base = {"max_num_seqs": 4, "max_num_batched_tokens": 2048}
+    seconds = {}
+    for name, model, extra in (
+        ("bf16", "Llama-3.1-8B", {}),
+        ("given", "Llama-3.1-8B", {"quantization": "fp8"}),
+        ("named", "RedHatAI/Llama-3.1-8B-FP8", {"quantization": "compressed-tensors"}),
+        ("cache", "Llama-3.1-8B", {"kv_cache_dtype": "fp8_e4m3"}),
+    ):
+        log = read_request_log(write_log(tmp_path / name, model=model, engine_kwargs={**base, **extra}))
+        setup = setup_of(log)
+        seconds[name] = float(setup.cost.decode_s(1.0, 0.0))
+        if name == "cache":
+            assert setup.limits.kv_tokens > 1.9 * setup_of(read_request_log(tmp_path / "bf16")).limits.kv_tokens
+    assert seconds["given"] == seconds["named"] < 0.8 * seconds["bf16"]
+
+
+def test_the_way_to_the_engine_shows_where_the_clock_is_the_clients(tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "log")
+    assert not read_request_log(folder).by_client
+    rows = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["queued_ts"] = row["arrival_time"] = row["arrival_time"] - 993.0
+    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    log = read_request_log(folder)
+    setup = setup_of(log)
+    assert log.by_client and setup.front_s == pytest.approx(0.005)
+    inside = replay(log, replace(setup, front_s=0.0))
+    np.testing.assert_allclose(replay(log, setup).ttft_s - inside.ttft_s, 0.005)
 
 
 def test_device_may_come_from_the_folder(tmp_path: Path) -> None:

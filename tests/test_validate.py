@@ -69,12 +69,22 @@ def test_a_users_table_is_predicted(tmp_path: Path) -> None:
     assert set(by_row) == {
         ("mine_1", "tpot_ms"), ("mine_2", "tpot_ms"), ("mine_2", "ttft_ms"), ("mine_3", "ttft_ms"),
         ("mine_3", "tokens_per_s_per_gpu"), ("mine_4", "tokens_per_s_per_gpu"), ("mine_5", "tpot_ms"),
+        ("mine_5", "ttft_ms"),
     }  # fmt: skip
     for one in report.predictions:
         assert one.low < one.predicted < one.high and "vllm" in one.calibration
     assert "kv_dtype=bf16 (default)" in by_row["mine_1", "tpot_ms"].assumed
     assert any("batch that fits the cache" in text for text in by_row["mine_4", "tokens_per_s_per_gpu"].assumed)
     assert by_row["mine_1", "tpot_ms"].predicted > by_row["mine_2", "tpot_ms"].predicted
+
+
+def test_first_tokens_that_fitted_the_front_end_are_never_scored(tmp_path: Path) -> None:
+    rate = {"mode": "online_rate", "concurrency": "", "note": "request rate 2/s", "engine": "trtllm"}
+    path = table(tmp_path, served_row(**rate, engine_version="0.14"), served_row(**rate, row_id="b"))
+    used = {(one.row_id, one.metric): one.used_in_calibration for one in validate_file(path, "inference").predictions}
+    assert used == {
+        ("mine_1", "tpot_ms"): False, ("mine_1", "ttft_ms"): True, ("b", "tpot_ms"): False, ("b", "ttft_ms"): False,
+    }  # fmt: skip
 
 
 def test_refusals_are_counted_by_reason(tmp_path: Path) -> None:

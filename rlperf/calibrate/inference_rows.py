@@ -27,6 +27,8 @@ from rlperf.specs.hardware import Hardware
 
 Number = TypeVar("Number", float, FloatArray)
 MODES = ("single_stream", "static_batch", "online_concurrency", "online_rate", "offline")
+CLIENTS = ("single_stream", "online_concurrency", "online_rate")
+"""Modes whose requests come from clients over the network; the others hand them to the engine's process."""
 OPTIONS = "options of the publication: attention data parallel, experts over all devices"
 NEEDED = ("architecture", "gpu", "engine", "tensor_parallel", "gemm_dtype", "mode", "isl", "osl")
 
@@ -36,7 +38,7 @@ NEEDED = ("architecture", "gpu", "engine", "tensor_parallel", "gemm_dtype", "mod
 
 def _engine(case: ServingCase) -> EngineCalibration:
     found = load_engine_calibration(case.row.text("engine"), case.row.text("engine_version") or None)
-    return case.engines.get(found.id, found)
+    return case.engines.get(found.id, found).on(case.hardware.device)
 
 
 def _hardware(case: ServingCase) -> Hardware:
@@ -263,11 +265,13 @@ def _check(case: ServingCase, slots: float) -> None:
 class Asked(Generic[Number]):
     """What is asked of an engine: how requests come, and numbers that are scalars of one case or arrays of many.
 
-    ``share`` is the part of others' prefills that stands in a decode's way, ``sent`` the requests of an open loop.
+    ``share`` is the part of others' prefills that stands in a decode's way, ``sent`` the requests of an open loop,
+    ``front_s`` what a client's request takes outside the engine's loop [s].
     """
 
     loop: str
     chunked: bool
+    look_ahead: bool
     load: Number
     isl: Number
     osl: Number
@@ -275,6 +279,7 @@ class Asked(Generic[Number]):
     budget: Number
     share: Number
     sent: Number
+    front_s: Number
 
 
 def asked_of(case: ServingCase, slots: float) -> Asked[float]:
@@ -288,6 +293,7 @@ def asked_of(case: ServingCase, slots: float) -> Asked[float]:
     return Asked(
         loop=case.mode if case.mode in ("static_batch", "online_rate") else "closed",
         chunked=case.engine.chunked_prefill,
+        look_ahead=case.engine.async_scheduling,
         load=load,
         isl=case.isl,
         osl=case.osl,
@@ -295,6 +301,7 @@ def asked_of(case: ServingCase, slots: float) -> Asked[float]:
         budget=float(case.engine.token_budget),
         share=share,
         sent=case.requests_sent * case.devices / case.given_devices,
+        front_s=case.engine.front_end if case.mode in CLIENTS else 0.0,
     )
 
 
@@ -311,9 +318,11 @@ def served(cost: EngineStepCost, asked: Asked[float] | Asked[FloatArray]) -> Ser
         return static_batch(cost, asked.load, asked.isl, asked.osl, token_budget=asked.budget)
     if asked.loop == "online_rate":
         return open_loop(
-            cost, asked.load, asked.isl, asked.osl, max_running=asked.slots, token_budget=asked.budget, sent=asked.sent
-        )
+            cost, asked.load, asked.isl, asked.osl,
+            max_running=asked.slots, token_budget=asked.budget, chunked=asked.chunked, look_ahead=asked.look_ahead,
+            sent=asked.sent,
+        ).behind(asked.front_s)  # fmt: skip
     return closed_loop(
         cost, asked.load, asked.isl, asked.osl,
         max_running=asked.slots, token_budget=asked.budget, chunked=asked.chunked, interference=asked.share,
-    )  # fmt: skip
+    ).behind(asked.front_s)  # fmt: skip

@@ -101,6 +101,7 @@ class Refits:
             for case in held
             if case.row.row_id not in self._seen
             for figure in predict_case(case_of(case.row, engines, constants), costs)
+            if figure.metric != "ttft_ms" or not figure.used_in_calibration  # those that fitted `front_end`
         ]
         saw = [one.row_id for one in left if one.used_in_calibration]
         if saw:

@@ -68,12 +68,12 @@ class ServingStack:
 
     def __init__(self, cases: Sequence[Measured], costs: CostTable) -> None:
         self.cases = tuple(cases)
-        self._groups: dict[tuple[str, bool], tuple[np.ndarray, StackedCost, Asked[FloatArray]]] = {}
+        self._groups: dict[tuple[str, bool, bool], tuple[np.ndarray, StackedCost, Asked[FloatArray]]] = {}
         self._held: dict[float, FloatArray] = {}
         self._known: dict[tuple[str, bytes], FloatArray] = {}
         found = [costs.bare(case) for case, _, _ in cases]
         asked = [asked_of(case, slots) for (case, _, _), (_, slots) in zip(cases, found, strict=True)]
-        kinds = [(one.loop, one.chunked) for one in asked]
+        kinds = [(one.loop, one.chunked, one.look_ahead) for one in asked]
         for kind in dict.fromkeys(kinds):
             rows = np.asarray([index for index, one in enumerate(kinds) if one == kind])
             cost = StackedCost.of([found[row][0] for row in rows])
@@ -130,6 +130,6 @@ def _stacked(asked: Sequence[Asked[float]]) -> Asked[FloatArray]:
     numbers = {
         one.name: np.asarray([getattr(each, one.name) for each in asked], dtype=np.float64)
         for one in fields(Asked)
-        if one.name not in ("loop", "chunked")
+        if one.name not in ("loop", "chunked", "look_ahead")
     }
-    return Asked(loop=asked[0].loop, chunked=asked[0].chunked, **numbers)
+    return Asked(loop=asked[0].loop, chunked=asked[0].chunked, look_ahead=asked[0].look_ahead, **numbers)

@@ -13,10 +13,11 @@ from rlperf.specs.calibration import EngineCalibration
 
 
 def predict_rows(path: Path, table: Table, engines: dict[str, EngineCalibration] | None = None) -> Outcome:
-    """Predict every row: time per output token; time to first token of static and single-stream rows; else throughput.
+    """Predict every row: time per output token; to the first one where the row says how requests come; else throughput.
 
-    Time to first token under load includes queueing that rows do not describe, and is not scored. Throughput is the
-    metric only of rows that publish no time per token.
+    A rate of random arrivals says it, as static batches and single streams do. In a closed loop the first token
+    includes queueing that rows do not describe (how unequal lengths are, how many requests start together), and is not
+    scored. Throughput is the metric only of rows that publish no time per token.
     """
     table.need(*NEEDED)
     table.need_one("measured_tpot_ms", "measured_ttft_ms", "measured_output_tokens_per_s_per_gpu")
@@ -33,13 +34,14 @@ def predict_case(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
     rate = row.number("measured_output_tokens_per_s_per_gpu")
     if tpot:
         wanted.append(("tpot_ms", tpot, float(served.tpot_s) * 1e3))
-    if ttft and case.mode in ("static_batch", "single_stream"):
+    if ttft and case.mode in ("static_batch", "single_stream", "online_rate"):
         wanted.append(("ttft_ms", ttft, float(served.ttft_s) * 1e3))
     if rate and not tpot:
         wanted.append(("tokens_per_s_per_gpu", rate, float(served.output_tokens_per_s) / case.devices))
     if not wanted:
         raise SpecError("no measured figure in the row")
     used = row.row_id in case.engine.overhead.row_ids or row.row_id in case.hardware.calibration.served_rows
+    fitted = case.engine.front_end_fitted and case.mode == "online_rate"
     basis = serving_basis(
         case.arch, case.hardware, case.engine,
         gemm_dtype=case.gemm_dtype, context=case.isl + case.osl, running=float(served.running),
@@ -62,7 +64,7 @@ def predict_case(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
                 calibration=basis.calibration,
                 assumed=case.assumed,
                 extrapolated=basis.extrapolated,
-                used_in_calibration=used,
+                used_in_calibration=used or (fitted and metric == "ttft_ms"),
                 stratum="concurrency > 128" if (row.number("concurrency") or 0) > 128 else "",
             )
         )

@@ -68,10 +68,34 @@ def domain_s(
 
     `point_with` at the measured group sizes, interpolated in log2 of the group and kept beyond the largest. A full mesh
     or a torus has no switch that adds up (NVLS): NCCL's all-reduce is a reduce-scatter and an all-gather there.
+
+    Devices without fast links that may not read each other's memory (`reaches_peers`) go through host memory, by NCCL,
+    for engines' own kernels need peer access: every byte crosses PCIe twice, in turn, so that a pair takes twice as
+    long as directly, and no group is faster than its pairs (NCCL's shared-memory transport, src/transport/shm.cc).
     """
+    if reaches_peers(hw):
+        return _direct_s(hw, collective, bus_bytes, devices, implementation)
+    pair = 2.0 * _direct_s(hw, collective, bus_bytes, 2.0)
+    return np.maximum(pair, _direct_s(hw, collective, bus_bytes, devices))
+
+
+def reaches_peers(hw: Hardware) -> bool:
+    """Whether devices of a node read each other's memory: over fast links, or over PCIe where driver and host let them.
+
+    >>> from rlperf.specs.hardware import load_hardware
+    >>> [reaches_peers(load_hardware(name)) for name in ("h100_sxm", "l40s", "rtx_4090")]
+    [True, True, False]
+    """
+    return hw.device.scale_up is not None or (hw.device.peer_access and hw.cluster.peer_access)
+
+
+def _direct_s(
+    hw: Hardware, collective: str, bus_bytes: Array, devices: Array, implementation: str = "nccl"
+) -> FloatArray:
+    """`domain_s` between devices that reach each other."""
     torus = hw.device.scale_up.torus if hw.device.scale_up else None
     if collective == "all_reduce" and implementation == "nccl" and (torus or _mesh_bytes_per_s(hw)):
-        return 2.0 * domain_s(hw, "all_gather", as_float(bus_bytes) / 2.0, devices)
+        return 2.0 * _direct_s(hw, "all_gather", as_float(bus_bytes) / 2.0, devices)
     fit = collective_fit(hw, collective, implementation)
     group = np.maximum(as_float(devices), 1.0)
     rate: FloatArray | float = scale_up_bytes_per_s(hw)

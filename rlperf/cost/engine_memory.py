@@ -139,7 +139,7 @@ def max_running(
     held = as_float(isl) + as_float(osl) * (1.0 if engine.reserves_output else 0.5)
     each = held * kv_bytes_per_token(replica) + kv_bytes_per_request(replica)
     fit = memory.kv_cache_bytes / np.maximum(each, 1.0) * replica.attention_data
-    return np.minimum(np.floor(fit), float(engine.max_running))
+    return np.minimum(np.floor(fit), float(engine.on(hw.device).max_running))
 
 
 def engine_limits(
@@ -156,6 +156,7 @@ def engine_limits(
     memory = engine_memory(
         arch, hw, engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, memory_fraction=memory_fraction
     )
+    engine = engine.on(hw.device)
     return EngineLimits(
         kv_tokens=float(memory.kv_tokens),
         max_running=engine.max_running,

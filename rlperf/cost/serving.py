@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -23,6 +23,10 @@ class Served:
     tpot_s: FloatArray
     output_tokens_per_s: FloatArray
     running: FloatArray
+
+    def behind(self, front_s: FloatArray | float) -> Served:
+        """With what a request takes outside the engine's loop (HTTP, tokeniser), all before its first token [s]."""
+        return replace(self, ttft_s=self.ttft_s + front_s)
 
 
 def closed_loop(
@@ -65,9 +69,8 @@ def closed_loop(
     without ``enable_mixed_chunk``). Mean context: isl + osl / 2.
     """
     c, n_in, n_out = as_float(concurrency), as_float(isl), as_float(osl)
-    steps, context = np.maximum(n_out - 1.0, 1.0), n_in + n_out / 2.0
+    steps, context, chunks = np.maximum(n_out - 1.0, 1.0), n_in + n_out / 2.0, np.ceil(n_in / token_budget)
     running = slots = np.minimum(c, max_running)
-    chunks = np.ceil(n_in / token_budget)
     group = np.clip(np.minimum(np.floor(token_budget / n_in), as_float(arriving)), 1.0, np.maximum(slots, 1.0))
     alone = _prompt_s(cost, n_in, token_budget, 0.0, 0.0)
     tpot, ttft = cost.decode_s(slots, slots * context), alone
@@ -75,15 +78,14 @@ def closed_loop(
         decode = cost.decode_s(running, running * context)
         chunk_base = running if chunked else np.zeros_like(running)
         added = _prompt_s(cost, n_in, token_budget, chunk_base, chunk_base * context, group)
-        if chunked:
-            added = added - chunks * decode
+        added = added - (chunks * decode if chunked else 0.0)
         others = np.maximum(slots - 1.0, 0.0)
         tpot = decode + interference * others * np.maximum(added, 0.0) / (group * steps)
         ttft = np.where(c <= 1.0, alone, added + (chunks * decode if chunked else decode / 2.0))
         share = steps * tpot / (steps * tpot + ttft)
         running = np.maximum(0.5 * (running + slots * share), np.minimum(slots, 1.0))
-    waiting = np.maximum(c - slots, 0.0) / np.maximum(slots, 1.0) * (ttft + steps * tpot)
     cycle = ttft + steps * tpot
+    waiting = np.maximum(c - slots, 0.0) / np.maximum(slots, 1.0) * cycle
     return Served(ttft + waiting, tpot, slots * n_out / cycle, running)
 
 
@@ -124,24 +126,100 @@ def open_loop(
     *,
     max_running: FloatArray | float = np.inf,
     token_budget: FloatArray | float = 8192.0,
+    chunked: bool = True,
+    look_ahead: bool = False,
     sent: FloatArray | float = 8192.0,
 ) -> Served:
-    """Requests arrive at a rate; by Little's law as many are in flight as rate x time in the system.
+    """Requests arrive at a rate, at random; by Little's law as many are in flight as rate x time in the system.
 
     Solved as the closed loop whose clients produce that rate. Of ``sent`` requests at most half are in flight on
     average (the run ramps up and drains); that bounds the loop at rates beyond capacity. Prompts that arrive while an
-    engine_step runs are prefilled together.
+    engine_step runs are prefilled together; what the first token waits for stands in `_first_token_s`.
+
+    Parameters
+    ----------
+    rate_per_s : λ, of one replica [1/s]
+    chunked, token_budget, max_running : as in `closed_loop`
+    look_ahead : an engine_step is scheduled while the one before it runs, so that arrivals miss the next one too
     """
-    rate, n_out = as_float(rate_per_s), as_float(osl)
-    clients = np.ones(np.broadcast_shapes(rate.shape, n_out.shape, as_float(isl).shape))
+    rate, n_in, n_out = as_float(rate_per_s), as_float(isl), as_float(osl)
+    clients = np.ones(np.broadcast_shapes(rate.shape, n_out.shape, n_in.shape))
     most = np.minimum(max_running, as_float(sent) / 2.0)
-    loop = partial(closed_loop, cost, isl=isl, osl=osl, max_running=max_running, token_budget=token_budget)
+    loop = partial(
+        closed_loop, cost, isl=isl, osl=osl,
+        max_running=max_running, token_budget=token_budget, chunked=chunked,
+    )  # fmt: skip
     served = loop(clients, arriving=1.0)
     for _ in range(40):
         served = loop(clients, arriving=rate * served.tpot_s)
         time_s = served.ttft_s + np.maximum(n_out - 1.0, 0.0) * served.tpot_s
         clients = np.clip(0.5 * (clients + rate * time_s), 1e-3, most)
-    return served
+    running = np.minimum(served.running, clients)
+    kv_tokens = running * (n_in + n_out / 2.0)
+    decode, alone = cost.decode_s(running, kv_tokens), _prompt_s(cost, n_in, token_budget, 0.0, 0.0)
+    beside, cached = (running, kv_tokens) if chunked else (np.zeros_like(running), np.zeros_like(running))
+    one, two = (_prompt_s(cost, n_in, token_budget, beside, cached, prompts) for prompts in (1.0, 2.0))
+    added = np.maximum(one - np.ceil(n_in / token_budget) * decode, 0.0) if chunked else one
+    first = _first_token_s(rate, running, decode, added, np.maximum(two - one, 0.0), alone, chunked, look_ahead)
+    return Served(first, served.tpot_s, served.output_tokens_per_s, served.running)
+
+
+FULL = 0.9
+"""Share of the time in prefills beyond which no steady state is spoken of: the queue of a short run is bounded."""
+
+
+def _first_token_s(
+    rate: FloatArray,
+    running: FloatArray,
+    decode: FloatArray,
+    added: FloatArray,
+    more: FloatArray,
+    alone: FloatArray,
+    chunked: bool,
+    look_ahead: bool,
+) -> FloatArray:
+    r"""Seconds from a random arrival to its first token: the engine_step that runs, then one with its prompt.
+
+    .. math::
+
+        t = \frac{E[s^2]}{2 E[s]} + a\,E[s] + d + \Delta_1 + \lambda \Delta_2 \frac{E[s^2]}{E[s]},\quad
+        E[s] = \frac{d}{1 - \rho},\quad E[s^2] = E[s]^2 + \frac{\lambda \Delta^2}{1 - \rho^2} E[s],\quad
+        \rho = \lambda \Delta
+
+    Parameters
+    ----------
+    rate, running : λ, arrivals [1/s]; b, requests that decode on average [1]
+    decode : d, an engine_step without prompts [s]
+    added, more : Δ_1, what a prompt adds to it (its own engine_step if not ``chunked``), and Δ_2, what each further one
+        does; Δ is their mean over those of an engine_step [s]
+    alone : an engine_step with one prompt and nothing else [s]
+    look_ahead : a
+
+    Notes
+    -----
+    Each engine_step holds the prompts that came during the one before, s' = d + Δ N(λ s) with N Poisson: its moments
+    are those of the recursion, exactly. A random arrival falls into an engine_step with the chance of its length; it
+    waits for the rest of it, and those who came beside it share its own. Prefill first, s' = d without arrivals
+    (probability e^{-λ s}) and Δ N otherwise. Without decodes, e^{-b} of the time, only other prompts are in the way
+    (Pollaczek-Khinchine).
+    """
+    mean = decode
+    for _ in range(8):
+        came = np.maximum(rate * mean, 1e-12)
+        quiet = np.exp(-came)
+        each = more + (added - more) * (1.0 - quiet) / came
+        load = np.minimum(rate * each, FULL)
+        mean = decode * (1.0 if chunked else quiet) / (1.0 - load)
+    if chunked:
+        square = mean**2 + rate * each**2 / (1.0 - load**2) * mean
+    else:
+        square = (decode**2 * quiet + rate * each**2 * mean) / (1.0 - load**2)
+    own = decode + added if chunked else added
+    busy = (0.5 + rate * more) * square / mean + look_ahead * mean + own
+    lone = np.minimum(rate * alone, FULL)
+    idle = alone * (1.0 + lone / (2.0 * (1.0 - lone)))
+    empty = np.exp(-running)
+    return np.asarray((1.0 - empty) * busy + empty * idle)
 
 
 def offline(

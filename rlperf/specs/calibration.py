@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.cluster import Device
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.profiles import search_path
 from rlperf.specs.reader import read_spec
@@ -298,6 +299,15 @@ class EngineMemoryFit(Frozen):
     quality: Quality = Quality()
 
 
+class SmallDevices(Frozen):
+    """What an engine sets itself where nobody does, on devices with less memory than ``below`` or of these names."""
+
+    below: Bytes
+    names: tuple[str, ...] = Field((), description="beginnings of names that count as small whatever their memory")
+    token_budget: PositiveInt
+    max_running: PositiveInt
+
+
 class EngineCalibration(Frozen):
     """A serving engine: how it schedules, which kernels it runs, and its fitted overheads."""
 
@@ -330,10 +340,18 @@ class EngineCalibration(Frozen):
     chunked_prefill: bool = True
     token_budget: PositiveInt = 8192
     max_running: PositiveInt = 256
+    small_devices: SmallDevices | None = Field(None, description="limits where memory is small, instead of these")
     block_tokens: PositiveInt = 16
     prefix_caching: bool = True
     async_scheduling: bool = Field(
         False, description="an engine_step is scheduled while the one before it runs: changes are seen one step later"
+    )
+    front_end: Seconds = Field(
+        0.0,
+        description="of a request outside the engine's loop: HTTP, tokeniser, queues between processes, detokeniser",
+    )
+    front_end_fitted: bool = Field(
+        False, description="its own rows of random arrivals fitted `front_end`: their first tokens are never scored"
     )
     reserves_output: bool = Field(False, description="admits a request only when its longest output fits as well")
     memory_fraction: float = Field(0.9, gt=0, le=1)
@@ -341,6 +359,19 @@ class EngineCalibration(Frozen):
     memory: EngineMemoryFit
     spread_extrapolated: Spread = Field(Spread(), description="where operators have no kernel table behind them")
     notes: str = ""
+
+    def on(self, device: Device) -> EngineCalibration:
+        """With the limits that it sets itself on a device.
+
+        >>> from rlperf.specs.profiles import load_device
+        >>> vllm = load_engine_calibration("vllm")
+        >>> [vllm.on(load_device(name)).token_budget for name in ("h100_sxm", "a100_80g_sxm", "l40s")]
+        [8192, 2048, 2048]
+        """
+        small = self.small_devices
+        if small is None or not (device.memory < small.below or device.name.startswith(small.names)):
+            return self
+        return self.model_copy(update={"token_budget": small.token_budget, "max_running": small.max_running})
 
 
 @cache

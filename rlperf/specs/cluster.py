@@ -98,6 +98,9 @@ class Device(Frozen):
     scale_up: ScaleUp | None = None
     host_link: Annotated[str, AfterValidator(_known_link)] = Field(description="PCIe4, PCIe5, NVLink-C2C ...")
     host_bandwidth: Annotated[BytesPerSecond, _POSITIVE] = Field(description="to host memory, per device and direction")
+    peer_access: bool = Field(
+        True, description="whether its driver lets devices without fast links read each other's memory over PCIe"
+    )
     network: str | None = Field(None, description="link profile of the network port that such devices ship with")
     confidence: Literal["high", "medium", "low"] = "high"
     relative: str | None = Field(
@@ -132,6 +135,11 @@ class Cluster(Frozen):
     network: str = Field(description="name of a link profile")
     rails: NonNegativeInt = Field(8, description="network ports per node")
     oversubscription: float = Field(1.0, ge=1.0, allow_inf_nan=False)
+    peer_access: bool = Field(
+        True,
+        description="whether the host lets devices without fast links read each other's memory over PCIe (one switch, "
+        "no virtual machine that forbids it); otherwise they go through host memory",
+    )
     host_memory: Annotated[Bytes, _POSITIVE] = Field(description="per node")
     host_cores: PositiveInt | None = Field(None, description="CPU cores per node")
     price: Annotated[UsdPerHour, _POSITIVE] | None = Field(None, description="per device and hour")

@@ -15,6 +15,7 @@ from rlperf.api import ask
 from rlperf.cli.main import app
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.memory_risk import out_of_memory_risk, spread_at
+from rlperf.cost.parameters import parameters
 from rlperf.cost.reject import Reject
 from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
@@ -173,3 +174,18 @@ def test_a_scoring_pass_over_larger_microbatches_counts() -> None:
     assert float(equal.peak) == float(small.peak)
     assert float(large.peak) > float(small.peak)
     assert float(large.parts.total) == float(small.parts.total)  # training itself is what it was
+
+
+def test_host_memory_holds_the_reference_as_it_is_loaded_and_under_lora_not_at_all() -> None:
+    dense = load_architecture("Qwen3-8B")
+    context = ask(job("dense")).context
+    stack = next(each for each in context.trainers if each.backend == "fsdp2")
+    task = context.tasks[0]
+    demand, layout = task.source.demand(task.batches[0], None, 0), Layout.of(data_parallel=16, zero_stage=3)
+
+    def host(**settings: Any) -> float:
+        filled = PoolSettings(**settings).filled()
+        return float(trainer_bytes(context.site, stack, dense, demand, layout, filled, 9216, 0).host)
+
+    assert host() == pytest.approx(4.0 * parameters(dense) / 16)  # fp32 shards, as the policy's own
+    assert host(lora_rank=16) == 0.0

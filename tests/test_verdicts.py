@@ -91,7 +91,7 @@ def test_rows_of_one_source_are_on_one_side_of_the_split() -> None:
 @pytest.mark.data
 def test_published_verdicts(measured_data: Path) -> None:
     found = report(measured_data / "memory" / "verdicts.jsonl")
-    assert len(found.risks) >= 33
+    assert len(found.risks) >= 34
     for apart in (True, False):
         side = [risk for risk in found.risks if risk.verdict.apart == apart]
         out = [risk.probability for risk in side if risk.verdict.ran_out]

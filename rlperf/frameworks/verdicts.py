@@ -271,21 +271,42 @@ def _verl_keys(verdict: Verdict) -> dict[str, Any]:
     return keys
 
 
-def _source(verdict: Verdict) -> tuple[str, dict[str, Any]]:
-    """The framework whose importer reads a configuration, and its keys."""
-    name = verdict.framework.lower()
+_NODES: tuple[tuple[str, str, tuple[str, str, str]], ...] = (
+    ("nemo", "nemo_rl", ("policy.model_name", "cluster.num_nodes", "cluster.gpus_per_node")),
+    ("slime", "slime", ("hf-checkpoint", "actor-num-nodes", "actor-num-gpus-per-node")),
+    ("areal", "areal", ("actor.path", "cluster.n_nodes", "cluster.n_gpus_per_node")),
+    ("trl", "trl", ("model_name_or_path", "", "")),
+)
+"""Words of a framework's name, its importer, and its keys of model, nodes and devices of a node."""
+
+LEAST = 3
+"""Keys below which a report states too little to be predicted."""
+
+
+def _source(verdict: Verdict) -> tuple[str, Source]:
+    """The framework whose importer reads a configuration, and its keys; model and devices are the verdict's."""
+    name, config = verdict.framework.lower(), verdict.config
     if "verl" in name:
-        return "verl", _verl_keys(verdict)
+        return "verl", Source(_verl_keys(verdict))
     if "openrlhf" in name:
-        keys = {_OPENRLHF.get(key, key): value for key, value in verdict.config.items()}
-        longest = int(verdict.config.get("prompt_max_len", 0)) + int(verdict.config.get("generate_max_len", 0))
-        return "openrlhf", {**keys, "actor.model_name_or_path": verdict.architecture, "data.max_len": longest}
-    raise SpecError(f"its keys are no configuration of {verdict.framework}")
+        keys = {_OPENRLHF.get(key, key): value for key, value in config.items()}
+        longest = int(config.get("prompt_max_len", 0)) + int(config.get("generate_max_len", 0))
+        return "openrlhf", Source({**keys, "actor.model_name_or_path": verdict.architecture, "data.max_len": longest})
+    for word, importer, (model, nodes, devices) in _NODES:
+        if word in name:
+            sizes = {nodes: max(verdict.devices // 8, 1), devices: min(verdict.devices, 8)} if nodes else {}
+            stated = {model: verdict.architecture, **sizes, **config}
+            return importer, Source(stated, launcher={"num_processes": verdict.devices})
+    raise SpecError(f"no importer reads {verdict.framework}")
 
 
 def _rl_step(verdict: Verdict) -> Risk:
-    name, keys = _source(verdict)
-    job = job_of(understand(Source(keys), name), cluster=f"generic:{verdict.device}")
+    name, source = _source(verdict)
+    imported = understand(source, name)
+    own = [key for key in verdict.config if key not in {each.key for each in imported.unknown}]
+    if len(own) < LEAST:
+        raise SpecError(f"states {len(own)} keys of {name}: too little to be predicted")
+    keys, job = source.keys, job_of(imported, cluster=f"generic:{verdict.device}")
     context = resolve(job)
     evaluation, _ = evaluate_job(context)
     uses = memory_uses(context, context.tasks[0], evaluation)
@@ -293,8 +314,8 @@ def _rl_step(verdict: Verdict) -> Risk:
     found: dict[str, tuple[float, float]] = {}
     if "trainer" in verdict.phases:
         peaks = _peaks(context, evaluation, entropy) + uses["trainer"].parts.get("engine, asleep", 0.0)
-        own = context.trainers[int(evaluation.trainer.backend[0])].calibration
-        risk = out_of_memory_risk(peaks, uses["trainer"].limit, own.memory_low, own.memory_high)
+        trainer = context.trainers[int(evaluation.trainer.backend[0])].calibration
+        risk = out_of_memory_risk(peaks, uses["trainer"].limit, trainer.memory_low, trainer.memory_high)
         found["trainer"] = (float(risk.mean()), float(np.median(peaks)))
     if "rollout" in verdict.phases:
         risk_of_engine = 1.0 if cache_shortage(evaluation) else uses["rollout"].risk

@@ -67,7 +67,7 @@ def trainer_bytes(
         scoring = trainer_memory(architecture, hardware, calibration, layout, whole, options, forward_only=True)
         peak = np.maximum(peak, scoring.total + np.where(park == 1, 0.0, parts.optimizer * copies))
     shape = np.broadcast_shapes(np.shape(tokens), layout.shape)
-    reference = _reference_bytes(site, stack, architecture, layout)
+    reference = _reference_bytes(site, stack, architecture, layout, settings.lora_rank)
     return TrainerBytes(
         peak=np.broadcast_to(peak, shape),
         idle=np.broadcast_to(np.where(park == 1, 0.0, states) + parts.context, shape),
@@ -82,14 +82,19 @@ def transition_seconds(site: Site, memory: TrainerBytes) -> FloatArray:
     return 2.0 * host_copy_s(site.hardware, memory.parked)
 
 
-def _reference_bytes(site: Site, stack: TrainerStack, architecture: Architecture, layout: Layout) -> FloatArray:
-    """Host bytes per device of the frozen reference policy, which waits in host memory between its passes."""
-    if "reference" not in site.roles:
+def _reference_bytes(
+    site: Site, stack: TrainerStack, architecture: Architecture, layout: Layout, lora_rank: int | None
+) -> FloatArray:
+    """Host bytes per device of the frozen reference policy, which waits in host memory between its passes.
+
+    Under LoRA it is the policy with its adapters switched off, and no copy of its own.
+    """
+    if "reference" not in site.roles or lora_rank:
         return np.zeros(())
     shards = np.where(layout.zero_stage >= 3, layout.shards, 1)
     split = layout.tensor_parallel * layout.pipeline_parallel * shards
     expert_split = layout.pipeline_parallel * layout.expert_parallel * layout.expert_tensor_parallel * shards
-    width = stack.calibration.storage.compute_weight
+    width = stack.calibration.storage.frozen_weight
     routed = routed_parameters(architecture)
     dense = (parameters(architecture) - routed) / split
     return np.asarray(width * (dense + routed / expert_split), dtype=np.float64)

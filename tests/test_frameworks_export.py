@@ -23,7 +23,7 @@ from rlperf.frameworks.fields import SGLANG_KV_DTYPE, Target, field
 from rlperf.frameworks.keytable import flatten, key_table, nest
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run, ref
-from rlperf.frameworks.shell import commands
+from rlperf.frameworks.shell_flow import commands
 from rlperf.frameworks.sources import read_source
 from rlperf.plan.answer.plan import Phase, Plan, PredictedStages, Prediction
 from rlperf.plan.question.pool import BatchSettings, PoolPlan

@@ -20,7 +20,7 @@ from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run
 from rlperf.frameworks.run_of import from_job
-from rlperf.frameworks.shell import commands
+from rlperf.frameworks.shell_flow import commands
 from rlperf.frameworks.sources import read_source
 from rlperf.specs.job import Job
 from rlperf.specs.reader import parse_document, validate

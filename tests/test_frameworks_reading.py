@@ -10,6 +10,7 @@ import yaml
 
 import rlperf
 from rlperf.errors import SpecError
+from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import audit
 from rlperf.frameworks.export import export_run, write_file
 from rlperf.frameworks.imports import Imported, import_config, job_of, job_text, keys_text
@@ -17,6 +18,7 @@ from rlperf.frameworks.keytable import key_table, nest
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run_of import from_job
 from rlperf.specs.job import Job
+from rlperf.specs.profiles import load_architecture
 
 from .framework_samples import with_values
 
@@ -147,3 +149,79 @@ def test_a_model_that_sees_is_run_by_the_vision_program_of_nemo_rl() -> None:
     assert written["data.default.processor"] == "vlm_hf_data_processor"
     assert "run_vlm_grpo.py" in phase.files["c.sh"]
     assert written["policy.model_name"] == "Qwen/Qwen2.5-VL-7B-Instruct"
+
+
+# -- shell programs ---------------------------------------------------------------------------------------------------
+
+LAUNCH = """
+case "$1" in
+  7b|8b) MODEL=Qwen/Qwen3-8B; TP=2 ;;
+  "32b") MODEL=Qwen/Qwen3-32B
+    TP=8;;
+  *) echo "usage: $0 7b|32b"; exit 1 ;;
+esac
+if [ -z "${NODES:-}" ]; then NODES=1; fi
+if [[ "$NODES" -gt 1 && $TP -ge 8 ]]; then
+  EXTRA=(actor_rollout_ref.rollout.n=16)
+elif [ "$TP" = 2 ]; then
+  EXTRA=(actor_rollout_ref.rollout.n=8)
+else
+  EXTRA=(actor_rollout_ref.rollout.n=4)
+fi
+launch() {
+  local name=$1; shift
+  python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$MODEL trainer.nnodes=$NODES \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=$TP actor_rollout_ref.rollout.name=$name "${EXTRA[@]}"
+}
+unused() { python3 -m verl.trainer.main_ppo a.b=1 c.d=2 e.f=3 g.h=4 i.j=5 k.l=6 m.n=7; }
+for engine in vllm sglang; do
+  launch $engine
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "model", "samples"),
+    [(["1=7b"], "Qwen/Qwen3-8B", 8), (["1=32b"], "Qwen/Qwen3-32B", 4), (["1=32b", "NODES=2"], "Qwen/Qwen3-32B", 16)],
+)
+def test_branches_of_a_script_are_taken_by_the_values_given(
+    given: list[str], model: str, samples: int, tmp_path: Path
+) -> None:
+    (tmp_path / "run.sh").write_text(LAUNCH)
+    keys = import_config([tmp_path / "run.sh", *given], "verl==0.9").source.keys
+    assert (keys["actor_rollout_ref.model.path"], keys[R + "n"], keys[R + "name"]) == (model, samples, "vllm")
+    assert keys["trainer.nnodes"] == (2 if "NODES=2" in given else 1)
+
+
+def test_branches_that_nobody_decides_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(LAUNCH)
+    with pytest.raises(SpecError, match=r"line 2: case \$1 has the branches 7b\|8b, 32b"):
+        import_config([tmp_path / "run.sh"], "verl==0.9")
+    undecided = "if grep -q big /proc/cpuinfo; then TP=8; else TP=2; fi\n"
+    launch = "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=8"
+    (tmp_path / "run.sh").write_text(f"{undecided}{launch} {R}tensor_model_parallel_size=$TP\n")
+    with pytest.raises(SpecError, match="line 1: if grep -q big"):
+        import_config([tmp_path / "run.sh"], "verl==0.9")
+    (tmp_path / "run.sh").write_text(f"{undecided}{launch}\n")  # what does not hang on it is read
+    assert import_config([tmp_path / "run.sh"], "verl==0.9").source.keys[R + "n"] == 8
+
+
+def test_uneven_stages_raise_no_alarm_where_the_framework_takes_them(tmp_path: Path) -> None:
+    """61 layers: slime and verl take the last stage's layers alone; AReaL spreads what is left over by itself."""
+    flags = ("--actor-num-nodes 16 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint /ckpt/DeepSeek-V3 "
+             "--rollout-batch-size 128 --n-samples-per-prompt 8 --global-batch-size 1024 --num-rollout 9 "
+             "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --rollout-max-response-len 4096 "
+             "--decoder-last-pipeline-num-layers 13 --use-dynamic-batch-size --max-tokens-per-gpu 8192 "
+             "--rollout-num-gpus-per-engine 64")  # fmt: skip
+    (tmp_path / "run.sh").write_text(f"python3 train.py {flags}\n")
+    read = import_config([tmp_path / "run.sh"], "slime")
+    assert (read.run.trainer.first_stage_layers, read.run.trainer.last_stage_layers) == (None, 13)
+    assert "megatron_layers" not in {f.rule for f in audit(read, plan=False, predict=False).findings}
+    rules = {rule.id: rule for rule in framework_facts("areal").rules}
+    deep = with_values(read.run, {"trainer.virtual_pipeline": 1}).names(load_architecture("DeepSeek-V3"))
+    assert rules["megatron_layers"].holds(deep) == True  # noqa: E712
+
+
+def test_a_config_group_on_a_line_of_its_own_is_no_variable(tmp_path: Path) -> None:
+    (tmp_path / "o.txt").write_text("model_engine=megatron\nactor_rollout_ref.rollout.name=vllm\n")
+    assert import_config([tmp_path / "o.txt"], "verl==0.9").run.trainer.backend == "megatron"

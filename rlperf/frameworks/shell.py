@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 _ASSIGN = re.compile(r"^(?:export\s+|declare\s+(?:-\w+\s+)*|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
 _VARIABLE = re.compile(
-    r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?\}"
-    r"|\$\{([A-Za-z_]\w*):?[-=]((?:[^{}]|\{[^{}]*\})*)\}"
-    r"|\$([A-Za-z_]\w*)"
+    r"\$\{(\d+|[A-Za-z_]\w*)(?:\[[@*]\])?\}"
+    r"|\$\{(\d+|[A-Za-z_]\w*):?[-=]((?:[^{}]|\{[^{}]*\})*)\}"
+    r"|\$(\d|[A-Za-z_]\w*)"
 )
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _ARRAY_USE = re.compile(r"^\$\{([A-Za-z_]\w*)\[[@*]\]\}$")
@@ -30,58 +30,81 @@ class Word:
     line: int
 
 
+@dataclass(frozen=True)
+class Command:
+    """A command with its words; ``asks``: branches of the script that decide its words and that nobody decided."""
+
+    words: list[Word]
+    asks: tuple[str, ...] = ()
+
+
 @dataclass
-class _Shell:
-    """Variables and arrays as assigned so far."""
+class Shell:
+    """Variables, arrays and functions as assigned so far.
+
+    asks : variable -> the undecided branch that it is assigned in; touched : those that the last expansion asked for
+    """
 
     scalars: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[Word]] = field(default_factory=dict)
+    asks: dict[str, str] = field(default_factory=dict)
+    touched: set[str] = field(default_factory=set)
+
+    def asked_for(self, name: str) -> None:
+        """A variable is read: what decides it is remembered."""
+        if name in self.asks:
+            self.touched.add(self.asks[name])
 
 
-def commands(text: str) -> list[list[Word]]:
-    """Every command of a script with its words expanded, assignments taken away.
+@dataclass(frozen=True)
+class Statement:
+    """Raw words with their lines, and the operator in front: a line's end, ``;``, ``;;``, ``&&``, ``||``, ``|``."""
 
-    >>> [command] = commands('N=8; A=(--tp $N)\\npython x.py "${A[@]}" --dp ${D:-2}')
-    >>> [word.text for word in command]
-    ['python', 'x.py', '--tp', '8', '--dp', '2']
-    """
-    shell = _Shell()
-    found = []
-    for statement in _statements(text):
-        words: list[Word] = []
-        for index, (raw, line) in enumerate(statement):
-            match = _ASSIGN.match(raw) if index == len(words) == 0 or not words else None
-            if match and not words:
-                _assign(shell, match, line)
-            elif raw not in ("export", "then", "do", "else", "fi", "done"):
-                words += _expand(raw, line, shell)
-        if words:
-            found.append(words)
-    return found
+    words: tuple[tuple[str, int], ...]
+    before: str = "\n"
+
+    @property
+    def head(self) -> str:
+        """Its first raw word."""
+        return self.words[0][0]
 
 
-def _assign(shell: _Shell, match: re.Match[str], line: int) -> None:
+def assignment(raw: str) -> re.Match[str] | None:
+    """Name, ``+`` or nothing, and value of a raw word that assigns a variable."""
+    return _ASSIGN.match(raw)
+
+
+def assign(shell: Shell, match: re.Match[str], line: int) -> None:
+    """An assignment; a value that an undecided branch decides makes its variable undecided, too."""
     name, append, value = match.groups()
+    shell.touched.clear()
     if value.startswith("(") and value.endswith(")"):
-        items = [word for raw, at in _raw_words(value[1:-1], line) for word in _expand(raw, at, shell)]
+        items = [word for raw, at in _raw_words(value[1:-1], line) for word in expand(raw, at, shell)]
         shell.arrays[name] = [*shell.arrays.get(name, []), *items] if append else items
     else:
-        text = "".join(word.text for word in _expand(value, line, shell, split=False))
+        text = "".join(word.text for word in expand(value, line, shell, split=False))
         shell.scalars[name] = shell.scalars.get(name, "") + text if append else text
+    if shell.touched:
+        shell.asks[name] = min(shell.touched)
+    elif not append:
+        shell.asks.pop(name, None)
 
 
-def _statements(text: str) -> Iterator[list[tuple[str, int]]]:
-    """Statements as raw words with their lines; ends at newline, ``;``, ``&&``, ``||``, ``|`` outside of brackets."""
-    statement: list[tuple[str, int]] = []
+def statements(text: str) -> Iterator[Statement]:
+    """Statements; they end at a line's end, ``;``, ``;;``, ``&&``, ``||``, ``|``, ``&`` outside of brackets."""
+    words: list[tuple[str, int]] = []
+    before = "\n"
     for raw, line in _raw_words(text, 1, operators=True):
-        if raw in ("\n", ";", "&&", "||", "|", "&"):
-            if statement:
-                yield statement
-            statement = []
-        else:
-            statement.append((raw, line))
-    if statement:
-        yield statement
+        if raw not in ("\n", ";", ";;", "&&", "||", "|", "&"):
+            words.append((raw, line))
+            continue
+        if words:
+            yield Statement(tuple(words), before)
+            words, before = [], raw
+        elif raw == ";;":
+            before = raw
+    if words:
+        yield Statement(tuple(words), before)
 
 
 def _raw_words(text: str, line: int, *, operators: bool = False) -> Iterator[tuple[str, int]]:
@@ -112,7 +135,7 @@ def _raw_words(text: str, line: int, *, operators: bool = False) -> Iterator[tup
             if word:
                 yield word, started
                 word = ""
-            token = text[position : position + 2] if text[position : position + 2] in ("&&", "||") else char
+            token = text[position : position + 2] if text[position : position + 2] in ("&&", "||", ";;") else char
             if operators and (char == "\n" or not char.isspace()):
                 yield token, line
             line += char == "\n"
@@ -152,11 +175,12 @@ def _closing(text: str, start: int) -> int:
     return len(text)
 
 
-def _expand(raw: str, line: int, shell: _Shell, *, split: bool = True) -> list[Word]:
+def expand(raw: str, line: int, shell: Shell, *, split: bool = True) -> list[Word]:
     """A raw word with its quotes removed and variables filled in; an array is all its words."""
     bare = raw[1:-1] if len(raw) > 1 and raw[0] == raw[-1] == '"' else raw
     match = _ARRAY_USE.match(bare)
     if match:
+        shell.asked_for(match[1])
         return list(shell.arrays.get(match[1], []))
     if raw[:1] == raw[-1:] == "'" and len(raw) > 1 and "'" not in raw[1:-1]:
         return [Word(raw[1:-1], line)]
@@ -189,7 +213,7 @@ def _unquote(raw: str, substitute: Callable[[str], str]) -> tuple[str, bool]:
 _WHERE_SET = re.compile(r"\$\{([A-Za-z_]\w*):?\+((?:[^{}]|\{[^{}]*\})*)\}")
 
 
-def _substitute(text: str, shell: _Shell) -> str:
+def _substitute(text: str, shell: Shell) -> str:
     """``text`` with known variables and arithmetic filled in."""
 
     def where_set(match: re.Match[str]) -> str:
@@ -199,6 +223,7 @@ def _substitute(text: str, shell: _Shell) -> str:
 
     def fill(match: re.Match[str]) -> str:
         name = match[1] or match[2] or match[4]
+        shell.asked_for(name)
         if name in shell.arrays:
             return " ".join(word.text for word in shell.arrays[name])
         if shell.scalars.get(name):
@@ -215,7 +240,7 @@ def _substitute(text: str, shell: _Shell) -> str:
     return text
 
 
-def _arithmetic(match: re.Match[str], shell: _Shell) -> str:
+def _arithmetic(match: re.Match[str], shell: Shell) -> str:
     """``$((a * 2))`` over whole numbers; anything else stays."""
     text = re.sub(r"[A-Za-z_]\w*", lambda name: shell.scalars.get(name[0], name[0]), match[1])
     if not re.fullmatch(r"[\d\s+\-*/%()]+", text):

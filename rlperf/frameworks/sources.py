@@ -15,13 +15,16 @@ from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import Source
 from rlperf.frameworks.keytable import Value, flatten
 from rlperf.frameworks.registry import FRAMEWORKS
-from rlperf.frameworks.shell import Word, commands
+from rlperf.frameworks.shell import Word
+from rlperf.frameworks.shell_flow import commands, run
 from rlperf.specs.reader import Document, parse_document, read_text, reading
 
 _OVERRIDE = re.compile(r"^(\+\+|\+|~)?([A-Za-z_][\w./@-]*)=(.*)$", re.DOTALL)
 _ENTRY = re.compile(r"(?:^|/)(train\.py|train_async\.py|run_grpo\.py|\w+\.py)$")
 _ENVIRONMENT = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}|\$([A-Z_][A-Z0-9_]*)")
 """What the shell would have filled in before hydra saw it: OmegaConf asks the environment by a resolver."""
+_GIVEN = re.compile(r"^(\w+)=(.*)$", re.DOTALL)
+_LONE = re.compile(r"^([a-z]\w*=)", re.MULTILINE)
 _MODULES = tuple(f"{name}." for name in FRAMEWORKS)
 _LAUNCHER = {
     "num_processes": "num_processes",
@@ -42,6 +45,7 @@ class _Gathered:
     bases: list[str] = field(default_factory=list)
     additions: set[str] = field(default_factory=set)
     launcher: dict[str, Value] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
 
     def put(self, key: str, value: Value, file: str, line: int | None) -> None:
         """Set a key; a mapping that replaces a section, or a section below a value, takes the old away."""
@@ -67,12 +71,16 @@ class _Gathered:
 def read_source(paths: Sequence[Path | str]) -> Source:
     """All files of one configuration, in order, later keys winning.
 
-    YAML and JSON files are nested keys; ``.sh`` files launch scripts; anything else flags or hydra overrides.
+    YAML and JSON files are nested keys; ``.sh`` files launch scripts; anything else flags or hydra overrides. What is
+    no file but ``NAME=value`` is a variable that the scripts are started with, ``1=value`` their first argument.
     """
     if not paths:
         raise SpecError("no configuration is named")
-    gathered = _Gathered()
+    stated = {str(path): match for path in paths if (match := _GIVEN.match(str(path))) and not Path(path).exists()}
+    gathered = _Gathered(given={match[1]: match[2] for match in stated.values()})
     for path in paths:
+        if str(path) in stated:
+            continue
         with reading(path):
             _read_one(Path(path), gathered)
     return gathered.source()
@@ -145,17 +153,22 @@ def _read_base(base: Value, path: Path, document: Document, gathered: _Gathered,
 def _read_commands(text: str, path: Path, gathered: _Gathered) -> None:
     """The command of a script that starts a framework: the one with the most arguments that look like settings."""
     best: list[Word] = []
+    asks: tuple[str, ...] = ()
     score = 0
-    for words in commands(text):
+    for command in run(text, gathered.given):
+        words = command.words
         if words[0].text in ("source", ".") and len(words) == 2 and "models/" in words[1].text:
             # not read: what it states beside the launch is the framework's own
             gathered.bases.append(_within_checkout(words[1].text))
         settings = sum(word.text.startswith("--") or bool(_OVERRIDE.match(word.text)) for word in words)
         launches = any(_is_entry(word.text) for word in words)
         if settings + 100 * launches > score:
-            best, score = words, settings + 100 * launches
+            best, asks, score = words, command.asks, settings + 100 * launches
     if score == 0:
         raise SpecError(Problem("no command in it starts a framework with settings", str(path)))
+    if asks:
+        hint = "say which, as NAME=value (an argument: 1=value) behind the file"
+        raise SpecError([Problem(f"its settings depend on {ask}", str(path), suggestion=hint) for ask in asks])
     _read_words(best, path, gathered)
 
 
@@ -171,7 +184,9 @@ def _within_checkout(text: str) -> str:
 def _read_arguments(text: str, path: Path, gathered: _Gathered) -> None:
     """One or more arguments a line: hydra overrides or flags, with or without the program in front."""
     words: list[Word] = []
-    for command in commands(text.replace("\\\n", " \n")):
+    # `model_engine=megatron` on a line of its own is hydra's, not a variable of the shell
+    text = _LONE.sub(r": \1", text.replace("\\\n", " \n"))
+    for command in commands(text):
         words += command
     if not any(word.text.startswith("--") or _OVERRIDE.match(word.text) for word in words):
         raise SpecError(Problem("holds neither YAML, nor key=value overrides, nor --flags", str(path), 1))

@@ -44,6 +44,7 @@ def _trainer_names(
         dynamic=True,
         lora_rank=lora_rank,
         first_stage_layers=np.where(architecture.layers % layout.pipeline_parallel, 1, 0),
+        last_stage_layers=0,
     )
 
 

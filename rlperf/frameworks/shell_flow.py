@@ -1,0 +1,293 @@
+"""Which statements of a launch script run: ``if``, ``case``, loops and functions, decided by the values that are known.
+
+Nothing is executed. A variable that nobody sets is empty, as it is where the script is started without it. What cannot
+be decided (a test of files, a ``case`` over an argument that is not given) is not guessed: a command whose words hang
+on it says so in `Command.asks`, with the branches. Branches that end the script (``exit``) are guards, and not taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from rlperf.frameworks.shell import Command, Shell, Statement, Word, assign, assignment, expand, statements
+
+_ALONE = {"if", "elif", "while", "until", "then", "else", "do", "{", "}", "fi", "done", "esac"}
+_DECLARES = {"export", "local", "declare", "readonly", "-x", "-a", "-r"}
+_LOOPS = {"for", "while", "until", "select"}
+_UNSET = re.compile(r"\$\{?(?:\d+|[A-Za-z_]\w*|[@*])\}?")
+_COMPARED: Mapping[str, Callable[[str, str], bool]] = {
+    "=": lambda a, b: a == b, "==": lambda a, b: fnmatchcase(a, b), "!=": lambda a, b: not fnmatchcase(a, b),
+    "-eq": lambda a, b: int(a) == int(b), "-ne": lambda a, b: int(a) != int(b), "-gt": lambda a, b: int(a) > int(b),
+    "-ge": lambda a, b: int(a) >= int(b), "-lt": lambda a, b: int(a) < int(b), "-le": lambda a, b: int(a) <= int(b),
+}  # fmt: skip
+_DEPTH = 16
+
+
+def commands(text: str) -> list[list[Word]]:
+    """Every command of a script that runs, with its words expanded, assignments taken away.
+
+    >>> [command] = commands('N=8; A=(--tp $N)\\npython x.py "${A[@]}" --dp ${D:-2}')
+    >>> [word.text for word in command]
+    ['python', 'x.py', '--tp', '8', '--dp', '2']
+    """
+    return [command.words for command in run(text)]
+
+
+def run(text: str, given: Mapping[str, str] | None = None) -> list[Command]:
+    """The commands of a script started with ``given`` variables and arguments (``{"MODEL": "7b", "1": "train"}``).
+
+    >>> script = 'case $1 in small) N=1;; *) N=8;; esac; python x.py --n $N'
+    >>> [word.text for word in run(script, {"1": "small"})[0].words], run(script)[0].asks
+    (['python', 'x.py', '--n', '1'], ('line 1: case $1 has the branches small, *',))
+    """
+    flow = _Flow(Shell(scalars=dict(given or {})))
+    flow.block([part for statement in statements(text) for part in _parts(statement)])
+    return flow.found
+
+
+def _parts(statement: Statement) -> list[Statement]:
+    """A statement with the reserved words in front as statements of their own."""
+    parts, words, before = [], list(statement.words), statement.before
+    while words:
+        raw, line = words[0]
+        if len(words) > 1 and words[1][0] == "()":  # `name ()` for `name()`
+            words[:2] = [(raw + "()", line)]
+            raw = words[0][0]
+        if raw == "function" and len(words) > 1:
+            words[:2] = [(words[1][0].removesuffix("()") + "()", line)]
+            raw = words[0][0]
+        if raw not in _ALONE and not raw.endswith("()"):
+            break
+        parts.append(Statement((words.pop(0),), before))
+        before = "\n"
+    return [*parts, Statement(tuple(words), before)] if words else parts
+
+
+@dataclass
+class _Flow:
+    """A script as it runs: its variables, its functions, and the commands met so far."""
+
+    shell: Shell
+    functions: dict[str, list[Statement]] = field(default_factory=dict)
+    found: list[Command] = field(default_factory=list)
+    undecided: tuple[str, ...] = ()
+    last: bool | None = None
+    depth: int = 0
+
+    def block(self, body: Sequence[Statement]) -> None:
+        """Statements in their order."""
+        at = 0
+        while at < len(body):
+            at = self._one(body, at)
+
+    def _one(self, body: Sequence[Statement], at: int) -> int:
+        """One statement, or one compound of several; the position behind it."""
+        statement = body[at]
+        head = statement.head
+        skipped = (statement.before, self.last) in (("&&", False), ("||", True))
+        if head == "if":
+            end = _closing(body, at, {"if"}, "fi")
+            self._if(body[at:end])
+        elif head == "case":
+            end = _closing(body, at, {"case"}, "esac")
+            self._case(body[at:end])
+        elif head in _LOOPS:
+            end = _closing(body, at, _LOOPS, "done")
+            self._loop(body[at:end])
+        elif head.endswith("()"):
+            end = _closing(body, at + 1, {"{"}, "}")
+            self.functions[head[:-2]] = list(body[at + 2 : end])
+        else:
+            if not skipped:
+                self._simple(statement)
+            return at + 1
+        self.last = None
+        return end + 1
+
+    def _simple(self, statement: Statement) -> None:
+        """An assignment, a test, a call of a function, or a command."""
+        shell, words = self.shell, statement.words
+        self.last = None
+        if statement.head in ("[", "[[", "test", "true", "false"):
+            self.last = self._test(words)
+            return
+        if statement.head in self.functions and self.depth < _DEPTH:
+            self._call(statement)
+            return
+        while words and (words[0][0] in _DECLARES or assignment(words[0][0])):
+            if match := assignment(words[0][0]):
+                assign(shell, match, words[0][1])
+            words = words[1:]
+        shell.touched.clear()
+        said = [word for raw, line in words for word in expand(raw, line, shell)]
+        if said:
+            self.found.append(Command(said, (*self.undecided, *sorted(shell.touched))))
+
+    def _call(self, statement: Statement) -> None:
+        """A function with its arguments."""
+        arguments = [word.text for raw, line in statement.words[1:] for word in expand(raw, line, self.shell)]
+        kept = {name: text for name, text in self.shell.scalars.items() if name.isdigit()}
+        self._positional({str(number): text for number, text in enumerate(arguments, 1)})
+        self.depth += 1
+        self.block(self.functions[statement.head])
+        self.depth -= 1
+        self._positional(kept)
+
+    def _positional(self, arguments: Mapping[str, str]) -> None:
+        scalars = {name: text for name, text in self.shell.scalars.items() if not name.isdigit()}
+        self.shell.scalars = {**scalars, **arguments}
+
+    def _if(self, body: Sequence[Statement]) -> None:
+        """The first branch whose condition holds; none is taken where one before it cannot be decided."""
+        parts = _sections(body, "if", "fi", ("elif", "then", "else"))
+        conditions = [part for word, part in parts if word in ("if", "elif")]
+        bodies = [part for word, part in parts if word in ("then", "else")]
+        for condition, taken in zip([*conditions, None], bodies, strict=False):
+            holds = True if condition is None else self._holds(condition)
+            if holds is None:
+                said = " ".join(raw for statement in condition or () for raw, _ in statement.words)
+                self._ask(f"line {body[0].words[0][1]}: if {said}", bodies)
+                return
+            if holds and not _ends(taken):
+                self.block(taken)
+                return
+
+    def _case(self, body: Sequence[Statement]) -> None:
+        """The branch whose pattern the word matches."""
+        raw, line = body[0].words[1]
+        subject = "".join(word.text for word in expand(raw, line, self.shell, split=False))
+        arms = _arms(body)
+        match = next((arm for patterns, arm in arms if any(fnmatchcase(subject, each) for each in patterns)), None)
+        if "$" not in subject and "`" not in subject and (match is None or not _ends(match)):
+            self.block(match or [])
+            return
+        branches = ", ".join("|".join(patterns) for patterns, arm in arms if not _ends(arm))
+        word = raw.strip("\"'")
+        self._ask(f"line {line}: case {word} has the branches {branches}", [arm for _, arm in arms if not _ends(arm)])
+
+    def _loop(self, body: Sequence[Statement]) -> None:
+        """A loop once: over a list, with its first item."""
+        first = body[0]
+        if first.head == "for" and len(first.words) > 3 and first.words[2][0] == "in":
+            items = [word.text for raw, line in first.words[3:] for word in expand(raw, line, self.shell)]
+            if items and "$" not in items[0]:
+                self.shell.scalars[first.words[1][0]] = items[0]
+        parts = _sections(body, first.head, "done", ("do",))
+        self.block(next((part for word, part in parts if word == "do"), []))
+
+    def _ask(self, question: str, bodies: Sequence[Sequence[Statement]]) -> None:
+        """What undecided branches assign hangs on them; what they launch does, too."""
+        for body in bodies:
+            other = _Flow(deepcopy(self.shell), self.functions, [], (*self.undecided, question), depth=self.depth + 1)
+            if other.depth < _DEPTH:
+                other.block(body)
+                self.found += other.found
+            for name in {**other.shell.scalars, **other.shell.arrays}:
+                was = self.shell.scalars.get(name), self.shell.arrays.get(name)
+                if was != (other.shell.scalars.get(name), other.shell.arrays.get(name)):
+                    self.shell.asks[name] = question
+
+    def _holds(self, condition: Sequence[Statement]) -> bool | None:
+        """Whether a condition holds; None where that cannot be said."""
+        value: bool | None = None
+        for statement in condition:
+            found = self._test(statement.words)
+            if statement.before == "&&":
+                value = False if False in (value, found) else None if None in (value, found) else True
+            elif statement.before == "||":
+                value = True if True in (value, found) else None if None in (value, found) else False
+            else:
+                value = found
+        return value
+
+    def _test(self, words: Sequence[tuple[str, int]]) -> bool | None:
+        """``[ a = b ]`` and its like; an unset variable is empty, as it is in the shell."""
+        texts = [self._known(raw, line) for raw, line in words if raw not in ("[", "[[", "]", "]]", "test")]
+        negated = bool(texts) and texts[0] == "!"
+        texts = texts[1:] if negated else texts
+        if any(text is None for text in texts):
+            return None
+        found = _verdict([text for text in texts if text is not None])
+        return None if found is None else found != negated
+
+    def _known(self, raw: str, line: int) -> str | None:
+        """The text of a word; None where the shell would have to run something, or an undecided branch set it."""
+        self.shell.touched.clear()
+        count = sum(name.isdigit() for name in self.shell.scalars)
+        expanded = expand(raw.replace("$#", str(count)), line, self.shell, split=False)
+        text = "".join(word.text for word in expanded)
+        return None if "$(" in text or "`" in text or self.shell.touched else _UNSET.sub("", text)
+
+
+def _verdict(texts: Sequence[str]) -> bool | None:
+    if len(texts) == 1:
+        return {"true": True, "false": False}.get(texts[0], bool(texts[0]))
+    if len(texts) == 2 and texts[0] in ("-z", "-n"):
+        return (texts[1] == "") == (texts[0] == "-z")
+    if len(texts) == 3 and texts[1] in _COMPARED:
+        try:
+            return bool(_COMPARED[texts[1]](texts[0], texts[2]))
+        except ValueError:
+            return None
+    return None
+
+
+def _closing(body: Sequence[Statement], at: int, opens: set[str], closes: str) -> int:
+    """Position of the word that ends the compound which opens at ``at``; the end where none does."""
+    depth = 0
+    for index in range(at, len(body)):
+        depth += (body[index].head in opens) - (body[index].head == closes)
+        if depth <= 0:
+            return index
+    return len(body)
+
+
+def _sections(
+    body: Sequence[Statement], opens: str, closes: str, between: Sequence[str]
+) -> list[tuple[str, list[Statement]]]:
+    """(word, statements behind it) of the outermost level of a compound."""
+    sections: list[tuple[str, list[Statement]]] = [(opens, [])]
+    nested = {"if": 0, "case": 0, "loop": 0}
+    for statement in body[1:]:
+        head = statement.head
+        nested["if"] += (head == "if") - (head == "fi")
+        nested["case"] += (head == "case") - (head == "esac")
+        nested["loop"] += (head in _LOOPS) - (head == "done")
+        if head in between and not any(nested.values()):
+            sections.append((head, []))
+        elif head != closes or any(nested.values()):
+            sections[-1][1].append(statement)
+    return sections
+
+
+def _arms(body: Sequence[Statement]) -> list[tuple[list[str], list[Statement]]]:
+    """Patterns and statements of every branch of a ``case``."""
+    arms: list[tuple[list[str], list[Statement]]] = []
+    patterns: list[str] = []
+    inside, nested = False, 0
+    for index, statement in enumerate(body):
+        words = statement.words[3:] if index == 0 else statement.words
+        if inside and statement.before == ";;" and not nested:
+            inside, patterns = False, []
+        if not inside:
+            while words and not inside:
+                raw, words = words[0][0], words[1:]
+                patterns.append(raw.strip("()").strip("\"'"))
+                inside = raw.endswith(")")
+            if inside:
+                arms.append((patterns, []))
+        if inside and words:
+            rest = Statement(tuple(words), "\n" if words != statement.words else statement.before)
+            for part in _parts(rest):
+                nested += (part.head == "case") - (part.head == "esac")
+                arms[-1][1].append(part)
+    return arms
+
+
+def _ends(body: Sequence[Statement]) -> bool:
+    """Whether a branch ends the script: a guard against a wrong call."""
+    return any(statement.head in ("exit", "return") for statement in body)

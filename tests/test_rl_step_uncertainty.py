@@ -31,6 +31,18 @@ def drawn_seconds(seconds: Callable[[LengthTable], float], table: LengthTable, *
     return np.array([seconds(bootstrap(table, random)) for _ in range(draws)])
 
 
+def test_a_release_that_nobody_measured_is_extrapolated_and_says_so() -> None:
+    known, later = (load_framework_calibration(f"nemo_rl=={v}", "megatron") for v in ("0.5", "0.8"))
+    assert not known.release_note
+    assert "0.8 is extrapolated" in later.release_note
+    assert later.step_spread.high > known.step_spread.high
+    assert later.step_spread.low < known.step_spread.low
+    # two releases beyond the last that was measured
+    expected = np.hypot(np.log(known.step_spread.high), 1.645 * 2 * known.release_spread)
+    assert np.log(later.step_spread.high) == pytest.approx(expected)
+    assert load_framework_calibration("nemo_rl==0.2", "megatron").release_note
+
+
 def test_bootstrap_draws_whole_groups() -> None:
     trajectories = drawn(0)
     again = bootstrap(trajectories, np.random.default_rng(1))

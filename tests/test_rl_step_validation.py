@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import rlperf
 from rlperf.calibrate.assumed_lengths import AssumedLengths
+from rlperf.calibrate.leave_out_rl_step import predict_groups, stranger
 from rlperf.calibrate.rl_framework import CONSTANTS, constant, fit_framework, with_constants
 from rlperf.calibrate.rl_step_predict import predict_step
 from rlperf.calibrate.rl_step_rows import configuration_digest, configuration_key, mode_of, read_row
@@ -21,7 +23,7 @@ from rlperf.calibrate.rl_step_software import software_of
 from rlperf.calibrate.splits import is_new
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate import Report, validate_file
-from rlperf.calibrate.validate_rl_step import stratum
+from rlperf.calibrate.validate_rl_step import predictions_of, stratum
 from rlperf.errors import SpecError
 from rlperf.sim.rl_step.overheads import reference_swap_s
 from rlperf.specs.rl_calibration import load_framework_calibration
@@ -410,3 +412,34 @@ def test_rows_that_no_job_states_as_they_are_are_predicted_as_the_nearest_one(ch
 def test_a_row_that_cannot_be_a_job_is_refused_not_a_crash() -> None:
     with pytest.raises(SpecError, match="cannot be asked as a job"):
         predict_step(read_row(ROW | {"isl_mean": "0.3"}))
+
+
+@pytest.mark.data
+def test_a_framework_left_out_has_its_relatives_overheads_and_its_own_mechanisms(measured_data: Path) -> None:
+    table = read_table(measured_data / "measured" / "rl_step.csv")
+    some = replace(table, rows=tuple(row for row in table if row.row_id in ("nemo_rl_v0_4_0004", "verl_0039")))
+    groups = {group.name: group for group in predict_groups(Path("rl_step.csv"), some, "framework")}
+    assert {name: group.borrowed for name, group in groups.items()} == {
+        "nemo_rl_megatron": "verl_megatron",
+        "verl_megatron": "nemo_rl_megatron",
+    }
+    own = load_framework_calibration("nemo_rl_megatron")
+    strange, relative = stranger(own), load_framework_calibration("verl_megatron")
+    assert constant(strange, "engine_host") == constant(relative, "engine_host")
+    assert strange.training.batching == own.training.batching  # read from its source, no measurement
+    for group in groups.values():
+        (seen,), (left) = group.seen, group.left_out
+        assert seen.predicted != left[0].predicted
+    with pytest.raises(SpecError, match="not a family"):
+        predict_groups(Path("rl_step.csv"), some, "family")
+
+
+def test_stages_are_summed_up_by_framework_and_release_and_the_rest_is_one_of_them() -> None:
+    stages = {"measured_rollout_s": "20", "measured_scoring_s": "8", "measured_train_s": "15"}
+    row = read_row(ROW | stages | {"measured_weight_sync_s": "4", "framework_version": "v0.4"})
+    assert row.measured["rest_s"] == pytest.approx(3.0)
+    found = {one.metric: one for one in predictions_of(predict_step(row))}
+    assert found["scoring_s"].stratum == "nemo_rl_megatron v0.4"
+    named = ("rollout_s", "scoring_s", "train_s", "weight_sync_s", "rest_s")
+    assert sum(found[name].predicted for name in named) == pytest.approx(found["step_s"].predicted)
+    assert "rest_s" not in read_row(ROW | stages).measured

@@ -141,7 +141,7 @@ def context_of(row: StepRow, law: AssumedLengths, framework: FrameworkCalibratio
 
     ``framework`` replaces the shipped calibration (fits use it).
     """
-    job, facts = job_of(row), framework or load_framework_calibration(row.framework)
+    job, facts = job_of(row), framework or load_framework_calibration(row.framework).at_release(row.release)
     cluster = row.hardware.cluster.model_copy(update={"nodes": job.nodes})
     hardware = replace(row.hardware, cluster=cluster)
     recording, task = Recording(lengths_of(row, law)), job.tasks[0]

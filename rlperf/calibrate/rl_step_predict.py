@@ -36,6 +36,8 @@ DRAWS = 4
 """Bootstrapped rl_steps behind an interval."""
 STAGES = {"rollout_s": "rollout_s", "scoring_s": "scoring_s", "train_s": "training_s", "weight_sync_s": "weight_sync_s"}
 """Column of a measured stage -> the stage."""
+REST = "rest_s"
+"""What lies in none of the stages, where an rl_step publishes all of them and runs them in turn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +84,8 @@ class StepPrediction:
         """Seconds under a column's name: step_s, rollout_s, scoring_s, train_s, weight_sync_s."""
         if metric == "step_s":
             return self.rl_step_s
+        if metric == REST:
+            return self.rl_step_s - sum(self.stage_s(name) for name in STAGES)
         if metric == "rollout_s":
             # where rollouts overlap, a stage's share of the rl_step is its throughput; what is measured is a batch
             return float(self.evaluation.rollout.makespan_s.mean())
@@ -110,6 +114,9 @@ class StepPrediction:
 
     def stage_interval(self, metric: str) -> tuple[float, float]:
         """5th and 95th percentile of a stage [s]: once the mean length is given, its law moves the rollout alone."""
+        if metric == REST:
+            spread = self.framework.step.provenance
+            return self.stage_s(metric) * spread.low, self.stage_s(metric) * spread.high
         lengths = self.law_spread if metric == "rollout_s" else 0.0
         site, trainer = self.context.site, self.evaluation.trainer
         mode = self.evaluation.configuration.mode

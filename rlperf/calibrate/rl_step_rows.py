@@ -228,7 +228,11 @@ def _mode(row: StepRow) -> Mode:
 def _measured(row: StepRow) -> Mapping[str, float]:
     names = ("step_s", "rollout_s", "scoring_s", "train_s", "weight_sync_s")
     cells = {name: cell(row.row, f"measured_{name}", positive if name == "step_s" else number) for name in names}
-    return {name: seconds for name, seconds in cells.items() if seconds is not None}
+    found = {name: seconds for name, seconds in cells.items() if seconds is not None}
+    rest = 2.0 * found.get("step_s", 0.0) - sum(found.values())
+    if len(found) == len(names) and rest > 0.0 and row.colocated:
+        found["rest_s"] = rest
+    return found
 
 
 def _environment(row: StepRow) -> int | None:
@@ -257,6 +261,7 @@ class StepRow(Reading):
     devices_per_node: int | None = column(count, None, name="gpus_per_node")
     hardware: Hardware = derived(_hardware)
     note: str = column(text, "")
+    release: str = column(text, "", name="framework_version")
     algorithm: str = column(str.upper, "")
 
     printed_total: float | None = column(positive, None, name="seq_mean")

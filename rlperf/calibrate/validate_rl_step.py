@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlperf.calibrate.columns import read
-from rlperf.calibrate.rl_step_predict import STAGES, StepPrediction, predict_step
+from rlperf.calibrate.rl_step_predict import REST, STAGES, StepPrediction, predict_step
 from rlperf.calibrate.rl_step_rows import StepRow, configuration_digest
 from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
@@ -39,7 +39,7 @@ def predictions_of(found: StepPrediction) -> list[PredictedFigure]:
     row = found.row
     low, high = found.interval()
     bounds = {"step_s": (low, high)}
-    for stage in STAGES:
+    for stage in (*STAGES, REST):
         if stage in row.measured:
             bounds[stage] = found.stage_interval(stage)
     return [
@@ -55,7 +55,7 @@ def predictions_of(found: StepPrediction) -> list[PredictedFigure]:
             assumed=(f"response lengths: {found.law}, cut at {row.cap_tokens:.0f} tokens", *row.assumed),
             extrapolated=row.hardware.calibration.extrapolated or not found.framework.calibrated_on,
             used_in_calibration=seen(found, metric),
-            stratum=stratum(row),
+            stratum=stratum(row) if metric == "step_s" else release_of(row),
         )
         for metric in row.measured
         if metric in bounds
@@ -76,6 +76,11 @@ def seen(found: StepPrediction, metric: str = "step_s") -> bool:
     if framework.adapters is not None and found.row.lora_rank:
         stages["rollout_s"] = framework.adapters.eager_row.provenance
     return metric in stages and found.row.row_id in stages[metric].rows
+
+
+def release_of(row: StepRow) -> str:
+    """Framework with its trainer, and release, by which stages are summed up: ``nemo_rl_megatron v0.3``."""
+    return f"{row.framework} {row.release}".strip()
 
 
 def stratum(row: StepRow) -> str:

@@ -41,6 +41,7 @@ COMMANDS = {
     "compare": Entry("rlperf.cli.compare:compare", "Two jobs or plans under common random numbers."),
     "export": Entry("rlperf.cli.export:export", "Write a plan as a framework's config and launch command."),
     "import": Entry("rlperf.cli.import_:import_", "Read a framework's config or launch script into a job."),
+    "verdict": Entry("rlperf.cli.verdict:verdict", "Is this speed normal, and what to change first."),
     "audit": Entry("rlperf.cli.audit:audit", "What is wrong with a framework config, and what to change first."),
     "schema": Entry("rlperf.cli.schema:schema", "JSON schema of a file that rlperf reads or writes."),
     "explain": Entry("rlperf.cli.explain:explain", "Why is it slow? Root causes of an rl_step, ranked."),

@@ -6,10 +6,12 @@ measured is marked ``assumed`` and carries a wide spread.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
@@ -232,6 +234,11 @@ class FrameworkCalibration(Frozen):
     weight_sync: tuple[WeightSyncFit, ...] = Field(min_length=1)
     step_spread: Provenance = Field(description="measured over predicted rl_step on rows left out")
     rerun_spread: float = Field(0.08, ge=0.0, description="standard deviation of ln(time) between runs of one setup")
+    releases: tuple[str, ...] = Field((), description="that rl_steps were measured of, first to last; empty: none")
+    release_spread: NonNegativeFloat = Field(
+        0.0, description="standard deviation of ln(time) of one setup between a release and the next"
+    )
+    release_note: str = Field("", description="how a release that nobody measured is predicted; set by `at_release`")
     calibrated_on: tuple[str, ...] = Field((), description="digests of the configurations that the fits saw")
     unmeasured_spread: float = Field(
         0.35, ge=0.0, description="standard deviation of ln(time) added for architectures unlike all fitted ones"
@@ -241,6 +248,36 @@ class FrameworkCalibration(Frozen):
     def chunks(self, prompts: int, updates: int) -> int:
         """Pieces in which a streamed batch of ``prompts`` groups and ``updates`` optimizer updates is trained [1]."""
         return max(prompts // self.stream_groups if self.stream_groups else updates, 1)
+
+    def at_release(self, version: str) -> FrameworkCalibration:
+        """The same for one release: one that nobody measured is extrapolated, with an interval that says so.
+
+        Setups drift by `release_spread` from one release to the next, in no direction that may be relied on, so that
+        the seconds stay and the interval grows with every release from the nearest that was measured.
+
+        >>> nemo = load_framework_calibration("nemo_rl_megatron")
+        >>> [round(nemo.at_release(v).step_spread.high, 3) for v in ("0.6.0", "0.7.0", "0.8")]
+        [1.11, 1.154, 1.25]
+        """
+        found = re.match(r"v?(\d+)\.(\d+)", version.strip())
+        if found is None or not self.releases or self.release_note:
+            return self
+        known = [tuple(int(part) for part in each.split(".")) for each in self.releases]
+        asked = (int(found.group(1)), int(found.group(2)))
+        apart = min(100 * abs(asked[0] - major) + abs(asked[1] - minor) for major, minor in known)
+        if apart == 0:
+            return self
+        z, wider = 1.645, self.step_spread
+        low, high = (
+            float(np.exp(sign * np.hypot(np.log(value), z * apart * self.release_spread)))
+            for sign, value in ((-1.0, min(wider.low, 1.0)), (1.0, max(wider.high, 1.0)))
+        )
+        note = (
+            f"{self.framework} {asked[0]}.{asked[1]} is extrapolated: rl_steps were measured of "
+            f"{self.releases[0]} to {self.releases[-1]}, and releases differ by {100 * self.release_spread:.0f} % each"
+        )
+        spread = wider.model_copy(update={"low": low, "high": high})
+        return self.model_copy(update={"step_spread": spread, "release_note": note})
 
     def in_mode(self, mode: Mode) -> FrameworkCalibration:
         """The same as it behaves in a mode: what its row says of weights; where both pools meet nothing is interrupted.
@@ -319,7 +356,8 @@ def load_framework_calibration(
     ('nemo_rl_dtensor', 'slime')
     """
     found = _calibrations_of(framework, folder)
-    return next((each for each in found if trainer in each.trainers), found[0])
+    chosen = next((each for each in found if trainer in each.trainers), found[0])
+    return chosen.at_release(framework.partition("==")[2])
 
 
 def framework_trainers(framework: str, folder: Path | str | None = None) -> tuple[str, ...]:

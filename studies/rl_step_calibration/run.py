@@ -19,7 +19,7 @@ import numpy as np
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.rl_framework import constant, fit_framework, with_constants
-from rlperf.calibrate.rl_step_predict import predict_step
+from rlperf.calibrate.rl_step_predict import REST, predict_step
 from rlperf.calibrate.rl_step_rows import StepRow
 from rlperf.calibrate.tables import read_table
 from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
@@ -59,7 +59,8 @@ def errors(framework: FrameworkCalibration, rows: Sequence[StepRow], weight: flo
     found = []
     for row in rows:
         prediction = predict_step(row, framework=framework)
-        found += [weight * float(np.log(prediction.stage_s(name) / value)) for name, value in row.measured.items()]
+        stated = {name: value for name, value in row.measured.items() if name != REST}
+        found += [weight * float(np.log(prediction.stage_s(name) / value)) for name, value in stated.items()]
         if all(name in row.measured for name in STAGES):
             rest = row.measured["step_s"] - sum(row.measured[name] for name in STAGES)
             stages = prediction.stages

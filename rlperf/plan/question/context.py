@@ -62,8 +62,10 @@ class Context:
 
     @property
     def shape_notes(self) -> tuple[str, ...]:
-        """Which shapes stand for architectures that are asked for under another label, each said once."""
-        return tuple(dict.fromkeys(task.shape_note for task in self.tasks if task.shape_note))
+        """Which shapes stand for architectures asked for under another label, and which release is extrapolated."""
+        shapes = [task.shape_note for task in self.tasks]
+        releases = [each.framework.release_note for each in self.trainers]
+        return tuple(dict.fromkeys(note for note in (*shapes, *releases) if note))
 
     @cached_property
     def site(self) -> Site:

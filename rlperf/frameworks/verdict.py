@@ -1,0 +1,131 @@
+"""Verdict: is this speed normal? One line first, then at most three things to change, in the framework's own keys.
+
+It is put together from what an audit finds: the prediction of the configuration as it is with its interval, the log's
+means beside it, offers that were predicted one by one, and the planner's best on the same devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlperf.frameworks.audit import Audit, Compared
+from rlperf.units import human_seconds
+
+CHANGES = 3
+"""Changes that a verdict names at most."""
+LEAST = 0.01
+"""Smallest gain that is worth a change, as a share of the rl_step."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something to change: where, what, and the seconds of an rl_step that it is predicted to gain."""
+
+    key: str
+    advice: str
+    gain_s: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the speed of a run or configuration is worth.
+
+    Attributes
+    ----------
+    rl_step_s : measured where there is a log, else predicted [s]
+    expected_s, low_s, high_s : what this hardware should take: the prediction, its 5th and 95th percentile [s]
+    measured : whether ``rl_step_s`` is from a log
+    slowest : of the logged stages the one that exceeds its prediction by most seconds, where the rl_step is slow
+    changes : largest gain first, at most `CHANGES`
+    best_s : the planner's best on the same devices, where it was asked [s]
+    """
+
+    rl_step_s: float
+    expected_s: float
+    low_s: float
+    high_s: float
+    measured: bool
+    slowest: Compared | None
+    changes: tuple[Change, ...]
+    best_s: float | None
+
+    @property
+    def normal(self) -> bool:
+        """Whether it takes what this hardware should: no longer than the interval, or than 5 % beyond the best plan."""
+        if self.measured:
+            return self.rl_step_s <= self.high_s
+        return self.best_s is None or self.rl_step_s <= 1.05 * self.best_s
+
+    @property
+    def line(self) -> str:
+        """The answer in one line."""
+        took, due = human_seconds(self.rl_step_s), human_seconds(self.expected_s)
+        interval = f"{human_seconds(self.low_s)} .. {human_seconds(self.high_s)}"
+        if not self.measured:
+            said = f"{took} per rl_step is predicted ({interval})"
+            if self.best_s is None:
+                return f"not judged: {said}; a log of the run or the planner's best would tell"
+            if self.normal:
+                return f"normal: {said}, and no plan on this hardware is 5 % faster"
+            more = 100.0 * (self.rl_step_s / self.best_s - 1.0)
+            return f"slow by {more:.0f} %: {said}, where this hardware can do {human_seconds(self.best_s)}"
+        if self.rl_step_s < self.low_s:
+            return f"faster than expected: {took} per rl_step, where this hardware should take {due} ({interval})"
+        if self.normal:
+            return f"normal: {took} per rl_step, where this hardware should take {due} ({interval})"
+        more = 100.0 * (self.rl_step_s / self.expected_s - 1.0)
+        return f"slow by {more:.0f} %: {took} per rl_step, where this hardware should take {due} ({interval})"
+
+
+def verdict_of(found: Audit) -> Verdict | None:
+    """The verdict of an audited configuration, with or without its log; None where nothing could be predicted."""
+    said = found.predicted
+    if said is None:
+        return None
+    stages = [each for each in found.measured if each.stage != "rl_step"]
+    whole = next((each for each in found.measured if each.stage == "rl_step"), None)
+    step = said.rl_step_s if whole is None else whole.measured_s
+    over = [each for each in stages if each.measured_s > each.predicted_s]
+    slow = whole is not None and step > said.high_s and over
+    best = found.best.phases[0].predicted.rl_step_s if found.best else None
+    return Verdict(
+        rl_step_s=step,
+        expected_s=said.rl_step_s,
+        low_s=said.low_s,
+        high_s=said.high_s,
+        measured=whole is not None,
+        slowest=max(over, key=lambda each: each.measured_s - each.predicted_s) if slow else None,
+        changes=_changes(found, said.rl_step_s),
+        best_s=best,
+    )
+
+
+def _changes(found: Audit, step_s: float) -> tuple[Change, ...]:
+    """Offers that were predicted, and the planner's best as a whole; largest gain first."""
+    offers = [Change(each.key, each.advice or each.message, each.gain_s) for each in found.findings if each.gain_s]
+    if found.best is not None:
+        phase = found.best.phases[0]
+        pools = ", ".join(
+            f"{pool.role} TP{pool.layout.tensor_parallel} PP{pool.layout.pipeline_parallel} "
+            f"DP{pool.layout.data_parallel} on {pool.devices}"
+            for pool in phase.pools
+            if pool.role in ("rollout", "trainer")
+        )
+        gain = step_s - phase.predicted.rl_step_s
+        offers.append(Change("the planner's layouts", f"{phase.mode}: {pools} (`rlperf plan`, `rlperf export`)", gain))
+    worth = [each for each in offers if each.gain_s > LEAST * step_s]
+    return tuple(sorted(worth, key=lambda each: -each.gain_s)[:CHANGES])
+
+
+def lines_of(verdict: Verdict) -> Sequence[str]:
+    """The verdict as text: the answer, where a slow run loses it, what to change."""
+    lines = [verdict.line]
+    if verdict.slowest is not None:
+        lines.append(f"look first at {verdict.slowest.words}")
+    for number, change in enumerate(verdict.changes, 1):
+        share = 100.0 * change.gain_s / verdict.expected_s
+        lines.append(f"{number}. {change.key}: {change.advice} [gain {human_seconds(change.gain_s)}, {share:.0f} %]")
+    if not verdict.changes:
+        lines.append("nothing to change is predicted to gain 1 %")
+    return lines

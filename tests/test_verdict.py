@@ -1,0 +1,70 @@
+"""`rlperf verdict`: one line first, then what to change, in the framework's own keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rlperf.cli.main import app
+from rlperf.files import audit_config
+from rlperf.frameworks.audit import Compared
+from rlperf.frameworks.verdict import CHANGES, lines_of, verdict_of
+
+SCRIPT = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen3-8B \\
+  data.train_batch_size=128 data.max_prompt_length=1024 data.max_response_length=4096 actor_rollout_ref.rollout.n=8 \\
+  actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.rollout.tensor_model_parallel_size=8 \\
+  actor_rollout_ref.rollout.name=vllm trainer.n_gpus_per_node=8 trainer.nnodes=1
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("verdict") / "run.sh"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_run_is_normal_slow_or_fast_against_its_own_prediction(script: Path) -> None:
+    found = audit_config(script, cluster="dgx_h100", plan=False)
+    assert found.predicted is not None
+    low, due, high = found.predicted.low_s, found.predicted.rl_step_s, found.predicted.high_s
+
+    def said(seconds: float) -> str:
+        logged = replace(found, measured=(Compared("rollout", seconds, due / 2), Compared("rl_step", seconds, due)))
+        verdict = verdict_of(logged)
+        assert verdict is not None
+        return lines_of(verdict)[0]
+
+    assert said(due).startswith("normal: ")
+    assert said(0.9 * low).startswith("faster than expected: ")
+    assert said(2.0 * high).startswith(f"slow by {100 * (2.0 * high / due - 1):.0f} %: ")
+    assert (
+        "look first at rollout"
+        in lines_of(
+            verdict_of(
+                replace(found, measured=(Compared("rollout", 3 * due, due / 2), Compared("rl_step", 3 * high, due)))
+            )  # type: ignore[arg-type]
+        )[1]
+    )
+
+
+def test_changes_are_the_largest_gains_and_few(script: Path) -> None:
+    found = audit_config(script, cluster="dgx_h100", plan=False)
+    verdict = verdict_of(found)
+    assert verdict is not None
+    gains = [change.gain_s for change in verdict.changes]
+    assert gains == sorted(gains, reverse=True)
+    assert len(gains) <= CHANGES
+    offered = {finding.key: finding.gain_s for finding in found.findings if finding.gain_s}
+    assert offered, "an engine over all eight devices of an 8B has something to gain"
+    assert gains[0] == pytest.approx(max(offered.values()))
+
+
+def test_the_command_answers_first(script: Path) -> None:
+    shown = CliRunner().invoke(app, ["verdict", str(script), "--cluster", "dgx_h100", "--no-plan"])
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.splitlines()[0].startswith("not judged: ")
+    assert "assumed: workload math" in shown.output

@@ -130,6 +130,29 @@ def test_recompute_by_operator_keeps_every_second_product_by_hand(h100: Hardware
     assert float(compiled.logits) == 6 * 16384 * 128256
 
 
+def test_a_loss_over_a_cut_vocabulary_holds_one_tensor_more(h100: Hardware) -> None:
+    arch, trainer = load_architecture("Llama-3.1-8B"), load_trainer("torchtitan")
+    layout = Layout.of(zero_stage=3, data_parallel=8, tensor_parallel=8, sequence_parallel=1, microbatch=16)
+    batch = Microbatches.fixed(layout, 8192, 128)
+    held = [float(trainer_memory(arch, h100, trainer, layout, batch, UpdateOptions(compiled_loss=each)).logits)
+            for each in (False, True)]  # fmt: skip
+    assert held == [each * 16 * 8192 * 128256 / 8 for each in (18, 6)]
+
+
+def test_fsdp_that_does_not_reshard_keeps_the_gathered_copy_beside_its_shards(
+    h100: Hardware, fsdp2: TrainerCalibration, megatron: TrainerCalibration
+) -> None:
+    arch, batch = load_architecture("Llama-3.1-8B"), Microbatches.of(4096.0, 4096.0**2, 4096.0, 4.0)
+
+    def weights(trainer: TrainerCalibration, zero: int) -> float:
+        layout = Layout.of(data_parallel=8, zero_stage=zero)
+        return float(trainer_memory(arch, h100, trainer, layout, batch).weights) / parameters(arch)
+
+    assert weights(fsdp2, 3) == pytest.approx(4.0 / 8, rel=1e-3)
+    assert weights(fsdp2, 2) == pytest.approx(4.0 / 8 + 2.0, rel=1e-3)
+    assert weights(megatron, 2) == pytest.approx(2.0, rel=1e-3)
+
+
 def test_sequence_parallel_with_selective_recompute_is_the_published_fivefold_saving() -> None:
     # abstract and figure 7: tensor parallel alone against tensor + sequence parallel + selective recompute, t = 8
     for hidden, heads in ((6144, 64), (12288, 96), (20480, 128), (25600, 160)):

@@ -181,11 +181,17 @@ class _States:
 def _bytes_per_parameter(
     trainer: TrainerCalibration, layout: Layout, shards: FloatArray, forward_only: bool, width: float
 ) -> Triple:
-    """(weights, gradients, optimizer) bytes of one trained parameter after ZeRO; ZeRO k shards the last k of them."""
+    """(weights, gradients, optimizer) bytes of one trained parameter after ZeRO; ZeRO k shards the last k of them.
+
+    Where shards are wider than what computes (FSDP: fp32 and 16 bits), ZeRO 2 is what does not reshard after forward:
+    the gathered copy stays beside the shards.
+    """
     store, zero = trainer.storage, layout.zero_stage
     trained = 0.0 if forward_only else 1.0
+    stays = (zero == 2) & (store.weight > store.compute_weight)
+    held = np.where(stays, store.weight / shards + store.compute_weight, store.weight)
     return (
-        (store.weight + width) / np.where(zero >= 3, shards, 1.0),
+        (held + width) / np.where(zero >= 3, shards, 1.0),
         trained * store.gradient / np.where(zero >= 2, shards, 1.0),
         trained * store.optimizer / np.where(zero >= 1, shards, 1.0),
     )
@@ -296,7 +302,9 @@ def _logit_bytes(
 ) -> FloatArray:
     """Logits with what the loss keeps beside them: whole, or of one chunk, beside what stands whole all the same."""
     space = trainer.workspace
-    each = space.compiled_logit_bytes if options.compiled_loss else space.logit_bytes
+    split = space.logit_bytes if space.split_logit_bytes is None else space.split_logit_bytes
+    eager = np.where(layout.tensor_parallel > 1, split, space.logit_bytes)
+    each = space.compiled_logit_bytes if options.compiled_loss else eager
     if forward_only:
         each = 0.5 * each if space.scoring_logit_bytes is None else space.scoring_logit_bytes
     per_token = arch.vocab / layout.tensor_parallel

@@ -90,6 +90,10 @@ class Workspace(Frozen):
     compiled_logit_bytes: PositiveFloat = Field(
         6.0, description="bytes per logit at a compiled loss: 16-bit logits, their gradient, the hole of such logits"
     )
+    split_logit_bytes: PositiveFloat | None = Field(
+        None,
+        description="bytes per logit at an eager loss over a vocabulary that tensor parallel cuts; default: as whole",
+    )
     scoring_logit_bytes: PositiveFloat | None = Field(
         None, description="bytes per logit of a scoring pass; default: half of those at the loss"
     )

@@ -24,8 +24,9 @@ from rlperf.cost.basis import borrowed_weights
 from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
 from rlperf.cost.moe import Dealt, ExpertShape, grouped_with
 from rlperf.cost.roofline import gemm_with
+from rlperf.cost.scan import scan_with, step_with
 from rlperf.errors import SpecError
-from rlperf.specs.calibration import DeviceCalibration, load_device_calibration, load_engine_calibration
+from rlperf.specs.calibration import DeviceCalibration, ScanFit, load_device_calibration, load_engine_calibration
 from rlperf.specs.hardware import BEST_READ, load_hardware
 from rlperf.specs.profiles import load_architecture, load_device
 from rlperf.specs.reader import read_spec
@@ -394,3 +395,27 @@ def test_experts_that_were_not_timed_on_a_device_are_its_relatives(tmp_path: Pat
     arch, engine = load_architecture("gpt-oss-120b"), load_engine_calibration("vllm")
     said = [borrowed_weights(arch, load_hardware(name), engine, "mxfp4") for name in ("h100_sxm", "h200_sxm")]
     assert said == ["", "mxfp4 experts were timed on h100_sxm"]
+
+
+def test_scan_constants_are_recovered(tmp_path: Path) -> None:
+    """Linear attention in the columns of kernels/gdn.csv; convolutions in the same file are no scans."""
+    scan = ScanFit.model_construct(kernel="sglang", phase="context", fixed=3e-5, compute=0.05, per_step=4e-8)
+    step = ScanFit.model_construct(kernel="sglang", phase="generation", fixed=4e-6, memory=0.85, cached=0.0)
+    rows: list[list[object]] = []
+    for batch in (1, 8, 64):
+        for heads in (4, 16, 64):
+            for tokens in (128, 2048, 16384):
+                us = float(scan_with(H100, scan, batch, tokens, heads, 128, 128)) * 1e6
+                rows.append(["h100_sxm", "sglang-0.5", "chunk_rule", "context", batch, tokens, heads, 128, 128, us])
+            us = float(step_with(H100, step, batch * 4, 4.0 * heads * 128 * 128)) * 1e6
+            rows.append(["h100_sxm", "sglang-0.5", "packed_decode", "generation", batch * 4, 1, heads, 128, 128, us])
+            rows.append(["h100_sxm", "sglang-0.5", "causal_conv1d", "context", batch, 128, heads, 128, 128, 9.0])
+    columns = ["gpu", "src", "kernel", "phase", "batch", "seq_len", "num_v_heads", "head_k_dim", "head_v_dim",
+               "latency_us"]  # fmt: skip
+    calibration, fits = fit_device([write(tmp_path / "gdn.csv", columns, rows)], check=False)
+    assert {fit.series.name for fit in fits} == {"scan/h100_sxm/sglang/context", "scan/h100_sxm/sglang/generation"}
+    found = {fit.phase: fit for fit in calibration.scan}
+    assert found["context"].compute == pytest.approx(0.05, rel=0.03)
+    assert found["context"].per_step == pytest.approx(4e-8, rel=0.05)
+    assert found["generation"].memory == pytest.approx(0.85, rel=0.03)
+    assert calibration.gemm == OWN.gemm

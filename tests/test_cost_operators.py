@@ -21,8 +21,9 @@ from rlperf.cost.attention import (
 )
 from rlperf.cost.dtypes import cache_bytes, dtype_of
 from rlperf.cost.layers.vision import vision_prefill_s
-from rlperf.cost.moe import Dealt, ExpertShape, grouped_gemm_s, grouped_with, moe_fit, touched_experts
+from rlperf.cost.moe import Dealt, ExpertShape, busiest, grouped_gemm_s, grouped_with, moe_fit, touched_experts
 from rlperf.cost.roofline import gemm_fit, gemm_s, sheet_flop_per_s, small_op_s, stream_s
+from rlperf.cost.scan import scan_fit, scan_with, step_with
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_architecture
 
@@ -372,3 +373,32 @@ def test_borrowed_constants_are_marked_and_wider() -> None:
     own, borrowed = load_hardware("h200_sxm").calibration, load_hardware("h20_sxm").calibration
     assert not own.extrapolated and borrowed.extrapolated
     assert borrowed.spread.high > own.spread.high and borrowed.spread.low < own.spread.low
+
+
+def test_the_busiest_of_many_devices_makes_the_others_wait() -> None:
+    """Pairs routed at random: the estimate against the mean of the largest count of 4,000 draws."""
+    rng = np.random.default_rng(0)
+    for devices, mean in ((8, 5), (8, 40), (4, 100), (64, 20)):
+        drawn = rng.multinomial(devices * mean, np.full(devices, 1.0 / devices), size=4000).max(axis=1).mean()
+        assert float(busiest(mean, devices)) * mean == pytest.approx(drawn, rel=0.2)
+    assert float(busiest(1e-3, 8)) == 8.0 and float(busiest(10.0, 1)) == 1.0
+
+
+def test_steps_and_scans_of_linear_attention_by_hand() -> None:
+    """A step moves its states twice at the fitted share; a scan waits chunk by chunk however few heads there are."""
+    hw = load_hardware("h100_sxm")
+    step, scan = scan_fit(hw, "generation", "sglang"), scan_fit(hw, "context", "sglang")
+    assert step is not None and scan is not None and step.kernel == scan.kernel == "sglang"
+    state = 4.0 * 64 * 128 * 128
+    seconds = step_with(hw.device, step, np.array([0.0, 256.0]), state)
+    assert seconds[0] == 0.0
+    assert seconds[1] == pytest.approx(step.fixed + 512.0 * state / (step.memory * 3.352e12))
+    # one prompt of 16k tokens on one head is bound by its chunks, many heads by products
+    few, more = (float(scan_with(hw.device, scan, 1.0, 16384.0, heads, 128, 128)) for heads in (1.0, 64.0))
+    assert few == pytest.approx(scan.fixed + 16384.0 * scan.per_step, rel=0.05)
+    assert more > 3.0 * few
+    # no table is of H200: its relative's kernels, said so; an engine without its own takes another's
+    lent = scan_fit(load_hardware("h200_sxm"), "context", "sglang")
+    assert lent is not None and lent.timed_on == "h100_sxm"
+    assert scan_fit(hw, "context", "fastertransformer") is not None
+    assert scan_fit(load_hardware("mi355x"), "context", "sglang") is None

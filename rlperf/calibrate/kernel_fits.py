@@ -14,6 +14,7 @@ from rlperf.cost.attention import Heads, decode_with, flash_with, visible_pairs
 from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
 from rlperf.cost.moe import Dealt, ExpertShape, grouped_with
 from rlperf.cost.roofline import gemm_with
+from rlperf.cost.scan import scan_with, step_with
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import (
     CollectiveFit,
@@ -23,6 +24,7 @@ from rlperf.specs.calibration import (
     GemmFit,
     MoeFit,
     PrefillFit,
+    ScanFit,
     StreamFit,
 )
 from rlperf.specs.cluster import Device
@@ -350,6 +352,34 @@ def fit_dispatch(series: Series, device: Device, per_node: int, *, check: bool =
         }
     )  # fmt: skip
     return KernelFit("dispatch", constants, fitted, series)
+
+
+def fit_scan(series: Series, device: Device, *, check: bool = True) -> KernelFit:
+    """Linear attention of one engine in one phase."""
+    b, s, h, k, v = (series.shape[name] for name in ("batch", "seq_len", "num_v_heads", "head_k_dim", "head_v_dim"))
+    prompts = series.variant == "context"
+
+    def build(p: FloatArray) -> ScanFit:
+        own = {"compute": p[1], "per_step": p[2]} if prompts else {"memory": p[1], "cached": p[2]}
+        return ScanFit.model_construct(kernel=series.kernel, phase=series.variant, fixed=p[0], **own)
+
+    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
+        if prompts:
+            return scan_with(device, build(p), b[r], s[r], h[r], k[r], v[r])
+        return step_with(device, build(p), b[r], 4.0 * (h * k * v)[r], cached=True)
+
+    second = ((1e-3, 0.1, 1.0), (1e-12, 1e-8, 1e-6)) if prompts else ((0.05, 0.8, BEST_READ), (1e-3, 0.3, 15.0))
+    bounds = Bounds.of((1e-7, 5e-6, 5e-4), *second)
+    fitted = _run(series, predict, bounds, ("batch", "num_v_heads"), check)
+    p = fitted.parameters
+    own = {"compute": _digits(p[1]), "per_step": _us(p[2])} if prompts else {
+        "memory": _digits(p[1]), "cached": _digits(p[2]),
+    }  # fmt: skip
+    constants = ScanFit.model_validate(
+        {"kernel": series.kernel, "phase": series.variant, "fixed": _us(p[0]), **own,
+         "quality": fitted.quality(series.name)}
+    )  # fmt: skip
+    return KernelFit("scan", constants, fitted, series)
 
 
 def fit_stream(series: Series, device: Device, base: StreamFit, *, check: bool = True) -> KernelFit:

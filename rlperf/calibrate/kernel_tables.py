@@ -41,6 +41,10 @@ KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
         ("node_num", "hidden_size", "num_token", "num_topk"),
         frozenset({"gpu", "node_num", "num_token", "dispatch_us", "combine_us"}),
     ),
+    "scan": (
+        ("batch", "seq_len", "num_v_heads", "head_k_dim", "head_v_dim"),
+        frozenset({"gpu", "kernel", "phase", "batch", "seq_len", "num_v_heads", "latency_us"}),
+    ),
     "stream": (("n_bytes",), frozenset({"gpu", "n_bytes", "latency_us"})),
 }
 
@@ -115,6 +119,9 @@ def short_kernel(kind: str, name: str, software: str) -> str:
             if backend in name:
                 return f"{engine}_{backend}"
         return f"{engine}_cutlass" if "torch_flow" in name else name
+    if kind == "scan":
+        engine = software.split("-")[0]
+        return f"{engine}_conv" if "conv" in name else engine
     if kind == "collective":
         return {"TRTLLM": "trtllm", "vLLM_custom_graph": "custom", "vLLM_custom_eager": "custom_eager"}.get(name, name)
     return name or software.split("-")[0]
@@ -167,7 +174,7 @@ def _keys(kind: str, row: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
         for operation in ("dispatch", "combine"):
             yield device, "deepep", "", f"{operation}@{row['node_num']}", software
     else:
-        variant = row.get("distribution") or ""
+        variant = row.get("phase" if kind == "scan" else "distribution") or ""
         yield device, short_kernel(kind, name, software), dtype, variant, software
 
 

@@ -18,6 +18,7 @@ from rlperf.calibrate.kernel_fits import (
     fit_gemm,
     fit_moe,
     fit_prefill,
+    fit_scan,
     fit_stream,
     layers_of,
 )
@@ -35,6 +36,7 @@ SECTIONS = {
     "moe": "moe",
     "collective": "collectives",
     "dispatch": "dispatch",
+    "scan": "scan",
     "stream": "stream",
 }
 MINIMUM_ROWS = 8
@@ -112,6 +114,8 @@ def fit_series(
             fits.append(fit_moe(one, device, skewed, check=check))
         elif one.kind == "collective":
             fits.append(fit_collective(one, device, check=check))
+        elif one.kind == "scan" and not one.kernel.endswith("_conv"):
+            fits.append(fit_scan(one, device, check=check))
         elif one.kind == "stream":
             fits.append(fit_stream(one, device, base.stream, check=check))
         elif one.kind == "dispatch":

@@ -129,6 +129,7 @@ def constants_of(values: FloatArray, device: Device, base: DeviceCalibration) ->
             "moe": moe,
             "collectives": _collectives(v),
             "dispatch": (),
+            "scan": (),
             "stream": base.stream.model_copy(update={"small_fixed": v["small_fixed"], "small_memory": 0.4}),
             "extrapolated_from": None,
         }

@@ -124,6 +124,22 @@ class MoeFit(Frozen):
     quality: Quality = Quality()
 
 
+class ScanFit(Frozen):
+    """Constants of a linear-attention kernel; the forms are in `rlperf.cost.scan`."""
+
+    kernel: str = Field(description="engine whose kernel was timed")
+    phase: str = Field(description="context (chunked scan over prompts) or generation (one step of the recurrence)")
+    fixed: Seconds
+    compute: PositiveFloat = Field(1.0, description="attainable share of the dense 16-bit peak in a scan")
+    per_step: Seconds = Field(0.0, description="per token of one sequence: chunks wait for each other")
+    memory: PositiveFloat = Field(1.0, description="attainable share of the bandwidth when states are read and written")
+    cached: float = Field(0.0, ge=0.0, description="extra rate of states that are still in L2")
+    timed_on: str | None = Field(
+        None, description="relative whose kernel stands here, where this device has none of it"
+    )
+    quality: Quality = Quality()
+
+
 class CollectivePoint(Frozen):
     """Constants of one group size: a low-latency protocol and a bandwidth protocol, the faster one runs.
 
@@ -194,6 +210,7 @@ class DeviceCalibration(Frozen):
     moe: tuple[MoeFit, ...] = ()
     collectives: tuple[CollectiveFit, ...]
     dispatch: tuple[DispatchFit, ...] = ()
+    scan: tuple[ScanFit, ...] = ()
     stream: StreamFit
     host: HostFit
     notes: str = ""

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from rlperf.specs.calibration import DecodeFit, DeviceCalibration, GemmFit, MoeFit, load_device_calibration
+from rlperf.specs.calibration import DecodeFit, DeviceCalibration, GemmFit, MoeFit, ScanFit, load_device_calibration
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.network_calibration import NetworkCalibration, load_network_calibration
 from rlperf.specs.profiles import load_cluster, load_device, load_link
 
-Fit = TypeVar("Fit", GemmFit, DecodeFit, MoeFit)
+Fit = TypeVar("Fit", GemmFit, DecodeFit, MoeFit, ScanFit)
 BEST_READ = 0.95
 """Share of the data sheet's bandwidth beyond which no ratio brings a kernel."""
 
@@ -65,22 +65,25 @@ def at_published_rates(constants: DeviceCalibration, device: Device, relative: D
             "prefill": tuple(fit.model_copy(update={"compute": fit.compute * wide}) for fit in constants.prefill),
             "decode": tuple(brought(fit, 1.0) for fit in constants.decode),
             "moe": tuple(brought(fit, rate(fit.dtype)) for fit in constants.moe),
+            "scan": tuple(brought(fit, wide) for fit in constants.scan),
         }
     )
 
 
-def with_relatives_experts(
+def with_relatives_kernels(
     constants: DeviceCalibration, device: Device, folder: Path | str | None = None
 ) -> DeviceCalibration:
-    """A device's constants, and of expert kernels in dtypes that were not timed on it those of its relative."""
+    """A device's constants, and those of its relative for what was not timed on it: experts of a dtype, scans."""
     relative = load_device_calibration(device.relative or device.name, folder=folder)
     own = {fit.dtype for fit in constants.moe}
     missing = {fit.dtype for fit in relative.moe if fit.dtype not in own and _has_units(device, fit.dtype)}
-    if not missing:
+    scans = bool(relative.scan) and not constants.scan and not constants.told
+    if not missing and not scans:
         return constants
-    lent = at_published_rates(relative, device, load_device(relative.device, folder)).moe
-    taken = (fit.model_copy(update={"timed_on": relative.device}) for fit in lent if fit.dtype in missing)
-    return constants.model_copy(update={"moe": (*constants.moe, *taken)})
+    lent, timed = at_published_rates(relative, device, load_device(relative.device, folder)), relative.device
+    experts = (fit.model_copy(update={"timed_on": timed}) for fit in lent.moe if fit.dtype in missing)
+    mixers = tuple(fit.model_copy(update={"timed_on": timed}) for fit in lent.scan) if scans else constants.scan
+    return constants.model_copy(update={"moe": (*constants.moe, *experts), "scan": mixers})
 
 
 UNITS = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "w4a4_mxfp4": "fp4", "w4a8_mxfp4": "fp4"}
@@ -121,6 +124,6 @@ def load_hardware(
     if constants.extrapolated_from:
         constants = at_published_rates(constants, sheet, load_device(constants.extrapolated_from, folder))
     elif sheet.relative:
-        constants = with_relatives_experts(constants, sheet, folder)
+        constants = with_relatives_kernels(constants, sheet, folder)
     library = load_network_calibration(folder=folder)
     return Hardware(sheet, constants, machine, load_link(machine.network, folder), library)

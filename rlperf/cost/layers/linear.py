@@ -11,6 +11,8 @@ class Linear(Recurrent):
     """A matrix of keys and values per head takes the place of the cache."""
 
     projections = 2
+    timed = True
+    unmeasured = "recurrent layers have no kernel table for convolution and gates"
 
     @property
     def numbers(self) -> LinearAttention:

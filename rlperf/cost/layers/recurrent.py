@@ -10,6 +10,7 @@ import numpy as np
 from rlperf.cost.layers.layer import Layer, Matrix
 from rlperf.cost.replica import Operator, Replica, memory_operator
 from rlperf.cost.roofline import gemm_fit, sheet_flop_per_s, small_op_s
+from rlperf.cost.scan import scan_fit, scan_with, step_with
 from rlperf.layout import BoolArray, FloatArray, IntArray
 
 
@@ -26,12 +27,14 @@ class State:
 class Recurrent(Layer, ABC):
     """A mixer with a state of fixed size in place of a cache.
 
-    A kind states its state, the width of its projection and of its output, and what it keeps. No measured table
-    stands behind any of it.
+    A kind states its state, the width of its projection and of its output, and what it keeps. Kernel tables hold the
+    scan and the recurrence of gated delta rules (`timed`); nothing measured stands behind the rest.
     """
 
     unmeasured = "recurrent layers have no kernel table"
     unmeasured_training = True
+    timed = False
+    """Whether scan and recurrence are of the kind that kernel tables hold (`rlperf.cost.scan`)."""
     projections = 1
     """Matrices of the checkpoint that make the projection."""
 
@@ -71,8 +74,13 @@ class Recurrent(Layer, ABC):
 
     def decode_operators(self, replica: Replica, count: float, requests: FloatArray, kv: FloatArray) -> list[Operator]:
         """The state is read and written."""
-        state = self.state_bytes / replica.attention_tensor
-        return [memory_operator(replica, "state", count, 2.0 * requests * state)]
+        state, hw = self.state_bytes / replica.attention_tensor, replica.hw
+        fit = scan_fit(hw, "generation", replica.engine.engine) if self.timed else None
+        if fit is None:
+            return [memory_operator(replica, "state", count, 2.0 * requests * state)]
+        seconds = step_with(hw.device, fit, requests, state)
+        sheet = 2.0 * requests * state / hw.device.memory_bandwidth
+        return [Operator("state", count * seconds, np.zeros(()), count * sheet, np.zeros(()))]
 
     def prefill_operators(
         self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
@@ -85,8 +93,13 @@ class Recurrent(Layer, ABC):
         moved = tokens * (2.0 * state.keys + 2.0 * state.values) * 2.0
         fit, _ = gemm_fit(hw, "bf16")
         compute_s = flop / sheet_flop_per_s(hw, "bf16")
-        seconds = compute_s / (hw.calibration.stream.scan_compute * fit.compute) + small_op_s(hw, moved)
         memory_s = count * moved / hw.device.memory_bandwidth
+        timed = scan_fit(hw, "context", replica.engine.engine) if self.timed else None
+        if timed is None:
+            seconds = compute_s / (hw.calibration.stream.scan_compute * fit.compute) + small_op_s(hw, moved)
+        else:
+            heads = state.heads / replica.attention_tensor
+            seconds = scan_with(hw.device, timed, sequences, query, heads, state.keys, state.values)
         return [Operator("scan", count * seconds, count * compute_s, memory_s, np.zeros(()))]
 
     def cache_bytes_per_request(self, replica: Replica) -> FloatArray:

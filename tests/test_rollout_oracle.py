@@ -48,7 +48,8 @@ def random_case(seed: int) -> Case:
             context += response[k] + rng.integers(0, 30)
     cached = (prompt * rng.random(len(prompt))).astype(np.int64) if rng.random() < 0.15 else None
     arrival = rng.exponential(2.0, n) * (rng.random() < 0.5)
-    trajectories = Trajectories(prompt, response, tool, offsets, group, arrival, cached)
+    shared = np.random.default_rng([seed, 1]).integers(0, 60, groups)[group] if seed % 4 == 3 else None
+    trajectories = Trajectories(prompt, response, tool, offsets, group, arrival, cached, shared)
     draft = Speculation(int(rng.integers(1, 5)), float(rng.random()), *(rng.random(2) * 0.01).tolist())
     options = EngineOptions(
         speculation=draft if rng.random() < 0.3 else None,

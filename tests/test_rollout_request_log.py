@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlperf.calibrate.request_log import read_request_log
+from rlperf.calibrate.request_log import RequestLog, read_request_log
 from rlperf.calibrate.request_replay import EngineSettings, replay, setup_of
 from rlperf.calibrate.validate import validate_paths
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
+from rlperf.sim.rollout import simulate_replica
 from rlperf.specs.profiles import load_architecture
 
 
@@ -131,6 +132,28 @@ def test_the_way_to_the_engine_shows_where_the_clock_is_the_clients(tmp_path: Pa
     assert log.by_client and setup.front_s == pytest.approx(0.005)
     inside = replay(log, replace(setup, front_s=0.0))
     np.testing.assert_allclose(replay(log, setup).ttft_s - inside.ttft_s, 0.005)
+
+
+def test_prompts_that_begin_alike_are_computed_once(tmp_path: Path) -> None:
+    def log_with(name: str, **fields: object) -> RequestLog:
+        folder = write_log(tmp_path / name, n=30)
+        rows = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+        rows = [row | {"input_toks": 1000} | fields for row in rows]
+        (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        return read_request_log(folder)
+
+    apart = log_with("apart")
+    assert apart.trajectories.shared_tokens is None and apart.trajectories.cached_tokens is None
+    alike, recorded = log_with("alike", prefix_id="system", prefix_toks=907), log_with("recorded", cached_toks=896)
+    setup = setup_of(apart)
+    line = simulate_replica(alike.trajectories, setup.cost, setup.limits, options=setup.options)
+    # full blocks of 16, for all but the first
+    assert line.hit_tokens == 29 * (907 // 16) * 16
+    none, some, said = (replay(log, setup).ttft_s for log in (apart, alike, recorded))
+    assert some[0] == pytest.approx(none[0]) and said[0] < none[0]
+    assert some[1:].mean() < 0.75 * none[1:].mean() and said[1:].mean() == pytest.approx(some[1:].mean(), rel=0.02)
+    off = replace(setup, limits=replace(setup.limits, prefix_caching=False))
+    np.testing.assert_allclose(replay(alike, off).ttft_s, none)
 
 
 def test_device_may_come_from_the_folder(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from rlperf.specs.profiles import load_architecture
 from rlperf.specs.reader import read_spec
 
 COLUMNS = [
+    "cached_tokens",
     "row_id", "group", "engine", "engine_version", "architecture", "gpu", "n_gpus", "tensor_parallel",
     "pipeline_parallel", "expert_parallel", "attention_data_parallel", "gemm_dtype", "kv_dtype", "mode", "isl", "osl",
     "concurrency", "measured_ttft_ms", "measured_tpot_ms", "measured_output_tokens_per_s_per_gpu", "note",
@@ -76,6 +77,20 @@ def test_a_users_table_is_predicted(tmp_path: Path) -> None:
     assert "kv_dtype=bf16 (default)" in by_row["mine_1", "tpot_ms"].assumed
     assert any("batch that fits the cache" in text for text in by_row["mine_4", "tokens_per_s_per_gpu"].assumed)
     assert by_row["mine_1", "tpot_ms"].predicted > by_row["mine_2", "tpot_ms"].predicted
+
+
+def test_what_the_prefix_cache_has_is_read_and_not_computed(tmp_path: Path) -> None:
+    rate = {"mode": "online_rate", "concurrency": "", "note": "request rate 4/s", "isl": 4000}
+    rows = [served_row(**rate, row_id=str(cached), cached_tokens=cached) for cached in (0, 3000)]
+    rows.append(served_row(**{**rate, "isl": 1000}, row_id="short"))
+    report = validate_file(table(tmp_path, *rows), "inference")
+    found = {(one.row_id, one.metric): one.predicted for one in report.predictions}
+    first, further = (
+        {name: found[name, metric] for name in ("0", "3000", "short")} for metric in ("ttft_ms", "tpot_ms")
+    )
+    assert first["3000"] < 0.5 * first["0"]
+    # the cached part is still attended to, by prompt and decodes
+    assert first["3000"] > 1.02 * first["short"] and further["3000"] > 1.05 * further["short"]
 
 
 def test_first_tokens_that_fitted_the_front_end_are_never_scored(tmp_path: Path) -> None:

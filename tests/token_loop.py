@@ -103,8 +103,12 @@ class TokenLoop:
         """Full blocks of the shortest first prompt of the group, less its last token."""
         if not self.sharing:
             return 0
-        firsts = self.t.prompt_tokens[self.t.offsets[:-1]][self.t.group == group]
-        return max(int(firsts.min()) - 1, 0) // self.limits.block_tokens
+        members = np.flatnonzero(self.t.group == group)
+        firsts = self.t.prompt_tokens[self.t.offsets[members]]
+        shared = max(int(firsts.min()) - 1, 0)
+        if self.t.shared_tokens is not None:
+            shared = min(shared, int(self.t.shared_tokens[members].min()))
+        return shared // self.limits.block_tokens
 
     def names(self, request: _Request, tokens: int) -> list[Block]:
         """Blocks that hold ``tokens`` of the request's context."""

@@ -9,7 +9,20 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from rlperf.calibrate.columns import Guess, Reading, cell, column, count, derived, one_of, positive, read, stated, text
+from rlperf.calibrate.columns import (
+    Guess,
+    Reading,
+    cell,
+    column,
+    count,
+    derived,
+    number,
+    one_of,
+    positive,
+    read,
+    stated,
+    text,
+)
 from rlperf.calibrate.tables import Row
 from rlperf.cost.basis import serving_basis
 from rlperf.cost.dtypes import DTYPES
@@ -140,9 +153,9 @@ def _load(case: ServingCase) -> float | Guess[float]:
 class ServingCase(Reading):
     """One row: what runs where, under which load, and what had to be filled in.
 
-    ``load`` is requests in flight per replica, or requests per second per replica where the mode is online_rate.
-    ``engines`` replaces profiles by id and ``constants`` those of devices by name, where some are left out. Fields
-    stand in the order in which they are found.
+    ``load`` is requests in flight per replica, or requests per second per replica where the mode is online_rate,
+    ``cached`` the tokens of a prompt that the prefix cache has. ``engines`` replaces profiles by id and ``constants``
+    those of devices by name, where some are left out. Fields stand in the order in which they are found.
     """
 
     engines: Mapping[str, EngineCalibration]
@@ -165,6 +178,7 @@ class ServingCase(Reading):
     mode: str = column(one_of(MODES))
     isl: float = column(positive)
     osl: float = column(positive)
+    cached: float = column(number, 0.0, name="cached_tokens")
     concurrency: float | None = column(positive, None)
     load: float = derived(_load, name="concurrency")
 
@@ -216,7 +230,7 @@ class CostTable:
 
     def bare(self, case: ServingCase) -> tuple[EngineStepCost, float]:
         """Cost of an engine_step without the engine's overheads, and the requests that fit at once."""
-        key = (case.configuration, case.kv_dtype, case.isl, case.osl)
+        key = (case.configuration, case.kv_dtype, case.isl, case.osl, case.cached)
         if key not in self._costs:
             bare = with_overhead(case.engine)
             cost = engine_step_cost(
@@ -227,7 +241,7 @@ class CostTable:
                 case.arch, case.hardware, bare, case.layout, case.isl, case.osl,
                 gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,
             )  # fmt: skip
-            self._costs[key] = (cost, float(slots))
+            self._costs[key] = (cost.behind_prefix(case.cached), float(slots))
         return self._costs[key]
 
     def cost(self, case: ServingCase) -> tuple[EngineStepCost, float]:
@@ -295,7 +309,7 @@ def asked_of(case: ServingCase, slots: float) -> Asked[float]:
         chunked=case.engine.chunked_prefill,
         look_ahead=case.engine.async_scheduling,
         load=load,
-        isl=case.isl,
+        isl=max(case.isl - case.cached, 1.0),
         osl=case.osl,
         slots=slots,
         budget=float(case.engine.token_budget),

@@ -9,7 +9,7 @@ prefix_toks, a beginning that all requests of one id have).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from rlperf.specs.reader import parse_json, read_text, reading
 from rlperf.units import MOST
 
 COLUMNS = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_token_ts", "last_token_ts")
+SHARED = ("cached_toks", "prefix_toks")
 
 SAME_S = 1e-5
 """An engine never takes requests off its socket this evenly [s]."""
@@ -83,14 +84,15 @@ def read_request_log(folder: Path | str) -> RequestLog:
     """
     root, problems = Path(folder), list[Problem]()
     meta = _read_meta(root / "meta.json", problems)
-    rows, names = _read_requests(root / "requests.jsonl", problems)
+    rows, names, prefixes = _read_requests(root / "requests.jsonl", problems)
     if problems:
         raise SpecError(problems)
-    table = dict(zip(COLUMNS, np.array(rows).T, strict=True))
+    table = dict(zip((*COLUMNS, *SHARED), np.array(rows).T, strict=True))
     later = table["queued_ts"] - table["arrival_time"]
     arrival = table["arrival_time"] + later.min()
     start = arrival.min()
     trajectories = Trajectories.of(table["input_toks"], table["output_toks"], arrival_s=arrival - start)
+    trajectories = _sharing(trajectories, table["cached_toks"], table["prefix_toks"], prefixes)
     first, last = table["first_token_ts"] - start, table["last_token_ts"] - start
     return RequestLog(tuple(names), trajectories, first, last, meta, root, by_client=bool(np.ptp(later) < SAME_S))
 
@@ -107,27 +109,46 @@ def _read_meta(path: Path, problems: list[Problem]) -> dict[str, Any]:
     return meta
 
 
-def _read_requests(path: Path, problems: list[Problem]) -> tuple[list[list[float]], list[str]]:
+def _read_requests(path: Path, problems: list[Problem]) -> tuple[list[list[float]], list[str], list[str]]:
+    """Numbers of every request (`COLUMNS`, then `SHARED` or not a number), its name, and its prefix."""
     rows: list[list[float]] = []
     names: list[str] = []
+    prefixes: list[str] = []
     try:
         lines = read_text(path).splitlines()
     except SpecError as error:
         problems += error.problems
-        return rows, names
+        return rows, names, prefixes
     for at, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             with reading(path, at):
                 record = parse_json(line, path, at)
-                rows.append([_number(record, key) for key in COLUMNS])
+                numbers = [_number(record, key) for key in COLUMNS]
+                numbers += [np.nan if record.get(key) is None else _number(record, key) for key in SHARED]
+                rows.append(numbers)
                 names.append(str(record.get("request_id", at)))
+                prefixes.append(str(record.get("prefix_id", f" {at}")))
         except SpecError as error:
             problems += error.problems
     if not rows and not problems:
         problems.append(Problem("no requests in this file", str(path)))
-    return rows, names
+    return rows, names, prefixes
+
+
+def _sharing(requests: Trajectories, cached: FloatArray, prefix: FloatArray, names: list[str]) -> Trajectories:
+    """What requests find in the prefix cache: as recorded where any was, else what those of one prefix share.
+
+    A prefix without a length is a whole prompt; a request without either shares nothing.
+    """
+    if not np.isnan(cached).all():
+        return replace(requests, cached_tokens=np.nan_to_num(cached).astype(np.int64))
+    if len(set(names)) == len(names):
+        return requests
+    _, group = np.unique(names, return_inverse=True)
+    length = np.where(np.isnan(prefix), requests.prompt_tokens, prefix).astype(np.int64)
+    return replace(requests, group=group.reshape(-1), shared_tokens=length)
 
 
 def _number(record: Mapping[str, Any], key: str) -> float:

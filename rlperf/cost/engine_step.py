@@ -7,7 +7,7 @@ engine_steps are an arithmetic series.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -67,6 +67,24 @@ class EngineStepCost:
         index = np.searchsorted(self.graph_buckets, x, side="left")
         bucket = self.graph_buckets[np.minimum(index, len(self.graph_buckets) - 1)]
         return np.where((x > 0) & (index < len(self.graph_buckets)), bucket, x)
+
+    def behind_prefix(self, cached: float) -> EngineStepCost:
+        """Of requests that each begin with ``cached`` tokens of the prefix cache, whose own tokens alone are counted.
+
+        Exact, for everything is linear in the context: d_s + d_k cached, p_v + p_c cached.
+
+        >>> cost = EngineStepCost(np.array([0.0]), np.zeros(1), decode_per_kv_token_s=2.0, prefill_per_pair_s=3.0)
+        >>> behind = cost.behind_prefix(10.0)
+        >>> float(behind.decode_s(1.0, 5.0)), float(cost.decode_s(1.0, 15.0))
+        (30.0, 30.0)
+        >>> float(behind.engine_step_s(0.0, 0.0, 4.0, 10.0, 1.0)), float(cost.engine_step_s(0.0, 0.0, 4.0, 50.0, 1.0))
+        (150.0, 150.0)
+        """
+        return replace(
+            self,
+            decode_per_request_s=self.decode_per_request_s + self.decode_per_kv_token_s * cached,
+            prefill_per_token_s=self.prefill_per_token_s + self.prefill_per_pair_s * cached,
+        )
 
     def decode_s(self, running: FloatArray | float, kv_tokens: FloatArray | float) -> FloatArray:
         """Seconds of a decode-only engine_step.

@@ -1,10 +1,11 @@
 """Blocks of a paged KV cache, counted in runs of blocks instead of one by one.
 
-A trajectory's context is its group's shared prefix (full blocks of the first prompt) followed by blocks of its own.
-Blocks of running requests are held; with prefix caching, blocks of a turn that ended and will continue, or of a
-preempted request, stay behind unheld and are evicted least recently used, from the end of each run, when held blocks
-need the room. Mechanism: vLLM (Kwon et al. 2023, arXiv 2309.06180) and its automatic prefix caching; blocks become
-visible to others as soon as they are scheduled. A trajectory that has ended for good leaves only its group's prefix.
+A trajectory's context is its group's shared prefix (full blocks of the first prompt, or of its beginning) followed by
+blocks of its own. Blocks of running requests are held; with prefix caching, blocks of a turn that ended and will
+continue, or of a preempted request, stay behind unheld and are evicted least recently used, from the end of each run,
+when held blocks need the room. Mechanism: vLLM (Kwon et al. 2023, arXiv 2309.06180) and its automatic prefix caching;
+blocks become visible to others as soon as they are scheduled. A trajectory that has ended for good leaves only its
+group's prefix.
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ class BlockCache:
         self.recorded: list[int] | None = None if recorded is None else recorded.tolist()
         self.sharing = limits.prefix_caching and self.recorded is None
         names, group = np.unique(trajectories.group, return_inverse=True)
-        first = trajectories.prompt_tokens[trajectories.offsets[:-1]]
         shortest = np.full(len(names), np.iinfo(np.int64).max)
-        np.minimum.at(shortest, group.reshape(-1), first)
-        shared = np.maximum(shortest - 1, 0) // self.block if self.sharing else np.zeros(len(names), dtype=np.int64)
+        np.minimum.at(shortest, group.reshape(-1), trajectories.beginnings)
+        shared = shortest // self.block if self.sharing else np.zeros(len(names), dtype=np.int64)
         self.group: list[int] = group.reshape(-1).tolist()
         self.shared: list[int] = shared.tolist()
-        """Full blocks of each group's first prompt; the last prompt token is always computed, so never all of it."""
+        """Full blocks of what each group shares of its first prompts."""
         self.holders = [0] * len(names)
         self.prefix_left = [0] * len(names)
         self.own_left = [0] * len(self.group)

@@ -39,7 +39,7 @@ def prefix_hits(trajectories: Trajectories, limits: EngineLimits) -> IntArray:
         return np.minimum(trajectories.cached_tokens, trajectories.prompt_tokens - 1)
     if not limits.prefix_caching:
         return np.zeros(len(trajectories), dtype=np.int64)
-    prompt, group = trajectories.prompt_tokens, trajectories.group
+    beginning, group = trajectories.beginnings, trajectories.group
     if len(group) > 1 and (group[1:] >= group[:-1]).all():  # sorted already: runs instead of np.unique
         new = np.concatenate([[True], group[1:] != group[:-1]])
         first = np.flatnonzero(new)
@@ -47,10 +47,10 @@ def prefix_hits(trajectories: Trajectories, limits: EngineLimits) -> IntArray:
     else:
         _, first, index = np.unique(group, return_index=True, return_inverse=True)
         index = index.reshape(-1)
-    shortest = prompt[first].copy()
-    if not (prompt == shortest[index]).all():
-        np.minimum.at(shortest, index, prompt)
-    hits = (np.maximum(shortest - 1, 0) // limits.block_tokens * limits.block_tokens)[index]
+    shortest = beginning[first].copy()
+    if not (beginning == shortest[index]).all():
+        np.minimum.at(shortest, index, beginning)
+    hits = (shortest // limits.block_tokens * limits.block_tokens)[index]
     hits[first] = 0
     return np.asarray(hits, dtype=np.int64)
 

@@ -202,7 +202,15 @@ def joined(first: Trajectories, second: Trajectories) -> Trajectories:
         offsets=np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]]),
         group=np.concatenate([first.group, second.group]),
         arrival_s=np.concatenate([first.arrival_s, second.arrival_s]),
+        shared_tokens=_shared(first, second),
     )
+
+
+def _shared(first: Trajectories, second: Trajectories) -> IntArray | None:
+    """What groups share of their prompts, of both; a prompt that is shared whole is all that may be found."""
+    if first.shared_tokens is None and second.shared_tokens is None:
+        return None
+    return np.concatenate([first.beginnings, second.beginnings])
 
 
 def _single_turn(trajectories: Trajectories, what: str) -> None:

@@ -25,6 +25,7 @@ class Trajectories:
     group : trajectories of one group share their first prompt ``[trajectories]``
     arrival_s : when the first turn reaches the engine [s] ``[trajectories]``
     cached_tokens : of each turn's context, found in the prefix cache when recorded [tokens] ``[turns]``, or None
+    shared_tokens : how much of the first prompt its group shares [tokens] ``[trajectories]``; None: all of it
     """
 
     prompt_tokens: IntArray
@@ -34,6 +35,7 @@ class Trajectories:
     group: IntArray
     arrival_s: FloatArray
     cached_tokens: IntArray | None = None
+    shared_tokens: IntArray | None = None
 
     @classmethod
     def of(
@@ -123,6 +125,19 @@ class Trajectories:
         """Context of each turn when it ends [tokens] ``[turns]``."""
         return self.prompt_tokens + self.response_tokens
 
+    @property
+    def beginnings(self) -> IntArray:
+        """Tokens of each first prompt that others of its group may have left in the cache ``[trajectories]``.
+
+        The last token of a prompt is always computed.
+
+        >>> group = Trajectories.of([40, 90], 5, group=[0, 0])
+        >>> group.beginnings.tolist(), replace(group, shared_tokens=np.array([64, 64])).beginnings.tolist()
+        ([39, 89], [39, 64])
+        """
+        whole: IntArray = np.maximum(self.prompt_tokens[self.offsets[:-1]] - 1, 0)
+        return whole if self.shared_tokens is None else np.minimum(whole, self.shared_tokens)
+
     def take(self, index: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Trajectories:
         """The trajectories that an index array or a mask selects, in that order."""
         chosen = np.flatnonzero(index) if index.dtype == np.bool_ else np.asarray(index, dtype=np.int64)
@@ -137,4 +152,5 @@ class Trajectories:
             group=self.group[chosen],
             arrival_s=self.arrival_s[chosen],
             cached_tokens=None if self.cached_tokens is None else self.cached_tokens[rows],
+            shared_tokens=None if self.shared_tokens is None else self.shared_tokens[chosen],
         )

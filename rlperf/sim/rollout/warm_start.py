@@ -44,6 +44,7 @@ def first_turns(trajectories: Trajectories) -> Trajectories:
     made = Trajectories.of(
         trajectories.prompt_tokens[rows], trajectories.response_tokens[rows], group=trajectories.group
     )
+    made = replace(made, shared_tokens=trajectories.shared_tokens)
     return made if cached is None else replace(made, cached_tokens=cached[rows])
 
 

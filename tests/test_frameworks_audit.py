@@ -195,7 +195,8 @@ def test_planted_mistakes_are_found_with_their_key(
 ) -> None:
     found = _audit(tmp_path, base, change, rule)
     assert (rule, key) in {(finding.rule, finding.key) for finding in found.findings}
-    if rule not in ("eager", "max_model_len", "sleep_alone"):
+    # slime drops the samples that fill no update (dp_schedule.py:135): nothing fails
+    if rule not in ("eager", "max_model_len", "sleep_alone") and (base, rule) != ("slime", "step_by_global_batch"):
         assert not found.passes
 
 

@@ -225,3 +225,9 @@ def test_uneven_stages_raise_no_alarm_where_the_framework_takes_them(tmp_path: P
 def test_a_config_group_on_a_line_of_its_own_is_no_variable(tmp_path: Path) -> None:
     (tmp_path / "o.txt").write_text("model_engine=megatron\nactor_rollout_ref.rollout.name=vllm\n")
     assert import_config([tmp_path / "o.txt"], "verl==0.9").run.trainer.backend == "megatron"
+
+
+def test_nested_dicts_of_trl_are_its_keys(tmp_path: Path) -> None:
+    text = "num_generations: 8\nper_device_train_batch_size: 8\nuse_vllm: true\nmodel_init_kwargs: {dtype: bfloat16}\n"
+    (tmp_path / "c.yaml").write_text(text + "gradient_checkpointing_kwargs:\n  use_reentrant: false\n")
+    assert import_config([tmp_path / "c.yaml"], "trl").unknown == ()

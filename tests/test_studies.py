@@ -71,3 +71,16 @@ def test_workload_fidelity_where_the_criterion_can_be_met(measured_data: Path) -
     assert law.bias_met >= 0.6
     assert 0.75 <= law.inside <= 1.0
     assert abs(law.mean_bias) < law.luck
+
+
+@pytest.mark.data
+def test_configurations_predict_the_same_after_a_round_trip(measured_data: Path) -> None:
+    found = load("round_trip").files(measured_data / "frameworks" / "examples")
+    assert found.row(0) == (12, 12, 12, 12, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["areal", "nemo_rl", "openrlhf", "slime", "trl", "verl"])
+def test_exported_plans_predict_what_was_planned(framework: str) -> None:
+    planned, exported, same = load("round_trip").plans(framework, 20)
+    assert planned == exported == same > 0

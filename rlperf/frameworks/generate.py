@@ -110,7 +110,7 @@ def _typed(fields: Mapping[str, Mapping[str, Any]]) -> list[Entry]:
         text = re.sub(r"<class '(\w+)'>", r"\1", row["type"])
         parts = {part.strip() for part in text.split("|")} - {"None"}
         kind = _TYPES.get(next(iter(parts)), "") if len(parts) == 1 else ""
-        if parts and all(part.startswith("dict") for part in parts):
+        if any(part.startswith("dict") for part in parts):
             kind = "map"
         default = row["default"]
         if isinstance(default, str) and "MISSING" in default:

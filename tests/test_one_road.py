@@ -15,6 +15,7 @@ from rlperf.calibrate.rl_step_job import job_of, lengths_of
 from rlperf.calibrate.rl_step_predict import DEFAULT_LAW, predict_step
 from rlperf.calibrate.rl_step_rows import StepRow, read_row
 from rlperf.errors import RlperfError
+from rlperf.plan.question.demand import _redrawn
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.job import Job
@@ -80,3 +81,16 @@ def test_what_an_rl_step_is_called_makes_no_difference_to_what_is_remembered_of_
         {"tool_latency_s": np.ones(4)},
     ):
         assert key(**changes) != key(), changes
+
+
+def test_a_recording_without_groups_draws_prompts_not_clones() -> None:
+    random = np.random.default_rng(0)
+    lengths = random.permutation(np.arange(100, 612))
+    table = LengthTable.from_groups(np.arange(10, 522), [[n] for n in lengths.tolist()], max_response_tokens=1024)
+    drawn = _redrawn(table, Batch(64, 8, 64, 1024, 1024, 64), random)
+    assert (drawn.n_groups, drawn.group_size) == (64, 8)
+    assert sorted(drawn.response_tokens.tolist()) == sorted(lengths.tolist())  # all 512, each once
+    for group in range(64):
+        inside = drawn.group == group
+        assert len(set(drawn.response_tokens[inside].tolist())) == 8
+        assert len(set(drawn.prompt_tokens[inside].tolist())) == 1

@@ -49,7 +49,7 @@ TABLES: dict[Path, dict[str, tuple[tuple[str, tuple[str, str], str, str, str], .
             ("peak memory of trainers (torchtitan)", SPACE, "peak_memory_gb", "all", NEW),
             ("time per output token, kernels measured", SERVED, "tpot_ms", "covered", NEW),
             ("time per output token, extrapolated (MI355X and others)", SERVED, "tpot_ms", "extrapolated", NEW),
-            ("RL step (NeMo-RL v0.6, verl logs, RLinf, miles, MLPerf)", STEP, "step_s", "all", NEW),
+            ("RL step (NeMo-RL v0.6, RLinf, miles, MLPerf)", STEP, "step_s", "all", NEW),
         ),
     },
     ROOT / "docs" / "guide" / "accuracy-rl-step.md": {
@@ -67,7 +67,6 @@ TABLES: dict[Path, dict[str, tuple[tuple[str, tuple[str, str], str, str, str], .
             ("RLinf (nothing of it known)", STEP, "step_s", "rlinf", NEW),
             ("miles (speculative decoding, optimizer on the host)", STEP, "step_s", "miles_logs", NEW),
             ("mlperf_rlvr (agents with tools, many turns, stragglers)", STEP, "step_s", "mlperf_rlvr", NEW),
-            ("verl logs of 0.5B and 7B", STEP, "step_s", "verl_logs", NEW),
             ("everything new", STEP, "step_s", "all", NEW),
             ("rollouts of these frameworks", STEP, "rollout_s", "all", NEW),
             ("scoring of these frameworks", STEP, "scoring_s", "all", NEW),

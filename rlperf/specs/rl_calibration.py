@@ -180,6 +180,15 @@ class TransportCalibration(Frozen):
         return _pick(self.fits, transport, self.id)
 
 
+class StageSpread(Frozen):
+    """5th and 95th percentile of measured over predicted seconds of a stage, beside what its kernels are off by [1]."""
+
+    source: str
+    rollout: tuple[PositiveFloat, PositiveFloat]
+    scoring: tuple[PositiveFloat, PositiveFloat]
+    training: tuple[PositiveFloat, PositiveFloat]
+
+
 class FrameworkCalibration(Frozen):
     """Behaviour and overheads of one framework with one trainer, or with several that it drives alike.
 
@@ -233,6 +242,7 @@ class FrameworkCalibration(Frozen):
     training: TrainerOverheads
     weight_sync: tuple[WeightSyncFit, ...] = Field(min_length=1)
     step_spread: Provenance = Field(description="measured over predicted rl_step on rows left out")
+    stage_spread: StageSpread
     rerun_spread: float = Field(0.08, ge=0.0, description="standard deviation of ln(time) between runs of one setup")
     releases: tuple[str, ...] = Field((), description="that rl_steps were measured of, first to last; empty: none")
     release_spread: NonNegativeFloat = Field(

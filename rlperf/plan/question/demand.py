@@ -224,6 +224,8 @@ class LengthSource:
             return tables
         rng = np.random.default_rng(seed)
         notes.append(f"{self.task.name}: groups redrawn from the recording for {batch.generated} x {batch.group_size}")
+        if batch.group_size > 1 and any(t.n_groups == t.trajectories().n for t in tables):
+            notes.append(f"{self.task.name}: the recording has no groups: members of one are drawn apart")
         return [_redrawn(table, batch, rng) for table in tables]
 
 
@@ -249,6 +251,8 @@ def _redrawn(table: LengthTable, batch: Batch, rng: np.random.Generator) -> Leng
     index, groups = table.group_index()
     if table.multi_turn:
         return _redrawn_trajectories(table, batch, rng)
+    if groups == table.n and batch.group_size > 1:
+        return _grouped(table, batch, rng)
     order = np.argsort(index, kind="stable")
     starts = np.searchsorted(index[order], np.arange(groups + 1))
     picked = rng.choice(groups, batch.generated, replace=batch.generated > groups)
@@ -259,6 +263,18 @@ def _redrawn(table: LengthTable, batch: Batch, rng: np.random.Generator) -> Leng
     flat = np.concatenate(rows)
     drawn = table.where(flat)
     return replace(drawn, group=np.repeat(np.arange(batch.generated), batch.group_size))
+
+
+def _grouped(table: LengthTable, batch: Batch, rng: np.random.Generator) -> LengthTable:
+    """Groups of a recording that has none: members are responses to different prompts, not one response many times.
+
+    What members of a group share is not in such a recording, so they are drawn apart; each has its first one's prompt.
+    """
+    count = batch.generated * batch.group_size
+    drawn = table.where(rng.choice(table.n, count, replace=count > table.n))
+    groups = np.repeat(np.arange(batch.generated), batch.group_size)
+    prompts = drawn.prompt_tokens[groups * batch.group_size]
+    return replace(drawn, group=groups, prompt_tokens=prompts)
 
 
 def _redrawn_trajectories(table: LengthTable, batch: Batch, rng: np.random.Generator) -> LengthTable:

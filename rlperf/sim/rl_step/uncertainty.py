@@ -149,13 +149,13 @@ def stage_interval(
     if stage == "weight_sync_s":
         spread = sync_fit(framework, MODES[mode].shares_devices).provenance
         below, above = np.log(spread.low), np.log(spread.high)
-    elif stage == "rollout_s":
-        kernels = site.rollout_hardware.calibration.spread
-        below, above = np.log(kernels.low), np.log(kernels.high)
     else:
-        backend, own = site.trainers[int(trainer.backend[0])].calibration, framework.step_spread
-        below = np.hypot(np.log(backend.low), np.log(own.low))
-        above = np.hypot(np.log(backend.high), np.log(own.high))
+        bands = framework.stage_spread
+        backend, kernels = site.trainers[int(trainer.backend[0])].calibration, site.rollout_hardware.calibration.spread
+        behind = kernels if stage == "rollout_s" else backend
+        band = {"rollout_s": bands.rollout, "scoring_s": bands.scoring, "training_s": bands.training}[stage]
+        below = np.hypot(np.log(behind.low), np.log(band[0]))
+        above = np.hypot(np.log(behind.high), np.log(band[1]))
     rest = (Z * framework.rerun_spread) ** 2 + (Z * lengths) ** 2
     low = seconds * float(np.exp(-np.sqrt(below**2 + rest)))
     return low, seconds * float(np.exp(np.sqrt(above**2 + rest)))

@@ -177,3 +177,12 @@ def human_seconds(value: float) -> str:
         if value >= factor:
             return f"{value / factor:.3g} {unit}"
     return f"{value / 1e-9:.3g} ns" if value else "0 s"
+
+
+def human_risk(probability: float) -> str:
+    """A small probability for people.
+
+    >>> human_risk(1e-9), human_risk(0.0042), human_risk(0.37)
+    ('below 0.01 %', '0.42 %', '37 %')
+    """
+    return "below 0.01 %" if probability < 1e-4 else f"{100 * probability:.2g} %"

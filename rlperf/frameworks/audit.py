@@ -36,7 +36,7 @@ from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.pool import ATTRIBUTES, PoolSpec
 from rlperf.specs.step_log import StepLog
-from rlperf.units import human_bytes, human_seconds
+from rlperf.units import human_bytes, human_risk, human_seconds
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,9 @@ def report(found: Audit) -> Sequence[str]:
     if found.predicted is not None:
         said = found.predicted
         low, high = human_seconds(said.low_s), human_seconds(said.high_s)
+        risk = human_risk(1.0 - float(np.prod([1.0 - use.risk for use in said.memory_bytes.values()])))
         lines.append(f"predicted {human_seconds(said.rl_step_s)} per rl_step ({low} .. {high}), fits: {said.fits}")
+        lines.append(f"runs out of memory with a probability {risk if risk.startswith('below') else 'of ' + risk}")
     lines += [compared.words for compared in found.measured]
     if found.best is not None:
         phase = found.best.phases[0]

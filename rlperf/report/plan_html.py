@@ -15,7 +15,6 @@ from rlperf.report.plan_text import (
     memory_rows,
     phase_title,
     pool_rows,
-    risk_words,
     runner_up_words,
     stage_rows,
     summary_lines,
@@ -25,7 +24,7 @@ from rlperf.report.provenance import ASSUMED, Constant, constants_of, counts
 from rlperf.report.rl_step import step_figure
 from rlperf.report.rollout import CAUSES
 from rlperf.report.style import Drawing
-from rlperf.units import human_bytes, human_seconds
+from rlperf.units import human_bytes, human_risk, human_seconds
 
 Judged = tuple[Context, TaskContext, Evaluation]
 OPEN = 12
@@ -70,7 +69,7 @@ def _summary(plan: Plan, missing: str) -> str:
     if first.usd_per_step is not None:
         items.insert(1, (f"{first.usd_per_step:.3g} USD", "per rl_step"))
     for role, use in first.memory_bytes.items():
-        items.append((risk_words(use.risk), f"risk to run out of memory, {role}"))
+        items.append((human_risk(use.risk), f"risk to run out of memory, {role}"))
     body = html.facts(items)
     if missing:
         body += html.paragraph(missing, "warn")
@@ -148,7 +147,7 @@ def _errors(phase: Phase) -> str:
         "share of the rl_step, of the framework around them, of reruns, and of the lengths drawn."
     )
     rows = [
-        (role, *(human_bytes(each) for each in (m.total, m.low, m.high, m.allowed, m.limit)), risk_words(m.risk))
+        (role, *(human_bytes(each) for each in (m.total, m.low, m.high, m.allowed, m.limit)), human_risk(m.risk))
         for role, m in predicted.memory_bytes.items()
     ]
     body += html.table(("memory per device", "predicted", "5th", "95th", "allowed", "device", "risk to run out"), rows)

@@ -10,7 +10,7 @@ from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.question.words import layout_words
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import ATTRIBUTES
-from rlperf.units import human_bytes, human_seconds
+from rlperf.units import human_bytes, human_risk, human_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,15 +80,6 @@ def waiting_words(prediction: Prediction) -> str:
     return f"stages overlap; pools without work: {shares} of their device time"
 
 
-def risk_words(risk: float) -> str:
-    """A probability of running out of memory.
-
-    >>> risk_words(1e-9), risk_words(0.0042), risk_words(0.37)
-    ('below 0.01 %', '0.42 %', '37 %')
-    """
-    return "below 0.01 %" if risk < 1e-4 else f"{100 * risk:.2g} %"
-
-
 def memory_rows(prediction: Prediction) -> list[tuple[str, ...]]:
     """(role, total of the device's memory, risk of running out, largest parts) of every role."""
     rows: list[tuple[str, ...]] = []
@@ -99,7 +90,7 @@ def memory_rows(prediction: Prediction) -> list[tuple[str, ...]]:
             (
                 role,
                 f"{human_bytes(use.total)} of {human_bytes(use.limit)}",
-                risk_words(use.risk),
+                human_risk(use.risk),
                 parts,
             )
         )

@@ -17,7 +17,7 @@ from rlperf.frameworks.keytable import Value, flatten
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.shell import Word
 from rlperf.frameworks.shell_flow import commands, run
-from rlperf.specs.reader import Document, parse_document, read_text, reading
+from rlperf.specs.reader import Document, is_file, parse_document, read_text, reading
 
 _OVERRIDE = re.compile(r"^(\+\+|\+|~)?([A-Za-z_][\w./@-]*)=(.*)$", re.DOTALL)
 _ENTRY = re.compile(r"(?:^|/)(train\.py|train_async\.py|run_grpo\.py|\w+\.py)$")
@@ -141,7 +141,7 @@ def _read_base(base: Value, path: Path, document: Document, gathered: _Gathered,
         return
     target = Path(text) if Path(text).is_absolute() else path.parent / text
     for candidate in (target, target.with_name(target.name + ".yaml")):
-        if candidate.is_file():
+        if is_file(candidate):
             _read_yaml(parse_document(read_text(candidate), str(candidate)), candidate, gathered, depth + 1)
             return
     gathered.bases.append(Path(text).stem if text.endswith((".yaml", ".yml")) else text)
@@ -288,7 +288,7 @@ def _read_named(option: str, value: str, path: Path, gathered: _Gathered) -> Non
     """``--config X.yaml``, or hydra's ``--config-name X``: read where the file is there, else remembered as a base."""
     name = value if value.endswith((".yaml", ".yml")) else value + ".yaml"
     for candidate in (Path(name), path.parent / name, path.parent / Path(name).name):
-        if option in ("config", "config-name") and candidate.is_file():
+        if option in ("config", "config-name") and is_file(candidate):
             _read_yaml(parse_document(read_text(candidate), str(candidate)), candidate, gathered)
             return
     if option != "config-path":

@@ -16,7 +16,7 @@ from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.cluster import Device
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.profiles import search_path
-from rlperf.specs.reader import read_spec
+from rlperf.specs.reader import is_file, read_spec
 from rlperf.units import Bytes, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 
 
@@ -245,7 +245,7 @@ def find_calibration(name: str, kind: str, folder: Path | str | None = None) -> 
     """File of a calibration by name and kind (devices, engines, frameworks) along the search path, or None."""
     for root in search_path(folder):
         path = root / "calibrations" / kind / f"{name}.yaml"
-        if path.is_file():
+        if is_file(path):
             return path
     return None
 

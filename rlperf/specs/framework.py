@@ -24,7 +24,7 @@ from rlperf.errors import Problem, SpecError
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.pool import PoolSpec
-from rlperf.specs.reader import Document, read_document
+from rlperf.specs.reader import Document, is_file, read_document
 
 FACTS = Path(__file__).resolve().parent.parent / "frameworks" / "facts"
 """Folder of what is known of each framework: ``NAME.yaml`` (`FrameworkFacts`) and ``NAME.tsv`` (its keys)."""
@@ -119,7 +119,7 @@ def facts_document(framework: str) -> Document | None:
     SpecError : it is no YAML, or no mapping
     """
     path = FACTS / f"{framework}.yaml"
-    if not path.is_file():
+    if not is_file(path):
         return None
     document = read_document(path)
     if not isinstance(document.data, dict):

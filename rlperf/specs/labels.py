@@ -149,7 +149,9 @@ def could_be(name: str, known: Mapping[str, str]) -> tuple[str, ...]:
     ('Mixtral-8x22B', 'Mixtral-8x7B')
     """
     wanted = {frozenset(stem.split("_")) for stem, _ in _stems(name)}
-    shortest = min(wanted, key=len)
+    shortest = min(wanted, key=len, default=frozenset())
+    if not shortest:
+        return ()
     shapes = {stem: shape for stem, shape in known.items() if shortest < set(stem.split("_"))}
     if not shapes:
         shapes = {

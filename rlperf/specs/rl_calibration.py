@@ -19,7 +19,7 @@ from rlperf.specs.framework import facts_data
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.profiles import search_path
-from rlperf.specs.reader import read_spec
+from rlperf.specs.reader import is_file, read_spec
 from rlperf.units import BytesPerSecond, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 
 Transport = Literal[
@@ -412,7 +412,7 @@ def load_transport(name: str, folder: Path | str | None = None) -> TransportCali
     roots = [root / "calibrations" / "transports" for root in search_path(folder)]
     for root in roots:
         path = root / f"{name}.yaml"
-        if path.is_file():
+        if is_file(path):
             return _read_transport(path)
     known = sorted(path.stem for root in roots for path in root.glob("*.yaml"))
     raise SpecError(Problem(f"there is no transport named {name!r}", suggestion=did_you_mean(name, known)))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.profiles import PACKAGE, search_path
+from rlperf.specs.reader import is_file, is_folder
 from rlperf.specs.writer import write_atomic
 from rlperf.sweep.columns import Column, columns_of, columns_text
 from rlperf.sweep.space import Group
@@ -83,9 +84,9 @@ def _named_files(checked: Checked) -> set[Path]:
     for text in texts:
         target = Path(text).expanduser()
         target = target if checked.folder is None or target.is_absolute() else checked.folder / target
-        if target.is_file():
+        if is_file(target):
             found.add(target)
-        elif target.is_dir():
+        elif is_folder(target):
             found.update(path for path in target.rglob("*") if path.is_file())
     return found
 

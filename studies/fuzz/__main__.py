@@ -26,6 +26,8 @@ import argparse
 import os
 import pickle
 import resource
+import select
+import signal
 import sys
 import tempfile
 import time
@@ -36,6 +38,7 @@ from pathlib import Path
 from studies.fuzz.harness import CLEAN, Verdict, made, tried
 
 CHUNK = 500
+STUCK_S = 180
 MOST_BYTES = 2 << 30
 
 
@@ -61,8 +64,13 @@ def chunk(seed: int, first: int, last: int) -> list[Verdict]:
         os._exit(0)
     os.close(write)
     found: list[Verdict] = []
-    with os.fdopen(read, "rb") as stream:
+    ended = "killed"
+    with os.fdopen(read, "rb", buffering=0) as stream:
         while len(found) < last - first:
+            if not select.select([stream], [], [], STUCK_S)[0]:  # outside of Python, where no alarm rings
+                ended = "hang"
+                os.kill(child, signal.SIGKILL)
+                break
             try:
                 found.append(pickle.load(stream))
             except EOFError:
@@ -70,7 +78,7 @@ def chunk(seed: int, first: int, last: int) -> list[Verdict]:
     os.waitpid(child, 0)
     done = first + len(found)
     if done < last:
-        found.append(Verdict(done, "?", "killed"))
+        found.append(Verdict(done, "?", ended))
         found += chunk(seed, done + 1, last) if done + 1 < last else []
     return found
 
@@ -98,8 +106,8 @@ def main() -> int:
             counts[verdict.outcome] += 1
             if verdict.outcome not in CLEAN:
                 failed.setdefault((verdict.outcome, verdict.where), []).append(verdict)
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{counts.total():,} of {asked.inputs:,}")
+        bad = counts.total() - sum(counts[outcome] for outcome in CLEAN)
+        sys.stderr.write(f"{counts.total():,} of {asked.inputs:,}, {bad:,} failures\n")
     for (outcome, where), verdicts in sorted(failed.items(), key=lambda item: -len(item[1])):
         one = verdicts[0]
         numbers = ", ".join(str(v.index) for v in verdicts[:4])

@@ -25,7 +25,7 @@ price: 2.5 USD/h
 framework: verl
 engine: vllm
 objective: {minimize: step_time, risk: 0.1}
-limits: {step: 2 h, memory_headroom: 0.05, truncated_fraction: 1.0, staleness: 1}
+limits: {step: 2 h, truncated_fraction: 1.0, staleness: 1}
 horizon: {rl_steps: 2}
 run: {rl_steps: 100, checkpoint_every: 20, checkpoint: 30 s, device_mtbf: 1000 h}
 tasks:

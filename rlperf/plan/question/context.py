@@ -22,7 +22,7 @@ from rlperf.specs.job import Job, Task
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
 from rlperf.specs.profiles import architecture_reading, is_path, load_architecture, load_cluster
-from rlperf.specs.reader import Document, read_document, validate
+from rlperf.specs.reader import Document, is_there, read_document, validate
 from rlperf.specs.rl_calibration import framework_trainers, load_framework_calibration
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
 from rlperf.workload import PRESETS
@@ -113,7 +113,7 @@ def anchored(job: Job, folder: Path) -> Job:
 
     def whole(text: str, named: bool) -> str:
         given = Path(text).expanduser()
-        found = next((path for path in (given, folder / given) if path.exists()), None)
+        found = next((path for path in (given, folder / given) if is_there(path)), None)
         return text if named or found is None else str(found.resolve())
 
     def known(text: str | None) -> str | None:

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -136,6 +137,21 @@ def test_what_is_there_is_not_done_again_and_strangers_are_left_out(whole: Path,
     assert again == [f"{tasks[1].key}.parquet"]
     assert ".old.part" not in after and ".young.part" in after, "another process may still be writing it"
     assert contents(out) == contents(whole)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "empty", "other rows", "no parquet"])
+def test_a_damaged_part_is_made_again(damage: str, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    parts = sorted((out / "parts").glob("*.parquet"))
+    content = parts[0].read_bytes()
+    other = parts[1].read_bytes()
+    parts[0].write_bytes(
+        {"cut off": content[:-20], "empty": b"", "other rows": other, "no parquet": b"x" * 900}[damage]
+    )
+    sweep_job(write(tmp_path, grid=GRID), out, workers=1)
+    assert parts[0].read_bytes() == content
+    assert (out / "results.parquet").read_bytes() == (whole / "results.parquet").read_bytes()
 
 
 def test_another_job_does_not_take_results_of_this_one() -> None:

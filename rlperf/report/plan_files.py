@@ -15,9 +15,9 @@ from rlperf.specs.writer import is_export, write_folder
 
 
 def plan_yaml(plan: Plan) -> str:
-    """A plan as YAML that `read_plan` reads back to an equal one."""
+    """A plan as YAML that `read_plan` reads back to an equal one, but for the seconds that planning took."""
     head = "# A plan written by rlperf: complete, re-loadable (rlperf export, rlperf predict, rlperf.Plan).\n"
-    data = plan.model_dump(mode="json", exclude_none=True)
+    data = plan.model_dump(mode="json", exclude_none=True, exclude={"seconds"})
     return head + str(yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True))
 
 

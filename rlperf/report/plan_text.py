@@ -103,7 +103,8 @@ def summary_lines(plan: Plan) -> list[str]:
     lines = [
         f"{plan.status}: objective {plan.objective:,.4g} {unit}, bound {plan.bound:,.4g} {unit}, "
         f"gap {100 * plan.mip_gap:.2g} % of the screened program; "
-        f"{plan.candidates:,} candidates ({plan.combinations:.2g} combinations) in {plan.seconds:.2f} s",
+        f"{plan.candidates:,} candidates ({plan.combinations:.2g} combinations)"
+        + (f" in {plan.seconds:.2f} s" if plan.seconds else ""),
         f"event simulation re-judged the best; the screen's own choice would have lost {_percent(plan.screen_regret)}",
     ]
     if plan.static_objective is not None:
@@ -301,11 +302,12 @@ def print_plan(plan: Plan, out: Console) -> None:
 
 
 def markdown(plan: Plan) -> str:
-    """``report.md``: one page that a manager can read."""
+    """``report.md``: one page that a manager can read, the same whenever and wherever it is written."""
+    timeless = plan.model_copy(update={"seconds": 0.0})
     lines = [f"# {plan.job.name}", "", f"{plan.job.architecture} on {plan.job.cluster}, {plan.job.algorithm}.", ""]
     for phase in plan.phases:
         lines += _phase_markdown(phase)
-    lines += ["## How good is this plan", "", *(f"- {line}" for line in summary_lines(plan)), ""]
+    lines += ["## How good is this plan", "", *(f"- {line}" for line in summary_lines(timeless)), ""]
     predicted = plan.phases[0].predicted
     lines += ["## What stands behind the numbers", "", f"- calibrations: {', '.join(predicted.calibration.ids)}"]
     if predicted.calibration.extrapolated:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.profiles import PACKAGE, search_path
-from rlperf.specs.reader import is_file, is_folder
+from rlperf.specs.reader import is_file, is_folder, reading
 from rlperf.specs.writer import write_atomic
 from rlperf.sweep.columns import Column, columns_of, columns_text
 from rlperf.sweep.space import Group
@@ -143,8 +143,18 @@ class Store:
         return self.folder / "parts" / f"{key}.parquet"
 
     def has(self, task: SweepTask) -> bool:
-        """Whether a task's rows are there."""
-        return self.path(task.key).is_file()
+        """Whether a task's rows are there, all of them: a file that was cut off or overwritten is made again."""
+        import polars as pl
+
+        path = self.path(task.key)
+        if not is_file(path):
+            return False
+        try:
+            with reading(path):
+                points = pl.read_parquet(path, columns=["point"], glob=False)["point"].to_list()
+                return sorted(points) == sorted(point for group in task.groups for point in group.ids)
+        except SpecError:
+            return False
 
     def put(self, key: str, content: bytes) -> None:
         """Write a task's rows."""
@@ -154,7 +164,11 @@ class Store:
         """All rows of a sweep in the order of its points, written as Parquet and CSV with their columns' meaning."""
         import polars as pl
 
-        frame = pl.concat([pl.read_parquet(self.path(task.key), glob=False) for task in tasks]).sort("point")
+        parts = []
+        for task in tasks:
+            with reading(self.path(task.key)):
+                parts.append(pl.read_parquet(self.path(task.key), glob=False))
+        frame = pl.concat(parts).sort("point")
         write_atomic(self.folder / "results.parquet", parquet(frame))
         write_atomic(self.folder / "results.csv", frame.write_csv())
         write_atomic(self.folder / "columns.csv", columns_text(columns_of(checked)))

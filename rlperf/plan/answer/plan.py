@@ -324,7 +324,7 @@ class Plan(Frozen):
     combinations: int = Field(0, description="whole configurations among which dominance proves the best was found")
     rejected: dict[str, int]
     screen_regret: float = Field(description="screen's choice under the judge / judge's best - 1")
-    seconds: float
+    seconds: float = Field(0.0, description="that planning took; not part of plan.yaml, which is the same every time")
     static_objective: float | None = Field(None, description="best plan that keeps one layout over the whole horizon")
     static_low: float | None = Field(None, description="5th percentile of what that plan takes above this one [1]")
     static_high: float | None = Field(None, description="95th percentile")

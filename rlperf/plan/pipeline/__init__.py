@@ -2,7 +2,7 @@
 
 from rlperf.plan.pipeline.express import StageLayout, stage_layout
 from rlperf.plan.pipeline.list_schedule import Policy
-from rlperf.plan.pipeline.optimize import PipelinePlan, optimize
+from rlperf.plan.pipeline.optimize import PipelinePlan, optimize, passes_within
 from rlperf.plan.pipeline.problem import PipelineProblem
 from rlperf.plan.pipeline.search import Freedom
 from rlperf.plan.pipeline.standard import StandardSchedule, standard_schedules, uniform_partition
@@ -15,6 +15,7 @@ __all__ = [
     "StageLayout",
     "StandardSchedule",
     "optimize",
+    "passes_within",
     "stage_layout",
     "standard_schedules",
     "uniform_partition",

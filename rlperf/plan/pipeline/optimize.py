@@ -102,7 +102,7 @@ def optimize(
     began = time.monotonic()
     standards = standard_schedules(problem)
     evaluator = Evaluator(problem)
-    budget = Budget(passes or _default_passes(problem, time_limit_s), began + time_limit_s, progress)
+    budget = Budget(passes or passes_within(problem, time_limit_s), began + time_limit_s, progress)
     starts = _starts(problem, evaluator, freedom)
     best = _anneal(evaluator, freedom, budget, starts, random.Random(seed))
     choices: list[_Choice] = [(s.timeline, s.partition, s.name) for s in standards if s.timeline is not None and s.runs]
@@ -150,8 +150,11 @@ def _is_small(problem: PipelineProblem) -> bool:
     return free and operations <= 54 and structure_count(problem) <= 5000
 
 
-def _default_passes(problem: PipelineProblem, time_limit_s: float) -> int:
-    """About two thirds of what fits the time: most passes end early, so their cost grows slower than operations."""
+def passes_within(problem: PipelineProblem, time_limit_s: float) -> int:
+    """List passes that take about two thirds of the time on one core, as many on every machine.
+
+    Most passes end early, so their cost grows slower than operations.
+    """
     operations = 3 * 4 * problem.devices * problem.microbatches.count
     return max(200, int(time_limit_s / (2.4e-5 * operations**0.54)))
 

@@ -217,14 +217,17 @@ def _nccl_tests(text: str, file: str) -> list[Series]:
         hint = "run it inside one node; put bus bandwidths across nodes into a CSV for 'rlperf validate --kind kernels'"
         raise SpecError(Problem(f"is of {len(hosts)} nodes: a device's constants are those of one", file, None, hint))
     sizes, times = [], []
-    for line in text.splitlines():
+    for number, line in enumerate(text.splitlines(), start=1):
         parts = line.split()
         if len(parts) >= 8 and parts[0].isdigit() and parts[1].isdigit():
             numbers = [part for part in parts[3:] if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", part)]
             if len(numbers) >= 3 and float(parts[0]) > 0:
                 offset = 1 if numbers[0] == "-1" else 0
-                sizes.append(float(parts[0]))
-                times.append(float(numbers[offset]) * 1e-6)
+                size, microseconds = float(parts[0]), float(numbers[offset])
+                if size > MOST or not 0 < microseconds <= MOST:
+                    raise SpecError(Problem(f"a time of {microseconds:g} us for {size:g} bytes is none", file, number))
+                sizes.append(size)
+                times.append(microseconds * 1e-6)
     if not sizes:
         raise SpecError(Problem("is nccl-tests output without result lines", file))
     collective = COLLECTIVE_NAMES.get(name.group(1), name.group(1)).replace("sendrecv", "point_to_point")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlperf.errors import SpecError
+
 
 @dataclass(frozen=True)
 class Dtype:
@@ -44,7 +46,7 @@ DTYPES: dict[str, Dtype] = {
 
 
 def dtype_of(name: str) -> Dtype:
-    """The dtype by name; raises `KeyError` with the known names.
+    """The dtype by name; raises `SpecError` with the known names.
 
     >>> dtype_of("nvfp4").weight_bytes
     0.5625
@@ -52,7 +54,7 @@ def dtype_of(name: str) -> Dtype:
     try:
         return DTYPES[name]
     except KeyError:
-        raise KeyError(f"unknown dtype {name!r}; known: {', '.join(DTYPES)}") from None
+        raise SpecError(f"unknown dtype {name!r}; known: {', '.join(DTYPES)}") from None
 
 
 def cache_bytes(dtype: str) -> float:

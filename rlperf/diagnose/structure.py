@@ -80,7 +80,9 @@ def _straggling_rank(graph: g.PerformanceGraph) -> g.Change | None:
         rate = seconds / np.where(work > 0, work, np.nan) if np.isfinite(work).any() else seconds
         if np.isfinite(rate).sum() < 2 or not np.nanmedian(rate) > 0:
             continue
-        scale[group] = np.minimum(np.nanmedian(rate) / rate, 1.0)[graph.rank[group]]
+        with np.errstate(divide="ignore", over="ignore"):
+            even = np.minimum(np.nanmedian(rate) / rate, 1.0)
+        scale[group] = np.where(np.isfinite(even), even, 1.0)[graph.rank[group]]  # a rank that states no work stays
     return g.Change(scale) if (scale < 1.0).any() else None
 
 

@@ -42,7 +42,8 @@ def read_log(paths: Sequence[Path | str], framework: str | None = None) -> StepL
         with reading(path):
             for step, values in _metrics_of(Path(path)):
                 _plausible(step, values, path)
-                metrics.setdefault(step, {}).update(values)
+                finite = {name: value for name, value in values.items() if not np.isinf(value)}
+                metrics.setdefault(step, {}).update(finite)
     if not metrics:
         raise SpecError(
             Problem("holds no step metrics", str(paths[0]), suggestion="console log, JSONL, CSV, or tfevents")
@@ -98,6 +99,8 @@ def step_log(metrics: Metrics, framework: str, source: str) -> StepLog:
         values = np.array([metrics[step].get(metric, np.nan) for step in steps])
         if np.isnan(values).all():
             continue
+        if column.endswith("_s") and (values < 0).any():
+            raise SpecError(Problem(f"{metric} is negative in rl_step {steps[int(np.argmax(values < 0))]}", source))
         if column.endswith("memory_bytes"):
             values = values * 2.0**30
         if column not in columns:

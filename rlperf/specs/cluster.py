@@ -13,7 +13,6 @@ from rlperf.units import (
     BytesPerSecond,
     FlopPerSecond,
     Hertz,
-    NonNegativeInt,
     PositiveInt,
     Seconds,
     UsdPerHour,
@@ -133,7 +132,7 @@ class Cluster(Frozen):
     domain: PositiveInt | None = Field(None, description="devices per scale-up domain; default: a node")
     nodes: PositiveInt = 1
     network: str = Field(description="name of a link profile")
-    rails: NonNegativeInt = Field(8, description="network ports per node")
+    rails: PositiveInt = Field(8, description="network ports per node")
     oversubscription: float = Field(1.0, ge=1.0, allow_inf_nan=False)
     peer_access: bool = Field(
         True,

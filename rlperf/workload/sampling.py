@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -13,7 +15,24 @@ from rlperf.workload.library import load_model
 from rlperf.workload.model import Forecast, LengthModel
 from rlperf.workload.multiturn import sample_turns
 
+Drawing = TypeVar("Drawing", bound=Callable[..., Any])
 
+
+def _of_sound_laws(drawing: Drawing) -> Drawing:
+    """A `SpecError` where the numbers of a model have no meaning as parameters: nothing can be drawn from them."""
+
+    @wraps(drawing)
+    def sound(*args: Any, **values: Any) -> Any:
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            try:
+                return drawing(*args, **values)
+            except FloatingPointError as error:
+                raise SpecError(f"nothing can be drawn from the length model's laws: {error}") from error
+
+    return cast("Drawing", sound)
+
+
+@_of_sound_laws
 def sample_lengths(
     model: LengthModel,
     prompts: int,

@@ -28,6 +28,8 @@ from rlperf.workload.stages import Filtering
 
 REPLICATES = 4
 """rl_steps drawn per group of rl_steps: enough that one runaway does not decide, few enough to stay fast."""
+MOST_SEQUENCES = 1 << 17
+"""Sequences of one rl_step; each is simulated, and no run has had as many."""
 DRAWN = 8
 """Demands that a source remembers."""
 LARGE, LARGE_REPLICATES = 65_536, 2
@@ -45,6 +47,9 @@ def batches(task: Task, generated_per_trained: float = 1.0) -> list[Batch]:
         for mini in task.mini_batch or (prompts,):
             if mini <= prompts and prompts % mini == 0:
                 generated = max(task.generated_prompts or round(prompts * generated_per_trained), prompts)
+                if (sequences := generated * group * over) > MOST_SEQUENCES:
+                    most = f"at most {MOST_SEQUENCES:,} are simulated"
+                    raise SpecError(f"task {task.name}: {sequences:,.0f} sequences in an rl_step, {most}")
                 found.append(
                     Batch(prompts, group, mini, task.max_prompt_tokens, cap, generated, over, task.max_trajectories)
                 )

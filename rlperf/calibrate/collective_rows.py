@@ -22,6 +22,7 @@ from rlperf.cost.collectives import (
 from rlperf.errors import SpecError
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_cluster, load_device
+from rlperf.units import MOST
 
 COLUMNS = ("gpu", "nodes", "n_gpus", "collective", "bytes", "busbw_GBps")
 ROUNDING = 0.1
@@ -55,7 +56,7 @@ def figure(row: Row) -> PredictedFigure:
     digits = len(text.partition(".")[2])
     if rate <= 0 or 0.5 * 10.0**-digits > ROUNDING * rate:
         raise SpecError("bus bandwidth with too few digits")
-    hw, devices, nodes, size = _hardware(row), row.count("n_gpus"), row.count("nodes"), row.count("bytes")
+    hw, devices, nodes, size = _hardware(row), row.count("n_gpus"), row.count("nodes"), row.count("bytes", most=MOST)
     measured = float(bus_share(name, devices)) * size / (rate * 1e9)
     eager = hw.calibration.host.eager_collective if re.search(_EAGER, row.text("note").lower()) else 0.0
     seconds = float(_SECONDS[name](hw, float(size), float(devices), devices / nodes)) + eager

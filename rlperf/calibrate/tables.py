@@ -67,12 +67,12 @@ class Row:
             raise SpecError(Problem(f"{column} {text!r} is {what}", line=self.line))
         return value
 
-    def count(self, column: str, default: int = 1) -> int:
-        """The cell as a positive whole number, ``default`` where it is blank."""
+    def count(self, column: str, default: int = 1, most: float = MOST_COUNT) -> int:
+        """The cell as a positive whole number of at most ``most``, ``default`` where it is blank."""
         value = self.number(column)
         if value is None:
             return default
-        if not 1 <= value <= MOST_COUNT or value != int(value):
+        if not 1 <= value <= most or value != int(value):
             raise SpecError(Problem(f"{column} {value:g} is not a positive whole number", line=self.line))
         return int(value)
 

@@ -200,7 +200,10 @@ class LengthSource:
         if self.table is not None and self._cut_fraction() <= share:
             longest = self.table.trajectories().response_tokens
             return int(np.ceil(np.quantile(longest, 1.0 - share) / 1024.0)) * 1024
-        return cap_that_cuts(self.model, share)
+        try:
+            return cap_that_cuts(self.model, share)
+        except SpecError:  # every recorded response was cut: no law is known
+            return None
 
     def _cut_fraction(self) -> float:
         return 0.0 if self.table is None else float(np.mean(self.table.truncated))

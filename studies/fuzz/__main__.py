@@ -17,7 +17,7 @@ Inputs are numbered; ``--only 4711`` repeats one (``--keep DIR`` leaves its file
 inputs everywhere. Work is done in child processes of 500 inputs each: nothing that one leaves behind meets the next.
 A small seed runs in the tests (tests/test_fuzz.py).
 
-Result, version of 2026-11-22, seed 0: see README.md.
+Results: README.md.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from rlperf.errors import Problem, SpecError
 from rlperf.plan.answer.plan import Plan
 from rlperf.report.plan_figure import timeline_figure
 from rlperf.report.plan_text import markdown
@@ -23,7 +24,12 @@ def plan_yaml(plan: Plan) -> str:
 
 def read_plan(path: Path | str) -> Plan:
     """A plan from its file."""
-    return read_spec(path, Plan)
+    plan = read_spec(path, Plan)
+    for index, phase in enumerate(plan.phases):
+        said = phase.predicted
+        if not said.low_s <= said.rl_step_s <= said.high_s:
+            raise SpecError(Problem(f"phases.{index}.predicted: rl_step_s lies outside of low_s and high_s", str(path)))
+    return plan
 
 
 OWN = ("plan.yaml", "report.md", "report.html", "timeline.svg", "timeline.png")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rlperf.calibrate import trainer_fits
-from rlperf.calibrate.trainer_rows import digest, read_training_rows
-from rlperf.calibrate.trainers import Knob, predict_seconds
+from rlperf.calibrate import timing_fits, trainer_fits
+from rlperf.calibrate.timing_fits import fit_rows
+from rlperf.calibrate.trainer_constants import SHARED, Timed
+from rlperf.calibrate.trainer_rows import TrainingRow, read_training_rows
+from rlperf.calibrate.trainers import Knob
 from rlperf.calibrate.validate_memory import predict_peaks
 from rlperf.specs.trainer_calibration import load_trainer
 
@@ -34,30 +37,73 @@ def write(folder: Path, framework: str, values: list[tuple[float, float]]) -> Pa
     return path
 
 
-def test_a_timing_fit_finds_the_sustained_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    knob = Knob("generations.Hopper.sustained", 0.3, 1.1)
-    monkeypatch.setitem(trainer_fits.KNOBS, "automodel", (knob,))
-    monkeypatch.setattr(trainer_fits, "RIDGE", 0.0)
-    rows, _ = read_training_rows(write(tmp_path, "NeMo AutoModel", [(1.0, 1.0)] * 9))
-    truth = knob.write(load_trainer("automodel"), 0.55)
-    seconds = predict_seconds(rows, {"automodel": truth})
-    rows, _ = read_training_rows(write(tmp_path, "NeMo AutoModel", [(float(s), 1.0) for s in seconds]))
-    (fitted,) = trainer_fits.fit_backend("automodel", rows)
-    assert knob.read(fitted) == pytest.approx(0.55, rel=0.06)
-    assert len(fitted.configurations) == 3
-    assert set(fitted.configurations) <= {digest(row.configuration) for row in rows}
-    last = fitted.provenance[-1]
-    assert last.constants == (knob.path,)
-    assert last.n == 3
+def made(folder: Path, shift: dict[str, float]) -> tuple[list[TrainingRow], Timed]:
+    """Rows of three stacks whose seconds follow from the constants believed in, some of them moved by ln."""
+    stacks = [
+        (name, device, length)
+        for name in ("FSDP2", "NeMo AutoModel", "llm-foundry")
+        for device in ("h100_sxm", "b200_sxm")
+        for length in range(1, 7)
+    ]
+    lines = [
+        f"{name}{device}{k},{name},{name},,Qwen2.5-7B,{device},8,bf16,1,0,1,1,1,1,8,3,1,64,{1024 * k},full,none,,1,,1,"
+        for name, device, k in stacks
+    ]
+    path = folder / "training.csv"
+    path.write_text("\n".join([HEADER, *lines]) + "\n", encoding="utf-8")
+    rows, _ = read_training_rows(path)
+    timed = Timed(rows)
+    logs = timed.pool_rows.start
+    for column, one in enumerate(SHARED):
+        logs[:, column] += shift.get(one.name, 0.0)
+    seconds = np.exp(timed.predict(logs))
+    rows = [replace(row, update_s=float(value)) for row, value in zip(rows, seconds, strict=True)]
+    return rows, Timed(rows)
 
 
-def test_many_constants_on_few_configurations_widen_the_interval() -> None:
-    ratio = np.exp(np.linspace(-0.1, 0.1, 21))
-    few, many = (trainer_fits.interval_of(ratio, 10, knobs) for knobs in (2, 9))
-    assert many[0] < few[0] < 1.0 < few[1] < many[1]
-    assert few[1] == pytest.approx(np.exp(0.09 * 1.5 * np.sqrt(1.0 + 12.0 / 10.0)))
-    low, high = trainer_fits.interval_of(np.ones(2), 2, 2)
-    assert low <= 0.8 and high >= 1.25  # two constants meet two configurations whatever they are
+def test_pooled_constants_are_found_and_what_rows_do_not_tell_stays(tmp_path: Path) -> None:
+    rows, timed = made(tmp_path, {"sustained": -0.25})
+    fit = fit_rows(rows)
+    assert int(fit.seen.sum()) == 24  # two of three configurations
+    assert np.abs(fit.predicted - timed.pool_rows.measured).max() < 0.03
+    found = fit.trainer("fsdp2")
+    assert found.entry("Hopper").sustained == pytest.approx(0.75 * np.exp(-0.25), rel=0.08)
+    # no row has experts or eight bits: as believed
+    assert found.timing.moe_pass == pytest.approx(1.0, rel=1e-3)
+    assert found.entry("Hopper").sustained_fp8 == pytest.approx(0.95, rel=1e-3)
+    # a mechanism that a stack does not have keeps what its file states
+    assert found.timing.host_expert == load_trainer("fsdp2").timing.host_expert
+    assert found.entry("Blackwell").measured
+    assert not found.entry("Ampere").measured if any(e.generation == "Ampere" for e in found.generations) else True
+
+
+def test_intervals_are_read_where_a_fit_does_not_look(tmp_path: Path) -> None:
+    rows, _ = made(tmp_path, {})
+    noise = np.random.default_rng(0).normal(0.0, 0.15, len(rows))
+    noisy = [
+        replace(row, update_s=float(row.update_s or 0) * float(np.exp(by))) for row, by in zip(rows, noise, strict=True)
+    ]
+    fit = fit_rows(noisy)
+    assert np.isnan(fit.left_out[~fit.seen]).all()
+    low, high = fit.interval("fsdp2")
+    assert 0.6 < low < 0.95 and 1.05 < high < 1.6
+    strange = fit.interval("megatron")
+    assert strange[0] < low and strange[1] > high  # no row of it
+    exact = fit_rows(rows).interval("fsdp2")
+    assert exact == pytest.approx((1.0 / 1.06, 1.06))  # as a rerun differs
+
+
+def test_the_run_writes_seconds_and_leaves_memory_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path, {})
+    (tmp_path / "measured").mkdir()
+    (tmp_path / "training.csv").rename(tmp_path / "measured" / "training.csv")
+    timing_fits.main([str(tmp_path), str(tmp_path / "out")])
+    again = load_trainer("automodel", file=tmp_path / "out" / "automodel.yaml")
+    assert again.workspace == load_trainer("automodel").workspace
+    assert len(again.configurations) == 8
+    last = again.provenance[-1]
+    assert last.n == 8 and "timing.collective" in last.constants
+    assert "fsdp2: " in capsys.readouterr().out
 
 
 def test_a_memory_fit_finds_the_working_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,9 +124,8 @@ def test_a_memory_fit_finds_the_working_set(tmp_path: Path, monkeypatch: pytest.
 def test_the_run_writes_a_file_per_backend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(trainer_fits.KNOBS, "automodel", (Knob("timing.contention", 0.01, 1.0),))
     monkeypatch.setattr(trainer_fits, "PHASE_KNOBS", (Knob("workspace.fixed", 1e6, 2e9),))
-    write(tmp_path, "NeMo AutoModel", [(3.0 * (i + 1), 30.0) for i in range(6)])
+    write(tmp_path, "FSDP2", [(3.0 * (i + 1), 30.0) for i in range(6)])
     phases = tmp_path / "memory" / "rl_lora_phases.csv"
     phases.parent.mkdir()
     lines = [
@@ -92,7 +137,7 @@ def test_the_run_writes_a_file_per_backend(
     header = f"model,device,phase,nvml_polled_bytes,{knobs},knob_n_prompts"
     phases.write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
     out = tmp_path / "out"
-    trainer_fits.main([str(tmp_path), str(out), "automodel", "peft"])
-    assert sorted(path.name for path in out.iterdir()) == ["automodel.yaml", "peft.yaml"]
+    trainer_fits.main([str(tmp_path), str(out), "fsdp2", "peft"])
+    assert sorted(path.name for path in out.iterdir()) == ["fsdp2.yaml", "peft.yaml"]
     assert load_trainer("peft", file=out / "peft.yaml").memory_configurations
-    assert "automodel: mean" in capsys.readouterr().out
+    assert "fsdp2: mean" in capsys.readouterr().out

@@ -47,6 +47,16 @@ def test_frameworks_and_ages_choose_the_backend() -> None:
     ]  # fmt: skip
 
 
+def test_a_framework_of_no_row_is_its_nearest_relative_and_says_so(tmp_path: Path) -> None:
+    shared = "Llama-3-70B,h100_sxm,64,bf16,4,4,1,1,128,4096,none,9.0,,,"
+    path = table(tmp_path, f"a,user,MegaScale,,{shared}", f"b,user,NeMo (Megatron-Core),,{shared}")
+    strange, known = validate_file(path, "training").predictions
+    assert strange.predicted == known.predicted
+    assert strange.extrapolated
+    assert "backend=nemo (nearest relative of MegaScale)" in strange.assumed
+    assert strange.high / strange.predicted > known.high / known.predicted
+
+
 def test_blank_cells_are_filled_named_and_widen_the_interval(tmp_path: Path) -> None:
     path = table(
         tmp_path,

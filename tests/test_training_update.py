@@ -311,16 +311,17 @@ def test_measured_steps(measured_data: Path) -> None:
     report = validate_file(measured_data / "measured" / "training.csv", "training")
     errors = {one.group: one for one in report.metrics if one.split == "held out"}
     assert report.predicted > 890
-    assert errors["dense, 16 bit"].median_ape < 6.5
-    assert errors["dense, 16 bit"].mape < 8.0
-    assert errors["all"].median_ape < 8.5
-    assert errors["all"].mape < 12.0
-    # groups that nobody had in view
-    new = {one.group: one for one in report.metrics if one.split == "new"}
-    limits = {"mlperf": 9.0, "megatron_bridge_same_config": 14.0, "torchtitan": 18.0, "megatron_core_h100": 30.0}
+    assert errors["dense, 16 bit"].median_ape < 5.0
+    assert errors["dense, 16 bit"].mape < 6.5
+    assert errors["all"].median_ape < 5.5
+    assert errors["all"].mape < 8.0
+    assert errors["all"].p90_ape < 17.0
+    assert 0.9 < (errors["all"].interval_coverage or 0.0) < 0.98
+    # strangers to the first fits; releases of 2026 and float8 with context parallelism among them
+    limits = {
+        "mlperf": 9.0, "megatron_bridge": 12.0, "megatron_bridge_same_config": 12.0, "torchtitan": 11.0,
+        "megatron_core_h100": 12.0,
+    }  # fmt: skip
     for group, limit in limits.items():
-        assert new[group].mape < limit, group
-    # releases of 2026 are a third faster than those that the fits saw
-    assert new["megatron_bridge"].mape < 34.0
-    assert new["dense, 16 bit"].median_ape < 7.5
-    assert not any(one.used_in_calibration for one in report.predictions) or report.used_in_calibration < 400
+        assert errors[group].mape < limit, group
+    assert not any(one.used_in_calibration for one in report.predictions) or report.used_in_calibration < 450

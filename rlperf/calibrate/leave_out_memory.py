@@ -14,11 +14,10 @@ import numpy as np
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.leave_out import LeftOutGroup, group_of
-from rlperf.calibrate.refit import middle
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.trainer_fits import MEMORY_KNOBS
 from rlperf.calibrate.trainer_rows import TrainingRow, calibration_part, digest
-from rlperf.calibrate.trainers import descend
+from rlperf.calibrate.trainers import descend, middle
 from rlperf.calibrate.validate import PredictedFigure
 from rlperf.calibrate.validate_memory import peak_figure, predict_peaks
 from rlperf.layout import FloatArray

@@ -233,7 +233,7 @@ def fit_pool(
     seen = np.ones(len(rows.measured), dtype=bool) if seen is None else seen
     design = _Design(rows, seen)
     scales = _first_scales(design, like)
-    vector = np.zeros(design.size)
+    vector, idle = np.zeros(design.size), 0
     for _ in range(turns):
         logs = design.logs(vector)
         found = rows.slopes(logs) if slopes is None else slopes
@@ -242,9 +242,10 @@ def fit_pool(
         for _ in range(3):
             wanted, covariance = _solve(design, matrix, target, scales)
             _estimate(design, scales, wanted, covariance, target - matrix @ wanted, fixed=like is not None)
-        before = vector
         vector, gain = _advance(design, scales, vector, wanted)
-        if gain < 1e-3 or np.array_equal(before, vector):
+        # one turn without gain may be a bend: the deviations have moved, and with them the next step
+        idle = idle + 1 if gain < 1e-3 else 0
+        if idle == 2:
             break
     return _pooled(design, scales, vector, covariance)
 
@@ -319,7 +320,7 @@ def _estimate(
 
 
 def _advance(design: _Design, scales: _Scales, vector: FloatArray, wanted: FloatArray) -> tuple[FloatArray, float]:
-    """The way to ``wanted`` as far as the penalised misfit falls, and by what share it fell."""
+    """A step to ``wanted``, no effect by more than lets the penalised misfit fall, and by what share that fell."""
     weight, shared = _common(design, scales)
     prior = _precision(design, scales)
 
@@ -329,13 +330,11 @@ def _advance(design: _Design, scales: _Scales, vector: FloatArray, wanted: Float
         return float((weight * left**2).sum() - (shared * sums**2).sum() + (prior * at**2).sum())
 
     before, step = misfit(vector), wanted - vector
-    share = min(1.0, 1.5 / max(float(np.abs(step).max()), 1e-12))
-    for _ in range(5):
-        candidate = vector + share * step
+    for reach in (1.5, 0.6, 0.24, 0.1, 0.04):
+        candidate = vector + np.clip(step, -reach, reach)
         after = misfit(candidate)
         if after < before:
             return candidate, (before - after) / max(before, 1e-12)
-        share *= 0.4
     return vector, 0.0
 
 

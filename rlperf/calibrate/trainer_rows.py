@@ -26,6 +26,7 @@ from rlperf.calibrate.columns import (
     text,
     whole,
 )
+from rlperf.calibrate.row_switches import of_note, of_recipe, recomputed
 from rlperf.calibrate.tables import Refusal, read_table
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.dtypes import DTYPES
@@ -36,6 +37,7 @@ from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, in_nodes_of
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
+from rlperf.specs.trainer_switches import Switches
 
 SPLIT_SEED = "rlperf-trainers-1"
 CONFIGURATION = (
@@ -66,6 +68,13 @@ BACKENDS: tuple[tuple[str, str], ...] = (
 MEMORY_BACKENDS = (("torchtitan", "torchtitan"),)
 """The same for memory, where it differs: stacks that share seconds and yet keep other things in memory."""
 
+RELATIVES: tuple[tuple[str, str], ...] = (
+    ("megascale", "nemo"),
+    ("hai-llm", "megatron_bridge"),
+    ("trl", "fsdp2"),
+)
+"""The same of frameworks of which no row was fitted, with the nearest backend: Megatron's descendants, or FSDP."""
+
 USABLE, SURELY_OVER = 0.92, 1.15
 """Predicted over available memory beyond which keeping all activations is ruled out where a row does not say: the
 usual headroom under FSDP; more where recipes recompute parts of a layer that no table names."""
@@ -92,10 +101,13 @@ def backend_of(row: Mapping[str, str]) -> str | None:
 # -- what stands in where a cell is blank -----------------------------------------------------------------------------
 
 
-def _backend(row: TrainingRow) -> str:
+def _backend(row: TrainingRow) -> str | Guess[str]:
     found = backend_of(row.row.cells)
     if found is None:
         name = row.row.text("framework")
+        relative = next((backend for part, backend in RELATIVES if part in name.lower()), None)
+        if relative is not None:
+            return Guess(relative, f"nearest relative of {name}")
         hint = did_you_mean(name.lower(), [part for part, _ in BACKENDS])
         raise SpecError(Problem(f"framework {name!r} has no trainer calibration", suggestion=hint))
     return found
@@ -182,11 +194,15 @@ def _layout(row: TrainingRow, recompute: str) -> Layout:
     )
 
 
-def _cuda_graph(row: TrainingRow) -> bool | Guess[bool]:
-    """Performance recipes capture graphs by default; a row without its recipe is taken to have done so."""
-    if "no matching recipe" in row.note:
-        return Guess(True, "performance recipes capture graphs")
-    return "CUDA graph" in row.note and "CUDA graph: none" not in row.note
+def _switches(row: TrainingRow) -> Switches | Guess[Switches]:
+    """The backend's, with what the row states; its recipe where a recipe is known to be missing."""
+    cells = row.row.cells
+    stated = of_note(row.note, row.row.text("source"))
+    if "no matching recipe" not in row.note:
+        return row.trainer.switches.changed(stated)
+    name = cells.get("architecture") or ""
+    recipe = of_recipe(cells.get("framework") or "", cells.get("framework_version") or "", name, row.device)
+    return Guess(row.trainer.switches.changed(recipe).changed(stated), "as recipes of the release")
 
 
 def _update_s(row: TrainingRow) -> float | None:
@@ -232,7 +248,7 @@ class TrainingRow(Reading):
     offload: str = column(one_of(OFFLOAD), "none")
     lora_rank: int | None = column(count, None)
     activation_recompute: str = column(one_of(RECOMPUTE), _recompute)
-    cuda_graph: bool = derived(_cuda_graph)
+    switches: Switches = derived(_switches)
     step_s: float | None = column(positive, None, name="measured_step_s")
     rate: float | None = column(positive, None, name="measured_tokens_per_s_per_gpu")
     update_s: float | None = derived(_update_s)
@@ -246,14 +262,19 @@ class TrainingRow(Reading):
         return "|".join(self.row.cells.get(name) or "" for name in CONFIGURATION)
 
     @property
+    def related(self) -> bool:
+        """Whether its backend is but the nearest relative of its framework."""
+        return backend_of(self.row.cells) is None
+
+    @property
     def chunked_loss(self) -> bool:
         """Whether the loss is taken in chunks of the vocabulary, so that logits never stand whole."""
         return "task rl" in self.note or "Liger" in self.row.text("framework")
 
     @property
     def flash2(self) -> bool:
-        """Whether attention is the second FlashAttention's."""
-        return "flash_attention_2" in self.note
+        """Whether attention is the second FlashAttention's, as that of torch.nn.functional is (torchtitan)."""
+        return "flash_attention_2" in self.note or "torchtitan" in self.row.text("framework")
 
     @property
     def options(self) -> UpdateOptions:
@@ -264,10 +285,10 @@ class TrainingRow(Reading):
             chunked_loss=self.chunked_loss,
             recompute_experts=self.recompute_experts,
             attention_kernel="flash2" if self.flash2 else "flash",
-            expert_overlap=self.expert_overlap,
-            cuda_graph=self.cuda_graph,
             compiled=self.compiled,
             compiled_loss=self.compiled_loss,
+            recompute_modules=recomputed(self.note),
+            switches=self.switches,
         )
 
     @property
@@ -286,11 +307,6 @@ class TrainingRow(Reading):
     def recompute_experts(self) -> bool:
         """Whether the experts' activation function alone is recomputed."""
         return "moe_act" in self.note
-
-    @property
-    def expert_overlap(self) -> bool:
-        """Whether dispatch and combine of experts run under compute."""
-        return any(words in self.note for words in ("all-to-all overlap: True", "EP overlap on", "(EP overlap"))
 
     @property
     def peak_bytes(self) -> float | None:
@@ -318,11 +334,24 @@ def calibration_part(rows: Sequence[TrainingRow]) -> frozenset[str]:
     A group's configurations are ordered by backend, device, kind of architecture and dtype, then by digest; the
     order spreads the third over those kinds, the digest draws within them.
     """
+    return frozenset(kind for found in _ordered(rows) for kind in found[2::3])
+
+
+def _ordered(rows: Sequence[TrainingRow]) -> list[list[str]]:
+    """Digests of every group's configurations: by backend, device, kind of architecture and dtype, then by digest."""
     by_group: dict[str, set[tuple[str, str, bool, str, str]]] = {}
     for row in rows:
         kind = (row.backend, row.device, row.architecture.experts is not None, row.dtype, digest(row.configuration))
         by_group.setdefault(row.group, set()).add(kind)
-    return frozenset(kind[-1] for found in by_group.values() for kind in sorted(found)[2::3])
+    return [[kind[-1] for kind in sorted(found)] for found in by_group.values()]
+
+
+def timing_part(rows: Sequence[TrainingRow]) -> frozenset[str]:
+    """Digests of the configurations that fits of seconds may see: two of three of a group's, in the same order.
+
+    What stays out is every third one from the first on: no part of it is in `calibration_part`.
+    """
+    return frozenset(kind for found in _ordered(rows) for place, kind in enumerate(found) if place % 3)
 
 
 def read_training_rows(path: Path) -> tuple[list[TrainingRow], list[Refusal]]:

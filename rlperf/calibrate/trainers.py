@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.trainer_rows import TrainingRow, calibration_part, digest
+from rlperf.calibrate.row_switches import recomputed
+from rlperf.calibrate.trainer_rows import TrainingRow
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.training import PARTS, TrainingCost, training_update
 from rlperf.layout import FloatArray, Layout
@@ -29,7 +30,7 @@ def shared_arguments(row: TrainingRow) -> tuple[object, ...]:
     return (
         row.backend, row.architecture.name, row.device, row.hardware.cluster.devices_per_node, row.dtype,
         row.lora_rank, row.chunked_loss,
-        row.flash2, row.expert_overlap, row.recompute_experts, row.cuda_graph,
+        row.flash2, row.switches, row.recompute_experts, recomputed(row.note),
         row.memory_trainer.id, row.compiled, row.compiled_loss,
     )  # fmt: skip
 
@@ -114,28 +115,11 @@ class Fit:
     after: float
 
 
-def calibration_rows(rows: Sequence[TrainingRow], backends: Sequence[str]) -> list[TrainingRow]:
-    """Timed rows of some backends whose configuration belongs to the calibration part of its group."""
-    timed = [row for row in rows if row.update_s]
-    part = calibration_part(timed)
-    return [row for row in timed if row.backend in backends and digest(row.configuration) in part]
-
-
-def fit_trainer(
-    trainer: TrainerCalibration,
-    rows: Sequence[TrainingRow],
-    knobs: Sequence[Knob],
-    *,
-    ridge: float = 0.12,
-    sweeps: int = 3,
-) -> Fit:
-    """Fit a backend's timing on rows; see `descend`."""
-    measured = np.array([row.update_s for row in rows], dtype=np.float64)
-
-    def predict(candidate: TrainerCalibration) -> FloatArray:
-        return predict_seconds(rows, {row.backend: candidate for row in rows})
-
-    return descend(trainer, knobs, predict, measured, [row.configuration for row in rows], ridge=ridge, sweeps=sweeps)
+def middle(trainer: TrainerCalibration, knobs: Sequence[Knob]) -> TrainerCalibration:
+    """A backend with every knob at the geometric mean of its bounds: what is believed of it without a row."""
+    for knob in knobs:
+        trainer = knob.write(trainer, float(np.sqrt(knob.low * knob.high)))
+    return trainer
 
 
 def descend(

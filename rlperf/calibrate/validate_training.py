@@ -33,8 +33,9 @@ def predict_rows(path: Path, table: Table) -> Outcome:
 
 
 def spread_of_row(row: TrainingRow, trainer: TrainerCalibration) -> Spread:
-    """Interval of a row: the backend's, wider for every filled-in degree and for a device that was not measured."""
-    steps = row.blanks + 2 * (row.hardware.calibration.extrapolated or not _measured(row, trainer))
+    """Interval of a row: the backend's, wider for every filled-in degree, a device not measured, a mere relative."""
+    strange = row.hardware.calibration.extrapolated or not _measured(row, trainer)
+    steps = row.blanks + 2 * strange + 4 * row.related
     return Spread(low=trainer.low, high=trainer.high).widened(BLANK_WIDENS ** min(steps, 4))
 
 
@@ -56,7 +57,7 @@ def figure_of(row: TrainingRow, trainer: TrainerCalibration, seconds: float) -> 
         high=seconds * spread.high,
         calibration=f"{row.hardware.calibration.id}, {trainer.id}",
         assumed=row.assumed,
-        extrapolated=not _measured(row, trainer) or extrapolated_architecture(row),
+        extrapolated=not _measured(row, trainer) or extrapolated_architecture(row) or row.related,
         used_in_calibration=digest(row.configuration) in trainer.configurations,
         stratum="dense, 16 bit" if dense else "",
     )

@@ -90,12 +90,15 @@ class Dealt:
     touched_share : touched experts over those that uniform routing touches [1]
     dispatched : an all-to-all brings each device its own tokens, so that it handles N / expert_parallel of them
     balanced : pairs are dealt out evenly, as benchmarks do, so that min(E, pairs) experts are touched
+    arranged : tokens lie in the order of their experts already, in the dtype of the products; what inference kernels
+        spend to bring them there and back (c_p, c_n) is not asked
     """
 
     skew: Array = 1.0
     touched_share: Array = 1.0
     dispatched: bool = False
     balanced: bool = False
+    arranged: bool = False
 
 
 EVENLY = Dealt()
@@ -157,9 +160,9 @@ def grouped_with(
     moved = pairs * (2.0 * h + (2.0 * matrices - 1.0) * width) * 2.0
     seconds = fit.fixed + joined(compute_s, weight_s, fit.exponent) + moved / (bandwidth * fit.activation_memory)
     own = n / parallel if dealt.dispatched else n
-    seconds = seconds + own * h * fit.token_bytes / bandwidth + np.log2(1.0 + own) * fit.per_doubling
+    brought = own * h * fit.token_bytes / bandwidth + np.log2(1.0 + own) * fit.per_doubling + pairs * fit.per_pair
     seconds = seconds + local * fit.per_expert + e / parallel * fit.per_held_expert
-    return np.where(n > 0, seconds + pairs * fit.per_pair, 0.0)
+    return np.where(n > 0, seconds if dealt.arranged else seconds + brought, 0.0)
 
 
 def grouped_gemm_s(

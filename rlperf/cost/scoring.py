@@ -48,15 +48,16 @@ def scoring_pass(
     """
     work = work_of(layout, microbatches)
     stage = stage_parameters(arch, layout)
-    whole = replace(options, lora_rank=None, attention_kernel="flash", expert_overlap=False)
+    on = (options.switches or trainer.switches).model_copy(update={"expert_overlap": False})
+    whole = replace(options, lora_rank=None, attention_kernel="flash", switches=on)
     costs = microbatch_seconds(arch, TrainerDevice(hw, trainer, layout, work, whole))
     compute, head, tensor, expert = costs.layer, costs.head.forward, costs.tensor.forward, costs.expert.forward
     context = np.maximum(costs.context.forward - compute.attention, 0.0)
     seen, _ = tower_seconds(arch, hw, trainer, layout, tower)
     m, p = microbatches.count, layout.pipeline_parallel.astype(np.float64)
     each, timing = arch.layers / p, trainer.timing
-    hop = layout.virtual_pipeline * stage_hop_s(arch, hw, trainer, layout, work)
-    device, host = compute.forward + tensor + context + expert, launch_s(arch, trainer)
+    hop = layout.virtual_pipeline * stage_hop_s(arch, hw, trainer, layout, work, overlap=on.pipeline_overlap)
+    device, host = compute.forward + tensor + context + expert, launch_s(arch, trainer, layout, on)
     times = stage_times(arch, trainer, layout, device, host, seen, head, hop)
     traffic = shard_traffic(hw, trainer, layout, stage.layer_dense, stage.layer_routed, np.zeros(()))
     tables = shard_traffic(hw, trainer, layout, stage.embedding + stage.head, np.zeros(()), np.zeros(()))

@@ -11,6 +11,7 @@ from rlperf.cost.batching import Microbatches
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.trainer_calibration import Generation, TrainerCalibration
+from rlperf.specs.trainer_switches import Switches
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ class UpdateOptions:
     chunked_loss : the loss is computed chunk by chunk, its logits made again in the backward
     recompute_experts : the expert activation function is recomputed, so that its inputs are not kept
     attention_kernel : "flash" (the newest on the device) or "flash2" (FlashAttention-2)
-    expert_overlap : the backend hides expert all-to-all behind the other microbatch's compute
-    cuda_graph : layers (or parts of them) are captured in CUDA graphs, which spares launches
     compiled : layers are compiled: what no backward reads is not kept
     compiled_loss : the loss is compiled too: no logits in fp32 stand in memory
+    recompute_modules : what selective recompute repeats, by Megatron's names (core_attn, moe, mlp, ...)
+    switches : how the stack runs, where not as its backend does by default
     """
 
     dtype: str = "bf16"
@@ -75,10 +76,10 @@ class UpdateOptions:
     chunked_loss: bool = False
     recompute_experts: bool = False
     attention_kernel: str = "flash"
-    expert_overlap: bool = False
-    cuda_graph: bool = False
     compiled: bool = False
     compiled_loss: bool = False
+    recompute_modules: tuple[str, ...] = ("core_attn",)
+    switches: Switches | None = None
 
 
 PLAIN = UpdateOptions()
@@ -105,9 +106,21 @@ class TrainerDevice:
         return self.trainer.generation(self.hw.device)
 
     @cached_property
+    def switches(self) -> Switches:
+        """How the stack runs."""
+        return self.options.switches or self.trainer.switches
+
+    @cached_property
     def rate(self) -> float:
         """Sustained over short-burst rate of its matrix products [1]."""
-        return sustained(self.generation, self.options.dtype)
+        slower = self.generation.rowwise if self.switches.rowwise else 1.0
+        return sustained(self.generation, self.options.dtype) / slower
+
+    @cached_property
+    def ring_wait(self) -> FloatArray:
+        """Attention of the slowest rank of a causal ring over that of the mean one, (2 cp - 1) / cp if not balanced."""
+        ring = self.layout.context_parallel.astype(np.float64)
+        return (2.0 * ring - 1.0) / ring if self.switches.ring == "unbalanced" else np.ones(())
 
     @cached_property
     def tensor(self) -> FloatArray:
@@ -124,12 +137,14 @@ class TrainerDevice:
 class Seconds:
     """Forward and backward seconds of one layer in one microbatch.
 
-    ``attention`` is the part of the forward inside softmax attention: what selective recompute repeats.
+    ``attention`` is the part of the forward inside softmax attention, ``experts`` that of routed experts: what
+    selective recompute repeats.
     """
 
     forward: FloatArray
     backward: FloatArray
     attention: FloatArray = field(default_factory=lambda: np.zeros(()))
+    experts: FloatArray = field(default_factory=lambda: np.zeros(()))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,14 @@ from rlperf.cost.roofline import stream_s
 from rlperf.cost.trainer_device import PLAIN, TrainerDevice, UpdateOptions, Work, work_of
 from rlperf.cost.training_layers import LayerSeconds, head_seconds, layer_seconds
 from rlperf.cost.training_microbatch import MicrobatchSeconds, microbatch_seconds
-from rlperf.cost.training_parallel import data_traffic, optimizer_s, shard_traffic, stage_hop_s, trained_share
+from rlperf.cost.training_parallel import (
+    data_traffic,
+    optimizer_s,
+    owned_parameters,
+    shard_traffic,
+    stage_hop_s,
+    trained_share,
+)
 from rlperf.cost.training_pipeline import launch_s, stage_times
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
@@ -77,7 +84,7 @@ class _Pass:
     tensor: FloatArray
     context: FloatArray
     expert: FloatArray
-    host: FloatArray
+    host: FloatArray | float
 
     @property
     def device(self) -> FloatArray:
@@ -114,8 +121,9 @@ def training_update(
     TrainingCost, arrays of the broadcast shape
     """
     work, stage = work_of(layout, microbatches), stage_parameters(arch, layout)
-    costs = microbatch_seconds(arch, TrainerDevice(hw, trainer, layout, work, options))
-    one, head = _layer_pass(arch, trainer, layout, costs, options.cuda_graph), costs.head
+    device = TrainerDevice(hw, trainer, layout, work, options)
+    costs = microbatch_seconds(arch, device)
+    one, head = _layer_pass(arch, device, costs), costs.head
     head_s = head.forward + head.backward + (head.again if options.chunked_loss else 0.0)
     tower_s, tower_back = tower_seconds(arch, hw, trainer, layout, tower)
     m, p = microbatches.count, layout.pipeline_parallel.astype(np.float64)
@@ -123,11 +131,10 @@ def training_update(
     dense, routed, tables = trained_share(arch, layout, stage, options.lora_rank)
     updated, updated_routed = each * dense + tables, each * routed
     added = stream_s(hw, (updated + updated_routed) * fixed.accumulate_bytes)
-    hop = 2.0 * v * stage_hop_s(arch, hw, trainer, layout, work)
+    hop = 2.0 * v * stage_hop_s(arch, hw, trainer, layout, work, overlap=device.switches.pipeline_overlap)
     times = stage_times(arch, trainer, layout, one.device, one.host, tower_s + tower_back, head_s, hop, added)
     sharded = _sharded_exposed_s(hw, trainer, layout, stage, one, each, options.lora_rank)
-    exposed_dp = m * sharded + _update_traffic_s(hw, trainer, layout, updated, updated_routed, one, each, m)
-    device_update, host_update = optimizer_s(hw, trainer, layout, updated, updated_routed)
+    on_device, on_host = optimizer_s(hw, trainer, layout, updated, updated_routed)
     zero = np.zeros(np.broadcast_shapes(np.shape(times.longest), np.shape(m)))
     return TrainingCost(
         forward_s=m * (each * one.forward + (head.forward + tower_s) / p),
@@ -139,29 +146,41 @@ def training_update(
         exposed_cp_s=m * each * one.context,
         exposed_ep_s=m * each * one.expert,
         exposed_pp_s=m * hop,
-        exposed_dp_s=exposed_dp,
-        optimizer_s=device_update,
-        offload_s=host_update + m * each * _parked_s(arch, hw, layout, work, one),
+        exposed_dp_s=m * sharded + _update_traffic_s(device, updated, updated_routed, one, each),
+        optimizer_s=on_device,
+        offload_s=on_host + m * each * _parked_s(arch, hw, layout, work, one),
         low=zero + trainer.low,
         high=zero + trainer.high,
     )
 
 
-def _layer_pass(
-    arch: Architecture, trainer: TrainerCalibration, layout: Layout, costs: MicrobatchSeconds, cuda_graph: bool
-) -> _Pass:
-    """One microbatch in the mean layer; full recompute repeats forward and traffic, selective the attention.
+def parked_states_s(
+    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, lora_rank: int | None
+) -> FloatArray:
+    """Seconds in which a device fetches its optimizer states from host memory and takes them back, once each."""
+    each = arch.layers / layout.pipeline_parallel.astype(np.float64)
+    dense, routed, tables = trained_share(arch, layout, stage_parameters(arch, layout), lora_rank)
+    owned = owned_parameters(layout, each * dense + tables, each * routed)
+    return np.asarray(2.0 * host_copy_s(hw, owned * trainer.storage.optimizer))
+
+
+def _layer_pass(arch: Architecture, device: TrainerDevice, costs: MicrobatchSeconds) -> _Pass:
+    """One microbatch in the mean layer; full recompute repeats forward and traffic, selective what it names.
 
     Non-reentrant checkpoints of PyTorch stop when all saved values are there again (torch.utils.checkpoint,
     ``set_checkpoint_early_stop``, the default): neither the down projection with its tensor traffic nor the way back
     from the experts is repeated.
     """
     compute, tensor, context, expert = costs.layer, costs.tensor, costs.context, costs.expert
+    layout, timing, modules = device.layout, device.trainer.timing, device.options.recompute_modules
     full = (layout.activation_recompute == RECOMPUTE.index("full")).astype(np.float64)
     selective = (layout.activation_recompute == RECOMPUTE.index("selective")).astype(np.float64)
     stack = stack_of(arch)
-    launches = launch_s(arch, trainer) * (trainer.timing.graph_host if cuda_graph else 1.0)
-    early = full * trainer.timing.recompute_stops_early
+    launches = launch_s(arch, device.trainer, layout, device.switches)
+    early = full * timing.recompute_stops_early
+    # latent attention's up projections cost about what its core does
+    repeated = compute.attention * bool({"core_attn", "mla_up_proj"} & set(modules))
+    moe = selective * ("moe" in modules)
     dense = sum(half.share for half in stack.halves if half.layer.ends_in_product)
     # the ring travels under attention, as much of it as attention lasts
     covered = compute.attention
@@ -169,10 +188,10 @@ def _layer_pass(
     return _Pass(
         forward=compute.forward,
         backward=compute.backward,
-        recompute=full * compute.forward - early * compute.last + selective * compute.attention,
+        recompute=full * compute.forward - early * compute.last + selective * repeated + moe * compute.experts,
         tensor=tensor.forward * (1.0 + full - 0.5 * early * dense) + tensor.backward,
         context=ring[0] * (1.0 + full) + ring[1],
-        expert=expert.forward * (1.0 + full - 0.5 * early) + expert.backward,
+        expert=expert.forward * (1.0 + full - 0.5 * early + moe) + expert.backward,
         host=launches * (3.0 + full),
     )
 
@@ -202,14 +221,14 @@ def _sharded_exposed_s(
 
 
 def _update_traffic_s(
-    hw: Hardware, trainer: TrainerCalibration, layout: Layout, dense: FloatArray, routed: FloatArray,
-    one: _Pass, layers: FloatArray, count: FloatArray,
-) -> FloatArray:  # fmt: skip
+    device: TrainerDevice, dense: FloatArray, routed: FloatArray, one: _Pass, layers: FloatArray
+) -> FloatArray:
     """Traffic once per update: gradients hide under the last backward, gathered weights under the first forward."""
-    reduce, gather = data_traffic(hw, trainer, layout, dense, routed)
-    share = trainer.timing.data_overlap
-    once = shard_traffic(hw, trainer, layout, dense, routed, np.ones(())).scatter
-    reduce = reduce + (0.0 if trainer.timing.reduce_every_microbatch else once)
+    where, timing = (device.hw, device.trainer, device.layout), device.trainer.timing
+    reduce, gather = data_traffic(*where, dense, routed)
+    share = timing.data_overlap * device.switches.data_overlap
+    once = shard_traffic(*where, dense, routed, np.ones(())).scatter
+    reduce = reduce + (0.0 if timing.reduce_every_microbatch else once)
     under = layers * (one.backward + one.recompute + one.tensor / 2.0)
     tail = 1.0 / np.maximum(layers, 1.0)
     exposed = np.maximum(reduce - share * under, reduce * np.where(share > 0, tail, 1.0))

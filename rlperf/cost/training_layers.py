@@ -21,15 +21,16 @@ from rlperf.specs.hardware import Hardware
 class LayerSeconds:
     """Device seconds of one microbatch in the mean layer (or head); every field broadcasts.
 
-    ``attention`` is the forward of attention alone: what selective recompute repeats. ``last`` is that of the dense
-    MLP's down projection: what a recompute that stops early leaves out. ``again`` is what a chunked loss adds to a
-    head: the projection once more, and the bytes that it moves beyond a plain one's.
+    ``attention`` and ``experts`` are the forward of attention and of routed experts: what selective recompute repeats.
+    ``last`` is that of the dense MLP's down projection: what a recompute that stops early leaves out. ``again`` is what
+    a chunked loss adds to a head: the projection once more, and the bytes that it moves beyond a plain one's.
     """
 
     forward: FloatArray
     backward: FloatArray
     attention: FloatArray
     last: FloatArray = field(default_factory=lambda: np.zeros(()))
+    experts: FloatArray = field(default_factory=lambda: np.zeros(()))
     again: FloatArray = field(default_factory=lambda: np.zeros(()))
 
 
@@ -51,6 +52,7 @@ def layer_seconds(arch: Architecture, device: TrainerDevice) -> LayerSeconds:
     backward: FloatArray = np.zeros(())
     attention: FloatArray = np.zeros(())
     last: FloatArray = np.zeros(())
+    experts: FloatArray = np.zeros(())
     for matrix, _, count in stack.matrices:
         share = count / arch.layers
         ahead, back = matrix_s(device.hw, work.tokens, *matrix.on(device.tensor), device.dtype, frozen=device.frozen)
@@ -60,13 +62,13 @@ def layer_seconds(arch: Architecture, device: TrainerDevice) -> LayerSeconds:
         own = half.layer.training_s(device)
         if own is not None:
             forward, backward = forward + half.share * own.forward, backward + half.share * own.backward
-            attention = attention + half.share * own.attention
+            attention, experts = attention + half.share * own.attention, experts + half.share * own.experts
     passes = _passes_s(arch, device) + _scans_s(arch, device)
     forward, backward = forward + passes, backward + 2.0 * passes
     if device.options.lora_rank:
         adapters = _adapter_s(arch, device)
         forward, backward = forward + adapters, backward + 2.0 * adapters
-    return LayerSeconds(forward, backward, attention, last=last)
+    return LayerSeconds(forward, backward, attention, last=last, experts=experts)
 
 
 def head_seconds(arch: Architecture, device: TrainerDevice) -> LayerSeconds:
@@ -94,7 +96,9 @@ def _passes_s(arch: Architecture, device: TrainerDevice) -> FloatArray:
     stack, work = stack_of(arch), device.work
     stream = stack.norms / arch.layers * 5.0 * 2.0 * arch.hidden * work.stream_tokens
     own = sum((half.share * half.layer.pass_bytes(device.tensor) for half in stack.halves), np.zeros(()))
-    return small_op_s(device.hw, (stream + own * work.tokens) * device.trainer.timing.elementwise)
+    timing = device.trainer.timing
+    fused = timing.elementwise * (1.0 if device.switches.fused else timing.eager)
+    return small_op_s(device.hw, (stream + own * work.tokens) * fused)
 
 
 def _scans_s(arch: Architecture, device: TrainerDevice) -> FloatArray:

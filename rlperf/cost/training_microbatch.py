@@ -49,12 +49,13 @@ def microbatch_seconds(arch: Architecture, device: TrainerDevice) -> MicrobatchS
 
     def costed(some: TrainerDevice) -> MicrobatchSeconds:
         where = (arch, some.hw, some.trainer, some.layout, some.work)
+        on = some.switches
         return MicrobatchSeconds(
             layer=layer_seconds(arch, some),
             head=head_seconds(arch, some),
-            tensor=tensor_traffic(*where),
+            tensor=tensor_traffic(*where, overlap=on.tensor_overlap),
             context=context_traffic(*where),
-            expert=expert_traffic(*where, some.options.skew, overlap=some.options.expert_overlap),
+            expert=expert_traffic(*where, some.options.skew, on),
         )
 
     return _on_distinct(device, costed)

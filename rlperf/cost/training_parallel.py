@@ -26,6 +26,7 @@ from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.trainer_calibration import TrainerCalibration
+from rlperf.specs.trainer_switches import Switches
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ def within(hw: Hardware, group: FloatArray, inner: FloatArray) -> FloatArray:
     return np.clip(np.floor(hw.cluster.scale_up_domain / np.maximum(inner, 1.0)), 1.0, group)
 
 
-def tensor_traffic(arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work) -> Passes:
+def tensor_traffic(
+    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work, *, overlap: bool = False
+) -> Passes:
     """Activations of the halves of a layer: all-reduce forward and backward, or with sequence parallelism all-gather
     and reduce-scatter each way, plus the gather that the backward repeats (Korthikanti et al. 2022, section 4.2.2).
     """
@@ -70,7 +73,7 @@ def tensor_traffic(arch: Architecture, hw: Hardware, trainer: TrainerCalibration
     reduced = 2.0 * all_reduce_s(hw, whole, tp, inside)
     gather, scatter = all_gather_s(hw, spread, tp, inside), reduce_scatter_s(hw, spread, tp, inside)
     halves = stack_of(arch).norms / arch.layers / 2.0
-    factor = halves * trainer.timing.collective * (1.0 - trainer.timing.tensor_overlap)
+    factor = halves * trainer.timing.collective * (1.0 - trainer.timing.tensor_overlap * overlap)
     forward = np.where(sequence, 2.0 * (gather + scatter), reduced)
     return Passes(factor * forward, factor * np.where(sequence, 4.0 * gather + 2.0 * scatter, reduced))
 
@@ -100,36 +103,41 @@ def expert_traffic(
     layout: Layout,
     work: Work,
     skew: FloatArray | float,
-    *,
-    overlap: bool = False,
+    switches: Switches,
 ) -> Passes:
-    """Dispatch and combine of every token to its experts, forward and backward; once per node where deduplicated."""
+    """Dispatch and combine of every token to its experts, forward and backward.
+
+    DeepEP and its kin send a token once to each node that it reaches, and inside a node once to each device; a plain
+    all-to-all sends a copy per expert. Of n nodes or devices k experts reach n (1 - (1 - 1/n)^k) in the mean.
+    """
     ep, etp = layout.expert_parallel.astype(np.float64), layout.expert_tensor_parallel.astype(np.float64)
     inside = within(hw, ep, etp)
     nodes = ep / inside
     seconds: FloatArray = np.zeros(())
     for route, count in stack_of(arch).routed:
         copies = np.asarray(float(route.active))
-        if trainer.timing.node_dedup:
-            reached = nodes * -np.expm1(copies * np.log1p(-1.0 / np.maximum(nodes, 1.0 + 1e-9)))
-            copies = np.where(nodes > 1.0, np.minimum(copies, np.maximum(reached, 1.0)), copies)
+        if switches.dispatcher == "deepep":
+            places = np.where(nodes > 1.0, nodes, ep)
+            reached = places * -np.expm1(copies * np.log1p(-1.0 / np.maximum(places, 1.0 + 1e-9)))
+            copies = np.minimum(copies, np.maximum(reached, 1.0))
         token_bytes = 2.0 * work.tokens / layout.tensor_parallel * route.width * skew
         swap = 2.0 * all_to_all_s(hw, token_bytes * copies, ep, inside)
         gathered = token_bytes * etp * route.active
         shards = all_gather_s(hw, gathered, etp, etp) + reduce_scatter_s(hw, gathered, etp, etp)
         seconds = seconds + count / arch.layers * (swap + shards)
-    seconds = seconds * trainer.timing.collective * (1.0 - trainer.timing.expert_overlap * overlap)
+    seconds = seconds * trainer.timing.collective * (1.0 - trainer.timing.expert_overlap * switches.expert_overlap)
     return Passes(seconds, seconds)
 
 
 def stage_hop_s(
-    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work
+    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work, *, overlap: bool
 ) -> FloatArray:
     """Exposed seconds to hand one microbatch's activations to the next stage; tensor ranks send a part each."""
     inner = (layout.devices // layout.pipeline_parallel).astype(np.float64)
     near = inner * layout.pipeline_parallel <= hw.cluster.scale_up_domain
     message = 2.0 * work.tokens * arch.hidden / layout.tensor_parallel
-    hop = point_to_point_s(hw, message, near) * trainer.timing.collective * (1.0 - trainer.timing.pipeline_overlap)
+    timing = trainer.timing
+    hop = point_to_point_s(hw, message, near) * timing.collective * (1.0 - timing.pipeline_overlap * overlap)
     return np.where(layout.pipeline_parallel > 1, hop, 0.0)
 
 
@@ -214,6 +222,13 @@ def shard_traffic(
     return ShardTraffic(*(np.where(sharded, part, 0.0) for part in parts))
 
 
+def owned_parameters(layout: Layout, dense: FloatArray, routed: FloatArray) -> FloatArray:
+    """Of a device's trained parameters, those that it updates: all, or its shard [parameters]."""
+    limit = np.where(layout.zero_stage >= 1, layout.shards, 1).astype(np.float64)
+    routed_limit = np.where(layout.zero_stage >= 1, np.minimum(layout.expert_data_parallel, layout.shards), 1)
+    return np.asarray(dense / limit + routed / routed_limit)
+
+
 def optimizer_s(
     hw: Hardware, trainer: TrainerCalibration, layout: Layout, dense: FloatArray, routed: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
@@ -222,9 +237,7 @@ def optimizer_s(
     Device: the update moves bytes per owned parameter, clearing and scaling gradients bytes per held one. Host
     (offloaded): gradients down and weights up over the host link, and the update at the rate of the host's cores.
     """
-    limit = np.where(layout.zero_stage >= 1, layout.shards, 1).astype(np.float64)
-    routed_limit = np.where(layout.zero_stage >= 1, np.minimum(layout.expert_data_parallel, layout.shards), 1)
-    owned = dense / limit + routed / routed_limit
+    owned = owned_parameters(layout, dense, routed)
     store, timing = trainer.storage, trainer.timing
     on_host = np.isin(layout.offload, OFFLOADS_OPTIMIZER)
     held = np.where(layout.zero_stage >= 2, owned, dense + routed)

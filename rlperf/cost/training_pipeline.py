@@ -11,12 +11,19 @@ from rlperf.cost.memory_parameters import stage_layers
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.trainer_calibration import TrainerCalibration
+from rlperf.specs.trainer_switches import Switches
 
 
-def launch_s(arch: Architecture, trainer: TrainerCalibration) -> float:
-    """Seconds in which the host launches one pass of the mean layer, kernel by kernel."""
-    routed = stack_of(arch).routed_share
-    return trainer.timing.host_layer * (1.0 - routed) + trainer.timing.host_moe_layer * routed
+def launch_s(arch: Architecture, trainer: TrainerCalibration, layout: Layout, switches: Switches) -> FloatArray | float:
+    """Seconds in which the host launches one pass of the mean layer; a graph of the whole iteration leaves none."""
+    timing, stack = trainer.timing, stack_of(arch)
+    left = {"none": 1.0, "partial": timing.graph_host, "full_iteration": 0.0}[switches.cuda_graph]
+    moe: FloatArray | float = timing.host_moe_layer * stack.routed_share
+    if timing.host_expert:
+        held = sum(route.count * count for route, count in stack.routed) / arch.layers
+        moe = moe + timing.host_expert * held / layout.expert_parallel
+    waiting = timing.drop_host if switches.drops_tokens else 1.0
+    return left * (timing.host_layer * (1.0 - stack.routed_share) + waiting * moe)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.profiles import search_path
 from rlperf.specs.reader import is_file, read_spec
+from rlperf.specs.trainer_switches import Switches
 from rlperf.units import BytesPerSecond, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 
 Transport = Literal[
@@ -112,8 +113,9 @@ class TrainerOverheads(Frozen):
         padded where nothing is packed; ``all``: those of all ranks, packed, or sorted by length and padded
     pads : to what sequences are padded that are not packed: the longest of their ``microbatch``, or the most that a
         prompt and a response may have in the job (``limit``)
-    dispatch : how tokens reach their experts, if not as the backend's calibration has it: once for ``each_expert``
-        (plain all-to-all), or ``once_per_node`` (deduplicated, as DeepEP does)
+    switches : what it sets otherwise than the backend does (overlap, dispatcher of experts)
+    parks_optimizer : offloaded optimizer states come to the device once for all updates of an rl_step and go back
+        after them; without, they stay in host memory and its cores run every update
     gradients : in what gradients are accumulated and reduced, if not as the backend's calibration has it
     fused_gradients : whether products add to the accumulated gradient themselves; without, each is added in a pass
     pipeline_padding : with pipeline stages, packed microbatches are padded to the token budget (equal shapes)
@@ -130,8 +132,9 @@ class TrainerOverheads(Frozen):
     balance: Literal["update", "batch"] = "update"
     batching: Literal["rank", "all"] = "rank"
     pads: Literal["microbatch", "limit"] = "microbatch"
-    dispatch: Literal["each_expert", "once_per_node"] | None = None
+    switches: Switches = Switches()
     gradients: Literal["bf16", "fp32"] | None = None
+    parks_optimizer: bool = False
     fused_gradients: bool = True
     pipeline_padding: bool = False
     logits: LogitBytes | None = None

@@ -21,6 +21,7 @@ from rlperf.specs.framework import FACTS, facts_data
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.reader import read_document, read_spec, validate
 from rlperf.specs.trainer_capability import Capability
+from rlperf.specs.trainer_switches import Switches
 from rlperf.units import Bytes, NonNegativeFloat, PositiveFloat, PositiveInt, Seconds
 
 
@@ -47,6 +48,7 @@ class Generation(Frozen):
     )
     attention: PositiveFloat = Field(1.0, description="time of this backend's attention kernel over the calibrated one")
     flash2: PositiveFloat = Field(1.3, description="the same where FlashAttention-2 runs instead")
+    rowwise: PositiveFloat = Field(1.0, description="time of 8-bit products that scale every row, over the others")
     measured: bool = Field(True, description="false: nothing measured, borrowed or judged")
 
 
@@ -135,24 +137,46 @@ class Timing(Frozen):
     host_layer: Seconds = Field(0.0, description="host time to launch one layer's forward (dense), once per microbatch")
     host_moe_layer: Seconds = Field(0.0, description="host time and synchronisations of one MoE layer's forward")
     host_norm: PositiveFloat = Field(64.0, description="norm that joins host and device time; large: the longer one")
-    graph_host: float = Field(0.4, gt=0, le=1, description="share of the launches that CUDA graphs leave")
+    graph_host: float = Field(
+        0.4, gt=0, le=1, description="share of the launches that graphs of parts of a layer leave"
+    )
+    drop_host: float = Field(
+        0.5, gt=0, le=1, description="share of a MoE layer's launches that is left where nothing waits for the router"
+    )
+    eager: PositiveFloat = Field(
+        1.2, description="bytes that small passes move where they are not fused, over fused ones"
+    )
+    host_expert: Seconds = Field(
+        0.0, description="host time per expert of a device and forward, where each expert's products are launched alone"
+    )
     moe_layer: Seconds = Field(0.0, description="added device time per MoE layer, forward and backward together")
+    expert_gap: Seconds = Field(
+        0.0, description="the same per expert of a device: gaps between its kernels, whatever their work"
+    )
+    arranged: bool = Field(
+        False,
+        description="expert products without what inference kernels spend on arranging tokens: permute has it all",
+    )
     moe_pass: PositiveFloat = Field(1.0, description="time of the expert products over the kernel's")
     permute: PositiveFloat = Field(1.0, description="bytes moved by permutation and dispatch, over the minimum")
+    fused_permute: PositiveFloat = Field(1.0, description="the same where the dispatcher permutes, over the others")
     microbatch: Seconds = Field(0.0, description="fixed per microbatch: loss, data, synchronisation")
     update: Seconds = Field(0.0, description="fixed per optimizer update: zero_grad, norm, logging")
     optimizer_bytes: PositiveFloat = Field(28.0, description="bytes moved per updated parameter")
     gradient_bytes: NonNegativeFloat = Field(
         12.0, description="bytes moved per held parameter to clear and scale gradients"
     )
-    tensor_overlap: float = Field(0.0, ge=0, le=1, description="share of tensor-parallel traffic that is hidden")
-    expert_overlap: float = Field(0.0, ge=0, le=1, description="share of expert all-to-all that is hidden")
-    pipeline_overlap: float = Field(0.0, ge=0, le=1, description="share of stage-to-stage traffic that is hidden")
+    tensor_overlap: float = Field(0.0, ge=0, le=1, description="share of tensor-parallel traffic hidden if switched on")
+    expert_overlap: float = Field(0.0, ge=0, le=1, description="share of expert all-to-all hidden if switched on")
+    pipeline_overlap: float = Field(
+        0.0, ge=0, le=1, description="share of stage-to-stage traffic hidden if switched on"
+    )
     accumulate_bytes: NonNegativeFloat = Field(
         0.0, description="bytes moved per trained parameter and microbatch to add a gradient where no product does it"
     )
-    data_overlap: float = Field(0.0, ge=0, le=1, description="share of compute under which gradient traffic can hide")
-    node_dedup: bool = Field(True, description="dispatch sends a token once per node, not once per expert")
+    data_overlap: float = Field(
+        0.0, ge=0, le=1, description="share of compute under which gradient traffic can hide if switched on"
+    )
     shard_overlap: float = Field(1.0, ge=0, le=1, description="share of compute under which ZeRO-3 traffic can hide")
     shard_messages: PositiveInt = Field(
         1,
@@ -192,6 +216,7 @@ class TrainerCalibration(Frozen):
     storage: Storage = Storage()
     workspace: Workspace = Workspace()
     timing: Timing = Timing()
+    switches: Switches = Field(Switches(), description="how it runs unless told otherwise")
     generations: tuple[Generation, ...] = ()
     low: PositiveFloat = Field(0.8, description="5th percentile of measured over predicted time")
     high: PositiveFloat = Field(1.25, description="95th percentile of measured over predicted time")
@@ -311,7 +336,7 @@ def _borrowing(own: TrainerCalibration, relative: TrainerCalibration) -> Trainer
     """A backend with its relative's constants where it states none; intervals not stated are twice as wide (in ln)."""
     parts = {
         name: getattr(relative, name).model_copy(update=_stated(getattr(own, name)))
-        for name in ("storage", "workspace", "timing")
+        for name in ("storage", "workspace", "timing", "switches")
     }
     wider = {name: getattr(relative, name) ** 2 for name in _INTERVALS if name not in own.model_fields_set}
     named = {each.generation for each in own.generations}

@@ -129,17 +129,22 @@ class Moe(Layer):
         own = device.work.tokens / layout.tensor_parallel
         products = grouped_gemm_s(
             device.hw, own * ep * etp, route.shape, ep, etp,
-            dtype=device.dtype, dealt=Dealt(skew=device.options.skew, dispatched=True),
+            dtype=device.dtype, dealt=Dealt(skew=device.options.skew, dispatched=True, arranged=timing.arranged),
         )  # fmt: skip
         products = products * timing.moe_pass / device.rate
         pairs = own * etp * route.active * device.options.skew
-        moved = small_op_s(device.hw, pairs * route.width * 2.0 * 4.0 * timing.permute)
+        permuted = timing.permute * (timing.fused_permute if device.switches.dispatcher == "deepep" else 1.0)
+        # biases of experts are added in passes of their own: read and written, 2 bytes a value
+        added = (route.hidden * (route.matrices - 1) + route.width) * 4.0 * self.experts.bias
+        moved = small_op_s(device.hw, pairs * (route.width * 2.0 * 4.0 * permuted + added))
         router = gemm_s(device.hw, own, as_float(route.count), as_float(self.arch.hidden), "bf16") / device.rate
         # a build that runs the older attention on a device has no grouped products for it either, and loops
         loops = device.generation.moe_layer if device.options.attention_kernel == "flash2" else 0.0
-        fixed = (timing.moe_layer + loops) / 3.0
+        gaps = (timing.moe_layer + timing.expert_gap * route.count / ep) * _waiting(device)
+        fixed = (gaps + loops) / 3.0
         passes = 1.0 if device.frozen else 2.0
-        return Seconds(products + moved + router + fixed, passes * products + moved + 2.0 * router + 2.0 * fixed)
+        forward = products + moved + router + fixed
+        return Seconds(forward, passes * products + moved + 2.0 * router + 2.0 * fixed, experts=forward)
 
     def pass_bytes(self, tensor: FloatArray) -> FloatArray:
         return activation_bytes(self.experts.shared_hidden, self.experts.gated) / tensor
@@ -156,3 +161,10 @@ class Moe(Layer):
             routed=pairs + 8.0 * route.count * keeping.spread,
             expert_hidden=route.active * width * route.hidden * keeping.spread,
         )
+
+
+def _waiting(device: TrainerDevice) -> float:
+    """Share of the gaps between kernels that is left: none in one graph, less where no shape waits for the router."""
+    if device.switches.cuda_graph == "full_iteration":
+        return 0.0
+    return device.trainer.timing.drop_host if device.switches.drops_tokens else 1.0

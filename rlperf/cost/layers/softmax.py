@@ -77,7 +77,7 @@ class Softmax(Layer, ABC):
             for direction in (False, True)
         )
         flash2 = device.options.attention_kernel == "flash2"
-        factor = device.generation.flash2 if flash2 else device.generation.attention
+        factor = (device.generation.flash2 if flash2 else device.generation.attention) * device.ring_wait
         return Seconds(forward * factor, backward * factor, forward * factor)
 
     def _unfused_s(self, device: TrainerDevice, heads: FloatArray) -> Seconds:

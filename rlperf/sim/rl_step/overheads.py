@@ -57,8 +57,7 @@ def trainer_in_framework(trainer: TrainerCalibration, framework: FrameworkCalibr
     A gradient that no product adds is read with the sum so far, and the sum written: 2 + 2 b bytes, b those of a sum.
     """
     own, storage, timing, space = framework.training, trainer.storage, trainer.timing, trainer.workspace
-    if own.dispatch is not None:
-        timing = timing.model_copy(update={"node_dedup": own.dispatch == "once_per_node"})
+    switches = trainer.switches.changed(own.switches)
     if own.gradients is not None:
         width = 2.0 if own.gradients == "bf16" else 4.0
         storage = storage.model_copy(update={"gradient": width, "reduce": width})
@@ -68,7 +67,7 @@ def trainer_in_framework(trainer: TrainerCalibration, framework: FrameworkCalibr
         each = own.logits
         loss = {"logit_bytes": each.update, "scoring_logit_bytes": each.scoring, "whole_logit_bytes": each.whole}
         space = space.model_copy(update=loss)
-    return trainer.model_copy(update={"storage": storage, "timing": timing, "workspace": space})
+    return trainer.model_copy(update={"storage": storage, "timing": timing, "workspace": space, "switches": switches})
 
 
 def training_in_framework_s(

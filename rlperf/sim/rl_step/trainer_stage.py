@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches, slowest_lengths, slowest_slices
 from rlperf.cost.layers.vision import TowerWork
+from rlperf.cost.memory_parameters import OFFLOADS_OPTIMIZER
 from rlperf.cost.packing import packed_count, sorted_microbatches
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.trainer_device import UpdateOptions
-from rlperf.cost.training import TrainingCost, training_update
-from rlperf.layout import FloatArray, IntArray, Layout, taken
+from rlperf.cost.training import TrainingCost, parked_states_s, training_update
+from rlperf.layout import OFFLOAD, FloatArray, IntArray, Layout, taken
 from rlperf.sim.rl_step.demand import Demand, LengthMoments
 from rlperf.sim.rl_step.overheads import (
     padded_microbatches,
@@ -248,7 +249,7 @@ def trainer_work(
     options = UpdateOptions(settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss)
     seen = TowerWork(demand.images_per_token * batches.tokens, patches, settings.freeze_vision)
     read = TowerWork(demand.images_per_token * scored.tokens, patches)
-    update = training_update(architecture, hardware, stack.calibration, layout, batches, options, tower=seen)
+    update = _update(site, stack, architecture, demand.batch.updates, layout, batches, options, seen)
     one = scoring_pass(architecture, hardware, stack.calibration, layout, scored, options, tower=read)
     passes = stack.scoring_passes(site.roles, demand.batch.updates, site.old_policy)
     reference = 1.0 / passes if passes and "reference" in site.roles else 0.0
@@ -261,6 +262,23 @@ def trainer_work(
         batches=batches,
         scored=scored,
     )
+
+
+def _update(
+    site: Site, stack: TrainerStack, architecture: Architecture, updates: int, layout: Layout, batches: Microbatches,
+    options: UpdateOptions, images: TowerWork,
+) -> TrainingCost:  # fmt: skip
+    """One optimizer update; where the framework parks states between phases, its share of fetching them once."""
+    where = architecture, site.hardware, stack.calibration
+    parked = np.isin(layout.offload, OFFLOADS_OPTIMIZER)
+    if not stack.framework.training.parks_optimizer or not np.any(parked):
+        return training_update(*where, layout, batches, options, tower=images)
+    # on the device while the updates run: only activations are still offloaded
+    both, activations, none = (OFFLOAD.index(word) for word in ("both", "activations", "none"))
+    resident = np.where(layout.offload == both, activations, np.where(parked, none, layout.offload))
+    cost = training_update(*where, replace(layout, offload=resident), batches, options, tower=images)
+    fetched = np.where(parked, parked_states_s(*where, layout, options.lora_rank), 0.0) / updates
+    return replace(cost, offload_s=cost.offload_s + fetched)
 
 
 def closed_training(

@@ -1,0 +1,226 @@
+"""Seconds of all trainer backends fitted together, and the calibration files that follow from the fit.
+
+``python -m rlperf.calibrate.timing_fits DATA OUT [BACKEND ...]`` reads ``DATA/measured/training.csv``, pools the
+constants of every backend on two thirds of the configurations (`rlperf.calibrate.trainer_rows.timing_part`) and writes
+timing, devices and interval of each, or of those named, into ``OUT/<backend>.yaml``; memory stays as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from rlperf.calibrate.pooling import Pooled, fit_pool
+from rlperf.calibrate.trainer_constants import (
+    OF_DEVICE,
+    OF_STACK,
+    Timed,
+    bounded,
+    generation_of,
+    labels_of,
+    timed_as,
+)
+from rlperf.calibrate.trainer_rows import SPLIT_SEED, TrainingRow, digest, read_training_rows, timing_part
+from rlperf.calibrate.trainers import write_trainer
+from rlperf.layout import BoolArray, FloatArray
+from rlperf.specs.trainer_calibration import Generation, TrainerCalibration, TrainerProvenance, load_trainer
+
+BACKENDS = (
+    "megatron", "megatron_legacy", "megatron_deepspeed", "megatron_bridge", "megatron_bridge_narrow", "nemo",
+    "fsdp2", "automodel", "fsdp_llm_foundry", "deepspeed", "deepspeed_legacy",
+)  # fmt: skip
+"""Backends with constants of their own; others have a relative's."""
+
+JUDGED = ("h20_sxm",)
+"""Devices whose rates are judged where a file states them: they are in no row."""
+FOLDS = 4
+PSEUDO = 12.0
+"""Configurations of all backends that join those of one when its interval is read."""
+LEAST = 1.06
+"""No interval is narrower than what a rerun of the same job differs by, to either side."""
+UNSEEN = 2.0
+"""Width, in the logarithm, of the interval of a backend of which no row was seen, over that of all backends."""
+SOURCE = "timing fit to measured/training.csv: constants pooled over backends, generations and devices"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fit of all backends to some rows, with what it misses where it does not look."""
+
+    timed: Timed
+    seen: BoolArray
+    pooled: Pooled
+    whole: Fit | None = None
+
+    @classmethod
+    def of(cls, timed: Timed, seen: BoolArray) -> Fit:
+        """Fit the rows that are ``seen``."""
+        return cls(timed, seen, fit_pool(timed.pool_rows, seen))
+
+    @cached_property
+    def slopes(self) -> FloatArray:
+        """Slopes at the fitted constants."""
+        rows = self.timed.pool_rows
+        return rows.slopes(self.pooled.logs(rows.labels, len(rows.measured)))
+
+    def without(self, held: BoolArray) -> Fit:
+        """The same without some rows, along the same slopes."""
+        keep = self.seen & ~held
+        found = fit_pool(self.timed.pool_rows, keep, slopes=self.slopes, turns=6)
+        return Fit(self.timed, keep, found, whole=self)
+
+    @cached_property
+    def predicted(self) -> FloatArray:
+        """ln of the seconds of every row."""
+        rows = self.timed.pool_rows
+        return rows.predict(self.pooled.logs(rows.labels, len(rows.measured)))
+
+    @cached_property
+    def left_out(self) -> FloatArray:
+        """ln(measured / predicted) of every seen row by a fit that saw no row of its fold of configurations.
+
+        A fit without some rows has those of the whole one, as far as it sees them.
+        """
+        if self.whole is not None:
+            return np.where(self.seen, self.whole.left_out, np.nan)
+        digests = np.array([digest(row.configuration) for row in self.timed.rows])
+        order = {name: place for place, name in enumerate(sorted(set(digests[self.seen].tolist())))}
+        fold = np.array([order.get(name, -1) % FOLDS if name in order else -1 for name in digests])
+        missed = np.full(len(digests), np.nan)
+        for number in range(FOLDS):
+            held = fold == number
+            if held.any():
+                missed[held] = (self.timed.pool_rows.measured - self.without(held).predicted)[held]
+        return missed
+
+    def trainer(self, name: str) -> TrainerCalibration:
+        """A backend with the fitted constants, on every device."""
+        if name not in self._trainers:
+            self._trainers[name] = self._trainer(load_trainer(name))
+        return self._trainers[name]
+
+    @cached_property
+    def _trainers(self) -> dict[str, TrainerCalibration]:
+        return {}
+
+    def _trainer(self, base: TrainerCalibration) -> TrainerCalibration:
+        name = base.id
+        own = self._values(name, "", "")
+        timing: dict[str, object] = {one.name: own[one.name] for one in OF_STACK if one.serves(name)}
+        timing["arranged"] = True
+        low, high = self.interval(name)
+        update = {
+            "timing": base.timing.model_copy(update=timing),
+            "generations": self._generations(base),
+            "low": low,
+            "high": high,
+            "configurations": tuple(sorted({digest(row.configuration) for row in self._rows(name)})),
+        }
+        return base.model_copy(update=update)
+
+    def interval(self, name: str) -> tuple[float, float]:
+        """5th and 95th percentile of measured over predicted of configurations that a fit did not see.
+
+        Those of the backend, each of one weight, and those of all backends with the weight of `PSEUDO` together: few
+        rows say little about their own tails. A backend without a row has those of all, `UNSEEN` times as wide.
+        """
+        known = np.isfinite(self.left_out)
+        mine = np.array([timed_as(row.backend) == timed_as(name) for row in self.timed.rows]) & known
+        units = np.array([digest(row.configuration) for row in self.timed.rows])
+        weight = np.zeros(len(units))
+        weight[known] = _one_each(units[known]) * PSEUDO / len(set(units[known].tolist()))
+        weight[mine] += _one_each(units[mine])
+        order = np.argsort(self.left_out[known])
+        sorted_weight = weight[known][order]
+        share = (np.cumsum(sorted_weight) - 0.5 * sorted_weight) / sorted_weight.sum()
+        low, high = np.interp([0.05, 0.95], share, self.left_out[known][order])
+        wider = 1.0 if mine.any() else UNSEEN
+        return min(float(np.exp(low * wider)), 1.0 / LEAST), max(float(np.exp(high * wider)), LEAST)
+
+    def _rows(self, name: str) -> list[TrainingRow]:
+        rows = zip(self.timed.rows, self.seen, strict=True)
+        return [row for row, used in rows if used and timed_as(row.backend) == timed_as(name)]
+
+    def _values(self, name: str, generation: str, device: str) -> Mapping[str, float]:
+        logs = self.pooled.logs(labels_of(name, generation, device), 1)[0]
+        return bounded(logs)
+
+    def _generations(self, base: TrainerCalibration) -> tuple[Generation, ...]:
+        """An entry for every device, every generation, and any other, as far as they differ."""
+        devices = {row.device: generation_of(row.hardware.device) for row in self.timed.rows}
+        known = {generation_of(row.hardware.device) for row in self._rows(base.id)}
+        loops = {each.generation: each.moe_layer for each in base.generations}
+        found = [each for each in base.generations if each.generation in JUDGED]
+        of_generation = {name: self._values(base.id, name, "") for name in sorted(set(devices.values()))}
+        entries = [(device, device, name) for device, name in sorted(devices.items())]
+        entries = [*entries, *((name, "", name) for name in of_generation), ("*", "", "")]
+        for title, device, generation in entries:
+            values = self._values(base.id, generation, device)
+            same = of_generation.get(generation, {})
+            if device and all(abs(values[one.name] / same[one.name] - 1.0) < 0.01 for one in OF_DEVICE):
+                continue
+            update: dict[str, object] = {one.name: values[one.name] for one in OF_DEVICE}
+            update |= {"moe_layer": loops.get(generation, 0.0), "measured": generation in known}
+            found.append(Generation(generation=title).model_copy(update=update))
+        return tuple(found)
+
+
+def _one_each(units: np.ndarray) -> FloatArray:
+    """Weight of rows such that every configuration weighs 1."""
+    _, index = np.unique(units, return_inverse=True)
+    return np.asarray(1.0 / np.bincount(index)[index])
+
+
+def provenance_of(fit: Fit, name: str) -> TrainerProvenance:
+    """What a backend's constants rest on."""
+    missed = [abs(fit.left_out[i]) for i, row in enumerate(fit.timed.rows) if np.isfinite(fit.left_out[i])
+              and timed_as(row.backend) == timed_as(name)]  # fmt: skip
+    served = tuple(f"timing.{one.name}" for one in OF_STACK if one.serves(name))
+    mean = (
+        f"mean |ln ratio| {np.mean(missed):.3f} on {len(missed)} rows, configurations left out in turn"
+        if missed
+        else ""
+    )
+    return TrainerProvenance(
+        constants=(*served, *(f"generations.*.{one.name}" for one in OF_DEVICE)),
+        source=SOURCE if missed else f"{SOURCE}; no row is of this backend: those of the pool",
+        date=date.today().isoformat(),
+        n=len({digest(row.configuration) for row in fit._rows(name)}),
+        spread=mean,
+        rows=f"two of three configurations of each group by digest, seed {SPLIT_SEED}; digests in the file",
+    )
+
+
+def shipped(fit: Fit, name: str) -> TrainerCalibration:
+    """A backend's file: fitted constants, interval, what was seen, beside all that was read or judged."""
+    found = fit.trainer(name)
+    others = tuple(each for each in found.provenance if not each.source.startswith("timing fit"))
+    return found.model_copy(update={"provenance": (*others, provenance_of(fit, name))})
+
+
+def fit_rows(rows: Sequence[TrainingRow]) -> Fit:
+    """All backends fitted on two of three configurations of every group."""
+    timed = Timed([row for row in rows if row.update_s])
+    part = timing_part(timed.rows)
+    return Fit.of(timed, np.array([digest(row.configuration) in part for row in timed.rows]))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Fit and write; see the module."""
+    data, out, *names = arguments
+    rows, _ = read_training_rows(Path(data) / "measured" / "training.csv")
+    fit = fit_rows(rows)
+    for name in names or BACKENDS:
+        trainer = shipped(fit, name)
+        write_trainer(trainer, Path(out) / f"{name}.yaml")
+        sys.stdout.write(f"{name}: {trainer.low:.2f} to {trainer.high:.2f}; {trainer.provenance[-1].spread}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,219 @@
+"""Timing constants that all trainer backends share: what is believed of each without a row, and who differs.
+
+`rlperf.calibrate.pooling` fits them together: a backend, a generation of devices, a device has its own share of a
+constant as far as its rows prove it, and the pool's where they say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from rlperf.calibrate.pooling import Constant, Kind, Rows
+from rlperf.calibrate.trainer_rows import TrainingRow
+from rlperf.calibrate.trainers import batches_of, stack
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.training import training_update
+from rlperf.layout import FloatArray, IntArray, Layout
+from rlperf.specs.cluster import Device
+from rlperf.specs.trainer_calibration import Generation, TrainerCalibration
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A constant of all backends: what is believed of it, and within which bounds it means anything."""
+
+    name: str
+    start: float
+    spread: float
+    low: float
+    high: float
+    only: tuple[str, ...] = ()
+
+    def serves(self, backend: str) -> bool:
+        """Whether the backend has the mechanism at all."""
+        return not self.only or backend in self.only
+
+
+MEGATRON = ("megatron", "megatron_bridge", "megatron_bridge_narrow", "nemo")
+SHARDED = ("megatron_bridge", "fsdp2", "automodel", "fsdp_llm_foundry", "deepspeed", "deepspeed_legacy")
+EAGER = ("fsdp2", "automodel")
+
+OF_DEVICE = (
+    Shared("sustained", 0.75, 0.2, 0.3, 1.1),
+    Shared("sustained_fp8", 0.95, 0.2, 0.3, 1.3),
+    Shared("sustained_fp4", 0.9, 0.25, 0.3, 1.4),
+    Shared("attention", 1.15, 0.3, 0.4, 4.5),
+    Shared("flash2", 2.0, 0.4, 0.5, 8.0),
+    Shared("rowwise", 1.3, 0.3, 1.0, 2.5),
+)
+"""Constants of `Generation`."""
+OF_STACK = (
+    Shared("collective", 0.9, 0.3, 0.3, 4.0),
+    Shared("elementwise", 0.9, 0.35, 0.3, 4.0),
+    Shared("host_layer", 4e-4, 0.5, 1e-5, 1.5e-3),
+    Shared("host_moe_layer", 2e-3, 0.6, 1e-4, 1e-2),
+    Shared("host_expert", 8e-5, 0.8, 1e-6, 1e-3, only=MEGATRON),
+    Shared("host_norm", 5.0, 0.4, 2.0, 30.0),
+    Shared("graph_host", 0.7, 0.25, 0.1, 1.0, only=MEGATRON),
+    Shared("drop_host", 0.6, 0.3, 0.1, 1.0, only=MEGATRON),
+    Shared("moe_layer", 2e-4, 0.8, 1e-6, 5e-3),
+    Shared("expert_gap", 1e-4, 0.8, 1e-6, 1e-3, only=MEGATRON),
+    Shared("moe_pass", 1.0, 0.3, 0.4, 4.0),
+    Shared("permute", 1.5, 0.4, 0.3, 8.0),
+    Shared("fused_permute", 0.7, 0.3, 0.1, 1.5),
+    Shared("tensor_overlap", 0.5, 0.3, 0.02, 0.95),
+    Shared("expert_overlap", 0.5, 0.3, 0.02, 0.95, only=MEGATRON),
+    Shared("pipeline_overlap", 0.5, 0.3, 0.02, 0.95, only=MEGATRON),
+    Shared("data_overlap", 0.7, 0.3, 0.02, 1.0, only=MEGATRON),
+    Shared("contention", 0.1, 0.5, 0.005, 1.0, only=SHARDED),
+    Shared("cross_entropy_bytes", 40.0, 0.5, 6.0, 150.0, only=("fsdp2", "automodel", "fsdp_llm_foundry")),
+    Shared("chunked_bytes", 90.0, 0.6, 12.0, 500.0, only=EAGER),
+    Shared("lora_bytes", 6.0, 0.6, 0.5, 60.0),
+    Shared("update", 0.02, 1.0, 1e-5, 1.0),
+    Shared("microbatch", 1e-3, 1.0, 1e-6, 3e-2),
+    Shared("eager", 1.3, 0.25, 1.0, 4.0, only=EAGER),
+)
+"""Constants of `Timing`."""
+SHARED = (*OF_DEVICE, *OF_STACK)
+RATES = ("sustained", "sustained_fp8", "sustained_fp4")
+
+CONSTANTS = tuple(Constant(one.name, one.start, one.spread) for one in SHARED)
+KINDS = (
+    Kind("backend", tuple(one.name for one in OF_STACK), most=0.6),
+    Kind("generation", tuple(one.name for one in OF_DEVICE), most=0.3),
+    Kind("device", (*RATES, "attention"), most=0.15),
+    Kind("backend on generation", (*RATES, "attention", "flash2"), most=0.25),
+)
+
+TIMED_AS: Mapping[str, str] = {"megatron_bridge_narrow": "megatron_bridge"}
+"""Backends that are another's code with states stored otherwise: one set of seconds serves both."""
+
+
+def timed_as(backend: str) -> str:
+    """The backend whose seconds a backend's are."""
+    return TIMED_AS.get(backend, backend)
+
+
+def generation_of(device: Device) -> str:
+    """First word of a device's generation."""
+    return device.generation.split()[0]
+
+
+def labels_of(backend: str, generation: str, device: str) -> dict[str, list[str]]:
+    """Groups of one row, by kind; empty where it is of none.
+
+    >>> labels_of("nemo", "Hopper", "")["backend on generation"]
+    ['nemo on Hopper']
+    """
+    own = timed_as(backend)
+    both = f"{own} on {generation}" if own and generation else ""
+    return {"backend": [own], "generation": [generation], "device": [device], "backend on generation": [both]}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows that one call predicts."""
+
+    indices: IntArray
+    row: TrainingRow
+    layout: Layout
+    microbatches: Microbatches
+    told: IntArray
+
+
+class Timed:
+    """Rows of training with their seconds as a function of the shared constants."""
+
+    def __init__(self, rows: Sequence[TrainingRow]) -> None:
+        self.rows = tuple(rows)
+        self.batches = [self._batch(indices) for indices in batches_of(rows)]
+        self._known: dict[tuple[int, bytes], FloatArray] = {}
+
+    def _batch(self, indices: Sequence[int]) -> Batch:
+        layout, cut = stack([self.rows[i].layout for i in indices], [self.rows[i].microbatches for i in indices])
+        row = self.rows[indices[0]]
+        told = [k for k, one in enumerate(SHARED) if _told(one, row)]
+        return Batch(np.asarray(indices), row, layout, cut, np.asarray(told))
+
+    def predict(self, logs: FloatArray) -> FloatArray:
+        """ln of the seconds of every row from the logarithms of its constants ``[rows, constants]``."""
+        found = np.empty(len(self.rows))
+        for number, batch in enumerate(self.batches):
+            values = logs[batch.indices[0]]
+            key = number, values[batch.told].tobytes()
+            if key not in self._known:
+                if len(self._known) > 64 * len(self.batches):
+                    self._known.clear()
+                self._known[key] = np.log(self._seconds(batch, values))
+            found[batch.indices] = self._known[key]
+        return found
+
+    def _seconds(self, batch: Batch, logs: FloatArray) -> FloatArray:
+        row = batch.row
+        trainer = with_constants(row.trainer, logs, row.trainer.generation(row.hardware.device))
+        cost = training_update(
+            row.architecture, row.hardware, trainer, batch.layout, batch.microbatches, row.options
+        ).total_s
+        return np.broadcast_to(cost, batch.indices.shape)
+
+    @cached_property
+    def pool_rows(self) -> Rows:
+        """The same for `rlperf.calibrate.pooling`."""
+        groups = [labels_of(row.backend, generation_of(row.hardware.device), row.device) for row in self.rows]
+        return Rows(
+            predict=self.predict,
+            measured=np.log(np.array([row.update_s for row in self.rows], dtype=np.float64)),
+            constants=CONSTANTS,
+            kinds=KINDS,
+            labels={kind.name: [each[kind.name][0] for each in groups] for kind in KINDS},
+            units=[row.configuration for row in self.rows],
+            strata=["experts" if row.architecture.experts else "dense" for row in self.rows],
+        )
+
+
+EXPERTS = (
+    "host_moe_layer", "host_expert", "drop_host", "moe_layer", "expert_gap", "moe_pass", "permute", "fused_permute",
+    "expert_overlap",
+)  # fmt: skip
+
+
+def _told(one: Shared, row: TrainingRow) -> bool:
+    """Whether a row's seconds depend on a constant at all."""
+    narrow = {"fp8": "sustained_fp8", "mxfp8": "sustained_fp8", "nvfp4": "sustained_fp4", "mxfp4": "sustained_fp4"}
+    asked = {
+        "sustained_fp8": narrow.get(row.dtype) == "sustained_fp8",
+        "sustained_fp4": narrow.get(row.dtype) == "sustained_fp4",
+        "attention": not row.flash2,
+        "flash2": row.flash2,
+        "rowwise": row.switches.rowwise,
+        "graph_host": row.switches.cuda_graph == "partial",
+        "chunked_bytes": row.chunked_loss,
+        "lora_bytes": bool(row.lora_rank),
+        "eager": not row.switches.fused,
+        **dict.fromkeys(EXPERTS, row.architecture.experts is not None),
+    }
+    return one.serves(row.backend) and asked.get(one.name, True)
+
+
+def bounded(logs: FloatArray) -> dict[str, float]:
+    """Constants by name from their logarithms, each inside its bounds."""
+    values = zip(SHARED, np.exp(logs).tolist(), strict=True)
+    return {one.name: min(max(value, one.low), one.high) for one, value in values}
+
+
+def with_constants(trainer: TrainerCalibration, logs: FloatArray, entry: Generation) -> TrainerCalibration:
+    """A backend with constants from their logarithms, on devices of one entry alone."""
+    values = bounded(logs)
+    stack_part: dict[str, object] = {"arranged": True}
+    stack_part |= {one.name: values[one.name] for one in OF_STACK if one.serves(trainer.id)}
+    device_part = {one.name: values[one.name] for one in OF_DEVICE}
+    return trainer.model_copy(
+        update={
+            "timing": trainer.timing.model_copy(update=stack_part),
+            "generations": (entry.model_copy(update={"generation": "*", **device_part}),),
+        }
+    )

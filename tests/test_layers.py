@@ -112,7 +112,7 @@ def test_a_new_kind_is_made_of_what_it_states(toys: Toys) -> None:
 def test_a_new_kind_reaches_the_engine(toys: Toys) -> None:
     plain, toy = toys
     lines = {row.name: row.seconds for row in decode_breakdown(toy, H100, VLLM, ONE, 64, 64 * 4096.0)}
-    scale = VLLM.overhead.kernel_scale
+    scale = VLLM.at("h100_sxm", toy.family, toy.name, "bf16").overhead.kernel_scale
     bandwidth = H100.device.memory_bandwidth * H100.calibration.stream.small_memory
     each = H100.calibration.stream.small_fixed + 1e6 * 64 * 16 / bandwidth
     assert lines["memory read"] == pytest.approx(2 * scale * each, rel=1e-9)

@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from rlperf.calibrate.inference_rows import CostTable, ServingCase, case_of, serve
-from rlperf.calibrate.serving_stack import PLACES, Measured, ServingStack
+from rlperf.calibrate.serving_stack import CONSTANTS, Measured, ServingStack
 from rlperf.calibrate.statistics import absolute_percentage_errors, spread_of
 from rlperf.calibrate.tables import Table, split_rank
 from rlperf.errors import SpecError
@@ -121,7 +121,7 @@ def fit_cases(
     # a split of one or two architectures cannot tell the places apart: another than the layers must clearly win
     place = min(trials, key=lambda name: trials[name][1] * (MARGIN if name == "per_layer" else 1.0))
     parameters = trials[place][0]
-    everything = stack.predicted(parameters, place)
+    everything = stack.predicted(_constants(parameters, place))
     left_out = _left_out(stack, measured, np.asarray([unit(case) for case, _, _ in cases]), everything, place)
     errors = absolute_percentage_errors(everything, measured)[scored]
     held = absolute_percentage_errors(left_out, measured)[scored]
@@ -139,13 +139,16 @@ def fit_cases(
             place: f"{parameters[0] * PLACES[place] * 1e6:.4g} us",
             "per_request": f"{parameters[1] * 1e6:.4g} us",
             "kernel_scale": round(float(parameters[2]), 4),
-            "interference": engine.overhead.interference,
             "row_ids": tuple(case.row.row_id for case, _, _ in cases),
             "quality": quality,
         }
     )
     changed = engine.model_copy(
-        update={"overhead": overhead, "spread_extrapolated": _wide(left_out[other], measured[other])}
+        update={
+            "overhead": overhead,
+            "factors": (),
+            "spread_extrapolated": _wide(left_out[other], measured[other]),
+        }
     )
     return EngineFit(changed, len(cases), float(errors.mean()), float(held.mean()))
 
@@ -168,8 +171,19 @@ def _left_out(
     for one in names if len(names) > 1 else ():
         held = groups == one
         parameters, _ = _fit(stack, measured, ~held, place)
-        result[held] = stack.predicted(parameters, place)[held]
+        result[held] = stack.predicted(_constants(parameters, place))[held]
     return result
+
+
+PLACES = {"per_layer": 1.0, "per_expert_layer": 1.0, "step": 60.0}
+"""Where an engine's fixed time may sit, and a factor that brings all of them to one range (layers of a large model)."""
+
+
+def _constants(parameters: FloatArray, place: str) -> FloatArray:
+    """The fixed time at ``place`` over `PLACES` [s], seconds per request and factor on kernels, as `CONSTANTS`."""
+    found = dict.fromkeys(CONSTANTS, 0.0)
+    found.update({place: parameters[0] * PLACES[place], "per_request": parameters[1], "kernel_scale": parameters[2]})
+    return np.asarray(list(found.values()))
 
 
 MARGIN = 0.9
@@ -194,7 +208,7 @@ def _fit(stack: ServingStack, measured: FloatArray, rows: np.ndarray, place: str
     weights = _weights([stack.cases[int(index)] for index in np.flatnonzero(rows)])
 
     def residuals(z: FloatArray) -> FloatArray:
-        found = stack.predicted(np.exp(z), place)[rows]
+        found = stack.predicted(_constants(np.exp(z), place))[rows]
         return np.asarray(weights * (np.log(found) - truth), dtype=np.float64)
 
     start = np.log([5e-6, 5e-6, 1.0])
@@ -209,7 +223,7 @@ def engine_text(engine: EngineCalibration) -> str:
     data = engine.model_dump(mode="json", exclude_none=True)
     body = yaml.safe_dump(data, sort_keys=False, width=118, allow_unicode=True)
     body = _SECONDS.sub(lambda found: f"{float(found.group(1)) * 1e6:.4g} us", body)
-    return f"# {engine.engine}: settings by its documentation, overheads by `rlperf calibrate engine`.\n{body}"
+    return f"# {engine.engine}: settings by its documentation, overheads fitted by `rlperf calibrate`.\n{body}"
 
 
 _SECONDS = re.compile(r"(?<=: )([\d.e-]+) s$", flags=re.MULTILINE)

@@ -28,14 +28,12 @@ from rlperf.cost.basis import serving_basis
 from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.engine_memory import engine_memory, max_running
 from rlperf.cost.engine_step import EngineStepCost
-from rlperf.cost.inference import engine_step_cost, fixed_overhead_s, scaled, with_overhead
-from rlperf.cost.operators import cached_token_held_s
-from rlperf.cost.replica import Replica
+from rlperf.cost.inference import engine_step_cost, with_overhead
 from rlperf.cost.serving import Served, closed_loop, open_loop, static_batch
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import DeviceCalibration, EngineCalibration, load_engine_calibration
+from rlperf.specs.calibration import DeviceCalibration, EngineCalibration, load_engine_calibration, of_release
 from rlperf.specs.hardware import Hardware
 
 Number = TypeVar("Number", float, FloatArray)
@@ -51,7 +49,7 @@ NEEDED = ("architecture", "gpu", "engine", "tensor_parallel", "gemm_dtype", "mod
 
 def _engine(case: ServingCase) -> EngineCalibration:
     found = load_engine_calibration(case.row.text("engine"), case.row.text("engine_version") or None)
-    return case.engines.get(found.id, found).on(case.hardware.device)
+    return of_release(case.engines.get(found.id, found), found.release).on(case.hardware.device)
 
 
 def _hardware(case: ServingCase) -> Hardware:
@@ -223,48 +221,36 @@ def case_of(
 
 
 class CostTable:
-    """Engine_step costs of cases, each distinct one computed once, with kernels as measured alone and no host time."""
+    """Engine_step costs of cases, each distinct one computed once."""
 
     def __init__(self) -> None:
         self._costs: dict[tuple[object, ...], tuple[EngineStepCost, float]] = {}
 
-    def bare(self, case: ServingCase) -> tuple[EngineStepCost, float]:
-        """Cost of an engine_step without the engine's overheads, and the requests that fit at once."""
-        key = (case.configuration, case.kv_dtype, case.isl, case.osl, case.cached)
+    def bare(self, case: ServingCase, scale: float = 1.0) -> tuple[EngineStepCost, float]:
+        """Cost of an engine_step whose kernels take ``scale`` times as long as alone, with no host time; slots."""
+        return self._found(case, with_overhead(case.engine, kernel_scale=scale), (scale,))
+
+    def cost(self, case: ServingCase) -> tuple[EngineStepCost, float]:
+        """Cost of an engine_step with the engine's overheads, and the requests that fit at once."""
+        own = case.engine.at(case.hardware.device.name, case.arch.family, case.arch.name, case.gemm_dtype).overhead
+        times = (own.step, own.per_layer, own.per_expert_layer, own.per_request, own.kernel_scale)
+        return self._found(case, case.engine, times)
+
+    def _found(
+        self, case: ServingCase, engine: EngineCalibration, key: tuple[object, ...]
+    ) -> tuple[EngineStepCost, float]:
+        key = (*key, case.configuration, case.kv_dtype, case.isl, case.osl, case.cached)
         if key not in self._costs:
-            bare = with_overhead(case.engine)
             cost = engine_step_cost(
-                case.arch, case.hardware, bare, case.layout, gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,
+                case.arch, case.hardware, engine, case.layout, gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,
                 typical_context=case.isl + case.osl / 2.0,
             )  # fmt: skip
             slots = max_running(
-                case.arch, case.hardware, bare, case.layout, case.isl, case.osl,
+                case.arch, case.hardware, engine, case.layout, case.isl, case.osl,
                 gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,
             )  # fmt: skip
             self._costs[key] = (cost.behind_prefix(case.cached), float(slots))
         return self._costs[key]
-
-    def cost(self, case: ServingCase) -> tuple[EngineStepCost, float]:
-        """Cost of an engine_step with the engine's overheads, and the requests that fit at once."""
-        cost, slots = self.bare(case)
-        return overheads_added(cost, replica_of(case)), slots
-
-
-def replica_of(case: ServingCase) -> Replica:
-    """The replica that serves a case."""
-    return Replica.of(case.arch, case.hardware, case.engine, case.layout, case.gemm_dtype, case.kv_dtype)
-
-
-def overheads_added(cost: EngineStepCost, replica: Replica) -> EngineStepCost:
-    """A bare cost with the scale and host times of the replica's engine."""
-    own = replica.engine.overhead
-    found = scaled(cost, own.kernel_scale)
-    return replace(
-        found,
-        decode_per_kv_token_s=found.decode_per_kv_token_s + cached_token_held_s(replica),
-        host_s=found.host_s + fixed_overhead_s(replica.engine, replica.arch),
-        host_per_request_s=found.host_per_request_s + own.per_request,
-    )
 
 
 def _check(case: ServingCase, slots: float) -> None:
@@ -299,7 +285,7 @@ class Asked(Generic[Number]):
 def asked_of(case: ServingCase, slots: float) -> Asked[float]:
     """What a case asks of an engine whose cache holds ``slots`` of its requests."""
     slots = max(float(np.floor(slots)), 1.0)
-    load, share = case.load, case.engine.overhead.interference
+    load, share = case.load, 1.0 - case.engine.cached_prompts
     if case.mode == "offline":
         # requests that all fit are prefilled one after the other and then decode: a request waits for half of them
         share = share * (0.5 if load <= slots else 1.0)

@@ -24,9 +24,9 @@ from rlperf.calibrate.validate import KINDS, PredictedFigure
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import Spread
 
-BY = ("framework", "engine", "version", "device", "family", "transport")
+BY = ("framework", "engine", "version", "device", "family", "transport", "configuration")
 """What a group is: rows of one framework (engine, where rows are served: the same), one release of it, one device, one
-family of models, one way of weights from trainer to engine."""
+family of models, one way of weights from trainer to engine; a part of all configurations (of served rows)."""
 
 ALL, GROUPS = "all rows", "mean over groups"
 

@@ -99,7 +99,7 @@ class Pooled:
         found = np.tile(self.mean, (count, 1))
         for name, level in self.levels.items():
             columns, index = _columns(self.constants, level.kind), _indices(level.names, labels[name])
-            found[:, columns] += np.where(index[:, None] >= 0, level.effect[index], 0.0)
+            found[:, columns] += _padded(level.effect)[index]
         return found
 
 
@@ -112,6 +112,11 @@ def _indices(names: Sequence[str], labels: Sequence[str]) -> IntArray:
     """Place of every label, -1 where a row says nothing (empty) or names a group that is not there."""
     place = {name: index for index, name in enumerate(names)}
     return np.asarray([place.get(label, -1) for label in labels], dtype=np.int64)
+
+
+def _padded(effect: FloatArray) -> FloatArray:
+    """Effects with those of no group at the end, where index -1 finds them."""
+    return np.vstack([effect, np.zeros((1, effect.shape[1]))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +193,7 @@ class _Design:
         found = self.rows.start + vector[: self.first]
         for name, columns in self.columns.items():
             index = self.index[name]
-            found[:, columns] += np.where(index[:, None] >= 0, self.effects(name, vector)[index], 0.0)
+            found[:, columns] += _padded(self.effects(name, vector))[index]
         return found
 
 

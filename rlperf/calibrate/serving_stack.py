@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
-from rlperf.calibrate.inference_rows import Asked, CostTable, ServingCase, asked_of, replica_of, served
+from rlperf.calibrate.inference_rows import Asked, CostTable, ServingCase, asked_of, served
 from rlperf.cost.engine_step import EngineStepCost
-from rlperf.cost.inference import with_overhead
 from rlperf.cost.layers import stack_of
-from rlperf.cost.operators import cached_token_held_s
 from rlperf.layout import FloatArray
 
 Measured = tuple[ServingCase, str, float]
 """A case, its primary metric, and the measured figure."""
-
-PLACES = {"per_layer": 1.0, "per_expert_layer": 1.0, "step": 60.0}
-"""Where an engine's fixed time may sit, and a factor that brings all of them to one range (layers of a large model)."""
 
 
 @dataclass(frozen=True)
@@ -58,71 +54,66 @@ class StackedCost(EngineStepCost):
 _TERMS = tuple(one.name for one in fields(EngineStepCost) if one.name not in ("tokens", "graph_buckets"))
 
 
-class ServingStack:
-    """Measured rows whose overheads are being fitted: what does not depend on these is worked out once.
+CONSTANTS = ("step", "per_layer", "per_expert_layer", "per_request", "kernel_scale")
+"""Constants of an engine in the order in which rows of trial constants have them [s, s, s, s, 1]."""
 
-    Costs are linear in the overheads but for what holds reading the cache to the memory's rate; that is asked of every
-    distinct configuration once per factor on kernels. Answers are kept by value: fits that leave different rows out
-    start from one point and share what they ask there.
-    """
+SCALES = (0.7, 0.77, 0.84, 0.9, 0.95, 1.0)
+"""Factors on kernels at which costs are worked out; between them they are interpolated, above they are in proportion.
+Below 1 a cost is no multiple of the kernels alone, since nothing gets faster than light (`rlperf.cost.replica`)."""
+
+
+class ServingStack:
+    """Measured rows whose overheads are being fitted: what does not depend on these is worked out once."""
 
     def __init__(self, cases: Sequence[Measured], costs: CostTable) -> None:
         self.cases = tuple(cases)
-        self._groups: dict[tuple[str, bool, bool], tuple[np.ndarray, StackedCost, Asked[FloatArray]]] = {}
-        self._held: dict[float, FloatArray] = {}
-        self._known: dict[tuple[str, bytes], FloatArray] = {}
-        found = [costs.bare(case) for case, _, _ in cases]
-        asked = [asked_of(case, slots) for (case, _, _), (_, slots) in zip(cases, found, strict=True)]
+        self._groups: list[tuple[np.ndarray, list[StackedCost], Asked[FloatArray]]] = []
+        found = [[costs.bare(case, scale) for scale in SCALES] for case, _, _ in cases]
+        asked = [asked_of(case, one[-1][1]) for (case, _, _), one in zip(cases, found, strict=True)]
         kinds = [(one.loop, one.chunked, one.look_ahead) for one in asked]
         for kind in dict.fromkeys(kinds):
             rows = np.asarray([index for index, one in enumerate(kinds) if one == kind])
-            cost = StackedCost.of([found[row][0] for row in rows])
-            self._groups[kind] = (rows, cost, _stacked([asked[row] for row in rows]))
-        self._layers = {
-            "step": np.ones(len(cases)),
-            "per_layer": np.asarray([float(case.arch.layers) for case, _, _ in cases]),
-            "per_expert_layer": np.asarray([float(stack_of(case.arch).routes.sum()) for case, _, _ in cases]),
-        }
-        names = [(case.configuration, case.kv_dtype) for case, _, _ in cases]
-        self._distinct = {name: case for name, (case, _, _) in zip(names, cases, strict=True)}
-        order = {name: index for index, name in enumerate(self._distinct)}
-        self._configuration = np.asarray([order[name] for name in names])
+            stacked = [StackedCost.of([found[row][place][0] for row in rows]) for place in range(len(SCALES))]
+            self._groups.append((rows, stacked, _stacked([asked[row] for row in rows])))
+        self._layers = np.asarray([float(case.arch.layers) for case, _, _ in cases])
+        self._routed = np.asarray([float(stack_of(case.arch).routes.sum()) for case, _, _ in cases])
         self._devices = np.asarray([float(case.devices) for case, _, _ in cases])
-        self._per_token = np.asarray([metric == "tpot_ms" for _, metric, _ in cases])
+        self.per_token = np.asarray([metric == "tpot_ms" for _, metric, _ in cases])
 
-    def predicted(self, parameters: FloatArray, place: str) -> FloatArray:
-        """Milliseconds per token of every row (inverse throughput where that is the metric) with trial overheads.
+    @property
+    def measured(self) -> FloatArray:
+        """Milliseconds per token, or inverse throughput where that is the metric ``[rows]``."""
+        return np.asarray([value if metric == "tpot_ms" else 1.0 / value for _, metric, value in self.cases])
 
-        ``parameters``: the fixed time at ``place`` over `PLACES` [s], seconds per request, factor on kernels.
-        """
-        key = (place, np.asarray(parameters, dtype=np.float64).tobytes())
-        if key not in self._known:
-            self._known[key] = self._predicted(parameters, place)
-        return self._known[key]
-
-    def _predicted(self, parameters: FloatArray, place: str) -> FloatArray:
-        fixed, each, scale = (float(value) for value in parameters)
-        host = fixed * PLACES[place] * self._layers[place]
-        held = self._held_s(scale)
+    def predicted(self, constants: FloatArray) -> FloatArray:
+        """The same of every row under trial constants ``[rows, CONSTANTS]`` (or ``[CONSTANTS]``, for all)."""
+        step, layer, routed, each, scale = np.broadcast_to(constants, (len(self.cases), len(CONSTANTS))).T
+        host = step + layer * self._layers + routed * self._routed
         result = np.empty(len(self.cases))
-        for rows, bare, asked in self._groups.values():
-            cost = replace(bare, **{name: getattr(bare, name) * scale for name in _TERMS})
+        for rows, stacked, asked in self._groups:
+            cost = _at_scale(stacked, scale[rows])
             cost = replace(
-                cost,
-                host_s=cost.host_s + host[rows],
-                host_per_request_s=cost.host_per_request_s + each,
-                decode_per_kv_token_s=cost.decode_per_kv_token_s + held[rows],
+                cost, host_s=cost.host_s + host[rows], host_per_request_s=cost.host_per_request_s + each[rows]
             )
             seen = served(cost, asked)
             rate = self._devices[rows] / seen.output_tokens_per_s
-            result[rows] = np.where(self._per_token[rows], seen.tpot_s * 1e3, rate)
+            result[rows] = np.where(self.per_token[rows], seen.tpot_s * 1e3, rate)
         return result
 
-    def _held_s(self, scale: float) -> FloatArray:
-        if scale not in self._held:
-            scaled = (replace(case, engine=with_overhead(case.engine, 0.0, scale)) for case in self._distinct.values())
-            self._held[scale] = np.asarray([cached_token_held_s(replica_of(case)) for case in scaled])
-        return np.asarray(self._held[scale][self._configuration])
+
+def _at_scale(stacked: Sequence[StackedCost], scale: FloatArray) -> StackedCost:
+    """Costs at one factor on kernels per row, see `SCALES`."""
+    below = np.clip(np.searchsorted(SCALES, scale, side="right") - 1, 0, len(SCALES) - 2)
+    low, high = np.asarray(SCALES)[below], np.asarray(SCALES)[below + 1]
+    share = np.clip((scale - low) / (high - low), 0.0, 1.0)
+    beyond = np.maximum(scale, 1.0)  # below the first, where light is near everywhere, nothing gets faster
+    terms: dict[str, Any] = {}
+    for name in _TERMS:
+        values = np.stack([getattr(one, name) for one in stacked])
+        rows = np.arange(len(scale))
+        mixed = (values[below, rows].T * (1.0 - share) + values[below + 1, rows].T * share) * beyond
+        terms[name] = np.asarray(mixed.T)
+    return replace(stacked[-1], **terms)
 
 
 def _stacked(asked: Sequence[Asked[float]]) -> Asked[FloatArray]:

@@ -45,6 +45,7 @@ def predict_case(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
     basis = serving_basis(
         case.arch, case.hardware, case.engine,
         gemm_dtype=case.gemm_dtype, context=case.isl + case.osl, running=float(served.running),
+        throughput=bool(rate and not tpot),
     )  # fmt: skip
     spread = basis.spread
     found = []

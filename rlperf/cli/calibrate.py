@@ -116,6 +116,34 @@ def engine(
 
 
 @app.command()
+def serving(
+    file: Annotated[Path, typer.Argument(help="CSV of served rows (form of measured/inference.csv)")],
+    out: Out,
+    as_json: AsJson = False,
+) -> None:
+    """Fit all serving engines at once, partially pooled over releases, devices and families, and write their profiles.
+
+    Every row that can be predicted enters; how well rows do that no fit saw is for validate --leave-out to say.
+    """
+    from rlperf.calibrate.serving_profiles import calibrate_serving, profile_text
+    from rlperf.calibrate.tables import read_table
+    from rlperf.specs.writer import write_atomic
+
+    if out.exists() and not out.is_dir():
+        raise SpecError(f"{out} is a file; name a folder for the profiles")
+    found = calibrate_serving(read_table(file), file=file.name)
+    paths = {name: write_atomic(out / f"{name}.yaml", profile_text(one)) for name, one in found.engines.items()}
+    if as_json:
+        print_json({"rows": found.rows, "files": [str(path) for path in paths.values()]})
+        return
+    typer.echo(f"{'profile':20s} {'rows':>5s} {'inside':>7s} {'configuration left out':>23s}")
+    for name, one in found.engines.items():
+        quality = one.overhead.quality
+        typer.echo(f"{name:20s} {quality.n:5d} {quality.in_sample_mape:6.1f}% {quality.left_out_mape:22.1f}%")
+    typer.echo(f"{found.rows} rows -> {out}")
+
+
+@app.command()
 def measure(
     out: Out,
     suite: Annotated[list[str] | None, typer.Option(help="gemm, attention, decode, moe, stream or nccl")] = None,

@@ -37,10 +37,6 @@ def _choose(fits: Sequence[Fit], kv_dtype: str, kernel: str | None) -> tuple[Fit
     return (named or list(fits))[0], True
 
 
-BEST_BANDWIDTH = 0.93
-"""Share of the data sheet's bandwidth at which decode attention reads its cache at best: 0.929 fitted on GB200."""
-
-
 def visible_pairs(
     query_tokens: Array, kv_tokens: Array, *, causal: bool = True, window: int | None = None
 ) -> FloatArray:

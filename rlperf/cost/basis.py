@@ -74,23 +74,28 @@ def serving_basis(
     context: float = 0.0,
     prompt: float = 0.0,
     running: float = 0.0,
+    throughput: bool = False,
 ) -> Basis:
     """What stands behind predictions for an architecture on a device with an engine.
 
     ``context``, ``prompt``, ``running`` [tokens, tokens, 1] widen the interval beyond the calibrated range, by a
-    further tenth in the logarithm for every factor of two.
+    further tenth in the logarithm for every factor of two. ``throughput``: the interval of tokens per second of a load
+    whose batch nobody states.
     """
     halves = stack_of(arch).halves
     reasons = list(dict.fromkeys(half.layer.unmeasured for half in halves if half.layer.unmeasured))
     if gemm_dtype in WEIGHT_ONLY and (reason := borrowed_weights(arch, hw, engine, gemm_dtype)):
         reasons.append(reason)
-    spread = engine.spread_extrapolated if reasons else engine.overhead.quality.spread
     if hw.calibration.told:
         reasons.append(f"kernels of {hw.calibration.extrapolated_from or hw.device.name} are told from served rows")
-        told = hw.calibration.spread
-        spread = Spread(low=min(spread.low, told.low), high=max(spread.high, told.high))
     if hw.calibration.extrapolated:
         reasons.append(f"{hw.device.name} runs on the constants of {hw.calibration.extrapolated_from}")
+    spread = engine.spread_extrapolated if reasons else engine.overhead.quality.spread
+    spread = engine.spread_throughput if throughput else spread
+    strange = engine.strange(hw.device.name, arch.family, arch.name, gemm_dtype)
+    if strange:
+        spread = spread.beside(math.sqrt(sum(one.spread**2 for one in strange)))
+    elif hw.calibration.extrapolated and not engine.factors:
         spread = spread.widened(1.5)
     beyond = 1.0
     for value, limit, name in (

@@ -10,7 +10,7 @@ from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.layers import stack_of
 from rlperf.cost.layers.vision import Images, encode_s_per_token
 from rlperf.cost.operators import decode_operators, head_operators, prefill_operators, token_operators
-from rlperf.cost.replica import Operator, Replica, total
+from rlperf.cost.replica import BEST_BANDWIDTH, Operator, Replica, in_engine, total_in_engine
 from rlperf.cost.roofline import Array, as_float
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
@@ -87,8 +87,9 @@ def decode_step_s(
     """
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     batch = padded(engine, running)
-    kernels = total(token_operators(replica, batch, batch)) + total(decode_operators(replica, running, kv_tokens))
-    device = engine.overhead.kernel_scale * kernels
+    engine, scale = replica.engine, replica.engine.overhead.kernel_scale
+    device = total_in_engine(token_operators(replica, batch, batch), scale)
+    device = device + total_in_engine(decode_operators(replica, running, kv_tokens), scale)
     return host_s(engine, hw, arch, running) + np.maximum(device, eager_s(engine, arch))
 
 
@@ -113,9 +114,9 @@ def prefill_s(
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     q = as_float(query_tokens)
     k = q if kv_tokens is None else as_float(kv_tokens)
-    kernels = total(token_operators(replica, as_float(requests) * q, requests))
-    kernels = kernels + total(prefill_operators(replica, requests, q, k))
-    device = engine.overhead.kernel_scale * kernels
+    engine, scale = replica.engine, replica.engine.overhead.kernel_scale
+    device = total_in_engine(token_operators(replica, as_float(requests) * q, requests), scale)
+    device = device + total_in_engine(prefill_operators(replica, requests, q, k), scale)
     return host_s(engine, hw, arch, requests) + np.maximum(device, eager_s(engine, arch))
 
 
@@ -139,7 +140,7 @@ def breakdown(operators: list[Operator], scale: float = 1.0, host: float = 0.0) 
     sums: dict[str, list[float]] = {}
     for one in operators:
         line = sums.setdefault(one.name, [0.0, 0.0, 0.0, 0.0])
-        for place, value in enumerate((one.seconds * scale, one.compute_s, one.memory_s, one.network_s)):
+        for place, value in enumerate((in_engine(one, scale), one.compute_s, one.memory_s, one.network_s)):
             line[place] += float(value)
     whole = sum(line[0] for line in sums.values()) + host
     rows = []
@@ -169,6 +170,7 @@ def decode_breakdown(
     """Operators of one decode engine_step of a scalar layout; their seconds add up to `decode_step_s`."""
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     batch = padded(engine, running)
+    engine = replica.engine
     operators = token_operators(replica, batch, batch) + decode_operators(replica, running, kv_tokens)
     return breakdown(operators, engine.overhead.kernel_scale, _host_of(engine, hw, arch, running, operators))
 
@@ -177,7 +179,7 @@ def _host_of(
     engine: EngineCalibration, hw: Hardware, arch: Architecture, running: float, operators: list[Operator]
 ) -> float:
     """Host seconds beside the operators of one engine_step: its own, and what eager calls exceed the device by."""
-    device = engine.overhead.kernel_scale * float(total(operators))
+    device = float(total_in_engine(operators, engine.overhead.kernel_scale))
     return float(host_s(engine, hw, arch, running)) + max(eager_s(engine, arch) - device, 0.0)
 
 
@@ -205,21 +207,25 @@ def engine_step_cost(
     Terms are read off the operators themselves: with one request against two, with and without context.
     """
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
-    scale = engine.overhead.kernel_scale
+    engine, scale = replica.engine, replica.engine.overhead.kernel_scale
     tabulated = token_operators(replica, TOKEN_POINTS, TOKEN_POINTS)
     # prompts send one row a request through the head, not one a token: it is counted per request
-    linear = scale * total([one for one in tabulated if one.name not in _HEAD])
+    linear = total_in_engine([one for one in tabulated if one.name not in _HEAD], scale)
     low, high = typical_context, 1.5 * typical_context
     batch = 16.0 * float(np.max(replica.pipeline * replica.attention_data))
 
-    def decode(running: float, context: float) -> float:
-        return scale * float(total(decode_operators(replica, running, running * context)))
+    def decode(running: float, context: float) -> tuple[float, float]:
+        operators = decode_operators(replica, running, running * context)
+        return float(total_in_engine(operators, scale)), sum(float(one.memory_s) for one in operators) / BEST_BANDWIDTH
 
-    per_kv = (decode(batch, high) - decode(batch, low)) / (batch * (high - low))
-    per_request = (decode(2.0 * batch, low) - decode(batch, low)) / batch - per_kv * low
-    fixed = decode(batch, low) - batch * (per_request + per_kv * low)
+    (near, light), (far, far_light), (twice, _) = decode(batch, low), decode(batch, high), decode(2.0 * batch, low)
+    per_kv = (far - near) / (batch * (high - low))
+    # the cache is read no faster than light wherever fixed parts leave room for it
+    per_kv = max(per_kv, min(per_kv / scale, (far_light - light) / (batch * (high - low))))
+    per_request = (twice - near) / batch - per_kv * low
+    fixed = near - batch * (per_request + per_kv * low)
     rows = np.array([batch, 2.0 * batch])
-    heads = scale * total(head_operators(replica, rows))
+    heads = total_in_engine(head_operators(replica, rows), scale)
     head_each = float(heads[1] - heads[0]) / batch
     pre = _prefill_terms(replica, scale, typical_context)
     return EngineStepCost(
@@ -246,7 +252,7 @@ def _prefill_terms(replica: Replica, scale: float, context: float) -> tuple[floa
     """Fixed, per-request and per-pair seconds of prefill attention, around prompts of ``context`` tokens."""
 
     def attention(requests: float, tokens: float) -> float:
-        return scale * float(total(prefill_operators(replica, requests, tokens, tokens)))
+        return float(total_in_engine(prefill_operators(replica, requests, tokens, tokens), scale))
 
     few = float(np.max(replica.pipeline * replica.attention_data))
     one, two = attention(few, context), attention(2.0 * few, context)
@@ -275,7 +281,7 @@ def with_overhead(
         "per_request": per_request,
         "kernel_scale": kernel_scale,
     }
-    return engine.model_copy(update={"overhead": engine.overhead.model_copy(update=changes)})
+    return engine.model_copy(update={"overhead": engine.overhead.model_copy(update=changes), "factors": ()})
 
 
 def scaled(cost: EngineStepCost, factor: float) -> EngineStepCost:

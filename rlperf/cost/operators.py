@@ -83,10 +83,3 @@ def prefill_operators(replica: Replica, requests: Array, query_tokens: Array, kv
     for half in stack_of(replica.arch).halves:
         found += half.layer.prefill_operators(replica, float(half.count), sequences, query, kv)
     return found
-
-
-def cached_token_held_s(replica: Replica) -> float:
-    """Seconds per cached token, summed over a replica, by which reading it stays behind the engine's factor."""
-    held = sum(half.count * half.layer.held_s_per_token(replica) for half in stack_of(replica.arch).halves)
-    share = float(np.max(replica.pipeline * replica.attention_data))
-    return replica.engine.overhead.kernel_scale * held / share

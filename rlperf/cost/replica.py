@@ -113,7 +113,7 @@ class Replica:
         return cls(
             arch=arch,
             hw=hw,
-            engine=engine,
+            engine=engine.at(hw.device.name, arch.family, arch.name, gemm_dtype),
             roles=roles_of(arch, hw, gemm_dtype),
             kv_dtype="bf16" if kv_dtype == "fp16" else kv_dtype,
             tensor=tensor,
@@ -145,6 +145,32 @@ class Replica:
 def total(operators: Iterable[Operator]) -> FloatArray:
     """Seconds of all operators together [s]."""
     return np.asarray(sum((one.seconds for one in operators), start=np.zeros(())), dtype=np.float64)
+
+
+BEST_BANDWIDTH = 0.95
+"""Share of the data sheet's bandwidth that no factor takes a kernel beyond; the best that any is measured at."""
+
+
+def in_engine(one: Operator, scale: float) -> FloatArray:
+    r"""Seconds of an operator inside an engine that runs kernels ``scale`` times as long as alone [s].
+
+    .. math:: t' = \max\left(s t,\ \min\left(t, \max(t_c, t_m / 0.95, t_n)\right)\right)
+
+    No engine computes above the data sheet's peak nor reads above its bandwidth: what is faster than light alone (it
+    finds its operands in the cache) is no faster in an engine.
+    """
+    if scale >= 1.0:
+        return scale * one.seconds
+    if one.network_s.any():
+        light = one.network_s
+    else:
+        light = np.maximum(one.compute_s, one.memory_s / BEST_BANDWIDTH)
+    return np.asarray(np.maximum(scale * one.seconds, np.minimum(one.seconds, light)))
+
+
+def total_in_engine(operators: Iterable[Operator], scale: float) -> FloatArray:
+    """Seconds of all operators together inside an engine, see `in_engine` [s]."""
+    return np.asarray(sum((in_engine(one, scale) for one in operators), start=np.zeros(())), dtype=np.float64)
 
 
 def gemm_operator(replica: Replica, name: str, count: float, m: Array, n: Array, k: Array, dtype: str) -> Operator:

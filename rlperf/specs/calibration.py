@@ -3,14 +3,21 @@
 Rates are stored as fractions of the data sheet, so that a device without measurements can borrow from its nearest
 relative. Search path of a calibration by name: an explicit file, the job's folder, the user's configuration folder,
 the shipped profiles.
+
+Long because a fit of a device, of an engine and of what groups of served rows show are one file format with one search
+path, and each refers to the others.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.cluster import Device
@@ -29,6 +36,16 @@ class Spread(Frozen):
     def widened(self, factor: float) -> Spread:
         """The same interval, ``factor`` times as wide in the logarithm."""
         return Spread(low=self.low**factor, high=self.high**factor)
+
+    def beside(self, sigma: float) -> Spread:
+        """The same interval with a further, independent error of standard deviation ``sigma`` in the logarithm.
+
+        >>> Spread(low=1.0, high=1.0).beside(0.1)
+        Spread(low=0.848, high=1.179)
+        """
+        more = 1.6448536269514722 * sigma
+        low, high = math.hypot(min(math.log(self.low), 0.0), more), math.hypot(max(math.log(self.high), 0.0), more)
+        return Spread(low=round(math.exp(-low), 3), high=round(math.exp(high), 3))
 
 
 class Quality(Frozen):
@@ -291,18 +308,29 @@ def load_device_calibration(
 
 
 class EngineOverhead(Frozen):
-    """The constants of an engine that are fitted to end-to-end measurements: never more than three."""
+    """The constants of an engine that are fitted to end-to-end measurements."""
 
     step: Seconds = Field(0.0, description="scheduler and detokenising per engine_step, not hidden behind kernels")
     per_layer: Seconds = Field(0.0, description="gaps between kernels, per layer and engine_step")
     per_expert_layer: Seconds = Field(0.0, description="routing and gaps around experts, per mixture-of-experts layer")
     per_request: Seconds = Field(description="the same per running request")
     kernel_scale: PositiveFloat = Field(description="kernels inside the engine over the same kernels alone")
-    interference: float = Field(
-        1.0, ge=0, description="share of other requests' prefills that stands in a decode's way"
-    )
     row_ids: tuple[str, ...] = Field((), description="rows that the fit saw; they are never scored")
     quality: Quality = Quality()
+
+
+class GroupFactor(Frozen):
+    """What a group of served rows shows beside its engine's constants: ln of a factor on all of an engine_step.
+
+    Factors of all groups that something is in add up. A group nobody has seen has none, and the spread of the entry
+    whose ``group`` is empty: what leaving such groups out has cost.
+    """
+
+    kind: str = Field(description="release, device, family, path (family, dtype, device) or cell (with the release)")
+    group: str
+    log: float = 0.0
+    spread: float = Field(ge=0, description="standard deviation of the logarithm")
+    rows: NonNegativeInt = 0
 
 
 class EngineMemoryFit(Frozen):
@@ -354,6 +382,9 @@ class EngineCalibration(Frozen):
     expert_copies: bool = Field(
         False, description="where a row leaves attention data parallel blank: experts over the node, attention copied"
     )
+    cached_prompts: float = Field(
+        0.0, ge=0, le=1, description="share of the prompts of published rows that the prefix cache holds already"
+    )
     chunked_prefill: bool = True
     token_budget: PositiveInt = 8192
     max_running: PositiveInt = 256
@@ -375,7 +406,17 @@ class EngineCalibration(Frozen):
     overhead: EngineOverhead
     memory: EngineMemoryFit
     spread_extrapolated: Spread = Field(Spread(), description="where operators have no kernel table behind them")
+    spread_throughput: Spread = Field(Spread(), description="of tokens per second where nobody states the batch")
     notes: str = ""
+    release: str = Field("", description="first two numbers of the version that was asked for; empty: not said")
+    factors: tuple[GroupFactor, ...] = ()
+    _known: dict[tuple[str, ...], EngineCalibration] = PrivateAttr(default_factory=dict)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> EngineCalibration:
+        """A copy, which remembers nothing of what the engine was asked for."""
+        found = super().model_copy(update=update, deep=deep)
+        found._known = {}
+        return found
 
     def on(self, device: Device) -> EngineCalibration:
         """With the limits that it sets itself on a device.
@@ -389,6 +430,54 @@ class EngineCalibration(Frozen):
         if small is None or not (device.memory < small.below or device.name.startswith(small.names)):
             return self
         return self.model_copy(update={"token_budget": small.token_budget, "max_running": small.max_running})
+
+    def groups(self, device: str, family: str, architecture: str, dtype: str) -> dict[str, str]:
+        """The group of every kind that an architecture in a dtype on a device belongs to.
+
+        >>> load_engine_calibration("vllm", "0.12.0").groups("h200_sxm", "llama", "Llama-3.1-8B", "fp8")["path"]
+        'llama fp8 h200_sxm'
+        """
+        return {
+            "release": self.release,
+            "device": device,
+            "family": family,
+            "path": f"{family} {dtype} {device}",
+            "cell": f"{self.release or '-'} {architecture} {dtype} {device}",
+        }
+
+    def at(self, device: str, family: str, architecture: str, dtype: str) -> EngineCalibration:
+        """The engine as it serves an architecture in a dtype on a device: its factors in its constants.
+
+        Without factors it is itself, so asking twice changes nothing.
+        """
+        if not self.factors:
+            return self
+        key = (device, family, architecture, dtype)
+        if key not in self._known:
+            groups = self.groups(device, family, architecture, dtype)
+            whole = math.exp(sum(one.log for one in self.factors if one.group and groups[one.kind] == one.group))
+            own = self.overhead
+            changes = {name: getattr(own, name) * whole for name in _TIMES}
+            self._known[key] = self.model_copy(update={"overhead": own.model_copy(update=changes), "factors": ()})
+        return self._known[key]
+
+    def strange(self, device: str, family: str, architecture: str, dtype: str) -> tuple[GroupFactor, ...]:
+        """Kinds of which nobody has seen the group that this is in, as the entries that say how far they spread.
+
+        What a path (or a cell) has of its own is not asked where its device, family or release is strange already.
+        """
+        groups = self.groups(device, family, architecture, dtype)
+        known = {(one.kind, one.group) for one in self.factors if one.group}
+        others = [one for one in self.factors if not one.group]
+        found = [one for one in others if one.kind in _WHOLE and (one.kind, groups[one.kind]) not in known]
+        found = [one for one in found if one.kind != "release" or groups["release"]]
+        if found:
+            return tuple(found)
+        return tuple(one for one in others if one.kind == "path" and (one.kind, groups[one.kind]) not in known)
+
+
+_TIMES = ("step", "per_layer", "per_expert_layer", "per_request", "kernel_scale")
+_WHOLE = ("release", "device", "family")
 
 
 @cache
@@ -405,7 +494,7 @@ def load_engine_calibration(
     """
     if file is not None:
         return read_spec(file, EngineCalibration)
-    parts = version.split(".") if version else []
+    parts = version.removeprefix("v").split(".") if version else []
     names = [f"{engine}-{'.'.join(parts[:end])}" for end in range(len(parts), 0, -1)]
     found = (find_calibration(name, "engines", folder) for name in [*names, engine])
     path = next((one for one in found if one is not None), None)
@@ -417,4 +506,24 @@ def load_engine_calibration(
                 suggestion=did_you_mean(engine, names) or f"known: {', '.join(names)}",
             )
         )
-    return _engine_calibration(path)
+    return of_release(_engine_calibration(path), release_of(version or ""))
+
+
+def of_release(engine: EngineCalibration, release: str) -> EngineCalibration:
+    """The engine in a release (see `release_of`); the same object for the same question."""
+    if engine.release == release:
+        return engine
+    known = engine._known
+    if (release,) not in known:
+        known[release,] = engine.model_copy(update={"release": release})
+    return known[release,]
+
+
+def release_of(version: str) -> str:
+    """The release of a version as people write it: its first two numbers, or the word that it starts with.
+
+    >>> [release_of(one) for one in ("0.12.1", "v0.19.0rc2", "1.2.0rc6.post2", "nightly-2026", "")]
+    ['0.12', '0.19', '1.2', 'nightly', '']
+    """
+    found = re.match(r"v?(\d+\.\d+)|([a-z]+)", version.strip().lower())
+    return (found.group(1) or found.group(2)) if found else ""

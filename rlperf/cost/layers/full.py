@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlperf.cost.attention import (
-    BEST_BANDWIDTH,
     Heads,
     decode_attention_s,
-    decode_fit,
     prefill_attention_s,
     prefill_fit,
     visible_pairs,
@@ -54,19 +52,16 @@ class Full(Softmax):
         return found
 
     def decode_operators(self, replica: Replica, count: float, requests: FloatArray, kv: FloatArray) -> list[Operator]:
-        return [self._decode(replica, "full attention", count, requests, kv, beyond_bandwidth_s(replica))]
+        return [self._decode(replica, "full attention", count, requests, kv)]
 
-    def _decode(
-        self, replica: Replica, name: str, count: float, requests: FloatArray, kv: FloatArray, held: float
-    ) -> Operator:
-        """Paged decode; ``held`` seconds per cached value stay whatever the engine's factor on kernels."""
+    def _decode(self, replica: Replica, name: str, count: float, requests: FloatArray, kv: FloatArray) -> Operator:
+        """Paged decode."""
         seconds = decode_attention_s(
             replica.hw, Heads(replica.heads, replica.kv_heads, self.arch.head_dim), requests, kv,
             kv_dtype=replica.kv_dtype, kernel=replica.engine.decode_kernel,
         )  # fmt: skip
         values = 2.0 * kv * replica.kv_heads * self.arch.head_dim
         flop = 4.0 * kv * replica.heads * self.arch.head_dim
-        seconds = seconds + values * held if held else seconds
         return attention_operator(replica, name, count, seconds, flop, values * cache_bytes(replica.kv_dtype))
 
     def prefill_operators(
@@ -89,9 +84,6 @@ class Full(Softmax):
         """Keys and values of the heads on the device."""
         return 2.0 * self.arch.head_dim * replica.kv_heads * cache_bytes(replica.kv_dtype)
 
-    def held_s_per_token(self, replica: Replica) -> float:
-        return 2.0 * float(np.max(replica.kv_heads)) * self.arch.head_dim * beyond_bandwidth_s(replica)
-
     def kept_values(self, tensor: FloatArray) -> FloatArray:
         arch = self.arch
         kv = 2.0 * arch.kv_heads * arch.head_dim / np.minimum(tensor, arch.kv_heads)
@@ -105,15 +97,3 @@ class Full(Softmax):
         scattered = np.where(tensor > 1, arch.hidden * keeping.spread, 0.0)
         outputs = (self.query_width + self.value_width) / tensor + values + scattered
         return outputs * keeping.width + 4.0 * arch.heads / tensor
-
-
-def beyond_bandwidth_s(replica: Replica) -> float:
-    """Seconds per cached value that an engine's factor on kernels may not take off reading it.
-
-    The factor stands for gaps and for kernels other than the timed ones. It shortens the fixed parts of attention, but
-    what reads the cache at more than `BEST_BANDWIDTH` after it is held there.
-    """
-    hw, engine = replica.hw, replica.engine
-    fit, _ = decode_fit(hw, replica.kv_dtype, engine.decode_kernel)
-    missing = max(1.0 / (BEST_BANDWIDTH * engine.overhead.kernel_scale) - 1.0 / fit.memory, 0.0)
-    return missing * cache_bytes(replica.kv_dtype) / hw.device.memory_bandwidth

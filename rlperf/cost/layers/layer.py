@@ -229,10 +229,6 @@ class Layer:
         """What a request holds in one layer whatever its length: windows and recurrent states [bytes]."""
         return 0.0
 
-    def held_s_per_token(self, replica: Replica) -> float:
-        """Seconds per cached token that an engine's factor on kernels does not take off one layer [s]."""
-        return 0.0
-
     # -- a trainer ----------------------------------------------------------------------------------------------
 
     def training_s(self, device: TrainerDevice) -> Seconds | None:

@@ -20,7 +20,7 @@ class Sliding(Full):
 
     def decode_operators(self, replica: Replica, count: float, requests: FloatArray, kv: FloatArray) -> list[Operator]:
         seen = np.minimum(kv, requests * float(self.window))
-        return [self._decode(replica, "sliding attention", count, requests, seen, 0.0)]
+        return [self._decode(replica, "sliding attention", count, requests, seen)]
 
     def prefill_operators(
         self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
@@ -33,6 +33,3 @@ class Sliding(Full):
     def cache_bytes_per_request(self, replica: Replica) -> FloatArray:
         """A whole window."""
         return super().cache_bytes_per_token(replica) * self.window
-
-    def held_s_per_token(self, replica: Replica) -> float:
-        return 0.0

@@ -1,0 +1,255 @@
+"""Constants of all engines at once, partially pooled: what an engine, a release, a device or a family shows of its own.
+
+The pool holds the host's times (per engine_step, layer, expert layer, running request) and knows that kernels take as
+long in an engine as alone; engines differ in their times. On everything an engine_step takes there is a factor of its
+release, device and family, of engine and device, engine and family, of a *path* (an engine's kernels for a family in a
+dtype on a device) and of a *cell* (a path in a release, one architecture). Each is as large as its rows prove
+(`rlperf.calibrate.pooling`); what nobody has served takes the pool's, and its interval what leaving such groups out has
+cost. ``rlperf calibrate serving ROWS --out FOLDER`` writes the profiles.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.calibrate.inference_rows import CostTable, ServingCase
+from rlperf.calibrate.pooling import Constant, Kind, Levels, Pooled, Rows, fit_pool, left_out
+from rlperf.calibrate.serving_stack import CONSTANTS, Measured, ServingStack
+from rlperf.calibrate.statistics import absolute_percentage_errors
+from rlperf.calibrate.tables import split_rank
+from rlperf.layout import BoolArray, FloatArray
+from rlperf.specs.calibration import EngineCalibration, EngineOverhead, GroupFactor, Quality, Spread
+
+FOLDS = 6
+"""Parts that the configurations are cut into: each row is predicted by a fit of the five that it is not in."""
+BELIEVED = (
+    Constant("step", 100e-6, 0.5),
+    Constant("per_layer", 6e-6, 0.5),
+    Constant("per_expert_layer", 6e-6, 0.5),
+    Constant("per_request", 10e-6, 0.5),
+    Constant("factor", 1.0, 0.03),
+)
+"""What is believed of the pool without a row: hosts of today's engines, and kernels that take as long as alone."""
+KINDS = (
+    Kind("engine", ("per_layer", "per_expert_layer", "per_request"), 0.5),
+    Kind("release", ("factor",), 0.3),
+    Kind("device", ("factor",), 0.3),
+    Kind("family", ("factor",), 0.3),
+    Kind("engine_device", ("factor",), 0.3),
+    Kind("engine_family", ("factor",), 0.3),
+    Kind("path", ("factor",), 0.3),
+    Kind("cell", ("factor",), 0.3),
+)
+RULE = f"configurations in {FOLDS} parts, by hash of their text: each predicted by a fit of the others"
+Z = 1.6448536269514722
+
+
+@dataclass(frozen=True, eq=False)
+class ServingRows:
+    """Measured rows with the stack that predicts them and the pool's view of them."""
+
+    cases: tuple[Measured, ...]
+    stack: ServingStack
+    rows: Rows
+
+    @classmethod
+    def of(cls, cases: Sequence[Measured], costs: CostTable | None = None) -> ServingRows:
+        """From cases with their primary metrics."""
+        stack = ServingStack(cases, costs or CostTable())
+
+        def predict(logs: FloatArray) -> FloatArray:
+            values = np.exp(logs)
+            # the factor is on everything: kernels and the host's times alike
+            constants = np.column_stack([values[:, :4] * values[:, 4:], values[:, 4]])
+            return np.asarray(np.log(stack.predicted(constants)))
+
+        labels = [labels_of(case) for case, _, _ in cases]
+        rows = Rows(
+            predict,
+            np.log(stack.measured),
+            BELIEVED,
+            KINDS,
+            {kind.name: [one[kind.name] for one in labels] for kind in KINDS},
+            [f"{configuration_of(case)}|{case.engine.release}" for case, _, _ in cases],
+            ["time per token" if metric == "tpot_ms" else "throughput" for _, metric, _ in cases],
+        )
+        return cls(tuple(cases), stack, rows)
+
+    @property
+    def folds(self) -> list[str]:
+        """The part of every row, see `FOLDS`."""
+        return [fold_of(case) for case, _, _ in self.cases]
+
+
+def fold_of(case: ServingCase) -> str:
+    """The part of the configurations that a row is in, see `FOLDS`."""
+    return f"part {split_rank(configuration_of(case)) % FOLDS + 1}"
+
+
+def configuration_of(case: ServingCase) -> str:
+    """The configuration in words that no refit changes: profiles carry their date in their id."""
+    return re.sub(r"-\d{4}-\d\d-\d\d(?=\|)", "", case.configuration)
+
+
+def labels_of(case: ServingCase) -> dict[str, str]:
+    """The group of a row, by kind: those of `EngineCalibration.groups`, each of its engine."""
+    engine, device, family = case.engine.engine, case.hardware.device.name, case.arch.family
+    groups = case.engine.groups(device, family, case.arch.name, case.gemm_dtype)
+    return {
+        "engine": engine,
+        "release": f"{engine} {groups['release']}" if groups["release"] else "",
+        "device": device,
+        "family": family,
+        "engine_device": f"{engine} {device}",
+        "engine_family": f"{engine} {family}",
+        "path": f"{engine} {groups['path']}",
+        "cell": f"{engine} {groups['cell']}",
+    }
+
+
+def profiles_of(
+    pooled: Pooled, served: ServingRows, seen: BoolArray, profiles: Sequence[EngineCalibration]
+) -> dict[str, EngineCalibration]:
+    """Profiles with the constants of a fit that saw some of the rows, by id; their intervals stay as they are."""
+    return {one.id: _profile(pooled, served, seen, one) for one in profiles}
+
+
+def _profile(pooled: Pooled, served: ServingRows, seen: BoolArray, profile: EngineCalibration) -> EngineCalibration:
+    name = profile.engine
+    logs = pooled.logs({kind.name: [name if kind.name == "engine" else ""] for kind in KINDS}, 1)[0]
+    values = np.exp(logs)
+    mine = [case for (case, _, _), one in zip(served.cases, seen, strict=True) if one and case.engine.id == profile.id]
+    before = profile.overhead
+    overhead = EngineOverhead.model_validate(
+        {
+            **{key: f"{values[place] * values[4] * 1e6:.4g} us" for place, key in enumerate(CONSTANTS[:4])},
+            "kernel_scale": round(float(values[4]), 4),
+            "row_ids": tuple(sorted(case.row.row_id for case in mine)),
+            "quality": before.quality,
+        }
+    )
+    spreads = {one.kind: one.spread for one in profile.factors if not one.group}
+    factors = tuple(one for kind in ("release", "device", "family", "path", "cell") for one in _factors(
+        pooled.levels, kind, name, spreads
+    ))  # fmt: skip
+    return profile.model_copy(update={"overhead": overhead, "factors": factors, "release": ""})
+
+
+BESIDE = {"device": "engine_device", "family": "engine_family"}
+"""Kinds that an engine has an effect of its own on, beside that of all engines."""
+
+
+def _factors(levels: Mapping[str, Levels], kind: str, engine: str, spreads: Mapping[str, float]) -> list[GroupFactor]:
+    """Factors of one kind as an engine's profile holds them: the effect of all engines and its own, added up."""
+    level = levels[kind]
+    own = levels.get(BESIDE.get(kind, ""))
+    beside = levels["cell"] if kind == "path" else own  # a path that nobody served has no cell either
+    between = float(np.hypot(level.between[0], beside.between[0] if beside is not None else 0.0))
+    found = [GroupFactor(kind=kind, group="", spread=round(spreads.get(kind, between), 4))]
+    for name, log, spread, rows in zip(level.names, level.effect[:, 0], level.spread[:, 0], level.rows, strict=True):
+        group = name
+        if own is None:
+            if not name.startswith(f"{engine} "):
+                continue
+            group = name.removeprefix(f"{engine} ")
+        elif f"{engine} {name}" in own.names:
+            place = own.names.index(f"{engine} {name}")
+            log, spread = log + own.effect[place, 0], np.hypot(spread, own.spread[place, 0])
+        elif rows:
+            spread = np.hypot(spread, own.between[0])
+        if rows:
+            found.append(
+                GroupFactor(
+                    kind=kind, group=group, log=round(float(log), 4), spread=round(float(spread), 4), rows=int(rows)
+                )
+            )
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class ServingFit:
+    """A fit of all rows: profiles, and ln predicted of every row by the fit that did not see its configuration."""
+
+    pooled: Pooled
+    engines: dict[str, EngineCalibration]
+    apart: FloatArray
+
+
+def fit_serving(served: ServingRows, profiles: Sequence[EngineCalibration], *, file: str = "") -> ServingFit:
+    """Fit every engine to all rows; intervals from the rows predicted without their configuration."""
+    rows = served.rows
+    pooled = fit_pool(rows)
+    inside = rows.predict(pooled.logs(rows.labels, len(rows.measured)))
+    apart, _ = left_out(rows, served.folds, pooled)
+    seen = np.ones(len(rows.measured), dtype=bool)
+    engines = {
+        name: _with_quality(one, served, inside, apart, file)
+        for name, one in profiles_of(pooled, served, seen, profiles).items()
+    }
+    return ServingFit(pooled, engines, apart)
+
+
+LEAST = 40
+"""Rows of a profile from which its own residuals are its interval; with fewer it has that of all rows of its engine."""
+
+
+def _with_quality(
+    engine: EngineCalibration, served: ServingRows, inside: FloatArray, apart: FloatArray, file: str
+) -> EngineCalibration:
+    """The profile with its errors and the 5th and 95th percentile of measured over predicted."""
+    mine = np.asarray([case.engine.id == engine.id for case, _, _ in served.cases])
+    if not mine.any():
+        return engine
+    near = mine if mine.sum() >= LEAST else np.asarray([c.engine.engine == engine.engine for c, _, _ in served.cases])
+    near = near if near.sum() >= LEAST else np.ones(len(near), dtype=bool)
+    timed = served.stack.per_token
+    measured = np.exp(served.rows.measured)
+    covered = np.asarray([case.covered for case, _, _ in served.cases])
+    errors = [absolute_percentage_errors(np.exp(one), measured)[mine] for one in (inside, apart)]
+
+    def spread(part: BoolArray, kind: BoolArray) -> Spread:
+        chosen = next(one for one in (near & part & kind, near & kind, kind, part) if one.sum() >= LEAST or one is part)
+        ratio = (served.rows.measured - apart)[chosen]
+        # of n rows the quantile of n + 1: what split conformal prediction asks for
+        share = 0.05 * len(ratio) / (len(ratio) + 1.0)
+        low, high = np.exp(np.quantile(ratio, [share, 1.0 - share]))
+        return Spread(low=round(float(low), 3), high=round(float(high), 3))
+
+    quality = Quality(
+        n=int(mine.sum()),
+        in_sample_mape=round(float(errors[0].mean()), 2),
+        left_out_mape=round(float(errors[1].mean()), 2),
+        left_out_rule=RULE,
+        rows=f"{file}: every row that can be predicted, all engines in one fit",
+        spread=spread(covered, timed),
+    )
+    overhead = engine.overhead.model_copy(update={"quality": quality})
+    return engine.model_copy(
+        update={
+            "overhead": overhead,
+            "spread_extrapolated": spread(~covered, timed),
+            "spread_throughput": spread(np.ones_like(timed), ~timed),
+        }
+    )
+
+
+def stranger_spread(residual: FloatArray, own: FloatArray, weight: FloatArray) -> float:
+    """Standard deviation that a group nobody has seen adds, so that nine of ten rows left out with theirs are inside.
+
+    Parameters
+    ----------
+    residual : ln(measured / predicted) of rows left out with their group ``[rows]``
+    own : half the width of their interval without the addition, in the logarithm, on the measurement's side ``[rows]``
+    weight : of every row, such that each group counts the same ``[rows]``
+
+    >>> round(stranger_spread(np.linspace(-0.5, 0.5, 1001), np.full(1001, 0.1), np.ones(1001)), 2)
+    0.27
+    """
+    needed = np.sqrt(np.maximum(residual**2 - own**2, 0.0)) / Z
+    order = np.argsort(needed)
+    share = np.cumsum(weight[order]) / weight.sum()
+    return float(needed[order][np.searchsorted(share, 0.9)])

@@ -85,7 +85,7 @@ def explain(
 
 
 def _of_job(job: Job | Path, folder: Path | None, scale: Sequence[int], floor: float, task: str | None) -> Explained:
-    question = ask(job, folder=folder if isinstance(job, Job) else None, task=task)
+    question = ask(job, task=task)
     if not scale:
         steps, notes = steps_of_job(question.context, question.facts)
         return Explained(explain_prediction(steps, floor=floor, notes=notes))

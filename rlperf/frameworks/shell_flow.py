@@ -211,7 +211,7 @@ class _Flow:
         texts = texts[1:] if negated else texts
         if any(text is None for text in texts):
             return None
-        found = _verdict([text for text in texts if text is not None])
+        found = _outcome([text for text in texts if text is not None])
         return None if found is None else found != negated
 
     def _known(self, raw: str, line: int) -> str | None:
@@ -223,7 +223,8 @@ class _Flow:
         return None if "$(" in text or "`" in text or self.shell.touched else _UNSET.sub("", text)
 
 
-def _verdict(texts: Sequence[str]) -> bool | None:
+def _outcome(texts: Sequence[str]) -> bool | None:
+    """What a test of known texts says; None where it is none that is read."""
     if len(texts) == 1:
         return {"true": True, "false": False}.get(texts[0], bool(texts[0]))
     if len(texts) == 2 and texts[0] in ("-z", "-n"):

@@ -24,7 +24,6 @@ def explain_figure(found: Explanation, scaling: ScalingExplanation | None = None
     ----------
     form : svg or png
     """
-
     shown = found.causes[:MOST_CAUSES]
     rows = [1.2, 0.6 + 0.35 * max(len(shown), 1), *([2.6] if scaling else [])]
     figure = new_figure(9.0, 1.6 + sum(rows))

@@ -34,7 +34,6 @@ def timeline_figure(plan: Plan, form: str = "svg") -> bytes:
     ----------
     form : svg or png
     """
-
     phases = plan.phases
     figure = new_figure(9.0, 2.2 + 1.0 * len(phases) + 1.2)
     time_axes, memory_axes = figure.subplots(2, 1, height_ratios=(max(len(phases), 1), 1.2))

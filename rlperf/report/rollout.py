@@ -49,7 +49,6 @@ def rollout_figure(result: RolloutResult, form: str = "svg", title: str = "") ->
     form : svg or png
     title : above the figure
     """
-
     figure = new_figure(9.0, 6.4)
     running, held, lost = figure.subplots(3, 1, height_ratios=(2.0, 2.0, 0.9))
     _draw_along_time(running, result, "running", "decoding requests\nper replica")

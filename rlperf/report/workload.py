@@ -257,7 +257,6 @@ def print_fidelity(screen: Console, result: Fidelity) -> None:
 
 def draw(path: Path | str, *, model: LengthModel | None = None, recording: Recording | None = None) -> Path:
     """Figure of a recording, a model, or both: CCDF with fit, drift bands, group correlation, turns, tool latency."""
-
     target = Path(path)
     form = target.suffix.lstrip(".")
     if form not in ("svg", "png", "pdf"):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlperf.layout import WORDS, FloatArray, IntArray
-from rlperf.plan.search.rollout_columns import engine_limits
+from rlperf.plan.search.rollout_columns import awake_limits
 from rlperf.plan.search.split_columns import SplitColumns
 from rlperf.plan.search.trainer_columns import peak_limits
 from rlperf.sim.rl_step.stages import STAGES, StageSeconds
@@ -67,7 +67,7 @@ def _columns(source: SplitColumns, r: IntArray, t: IntArray) -> dict[str, Any]:
         "bottleneck": names[np.argmax(stages, axis=0)],
         "rollout_memory_bytes": rollout.awake_bytes[r] + idle,
         "trainer_memory_bytes": trainer.peak_bytes[t] + (rollout.asleep_bytes[r] if colocated else 0.0),
-        "rollout_memory_limit_bytes": engine_limits(context, beside),
+        "rollout_memory_limit_bytes": awake_limits(context, beside),
         "trainer_memory_limit_bytes": peak_limits(context, trainer.backend[t]),
     }
     backends = np.array([each.backend for each in context.trainers])

@@ -14,7 +14,7 @@ from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.timeline import step_view
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.search.rollout_columns import engine_limits
+from rlperf.plan.search.rollout_columns import awake_limits
 from rlperf.plan.search.splits import usage_of
 from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.rl_step.site import TrainerStack
@@ -110,7 +110,7 @@ def _engine_use(context: Context, evaluation: Evaluation, held: TrainerBytes, co
     low, high = ENGINE_SPREAD
     return MemoryUse(
         total=whole, low=whole - beside * (1.0 - low), high=whole + beside * (high - 1.0), limit=device,
-        allowed=float(engine_limits(context, np.asarray(beside))),
+        allowed=float(awake_limits(context, np.asarray(beside))),
         risk=float(out_of_memory_risk(beside, device - whole + beside, low, high)), parts=parts,
     )  # fmt: skip
 

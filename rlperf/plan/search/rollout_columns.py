@@ -58,7 +58,7 @@ class RolloutColumns(RolloutStage):
         return int(np.count_nonzero((self.flags & IMPOSSIBLE) == 0))
 
 
-def engine_limits(context: Context, beside: FloatArray) -> FloatArray:
+def awake_limits(context: Context, beside: FloatArray) -> FloatArray:
     """Most bytes of an engine and its neighbour at the job's risk [bytes]; arrays broadcast.
 
     The engine sizes its cache to the share that it is told, so that only what lies ``beside`` is uncertain: context,

@@ -17,7 +17,7 @@ from rlperf.plan.question.context import Context
 from rlperf.plan.question.objective import Usage, objective_of
 from rlperf.plan.search.configuration import Configuration, configuration_of
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria, undominated
-from rlperf.plan.search.rollout_columns import RolloutColumns, engine_limits
+from rlperf.plan.search.rollout_columns import RolloutColumns, awake_limits
 from rlperf.plan.search.rules import pair_rule_flags
 from rlperf.plan.search.splits import Split
 from rlperf.plan.search.trainer_columns import TrainerColumns, peak_limits
@@ -155,7 +155,7 @@ class SplitColumns:
         """Colocated pools: engine awake beside the idle trainer, engine asleep beside the training one."""
         rollout, trainer, context = self.rollout, self.trainer, self.context
         beside = rollout.asleep_bytes[r] + trainer.idle_bytes[t]
-        limits = engine_limits(context, beside)
+        limits = awake_limits(context, beside)
         generating = rollout.awake_bytes[r] + trainer.idle_bytes[t] <= limits
         training = rollout.asleep_bytes[r] + trainer.peak_bytes[t] <= peak_limits(context, trainer.backend[t])
         return np.asarray(generating & training)

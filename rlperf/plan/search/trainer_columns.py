@@ -53,13 +53,8 @@ class TrainerColumns(TrainerStage):
 
 def peak_limit(context: Context, trainer: TrainerStack) -> float:
     """Most that a trainer's predicted peak may be, its neighbours included, at the job's risk [bytes]."""
-    return context.hardware.device.memory / peak_spread(context, trainer)
-
-
-def peak_spread(context: Context, trainer: TrainerStack) -> float:
-    """Actual over predicted peak that a trainer exceeds with its part of the job's risk [1]."""
-    own = trainer.calibration
-    return float(spread_at(context.job.limits.out_of_memory_risk / PHASES, own.memory_low, own.memory_high))
+    own, risk = trainer.calibration, context.job.limits.out_of_memory_risk / PHASES
+    return context.hardware.device.memory / float(spread_at(risk, own.memory_low, own.memory_high))
 
 
 def peak_limits(context: Context, backend: IntArray) -> FloatArray:

@@ -146,7 +146,3 @@ class LengthMoments:
     mean: float
     mean_square: float
     longest: float
-
-
-_LABELS = ("rl_step", "task", "source")
-"""What a table is called: two that differ in it alone take equally long."""

@@ -144,7 +144,6 @@ class Refits:
             if case.row.row_id not in case.hardware.calibration.served_rows
             for figure in predict_case(case_of(case.row, engines, constants), costs)
             if figure.metric != "ttft_ms" or not figure.used_in_calibration  # those that fitted `front_end`
-            if figure.metric != "ttft_ms" or not figure.used_in_calibration  # those that fitted `front_end`
         ]
         saw = [one.row_id for one in found if one.used_in_calibration]
         if saw:

@@ -13,9 +13,7 @@ import numpy.typing as npt
 from scipy.special import ndtr, ndtri
 
 from rlperf.layout import FloatArray
-
-_Z95 = 1.6448536269514722
-"""Standard normal quantile of 95 %."""
+from rlperf.specs.calibration import Z95
 
 PHASES = 2.0
 """Phases of an rl_step that can run out of memory, each with an even part of a run's risk: rollout and training."""
@@ -39,7 +37,7 @@ def out_of_memory_risk(
     [0.5, 0.05, 0.95]
     """
     room = np.log(np.maximum(np.asarray(capacity, np.float64), 1e-9) / np.maximum(np.asarray(uncertain), 1e-9))
-    spread = np.where(room > 0, np.log(high), -np.log(low)) / _Z95
+    spread = np.where(room > 0, np.log(high), -np.log(low)) / Z95
     return np.asarray(ndtr(-room / np.maximum(spread, 1e-9)), dtype=np.float64)
 
 
@@ -50,4 +48,4 @@ def spread_at(risk: npt.ArrayLike, low: npt.ArrayLike, high: npt.ArrayLike) -> F
     (1.07, 1.112)
     """
     z = -ndtri(np.asarray(risk, np.float64))
-    return np.asarray(np.exp(z / _Z95 * np.where(z > 0, np.log(high), -np.log(low))), dtype=np.float64)
+    return np.asarray(np.exp(z / Z95 * np.where(z > 0, np.log(high), -np.log(low))), dtype=np.float64)

@@ -26,6 +26,9 @@ from rlperf.specs.profiles import search_path
 from rlperf.specs.reader import is_file, read_spec
 from rlperf.units import Bytes, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 
+Z95 = 1.6448536269514722
+"""Standard normal quantile of 95 %: `low` and `high` of any prediction lie as many standard deviations off."""
+
 
 class Spread(Frozen):
     """Measured over predicted on left-out shapes: 5th and 95th percentile [1]."""
@@ -43,7 +46,7 @@ class Spread(Frozen):
         >>> Spread(low=1.0, high=1.0).beside(0.1)
         Spread(low=0.848, high=1.179)
         """
-        more = 1.6448536269514722 * sigma
+        more = Z95 * sigma
         low, high = math.hypot(min(math.log(self.low), 0.0), more), math.hypot(max(math.log(self.high), 0.0), more)
         return Spread(low=round(math.exp(-low), 3), high=round(math.exp(high), 3))
 

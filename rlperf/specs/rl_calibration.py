@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.calibration import Z95
 from rlperf.specs.framework import facts_data
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
@@ -280,9 +281,9 @@ class FrameworkCalibration(Frozen):
         apart = min(100 * abs(asked[0] - major) + abs(asked[1] - minor) for major, minor in known)
         if apart == 0:
             return self
-        z, wider = 1.645, self.step_spread
+        wider = self.step_spread
         low, high = (
-            float(np.exp(sign * np.hypot(np.log(value), z * apart * self.release_spread)))
+            float(np.exp(sign * np.hypot(np.log(value), Z95 * apart * self.release_spread)))
             for sign, value in ((-1.0, min(wider.low, 1.0)), (1.0, max(wider.high, 1.0)))
         )
         note = (

@@ -18,12 +18,13 @@ from rlperf.cost.trainer_memory import trainer_memory
 from rlperf.cost.training import training_update
 from rlperf.layout import FloatArray, Layout
 from rlperf.plan.search.candidates import Shape, divisors, powers_of_two, trainer_layouts
-from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Z, log_sigma
+from rlperf.sim.rl_step.uncertainty import OWN_SHARE, log_sigma
+from rlperf.specs.calibration import Z95
 from rlperf.specs.pool import LayoutChoice, PoolSpec
 from rlperf.specs.trainer_calibration import load_trainer
 
 HEADROOM = 0.05
-"""Share of device memory that the planner keeps free, its default."""
+"""Share of device memory that candidates keep free."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _outcome(rows: list[TrainingRow], seconds: FloatArray, new: set[str]) -> Out
 def cannot_tell(sigma: float, one: float, other: float) -> bool:
     """The rule of `rlperf.sim.rl_step.uncertainty.distinguishable`, for two layouts that differ in training alone."""
     variance = (sigma * OWN_SHARE) ** 2 * (one**2 + other**2) + (sigma * (one - other)) ** 2
-    return bool(abs(one - other) <= Z * np.sqrt(variance))
+    return bool(abs(one - other) <= Z95 * np.sqrt(variance))
 
 
 def own_seconds(row: TrainingRow) -> float:

@@ -20,11 +20,10 @@ from rlperf.sim.rl_step.stage_seconds import sync_fit
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.trainer_stage import TrainerStage
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.calibration import Z95
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
-Z = 1.6448536269514722
-"""Standard normal quantile of 95 %."""
 OWN_SHARE = 0.5
 """Share of a stage's calibration error that belongs to the layout, not to device and software: judged, unmeasured."""
 CALIBRATED = ("rollout_s", "scoring_s", "training_s", "weight_sync_s")
@@ -37,7 +36,7 @@ def log_sigma(low: float, high: float) -> float:
     >>> round(log_sigma(0.5, 2.0), 3)
     0.421
     """
-    return float(np.log(high / low) / (2.0 * Z))
+    return float(np.log(high / low) / (2.0 * Z95))
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def distinguishable(sigmas: StageSigmas, first: StageSeconds, second: StageSecon
     drawn: FloatArray = first.rl_step_s - second.rl_step_s
     if len(drawn) > 1:
         variance += float(np.var(drawn, ddof=1) / len(drawn))
-    return bool(abs(drawn.mean()) > Z * np.sqrt(variance))
+    return bool(abs(drawn.mean()) > Z95 * np.sqrt(variance))
 
 
 def lengths_sigma(draws_s: FloatArray | Sequence[float]) -> float:
@@ -128,7 +127,7 @@ def step_factors(
     """
     spread = framework.step_spread
     reruns = framework.rerun_spread if spread.assumed else 0.0
-    rest = Z**2 * (np.asarray(lengths) ** 2 + reruns**2 + np.asarray(extra) ** 2)
+    rest = Z95**2 * (np.asarray(lengths) ** 2 + reruns**2 + np.asarray(extra) ** 2)
     below, above = min(np.log(spread.low), 0.0), max(np.log(spread.high), 0.0)
     return np.exp(-np.sqrt(below**2 + rest)), np.exp(np.sqrt(above**2 + rest))
 
@@ -156,7 +155,7 @@ def stage_interval(
         band = {"rollout_s": bands.rollout, "scoring_s": bands.scoring, "training_s": bands.training}[stage]
         below = np.hypot(np.log(behind.low), np.log(band[0]))
         above = np.hypot(np.log(behind.high), np.log(band[1]))
-    rest = (Z * framework.rerun_spread) ** 2 + (Z * lengths) ** 2
+    rest = (Z95 * framework.rerun_spread) ** 2 + (Z95 * lengths) ** 2
     low = seconds * float(np.exp(-np.sqrt(below**2 + rest)))
     return low, seconds * float(np.exp(np.sqrt(above**2 + rest)))
 
@@ -210,7 +209,7 @@ def compare_draws(a_s: FloatArray, b_s: FloatArray, *, own: float = 0.0) -> Comp
     """
     logs = np.log(np.asarray(b_s, np.float64) / np.asarray(a_s, np.float64))
     centre, spread = float(logs.mean()), float(logs.std(ddof=1)) if logs.size > 1 else 0.0
-    width = Z * float(np.hypot(spread, own))
+    width = Z95 * float(np.hypot(spread, own))
     return Comparison(float(np.exp(centre)), float(np.exp(centre - width)), float(np.exp(centre + width)))
 
 

@@ -211,7 +211,8 @@ def test_engine_and_trainer_agree_on_latent_experts() -> None:
         for a in (SUPER, _without_latent(SUPER))
     ]
     traffic = [
-        float(expert_traffic(a, H100, MEGATRON, layout, work, 1.0).forward) for a in (SUPER, _without_latent(SUPER))
+        float(expert_traffic(a, H100, MEGATRON, layout, work, 1.0, MEGATRON.switches).forward)
+        for a in (SUPER, _without_latent(SUPER))
     ]
     assert seconds[0] < seconds[1] and 3.0 < traffic[1] / traffic[0] < 4.0
     # an expert's parameters too, and what all tokens share: 2 x 4096 x 1024 of projections a layer

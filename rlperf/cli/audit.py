@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlperf.cli.audited import (
+    AlsoPlan,
+    ArchitectureName,
+    ClusterName,
+    Config,
+    Framework,
+    Log,
+    Rollouts,
+    WorkloadName,
+    assumptions,
+)
 from rlperf.cli.output import AsJson, console, print_json
 
 if TYPE_CHECKING:
@@ -17,20 +27,16 @@ UNPREDICTED = "keys and rules hold, but memory and time could not be predicted: 
 
 
 def audit(
-    config: Annotated[list[Path], typer.Argument(help="YAML, launch script, overrides or flags; several are one.")],
-    framework: Annotated[str | None, typer.Option(help="Framework (==version); default: recognised.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Cluster that it runs on; default: dgx_h100, assumed.")] = None,
-    architecture: Annotated[
-        str | None, typer.Option(help="Shipped name or config.json, where the checkpoint's path does not say.")
-    ] = None,
-    workload: Annotated[
-        str | None, typer.Option(help="Lengths: preset, model or trace; default: math, assumed.")
-    ] = None,
-    log: Annotated[Path | None, typer.Option(help="Step metrics of the run: console, JSONL, CSV, tfevents.")] = None,
-    rollouts: Annotated[Path | None, typer.Option(help="Rollout dump of the run, for its lengths.")] = None,
+    config: Config,
+    framework: Framework = None,
+    cluster: ClusterName = None,
+    architecture: ArchitectureName = None,
+    workload: WorkloadName = None,
+    log: Log = None,
+    rollouts: Rollouts = None,
     tokenizer: Annotated[str | None, typer.Option(help="tokenizer.json, for dumps that hold text only.")] = None,
     strict: Annotated[bool, typer.Option(help="Warnings fail the gate too.")] = False,
-    plan: Annotated[bool, typer.Option(help="Also ask the planner for the best on the same hardware.")] = True,
+    plan: AlsoPlan = True,
     as_json: AsJson = False,
 ) -> None:
     """Check a configuration before it costs GPU hours: rules, memory, keys without effect, settings that fight.
@@ -58,9 +64,8 @@ def audit(
         screen.print(describe(found.imported), soft_wrap=True)
         for line in report(found):
             screen.print(line, soft_wrap=True, markup=False)
-        assumed = [t for t, given in (("cluster dgx_h100", cluster), ("workload math", workload)) if given is None]
-        for text in assumed:
-            screen.print(f"assumed: {text}")
+        for line in assumptions(cluster, workload):
+            screen.print(line)
         screen.print({True: "passes", False: "does not pass", None: UNPREDICTED}[passes], soft_wrap=True)
     if passes is False:
         raise typer.Exit(1)

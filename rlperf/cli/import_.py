@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rlperf.cli.audited import Config
 from rlperf.cli.output import AsJson, console, print_json
 from rlperf.errors import Problem, SpecError
 
@@ -21,7 +22,7 @@ def _target(out: Path | None, force: bool) -> Path:
 
 
 def import_(
-    config: Annotated[list[Path], typer.Argument(help="YAML, launch script, overrides or flags; several are one.")],
+    config: Config,
     framework: Annotated[
         str | None, typer.Option(help="verl, nemo_rl, openrlhf, slime, areal, trl (==version); default: recognised.")
     ] = None,

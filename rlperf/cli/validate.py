@@ -13,7 +13,7 @@ from rlperf.calibrate.statistics import Summary
 from rlperf.calibrate.validate import KINDS, Report, validate_paths
 from rlperf.cli.output import AsJson, print_json
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks import verdicts
+from rlperf.frameworks import memory_verdicts
 
 VERDICT = "verdict"
 """Kind of a file of configurations that ran out of memory or fitted: read by the frameworks' importers."""
@@ -55,8 +55,8 @@ def validate(
     if kind == VERDICT:
         if fit or len(files) != 1:
             raise SpecError("--kind verdict takes one file of JSON lines and no --fit")
-        judged = verdicts.report(files[0])
-        print_json(judged.to_dict()) if as_json else typer.echo(verdicts.text(judged))
+        judged = memory_verdicts.report(files[0])
+        print_json(judged.to_dict()) if as_json else typer.echo(memory_verdicts.text(judged))
         return
     report = validate_paths(files, kind, fit or ())
     if not report.predicted and report.refused:

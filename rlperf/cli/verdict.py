@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from rlperf.cli.audited import (
+    AlsoPlan,
+    ArchitectureName,
+    ClusterName,
+    Config,
+    Framework,
+    Log,
+    Rollouts,
+    WorkloadName,
+    assumptions,
+)
 from rlperf.cli.output import AsJson, console, print_json
 
 
 def verdict(
-    config: Annotated[list[Path], typer.Argument(help="YAML, launch script, overrides or flags; several are one.")],
-    log: Annotated[Path | None, typer.Option(help="Step metrics of the run: console, JSONL, CSV, tfevents.")] = None,
-    framework: Annotated[str | None, typer.Option(help="Framework (==version); default: recognised.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Cluster that it runs on; default: dgx_h100, assumed.")] = None,
-    architecture: Annotated[
-        str | None, typer.Option(help="Shipped name or config.json, where the checkpoint's path does not say.")
-    ] = None,
-    workload: Annotated[
-        str | None, typer.Option(help="Lengths: preset, model or trace; default: math, assumed.")
-    ] = None,
-    rollouts: Annotated[Path | None, typer.Option(help="Rollout dump of the run, for its lengths.")] = None,
-    plan: Annotated[bool, typer.Option(help="Also ask the planner for the best on the same hardware.")] = True,
+    config: Config,
+    log: Log = None,
+    framework: Framework = None,
+    cluster: ClusterName = None,
+    architecture: ArchitectureName = None,
+    workload: WorkloadName = None,
+    rollouts: Rollouts = None,
+    plan: AlsoPlan = True,
     as_json: AsJson = False,
 ) -> None:
     """Is this speed normal? One line, then at most three changes with the gain of each, in the framework's own keys.
@@ -46,10 +51,7 @@ def verdict(
         print_json({"schema_version": 1, "verdict": plain, "notes": list(found.notes)})
     else:
         lines = ["no verdict: time could not be predicted", *found.notes] if said is None else lines_of(said)
-        for line in lines:
+        for line in (*lines, *assumptions(cluster, workload)):
             console().print(line, soft_wrap=True, markup=False)
-        assumed = [t for t, given in (("cluster dgx_h100", cluster), ("workload math", workload)) if given is None]
-        for text in assumed:
-            console().print(f"assumed: {text}")
     if said is None or not said.normal:
         raise typer.Exit(1)

@@ -27,7 +27,7 @@ from rlperf.frameworks.findings import (
 from rlperf.frameworks.imports import Imported, job_of
 from rlperf.frameworks.run import ref
 from rlperf.layout import Layout
-from rlperf.plan.answer.plan import Plan, Prediction
+from rlperf.plan.answer.plan import Phase, Plan, Prediction
 from rlperf.plan.answer.prediction import prediction_of
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.predict import evaluate_job
@@ -261,6 +261,16 @@ def _best(job: Job, facts: FrameworkFacts | None) -> tuple[Plan | None, str]:
         return None, f"no plan: {error}"
 
 
+def pools_words(phase: Phase) -> str:
+    """``rollout 16 x TP2 PP1 DP8, trainer 16 x TP1 PP1 DP2``: devices and degrees of a phase's two main pools."""
+    return ", ".join(
+        f"{pool.role} {pool.devices} x TP{pool.layout.tensor_parallel} PP{pool.layout.pipeline_parallel} "
+        f"DP{pool.layout.data_parallel}"
+        for pool in phase.pools
+        if pool.role in ("rollout", "trainer")
+    )
+
+
 def report(found: Audit) -> Sequence[str]:
     """The audit as lines of text."""
     lines = []
@@ -281,15 +291,9 @@ def report(found: Audit) -> Sequence[str]:
     lines += [compared.words for compared in found.measured]
     if found.best is not None:
         phase = found.best.phases[0]
-        pools = ", ".join(
-            f"{pool.role} {pool.devices} x TP{pool.layout.tensor_parallel} PP{pool.layout.pipeline_parallel} "
-            f"DP{pool.layout.data_parallel}"
-            for pool in phase.pools
-            if pool.role in ("rollout", "trainer")
-        )
         lines.append(
             f"the planner's best on the same hardware: {human_seconds(phase.predicted.rl_step_s)} "
-            f"({phase.mode}; {pools})"
+            f"({phase.mode}; {pools_words(phase)})"
         )
     lines += list(found.notes)
     return lines

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlperf.frameworks.audit import Audit, Compared
+from rlperf.frameworks.audit import Audit, Compared, pools_words
 from rlperf.units import human_seconds
 
 CHANGES = 3
@@ -106,14 +106,8 @@ def _changes(found: Audit, step_s: float) -> tuple[Change, ...]:
     offers = [Change(each.key, each.advice or each.message, each.gain_s) for each in found.findings if each.gain_s]
     if found.best is not None:
         phase = found.best.phases[0]
-        pools = ", ".join(
-            f"{pool.role} TP{pool.layout.tensor_parallel} PP{pool.layout.pipeline_parallel} "
-            f"DP{pool.layout.data_parallel} on {pool.devices}"
-            for pool in phase.pools
-            if pool.role in ("rollout", "trainer")
-        )
-        gain = step_s - phase.predicted.rl_step_s
-        offers.append(Change("the planner's layouts", f"{phase.mode}: {pools} (`rlperf plan`, `rlperf export`)", gain))
+        advice = f"{phase.mode}: {pools_words(phase)} (`rlperf plan`, `rlperf export`)"
+        offers.append(Change("the planner's layouts", advice, step_s - phase.predicted.rl_step_s))
     worth = [each for each in offers if each.gain_s > LEAST * step_s]
     return tuple(sorted(worth, key=lambda each: -each.gain_s)[:CHANGES])
 

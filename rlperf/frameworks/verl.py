@@ -308,5 +308,5 @@ class Verl:
         return run.completed(), frozenset(used | ALSO_READ)
 
 
-__all__ = ["ADAPTER", "VerlFacts"]
+__all__ = ["ADAPTER", "VerlFacts"]  # rules find the facts of a framework in its module
 ADAPTER = replace(Verl())

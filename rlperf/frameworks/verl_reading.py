@@ -32,6 +32,7 @@ ALSO_READ = frozenset(
 
 
 def is_async_recipe(source: Source) -> bool:
+    """Whether one of the asynchronous recipes runs: by its program, its base or its keys."""
     return (
         "experimental" in source.entry
         or any("async_ppo" in base or "one_step" in base for base in source.bases)
@@ -82,12 +83,14 @@ def read_batch(flat: Flat, batch: BatchFacts) -> BatchFacts:
 
 
 def algorithm_of(flat: Flat) -> Algorithm:
+    """PPO by its advantages, DAPO by its filter, else GRPO."""
     if flat.get("algorithm.adv_estimator") == "gae":
         return "ppo"
     return "dapo" if flat.get("algorithm.filter_groups.enable") else "grpo"
 
 
 def has_reference(flat: Flat) -> bool:
+    """Whether a reference policy is scored."""
     return bool(flat.get(A + "use_kl_loss")) or bool(flat.get("algorithm.use_kl_in_reward"))
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
-from rlperf.frameworks.verdicts import Verdict, read_verdicts, report, risk_of
+from rlperf.frameworks.memory_verdicts import MemoryVerdict, read_verdicts, report, risk_of
 
 LORA: dict[str, Any] = {
     "data.max_prompt_length": 512, "data.max_response_length": 1024, "actor_rollout_ref.model.lora_rank": 32,
@@ -81,7 +81,7 @@ def test_lines_that_are_no_verdicts_are_named(tmp_path: Path) -> None:
 
 def test_rows_of_one_source_are_on_one_side_of_the_split() -> None:
     sides = {
-        source: {Verdict(str(n), f"{source}#L{n}", "", "", "", 1, {}, True, "", "", n).apart for n in range(3)}
+        source: {MemoryVerdict(str(n), f"{source}#L{n}", "", "", "", 1, {}, True, "", "", n).apart for n in range(3)}
         for source in map(str, range(40))
     }
     assert all(len(side) == 1 for side in sides.values())

@@ -57,7 +57,7 @@ _ROLLOUT = ("rollout", "generation", "engine", "wake", "vllm", "sglang", "sync")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MemoryVerdict:
     """One published configuration: what it was, and whether it ran out of memory."""
 
     id: str
@@ -76,7 +76,7 @@ class Verdict:
     def apart(self) -> bool:
         """Whether nobody looked at it for mechanisms; configurations of one source are on one side.
 
-        >>> Verdict("a", "repo#L1", "", "", "", 1, {}, True, "", "", 1).apart in (True, False)
+        >>> MemoryVerdict("a", "repo#L1", "", "", "", 1, {}, True, "", "", 1).apart in (True, False)
         True
         """
         origin = self.source.split("#L")[0]
@@ -105,7 +105,7 @@ class Verdict:
 class Risk:
     """What rlperf says of one: probability of running out of memory in the phases named [1], and the largest peak."""
 
-    verdict: Verdict
+    verdict: MemoryVerdict
     probability: float
     peak_bytes: float
     device_bytes: float
@@ -121,7 +121,7 @@ class Risk:
 
 
 @dataclass(frozen=True)
-class VerdictReport:
+class MemoryVerdictReport:
     """All that could be predicted, and why the others could not."""
 
     file: str
@@ -148,7 +148,7 @@ class VerdictReport:
         }  # fmt: skip
 
 
-def report(path: Path) -> VerdictReport:
+def report(path: Path) -> MemoryVerdictReport:
     """Predict every line of a file.
 
     Raises
@@ -161,10 +161,10 @@ def report(path: Path) -> VerdictReport:
             risks.append(risk_of(verdict))
         except (RlperfError, ValueError, KeyError, ZeroDivisionError) as error:
             refused.append((verdict.id, str(error).splitlines()[0]))
-    return VerdictReport(str(path), tuple(risks), tuple(refused))
+    return MemoryVerdictReport(str(path), tuple(risks), tuple(refused))
 
 
-def read_verdicts(path: Path) -> Iterable[Verdict]:
+def read_verdicts(path: Path) -> Iterable[MemoryVerdict]:
     """The lines of a file."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -174,7 +174,7 @@ def read_verdicts(path: Path) -> Iterable[Verdict]:
         try:
             row = json.loads(text)
             count = row["n_gpus"]
-            yield Verdict(
+            yield MemoryVerdict(
                 id=row["id"], source=row["source"], framework=row["framework"], model=row["model"], gpu=row["gpu"],
                 devices=count if isinstance(count, int) else 0, config=dict(row["config"]),
                 ran_out=row["verdict"] == "oom", phase=row["phase"], note=row["note"], line=number,
@@ -183,7 +183,7 @@ def read_verdicts(path: Path) -> Iterable[Verdict]:
             raise SpecError(Problem(f"is no verdict: {error}", str(path), number)) from None
 
 
-def risk_of(verdict: Verdict) -> Risk:
+def risk_of(verdict: MemoryVerdict) -> Risk:
     """The probability of running out of memory.
 
     Raises
@@ -202,7 +202,7 @@ def risk_of(verdict: Verdict) -> Risk:
 # -- supervised fine-tuning --------------------------------------------------------------------------------------------
 
 
-def _fine_tuning(verdict: Verdict) -> Risk:
+def _fine_tuning(verdict: MemoryVerdict) -> Risk:
     """A trainer alone on full sequences, as transformers runs it: under tensor parallel its head gathers all logits."""
     config, device = verdict.config, load_hardware(verdict.device)
     tensor, context, microbatch = (_count(config.get(name, 1)) for name in ("tp", "cp", "micro_batch"))
@@ -251,7 +251,7 @@ _OPENRLHF = {
 """Flags of releases before the dotted ones (`facts/openrlhf.tsv`)."""
 
 
-def _verl_keys(verdict: Verdict) -> dict[str, Any]:
+def _verl_keys(verdict: MemoryVerdict) -> dict[str, Any]:
     """Full keys; microbatches of all devices (releases before 0.3) as those of one; GRPO where no critic is named."""
     keys: dict[str, Any] = {
         "trainer.n_gpus_per_node": min(verdict.devices, 8), "trainer.nnodes": max(verdict.devices // 8, 1),
@@ -283,7 +283,7 @@ LEAST = 3
 """Keys below which a report states too little to be predicted."""
 
 
-def _source(verdict: Verdict) -> tuple[str, Source]:
+def _source(verdict: MemoryVerdict) -> tuple[str, Source]:
     """The framework whose importer reads a configuration, and its keys; model and devices are the verdict's."""
     name, config = verdict.framework.lower(), verdict.config
     if "verl" in name:
@@ -300,7 +300,7 @@ def _source(verdict: Verdict) -> tuple[str, Source]:
     raise SpecError(f"no importer reads {verdict.framework}")
 
 
-def _rl_step(verdict: Verdict) -> Risk:
+def _rl_step(verdict: MemoryVerdict) -> Risk:
     name, source = _source(verdict)
     imported = understand(source, name)
     own = [key for key in verdict.config if key not in {each.key for each in imported.unknown}]
@@ -351,7 +351,7 @@ def _peaks(context: Context, evaluation: Evaluation, entropy: bool) -> FloatArra
     return np.ravel(np.broadcast_to(held.peak, tokens.shape))
 
 
-def text(found: VerdictReport) -> str:
+def text(found: MemoryVerdictReport) -> str:
     """The report as text: both sides of the split in counts and in calibration, then every configuration."""
     lines = [f"{found.file}: {len(found.risks)} of {len(found.risks) + len(found.refused)} verdicts predicted"]
     for apart, words in ((True, "kept apart, scored alone"), (False, "looked at for mechanisms")):

@@ -1,0 +1,29 @@
+"""What commands about a framework's configuration are asked: its files, and what they do not say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Config = Annotated[list[Path], typer.Argument(help="YAML, launch script, overrides or flags; several are one.")]
+Framework = Annotated[str | None, typer.Option(help="Framework (==version); default: recognised.")]
+ClusterName = Annotated[str | None, typer.Option(help="Cluster that it runs on; default: dgx_h100, assumed.")]
+ArchitectureName = Annotated[
+    str | None, typer.Option(help="Shipped name or config.json, where the checkpoint's path does not say.")
+]
+WorkloadName = Annotated[str | None, typer.Option(help="Lengths: preset, model or trace; default: math, assumed.")]
+Log = Annotated[Path | None, typer.Option(help="Step metrics of the run: console, JSONL, CSV, tfevents.")]
+Rollouts = Annotated[Path | None, typer.Option(help="Rollout dump of the run, for its lengths.")]
+AlsoPlan = Annotated[bool, typer.Option(help="Also ask the planner for the best on the same hardware.")]
+
+
+def assumptions(cluster: str | None, workload: str | None) -> list[str]:
+    """Lines that say what stands for names that were not given.
+
+    >>> assumptions("dgx_h200", None)
+    ['assumed: workload math']
+    """
+    defaults = (("cluster dgx_h100", cluster), ("workload math", workload))
+    return [f"assumed: {text}" for text, given in defaults if given is None]

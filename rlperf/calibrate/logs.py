@@ -28,7 +28,7 @@ from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.stage_seconds import sync_fit
+from rlperf.sim.rl_step.stage_seconds import usual_sync_fit
 from rlperf.specs.modes import MODES
 from rlperf.specs.rl_calibration import FrameworkCalibration, Overhead, Provenance
 from rlperf.specs.step_log import StepLog
@@ -109,7 +109,7 @@ def fit_log(context: Context, log: StepLog, lengths: LengthTable | None = None, 
 def _transport_first(context: Context, backend: int, colocated: bool) -> Context:
     """The context with the transport of this mode in front: `with_constants` speaks of the first."""
     trainer = context.trainers[backend]
-    used = sync_fit(trainer.framework, colocated)
+    used = usual_sync_fit(trainer.framework, colocated)
     others = tuple(fit for fit in trainer.framework.weight_sync if fit is not used)
     trainers = list(context.trainers)
     framework = trainer.framework.model_copy(update={"weight_sync": (used, *others)})

@@ -11,7 +11,7 @@ from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.parameters import parameters
 from rlperf.errors import SpecError
-from rlperf.sim.rl_step.stage_seconds import sync_fit
+from rlperf.sim.rl_step.stage_seconds import usual_sync_fit
 from rlperf.specs.modes import MODES
 
 NEEDED = ("framework", "architecture", "gpu", "n_gpus", "osl_mean")
@@ -55,7 +55,7 @@ def predictions_of(found: StepPrediction) -> list[PredictedFigure]:
             assumed=(f"response lengths: {found.law}, cut at {row.cap_tokens:.0f} tokens", *row.assumed),
             extrapolated=row.hardware.calibration.extrapolated or not found.framework.calibrated_on,
             used_in_calibration=seen(found, metric),
-            stratum=stratum(row) if metric == "step_s" else release_of(row),
+            stratum=stratum(row) if metric == "step_s" else release_stratum(row),
         )
         for metric in row.measured
         if metric in bounds
@@ -71,14 +71,14 @@ def seen(found: StepPrediction, metric: str = "step_s") -> bool:
         "step_s": framework.step.provenance,
         "scoring_s": framework.training.scoring_pass.provenance,
         "train_s": framework.training.update.provenance,
-        "weight_sync_s": sync_fit(framework, MODES[mode].shares_devices).provenance,
+        "weight_sync_s": usual_sync_fit(framework, MODES[mode].shares_devices).provenance,
     }
     if framework.adapters is not None and found.row.lora_rank:
         stages["rollout_s"] = framework.adapters.eager_row.provenance
     return metric in stages and found.row.row_id in stages[metric].rows
 
 
-def release_of(row: StepRow) -> str:
+def release_stratum(row: StepRow) -> str:
     """Framework with its trainer, and release, by which stages are summed up: ``nemo_rl_megatron v0.3``."""
     return f"{row.framework} {row.release}".strip()
 

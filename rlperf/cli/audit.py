@@ -16,7 +16,7 @@ from rlperf.cli.audited import (
     Log,
     Rollouts,
     WorkloadName,
-    assumptions,
+    assumed_lines,
 )
 from rlperf.cli.output import AsJson, console, print_json
 
@@ -64,7 +64,7 @@ def audit(
         screen.print(describe(found.imported), soft_wrap=True)
         for line in report(found):
             screen.print(line, soft_wrap=True, markup=False)
-        for line in assumptions(cluster, workload):
+        for line in assumed_lines(cluster, workload):
             screen.print(line)
         screen.print({True: "passes", False: "does not pass", None: UNPREDICTED}[passes], soft_wrap=True)
     if passes is False:

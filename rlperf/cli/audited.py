@@ -19,10 +19,10 @@ Rollouts = Annotated[Path | None, typer.Option(help="Rollout dump of the run, fo
 AlsoPlan = Annotated[bool, typer.Option(help="Also ask the planner for the best on the same hardware.")]
 
 
-def assumptions(cluster: str | None, workload: str | None) -> list[str]:
+def assumed_lines(cluster: str | None, workload: str | None) -> list[str]:
     """Lines that say what stands for names that were not given.
 
-    >>> assumptions("dgx_h200", None)
+    >>> assumed_lines("dgx_h200", None)
     ['assumed: workload math']
     """
     defaults = (("cluster dgx_h100", cluster), ("workload math", workload))

@@ -309,7 +309,7 @@ def _rl_step(verdict: MemoryVerdict) -> Risk:
     keys, job = source.keys, job_of(imported, cluster=f"generic:{verdict.device}")
     context = resolve(job)
     evaluation, _ = evaluate_job(context)
-    uses = memory_uses(context, context.tasks[0], evaluation)
+    uses = memory_uses(context, evaluation)
     entropy = bool(keys.get("actor_rollout_ref.actor.entropy_coeff", 0))
     found: dict[str, tuple[float, float]] = {}
     if "trainer" in verdict.phases:

@@ -34,14 +34,14 @@ def commands(text: str) -> list[list[Word]]:
     >>> [word.text for word in command]
     ['python', 'x.py', '--tp', '8', '--dp', '2']
     """
-    return [command.words for command in run(text)]
+    return [command.words for command in commands_run(text)]
 
 
-def run(text: str, given: Mapping[str, str] | None = None) -> list[Command]:
+def commands_run(text: str, given: Mapping[str, str] | None = None) -> list[Command]:
     """The commands of a script started with ``given`` variables and arguments (``{"MODEL": "7b", "1": "train"}``).
 
     >>> script = 'case $1 in small) N=1;; *) N=8;; esac; python x.py --n $N'
-    >>> [word.text for word in run(script, {"1": "small"})[0].words], run(script)[0].asks
+    >>> [word.text for word in commands_run(script, {"1": "small"})[0].words], commands_run(script)[0].asks
     (['python', 'x.py', '--n', '1'], ('line 1: case $1 has the branches small, *',))
     """
     flow = _Flow(Shell(scalars=dict(given or {})))

@@ -16,7 +16,7 @@ from rlperf.frameworks.adapter import Source
 from rlperf.frameworks.keytable import Value, flatten
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.shell import Word
-from rlperf.frameworks.shell_flow import commands, run
+from rlperf.frameworks.shell_flow import commands, commands_run
 from rlperf.specs.reader import Document, is_file, parse_document, read_text, reading
 
 _OVERRIDE = re.compile(r"^(\+\+|\+|~)?([A-Za-z_][\w./@-]*)=(.*)$", re.DOTALL)
@@ -155,7 +155,7 @@ def _read_commands(text: str, path: Path, gathered: _Gathered) -> None:
     best: list[Word] = []
     asks: tuple[str, ...] = ()
     score = 0
-    for command in run(text, gathered.given):
+    for command in commands_run(text, gathered.given):
         words = command.words
         if words[0].text in ("source", ".") and len(words) == 2 and "models/" in words[1].text:
             # not read: what it states beside the launch is the framework's own

@@ -183,7 +183,7 @@ def pareto_points(phase: Phase, width: float) -> Figure:
         axes.legend(frameon=False)
     axes.set_xlabel("rl_step [s]")
     axes.set_ylabel("device-seconds per rl_step")
-    figure.colorbar(mark, ax=axes, label="fullest memory [% of limit]")
+    figure.colorbar(mark, ax=axes, label="fullest memory [% of the device]")
     tidy(axes)
     return figure
 

@@ -1,4 +1,4 @@
-"""Figure of a plan: the stages of each phase's rl_step along time, and memory against its limit."""
+"""Figure of a plan: the stages of each phase's rl_step along time, and memory against the device's."""
 
 from __future__ import annotations
 

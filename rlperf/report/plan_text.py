@@ -342,7 +342,7 @@ def _phase_markdown(phase: Phase) -> list[str]:
         "",
         *(f"- {line}" for line in sensitivity_lines(phase)),
         "",
-        *_table(("rl_step", "device-seconds", "USD", "memory of limit", "what differs"), pareto_rows(phase)),
+        *_table(("rl_step", "device-seconds", "USD", "memory of device", "what differs"), pareto_rows(phase)),
         "",
     ]  # fmt: skip
     return lines

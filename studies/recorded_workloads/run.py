@@ -87,8 +87,8 @@ def regret(context: Context, demand: Demand, own: float, other: Configuration) -
             pool = pool.model_copy(update={"settings": pool.settings.model_copy(update=enough)})
         pools.append(pool)
     moved = Judge(context, task).evaluate(demand, replace(other, batch=demand.batch, pools=tuple(pools)))
-    uses = memory_uses(context, task, moved).values()
-    return judged_objective(context, moved) / own - 1.0 if all(use.total <= use.limit for use in uses) else None
+    uses = memory_uses(context, moved).values()
+    return judged_objective(context, moved) / own - 1.0 if all(use.total <= use.allowed for use in uses) else None
 
 
 def study(data: Path) -> pl.DataFrame:

@@ -92,7 +92,7 @@ def _run(context: Context, judge: Judge, decision: Decision, demand: Demand) -> 
     if short := cache_shortage(evaluation):
         return short
     device = context.hardware.device.memory
-    for role, use in memory_uses(context, decision.task, evaluation).items():
+    for role, use in memory_uses(context, evaluation).items():
         if use.total > device:
             return f"the {role} needs {human_bytes(use.total)} of {human_bytes(device)} per device"
     return evaluation

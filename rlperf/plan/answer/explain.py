@@ -9,7 +9,7 @@ from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.configuration import Configuration
 from rlperf.sim.rl_step.pairs import Pairs
-from rlperf.sim.rl_step.stage_seconds import APART, sync_fit, sync_seconds
+from rlperf.sim.rl_step.stage_seconds import APART, sync_seconds, usual_sync_fit
 from rlperf.specs.modes import MODES
 
 NOTEWORTHY = 0.1
@@ -35,7 +35,7 @@ def binding(context: Context, task: TaskContext, evaluation: Evaluation) -> list
         lost = lost_by.get(f"{pool}_waits", 0.0)
         if lost >= NOTEWORTHY:
             found.append((lost, f"{pool} pool: waits for the {other} ({100 * lost:.0f} % of its device time)"))
-    for role, use in memory_uses(context, task, evaluation).items():
+    for role, use in memory_uses(context, evaluation).items():
         share = use.total / use.allowed
         if share > 1.0 - NOTEWORTHY:
             words = f"memory: the {role} takes {100 * share:.0f} % of what the risk of running out allows"
@@ -60,7 +60,7 @@ def _faster_sync(context: Context, task: TaskContext, evaluation: Evaluation) ->
     """What another way of the framework's weights would take, where it takes less than half as long."""
     mode, framework, first = evaluation.configuration.mode, evaluation.framework, np.zeros(1, dtype=np.int64)
     pairs = Pairs(evaluation.rollout, evaluation.trainer, first, first)
-    used = sync_fit(framework, MODES[mode].shares_devices).transport
+    used = usual_sync_fit(framework, MODES[mode].shares_devices).transport
     apart = not MODES[mode].shares_devices
     known = (fit for fit in framework.weight_sync if (fit.transport in APART) == apart and not fit.provenance.assumed)
     seconds = {

@@ -116,10 +116,7 @@ def front(context: Context, decision: Decision, column: int) -> list[ParetoPoint
     """Judged candidates that no other one beats in time, device-seconds and memory together, fastest first."""
     chosen = decision.evaluations[column]
     prices = [usage_of(context, e.configuration).usd_per_s for e in decision.evaluations]
-    shares = [
-        max(use.total / use.limit for use in memory_uses(context, decision.task, e).values())
-        for e in decision.evaluations
-    ]
+    shares = [max(use.total / use.limit for use in memory_uses(context, e).values()) for e in decision.evaluations]
     criteria = np.array(
         [
             (e.rl_step_s, e.rl_step_s * e.configuration.devices, share)

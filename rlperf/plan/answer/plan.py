@@ -141,7 +141,7 @@ class Prediction(Frozen):
         return notebook.frame([self.row()])
 
     def _repr_html_(self) -> str:
-        """A prediction for a notebook: the rl_step, its stages, and memory against its limit."""
+        """A prediction for a notebook: the rl_step, its stages, and memory against the device's."""
         stages = [
             (name.replace("_", " "), f"{seconds:.3g} s", f"{seconds / self.rl_step_s:.0%}")
             for name, seconds in self.stages_s.model_dump().items()
@@ -237,7 +237,7 @@ class ParetoPoint(Frozen):
     rl_step_s: float
     device_s: float = Field(description="devices x rl_step")
     usd_per_step: float | None = None
-    memory_share: float = Field(description="largest peak over its limit")
+    memory_share: float = Field(description="largest peak over the memory of its device")
     differs: tuple[str, ...] = Field(description="from the plan, in words; empty: it is the plan")
 
 

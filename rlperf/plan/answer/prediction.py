@@ -33,7 +33,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
     step = evaluation.rl_step_s
     low, high = evaluation.low_s, evaluation.high_s
     stages = PredictedStages(**{name.removesuffix("_s"): float(getattr(seconds, name).mean()) for name in STAGES})
-    memory = memory_uses(context, task, evaluation)
+    memory = memory_uses(context, evaluation)
     over = [role for role, use in memory.items() if use.total > use.allowed]
     usd_per_s = usage_of(context, configuration).usd_per_s
     trained = demand.trained_tokens
@@ -60,7 +60,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         ),
         fits=not over and not cache_shortage(evaluation),
         warnings=_warnings(task, evaluation),
-        advice=tuple(advice(context, task, evaluation, memory, over)),
+        advice=tuple(advice(evaluation, memory, over)),
     )
 
 
@@ -83,7 +83,7 @@ def cache_shortage(evaluation: Evaluation) -> str:
     return "" if held >= longest else f"the engine's cache holds {held:,.0f} tokens, a request up to {longest:,}"
 
 
-def memory_uses(context: Context, task: TaskContext, evaluation: Evaluation) -> dict[Role, MemoryUse]:
+def memory_uses(context: Context, evaluation: Evaluation) -> dict[Role, MemoryUse]:
     """Peak bytes per device of the engine and the trainer, neighbours on shared devices included."""
     configuration = evaluation.configuration
     colocated = MODES[configuration.mode].shares_devices
@@ -210,15 +210,13 @@ def _machines(context: Context) -> tuple[Hardware, ...]:
     return (context.hardware, context.rollout_hardware) if context.own_rollout else (context.hardware,)
 
 
-def advice(
-    context: Context, task: TaskContext, evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role]
-) -> list[str]:
+def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role]) -> list[str]:
     """The first knob to turn where it does not fit; what limits the rollout otherwise."""
     found = []
     for role in over:
         use = memory[role]
         more = human_bytes(use.total - use.allowed)
-        knob = _trainer_knob(context, task, evaluation, use) if role == "trainer" else _engine_knob(use)
+        knob = _trainer_knob(evaluation, use) if role == "trainer" else _engine_knob(use)
         found.append(f"{role} is {more} over what the risk allows: {knob}")
     preempted = sum(result.preemptions / len(result.timelines) for result in evaluation.rollouts)
     if preempted:
@@ -230,7 +228,7 @@ def advice(
     return found
 
 
-def _trainer_knob(context: Context, task: TaskContext, evaluation: Evaluation, use: MemoryUse) -> str:
+def _trainer_knob(evaluation: Evaluation, use: MemoryUse) -> str:
     """What frees enough of the trainer's memory at the least cost in time."""
     settings = evaluation.configuration.pool("trainer").settings
     parts = evaluation.held.parts

@@ -11,7 +11,7 @@ from rlperf.sim.rl_step.asynchronous import AsyncResult, simulate
 from rlperf.sim.rl_step.bottleneck import Bottleneck, NextBottleneck, bottlenecks, next_bottleneck
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step
 from rlperf.sim.rl_step.modes import Execution
-from rlperf.sim.rl_step.stage_seconds import sync_fit
+from rlperf.sim.rl_step.stage_seconds import usual_sync_fit
 from rlperf.sim.rl_step.steady import execution_of, steady_run
 from rlperf.sim.rl_step.timeline import Timeline
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -98,7 +98,7 @@ def stages_of(evaluation: Evaluation, replicate: int = 0) -> StepStages:
         other_s=one("other_s"),
         rollout_group_s=float(evaluation.rollout.group_s[replicate]),
         recompute_s=float(evaluation.rollout.recompute_s[replicate]),
-        swap_s=sync_fit(evaluation.framework, MODES[evaluation.configuration.mode].shares_devices).fixed,
+        swap_s=usual_sync_fit(evaluation.framework, MODES[evaluation.configuration.mode].shares_devices).fixed,
         # the judge knows the sum of sleep, wake, offload and onload; half of it lies on either side of training
         transitions=Transitions(onload_s=offload / 2.0, offload_s=offload / 2.0),
     )

@@ -103,7 +103,7 @@ def optimize(
     standards = standard_schedules(problem)
     evaluator = Evaluator(problem)
     budget = Budget(passes or passes_within(problem, time_limit_s), began + time_limit_s, progress)
-    starts = _starts(problem, evaluator, freedom)
+    starts = _starts(problem, freedom)
     best = _anneal(evaluator, freedom, budget, starts, random.Random(seed))
     choices: list[_Choice] = [(s.timeline, s.partition, s.name) for s in standards if s.timeline is not None and s.runs]
     if freedom != EVERYTHING:
@@ -167,7 +167,7 @@ def _cuts(partition: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(edges)
 
 
-def _starts(problem: PipelineProblem, evaluator: Evaluator, freedom: Freedom) -> list[Candidate]:
+def _starts(problem: PipelineProblem, freedom: Freedom) -> list[Candidate]:
     """Uniform partitions of 1, 2, .. stages per device, round robin and back and forth, a few policies each."""
     P = problem.devices
     sequence = tuple(range(problem.microbatches.count))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rlperf.cost.roofline import as_float
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.specs.modes import MODES, Form, mode_codes
@@ -46,13 +47,13 @@ class Execution:
         plain = np.array([row.form_where(False) for row in rows], dtype=np.int64)
         flowing = np.array([row.form_where(True) for row in rows], dtype=np.int64)
         codes = mode_codes(self.mode)
-        return np.where(_float(self.in_flight) > 0, flowing[codes], plain[codes])
+        return np.where(as_float(self.in_flight) > 0, flowing[codes], plain[codes])
 
     @property
     def lag(self) -> FloatArray:
         """Batches that rollout runs ahead: the mode's own, or the staleness bound [1]."""
         own = np.array([-1.0 if row.lag is None else row.lag for row in MODES.values()])[mode_codes(self.mode)]
-        return np.where(own < 0, np.maximum(_float(self.staleness), 0.0), own)
+        return np.where(own < 0, np.maximum(as_float(self.staleness), 0.0), own)
 
     @property
     def in_flight(self) -> FloatArray:
@@ -73,7 +74,7 @@ class Execution:
 
     def _said(self, by_mode: list[float], otherwise: npt.ArrayLike) -> FloatArray:
         own = np.array(by_mode)[mode_codes(self.mode)]
-        return np.where(np.isnan(own), _float(otherwise), own)
+        return np.where(np.isnan(own), as_float(otherwise), own)
 
 
 def step_seconds(execution: Execution, stages: StageSeconds) -> FloatArray:
@@ -117,7 +118,7 @@ def step_seconds(execution: Execution, stages: StageSeconds) -> FloatArray:
     >>> step_seconds(Execution(modes, staleness=2), times).tolist()
     [94.0, 64.0, 64.0]
     """
-    f = _float
+    f = as_float
     rollout, reward = f(stages.rollout_s), f(stages.reward_s)
     work, steady = trainer_work_s(stages), _steady(stages)
     sync, pause, _ = sync_pauses(execution, stages)
@@ -137,12 +138,12 @@ def step_seconds(execution: Execution, stages: StageSeconds) -> FloatArray:
 
 
 def _steady(stages: StageSeconds) -> FloatArray:
-    return _float(stages.rollout_s if stages.rollout_steady_s is None else stages.rollout_steady_s)
+    return as_float(stages.rollout_s if stages.rollout_steady_s is None else stages.rollout_steady_s)
 
 
 def trainer_work_s(stages: StageSeconds) -> FloatArray:
     """W: what the trainer does with a batch, scoring beside the reference and training beside the critic [s]."""
-    f = _float
+    f = as_float
     passes = np.maximum(f(stages.scoring_s), f(stages.reference_s)) + np.maximum(
         f(stages.training_s), f(stages.critic_s)
     )
@@ -155,7 +156,7 @@ def first_group_s(rollout_s: npt.ArrayLike, group_s: npt.ArrayLike) -> FloatArra
     >>> first_group_s(60.0, [20.0, 40.0]).tolist()
     [0.0, 20.0]
     """
-    return np.maximum(2.0 * _float(group_s) - _float(rollout_s), 0.0)
+    return np.maximum(2.0 * as_float(group_s) - as_float(rollout_s), 0.0)
 
 
 def first_chunk_s(execution: Execution, stages: StageSeconds) -> FloatArray:
@@ -166,16 +167,16 @@ def first_chunk_s(execution: Execution, stages: StageSeconds) -> FloatArray:
     [60.0, 30.0]
     """
     if stages.rollout_first_s is not None:
-        return _float(stages.rollout_first_s)
-    rollout = _float(stages.rollout_s)
+        return as_float(stages.rollout_first_s)
+    rollout = as_float(stages.rollout_s)
     begin = 0.0 if stages.rollout_group_s is None else first_group_s(rollout, stages.rollout_group_s)
     begin = np.minimum(begin, rollout)
-    return np.asarray(begin + (rollout - begin) / np.maximum(_float(execution.chunks), 1.0), dtype=np.float64)
+    return np.asarray(begin + (rollout - begin) / np.maximum(as_float(execution.chunks), 1.0), dtype=np.float64)
 
 
 def sync_pauses(execution: Execution, stages: StageSeconds) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(Y/i, p, h) of `step_seconds`: a batch's share of a weight sync, and what it takes from engine and batch [s]."""
-    f = _float
+    f = as_float
     interval = np.maximum(f(execution.sync_interval), 1.0)
     sync = f(stages.weight_sync_s) / interval
     in_flight, interrupt = execution.in_flight, f(execution.interrupt)
@@ -191,13 +192,9 @@ def latency_s(execution: Execution, stages: StageSeconds, lag: npt.ArrayLike, gr
     >>> [float(latency_s(Execution("async"), times, 1, grouped)) for grouped in (0, 1)]
     [70.0, 40.0]
     """
-    k, rollout = _float(lag), _float(stages.rollout_s)
+    k, rollout = as_float(lag), as_float(stages.rollout_s)
     sync, _, held = sync_pauses(execution, stages)
-    rest = _float(stages.reward_s) + trainer_work_s(stages) + sync + k * held
-    group = rollout if stages.rollout_group_s is None else _float(stages.rollout_group_s)
+    rest = as_float(stages.reward_s) + trainer_work_s(stages) + sync + k * held
+    group = rollout if stages.rollout_group_s is None else as_float(stages.rollout_group_s)
     batch = np.minimum(rollout, group + (group + rest) / (2.0 * k + 1.0))
-    return np.asarray(np.where((_float(grouped) > 0) & (k >= 1.0), batch, rollout) + rest, dtype=np.float64)
-
-
-def _float(value: npt.ArrayLike) -> FloatArray:
-    return np.asarray(value, dtype=np.float64)
+    return np.asarray(np.where((as_float(grouped) > 0) & (k >= 1.0), batch, rollout) + rest, dtype=np.float64)

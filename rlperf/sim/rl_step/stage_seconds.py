@@ -34,7 +34,7 @@ APART: tuple[Transport, ...] = (
 """Transports between pools on devices of their own, in the order in which frameworks take them unasked."""
 
 
-def sync_fit(framework: FrameworkCalibration, colocated: bool) -> WeightSyncFit:
+def usual_sync_fit(framework: FrameworkCalibration, colocated: bool) -> WeightSyncFit:
     """The transport that a framework uses between pools that share devices, or that do not."""
     offered = {fit.transport: fit for fit in framework.weight_sync}
     return next((offered[name] for name in _usual(colocated) if name in offered), framework.weight_sync[0])
@@ -51,7 +51,7 @@ def sync_seconds(
 ) -> FloatArray:  # fmt: skip
     """Seconds of a weight sync of pairs, in the framework's usual way or by ``transport`` [s] ``[pairs]``."""
     framework = stack.framework.by_transport(transport)
-    fit = sync_fit(framework, MODES[mode].shares_devices)
+    fit = usual_sync_fit(framework, MODES[mode].shares_devices)
     trainer, rollout, t, r = pairs.trainer, pairs.rollout, pairs.t, pairs.r
     layout_t, layout_r = trainer.layout.take(t), rollout.layout.take(r)
     width = dtype_of(rollout.weight_dtype).weight_bytes
@@ -151,7 +151,7 @@ def _framework_seconds(
         "offload": shape_of + (transition if colocated else 0.0),
         "other": shape_of + framework.step.value,
         "reward": shape_of + reward,
-        "swap": shape_of + sync_fit(framework, colocated).fixed,
+        "swap": shape_of + usual_sync_fit(framework, colocated).fixed,
         "in_flight": shape_of + framework.in_flight_updates,
         "interrupt": shape_of + framework.partial_rollout,
         "by_group": shape_of + framework.counts_groups,

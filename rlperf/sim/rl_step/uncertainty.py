@@ -16,7 +16,7 @@ from rlperf.cost.basis import WEIGHT_ONLY
 from rlperf.cost.layers import stack_of
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.site import Site, TrainerStack
-from rlperf.sim.rl_step.stage_seconds import sync_fit
+from rlperf.sim.rl_step.stage_seconds import usual_sync_fit
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.trainer_stage import TrainerStage
 from rlperf.specs.architecture import Architecture
@@ -53,7 +53,7 @@ class StageSigmas:
 def stage_sigmas(site: Site, trainer: TrainerStage, mode: Mode) -> StageSigmas:
     """Spreads of the calibrations behind the stages of an rl_step with this trainer (its first row)."""
     framework, spread = site.trainers[int(trainer.backend[0])].framework, site.rollout_hardware.calibration.spread
-    sync = sync_fit(framework, MODES[mode].shares_devices).provenance
+    sync = usual_sync_fit(framework, MODES[mode].shares_devices).provenance
     training = log_sigma(float(trainer.low[0]), float(trainer.high[0]))
     return StageSigmas(
         rollout_s=log_sigma(spread.low, spread.high),
@@ -146,7 +146,7 @@ def stage_interval(
     """5th and 95th percentile of one stage [s]: the calibration behind it, reruns, and ``lengths`` (rollout) [1]."""
     framework = site.trainers[int(trainer.backend[0])].framework
     if stage == "weight_sync_s":
-        spread = sync_fit(framework, MODES[mode].shares_devices).provenance
+        spread = usual_sync_fit(framework, MODES[mode].shares_devices).provenance
         below, above = np.log(spread.low), np.log(spread.high)
     else:
         bands = framework.stage_spread

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlperf.calibrate.leave_out import ALL, leave_out
-from rlperf.calibrate.leave_out_memory import Peaks
+from rlperf.calibrate.leave_out_memory import PeakRows
 from rlperf.calibrate.trainer_fits import MEMORY_KNOBS
 from rlperf.calibrate.trainer_rows import TrainingRow, calibration_part, digest, read_training_rows
 from rlperf.specs.trainer_calibration import load_trainer
@@ -35,7 +35,7 @@ def test_peaks_of_frameworks_left_out(measured_data: Path) -> None:
 @pytest.mark.data
 def test_a_fit_without_rows_is_what_is_judged(rows: list[TrainingRow]) -> None:
     part = calibration_part(rows)
-    peaks = Peaks(tuple(rows), tuple(digest(row.configuration) in part for row in rows))
+    peaks = PeakRows(tuple(rows), tuple(digest(row.configuration) in part for row in rows))
     bare = peaks.fitted(frozenset(row.row_id for row in rows))
     for name, knobs in MEMORY_KNOBS.items():
         for knob in knobs:

@@ -28,7 +28,7 @@ RIDGE = 0.02
 
 
 @dataclass(frozen=True)
-class Peaks:
+class PeakRows:
     """Rows with a measured peak, and which of them fits may see."""
 
     rows: tuple[TrainingRow, ...]
@@ -72,7 +72,7 @@ def predict_groups(path: Path, table: Table, by: str) -> list[LeftOutGroup]:
     table.need("framework", "architecture", "gpu", "n_gpus", "measured_peak_memory_gb")
     found = tuple(row for row in read_all(TrainingRow, table)[0] if row.peak_bytes)
     part = calibration_part(found)
-    peaks = Peaks(found, tuple(digest(row.configuration) in part for row in found))
+    peaks = PeakRows(found, tuple(digest(row.configuration) in part for row in found))
     names = np.array([group_of(row.row, by) for row in found])
     whole = peaks.fitted(frozenset())
     groups = []

@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.leave_out import LeftOutGroup, group_of
 from rlperf.calibrate.tables import Table
-from rlperf.calibrate.timing_fits import Fit, fit_rows
+from rlperf.calibrate.timing_fits import TimingFit, fit_rows
 from rlperf.calibrate.trainer_constants import timed_as
 from rlperf.calibrate.trainer_rows import TrainingRow, digest
 from rlperf.calibrate.validate import PredictedFigure
@@ -50,12 +50,12 @@ def predict_groups(path: Path, table: Table, by: str) -> list[LeftOutGroup]:
     return groups
 
 
-def _figures(fit: Fit, scored: IntArray) -> tuple[PredictedFigure, ...]:
+def _figures(fit: TimingFit, scored: IntArray) -> tuple[PredictedFigure, ...]:
     rows, seconds = fit.timed.rows, np.exp(fit.predicted)
     return tuple(figure_of(rows[i], fit.trainer(rows[i].backend), float(seconds[i])) for i in scored)
 
 
-def _without_rows(fit: Fit, scored: Sequence[int] | IntArray) -> list[str]:
+def _without_rows(fit: TimingFit, scored: Sequence[int] | IntArray) -> list[str]:
     """Backends of which a fit saw no row."""
     known = {timed_as(row.backend) for row, used in zip(fit.timed.rows, fit.seen, strict=True) if used}
     wanted = {fit.timed.rows[i].backend for i in scored}

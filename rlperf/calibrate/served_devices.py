@@ -48,7 +48,7 @@ LEAST = 24
 
 
 @dataclass(frozen=True)
-class Knob:
+class DeviceKnob:
     """A constant: where it starts, its bounds, and how sure the start is (standard deviation of its logarithm)."""
 
     start: float
@@ -59,26 +59,26 @@ class Knob:
 
 
 # Bounds of memory are below 0.95 of the data sheet. Starts: middle of the devices with timed kernels, unless said.
-KNOBS: dict[str, Knob] = {
-    "gemm_fixed": Knob(5e-6, 1e-6, 3e-5, 0.6, "fixed time of a product [s]"),
-    "quantise_fixed": Knob(3e-6, 2e-7, 3e-5, 0.7, "added to a product in fewer than 16 bits [s]"),
-    "attention_fixed": Knob(12e-6, 4e-6, 5e-5, 0.5, "fixed time of attention [s]"),
-    "small_fixed": Knob(3e-6, 1e-6, 2e-5, 0.5, "a norm, rotation or activation [s]"),
-    "memory": Knob(0.75, 0.5, 0.92, 0.1, "products over the data sheet's bandwidth"),
-    "fp8": Knob(0.5, 0.15, 0.8, 0.25, "products in fp8 over their peak"),
-    "fp4": Knob(0.4, 0.1, 0.7, 0.3, "products in four bits over their peak"),
-    "prefill": Knob(0.4, 0.1, 0.7, 0.3, "attention over prompts over the 16-bit peak"),
-    "decode_memory": Knob(0.7, 0.3, 0.92, 0.1, "attention over the cache over the data sheet's bandwidth"),
-    "decode_pair": Knob(5e-9, 1e-11, 1e-7, 1.0, "attention per request and key/value head [s]"),
-    "expert_fixed_8": Knob(5e-5, 1e-5, 4e-4, 0.6, "fixed time of the experts of a layer, fp8 [s]"),
-    "expert_fixed_4": Knob(5e-5, 1e-5, 4e-4, 0.6, "the same in four bits [s]"),
-    "expert_8": Knob(0.35, 0.05, 0.8, 0.4, "experts in fp8 over their peak"),
-    "expert_4": Knob(0.25, 0.03, 0.7, 0.4, "experts in four bits over their peak"),
-    "expert_memory": Knob(0.7, 0.3, 0.92, 0.2, "weights of experts over the data sheet's bandwidth"),
-    "expert_pair": Knob(3e-9, 1e-11, 2e-7, 1.2, "permutation per token and expert [s]"),
-    "expert_token": Knob(10.0, 0.1, 100.0, 0.7, "traffic of a token around experts [bytes per hidden value]"),
-    "reduce_fixed": Knob(12e-6, 4e-6, 6e-5, 0.5, "latency of an engine's all-reduce over four devices [s]"),
-    "reduce_bandwidth": Knob(0.75, 0.3, 3.0, 0.05, "its rate over that of the links (published: RCCL's)"),
+KNOBS: dict[str, DeviceKnob] = {
+    "gemm_fixed": DeviceKnob(5e-6, 1e-6, 3e-5, 0.6, "fixed time of a product [s]"),
+    "quantise_fixed": DeviceKnob(3e-6, 2e-7, 3e-5, 0.7, "added to a product in fewer than 16 bits [s]"),
+    "attention_fixed": DeviceKnob(12e-6, 4e-6, 5e-5, 0.5, "fixed time of attention [s]"),
+    "small_fixed": DeviceKnob(3e-6, 1e-6, 2e-5, 0.5, "a norm, rotation or activation [s]"),
+    "memory": DeviceKnob(0.75, 0.5, 0.92, 0.1, "products over the data sheet's bandwidth"),
+    "fp8": DeviceKnob(0.5, 0.15, 0.8, 0.25, "products in fp8 over their peak"),
+    "fp4": DeviceKnob(0.4, 0.1, 0.7, 0.3, "products in four bits over their peak"),
+    "prefill": DeviceKnob(0.4, 0.1, 0.7, 0.3, "attention over prompts over the 16-bit peak"),
+    "decode_memory": DeviceKnob(0.7, 0.3, 0.92, 0.1, "attention over the cache over the data sheet's bandwidth"),
+    "decode_pair": DeviceKnob(5e-9, 1e-11, 1e-7, 1.0, "attention per request and key/value head [s]"),
+    "expert_fixed_8": DeviceKnob(5e-5, 1e-5, 4e-4, 0.6, "fixed time of the experts of a layer, fp8 [s]"),
+    "expert_fixed_4": DeviceKnob(5e-5, 1e-5, 4e-4, 0.6, "the same in four bits [s]"),
+    "expert_8": DeviceKnob(0.35, 0.05, 0.8, 0.4, "experts in fp8 over their peak"),
+    "expert_4": DeviceKnob(0.25, 0.03, 0.7, 0.4, "experts in four bits over their peak"),
+    "expert_memory": DeviceKnob(0.7, 0.3, 0.92, 0.2, "weights of experts over the data sheet's bandwidth"),
+    "expert_pair": DeviceKnob(3e-9, 1e-11, 2e-7, 1.2, "permutation per token and expert [s]"),
+    "expert_token": DeviceKnob(10.0, 0.1, 100.0, 0.7, "traffic of a token around experts [bytes per hidden value]"),
+    "reduce_fixed": DeviceKnob(12e-6, 4e-6, 6e-5, 0.5, "latency of an engine's all-reduce over four devices [s]"),
+    "reduce_bandwidth": DeviceKnob(0.75, 0.3, 3.0, 0.05, "its rate over that of the links (published: RCCL's)"),
 }
 
 FOUR_BITS = "w4a4_mxfp4"

@@ -50,16 +50,16 @@ SOURCE = "timing fit to measured/training.csv: constants pooled over backends, g
 
 
 @dataclass(frozen=True)
-class Fit:
+class TimingFit:
     """A fit of all backends to some rows, with what it misses where it does not look."""
 
     timed: Timed
     seen: BoolArray
     pooled: Pooled
-    whole: Fit | None = None
+    whole: TimingFit | None = None
 
     @classmethod
-    def of(cls, timed: Timed, seen: BoolArray) -> Fit:
+    def of(cls, timed: Timed, seen: BoolArray) -> TimingFit:
         """Fit the rows that are ``seen``."""
         return cls(timed, seen, fit_pool(timed.pool_rows, seen))
 
@@ -69,11 +69,11 @@ class Fit:
         rows = self.timed.pool_rows
         return rows.slopes(self.pooled.logs(rows.labels, len(rows.measured)))
 
-    def without(self, held: BoolArray) -> Fit:
+    def without(self, held: BoolArray) -> TimingFit:
         """The same without some rows, along the same slopes."""
         keep = self.seen & ~held
         found = fit_pool(self.timed.pool_rows, keep, slopes=self.slopes, turns=6)
-        return Fit(self.timed, keep, found, whole=self)
+        return TimingFit(self.timed, keep, found, whole=self)
 
     @cached_property
     def predicted(self) -> FloatArray:
@@ -177,7 +177,7 @@ def _one_each(units: np.ndarray) -> FloatArray:
     return np.asarray(1.0 / np.bincount(index)[index])
 
 
-def provenance_of(fit: Fit, name: str) -> TrainerProvenance:
+def provenance_of(fit: TimingFit, name: str) -> TrainerProvenance:
     """What a backend's constants rest on."""
     missed = [abs(fit.left_out[i]) for i, row in enumerate(fit.timed.rows) if np.isfinite(fit.left_out[i])
               and timed_as(row.backend) == timed_as(name)]  # fmt: skip
@@ -197,18 +197,18 @@ def provenance_of(fit: Fit, name: str) -> TrainerProvenance:
     )
 
 
-def shipped(fit: Fit, name: str) -> TrainerCalibration:
+def shipped(fit: TimingFit, name: str) -> TrainerCalibration:
     """A backend's file: fitted constants, interval, what was seen, beside all that was read or judged."""
     found = fit.trainer(name)
     others = tuple(each for each in found.provenance if not each.source.startswith("timing fit"))
     return found.model_copy(update={"provenance": (*others, provenance_of(fit, name))})
 
 
-def fit_rows(rows: Sequence[TrainingRow]) -> Fit:
+def fit_rows(rows: Sequence[TrainingRow]) -> TimingFit:
     """All backends fitted on two of three configurations of every group."""
     timed = Timed([row for row in rows if row.update_s])
     part = timing_part(timed.rows)
-    return Fit.of(timed, np.array([digest(row.configuration) in part for row in timed.rows]))
+    return TimingFit.of(timed, np.array([digest(row.configuration) in part for row in timed.rows]))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -115,7 +115,7 @@ def labels_of(backend: str, generation: str, device: str) -> dict[str, list[str]
 
 
 @dataclass(frozen=True)
-class Batch:
+class RowBatch:
     """Rows that one call predicts."""
 
     indices: IntArray
@@ -133,11 +133,11 @@ class Timed:
         self.batches = [self._batch(indices) for indices in batches_of(rows)]
         self._known: dict[tuple[int, bytes], FloatArray] = {}
 
-    def _batch(self, indices: Sequence[int]) -> Batch:
+    def _batch(self, indices: Sequence[int]) -> RowBatch:
         layout, cut = stack([self.rows[i].layout for i in indices], [self.rows[i].microbatches for i in indices])
         row = self.rows[indices[0]]
         told = [k for k, one in enumerate(SHARED) if _told(one, row)]
-        return Batch(np.asarray(indices), row, layout, cut, np.asarray(told))
+        return RowBatch(np.asarray(indices), row, layout, cut, np.asarray(told))
 
     def predict(self, logs: FloatArray) -> FloatArray:
         """ln of the seconds of every row from the logarithms of its constants ``[rows, constants]``."""
@@ -152,7 +152,7 @@ class Timed:
             found[batch.indices] = self._known[key]
         return found
 
-    def _seconds(self, batch: Batch, logs: FloatArray) -> FloatArray:
+    def _seconds(self, batch: RowBatch, logs: FloatArray) -> FloatArray:
         row = batch.row
         trainer = with_constants(row.trainer, logs, row.trainer.generation(row.hardware.device))
         cost = training_update(

@@ -26,7 +26,7 @@ def _short(text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedJob:
     """A job file, or the options that stand for one. Names of options are those of `rlperf.specs.short_job`."""
 
     file: Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file (YAML), or a plan.yaml.")] = None
@@ -101,20 +101,20 @@ def _options(names: list[str]) -> str:
 
 
 def asks_job(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is `Asked` takes that class's fields as its own argument and options."""
-    hints = get_type_hints(Asked, include_extras=True)
+    """A command whose first parameter is `AskedJob` takes that class's fields as its own argument and options."""
+    hints = get_type_hints(AskedJob, include_extras=True)
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     taken = {parameter.name for parameter in own}
     shared = [
         inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
-        for each in fields(Asked)
+        for each in fields(AskedJob)
         if each.name not in taken
     ]
     parameters = [*shared, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own)]
 
     @wraps(command)
     def run(**given: Any) -> None:
-        asked = Asked(**{each.name: given.pop(each.name) for each in shared})
+        asked = AskedJob(**{each.name: given.pop(each.name) for each in shared})
         command(asked, **given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

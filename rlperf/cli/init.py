@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from rlperf.cli.asked import Asked, asks_job
+from rlperf.cli.asked import AskedJob, asks_job
 from rlperf.cli.output import console
 from rlperf.errors import Problem, SpecError
 
 
 @asks_job
 def init(
-    asked: Asked,
+    asked: AskedJob,
     out: Annotated[Path, typer.Option("--out", "-o", help="The job file.")] = Path("job.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:
@@ -37,7 +37,7 @@ def init(
     console().print(f"wrote {out}; next: rlperf plan {out} --out plan/", soft_wrap=True, markup=False)
 
 
-def _answered(asked: Asked) -> Asked:
+def _answered(asked: AskedJob) -> AskedJob:
     """The options with an answer for each of the five questions that they leave open."""
     if asked.model is None:
         asked = replace(asked, model=typer.prompt("Model (name, Hugging Face id or config.json)", "Qwen3-8B"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlperf.cli.asked import Asked, asks_job
+from rlperf.cli.asked import AskedJob, asks_job
 from rlperf.cli.output import AsJson, console, print_json, progress
 from rlperf.errors import Problem, SpecError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @asks_job
 def plan(
-    asked: Asked,
+    asked: AskedJob,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for plan.yaml, report.md, figure, config.")
     ] = None,

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from rlperf.cli.asked import Asked, asks_job
+from rlperf.cli.asked import AskedJob, asks_job
 from rlperf.cli.output import AsJson, TaskName, console, print_json, progress
 from rlperf.errors import SpecError
 
 
 @asks_job
 def predict(
-    asked: Asked,
+    asked: AskedJob,
     phase: Annotated[int, typer.Option(min=1, help="Which phase of a plan.yaml, from 1.")] = 1,
     task: TaskName = None,
     figure: Annotated[Path | None, typer.Option(help="Write the timeline as a figure (.svg or .png).")] = None,

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from rlperf.cli.asked import Asked, asks_job
+from rlperf.cli.asked import AskedJob, asks_job
 from rlperf.cli.output import AsJson, console, print_json, progress
 from rlperf.errors import InfeasibleError
 
 
 @asks_job
 def size(
-    asked: Asked,
+    asked: AskedJob,
     target: Annotated[str, typer.Option("--target", "-t", help="step<=300s, usd/step<=5 or run<=3d")],
     cluster: Annotated[
         list[str] | None, typer.Option(help="Cluster to try; repeat for several. Default: the job's.")

@@ -19,7 +19,7 @@ LEAST = 0.01
 
 
 @dataclass(frozen=True)
-class Change:
+class Improvement:
     """Something to change: where, what, and the seconds of an rl_step that it is predicted to gain."""
 
     key: str
@@ -47,7 +47,7 @@ class Verdict:
     high_s: float
     measured: bool
     slowest: Compared | None
-    changes: tuple[Change, ...]
+    changes: tuple[Improvement, ...]
     best_s: float | None
 
     @property
@@ -101,13 +101,13 @@ def verdict_of(found: Audit) -> Verdict | None:
     )
 
 
-def _changes(found: Audit, step_s: float) -> tuple[Change, ...]:
+def _changes(found: Audit, step_s: float) -> tuple[Improvement, ...]:
     """Offers that were predicted, and the planner's best as a whole; largest gain first."""
-    offers = [Change(each.key, each.advice or each.message, each.gain_s) for each in found.findings if each.gain_s]
+    offers = [Improvement(each.key, each.advice or each.message, each.gain_s) for each in found.findings if each.gain_s]
     if found.best is not None:
         phase = found.best.phases[0]
         advice = f"{phase.mode}: {pools_words(phase)} (`rlperf plan`, `rlperf export`)"
-        offers.append(Change("the planner's layouts", advice, step_s - phase.predicted.rl_step_s))
+        offers.append(Improvement("the planner's layouts", advice, step_s - phase.predicted.rl_step_s))
     worth = [each for each in offers if each.gain_s > LEAST * step_s]
     return tuple(sorted(worth, key=lambda each: -each.gain_s)[:CHANGES])
 

@@ -20,7 +20,7 @@ from rlperf.report.plan_text import (
     summary_lines,
     waiting_words,
 )
-from rlperf.report.provenance import ASSUMED, Constant, constants_of, counts
+from rlperf.report.provenance import ASSUMED, UsedConstant, constants_of, counts
 from rlperf.report.rl_step import step_figure
 from rlperf.report.rollout import CAUSES
 from rlperf.report.style import Drawing
@@ -158,7 +158,7 @@ def _errors(phase: Phase) -> str:
     return body + (html.listing(notes) if notes else "")
 
 
-def _provenance(found: list[Constant]) -> str:
+def _provenance(found: list[UsedConstant]) -> str:
     number = counts(found)
     body = html.facts([(str(count), kind) for kind, count in number.items()])
     body += html.paragraph(

@@ -22,7 +22,7 @@ META = ("source", "sources", "date", "notes", "provenance", "quality", "id", "na
 """Fields that describe constants and are none."""
 
 
-class Constant(NamedTuple):
+class UsedConstant(NamedTuple):
     """One constant. ``standing`` is fitted (to measurements), read (data sheet, documentation) or assumed."""
 
     where: str
@@ -32,10 +32,10 @@ class Constant(NamedTuple):
     source: str
 
 
-def constants_of(context: Context) -> list[Constant]:
+def constants_of(context: Context) -> list[UsedConstant]:
     """All constants that a job's predictions may read, file by file."""
     machines = [context.hardware] + ([context.rollout_hardware] if context.own_rollout else [])
-    found: list[Constant] = []
+    found: list[UsedConstant] = []
     for hardware in machines:
         found += _sheet(hardware.device, f"device {hardware.device.name}")
         found += _sheet(hardware.cluster, f"cluster {hardware.cluster.name}")
@@ -47,7 +47,7 @@ def constants_of(context: Context) -> list[Constant]:
     return list(dict.fromkeys(found))
 
 
-def counts(found: list[Constant]) -> dict[str, int]:
+def counts(found: list[UsedConstant]) -> dict[str, int]:
     """Constants by standing."""
     return {kind: sum(c.standing == kind for c in found) for kind in (FITTED, READ, ASSUMED)}
 
@@ -85,22 +85,22 @@ def _label(entry: BaseModel, index: int) -> str:
     return " ".join(words) or str(index)
 
 
-def _sheet(model: Device | Cluster, where: str) -> list[Constant]:
+def _sheet(model: Device | Cluster, where: str) -> list[UsedConstant]:
     rest = model.sources.get("*", "")
     return [
-        Constant(where, name, _value(value), READ, model.sources.get(name.partition(".")[0], rest))
+        UsedConstant(where, name, _value(value), READ, model.sources.get(name.partition(".")[0], rest))
         for name, value, _ in _leaves(model)
     ]
 
 
-def _device(found: DeviceCalibration) -> list[Constant]:
+def _device(found: DeviceCalibration) -> list[UsedConstant]:
     borrowed = "" if found.extrapolated_from is None else f"borrowed from {found.extrapolated_from}: "
     rows = []
     for name, value, chain in _leaves(found):
         quality = _quality(chain)
         standing, source = _fit(quality, f"{found.source}, {found.date}")
         standing = ASSUMED if borrowed else standing
-        rows.append(Constant(f"calibration {found.id}", name, _value(value), standing, borrowed + source))
+        rows.append(UsedConstant(f"calibration {found.id}", name, _value(value), standing, borrowed + source))
     return rows
 
 
@@ -114,16 +114,16 @@ def _fit(quality: Quality | None, source: str) -> tuple[str, str]:
     return FITTED, f"{source}; {quality.n} measurements{inside}; {quality.rows}"
 
 
-def _engine(found: EngineCalibration) -> list[Constant]:
+def _engine(found: EngineCalibration) -> list[UsedConstant]:
     rows = []
     for name, value, chain in _leaves(found):
         quality = _quality(chain)
         standing, source = _fit(quality, f"{found.source}, {found.date}")
-        rows.append(Constant(f"engine {found.id}", name, _value(value), standing, source))
+        rows.append(UsedConstant(f"engine {found.id}", name, _value(value), standing, source))
     return rows
 
 
-def _trainer(found: TrainerCalibration) -> list[Constant]:
+def _trainer(found: TrainerCalibration) -> list[UsedConstant]:
     rows = []
     for name, value, _ in _leaves(found):
         plain = name.replace("[", ".").replace("]", "")
@@ -131,11 +131,13 @@ def _trainer(found: TrainerCalibration) -> list[Constant]:
         exact = [p for p in named if plain in p.constants]
         of = next(iter(exact or named), None)
         if of is None:
-            rows.append(Constant(f"trainer {found.id}", name, _value(value), ASSUMED, "default of the form"))
+            rows.append(UsedConstant(f"trainer {found.id}", name, _value(value), ASSUMED, "default of the form"))
             continue
         standing = FITTED if of.n else ASSUMED if of.source.startswith("judged") else READ
         words = [of.source, of.date, f"{of.n} configurations" if of.n else "", of.spread, of.rows]
-        rows.append(Constant(f"trainer {found.id}", name, _value(value), standing, "; ".join(w for w in words if w)))
+        rows.append(
+            UsedConstant(f"trainer {found.id}", name, _value(value), standing, "; ".join(w for w in words if w))
+        )
     return rows
 
 
@@ -143,17 +145,19 @@ def _covers(pattern: str, name: str) -> bool:
     return fnmatch(name, pattern) or name.startswith(f"{pattern}.")
 
 
-def _framework(found: FrameworkCalibration) -> list[Constant]:
+def _framework(found: FrameworkCalibration) -> list[UsedConstant]:
     rows = []
     for name, value, chain in _leaves(found):
         of = _innermost(chain)
         if of is None:
-            rows.append(Constant(f"framework {found.id}", name, _value(value), READ, "the framework's own behaviour"))
+            rows.append(
+                UsedConstant(f"framework {found.id}", name, _value(value), READ, "the framework's own behaviour")
+            )
             continue
         standing = ASSUMED if of.assumed else FITTED if of.n else READ
         spread = f"{of.low:g} to {of.high:g} times"
         words = f"{of.source}; {of.date}; {f'{of.n} measurements; ' if of.n else ''}{spread}"
-        rows.append(Constant(f"framework {found.id}", name.removesuffix(".value"), _value(value), standing, words))
+        rows.append(UsedConstant(f"framework {found.id}", name.removesuffix(".value"), _value(value), standing, words))
     return rows
 
 

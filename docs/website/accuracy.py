@@ -46,7 +46,6 @@ TABLES: dict[Path, dict[str, tuple[tuple[str, tuple[str, str], str, str, str], .
             ("weight sync", SYNC, "sync_s", "all", HELD_OUT),
         ),
         "| what | new rows |": (
-            ("training step (MLPerf, torchtitan, Megatron-Core, releases of 2026)", TIME, "step_s", "all", NEW),
             ("peak memory of trainers (torchtitan)", SPACE, "peak_memory_gb", "all", NEW),
             (
                 "RL step (NeMo-RL v0.6, RLinf, miles, MLPerf; no constant fitted, but forms chosen since)",

@@ -24,6 +24,7 @@ from rlperf.cost.layers.vision import vision_prefill_s
 from rlperf.cost.moe import Dealt, ExpertShape, busiest, grouped_gemm_s, grouped_with, moe_fit, touched_experts
 from rlperf.cost.roofline import gemm_fit, gemm_s, sheet_flop_per_s, small_op_s, stream_s
 from rlperf.cost.scan import scan_fit, scan_with, step_with
+from rlperf.errors import SpecError
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_architecture
 
@@ -83,7 +84,7 @@ def test_no_work_takes_no_time() -> None:
 def test_missing_units_fall_back_and_say_so() -> None:
     assert sheet_flop_per_s(H100, "nvfp4") == H100.device.peaks.fp8
     assert gemm_fit(H100, "nvfp4")[1] and not gemm_fit(H100, "fp16")[1] and not gemm_fit(B200, "nvfp4")[1]
-    with pytest.raises(KeyError, match="known: bf16"):
+    with pytest.raises(SpecError, match="known: bf16"):
         dtype_of("bf17")
     assert cache_bytes("fp8") == 1.0
 

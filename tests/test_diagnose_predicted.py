@@ -155,7 +155,7 @@ def test_the_command_explains_a_job_at_scales(colocated: tuple[Question, Path]) 
     assert found["scaling"]["devices"] == [8, 16]
     assert found["scaling"]["ideal_slope"] == -1.0
     assert found["scaling"]["rl_step_s"][0] > found["scaling"]["rl_step_s"][1]
-    assert {"tail", "controller"} <= {cause["kind"] for cause in found["causes"]}
+    assert {"tail", "weight_sync"} <= {cause["kind"] for cause in found["causes"]}
     assert all(cause["nature"] == "structure" for cause in found["causes"])
     result = CliRunner().invoke(app, [str(colocated[1])])
     assert result.exit_code == 0, result.output

@@ -102,7 +102,7 @@ def test_batch_units_differ_by_framework() -> None:
          "trainer.ulysses": 1, "trainer.context_parallel": 2, "trainer.token_budget": 40000, "trainer.devices": 16,
          "rollout.devices": 16, "run.devices": 16, "trainer.data_parallel": 8, "rollout.tensor_parallel": 2,
          "rollout.data_parallel": 8, "rollout.expert_parallel": 1, "rollout.attention_data_parallel": 1,
-         "trainer.offload": "none", "run.architecture": "Qwen3-8B"}
+         "trainer.offload": "none", "trainer.zero_stage": 1, "run.architecture": "Qwen3-8B"}
     )  # fmt: skip
     expected = {
         "verl": (

@@ -13,7 +13,7 @@ from rlperf.calibrate import validate as core
 from rlperf.calibrate.engines import calibration_cases, engine_text, fit_engine
 from rlperf.calibrate.inference_rows import CostTable, case_of
 from rlperf.calibrate.leave_out import ALL, leave_out
-from rlperf.calibrate.splits import groups_at_hand
+from rlperf.calibrate.splits import HELD_OUT, NEW, groups_at_hand
 from rlperf.calibrate.tables import Refusal, Row, read_table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, report_of, validate_file
 from rlperf.cli.main import run
@@ -226,9 +226,12 @@ def test_rows_at_hand_are_those_of_the_groups_listed(measured_data: Path) -> Non
         for group in groups_at_hand()[kind].values():
             for entry in group.later:
                 assert any(all(row.text(column) in texts for column, texts in entry) for row in rows), (kind, entry)
-        released = {one.row_id for one in validate_file(file, kind).predictions if one.used_in_calibration and one.new}
-        # an rl_step of a later release is one whose configuration a fit saw: fitted, whenever it came
-        assert not released if kind != "rl_step" else all("nemo_rl_v0_6" in row for row in released)
+        report = validate_file(file, kind)
+        # whichever rows fits have seen since they came, none of them is scored
+        scored = [one for one in report.predictions if not one.used_in_calibration]
+        for split, new in ((HELD_OUT, False), (NEW, True)):
+            told = {one.metric: one.rows for one in report.metrics if (one.group, one.split) == ("all", split)}
+            assert all(n == sum(p.metric == metric and p.new == new for p in scored) for metric, n in told.items())
 
 
 def test_bad_tables_list_every_problem(tmp_path: Path) -> None:
@@ -404,7 +407,7 @@ def test_served_rows(measured_data: Path) -> None:
     whole = lines["tpot_ms", ALL]
     assert whole.rows > 1700
     assert whole.left_out.median < 8.5 and whole.left_out.mean < 12.0
-    assert 0.86 < whole.left_out.inside < 0.95 and whole.left_out.width < 55.0
+    assert 0.86 < whole.left_out.inside < 0.95 and whole.left_out.width < 60.0
     assert lines["tokens_per_s_per_gpu", ALL].left_out.mean < 19.0
 
 

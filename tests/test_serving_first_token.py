@@ -37,7 +37,13 @@ def by_events(cost: EngineStepCost, rate: float, isl: int, osl: int, chunked: bo
 @pytest.mark.parametrize(("chunked", "look_ahead"), [(True, False), (True, True), (False, False)])
 @pytest.mark.parametrize(
     ("rate", "isl", "osl", "within"),
-    [(1.0, 500, 250, 0.02), (20.0, 200, 200, 0.02), (6.0, 2000, 300, 0.05), (20.0, 500, 2, 0.03), (40.0, 500, 40, 0.1)],
+    [
+        (1.0, 500, 250, 0.02),
+        (20.0, 200, 200, 0.02),
+        (6.0, 2000, 300, 0.05),
+        (20.0, 500, 2, 0.03),
+        (40.0, 500, 40, 0.12),
+    ],
 )
 def test_first_tokens_of_random_arrivals_are_those_of_events(
     rate: float, isl: int, osl: int, within: float, chunked: bool, look_ahead: bool

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlperf.api import Jobs, Question, ask, job_of, load_job, plan_job
+from rlperf.api import Jobs, ask, job_of, load_job, plan_job
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer import notebook
-from rlperf.plan.compare import compare_jobs, job_of_plan
+from rlperf.plan.compare import Side, compare_sides, job_of_plan, side_of
 from rlperf.specs.job import Job
 from rlperf.specs.reader import Document, validate
 from rlperf.sweep.paths import with_values
@@ -108,20 +108,21 @@ def what_if(
         except ValueError as error:
             raise SpecError(f"{name}: {error}") from error
         changed[name] = validate(Document(moved, {}, name), Job)
-    first = _question(base, plan)
+    first = side_of_job(base, draws, plan=plan)
     return WhatIfTable(tuple(_row(name, first, each, plan, draws) for name, each in changed.items()))
 
 
-def _question(job: Job, plan: bool) -> Question:
-    return ask(job_of_plan(plan_job(job)) if plan else job)
+def side_of_job(job: Job, draws: int, *, plan: bool = True) -> Side:
+    """A job's plan (or, without one, what it pins with the rest filled in) on common draws."""
+    question = ask(job_of_plan(plan_job(job)) if plan else job)
+    return side_of(*question.pair, draws)
 
 
-def _row(name: str, first: Question, job: Job, plan: bool, draws: int) -> WhatIfRow:
+def _row(name: str, first: Side, job: Job, plan: bool, draws: int) -> WhatIfRow:
     try:
-        second = first if name == BASE else _question(job, plan)
-        found = compare_jobs(first.context, second.context, (first.facts, second.facts), draws=draws)
+        side = first if name == BASE else side_of_job(job, draws, plan=plan)
     except InfeasibleError as error:
         return WhatIfRow(name, why_not=str(error).splitlines()[0])
-    side, ratio = found.second, found.step
+    ratio = compare_sides(first, side).step
     devices = side.evaluation.configuration.devices
     return WhatIfRow(name, float(side.draws_s.mean()), ratio.ratio, ratio.low, ratio.high, ratio.apart, devices)

@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.frameworks.adapter import framework_facts, states
+from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.defaults import defaults_of
+from rlperf.frameworks.expressible import as_framework_runs, native_backends, unsayable
 from rlperf.frameworks.registry import adapter_of, split_name
-from rlperf.frameworks.run import ref
 from rlperf.plan import planner, predict, size
 from rlperf.plan.answer.baseline import DefaultsOf
 from rlperf.plan.answer.phases import judge_phase
 from rlperf.plan.answer.plan import Plan, Prediction
+from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.compare import job_of_plan
 from rlperf.plan.judge.decisions import Report
 from rlperf.plan.judge.evaluate import Evaluation
-from rlperf.plan.question.context import Context, anchored, engine_named, keys_of, resolve, with_trainers
+from rlperf.plan.question.context import Context, anchored, engine_named, resolve
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
-from rlperf.specs.pool import PoolSpec
+from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import Document, read_document, validate
 from rlperf.specs.short_job import SHORT, short_job
-from rlperf.specs.trainer_calibration import load_trainer, trainer_names
 from rlperf.sweep import Sweep, SweepResult, check_sweep, read_sweep
 from rlperf.sweep.run import Backend, run_sweep
 
@@ -97,21 +97,17 @@ def load_job(job: Job | Path | str) -> Job:
         return job
     document = read_document(job)
     plan = plan_in(document)
-    return plan.job if plan else anchored(validate(document, Job), Path(job).resolve().parent)
+    return plan.job if plan else anchored(validate(document, Job), folder_of(job))
 
 
-def plan_in(document: Document) -> Plan | None:
-    """The plan that a document holds, where it holds one."""
-    holds = isinstance(document.data, dict) and {"job", "phases"} <= set(document.data)
-    return validate(document, Plan) if holds else None
-
-
-def ask(job: Job | Path | str, *, folder: Path | None = None, task: str | None = None) -> Question:
+def ask(
+    job: Job | Path | str, *, folder: Path | None = None, task: str | None = None, to_plan: bool = False
+) -> Question:
     """Resolve a job (an object, or the path of its file); every wrong name is reported at once, with its line.
 
     A plan.yaml asks for what it decided: the job with the pools of its first phase pinned.
     ``folder``: where relative paths of a job object start; ``task``: of several tasks the one that is meant, of a plan
-    with the pools of its first phase.
+    with the pools of its first phase. ``to_plan``: what no file of the framework could say is refused.
 
     Raises
     ------
@@ -120,21 +116,22 @@ def ask(job: Job | Path | str, *, folder: Path | None = None, task: str | None =
     document: Document | None = None
     if not isinstance(job, Job):
         path = Path(job)
-        document, folder = read_document(path), path.resolve().parent
+        document, folder = read_document(path), folder_of(path)
         if plan := plan_in(document):
             named = plan.job.of_task(task).tasks[0].name
             phase = next(phase for phase in plan.phases if named in phase.tasks)
-            return ask(job_of_plan(plan, phase), folder=folder)
+            return ask(job_of_plan(plan, phase), folder=folder, to_plan=to_plan)
         job = anchored(validate(document, Job), folder)
     job = job if task is None else job.of_task(task)
     problems: list[Problem] = []
     facts, context = None, None
     try:
         facts = facts_of(job)
-        job = _as_framework_runs(job, facts, folder)
+        job = as_framework_runs(job, facts, folder)
         refused = facts.objections(
-            job.modes, _native(job.trainer_backends, facts, folder), engine_named(job)[0], job.algorithm
+            job.modes, native_backends(job.trainer_backends, facts, folder), engine_named(job)[0], job.algorithm
         )
+        refused += unsayable(job, facts) if to_plan else []
     except SpecError as error:
         refused = list(error.problems)
     problems += [document.problem(("framework",), p.message, p.suggestion) if document else p for p in refused]
@@ -148,57 +145,6 @@ def ask(job: Job | Path | str, *, folder: Path | None = None, task: str | None =
         raise SpecError(dict.fromkeys(problems))
     assert context is not None and facts is not None
     return Question(context, facts)
-
-
-def _native(backends: Sequence[str], facts: FrameworkFacts, folder: Path | None) -> tuple[str, ...]:
-    """For each backend the one whose keys the framework has for it; names that nobody knows are reported elsewhere."""
-    known = trainer_names(folder)
-
-    def native(name: str) -> str:
-        try:
-            return keys_of(load_trainer(name, folder=folder), facts.name) if name in known else facts.backends[0]
-        except SpecError:  # what is wrong with its file is reported where the job names it
-            return facts.backends[0]
-
-    return tuple(map(native, backends))
-
-
-def _as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None) -> Job:
-    """The job as its framework can run it: its own engine where none is named; modes, trainers, dtypes that it has."""
-    modes = tuple(mode for mode in job.modes if mode in facts.modes) or job.modes
-    job = with_trainers(job, folder)
-    natives = zip(job.trainer_backends, _native(job.trainer_backends, facts, folder), strict=True)
-    backends = tuple(name for name, native in natives if native in facts.backends) or job.trainer_backends
-    found = job.model_copy(update={"modes": modes, "trainer_backends": backends})
-    if "engine" not in job.model_fields_set and job.engine not in facts.engines:
-        found = found.model_copy(update={"engine": facts.engines[0]})
-    return _with_keyless_settings(_with_stated_precisions(found), facts)
-
-
-def _with_keyless_settings(job: Job, facts: FrameworkFacts) -> Job:
-    """The job with what its framework runs where it has no key: a plan assumes nothing that its files cannot say."""
-    pools = {pool.role: pool for pool in job.pools}
-    for fixed in facts.runs:
-        pool = pools.get(fixed.role) or PoolSpec(role=fixed.role)
-        ours, theirs = pool.settings.stated(), fixed.settings.stated()
-        given = {name: value for name, value in dict(fixed.settings).items() if name in theirs and name not in ours}
-        pools[fixed.role] = pool.model_copy(update={"settings": pool.settings.model_copy(update=given)})
-    return job.model_copy(update={"pools": tuple(pools.values())})
-
-
-def _with_stated_precisions(job: Job) -> Job:
-    """Of precisions that the job leaves open those that its framework has a key for; bf16 needs none."""
-    framework, asked = split_name(job.framework)
-    adapter, engine = adapter_of(framework), engine_named(job)[0].split("==")[0]
-    pools = []
-    for pool in job.pools:
-        kept = {}
-        for name in ("rollout_dtype", "kv_dtype"):
-            opened = getattr(pool.settings, name) or ()
-            if len(opened) > 1 and "bf16" in opened and not states(adapter, asked, engine, ref(f"rollout.{name}")):
-                kept[name] = ("bf16",)
-        pools.append(pool.model_copy(update={"settings": pool.settings.model_copy(update=kept)}) if kept else pool)
-    return job.model_copy(update={"pools": tuple(pools)})
 
 
 def facts_of(job: Job) -> FrameworkFacts:
@@ -218,7 +164,10 @@ def plan_job(job: Jobs | None = None, *, report: Report | None = None, **values:
     """
     job = job_of(job, values)
     again = None if isinstance(job, Job) else plan_in(read_document(job))
-    question = ask(job) if again is None or isinstance(job, Job) else ask(again.job, folder=Path(job).resolve().parent)
+    if again is None or isinstance(job, Job):
+        question = ask(job, to_plan=True)
+    else:
+        question = ask(again.job, folder=folder_of(job), to_plan=True)
     return planner.plan_job(question.context, facts=question.facts, report=report, defaults=question.defaults)
 
 
@@ -243,7 +192,7 @@ def judge(
     SpecError : wrong fields or names, or a phase that the plan does not have
     InfeasibleError : the pinned degrees cannot be laid out at all
     """
-    folder = None if isinstance(asked, Job | Plan) else Path(asked).resolve().parent
+    folder = None if isinstance(asked, Job | Plan) else folder_of(asked)
     if isinstance(asked, Plan | Job):
         plan = asked if isinstance(asked, Plan) else None
     else:
@@ -258,14 +207,18 @@ def judge(
 
 
 def size_job(
-    job: Jobs, target: str, *, clusters: Sequence[str] = (), most_nodes: int = 64, **values: Any
-) -> size.Sizing:
-    """The smallest or cheapest cluster on which a job meets ``step<=300s``, ``usd/step<=5`` or ``run<=3d``."""
+    job: Jobs, target: str, *, clusters: Sequence[str] = (), most_nodes: int = 64, report: Report | None = None,
+    **values: Any,
+) -> size.Sizing:  # fmt: skip
+    """The smallest or cheapest cluster on which a job meets ``step<=300s``, ``usd/step<=5`` or ``run<=3d``.
+
+    ``clusters`` : ``dgx_h100``, or with a device's price ``dgx_h100=2.50 USD/h``; every device of the nodes is billed
+    """
     job = job_of(job, values)
-    folder = None if isinstance(job, Job) else Path(job).resolve().parent
+    folder = None if isinstance(job, Job) else folder_of(job)
     return size.size_job(
-        load_job(job), size.parse_target(target), lambda j: ask(j, folder=folder).pair,
-        clusters=clusters, most_nodes=most_nodes,
+        load_job(job), size.parse_target(target), lambda j: ask(j, folder=folder, to_plan=True).pair,
+        clusters=clusters, most_nodes=most_nodes, report=report,
     )  # fmt: skip
 
 

@@ -100,8 +100,14 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     return f"did you mean {close}?" if close else None
 
 
+LONGEST_NAME = 200
+"""Characters of a word that may be a misspelt name: matching takes time with their square."""
+
+
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that looks most like ``word``; None where none does."""
+    """The choice that looks most like ``word``; None where none does, or where it is too long for a name."""
+    if len(word) > LONGEST_NAME:
+        return None
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return close[0] if close else None
 

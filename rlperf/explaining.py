@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlperf.api import Jobs, ask, facts_of, job_of, plan_in
+from rlperf.api import Jobs, ask, facts_of, job_of
 from rlperf.calibrate.engine_trace import read_engine_traces
 from rlperf.diagnose.explain import Explanation, explain_graph
 from rlperf.diagnose.graph import PerformanceGraph
@@ -20,8 +20,10 @@ from rlperf.diagnose.sources import scaled_job, steps_of_job, steps_of_plan
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.logs import out_of_memory, read_log
 from rlperf.plan.answer.plan import Plan
+from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.question.context import resolve
 from rlperf.specs.job import Job
+from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import first_record, read_document
 from rlperf.workload import read_recording
 
@@ -76,7 +78,7 @@ def explain(
         if len(paths) > 1:
             raise SpecError("one job or plan at a time; logs may be several, with --scale")
         plan = plan_in(read_document(paths[0]))
-        folder = paths[0].resolve().parent
+        folder = folder_of(paths[0])
         if plan is None or scale:
             return _of_job(paths[0], folder, scale, floor, task)
         steps, notes = steps_of_plan(plan, folder)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from rlperf.api import plan_in
 from rlperf.calibrate.logs import LogFit, calibration_text, fit_log
-from rlperf.errors import Problem, SpecError
+from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import Audit, audit, load_log
 from rlperf.frameworks.dumps import read_dump
-from rlperf.frameworks.export import write_plan
+from rlperf.frameworks.export import write_file, write_plan
 from rlperf.frameworks.imports import import_config, read_job_or_config
 from rlperf.frameworks.logs import read_log
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.question.context import resolve
-from rlperf.specs.reader import read_document
+from rlperf.specs.own_files import folder_of
 from rlperf.specs.writer import write_atomic
 from rlperf.workload.writers import write_workload
 
@@ -59,35 +58,30 @@ def audit_config(
     imported = import_config(_listed(config), framework)
     if architecture is not None:
         imported = replace(imported, run=replace(imported.run, architecture=architecture))
-    if rollouts is not None:
-        workload = _written_lengths(Path(rollouts), tokenizer, imported.run.batch.max_response_tokens or 1 << 40)
     facts = framework_facts(imported.adapter.name, imported.target.version)
-    found = audit(imported, cluster=cluster, workload=workload, log=load_log(log), facts=facts, plan=plan)
+    with TemporaryDirectory(prefix="rlperf-") as scratch:
+        if rollouts is not None:
+            cap = imported.run.batch.max_response_tokens or 1 << 40
+            table = read_dump([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
+            workload = str(write_workload(table, Path(scratch) / "lengths.json"))
+        found = audit(imported, cluster=cluster, workload=workload, log=load_log(log), facts=facts, plan=plan)
     named = [name for name in (cluster, architecture, workload) if name is not None]
     if wrong := [problem for problem in found.unresolved if any(name in str(problem) for name in named)]:
         raise SpecError(wrong)
     return found
 
 
-def _written_lengths(rollouts: Path, tokenizer: str | None, cap: int) -> str:
-    """The dump as a workload file in the temporary folder; its path."""
-    table = read_dump([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
-    folder = Path(tempfile.mkdtemp(prefix="rlperf-"))
-    return str(write_workload(table, folder / "lengths.json"))
-
-
 def export_plan(plan: Plan | Path | str, out: Path | str, *, framework: str | None = None) -> tuple[Path, ...]:
     """Write a plan as a framework's configuration and launch scripts (default: the job's framework); the files.
+
+    ``plan`` : an object, a plan.yaml, or the file of a job whose pools are pinned
 
     Raises
     ------
     ExportError : the framework or version cannot run the plan; all reasons are listed
+    SpecError : a job that leaves something open
     """
-    folder = None if isinstance(plan, Plan) else Path(plan).resolve().parent
-    found = plan if isinstance(plan, Plan) else plan_in(read_document(plan))
-    if found is None:
-        raise SpecError(Problem("is no plan", str(plan), suggestion="plan the job first: plan_job(...)"))
-    return write_plan(found, framework, out, folder=folder)
+    return write_plan(plan, framework, out) if isinstance(plan, Plan) else write_file(plan, framework, out)
 
 
 def calibrate_logs(
@@ -113,10 +107,10 @@ def calibrate_logs(
     """
     path = Path(job)
     asked = read_job_or_config(path, cluster=cluster, workload=workload)
-    context = resolve(asked, folder=path.resolve().parent)
+    context = resolve(asked, folder=folder_of(path))
     cap = max(asked.tasks[0].max_response_tokens)
     lengths = None if rollouts is None else read_dump([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
     fit = fit_log(context, read_log(_listed(log), framework), lengths, warm_up=warm_up)
     shipped = fit.calibration.id.removesuffix("_fitted")
-    target = path.resolve().parent / "calibrations" / "frameworks" / f"{shipped}.yaml" if out is None else Path(out)
+    target = folder_of(path) / "calibrations" / "frameworks" / f"{shipped}.yaml" if out is None else Path(out)
     return fit, write_atomic(target, calibration_text(fit))

@@ -17,7 +17,7 @@ from rlperf.calibrate.kernel_tables import read_series
 from rlperf.calibrate.request_log import read_request_log
 from rlperf.calibrate.tables import read_table
 from rlperf.diagnose.logs import read_rank_timings
-from rlperf.errors import InfeasibleError, SpecError
+from rlperf.errors import InfeasibleError, SpecError, nearest
 from rlperf.frameworks.dumps import read_dump
 from rlperf.frameworks.logs import read_log
 from rlperf.frameworks.sources import read_source
@@ -34,6 +34,7 @@ from rlperf.specs.reader import (
 )
 from rlperf.units import MOST, MOST_COUNT, parse_quantity
 from rlperf.workload import read_recording
+from rlperf.workload.formats import DamagedError, whole
 
 JOB = {
     "architecture": "Qwen3-0.6B", "cluster": "dgx_h100",
@@ -97,7 +98,7 @@ def test_quantities_are_bounded(text: str) -> None:
     assert parse_quantity(f"{MOST:g} B", "bytes") == MOST and parse_quantity("0 B", "bytes") == 0.0
 
 
-@pytest.mark.parametrize("value", [10**9, 10**30, [[8]], {"a": 1}, float("nan"), None, [8, [16]]])
+@pytest.mark.parametrize("value", [10**9, 10**30, 10**400, [[8]], {"a": 1}, float("nan"), None, [8, [16]]])
 @pytest.mark.parametrize("name", ["prompts_per_step", "group_size", "max_response_tokens", "max_prompt_tokens"])
 def test_counts_are_bounded_and_single(name: str, value: object) -> None:
     task = {**JOB["tasks"][0], name: value}  # type: ignore[dict-item]
@@ -254,3 +255,12 @@ def test_names_are_text_everywhere(
     assert "<script" not in page and "&lt;script&gt;" in page
     for figure in ("o/timeline.svg", "s/rollout.svg"):
         assert "<script" not in (tmp_path / figure).read_text()
+
+
+def test_a_count_of_hundreds_of_digits_and_a_word_of_a_million_letters_are_refused_at_once() -> None:
+    record = {"rl_step": 10**400}
+    with pytest.raises(DamagedError, match="not 1000"):
+        whole(record, "rl_step")
+    began = time.perf_counter()
+    assert nearest("a" * 1_000_000, ["b" * 1_000]) is None
+    assert time.perf_counter() - began < 1.0

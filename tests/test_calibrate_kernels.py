@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,8 @@ from rlperf.cost.moe import Dealt, ExpertShape, grouped_with
 from rlperf.cost.roofline import gemm_with
 from rlperf.cost.scan import scan_with, step_with
 from rlperf.errors import SpecError
-from rlperf.specs.calibration import DeviceCalibration, ScanFit, load_device_calibration, load_engine_calibration
+from rlperf.specs.calibration import DeviceCalibration, ScanFit, load_device_calibration
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import BEST_READ, load_hardware
 from rlperf.specs.profiles import load_architecture, load_device
 from rlperf.specs.reader import read_spec
@@ -253,71 +253,6 @@ def test_measuring_without_torch_is_refused_clearly(tmp_path: Path, monkeypatch:
     file = tmp_path / "file"
     file.write_text("")
     assert isinstance(CliRunner().invoke(app, ["measure", "--out", str(file)]).exception, SpecError)
-
-
-class FakeTensor:
-    """Stands for a device tensor; every operation gives another one."""
-
-    def __getattr__(self, name: str) -> object:
-        return lambda *args, **kwargs: self
-
-    def __getitem__(self, key: object) -> FakeTensor:
-        return self
-
-    def __matmul__(self, other: object) -> FakeTensor:
-        return self
-
-    def __mul__(self, other: object) -> FakeTensor:
-        return self
-
-
-class FakeEvent:
-    clock = 0.0
-
-    def __init__(self, enable_timing: bool = False) -> None:
-        self.at = 0.0
-
-    def record(self) -> None:
-        FakeEvent.clock += 0.5
-        self.at = FakeEvent.clock
-
-    def elapsed_time(self, other: FakeEvent) -> float:
-        return other.at - self.at
-
-
-def fake_torch(*, gpus: bool = True) -> types.ModuleType:
-    torch = types.ModuleType("torch")
-    torch.__version__ = "2.9.0+cu128"  # type: ignore[attr-defined]
-    tensor = FakeTensor()
-
-    def no_graph() -> None:
-        raise RuntimeError("capture is not supported here")
-
-    torch.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-        is_available=lambda: gpus, Event=FakeEvent, synchronize=lambda: None, CUDAGraph=no_graph,
-        get_device_name=lambda: "NVIDIA H200",
-    )  # fmt: skip
-    torch.bfloat16 = "bf16"  # type: ignore[attr-defined]
-    torch.nn = types.SimpleNamespace(  # type: ignore[attr-defined]
-        functional=types.SimpleNamespace(scaled_dot_product_attention=lambda *a, **k: tensor, silu=lambda x: x)
-    )
-    for name in ("randn", "empty_like", "bmm", "empty"):
-        setattr(torch, name, lambda *args, **kwargs: tensor)
-    return torch
-
-
-def test_measuring_writes_files_that_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", fake_torch())
-    files = measure.measure(["gemm", "attention", "decode", "moe", "stream"], tmp_path, limit=4)
-    assert [path.name for path in files] == ["gemm.csv", "attention.csv", "decode.csv", "moe.csv", "stream.csv"]
-    kinds = [one.kind for one in read_all(files)]
-    assert sorted(kinds) == ["decode", "gemm", "moe", "prefill", "stream"]
-    assert {one.device for one in read_all(files)} == {"h200_sxm"}
-    with pytest.raises(SpecError, match="torchrun"):
-        measure.measure(["nccl"], tmp_path)
-    monkeypatch.setitem(sys.modules, "torch", fake_torch(gpus=False))
-    with pytest.raises(SpecError, match="finds none"):
-        measure.measure(["gemm"], tmp_path)
 
 
 def test_streams_are_fitted(tmp_path: Path) -> None:

@@ -331,6 +331,13 @@ def test_a_lasting_slowdown_is_one_finding() -> None:
 
     lasting = explain_graph(graph_of_steps(steps({17, 18, 19, 20}))).faults
     assert [c.where.split(" of ")[1] for c in lasting] == ["all rl_steps from 17 on"]
+    # most of the run may be slow: the rl_steps before are what is usual
+    most = explain_graph(graph_of_steps(steps(set(range(9, 21))))).faults
+    assert [(c.where.split(" of ")[1], c.evidence) for c in most] == [
+        ("all rl_steps from 9 on", "2.00 times the median of the rl_steps before")
+    ]
+    grows = [LoggedStep(k, 0.0, {g.ROLLOUT: 40.0 + 3.0 * k, g.TRAINING: 20.0}) for k in range(1, 21)]
+    assert explain_graph(graph_of_steps(grows)).faults == ()
     parts = explain_graph(graph_of_steps(steps({4, 9, 10, 11}))).faults
     assert sorted(c.where.split(" of ")[1] for c in parts) == ["rl_step 4", "rl_steps 9 to 11"]
 

@@ -126,7 +126,7 @@ def test_a_plan_is_explained_like_its_job(colocated: tuple[Question, Path], step
     )  # fmt: skip
     plan = Plan(
         job=asked.job, status="optimal", objective=1.0, bound=1.0, mip_gap=0.0, candidates=1, rejected={},
-        screen_regret=0.0, seconds=0.0, phases=(phase,),
+        screen_regret=0.0, phases=(phase,),
     )  # fmt: skip
     found, notes = steps_of_plan(plan)
     assert notes == ()

@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
+from rlperf.api import plan_job, size_job
+from rlperf.calibrate.leave_out import ErrorSummary, LeaveOutLine, LeaveOutReport
+from rlperf.calibrate.validate import PredictedFigure, Report
 from rlperf.cli import main as cli
 from rlperf.cost.basis import serving_basis
-from rlperf.errors import RlperfError
-from rlperf.specs.calibration import load_engine_calibration
+from rlperf.errors import InfeasibleError, RlperfError
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.hf_families import FAMILIES, REFUSED
 from rlperf.specs.profiles import architecture_names, load_architecture, profile_names
+from rlperf.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -224,6 +230,60 @@ def test_a_generated_reference_is_what_the_code_says(script: str) -> None:
     assert module.TARGET.read_text() == module.text(), f"run docs/website/{script}.py"
 
 
+def test_minimum_devices_are_what_plan_and_size_say() -> None:
+    """Three cells planned again, and one held against ``rlperf size``: none of fewer nodes meets any target."""
+    module = _script("minimum_devices")
+    tables = {kind: {} for kind in module.KINDS}
+    kind = ""
+    for line in module.TARGET.read_text().splitlines():
+        kind = line[3:] if line.startswith("## ") else kind
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 2 + len(module.CLUSTERS) and cells[0] in module.MODELS:
+            tables[kind] |= dict(zip(((*cells[:2], name) for name in module.CLUSTERS.values()), cells[2:], strict=True))
+    keys = list(itertools.product(module.MODELS, module.LENGTHS, module.CLUSTERS.values()))
+    assert all(list(table) == keys for table in tables.values())
+    full, lora, _ = module.KINDS
+    for model, length, of, cluster in (("Qwen2.5-1.5B", "4k", full, "dgx_a100"), ("Qwen3-8B", "16k", lora, "dgx_h100"),
+                                       ("Qwen3-14B", "4k", full, "dgx_h100")):  # fmt: skip
+        assert tables[of][model, length, cluster] == module.cell(model, length, of, cluster).words(), (model, of)
+    page = tables[full]["Qwen3-235B-A22B", "4k", "dgx_h200"]
+    nodes = int(page.split("**")[1]) // 8
+    with pytest.raises(InfeasibleError):
+        plan_job(module.job("Qwen3-235B-A22B", "4k", full, "dgx_h200", 8 * module.NODES[module.NODES.index(nodes) - 1]))
+    sized = size_job(
+        module.job("Qwen3-235B-A22B", "4k", full, "dgx_h200", 8 * nodes), "step<=100h", most_nodes=2 * nodes
+    )
+    assert sized.best is not None and sized.best.nodes == nodes
+
+
+def toy_report() -> Report:
+    figures = [
+        PredictedFigure(f"r{k}", "verl", "step_s", measured, 10.0, 8.0, 12.0, used_in_calibration=k == 3)
+        for k, measured in enumerate((10.0, 13.0, 40.0, 99.0))
+    ]
+    return Report("rl_step", "f.csv", 5, 4, 1, {"no seconds": 1}, (), tuple(figures), {"no seconds": (7,)})
+
+
+def test_failed_rows_are_listed_and_seen_ones_are_not() -> None:
+    module = _script("nightly")
+    text = "\n".join(module.failed("Whole rl_steps", toy_report()))
+    assert "2 of 3 figures fail (67 %)" in text and "Refused, 1: no seconds (lines 7)" in text
+    assert text.index("| r2 |") < text.index("| r1 |") and "r0" not in text and "r3" not in text
+
+
+def test_frameworks_of_the_readme_are_replaced_between_their_marks() -> None:
+    module = _script("nightly")
+    errors = ErrorSummary(10.0, 12.0, 20.0, 1.0, 0.9, 30.0)
+    line = LeaveOutLine("step_s", "verl_fsdp", 3, 2, errors, replace(errors, median=15.0), errors, "trl")
+    others = (replace(line, metric="rollout_s"), replace(line, group="mean over groups"))
+    table = module.by_framework(LeaveOutReport("rl_step", "f.csv", "framework", (line, *others)))
+    assert table[2:] == ["| verl fsdp | 3 | 10.0 / 12.0 % | 90 % | 15.0 / 12.0 % | 90 % | trl |"]
+    readme = module.README.read_text()
+    replaced = module.with_frameworks(readme, table)
+    assert table[2] in replaced and replaced.split(module.END)[1] == readme.split(module.END)[1]
+    assert "| verl megatron |" in readme, "verl is among the frameworks that README scores"
+
+
 def test_the_support_matrix_calls_nothing_measured_that_a_prediction_says_is_borrowed() -> None:
     module = _script("support_matrix")
     engine = load_engine_calibration(module.ENGINE)
@@ -264,6 +324,18 @@ def test_printed_accuracies_are_what_validate_measures(measured_data: Path) -> N
         pairs = zip(number.findall(printed), number.findall(found), strict=True)
         for before, now in ((float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in pairs):
             assert now == pytest.approx(before, abs=1.01, rel=0.002), "run docs/website/accuracy.py"
+
+
+def test_changelog_citation_and_package_are_of_one_version() -> None:
+    import tomllib
+
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    releases = re.findall(r"^## (\S+) - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert package["version"] == __version__ == releases[0][0] == cited["version"]
+    assert all(when == "unreleased" or re.fullmatch(r"\d{4}-\d{2}-\d{2}", when) for _, when in releases)
+    command = "mkdocs gh-deploy --strict -f docs/website/mkdocs.yml"
+    assert command in (ROOT / "README.md").read_text(), "one command publishes the pages"
 
 
 def test_ten_lines_size_a_cluster() -> None:

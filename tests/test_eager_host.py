@@ -7,7 +7,7 @@ import pytest
 
 from rlperf.cost.inference import decode_breakdown, decode_step_s, eager_s, engine_step_cost, prefill_s
 from rlperf.layout import Layout
-from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
+from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 

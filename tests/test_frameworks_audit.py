@@ -17,6 +17,7 @@ from rlperf.frameworks.audit import Audit, audit, report
 from rlperf.frameworks.imports import import_config
 from rlperf.frameworks.keytable import flatten, nest
 from rlperf.frameworks.registry import FRAMEWORKS
+from rlperf.frameworks.repairs import broken_rules, with_keys
 from rlperf.layout import Layout
 from rlperf.specs.framework import MissingValueError, evaluate
 from rlperf.specs.step_log import StepLog
@@ -187,6 +188,21 @@ PLANTED = [
 ]  # fmt: skip
 
 
+# Mistakes that one key does not mend, or whose key is refused: what to write is a person's choice.
+NO_ONE_VALUE = {
+    (base, rule)
+    for base, rules in (
+        ("verl", "unknown_key illegal_value"),
+        ("verl_moe", "megatron_layers"),
+        ("nemo_rl", "unknown_key async_pools split_nodes"),
+        ("slime", "unknown_key async_colocate"),
+        ("openrlhf", "unknown_key"),
+        ("trl", "unknown_key"),
+    )
+    for rule in rules.split()
+}
+
+
 @pytest.mark.parametrize(
     ("base", "change", "key", "rule"), PLANTED, ids=[f"{p[0]}-{p[3]}-{i}" for i, p in enumerate(PLANTED)]
 )
@@ -194,7 +210,14 @@ def test_planted_mistakes_are_found_with_their_key(
     tmp_path: Path, base: str, change: object, key: str, rule: str
 ) -> None:
     found = _audit(tmp_path, base, change, rule)
-    assert (rule, key) in {(finding.rule, finding.key) for finding in found.findings}
+    finding = next(each for each in found.findings if (each.rule, each.key) == (rule, key))
+    if finding.settings:
+        assert finding.advice.startswith("set "), "the advice is the framework's key with a value"
+        repair = with_keys(found.imported, finding.settings)
+        assert repair is not None, "no advice is a no-op"
+        assert rule not in broken_rules(repair.imported)
+    else:
+        assert (base, rule) in NO_ONE_VALUE, "a value that fits"
     # slime drops the samples that fill no update (dp_schedule.py:135): nothing fails
     if rule not in ("eager", "max_model_len", "sleep_alone") and (base, rule) != ("slime", "step_by_global_batch"):
         assert not found.passes
@@ -210,7 +233,8 @@ def test_sound_configurations_pass_without_alarm(tmp_path: Path, base: str) -> N
 
 
 @pytest.mark.data
-def test_no_alarm_on_the_accepted_examples(measured_data: Path) -> None:
+def test_no_alarm_on_the_accepted_examples(measured_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlperf.frameworks.audit.what_ifs", lambda *_: [])  # hints are no alarm, and take long
     tight = []
     for path in sorted((measured_data / "frameworks" / "examples").iterdir()):
         found = audit(import_config([path]), cluster="dgx_h100", plan=False)
@@ -230,6 +254,29 @@ def test_gains_are_predicted_and_sorted(tmp_path: Path) -> None:
     assert eager.gain_s is not None
     assert found.predicted is not None
     assert eager.gain_s > 0.01 * found.predicted.rl_step_s
+
+
+def test_an_offer_is_what_the_framework_reads_back(tmp_path: Path) -> None:
+    """Microbatches of a fixed number: the offer is that number, since a token budget would be ignored."""
+    fixed = {A + "use_dynamic_bsz": False, A + "ppo_micro_batch_size_per_gpu": 1,
+             R + "log_prob_micro_batch_size_per_gpu": 1}  # fmt: skip
+    found = _audit(tmp_path, "verl", fixed)
+    unused = next(finding for finding in found.findings if finding.rule == "memory_unused")
+    assert unused.key == A + "ppo_micro_batch_size_per_gpu"
+    assert unused.settings[unused.key] in (2, 4)
+    assert found.predicted is not None
+    again = _audit(tmp_path, "verl", {**fixed, **unused.settings})
+    assert again.predicted is not None
+    assert again.predicted.rl_step_s == pytest.approx(found.predicted.rl_step_s - (unused.gain_s or 0.0), rel=1e-9)
+
+
+def test_a_log_is_compared_even_where_nothing_is_predicted(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(nest({**VERL, "actor_rollout_ref.model.path": "own/model"}.items())))
+    log = StepLog.of([1, 2], rl_step_s=[60.0] * 2, rollout_s=[40.0] * 2, framework="verl", source="run.log")
+    found = audit(import_config([file]), cluster="dgx_h100", plan=False, log=log)
+    assert found.passes is None
+    assert "rollout: measured 40 s, not predicted" in report(found)
 
 
 def test_padding_is_found_with_what_it_costs(tmp_path: Path) -> None:

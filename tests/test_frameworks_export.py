@@ -278,7 +278,7 @@ def test_a_plan_of_several_phases_is_several_configs_and_their_order(framework: 
     )  # fmt: skip
     plan = Plan(
         job=job, status="optimal", objective=1.0, bound=1.0, mip_gap=0.0, candidates=2, rejected={}, screen_regret=0.0,
-        seconds=0.1, phases=(_phase(run, (0, 49)), _phase(longer, (50, 79))),
+        phases=(_phase(run, (0, 49)), _phase(longer, (50, 79))),
     )  # fmt: skip
     written = write_plan(plan, None, tmp_path)
     names = {path.name for path in written}

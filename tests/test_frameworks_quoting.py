@@ -32,7 +32,7 @@ def _launched(folder: Path, script: str) -> list[str]:
         (stubs / name).write_text(STUB)
         (stubs / name).chmod(0o755)
     checkout = {name: str(folder) for name in ("SLIME", "AREAL", "NEMO_RL")}
-    environment = {"PATH": f"{stubs}:{os.environ['PATH']}", "STUB_LOG": str(log), "HOME": "/home/me", **checkout}
+    environment = {"PATH": f"{stubs}:{os.environ['PATH']}", "STUB_LOG": str(log), "HOME": "/opt/me", **checkout}
     environment |= {"NEMO_RL_SINGLE_CONTROLLER": "controller.py"}
     models = folder / "scripts" / "models"
     models.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def test_what_was_harmless_in_a_script_is_harmless_after_import_and_export(frame
         assert yaml.safe_load(text)["actor_rollout_ref"]["model"]["path"] == "/m/$(touch ran)/Qwen3-8B"
     else:
         assert "/m/$(touch ran)/Qwen3-8B" in words
-        assert "/home/me/train.jsonl" in words
+        assert "/opt/me/train.jsonl" in words
     if framework == "slime":
         assert "--of-the-checkout" in words
         assert "MODEL_SCRIPT=scripts/models/qwen3-8B.sh" in (tmp_path / "config.sh").read_text()

@@ -17,6 +17,8 @@ from rlperf.frameworks.imports import Imported, import_config, job_of, job_text,
 from rlperf.frameworks.keytable import key_table, nest
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run_of import from_job
+from rlperf.plan.predict import evaluate_job
+from rlperf.plan.question.context import resolve
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_architecture
 
@@ -84,9 +86,31 @@ def test_groups_that_filtering_drops_are_rolled_out(version: str, tmp_path: Path
     assert read.unknown == ()
     job = job_of(read)
     assert (job.algorithm, job.tasks[0].generated_prompts) == ("dapo", 384)
+    # before v0.9 whole batches of gen_batch_size follow one another; since then single prompts are replaced
+    assert job.tasks[0].generation_batch == (384 if version == "0.5" else None)
     plain = job_of(_read(tmp_path, f"verl=={version}"))
     rollout = [rlperf.predict_job(each).stages_s.rollout for each in (job, plain)]
     assert rollout[0] > 1.5 * rollout[1]
+
+
+def test_generation_batches_follow_one_another(tmp_path: Path) -> None:
+    """768 prompts at once end with their longest response, in two batches of 384 with that of each."""
+    job = job_of(_read(tmp_path, "verl==0.5", **DAPO))
+
+    def asked(**changes: int) -> Job:
+        task = job.tasks[0].model_copy(update={"generated_prompts": 768, "generation_batch": None, **changes})
+        return job.model_copy(update={"tasks": (task,)})
+
+    at_once, in_turn, one = (
+        resolve(asked(**changes))
+        for changes in ({}, {"generation_batch": 384}, {"generated_prompts": 384, "generation_batch": 384})
+    )
+    assert [each.tasks[0].batches[0].rounds for each in (at_once, in_turn, one)] == [1, 2, 1]
+    seconds = [evaluate_job(each)[0].seconds.rollout_s.mean() for each in (at_once, in_turn, one)]
+    assert seconds[1] > seconds[0]
+    assert seconds[1] == pytest.approx(2 * seconds[2], rel=0.05)
+    # 500 prompts are wanted: two whole batches are rolled out
+    assert resolve(asked(generated_prompts=500, generation_batch=384)).tasks[0].batches[0].generated == 768
 
 
 def test_filtered_groups_are_exported_and_kept(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ import pytest
 
 import rlperf
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit import audit
 from rlperf.frameworks.export import ExportedPhase, export_run, write_plan
-from rlperf.frameworks.imports import Imported, import_config, job_of
+from rlperf.frameworks.imports import Imported, import_config
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run, ref
 from rlperf.specs.job import Job
-from rlperf.specs.modes import MODES
+from studies.round_trip.run import plans
 
 from .framework_samples import SHIPPED, sample_run, with_values
 
@@ -162,33 +161,12 @@ def _job(framework: str, **changes: Any) -> Job:
     return Job.model_validate({**given, **changes})
 
 
-def _sampled(framework: str, seed: int) -> Job:
-    """A job that the framework can run, of several models, modes, algorithms and devices."""
-    random, facts = Random(seed), framework_facts(framework)
-    mode = random.choice([mode for mode in facts.modes if framework not in MODES[mode].had_by])
-    algorithms = ["grpo", "dapo"] + (["ppo"] if framework in ("verl", "openrlhf", "areal") else [])
-    changes: dict[str, Any] = {
-        "architecture": random.choice(["Qwen2.5-7B", "Qwen3-4B", "Llama-3.1-8B", "Qwen3-30B-A3B"]),
-        "cluster": random.choice(["dgx_h100", "dgx_h200"]), "nodes": 1 if MODES[mode].shares_devices else 2,
-        "algorithm": random.choice(algorithms), "modes": mode,
-        "limits": {"staleness": max(MODES[mode].least_staleness, random.choice([1, 2]))},
-    }  # fmt: skip
-    if framework != "slime" and random.random() < 0.3:
-        changes["pools"] = [{"role": "trainer", "settings": {"lora_rank": 32}}]
-    return _job(framework, **changes)
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("framework", SHIPPED)
-def test_an_exported_plan_reads_back_as_the_plan(framework: str, seed: int, tmp_path: Path) -> None:
+def test_an_exported_plan_reads_back_as_the_plan(framework: str, seed: int) -> None:
     """Issue 21: the imported files predict the plan's own rl_step, and an audit of them finds nothing."""
-    plan = rlperf.plan_job(_sampled(framework, seed))
-    files = [path for path in write_plan(plan, None, tmp_path) if path.suffix in (".yaml", ".sh")]
-    imported = import_config(sorted(files, key=lambda path: (path.suffix == ".sh", path.name)), plan.job.framework)
-    again = rlperf.predict_job(job_of(imported, cluster=plan.job.cluster, workload="math"))
-    assert again.rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s, rel=1e-9)
-    found = audit(imported, cluster=plan.job.cluster, workload="math", plan=False)
-    assert [finding for finding in found.findings if finding.severity != "hint"] == []
+    *_, found = plans(framework, 1, seed)
+    assert found.same, found
 
 
 def test_every_field_of_what_runs_without_a_key_is_one_that_no_key_states() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from rlperf.cost.operators import decode_operators, token_operators
 from rlperf.cost.replica import BEST_BANDWIDTH, Replica, in_engine, roles_of, total
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
-from rlperf.specs.calibration import calibration_names, load_engine_calibration
+from rlperf.specs.calibration import calibration_names
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 
@@ -184,9 +186,13 @@ def test_prompts_that_wait_together_share_engine_steps() -> None:
     cost = EngineStepCost(tokens=np.array([0.0, 1e4]), linear_s=np.array([0.0, 10.0]), host_s=1.0)
     alone = serving.closed_loop(cost, 16, 1000, 1001, token_budget=8000, chunked=False)
     decode = 1.0 + 1e-3 * float(alone.running)
+    # 16 / 1000 requests end in an engine_step, so that one with prompts holds one, rarely two
+    together = 0.016 / (1.0 - math.exp(-0.016))
+    assert float(alone.tpot_s) == pytest.approx(decode + 15 * (1 + together) / together / 1000, rel=1e-6)
+    full = serving.closed_loop(cost, 16, 1000, 1001, token_budget=8000, chunked=False, arriving=100.0)
     # 15 other prompts in groups of eight, each group an engine_step of 1 s + 8 x 1 s: 15 x 9 / 8 s over 1000 tokens
-    assert float(alone.tpot_s) == pytest.approx(decode + 15 * 9 / 8 / 1000, rel=1e-6)
-    singly = serving.closed_loop(cost, 16, 1000, 1001, token_budget=8000, chunked=False, arriving=1.0)
+    assert float(full.tpot_s) == pytest.approx(1.0 + 1e-3 * float(full.running) + 15 * 9 / 8 / 1000, rel=1e-6)
+    singly = serving.closed_loop(cost, 16, 1000, 1001, token_budget=8000, chunked=False, arriving=0.0)
     assert float(singly.tpot_s) == pytest.approx(1.0 + 1e-3 * float(singly.running) + 15 * 2 / 1000, rel=1e-6)
     # mixed with decode, a prompt adds its tokens alone
     mixed = serving.closed_loop(cost, 16, 1000, 1001, token_budget=8000)
@@ -194,6 +200,23 @@ def test_prompts_that_wait_together_share_engine_steps() -> None:
     # a prompt longer than the budget takes several engine_steps of its own
     chunks = serving.closed_loop(cost, 2, 16000, 1001, token_budget=8000, chunked=False)
     assert float(chunks.tpot_s) == pytest.approx(1.0 + 1e-3 * float(chunks.running) + 18 / 1000, rel=1e-6)
+
+
+def test_prompts_run_outside_cuda_graphs_unless_these_hold_them() -> None:
+    host = VLLM.overhead.model_copy(update={"uncaptured": 400e-6})
+    engine = VLLM.model_copy(update={"overhead": host, "captures_prompts": False, "factors": ()})
+    pieces = engine.model_copy(update={"captures_prompts": True})
+    slow, fast = (inf.engine_step_cost(QWEN, H100, one, Layout.of(tensor_parallel=8)) for one in (engine, pieces))
+    issued = 400e-6 * QWEN.layers
+    for tokens in (64.0, 1024.0):  # the kernels of so few tokens end before the host has issued them
+        assert float(slow.linear(tokens, mixed=True)) == pytest.approx(issued)
+    assert float(fast.linear(64.0, mixed=True)) == pytest.approx(float(fast.linear(64.0)))
+    assert float(fast.linear(1024.0, mixed=True)) == pytest.approx(issued)
+    many = float(slow.linear(16384.0, mixed=True))
+    assert many > issued and many == pytest.approx(float(slow.linear(16384.0)))
+    assert float(slow.decode_s(64, 64e3)) == pytest.approx(float(fast.decode_s(64, 64e3)))
+    whole = [inf.prefill_s(QWEN, H100, one, Layout.of(tensor_parallel=8), 1, 1024) for one in (engine, pieces)]
+    assert float(whole[0]) == float(whole[1]) > issued
 
 
 def test_open_loop_has_littles_law() -> None:

@@ -103,6 +103,10 @@ KNOWN = {
     "google/gemma-1.1-7b-it": "gemma-7b",
     "deepseek-ai/deepseek-math-7b-rl": "deepseek-llm-7b", "mistralai/Mistral-7B-Instruct-v0.3": "Mistral-7B-v0.3",
     "Qwen/Qwen2-1.5B-Instruct": "Qwen2-1.5B", "microsoft/phi-4": "phi-4",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": "Qwen3-Next-80B-A3B", "deepseek-ai/DeepSeek-V3.2": "DeepSeek-V3.2",
+    "moonshotai/Kimi-Linear-48B-A3B-Instruct": "Kimi-Linear-48B-A3B", "zai-org/GLM-5": "GLM-5",
+    "MiniMaxAI/MiniMax-M3": "MiniMax-M3", "deepseek-ai/DeepSeek-V4-Flash": "DeepSeek-V4-Flash",
+    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": "Nemotron-3-Ultra-550B-A55B",
 }  # fmt: skip
 
 REFUSED = [
@@ -110,7 +114,7 @@ REFUSED = [
     "Qwen/Qwen3-30B", "Qwen3-235B", "Qwen3-32B-A3B", "Qwen3-30B-A22B", "Qwen3-80B-A3B", "Qwen2.5-8B", "Llama-3.1-7B",
     "Llama-3.1-80B", "Mixtral-8x8B", "gpt-oss-21b", "DeepSeek-R1-Distill-Qwen-8B", "DeepSeek-R1-Distill-Qwen3-32B",
     # other shapes under names that are close
-    "Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen/Qwen3-VL-8B-Instruct",
+    "Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen/Qwen3-VL-8B-Instruct",
     "Qwen/Qwen3-Omni-30B-A3B-Instruct", "Qwen/Qwen3-Coder-480B-A35B-Instruct", "Qwen/Qwen3-Embedding-8B",
     "Qwen/Qwen3-Reranker-4B", "Qwen/Qwen2-VL-7B-Instruct", "Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen1.5-7B", "Qwen/Qwen-7B",
     "Qwen/Qwen2-57B-A14B", "meta-llama/Llama-3.2-11B-Vision", "meta-llama/Llama-3.2-90B-Vision",
@@ -118,10 +122,10 @@ REFUSED = [
     "nvidia/Llama-3.1-Minitron-4B-Width-Base", "codellama/CodeLlama-7b-hf", "codellama/CodeLlama-70b-hf",
     "mistralai/Mistral-7B-Instruct-v0.2", "mistralai/Mistral-Small-24B-Base-2501",
     "mistralai/Mixtral-8x22B-Instruct-v0.3", "deepseek-ai/DeepSeek-V2-Lite", "deepseek-ai/DeepSeek-Coder-V2-Lite-Base",
-    "deepseek-ai/DeepSeek-V3.2", "deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai/deepseek-llm-67b-base",
-    "moonshotai/Kimi-Linear-48B-A3B-Instruct", "moonshotai/Kimi-K3", "moonshotai/Kimi-VL-A3B-Thinking",
-    "zai-org/GLM-4.5V", "zai-org/GLM-5", "zai-org/GLM-4-9B", "MiniMaxAI/MiniMax-M1-80k", "MiniMaxAI/MiniMax-M3",
-    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "tiiuae/falcon-40b",
+    "deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai/deepseek-llm-67b-base",
+    "moonshotai/Kimi-K3", "moonshotai/Kimi-VL-A3B-Thinking",
+    "zai-org/GLM-4.5V", "zai-org/GLM-4-9B", "MiniMaxAI/MiniMax-M1-80k",
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "tiiuae/falcon-40b",
     "tiiuae/Falcon3-7B-Base", "XiaomiMiMo/MiMo-VL-7B-RL", "XiaomiMiMo/MiMo-V2-Flash", "google/gemma-3-27b-it",
     "/ckpt/my-model", "org/mine", "instruct", "FP8", "Meta-",
 ]  # fmt: skip

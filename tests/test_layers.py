@@ -28,7 +28,7 @@ from rlperf.cost.weight_sync import sync_payload
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture, KindNumbers
-from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import load_trainer
@@ -277,7 +277,7 @@ from rlperf.cost.layers import KINDS
 from rlperf.cost.replica import Replica
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
-from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.engine_calibration import (load_engine_calibration)
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 

@@ -122,11 +122,13 @@ def test_stacked_rows_are_served_as_one_by_one(tmp_path: Path) -> None:
     for scale, tolerance in ((1.3, 1e-9), (0.84, 1e-9), (0.8, 0.015)):  # between the factors tried it interpolates
         alone = []
         for case, metric, _ in cases:
-            engine = with_overhead(case.engine, 9e-6, scale, step=3e-4, per_layer=4e-6, per_expert_layer=2e-6)
+            engine = with_overhead(
+                case.engine, 9e-6, scale, step=3e-4, per_layer=4e-6, per_expert_layer=2e-6, uncaptured=5e-4
+            )
             served = serve(replace(case, engine=engine), costs)
             tpot = metric == "tpot_ms"
             alone.append(float(served.tpot_s) * 1e3 if tpot else case.devices / float(served.output_tokens_per_s))
-        constants = np.array([3e-4, 4e-6, 2e-6, 9e-6, scale])
+        constants = np.array([3e-4, 4e-6, 2e-6, 9e-6, 5e-4, scale])
         assert stack.predicted(constants) == pytest.approx(alone, rel=tolerance)
 
 

@@ -16,7 +16,7 @@ from rlperf.frameworks.registry import adapter_of
 from rlperf.layout import Layout
 from rlperf.plan.answer.plan import Prediction
 from rlperf.sim.rl_step.data_movement import BatchShape, batch_bytes, data_movement_s, pixel_bytes
-from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_architecture

@@ -52,7 +52,7 @@ def test_predict_of_a_plan_file_gives_the_plans_own_numbers(tmp_path: Path) -> N
     [
         {},
         {"objective": "token_time", "modes": "colocated", "trainer_backends": "fsdp2"},
-        {"objective": {"minimize": "step_time", "simplicity": 0.0}, "limits": {"step": "300 s"}},
+        {"objective": {"minimize": "step_time", "bold": True}, "limits": {"step": "300 s"}},
         {"pools": [{"role": "rollout", "devices": {"min": 4, "max": 8, "factor": 2},
                     "settings": {"kv_dtype": ["bf16", "fp8"], "prefix_caching": True, "memory_fraction": [0.5, 0.9]}},
                    {"role": "trainer", "layout": {"offload": ["none", "optimizer"], "tensor_parallel": 2}}]},

@@ -63,7 +63,7 @@ def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     with pytest.raises(rlperf.SpecError, match="holds nothing to explain"):
         rlperf.explain(tmp_path / "empty")
     (tmp_path / "job.yaml").write_text("name: x")
-    with pytest.raises(rlperf.SpecError, match="is no plan"):
+    with pytest.raises(rlperf.SpecError, match="architecture"):
         rlperf.export_plan(tmp_path / "job.yaml", tmp_path / "out")
 
 

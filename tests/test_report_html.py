@@ -86,8 +86,8 @@ def test_a_plan_page_is_whole_and_loads_nothing(plan: Plan, found: tuple[Judged,
     assert found[0][2].rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s, rel=1e-12)
     page = plan_page(plan, found)
     parsed = read(page)
-    expected = ["Summary", "Plan", "Timeline", "Memory", "Why", "What takes the time", "Sensitivity", "Error bars",
-                "How good the choice is", "Where every constant is from"]  # fmt: skip
+    expected = ["Summary", "Plan", "Timeline", "Memory", "The ten best", "Why", "What takes the time", "Sensitivity",
+                "Error bars", "How good the choice is", "Where every constant is from"]  # fmt: skip
     assert parsed.headings == expected
     assert all(reference.startswith(("#", "data:")) for reference in parsed.references)
     assert "<script" not in page and "@import" not in page and "url(" not in page

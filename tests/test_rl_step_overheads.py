@@ -17,7 +17,7 @@ from rlperf.sim.rl_step.overheads import (
     scoring_in_framework_s,
     trainer_in_framework,
 )
-from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.rl_calibration import load_framework_calibration
@@ -40,6 +40,24 @@ def test_adapters_served_unmerged_cost_every_product_of_an_engine_step_and_merge
     expected = (24 * 4 * served.launches * engine.eager_call, 24 * 4 * served.eager_row.value)
     assert adapter_seconds(verl, small, eager) == pytest.approx(expected)
     assert adapter_seconds(load_framework_calibration("trl"), small, eager) == (0.0, 0.0)
+
+
+def test_model_code_that_is_launched_eagerly_holds_up_small_microbatches_alone() -> None:
+    verl, layout = load_framework_calibration("verl_fsdp"), Layout.of(data_parallel=8, zero_stage=3)
+    small, hardware = load_architecture("Qwen2.5-0.5B"), load_hardware("h100_sxm")
+    assert verl.training.host_layer is not None
+    stack = trainer_in_framework(load_trainer("fsdp2"), verl)
+    seconds = {}
+    for tokens in (512.0, 65536.0):
+        batch = Microbatches.of(tokens, tokens * 512.0, 512.0, 1.0)
+        seconds[tokens] = [
+            float(training_update(small, hardware, trainer, layout, batch).total_s)
+            for trainer in (load_trainer("fsdp2"), stack)
+        ]
+    assert seconds[65536.0][1] == pytest.approx(seconds[65536.0][0], rel=0.01)
+    # three forwards' worth of launches in 24 layers, of which the device hides what it does itself
+    launched = 3 * small.layers * verl.training.host_layer.value
+    assert seconds[512.0][1] - seconds[512.0][0] == pytest.approx(launched, rel=0.5)
 
 
 def test_three_copies_of_what_a_device_holds() -> None:

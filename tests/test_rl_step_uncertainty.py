@@ -40,7 +40,22 @@ def test_a_release_that_nobody_measured_is_extrapolated_and_says_so() -> None:
     # two releases beyond the last that was measured
     expected = np.hypot(np.log(known.step_spread.high), 1.6448536 * 2 * known.release_spread)
     assert np.log(later.step_spread.high) == pytest.approx(expected)
-    assert load_framework_calibration("nemo_rl==0.2", "megatron").release_note
+    drift = 1.6448536 * 2 * known.release_spread
+    assert np.log(later.stage_spread.training[1]) == pytest.approx(
+        np.hypot(np.log(known.stage_spread.training[1]), drift)
+    )
+    earlier = load_framework_calibration("nemo_rl==0.2", "megatron")
+    assert earlier.release_note
+    assert earlier.factors.training == 1.0
+
+
+def test_later_releases_follow_the_drift_of_those_that_were_measured() -> None:
+    """No two of them are silently equal, and a trend is not carried on beyond the releases that it was seen over."""
+    found = [load_framework_calibration(f"nemo_rl=={v}", "megatron") for v in ("0.6", "0.7", "0.8", "0.12")]
+    drift = found[0].release_drift
+    assert [np.log(each.factors.rollout) for each in found] == pytest.approx([0.0, drift, 2 * drift, 2 * drift])
+    widths = [each.step_spread.high / each.step_spread.low for each in found]
+    assert widths == sorted(set(widths))
 
 
 def test_bootstrap_draws_whole_groups() -> None:

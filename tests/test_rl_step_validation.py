@@ -354,10 +354,13 @@ def test_groups_that_nobody_had_in_view(report: Report) -> None:
     """Rows that came after every constant and form was settled: bounds a little above what is measured today."""
     assert median_error(report, "step_s", "nemo_rl") < 0.10  # v0.6: releases drift
     assert median_error(report, "step_s", "rlinf") < 0.15
-    assert median_error(report, "step_s", "miles_logs") < 0.35  # speculative decoding, the optimizer on the host
+    # speculative decoding is predicted (test_speculation), but an optimizer on the host and engines that sleep and wake
+    # for 17 s are not: what rollouts took too long no longer makes up for it
+    assert median_error(report, "step_s", "miles_logs") < 0.45
     assert median_error(report, "step_s", "mlperf_rlvr") < 0.25  # tools and many turns, means over stragglers
     assert median_error(report, "rollout_s", "verl_logs") < 0.25
-    assert median_error(report, "train_s", "verl_logs", "verl_lora") < 0.50  # their scoring is fitted
+    # verl's scoring and training are fitted to logs; what is left is of others
+    assert median_error(report, "train_s", "rlinf", "miles_logs", "mlperf_rlvr") < 0.40
 
 
 @pytest.mark.data
@@ -372,9 +375,11 @@ def test_every_prediction_states_its_lengths_and_has_an_interval(report: Report)
     assert 0.80 <= np.mean([held for new, held in inside if not new]) < 1.0
     assert np.mean([held for new, held in inside if new]) >= 0.75
     seen = {(one.row_id, one.metric) for one in report.predictions if one.used_in_calibration}
-    # a rerun moves with its configuration; verl's fixed seconds are of its logs, training of no log was fitted
+    # a rerun moves with its configuration; verl's fixed seconds are of its logs
     assert {("nemo_rl_v0_3_0000", "step_s"), ("nemo_rl_v0_3_0007", "step_s")} <= seen
-    assert {metric for name, metric in seen if name.startswith("verl")} == {"rollout_s", "scoring_s", "step_s"}
+    assert {metric for name, metric in seen if name.startswith("verl")} == {
+        "rollout_s", "scoring_s", "train_s", "step_s"
+    }  # fmt: skip
 
 
 @pytest.mark.data

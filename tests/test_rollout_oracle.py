@@ -75,6 +75,8 @@ def random_case(seed: int) -> Case:
         *(rng.random(8) * scale).tolist(),
         graph_buckets=np.array([1.0, 2.0, 4.0, 8.0]) if rng.random() < 0.5 else None,
     )
+    if rng.random() < 0.5:
+        cost = replace(cost, mixed_linear_s=np.maximum(cost.linear_s, rng.random()))
     return trajectories, cost, limits, options
 
 
@@ -206,7 +208,7 @@ def test_closed_form_equals_events_where_its_assumptions_hold(per_key: float) ->
     buckets = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
     cost = EngineStepCost(
         np.array([0.0, 8.0, 64.0]), np.array([1.0, 1.5, 4.0]), host_s=0.2, decode_per_request_s=0.01,
-        decode_per_kv_token_s=per_key, graph_buckets=buckets,
+        decode_per_kv_token_s=per_key, graph_buckets=buckets, mixed_linear_s=np.array([2.0, 2.0, 4.0]),
     )  # fmt: skip
     limits = EngineLimits(kv_tokens=np.inf, max_running=64, token_budget=10_000, chunked_prefill=False)
     for _ in range(20):

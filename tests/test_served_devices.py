@@ -11,12 +11,8 @@ from rlperf.calibrate.inference_rows import CostTable, case_of, serve
 from rlperf.calibrate.served_devices import KNOBS, constants_of, fit_served_device
 from rlperf.calibrate.tables import Row, Table
 from rlperf.errors import SpecError
-from rlperf.specs.calibration import (
-    EngineCalibration,
-    EngineOverhead,
-    load_device_calibration,
-    load_engine_calibration,
-)
+from rlperf.specs.calibration import load_device_calibration
+from rlperf.specs.engine_calibration import EngineCalibration, EngineOverhead, load_engine_calibration
 from rlperf.specs.hardware import at_published_rates, load_hardware
 from rlperf.specs.profiles import load_device
 
@@ -114,8 +110,8 @@ def test_amd_rows_outside_the_split_are_predicted(measured_data: Path) -> None:
         for one in shipped
     }
     for row in whole:
-        if row.text("gpu") != "mi355x":
-            continue
+        if row.text("gpu") != "mi355x" or row.text("architecture") == "GLM-5":
+            continue  # kernels of its sparse attention were timed on no AMD device: judged in test_validate
         try:
             found = predict_case(case_of(row, alone), costs)
         except SpecError:

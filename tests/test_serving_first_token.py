@@ -11,7 +11,7 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
 from rlperf.layout import Layout
 from rlperf.sim.rollout import EngineOptions, Trajectories, simulate_replica
-from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 

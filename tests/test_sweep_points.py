@@ -18,7 +18,7 @@ from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import screen
 from rlperf.specs.job import Job
 from rlperf.sweep import Sweep, SweepResult, check_sweep
-from rlperf.sweep.columns import DECIDED, RESULTS
+from rlperf.sweep.columns import DECIDED, RESULTS, columns_of
 from rlperf.sweep.paths import with_values
 from rlperf.sweep.space import groups_of
 
@@ -190,7 +190,7 @@ def test_what_nobody_foresaw_is_a_row_and_not_the_end() -> None:
 
     checked = check_sweep(Sweep(job=JOB, grid={"nodes": [1, 2], TP: [1]}))
     evaluator = GroupEvaluator(checked.base, None, "screen", broken)
-    first, second = [evaluator.rows(group)[0] for group in groups_of(checked)]
+    first, second = [evaluator.frame(group, columns_of(checked)).row(0, named=True) for group in groups_of(checked)]
     assert first["status"] == "ok"
     assert second["status"] == "failed" and second["reason"] == "ZeroDivisionError: made for the test"
 

@@ -266,3 +266,59 @@ def test_cli_sweeps_and_says_what_failed(tmp_path: Path) -> None:
     said = json.loads(done.stdout)
     assert said["counts"] == {"ok": 1, "infeasible": 1} and said["best"][TP] == 1
     assert all((tmp_path / "out" / name).is_file() for name in said["files"])
+
+
+def test_chunks_put_together_are_the_whole(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlperf.sweep.store.CHUNK", 7)
+    found = sweep_job(write(tmp_path, grid=GRID), tmp_path / "out", workers=1)
+    assert found.frame.equals(pl.read_parquet(whole / "results.parquet"))
+    assert (tmp_path / "out" / "results.csv").read_bytes() == (whole / "results.csv").read_bytes()
+    assert not list((tmp_path / "out").rglob("*.part"))
+    again = sweep_job(write(tmp_path, grid=GRID), tmp_path / "again", workers=1)
+    assert contents(tmp_path / "again") == contents(tmp_path / "out") and again.best() == found.best()
+
+
+def test_points_that_share_a_cluster_go_at_a_thousand_a_second() -> None:
+    trainer = "pools.trainer.layout."
+    grid = {
+        TP: [1, 2, 4, 8], "pools.rollout.settings.max_running": list(range(16, 272, 16)),
+        f"{trainer}tensor_parallel": [1, 2, 4, 8], f"{trainer}context_parallel": [1, 2, 4, 8],
+        f"{trainer}zero_stage": [0, 1, 2, 3], f"{trainer}activation_recompute": ["none", "selective", "full"],
+    }  # fmt: skip
+    sweep_job(Sweep(job=JOB, grid={TP: [1]}), workers=1)  # what is read once is no point's time
+    began = time.perf_counter()
+    found = sweep_job(Sweep(job=JOB, grid=grid), workers=1)
+    assert found.frame.height == 12_288 and found.counts["ok"] > 1000
+    assert 12_288 / (time.perf_counter() - began) > 1000.0  # about 15,000 on two idle cores
+
+
+_PARENT = """
+import os, sys, time
+from pathlib import Path
+from joblib import Parallel, delayed
+from rlperf.sweep.run import worked
+
+def busy(number):
+    Path(sys.argv[1], f"{os.getpid()}").write_text("")
+    time.sleep(60)
+
+if __name__ == "__main__":
+    Parallel(n_jobs=2)(delayed(worked)(busy, number, os.getpid()) for number in range(2))
+"""
+
+
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    script, pids = tmp_path / "parent.py", tmp_path / "pids"
+    script.write_text(_PARENT)
+    pids.mkdir()
+    parent = subprocess.Popen([sys.executable, str(script), str(pids)])
+    limit = time.monotonic() + 60
+    while len(list(pids.iterdir())) < 2 and time.monotonic() < limit:
+        time.sleep(0.1)
+    parent.kill()
+    parent.wait()
+    workers = [path.name for path in pids.iterdir()]
+    assert len(workers) == 2
+    while any(Path("/proc", pid).exists() for pid in workers) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert not [pid for pid in workers if Path("/proc", pid).exists()]

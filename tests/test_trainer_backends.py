@@ -168,7 +168,7 @@ def test_a_measured_backend_goes_before_an_unmeasured_one_in_certainty() -> None
 
 def test_of_several_backends_the_best_is_planned() -> None:
     """Fronts keep the columns of a third backend apart: all together answer what the best of them answers alone."""
-    small = {**JOB, "architecture": "Qwen3-0.6B", "framework": "trl", "objective": {"simplicity": 0}}
+    small = {**JOB, "architecture": "Qwen3-0.6B", "framework": "trl", "objective": {"bold": True}}
     alone = [
         plan_job(Job.model_validate({**small, "trainer_backends": name})).objective
         for name in framework_trainers("trl")

@@ -141,6 +141,36 @@ def test_context_parallel_and_ulysses_share_the_tokens(h100: Hardware) -> None:
     assert float(heads.attention_tokens) == 65536
 
 
+def test_a_ring_of_small_chunks_is_not_free(h100: Hardware, megatron: TrainerCalibration) -> None:
+    """The same sequences on eight devices: what a ring adds grows with its steps and as the chunks shrink."""
+    arch = load_architecture("Llama-3.1-8B")
+
+    def added(length: float, ring: int) -> float:
+        layouts = [Layout.of(context_parallel=cp, data_parallel=8 // cp, zero_stage=1) for cp in (1, ring)]
+        plain, cut = (
+            training_update(arch, h100, quiet(megatron), layout, Microbatches.fixed(layout, length, 64))
+            for layout in layouts
+        )
+        return float(cut.forward_s + cut.backward_s) / float(plain.forward_s + plain.backward_s) - 1.0
+
+    assert 0.01 < added(8192.0, 2) < added(8192.0, 4) < added(8192.0, 8)
+    assert added(8192.0, 8) > 0.05  # a thousand tokens a rank
+    assert added(131072.0, 8) < added(8192.0, 8)
+
+
+def test_interleaving_needs_microbatches_to_go_around(h100: Hardware, megatron: TrainerCalibration) -> None:
+    """Two microbatches in eight stages: chunks no longer shorten the fill, as the schedule's makespan shows."""
+    arch, trainer = load_architecture("Qwen3-32B"), quiet(megatron)
+    seconds = {}
+    for count, chunks in ((2, 1), (2, 4), (8, 1), (8, 4)):
+        layout = Layout.of(pipeline_parallel=8, virtual_pipeline=chunks, zero_stage=1)
+        seconds[count, chunks] = float(
+            training_update(arch, h100, trainer, layout, Microbatches.fixed(layout, 4096.0, count)).bubble_s
+        )
+    assert seconds[8, 4] < 0.4 * seconds[8, 1]
+    assert seconds[2, 4] > 0.8 * seconds[2, 1]
+
+
 def test_lora_spares_weight_gradients_and_their_traffic(h100: Hardware, megatron: TrainerCalibration) -> None:
     arch, layout = load_architecture("Llama-3-70B"), Layout.of(tensor_parallel=8, data_parallel=4, sequence_parallel=1)
     batch = Microbatches.of(8192.0, 8192.0**2, 8192.0, 8.0)

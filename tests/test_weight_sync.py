@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rlperf
 from rlperf.calibrate.columns import read
 from rlperf.calibrate.leave_out_weight_sync import LINKS, fit_links, predict_groups, with_links
 from rlperf.calibrate.rl_framework import SyncObservation, fit_weight_sync
@@ -321,3 +322,21 @@ def test_a_row_states_what_was_filled_in() -> None:
     assert case.seconds > 0
     with pytest.raises(SpecError, match="transfer_dtype"):
         read(SyncCase, Row("bare", "mine", 2, bare | {"transfer_dtype": "fp13"}))
+
+
+def test_an_rl_step_converts_weights_at_every_sync_where_the_engine_is_narrower() -> None:
+    """fp8 rollouts: fewer bytes travel or the same, and whoever converts reads 2 bytes and writes 1 a parameter."""
+    asked = {"model": "Qwen3-8B", "gpus": 8, "gpu": "h100", "framework": "verl", "max_response": "4k", "prompts": 32}
+    found = {}
+    for dtype in ("bf16", "fp8"):
+        job = rlperf.short_job(**asked).model_dump(mode="json", exclude_none=True)
+        rollout = {"role": "rollout", "layout": {"tensor_parallel": 2},
+                   "settings": {"rollout_dtype": dtype, "memory_fraction": 0.6, "max_running": 128}}  # fmt: skip
+        trainer = {"role": "trainer", "layout": {"zero_stage": 3, "tensor_parallel": 1},
+                   "settings": {"backend": "fsdp2", "token_budget": 8192}}  # fmt: skip
+        found[dtype] = rlperf.predict_job({**job, "pools": [rollout, trainer]})
+    seconds = {dtype: one.stages_s.weight_sync for dtype, one in found.items()}
+    hw = load_hardware("h100_sxm")
+    each = float(quantise_s(hw, parameters(load_architecture("Qwen3-8B")), 2))
+    # the engine quantises as it loads, so as many bytes travel: what comes on top is the conversion
+    assert seconds["fp8"] == pytest.approx(seconds["bf16"] + each, rel=1e-6) and each > 0.004

@@ -276,7 +276,7 @@ class TokenLoop:
             return seconds
         plain = float(running + tokens) if tokens else float(self.cost.padded(running))
         wide = running * self.width + tokens if tokens else plain * self.width
-        seconds += float(self.cost.linear(wide) - self.cost.linear(plain))
+        seconds += float(self.cost.linear(wide, mixed=tokens > 0) - self.cost.linear(plain, mixed=tokens > 0))
         return seconds + spec.draft_s + spec.draft_per_request_s * running
 
     def end_turn(self, request: _Request) -> None:

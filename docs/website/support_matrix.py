@@ -14,7 +14,7 @@ from rlperf.cost.moe import moe_fit
 from rlperf.cost.replica import roles_of
 from rlperf.cost.roofline import gemm_fit
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.hf_families import FAMILIES, REFUSED
 from rlperf.specs.profiles import architecture_names, load_architecture, profile_names
@@ -138,7 +138,9 @@ def refusals() -> str:
     lines = ["", "## Families read from a `config.json`", "",
              f"No shape of these ships, their layers decide as above: {others}.", "",
              "## Refused", "",
-             "On every device, in every precision. A family that is neither here nor above is refused as unknown.", "",
+             "On every device, in every precision. A family that is neither here nor above is read by its fields, or "
+             "as `--like` says, with a wider interval; one with fields of its layers that nobody understands is "
+             "refused.", "",
              "| family (`model_type`) | why |", "|---|---|"]  # fmt: skip
     lines += [f"| {', '.join(kinds)} | {why} |" for why, kinds in alike(REFUSED, lambda kind: REFUSED[kind]).items()]
     lines += ["", f"A precision other than {', '.join(DTYPES)} is refused by its name, and so is a device without a "

@@ -15,7 +15,8 @@ from rlperf.calibrate.statistics import absolute_percentage_errors, spread_of
 from rlperf.calibrate.tables import Table, split_rank
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray
-from rlperf.specs.calibration import EngineCalibration, EngineOverhead, Quality, Spread
+from rlperf.specs.calibration import Quality, Spread
+from rlperf.specs.engine_calibration import EngineCalibration, EngineOverhead
 
 SPLIT = (
     "per engine, architecture, device and mode: the quarter of its configurations (dtype, layout) with the lowest "

@@ -33,7 +33,8 @@ from rlperf.cost.serving import Served, closed_loop, open_loop, static_batch
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import DeviceCalibration, EngineCalibration, load_engine_calibration, of_release
+from rlperf.specs.calibration import DeviceCalibration
+from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration, of_release
 from rlperf.specs.hardware import Hardware
 
 Number = TypeVar("Number", float, FloatArray)
@@ -233,7 +234,7 @@ class CostTable:
     def cost(self, case: ServingCase) -> tuple[EngineStepCost, float]:
         """Cost of an engine_step with the engine's overheads, and the requests that fit at once."""
         own = case.engine.at(case.hardware.device.name, case.arch.family, case.arch.name, case.gemm_dtype).overhead
-        times = (own.step, own.per_layer, own.per_expert_layer, own.per_request, own.kernel_scale)
+        times = (own.step, own.per_layer, own.per_expert_layer, own.per_request, own.uncaptured, own.kernel_scale)
         return self._found(case, case.engine, times)
 
     def _found(

@@ -14,7 +14,8 @@ from rlperf.cost.attention import Heads, decode_with, flash_with, visible_pairs
 from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
 from rlperf.cost.moe import Dealt, ExpertShape, grouped_with
 from rlperf.cost.roofline import gemm_with
-from rlperf.cost.scan import scan_with, step_with
+from rlperf.cost.scan import chunked_with, scan_with, step_with
+from rlperf.cost.streams import mixing_with
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import (
     CollectiveFit,
@@ -26,6 +27,7 @@ from rlperf.specs.calibration import (
     PrefillFit,
     ScanFit,
     StreamFit,
+    StreamsFit,
 )
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import BEST_READ
@@ -56,11 +58,13 @@ def _run(
     return fit_with_left_out(predict, bounds, series.measured_s, shape, left_out=check)
 
 
-def _digits(value: float) -> float:
+def digits(value: float) -> float:
+    """Four significant digits."""
     return float(f"{value:.4g}")
 
 
-def _us(value: float) -> str:
+def microseconds(value: float) -> str:
+    """Seconds as calibrations write them."""
     return f"{value * 1e6:.4g} us"
 
 
@@ -87,10 +91,11 @@ def fit_gemm(series: Series, device: Device, *, base_fixed: float | None = None,
     extra = max(p[0] - base_fixed, 0.0) if quantises and base_fixed is not None else 0.0
     constants = GemmFit.model_validate(
         {
-            "dtype": series.dtype, "kernel": series.software, "fixed": _us(p[0] - extra), "compute": _digits(p[1]),
-            "memory": _digits(p[2]), "exponent": _digits(p[3]), "wave": _digits(p[4]), "reuse": _digits(p[5]),
-            "split": _us(p[6]), "cached": _digits(p[7]), "quantise_fixed": _us(extra),
-            "quantise_memory": _digits(p[8]) if quantises else 0.0, "quality": fitted.quality(series.name),
+            "dtype": series.dtype, "kernel": series.software, "fixed": microseconds(p[0] - extra),
+            "compute": digits(p[1]),
+            "memory": digits(p[2]), "exponent": digits(p[3]), "wave": digits(p[4]), "reuse": digits(p[5]),
+            "split": microseconds(p[6]), "cached": digits(p[7]), "quantise_fixed": microseconds(extra),
+            "quantise_memory": digits(p[8]) if quantises else 0.0, "quality": fitted.quality(series.name),
         }
     )  # fmt: skip
     return KernelFit("gemm", constants, fitted, series)
@@ -119,9 +124,9 @@ def fit_prefill(series: Series, device: Device, backward: PrefillFit, *, check: 
     p = fitted.parameters
     constants = PrefillFit.model_validate(
         {
-            "kernel": series.kernel, "kv_dtype": series.dtype, "fixed": _us(p[0]), "compute": _digits(p[1]),
-            "memory": _digits(p[2]), "straggler": _digits(p[3]), "cache_memory": _digits(p[4]),
-            "ramp_tokens": _digits(p[5]), "cache_exponent": _digits(p[6]),
+            "kernel": series.kernel, "kv_dtype": series.dtype, "fixed": microseconds(p[0]), "compute": digits(p[1]),
+            "memory": digits(p[2]), "straggler": digits(p[3]), "cache_memory": digits(p[4]),
+            "ramp_tokens": digits(p[5]), "cache_exponent": digits(p[6]),
             "head_dim_ramp": backward.head_dim_ramp,
             "backward_flop": backward.backward_flop,
             "backward_compute": backward.backward_compute,
@@ -153,9 +158,10 @@ def fit_decode(series: Series, device: Device, *, check: bool = True) -> KernelF
     p = fitted.parameters
     constants = DecodeFit.model_validate(
         {
-            "kernel": series.kernel, "kv_dtype": series.dtype, "fixed": _us(p[0]), "memory": _digits(p[1]),
-            "per_pair": _us(p[2]), "per_request": _us(p[3]), "cached": _digits(p[4]), "per_head": _us(p[5]),
-            "long_fixed": _us(p[6]), "quality": fitted.quality(series.name),
+            "kernel": series.kernel, "kv_dtype": series.dtype, "fixed": microseconds(p[0]), "memory": digits(p[1]),
+            "per_pair": microseconds(p[2]), "per_request": microseconds(p[3]), "cached": digits(p[4]),
+            "per_head": microseconds(p[5]),
+            "long_fixed": microseconds(p[6]), "quality": fitted.quality(series.name),
         }
     )  # fmt: skip
     return KernelFit("decode", constants, fitted, series)
@@ -252,12 +258,12 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
     exponent, touched = _fit_skew(build(p), skewed, device) if skewed is not None else (0.0, 1.0)
     constants = MoeFit.model_validate(
         {
-            "kernel": series.kernel, "dtype": series.dtype, "fixed": _us(p[0]), "compute": _digits(p[1]),
-            "memory": _digits(p[2]), "activation_memory": _digits(p[3]), "per_pair": _us(p[4]),
-            "exponent": _digits(p[5]), "per_expert": _us(p[6]), "token_bytes": _digits(p[7]),
-            "per_held_expert": _us(p[8]), "cached": _digits(p[9]),
-            "per_doubling": _us(p[10]) if routes else "0 us",
-            "skew_exponent": _digits(exponent), "skew_touched": _digits(touched),
+            "kernel": series.kernel, "dtype": series.dtype, "fixed": microseconds(p[0]), "compute": digits(p[1]),
+            "memory": digits(p[2]), "activation_memory": digits(p[3]), "per_pair": microseconds(p[4]),
+            "exponent": digits(p[5]), "per_expert": microseconds(p[6]), "token_bytes": digits(p[7]),
+            "per_held_expert": microseconds(p[8]), "cached": digits(p[9]),
+            "per_doubling": microseconds(p[10]) if routes else "0 us",
+            "skew_exponent": digits(exponent), "skew_touched": digits(touched),
             "quality": fitted.quality(series.name),
         }
     )  # fmt: skip
@@ -316,8 +322,9 @@ def fit_collective(all_series: Series, device: Device, *, check: bool = True) ->
         points.append(
             CollectivePoint.model_validate(
                 {
-                    "group": int(group), "low_fixed": _us(p[0]), "low_bandwidth": _digits(p[1]), "fixed": _us(p[2]),
-                    "bandwidth": _digits(p[3]), "root": _digits(p[4]),
+                    "group": int(group), "low_fixed": microseconds(p[0]), "low_bandwidth": digits(p[1]),
+                    "fixed": microseconds(p[2]),
+                    "bandwidth": digits(p[3]), "root": digits(p[4]),
                 }
             )
         )  # fmt: skip
@@ -347,7 +354,7 @@ def fit_dispatch(series: Series, device: Device, per_node: int, *, check: bool =
     constants = DispatchFit.model_validate(
         {
             "kernel": series.kernel, "operation": operation, "group": nodes * per_node, "within": per_node,
-            "fixed": _us(fitted.parameters[0]), "rate": _digits(fitted.parameters[1]),
+            "fixed": microseconds(fitted.parameters[0]), "rate": digits(fitted.parameters[1]),
             "quality": fitted.quality(series.name),
         }
     )  # fmt: skip
@@ -357,13 +364,16 @@ def fit_dispatch(series: Series, device: Device, per_node: int, *, check: bool =
 def fit_scan(series: Series, device: Device, *, check: bool = True) -> KernelFit:
     """Linear attention of one engine in one phase."""
     b, s, h, k, v = (series.shape[name] for name in ("batch", "seq_len", "num_v_heads", "head_k_dim", "head_v_dim"))
-    prompts = series.variant == "context"
+    mixer = series.dtype or "gated_delta"
+    chunked, prompts = mixer == "mamba", series.variant == "context" and mixer != "mamba"
 
     def build(p: FloatArray) -> ScanFit:
         own = {"compute": p[1], "per_step": p[2]} if prompts else {"memory": p[1], "cached": p[2]}
-        return ScanFit.model_construct(kernel=series.kernel, phase=series.variant, fixed=p[0], **own)
+        return ScanFit.model_construct(kernel=series.kernel, phase=series.variant, mixer=mixer, fixed=p[0], **own)
 
     def predict(p: FloatArray, r: BoolArray) -> FloatArray:
+        if chunked:
+            return chunked_with(device, build(p), b[r], s[r], h[r], k[r], v[r], series.shape["chunk_size"][r])
         if prompts:
             return scan_with(device, build(p), b[r], s[r], h[r], k[r], v[r])
         return step_with(device, build(p), b[r], 4.0 * (h * k * v)[r], cached=True)
@@ -372,14 +382,35 @@ def fit_scan(series: Series, device: Device, *, check: bool = True) -> KernelFit
     bounds = Bounds.of((1e-7, 5e-6, 5e-4), *second)
     fitted = _run(series, predict, bounds, ("batch", "num_v_heads"), check)
     p = fitted.parameters
-    own = {"compute": _digits(p[1]), "per_step": _us(p[2])} if prompts else {
-        "memory": _digits(p[1]), "cached": _digits(p[2]),
+    own = {"compute": digits(p[1]), "per_step": microseconds(p[2])} if prompts else {
+        "memory": digits(p[1]), "cached": digits(p[2]),
     }  # fmt: skip
     constants = ScanFit.model_validate(
-        {"kernel": series.kernel, "phase": series.variant, "fixed": _us(p[0]), **own,
+        {"kernel": series.kernel, "phase": series.variant, "mixer": mixer, "fixed": microseconds(p[0]), **own,
          "quality": fitted.quality(series.name)}
     )  # fmt: skip
     return KernelFit("scan", constants, fitted, series)
+
+
+def fit_streams(series: Series, device: Device, *, check: bool = True) -> KernelFit:
+    """Hyper-connections of one engine: kernels in front of a half of a layer, and the one behind it."""
+    n, hidden, streams, sites, before = series.shape.values()
+
+    def build(p: FloatArray) -> StreamsFit:
+        return StreamsFit.model_construct(kernel=series.kernel, before=p[0], behind=p[1], memory=p[2], cached=p[3])
+
+    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
+        front, back = mixing_with(device, build(p), n[r], streams[r], hidden[r], cached=True)
+        return np.asarray(sites[r] * np.where(before[r] > 0, front, back))
+
+    bounds = Bounds.of((1e-7, 8e-6, 1e-4), (1e-7, 3e-6, 1e-4), (0.05, 0.8, BEST_READ), (1e-3, 0.3, 15.0))
+    fitted = _run(series, predict, bounds, ("num_tokens", "hidden_size"), check)
+    p = fitted.parameters
+    constants = StreamsFit.model_validate(
+        {"kernel": series.kernel, "before": microseconds(p[0]), "behind": microseconds(p[1]), "memory": digits(p[2]),
+         "cached": digits(p[3]), "quality": fitted.quality(series.name)}
+    )  # fmt: skip
+    return KernelFit("streams", constants, fitted, series)
 
 
 def fit_stream(series: Series, device: Device, base: StreamFit, *, check: bool = True) -> KernelFit:
@@ -394,7 +425,7 @@ def fit_stream(series: Series, device: Device, base: StreamFit, *, check: bool =
     constants = base.model_copy(
         update={
             "small_fixed": float(fitted.parameters[0]),
-            "stream_memory": _digits(fitted.parameters[1]),
+            "stream_memory": digits(fitted.parameters[1]),
             "quality": fitted.quality(series.name),
         }
     )

@@ -45,6 +45,22 @@ KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
         ("batch", "seq_len", "num_v_heads", "head_k_dim", "head_v_dim"),
         frozenset({"gpu", "kernel", "phase", "batch", "seq_len", "num_v_heads", "latency_us"}),
     ),
+    "kda": (
+        ("batch", "seq_len", "num_heads", "head_dim"),
+        frozenset({"gpu", "kernel", "phase", "batch", "seq_len", "num_heads", "head_dim", "d_conv", "latency_us"}),
+    ),
+    "mamba": (
+        ("batch", "seq_len", "nheads", "head_dim", "d_state", "chunk_size"),
+        frozenset({"gpu", "kernel", "phase", "batch", "seq_len", "nheads", "head_dim", "d_state", "latency_us"}),
+    ),
+    "streams": (
+        ("num_tokens", "hidden_size", "hc_mult", "num_sites", "before"),
+        frozenset({"gpu", "kernel", "op", "num_tokens", "hidden_size", "hc_mult", "num_sites", "latency_us"}),
+    ),
+    "sparse": (
+        ("num_heads", "batch", "q_len", "past_len"),
+        frozenset({"gpu", "kernel", "phase", "model", "gemm_dtype", "kv_cache_dtype", "past_len", "latency_us"}),
+    ),
     "stream": (("n_bytes",), frozenset({"gpu", "n_bytes", "latency_us"})),
 }
 
@@ -119,7 +135,7 @@ def short_kernel(kind: str, name: str, software: str) -> str:
             if backend in name:
                 return f"{engine}_{backend}"
         return f"{engine}_cutlass" if "torch_flow" in name else name
-    if kind == "scan":
+    if kind in ("scan", "kda", "mamba", "streams", "sparse"):
         engine = software.split("-")[0]
         return f"{engine}_conv" if "conv" in name else engine
     if kind == "collective":
@@ -144,6 +160,10 @@ def read_series(path: Path | str) -> list[Series]:
         row = dict(zip(header, cells, strict=False))
         if len(cells) != len(header):
             raise SpecError(Problem(f"has {len(cells)} cells for {len(header)} columns", str(path), line))
+        if kind == "streams":
+            row["before"] = str(int(row["op"].endswith("pre")))
+        if kind == "sparse" and not _usable(row):
+            continue
         for key in _keys(kind, row):
             groups.setdefault(key, []).append((row, line))
     if not groups:
@@ -152,7 +172,42 @@ def read_series(path: Path | str) -> list[Series]:
     series = [_series(kind, key, rows, str(path), problems) for key, rows in groups.items()]
     if problems:
         raise SpecError(problems)
-    return [one for one in series if one is not None]
+    found = [one for one in series if one is not None]
+    return [_as_scan(one) if kind in ("kda", "mamba") else _fastest(one) for one in found]
+
+
+_EAGER_TOKENS = 4096.0
+"""Tokens from which on kernels launched one by one hide the host (README of the tables)."""
+
+
+def _usable(row: Mapping[str, str]) -> bool:
+    """Whether a module's row shows its kernels: not the host's floor, nor dense attention of short prompts."""
+    if "dense_mha" in row["kernel"]:
+        return False
+    tokens = float(row.get("batch") or 0) * float(row.get("q_len") or 0)
+    return not row.get("flag") or (row["flag"] == "eager" and tokens >= _EAGER_TOKENS)
+
+
+def _as_scan(series: Series) -> Series:
+    """Kimi Delta Attention and Mamba-2 as the scans that they are, under their own names."""
+    shape = series.shape
+    heads, values = shape.get("num_heads", shape.get("nheads")), shape["head_dim"]
+    assert heads is not None
+    same = {"batch": shape["batch"], "seq_len": shape["seq_len"], "num_v_heads": heads}
+    same |= {"chunk_size": shape["chunk_size"]} if "chunk_size" in shape else {}
+    state = {**same, "head_k_dim": shape.get("d_state", values), "head_v_dim": values}
+    return _fastest(replace(series, kind="scan", dtype=series.kind, shape=state))
+
+
+def _fastest(series: Series) -> Series:
+    """Where an engine has several kernels for a shape, the fastest: it chooses by size."""
+    if series.kind != "streams" and series.dtype not in ("kda", "mamba"):
+        return series
+    table = np.stack([series.shape[name] for name in series.shape], axis=1)
+    _, shape = np.unique(table, axis=0, return_inverse=True)
+    best = np.full(shape.max() + 1, np.inf)
+    np.minimum.at(best, shape.ravel(), series.measured_s)
+    return series.take(series.measured_s <= best[shape.ravel()])
 
 
 def _keys(kind: str, row: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
@@ -173,8 +228,15 @@ def _keys(kind: str, row: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     elif kind == "dispatch":
         for operation in ("dispatch", "combine"):
             yield device, "deepep", "", f"{operation}@{row['node_num']}", software
+    elif kind == "sparse":
+        part = row.get("attn_kind") or ("reusing" if row.get("skip_indexer") == "1" else "")
+        gemm = DTYPE_NAMES.get(row["gemm_dtype"], row["gemm_dtype"])
+        variant = "/".join((row["model"], part, row["phase"]))
+        yield device, short_kernel(kind, name, software), f"{gemm}/{row['kv_cache_dtype']}", variant, software
+    elif kind == "streams":
+        yield device, short_kernel(kind, name, software), "", "", software
     else:
-        variant = row.get("phase" if kind == "scan" else "distribution") or ""
+        variant = row.get("phase" if kind in ("scan", "kda", "mamba") else "distribution") or ""
         yield device, short_kernel(kind, name, software), dtype, variant, software
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -20,13 +21,16 @@ from rlperf.calibrate.kernel_fits import (
     fit_prefill,
     fit_scan,
     fit_stream,
+    fit_streams,
     layers_of,
 )
 from rlperf.calibrate.kernel_tables import Series, joined_series, read_series
+from rlperf.calibrate.module_fits import fit_modules, mixer_of
 from rlperf.calibrate.statistics import spread_of
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.calibration import DeviceCalibration, GemmFit, load_device_calibration
 from rlperf.specs.cluster import Device
+from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_device
 
 SECTIONS = {
@@ -37,6 +41,8 @@ SECTIONS = {
     "collective": "collectives",
     "dispatch": "dispatch",
     "scan": "scan",
+    "sparse": "sparse",
+    "streams": "streams",
     "stream": "stream",
 }
 MINIMUM_ROWS = 8
@@ -95,7 +101,7 @@ def fit_series(
 ) -> list[KernelFit]:
     """Fit all series of one device; bf16 products first, since quantising kernels are told from their fixed time."""
     fits: list[KernelFit] = []
-    usable = [one for one in merged(series) if len(one.measured_s) >= MINIMUM_ROWS]
+    usable = [one for one in merged(series) if len(one.measured_s) >= MINIMUM_ROWS and one.kind != "sparse"]
     usable.sort(key=lambda one: (one.kind, one.dtype != "bf16"))
     balanced = {(one.kernel, one.dtype) for one in usable if one.kind == "moe" and one.variant != "power_law_1.2"}
     fixed: float | None = None
@@ -114,13 +120,29 @@ def fit_series(
             fits.append(fit_moe(one, device, skewed, check=check))
         elif one.kind == "collective":
             fits.append(fit_collective(one, device, check=check))
-        elif one.kind == "scan" and not one.kernel.endswith("_conv"):
+        elif one.kind == "scan" and not one.kernel.endswith("_conv") and one.variant != "verify":
             fits.append(fit_scan(one, device, check=check))
+        elif one.kind == "streams":
+            fits.append(fit_streams(one, device, check=check))
         elif one.kind == "stream":
             fits.append(fit_stream(one, device, base.stream, check=check))
         elif one.kind == "dispatch":
             fits.append(fit_dispatch(one, device, 4 if device.name.startswith("gb") else 8, check=check))
-    return fits
+    return fits + _modules(series, device, base, check)
+
+
+def _modules(series: Sequence[Series], device: Device, base: DeviceCalibration, check: bool) -> list[KernelFit]:
+    """Attention modules, all models of one engine, mixer and phase in one fit."""
+    groups: dict[tuple[str, str, str], list[Series]] = {}
+    for one in merged([each for each in series if each.kind == "sparse"]):
+        mixer, phase = mixer_of(one)
+        if mixer:
+            groups.setdefault((one.kernel, mixer, phase), []).append(one)
+    enough = [each for each in groups.values() if sum(len(one.measured_s) for one in each) >= MINIMUM_ROWS]
+    if not enough:
+        return []
+    hw = replace(load_hardware(device.name), calibration=base)
+    return [fit_modules(each, hw, check=check) for each in enough]
 
 
 def _skewed(series: Sequence[Series], one: Series) -> Series | None:
@@ -171,6 +193,29 @@ def _taken_over(sections: dict[str, list[object]], base: DeviceCalibration) -> s
     return f"{text}; taken over from {base.device}: {', '.join(kept)}" if kept else text
 
 
+def added(fits: Sequence[KernelFit], base: DeviceCalibration) -> DeviceCalibration:
+    """The base calibration with constants of further kernels beside its own; kernels fitted again replace theirs."""
+    sections: dict[str, list[object]] = {}
+    for fit in sorted(fits, key=_rank):
+        sections.setdefault(fit.section, []).append(fit.constants)
+    for name, values in sections.items():
+        again = {_identity(one) for one in values}
+        sections[name] = [one for one in getattr(base, name) if _identity(one) not in again] + values
+    software = {*base.software.split(", "), *(fit.series.software for fit in fits)}
+    return base.model_copy(
+        update={
+            **{name: tuple(values) for name, values in sections.items()},
+            "software": ", ".join(sorted(software)),
+            "n": base.n + int(sum(len(fit.fitted.measured) for fit in fits)),
+        }
+    )
+
+
+def _identity(constants: object) -> tuple[object, ...]:
+    """What tells constants of one kernel from those of another: their words."""
+    return tuple(value for value in vars(constants).values() if isinstance(value, str))
+
+
 def fit_device(
     files: Sequence[Path | str],
     device_name: str | None = None,
@@ -178,6 +223,7 @@ def fit_device(
     *,
     source: str | None = None,
     check: bool = True,
+    add: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[DeviceCalibration, list[KernelFit]]:
     """Fit one device's constants from kernel timing files.
@@ -188,6 +234,7 @@ def fit_device(
     base_file : calibration whose sections stand where the files have no timings; default: the device's own or its
         relative's
     check : also compute left-out errors (slower)
+    add : leave what the base holds of other kernels, its identity and its spread as they are
 
     Raises
     ------
@@ -207,6 +254,8 @@ def fit_device(
     fits = fit_series(mine, device, base, check=check, progress=progress)
     if not fits:
         raise SpecError(Problem(f"no series of {device.name!r} has at least {MINIMUM_ROWS} timings"))
+    if add:
+        return added(fits, base), fits
     label = source or "; ".join(Path(file).name for file in files)
     return calibration_from(fits, device, base, source=label), fits
 

@@ -22,16 +22,11 @@ from rlperf.calibrate.serving_stack import Measured
 from rlperf.calibrate.tables import Table, read_table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Report, report_of
 from rlperf.calibrate.validate_inference import predict_case, predict_rows
+from rlperf.cost.layers import stack_of
 from rlperf.errors import SpecError
 from rlperf.layout import BoolArray
-from rlperf.specs.calibration import (
-    DeviceCalibration,
-    EngineCalibration,
-    calibration_names,
-    load_device_calibration,
-    load_engine_calibration,
-    release_of,
-)
+from rlperf.specs.calibration import DeviceCalibration, calibration_names, load_device_calibration
+from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration, release_of
 from rlperf.specs.hardware import at_published_rates
 from rlperf.specs.profiles import load_device
 
@@ -59,7 +54,10 @@ def served_group(case: ServingCase, by: str) -> str:
 
 
 def served_cases(table: Table, costs: CostTable) -> list[Measured]:
-    """Every row that can be predicted, with its primary metric."""
+    """Every row that can be predicted, with its primary metric.
+
+    Not those whose attention nobody timed on the device nor on a relative: what they are off by is no engine's doing.
+    """
     found: list[Measured] = []
     for row in table:
         try:
@@ -67,7 +65,8 @@ def served_cases(table: Table, costs: CostTable) -> list[Measured]:
             serve(case, costs)
         except SpecError:
             continue
-        found += measured_of(case)
+        if not any(half.layer.untimed_on(case.hardware) for half in stack_of(case.arch).halves):
+            found += measured_of(case)
     return found
 
 

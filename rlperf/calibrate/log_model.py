@@ -1,168 +1,152 @@
-"""The linear model behind `rlperf.calibrate.logs`: overheads and errors of the physics, with normal priors."""
+r"""The posterior behind `rlperf.calibrate.logs`: what one log says of constants and stages, on top of what was known.
+
+Stage ``s`` of rl_step ``t`` is
+
+.. math:: \ln m_{st} = \ln p_{st}(\theta) + a_s + b_s + \varepsilon_{st}
+
+p the simulator's seconds at the rl_step's lengths under constants :math:`\theta` (in logarithms), a the error that all
+configurations of a framework share on this cluster, b that of the configuration that ran, :math:`\varepsilon` the noise
+of an rl_step. All have normal priors around the shipped values; the posterior is that of the model made linear around
+its mean (Gauss-Newton). So whoever explains a miss is asked in proportion to how uncertain it was: seconds per update
+where they are most of a stage, the stage's factor where they are not, and b takes what one configuration cannot tell
+from a.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from rlperf.layout import FloatArray
+from rlperf.specs.stage_spread import STAGES, LogPrior
 
-OVERHEADS: Mapping[str, str] = {
-    "engine_host": "rollout",
-    "training.scoring_pass": "scoring",
-    "training.update": "training",
-    "weight_sync.fixed": "weight_sync",
-    "step": "other",
-}
-"""Constant of `FrameworkCalibration` -> the stage that it stands in."""
-PHYSICS_ERROR: Mapping[str, float] = {
-    "rollout": 0.06,
-    "scoring": 0.06,
-    "training": 0.06,
-    "weight_sync": 0.15,
-    "other": 0.0,
-}
-"""Standard deviation of g_s - 1: what left-out rows of the calibrations show of the stage predictions."""
-IDENTIFIED = 0.25
-"""An overhead counts as identified where half its 90 % interval is below this share of its value."""
-
-
-@dataclass(frozen=True)
-class FittedOverhead:
-    """One constant: what was shipped, what the log says, with the 5th and 95th percentile [s]."""
-
-    name: str
-    stage: str
-    shipped: float
-    value: float
-    low: float
-    high: float
-    identified: bool
-    reason: str = ""
+WHOLE = "rl_step"
+"""What all stages make together, by the mode; where a log states no stage it is all there is."""
+ENGINE = "engine"
+"""Rollout, weight sync and transitions together, where a log's timer of the rollout holds them all."""
+Seconds = Mapping[str, FloatArray]
+"""Stage, `WHOLE` or `ENGINE` -> seconds of every rl_step ``[rl_steps]``."""
+Simulator = Callable[[Mapping[str, float], Mapping[str, float]], Seconds]
+"""Seconds under constants and stage factors, both over those at the start [1]."""
+STEP = 0.1
+"""Change of a logarithm over which slopes are taken [1]."""
+ROUNDS = 3
+SURPRISE = 2.5
+"""Standard deviations of a prediction beyond which a miss is no matter of a cluster: what it is, no other has."""
+NOISE_WEIGHT = 2.0
+"""rl_steps that the assumed noise counts for beside the log's own scatter."""
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
-    """Measurements and physics of one stage over the rl_steps, and how often each overhead occurs."""
+class Slopes:
+    """Logarithms of simulated seconds and how they move with constants and stage factors.
 
-    name: str
-    measured: FloatArray
-    physics: FloatArray
-    occurs: Mapping[str, FloatArray]
-
-
-def posterior(
-    stages: Sequence[Stage], names: Sequence[str], start: Mapping[str, float]
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Mean and covariance of (overheads, g of every stage), and the noise of every stage over its value.
-
-    The physics is taken at its word (g = 1) unless letting it move explains the log better by more than chance (a
-    likelihood ratio beyond its 99th percentile). The covariance carries the error of the physics in either case.
+    ``at``: ln seconds ``[rl_steps]``; ``of``: d ln seconds by (constants, stage factors), mean over rl_steps
     """
-    exact, _, misfit, noise = _solved(stages, names, start, 0.0)
-    moved, covariance, better, quieter = _solved(stages, names, start, 1.0)
-    mean, noise = (moved, quieter) if misfit - better > CHANCE * len(stages) else (exact, noise)
-    return mean, covariance, noise
+
+    at: Mapping[str, FloatArray]
+    of: Mapping[str, FloatArray]
 
 
-CHANCE = 6.63
-"""99th percentile of chi-squared with one degree of freedom, per stage."""
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """What constants and stages are, after the log.
+
+    Attributes
+    ----------
+    constants : their names
+    mean, covariance : of (ln constant over its start, ln shared factor of every stage)
+    prior : standard deviations before
+    noise : of an rl_step around its mean, by observation [1]
+    surprise : how far the mean of an observation was from its prediction before, in standard deviations of that [1];
+        those beyond `SURPRISE` tell nothing of constants and stages
+    slopes : at the mean
+    """
+
+    constants: tuple[str, ...]
+    mean: FloatArray
+    covariance: FloatArray
+    prior: FloatArray
+    noise: Mapping[str, float]
+    surprise: Mapping[str, float]
+    slopes: Slopes
+
+    def sigma(self, name: str, within: Mapping[str, float]) -> float:
+        """Standard deviation of ln(measured / predicted) of a stage, or `WHOLE`, of another configuration [1]."""
+        slope = self.slopes.of[name]
+        own = sum((slope[len(self.constants) + k] * within[stage]) ** 2 for k, stage in enumerate(STAGES))
+        return float(np.sqrt(max(float(slope @ self.covariance @ slope), 0.0) + own))
+
+    @property
+    def told(self) -> FloatArray:
+        """Share of every unknown's prior variance that the log took away [1]."""
+        return np.asarray(1.0 - np.diag(self.covariance) / self.prior**2)
 
 
-def _solved(
-    stages: Sequence[Stage], names: Sequence[str], start: Mapping[str, float], freedom: float
-) -> tuple[FloatArray, FloatArray, float, FloatArray]:
-    """Mean, covariance, -2 log likelihood and noise by stage, with ``freedom`` times `PHYSICS_ERROR` of slack in g."""
-    noise, expected = np.full(len(stages), 0.05), None
-    prior, weight = _prior(stages, names, start, freedom)
-    for _ in range(4):
-        blocks = [_weighted(stage, k, len(stages), names, noise[k], expected) for k, stage in enumerate(stages)]
-        system = np.vstack([*(design for design, _ in blocks), np.diag(weight)])
-        right = np.concatenate([*(target for _, target in blocks), weight * prior])
-        mean = expected = _nonnegative(system, right)
-        misfits = [target - design @ mean for design, target in blocks]
-        # Residuals are in units of the noise that was assumed: their size corrects it, stage by stage.
-        sizes = [np.sqrt((misfit**2).sum() / max(misfit.size - 1, 1)) for misfit in misfits]
-        noise = np.clip(noise * np.array(sizes), 1e-3, 20.0)
-    covariance = np.linalg.inv(system.T @ system)
-    steps = np.array([misfit.size for misfit in misfits])
-    return mean, covariance, float((2.0 * steps * np.log(noise)).sum()), noise
+def posterior(simulate: Simulator, measured: Seconds, constants: Mapping[str, float], prior: LogPrior) -> Posterior:
+    """The posterior of a log.
+
+    Parameters
+    ----------
+    measured : what the log states, not-a-number where it does not
+    constants : standard deviation of the logarithm of every constant before the log
+    """
+    names, count = tuple(constants), len(constants)
+    stages = [getattr(prior, stage) for stage in STAGES]
+    widths = np.array([*constants.values(), *(each.between for each in stages), *(each.within for each in stages)])
+    widths = np.asarray(np.maximum(widths, 1e-4), np.float64)
+    x: FloatArray = np.zeros(widths.size)
+    noise = {name: _assumed(prior, name) for name in measured}
+    surprise: dict[str, float] = {}
+    for _ in range(ROUNDS):
+        slopes = slopes_at(simulate, names, x)
+        rows, targets = [], []
+        for name, seconds in measured.items():
+            known = np.isfinite(seconds) & (seconds > 0)
+            misses = np.log(seconds[known]) - slopes.at[name][known]
+            noise[name] = _noise(misses, _assumed(prior, name))
+            # a stage's own error of the configuration moves it as the shared one does
+            row = np.concatenate([slopes.of[name], slopes.of[name][count:]])
+            expected = float(np.sqrt((row**2 * widths**2).sum() + noise[name] ** 2 / misses.size))
+            if abs(surprise.setdefault(name, float(misses.mean()) / expected)) > SURPRISE:
+                continue
+            rows.append(np.tile(row, (misses.size, 1)) / noise[name])
+            targets.append((misses + row @ x) / noise[name])
+        design, target = np.vstack([np.zeros((0, widths.size)), *rows]), np.concatenate([np.zeros(0), *targets])
+        precision = design.T @ design + np.diag(widths**-2.0)
+        x = np.asarray(np.linalg.solve(precision, design.T @ target), np.float64)
+    shared = count + len(STAGES)
+    covariance = np.asarray(np.linalg.inv(precision), np.float64)[:shared, :shared]
+    slopes = slopes_at(simulate, names, x * (np.arange(x.size) < shared))
+    return Posterior(names, x[:shared], covariance, widths[:shared], noise, surprise, slopes)
 
 
-def _weighted(
-    stage: Stage, index: int, count: int, names: Sequence[str], noise: float, expected: FloatArray | None
-) -> tuple[FloatArray, FloatArray]:
-    """Rows of one stage over sigma m; m as expected once there is a first solution, because measured values that happen
-    to be low would weigh too much."""
-    known = ~np.isnan(stage.measured)
-    block = np.zeros((int(known.sum()), len(names) + count))
-    for name, occurs in stage.occurs.items():
-        block[:, names.index(name)] = occurs[known]
-    block[:, len(names) + index] = stage.physics[known]
-    size = stage.measured[known] if expected is None else block @ expected
-    typical = max(float(np.abs(np.mean(size))), 1e-3)
-    scale = 1.0 / (noise * np.maximum(np.abs(size), 0.2 * typical))
-    return block * scale[:, None], stage.measured[known] * scale
+def _assumed(prior: LogPrior, name: str) -> float:
+    """Noise of an observation before the log; what holds a rollout has its noise."""
+    return float(getattr(prior, "rollout" if name in (WHOLE, ENGINE) else name).noise)
 
 
-def _prior(
-    stages: Sequence[Stage], names: Sequence[str], start: Mapping[str, float], freedom: float
-) -> tuple[FloatArray, FloatArray]:
-    """Prior mean and 1 / standard deviation: overheads anywhere up to the whole stage, g near 1."""
-    mean = [start[name] for name in names] + [1.0] * len(stages)
-    whole = {name: _most(stages, name) for name in names}
-    weight = [1.0 / max(3.0 * whole[name], 1e-9) for name in names]
-    weight += [1.0 / max(freedom * PHYSICS_ERROR[stage.name], 1e-6) for stage in stages]
-    return np.array(mean), np.array(weight)
+def _noise(misses: FloatArray, assumed: float) -> float:
+    """Noise of an rl_step: the scatter of the misses around their mean, and what was assumed."""
+    scatter = float(((misses - misses.mean()) ** 2).sum()) if misses.size else 0.0
+    return float(np.sqrt((NOISE_WEIGHT * assumed**2 + scatter) / (NOISE_WEIGHT + max(misses.size - 1, 0))))
 
 
-def _most(stages: Sequence[Stage], name: str) -> float:
-    """The overhead if it were the whole of its stage."""
-    for stage in stages:
-        if name in stage.occurs:
-            size = abs(float(np.nanmean(stage.measured))) + float(np.nanstd(stage.measured))
-            return size / max(float(stage.occurs[name].mean()), 1e-9)
-    return 1.0
+def slopes_at(simulate: Simulator, names: Sequence[str], x: FloatArray) -> Slopes:
+    """Logarithms and slopes at constants and factors (shared and own together) of ``x``."""
+    count = len(names)
+    here = np.concatenate([x[:count], x[count : count + len(STAGES)] + x[count + len(STAGES) :]])
 
+    def at(moved: FloatArray) -> dict[str, FloatArray]:
+        values = np.exp(moved)
+        found = simulate(dict(zip(names, values[:count], strict=True)), dict(zip(STAGES, values[count:], strict=True)))
+        return {name: np.log(np.maximum(seconds, 1e-9)) for name, seconds in found.items()}
 
-def _nonnegative(system: FloatArray, right: FloatArray) -> FloatArray:
-    """Least squares with every unknown at least 0."""
-    from scipy.optimize import lsq_linear
-
-    scale = np.maximum(np.abs(system).max(axis=0), 1e-12)
-    found = lsq_linear(system / scale, right, bounds=(0.0, np.inf)).x
-    return np.asarray(found / scale, np.float64)
-
-
-def fitted_overhead(
-    name: str, k: int, shipped: float, mean: FloatArray, covariance: FloatArray, steps: int, most: float
-) -> FittedOverhead:
-    """One constant with its 90 % interval (Student's t over the rl_steps); ``most``: what is plausible [s]."""
-    from scipy.stats import t
-
-    half = float(t.ppf(0.95, max(steps - 1, 1))) * float(np.sqrt(covariance[k, k]))
-    value = float(mean[k])
-    if value > most:
-        reason = f"above {most:g} s: its stage is slower than the physics for another reason (lengths, settings)"
-    elif value <= 0 or half >= IDENTIFIED * value:
-        reason = "too small beside the noise and the physics of its stage to be told apart"
-    else:
-        reason = ""
-    return FittedOverhead(
-        name, OVERHEADS[name], shipped, value, max(value - half, 0.0), value + half, not reason, reason
-    )
-
-
-def stage_errors(stages: Sequence[Stage], values: Mapping[str, float]) -> dict[str, float]:
-    """Median absolute error of every stage under given overheads [1]."""
-    found = {}
-    for stage in stages:
-        predicted = stage.physics + sum(occurs * values[name] for name, occurs in stage.occurs.items())
-        known = ~np.isnan(stage.measured) & (np.abs(stage.measured) > 1e-9)
-        if known.any():
-            error = np.abs(predicted[known] - stage.measured[known]) / np.abs(stage.measured[known])
-            found[stage.name] = float(np.median(error))
-    return found
+    middle = at(here)
+    moved = [at(here + STEP * (np.arange(here.size) == k)) for k in range(here.size)]
+    slopes = {
+        name: np.array([float((there[name] - logs).mean()) / STEP for there in moved]) for name, logs in middle.items()
+    }
+    return Slopes(middle, slopes)

@@ -19,7 +19,8 @@ from rlperf.errors import Problem, SpecError
 from rlperf.layout import Layout
 from rlperf.sim.rollout import EngineOptions, simulate_replica
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import Spread, load_engine_calibration
+from rlperf.specs.calibration import Spread
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import architecture_reading, load_architecture, load_device, profile_names
 from rlperf.specs.reader import reading

@@ -61,7 +61,7 @@ CONSTANTS = (
     "training.update",
     "training.scoring_pass",
     "training.moe_layer",
-    "training.stretch",
+    "training.host_layer",
     "weight_sync.fixed",
     "weight_sync.rate",
     "weight_sync.per_tensor",
@@ -70,12 +70,14 @@ CONSTANTS = (
 
 
 def constant(framework: FrameworkCalibration, name: str) -> float:
-    """Value of one of `CONSTANTS` (seconds; rate in bytes/s)."""
+    """Value of one of `CONSTANTS` (seconds; rate in bytes/s), 0 of one that a framework does not have."""
     owner, _, field = name.rpartition(".")
     if owner == "weight_sync":
         return float(getattr(framework.weight_sync[0], field))
     holder = framework.training if owner == "training" else framework
     value = getattr(holder, field)
+    if value is None:
+        return 0.0
     return float(value.value if isinstance(value, Overhead) else value)
 
 
@@ -91,7 +93,8 @@ def with_constants(framework: FrameworkCalibration, values: Mapping[str, float])
         else:
             holder, target = (framework.training, training) if owner == "training" else (framework, top)
             held = getattr(holder, field)
-            target[field] = held.model_copy(update={"value": value}) if isinstance(held, Overhead) else value
+            if held is not None:
+                target[field] = held.model_copy(update={"value": value}) if isinstance(held, Overhead) else value
     if training:
         top["training"] = framework.training.model_copy(update=training)
     if sync:

@@ -15,7 +15,7 @@ from rlperf.plan.question.context import Context, TaskContext, keys_of
 from rlperf.plan.question.demand import LengthSource, batches
 from rlperf.sim.rl_step.overheads import trainer_in_framework
 from rlperf.sim.rl_step.site import TrainerStack
-from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
+from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
 from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
@@ -105,6 +105,7 @@ def _engine_settings(row: StepRow, engine: EngineCalibration) -> dict[str, objec
         "engine_token_budget": engine.token_budget,
         "chunked_prefill": engine.chunked_prefill,
         "prefix_caching": engine.prefix_caching,
+        "speculation": row.speculation,
     }
 
 

@@ -36,6 +36,7 @@ from rlperf.layout import RECOMPUTE, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, in_nodes_of
 from rlperf.specs.modes import Mode, mode_of_staleness
+from rlperf.specs.speculation import NONE
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.trainer_capability import Capability
 
@@ -197,6 +198,12 @@ def _ulysses(row: StepRow) -> int:
     return int(spread.group(1)) if spread else 1
 
 
+def _recompute(row: StepRow) -> str:
+    """What is recomputed, where the note alone says it: most layers in full count as all."""
+    found = re.search(r"full recomputation of (\d+) of (\d+) layers", row.note)
+    return "full" if found and 2 * int(found.group(1)) >= int(found.group(2)) else "none"
+
+
 def _trainer_layout(row: StepRow) -> Layout:
     devices, pipeline, expert = row.trainer_devices, row.trainer_pipeline, row.trainer_expert
     replica = row.trainer_tensor * pipeline * row.trainer_context * row.ulysses
@@ -245,6 +252,24 @@ def _in_flight(row: StepRow) -> bool | None:
     """Whether engines take weights while they generate, where the note says so."""
     found = re.search(r"in_flight_weight_updates (true|false)", row.note.lower())
     return None if found is None else found.group(1) == "true"
+
+
+USUAL_DRAFTS = 3
+"""Drafted tokens per engine_step where a row states none: those of slime's and miles' scripts and of SGLang's own
+examples (``--sglang-speculative-num-steps 3``)."""
+
+
+def _speculation(row: StepRow) -> str | Guess[str]:
+    """The column's ``method:k`` as a pool says it; SGLang calls the model's own layer EAGLE, too."""
+    stated_word = row.row.text("speculation").lower()
+    if not stated_word or stated_word == NONE:
+        return NONE
+    name, _, drafts = stated_word.partition(":")
+    own = name == "mtp" or (name in ("eagle", "nextn") and row.architecture.prediction_layers > 0)
+    method = "mtp" if own else "ngram" if name == "ngram" else "eagle3"
+    if drafts.isdecimal():
+        return f"{method}:{drafts}"
+    return Guess(f"{method}:{USUAL_DRAFTS}", "the drafts of the frameworks' scripts")
 
 
 def _rank(cell: str) -> int | None:
@@ -301,7 +326,7 @@ class StepRow(Reading):
     ulysses: int = derived(_ulysses)
     sequence_parallel: int = column(whole, lambda row: Guess(int(row.trainer_tensor > 1), "on with tensor parallel"))
     zero_stage: int = column(whole, lambda row: Guess(row.capability.usual_zero_stage, "the backend's"))
-    activation_recompute: str = column(one_of(RECOMPUTE), "none")
+    activation_recompute: str = column(one_of(RECOMPUTE), _recompute)
     optimizer_offload: bool = column(flag, False)
     trainer_layout: Layout = derived(_trainer_layout)
     lora_rank: int | None = column(_rank, None)
@@ -315,6 +340,7 @@ class StepRow(Reading):
     memory_fraction: float = column(number, _memory_fraction, name="rollout_memory_fraction")
     cuda_graphs: bool = column(flag, Guess(True, "engine default"), name="cuda_graph")
 
+    speculation: str = derived(_speculation)
     max_trajectories: int | None = derived(_environment)
     in_flight_updates: bool | None = derived(_in_flight)
     measured: Mapping[str, float] = derived(_measured)
@@ -347,7 +373,7 @@ class StepRow(Reading):
     @property
     def recompute_stated(self) -> bool:
         """Whether the row says what is recomputed."""
-        return bool(stated(self.row, "activation_recompute"))
+        return bool(stated(self.row, "activation_recompute")) or self.activation_recompute != "none"
 
     @property
     def configuration(self) -> str:

@@ -22,7 +22,8 @@ from rlperf.calibrate.serving_stack import CONSTANTS, Measured, ServingStack
 from rlperf.calibrate.statistics import absolute_percentage_errors
 from rlperf.calibrate.tables import split_rank
 from rlperf.layout import BoolArray, FloatArray
-from rlperf.specs.calibration import EngineCalibration, EngineOverhead, GroupFactor, Quality, Spread
+from rlperf.specs.calibration import Z95, Quality, Spread
+from rlperf.specs.engine_calibration import EngineCalibration, EngineOverhead, GroupFactor
 
 FOLDS = 6
 """Parts that the configurations are cut into: each row is predicted by a fit of the five that it is not in."""
@@ -31,11 +32,12 @@ BELIEVED = (
     Constant("per_layer", 6e-6, 0.5),
     Constant("per_expert_layer", 6e-6, 0.5),
     Constant("per_request", 10e-6, 0.5),
+    Constant("uncaptured", 300e-6, 0.5),
     Constant("factor", 1.0, 0.03),
 )
 """What is believed of the pool without a row: hosts of today's engines, and kernels that take as long as alone."""
 KINDS = (
-    Kind("engine", ("per_layer", "per_expert_layer", "per_request"), 0.5),
+    Kind("engine", ("per_layer", "per_expert_layer", "per_request", "uncaptured"), 0.5),
     Kind("release", ("factor",), 0.3),
     Kind("device", ("factor",), 0.3),
     Kind("family", ("factor",), 0.3),
@@ -45,7 +47,6 @@ KINDS = (
     Kind("cell", ("factor",), 0.3),
 )
 RULE = f"configurations in {FOLDS} parts, by hash of their text: each predicted by a fit of the others"
-Z = 1.6448536269514722
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ class ServingRows:
         def predict(logs: FloatArray) -> FloatArray:
             values = np.exp(logs)
             # the factor is on everything: kernels and the host's times alike
-            constants = np.column_stack([values[:, :4] * values[:, 4:], values[:, 4]])
+            constants = np.column_stack([values[:, :-1] * values[:, -1:], values[:, -1]])
             return np.asarray(np.log(stack.predicted(constants)))
 
         labels = [labels_of(case) for case, _, _ in cases]
@@ -126,8 +127,8 @@ def _profile(pooled: Pooled, served: ServingRows, seen: BoolArray, profile: Engi
     before = profile.overhead
     overhead = EngineOverhead.model_validate(
         {
-            **{key: f"{values[place] * values[4] * 1e6:.4g} us" for place, key in enumerate(CONSTANTS[:4])},
-            "kernel_scale": round(float(values[4]), 4),
+            **{key: f"{values[place] * values[-1] * 1e6:.4g} us" for place, key in enumerate(CONSTANTS[:-1])},
+            "kernel_scale": round(float(values[-1]), 4),
             "row_ids": tuple(sorted(case.row.row_id for case in mine)),
             "quality": before.quality,
         }
@@ -249,7 +250,7 @@ def stranger_spread(residual: FloatArray, own: FloatArray, weight: FloatArray) -
     >>> round(stranger_spread(np.linspace(-0.5, 0.5, 1001), np.full(1001, 0.1), np.ones(1001)), 2)
     0.27
     """
-    needed = np.sqrt(np.maximum(residual**2 - own**2, 0.0)) / Z
+    needed = np.sqrt(np.maximum(residual**2 - own**2, 0.0)) / Z95
     order = np.argsort(needed)
     share = np.cumsum(weight[order]) / weight.sum()
     return float(needed[order][np.searchsorted(share, 0.9)])

@@ -14,7 +14,8 @@ from rlperf.calibrate.leave_out_inference import Refits, served_group
 from rlperf.calibrate.pooling import Pooled
 from rlperf.calibrate.serving_pool import fit_serving, stranger_spread
 from rlperf.calibrate.tables import Table
-from rlperf.specs.calibration import EngineCalibration, GroupFactor, calibration_names, load_engine_calibration
+from rlperf.specs.calibration import calibration_names
+from rlperf.specs.engine_calibration import EngineCalibration, GroupFactor, load_engine_calibration
 
 STRANGERS = {"release": "version", "device": "device", "family": "family"}
 """Kinds whose strangers' spread is what leaving one out has cost, and the groups that are left out for it."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlperf.calibrate.inference_rows import Asked, CostTable, ServingCase, asked_of, served
 from rlperf.cost.engine_step import EngineStepCost
+from rlperf.cost.inference import uncaptured_layers
 from rlperf.cost.layers import stack_of
 from rlperf.layout import FloatArray
 
@@ -35,12 +36,13 @@ class StackedCost(EngineStepCost):
         terms = {name: np.asarray([getattr(one, name) for one in costs], dtype=np.float64) for name in _TERMS}
         return cls(tokens=costs[0].tokens, graph_buckets=buckets, **terms)  # type: ignore[arg-type]
 
-    def linear(self, tokens: FloatArray | float) -> FloatArray:
+    def linear(self, tokens: FloatArray | float, mixed: bool = False) -> FloatArray:
+        table = self.linear_table(mixed)
         x = np.broadcast_to(np.asarray(tokens, dtype=np.float64), (len(self.linear_s),))
         rows, last = np.arange(len(x)), len(self.tokens) - 2
         index = np.clip(np.searchsorted(self.tokens, x, side="right") - 1, 0, last)
         left, right = self.tokens[index], self.tokens[index + 1]
-        low, high = self.linear_s[rows, index], self.linear_s[rows, index + 1]
+        low, high = table[rows, index], table[rows, index + 1]
         return np.asarray(low + np.maximum((x - left) / (right - left), 0.0) * (high - low))
 
     def padded(self, running: FloatArray | float) -> FloatArray:
@@ -51,11 +53,12 @@ class StackedCost(EngineStepCost):
         return np.where((x > 0) & np.isfinite(bucket), bucket, x)
 
 
-_TERMS = tuple(one.name for one in fields(EngineStepCost) if one.name not in ("tokens", "graph_buckets"))
+_OTHERS = ("tokens", "graph_buckets", "mixed_linear_s", "drafted")
+_TERMS = tuple(one.name for one in fields(EngineStepCost) if one.name not in _OTHERS)
 
 
-CONSTANTS = ("step", "per_layer", "per_expert_layer", "per_request", "kernel_scale")
-"""Constants of an engine in the order in which rows of trial constants have them [s, s, s, s, 1]."""
+CONSTANTS = ("step", "per_layer", "per_expert_layer", "per_request", "uncaptured", "kernel_scale")
+"""Constants of an engine in the order in which rows of trial constants have them [s, s, s, s, s, 1]."""
 
 SCALES = (0.7, 0.77, 0.84, 0.9, 0.95, 1.0)
 """Factors on kernels at which costs are worked out; between them they are interpolated, above they are in proportion.
@@ -77,6 +80,7 @@ class ServingStack:
             self._groups.append((rows, stacked, _stacked([asked[row] for row in rows])))
         self._layers = np.asarray([float(case.arch.layers) for case, _, _ in cases])
         self._routed = np.asarray([float(stack_of(case.arch).routes.sum()) for case, _, _ in cases])
+        self._uncaptured = np.asarray([uncaptured_layers(case.engine, case.arch) for case, _, _ in cases])
         self._devices = np.asarray([float(case.devices) for case, _, _ in cases])
         self.per_token = np.asarray([metric == "tpot_ms" for _, metric, _ in cases])
 
@@ -87,13 +91,16 @@ class ServingStack:
 
     def predicted(self, constants: FloatArray) -> FloatArray:
         """The same of every row under trial constants ``[rows, CONSTANTS]`` (or ``[CONSTANTS]``, for all)."""
-        step, layer, routed, each, scale = np.broadcast_to(constants, (len(self.cases), len(CONSTANTS))).T
+        step, layer, routed, each, uncaptured, scale = np.broadcast_to(constants, (len(self.cases), len(CONSTANTS))).T
         host = step + layer * self._layers + routed * self._routed
         result = np.empty(len(self.cases))
         for rows, stacked, asked in self._groups:
             cost = _at_scale(stacked, scale[rows])
             cost = replace(
-                cost, host_s=cost.host_s + host[rows], host_per_request_s=cost.host_per_request_s + each[rows]
+                cost,
+                host_s=cost.host_s + host[rows],
+                host_per_request_s=cost.host_per_request_s + each[rows],
+                mixed_linear_s=np.maximum(cost.linear_s, uncaptured[rows, None] * self._uncaptured[rows]),
             )
             seen = served(cost, asked)
             rate = self._devices[rows] / seen.output_tokens_per_s

@@ -9,7 +9,7 @@ from rlperf.calibrate.tables import Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.basis import serving_basis
 from rlperf.errors import SpecError
-from rlperf.specs.calibration import EngineCalibration
+from rlperf.specs.engine_calibration import EngineCalibration
 
 
 def predict_rows(path: Path, table: Table, engines: dict[str, EngineCalibration] | None = None) -> Outcome:

@@ -29,11 +29,14 @@ def _short(text: str) -> Any:
 class AskedJob:
     """A job file, or the options that stand for one. Names of options are those of `rlperf.specs.short_job`."""
 
-    file: Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file (YAML), or a plan.yaml.")] = None
+    file: Annotated[
+        Path | None, typer.Argument(metavar="JOB", help="Job file, plan.yaml, or a shipped job's name.")
+    ] = None
     framework: Annotated[str | None, typer.Option(help="Instead of the job's: verl, nemo_rl ... (==version).")] = None
     model: Annotated[str | None, _short("Name, Hugging Face id or config.json.")] = None
+    like: Annotated[str | None, _short("Family to read an unknown model_type as.")] = None
     gpus: Annotated[int | None, _short("How many devices.")] = None
-    gpu: Annotated[str | None, _short("Which: h100, mi300x ..., or a cluster's name. Default: h100.")] = None
+    gpu: Annotated[str | None, _short("h100, mi300x ..., or a cluster. Default: h100.")] = None
     prompts: Annotated[int | None, _short("Prompts per rl_step. Default: 128.")] = None
     group: Annotated[int | None, _short("Responses per prompt. Default: 8.")] = None
     mini_batch: Annotated[int | None, _short("Prompts per update. Default: all.")] = None
@@ -41,7 +44,7 @@ class AskedJob:
     max_response: Annotated[str | None, _short("Tokens, as 16384 or 16k. Default: 16k.")] = None
     workload: Annotated[str | None, _short("Lengths: preset, model or trace. Default: math.")] = None
     algorithm: Annotated[str | None, _short("grpo, dapo or ppo. Default: grpo.")] = None
-    mode: Annotated[str | None, _short("colocated, one_step_off, fully_async ... Default: colocated.")] = None
+    mode: Annotated[str | None, _short("one_step_off ... Default: colocated.")] = None
 
     def short(self) -> dict[str, Any]:
         """The values of a job without a file that were given."""
@@ -51,6 +54,13 @@ class AskedJob:
         return {name: value for name, value in given.items() if value is not None}
 
     @property
+    def shipped(self) -> bool:
+        """Whether the file is the name of a shipped job."""
+        from rlperf.specs.presets import preset_rows
+
+        return self.file is not None and not self.file.exists() and str(self.file) in preset_rows()
+
+    @property
     def source(self) -> Path:
         """The job file: the default one where none is named."""
         return self.file or default_job()
@@ -58,7 +68,9 @@ class AskedJob:
     @property
     def folder(self) -> Path:
         """Where relative paths of the job start."""
-        return self.source.resolve().parent if self.model is None else Path.cwd()
+        from rlperf.specs.own_files import folder_of
+
+        return folder_of(self.source) if self.model is None else Path.cwd()
 
     def job(self, *, any_size: bool = False) -> Job | Path:
         """What to ask rlperf: a job made of options, a file under another framework, or a file as it stands.
@@ -70,6 +82,7 @@ class AskedJob:
         SpecError : a file and options that stand for one, or a model without a number of devices
         """
         from rlperf.api import job_of
+        from rlperf.specs.presets import preset
         from rlperf.specs.short_job import short_job
 
         values = self.short()
@@ -77,7 +90,8 @@ class AskedJob:
             alone = sorted(set(values) - {"framework"})
             if alone:
                 raise SpecError(f"{_options(alone)} stand for a job without a file: they need --model and --gpus")
-            return job_of(self.source, {"framework": self.framework} if self.framework else {})
+            changes = {"framework": self.framework} if self.framework else {}
+            return preset(str(self.file), **changes) if self.shipped else job_of(self.source, changes)
         if self.file is not None:
             raise SpecError(f"either the file {self.file} or --model, not both")
         if self.gpus is None and not any_size:
@@ -88,7 +102,7 @@ class AskedJob:
         """The job with everything that its names stand for."""
         from rlperf.api import ask
 
-        return ask(self.job(), folder=self.folder)
+        return ask(self.job(), folder=self.folder, to_plan=True)
 
     @property
     def label(self) -> str:

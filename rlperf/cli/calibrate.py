@@ -30,6 +30,7 @@ def kernels(
     base: Annotated[Path | None, typer.Option(help="calibration that stands where the files are silent")] = None,
     source: Annotated[str | None, typer.Option(help="where the timings are from, for the file's header")] = None,
     check: Annotated[bool, typer.Option(help="also compute errors on left-out shapes")] = True,
+    add: Annotated[bool, typer.Option("--add", help="keep what the base holds of other kernels")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a device's constants; report errors inside and on left-out shapes; write a calibration file."""
@@ -38,7 +39,7 @@ def kernels(
 
     with progress("fitting kernels") as bar:
         calibration, fits = fit_device(
-            files, device, base, source=source, check=check, progress=lambda text: bar(0.5, text)
+            files, device, base, source=source, check=check, add=add, progress=lambda text: bar(0.5, text)
         )
     path = write_atomic(out, calibration_text(calibration))
     rows = [(fit.series.name, fit.constants.quality) for fit in fits]
@@ -97,7 +98,7 @@ def engine(
     """Fit the three overheads of an engine on a stated split of configurations, and write its profile."""
     from rlperf.calibrate.engines import engine_text, fit_engine
     from rlperf.calibrate.tables import read_table
-    from rlperf.specs.calibration import load_engine_calibration
+    from rlperf.specs.engine_calibration import load_engine_calibration
     from rlperf.specs.writer import write_atomic
 
     fitted = fit_engine(read_table(file), load_engine_calibration(name), name=file.name)
@@ -113,6 +114,30 @@ def engine(
         f"{seconds * 1e6:.1f} us a {place}, {overhead.per_request * 1e6:.1f} us a request, "
         f"kernels x {overhead.kernel_scale:.2f} -> {path}"
     )
+
+
+@app.command()
+def speculation(
+    file: Annotated[Path, typer.Argument(help="CSV of acceptance curves (form of measured/speculation.csv)")],
+    out: Out,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the acceptance of drafted tokens by method, pooled over models; write the calibration file."""
+    from rlperf.calibrate.speculation import calibration_text, fit_speculation
+    from rlperf.calibrate.tables import read_table
+    from rlperf.specs.writer import write_atomic
+
+    found = fit_speculation(read_table(file), name=file.name)
+    path = write_atomic(out, calibration_text(found))
+    if as_json:
+        print_json({"file": str(path), **found.model_dump(mode="json")})
+        return
+    for fit in found.acceptance:
+        typer.echo(
+            f"{fit.method:8s} first draft {fit.first:.3f}, x {fit.falls:.3f} per depth, over curves "
+            f"{100 * fit.spread:.0f} % of the tokens; {fit.provenance.n} points"
+        )
+    typer.echo(f"a frozen head yields {found.frozen.value:.3f} of a trained one's tokens -> {path}")
 
 
 @app.command()
@@ -146,14 +171,16 @@ def serving(
 @app.command()
 def measure(
     out: Out,
-    suite: Annotated[list[str] | None, typer.Option(help="gemm, attention, decode, moe, stream or nccl")] = None,
+    suite: Annotated[
+        list[str] | None, typer.Option(help="gemm, attention, decode, moe, stream, collectives or engine")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=2, help="at most so many shapes a suite, for a quick look")] = None,
 ) -> None:
     """Time kernels on the device at hand with PyTorch (optional) and write CSVs that ``calibrate kernels`` reads."""
-    from rlperf.calibrate.measure import SUITES
+    from rlperf.calibrate.measure import KERNELS
     from rlperf.calibrate.measure import measure as run
 
     if out.exists() and not out.is_dir():
         raise SpecError(f"{out} is a file; name a folder for the CSVs")
-    for path in run(suite or [name for name in SUITES if name != "nccl"], out, limit=limit):
+    for path in run(suite or KERNELS, out, limit=limit):
         typer.echo(str(path))

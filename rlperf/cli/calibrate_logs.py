@@ -1,4 +1,4 @@
-"""``rlperf calibrate logs``: a framework's overheads on this cluster, from the step metrics of a run."""
+"""``rlperf calibrate logs``: a framework's constants and stages on this cluster, from the step metrics of a run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ def logs(
     out: Annotated[Path | None, typer.Option(help="File to write; default: where predictions of the job look.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the framework's overheads to a run, say how well and what it cannot tell, write a calibration file.
+    """Say what a run tells of this cluster, and what stays unknown; write a calibration file that carries both.
 
-    Jobs in the same folder find the file by themselves. Example: rlperf calibrate logs run.log --job job.yaml
+    Three rl_steps are enough. Jobs in the same folder find the file by themselves.
+
+    Example: rlperf calibrate logs run.log --job job.yaml
     """
     from rlperf.files import calibrate_logs
 
@@ -43,7 +45,9 @@ def logs(
                 "file": str(target),
                 "rl_steps": fit.steps,
                 "noise": dict(fit.noise),
-                "overheads": [vars(each) for each in fit.overheads],
+                "constants": [vars(each) for each in fit.constants],
+                "factors": [vars(each) for each in fit.factors],
+                "spread": dict(fit.spread),
                 "median_ape_before": dict(fit.before),
                 "median_ape_after": dict(fit.after),
                 "notes": list(fit.notes),
@@ -55,23 +59,21 @@ def logs(
 
 
 def _show(fit: LogFit) -> None:
-    """The fit for people: overheads, errors before and after, what is not identified."""
+    """The fit for people: what the log told of constants and stages, errors before and after, what stays uncertain."""
     from rich.table import Table
 
     screen = console()
     table = Table(title=f"{fit.steps} rl_steps")
-    for column in ("overhead", "stage", "shipped s", "fitted s", "5 .. 95 %", "identified"):
+    for column in ("constant [s] or stage [1]", "shipped", "here", "5 .. 95 %", "told by the log"):
         table.add_column(column)
-    for each in fit.overheads:
-        sure = "yes" if each.identified else "no"
+    for each in (*fit.constants, *fit.factors):
         interval = f"{each.low:.4g} .. {each.high:.4g}"
-        table.add_row(each.name, each.stage, f"{each.shipped:.4g}", f"{each.value:.4g}", interval, sure)
+        table.add_row(each.name, f"{each.shipped:.4g}", f"{each.value:.4g}", interval, f"{each.share:.0%}")
     screen.print(table)
     for stage, error in fit.after.items():
-        told = f"{fit.before[stage]:.1%} with the shipped constants, {error:.1%} fitted; noise {fit.noise[stage]:.1%}"
-        screen.print(f"{stage}: median error {told}", soft_wrap=True)
-    for each in fit.overheads:
-        if not each.identified:
-            screen.print(f"{each.name} is not identified: {each.reason}", soft_wrap=True)
+        told = f"{fit.before[stage]:.1%} as shipped, {error:.1%} with what all configurations share"
+        screen.print(f"{stage}: median error {told}; noise {fit.noise[stage]:.1%}", soft_wrap=True)
+    left = ", ".join(f"{stage} {sigma:.0%}" for stage, sigma in fit.spread.items())
+    screen.print(f"standard deviation left for other configurations: {left}", soft_wrap=True)
     for note in fit.notes:
         screen.print(note, markup=False)

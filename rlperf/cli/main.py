@@ -32,6 +32,7 @@ COMMANDS = {
     "replan": Entry("rlperf.cli.replan:replan", "Whether a running job should change its layout for the rest."),
     "size": Entry("rlperf.cli.size:size", "The smallest or cheapest cluster that meets a target."),
     "sweep": Entry("rlperf.cli.sweep:sweep", "A grid or list over any job field, resumable, on a cluster too."),
+    "ui": Entry("rlperf.cli.ui:ui", "A page in the browser: plan, what-ifs by slider, the config to take along."),
     "report": Entry("rlperf.cli.report:report", "One self-contained HTML page of a plan or a sweep."),
     "profiles": Entry("rlperf.cli.profiles:app", "Shipped devices, links, clusters, architectures, calibrations."),
     "validate": Entry("rlperf.cli.validate:validate", "Predicted against measured, for a file of measurements."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -77,14 +78,30 @@ class Progress(Protocol):
     def __call__(self, done: float, text: str = "") -> None: ...
 
 
+QUIET_S = 10.0
+"""Seconds without a word on stderr, where it is no terminal, after which the next report is printed."""
+
+
+class _Lines:
+    """Progress where nobody watches a bar: a line on stderr at most every `QUIET_S` seconds, none of quick work."""
+
+    def __init__(self, title: str) -> None:
+        self.title, self.said = title, time.monotonic()
+
+    def __call__(self, done: float, text: str = "") -> None:
+        if time.monotonic() - self.said >= QUIET_S:
+            self.said = time.monotonic()
+            print(f"{self.title} {text}".rstrip() + f": {done:.0%}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress(title: str) -> Iterator[Progress]:
-    """A progress bar on stderr where it is a terminal; silent elsewhere. It vanishes when the work is done."""
+    """A bar on stderr where it is a terminal, which vanishes when the work is done; elsewhere a line now and then."""
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     if not sys.stderr.isatty():
-        yield lambda done, text="": None
+        yield _Lines(title)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Bar(*columns, console=console(error=True), transient=True) as bar:

@@ -11,6 +11,7 @@ import typer
 from rlperf.cli.asked import AskedJob, asks_job
 from rlperf.cli.output import AsJson, console, print_json, progress
 from rlperf.errors import Problem, SpecError
+from rlperf.units import human_seconds
 
 if TYPE_CHECKING:
     from rlperf.plan.question.context import Context
@@ -22,20 +23,17 @@ def plan(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for plan.yaml, report.md, figure, config.")
     ] = None,
-    risk: Annotated[
-        float | None, typer.Option(min=0, max=1, help="0: the mean counts (default); 1: the 95th percentile counts.")
-    ] = None,
-    simple: Annotated[
+    risk: Annotated[float | None, typer.Option(min=0, max=1, help="0: mean (default); 1: the 95th.")] = None,
+    bold: Annotated[
         bool,
-        typer.Option(
-            "--simple", help="Among near-ties prefer fewer degrees: 2 % of the objective a doubling, not 0.5 %."
-        ),
+        typer.Option("--bold", help="Leave what is known to work for any gain, not only for one that can be told."),
     ] = False,
+    what_if: Annotated[str | None, typer.Option(help="all or names: their gains.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Best layouts, batches and lengths for a job, with the runner-up and what binds.
 
-    Example: rlperf plan job.yaml --out plan/
+    Example: rlperf plan job.yaml --out plan/ (or --what-if all)
 
     Example: rlperf plan --model Qwen3-32B --gpus 32 --gpu h100 --framework verl --max-response 16k
     """
@@ -44,19 +42,22 @@ def plan(
 
     if out is not None and out.exists() and not out.is_dir():
         raise SpecError(Problem("is a file, a folder is due", str(out)))
+    if what_if is not None:
+        _print_gains(asked, what_if, as_json)
+        return
     question = asked.question()
     context, facts = question.pair
     if risk is not None:
         context = with_objective(context, risk=risk)
-    if simple:
-        context = with_objective(context, simplicity=0.02)
+    if bold:
+        context = with_objective(context, bold=True)
     with progress("planning") as bar:
         found = plan_job(context, facts=facts, report=bar, defaults=question.defaults)
     written: list[Path] = []
     if out is not None:
         from rlperf.report.plan_files import write_plan_files
 
-        written = write_plan_files(found, out, plan_texts(found, folder=asked.folder))
+        written = write_plan_files(found, out, plan_texts(found, folder=asked.folder), folder=asked.folder)
     if as_json:
         print_json(found.model_dump(mode="json"))
         return
@@ -77,3 +78,23 @@ def with_objective(context: Context, **changes: float) -> Context:
     """The context with parts of its objective replaced."""
     objective = context.job.objective.model_copy(update=changes)
     return replace(context, job=context.job.model_copy(update={"objective": objective}))
+
+
+def _print_gains(asked: AskedJob, what_if: str, as_json: bool) -> None:
+    """The table of techniques; ``what_if``: ``all``, or names with commas between."""
+    from rich.table import Table
+
+    from rlperf.techniques import HEAD, gains
+
+    names = () if what_if == "all" else tuple(name.strip() for name in what_if.split(","))
+    with progress("planning"):
+        found = gains(asked.job(), names)
+    if as_json:
+        print_json(found.to_dict())
+        return
+    table = Table(title=f"rl_step {human_seconds(found.rl_step_s)} as it is")
+    for head in HEAD:
+        table.add_column(head)
+    for cells in found.cells():
+        table.add_row(*cells)
+    console().print(table)

@@ -16,14 +16,14 @@ app = typer.Typer(
     add_completion=False,
     help="Shipped devices, links, clusters, architectures and calibrations.\n\nExample: rlperf profiles show h100_sxm",
 )
-KINDS = ("devices", "links", "clusters", "architectures", "calibrations/devices", "calibrations/engines",
+KINDS = ("devices", "links", "clusters", "architectures", "jobs", "calibrations/devices", "calibrations/engines",
          "calibrations/trainers", "calibrations/frameworks")  # fmt: skip
 
 
 @app.command("list")
 def list_(
     kind: Annotated[
-        str | None, typer.Argument(help="devices, links, clusters, architectures, calibrations/...")
+        str | None, typer.Argument(help="devices, links, clusters, architectures, jobs, calibrations/...")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -31,11 +31,9 @@ def list_(
 
     Example: rlperf profiles list devices
     """
-    from rlperf.specs.profiles import profile_names
-
     if kind is not None and kind not in KINDS:
         raise SpecError(f"there is no kind of profile named {kind!r} ({did_you_mean(kind, KINDS) or ', '.join(KINDS)})")
-    names = {each: list(profile_names(each)) for each in ([kind] if kind else KINDS)}
+    names = {each: _names(each) for each in ([kind] if kind else KINDS)}
     if as_json:
         print_json(names)
         return
@@ -45,6 +43,13 @@ def list_(
     for each, found in names.items():
         out.print(f"[bold]{each}[/bold] ({len(found)})")
         out.print(Columns(found, padding=(0, 2)))
+
+
+def _names(kind: str) -> list[str]:
+    from rlperf.specs.presets import preset_rows
+    from rlperf.specs.profiles import profile_names
+
+    return list(preset_rows()) if kind == "jobs" else list(profile_names(kind))
 
 
 @app.command()

@@ -10,6 +10,7 @@ import typer
 from rlperf.cli.output import AsJson, console, print_json, progress
 
 if TYPE_CHECKING:
+    from rlperf.plan.answer.plan import Plan
     from rlperf.plan.replan import Replan
     from rlperf.specs.job import Job
     from rlperf.workload import LengthTable
@@ -39,9 +40,10 @@ def replan(
     from rlperf.frameworks.logs import read_log
     from rlperf.plan.predict import evaluate_job
     from rlperf.plan.replan import replan_job
+    from rlperf.specs.own_files import folder_of
     from rlperf.units import parse_quantity
 
-    folder = job.resolve().parent
+    folder = folder_of(job)
     asked, runs = _jobs(job, running, at_step)
     if switch is not None:
         try:
@@ -53,7 +55,7 @@ def replan(
     steps = read_log(log, framework)
     with progress("planning the remaining rl_steps"):
         question = ask(asked, folder=folder)
-        at_work = ask(runs, folder=(running or job).resolve().parent)
+        at_work = ask(runs, folder=folder_of(running or job))
         current = evaluate_job(at_work.context, at_work.facts)[0].configuration
         found = replan_job(question.context, current, steps, table, at_step, facts=question.facts)
     if as_json:
@@ -76,25 +78,17 @@ def _jobs(path: Path, running: Path | None, at_step: int) -> tuple[Job, Job]:
         phase = next((p for p in plan.phases if p.rl_steps[0] <= at_step - 1 <= p.rl_steps[1]), plan.phases[0])
         runs = job_of_plan(plan, phase)
     else:
-        other = _plan(running)
-        task = asked.tasks[0]
-        runs = (
-            job_of_plan(other) if other else read_job_or_config(running, cluster=asked.cluster, workload=task.workload)
-        )
+        runs = read_job_or_config(running, cluster=asked.cluster, workload=asked.tasks[0].workload)
     backends = tuple(dict.fromkeys(name for job in (asked, runs) for name in with_trainers(job).trainer_backends))
     return asked.model_copy(update={"trainer_backends": backends}), runs
 
 
-def _plan(path: Path) -> Any:
+def _plan(path: Path) -> Plan | None:
     """A plan where the file is one."""
-    from rlperf.plan.answer.plan import Plan
-    from rlperf.specs.reader import read_document, validate
+    from rlperf.plan.answer.reading import plan_in
+    from rlperf.specs.reader import read_document
 
-    if path.suffix not in (".yaml", ".yml", ".json"):
-        return None
-    document = read_document(path)
-    keys = set(document.data) if isinstance(document.data, dict) else set()
-    return validate(document, Plan) if {"job", "phases"} <= keys else None
+    return plan_in(read_document(path)) if path.suffix in (".yaml", ".yml", ".json") else None
 
 
 def _lengths(paths: list[Path], tokenizer: str | None, cap: int) -> LengthTable:

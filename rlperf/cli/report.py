@@ -57,10 +57,11 @@ def _sweep(folder: Path) -> str:
 def _plan(path: Path) -> str:
     from rlperf.report.plan_files import read_plan
     from rlperf.report.plan_html import plan_page
+    from rlperf.specs.own_files import folder_of
 
     plan = read_plan(path)
     try:
-        return plan_page(plan, tuple(judged(plan, path.resolve().parent)))
+        return plan_page(plan, tuple(judged(plan, folder_of(path))))
     except RlperfError as error:
         why = f"Lengths, roofline and provenance are left out: {' '.join(str(error).split())}"
         return plan_page(plan, missing=why)
@@ -82,7 +83,7 @@ def judged(plan: Plan, folder: Path) -> list[Judged]:
             if settings == (wanted.prompts_per_step, wanted.group_size, wanted.mini_batch, wanted.max_response_tokens):
                 rl_steps = phase.rl_steps if plan.job.horizon.group else None
                 demand = task.source.demand(batch, rl_steps, plan.job.seed)
-                configuration = Configuration(phase.mode, phase.staleness, batch, phase.pools)
+                configuration = Configuration(phase.mode, phase.staleness, batch, phase.pools, phase.scorers)
                 found.append((context, task, Judge(context, task).evaluate(demand, configuration)))
                 break
         else:

@@ -17,7 +17,7 @@ from rlperf.cost.inference import engine_step_cost
 from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rollout import EngineOptions, StepCensus, Trajectories, take_census
 from rlperf.sim.rollout.routing import route
-from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.workload.fidelity import Rollouts

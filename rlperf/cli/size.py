@@ -16,19 +16,22 @@ def size(
     asked: AskedJob,
     target: Annotated[str, typer.Option("--target", "-t", help="step<=300s, usd/step<=5 or run<=3d")],
     cluster: Annotated[
-        list[str] | None, typer.Option(help="Cluster to try; repeat for several. Default: the job's.")
+        list[str] | None,
+        typer.Option(help="Cluster to try, 'NAME' or 'NAME=2.50 USD/h'; repeat for several. Default: the job's."),
     ] = None,
     most_nodes: Annotated[int, typer.Option(help="Largest number of nodes.", min=1)] = 64,
     as_json: AsJson = False,
 ) -> None:
     """The smallest or cheapest cluster on which a job meets a target.
 
-    Example: rlperf size job.yaml --target "step<=300s" --cluster dgx_h100 --cluster dgx_h200
+    Every device of the nodes is billed. Also printed: the floor that no nodes beat.
+
+    Example: rlperf size job.yaml --target "step<=300s" --cluster "dgx_h100=2.50 USD/h" --cluster dgx_h200
     """
     from rlperf.api import size_job
 
-    with progress("sizing"):
-        found = size_job(asked.job(any_size=True), target, clusters=cluster or (), most_nodes=most_nodes)
+    with progress("sizing") as bar:
+        found = size_job(asked.job(any_size=True), target, clusters=cluster or (), most_nodes=most_nodes, report=bar)
     if as_json:
         print_json(found.to_dict())
     else:
@@ -40,7 +43,7 @@ def size(
 def _print(found: object) -> None:
     from rich.table import Table
 
-    from rlperf.plan.size import Sizing
+    from rlperf.plan.size import HELPS, Sizing
     from rlperf.report.plan_text import print_plan
     from rlperf.units import human_seconds
 
@@ -58,6 +61,12 @@ def _print(found: object) -> None:
         )  # fmt: skip
     out = console()
     out.print(table)
+    for floor in found.floors:
+        least = f"no number of {floor.cluster} nodes brings an rl_step below {human_seconds(floor.rl_step_s)}"
+        out.print(f"{least}: its longest response alone, and what the framework adds", markup=False)
+        if floor.enough_nodes is not None:
+            more = f"beyond {floor.enough_nodes} nodes of {floor.cluster} more of them save less than {HELPS:.0%}"
+            out.print(more, markup=False)
     if found.best is not None and found.plan is not None:
-        out.print(f"[bold]{found.best.nodes} nodes of {found.best.cluster}[/bold]")
+        out.print(f"[bold]{found.verdict}[/bold]")
         print_plan(found.plan, out)

@@ -38,7 +38,7 @@ def sweep(
     best = found.best()
     if as_json:
         print_json(
-            {"schema_version": 1, "points": found.frame.height, "counts": found.counts, "best": best, "files": names}
+            {"schema_version": 1, "points": found.checked.points, "counts": found.counts, "best": best, "files": names}
         )
     else:
         from rlperf.report.sweep_text import print_sweep

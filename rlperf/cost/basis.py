@@ -10,7 +10,8 @@ from rlperf.cost.moe import moe_fit
 from rlperf.cost.replica import NATIVE_MXFP4, roles_of
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import EngineCalibration, Spread
+from rlperf.specs.calibration import Spread
+from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
 
 WEIGHT_ONLY = frozenset({"mxfp4", "int4_wo", "int8_wo"})
@@ -21,6 +22,10 @@ CALIBRATED_PROMPT = 16384.0
 """Longest prompt of the prefill tables [tokens]."""
 CALIBRATED_REQUESTS = 1024.0
 """Largest batch of the decode tables [requests]."""
+UNTIMED = 2.0
+"""The same where constants of a layer's kernels are judged, as of a device that borrows all of its constants."""
+ASSUMED = 1.5
+"""Width of an interval, in the logarithm, of an architecture whose reader had to assume something (judged)."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,10 @@ def serving_basis(
     """
     halves = stack_of(arch).halves
     reasons = list(dict.fromkeys(half.layer.unmeasured for half in halves if half.layer.unmeasured))
+    reasons += arch.assumed
+    untimed = any(half.layer.untimed_on(hw) for half in halves)
+    if untimed:
+        reasons.append(f"kernels of its attention were timed neither on {hw.device.name} nor on a relative")
     if gemm_dtype in WEIGHT_ONLY and (reason := borrowed_weights(arch, hw, engine, gemm_dtype)):
         reasons.append(reason)
     if hw.calibration.told:
@@ -97,6 +106,10 @@ def serving_basis(
         spread = spread.beside(math.sqrt(sum(one.spread**2 for one in strange)))
     elif hw.calibration.extrapolated and not engine.factors:
         spread = spread.widened(1.5)
+    if arch.assumed:
+        spread = spread.widened(ASSUMED)
+    if untimed:
+        spread = spread.widened(UNTIMED)
     beyond = 1.0
     for value, limit, name in (
         (context, CALIBRATED_CONTEXT, "context"),

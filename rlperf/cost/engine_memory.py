@@ -9,12 +9,12 @@ import numpy as np
 from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.engine_step import EngineLimits
 from rlperf.cost.layers import stack_of
-from rlperf.cost.parameters import embedding_parameters, routed_parameters
+from rlperf.cost.parameters import embedding_parameters, routed_parameters, tower_parameters
 from rlperf.cost.replica import Replica
 from rlperf.cost.roofline import Array, as_float
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import EngineCalibration
+from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
 
 
@@ -59,8 +59,8 @@ def weight_bytes(replica: Replica) -> FloatArray:
     stage = float(routed_parameters(arch)) * weigh[roles.expert] / devices
     for half in stack_of(arch).halves:
         stage = stage + half.count * half.layer.parameters * weigh[getattr(roles, half.layer.weights)] / at
-    vision = float(arch.vision.parameters) * 2.0 if arch.vision else 0.0
-    return stage / replica.pipeline + float(embedding_parameters(arch)) * weigh[roles.head] / devices + vision
+    towers = float(tower_parameters(arch)) * 2.0
+    return stage / replica.pipeline + float(embedding_parameters(arch)) * weigh[roles.head] / devices + towers
 
 
 def kv_bytes_per_token(replica: Replica) -> FloatArray:

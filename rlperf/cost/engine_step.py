@@ -7,11 +7,51 @@ engine_steps are an arithmetic series.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from rlperf.layout import FloatArray
+from rlperf.layout import FloatArray, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Drafted:
+    """What drafted tokens change in an engine_step, for every number of drafts and of running requests.
+
+    An engine_step with k drafts yields ``tokens[k]`` tokens of every request; its seconds over these are what one token
+    costs, and nothing else of a rollout changes. Beyond the table, its last entries hold.
+
+    Attributes
+    ----------
+    tokens : m, mean tokens of a request per engine_step ``[k]``
+    added_s : what drafting and the wider verification add to an engine_step ``[k, running]``
+    per_key_s : d_k, per cached token read [s] ``[k, running]``
+    drafts : k at each number of running requests ``[running]``
+    spread : standard deviation of ln m [1]
+    """
+
+    tokens: FloatArray
+    added_s: FloatArray
+    per_key_s: FloatArray
+    drafts: IntArray
+    spread: float = 0.0
+
+    def at(self, running: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """(m, added seconds, d_k) at numbers of running requests of any shape."""
+        last = len(self.drafts) - 1
+        b = np.clip(np.rint(running), 0, last).astype(np.int64)
+        k = self.drafts[b]
+        beyond = np.maximum(running / max(last, 1), 1.0)
+        return self.tokens[k], self.added_s[k, b] * beyond, self.per_key_s[k, b]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """All that tells it from another, by value."""
+        return (self.spread, *(each.tobytes() for each in (self.tokens, self.added_s, self.per_key_s, self.drafts)))
+
+
+FEW = 64
+"""Running requests up to which an engine_step is taken for linear in them, where one slope has to do."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +60,7 @@ class EngineStepCost:
 
     .. math::
 
-        t = h + h_r b + L(b^* + n)
+        t = h + h_r b + L_n(b^* + n)
             + [b > 0] d_0 + d_s b + d_k K + [n > 0] p_0 + p_s r + p_v n + p_c P
 
     Attributes
@@ -28,6 +68,8 @@ class EngineStepCost:
     tokens : token counts at which `linear_s` is tabulated, ascending [tokens] ``[points]``
     linear_s : L, all that depends on the number of tokens alone: GEMMs, experts, collectives, norms, head [s]
         ``[points]``; interpolated linearly, extended beyond the last point with the last slope
+    mixed_linear_s : the same of engine_steps that hold prompts (n > 0), which no CUDA graph holds: not below what the
+        host takes to issue their kernels [s] ``[points]``; by default `linear_s`
     host_s, host_per_request_s : h, h_r, scheduler and launches per engine_step and per running request [s]
     decode_fixed_s, decode_per_request_s : d_0, d_s of paged decode attention [s]
     decode_per_kv_token_s : d_k, per cached token read, summed over requests (K) [s]
@@ -35,6 +77,7 @@ class EngineStepCost:
     prefill_per_token_s : p_v, per prefilled token beside L: the vision tower of those that are images [s]
     prefill_per_pair_s : p_c, per (query token, visible key) pair P; a whole prompt of S tokens has S (S + 1) / 2 [s]
     graph_buckets : batch sizes captured in CUDA graphs, ascending; b* is the next bucket (empty: b* = b) ``[buckets]``
+    drafted : with speculative decoding seconds are those of one token per request, t / m; None: nothing is drafted
     """
 
     tokens: FloatArray
@@ -49,14 +92,20 @@ class EngineStepCost:
     prefill_per_token_s: float = 0.0
     prefill_per_pair_s: float = 0.0
     graph_buckets: FloatArray | None = None
+    drafted: Drafted | None = None
+    mixed_linear_s: FloatArray | None = None
 
-    def linear(self, tokens: FloatArray | float) -> FloatArray:
-        """L at any token count [s]."""
-        x = np.asarray(tokens, dtype=np.float64)
-        inside = np.asarray(np.interp(x, self.tokens, self.linear_s), dtype=np.float64)
+    def linear_table(self, mixed: bool = False) -> FloatArray:
+        """`linear_s`, or that of engine_steps with prompts [s]."""
+        return self.linear_s if self.mixed_linear_s is None or not mixed else self.mixed_linear_s
+
+    def linear(self, tokens: FloatArray | float, mixed: bool = False) -> FloatArray:
+        """L at any token count, of engine_steps without or with prompts [s]."""
+        x, table = np.asarray(tokens, dtype=np.float64), self.linear_table(mixed)
+        inside = np.asarray(np.interp(x, self.tokens, table), dtype=np.float64)
         if len(self.tokens) < 2:
             return inside
-        slope = (self.linear_s[-1] - self.linear_s[-2]) / (self.tokens[-1] - self.tokens[-2])
+        slope = (table[-1] - table[-2]) / (self.tokens[-1] - self.tokens[-2])
         return np.asarray(inside + slope * np.maximum(x - self.tokens[-1], 0.0), dtype=np.float64)
 
     def padded(self, running: FloatArray | float) -> FloatArray:
@@ -67,6 +116,29 @@ class EngineStepCost:
         index = np.searchsorted(self.graph_buckets, x, side="left")
         bucket = self.graph_buckets[np.minimum(index, len(self.graph_buckets) - 1)]
         return np.where((x > 0) & (index < len(self.graph_buckets)), bucket, x)
+
+    @property
+    def pace_s(self) -> FloatArray:
+        """Seconds of a decoding engine_step: fixed, per running request (up to `FEW`), per cached token [s] ``[3]``."""
+        alone, few = (float(self.decode_s(float(running), 0.0)) for running in (1, FEW))
+        each = (few - alone) / (FEW - 1)
+        return np.array([alone - each, each, self.decode_per_kv_token_s])
+
+    def scaled(self, factor: float) -> EngineStepCost:
+        """Every engine_step ``factor`` times as long.
+
+        >>> cost = EngineStepCost(np.array([0.0]), np.ones(1), host_s=2.0, graph_buckets=np.array([8.0]))
+        >>> float(cost.scaled(2.0).decode_s(8.0, 0.0))
+        6.0
+        """
+        return (
+            self
+            if factor == 1.0
+            else replace(
+                self,
+                **{each.name: factor * getattr(self, each.name) for each in fields(self) if each.name.endswith("_s")},
+            )
+        )
 
     def behind_prefix(self, cached: float) -> EngineStepCost:
         """Of requests that each begin with ``cached`` tokens of the prefix cache, whose own tokens alone are counted.
@@ -80,8 +152,13 @@ class EngineStepCost:
         >>> float(behind.engine_step_s(0.0, 0.0, 4.0, 10.0, 1.0)), float(cost.engine_step_s(0.0, 0.0, 4.0, 50.0, 1.0))
         (150.0, 150.0)
         """
+        drafted = self.drafted
+        if drafted is not None:
+            more = drafted.per_key_s - self.decode_per_kv_token_s
+            drafted = replace(drafted, added_s=drafted.added_s + more * cached * np.arange(more.shape[1]))
         return replace(
             self,
+            drafted=drafted,
             decode_per_request_s=self.decode_per_request_s + self.decode_per_kv_token_s * cached,
             prefill_per_token_s=self.prefill_per_token_s + self.prefill_per_pair_s * cached,
         )
@@ -109,8 +186,10 @@ class EngineStepCost:
             np.asarray(v, dtype=np.float64)
             for v in (running, kv_tokens, prefill_tokens, prefill_pairs, prefill_requests)
         )
-        batch_tokens = np.where(n > 0, b + n, self.padded(b))
-        seconds = self.host_s + self.host_per_request_s * (b + r) + self.linear(batch_tokens)
+        if self.drafted is not None:
+            return self._drafted_s(self.drafted, b, k, n, pairs, r)
+        linear = np.where(n > 0, self.linear(b + n, mixed=True), self.linear(self.padded(b)))
+        seconds = self.host_s + self.host_per_request_s * (b + r) + linear
         seconds = (
             seconds + (b > 0) * self.decode_fixed_s + self.decode_per_request_s * b + self.decode_per_kv_token_s * k
         )
@@ -119,6 +198,38 @@ class EngineStepCost:
         )
         seconds = seconds + self.prefill_per_token_s * n
         return np.asarray(seconds, dtype=np.float64)
+
+    def decode_fixed(self, running: FloatArray) -> FloatArray:
+        """Seconds of a decode-only engine_step without its per-key part, of one token where tokens are drafted [s]."""
+        b = np.asarray(running, dtype=np.float64)
+        seconds = self.host_s + self.linear(self.padded(b)) + (b > 0) * self.decode_fixed_s
+        seconds = seconds + (self.host_per_request_s + self.decode_per_request_s) * b
+        if self.drafted is None:
+            return np.asarray(seconds, dtype=np.float64)
+        tokens, added, _ = self.drafted.at(b)
+        return np.asarray(np.where(b > 0, (seconds + added) / tokens, seconds), dtype=np.float64)
+
+    def decode_per_key(self, running: FloatArray) -> FloatArray:
+        """d_k at a number of running requests, of one token where tokens are drafted [s]."""
+        b = np.asarray(running, dtype=np.float64)
+        if self.drafted is None:
+            return np.full(b.shape, self.decode_per_kv_token_s)
+        tokens, _, per_key = self.drafted.at(b)
+        return np.asarray(per_key / tokens, dtype=np.float64)
+
+    def _drafted_s(
+        self, drafted: Drafted, b: FloatArray, k: FloatArray, n: FloatArray, pairs: FloatArray, r: FloatArray
+    ) -> FloatArray:
+        """One token of every request, and what prompts add to the engine_step that they share."""
+        decode = np.where(b > 0, self.decode_fixed(b) + self.decode_per_key(b) * k, 0.0)
+        width = 1.0 + drafted.drafts[np.clip(np.rint(b), 0, len(drafted.drafts) - 1).astype(np.int64)]
+        prompts = self.linear(width * b + n, mixed=True) - np.where(b > 0, self.linear(width * b), -self.host_s)
+        # decodes beside prompts are not padded to a graph's batch
+        prompts = prompts + (self.linear(b) - self.linear(self.padded(b))) / drafted.at(b)[0]
+        prompts = prompts + self.prefill_fixed_s + self.prefill_per_token_s * n
+        seconds = decode + np.where(n > 0, prompts, np.where(b > 0, 0.0, self.host_s + self.linear(0.0)))
+        per_request = self.prefill_per_request_s + self.host_per_request_s
+        return np.asarray(seconds + per_request * r + self.prefill_per_pair_s * pairs, dtype=np.float64)
 
 
 def recompute_s(cost: EngineStepCost, token_budget: float, running: float, context: float) -> float:

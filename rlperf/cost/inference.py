@@ -14,7 +14,7 @@ from rlperf.cost.replica import BEST_BANDWIDTH, Operator, Replica, in_engine, to
 from rlperf.cost.roofline import Array, as_float
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import EngineCalibration
+from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
 
 TOKEN_POINTS = np.array(
@@ -44,6 +44,16 @@ def eager_s(engine: EngineCalibration, arch: Architecture) -> float:
         return 0.0
     extra = stack_of(arch).total(lambda layer: layer.extra_kernels)
     return engine.eager_call * (engine.kernels_per_layer * arch.layers + extra)
+
+
+def uncaptured_layers(engine: EngineCalibration, arch: Architecture) -> FloatArray:
+    """Layers that the host issues kernel by kernel in an engine_step with prompts, at `TOKEN_POINTS` ``[points]``.
+
+    CUDA graphs hold decodes alone; where an engine cuts the model into pieces (vLLM: `captures_prompts`), its graphs
+    hold prompts too, up to the largest bucket.
+    """
+    captured = max(engine.graph_buckets, default=0) if engine.cuda_graphs and engine.captures_prompts else 0
+    return np.where(captured < TOKEN_POINTS, float(arch.layers), 0.0)
 
 
 def fixed_overhead_s(engine: EngineCalibration, arch: Architecture) -> float:
@@ -117,7 +127,9 @@ def prefill_s(
     engine, scale = replica.engine, replica.engine.overhead.kernel_scale
     device = total_in_engine(token_operators(replica, as_float(requests) * q, requests), scale)
     device = device + total_in_engine(prefill_operators(replica, requests, q, k), scale)
-    return host_s(engine, hw, arch, requests) + np.maximum(device, eager_s(engine, arch))
+    layers = np.interp(as_float(requests) * q, TOKEN_POINTS, uncaptured_layers(engine, arch))
+    issued = np.maximum(eager_s(engine, arch), engine.overhead.uncaptured * layers)
+    return host_s(engine, hw, arch, requests) + np.maximum(device, issued)
 
 
 @dataclass(frozen=True)
@@ -193,18 +205,16 @@ def engine_step_cost(
     kv_dtype: str = "bf16",
     typical_context: float = 4096.0,
     images: Images | None = None,
+    scores_prompts: bool = False,
 ) -> EngineStepCost:
     """Tabulate one scalar layout for the rollout simulator.
 
     Parameters
     ----------
     images : of the prompts, encoded where their tokens are prefilled (engines cache what the tower made of an image)
+    scores_prompts : every prompt token goes through the head, since its log-probability is asked for
     typical_context : tokens of a running request at which what is not linear in context is linearised: sliding
-        windows, and the fixed cost of split contexts [tokens]
-
-    Notes
-    -----
-    Terms are read off the operators themselves: with one request against two, with and without context.
+        windows, and the fixed cost of split contexts; other terms are read off the operators in pairs [tokens]
     """
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     engine, scale = replica.engine, replica.engine.overhead.kernel_scale
@@ -224,14 +234,16 @@ def engine_step_cost(
     per_kv = max(per_kv, min(per_kv / scale, (far_light - light) / (batch * (high - low))))
     per_request = (twice - near) / batch - per_kv * low
     fixed = near - batch * (per_request + per_kv * low)
-    rows = np.array([batch, 2.0 * batch])
-    heads = total_in_engine(head_operators(replica, rows), scale)
+    heads = total_in_engine(head_operators(replica, np.array([batch, 2.0 * batch])), scale)
     head_each = float(heads[1] - heads[0]) / batch
     pre = _prefill_terms(replica, scale, typical_context)
+    encoding = scale * encode_s_per_token(hw, arch.vision, images, float(np.max(replica.tensor)))
+    # what hides the host's calls is all of the device's work; of attention only its fixed part counts here
+    linear = np.maximum(linear, eager_s(engine, arch) - fixed)
     return EngineStepCost(
         tokens=TOKEN_POINTS,
-        # what hides the host's calls is all of the device's work; of attention only its fixed part counts here
-        linear_s=np.maximum(np.asarray(linear, dtype=np.float64), eager_s(engine, arch) - fixed),
+        linear_s=linear,
+        mixed_linear_s=np.maximum(linear, engine.overhead.uncaptured * uncaptured_layers(engine, arch)),
         host_s=float(host_s(engine, hw, arch, 0.0)) + float(heads[0]) - batch * head_each,
         host_per_request_s=engine.overhead.per_request + head_each,
         decode_fixed_s=fixed,
@@ -239,7 +251,7 @@ def engine_step_cost(
         decode_per_kv_token_s=per_kv,
         prefill_fixed_s=pre[0],
         prefill_per_request_s=pre[1],
-        prefill_per_token_s=scale * encode_s_per_token(hw, arch.vision, images, float(np.max(replica.tensor))),
+        prefill_per_token_s=encoding + head_each * scores_prompts,
         prefill_per_pair_s=pre[2],
         graph_buckets=np.asarray(engine.graph_buckets, dtype=np.float64) if engine.cuda_graphs else None,
     )
@@ -272,13 +284,15 @@ def with_overhead(
     step: float = 0.0,
     per_layer: float = 0.0,
     per_expert_layer: float = 0.0,
+    uncaptured: float = 0.0,
 ) -> EngineCalibration:
-    """The engine with other overheads, for fits [s, 1, s, s, s]."""
+    """The engine with other overheads, for fits [s, 1, s, s, s, s]."""
     changes = {
         "step": step,
         "per_layer": per_layer,
         "per_expert_layer": per_expert_layer,
         "per_request": per_request,
+        "uncaptured": uncaptured,
         "kernel_scale": kernel_scale,
     }
     return engine.model_copy(update={"overhead": engine.overhead.model_copy(update=changes), "factors": ()})
@@ -287,7 +301,11 @@ def with_overhead(
 def scaled(cost: EngineStepCost, factor: float) -> EngineStepCost:
     """A cost whose every term is ``factor`` times as long, for the ends of an interval."""
     changes = {name: getattr(cost, name) * factor for name in _TERMS}
-    return replace(cost, linear_s=cost.linear_s * factor, **changes)
+    drafted = cost.drafted
+    if drafted is not None:
+        drafted = replace(drafted, added_s=drafted.added_s * factor, per_key_s=drafted.per_key_s * factor)
+    mixed = cost.linear_table(mixed=True) * factor
+    return replace(cost, linear_s=cost.linear_s * factor, mixed_linear_s=mixed, drafted=drafted, **changes)
 
 
 _TERMS = (

@@ -64,8 +64,10 @@ def layer_activations(
     zero = 0.0 * keeping.tensor
     # every half-layer keeps the input and the output of its norm, and the mask of its residual dropout
     each = (width + narrow + (1.0 if dropout else 0.0)) * arch.hidden * keeping.spread
-    dense, core, scores = stack.norms / arch.layers * each, zero, zero
-    boundary = width * arch.hidden * keeping.spread
+    # and of several residual streams all, for the mixture behind it
+    beside = width * (arch.residual_streams - 1.0) * arch.hidden * keeping.spread
+    dense, core, scores = stack.norms / arch.layers * (each + beside), zero, zero
+    boundary = width * arch.hidden * keeping.spread + beside
     routed, hidden, operators = zero, zero, zero + boundary
     for half in stack.halves:
         kept = half.layer.kept(keeping)

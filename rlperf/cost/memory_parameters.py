@@ -8,7 +8,8 @@ import numpy as np
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
-from rlperf.cost.parameters import layers_parameters, routed_parameters
+from rlperf.cost.parameters import layers_parameters, routed_parameters, tower_parameters
+from rlperf.cost.streams import stream_parameters
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 
@@ -61,7 +62,8 @@ def layer_parameters(arch: Architecture, layout: Layout) -> tuple[FloatArray, Fl
     projections of MLA), are copied.
     """
     stack, layers = stack_of(arch), float(arch.layers)
-    replicated = stack.norms * arch.norm_weights * arch.hidden + stack.total(lambda layer: layer.replicated)
+    mixing = stream_parameters(arch)
+    replicated = stack.norms * (arch.norm_weights * arch.hidden + mixing) + stack.total(lambda layer: layer.replicated)
     divided = max(layers_parameters(arch) - replicated, 0)
     dense = (replicated + divided / layout.tensor_parallel.astype(np.float64)) / layers
     routed = routed_parameters(arch) / layers
@@ -73,7 +75,7 @@ def stage_parameters(arch: Architecture, layout: Layout) -> StageParameters:
     tp = layout.tensor_parallel.astype(np.float64)
     dense, routed = layer_parameters(arch, layout)
     table = float(arch.vocab) * arch.hidden
-    first = table + arch.learned_positions * arch.hidden + (arch.vision.parameters if arch.vision else 0)
+    first = table + arch.learned_positions * arch.hidden + arch.lookup_parameters + tower_parameters(arch)
     single_tied = (layout.pipeline_parallel == 1) & arch.tied_embeddings
     head = np.where(single_tied, 0.0, table / tp)
     routed_first, routed_last = routed_layers(arch, layout)

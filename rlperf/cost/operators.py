@@ -12,6 +12,7 @@ from rlperf.cost.collectives import all_reduce_s, point_to_point_s
 from rlperf.cost.layers import Matrix, stack_of
 from rlperf.cost.replica import Operator, Replica, gemm_operator, memory_operator, network_operator
 from rlperf.cost.roofline import Array, as_float
+from rlperf.cost.streams import mixed_bytes, mixing_with, streams_fit
 from rlperf.layout import FloatArray
 
 
@@ -27,8 +28,10 @@ def token_operators(replica: Replica, tokens: Array, sampled: Array) -> list[Ope
     whole = as_float(tokens) / replica.pipeline
     local = whole / replica.attention_data
     found = [memory_operator(replica, "norm", float(stack.norms), local * hidden * 8.0)]
+    if replica.arch.residual_streams > 1:
+        found.append(_mixing(replica, float(stack.norms), local))
     for matrix, weights, count in stack.products:
-        found.append(_product(replica, matrix, getattr(replica.roles, weights), float(count), local))
+        found.append(product_operator(replica, matrix, getattr(replica.roles, weights), float(count), local))
     for half in stack.halves:
         found += half.layer.token_operators(replica, float(half.count), whole, local)
     found.append(_all_reduce(replica, local))
@@ -38,7 +41,17 @@ def token_operators(replica: Replica, tokens: Array, sampled: Array) -> list[Ope
     return found
 
 
-def _product(replica: Replica, matrix: Matrix, dtype: str, count: float, tokens: FloatArray) -> Operator:
+def _mixing(replica: Replica, count: float, tokens: FloatArray) -> Operator:
+    """Residual streams around ``count`` halves of layers."""
+    arch, device = replica.arch, replica.hw.device
+    fit = streams_fit(replica.hw, replica.engine.engine)
+    seconds = sum(mixing_with(device, fit, tokens, arch.residual_streams, arch.hidden), np.zeros(()))
+    moved = 2.0 * tokens * mixed_bytes(arch.residual_streams, arch.hidden)
+    zero = np.zeros(())
+    return Operator("hyper-connections", count * seconds, zero, count * moved / device.memory_bandwidth, zero)
+
+
+def product_operator(replica: Replica, matrix: Matrix, dtype: str, count: float, tokens: FloatArray) -> Operator:
     """``count`` products of one matrix; per-head ones are batched and stay in 16 bits."""
     outputs, inputs = matrix.on(replica.attention_tensor)
     if matrix.batched:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from rlperf.cost.layers import stack_of
+from rlperf.cost.streams import stream_parameters
 from rlperf.specs.architecture import Architecture
 
 
 def embedding_parameters(arch: Architecture) -> int:
-    """Input embedding, and the output head where it is not tied."""
+    """Input embedding and other tables of tokens, and the output head where it is not tied."""
     table = arch.vocab * arch.hidden
     head = arch.vocab * arch.head_bias
-    return table * (1 if arch.tied_embeddings else 2) + arch.learned_positions * arch.hidden + head
+    beside = arch.learned_positions * arch.hidden + arch.lookup_parameters
+    return table * (1 if arch.tied_embeddings else 2) + beside + head
 
 
 def norm_parameters(arch: Architecture) -> int:
-    """Norms around the halves of all layers, the last one before the head apart."""
+    """Norms around the halves of all layers, the last one before the head apart, and the mixing of their streams."""
     each = arch.norm_weights * arch.hidden * (2 if arch.post_norms else 1)
-    return stack_of(arch).norms * each
+    return stack_of(arch).norms * (each + stream_parameters(arch))
 
 
 def layers_parameters(arch: Architecture) -> int:
@@ -37,13 +39,18 @@ def language_parameters(arch: Architecture) -> int:
 
 
 def parameters(arch: Architecture) -> int:
-    """All parameters, vision tower included, multi-token prediction layers not.
+    """All parameters, towers included, multi-token prediction layers not.
 
     >>> from rlperf.specs.profiles import load_architecture
     >>> parameters(load_architecture("Qwen2.5-7B"))
     7615616512
     """
-    return language_parameters(arch) + (arch.vision.parameters if arch.vision else 0)
+    return language_parameters(arch) + tower_parameters(arch)
+
+
+def tower_parameters(arch: Architecture) -> int:
+    """Parameters in front of the language model: what sees and what hears."""
+    return (arch.vision.parameters if arch.vision else 0) + arch.audio_parameters
 
 
 def active_parameters(arch: Architecture) -> int:

@@ -13,7 +13,8 @@ from rlperf.cost.network import network_bytes_per_s
 from rlperf.cost.roofline import Array, as_float, gemm_fit, gemm_with, sheet_flop_per_s, small_op_s
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import EngineCalibration, GemmFit, MoeFit
+from rlperf.specs.calibration import GemmFit, MoeFit
+from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
 
 
@@ -127,15 +128,13 @@ class Replica:
         """Devices that share one copy of the attention layers."""
         return np.maximum(self.tensor / self.attention_data, 1.0)
 
-    @property
-    def kv_heads(self) -> FloatArray:
-        """Key/value heads on one device; they are copied where there are fewer than devices."""
-        return np.maximum(np.ceil(self.arch.kv_heads / self.attention_tensor), 1.0)
+    def kv_heads(self, arch: Architecture) -> FloatArray:
+        """Key/value heads of a layer on one device; they are copied where there are fewer than devices."""
+        return np.maximum(np.ceil(arch.kv_heads / self.attention_tensor), 1.0)
 
-    @property
-    def heads(self) -> FloatArray:
-        """Query heads on one device."""
-        return np.maximum(self.arch.heads / self.attention_tensor, 1.0)
+    def heads(self, arch: Architecture) -> FloatArray:
+        """Query heads of a layer on one device; layers of one model may have different ones."""
+        return np.maximum(arch.heads / self.attention_tensor, 1.0)
 
     def within(self, group: FloatArray) -> FloatArray:
         """Devices of a group that share a scale-up domain."""

@@ -14,9 +14,9 @@ CHUNK = 64.0
 """Tokens of a chunk in every kernel that was timed."""
 
 
-def scan_fit(hw: Hardware, phase: str, engine: str) -> ScanFit | None:
+def scan_fit(hw: Hardware, mixer: str, phase: str, engine: str) -> ScanFit | None:
     """Constants of an engine's kernel in a phase; another engine's where its own was not timed; None: nobody's."""
-    fits = [fit for fit in hw.calibration.scan if fit.phase == phase]
+    fits = [fit for fit in hw.calibration.scan if fit.phase == phase and fit.mixer == mixer]
     return next((fit for fit in fits if fit.kernel == engine), fits[0] if fits else None)
 
 
@@ -67,3 +67,26 @@ def scan_with(
     flop = scan_flop(as_float(sequences) * s, heads, keys, values)
     compute_s = flop / (sheet_peak(device, "bf16") * fit.compute)
     return np.where(flop > 0, fit.fixed + joined(compute_s, s * fit.per_step, 2.0), 0.0)
+
+
+def chunked_with(
+    device: Device, fit: ScanFit, sequences: Array, query_tokens: Array, heads: Array, keys: Array, values: Array,
+    chunk: Array,
+) -> FloatArray:  # fmt: skip
+    r"""Seconds of Mamba-2's chunked scan over prompts (arXiv 2405.21060, section 6), which memory bounds.
+
+    .. math:: t = t_0 + \frac{s \lceil n / q \rceil\,h d\,(8 q + 16 k)}{W e_m}
+
+    Parameters
+    ----------
+    sequences, query_tokens : s prompts of n new tokens; a chunk of q that is not full takes as long [1, tokens]
+    heads, keys, values : h, k and d of the state on this device [1]
+
+    Notes
+    -----
+    Of every token input, gate and output in two bytes and the step are moved, of every chunk its state in fp32 between
+    four kernels. Fitted for 1..64 prompts of 1..32k tokens and 64..256 heads of 64 x 64..256.
+    """
+    chunks = as_float(sequences) * np.ceil(as_float(query_tokens) / as_float(chunk))
+    moved = chunks * as_float(heads) * as_float(values) * (8.0 * as_float(chunk) + 16.0 * as_float(keys))
+    return np.where(moved > 0, fit.fixed + moved / (device.memory_bandwidth * fit.memory), 0.0)

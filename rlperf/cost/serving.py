@@ -39,14 +39,15 @@ def closed_loop(
     token_budget: FloatArray | float = 8192.0,
     chunked: bool = True,
     interference: FloatArray | float = 1.0,
-    arriving: Array = np.inf,
+    arriving: Array | None = None,
 ) -> Served:
     r"""A closed loop of ``concurrency`` clients, each of which sends its next request when its last one is done.
 
     .. math::
 
         t_{tpot} = t_{dec}(b, K) + \frac{\phi\,(c - 1)\,\Delta_g}{g\,n_o},\quad
-        g = \min\left(c, \lfloor B / n_i \rfloor\right),\quad
+        g = \min\left(\frac{\lambda}{1 - e^{-\lambda}}, \lfloor B / n_i \rfloor, c\right),\quad
+        \lambda = \frac{c}{n_o},\quad
         b = \min\left(c \frac{n_o t_{tpot}}{n_o t_{tpot} + t_{ttft}},\ b_{max}\right)
 
     Parameters
@@ -58,20 +59,21 @@ def closed_loop(
     token_budget : B, tokens of one engine_step; longer prompts take several chunks
     chunked : prefills share engine_steps with decodes; otherwise decodes wait while prompts run
     interference : φ, share of the prefills that stands in a decode's way [1]; 0 where they run elsewhere
-    arriving : prompts that wait when an engine_step starts [1], at most; by default as many as its budget takes
+    arriving : λ, prompts that come during an engine_step [1]; by default as many as end in one
 
     Notes
     -----
     While one request generates its n_o tokens, each of the others is replaced about once, so c - 1 prefills stand in
     its way. An engine_step takes all waiting prompts that its budget holds (vLLM, SGLang and TensorRT-LLM alike), and
-    clients that start together with equal lengths end together, so prompts come in groups of g. Δ_g is what a group
+    clients that started together drift apart: an engine_step with prompts at all has g of them. Δ_g is what a group
     adds to the engine_step that it shares, or its own engine_step where prefill is not mixed with decode (SGLang
     without ``enable_mixed_chunk``). Mean context: isl + osl / 2.
     """
     c, n_in, n_out = as_float(concurrency), as_float(isl), as_float(osl)
     steps, context, chunks = np.maximum(n_out - 1.0, 1.0), n_in + n_out / 2.0, np.ceil(n_in / token_budget)
     running = slots = np.minimum(c, max_running)
-    group = np.clip(np.minimum(np.floor(token_budget / n_in), as_float(arriving)), 1.0, np.maximum(slots, 1.0))
+    together = _together(slots / steps if arriving is None else as_float(arriving))
+    group = np.clip(np.minimum(np.floor(token_budget / n_in), together), 1.0, np.maximum(slots, 1.0))
     alone = _prompt_s(cost, n_in, token_budget, 0.0, 0.0)
     tpot, ttft = cost.decode_s(slots, slots * context), alone
     for _ in range(12):
@@ -87,6 +89,12 @@ def closed_loop(
     cycle = ttft + steps * tpot
     waiting = np.maximum(c - slots, 0.0) / np.maximum(slots, 1.0) * cycle
     return Served(ttft + waiting, tpot, slots * n_out / cycle, running)
+
+
+def _together(arriving: FloatArray) -> FloatArray:
+    """Prompts of an engine_step that has any, where they come at random [1]."""
+    came = np.maximum(arriving, 1e-9)
+    return np.asarray(came / -np.expm1(-came))
 
 
 def _prompt_s(

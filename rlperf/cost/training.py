@@ -28,8 +28,8 @@ from rlperf.cost.training_parallel import (
     stage_hop_s,
     trained_share,
 )
-from rlperf.cost.training_pipeline import launch_s, stage_times
-from rlperf.layout import RECOMPUTE, FloatArray, Layout
+from rlperf.cost.training_pipeline import launch_s, stage_times, warm_up
+from rlperf.layout import RECOMPUTE, BoolArray, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.trainer_calibration import TrainerCalibration
@@ -47,7 +47,8 @@ class TrainingCost:
     exposed_tp_s, exposed_cp_s, exposed_ep_s, exposed_pp_s, exposed_dp_s : traffic that compute does not hide
     optimizer_s : the update of the weights
     offload_s : traffic with host memory and host-side work that is not hidden
-    low, high : 5th and 95th percentile of the total over the total [1]
+    low, high : 5th and 95th percentile of the total over the total; where no update like it was timed, twice as wide
+        in the logarithm [1]
     """
 
     forward_s: FloatArray
@@ -106,7 +107,7 @@ def training_update(
 
     .. math::
 
-        t = m\,t_{stage}^{max} + \frac{p-1}{v}\,\bar t_{stage} + m\,x_{fsdp} + t_{dp} + t_{opt}
+        t = m\,t_{stage}^{max} + \frac{p-1 + (v-1) \max(p-m, 0)}{v}\,\bar t_{stage} + m\,x_{fsdp} + t_{dp} + t_{opt}
 
     with m microbatches, p stages, v chunks per stage (1F1B: Narayanan et al. 2021, arXiv 2104.04473, section 2.2:
     bubble (p - 1) / (v m)); :math:`x_{fsdp}` the part of ZeRO-3 traffic that a layer's compute does not cover.
@@ -135,12 +136,12 @@ def training_update(
     times = stage_times(arch, trainer, layout, one.device, one.host, tower_s + tower_back, head_s, hop, added)
     sharded = _sharded_exposed_s(hw, trainer, layout, stage, one, each, options.lora_rank)
     on_device, on_host = optimizer_s(hw, trainer, layout, updated, updated_routed)
-    zero = np.zeros(np.broadcast_shapes(np.shape(times.longest), np.shape(m)))
+    widened = 2.0 - experts_timed(arch, trainer, layout) + 0.0 * (times.longest + m)
     return TrainingCost(
         forward_s=m * (each * one.forward + (head.forward + tower_s) / p),
         backward_s=m * (each * one.backward + (head.backward + tower_back) / p + added),
         recompute_s=m * (each * one.recompute + np.maximum(head_s - head.forward - head.backward, 0.0) / p),
-        bubble_s=times.bubble_s(m, (p - 1.0) / v),
+        bubble_s=times.bubble_s(m, warm_up(m, p, v)),
         host_s=m * times.host + fixed.update + (fixed.lora_update if options.lora_rank else 0.0),
         exposed_tp_s=m * each * one.tensor,
         exposed_cp_s=m * each * one.context,
@@ -149,9 +150,27 @@ def training_update(
         exposed_dp_s=m * sharded + _update_traffic_s(device, updated, updated_routed, one, each),
         optimizer_s=on_device,
         offload_s=on_host + m * each * _parked_s(arch, hw, layout, work, one),
-        low=zero + trainer.low,
-        high=zero + trainer.high,
+        low=trainer.low**widened,
+        high=trainer.high**widened,
     )
+
+
+def experts_timed(arch: Architecture, trainer: TrainerCalibration, layout: Layout) -> BoolArray:
+    """Whether updates of an architecture's experts were timed with a layout's degree, on as many devices.
+
+    >>> from rlperf.specs.profiles import load_architecture
+    >>> from rlperf.specs.trainer_calibration import load_trainer
+    >>> layout = Layout.of(expert_parallel=[1, 8], data_parallel=16)
+    >>> experts_timed(load_architecture("Qwen3-30B-A3B"), load_trainer("megatron"), layout).tolist()
+    [False, True]
+    """
+    if arch.experts is None:
+        return np.ones(layout.shape, dtype=np.bool_)
+    timed, degree = trainer.timed_experts, layout.expert_parallel
+    if timed is None:
+        return np.zeros(layout.shape, dtype=np.bool_)
+    least, most = timed.expert_parallel
+    return np.asarray((degree >= least) & (degree <= most) & (layout.devices <= timed.devices))
 
 
 def parked_states_s(

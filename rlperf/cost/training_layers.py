@@ -11,6 +11,7 @@ import numpy as np
 
 from rlperf.cost.layers import stack_of
 from rlperf.cost.roofline import gemm_s, small_op_s, stream_s
+from rlperf.cost.streams import mixed_bytes
 from rlperf.cost.trainer_device import TrainerDevice
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
@@ -91,10 +92,12 @@ def head_seconds(arch: Architecture, device: TrainerDevice) -> LayerSeconds:
 def _passes_s(arch: Architecture, device: TrainerDevice) -> FloatArray:
     """Norms, residual sums, rotary embedding and activation of the mean layer, forward, at 2 bytes a value.
 
-    Bytes: norm 2 reads or writes of h, residual 3 of h, in front of each half; what a kind adds it states itself.
+    Bytes: norm 2 reads or writes of h, residual 3 of h, in front of each half; several residual streams are mixed in
+    front of and behind it instead; what a kind adds it states itself.
     """
-    stack, work = stack_of(arch), device.work
-    stream = stack.norms / arch.layers * 5.0 * 2.0 * arch.hidden * work.stream_tokens
+    stack, work, streams = stack_of(arch), device.work, arch.residual_streams
+    each = 2.0 * mixed_bytes(streams, arch.hidden) + 4.0 * arch.hidden if streams > 1 else 5.0 * 2.0 * arch.hidden
+    stream = stack.norms / arch.layers * each * work.stream_tokens
     own = sum((half.share * half.layer.pass_bytes(device.tensor) for half in stack.halves), np.zeros(()))
     timing = device.trainer.timing
     fused = timing.elementwise * (1.0 if device.switches.fused else timing.eager)

@@ -47,6 +47,20 @@ class StageTimes:
         return count * (self.longest - self.mean) + warm_up * self.mean
 
 
+def warm_up(count: FloatArray, stages: FloatArray, chunks: FloatArray) -> FloatArray:
+    r"""Stages of work that a device waits in fill and drain, and where microbatches are too few to go around [1].
+
+    .. math:: \frac{p - 1 + (v - 1) \max(p - m, 0)}{v}
+
+    Interleaved chunks take microbatches in groups of p (Narayanan et al. 2021, arXiv 2104.04473, section 2.2): of fewer
+    than p, a device has done each chunk before the first of them comes back around for the next.
+
+    >>> [float(warm_up(np.asarray(m), np.asarray(8.0), np.asarray(v))) for m, v in ((8.0, 1.0), (8.0, 4.0), (2.0, 4.0))]
+    [7.0, 1.75, 6.25]
+    """
+    return np.asarray((stages - 1.0 + (chunks - 1.0) * np.maximum(stages - count, 0.0)) / chunks)
+
+
 def stage_times(
     arch: Architecture, trainer: TrainerCalibration, layout: Layout, device: FloatArray, host: FloatArray | float,
     first: FloatArray, last: FloatArray, hop: FloatArray, added: FloatArray | float = 0.0,

@@ -90,7 +90,7 @@ def sync_payload(architecture: Architecture, bytes_per_parameter: float = 2.0, q
         expert_bytes=routed * bytes_per_parameter,
         tensors=float(checkpoint_tensors(architecture)),
         quantise_s=quantised_s,
-        feed_forward_bytes=sum(half.parameters for _, half in stack_of(architecture).layers) * bytes_per_parameter,
+        feed_forward_bytes=sum(halves[-1].parameters for halves in stack_of(architecture).layers) * bytes_per_parameter,
     )
 
 

@@ -85,6 +85,34 @@ def stands_out(values: FloatArray, factor: float, deviations: float) -> IntArray
     return np.flatnonzero(known & (values > factor * median) & (values - median > deviations * spread) & (median > 0))
 
 
+def shift(values: FloatArray, factor: float, deviations: float, least: int = 3) -> int | None:
+    """Where values rise for good: the first of them that belongs to the higher level, or None.
+
+    The split is the one around whose two medians the values scatter least; the levels differ by ``factor`` and by
+    ``deviations`` robust standard deviations of their scatter, at once. So do the ``least`` values on either side,
+    and no slow growth is taken for a step.
+
+    >>> shift(np.r_[np.linspace(19, 21, 8), np.linspace(33, 35, 16)], 1.3, 6.0)
+    8
+    >>> shift(np.linspace(20, 60, 24), 1.3, 6.0) is None
+    True
+    """
+    splits = range(least, values.size - least + 1) if np.isfinite(values).all() else ()
+    if not splits:
+        return None
+
+    def scatter(split: int) -> float:
+        parts = (values[:split], values[split:])
+        return float(sum(np.abs(part - np.median(part)).sum() for part in parts))
+
+    split = min(splits, key=scatter)
+    before, after = np.median(values[:split]), np.median(values[split:])
+    near, then = np.median(values[split - least : split]), np.median(values[split : split + least])
+    spread = 1.4826 * np.median(np.abs(np.r_[values[:split] - before, values[split:] - after]))
+    apart_enough = after > factor * before > 0 and then > factor * near
+    return split if apart_enough and after - before > deviations * spread else None
+
+
 def apart(values: FloatArray, limit: float, most: int = 8, reach: int = 60) -> int:
     r"""How many of the largest values stand apart from the rest; 0 where none does.
 

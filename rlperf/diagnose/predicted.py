@@ -212,6 +212,10 @@ def _limits(evaluation: Evaluation) -> EngineLimits:
     return evaluation.replicas.limits
 
 
+NO_GAIN = 1e-3
+"""Share of an rl_step below which a simulated gain is none."""
+
+
 def explain_prediction(
     steps: PredictedSteps, *, floor: float = FLOOR, limits: Thresholds | None = None, notes: tuple[str, ...] = ()
 ) -> Explanation:
@@ -234,7 +238,11 @@ def explain_prediction(
         if cause.kind in _REMOVED and not steps.whole:
             cause = simulated(cause, found.rl_step_s - _REMOVED[cause.kind](steps).graph().rl_step_s(), found.rl_step_s)
         # a prediction has nothing that broke: what stands out in it is what the configuration pays
-        causes.append(replace(cause, nature="structure", advice=tuple(better(a) for a in cause.advice)))
+        turned = (better(advice) for advice in cause.advice)
+        # a knob that was turned and won nothing is no advice
+        least = NO_GAIN * found.rl_step_s
+        worth = tuple(a for a in turned if a.predicted_by != "simulation" or (a.gain_s or 0.0) > least)
+        causes.append(replace(cause, nature="structure", advice=worth))
     return replace(found, causes=ranked([c for c in causes if c.share >= floor]))
 
 

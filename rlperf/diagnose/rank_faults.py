@@ -6,7 +6,7 @@ import numpy as np
 
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.engine_fit import EngineStepFit
-from rlperf.diagnose.peers import Fault, Thresholds, by_rank, place, scaled, stands_out
+from rlperf.diagnose.peers import Fault, Thresholds, by_rank, place, scaled, shift, stands_out
 from rlperf.layout import BoolArray, FloatArray, IntArray
 
 _PLACED = (*g.COMPUTE, g.ROLLOUT, g.REWARD, g.COMMUNICATION, g.WEIGHT_SYNC, g.DATA_MOVEMENT, g.OFFLOAD)
@@ -203,20 +203,26 @@ def controller(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
 
 
 def slow_steps(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
-    """Where no rank is known: stages of single rl_steps above 1.3 times their median over at least five rl_steps."""
+    """Where no rank is known: stages of rl_steps above 1.3 times their median over at least five rl_steps.
+
+    What is slow from some rl_step on is one finding, against the rl_steps before it.
+    """
     found: list[Fault] = []
     whole = (graph.rank < 0) & (graph.unit < 0) & (graph.duration_s > 0)
     steps, index = np.unique(graph.rl_step, return_inverse=True)
     for activity in np.unique(graph.activity[whole]) if steps.size >= 5 else ():
         mask = whole & (graph.activity == activity)
         seconds = by_rank(mask, index.reshape(-1).astype(np.int64), graph.duration_s)
-        slow = stands_out(seconds, limits.abnormal, limits.deviations)
+        lasting = shift(seconds, limits.abnormal, limits.deviations)
+        usual = seconds[:lasting]
+        slow = stands_out(usual, limits.abnormal, limits.deviations)
         # what goes on over rl_steps in a row is one finding, not one for each
-        for run in np.split(slow, np.flatnonzero(np.diff(slow) > 1) + 1) if slow.size else ():
+        runs = np.split(slow, np.flatnonzero(np.diff(slow) > 1) + 1) if slow.size else []
+        for run in [*runs, *([np.arange(lasting, steps.size)] if lasting is not None else [])]:
             own = mask & np.isin(index.reshape(-1), run)
-            ratio = float(np.mean(seconds[run]) / np.nanmedian(seconds))
+            ratio = float(np.mean(seconds[run]) / np.nanmedian(usual))
             where = f"{g.ACTIVITIES[activity].replace('_', ' ')} of {_rl_steps(steps, run)}"
-            evidence = f"{ratio:.2f} times the median of the rl_steps"
+            evidence = f"{ratio:.2f} times the median of the rl_steps" + (" before" if run[0] == lasting else "")
             # Several places of one kind: the rank column tells them apart, so it carries a number below -1.
             found.append(Fault("slow_step", where, evidence, scaled(graph, own, 1.0 / ratio), own, -2 - len(found)))
     return found

@@ -37,7 +37,8 @@ def steps_of_plan(plan: Plan, folder: Path | None = None) -> tuple[PredictedStep
     else:
         raise SpecError(f"the plan's batch for task {task.task.name} is none that its job allows")
     demand = task.source.demand(batch, phase.rl_steps, plan.job.seed)
-    evaluation = Judge(context, task).evaluate(demand, Configuration(phase.mode, phase.staleness, batch, phase.pools))
+    configuration = Configuration(phase.mode, phase.staleness, batch, phase.pools, phase.scorers)
+    evaluation = Judge(context, task).evaluate(demand, configuration)
     return PredictedSteps.of(evaluation), (*_waits(evaluation), *_phase_note(plan, phase))
 
 

@@ -244,9 +244,9 @@ def node_shape(devices: int, per_node: int) -> tuple[int, int] | None:
     return (devices // per_node, per_node) if devices % per_node == 0 else None
 
 
-def states(adapter: Adapter, version: str | None, engine: str, at: Ref) -> bool:
-    """Whether a key of the version, and of this engine, holds a field of a run."""
-    table = key_table(adapter.name)
-    others = {"vllm", "sglang"} - {engine}
-    keys = [entry.key(table, table.version(version), "") for entry in adapter.fields if entry.at == at]
-    return any(key is not None and not any(other in key for other in others) for key in keys)
+def states(adapter: Adapter, version: str | None, engine: str, at: Ref, backends: Sequence[str] = ("",)) -> bool:
+    """Whether a file of the version, for this engine and one of the trainers, can say a field of a run."""
+    table, others = key_table(adapter.name), {"vllm", "sglang"} - {engine}
+    entries = [entry for entry in adapter.fields if entry.at == at]
+    entries = [entry for entry in entries if not any(other in key for key in entry.keys for other in others)]
+    return any(entry.states(table, table.version(version), backend) for entry in entries for backend in backends)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +14,16 @@ from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError
 from rlperf.frameworks.findings import (
     Cache,
     Finding,
-    WhatIf,
     engine_findings,
-    gain_findings,
     key_findings,
     key_of,
     memory_findings,
     padding_findings,
     rule_findings,
     sort,
-    what_ifs,
 )
 from rlperf.frameworks.imports import Imported, job_of
+from rlperf.frameworks.offers import WhatIf, gain_findings, repaired, what_ifs
 from rlperf.frameworks.run import ref
 from rlperf.layout import Layout
 from rlperf.plan.answer.plan import Phase, Plan, Prediction
@@ -38,21 +37,26 @@ from rlperf.specs.pool import ATTRIBUTES, PoolSpec
 from rlperf.specs.step_log import StepLog
 from rlperf.units import human_bytes, human_risk, human_seconds
 
+MOST_OFFERED = 1 << 15
+"""Sequences of an rl_step up to which offers are judged: each is a prediction that simulates all of them."""
+
 
 @dataclass(frozen=True)
 class Compared:
-    """A stage (or the whole rl_step) as measured and as predicted [s]."""
+    """A stage (or the whole rl_step) as measured and as predicted [s]; None: it could not be predicted."""
 
     stage: str
     measured_s: float
-    predicted_s: float
+    predicted_s: float | None
 
     @property
     def words(self) -> str:
         """``rollout: measured 93 s, predicted 81.2 s (0.87)``."""
+        said = f"{self.stage.replace('_', ' ')}: measured {human_seconds(self.measured_s)}, "
+        if self.predicted_s is None:
+            return said + "not predicted"
         ratio = f" ({self.predicted_s / self.measured_s:.2f})" if self.measured_s > 0 else ""
-        measured, predicted = human_seconds(self.measured_s), human_seconds(self.predicted_s)
-        return f"{self.stage.replace('_', ' ')}: measured {measured}, predicted {predicted}{ratio}"
+        return said + f"predicted {human_seconds(self.predicted_s)}{ratio}"
 
 
 @dataclass(frozen=True)
@@ -100,18 +104,18 @@ def audit(
     predict : also predict memory and time; without, only keys and rules are checked
     plan : also ask the planner for the best on the same hardware
     """
-    given, imported = imported, _with_budget(imported)
+    given, imported = imported, with_budget(imported)
     broken, notes = _rules(given)
     findings = key_findings(given) + broken
     if not predict:
-        return Audit(imported, None, sort([*findings, *engine_findings(imported, None)]), None)
+        return Audit(imported, None, sort([*findings, *engine_findings(given, None)]), None)
     try:
         job = job_of(imported, cluster=cluster, workload=workload)
         context = resolve(job)
     except SpecError as error:
         notes.append(f"not predicted: {error.problems[0]}")
-        checked = sort([*findings, *engine_findings(imported, None)])
-        return Audit(imported, None, checked, None, None, tuple(notes), error.problems)
+        checked = sort([*findings, *engine_findings(given, None)])
+        return Audit(imported, None, checked, None, None, tuple(notes), error.problems, compared(None, log))
     notes += context.shape_notes
     blocked = {finding.rule for finding in findings if finding.severity == "error"} - {"unknown_key", "illegal_value"}
     predicted, evaluation, cache = None, None, None
@@ -126,19 +130,25 @@ def audit(
             key = key_of(imported, ref("trainer.tensor_parallel"))
             message = f"{error.message}: {error.nearest_miss or 'no layout'}"
             findings.append(Finding("error", key, message, when="worker", rule="layout"))
-    findings += engine_findings(imported, cache)
+    findings += engine_findings(given, cache)
+    attempt = partial(_attempt, cluster=job.cluster, workload=job.tasks[0].workload)
     if predicted is not None and evaluation is not None:
         findings += memory_findings(given, predicted)
-        findings += host_findings(imported, context, evaluation)
+        findings += host_findings(given, context, evaluation)
         findings += padding_findings(given, predicted, evaluation.demand.lengths(0))
-        offers = what_ifs(imported, predicted, cache)
-        findings += gain_findings(imported, predicted, offers, lambda offer: attempt(imported, job, offer))
-        findings += log_findings(imported, predicted, log) if log else []
+        findings += gain_findings(given, predicted, _offers(given, predicted, cache, evaluation), attempt)
+        findings += log_findings(given, predicted, log) if log else []
+    findings = [repaired(finding, given, attempt) for finding in findings]
     best = None
     if plan and predicted is not None:
-        best, note = _best(job, facts)
+        best, note = _best(job, facts, predicted.rl_step_s)
         notes += [note] if note else []
     return Audit(imported, job, sort(findings), predicted, best, tuple(notes), measured=compared(predicted, log))
+
+
+def _offers(given: Imported, predicted: Prediction, cache: Cache | None, evaluation: Evaluation) -> list[WhatIf]:
+    """What may cost time; nothing where judging it would take long."""
+    return what_ifs(given, predicted, cache) if evaluation.demand.lengths(0).size <= MOST_OFFERED else []
 
 
 def _rules(imported: Imported) -> tuple[list[Finding], list[str]]:
@@ -151,7 +161,7 @@ def _rules(imported: Imported) -> tuple[list[Finding], list[str]]:
         return [], [f"rules not checked: {error}"]
 
 
-def _with_budget(imported: Imported) -> Imported:
+def with_budget(imported: Imported) -> Imported:
     """Fixed microbatches as the token budget that their longest sequences take: what memory has to hold."""
     run = imported.run
     if run.trainer.token_budget is not None or run.trainer.microbatch is None:
@@ -196,12 +206,10 @@ def _cache(imported: Imported, context: Context) -> Cache | None:
     return Cache(tokens, tokens / (longest / 2.0))
 
 
-def attempt(imported: Imported, job: Job, offer: WhatIf) -> Prediction | None:
-    """The prediction of the job with an offer taken; None where it cannot be laid out."""
-    changed = imported.run.having(offer.changes)
+def _attempt(imported: Imported, cluster: str, workload: str) -> Prediction | None:
+    """The prediction of a configuration; None where it cannot be laid out."""
     try:
-        other = job_of(replace(imported, run=changed), cluster=job.cluster, workload=job.tasks[0].workload)
-        return _predict(resolve(other))[0]
+        return _predict(resolve(job_of(with_budget(imported), cluster=cluster, workload=workload)))[0]
     except (RlperfError, ValueError, ZeroDivisionError):
         return None
 
@@ -219,13 +227,17 @@ def host_findings(imported: Imported, context: Context, evaluation: Evaluation) 
 
 
 def compared(predicted: Prediction | None, log: StepLog | None) -> tuple[Compared, ...]:
-    """The log's mean seconds beside the prediction's, stage by stage, the rl_step last; none where one is missing."""
-    if predicted is None or log is None:
+    """The log's mean seconds beside the prediction's, stage by stage, the rl_step last; none where there is no log."""
+    if log is None:
         return ()
-    means = log.stage_means().items()
-    stages = [Compared(stage, seconds, getattr(predicted.stages_s, stage, 0.0)) for stage, seconds in means]
-    whole = log.mean("rl_step_s")
-    return (*stages, *([Compared("rl_step", whole, predicted.rl_step_s)] if whole is not None else []))
+
+    def due(stage: str) -> float | None:
+        if predicted is None:
+            return None
+        return predicted.rl_step_s if stage == "rl_step" else getattr(predicted.stages_s, stage, 0.0)
+
+    means = {**log.stage_means(), "rl_step": log.mean("rl_step_s")}
+    return tuple(Compared(stage, seconds, due(stage)) for stage, seconds in means.items() if seconds is not None)
 
 
 def log_findings(imported: Imported, predicted: Prediction, log: StepLog) -> list[Finding]:
@@ -247,8 +259,8 @@ def log_findings(imported: Imported, predicted: Prediction, log: StepLog) -> lis
     return found
 
 
-def _best(job: Job, facts: FrameworkFacts | None) -> tuple[Plan | None, str]:
-    """The planner's best for the same tasks on the same devices, every layout open."""
+def _best(job: Job, facts: FrameworkFacts | None, now_s: float) -> tuple[Plan | None, str]:
+    """The planner's best for the same tasks on the same devices, every layout open; a word where it gains nothing."""
     from rlperf.plan.planner import plan_job
 
     decided = [each.name for each in ATTRIBUTES if each.part == "settings" and each.decided in ("searched", "derived")]
@@ -256,7 +268,10 @@ def _best(job: Job, facts: FrameworkFacts | None) -> tuple[Plan | None, str]:
         PoolSpec(role=pool.role, settings=pool.settings.model_copy(update=dict.fromkeys(decided))) for pool in job.pools
     )
     try:
-        return plan_job(resolve(job.model_copy(update={"pools": open_pools})), facts=facts), ""
+        best = plan_job(resolve(job.model_copy(update={"pools": open_pools})), facts=facts)
+        slower = best.phases[0].predicted.rl_step_s >= now_s
+        nothing = "the planner, who keeps a risk of running out of memory, finds nothing faster"
+        return best, nothing if slower else ""
     except RlperfError as error:
         return None, f"no plan: {error}"
 

@@ -16,12 +16,15 @@ from rlperf.frameworks.readback import read_back, unstated
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, ref
 from rlperf.frameworks.run_of import from_job, from_phase
+from rlperf.frameworks.scorer_keys import scorer_settings
 from rlperf.frameworks.writing import script
 from rlperf.plan.answer.plan import Phase, Plan
+from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.question.context import keys_of
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import Rule
 from rlperf.specs.job import Job
+from rlperf.specs.own_files import folder_of
 from rlperf.specs.profiles import load_architecture, load_cluster
 from rlperf.specs.reader import read_document, validate
 from rlperf.specs.trainer_calibration import load_trainer
@@ -31,13 +34,19 @@ from rlperf.units import human_seconds
 _BEYOND_A_JOB = (ref("run.recipe"), ref("run.model_script"))
 """What an imported configuration says that its job does not; it stays as it was."""
 
-_USUAL = (None, "bf16", "fp16", False)
+_USUAL = (None, "bf16", "fp16", False, "adam", "none")
 _MUST_BE_SAID = {
     ref("rollout.rollout_dtype"): (
         "the checkpoint's own type",
         "decode is slower and the cache smaller than predicted",
     ),
     ref("rollout.kv_dtype"): ("a KV cache in the weights' type", "the cache holds fewer tokens than predicted"),
+    ref("trainer.optimizer"): ("Adam", "8 bytes of moments a parameter where 4 were predicted, and another update"),
+    ref("trainer.router_replay"): ("routers choose anew in scoring and training", "nothing is recorded or moved"),
+    ref("trainer.shared_prefix"): (
+        "every response computes its prompt",
+        "scoring and training take longer than predicted",
+    ),
     ref("trainer.freeze_vision"): (
         "the vision tower is trained too",
         "its backward comes on top of the predicted training",
@@ -137,9 +146,9 @@ def write_job(
 def write_file(path: Path | str, framework: str | None, out: Path | str) -> tuple[Path, ...]:
     """Write what a file holds: a plan, or a job with pinned pools (and the keys that its import carried along)."""
     document = read_document(path)
-    folder = Path(path).parent
-    if isinstance(document.data, dict) and "phases" in document.data:
-        return write_plan(validate(document, Plan), framework, out, folder=folder)
+    folder = folder_of(path)
+    if plan := plan_in(document):
+        return write_plan(plan, framework, out, folder=folder)
     return write_job(validate(document, Job), framework, out, carried=carried_keys(path), folder=folder)
 
 
@@ -196,6 +205,10 @@ def export_run(
     emission = adapter.emit(adapted, target)
     if carried is not None:
         emission = with_carried(emission, carried, before, adapter, target)
+    if run.scorers:
+        beside = scorer_settings(run.scorers, adapter.name, target, run.devices_per_node)
+        kept = [s for s in emission.settings if not any(f"{new.key}.".startswith(f"{s.key}.") for new in beside)]
+        emission = replace(emission, settings=(*kept, *beside))
     unsaid = _unsaid(adapter, emission)
     if "/" not in hub_name(run.architecture):
         unsaid.append(Limitation(f"checkpoint {run.architecture}", "its bare name", "nobody published it: state yours"))
@@ -372,7 +385,10 @@ def _decided(phase: Phase, job: Job) -> list[str]:
         lines.append(f"Holds the choice back: {', '.join(phase.binds)}.")
     if phase.runner_up:
         other = phase.runner_up
-        lines.append(f"Runner-up: {', '.join(other.differs) or 'same layout'} ({other.loss:+.1%}, {other.verdict}).")
+        why = f", {other.why_not}" if other.why_not else ""
+        lines.append(
+            f"Runner-up: {', '.join(other.differs) or 'same layout'} ({other.loss:+.1%}, {other.verdict}{why})."
+        )
     return lines
 
 

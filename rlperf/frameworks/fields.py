@@ -79,6 +79,17 @@ def one_as(nothing: Value) -> Unit:
     )
 
 
+OPTIMIZER = Unit(lambda value, _: "muon" if "muon" in str(value).lower() else "adam", _same)
+"""Muon in any of its variants; whatever else is there moves what Adam moves."""
+
+
+def replay_as(word: str) -> Unit:
+    """A switch for one way of repeating routers' choices (R2, R3); where it is off, another key may name the other."""
+    return Unit(
+        lambda value, run: word if value else run.trainer.router_replay or "none", lambda value, _: value == word
+    )
+
+
 @dataclass(frozen=True)
 class Field:
     """One field of a run and its key. ``keys``: the first that exists in the version; none: see `elsewhere`."""

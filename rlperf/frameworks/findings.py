@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,8 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.export import architecture_of, said
 from rlperf.frameworks.fields import Field
 from rlperf.frameworks.imports import Imported
-from rlperf.frameworks.keytable import Value
+from rlperf.frameworks.keytable import Flat, Value
+from rlperf.frameworks.repairs import for_rule, in_keys
 from rlperf.frameworks.run import Ref, ref
 from rlperf.plan.answer.plan import Prediction
 from rlperf.units import human_bytes
@@ -33,6 +34,8 @@ class Finding:
     key, where : the key of the framework, and its file and line (empty: left to the default)
     when : when the framework itself would notice (launch, worker, run), or never
     gain_s : predicted seconds per rl_step that the change saves, where a change can be predicted
+    settings : keys of the framework with values under which the finding goes, read back and judged; empty: none known
+    role : the pool that it is about, where it is about one
     """
 
     severity: Severity
@@ -43,8 +46,10 @@ class Finding:
     where: str = ""
     gain_s: float | None = None
     rule: str = ""
+    settings: Flat = field(default_factory=dict)
+    role: str = ""
 
-    def to_dict(self) -> dict[str, str | float | None]:
+    def to_dict(self) -> dict[str, Value]:
         """The stable JSON form."""
         return dict(vars(self))
 
@@ -101,8 +106,11 @@ def key_findings(imported: Imported) -> list[Finding]:
     }[reaction]
     when = "parse" if reaction == "error" else "never"
     text = f"unknown key; {effect}"
+    level: Severity = "error"
+    if version in imported.target.table.partial:
+        level, text = "warning", f"not among the keys that are known of {name} {version}"
     found = [
-        Finding("error", item.key, text, item.suggestion or "", when, item.where, rule="unknown_key")
+        Finding(level, item.key, text, item.suggestion or "", when, item.where, rule="unknown_key")
         for item in imported.unknown
     ]  # fmt: skip
     found += [
@@ -130,20 +138,17 @@ def rule_findings(imported: Imported) -> list[Finding]:
     run = imported.run
     names = run.names(architecture_of(run))
     facts = framework_facts(imported.adapter.name, imported.target.version)
-    broken = facts.refused(names, run.trainer.backend or "")
-    return [
-        Finding(
-            "error" if rule.stage != "never" else "warning",
-            rule.key,
-            said(rule, names),
-            rule.advice,
-            rule.stage,
-            imported.where(rule.key),
-            rule=rule.id,
-        )
-        for rule in facts.rules
-        if rule.id in broken
-    ]
+    broken = frozenset(facts.refused(names, run.trainer.backend or ""))
+    found = []
+    for rule in facts.rules:
+        if rule.id in broken:
+            repair = for_rule(imported, rule, broken)
+            advice = "; ".join(filter(None, (repair.words if repair else "", rule.advice)))
+            found.append(
+                Finding("error" if rule.stage != "never" else "warning", rule.key, said(rule, names), advice,
+                        rule.stage, imported.where(rule.key), None, rule.id, repair.settings if repair else {})
+            )  # fmt: skip
+    return found
 
 
 def memory_findings(imported: Imported, predicted: Prediction) -> list[Finding]:
@@ -165,25 +170,13 @@ def memory_findings(imported: Imported, predicted: Prediction) -> list[Finding]:
                 (text for text in predicted.advice if text.startswith(role)), f"{largest} is the largest part"
             )
             message = f"out of GPU memory in {phase} {risk}: {size}, {over} too much; {largest} is the largest part"
-            found.append(Finding("error", key, message, advice, "run", where, rule="out_of_memory"))
+            found.append(Finding("error", key, message, advice, "run", where, rule="out_of_memory", role=role))
         elif use.total > use.allowed:
             level: Severity = "warning" if use.risk > LIKELY else "hint"
             message = f"may run out of GPU memory in {phase} {risk}: {size}"
             advice = f"{largest} is the largest part"
-            found.append(Finding(level, key, message, advice, "run", where, rule="tight_memory"))
+            found.append(Finding(level, key, message, advice, "run", where, rule="tight_memory", role=role))
     return found
-
-
-@dataclass(frozen=True)
-class WhatIf:
-    """A change worth trying: what it sets, which key it stands for, and how it is said."""
-
-    changes: tuple[tuple[Ref, Value], ...]
-    key: str
-    message: str
-    advice: str
-    severity: Severity = "hint"
-    rule: str = ""
 
 
 @dataclass(frozen=True)
@@ -192,63 +185,6 @@ class Cache:
 
     tokens: float
     requests: float
-
-
-def what_ifs(imported: Imported, predicted: Prediction, cache: Cache | None) -> list[WhatIf]:
-    """Settings that usually cost time, each with the change that a prediction then judges."""
-    run = imported.run
-    changes: list[WhatIf] = []
-
-    def offer(at: Ref, value: Value, message: str, advice: str, rule: str) -> None:
-        changes.append(WhatIf(((at, value),), key_of(imported, at), message, advice, rule=rule))
-
-    if run.rollout.cuda_graphs is False:
-        offer(ref("rollout.cuda_graphs"), True, "the engine runs eagerly, without CUDA graphs",
-              "turn eager mode off", "eager")  # fmt: skip
-    if run.trainer.activation_recompute == "full":
-        offer(ref("trainer.activation_recompute"), "none", "full activation recompute although the activations fit",
-              "turn recompute off", "needless_recompute")  # fmt: skip
-    if run.trainer.offload in ("optimizer", "both"):
-        offer(ref("trainer.offload"), "none", "the optimizer is offloaded although it fits", "keep it on the GPU",
-              "needless_offload")  # fmt: skip
-    if run.rollout.prefix_caching is False and run.batch.group_size > 1:
-        offer(ref("rollout.prefix_caching"), True, "prompts are prefilled once per sample: prefix caching is off",
-              "turn prefix caching on", "no_prefix_caching")  # fmt: skip
-    running = run.rollout.max_running
-    share = run.batch.prompts * run.batch.group_size / (run.rollout.data_parallel or 1)
-    if running and share > 1.3 * running and (cache is None or cache.requests > 1.3 * running):
-        most = int(min(share, cache.requests if cache else share))
-        offer(ref("rollout.max_running"), most,
-              f"each engine gets {share:.0f} requests but runs {running} at once: rollout goes in waves",
-              f"raise it to {most}", "max_running_low")  # fmt: skip
-    changes += _budget_changes(imported, predicted)
-    fraction, separate = run.rollout.memory_fraction or 0.0, not run.traits.shares_devices
-    if fraction and fraction < (0.8 if separate else 0.6):
-        better = 0.88 if separate else min(fraction + 0.15, 0.8)
-        offer(ref("rollout.memory_fraction"), better, f"the engine may take only {fraction:.0%} of the GPU",
-              f"raise it to {better:.2f}", "memory_fraction_low")  # fmt: skip
-    return changes
-
-
-def _budget_changes(imported: Imported, predicted: Prediction) -> list[WhatIf]:
-    """Twice the token budget where memory is left."""
-    run = imported.run
-    found = []
-    budget = run.trainer.token_budget
-    if budget is None:
-        return []
-    use = predicted.memory_bytes.get("trainer")
-    if use is not None and use.high < 0.8 * use.allowed:
-        found.append(
-            WhatIf(
-                ((ref("trainer.token_budget"), 2 * budget),),
-                key_of(imported, ref("trainer.token_budget")),
-                f"the token budget leaves {human_bytes(use.allowed - use.total)} of the trainer's memory unused",
-                "double it",
-                rule="memory_unused",
-            )
-        )
-    return found
 
 
 def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
@@ -262,19 +198,19 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
         advice = "raise it, or tensor parallel; the engine refuses to start"
         found.append(Finding("error", key, message, advice, "worker", imported.where(key), rule="kv_starvation"))
     running = run.rollout.max_running
-    if cache is not None and running and longest <= cache.tokens and cache.requests < 0.5 * running:
+    if cache is not None and running and longest <= cache.tokens < 4 * longest and cache.requests < 0.5 * running:
         samples = run.batch.prompts * run.batch.group_size
         if samples / (run.rollout.data_parallel or 1) > cache.requests:
-            key = key_of(imported, ref("rollout.max_running"))
-            level: Severity = "warning" if cache.tokens < 4 * longest else "hint"
+            key = key_of(imported, ref("rollout.memory_fraction"))
             message = f"{running} requests may run at once, but the KV cache holds {cache.requests:.0f} of mean length"
-            advice = "expect preemption: lower it, or raise tensor parallel or the memory fraction"
-            found.append(Finding(level, key, message, advice, "never", imported.where(key), rule="kv_starvation"))
+            advice = "expect preemption: raise it, or tensor parallel, or run fewer at once"
+            found.append(Finding("warning", key, message, advice, "never", imported.where(key), rule="kv_starvation"))
     if imported.adapter.name == "verl" and run.batch.context_tokens is None:
         key = key_of(imported, ref("batch.context_tokens"))
         message = "left at the model's maximum: requests may grow past prompt + response, and graphs are sized for it"
-        advice = f"set it to {longest}"
-        found.append(Finding("hint", key, message, advice, "never", rule="max_model_len"))
+        settings = {key: longest}
+        advice = f"set {key}: {longest}"
+        found.append(Finding("hint", key, message, advice, "never", rule="max_model_len", settings=settings))
     per_node = run.devices_per_node
     for at in (ref("rollout.tensor_parallel"), ref("trainer.tensor_parallel")):
         width = run.value(at)
@@ -292,7 +228,11 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
     if chunked is False and (run.rollout.engine_token_budget or 1 << 30) < (run.batch.max_prompt_tokens or 1):
         key = key_of(imported, ref("rollout.engine_token_budget"))
         message = "below the longest prompt, without chunked prefill"
-        found.append(Finding("error", key, message, "turn it on", "worker", imported.where(key), rule="prefill_budget"))
+        repair = in_keys(imported, [(ref("rollout.chunked_prefill"), True)])
+        found.append(
+            Finding("error", key, message, repair.words if repair else "turn it on", "worker", imported.where(key),
+                    None, "prefill_budget", repair.settings if repair else {})
+        )  # fmt: skip
     return found
 
 
@@ -313,29 +253,11 @@ def padding_findings(imported: Imported, predicted: Prediction, lengths: npt.NDA
     share = 1.0 - float(whole.mean()) / padded
     stages = predicted.stages_s
     gain = share * (stages.training + stages.scoring)
+    repair = in_keys(imported, [(ref("trainer.packing"), True)])
+    if repair is None:  # the framework has no key that packs
+        return []
     key = key_of(imported, ref("trainer.packing"))
     message = f"microbatches of {micro} are padded: {share:.0%} of what training computes is padding"
     return [
-        Finding(
-            "hint", key, message, "pack sequences without padding", "never", imported.where(key), gain, "no_packing"
-        )
+        Finding("hint", key, message, repair.words, "never", imported.where(key), gain, "no_packing", repair.settings)
     ]
-
-
-Try = Callable[[WhatIf], Prediction | None]
-
-
-def gain_findings(imported: Imported, predicted: Prediction, offers: Iterable[WhatIf], attempt: Try) -> list[Finding]:
-    """Offers that fit and whose predicted gain is above 1 % of the rl_step."""
-    found = []
-    for offer in offers:
-        changed = attempt(offer)
-        if changed is None or not changed.fits:
-            continue
-        gain = predicted.rl_step_s - changed.rl_step_s
-        if gain > 0.01 * predicted.rl_step_s:
-            found.append(
-                Finding(offer.severity, offer.key, offer.message, offer.advice, "never", imported.where(offer.key),
-                        gain, offer.rule)
-            )  # fmt: skip
-    return found

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlperf.frameworks.extra_keys import EXTRA_KEYS
+from rlperf.frameworks.releases import DRIFT, NOT_BEFORE, RELEASES
 from rlperf.specs.framework import FACTS
 from rlperf.specs.writer import write_atomic
 
@@ -122,12 +123,27 @@ def _typed(fields: Mapping[str, Mapping[str, Any]]) -> list[Entry]:
 READERS = {"verl": verl, "nemo_rl": nemo_rl, "openrlhf": openrlhf, "slime": slime, "areal": areal, "trl": trl}
 
 
+def _by_release(framework: str, entries: Iterable[Entry]) -> list[Entry]:
+    """The entries with what is known of older releases."""
+    drift = DRIFT.get(framework, ())
+    moved, begins = {row[0] for row in drift}, NOT_BEFORE.get(framework, {})
+    found = list(drift)
+    for key, default, span, backend, kind in entries:
+        if key not in moved:
+            since = next((at for name, at in begins.items() if f"{key}.".startswith(name and f"{name}.")), None)
+            found.append((key, default, span or (f"{since}-" if since else ""), backend, kind))
+    return found
+
+
 def table_text(framework: str, versions: Iterable[str], entries: Iterable[Entry]) -> str:
     """The table as text: sections of dotted prefixes, rows sorted within."""
-    rows = sorted({*entries, *EXTRA_KEYS.get(framework, ())}, key=lambda row: (row[0].rpartition(".")[0], row))
+    whole = _by_release(framework, {*entries, *EXTRA_KEYS.get(framework, ())})
+    rows = sorted(whole, key=lambda row: (row[0].rpartition(".")[0], row))
+    partial = RELEASES.get(framework, ())
     lines = [
         f"# {framework}: keys, defaults, first and last version. Generated: python -m rlperf.frameworks.generate DATA",
-        f"# versions: {' '.join(versions)}",
+        f"# versions: {' '.join((*partial, *versions))}",
+        *([f"# partial: {' '.join(partial)}"] if partial else []),
     ]
     for section, group in groupby(rows, key=lambda row: row[0].rpartition(".")[0]):
         lines.append(f"[{section}]")

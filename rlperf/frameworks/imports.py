@@ -17,7 +17,10 @@ from rlperf.frameworks.keytable import ABSENT, Value, key_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
 from rlperf.frameworks.run import Run
 from rlperf.frameworks.run_of import to_job
+from rlperf.frameworks.scorer_keys import read_scorers
 from rlperf.frameworks.sources import read_source
+from rlperf.plan.answer.reading import plan_in
+from rlperf.plan.compare import job_of_plan
 from rlperf.specs.job import Job
 from rlperf.specs.reader import read_document, validate
 
@@ -100,8 +103,9 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
         if isinstance(error, SpecError):
             raise
         raise SpecError(Problem(f"a value has the wrong type for {adapter.title}: {error}", file)) from error
+    scorers, read = read_scorers(adapter.name, source.keys)
     unknown, illegal = check_keys(source, target)
-    return Imported(adapter, target, source, run, understood, unknown, illegal)
+    return Imported(adapter, target, source, replace(run, scorers=scorers), understood | read, unknown, illegal)
 
 
 def detect(source: Source, file: str = "") -> Adapter:
@@ -120,19 +124,25 @@ def newest_version(adapter: Adapter, source: Source) -> str:
     counted = []
     for age, version in enumerate(reversed(table.versions)):
         target = adapter.target(source, version)
-        unknown, _ = check_keys(source, target)
-        counted.append((len(unknown), age, version))
+        counted.append((len(_unknown(source, target)), age, version))
     return min(counted)[2]
+
+
+def _unknown(source: Source, target: Target) -> frozenset[str]:
+    """Keys that the version does not have, nor the user has added."""
+    found = (key for key in source.keys if target.table.find(key, target.version, target.backend) is None)
+    table = target.table
+    return frozenset(key for key in found if key not in source.additions and not table.is_section(key, target.version))
 
 
 def check_keys(source: Source, target: Target) -> tuple[tuple[UnknownKey, ...], tuple[UnknownKey, ...]]:
     """Keys that the version does not have, and keys with a value that it does not accept."""
-    unknown, illegal = [], []
+    unknown, illegal, strange = [], [], _unknown(source, target)
     for key, value in source.keys.items():
         file, line = source.lines.get(key, ("", None))
         where = f"{file}:{line}" if line else file
         spec = target.table.find(key, target.version, target.backend)
-        if spec is None and (key in source.additions or target.table.is_section(key, target.version)):
+        if spec is None and key not in strange:
             continue
         if spec is None:
             hint = target.table.suggestion(key, target.version, target.backend)
@@ -198,9 +208,11 @@ def describe(imported: Imported) -> str:
 
 
 def read_job_or_config(path: Path, *, cluster: str | None = None, workload: str | None = None) -> Job:
-    """A job file as it is, or any framework's configuration as a job."""
+    """A job file as it is, a plan.yaml as the job with its first phase pinned, a framework's configuration as a job."""
     if path.suffix in (".yaml", ".yml", ".json"):
         document = read_document(path)
+        if plan := plan_in(document):
+            return job_of_plan(plan)
         if isinstance(document.data, dict) and {"architecture", "tasks"} <= set(document.data):
             return validate(document, Job)
     return job_of(import_config([path]), cluster=cluster, workload=workload, name=path.stem)

@@ -91,6 +91,8 @@ class KeyTable:
     versions: tuple[str, ...]
     rows: tuple[_Row, ...]
     free_prefixes: tuple[str, ...] = ()
+    partial: frozenset[str] = frozenset()
+    """Releases of which only what changed is known: a key that is not found may be one of theirs."""
     _views: dict[tuple[int, str], dict[str, KeySpec]] = field(default_factory=dict, compare=False, repr=False)
 
     def version(self, asked: str | None) -> str:
@@ -101,6 +103,8 @@ class KeyTable:
         short = f"{match[1]}.{match[2]}" if match else ""
         if short in self.versions:
             return short
+        if match and self.partial:
+            return self._nearest(int(match[1]), int(match[2]))
         if len(self.versions) == 1 and (match or asked):
             return self.versions[0]
         raise SpecError(
@@ -109,6 +113,14 @@ class KeyTable:
                 suggestion=did_you_mean(str(asked), self.versions),
             )
         )
+
+    def _nearest(self, major: int, minor: int) -> str:
+        """The newest tabulated release that is not newer (the next is where something changed); else the oldest."""
+        numbers = {each: tuple(map(int, each.split("."))) for each in self.versions if each[0].isdigit()}
+        if self.versions[-1] not in numbers and (major, minor) > max(numbers.values()):
+            return self.versions[-1]
+        older = [each for each, number in numbers.items() if number <= (major, minor)]
+        return older[-1] if older else self.versions[0]
 
     def keys(self, version: str, backend: str = "") -> Mapping[str, KeySpec]:
         """Every key of a version; with ``backend``, of that backend only."""
@@ -190,11 +202,14 @@ def parse_table(text: str, framework: str) -> KeyTable:
     """A table from its text."""
     versions: tuple[str, ...] = ()
     free: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
     section = ""
     rows: list[_Row] = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("# versions:"):
             versions = tuple(line.partition(":")[2].split())
+        elif line.startswith("# partial:"):
+            partial = tuple(line.partition(":")[2].split())
         elif line.startswith("# free:"):
             free = tuple(line.partition(":")[2].split())
         elif line.startswith("["):
@@ -205,7 +220,7 @@ def parse_table(text: str, framework: str) -> KeyTable:
                 rows.append(_row(section + name, default, span, backend, kind, versions))
             except ValueError as error:  # no listed version, or a default that is no JSON
                 raise SpecError(Problem(f"{name}: {error}", f"{framework}.tsv", number)) from error
-    return KeyTable(framework, versions, tuple(rows), free)
+    return KeyTable(framework, versions, tuple(rows), free, frozenset(partial))
 
 
 def _row(key: str, default: str, span: str, backend: str, kind: str, versions: tuple[str, ...]) -> _Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +93,7 @@ def metric_table(framework: str) -> Mapping[str, str]:
 def step_log(metrics: Metrics, framework: str, source: str) -> StepLog:
     """The metrics in neutral words. Several metrics of one column add up (two scoring passes); memory is in GiB."""
     table = metric_table(framework)
+    metrics = {step: _plain(values, table) for step, values in metrics.items()}
     steps = [step for step in sorted(metrics) if set(metrics[step]) & set(table)]
     columns: dict[str, np.ndarray] = {}
     for metric, column in table.items():
@@ -116,11 +117,23 @@ def step_log(metrics: Metrics, framework: str, source: str) -> StepLog:
     return StepLog.of(steps, framework=framework, source=source, **columns)
 
 
+PREFIX = "train/"
+"""What wandb and TensorBoard exports put before the metrics of OpenRLHF and TRL."""
+
+
+def _plain(values: Mapping[str, float], known: Container[str]) -> dict[str, float]:
+    """The metrics under the names of a framework's table."""
+    return {
+        (name.removeprefix(PREFIX) if name not in known and name.removeprefix(PREFIX) in known else name): value
+        for name, value in values.items()
+    }
+
+
 def _recognised(metrics: Metrics) -> str | None:
     """The framework whose table knows most of the metrics, and at least one."""
-    names = {name for values in metrics.values() for name in values}
-    counted = [(len(names & set(metric_table(name))), name) for name in FRAMEWORKS]
-    best = max(counted)
+    printed = {name: 0.0 for values in metrics.values() for name in values}
+    tables = {name: metric_table(name) for name in FRAMEWORKS}
+    best = max((len(set(_plain(printed, table)) & set(table)), name) for name, table in tables.items())
     return best[1] if best[0] else None
 
 

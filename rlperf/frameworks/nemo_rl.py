@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source
+from rlperf.frameworks.drafting import DRAFTS, drafting_of, read_vllm, vllm_drafts, with_drafts
 from rlperf.frameworks.fields import (
     CHECKPOINTING,
     DISTRIBUTED,
@@ -24,6 +25,7 @@ from rlperf.frameworks.fields import (
     elsewhere,
     field,
     read_fields,
+    replay_as,
     resolve,
     words,
     write_fields,
@@ -79,6 +81,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.offload_all", D + "cpu_offload", note="parameters and optimizer in host memory", backend="fsdp2"),
     field("trainer.freeze_vision", D + "automodel_kwargs.freeze_config.freeze_vision_tower", backend="fsdp2"),
     field("trainer.freeze_vision", G + "freeze_config.freeze_vision_model", backend="megatron"),
+    field("trainer.router_replay", P + "router_replay.enabled", replay_as("R3"), "R3: experts of the rollout"),
     field("trainer.chunked_loss", P + "logprob_chunk_size", _CHUNKED, "tokens of logits at once", backend="fsdp2"),
     field("trainer.chunked_loss", G + "use_fused_linear_logprobs", note="no full logits", backend="megatron"),
     field("trainer.tensor_parallel", G + "tensor_model_parallel_size", backend="megatron"),
@@ -108,6 +111,8 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.async_engine", V + "async_engine"),
     field("rollout.max_running", K + "max_num_seqs", note="requests that a replica runs at once"),
     field("rollout.engine_token_budget", K + "max_num_batched_tokens", note="tokens per engine step"),
+    field("rollout.speculation", K + "speculative_config.num_speculative_tokens", DRAFTS),
+    field("rollout.draft_training", "policy.draft.enabled", note="the draft head is trained with the policy"),
     field("rollout.chunked_prefill", K + "enable_chunked_prefill"),
 )
 
@@ -205,6 +210,8 @@ class NemoRl:
         decided = write_fields(fields_of(run), run, Target(target.table, target.version, backend))
         decided += [s for s in (*switches(run), *placement(run), *algorithm_settings(run)) if target.has(s.key)]
         chosen = {setting.key: setting for setting in decided if setting.value is not None}
+        config, drafted = K + "speculative_config.", drafting_of(run, "nemo_rl")
+        chosen = with_drafts(chosen, config + "num_speculative_tokens", vllm_drafts(config, drafted), target.has)
         dropped = ("policy.optimizer", "policy.scheduler") if megatron else ()
         settings: dict[str, Setting] = {}
         for key, spec in target.table.keys(target.version).items():
@@ -265,7 +272,8 @@ class NemoRl:
         run = _read_mode(replace(run, architecture=str(flat.get(P + "model_name"))), flat)
         trainer = _read_trainer(_read_budgets(run.trainer, flat), target.backend)
         batch = _read_filtering(_read_lengths(run.batch), flat)
-        run = replace(run, batch=batch, trainer=trainer, rollout=_read_engine(run.rollout, flat))
+        rollout = _read_engine(run.rollout, flat).having(speculation=read_vllm(flat, K + "speculative_config."))
+        run = replace(run, batch=batch, trainer=trainer, rollout=rollout)
         return run.completed(), frozenset(used | _ALSO_READ)
 
 
@@ -312,10 +320,11 @@ def _read_lengths(batch: BatchFacts) -> BatchFacts:
 
 
 def _read_filtering(batch: BatchFacts, flat: Flat) -> BatchFacts:
-    """Prompts that are rolled out where groups are filtered (algorithms/grpo.py:1751), and turns."""
+    """Prompts of a round of rollouts where groups are filtered, whole rounds (algorithms/grpo.py:1751), and turns."""
     share = float(flat.get("grpo.batch_multiplier") or 1.0) if flat.get("grpo.use_dynamic_sampling") else 1.0
     generated = round(batch.prompts * share) if share > 1.0 else None
-    return replace(batch, generated_prompts=generated, turns=int(flat.get("grpo.max_rollout_turns") or 1))
+    turns = int(flat.get("grpo.max_rollout_turns") or 1)
+    return replace(batch, generated_prompts=generated, generation_batch=generated, turns=turns)
 
 
 def _read_mode(run: Run, flat: Flat) -> Run:

@@ -169,8 +169,8 @@ def algorithm_settings(run: Run) -> list[Setting]:
             Setting("loss_fn.ratio_clip_max", 0.28),
             Setting("loss_fn.token_level_loss", True),
         ]
-        if run.batch.generated_prompts:
-            share = run.batch.generated_prompts / run.batch.prompts
+        if together := run.batch.generation_batch or run.batch.generated_prompts:
+            share = together / run.batch.prompts
             settings.append(Setting("grpo.batch_multiplier", share, "prompts rolled out per prompt trained"))
     if run.batch.turns > 1:
         settings.append(Setting("grpo.max_rollout_turns", run.batch.turns, "tools answer between the turns"))

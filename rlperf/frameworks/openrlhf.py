@@ -1,4 +1,4 @@
-"""OpenRLHF: dotted flags of ``openrlhf.cli.train_ppo_ray`` (0.10 and later); DeepSpeed ZeRO trainer, vLLM engines.
+"""OpenRLHF: flags of ``openrlhf.cli.train_ppo_ray``, dotted since 0.10; DeepSpeed ZeRO trainer, vLLM engines.
 
 The optimizer's batch counts samples; token budgets are per GPU, times ring attention and DeepSpeed tensor parallel.
 """
@@ -15,23 +15,26 @@ from rlperf.frameworks.fields import (
     CHECKPOINTING,
     LORA_RANK,
     NEGATED,
+    OPTIMIZER,
     SAMPLES,
     Field,
     Setting,
     Target,
     Unit,
+    elsewhere,
     field,
     read_fields,
     write_fields,
 )
 from rlperf.frameworks.hub import hub_name
-from rlperf.frameworks.keytable import Flat, key_table
+from rlperf.frameworks.keytable import Flat, Value, key_table
 from rlperf.frameworks.nearest import (
     plain_engine,
     without_activation_offload,
     without_selective_recompute,
     without_ulysses,
 )
+from rlperf.frameworks.releases import OPENRLHF_NAMES
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
 from rlperf.frameworks.writing import argument_array, defaults, script
 from rlperf.specs.modes import MODES, mode_of_staleness
@@ -49,33 +52,35 @@ _TOKENS = Unit(
 _SHARD = Unit(lambda value, _: 0 if value == 1 else value, lambda value, _: value or 1)
 
 FIELDS: tuple[Field, ...] = (
-    field("batch.prompts_per_step", "rollout.batch_size", note="prompts"),
-    field("batch.group_size", "rollout.n_samples_per_prompt"),
-    field("batch.stated_samples", "train.batch_size", read_only=True),
-    field("batch.mini_batch", "train.batch_size", SAMPLES),
-    field("batch.context_tokens", "data.max_len", note="prompt + response"),
-    field("batch.max_response_tokens", "rollout.max_new_tokens"),
-    field("trainer.context_parallel", "ds.ring_attn_size", note="ring attention"),
-    field("trainer.tensor_parallel", "ds.tensor_parallel_size"),
-    field("trainer.zero_stage", "ds.zero_stage"),
-    field("trainer.shard_size", "ds.zpg", _SHARD, "ZeRO++ partition group; 1: all GPUs"),
+    field("batch.prompts_per_step", "rollout.batch_size rollout_batch_size", note="prompts"),
+    field("batch.group_size", "rollout.n_samples_per_prompt n_samples_per_prompt"),
+    field("batch.stated_samples", "train.batch_size train_batch_size", read_only=True),
+    field("batch.mini_batch", "train.batch_size train_batch_size", SAMPLES),
+    field("batch.context_tokens", "data.max_len max_len", note="prompt + response"),
+    field("batch.max_response_tokens", "rollout.max_new_tokens generate_max_len"),
+    field("trainer.context_parallel", "ds.ring_attn_size ring_attn_size", note="ring attention"),
+    field("trainer.tensor_parallel", "ds.tensor_parallel_size ds_tensor_parallel_size"),
+    field("trainer.zero_stage", "ds.zero_stage zero_stage"),
+    field("trainer.optimizer", "actor.optim", OPTIMIZER),
+    field("trainer.shard_size", "ds.zpg zpg", _SHARD, "ZeRO++ partition group; 1: all GPUs"),
     field("trainer.compute_dtype", "ds.param_dtype"),
-    field("trainer.offload_optimizer", "ds.adam_offload", note="optimizer in host memory"),
-    field("trainer.activation_recompute", "actor.gradient_checkpointing_enable", CHECKPOINTING),
-    field("trainer.packing", "ds.packing_samples", note="sequences packed without padding"),
-    field("trainer.lora_rank", "ds.lora.rank", LORA_RANK),
-    field("trainer.dynamic", "train.dynamic_batch_enable"),
-    field("trainer.token_budget", "train.max_tokens_per_gpu", _TOKENS),
-    field("trainer.scoring_token_budget", "rollout.max_tokens_per_gpu", _TOKENS),
-    field("trainer.microbatch", "train.micro_batch_size", note="samples per GPU"),
-    field("trainer.scoring_microbatch", "rollout.micro_batch_size", note="samples per GPU"),
-    field("rollout.tensor_parallel", "vllm.tensor_parallel_size"),
-    field("rollout.data_parallel", "vllm.num_engines", note="engines"),
-    field("rollout.memory_fraction", "vllm.gpu_memory_utilization"),
-    field("rollout.prefix_caching", "vllm.enable_prefix_caching"),
-    field("rollout.cuda_graphs", "vllm.enforce_eager", NEGATED),
-    field("rollout.sleeps", "vllm.enable_sleep", note="engine and trainer take turns"),
-    field("trainer.sleeps", "ds.enable_sleep"),
+    field("trainer.offload_optimizer", "ds.adam_offload adam_offload", note="optimizer in host memory"),
+    field("trainer.activation_recompute", "actor.gradient_checkpointing_enable gradient_checkpointing", CHECKPOINTING),
+    *elsewhere("trainer.parked", "ds.enable_sleep"),
+    field("trainer.packing", "ds.packing_samples packing_samples", note="sequences packed without padding"),
+    field("trainer.lora_rank", "ds.lora.rank lora_rank", LORA_RANK),
+    field("trainer.dynamic", "train.dynamic_batch_enable use_dynamic_batch"),
+    field("trainer.token_budget", "train.max_tokens_per_gpu train_max_tokens_per_gpu", _TOKENS),
+    field("trainer.scoring_token_budget", "rollout.max_tokens_per_gpu rollout_max_tokens_per_gpu", _TOKENS),
+    field("trainer.microbatch", "train.micro_batch_size micro_train_batch_size", note="samples per GPU"),
+    field("trainer.scoring_microbatch", "rollout.micro_batch_size micro_rollout_batch_size", note="samples per GPU"),
+    field("rollout.tensor_parallel", "vllm.tensor_parallel_size vllm_tensor_parallel_size"),
+    field("rollout.data_parallel", "vllm.num_engines vllm_num_engines", note="engines"),
+    field("rollout.memory_fraction", "vllm.gpu_memory_utilization vllm_gpu_memory_utilization"),
+    field("rollout.prefix_caching", "vllm.enable_prefix_caching enable_prefix_caching"),
+    field("rollout.cuda_graphs", "vllm.enforce_eager enforce_eager", NEGATED),
+    field("rollout.sleeps", "vllm.enable_sleep vllm_enable_sleep", note="engine and trainer take turns"),
+    field("trainer.sleeps", "ds.enable_sleep deepspeed_enable_sleep"),
 )
 
 
@@ -120,7 +125,11 @@ class OpenRlhf:
         """All flags of a run."""
         run = _with_derived(run)
         settings = write_fields(self.fields, run, target)
-        chosen = {s.key: s for s in (*settings, *_placement(run), *_algorithm(run))}
+        old = {} if target.has("vllm.num_engines") else {new: name for name, new in OPENRLHF_NAMES.items()}
+        added = [replace(s, key=old.get(s.key, s.key)) for s in (*_placement(run), *_algorithm(run))]
+        if old:  # what became one length
+            added.append(Setting("prompt_max_len", run.batch.max_prompt_tokens))
+        chosen = {s.key: s for s in (*settings, *added)}
         kept = [s for s in chosen.values() if s.value is not None and s.value is not False and target.has(s.key)]
         return Emission(tuple(kept), (), "openrlhf.cli.train_ppo_ray", (), run)
 
@@ -131,6 +140,7 @@ class OpenRlhf:
             "data.prompt_dataset": "PROMPT_DATA",
             "reward.remote_url": "REWARD_FUNC",
         }
+        yours |= {old: yours[new] for old, new in OPENRLHF_NAMES.items() if new in yours}
         given = {yours[s.key]: s.value for s in emission.settings if s.key in yours}
         flags = [replace(s, value=f"${yours[s.key]}") if s.key in yours else s for s in emission.settings]
         launch = f'python3 -m {shlex.quote(emission.entry)} "${{ARGS[@]}}" "$@"'
@@ -150,11 +160,11 @@ class OpenRlhf:
 
     def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
         """Neutral values of the flags over argparse's defaults."""
-        flat = {**target.defaults(), **source.keys}
+        flat = _dotted({**Target(target.table, target.table.versions[-1]).defaults(), **source.keys})
         start = Run(trainer=TrainerRun(backend="deepspeed"), rollout=RolloutRun(backend="vllm"))
         run, used = read_fields(self.fields, flat, target, start)
         run = _read_placement(_read_settings(run, flat), flat)
-        return run.completed(), frozenset(used | _ALSO_READ)
+        return run.completed(), frozenset(used | _ALSO_READ | OPENRLHF_NAMES.keys() | {"prompt_max_len"})
 
 
 @dataclass(frozen=True)
@@ -247,6 +257,15 @@ _ALSO_READ = frozenset(
         "rollout.vllm_generate_batch_size",
     }
 )  # fmt: skip
+
+
+def _dotted(flat: Flat) -> dict[str, Value]:
+    """Flags under the names that they have had since 0.10; the two lengths of before as the one that they became."""
+    old = {OPENRLHF_NAMES[name]: value for name, value in flat.items() if name in OPENRLHF_NAMES}
+    lengths = [flat.get("prompt_max_len"), flat.get("generate_max_len")]
+    if any(lengths) and "data.max_len" not in old:
+        old["data.max_len"] = sum(int(each or 1024) for each in lengths)
+    return {**flat, **old}
 
 
 def _read_settings(run: Run, flat: Flat) -> Run:

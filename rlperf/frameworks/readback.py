@@ -11,9 +11,10 @@ from rlperf.frameworks.fields import Field
 from rlperf.frameworks.keyless import POOLS
 from rlperf.frameworks.run import Ref, Run, Value, ref
 from rlperf.frameworks.sources import read_source
-from rlperf.specs.pool import ATTRIBUTES, of_role
+from rlperf.specs.pool import ATTRIBUTES, TOLD, of_role
 
-_USUAL = {each.name: each.default for each in ATTRIBUTES} | {"cuda_graphs": True}  # on in every engine
+USUAL = {each.name: each.default for each in ATTRIBUTES} | {"cuda_graphs": True}
+"""What runs where neither a key nor the facts of a framework say otherwise; CUDA graphs are on in every engine."""
 _OF_THE_RUN = (
     *map(ref, ("run.reference", "run.mode", "batch.prompts_per_step", "batch.group_size", "batch.mini_batch")),
     *map(ref, ("batch.max_prompt_tokens", "batch.max_response_tokens", "batch.generated_prompts")),
@@ -44,7 +45,7 @@ def unstated(planned: Run, back: Run, said: Sequence[Limitation], fields: Iterab
         value, read = planned.value(at), back.value(at)
         if at in unread:
             continue
-        if value is None or value == read or (read is None and value == _USUAL.get(at.name)):
+        if value is None or value == read or (read is None and value == USUAL.get(at.name)):
             continue
         if any(_speaks_of(one, at, value) for one in said):
             continue
@@ -60,7 +61,7 @@ def _compared(run: Run) -> Iterator[Ref]:
             yield ref(f"{pool}.devices")
         for each in of_role(pool):
             by_tokens = pool == "trainer" and run.trainer.token_budget is not None and each.name == "microbatch"
-            if each.decided != "derived" and each.name != "data_parallel" and not by_tokens:
+            if each.decided != "derived" and each.name not in ("data_parallel", *TOLD) and not by_tokens:
                 yield ref(f"{pool}.{each.name}")
 
 

@@ -21,6 +21,7 @@ from rlperf.specs.framework import architecture_group
 from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES, Mode, ModeTraits
 from rlperf.specs.pool import LayoutForm, Offload, Recompute, SettingsForm
+from rlperf.specs.scorer import Placement, ScorerKind
 
 Value = Any
 
@@ -37,6 +38,8 @@ class BatchFacts:
     over_provision: float = 1.0
     generated_prompts: int | None = None
     """Prompts rolled out per rl_step where groups without a signal are dropped (DAPO)."""
+    generation_batch: int | None = None
+    """Prompts of one generation batch, where whole ones follow until enough groups are left."""
     turns: int = 1
     """Most turns of a trajectory: above 1 tools answer in between."""
     context_tokens: int | None = None
@@ -183,6 +186,23 @@ Changes = Mapping[Ref, Value]
 
 
 @dataclass(frozen=True)
+class ScorerRun:
+    """A teacher, reward model or judge beside the pools; 0 devices: those of the trainer."""
+
+    name: str
+    kind: ScorerKind
+    placement: Placement
+    architecture: str
+    devices: int
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    memory_fraction: float | None = None
+    max_running: int | None = None
+    top_k: int = 1
+
+
+@dataclass(frozen=True)
 class Run:
     """One configuration: what a framework's file says, in rlperf's words and units.
 
@@ -219,6 +239,7 @@ class Run:
     trainer: TrainerRun = field(default_factory=TrainerRun)
     rollout: RolloutRun = field(default_factory=RolloutRun)
     critic: tuple[tuple[str, Value], ...] = ()
+    scorers: tuple[ScorerRun, ...] = ()
     facts: object = None
     missing: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeVar
 
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, TrainerRun, Value
+from rlperf.frameworks.hub import architecture_at
+from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, ScorerRun, TrainerRun, Value
 from rlperf.plan.answer.plan import Phase
 from rlperf.plan.question.context import with_trainers
 from rlperf.plan.question.demand import LengthSource
-from rlperf.plan.question.pool import PoolPlan
+from rlperf.plan.question.pool import PoolPlan, ScorerPlan
 from rlperf.specs.job import Job, Task
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import LayoutChoice, PoolSettings, PoolSpec, Role
+from rlperf.specs.scorer import Scorer
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.trainer_capability import DEGREES
 
@@ -36,15 +38,75 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str
         devices=devices,
         nodes=-(-devices // devices_per_node),
         devices_per_node=devices_per_node,
-        batch=_with_task(BatchFacts(**dict(phase.settings)), _task_of(phase, job), job, folder),
+        batch=_with_tasks(BatchFacts(**dict(phase.settings)), _tasks_of(phase, job), job, folder),
         trainer=TrainerRun(**_planned(trainer)),
         rollout=RolloutRun(**_planned(rollout)),
         critic=tuple(_planned(pools["critic"]).items()) if "critic" in pools else (),
+        scorers=tuple(_scorer(one, job, _architecture_of(phase, job)) for one in phase.scorers),
     )
 
 
-def _task_of(phase: Phase, job: Job) -> Task:
-    return next((task for task in job.tasks if task.name in phase.tasks), job.tasks[0])
+def _scorer(plan: ScorerPlan, job: Job, policy: str) -> ScorerRun:
+    """A planned scorer; ``policy``: the architecture of one that has none of its own."""
+    stated = next(one for one in job.scorers if one.name == plan.name)
+    return ScorerRun(
+        name=plan.name,
+        kind=plan.kind,
+        placement=plan.placement,
+        architecture=stated.architecture or policy,
+        devices=plan.devices,
+        tensor_parallel=plan.layout.tensor_parallel,
+        pipeline_parallel=plan.layout.pipeline_parallel,
+        data_parallel=plan.layout.data_parallel,
+        memory_fraction=plan.settings.memory_fraction,
+        max_running=plan.settings.max_running,
+        top_k=stated.top_k,
+    )
+
+
+def _pinned_scorer(scorer: Scorer, policy: str, problems: list[Problem]) -> ScorerRun:
+    """A scorer of a job that leaves nothing open about it."""
+    where = f"scorer {scorer.name}"
+    placement = _one(f"{where}.placement", scorer.placements, problems) or "shared"
+    devices = _one(f"{where}.devices", scorer.devices, problems) or 0
+    if placement == "own" and not devices:
+        problems.append(Problem(f"{where}: devices is not pinned", suggestion="run `rlperf plan` first"))
+    stated = {**scorer.layout.stated(), **scorer.settings.stated()}
+    given = {each.name: stated[each.name] for each in fields(ScorerRun) if each.name in stated}
+    return ScorerRun(
+        scorer.name, scorer.kind, placement, scorer.architecture or policy, devices, top_k=scorer.top_k, **given
+    )
+
+
+def _to_scorer(run: ScorerRun) -> dict[str, Value]:
+    """A scorer as it stands in a job file."""
+    layout = {"tensor_parallel": run.tensor_parallel, "pipeline_parallel": run.pipeline_parallel}
+    settings = {"memory_fraction": run.memory_fraction, "max_running": run.max_running}
+    return {
+        "name": run.name,
+        "kind": run.kind,
+        "architecture": architecture_at(run.architecture) if run.architecture else None,
+        "placement": run.placement,
+        "devices": run.devices or None,
+        "top_k": run.top_k,
+        "layout": layout,
+        "settings": {name: value for name, value in settings.items() if value is not None},
+    }
+
+
+def _tasks_of(phase: Phase, job: Job) -> tuple[Task, ...]:
+    return tuple(task for task in job.tasks if task.name in phase.tasks) or job.tasks[:1]
+
+
+def _with_tasks(batch: BatchFacts, tasks: tuple[Task, ...], job: Job, folder: Path | str | None) -> BatchFacts:
+    """The batch with what its tasks say beside it; several are mixed in it."""
+    if len(tasks) == 1:
+        return _with_task(batch, tasks[0], job, folder)
+    own = (replace(batch, prompts_per_step=task.prompts_per_step[0]) for task in tasks)
+    each = [_with_task(one, task, job, folder) for one, task in zip(own, tasks, strict=True)]
+    generated = sum(one.generated_prompts or one.prompts for one in each)
+    dropped = generated if generated > batch.prompts else None
+    return replace(batch, generated_prompts=dropped, turns=max(one.turns for one in each))
 
 
 def _with_task(batch: BatchFacts, task: Task, job: Job, folder: Path | str | None) -> BatchFacts:
@@ -52,10 +114,10 @@ def _with_task(batch: BatchFacts, task: Task, job: Job, folder: Path | str | Non
     try:
         source = LengthSource.open(task, Path(folder) if folder else None)
     except SpecError:  # lengths that are not there say nothing of turns
-        return replace(batch, generated_prompts=task.generated_prompts)
+        return replace(batch, generated_prompts=task.generated_prompts, generation_batch=task.generation_batch)
     dropped = source.generated_per_trained() if job.algorithm == "dapo" else 1.0
     generated = task.generated_prompts or (round(batch.prompts * dropped) if dropped > 1.0 else None)
-    return replace(batch, generated_prompts=generated, turns=source.turns)
+    return replace(batch, generated_prompts=generated, generation_batch=task.generation_batch, turns=source.turns)
 
 
 def _architecture_of(phase: Phase, job: Job) -> str:
@@ -76,6 +138,8 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
     SpecError : something that a run needs is open or absent; every such field is named
     """
     problems: list[Problem] = []
+    if job.sharing == "mixed" and len(job.tasks) > 1:
+        raise SpecError(Problem("tasks mixed in one batch are exported from their plan", suggestion="rlperf plan"))
     task = job.tasks[0]
     mode = _one("modes", job.modes, problems)
     batch = BatchFacts(
@@ -88,6 +152,8 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
     batch = _with_task(batch, task, job, folder)
     roles: tuple[Role, ...] = ("rollout", "trainer", *(r for r in job.all_roles if r not in ("rollout", "trainer")))
     pinned = {role: _pinned(job.pool(role), problems) for role in roles}
+    policy = task.architecture or job.architecture
+    scorers = tuple(_pinned_scorer(one, policy, problems) for one in job.scorers)
     if mode is None or problems:
         raise SpecError(problems)
     for role in roles[:2]:
@@ -96,7 +162,7 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
     if problems:
         raise SpecError(problems)
     run = Run(
-        architecture=task.architecture or job.architecture,
+        architecture=policy,
         algorithm=job.algorithm,
         reference=job.reference,
         mode=mode,
@@ -106,6 +172,7 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         trainer=TrainerRun(**pinned["trainer"]),
         rollout=RolloutRun(**pinned["rollout"]),
         critic=tuple(pinned.get("critic", {}).items()),
+        scorers=scorers,
     )
     devices = run.trainer.devices + (0 if run.traits.shares_devices else run.rollout.devices)
     return replace(
@@ -158,6 +225,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
         max_prompt_tokens=batch.max_prompt_tokens or 2048,
         max_response_tokens=(batch.max_response_tokens or 8192,),
         generated_prompts=batch.generated_prompts if run.algorithm == "dapo" else None,
+        generation_batch=batch.generation_batch if run.algorithm == "dapo" else None,
         over_provision=(batch.over_provision,),
     )
     return Job.model_validate(
@@ -175,6 +243,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
             "modes": run.mode,
             "limits": {"staleness": run.staleness or run.traits.least_staleness},
             "pools": [_pool_spec("rollout", run.rollout), _pool_spec("trainer", run.trainer)],
+            "scorers": [_to_scorer(scorer) for scorer in run.scorers],
         }
     )
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
+from rlperf.frameworks.drafting import DRAFTS, drafting_of, read_sglang, sglang_drafts, with_drafts
 from rlperf.frameworks.fields import (
     DISTRIBUTED,
     NEGATED,
+    OPTIMIZER,
     RECOMPUTE,
     SAMPLES,
     SGLANG_KV_DTYPE,
@@ -27,6 +29,7 @@ from rlperf.frameworks.fields import (
     field,
     one_as,
     read_fields,
+    replay_as,
     write_fields,
 )
 from rlperf.frameworks.hub import hub_name
@@ -43,6 +46,7 @@ FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 _CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else -1)
 
 FIELDS: tuple[Field, ...] = (
+    *elsewhere("trainer.parked", "no-offload-train"),
     *elsewhere("rollout.tensor_parallel", "rollout-num-gpus-per-engine / sglang-pp-size"),
     field("batch.prompts_per_step", "rollout-batch-size", note="prompts"),
     field("batch.group_size", "n-samples-per-prompt"),
@@ -68,6 +72,9 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.scoring_token_budget", "log-probs-max-tokens-per-gpu", TOKENS_PER_DEVICE),
     field("trainer.chunked_loss", "log-probs-chunk-size", _CHUNKED, "tokens of logits at once"),
     field("trainer.microbatch", "micro-batch-size", note="samples"),
+    field("trainer.optimizer", "optimizer", OPTIMIZER),
+    field("trainer.router_replay", "use-routing-replay", replay_as("R2"), "R2: experts of the old policy's pass"),
+    field("trainer.router_replay", "use-rollout-routing-replay", replay_as("R3"), "R3: those of the rollout"),
     field("rollout.replica", "rollout-num-gpus-per-engine", note="GPUs of one engine: TP x PP"),
     field("rollout.pipeline_parallel", "sglang-pp-size sglang-pipeline-parallel-size", one_as(1)),
     field("rollout.attention_data_parallel", "sglang-dp-size"),
@@ -79,6 +86,8 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.cuda_graphs", "sglang-disable-cuda-graph", NEGATED),
     field("rollout.prefix_caching", "sglang-disable-radix-cache", NEGATED),
     field("rollout.kv_dtype", "sglang-kv-cache-dtype", SGLANG_KV_DTYPE),
+    field("rollout.speculation", "sglang-speculative-num-steps", DRAFTS),
+    field("rollout.draft_training", "enable-mtp-training", note="the draft head is trained with the policy"),
     field("rollout.rollout_dtype", "sglang-quantization",
           Unit(lambda value, _: value, lambda value, _: None if value in ("bf16", "fp16") else value)),
 )  # fmt: skip
@@ -128,13 +137,18 @@ class Slime:
         if trainer.lora_rank:
             raise ExportError("no LoRA", "slime", {"nearest": "full training, or verl / NeMo-RL"})
         rollout = run.rollout.having(backend="sglang")
-        return replace(run, trainer=trainer, rollout=rollout), tuple(lost)
+        # one batch ahead is all that a file states: what reads it back knows no more
+        staleness = 1 if run.traits.lag is None else run.staleness
+        return replace(run, staleness=staleness, trainer=trainer, rollout=rollout), tuple(lost)
 
     def emit(self, run: Run, target: Target) -> Emission:
         """All flags of a run."""
         run = _with_derived(run)
         settings = write_fields(self.fields, run, target)
         model = [] if run.model_script else model_flags(run)
+        own = {setting.key: setting for setting in settings}
+        drafted = sglang_drafts(_flag, drafting_of(run, "slime"))
+        settings = list(with_drafts(own, _flag("speculative_num_steps"), drafted, target.has).values())
         chosen = {s.key: s for s in (*settings, *_placement(run), *_training(run), *model, *_data(run))}
         kept = [s for s in chosen.values() if s.value is not None and s.value is not False and target.has(s.key)]
         return Emission(tuple(kept), (), "train_async.py" if run.traits.runs_ahead else "train.py", (), run)
@@ -184,6 +198,11 @@ class Slime:
         run, used = read_fields(self.fields, flat, target, start)
         run = _read_placement(_read_settings(run, flat), flat, source)
         return run.completed(), frozenset(used | _ALSO_READ | _ARCHITECTURE)
+
+
+def _flag(name: str) -> str:
+    """SGLang's argument as slime passes it on."""
+    return "sglang-" + name.replace("_", "-")
 
 
 @dataclass(frozen=True)
@@ -252,7 +271,6 @@ def _training(run: Run) -> list[Setting]:
         Setting("advantage-estimator", "grpo"),
         Setting("use-kl-loss", reference),
         Setting("kl-loss-coef", 0.001 if reference else 0.0, "0: no reference pass"),
-        Setting("optimizer", "adam"),
         Setting("lr", 1e-6, "yours"),
         Setting("lr-decay-style", "constant"),
         Setting("weight-decay", 0.1),
@@ -344,7 +362,8 @@ def _read_settings(run: Run, flat: Flat) -> Run:
         scoring_token_budget=scoring if run.trainer.dynamic else None,
     )
     depth, replica = run.rollout.pipeline_parallel, run.rollout.replica or 1
-    rollout = run.rollout.having(tensor_parallel=max(replica // depth, 1))
+    drafted = read_sglang(flat, _flag, own_layer=not flat.get(_flag("speculative_draft_model_path")))
+    rollout = run.rollout.having(tensor_parallel=max(replica // depth, 1), speculation=drafted)
     steps = flat.get("num-steps-per-rollout")
     mini = -(-batch.prompts // int(steps)) if steps and batch.mini_batch is None else batch.mini_batch
     sampled = flat.get("over-sampling-batch-size") if flat.get("dynamic-sampling-filter-path") else None

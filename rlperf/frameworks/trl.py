@@ -206,6 +206,7 @@ def _names(run: Run) -> list[Setting]:
 
 def _mode(run: Run) -> list[Setting]:
     settings = [Setting("use_vllm", True)]
+    settings.append(Setting("max_prompt_length", run.batch.max_prompt_tokens))
     settings.append(Setting("vllm_mode", "colocate" if run.traits.shares_devices else "server"))
     if run.trainer.lora_rank:
         settings.append(Setting("use_peft", True))
@@ -303,7 +304,7 @@ def _accelerate(run: Run, nodes: int, gpus: int) -> str:
 _ALSO_READ = frozenset(
     {
         "generation_batch_size", "use_vllm", "vllm_mode", "beta", "loss_type", "model_name_or_path",
-        "use_peft", "num_iterations", "bf16", "dtype",
+        "use_peft", "num_iterations", "bf16", "dtype", "max_prompt_length",
     }
 )  # fmt: skip
 
@@ -327,11 +328,12 @@ def _read_batch(run: Run, flat: Flat, source: Source) -> Run:
     accumulation, steps = run.trainer.accumulation or 1, run.trainer.generation_steps or 0
     generated = int(flat.get("generation_batch_size") or 0) or forward * (steps or accumulation)
     context, response = batch.context_tokens, batch.max_response_tokens or 512
+    stated = flat.get("max_prompt_length")  # until 0.27
     batch = replace(
         batch,
         prompts_per_step=max(generated // batch.group_size, 1),
         mini_batch=max(forward * accumulation // batch.group_size, 1),
-        max_prompt_tokens=context - response if context and context > response else 1024,
+        max_prompt_tokens=int(stated) if stated else context - response if context and context > response else 1024,
     )
     return replace(run, batch=batch, facts=TrlFacts(generated, bool(flat.get("generation_batch_size")) and bool(steps)))
 

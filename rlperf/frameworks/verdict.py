@@ -86,8 +86,9 @@ def verdict_of(found: Audit) -> Verdict | None:
     stages = [each for each in found.measured if each.stage != "rl_step"]
     whole = next((each for each in found.measured if each.stage == "rl_step"), None)
     step = said.rl_step_s if whole is None else whole.measured_s
-    over = [each for each in stages if each.measured_s > each.predicted_s]
-    slow = whole is not None and step > said.high_s and over
+    over = [(each.measured_s - each.predicted_s, each) for each in stages if each.predicted_s is not None]
+    worst = max(over, key=lambda pair: pair[0], default=(0.0, None))
+    slow = whole is not None and step > said.high_s and worst[0] > 0.0
     best = found.best.phases[0].predicted.rl_step_s if found.best else None
     return Verdict(
         rl_step_s=step,
@@ -95,7 +96,7 @@ def verdict_of(found: Audit) -> Verdict | None:
         low_s=said.low_s,
         high_s=said.high_s,
         measured=whole is not None,
-        slowest=max(over, key=lambda each: each.measured_s - each.predicted_s) if slow else None,
+        slowest=worst[1] if slow else None,
         changes=_changes(found, said.rl_step_s),
         best_s=best,
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source
+from rlperf.frameworks.drafting import DRAFTS, with_drafts
 from rlperf.frameworks.fields import (
     CHECKPOINTING,
     DISTRIBUTED,
@@ -18,12 +19,15 @@ from rlperf.frameworks.fields import (
     KV_DTYPE,
     LORA_RANK,
     NEGATED,
+    OPTIMIZER,
     RECOMPUTE,
     SGLANG_KV_DTYPE,
     TOKENS_PER_DEVICE,
     Field,
+    Setting,
     Target,
     Unit,
+    elsewhere,
     field,
     one_as,
     read_fields,
@@ -43,6 +47,7 @@ from rlperf.frameworks.verl_reading import (
     has_reference,
     is_async_recipe,
     read_batch,
+    read_drafts,
     read_placement,
     read_trainer,
     with_old_keys,
@@ -58,6 +63,7 @@ from rlperf.frameworks.verl_settings import (
     algorithm_settings,
     at_least,
     critic_settings,
+    drafts,
     entry_of,
     is_noise,
     logging_settings,
@@ -118,10 +124,14 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.offload_optimizer", H + "optimizer_cpu_offload", note="updated on the host", backend="megatron"),
     field("trainer.parks_parameters", G + "param_offload", note="states wait on the host", backend="megatron"),
     field("trainer.compute_dtype", G + "dtype", _DTYPE, backend="megatron"),
+    *elsewhere("trainer.parked", "param_offload, optimizer_offload"),
     field("trainer.packing", M + "use_remove_padding", note="sequences packed without padding"),
     field("trainer.lora_rank", M + "lora_rank", LORA_RANK, backend="fsdp2"),
     field("trainer.lora_rank", M + "lora.rank", LORA_RANK, "lora_rank is FSDP's", backend="megatron"),
     field("trainer.chunked_loss", M + "use_fused_kernels", note="no full logits tensor"),
+    field("trainer.optimizer", A + "optim.optimizer", OPTIMIZER, note="adam, or Megatron's muon", backend="megatron"),
+    field("trainer.router_replay", A + "router_replay.mode", words(none="disabled"), "experts as recorded"),
+    field("trainer.shared_prefix", A + "use_prefix_grouper", note="a group's prompt once", backend="fsdp2"),
     field("trainer.freeze_vision", A + "freeze_vision_tower", note="the vision tower is not trained"),
     field("trainer.dynamic", A + "use_dynamic_bsz"),
     field("trainer.token_budget", A + "ppo_max_token_len_per_gpu", TOKENS_PER_DEVICE),
@@ -141,6 +151,8 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.prefix_caching", R + "enable_prefix_caching"),
     field("rollout.cuda_graphs", R + "enforce_eager", NEGATED),
     field("rollout.rollout_dtype", R + "quantization", _QUANTIZED),
+    field("rollout.speculation", M + "mtp.num_speculative_tokens", DRAFTS),
+    field("rollout.draft_training", M + "mtp.enable_train", note="the draft head is trained with the policy"),
     field("rollout.kv_dtype", f"{R}engine_kwargs.vllm.kv_cache_dtype", _KV, "engine's own argument"),
     field("rollout.kv_dtype", f"{R}engine_kwargs.sglang.kv_cache_dtype", _SGLANG_KV, "engine's own argument"),
 )  # fmt: skip
@@ -234,8 +246,10 @@ class Verl:
             *megatron_settings(run, target),
             *scoring(run, target),
             *logging_settings(run),
+            *([Setting(R + "enable_rollout_routing_replay", True)] if run.trainer.router_replay == "R3" else []),
         ]
         chosen = {setting.key: setting for setting in settings}
+        chosen = with_drafts(chosen, M + "mtp.num_speculative_tokens", drafts(run), target.has)
         chosen.update({s.key: s for s in extra if target.has(s.key)})
         if run.algorithm == "ppo":
             theirs = with_derived(replace(run, trainer=run.trainer.having(**dict(run.critic))))
@@ -302,8 +316,9 @@ class Verl:
             architecture=str(flat[M + "path"]),
             algorithm=algorithm_of(flat),
             reference=has_reference(flat),
-            batch=read_batch(flat, run.batch),
+            batch=read_batch(flat, run.batch, whole=not at_least(target.version, "0.9")),
             trainer=with_old_keys(flat, run.trainer),
+            rollout=run.rollout.having(speculation=read_drafts(flat, run)),
         )
         return run.completed(), frozenset(used | ALSO_READ)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlperf.frameworks.adapter import Source
+from rlperf.frameworks.drafting import read_sglang, read_vllm
 from rlperf.frameworks.keytable import Flat
 from rlperf.frameworks.run import BatchFacts, Run, TrainerRun
 from rlperf.frameworks.verl_settings import A, G, M, R
@@ -74,12 +75,19 @@ def with_old_keys(flat: Flat, trainer: TrainerRun) -> TrainerRun:
     return trainer.having(**given)
 
 
-def read_batch(flat: Flat, batch: BatchFacts) -> BatchFacts:
-    """Prompts that are rolled out where groups are filtered, and turns."""
+def read_batch(flat: Flat, batch: BatchFacts, *, whole: bool) -> BatchFacts:
+    """Prompts that are rolled out where groups are filtered, and turns.
+
+    ``whole``: batches of ``gen_batch_size`` follow one another until enough groups are left (dapo_ray_trainer.py:276 of
+    verl's recipes); since v0.9 single prompts take the places of those that were dropped.
+    """
     generated = flat.get("data.gen_batch_size")
     more = flat.get("algorithm.filter_groups.enable") and isinstance(generated, int) and generated > batch.prompts
     turns = flat.get(R + "multi_turn.max_assistant_turns") if flat.get(R + "multi_turn.enable") else 1
-    return replace(batch, generated_prompts=generated if more else None, turns=int(turns or 2))
+    together = generated if more and whole else None
+    return replace(
+        batch, generated_prompts=generated if more else None, generation_batch=together, turns=int(turns or 2)
+    )
 
 
 def algorithm_of(flat: Flat) -> Algorithm:
@@ -165,3 +173,12 @@ def _separate(flat: Flat) -> tuple[Mode, int]:
     behind = max(min(spanned - 1, ahead), 1)
     waits = flat.get("trainer.v1.sampler.max_off_policy_strategy") == "wait"
     return (mode_of_staleness(behind) if waits else "async"), behind
+
+
+def read_drafts(flat: Flat, run: Run) -> str | None:
+    """Speculative decoding as `rlperf.frameworks.verl_settings.drafts` writes it."""
+    mtp, own = M + "mtp.", f"{R}engine_kwargs.{run.rollout.backend}."
+    sglang = run.rollout.backend == "sglang"
+    if flat.get(mtp + "enable") and flat.get(mtp + "enable_rollout"):
+        return read_sglang(flat, mtp.__add__, True) if sglang else read_vllm({**flat, mtp + "method": "mtp"}, mtp)
+    return read_sglang(flat, own.__add__, False) if sglang else read_vllm(flat, own + "speculative_config.")

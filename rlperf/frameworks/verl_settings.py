@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import node_shape
+from rlperf.frameworks.drafting import drafting_of, sglang_drafts, vllm_drafts
 from rlperf.frameworks.fields import TOKENS_PER_DEVICE, Setting, Target
 from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.nearest import with_stage_ends
@@ -292,3 +293,17 @@ def entry_of(run: Run, target: Target) -> tuple[str, tuple[str, ...]]:
     # The recipes' own configs set hydra.searchpath, which hydra refuses in anything but the primary config: so the
     # trainer's config is the base here too, and `placement` states every key that the recipe adds.
     return ASYNC_ENTRIES[recipe], (base, *group)
+
+
+def drafts(run: Run) -> list[Setting]:
+    """Speculative decoding: a model's own layer under ``model.mtp``, other heads as the engine's own arguments."""
+    wanted = drafting_of(run, "verl")
+    if wanted is None:
+        return []
+    mtp, own = M + "mtp.", f"{R}engine_kwargs.{run.rollout.backend}."
+    if wanted.method != "mtp":
+        engine = sglang_drafts(own.__add__, wanted) if run.rollout.backend == "sglang" else None
+        return engine or vllm_drafts(own + "speculative_config.", wanted)
+    named = sglang_drafts(mtp.__add__, wanted) if run.rollout.backend == "sglang" else vllm_drafts(mtp, wanted)
+    on = [Setting(mtp + "enable", True, "the model's own prediction layer"), Setting(mtp + "enable_rollout", True)]
+    return [*on, *named]

@@ -22,6 +22,7 @@ from rlperf.workload.bootstrap import bootstrap
 class Side:
     """One of the two: its judged configuration, what was filled in, and its rl_steps on the common draws [s]."""
 
+    context: Context
     evaluation: Evaluation
     filled: tuple[str, ...]
     draws_s: FloatArray
@@ -64,10 +65,15 @@ def compare_jobs(
     ------
     InfeasibleError : one of them cannot be laid out
     """
-    sides = tuple(_side(context, fact, draws, seed) for context, fact in zip((first, second), facts, strict=True))
-    a, b = sides
-    shared = calibration_ids(first, a.evaluation) == calibration_ids(second, b.evaluation)
-    sigma = stage_sigma_array(first, a.evaluation)
+    a, b = (side_of(context, fact, draws, seed) for context, fact in zip((first, second), facts, strict=True))
+    return compare_sides(a, b)
+
+
+def compare_sides(a: Side, b: Side) -> JobComparison:
+    """Compare two sides that were drawn alike, as `compare_jobs` does."""
+    sides = (a, b)
+    shared = calibration_ids(a.context, a.evaluation) == calibration_ids(b.context, b.evaluation)
+    sigma = stage_sigma_array(a.context, a.evaluation)
     own = unshared_error(a.stages_s, b.stages_s, sigma, own_share=OWN_SHARE, shared=shared)
     per_token = [
         side.draws_s * side.evaluation.configuration.devices / side.evaluation.demand.trained_tokens for side in sides
@@ -75,7 +81,13 @@ def compare_jobs(
     return JobComparison(a, b, compare_draws(a.draws_s, b.draws_s, own=own), compare_draws(*per_token, own=own))
 
 
-def _side(context: Context, facts: FrameworkFacts | None, draws: int, seed: int) -> Side:
+def side_of(context: Context, facts: FrameworkFacts | None, draws: int, seed: int = 0) -> Side:
+    """A job's pinned configuration on the common draws of its prompt groups; open values are filled in.
+
+    Raises
+    ------
+    InfeasibleError : it cannot be laid out
+    """
     evaluation, filled = evaluate_job(context, facts)
     judge = Judge(context, context.tasks[0])
     demand = evaluation.demand
@@ -84,21 +96,23 @@ def _side(context: Context, facts: FrameworkFacts | None, draws: int, seed: int)
         table = demand.tables[k % len(demand.tables)]
         drawn = replace(demand, tables=(bootstrap(table, np.random.default_rng([seed, k])),))
         steps.append(judge.evaluate(drawn, evaluation.configuration).rl_step_s)
-    return Side(evaluation, filled, np.array(steps))
+    return Side(context, evaluation, filled, np.array(steps))
 
 
 def job_of_plan(plan: Plan, phase: Phase | None = None) -> Job:
     """The job of one phase of a plan (default: the first) with everything pinned that the plan decided."""
     chosen = phase or plan.phases[0]
-    task = next(task for task in plan.job.tasks if task.name == chosen.tasks[0])
     pinned = {name: (value,) for name, value in chosen.settings.model_dump().items() if name != "max_prompt_tokens"}
+    tasks = tuple(task for task in plan.job.tasks if task.name in chosen.tasks)
+    if len(tasks) == 1:  # a mixed batch leaves nothing open
+        tasks = (tasks[0].model_copy(update=pinned),)
     asked = {pool.role: plan.job.pool(pool.role) for pool in chosen.pools}
     pools = tuple(
         pool.pinned().model_copy(update={"cluster": asked[pool.role].cluster, "nodes": asked[pool.role].nodes})
         for pool in chosen.pools
     )
     changes: dict[str, object] = {
-        "tasks": (task.model_copy(update=pinned),),
+        "tasks": tasks,
         "modes": (chosen.mode,),
         "pools": pools,
     }

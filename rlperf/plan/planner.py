@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from rlperf.layout import FloatArray
 from rlperf.plan.answer.baseline import DefaultsOf, against_defaults, against_static
 from rlperf.plan.answer.phases import merged, phase_of
-from rlperf.plan.answer.plan import DefaultsComparison, Phase, Plan
+from rlperf.plan.answer.plan import DefaultsComparison, Phase, Plan, SwitchGain
 from rlperf.plan.answer.run_cost import Stretch, run_totals
 from rlperf.plan.judge.decisions import Decision, Report, decide
 from rlperf.plan.question.context import Context
@@ -44,31 +44,34 @@ def plan_job(
     -------
     Plan; its objective and bound are those of the judged program.
     """
-    started = time.perf_counter()
     tell = report or (lambda _share, _text: None)
     decisions = decide(context, facts, tell)
     tell(0.9, "solving")
     program = program_of(context, decisions)
-    solution = solve(program)
-    phases = _phases(context, decisions, solution)
-    slots = sum(d.count * float(d.objective[c]) for d, c in zip(decisions, solution.chosen, strict=True))
-    switching, kept = max(solution.objective - slots, 0.0), _static(program)
+    solution, static = solve(program), _static(program)
+    interval: tuple[float, float] | None = None
+    unsure: SwitchGain | None = None
+    if static is not None:
+        interval = against_static(context, decisions, solution.chosen, static[1].chosen, _paid(decisions, solution))
+        if static[1].chosen != solution.chosen and interval[0] <= 0.0:
+            unsure = _unsure(decisions, solution, static[1], interval)
+            program, solution, interval = *static, (0.0, 0.0)
+    phases, switching = _phases(context, decisions, solution), _paid(decisions, solution)
     objective = _value(decisions, solution.chosen) + switching
-    interval = against_static(context, decisions, solution.chosen, kept, switching) if kept else (None, None)
     return Plan(
         job=context.job,
         status="optimal" if solution.gap <= 1e-6 else "feasible",
         objective=objective,
-        bound=objective - max(solution.objective - solution.bound, 0.0),
+        bound=min(solve(_priced(program, decisions, [d.value for d in decisions])).bound, objective),
         mip_gap=solution.gap,
         candidates=sum(decision.screened.candidates for decision in decisions),
         combinations=sum(decision.screened.combinations for decision in decisions),
         rejected=_rejected(decisions),
-        screen_regret=_regret(program, decisions, solution),
-        seconds=time.perf_counter() - started,
-        static_objective=None if kept is None else _value(decisions, kept),
-        static_low=interval[0],
-        static_high=interval[1],
+        screen_regret=_regret(program, decisions),
+        static_objective=None if static is None else _value(decisions, static[1].chosen),
+        static_low=interval and interval[0],
+        static_high=interval and interval[1],
+        switching=unsure,
         defaults=_against(context, decisions, solution, defaults, switching),
         run=run_totals(context, [Stretch.of(phase) for phase in phases]),
         phases=tuple(merged(phases)),
@@ -76,7 +79,7 @@ def plan_job(
 
 
 def _value(decisions: Sequence[Decision], chosen: Sequence[int]) -> float:
-    """Objective of the chosen columns over all rl_steps, without the price of complexity and changes of layout."""
+    """Objective of the chosen columns over all rl_steps, without prices of the beaten path and changes of layout."""
     return sum(d.count * float(d.value[c]) for d, c in zip(decisions, chosen, strict=True))
 
 
@@ -112,7 +115,7 @@ def program_of(context: Context, decisions: list[Decision]) -> Program:
     slots = []
     for decision in decisions:
         configurations = [e.configuration for e in decision.evaluations]
-        same = [serial.setdefault((c.mode, c.staleness, c.pools), len(serial)) for c in configurations]
+        same = [serial.setdefault((c.mode, c.staleness, c.pools, c.scorers), len(serial)) for c in configurations]
         slots.append(
             Slot(
                 name=decision.name,
@@ -135,26 +138,41 @@ def _switch_value(context: Context, decision: Decision) -> float:
     return (NEVER_S if stated is None else stated) * per_second
 
 
-def _static(program: Program) -> Sequence[int] | None:
-    """Columns of the best plan that never changes its layout; None for a single group of rl_steps."""
+def _static(program: Program) -> tuple[Program, Solution] | None:
+    """The program in which a layout never changes, solved; None for a single group of rl_steps."""
     if all(slot.previous is None for slot in program.slots):
         return None
     large = 1e6 * max(float(slot.cost.max()) for slot in program.slots)
     kept = replace(program, slots=tuple(replace(slot, switch=large) for slot in program.slots))
-    return solve(kept).chosen
+    return kept, solve(kept)
 
 
-def _regret(program: Program, decisions: list[Decision], solution: Solution) -> float:
-    """What the screen's own first choices would have lost under the judge, switching left out."""
-    free = replace(
-        program,
-        slots=tuple(
-            replace(slot, switch=0.0, cost=decision.value * decision.count)
-            for slot, decision in zip(program.slots, decisions, strict=True)
-        ),
-    )
+def _paid(decisions: Sequence[Decision], solution: Solution) -> float:
+    """What changes of layout cost, in the objective's unit."""
+    slots = sum(d.count * float(d.objective[c]) for d, c in zip(decisions, solution.chosen, strict=True))
+    return max(solution.objective - slots, 0.0)
+
+
+def _unsure(
+    decisions: Sequence[Decision], solution: Solution, static: Solution, interval: tuple[float, float]
+) -> SwitchGain:
+    """What a change of layouts would save that takes less than one layout in fewer than 95 of 100 draws."""
+    changing = _value(decisions, solution.chosen) + _paid(decisions, solution)
+    low, high = (1.0 - 1.0 / (1.0 + more) for more in interval)
+    return SwitchGain(saves=1.0 - changing / _value(decisions, static.chosen), low=low, high=high)
+
+
+def _priced(program: Program, decisions: list[Decision], values: Sequence[FloatArray]) -> Program:
+    """The program with other values per rl_step for the columns of its slots."""
+    slots = zip(program.slots, decisions, values, strict=True)
+    return replace(program, slots=tuple(replace(slot, cost=value * d.count) for slot, d, value in slots))
+
+
+def _regret(program: Program, decisions: list[Decision]) -> float:
+    """What the screen's own first choices would have lost under the judge; changes of layout are free."""
+    free = replace(program, slots=tuple(replace(slot, switch=0.0) for slot in program.slots))
     screened = value_of(free, [decision.first for decision in decisions])
-    return max(screened / value_of(free, solution.chosen) - 1.0, 0.0) if np.isfinite(screened) else 0.0
+    return max(screened / solve(free).objective - 1.0, 0.0) if np.isfinite(screened) else 0.0
 
 
 def _rejected(decisions: list[Decision]) -> dict[str, int]:

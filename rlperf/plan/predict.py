@@ -36,7 +36,9 @@ def predicted(context: Context, *, facts: FrameworkFacts | None = None) -> tuple
     demand, configuration, refused = chosen(context, facts)
     evaluation = Judge(context, context.tasks[0]).evaluate(demand, configuration)
     found = prediction_of(context, context.tasks[0], evaluation)
-    stretch = Stretch((0, context.job.horizon.rl_steps - 1), configuration.mode, configuration.pools, found)
+    stretch = Stretch(
+        (0, context.job.horizon.rl_steps - 1), configuration.mode, configuration.pools, found, configuration.scorers
+    )
     update = {
         "assumed": (*filled_in(context.job, configuration), *found.assumed),
         "run": run_totals(context, [stretch]),

@@ -204,7 +204,8 @@ def _decide(
 
 def _same(one: Configuration, other: Configuration) -> bool:
     """Nothing has to be moved or restarted between the two."""
-    return (one.mode, one.staleness, one.pools) == (other.mode, other.staleness, other.pools)
+    mine, theirs = ((c.mode, c.staleness, c.pools, c.scorers) for c in (one, other))
+    return mine == theirs
 
 
 def _choices(
@@ -228,7 +229,7 @@ def _path(
     serial: dict[tuple[object, ...], int] = {}
 
     def number(c: Configuration) -> int:
-        return serial.setdefault((c.mode, c.staleness, c.pools), len(serial))
+        return serial.setdefault((c.mode, c.staleness, c.pools, c.scorers), len(serial))
 
     slots = [Slot("now", np.zeros(1), np.array([number(choices[0][0].configuration)]))]
     for position, group in enumerate(choices):

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlperf.errors import InfeasibleError, SpecError
+from rlperf.errors import InfeasibleError, Problem, SpecError
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Plan
+from rlperf.plan.floor import floor_s
+from rlperf.plan.judge.decisions import Report, within
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
+from rlperf.specs.objectives import OBJECTIVES
 from rlperf.units import parse_quantity
 
 if TYPE_CHECKING:
@@ -39,15 +43,10 @@ class SizeTarget:
     limit: float
 
     def value(self, plan: Plan) -> float:
-        """The measure of a plan, mean over its phases; of a run what the job states of it, else its horizon's sum."""
+        """Seconds of an rl_step, mean over the phases; of a run what the job states of it, else its horizon's sum."""
         if self.measure == "run" and plan.run is not None:
             return plan.run.total_s
         spans = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in plan.phases]
-        if self.measure == "usd/step":
-            prices = [phase.predicted.usd_per_step for phase in plan.phases]
-            if any(price is None for price in prices):
-                raise SpecError("a USD target needs a price per device and hour in the job or cluster")
-            return sum((price or 0.0) * n for price, n in zip(prices, spans, strict=True)) / sum(spans)
         seconds = sum(phase.predicted.rl_step_s * n for phase, n in zip(plan.phases, spans, strict=True))
         return seconds if self.measure == "run" else seconds / sum(spans)
 
@@ -72,7 +71,10 @@ def parse_target(text: str) -> SizeTarget:
 
 @dataclass(frozen=True)
 class SizeRow:
-    """One cluster that was tried: what it reaches (means over the phases), or why it cannot run the job."""
+    """One cluster that was tried: what it reaches (means over the phases), or why it cannot run the job.
+
+    ``usd_per_step`` : of every device of the nodes, whether the plan uses it or not
+    """
 
     cluster: str
     nodes: int
@@ -85,13 +87,30 @@ class SizeRow:
 
 
 @dataclass(frozen=True)
+class Floor:
+    """What no number of a cluster's nodes beats, and from how many on more of them hardly help.
+
+    ``enough_nodes`` : fewest of those tried that no larger number beats by more than `HELPS`; None: more still help
+    """
+
+    cluster: str
+    rl_step_s: float
+    enough_nodes: int | None
+
+
+@dataclass(frozen=True)
 class Sizing:
-    """Every cluster tried, and the best that meets the target (None where none does)."""
+    """Every cluster tried, and the best that meets the target (None where none does).
+
+    ``by`` : what was least of those that meet it: USD per rl_step, where all have a price, else devices
+    """
 
     target: SizeTarget
     rows: tuple[SizeRow, ...]
     best: SizeRow | None
     plan: Plan | None
+    floors: tuple[Floor, ...] = ()
+    by: Literal["usd", "devices"] = "devices"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `rlperf size --json` prints it."""
@@ -100,6 +119,8 @@ class Sizing:
             "target": asdict(self.target),
             "rows": [asdict(row) for row in self.rows],
             "best": None if self.best is None else asdict(self.best),
+            "by": self.by,
+            "floors": [asdict(floor) for floor in self.floors],
             "plan": None if self.plan is None else self.plan.to_dict(),
         }
 
@@ -107,8 +128,20 @@ class Sizing:
         """One row per cluster that was tried."""
         return notebook.frame([asdict(row) for row in self.rows])
 
+    @property
+    def verdict(self) -> str:
+        """What was found, in a line."""
+        if self.best is None:
+            return "none"
+        words = f"{self.best.nodes} nodes of {self.best.cluster}"
+        unpriced = sorted({row.cluster for row in self.rows if row.rl_step_s is not None and row.usd_per_step is None})
+        if self.by == "usd":
+            return f"{words}: the cheapest"
+        several = len({row.cluster for row in self.rows}) > 1
+        why = f"; which is cheapest is not known, as {' and '.join(unpriced)} has no price" if several else ""
+        return f"{words}: the fewest devices{why}"
+
     def _repr_html_(self) -> str:
-        found = "none" if self.best is None else f"{self.best.nodes} nodes of {self.best.cluster}"
         head = ("cluster", "nodes", "devices", "rl_step", "USD per rl_step", "meets", "note")
         rows = [
             (r.cluster, r.nodes, r.devices, "-" if r.rl_step_s is None else f"{r.rl_step_s:.4g} s",
@@ -116,70 +149,150 @@ class Sizing:
             for r in self.rows
         ]  # fmt: skip
         wanted = f"{self.target.measure} at most {self.target.limit:g}"
-        return f"<p>{wanted}: <b>{found}</b></p>" + notebook.table(head, rows)
+        return f"<p>{wanted}: <b>{escape(self.verdict)}</b></p>" + notebook.table(head, rows)
 
 
-def size_job(job: Job, target: SizeTarget, ask: Asked, *, clusters: Sequence[str] = (), most_nodes: int = 64) -> Sizing:
-    """The cluster with the fewest devices that meets ``target``; the cheapest where every row has a price.
+HELPS = 0.05
+"""Share of the rl_step that more nodes must save to be called a help."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A cluster to try, and what one of its devices costs an hour [USD/h]; None: what its profile states."""
+
+    cluster: str
+    price: float | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Offer:
+        """``dgx_h100`` or ``dgx_h100=2.50 USD/h``.
+
+        >>> Offer.of("dgx_h100=2.50 USD/h").price, Offer.of("clusters/mine.yaml").price
+        (2.5, None)
+        """
+        name, equals, price = text.partition("=")
+        if not equals:
+            return cls(name)
+        try:
+            found = parse_quantity(price, "usd_per_hour")
+        except ValueError as error:
+            raise SpecError(f"the price of cluster {name}: {error}") from error
+        if not 0.0 < found < math.inf:
+            raise SpecError(f"the price of cluster {name} must be above 0")
+        return cls(name, found)
+
+
+def size_job(
+    job: Job, target: SizeTarget, ask: Asked, *, clusters: Sequence[str] = (), most_nodes: int = 64,
+    report: Report | None = None,
+) -> Sizing:  # fmt: skip
+    """The cluster with the fewest devices that meets ``target``; the cheapest where every cluster has a price.
 
     Parameters
     ----------
     ask : resolves a job to its context and its framework's rules
-    clusters : names of clusters to try; default: the job's
-    most_nodes : largest node count; counts are doubled until the target is met, then halved back
+    clusters : names of clusters to try, each with its price or without (`Offer`); default: the job's. The job's own
+        price is that of the job's own cluster.
+    most_nodes : largest node count; counts are doubled until the target is met and a doubling no longer helps
+    report : called with the share done and a text
 
     Step time falls with nodes until the tail rules, so the first doubling that meets the target is bisected; a USD
     target tries every power of two, since the price per rl_step has a minimum.
     """
     if target.measure == "run" and job.run is None and job.horizon.rl_steps == 1:
         raise SpecError("a target for the run needs its number of rl_steps: state run.rl_steps or horizon.rl_steps")
-    rows: list[tuple[SizeRow, Plan | None]] = []
-    for name in clusters or (job.cluster,):
-        rows += _doubled(job, target, ask, name, most_nodes)
-    meeting = [(row, plan) for row, plan in rows if row.meets]
+    offers = [Offer.of(text) for text in clusters] or [Offer(job.cluster, job.price)]
+    found: list[_Tried] = []
+    for number, offer in enumerate(offers):
+        price = offer.price or (job.price if offer.cluster == job.cluster else None)
+        asked = job.model_copy(update={"cluster": offer.cluster, "price": price})
+        if OBJECTIVES[job.objective.minimize].needs_price:  # of nodes that are paid for, the fastest plan is cheapest
+            asked = asked.model_copy(update={"objective": job.objective.model_copy(update={"minimize": "step_time"})})
+        tell = within(
+            report or (lambda _done, _text: None), number / len(offers), 1 / len(offers), f"{offer.cluster}, "
+        )
+        found.append(_Tried(asked, target, ask, most_nodes, tell).search())
+    rows = tuple(row for tried in found for row in tried.rows)
+    floors = tuple(Floor(each.job.cluster, each.floor_s, each.enough) for each in found)
+    meeting = [(row, tried.plans[row.nodes]) for tried in found for row in tried.rows if row.meets]
     if not meeting:
-        return Sizing(target, tuple(row for row, _ in rows), None, None)
-    priced = all(row.usd_per_step is not None for row, _ in meeting)
-    by_price = target.measure == "usd/step" or (priced and len(clusters) > 1)
+        return Sizing(target, rows, None, None, floors)
+    priced = all(row.usd_per_step is not None for row in rows if row.rl_step_s is not None)
+    by: Literal["usd", "devices"] = "usd" if priced and (target.measure == "usd/step" or len(offers) > 1) else "devices"
     best, plan = min(
-        meeting, key=lambda item: (item[0].usd_per_step if by_price else 0.0, item[0].devices, item[0].value)
+        meeting, key=lambda item: (item[0].usd_per_step if by == "usd" else 0.0, item[0].devices, item[0].value)
     )
-    return Sizing(target, tuple(row for row, _ in rows), best, plan)
+    return Sizing(target, rows, best, plan, floors, by)
 
 
-def _doubled(job: Job, target: SizeTarget, ask: Asked, cluster: str, most: int) -> list[tuple[SizeRow, Plan | None]]:
-    """Node counts 1, 2, 4 ... until one meets the target, then between the last two."""
-    tried: dict[int, tuple[SizeRow, Plan | None]] = {}
+@dataclass(eq=False)
+class _Tried:
+    """Node counts of one cluster that were planned."""
 
-    def attempt(nodes: int) -> bool:
-        if nodes not in tried:
-            tried[nodes] = _row(job, target, ask, cluster, nodes)
-        return tried[nodes][0].meets
+    job: Job
+    target: SizeTarget
+    ask: Asked
+    most: int
+    tell: Report
+    plans: dict[int, Plan | None] = field(default_factory=dict)
+    made: dict[int, SizeRow] = field(default_factory=dict)
+    floor_s: float = 0.0
 
-    nodes = 1
-    while nodes <= most:
-        if attempt(nodes) and target.measure != "usd/step":
-            break
-        nodes *= 2
-    if nodes <= most and target.measure != "usd/step":
-        low, high = nodes // 2, nodes
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if attempt(middle) else (middle, high)
-    return [tried[n] for n in sorted(tried)]
+    @property
+    def rows(self) -> list[SizeRow]:
+        """What was tried, from the smallest on."""
+        return [self.made[nodes] for nodes in sorted(self.made)]
 
+    @property
+    def enough(self) -> int | None:
+        """`Floor.enough_nodes`."""
+        seconds = {row.nodes: row.rl_step_s for row in self.rows if row.rl_step_s is not None}
+        if not seconds:
+            return None
+        last, best = max(seconds), min(seconds.values())
+        fewest = min(nodes for nodes, each in seconds.items() if each <= best / (1.0 - HELPS))
+        return fewest if 2 * fewest <= last else None
 
-def _row(job: Job, target: SizeTarget, ask: Asked, cluster: str, nodes: int) -> tuple[SizeRow, Plan | None]:
-    asked = job.model_copy(update={"cluster": cluster, "nodes": nodes})
-    context, facts = ask(asked)
-    devices = context.cluster.devices
-    try:
-        plan = plan_job(context, facts=facts)
-    except InfeasibleError as error:
-        return SizeRow(cluster, nodes, devices, None, None, None, False, error.nearest_miss or error.message), None
-    value = target.value(plan)
-    step_s = SizeTarget("step", math.inf).value(plan)
-    priced = all(phase.predicted.usd_per_step is not None for phase in plan.phases)
-    usd = SizeTarget("usd/step", math.inf).value(plan) if priced else None
-    row = SizeRow(cluster, nodes, devices, value, step_s, usd, value <= target.limit)
-    return row, plan
+    def search(self) -> _Tried:
+        """Node counts 1, 2, 4 ... until one meets the target and more help no further; then between the last two."""
+        nodes, first = 1, None
+        while nodes <= self.most:
+            met = self._meets(nodes)
+            first = nodes if met and first is None else first
+            if self.target.measure != "usd/step" and first is not None and self.enough is not None:
+                break
+            nodes *= 2
+        if first is not None and self.target.measure != "usd/step":
+            low, high = first // 2, first
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if self._meets(middle) else (middle, high)
+        return self
+
+    def _meets(self, nodes: int) -> bool:
+        if nodes not in self.made:
+            self.tell(math.log2(2 * nodes) / math.log2(2 * max(self.most, 2)) * 0.9, f"{nodes} nodes")
+            self.made[nodes], self.plans[nodes] = self._row(nodes)
+        return self.made[nodes].meets
+
+    def _row(self, nodes: int) -> tuple[SizeRow, Plan | None]:
+        context, facts = self.ask(self.job.model_copy(update={"nodes": nodes}))
+        cluster, devices = self.job.cluster, context.cluster.devices
+        self.floor_s = self.floor_s or floor_s(context)
+        try:
+            plan = plan_job(context, facts=facts)
+        except InfeasibleError as error:
+            why = error.nearest_miss or error.message
+            return SizeRow(cluster, nodes, devices, None, None, None, False, why), None
+        step_s = SizeTarget("step", math.inf).value(plan)
+        apart = context.rollout_hardware.cluster.devices if context.own_rollout else 0
+        usd_per_s = context.usd_per_s(apart, devices)
+        usd = None if usd_per_s is None else usd_per_s * step_s
+        if self.target.measure == "usd/step":
+            if usd is None:
+                hint = f"state it: --cluster '{cluster}=2.50 USD/h', or price in the job or the cluster's file"
+                raise SpecError(Problem(f"a USD target needs what a device of {cluster} costs", suggestion=hint))
+            value = usd
+        else:
+            value = self.target.value(plan)
+        return SizeRow(cluster, nodes, devices + apart, value, step_s, usd, value <= self.target.limit), plan

@@ -9,17 +9,8 @@ from html import escape
 from rlperf.report.style import Drawing
 from rlperf.version import __version__
 
-STYLE = """
-:root { color-scheme: light; --ink: #1d2430; --soft: #5a6472; --line: #d9dee5; --mark: #0b5c9e; --back: #f6f8fa; }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 64rem; padding: 1rem 1.2rem 4rem; color: var(--ink); background: #fff;
-       font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 1.2rem 0 .3rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.2rem; margin: 2.2rem 0 .5rem; padding-top: .6rem; border-top: 1px solid var(--line); }
-h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
+PARTS = """
 p { margin: .4rem 0; } .soft, figcaption { color: var(--soft); font-size: .88rem; }
-nav { display: flex; flex-wrap: wrap; gap: .2rem .9rem; font-size: .9rem; margin: .6rem 0 0; }
-a { color: var(--mark); }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr)); gap: .7rem; margin: 1rem 0; }
 .facts div { background: var(--back); border: 1px solid var(--line); border-radius: 8px; padding: .6rem .8rem; }
 .facts b { display: block; font-size: 1.25rem; line-height: 1.3; }
@@ -34,8 +25,24 @@ ul { padding-left: 1.2rem; margin: .4rem 0; } li { margin: .2rem 0; overflow-wra
 .tag { border: 1px solid var(--line); border-radius: 4px; padding: 0 .35rem; font-size: .8rem; white-space: nowrap; }
 .warn { border-left: 4px solid #d55e00; padding: .3rem .8rem; background: #fdf3ec; }
 code { font-size: .85em; overflow-wrap: anywhere; }
-@media print { nav, summary { display: none; } details > * { display: block; } h2 { break-after: avoid; }
-               figure, table { break-inside: avoid; } body { max-width: none; } }
+"""
+"""How parts of a page look."""
+INKS = (
+    ":root { color-scheme: light; --ink: #1d2430; --soft: #5a6472; --line: #d9dee5; --mark: #0b5c9e; --back: #f6f8fa; }"
+)
+STYLE = f"""
+{INKS}
+* {{ box-sizing: border-box; }}
+body {{ margin: 0 auto; max-width: 64rem; padding: 1rem 1.2rem 4rem; color: var(--ink); background: #fff;
+       font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }}
+h1 {{ font-size: 1.6rem; line-height: 1.2; margin: 1.2rem 0 .3rem; overflow-wrap: anywhere; }}
+h2 {{ font-size: 1.2rem; margin: 2.2rem 0 .5rem; padding-top: .6rem; border-top: 1px solid var(--line); }}
+h3 {{ font-size: 1rem; margin: 1.2rem 0 .3rem; }}
+nav {{ display: flex; flex-wrap: wrap; gap: .2rem .9rem; font-size: .9rem; margin: .6rem 0 0; }}
+a {{ color: var(--mark); }}
+{PARTS}
+@media print {{ nav, summary {{ display: none; }} details > * {{ display: block; }} h2 {{ break-after: avoid; }}
+               figure, table {{ break-inside: avoid; }} body {{ max-width: none; }} }}
 """
 
 

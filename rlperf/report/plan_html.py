@@ -10,7 +10,10 @@ from rlperf.plan.question.context import Context, TaskContext
 from rlperf.report import html
 from rlperf.report.plan_drawings import judged_drawings, plan_drawings
 from rlperf.report.plan_text import (
+    BEST_COLUMNS,
     batch_words,
+    best_rows,
+    gain_words,
     interval,
     memory_rows,
     phase_title,
@@ -32,7 +35,13 @@ OPEN = 12
 
 
 def plan_page(plan: Plan, judged: tuple[Judged | None, ...] = (), missing: str = "") -> str:
-    """The page of a plan.
+    """The page of a plan; the arguments are those of `plan_parts`."""
+    lead = f"{plan.job.architecture} on {plan.job.cluster}, {plan.job.algorithm} with {plan.job.framework}"
+    return html.page(plan.job.name, lead, plan_parts(plan, judged, missing))
+
+
+def plan_parts(plan: Plan, judged: tuple[Judged | None, ...] = (), missing: str = "") -> list[tuple[str, str]]:
+    """(heading, HTML) of what the page of a plan shows.
 
     Parameters
     ----------
@@ -52,8 +61,7 @@ def plan_page(plan: Plan, judged: tuple[Judged | None, ...] = (), missing: str =
     contexts = [found[0] for found in seen if found is not None]
     if contexts:
         parts.append(("Where every constant is from", _provenance(constants_of(contexts[0]))))
-    lead = f"{plan.job.architecture} on {plan.job.cluster}, {plan.job.algorithm} with {plan.job.framework}"
-    return html.page(plan.job.name, lead, parts)
+    return parts
 
 
 def _summary(plan: Plan, missing: str) -> str:
@@ -96,6 +104,10 @@ def _phase(phase: Phase, drawings: dict[str, Drawing], found: Judged | None) -> 
         ("Plan", pools),
         ("Timeline", timeline),
         ("Memory", memory),
+        (
+            "The ten best",
+            html.table(BEST_COLUMNS, best_rows(phase)),
+        ),
         ("Why", _why(phase) + drawn("pareto")),
         ("What takes the time", drawn("operators", "roofline", "lengths")),
         ("Sensitivity", drawn("sensitivity") + _sensitivity(phase)),
@@ -122,7 +134,15 @@ def _idle(phase: Phase) -> str:
 
 
 def _why(phase: Phase) -> str:
-    body = html.listing([*phase.predicted.warnings, *phase.binds, *phase.predicted.advice, runner_up_words(phase)])
+    body = html.listing(
+        [
+            *gain_words(phase.predicted),
+            *phase.predicted.warnings,
+            *phase.binds,
+            *phase.predicted.advice,
+            runner_up_words(phase),
+        ]
+    )
     if phase.ties:
         shown = [", ".join(differs) or "equal in every layout" for differs in phase.ties]
         body += html.paragraph(f"{phase.tied} candidates cannot be told from the plan; the best of them:")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rlperf.plan.answer.plan import DefaultsComparison, Phase, Plan, Prediction, RunTotals
-from rlperf.plan.question.pool import PoolPlan
+from rlperf.plan.answer.plan import DefaultsComparison, Phase, Plan, Prediction, RunnerUp, RunTotals
+from rlperf.plan.question.pool import PoolPlan, ScorerPlan
 from rlperf.plan.question.words import layout_words
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import ATTRIBUTES
@@ -20,7 +20,7 @@ USUAL = {each.name: each.default for each in ATTRIBUTES if each.part == "setting
 """Settings that are named only where they differ from this."""
 
 
-def settings_words(pool: PoolPlan) -> str:
+def settings_words(pool: PoolPlan | ScorerPlan) -> str:
     """Settings of a pool in one line; what is usual is left out."""
     given = pool.settings.stated()
     backend = given.pop("backend")
@@ -41,7 +41,23 @@ def pool_rows(phase: Phase) -> list[tuple[str, ...]]:
             rows[-1] = (f"{rows[-1][0]}, {pool.role}", *rest)
         else:
             rows.append((pool.role, *rest))
+    for scorer in phase.scorers:
+        turns = ", in turn" if scorer.placement == "shared" else ""
+        where = f"{scorer.devices} x {scorer.device}{turns}"
+        rows.append((f"{scorer.kind} {scorer.name}", where, layout_words(scorer.layout), settings_words(scorer)))
     return rows
+
+
+def gain_words(prediction: Prediction) -> list[str]:
+    """What every scorer costs and its place beside the rollout gains, and what techniques gain, a line each."""
+    lines = [*prediction.gains]
+    for use in prediction.scorers:
+        took = f"{use.kind} {use.name}: {human_seconds(use.seconds)} of work"
+        waits = f"the rl_step waits {human_seconds(use.waits_s)} for it"
+        hidden = max(use.seconds - use.waits_s, 0.0)
+        gained = f", {human_seconds(hidden)} hidden behind the rollout" if hidden > 0.01 * use.seconds else ""
+        lines.append(f"{took}, {waits}{gained}")
+    return lines
 
 
 def _percent(share: float) -> str:
@@ -54,7 +70,7 @@ def _value(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def interval(prediction: Prediction) -> str:
+def interval(prediction: Prediction | RunnerUp) -> str:
     """``41.2 s (36.0 .. 49.1 s)``."""
     low, high = human_seconds(prediction.low_s), human_seconds(prediction.high_s)
     return f"{human_seconds(prediction.rl_step_s)} ({low} .. {high})"
@@ -101,10 +117,9 @@ def summary_lines(plan: Plan) -> list[str]:
     """How good the plan is, in words."""
     unit = OBJECTIVES[plan.job.objective.minimize].unit
     lines = [
-        f"{plan.status}: objective {plan.objective:,.4g} {unit}, bound {plan.bound:,.4g} {unit}, "
+        f"{plan.status}: objective {plan.objective:,.4g} {unit}{_bound_words(plan, unit)}; "
         f"gap {100 * plan.mip_gap:.2g} % of the screened program; "
-        f"{plan.candidates:,} candidates ({plan.combinations:.2g} combinations)"
-        + (f" in {plan.seconds:.2f} s" if plan.seconds else ""),
+        f"{plan.candidates:,} candidates ({plan.combinations:.2g} combinations)",
         f"event simulation re-judged the best; the screen's own choice would have lost {_percent(plan.screen_regret)}",
     ]
     if plan.static_objective is not None:
@@ -113,6 +128,10 @@ def summary_lines(plan: Plan) -> list[str]:
         if plan.static_low is not None and plan.static_high is not None:
             words += f", {100 * plan.static_low:+.1f} .. {100 * plan.static_high:+.1f} %"
         lines.append(f"one layout over the whole horizon: {plan.static_objective:,.4g} {unit} ({words})")
+    if plan.switching is not None:
+        gain = plan.switching
+        words = f"{_percent(gain.saves)} ({_percent(gain.low)} .. {_percent(gain.high)})"
+        lines.append(f"changing layouts between groups would save {words}: not certain, so one is kept")
     if plan.defaults is not None:
         lines.append(defaults_words(plan.defaults, unit))
     if plan.run is not None:
@@ -121,6 +140,14 @@ def summary_lines(plan: Plan) -> list[str]:
         most = sorted(plan.rejected.items(), key=lambda item: -item[1])
         lines.append("rejected: " + "; ".join(f"{count:,} {reason}" for reason, count in most))
     return lines
+
+
+def _bound_words(plan: Plan, unit: str) -> str:
+    """What nothing that was judged falls below, where simplicity made the plan take more."""
+    more = plan.objective / plan.bound - 1.0 if plan.bound > 0.0 else 0.0
+    if more < 5e-4:
+        return ", the least of all that was judged"
+    return f"; less simple layouts of those judged take {plan.bound:,.4g} {unit}, which is {_percent(more)} less"
 
 
 def defaults_words(found: DefaultsComparison, unit: str) -> str:
@@ -160,6 +187,15 @@ def phase_title(phase: Phase) -> str:
     )
 
 
+def group_words(phase: Phase) -> list[str]:
+    """What each group of rl_steps takes, where a phase covers several."""
+    return [
+        f"rl_steps {group.rl_steps[0]} to {group.rl_steps[1]}: {human_seconds(group.rl_step_s)} "
+        f"({human_seconds(group.low_s)} .. {human_seconds(group.high_s)})"
+        for group in phase.groups
+    ]
+
+
 def batch_words(phase: Phase) -> str:
     """Batch settings of a phase in one line."""
     s = phase.settings
@@ -175,8 +211,39 @@ def runner_up_words(phase: Phase) -> str:
         return "no other candidate is left"
     other = phase.runner_up
     words = f"runner-up {100 * other.loss:+.1f} % ({'; '.join(other.differs)}): {other.verdict}"
+    words += f", {other.why_not}" if other.why_not else ""
     words += f"; {phase.tied} candidates tied"
     return words + (f"; the simplest of them: {_first(phase.simplest)}" if phase.simplest else "")
+
+
+def best_rows(phase: Phase) -> list[tuple[str, ...]]:
+    """(rl_step, mode, trainer backend, engines, trainer, objective against the plan's, verdict) of the best choices.
+
+    The plan comes first, then the runner-up and those after it, then the best of modes and backends that are not there.
+    """
+    engines, trainer = (phase.pool(role) for role in ("rollout", "trainer"))
+    plan = (
+        human_seconds(phase.predicted.rl_step_s), phase.mode, trainer.settings.backend or "",
+        layout_words(engines.layout), layout_words(trainer.layout), "", "the plan",
+    )  # fmt: skip
+    others = [phase.runner_up, *phase.next_best] if phase.runner_up else []
+    rest = [
+        (human_seconds(other.rl_step_s), other.mode, other.backend, *other.layouts,
+         f"{100 * other.loss:+.1f} %", other.verdict)
+        for other in others
+    ]  # fmt: skip
+    return [plan, *rest]
+
+
+BEST_COLUMNS = ("rl_step", "mode", "backend", "rollout", "trainer", "objective", "verdict")
+
+
+def kind_rows(phase: Phase) -> list[tuple[str, ...]]:
+    """Of `best_rows` the first of every mode and trainer backend; nothing where there is one kind only."""
+    kinds: dict[tuple[str, str], tuple[str, ...]] = {}
+    for row in best_rows(phase):
+        kinds.setdefault((row[1], row[2]), row)
+    return list(kinds.values()) if len(kinds) > 1 else []
 
 
 def sensitivity_lines(phase: Phase) -> list[str]:
@@ -225,6 +292,8 @@ def print_prediction(prediction: Prediction, out: Console) -> None:
     out.print(table)
     if waits := waiting_words(prediction):
         out.print(waits)
+    for line in gain_words(prediction):
+        out.print(line)
     cost = "" if prediction.usd_per_step is None else f", {prediction.usd_per_step:.3g} USD per rl_step"
     rate = f"{prediction.tokens_per_s_per_device:,.0f} tokens/s per device"
     out.print(f"{rate}{cost}; {_percent(prediction.truncated_fraction)} of responses cut")
@@ -293,7 +362,16 @@ def print_plan(plan: Plan, out: Console) -> None:
             table.add_row(*row)
         out.print(table)
         print_prediction(phase.predicted, out)
+        for line in group_words(phase):
+            out.print(line)
         out.print(runner_up_words(phase))
+        if kinds := kind_rows(phase):
+            table = Table()
+            for name in BEST_COLUMNS:
+                table.add_column(name)
+            for row in kinds:
+                table.add_row(*row)
+            out.print(table)
         for line in (*phase.binds, *(line for line in sensitivity_lines(phase) if "better" in line)):
             out.print(f"- {line}")
     out.rule()
@@ -303,11 +381,10 @@ def print_plan(plan: Plan, out: Console) -> None:
 
 def markdown(plan: Plan) -> str:
     """``report.md``: one page that a manager can read, the same whenever and wherever it is written."""
-    timeless = plan.model_copy(update={"seconds": 0.0})
     lines = [f"# {plan.job.name}", "", f"{plan.job.architecture} on {plan.job.cluster}, {plan.job.algorithm}.", ""]
     for phase in plan.phases:
         lines += _phase_markdown(phase)
-    lines += ["## How good is this plan", "", *(f"- {line}" for line in summary_lines(timeless)), ""]
+    lines += ["## How good is this plan", "", *(f"- {line}" for line in summary_lines(plan)), ""]
     predicted = plan.phases[0].predicted
     lines += ["## What stands behind the numbers", "", f"- calibrations: {', '.join(predicted.calibration.ids)}"]
     if predicted.calibration.extrapolated:
@@ -335,8 +412,12 @@ def _phase_markdown(phase: Phase) -> list[str]:
         "",
         *_table(("role", "memory per device", "risk to run out", "largest parts"), memory_rows(predicted)),
         "",
+        *(f"- {line}" for line in group_words(phase)),
         f"- {runner_up_words(phase)}",
-        *(f"- {line}" for line in (*predicted.warnings, *phase.binds, *predicted.advice)),
+        "",
+        *_table(BEST_COLUMNS, best_rows(phase)),
+        "",
+        *(f"- {line}" for line in (*gain_words(predicted), *predicted.warnings, *phase.binds, *predicted.advice)),
         "",
         "If an input is off:",
         "",

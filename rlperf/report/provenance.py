@@ -8,8 +8,9 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from rlperf.plan.question.context import Context
-from rlperf.specs.calibration import DeviceCalibration, EngineCalibration, Quality
+from rlperf.specs.calibration import DeviceCalibration, Quality
 from rlperf.specs.cluster import Cluster, Device
+from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.rl_calibration import FrameworkCalibration, Provenance
 from rlperf.specs.trainer_calibration import TrainerCalibration
 

@@ -21,11 +21,13 @@ from rlperf.report.style import (
 )
 from rlperf.specs.writer import write_atomic
 from rlperf.sweep import SweepResult
+from rlperf.units import human_seconds
 
 if TYPE_CHECKING:
     import polars as pl
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
 MOST_SERIES = 6
 MOST_CELLS = 40
@@ -33,6 +35,8 @@ MOST_DRAWN = 4_000
 """Points of a scatter that are drawn; the front is always complete."""
 
 
+DRAWN = ("status", "rl_step_s", "low_s", "high_s", "usd_per_step", "device_s", "devices", "bottleneck")
+"""Columns of results that figures show."""
 CHOICES = ("pools.", "modes", "trainer_backends", "engine", "framework")
 """Fields that a planner would choose: figures show the best over them."""
 RESOURCES = ("nodes", "cluster", "price", "pools.")
@@ -56,6 +60,7 @@ def held(found: SweepResult, fine: pl.DataFrame, free: tuple[str, ...]) -> tuple
 
 def sweep_drawings(found: SweepResult) -> list[Drawing]:
     """Every figure that the sweep's axes allow."""
+    found = found.having([*found.checked.varied, *DRAWN])
     fine = found.frame.filter(found.frame["status"] == "ok")
     if not fine.height:
         return []
@@ -163,17 +168,34 @@ def response(fine: pl.DataFrame, x: str, series: str | None, width: float) -> Fi
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, title=short(series), fontsize="small", frameon=False, loc="outside upper center",
                       ncols=len(groups) if width >= WIDE else 3)  # fmt: skip
-    return figure
+    return _thinned(figure)
 
 
 def _axis(axes: Axes, values: np.ndarray, label: str) -> None:
+    """A field along the horizontal axis: on a ratio scale its own values."""
     values = np.sort(values)
     if _ratio_scale(values):
         axes.set_xscale("log", base=2)
-        shown = values if len(values) <= 8 else values[:: -(-len(values) // 8)]
-        axes.set_xticks(shown, [f"{v:,.0f}" if v >= 10 else f"{v:g}" for v in shown], fontsize="small")
+        axes.set_xticks(values, [f"{v:,.0f}" if v >= 10 else f"{v:g}" for v in values], fontsize="small")
         axes.minorticks_off()
     axes.set_xlabel(label)
+
+
+def _thinned(figure: Figure) -> Figure:
+    """The figure without labels of axes that would touch the one before them, as it is laid out."""
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            last: Bbox | None = None
+            for label in sorted(axis.get_ticklabels(), key=lambda text: text.get_position()):
+                box = label.get_window_extent().padded(1.5)
+                if not label.get_text() or not label.get_visible():
+                    continue
+                if last is not None and last.overlaps(box):
+                    label.set_visible(False)
+                else:
+                    last = box
+    return figure
 
 
 def scaling(fine: pl.DataFrame, batch: str | None, width: float) -> Figure:
@@ -190,7 +212,7 @@ def scaling(fine: pl.DataFrame, batch: str | None, width: float) -> Figure:
         _scaling_line(panels[1], weak, 0.0)
         per = weak[str(batch)][0] / weak["devices"][0]
         panels[1].set_title(f"weak scaling, {per:g} prompts per device", fontsize="medium")
-    return figure
+    return _thinned(figure)
 
 
 def _weak(fine: pl.DataFrame, batch: str) -> pl.DataFrame | None:
@@ -278,33 +300,66 @@ def _planes(found: SweepResult) -> list[tuple[str, str]]:
 
 
 def heat_map(found: SweepResult, fine: pl.DataFrame, x: str, y: str, width: float) -> Figure:
-    """Best rl_step over two fields, the number in each cell."""
+    """Best rl_step over two fields, the time in each cell where it has room."""
     columns, rows = (found.frame[path].drop_nulls().unique().sort().to_list() for path in (x, y))
     values = np.full((len(rows), len(columns)), np.nan)
     cells = fine.group_by(x, y).agg(fine_min())
     for a, b, value in zip(cells[x], cells[y], cells["rl_step_s"], strict=True):
         if a is not None and b is not None:
             values[rows.index(b), columns.index(a)] = value
+    from matplotlib.ticker import FuncFormatter
+
     figure = new_figure(width, 1.4 + min(0.42 * len(rows), 7.0) + 0.4)
     axes = figure.subplots()
     image = axes.imshow(values, aspect="auto", cmap="cividis_r", origin="lower")
-    middle = np.nanmean(values)
-    small = len(columns) * len(rows) <= 120 and len(columns) <= (12 if width >= WIDE else 6)
-    for row in range(len(rows)):
-        for column in range(len(columns)):
-            value = values[row, column]
-            if np.isnan(value):
-                axes.plot(column, row, marker="x", color="#888888", markersize=7)
-            elif small:
-                axes.text(column, row, f"{value:.3g}", ha="center", va="center", fontsize="small",
-                          color="white" if value > middle else "black")  # fmt: skip
+    for row, column in np.argwhere(np.isnan(values)):
+        axes.plot(column, row, marker="x", color="#888888", markersize=7)
     for axis, labels in ((axes.xaxis, columns), (axes.yaxis, rows)):
-        every = -(-len(labels) // 12)
-        axis.set_ticks(range(0, len(labels), every), [_label(v) for v in labels[::every]], fontsize="small")
+        axis.set_ticks(range(len(labels)), [_label(value) for value in labels], fontsize="small")
     axes.set_xlabel(short(x))
     axes.set_ylabel(short(y))
-    figure.colorbar(image, ax=axes, label="best rl_step [s]", shrink=0.9)
-    return figure
+    bar = figure.colorbar(image, ax=axes, label="best rl_step", shrink=0.9)
+    bar.formatter = FuncFormatter(lambda value, _: human_seconds(value))
+    bar.update_ticks()
+    _write_cells(figure, axes, values)
+    return _thinned(figure)
+
+
+def _write_cells(figure: Figure, axes: Axes, values: np.ndarray) -> None:
+    """The time in each cell, in two lines where one does not fit, and nothing where neither does."""
+    middle, found = np.nanmean(values), np.argwhere(~np.isnan(values))
+    if len(found) > MOST_WRITTEN:
+        return
+    texts = [
+        axes.text(column, row, human_seconds(float(values[row, column])), ha="center", va="center", fontsize="small",
+                  linespacing=0.95, color="white" if values[row, column] > middle else "black")
+        for row, column in found
+    ]  # fmt: skip
+    for words in (str, _in_two):
+        for text in texts:
+            text.set_text(words(text.get_text()))
+        figure.draw_without_rendering()
+        cell = axes.transData.transform([(0, 0), (1, 1)])
+        wide, high = abs(cell[1] - cell[0])
+        boxes = [text.get_window_extent() for text in texts]
+        if all(box.width < wide and box.height < high for box in boxes):
+            return
+    for text in texts:
+        text.remove()
+
+
+MOST_WRITTEN = 400
+"""Cells beyond which none is written in."""
+
+
+def _in_two(words: str) -> str:
+    """A time in two lines where it has two units.
+
+    >>> _in_two("2 h 6 min").splitlines(), _in_two("41.2 s")
+    (['2 h', '6 min'], '41.2 s')
+    """
+    parts = words.split(" ")
+    return f"{' '.join(parts[:2])}\n{' '.join(parts[2:])}" if len(parts) > 2 else words
 
 
 def _label(value: object) -> str:

@@ -42,10 +42,10 @@ def sweep_page(found: SweepResult, context: Context | None = None) -> str:
 
 
 def _summary(found: SweepResult) -> str:
-    items = [(f"{found.frame.height:,}", "points"), *((f"{n:,}", status) for status, n in found.counts.items())]
+    items = [(f"{found.checked.points:,}", "points"), *((f"{n:,}", status) for status, n in found.counts.items())]
     rows = []
     for path in found.checked.varied:
-        values = found.frame[path].drop_nulls().unique(maintain_order=True).to_list()
+        values = found.having([path]).frame[path].drop_nulls().unique(maintain_order=True).to_list()
         shown = ", ".join(cell("", value) for value in values[:12]) + (" ..." if len(values) > 12 else "")
         rows.append((path, str(len(values)), shown))
     body = html.facts(items) + html.table(("field", "values", ""), rows)

@@ -30,9 +30,10 @@ def cell(name: str, value: Any) -> str:
 def best_rows(found: SweepResult, most: int = BEST) -> tuple[list[str], list[list[str]]]:
     """Heads and cells of the best points."""
     names = [*found.checked.varied, "rl_step_s", "bottleneck", "devices"]
-    if found.frame["usd_per_step"].null_count() < found.frame.height:
+    frame = found.having([*names, "usd_per_step", "status", "objective_value", "low_s", "high_s"]).frame
+    if frame["usd_per_step"].null_count() < frame.height:
         names.insert(-2, "usd_per_step")
-    ranked = found.frame.filter(found.frame["status"] == "ok").sort("objective_value", maintain_order=True).head(most)
+    ranked = frame.filter(frame["status"] == "ok").sort("objective_value", maintain_order=True).head(most)
     rows = []
     for row in ranked.to_dicts():
         cells = [cell(name, row[name]) for name in names]
@@ -57,7 +58,8 @@ def unlike(found: SweepResult) -> str | None:
 
 def reason_rows(found: SweepResult, most: int = 10) -> list[tuple[str, str, int]]:
     """(status, reason, points) of what has no result, most frequent first."""
-    rest = found.frame.filter(found.frame["status"] != "ok")
+    frame = found.having(["status", "reason"]).frame
+    rest = frame.filter(frame["status"] != "ok")
     counted = rest.group_by("status", "reason", maintain_order=True).len().sort("len", descending=True).head(most)
     return [(status, reason, count) for status, reason, count in counted.iter_rows()]
 
@@ -67,7 +69,7 @@ def print_sweep(found: SweepResult, out: Console) -> None:
     from rich.table import Table
 
     counts = ", ".join(f"{count:,} {status}" for status, count in found.counts.items())
-    out.print(f"[bold]{found.checked.sweep.name}[/bold]: {found.frame.height:,} points, {counts}")
+    out.print(f"[bold]{found.checked.sweep.name}[/bold]: {found.checked.points:,} points, {counts}")
     names, rows = best_rows(found)
     if rows:
         table = Table(title="best points, by the job's objective", title_justify="left", show_header=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlperf.errors import Problem, SpecError, did_you_mean
@@ -15,6 +17,10 @@ NEEDS = {
     "linear": "linear_attention",
     "dense": "ffn_hidden",
     "moe": "experts",
+    "sparse": "latent",
+    "sparse_reusing": "latent",
+    "kda": "linear_attention",
+    "lightning": "linear_attention",
 }
 """Field that holds the numbers of a kind of layer; kinds without one have theirs in `Architecture.numbers`."""
 
@@ -41,6 +47,9 @@ class Experts(Frozen):
     bias: bool = Field(False, description="biases in the router and in every expert")
     latent_hidden: NonNegativeInt = Field(
         0, description="width the routed experts work in after a shared down-projection; 0 = hidden"
+    )
+    null_count: NonNegativeInt = Field(
+        0, description="experts beside them that hand a token back: the router scores them, none multiplies (LongCat)"
     )
 
     @model_validator(mode="after")
@@ -107,6 +116,35 @@ class StatedNumbers(dict[str, float]):
         raise SpecError(Problem(f"{self._of} lack {name!r}", suggestion=hint))
 
 
+class Variant(Frozen):
+    """Layers of a kind whose numbers are others than the architecture's: a name for them, and what is other.
+
+    ``mixers`` and ``feed_forwards`` name a variant as they name a kind. What is None is the architecture's.
+
+    >>> Variant(name="sliding96", kind="sliding", heads=96).changes
+    {'heads': 96}
+    """
+
+    name: str
+    kind: str
+    heads: PositiveInt | None = None
+    kv_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    value_head_dim: PositiveInt | None = None
+    window: PositiveInt | None = None
+    ffn_hidden: PositiveInt | None = None
+    attention_sinks: bool | None = None
+    values_are_keys: bool | None = None
+    borrows_cache: bool | None = None
+    experts: Experts | None = None
+    numbers: tuple[KindNumbers, ...] | None = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What is other, by the architecture's field."""
+        return {field: value for field, value in self if value is not None and field not in ("name", "kind")}
+
+
 class VisionTower(Frozen):
     """Vision transformer in front of the language model."""
 
@@ -133,8 +171,10 @@ class Architecture(Frozen):
     heads, kv_heads, head_dim : attention heads, key/value heads, width of one query/key head (MLA: no-rope + rope part)
     ffn_hidden : width of the dense feed-forward layers (0 without)
     mixers, feed_forwards : kind of each layer's two halves, ``[layers]``; one entry stands for all layers. The kinds
-        are the table in `rlperf.cost.layers`: what one costs, keeps and holds is stated there
+        are the table in `rlperf.cost.layers`: what one costs, keeps and holds is stated there. ``a+b``: kinds that
+        run side by side on one input
     numbers : of kinds that have no field here
+    variants : layers that differ from others of their kind
     """
 
     name: str
@@ -161,6 +201,11 @@ class Architecture(Frozen):
     attention_sinks: bool = Field(False, description="one learned logit per head that joins the softmax (gpt-oss)")
     head_bias: bool = Field(False, description="bias in the output head (GPT-J)")
     attention_gate: bool = Field(False, description="queries carry an output gate of equal width (Qwen3.5)")
+    attention_gate_heads: bool = Field(False, description="an output gate of one value a head (Step 3.5)")
+    value_head_dim: NonNegativeInt = Field(0, description="width of a value head; 0: as head_dim (MiMo-V2)")
+    query_rank: NonNegativeInt = Field(0, description="queries pass through a matrix of this rank first (Step-3)")
+    values_are_keys: bool = Field(False, description="values are the keys before their norm: no matrix of their own")
+    borrows_cache: bool = Field(False, description="keys and values are those of an earlier layer (Gemma 3n, 4 E)")
     learned_positions: NonNegativeInt = Field(0, description="length of a table of learned positions; 0: rotary")
     norm_weights: NonNegativeInt = Field(1, description="values per channel in a norm: 1 RMSNorm, 2 LayerNorm")
     max_positions: PositiveInt | None = None
@@ -172,22 +217,39 @@ class Architecture(Frozen):
     state_space: StateSpace | None = None
     linear_attention: LinearAttention | None = None
     numbers: tuple[KindNumbers, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    residual_streams: PositiveInt = Field(
+        1, description="parallel residual streams, mixed before and behind every half (hyper-connections)"
+    )
+    lookup_parameters: int = Field(
+        0,
+        ge=0,
+        le=10**13,
+        description="values of tables that tokens look up beside the embedding: per-layer inputs, n-gram memories",
+    )
     vision: VisionTower | None = None
+    audio_parameters: int = Field(
+        0, ge=0, le=10**12, description="parameters of an audio tower; its seconds are left out"
+    )
     prediction_layers: NonNegativeInt = Field(0, description="multi-token prediction layers; not part of the totals")
     checkpoint_dtype: str = "bf16"
     published_parameters: int | None = Field(None, description="total as its publisher prints it, for checks")
     published_source: str = Field("", description="where published_parameters is printed, and what it counts")
     notes: str = ""
+    assumed: tuple[str, ...] = Field((), description="what its reader had to assume; intervals are wider for it")
 
     @model_validator(mode="after")
     def _consistent(self) -> Architecture:
         for field, kinds in (("mixers", self.mixers), ("feed_forwards", self.feed_forwards)):
             if len(kinds) not in (1, self.layers):
                 raise ValueError(f"{field} has {len(kinds)} entries for {self.layers} layers; give 1 or {self.layers}")
-        for kind in dict.fromkeys((*self.mixers, *self.feed_forwards)):
-            needed = NEEDS.get(kind)
-            if needed and not getattr(self, needed):
-                raise ValueError(f"a layer is of kind {kind}, but {needed} is missing")
+        for name in dict.fromkeys((*self.mixers, *self.feed_forwards)):
+            for kind, arch in map(self.part, name.split("+")):
+                needed = NEEDS.get(kind)
+                if needed and not getattr(arch, needed):
+                    raise ValueError(f"a layer is of kind {kind}, but {needed} is missing")
+                if arch.heads % arch.kv_heads:
+                    raise ValueError(f"{name}: heads ({arch.heads}) is not a multiple of kv_heads ({arch.kv_heads})")
         if self.latent and set(self.mixers) == {"full"}:
             raise ValueError('latent is given, but no layer is of kind latent; say so: "mixers": ["latent"]')
         if self.heads % self.kv_heads:
@@ -203,6 +265,13 @@ class Architecture(Frozen):
     def layer_feed_forwards(self) -> tuple[str, ...]:
         """Feed-forward kind of every layer, ``[layers]``."""
         return self.feed_forwards if len(self.feed_forwards) == self.layers else self.feed_forwards * self.layers
+
+    def part(self, name: str) -> tuple[str, Architecture]:
+        """Kind of the layers of a name, and the architecture that they are layers of: this one, or a variant's."""
+        for one in self.variants:
+            if one.name == name:
+                return one.kind, self.model_copy(update=one.changes)
+        return name, self
 
     def numbers_of(self, kind: str) -> StatedNumbers:
         """Numbers of a kind that has no field here, by name; raises `SpecError` where they, or one asked for, lack."""

@@ -96,7 +96,7 @@ def _natural(values: tuple[Any, ...]) -> tuple[int, ...]:
 
 def _bounded(values: tuple[int, ...]) -> tuple[int, ...]:
     if max(values) > MOST_COUNT:
-        raise ValueError(f"{max(values):.4g} is beyond any count: at most {MOST_COUNT:,}")
+        raise ValueError(f"{max(values)!r:.30} is beyond any count: at most {MOST_COUNT:,}")
     return values
 
 

@@ -6,12 +6,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from rlperf.specs.calibration import DecodeFit, DeviceCalibration, GemmFit, MoeFit, ScanFit, load_device_calibration
+from rlperf.specs.calibration import (
+    DecodeFit,
+    DeviceCalibration,
+    GemmFit,
+    MoeFit,
+    ScanFit,
+    SparseFit,
+    StreamsFit,
+    load_device_calibration,
+)
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.network_calibration import NetworkCalibration, load_network_calibration
 from rlperf.specs.profiles import load_cluster, load_device, load_link
 
-Fit = TypeVar("Fit", GemmFit, DecodeFit, MoeFit, ScanFit)
+Fit = TypeVar("Fit", GemmFit, DecodeFit, MoeFit, ScanFit, SparseFit, StreamsFit)
 BEST_READ = 0.95
 """Share of the data sheet's bandwidth beyond which no ratio brings a kernel."""
 
@@ -52,7 +61,7 @@ def at_published_rates(constants: DeviceCalibration, device: Device, relative: D
 
     def brought(fit: Fit, compute: float) -> Fit:
         changes = {"memory": min(fit.memory * read, max(fit.memory, BEST_READ))}
-        if not isinstance(fit, DecodeFit):
+        if not isinstance(fit, DecodeFit | StreamsFit):
             changes["compute"] = fit.compute * compute
         return fit.model_copy(update=changes)
 
@@ -66,6 +75,8 @@ def at_published_rates(constants: DeviceCalibration, device: Device, relative: D
             "decode": tuple(brought(fit, 1.0) for fit in constants.decode),
             "moe": tuple(brought(fit, rate(fit.dtype)) for fit in constants.moe),
             "scan": tuple(brought(fit, wide) for fit in constants.scan),
+            "sparse": tuple(brought(fit, wide) for fit in constants.sparse),
+            "streams": tuple(brought(fit, 1.0) for fit in constants.streams),
         }
     )
 
@@ -73,17 +84,26 @@ def at_published_rates(constants: DeviceCalibration, device: Device, relative: D
 def with_relatives_kernels(
     constants: DeviceCalibration, device: Device, folder: Path | str | None = None
 ) -> DeviceCalibration:
-    """A device's constants, and those of its relative for what was not timed on it: experts of a dtype, scans."""
+    """A device's constants, and those of its relative for what was not timed on it: experts of a dtype, mixers."""
     relative = load_device_calibration(device.relative or device.name, folder=folder)
     own = {fit.dtype for fit in constants.moe}
     missing = {fit.dtype for fit in relative.moe if fit.dtype not in own and _has_units(device, fit.dtype)}
-    scans = bool(relative.scan) and not constants.scan and not constants.told
-    if not missing and not scans:
-        return constants
+    scanned, chosen = {fit.mixer for fit in constants.scan}, {fit.mixer for fit in constants.sparse}
     lent, timed = at_published_rates(relative, device, load_device(relative.device, folder)), relative.device
-    experts = (fit.model_copy(update={"timed_on": timed}) for fit in lent.moe if fit.dtype in missing)
-    mixers = tuple(fit.model_copy(update={"timed_on": timed}) for fit in lent.scan) if scans else constants.scan
-    return constants.model_copy(update={"moe": (*constants.moe, *experts), "scan": mixers})
+    if constants.told:  # nothing of its mixers is told either
+        lent = lent.model_copy(update={"scan": (), "sparse": (), "streams": ()})
+    found: dict[str, list[MoeFit] | list[ScanFit] | list[SparseFit] | list[StreamsFit]] = {
+        "moe": [fit for fit in lent.moe if fit.dtype in missing],
+        "scan": [fit for fit in lent.scan if fit.mixer not in scanned],
+        "sparse": [fit for fit in lent.sparse if fit.mixer not in chosen],
+        "streams": [] if constants.streams else list(lent.streams),
+    }
+    changes = {
+        name: (*getattr(constants, name), *(fit.model_copy(update={"timed_on": timed}) for fit in fits))
+        for name, fits in found.items()
+        if fits
+    }
+    return constants.model_copy(update=changes) if changes else constants
 
 
 UNITS = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "w4a4_mxfp4": "fp4", "w4a8_mxfp4": "fp4"}

@@ -24,11 +24,20 @@ class Family:
     shared_gate : the shared expert is scaled by a gate of its own
     expert_bias, attention_sinks, attention_gate, post_norms, qk_norm, qk_norm_whole, head_bias : as in
         `Architecture`
+    attention_gate_heads : as in `Architecture`
     all_moe : every layer is a mixture of experts, so that their number must be given
     alternate : period of full attention (the last of each period) among sliding or linear layers; 0 = all alike
     windowed : whether ``sliding_window`` counts when ``layer_types`` does not say
-    linear : the other layers are linear attention
+    switched_window : the window counts only where ``use_sliding_window`` says so, from ``max_window_layers`` on
+    sliding_heads : query heads of sliding layers where the configuration does not say; 0: those of all
+    other : mixer of the other layers; empty: sliding attention where there is a window
+    words : words of layer lists that mean something else here than in `rlperf.specs.hf_names.WORDS`
+    compressed : keys are gathered, so that the tokens of one must be given for every layer
     latent : attention is multi-head latent, so that its ranks must be given
+    single_halves : every layer is a mixer or a feed-forward (Nemotron-H)
+    parallel_mamba : a Mamba-2 mixer runs beside attention in every layer
+    dense_beside : a dense feed-forward runs beside the experts of every layer
+    double_layers : a layer of the file is two: attention and feed-forward twice, experts beside the second
     defaults : values of fields that published files leave out
     """
 
@@ -45,19 +54,38 @@ class Family:
     attention_gate: bool = False
     expert_bias: bool = False
     shared_gate: bool = False
+    attention_gate_heads: bool = False
     head_bias: bool = False
     all_moe: bool = False
     alternate: int = 0
     windowed: bool = False
-    linear: bool = False
+    switched_window: bool = False
+    sliding_heads: int = 0
+    other: str = ""
+    words: Mapping[str, str] = field(default_factory=dict)
+    compressed: bool = False
     latent: bool = False
+    single_halves: bool = False
+    parallel_mamba: bool = False
+    dense_beside: bool = False
+    double_layers: bool = False
     defaults: Mapping[str, int | float | bool] = field(default_factory=dict)
 
 
-_QWEN2 = Family(biased="qkv", attention_bias=True)
-_QWEN3 = Family(qk_norm=True)
-_QWEN3_NEXT = Family(qk_norm=True, attention_gate=True, shared_gate=True, alternate=4, linear=True)
+_QWEN2 = Family(biased="qkv", attention_bias=True, switched_window=True)
+_QWEN3 = Family(qk_norm=True, switched_window=True)
+_QWEN3_NEXT = Family(
+    qk_norm=True, attention_gate=True, shared_gate=True, alternate=4, other="linear", switched_window=True
+)
 _GLM = Family(biased="qkv")
+_LATENT = Family(latent=True)
+_COMPRESSED = Family(all_moe=True, compressed=True)
+_BAILING = Family(biased="none")
+_GEMMA4 = Family(tied=True, qk_norm=True, post_norms=True, alternate=6, windowed=True)
+_STEP = Family(qk_norm=True, attention_gate_heads=True, windowed=True, sliding_heads=96)
+_LIGHTNING = Family(words={"0": "lightning", "1": "full", "linear_attention": "lightning"}, all_moe=True)
+_OLMO2 = Family(qk_norm=True, qk_norm_whole=True, windowed=True, alternate=4)
+_NAS = Family()
 _GPT = Family(norm_weights=2, gated=False, attention_bias=True, ffn_bias=True, tied=True)
 _GEMMA3 = Family(
     tied=True,
@@ -105,7 +133,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"sliding_window": 128},
     ),
     "nemotron": Family(norm_weights=2, gated=False),
-    "nemotron_h": Family(gated=False),
+    "nemotron_h": Family(gated=False, single_halves=True),
     "llama4": _LLAMA4,
     "gpt": _GPT,
     "gpt2": _GPT,
@@ -117,18 +145,91 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(tied=True),
     "gemma2": Family(tied=True, post_norms=True, alternate=2, windowed=True),
     "gemma3": _GEMMA3,
+    # hybrids
+    "kimi_linear": Family(latent=True, other="kda"),
+    "jamba": Family(other="mamba1"),
+    "bamba": Family(other="mamba"),
+    "granitemoehybrid": Family(other="mamba"),
+    "falcon_h1": Family(parallel_mamba=True),
+    "lfm2": Family(qk_norm=True, tied=True, other="short_conv"),
+    "lfm2_moe": Family(qk_norm=True, tied=True, other="short_conv"),
+    "minimax_text_01": _LIGHTNING,
+    "minimax_m1": _LIGHTNING,
+    "minimax": _LIGHTNING,
+    "bailing_moe_linear": Family(biased="none", other="lightning"),
+    "bailing_moe_linear_v2": Family(biased="none", other="lightning"),
+    "bailing_hybrid": Family(biased="none", latent=True, other="lightning"),
+    "bailing_moe_v2_5": Family(biased="none", latent=True, other="lightning"),
+    # learned choices of keys
+    "deepseek_v32": _LATENT,
+    "glm_moe_dsa": Family(biased="qkv", latent=True),
+    "deepseek_v4": _COMPRESSED,
+    "deepseek_v41": _COMPRESSED,
+    "minimax_m3": Family(qk_norm=True, all_moe=True),
+    "minimax_m3_vl": Family(qk_norm=True, all_moe=True),
+    # layers that differ
+    "nemotron-nas": _NAS,
+    "nemotron_nas": _NAS,
+    "deci": _NAS,
+    "decilm": _NAS,
+    "gemma4": _GEMMA4,
+    "step3": Family(),
+    "step3_vl": Family(),
+    "step3p5": _STEP,
+    "step3p7": _STEP,
+    "mimo_v2": Family(words={"0": "full", "1": "sliding"}),
+    "mimo_v2_flash": Family(words={"0": "full", "1": "sliding"}),
+    "longcat_flash": Family(latent=True, all_moe=True, double_layers=True),
+    "longcat_flash_ngram": Family(latent=True, all_moe=True, double_layers=True),
+    # plain ones
+    "kimi_vl": _LATENT,
+    "kimi_k25": _LATENT,
+    "glm4v": Family(biased="qkv", attention_bias=True, post_norms=True),
+    "glm4v_moe": _GLM,
+    "ministral": Family(windowed=True),
+    "ministral3": Family(windowed=True),
+    "mistral3": Family(windowed=True),
+    "pixtral": Family(windowed=True),
+    "qwen3_omni_moe": _QWEN3,
+    "qwen2_5_omni": _QWEN2,
+    "phimoe": Family(norm_weights=2, attention_bias=True, head_bias=True, windowed=True, all_moe=True),
+    "phi4mm": Family(windowed=True),
+    "olmo2": _OLMO2,
+    "olmo3": _OLMO2,
+    "olmoe": Family(qk_norm=True, qk_norm_whole=True, all_moe=True),
+    "cohere": Family(tied=True),
+    "cohere2": Family(tied=True, windowed=True, alternate=4),
+    "cohere2_moe": Family(tied=True, windowed=True, alternate=4),
+    "smollm3": Family(tied=True, switched_window=True),
+    "seed_oss": Family(biased="qkv", attention_bias=True),
+    "ernie4_5": Family(),
+    "ernie4_5_moe": Family(all_moe=True),
+    "ernie4_5_vl_moe": Family(all_moe=True),
+    "hunyuan_v1_dense": Family(qk_norm=True),
+    "hunyuan_v1_moe": Family(qk_norm=True, all_moe=True),
+    "hunyuan": Family(),
+    "bailing_moe": _BAILING,
+    "bailing_moe_v2": _BAILING,
+    "dots1": Family(biased="qkv", qk_norm=True),
+    "exaone4": Family(qk_norm=True, windowed=True),
+    "exaone_moe": Family(qk_norm=True, windowed=True),
+    "solar_open": _GLM,
+    "granitemoe": Family(all_moe=True),
+    "granitemoeshared": Family(all_moe=True),
+    "apertus": Family(gated=False, qk_norm=True),
+    "arcee": Family(gated=False),
+    "afmoe": Family(qk_norm=True, post_norms=True, attention_gate=True, windowed=True, alternate=4),
+    "stablelm": Family(norm_weights=2, biased="qkv"),
+    "internlm2": Family(),
+    "internlm3": Family(),
 }
 """Families by model_type; a trailing ``_text`` is dropped before the look-up."""
 
-_SPARSE = "its attention picks keys with a learned indexer, which rlperf does not model"
 _TWO_STACKS = "it is an encoder-decoder; rlperf models decoder-only language models"
 _ENCODER = "it is an encoder without generation; rlperf models decoder-only language models"
-_RECURRENT = "its token mixer is neither attention, Mamba-2 nor a gated delta rule"
+_RECURRENT = "its token mixer is neither attention, a state-space model nor a delta rule"
 
 REFUSED: dict[str, str] = {
-    "glm_moe_dsa": _SPARSE,
-    "deepseek_v32": _SPARSE,
-    "deepseek_v4": _SPARSE,
     "t5": _TWO_STACKS,
     "mt5": _TWO_STACKS,
     "umt5": _TWO_STACKS,
@@ -146,11 +247,12 @@ REFUSED: dict[str, str] = {
     "vit": _ENCODER,
     "rwkv": _RECURRENT,
     "rwkv7": _RECURRENT,
-    "mamba": "its mixer is Mamba-1; rlperf models Mamba-2",
-    "jamba": "its mixer is Mamba-1; rlperf models Mamba-2",
-    "minimax_text_01": "its mixer is lightning attention, which rlperf does not model",
-    "minimax": "its mixer is lightning attention, which rlperf does not model",
+    "mamba": "it has no attention heads to plan by; rlperf models Mamba-1 beside attention",
+    "mamba2": "it has no attention heads to plan by; rlperf models Mamba-2 beside attention",
+    "recurrent_gemma": _RECURRENT,
+    "zamba2": "one attention block is shared by many layers, which rlperf does not model",
+    "gemma3n": "its layers update several streams in turn (AltUp), which rlperf does not model",
+    "phi4flash": "its second half reads one cache through gated memory units, which rlperf does not model",
     "mllama": "images enter through cross-attention layers, which rlperf does not model",
-    "kimi_k25": "its vision tower is not modelled; save its text_config as a file of its own",
 }
 """model_types that are known and cannot be represented, each with the reason."""

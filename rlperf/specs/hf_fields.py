@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,9 +33,11 @@ class Fields:
         self.data = data
         self.problems: list[Problem] = [] if problems is None else problems
         self._file, self._line, self._prefix = file, line, prefix
+        self._asked: set[str] = set()
 
     def child(self, key: str) -> Fields:
         """The fields of a nested mapping; its problems join this one's."""
+        self._asked.add(key)
         value = self.data.get(key)
         if not isinstance(value, Mapping):
             self.note(key, f"{value!r} is not an object")
@@ -54,7 +57,18 @@ class Fields:
         return self._found(names) is not None
 
     def _found(self, names: tuple[str, ...]) -> str | None:
+        self._asked.update(names)
         return next((name for name in names if self.data.get(name) is not None), None)
+
+    def unread(self, wanted: str, harmless: str) -> list[str]:
+        """Given fields that nobody asked for whose name has a part of ``wanted`` and none of ``harmless``.
+
+        >>> Fields({"ssm_state": 8, "moe_aux_loss": 0.1, "moe_hash": 3}).unread("ssm|moe", "loss")
+        ['moe_hash', 'ssm_state']
+        """
+        given = (key for key, value in self.data.items() if value not in (None, 0, False, "", [], {}))
+        left = (key for key in given if key not in self._asked and re.search(wanted, key))
+        return sorted(key for key in left if not re.search(harmless, key))
 
     def need(self, *names: str) -> int:
         """A positive whole number under the first of ``names`` that is given; noted where missing or wrong."""
@@ -123,6 +137,7 @@ class Fields:
 
     def items(self, name: str) -> list[Any]:
         """A list where given and not null, else an empty one."""
+        self._asked.add(name)
         value = self.data.get(name)
         if value is None:
             return []
@@ -130,3 +145,13 @@ class Fields:
             self.note(name, f"{value!r} is not a list")
             return []
         return value
+
+    def listed(self, name: str) -> Any:
+        """A value as it stands: a list, a number, or none."""
+        self._asked.add(name)
+        return self.data.get(name)
+
+    def word_list(self, *names: str) -> tuple[str, list[str]] | None:
+        """The first of ``names`` that is given, and its entries as words; None where none is."""
+        name = self._found(names)
+        return None if name is None else (name, [str(item) for item in self.items(name)])

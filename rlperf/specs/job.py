@@ -16,9 +16,12 @@ from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.objectives import Minimize
 from rlperf.specs.pool import PoolSpec, Role
 from rlperf.specs.rl_calibration import Transport
+from rlperf.specs.scorer import Scorer
 from rlperf.units import Bytes, NonNegativeInt, PositiveInt, Seconds, Usd, UsdPerHour
 
 Algorithm = Literal["grpo", "dapo", "ppo"]
+MOST_TASKS = 32
+"""Tasks of a job: each has a screen and finalists of its own, which take a second or more."""
 
 
 class ImageTokens(Frozen):
@@ -42,6 +45,11 @@ class Task(Frozen):
     mini_batch: Counts | None = Field(None, description="prompts per optimizer update; default prompts_per_step")
     generated_prompts: PositiveInt | None = Field(
         None, description="prompts rolled out per rl_step where filtering drops some (DAPO); default prompts_per_step"
+    )
+    generation_batch: PositiveInt | None = Field(
+        None,
+        description="prompts that are generated at once where filtering drops some (DAPO's gen_batch_size): whole "
+        "batches follow one another until enough groups are left, and each waits for its longest response",
     )
     max_prompt_tokens: PositiveInt = 2048
     max_response_tokens: Counts
@@ -70,11 +78,8 @@ class Objective(Frozen):
     """What to minimise (a row of `OBJECTIVES`), and what counts beside it."""
 
     minimize: Minimize = "step_time"
-    simplicity: float = Field(
-        0.005,
-        ge=0,
-        le=0.1,
-        description="share of the objective that one more doubling of a degree must gain; decides near-ties",
+    bold: bool = Field(
+        False, description="take what is predicted best, however far off the beaten path and by how little"
     )
     risk: float = Field(0.0, ge=0, le=1, description="0: the mean counts; 1: the 95th percentile counts")
 
@@ -128,6 +133,9 @@ class Job(Frozen):
     architecture: str = Field(
         min_length=1, description="shipped or published name, or path of a Hugging Face config.json"
     )
+    like: str | None = Field(
+        None, description="family that a config.json of an unknown model_type is read as; intervals are wider for it"
+    )
     cluster: str = Field(min_length=1, description="shipped name, 'generic:<device>', or path of a cluster file")
     nodes: PositiveInt | None = Field(None, description="default: as the cluster file says")
     devices_per_node: PositiveInt | None = Field(None, description="default: as the cluster file says")
@@ -158,8 +166,9 @@ class Job(Frozen):
     modes: Annotated[tuple[Mode, ...], BeforeValidator(_as_list, json_schema_input_type=Mode | list[Mode])] = (
         "colocated",
     )
-    sharing: Literal["time", "devices"] = Field(
-        "time", description="several tasks take turns on all devices, or run at the same time on parts of them"
+    sharing: Literal["time", "devices", "mixed"] = Field(
+        "time",
+        description="several tasks take turns on all devices, run at once on parts of them, or are mixed in one batch",
     )
     roles: tuple[Role, ...] | None = Field(None, description="default: rollout, trainer, and what the algorithm needs")
     objective: Annotated[Objective, BeforeValidator(_as_objective, json_schema_input_type=Minimize | Objective)] = (
@@ -169,6 +178,9 @@ class Job(Frozen):
     horizon: Horizon = Horizon()
     run: WholeRun | None = Field(None, description="where stated, the whole run is predicted too")
     pools: tuple[PoolSpec, ...] = ()
+    scorers: tuple[Scorer, ...] = Field(
+        (), description="teachers, reward models and judges that read the sequences before they are trained on"
+    )
     seed: NonNegativeInt = 0
 
     @model_validator(mode="before")
@@ -181,6 +193,11 @@ class Job(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Job:
+        if len(self.tasks) > MOST_TASKS:
+            raise ValueError(
+                f"{len(self.tasks)} tasks: at most {MOST_TASKS} are planned one by one, each with a search of its own; "
+                "tasks of like lengths can be one, and so can a recorded mix of them"
+            )
         names = [task.name for task in self.tasks]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -189,6 +206,10 @@ class Job(Frozen):
         double = sorted({role for role in roles if roles.count(role) > 1})
         if double:
             raise ValueError(f"several pools for one role: {', '.join(double)}")
+        scorers = [scorer.name for scorer in self.scorers]
+        again = sorted({name for name in scorers if scorers.count(name) > 1})
+        if again:
+            raise ValueError(f"names of scorers stand twice: {', '.join(again)}")
         for mode in self.modes:
             if MODES[mode].shares_devices and any(pool.cluster for pool in self.pools):
                 raise ValueError(f"a rollout pool on a cluster of its own excludes mode {mode}")
@@ -199,12 +220,14 @@ class Job(Frozen):
         return self
 
     def of_task(self, name: str | None = None) -> Job:
-        """The job with one of its tasks alone; ``name`` may be left out where there is one only.
+        """The job with one of its tasks alone; ``name`` may be left out where there is one only, or all are mixed.
 
         Raises
         ------
         SpecError : no such task, or several and none is named
         """
+        if self.sharing == "mixed" and name is None:
+            return self
         names = [task.name for task in self.tasks]
         if name is None and len(names) > 1:
             several = f"the job has {len(names)} tasks ({', '.join(names)}), and one at a time is predicted"
@@ -225,7 +248,7 @@ class Job(Frozen):
         if self.roles:
             return self.roles
         extra: list[Role] = []
-        if self.reference:
+        if self.reference and all(scorer.kind != "reference" for scorer in self.scorers):
             extra.append("reference")
         if self.algorithm == "ppo":
             extra.append("critic")

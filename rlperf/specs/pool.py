@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from rlperf.specs.choice import Counts, Flags, Fractions, Naturals, Words
 from rlperf.specs.frozen import Frozen
+from rlperf.specs.speculation import DraftSetting
 from rlperf.units import PositiveInt
 
 Role = Literal["rollout", "trainer", "reference", "reward", "critic"]
@@ -207,6 +208,13 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
     kv_dtype: OpenWord = _is("engine", "listed", "bf16", "dtype", "of the cache")
     rollout_dtype: OpenWord = _is("engine", "listed", "bf16", "dtype", "of the engine's weights")
     prefix_caching: OpenFlag = _is("engine", "listed", True, "", "equal prompts are prefilled once")
+    speculation: OpenWord = _is(
+        "engine", "listed", "none", "", "drafted tokens: mtp:3, eagle3:3, ngram:4, mtp:0-5 by requests running, none"
+    )
+    draft_acceptance: float | None = _is(
+        "engine", "stated", None, "1", "share of first drafts accepted; default: as measured of other models"
+    )
+    draft_training: Switch = _is("engine", "stated", False, "", "the draft head is trained with the policy")
     chunked_prefill: Switch = _is("engine", "stated", True, "", "prompts share engine_steps with decoding requests")
     engine_token_budget: Count = _is("engine", "stated", 8192, "tokens", "per engine_step")
     cuda_graphs: bool | None = _is("engine", "stated", None, "", "of decoding engine_steps; default: the engine's")
@@ -233,6 +241,13 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
     last_stage_layers: PositiveInt | None = _is(
         "trainer", "derived", None, "layers", "of the last pipeline stage, where uneven"
     )
+    optimizer: Word = _is("trainer", "stated", "adam", "", "adam, or muon for the matrices of layers")
+    router_replay: Word = _is(
+        "trainer", "stated", "none", "", "experts of a token as recorded: none, R2 (old policy's pass), R3 (rollout)"
+    )
+    shared_prefix: Switch = _is(
+        "trainer", "stated", False, "", "what responses of a group begin with is scored and trained on once"
+    )
     freeze_vision: Switch = _is("trainer", "stated", False, "", "the vision tower is not trained")
     chunked_loss: Switch = _is(
         "trainer", "stated", False, "", "logits are made and reduced chunk by chunk (fused kernels)"
@@ -247,6 +262,10 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
         return Settings(**self.stated())
 
 
+SETTING_WORDS = {"optimizer": ("adam", "muon"), "router_replay": ("none", "R2", "R3")}
+"""Settings that are one of a few words."""
+
+
 class PoolSettings(
     SettingsForm[
         Words | None, Flags | None, Counts | None, Fractions | None, str | None, bool | None, PositiveInt | None
@@ -255,6 +274,17 @@ class PoolSettings(
     """Settings of a pool as a job leaves them: pinned, open or absent."""
 
     absent = True
+
+    @model_validator(mode="after")
+    def _known_values(self) -> PoolSettings:
+        for word in self.speculation or ():
+            DraftSetting.parse(word)
+        if self.draft_acceptance is not None and not 0.0 < self.draft_acceptance <= 1.0:
+            raise ValueError(f"draft_acceptance {self.draft_acceptance} is not a share above 0 and at most 1")
+        for name, known in SETTING_WORDS.items():
+            if getattr(self, name) not in (None, *known):
+                raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(known)}")
+        return self
 
     def alternatives(self) -> tuple[PoolSettings, ...]:
         """One of these per combination of the settings that are open where a job lists several."""
@@ -314,6 +344,10 @@ def _attributes() -> Iterator[Attribute]:
 
 ATTRIBUTES = tuple(_attributes())
 """Every attribute of a pool, layout before settings, in the order of the forms."""
+
+
+TOLD = frozenset({"draft_acceptance"})
+"""Settings that tell what was measured: nothing is set by them, so that no framework needs a key."""
 
 
 def of_role(role: str, part: Part | None = None) -> tuple[Attribute, ...]:

@@ -22,9 +22,9 @@ from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.hf_config import from_hf, looks_like_hf
 from rlperf.specs.labels import SHOWN, LabelReading, could_be, key, last_part, read_label
 from rlperf.specs.reader import (
+    below,
     is_file,
     is_folder,
-    is_there,
     parse_json,
     problems_of,
     read_document,
@@ -113,12 +113,9 @@ def is_path(text: str) -> bool:
 
 
 def _locate(kind: str, name_or_path: str | Path, folder: Path | str | None) -> Path:
-    """A path as it is (relative ones also from the job's folder), a name through the search path."""
+    """A path as it is (relative ones from the job's folder first), a name through the search path."""
     if isinstance(name_or_path, Path) or is_path(name_or_path):
-        path = Path(name_or_path).expanduser()
-        if folder is not None and not path.is_absolute() and not is_there(path):
-            path = Path(folder) / path
-        return path
+        return below(folder, Path(name_or_path).expanduser())
     return find_profile(kind, name_or_path, folder)
 
 
@@ -240,8 +237,12 @@ def architecture_names(folder: Path | str | None = None) -> tuple[str, ...]:
     return profile_names("architectures", folder)
 
 
-def load_architecture(name_or_path: str | Path, folder: Path | str | None = None) -> Architecture:
+def load_architecture(
+    name_or_path: str | Path, folder: Path | str | None = None, *, like: str | None = None
+) -> Architecture:
     """An architecture: shipped name, Hugging Face ``config.json`` (or a folder that holds one), or our own JSON.
+
+    ``like`` : family (a model_type that rlperf knows) by which a config.json of an unknown model_type is read
 
     A published name of a known shape (``labels.yaml``) is as good as the shape's own, and so is a folder of that name
     that is not on this machine; `architecture_reading` says then what was taken.
@@ -256,7 +257,7 @@ def load_architecture(name_or_path: str | Path, folder: Path | str | None = None
         return _changed(path, _stamp(path), tuple(reading.changes.items()))
     path = _locate("architectures", Path(name_or_path), folder)
     path = path / "config.json" if is_folder(path) else path
-    return _architecture(path, _stamp(path))
+    return _architecture(path, _stamp(path), like)
 
 
 def architecture_reading(name_or_path: str | Path, folder: Path | str | None = None) -> LabelReading:
@@ -322,15 +323,16 @@ def _changed(path: Path, version: tuple[int, int], changes: tuple[tuple[str, int
 
 
 @cache
-def _architecture(path: Path, _version: tuple[int, int]) -> Architecture:
+def _architecture(path: Path, _version: tuple[int, int], like: str | None = None) -> Architecture:
     data = _read_json(path)
     if looks_like_hf(data):
         name = last_part(str(path.absolute())) or "architecture" if path.name == "config.json" else path.stem
         source = f"Hugging Face configuration {path.name}"
         try:
-            return from_hf(data, name=name, source=source, file=str(path))
+            return from_hf(data, name=name, source=source, file=str(path), like=like)
         except SpecError:  # again, with the line of every field for the messages
-            return from_hf(data, name=name, source=source, file=str(path), line=read_document(path).line)
+            line = read_document(path).line
+            return from_hf(data, name=name, source=source, file=str(path), line=line, like=like)
     required = [field for field, info in Architecture.model_fields.items() if info.is_required()]
     if not any(field in data for field in required):
         raise SpecError(

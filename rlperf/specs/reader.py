@@ -117,6 +117,12 @@ def is_there(path: Path) -> bool:
     return _asked(path.exists)
 
 
+def below(folder: Path | str | None, path: Path) -> Path:
+    """A relative path from ``folder`` where it leads to something from there, else as it stands."""
+    inside = path if folder is None else Path(folder) / path
+    return inside if is_there(inside) or not is_there(path) else path
+
+
 def is_file(path: Path) -> bool:
     """Whether a path is a file, as in `is_there`."""
     return _asked(path.is_file)

@@ -21,6 +21,7 @@ from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.profiles import search_path
 from rlperf.specs.reader import is_file, read_spec
+from rlperf.specs.stage_spread import BANDS, STAGES, StageFactors, StageSpread
 from rlperf.specs.trainer_switches import Switches
 from rlperf.units import BytesPerSecond, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 
@@ -36,6 +37,10 @@ Transport = Literal[
     "disk",
     "delta",
 ]
+
+
+DRIFT_SEEN = 2
+"""Releases over which a drift is carried on: those that it was seen over."""
 
 
 class Provenance(Frozen):
@@ -103,11 +108,14 @@ class TrainerOverheads(Frozen):
     ----------
     update : per optimizer update: data to the ranks, statistics, learning-rate schedule, metrics back
     scoring_pass : per log-probability pass: mode switch, results back
+    host_layer : host time that this framework's model code takes to launch one dense layer's forward, once per
+        microbatch, where it is longer than the device's (a backward is two more); None: as the backend
     reference_bytes : bytes per parameter of the weights of a device that change places with the reference policy's,
         which wait in host memory; 0 where the reference is a model of its own
     reference_rate : bytes per second and device of these copies; None = free
     moe_layer : per MoE layer, microbatch and forward; a backward costs two more (synchronisations, launches)
-    stretch : seconds of long phases over the backend's short steady ones: sustained clocks, varying shapes [1]
+    prefix_update, prefix_pass : per layer and microbatch of an update, of a scoring pass, in which prompts are shared:
+        taking prompts and responses apart and putting them together again; None: nobody measured it, and it is free
     balance : over what token loads of the data-parallel ranks are evened out: every optimizer ``update``, or the whole
         ``batch`` once, so that the ranks of one update still differ
     batching : which sequences are cut into microbatches together. ``rank``: each rank's own, packed, or by count and
@@ -126,10 +134,12 @@ class TrainerOverheads(Frozen):
 
     update: Overhead
     scoring_pass: Overhead
+    host_layer: Overhead | None = None
     reference_bytes: NonNegativeFloat = 0.0
     reference_rate: Rate | None = None
     moe_layer: Overhead
-    stretch: PositiveFloat = 1.0
+    prefix_update: Overhead | None = None
+    prefix_pass: Overhead | None = None
     balance: Literal["update", "batch"] = "update"
     batching: Literal["rank", "all"] = "rank"
     pads: Literal["microbatch", "limit"] = "microbatch"
@@ -184,15 +194,6 @@ class TransportCalibration(Frozen):
         return _pick(self.fits, transport, self.id)
 
 
-class StageSpread(Frozen):
-    """5th and 95th percentile of measured over predicted seconds of a stage, beside what its kernels are off by [1]."""
-
-    source: str
-    rollout: tuple[PositiveFloat, PositiveFloat]
-    scoring: tuple[PositiveFloat, PositiveFloat]
-    training: tuple[PositiveFloat, PositiveFloat]
-
-
 class FrameworkCalibration(Frozen):
     """Behaviour and overheads of one framework with one trainer, or with several that it drives alike.
 
@@ -218,6 +219,7 @@ class FrameworkCalibration(Frozen):
     adapters : what trained adapters cost an engine that serves them unmerged and takes them alone at a weight sync;
         None: they are merged, and the engine knows nothing of them
     training : what it adds to the trainer backend
+    factors : what a log of one's own cluster says of its stages, beside the constants
     capture, start_up : CUDA graph capture per engine start; processes, weights and compilation per run
     """
 
@@ -247,10 +249,14 @@ class FrameworkCalibration(Frozen):
     weight_sync: tuple[WeightSyncFit, ...] = Field(min_length=1)
     step_spread: Provenance = Field(description="measured over predicted rl_step on rows left out")
     stage_spread: StageSpread
+    factors: StageFactors = StageFactors()
     rerun_spread: float = Field(0.08, ge=0.0, description="standard deviation of ln(time) between runs of one setup")
     releases: tuple[str, ...] = Field((), description="that rl_steps were measured of, first to last; empty: none")
     release_spread: NonNegativeFloat = Field(
         0.0, description="standard deviation of ln(time) of one setup between a release and the next"
+    )
+    release_drift: float = Field(
+        0.0, description="mean change of ln(time) of one setup from a release to the next; carried on for two releases"
     )
     release_note: str = Field("", description="how a release that nobody measured is predicted; set by `at_release`")
     calibrated_on: tuple[str, ...] = Field((), description="digests of the configurations that the fits saw")
@@ -266,12 +272,15 @@ class FrameworkCalibration(Frozen):
     def at_release(self, version: str) -> FrameworkCalibration:
         """The same for one release: one that nobody measured is extrapolated, with an interval that says so.
 
-        Setups drift by `release_spread` from one release to the next, in no direction that may be relied on, so that
-        the seconds stay and the interval grows with every release from the nearest that was measured.
+        Setups drift by `release_spread` around `release_drift` from one release to the next: all stages of a later one
+        follow the drift over as many releases as it was seen on, and intervals grow with every release from the
+        nearest that was measured.
 
         >>> nemo = load_framework_calibration("nemo_rl_megatron")
         >>> [round(nemo.at_release(v).step_spread.high, 3) for v in ("0.6.0", "0.7.0", "0.8")]
         [1.11, 1.154, 1.25]
+        >>> [round(nemo.at_release(v).factors.training, 3) for v in ("0.6.0", "0.7.0", "0.8", "1.0")]
+        [1.0, 0.946, 0.896, 0.896]
         """
         found = re.match(r"v?(\d+)\.(\d+)", version.strip())
         if found is None or not self.releases or self.release_note:
@@ -281,17 +290,29 @@ class FrameworkCalibration(Frozen):
         apart = min(100 * abs(asked[0] - major) + abs(asked[1] - minor) for major, minor in known)
         if apart == 0:
             return self
-        wider = self.step_spread
-        low, high = (
-            float(np.exp(sign * np.hypot(np.log(value), Z95 * apart * self.release_spread)))
-            for sign, value in ((-1.0, min(wider.low, 1.0)), (1.0, max(wider.high, 1.0)))
-        )
+        later = asked > max(known)
+        factor = float(np.exp(self.release_drift * min(apart, DRIFT_SEEN))) if later else 1.0
+        low, high = self._drifted((self.step_spread.low, self.step_spread.high), apart)
         note = (
             f"{self.framework} {asked[0]}.{asked[1]} is extrapolated: rl_steps were measured of "
             f"{self.releases[0]} to {self.releases[-1]}, and releases differ by {100 * self.release_spread:.0f} % each"
+            + (f", {100 * (factor - 1.0):+.0f} % here" if factor != 1.0 else "")
         )
-        spread = wider.model_copy(update={"low": low, "high": high})
-        return self.model_copy(update={"step_spread": spread, "release_note": note})
+        stages = {name: self._drifted(getattr(self.stage_spread, name), apart) for name in BANDS}
+        return self.model_copy(
+            update={
+                "step_spread": self.step_spread.model_copy(update={"low": low, "high": high}),
+                "stage_spread": self.stage_spread.model_copy(update=stages),
+                "factors": self.factors.scaled(dict.fromkeys(STAGES, factor)),
+                "release_note": note,
+            }
+        )
+
+    def _drifted(self, band: tuple[float, float], releases: int) -> tuple[float, float]:
+        """A 5th and 95th percentile, this many releases away [1]."""
+        drift = Z95 * releases * self.release_spread
+        below, above = np.log(min(band[0], 1.0)), np.log(max(band[1], 1.0))
+        return float(np.exp(-np.hypot(below, drift))), float(np.exp(np.hypot(above, drift)))
 
     def in_mode(self, mode: Mode) -> FrameworkCalibration:
         """The same as it behaves in a mode: what its row says of weights; where both pools meet nothing is interrupted.
@@ -333,7 +354,7 @@ class FrameworkCalibration(Frozen):
             value = getattr(self, name)
             if isinstance(value, Overhead | Rate) and value.provenance.assumed:
                 names.append(name)
-        for name in ("update", "scoring_pass", "reference_rate", "moe_layer"):
+        for name in ("update", "scoring_pass", "host_layer", "reference_rate", "moe_layer"):
             value = getattr(self.training, name)
             if value is not None and value.provenance.assumed:
                 names.append(f"training.{name}")

@@ -17,7 +17,7 @@ from rlperf.specs.reader import Document, validate
 
 SHORT = (
     "model", "gpus", "gpu", "framework", "algorithm", "mode", "workload", "prompts", "group", "mini_batch",
-    "max_prompt", "max_response",
+    "max_prompt", "max_response", "like",
 )  # fmt: skip
 """Names of the values, as arguments of `short_job` and, with hyphens, as options of the command line."""
 _TOKENS = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(k|K|Ki)?\s*$")
@@ -86,6 +86,7 @@ def short_job(
     mini_batch: int | None = None,
     max_prompt: str | int = 2048,
     max_response: str | int = 16384,
+    like: str | None = None,
 ) -> Job:
     """A job of one task. Long because each argument is an option of the command line, and a word of a notebook.
 
@@ -98,6 +99,7 @@ def short_job(
     workload : length preset, fitted model, or path of a trace
     prompts, group, mini_batch : prompts per rl_step, responses per prompt, prompts per update
     max_prompt, max_response : tokens; ``16k`` is 16,384
+    like : family (``llama``, ``qwen3_moe``) that a config.json of an unknown model_type is read as
 
     Raises
     ------
@@ -120,6 +122,7 @@ def short_job(
     data = {
         "name": f"{model.rstrip('/').rsplit('/', 1)[-1]}-{gpus or 'node-of-'}{'x' if gpus else ''}{gpu}",
         "architecture": model,
+        **({"like": like} if like else {}),
         **cluster_of(gpu, gpus),
         "algorithm": algorithm,
         "framework": framework,
@@ -140,6 +143,7 @@ def job_text(job: Job) -> str:
         "# All fields: docs/interfaces.md, or `rlperf schema job`.",
         f"name: {_scalar(job.name)}",
         f"architecture: {_scalar(job.architecture)}    # shipped or published name, or the path of a config.json",
+        *([f"like: {_scalar(job.like)}    # family that an unknown model_type is read as"] if job.like else []),
         f"cluster: {_scalar(job.cluster)}    # of `rlperf profiles list`, or generic:DEVICE, or a file",
         f"nodes: {job.nodes}",
         *([f"devices_per_node: {job.devices_per_node}"] if job.devices_per_node else []),

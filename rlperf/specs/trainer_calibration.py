@@ -206,6 +206,14 @@ class Timing(Frozen):
     reduce_every_microbatch: bool = Field(False, description="ZeRO 2/3: gradients are reduced after every microbatch")
 
 
+class TimedExperts(Frozen):
+    """Layouts of the mixtures of experts whose updates were timed."""
+
+    expert_parallel: tuple[PositiveInt, PositiveInt] = Field(description="least and most")
+    devices: PositiveInt = Field(description="most")
+    source: str
+
+
 class TrainerCalibration(Frozen):
     """One trainer backend."""
 
@@ -222,6 +230,9 @@ class TrainerCalibration(Frozen):
     high: PositiveFloat = Field(1.25, description="95th percentile of measured over predicted time")
     memory_low: PositiveFloat = 0.92
     memory_high: PositiveFloat = 1.08
+    timed_experts: TimedExperts | None = Field(
+        None, description="where mixtures of experts were timed; elsewhere their interval is twice as wide (in ln)"
+    )
     configurations: tuple[str, ...] = Field((), description="digests of the measured configurations that the fits saw")
     memory_configurations: tuple[str, ...] = Field((), description="the same for memory")
     provenance: tuple[TrainerProvenance, ...] = ()

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,17 +22,18 @@ _AT_FDCWD, _EXCHANGE = -100, 2
 _EXPORTS = re.compile(r"EXPORT\.md|run_all\.sh|(config|phase_\d+)(_[a-z]+)?\.(yaml|sh)")
 
 
-def write_atomic(path: Path | str, content: str | bytes, *, executable: bool = False) -> Path:
-    """Write ``content`` to ``path`` through a temporary file beside it and a rename; parents are made."""
+def write_atomic(path: Path | str, content: str | bytes | Iterable[bytes], *, executable: bool = False) -> Path:
+    """Write ``content`` (whole, or part after part) to ``path`` through a temporary file beside it and a rename;
+    parents are made."""
     target = Path(path)
-    data = content.encode() if isinstance(content, str) else content
+    parts = [content.encode()] if isinstance(content, str) else [content] if isinstance(content, bytes) else content
     with _writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
         temporary = Path(name)
         try:
             with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
+                stream.writelines(parts)
                 stream.flush()
                 os.fsync(stream.fileno())
             temporary.chmod((0o777 if executable else 0o666) & ~_umask())

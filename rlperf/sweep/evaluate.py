@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -25,13 +25,17 @@ from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
 from rlperf.specs.reader import Document, problems_of
-from rlperf.sweep.columns import DECIDED
+from rlperf.sweep.columns import DECIDED, RESULTS, Column
 from rlperf.sweep.lengths import KEPT, LengthCache
 from rlperf.sweep.pairs import Best, best_pairs, reason_words
 from rlperf.sweep.paths import with_values
-from rlperf.sweep.screened import screened_rows
+from rlperf.sweep.screened import screened_frame
 from rlperf.sweep.space import Group
 from rlperf.sweep.spec import Ask, Method
+from rlperf.sweep.store import frame_of
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Row = dict[str, Any]
 
@@ -47,25 +51,28 @@ class GroupEvaluator:
     _lengths: LengthCache = field(default_factory=LengthCache)
     _store: ColumnStore = field(default_factory=lambda: ColumnStore(KEPT))
 
-    def rows(self, group: Group) -> list[Row]:
-        """One row per point of a group, in its order; whatever goes wrong is a row with its reason."""
+    def frame(self, group: Group, columns: tuple[Column, ...]) -> pl.DataFrame:
+        """A row per point of a group, in its order; whatever goes wrong is a row with its reason.
+
+        ``columns``: the point's number, what the sweep sets, and `rlperf.sweep.columns.RESULTS`
+        """
+        count = len(group.ids)
         try:
             found = self._found(group)
         except InfeasibleError as error:
             why = f"{error.message}: {error.nearest_miss or 'no near miss'}"
-            found = [_without("infeasible", why)] * len(group.ids)
+            found = _without("infeasible", why, count)
         except (SpecError, ValidationError) as error:
-            found = [_without("wrong", _words(error))] * len(group.ids)
+            found = _without("wrong", _words(error), count)
         except RlperfError as error:
-            found = [_without("failed", str(error))] * len(group.ids)
+            found = _without("failed", str(error), count)
         except Exception as error:  # one point must not end a sweep of a hundred thousand: its row says what happened
-            found = [_without("failed", f"{type(error).__name__}: {error}")] * len(group.ids)
-        return [
-            {"point": number, **group.setting(index), **row}
-            for index, (number, row) in enumerate(zip(group.ids, found, strict=True))
-        ]
+            found = _without("failed", f"{type(error).__name__}: {error}", count)
+        settings = columns[: len(columns) - len(RESULTS)]
+        set_to = {column.name: coded.values() for column in settings if (coded := group.column(column.name))}
+        return frame_of({"point": group.ids.tolist(), **set_to}, settings, count).hstack(found)
 
-    def _found(self, group: Group) -> list[Row]:
+    def _found(self, group: Group) -> pl.DataFrame:
         data = with_values(self.base, group.settings)
         try:
             job = Job.model_validate(data)
@@ -73,7 +80,7 @@ class GroupEvaluator:
             raise SpecError(problems_of(error, Document(data, {}, ""), Job)) from error
         context, facts = self.ask(job, self.folder)
         if self.method == "plan":
-            return [_planned(context, facts)]
+            return _rows_frame([_planned(context, facts)])
         if len(context.job.pool("rollout").settings.alternatives()) > 1:
             raise SpecError(
                 "the engine's precision or prefix caching is open: make it an axis, or sweep by method plan"
@@ -81,19 +88,23 @@ class GroupEvaluator:
         task, demands = self._lengths.demands(context, self.folder)
         best, of_point = best_pairs(Columns(context, task, facts, store=self._store), group, demands)
         if self.method == "screen":
-            rows = screened_rows(best)
-        else:
-            judge = Judge(context, task)
-            rows = [_judged(context, task, judge, best, number) for number in range(len(best.source))]
+            return screened_frame(best)[of_point]
+        judge = Judge(context, task)
         rows = [
-            row if source >= 0 else _without("infeasible", reason_words(int(reason)))
-            for row, source, reason in zip(rows, best.source, best.reason, strict=True)
+            _judged(context, task, judge, best, number)
+            if source >= 0
+            else {"status": "infeasible", "reason": reason_words(int(reason))}
+            for number, (source, reason) in enumerate(zip(best.source, best.reason, strict=True))
         ]
-        return [rows[number] for number in of_point]
+        return _rows_frame(rows)[of_point]
 
 
-def _without(status: str, reason: str) -> Row:
-    return {"status": status, "reason": " ".join(reason.split())}
+def _rows_frame(rows: Sequence[Row]) -> pl.DataFrame:
+    return frame_of({each.name: [row.get(each.name) for row in rows] for each in RESULTS}, RESULTS, len(rows))
+
+
+def _without(status: str, reason: str, count: int) -> pl.DataFrame:
+    return _rows_frame([{"status": status, "reason": " ".join(reason.split())}] * count)
 
 
 def _words(error: SpecError | ValidationError) -> str:
@@ -102,8 +113,6 @@ def _words(error: SpecError | ValidationError) -> str:
 
 def _judged(context: Context, task: TaskContext, judge: Judge, best: Best, number: int) -> Row:
     """The event simulator's row of one combination's best pair."""
-    if best.source[number] < 0:
-        return {}
     source = best.sources[best.source[number]]
     configuration = source.configuration(int(best.r[number]), int(best.t[number]))
     evaluation = judge.evaluate(source.demand, configuration)

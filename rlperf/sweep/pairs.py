@@ -79,7 +79,9 @@ class Keys:
         mine = [(index, found[1]) for index, found in named if found is not None and found[0] == role]
         if not mine:
             return cls(role, (), np.zeros((1, 0)), np.zeros(len(group.ids), dtype=np.int64))
-        table = np.array([[_code(name, row[index]) for index, name in mine] for row in group.values], dtype=np.float64)
+        coded = [group.values[index] for index, _ in mine]
+        numbers = [np.array([_code(n, v) for v in c.choices]) for c, (_, n) in zip(coded, mine, strict=True)]
+        table = np.stack([number[c.code] for number, c in zip(numbers, coded, strict=True)], axis=1)
         rows, of_point = np.unique(table, axis=0, return_inverse=True)
         return cls(role, tuple(name for _, name in mine), rows, of_point.reshape(-1).astype(np.int64))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +28,22 @@ class SweepResult:
     Attributes
     ----------
     checked : the sweep with its axes
-    frame : one row per point, in order (`columns` says what is in it)
+    rows : one row per point, in order (`columns` says what is in it); left in their file until they are asked for
     folder : where the files are; None where the sweep kept none
     """
 
     checked: Checked
-    frame: pl.DataFrame
+    rows: pl.LazyFrame
     folder: Path | None = None
+
+    @cached_property
+    def frame(self) -> pl.DataFrame:
+        """Every row, in memory: a million points are half a gigabyte."""
+        return self.rows.collect()
+
+    def having(self, names: Iterable[str]) -> SweepResult:
+        """The same points with some columns alone, in memory."""
+        return replace(self, rows=self.rows.select(list(dict.fromkeys(names))).collect().lazy())
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -42,7 +53,7 @@ class SweepResult:
     @property
     def counts(self) -> dict[str, int]:
         """Points by status, most frequent first."""
-        found = self.frame["status"].value_counts(sort=True)
+        found = self.having(["status"]).frame["status"].value_counts(sort=True)
         return dict(zip(found["status"].to_list(), found["count"].to_list(), strict=True))
 
     def to_frame(self) -> pl.DataFrame:
@@ -55,7 +66,7 @@ class SweepResult:
             "schema_version": 1,
             "name": self.checked.sweep.name,
             "method": self.checked.sweep.method,
-            "points": self.frame.height,
+            "points": self.checked.points,
             "counts": self.counts,
             "columns": [column._asdict() for column in self.columns],
             "rows": self.frame.to_dicts(),
@@ -63,14 +74,15 @@ class SweepResult:
 
     def best(self, by: str = "objective_value") -> dict[str, Any] | None:
         """The row with the smallest ``by``; None where no point has one."""
-        ranked = self.frame.filter(self.frame["status"] == "ok").drop_nulls(by).sort(by, maintain_order=True)
-        return ranked.row(0, named=True) if ranked.height else None
+        few = self.having(["point", "status", by]).frame
+        ranked = few.filter(few["status"] == "ok").drop_nulls(by).sort(by, maintain_order=True)
+        return self.rows.slice(ranked["point"][0], 1).collect().row(0, named=True) if ranked.height else None
 
     def _repr_html_(self) -> str:
         shown = [*self.checked.varied, "status", "rl_step_s", "low_s", "high_s", "usd_per_step", "bottleneck", "reason"]
         counts = ", ".join(f"{count:,} {status}" for status, count in self.counts.items())
-        inner = self.frame.select(shown).head(SHOWN)._repr_html_()
-        return f"<p><b>{escape(self.checked.sweep.name)}</b>: {self.frame.height:,} points ({counts})</p>{inner}"
+        inner = self.rows.select(shown).head(SHOWN).collect()._repr_html_()
+        return f"<p><b>{escape(self.checked.sweep.name)}</b>: {self.checked.points:,} points ({counts})</p>{inner}"
 
 
 def read_result(folder: Path | str) -> SweepResult:
@@ -83,9 +95,10 @@ def read_result(folder: Path | str) -> SweepResult:
         raise SpecError(Problem("holds no finished sweep", str(folder), suggestion=hint))
     checked = check_sweep(read_spec(folder / "sweep.json", Sweep))
     with reading(folder / "results.parquet"):
-        frame = pl.read_parquet(folder / "results.parquet", glob=False)
-    lost = [column.name for column in columns_of(checked) if column.name not in frame.columns]
+        rows = pl.scan_parquet(folder / "results.parquet", glob=False)
+        there = rows.collect_schema().names()
+    lost = [column.name for column in columns_of(checked) if column.name not in there]
     if lost:
         hint = "run the sweep again into the same folder"
         raise SpecError(Problem(f"lacks the columns {', '.join(lost)}", str(folder / "results.parquet"), None, hint))
-    return SweepResult(checked, frame, folder)
+    return SweepResult(checked, rows, folder)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -19,7 +21,7 @@ from rlperf.sweep.paths import with_values
 from rlperf.sweep.result import SweepResult
 from rlperf.sweep.space import Group, groups_of
 from rlperf.sweep.spec import Ask, Checked
-from rlperf.sweep.store import NAMED, Store, SweepTask, context_digest, frame_of, parquet, task_of
+from rlperf.sweep.store import NAMED, Store, SweepTask, context_digest, parquet, task_of
 
 Backend = Literal["processes", "dask", "ray"]
 Report = Callable[[float, str], None]
@@ -61,7 +63,7 @@ def run_sweep(
     if out is None:
         with tempfile.TemporaryDirectory(prefix="rlperf-sweep-") as name:
             found = _run(checked, ask, Path(name), workers, backend, address, report)
-            return SweepResult(checked, found.frame)
+            return SweepResult(checked, found.frame.lazy())
     return _run(checked, ask, out, workers, backend, address, report)
 
 
@@ -85,7 +87,9 @@ def _run(
         store.put(key, content)
         done += points[key]
         tell(done / total, f"{done:,} of {total:,} points")
-    return SweepResult(checked, store.merge(checked, tasks), out)
+    import polars as pl
+
+    return SweepResult(checked, pl.scan_parquet(store.merge(checked, tasks), glob=False), out)
 
 
 def _cores() -> int:
@@ -110,8 +114,7 @@ def tasks_of(checked: Checked, digest: str) -> list[SweepTask]:
 
 def _cut(group: Group) -> Iterator[Group]:
     for start in range(0, len(group.ids), LARGEST):
-        part = slice(start, start + LARGEST)
-        yield Group(group.common, group.fields, group.ids[part], group.values[part])
+        yield group.part(slice(start, start + LARGEST))
 
 
 def run_task(
@@ -119,15 +122,30 @@ def run_task(
     sweep: str,
 ) -> tuple[str, bytes]:  # fmt: skip
     """Evaluate one task: its key and its rows as Parquet. Runs in a worker."""
+    import polars as pl
+
     if sweep not in _evaluators:
         _evaluators.clear()
         _evaluators[sweep] = GroupEvaluator(base, folder, method, ask)
     evaluator = _evaluators[sweep]
-    rows = [row for group in task.groups for row in evaluator.rows(group)]
-    return task.key, parquet(frame_of(rows, columns))
+    return task.key, parquet(pl.concat([evaluator.frame(group, columns) for group in task.groups]))
 
 
+_WATCH = "ends with its parent"
 Work = Callable[[SweepTask], tuple[str, bytes]]
+
+
+def worked(work: Work, task: SweepTask, parent: int) -> tuple[str, bytes]:
+    """A task in a worker, which ends with the process that started it, however that ends."""
+    if os.getppid() == parent and not any(thread.name == _WATCH for thread in threading.enumerate()):
+        threading.Thread(target=_end_with, args=(parent,), name=_WATCH, daemon=True).start()
+    return work(task)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _results(
@@ -150,7 +168,7 @@ def _results(
             return
         parallel = Parallel(n_jobs=slots, return_as="generator_unordered", batch_size=1)
         try:
-            yield from parallel(delayed(work)(task) for task in tasks)
+            yield from parallel(delayed(worked)(work, task, os.getpid()) for task in tasks)
         except BrokenProcessPool as error:
             hint = "out of memory? run the same command again, with fewer --workers; what is done is kept"
             raise RlperfError(f"a worker process was killed: {hint}") from error

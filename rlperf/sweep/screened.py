@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,37 +13,34 @@ from rlperf.plan.search.trainer_columns import peak_limits
 from rlperf.sim.rl_step.stages import STAGES, StageSeconds
 from rlperf.sim.rl_step.uncertainty import step_factors, unmeasured_sigma
 from rlperf.specs.modes import MODES
-from rlperf.sweep.columns import DECIDED
-from rlperf.sweep.pairs import Best
+from rlperf.sweep.columns import DECIDED, RESULTS
+from rlperf.sweep.pairs import Best, reason_words
+from rlperf.sweep.store import frame_of
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    import polars as pl
 
 
-def screened_rows(best: Best) -> list[Row]:
-    """One row per combination; empty where nothing was found."""
-    rows: list[Row] = [{} for _ in best.source]
+def screened_frame(best: Best) -> pl.DataFrame:
+    """The columns of results, a row per combination; status, and a reason where nothing was found."""
+    import polars as pl
+
+    numbers, parts = [], []
     for number, source in enumerate(best.sources):
         here = np.flatnonzero(best.source == number)
         if len(here):
-            columns = _columns(source, best.r[here], best.t[here])
-            columns["objective_value"] = best.objective[here]
-            values = {name: column.tolist() for name, column in columns.items()}
-            shared = _shared(source)
-            for k, position in enumerate(here):
-                rows[position] = {**shared, **{name: column[k] for name, column in values.items()}}
-    return rows
-
-
-def _shared(source: SplitColumns) -> Row:
-    """What all points of one batch and split have in common."""
-    return {
-        "status": "ok",
-        "reason": "",
-        "trained_tokens": source.demand.trained_tokens,
-        "truncated_fraction": source.demand.truncated_fraction,
-        "mode": source.split.mode,
-        "devices": source.split.total,
-    }
+            values = _columns(source, best.r[here], best.t[here])
+            values["objective_value"] = best.objective[here]
+            numbers.append(here)
+            parts.append(frame_of(values, RESULTS, len(here)))
+    without = np.flatnonzero(best.source < 0)
+    if len(without):
+        reasons, code = np.unique(best.reason[without], return_inverse=True)
+        words = np.array([reason_words(int(reason)) for reason in reasons], dtype=object)[code.reshape(-1)]
+        numbers.append(without)
+        status = ["infeasible"] * len(without)
+        parts.append(frame_of({"status": status, "reason": words.tolist()}, RESULTS, len(without)))
+    return pl.concat(parts)[np.argsort(np.concatenate(numbers))]
 
 
 def _columns(source: SplitColumns, r: IntArray, t: IntArray) -> dict[str, Any]:
@@ -57,6 +54,12 @@ def _columns(source: SplitColumns, r: IntArray, t: IntArray) -> dict[str, Any]:
     beside = rollout.asleep_bytes[r] + idle
     names = np.array([name.removesuffix("_s") for name in STAGES])
     found: dict[str, Any] = {
+        "status": ["ok"] * len(r),
+        "reason": [""] * len(r),
+        "trained_tokens": np.full(len(r), source.demand.trained_tokens),
+        "truncated_fraction": np.full(len(r), source.demand.truncated_fraction),
+        "mode": [split.mode] * len(r),
+        "devices": np.full(len(r), split.total),
         "rl_step_s": step,
         "low_s": step * low,
         "high_s": step * high,
@@ -90,7 +93,10 @@ def step_bounds(source: SplitColumns, seconds: StageSeconds, t: IntArray) -> tup
     """
     site, dtype, backend = source.context.site, source.rollout.weight_dtype, source.trainer.backend[t]
     bounds = np.array([
-        step_factors(stack.framework, extra=unmeasured_sigma(site, stack, source.architecture, dtype, seconds))
+        step_factors(
+            stack.framework,
+            extra=unmeasured_sigma(site, stack, source.architecture, dtype, seconds, source.trainer.layout.take(t)),
+        )
         for stack in site.trainers
     ])  # fmt: skip
     low, high = bounds[backend, :, np.arange(len(t))].T

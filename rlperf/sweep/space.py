@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from rlperf.layout import IntArray
 from rlperf.specs.pool import Role, of_role
 from rlperf.sweep.spec import Checked
 
@@ -26,7 +29,40 @@ SPARSE = 8
 """A listed group is split where its opened fields would make more than this many candidates per point."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """Values of one field at many points: ``choices[code]``, so that a million points cost a million small integers.
+
+    Attributes
+    ----------
+    choices : values that occur
+    code : index into them ``[points]``
+    """
+
+    choices: tuple[Any, ...]
+    code: IntArray
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> Coded:
+        """Of values one by one; those that are equal and of one type share a code."""
+        known: dict[tuple[type, Any], int] = {}
+        code = [known.setdefault((type(value), value), len(known)) for value in values]
+        return cls(tuple(value for _, value in known), np.array(code, dtype=np.int64))
+
+    def take(self, points: IntArray | slice) -> Coded:
+        """At some points; choices that none of them has go."""
+        used, code = np.unique(self.code[points], return_inverse=True)
+        return Coded(tuple(self.choices[k] for k in used), code.reshape(-1).astype(np.int64))
+
+    def __getitem__(self, point: int) -> Any:
+        return self.choices[self.code[point]]
+
+    def values(self) -> list[Any]:
+        """All of them, point by point."""
+        return [self.choices[k] for k in self.code]
+
+
+@dataclass(frozen=True, eq=False)
 class Group:
     """Points that share everything but column fields.
 
@@ -35,26 +71,37 @@ class Group:
     common : (dotted path, value) of what they share
     fields : dotted paths of the column fields that vary
     ids : index of each point in the sweep ``[points]``
-    values : of the column fields ``[points][fields]``
+    values : of the column fields ``[fields][points]``
     """
 
     common: tuple[tuple[str, Any], ...]
     fields: tuple[str, ...]
-    ids: tuple[int, ...]
-    values: tuple[tuple[Any, ...], ...]
+    ids: IntArray
+    values: tuple[Coded, ...]
 
     @property
     def settings(self) -> tuple[tuple[str, Any], ...]:
         """Everything set for the whole group: what is shared, and column fields opened to all their values."""
-        opened = []
-        for index, path in enumerate(self.fields):
-            values = list(dict.fromkeys(row[index] for row in self.values))
-            opened.append((path, values[0] if len(values) == 1 else values))
+        opened = [
+            (path, coded.choices[0] if len(coded.choices) == 1 else list(coded.choices))
+            for path, coded in zip(self.fields, self.values, strict=True)
+        ]
         return (*self.common, *opened)
 
     def setting(self, point: int) -> dict[str, Any]:
         """What one of its points sets, by dotted path."""
-        return {**dict(self.common), **dict(zip(self.fields, self.values[point], strict=True))}
+        return {**dict(self.common), **{path: v[point] for path, v in zip(self.fields, self.values, strict=True)}}
+
+    def column(self, path: str) -> Coded | None:
+        """What its points set a field to; None where they leave it as it is in the job."""
+        if path in self.fields:
+            return self.values[self.fields.index(path)]
+        own = dict(self.common)
+        return Coded((own[path],), np.zeros(len(self.ids), dtype=np.int64)) if path in own else None
+
+    def part(self, points: slice) -> Group:
+        """Some of its points."""
+        return Group(self.common, self.fields, self.ids[points], tuple(each.take(points) for each in self.values))
 
 
 def column_field(path: str) -> tuple[Role, str] | None:
@@ -85,20 +132,21 @@ def groups_of(checked: Checked) -> Iterator[Group]:
     outer = [k for k in range(len(sizes)) if k not in inner]
     outer.sort(key=lambda k: checked.axes[k][0] in CHEAP)
     paths = tuple(checked.axes[k][0] for k in inner)
-    offsets = [
-        (sum(strides[k] * i for k, i in zip(inner, at, strict=True)),
-         tuple(checked.axes[k][1][i] for k, i in zip(inner, at, strict=True)))
-        for at in itertools.product(*(range(sizes[k]) for k in inner))
-    ]  # fmt: skip
+    wide = [sizes[k] for k in inner]
+    codes = np.indices(wide, dtype=np.int32).reshape(len(inner), math.prod(wide))
+    offsets = np.array([strides[k] for k in inner], dtype=np.int64) @ codes
     for shared, fields, members in _entry_groups(checked):
+        entries = np.array([entry for entry, _ in members], dtype=np.int64) * per_entry
+        own = (Coded.of([values[k] for _, values in members]) for k in range(len(fields)))
+        crossed = (
+            *(Coded(each.choices, np.repeat(each.code, len(offsets))) for each in own),
+            *(Coded(checked.axes[k][1], np.tile(code, len(members))) for k, code in zip(inner, codes, strict=True)),
+        )
         for at in itertools.product(*(range(sizes[k]) for k in outer)):
             start = sum(strides[k] * i for k, i in zip(outer, at, strict=True))
             common = tuple((checked.axes[k][0], checked.axes[k][1][i]) for k, i in zip(outer, at, strict=True))
-            yield Group(
-                (*shared, *common), (*fields, *paths),
-                tuple(entry * per_entry + start + offset for entry, _ in members for offset, _ in offsets),
-                tuple((*own, *values) for _, own in members for _, values in offsets),
-            )  # fmt: skip
+            ids = (entries[:, None] + (start + offsets)[None, :]).reshape(-1)
+            yield Group((*shared, *common), (*fields, *paths), ids, crossed)
 
 
 def _scalar(value: Any) -> bool:
@@ -139,5 +187,5 @@ def _one_by_one(checked: Checked) -> Iterator[Group]:
     for entry in checked.entries:
         for values in itertools.product(*(values for _, values in checked.axes)):
             paths = (path for path, _ in checked.axes)
-            yield Group((*entry, *zip(paths, values, strict=True)), (), (index,), ((),))
+            yield Group((*entry, *zip(paths, values, strict=True)), (), np.array([index]), ())
             index += 1

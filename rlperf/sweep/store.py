@@ -10,14 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlperf.errors import Problem, SpecError
+from rlperf.layout import IntArray
 from rlperf.specs.profiles import PACKAGE, search_path
 from rlperf.specs.reader import is_file, is_folder, reading
 from rlperf.specs.writer import write_atomic
@@ -31,8 +34,10 @@ if TYPE_CHECKING:
 
 STALE_S = 600.0
 """A half-written file of this age belongs to nobody any more; a younger one may be another process's."""
-FORMAT = 1
+FORMAT = 2
 """Version of a task's file."""
+CHUNK = 100_000
+"""Points of a finished sweep that are in memory at once while they are put in order."""
 NAMED = ("architecture", "cluster", "workload", "framework", "engine")
 """Fields whose text may be the path of a file."""
 
@@ -99,6 +104,11 @@ class SweepTask:
     groups: tuple[Group, ...]
 
     @property
+    def ids(self) -> IntArray:
+        """Index of each of its points in the sweep."""
+        return np.concatenate([group.ids for group in self.groups])
+
+    @property
     def points(self) -> int:
         """Points of the task."""
         return sum(len(group.ids) for group in self.groups)
@@ -107,9 +117,13 @@ class SweepTask:
 def task_of(groups: Iterable[Group], context: str) -> SweepTask:
     """A task with its name; ``context`` is the hash of everything that its groups share."""
     groups = tuple(groups)
-    content = [[group.common, group.fields, group.ids, group.values] for group in groups]
-    text = json.dumps([context, content], sort_keys=True, default=str)
-    return SweepTask(hashlib.sha256(text.encode()).hexdigest()[:32], groups)
+    found = hashlib.sha256(context.encode())
+    for group in groups:
+        said = [group.common, group.fields, len(group.ids), [coded.choices for coded in group.values]]
+        found.update(json.dumps(said, sort_keys=True, default=str).encode())
+        for numbers in (group.ids, *(coded.code for coded in group.values)):
+            found.update(np.ascontiguousarray(numbers, dtype="<i8").tobytes())
+    return SweepTask(found.hexdigest()[:32], groups)
 
 
 def context_digest(checked: Checked) -> str:
@@ -151,8 +165,8 @@ class Store:
             return False
         try:
             with reading(path):
-                points = pl.read_parquet(path, columns=["point"], glob=False)["point"].to_list()
-                return sorted(points) == sorted(point for group in task.groups for point in group.ids)
+                points = pl.read_parquet(path, columns=["point"], glob=False)["point"].to_numpy()
+                return np.array_equal(np.sort(points), np.sort(task.ids))
         except SpecError:
             return False
 
@@ -160,21 +174,52 @@ class Store:
         """Write a task's rows."""
         write_atomic(self.path(key), content)
 
-    def merge(self, checked: Checked, tasks: Iterable[SweepTask]) -> pl.DataFrame:
-        """All rows of a sweep in the order of its points, written as Parquet and CSV with their columns' meaning."""
-        import polars as pl
+    def merge(self, checked: Checked, tasks: Iterable[SweepTask]) -> Path:
+        """All rows of a sweep in the order of its points, written as Parquet and CSV with their columns' meaning.
 
-        parts = []
-        for task in tasks:
-            with reading(self.path(task.key)):
-                parts.append(pl.read_parquet(self.path(task.key), glob=False))
-        frame = pl.concat(parts).sort("point")
-        write_atomic(self.folder / "results.parquet", parquet(frame))
-        write_atomic(self.folder / "results.csv", frame.write_csv())
+        `CHUNK` points at a time are in memory, read from the parts that have any of them.
+        """
+        spans = [(int(task.ids.min()), int(task.ids.max()), self.path(task.key)) for task in tasks]
+        chunks: list[Path] = []
+        try:
+            write_atomic(self.folder / "results.csv", self._ordered(spans, checked.points, chunks))
+            target = self.folder / "results.parquet"
+            write_atomic(target, chunks[0].read_bytes() if len(chunks) == 1 else self._joined(chunks))
+        finally:
+            for chunk in chunks:
+                chunk.unlink(missing_ok=True)
         write_atomic(self.folder / "columns.csv", columns_text(columns_of(checked)))
         given = {**checked.sweep.model_dump(mode="json"), "job": checked.base}
         write_atomic(self.folder / "sweep.json", json.dumps(given, indent=1, default=str) + "\n")
-        return frame
+        return target
+
+    def _ordered(self, spans: list[tuple[int, int, Path]], points: int, chunks: list[Path]) -> Iterator[bytes]:
+        """The table as CSV, chunk by chunk in the order of points; each chunk is left as Parquet and named in
+        ``chunks``. ``spans``: smallest and largest point of each part, and its file."""
+        import polars as pl
+
+        for start in range(0, points, CHUNK):
+            rows = []
+            for path in [path for low, high, path in spans if low < start + CHUNK and high >= start]:
+                with reading(path):
+                    found = pl.read_parquet(path, glob=False)
+                rows.append(found.filter(pl.col("point").is_between(start, start + CHUNK - 1)))
+            frame = pl.concat(rows).sort("point")
+            chunks.append(self.folder / "parts" / f".{start}.chunk.part")
+            chunks[-1].write_bytes(parquet(frame))
+            yield frame.write_csv(include_header=start == 0).encode()
+
+    def _joined(self, chunks: list[Path]) -> Iterator[bytes]:
+        """Chunks as one Parquet file, a row group each."""
+        import polars as pl
+
+        path = self.folder / "parts" / ".joined.part"
+        chunks.append(path)
+        pl.scan_parquet(chunks[:-1], glob=False).sink_parquet(
+            path, compression="zstd", statistics=False, row_group_size=CHUNK
+        )
+        with path.open("rb") as stream:
+            yield from iter(partial(stream.read, 1 << 24), b"")
 
 
 def parquet(frame: pl.DataFrame) -> bytes:
@@ -184,17 +229,22 @@ def parquet(frame: pl.DataFrame) -> bytes:
     return stream.getvalue()
 
 
-def frame_of(rows: list[dict[str, Any]], columns: Iterable[Column]) -> pl.DataFrame:
-    """Rows as a frame with fixed columns and types; what is not a number is empty."""
+def frame_of(values: Mapping[str, Sequence[Any]], columns: Iterable[Column], height: int) -> pl.DataFrame:
+    """Values by column as a frame of ``height`` rows with fixed columns and types; what is not a number is empty, what
+    is no text in a column of text stands as JSON, and a column without values is empty."""
     import polars as pl
 
     types: dict[str, Any] = {"int": pl.Int64, "float": pl.Float64, "text": pl.String}
-    made = {}
+    made = []
     for column in columns:
-        values = [row.get(column.name) for row in rows]
-        if column.kind == "text":
-            values = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
-        elif column.kind == "float":
-            values = [None if v is None or v != v else float(v) for v in values]
-        made[column.name] = pl.Series(column.name, values, dtype=types[column.kind])
+        given = values.get(column.name)
+        if given is None:
+            made.append(pl.Series(column.name, [None], dtype=types[column.kind]).new_from_index(0, height))
+            continue
+        if column.kind == "text" and not isinstance(given, np.ndarray):
+            given = [v if v is None or isinstance(v, str) else json.dumps(v) for v in given]
+        elif column.kind == "float" and not isinstance(given, np.ndarray):
+            given = [None if v is None else float(v) for v in given]
+        found = pl.Series(column.name, given, strict=False).cast(types[column.kind])
+        made.append(found.fill_nan(None) if column.kind == "float" else found)
     return pl.DataFrame(made)

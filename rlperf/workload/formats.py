@@ -59,7 +59,7 @@ def whole(record: Mapping[str, Any], key: str, least: int = 0, default: int | No
     if type(value) is not int:
         raise DamagedError(f"field {key!r} must be a whole number, not {value!r:.60}")
     if not least <= value <= MOST_COUNT:
-        raise DamagedError(f"field {key!r} must be at least {least} and at most {MOST_COUNT:,}, not {value:.6g}")
+        raise DamagedError(f"field {key!r} must be at least {least} and at most {MOST_COUNT:,}, not {value!r:.30}")
     return value
 
 

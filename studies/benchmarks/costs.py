@@ -17,7 +17,7 @@ from rlperf.cost.inference import decode_step_s
 from rlperf.cost.trainer_memory import trainer_memory
 from rlperf.cost.training import training_update
 from rlperf.layout import Layout
-from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import load_trainer

@@ -47,7 +47,7 @@ def job(workload: Path, switch: str) -> Job:
                             "max_prompt_tokens": 1024, "max_response_tokens": CAP}  # fmt: skip
     return Job.model_validate(
         {"name": "drift", "architecture": "Qwen2.5-14B", "cluster": "dgx_h100", "nodes": 2, "tasks": [task],
-         "trainer_backends": ["megatron"], "modes": ["colocated", "disaggregated"], "objective": {"simplicity": 0},
+         "trainer_backends": ["megatron"], "modes": ["colocated", "disaggregated"], "objective": {"bold": True},
          "horizon": {"rl_steps": RL_STEPS, "group": 1, "switch": switch}}
     )  # fmt: skip
 

@@ -114,7 +114,8 @@ def _device(folder: Path) -> Any:
 
 def _calibration(kind: str) -> Ask:
     def ask(folder: Path) -> Any:
-        from rlperf.specs.calibration import load_device_calibration, load_engine_calibration
+        from rlperf.specs.calibration import load_device_calibration
+        from rlperf.specs.engine_calibration import load_engine_calibration
         from rlperf.specs.rl_calibration import load_framework_calibration
         from rlperf.specs.trainer_calibration import load_trainer
 

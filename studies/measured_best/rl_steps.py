@@ -17,11 +17,11 @@ from rlperf.calibrate.splits import is_new
 from rlperf.calibrate.tables import read_table
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.judge.stage_means import contenders
 from rlperf.plan.planner import plan_job
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.demand import LengthSource
-from rlperf.sim.rl_step.uncertainty import distinguishable
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
@@ -86,7 +86,7 @@ def _job(row: StepRow, cells: dict[str, str], pinned: bool) -> Job:
         "architecture": cells["architecture"], "cluster": f"generic:{cells['gpu']}", "nodes": nodes,
         "framework": row.framework.split("_megatron")[0].split("_dtensor")[0].split("_fsdp")[0],
         "engine": engine, "tasks": [task], "limits": {"staleness": max(row.staleness, 1)},
-        "objective": {"simplicity": 0},
+        "objective": {"bold": True},
     }  # fmt: skip
     dtypes = {"compute_dtype": row.compute_dtype}, {"rollout_dtype": row.rollout_dtype}
     if not pinned:
@@ -170,10 +170,7 @@ def outcomes(rows: list[Measured], planned_s: dict[str, float]) -> list[Outcome]
         predicted = np.array([each.rl_step_s for each in judged])
         measured = np.array([each.row.measured["step_s"] for each in members])
         fastest, best = int(np.argmin(predicted)), int(np.argmin(measured))
-        tied = [
-            i == fastest or not distinguishable(judged[fastest].sigmas, judged[fastest].seconds, other.seconds)
-            for i, other in enumerate(judged)
-        ]
+        tied = (~contenders(judged).apart(fastest)).tolist()
         cells = members[0].cells
         own = [planned_s[each.row.row_id] / seconds for each, seconds in zip(members, predicted, strict=True)]
         found.append(

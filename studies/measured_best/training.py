@@ -18,7 +18,7 @@ from rlperf.cost.trainer_memory import trainer_memory
 from rlperf.cost.training import training_update
 from rlperf.layout import FloatArray, Layout
 from rlperf.plan.search.candidates import Shape, divisors, powers_of_two, trainer_layouts
-from rlperf.sim.rl_step.uncertainty import OWN_SHARE, log_sigma
+from rlperf.sim.rl_step.uncertainty import CALIBRATED, OWN_SHARE, log_sigma
 from rlperf.specs.calibration import Z95
 from rlperf.specs.pool import LayoutChoice, PoolSpec
 from rlperf.specs.trainer_calibration import load_trainer
@@ -84,7 +84,7 @@ def _outcome(rows: list[TrainingRow], seconds: FloatArray, new: set[str]) -> Out
     first = rows[0]
     measured = np.array([row.update_s for row in rows], dtype=np.float64)
     fastest, best = int(np.argmin(seconds)), int(np.argmin(measured))
-    sigma = log_sigma(first.trainer.low, first.trainer.high)
+    sigma = float(log_sigma(first.trainer.low, first.trainer.high))
     tied = [cannot_tell(sigma, seconds[fastest], other) for other in seconds]
     layouts = {_text(row.layout): near for row, near in zip(rows, tied, strict=True)}
     return Outcome(
@@ -101,8 +101,9 @@ def _outcome(rows: list[TrainingRow], seconds: FloatArray, new: set[str]) -> Out
 
 
 def cannot_tell(sigma: float, one: float, other: float) -> bool:
-    """The rule of `rlperf.sim.rl_step.uncertainty.distinguishable`, for two layouts that differ in training alone."""
-    variance = (sigma * OWN_SHARE) ** 2 * (one**2 + other**2) + (sigma * (one - other)) ** 2
+    """The rule of `rlperf.sim.rl_step.uncertainty.Contenders.apart`, for two layouts that differ in training alone."""
+    own = OWN_SHARE[CALIBRATED.index("training_s")]
+    variance = (sigma * own) ** 2 * (one**2 + other**2) + (sigma * (one - other)) ** 2
     return bool(abs(one - other) <= Z95 * np.sqrt(variance))
 
 

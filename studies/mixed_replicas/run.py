@@ -16,7 +16,7 @@ from rlperf.cost.engine_memory import engine_limits
 from rlperf.cost.inference import engine_step_cost
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.sim.rollout import ReplicaCosts, Trajectories, simulate_rollout
-from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.workload import load_model

@@ -29,7 +29,7 @@ from rlperf.sim.rollout import (
     simulate_replica,
     simulate_rollout,
 )
-from rlperf.specs.calibration import load_engine_calibration
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from studies.rollout_tail.policies import Synchronous, TailBatching, TailPolicy

@@ -1,31 +1,30 @@
 """How many configurations import, predict, export again and then predict the same; and how many planned jobs do.
 
-Run: python studies/round_trip/run.py FOLDER [PLANS]   (FOLDER: configurations; PLANS: sampled jobs per framework, 20)
+Run: python -m studies.round_trip.run FOLDER [PLANS]   (FOLDER: configurations; PLANS: sampled jobs per framework, 50)
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import polars as pl
 
 import rlperf
-from rlperf.errors import RlperfError
-from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.export import write_file, write_plan
+from rlperf.errors import InfeasibleError, RlperfError, SpecError
+from rlperf.frameworks.audit import audit
+from rlperf.frameworks.export import losses, write_file, write_plan
 from rlperf.frameworks.imports import import_config, job_of, job_text, keys_text
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.specs.job import Job
-from rlperf.specs.modes import MODES
+from studies.round_trip.sample import sampled
 
 SAME = 1e-9
 STAGES = ("files", "imported", "predicted", "exported", "same")
-MODELS = ("Qwen2.5-7B", "Qwen3-4B", "Qwen3-8B", "Llama-3.1-8B", "Qwen2.5-32B", "Qwen3-30B-A3B")
 
 
 def configs(written: Sequence[Path]) -> list[Path]:
@@ -64,50 +63,74 @@ def files(folder: Path) -> pl.DataFrame:
     return pl.DataFrame({name: [sum(each > index for each in passed)] for index, name in enumerate(STAGES)})
 
 
-def sampled(framework: str, random: Random) -> Job:
-    """A job that the framework can run: model, devices, mode, algorithm and batch at random."""
-    facts = framework_facts(framework)
-    mode = random.choice([mode for mode in facts.modes if framework not in MODES[mode].had_by])
-    # slime's fully asynchronous rollouts have no bound that a file could state: exports name it as lost
-    behind = 1 if framework == "slime" else random.choice([1, 2])
-    algorithms = ["grpo", "dapo", *(["ppo"] if framework in ("verl", "openrlhf", "areal") else [])]
-    task = {"name": "t", "workload": "math", "prompts_per_step": random.choice([64, 128]), "mini_batch": 32,
-            "group_size": random.choice([8, 16]), "max_response_tokens": random.choice([4096, 8192])}  # fmt: skip
-    job: dict[str, Any] = {
-        "architecture": random.choice(MODELS), "cluster": random.choice(["dgx_a100", "dgx_h100", "dgx_h200"]),
-        "nodes": random.choice([1, 2, 4]) if MODES[mode].shares_devices else random.choice([2, 4]),
-        "framework": framework, "modes": mode, "algorithm": random.choice(algorithms), "tasks": [task],
-        "limits": {"staleness": max(MODES[mode].least_staleness, behind)},
-    }  # fmt: skip
-    if framework != "slime" and random.random() < 0.2:
-        job["pools"] = [{"role": "trainer", "settings": {"lora_rank": 32}}]
-    return Job.model_validate(job)
+@dataclass(frozen=True)
+class PlanTrip:
+    """A sampled job, planned, exported and imported again.
+
+    Attributes
+    ----------
+    refused : why there is no plan: nothing fits, or no file could say what the job states
+    excess : rl_step of the imported files over the plan's own - 1 [1]
+    lost : settings of the plan that the files do not say, in words; what a recipe has to code is none
+    findings : what an audit of the files finds, hints left out
+    """
+
+    job: Job
+    refused: str = ""
+    excess: float = 0.0
+    lost: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
+
+    @property
+    def same(self) -> bool:
+        """Whether the plan is exactly what its files say."""
+        return not self.refused and abs(self.excess) <= SAME and not self.lost and not self.findings
 
 
-def plans(framework: str, count: int) -> tuple[int, int, int]:
-    """Jobs that are planned, plans that are exported, and exports that predict the plan's own rl_step."""
-    random, planned, exported, same = Random(77), 0, 0, 0
-    for _ in range(count):
-        try:
-            plan = rlperf.plan_job(sampled(framework, random))
-            planned += 1
-            with TemporaryDirectory() as scratch:
-                read = import_config(configs(write_plan(plan, None, scratch)), plan.job.framework)
-            exported += 1
-            again = rlperf.predict_job(job_of(read, cluster=plan.job.cluster, workload="math")).rl_step_s
-        except RlperfError as error:
-            print(f"{framework}: {error}", file=sys.stderr)
-            continue
-        same += abs(again / plan.phases[0].predicted.rl_step_s - 1.0) <= SAME
-    return planned, exported, same
+CODED = ("turns with tools", "dynamic sampling", "a staleness of at most", "checkpoint ")
+"""What no framework takes from a file: the workload's own code, or a bound that it does not have."""
+
+
+def plan_trip(job: Job) -> PlanTrip:
+    """One job on the way to files and back."""
+    try:
+        plan = rlperf.plan_job(job)
+    except (SpecError, InfeasibleError) as error:
+        return PlanTrip(job, str(error).partition("\n")[0])
+    workload, phase = job.tasks[0].workload, plan.phases[0]
+    with TemporaryDirectory() as scratch:
+        read = import_config(configs(write_plan(plan, None, scratch)), plan.job.framework)
+    again = rlperf.predict_job(job_of(read, cluster=job.cluster, workload=workload)).rl_step_s
+    found = audit(read, cluster=job.cluster, workload=workload, plan=False).findings
+    return PlanTrip(
+        job,
+        excess=again / phase.predicted.rl_step_s - 1.0,
+        lost=tuple(each for each in losses(plan) if not any(word in each.partition(":")[0] for word in CODED)),
+        findings=tuple(f"{each.key}: {each.message}" for each in found if each.severity != "hint"),
+    )
+
+
+def plans(framework: str, count: int, seed: int = 77) -> Iterator[PlanTrip]:
+    """So many sampled jobs that can be planned, and those refused between them."""
+    random, planned = Random(f"{framework} {seed}"), 0
+    while planned < count:
+        found = plan_trip(sampled(framework, random))
+        planned += not found.refused
+        yield found
 
 
 def main() -> None:
-    """Both tables."""
+    """Both tables, and every plan that is not what its files say."""
     print(files(Path(sys.argv[1])))
-    count = int(sys.argv[2]) if len(sys.argv) > 2 else 20
-    rows = [(name, *plans(name, count)) for name in FRAMEWORKS]
-    print(pl.DataFrame(rows, schema=["framework", "planned", "exported", "same"], orient="row"))
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 50
+    rows = []
+    for name in FRAMEWORKS:
+        found = list(plans(name, count))
+        for each in found:
+            if each.refused or not each.same:
+                print(name, each.refused or (each.excess, each.lost, each.findings), each.job, file=sys.stderr)
+        rows.append((name, sum(bool(each.refused) for each in found), count, sum(each.same for each in found)))
+    print(pl.DataFrame(rows, schema=["framework", "refused", "planned", "same"], orient="row"))
 
 
 if __name__ == "__main__":

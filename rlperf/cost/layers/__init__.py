@@ -8,14 +8,23 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from rlperf.cost.layers.block_sparse import BlockSparse
+from rlperf.cost.layers.compressed import Compressed
 from rlperf.cost.layers.dense import Dense
 from rlperf.cost.layers.full import Full
+from rlperf.cost.layers.kda import Kda
 from rlperf.cost.layers.latent import Latent
 from rlperf.cost.layers.layer import Layer, Matrix, Nothing
+from rlperf.cost.layers.lightning import Lightning
 from rlperf.cost.layers.linear import Linear
 from rlperf.cost.layers.mamba import Mamba
+from rlperf.cost.layers.mamba1 import Mamba1
 from rlperf.cost.layers.moe import Moe
+from rlperf.cost.layers.short_conv import ShortConv
 from rlperf.cost.layers.sliding import Sliding
+from rlperf.cost.layers.sparse import Sparse
+from rlperf.cost.layers.sparse_reusing import SparseReusing
+from rlperf.cost.layers.square import Square
 from rlperf.cost.layers.stack import Stack
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.architecture import Architecture
@@ -28,6 +37,15 @@ KINDS: dict[str, type[Layer]] = {
     "latent": Latent,
     "linear": Linear,
     "mamba": Mamba,
+    "mamba1": Mamba1,
+    "kda": Kda,
+    "lightning": Lightning,
+    "short_conv": ShortConv,
+    "sparse": Sparse,
+    "sparse_reusing": SparseReusing,
+    "block_sparse": BlockSparse,
+    "compressed": Compressed,
+    "square": Square,
     "dense": Dense,
     "moe": Moe,
     "none": Nothing,
@@ -48,7 +66,8 @@ def stack_of(arch: Architecture) -> Stack:
     [('Linear', 30), ('Full', 10), ('Moe', 40)]
     """
     names = dict.fromkeys((*arch.layer_mixers, *arch.layer_feed_forwards))
-    unknown = [name for name in names if name not in KINDS]
+    parts = {part: arch.part(part) for name in names for part in name.split("+")}
+    unknown = [kind for kind, _ in parts.values() if kind not in KINDS]
     if unknown:
         raise SpecError(
             Problem(
@@ -57,6 +76,6 @@ def stack_of(arch: Architecture) -> Stack:
             )
             for name in unknown
         )
-    kinds = {name: KINDS[name](arch) for name in names}
+    made = {part: KINDS[kind](one) for part, (kind, one) in parts.items()}
     pairs = zip(arch.layer_mixers, arch.layer_feed_forwards, strict=True)
-    return Stack(tuple((kinds[mixer], kinds[half]) for mixer, half in pairs))
+    return Stack(tuple(tuple(made[part] for name in pair for part in name.split("+")) for pair in pairs))

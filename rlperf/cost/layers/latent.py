@@ -69,10 +69,10 @@ class Latent(Softmax):
     def decode_operators(self, replica: Replica, count: float, requests: FloatArray, kv: FloatArray) -> list[Operator]:
         mla = self.ranks
         seconds = latent_decode_attention_s(
-            replica.hw, requests, kv, replica.heads, mla.kv_rank, mla.rope_head_dim,
+            replica.hw, requests, kv, replica.heads(self.arch), mla.kv_rank, mla.rope_head_dim,
             kv_dtype=replica.kv_dtype, kernel=replica.engine.decode_kernel,
         )  # fmt: skip
-        flop = 2.0 * kv * replica.heads * (self.cached_values + mla.kv_rank)
+        flop = 2.0 * kv * replica.heads(self.arch) * (self.cached_values + mla.kv_rank)
         moved = kv * self.cached_values * cache_bytes(replica.kv_dtype)
         return [attention_operator(replica, "latent attention", count, seconds, flop, moved)]
 
@@ -80,13 +80,13 @@ class Latent(Softmax):
         self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
     ) -> list[Operator]:
         width = self.key_dim + self.value_dim
-        heads = Heads(replica.heads, replica.heads, self.key_dim, self.value_dim)
+        heads = Heads(replica.heads(self.arch), replica.heads(self.arch), self.key_dim, self.value_dim)
         seconds = latent_prefill_attention_s(
             replica.hw, heads, sequences, query, kv,
             kernel=replica.engine.prefill_kernel, cache_values=self.cached_values,
         )  # fmt: skip
-        flop = 2.0 * sequences * visible_pairs(query, kv) * replica.heads * width
-        moved = sequences * (query * replica.heads + kv * replica.kv_heads) * width * 2.0
+        flop = 2.0 * sequences * visible_pairs(query, kv) * replica.heads(self.arch) * width
+        moved = sequences * (query * replica.heads(self.arch) + kv * replica.kv_heads(self.arch)) * width * 2.0
         return [attention_operator(replica, "latent attention", count, seconds, flop, moved)]
 
     def cache_bytes_per_token(self, replica: Replica) -> float:

@@ -19,6 +19,7 @@ from rlperf.cost.roofline import Array, as_float
 from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice
 from rlperf.layout import BoolArray, FloatArray, IntArray
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.hardware import Hardware
 
 Cut = Literal["outputs", "inputs", "copied"]
 """How tensor parallelism cuts a matrix: by columns, by rows, or not at all."""
@@ -220,6 +221,10 @@ class Layer:
     ) -> list[Operator]:
         """Prefill of ``sequences`` with ``query`` new of ``kv`` visible tokens each, on one device."""
         return []
+
+    def untimed_on(self, hw: Hardware) -> bool:
+        """Whether constants of its kernels are judged on a device, since nobody timed them on it nor on a relative."""
+        return False
 
     def cache_bytes_per_token(self, replica: Replica) -> FloatArray | float:
         """Cache of one token in one layer, on one device that holds its request [bytes]."""

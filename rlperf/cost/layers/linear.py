@@ -11,7 +11,7 @@ class Linear(Recurrent):
     """A matrix of keys and values per head takes the place of the cache."""
 
     projections = 2
-    timed = True
+    table = "gated_delta"
     unmeasured = "recurrent layers have no kernel table for convolution and gates"
 
     @property

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from rlperf.cost.layers.recurrent import Recurrent, State
+from rlperf.cost.replica import Replica
+from rlperf.cost.scan import chunked_with
 from rlperf.cost.trainer_device import Keeping, Kept
+from rlperf.layout import FloatArray
 from rlperf.specs.architecture import StateSpace
+from rlperf.specs.calibration import ScanFit
 
 
 class Mamba(Recurrent):
     """A state-space model with one decay a head."""
+
+    table = "mamba"
 
     @property
     def numbers(self) -> StateSpace:
@@ -38,6 +44,12 @@ class Mamba(Recurrent):
     def other_parameters(self) -> int:
         """Convolution with its bias; A, D and step bias of every head; norm."""
         return self.convolved * (self.numbers.conv_kernel + 1) + 3 * self.numbers.heads + self.value_width
+
+    def timed_scan_s(self, replica: Replica, fit: ScanFit, sequences: FloatArray, query: FloatArray) -> FloatArray:
+        state, heads = self.state, self.state.heads / replica.attention_tensor
+        return chunked_with(
+            replica.hw.device, fit, sequences, query, heads, state.keys, state.values, state.chunk
+        )  # fmt: skip
 
     def tensors(self) -> int:
         return super().tensors() + 6

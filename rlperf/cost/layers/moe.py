@@ -55,8 +55,13 @@ class Moe(Layer):
         moe = self.experts
         return self.copied_parameters() + moe.count * moe.bias + self.arch.hidden * moe.shared_gate
 
+    @property
+    def scored(self) -> int:
+        """Experts that the router scores, those that hand a token back included."""
+        return self.experts.count + self.experts.null_count
+
     def copied_parameters(self) -> int:
-        return self.arch.hidden * self.experts.count
+        return self.arch.hidden * self.scored
 
     def tensors(self) -> int:
         return super().tensors() + 1 + self.routing.matrices * self.routing.count
@@ -67,8 +72,8 @@ class Moe(Layer):
         moe = self.experts
         router = replica.engine.router_passes * count
         found = [
-            gemm_operator(replica, "router", count, local, moe.count, self.arch.hidden, "bf16"),
-            memory_operator(replica, "router", router, local * moe.count * 4.0),
+            gemm_operator(replica, "router", count, local, self.scored, self.arch.hidden, "bf16"),
+            memory_operator(replica, "router", router, local * self.scored * 4.0),
             self._products(replica, count, whole),
             self._exchange(replica, count, whole, local),
         ]
@@ -137,7 +142,7 @@ class Moe(Layer):
         # biases of experts are added in passes of their own: read and written, 2 bytes a value
         added = (route.hidden * (route.matrices - 1) + route.width) * 4.0 * self.experts.bias
         moved = small_op_s(device.hw, pairs * (route.width * 2.0 * 4.0 * permuted + added))
-        router = gemm_s(device.hw, own, as_float(route.count), as_float(self.arch.hidden), "bf16") / device.rate
+        router = gemm_s(device.hw, own, as_float(self.scored), as_float(self.arch.hidden), "bf16") / device.rate
         # a build that runs the older attention on a device has no grouped products for it either, and loops
         loops = device.generation.moe_layer if device.options.attention_kernel == "flash2" else 0.0
         gaps = (timing.moe_layer + timing.expert_gap * route.count / ep) * _waiting(device)

@@ -12,6 +12,7 @@ from rlperf.cost.replica import Operator, Replica, memory_operator
 from rlperf.cost.roofline import gemm_fit, sheet_flop_per_s, small_op_s
 from rlperf.cost.scan import scan_fit, scan_with, step_with
 from rlperf.layout import BoolArray, FloatArray, IntArray
+from rlperf.specs.calibration import ScanFit
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,13 @@ class Recurrent(Layer, ABC):
     """A mixer with a state of fixed size in place of a cache.
 
     A kind states its state, the width of its projection and of its output, and what it keeps. Kernel tables hold the
-    scan and the recurrence of gated delta rules (`timed`); nothing measured stands behind the rest.
+    scan and the recurrence of delta rules (`table`); nothing measured stands behind the rest.
     """
 
     unmeasured = "recurrent layers have no kernel table"
     unmeasured_training = True
-    timed = False
-    """Whether scan and recurrence are of the kind that kernel tables hold (`rlperf.cost.scan`)."""
+    table = ""
+    """Kind of mixer whose scan and recurrence kernel tables hold (`rlperf.cost.scan`); empty: none."""
     projections = 1
     """Matrices of the checkpoint that make the projection."""
 
@@ -75,7 +76,7 @@ class Recurrent(Layer, ABC):
     def decode_operators(self, replica: Replica, count: float, requests: FloatArray, kv: FloatArray) -> list[Operator]:
         """The state is read and written."""
         state, hw = self.state_bytes / replica.attention_tensor, replica.hw
-        fit = scan_fit(hw, "generation", replica.engine.engine) if self.timed else None
+        fit = scan_fit(hw, self.table, "generation", replica.engine.engine)
         if fit is None:
             return [memory_operator(replica, "state", count, 2.0 * requests * state)]
         seconds = step_with(hw.device, fit, requests, state)
@@ -94,13 +95,17 @@ class Recurrent(Layer, ABC):
         fit, _ = gemm_fit(hw, "bf16")
         compute_s = flop / sheet_flop_per_s(hw, "bf16")
         memory_s = count * moved / hw.device.memory_bandwidth
-        timed = scan_fit(hw, "context", replica.engine.engine) if self.timed else None
+        timed = scan_fit(hw, self.table, "context", replica.engine.engine)
         if timed is None:
             seconds = compute_s / (hw.calibration.stream.scan_compute * fit.compute) + small_op_s(hw, moved)
         else:
-            heads = state.heads / replica.attention_tensor
-            seconds = scan_with(hw.device, timed, sequences, query, heads, state.keys, state.values)
+            seconds = self.timed_scan_s(replica, timed, sequences, query)
         return [Operator("scan", count * seconds, count * compute_s, memory_s, np.zeros(()))]
+
+    def timed_scan_s(self, replica: Replica, fit: ScanFit, sequences: FloatArray, query: FloatArray) -> FloatArray:
+        """Seconds of the scan over prompts with the constants of a kernel that was timed."""
+        heads = self.state.heads / replica.attention_tensor
+        return scan_with(replica.hw.device, fit, sequences, query, heads, self.state.keys, self.state.values)
 
     def cache_bytes_per_request(self, replica: Replica) -> FloatArray:
         return self.state_bytes / replica.attention_tensor

@@ -29,7 +29,7 @@ class Softmax(Layer, ABC):
     @property
     def value_dim(self) -> int:
         """Width of one value head."""
-        return self.arch.head_dim
+        return self.arch.value_head_dim or self.arch.head_dim
 
     @property
     def key_heads(self) -> int:
@@ -62,7 +62,7 @@ class Softmax(Layer, ABC):
         return np.asarray((self.arch.heads % heads == 0) & evenly)
 
     def token_operators(self, replica: Replica, count: float, whole: FloatArray, local: FloatArray) -> list[Operator]:
-        rotated = local * (replica.heads + replica.kv_heads) * self.arch.head_dim * 4.0
+        rotated = local * (replica.heads(self.arch) + replica.kv_heads(self.arch)) * self.arch.head_dim * 4.0
         return [memory_operator(replica, "rope", count * (2.0 if self.arch.qk_norm else 1.0), rotated)]
 
     def training_s(self, device: TrainerDevice) -> Seconds:
@@ -71,14 +71,30 @@ class Softmax(Layer, ABC):
         if device.trainer.timing.kernel_attention == "unfused":
             return self._unfused_s(device, heads)
         kv_heads = np.maximum(self.key_heads / split, 1.0)
-        work, shape = device.work, Heads(heads, kv_heads, self.key_dim, self.value_dim, window=self.window)
-        forward, backward = (
-            packed_attention_s(device.hw, shape, work.attention_tokens, work.pairs, work.max_len, backward=direction)
-            for direction in (False, True)
-        )
+        shape = Heads(heads, kv_heads, self.key_dim, self.value_dim, window=self.window)
+        forward, backward = (self._ring_s(device, shape, backward=direction) for direction in (False, True))
         flash2 = device.options.attention_kernel == "flash2"
         factor = (device.generation.flash2 if flash2 else device.generation.attention) * device.ring_wait
         return Seconds(forward * factor, backward * factor, forward * factor)
+
+    def _ring_s(self, device: TrainerDevice, heads: Heads, *, backward: bool) -> FloatArray:
+        """Flash attention of one microbatch: a kernel for every step of a ring, whose results are merged in between.
+
+        Each of the cp steps pairs a rank's queries with the keys of one rank, a cp-th of the pairs, so that short
+        sequences make small kernels. From the second on, the forward rescales and adds up outputs, the backward the
+        gradients of queries, keys and values: read both, write one, of 2 bytes (TransformerEngine,
+        ``AttnFuncWithCPAndKVP2P``; Liu et al. 2023, arXiv 2310.01889, algorithm 1).
+        """
+        work, steps = device.work, device.layout.context_parallel.astype(np.float64)
+        each = packed_attention_s(
+            device.hw, heads, work.attention_tokens, work.pairs / steps, work.max_len / steps, backward=backward
+        )
+        merged = np.asarray(heads.heads) * self.value_dim
+        if backward:
+            merged = np.asarray(heads.heads) * self.key_dim + np.asarray(heads.kv_heads) * (
+                self.key_dim + self.value_dim
+            )
+        return steps * each + (steps - 1.0) * stream_s(device.hw, 6.0 * merged * work.attention_tokens)
 
     def _unfused_s(self, device: TrainerDevice, heads: FloatArray) -> Seconds:
         """Attention before flash kernels: two batched products over all pairs, softmax and dropout through memory.

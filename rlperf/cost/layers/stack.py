@@ -27,18 +27,19 @@ class Half:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers of one architecture: the (mixer, feed-forward) of each, ``[layers]``.
+    """Layers of one architecture: the mixer (several where they run side by side) and feed-forward of each.
 
     Layers of one kind are equal, so that sums run over kinds with their number; equal matrices of different kinds
     (full and sliding attention) are one line of `matrices`.
     """
 
-    layers: tuple[tuple[Layer, Layer], ...]
+    layers: tuple[tuple[Layer, ...], ...]
 
     @cached_property
     def halves(self) -> tuple[Half, ...]:
         """Distinct halves, in the order of their first layer, mixers first."""
-        counts = Counter(mixer for mixer, _ in self.layers) + Counter(half for _, half in self.layers)
+        counts = Counter(mixer for *mixers, _ in self.layers for mixer in mixers)
+        counts += Counter(half for *_, half in self.layers)
         return tuple(Half(layer, count, count / len(self.layers)) for layer, count in counts.items())
 
     def total(self, value: Callable[[Layer], int]) -> int:
@@ -87,7 +88,7 @@ class Stack:
     @cached_property
     def routes(self) -> FloatArray:
         """1 where a layer has routed experts, ``[layers]``."""
-        return np.array([any(half.routing for half in pair) for pair in self.layers], dtype=np.float64)
+        return np.array([any(half.routing for half in halves) for halves in self.layers], dtype=np.float64)
 
     @cached_property
     def routed_share(self) -> float:

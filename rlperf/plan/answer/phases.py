@@ -8,19 +8,22 @@ import numpy as np
 
 from rlperf.errors import SpecError
 from rlperf.plan.answer.explain import binding, differences
-from rlperf.plan.answer.plan import ParetoPoint, Phase, PredictedStages, Prediction, RunnerUp, Sensitivity
+from rlperf.plan.answer.plan import GroupTime, ParetoPoint, Phase, PredictedStages, Prediction, RunnerUp, Sensitivity
 from rlperf.plan.answer.prediction import memory_uses, prediction_of
-from rlperf.plan.judge.decisions import Decision, judged_objective, rl_step_groups
+from rlperf.plan.judge.decisions import Decision, rl_step_groups
 from rlperf.plan.judge.evaluate import Evaluation, Judge, scaled_seconds
+from rlperf.plan.judge.stage_means import contenders
 from rlperf.plan.judge.stages import adaptive_note
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.objective import objective_of
+from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.plan.search.splits import usage_of
-from rlperf.sim.rl_step.uncertainty import distinguishable
 
 NAMED_TIES = 4
+BEST = 10
+"""Choices that a plan lists: itself, the runner-up, and those after it."""
 CHANGE = 0.1
 """Relative change of an input in the sensitivity."""
 INPUTS: dict[str, tuple[float, float]] = {
@@ -36,19 +39,22 @@ def phase_of(context: Context, decision: Decision, column: int) -> Phase:
     """The plan's words for the chosen column of a slot."""
     chosen = decision.evaluations[column]
     configuration = chosen.configuration
-    order = np.argsort(decision.objective, kind="stable")
-    others = [decision.evaluations[index] for index in order if index != column]
-    tied = [other for other in others if not distinguishable(chosen.sigmas, chosen.seconds, other.seconds)]
+    order = [int(index) for index in np.argsort(decision.objective, kind="stable") if index != column]
+    apart = contenders(decision.evaluations).apart(column).tolist()
+    rivals = [_runner_up(decision, column, index, apart=apart[index]) for index in _listed(decision, order)]
+    tied = [decision.evaluations[index] for index in order if not apart[index]]
     pipeline = adaptive_note(context, decision.task.architecture, configuration, chosen.microbatches, chosen.demand)
     return Phase(
-        tasks=(decision.task.task.name,),
+        tasks=decision.task.names,
         rl_steps=decision.rl_steps,
         mode=configuration.mode,
         staleness=configuration.staleness,
         settings=configuration.settings,
         pools=configuration.pools,
+        scorers=configuration.scorers,
         predicted=prediction_of(context, decision.task, chosen),
-        runner_up=_runner_up(context, chosen, others[0]) if others else None,
+        runner_up=rivals[0] if rivals else None,
+        next_best=tuple(rivals[1:]),
         tied=len(tied),
         ties=tuple(tuple(differences(configuration, other.configuration)) for other in tied[:NAMED_TIES]),
         simplest=_simplest(chosen, tied),
@@ -60,22 +66,40 @@ def phase_of(context: Context, decision: Decision, column: int) -> Phase:
 
 def _simplest(chosen: Evaluation, tied: list[Evaluation]) -> tuple[str, ...]:
     """What the simplest of the tied candidates does otherwise; nothing where the chosen one is as simple."""
-    simple = min(tied, key=lambda evaluation: evaluation.configuration.complexity, default=chosen)
-    if simple.configuration.complexity >= chosen.configuration.complexity:
+    simple = min(tied, key=lambda evaluation: sum(evaluation.configuration.doublings), default=chosen)
+    if sum(simple.configuration.doublings) >= sum(chosen.configuration.doublings):
         return ()
     return tuple(differences(chosen.configuration, simple.configuration))
 
 
-def _runner_up(context: Context, chosen: Evaluation, other: Evaluation) -> RunnerUp:
-    low, high = other.low_s, other.high_s
+def _runner_up(decision: Decision, column: int, index: int, *, apart: bool) -> RunnerUp:
+    """Another column of a slot against the chosen one."""
+    chosen, other = decision.evaluations[column], decision.evaluations[index]
     return RunnerUp(
         rl_step_s=other.rl_step_s,
-        low_s=low,
-        high_s=high,
-        loss=judged_objective(context, other) / judged_objective(context, chosen) - 1.0,
-        distinguishable=distinguishable(chosen.sigmas, chosen.seconds, other.seconds),
+        low_s=other.low_s,
+        high_s=other.high_s,
+        loss=float(decision.value[index] / decision.value[column]) - 1.0,
+        priced=float(decision.objective[index] / decision.objective[column]) - 1.0,
+        distinguishable=apart,
         differs=tuple(differences(chosen.configuration, other.configuration)),
+        mode=other.configuration.mode,
+        backend=other.configuration.pool("trainer").settings.backend or "",
+        layouts=(
+            layout_words(other.configuration.pool("rollout").layout),
+            layout_words(other.configuration.pool("trainer").layout),
+        ),
+        off_path=any(other.configuration.departures),
     )
+
+
+def _listed(decision: Decision, others: list[int]) -> list[int]:
+    """Of columns in their order the best nine, and the best of every mode and trainer backend."""
+    kinds: dict[tuple[str, str | None], int] = {}
+    for index in others:
+        one = decision.evaluations[index].configuration
+        kinds.setdefault((one.mode, one.pool("trainer").settings.backend), index)
+    return [*others[: BEST - 1], *(index for index in kinds.values() if index not in others[: BEST - 1])]
 
 
 def sensitivity(context: Context, decision: Decision, column: int) -> list[Sensitivity]:
@@ -143,8 +167,8 @@ def merged(phases: list[Phase]) -> list[Phase]:
     runs: list[list[Phase]] = []
     for phase in phases:
         last = runs[-1][-1] if runs else None
-        alike = last is not None and (last.tasks, last.mode, last.settings, last.pools) == (
-            phase.tasks, phase.mode, phase.settings, phase.pools,
+        alike = last is not None and (last.tasks, last.mode, last.settings, last.pools, last.scorers) == (
+            phase.tasks, phase.mode, phase.settings, phase.pools, phase.scorers,
         )  # fmt: skip
         if last is not None and alike and last.rl_steps[1] + 1 == phase.rl_steps[0]:
             runs[-1].append(phase)
@@ -159,7 +183,22 @@ def _joined(run: list[Phase]) -> Phase:
         return run[0]
     counts = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in run]
     predicted = mean_prediction([phase.predicted for phase in run], counts)
-    return run[0].model_copy(update={"rl_steps": (run[0].rl_steps[0], run[-1].rl_steps[1]), "predicted": predicted})
+    groups = [
+        GroupTime(rl_steps=phase.rl_steps, rl_step_s=said.rl_step_s, low_s=said.low_s, high_s=said.high_s)
+        for phase, said in ((phase, phase.predicted) for phase in run)
+    ]
+    changes = {
+        "rl_steps": (run[0].rl_steps[0], run[-1].rl_steps[1]),
+        "predicted": predicted,
+        "groups": tuple(groups) if len({group.rl_step_s for group in groups}) > 1 else (),
+        "sensitivity": tuple(map(_of_all_groups, zip(*(phase.sensitivity for phase in run), strict=True))),
+    }
+    return run[0].model_copy(update=changes)
+
+
+def _of_all_groups(rows: tuple[Sensitivity, ...]) -> Sensitivity:
+    """One input's sensitivity over groups of rl_steps: of the group in which the choice loses most."""
+    return max(rows, key=lambda row: row.loss)
 
 
 def mean_prediction(predicted: Sequence[Prediction], counts: Sequence[int]) -> Prediction:
@@ -197,8 +236,8 @@ def judge_phase(context: Context, phase: Phase) -> tuple[Evaluation, Prediction]
     ------
     SpecError : a batch that the job does not allow
     """
-    task = next((t for t in context.tasks if t.task.name in phase.tasks), context.tasks[0])
-    made = (Configuration(phase.mode, phase.staleness, batch, phase.pools) for batch in task.batches)
+    task = next((t for t in context.tasks if set(t.names) & set(phase.tasks)), context.tasks[0])
+    made = (Configuration(phase.mode, phase.staleness, batch, phase.pools, phase.scorers) for batch in task.batches)
     configuration = next((c for c in made if c.settings == phase.settings), None)
     if configuration is None:
         raise SpecError(f"the plan's batch for task {task.task.name} is none that its job allows")

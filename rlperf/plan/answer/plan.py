@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from rlperf.plan.answer import notebook
-from rlperf.plan.question.pool import BatchSettings, PoolPlan
+from rlperf.plan.question.pool import BatchSettings, PoolPlan, ScorerPlan
 from rlperf.plan.question.words import layout_words
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.job import Job
 from rlperf.specs.modes import Mode
 from rlperf.specs.pool import Role
+from rlperf.specs.scorer import ScorerKind
 from rlperf.units import human_seconds
 
 if TYPE_CHECKING:
@@ -84,6 +85,16 @@ class RunTotals(Frozen):
     best_checkpoint_every: int | None = Field(None, description="rl_steps between checkpoints that lose least")
 
 
+class ScorerUse(Frozen):
+    """What one scorer takes of an rl_step."""
+
+    name: str
+    kind: ScorerKind
+    seconds: float = Field(description="that its engine takes for all sequences at hand at once")
+    waits_s: float = Field(description="from the last response to its last score")
+    memory_bytes: float = Field(description="per device while awake")
+
+
 class Prediction(Frozen):
     """What one configuration is predicted to do. ``low_s`` and ``high_s`` are the 5th and 95th percentile."""
 
@@ -97,6 +108,8 @@ class Prediction(Frozen):
     usd_per_step: float | None = None
     trained_tokens: float
     truncated_fraction: float = Field(description="responses cut at the maximum length")
+    scorers: tuple[ScorerUse, ...] = Field((), description="teachers, reward models and judges beside the pools")
+    gains: tuple[str, ...] = Field((), description="what each technique that is switched on gains")
     idle_fraction: dict[str, float] = Field(default_factory=dict, description="device idle by cause")
     operators: tuple[OperatorShare, ...] = ()
     assumed: tuple[str, ...] = ()
@@ -173,6 +186,8 @@ class PredictedNumbers(Frozen):
     usd_per_step: float | None
     trained_tokens: float
     truncated_fraction: float
+    scorers: tuple[ScorerUse, ...]
+    gains: tuple[str, ...]
     idle_fraction: dict[str, float]
     fits: bool
     warnings: tuple[str, ...]
@@ -204,21 +219,36 @@ class PredictReport(Frozen):
 
 
 class RunnerUp(Frozen):
-    """The best other choice, and whether the intervals can tell the two apart."""
+    """Another choice than the plan, and whether the intervals can tell the two apart."""
 
     rl_step_s: float
     low_s: float
     high_s: float
-    loss: float = Field(description="objective of the runner-up / objective of the plan - 1")
+    loss: float = Field(description="its objective / objective of the plan - 1")
+    priced: float = Field(description="the same with the price of leaving the beaten path, which decides")
     distinguishable: bool
-    differs: tuple[str, ...] = Field(description="what the runner-up does otherwise, in words")
+    differs: tuple[str, ...] = Field(description="what it does otherwise, in words")
+    mode: Mode
+    backend: str = Field(description="of the trainer")
+    layouts: tuple[str, str] = Field(description="of the engines and of the trainer, in words")
+    off_path: bool = Field(description="it does what no published recipe does")
 
     @property
     def verdict(self) -> str:
         """How it compares, in words: better by itself where the plan is simpler or leaves devices to other tasks."""
+        where = "off the beaten path, " if self.off_path else ""
         if not self.distinguishable:
-            return "cannot be told apart from the plan"
-        return "worse beyond the intervals" if self.loss >= 0.0 else "better by itself, not chosen"
+            return f"{where}cannot be told apart from the plan"
+        return where + ("worse beyond the intervals" if self.loss >= 0.0 else "better by itself, not chosen")
+
+    @property
+    def why_not(self) -> str:
+        """Of a runner-up that takes less than the plan, why the plan is not it; empty where it takes no less."""
+        if self.loss >= 0.0:
+            return ""
+        if self.priced >= 0.0:
+            return f"the plan is simpler, which counts {100 * (self.priced - self.loss):.1f} %"
+        return "the plan is better with the other tasks and rl_steps in view"
 
 
 class Sensitivity(Frozen):
@@ -241,6 +271,23 @@ class ParetoPoint(Frozen):
     differs: tuple[str, ...] = Field(description="from the plan, in words; empty: it is the plan")
 
 
+class GroupTime(Frozen):
+    """What one group of rl_steps takes in a phase that covers several."""
+
+    rl_steps: tuple[int, int]
+    rl_step_s: float
+    low_s: float
+    high_s: float
+
+
+class SwitchGain(Frozen):
+    """What changing layouts between groups would save, where it is not certain and the plan keeps one."""
+
+    saves: float = Field(description="share of the plan's objective, changes paid")
+    low: float = Field(description="5th percentile, on common random numbers")
+    high: float = Field(description="95th percentile")
+
+
 class Phase(Frozen):
     """The plan for some tasks over a group of rl_steps (first and last included)."""
 
@@ -250,8 +297,13 @@ class Phase(Frozen):
     staleness: int = 0
     settings: BatchSettings
     pools: tuple[PoolPlan, ...]
+    scorers: tuple[ScorerPlan, ...] = ()
     predicted: Prediction
+    groups: tuple[GroupTime, ...] = Field((), description="of several groups of rl_steps, what each takes")
     runner_up: RunnerUp | None = None
+    next_best: tuple[RunnerUp, ...] = Field(
+        (), description="after the runner-up, best first, then the best of other modes and backends"
+    )
     tied: int = Field(0, description="other judged candidates that the intervals cannot tell from this one")
     ties: tuple[tuple[str, ...], ...] = Field((), description="the best of them: what each does otherwise")
     simplest: tuple[str, ...] = Field(
@@ -318,16 +370,20 @@ class Plan(Frozen):
     objective: float = Field(
         description="value of the objective over the horizon (seconds, USD, or device-seconds per token)"
     )
-    bound: float
-    mip_gap: float
+    bound: float = Field(description="no choice of what was judged is below, wherever it lies (objective.bold)")
+    mip_gap: float = Field(
+        description="that the solver left of the program, in which leaving the beaten path has its price"
+    )
     candidates: int = Field(description="columns and pairs of columns that were refused or costed one by one")
     combinations: int = Field(0, description="whole configurations among which dominance proves the best was found")
     rejected: dict[str, int]
-    screen_regret: float = Field(description="screen's choice under the judge / judge's best - 1")
-    seconds: float = Field(0.0, description="that planning took; not part of plan.yaml, which is the same every time")
+    screen_regret: float = Field(description="screen's choice over the program's best, both judged, - 1")
     static_objective: float | None = Field(None, description="best plan that keeps one layout over the whole horizon")
     static_low: float | None = Field(None, description="5th percentile of what that plan takes above this one [1]")
     static_high: float | None = Field(None, description="95th percentile")
+    switching: SwitchGain | None = Field(
+        None, description="changes of layout that are not 95 % certain to pay, and not planned"
+    )
     defaults: DefaultsComparison | None = Field(None, description="against the framework's defaults")
     run: RunTotals | None = Field(None, description="the whole run, where the job states one")
     phases: tuple[Phase, ...]

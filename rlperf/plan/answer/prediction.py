@@ -9,7 +9,9 @@ from rlperf.cost.layers import stack_of
 from rlperf.cost.memory import first_knob
 from rlperf.cost.memory_risk import ENGINE_SPREAD, out_of_memory_risk
 from rlperf.cost.trainer_memory import DEVICE_PARTS
-from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
+from rlperf.cost.training import experts_timed
+from rlperf.plan.answer.gains import gains
+from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction, ScorerUse
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.timeline import step_view
@@ -50,6 +52,8 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         usd_per_step=None if usd_per_s is None else step * usd_per_s,
         trained_tokens=trained,
         truncated_fraction=demand.truncated_fraction,
+        scorers=scorer_uses(context, evaluation),
+        gains=gains(context, task, evaluation) if operators else (),
         idle_fraction=idle_fractions(evaluation),
         operators=rows,
         assumed=assumptions(context, evaluation),
@@ -61,6 +65,22 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         fits=not over and not cache_shortage(evaluation),
         warnings=_warnings(task, evaluation),
         advice=tuple(advice(evaluation, memory, over)),
+    )
+
+
+def scorer_uses(context: Context, evaluation: Evaluation) -> tuple[ScorerUse, ...]:
+    """What every scorer takes of an rl_step: its work, and how long the rl_step waits for it."""
+    return tuple(
+        ScorerUse(
+            name=plan.name,
+            kind=plan.kind,
+            seconds=stage.makespan_s,
+            waits_s=float(exposed.mean()),
+            memory_bytes=(plan.settings.memory_fraction or 0.0) * context.hardware.device.memory,
+        )
+        for plan, stage, exposed in zip(
+            evaluation.configuration.scorers, evaluation.scorers, evaluation.exposed_s, strict=True
+        )
     )
 
 
@@ -200,6 +220,13 @@ def _unlike(context: Context, task: TaskContext, evaluation: Evaluation) -> tupl
     reasons = serving_basis(task.architecture, context.rollout_hardware, engine, gemm_dtype=dtype).reasons
     halves = stack_of(task.architecture).halves
     trained = ["updates of such layers were never timed"] if any(h.layer.unmeasured_training for h in halves) else []
+    trainer = evaluation.stack.calibration
+    if not experts_timed(task.architecture, trainer, evaluation.trainer.layout).all():
+        pool = evaluation.configuration.pool("trainer")
+        trained.append(
+            f"{trainer.id} was never timed with mixtures of experts at expert parallel "
+            f"{pool.layout.expert_parallel} on {pool.devices} devices"
+        )
     borrowed = [f"the trainer's {hw.device.name} borrows its constants" for hw in _machines(context)[:1]
                 if context.own_rollout and hw.calibration.extrapolated]  # fmt: skip
     return tuple(f"{reason}: the interval is wider" for reason in (*reasons, *trained, *borrowed))

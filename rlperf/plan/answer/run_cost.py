@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.layout import FloatArray
 from rlperf.plan.answer.plan import Phase, Prediction, RunTotals
 from rlperf.plan.question.context import Context
-from rlperf.plan.question.pool import PoolPlan
+from rlperf.plan.question.pool import PoolPlan, ScorerPlan
 from rlperf.sim.rl_step.whole_run import RunFacts, best_checkpoint_s, whole_run
 from rlperf.specs.modes import MODES, Mode
 
@@ -23,11 +23,12 @@ class Stretch:
     mode: Mode
     pools: tuple[PoolPlan, ...]
     predicted: Prediction
+    scorers: tuple[ScorerPlan, ...] = ()
 
     @classmethod
     def of(cls, phase: Phase) -> Stretch:
         """The stretch of a plan's phase."""
-        return cls(phase.rl_steps, phase.mode, phase.pools, phase.predicted)
+        return cls(phase.rl_steps, phase.mode, phase.pools, phase.predicted, phase.scorers)
 
     def pool(self, role: str) -> PoolPlan:
         """The pool that serves ``role``."""
@@ -37,6 +38,7 @@ class Stretch:
     def devices(self) -> int:
         """Devices that the stretch occupies."""
         trainer = self.pool("trainer").devices
+        trainer += sum(scorer.own_devices for scorer in self.scorers)
         return trainer if MODES[self.mode].shares_devices else trainer + self.pool("rollout").devices
 
 

@@ -6,7 +6,7 @@ among the choices. Groups whose rl_steps are alike share one demand and are judg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -17,6 +17,7 @@ from rlperf.layout import FloatArray
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.objective import objective_of
+from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.relax import relaxations
 from rlperf.plan.search.screen import Screened, screen
@@ -27,8 +28,8 @@ from rlperf.specs.job import Job
 
 JUDGED = 16
 """Finalists that the event simulator re-judges, per task; shared out over its groups of rl_steps."""
-TIE = 1e-6
-"""Share of the objective that a doubling of a degree costs: decides between equals, for the simpler one."""
+FASTEST = 3
+"""Finalists that are fastest by themselves, however far off the beaten path: what a bold plan would be."""
 Report = Callable[[float, str], None]
 
 
@@ -40,7 +41,7 @@ class Decision:
     ----------
     evaluations : judged configurations, one per column
     value : objective per rl_step of each ``[columns]``
-    objective : the same with the price of complexity, which is what the program minimises ``[columns]``
+    objective : the same with the price of leaving the beaten path, which is what the program minimises ``[columns]``
     first : column that the screen alone would have taken
     previous : index of the slot before it in time, or None
     """
@@ -81,35 +82,50 @@ def decide(context: Context, facts: FrameworkFacts | None, tell: Report) -> list
     """
     decisions: list[Decision] = []
     groups = rl_step_groups(context.job)
+    each = 0.9 / len(context.tasks)
     for number, task in enumerate(context.tasks):
-        tell(0.9 * number / len(context.tasks), task.task.name)
-        decisions += _task_decisions(context, task, facts, groups, len(decisions))
+        part = within(tell, each * number, each, f"{task.task.name}: ")
+        decisions += _task_decisions(context, task, facts, groups, len(decisions), part)
     return decisions
+
+
+def within(report: Report, start: float, share: float, name: str = "") -> Report:
+    """What reports a part of some work: its own share done is one of ``share`` from ``start`` on.
+
+    >>> within(lambda done, text: print(done, text), 0.5, 0.25, "math: ")(0.5, "judging")
+    0.625 math: judging
+    """
+    return lambda done, text: report(start + share * done, name + text)
 
 
 def decide_groups(
     context: Context, task: TaskContext, facts: FrameworkFacts | None, groups: list[tuple[int, int]]
 ) -> list[Decision]:
     """Slots of one task for stated groups of rl_steps, wherever in the run they stand."""
-    return _task_decisions(context, task, facts, groups, 0, timed=True)
+    return _task_decisions(context, task, facts, groups, 0, lambda _share, _text: None, timed=True)
 
 
 def _task_decisions(
     context: Context, task: TaskContext, facts: FrameworkFacts | None, groups: list[tuple[int, int]], start: int,
-    *, timed: bool = False,
+    tell: Report, *, timed: bool = False,
 ) -> list[Decision]:  # fmt: skip
     judge = Judge(context, task)
     demands, which = _demands(context, task, groups, timed or bool(context.job.horizon.group))
-    screened = [_screened(context, task, facts, group) for group in demands]
+    each = 0.5 / len(demands)
+    screened = [
+        _screened(context, task, facts, group, within(tell, each * number, each))
+        for number, group in enumerate(demands)
+    ]
     share = max(JUDGED // len(screened), 3)
     finalists = list(dict.fromkeys(c for found in screened for c in _finalists(context, found, share)))
-    judged = [_evaluations(judge, group, finalists, facts) for group in demands]
+    judged = [
+        _evaluations(judge, group, finalists, facts, within(tell, 0.5 + each * number, each))
+        for number, group in enumerate(demands)
+    ]
     found = []
     for index, (rl_steps, group) in enumerate(zip(groups, which, strict=True)):
         evaluations = judged[group]
         value = np.array([judged_objective(context, e) for e in evaluations])
-        price = TIE + context.job.objective.simplicity
-        ties = np.array([1.0 + price * e.configuration.complexity for e in evaluations])
         found.append(
             Decision(
                 name=f"{start + index}",
@@ -118,7 +134,7 @@ def _task_decisions(
                 screened=screened[group],
                 evaluations=evaluations,
                 value=value,
-                objective=value * ties,
+                objective=value + _price(context, evaluations, value),
                 first=[e.configuration for e in evaluations].index(screened[group].configurations[0]),
                 previous=start + index - 1 if index else None,
             )
@@ -126,22 +142,42 @@ def _task_decisions(
     return found
 
 
+def _price(context: Context, evaluations: Sequence[Evaluation], value: FloatArray) -> FloatArray:
+    """What leaving the beaten path adds to the objective of judged candidates."""
+
+    def pool(index: int, seconds: list[float], sigma: list[float], own: float) -> OffPath:
+        off = np.array([each.configuration.departures[index] for each in evaluations])
+        doubled = np.array([each.configuration.doublings[index] for each in evaluations])
+        return OffPath(np.array(seconds), np.array(sigma), own, off, doubled)
+
+    rollout = [float(each.rollout.makespan_s.mean()) for each in evaluations]
+    trainer = [float(each.trainer.busy_s.mean()) for each in evaluations]
+    engines = pool(0, rollout, [each.sigmas.rollout_s for each in evaluations], ROLLOUT_OWN)
+    own = pool(1, trainer, [each.sigmas.training_s for each in evaluations], TRAINER_OWN)
+    seconds = np.array([each.rl_step_s for each in evaluations])
+    return price(value, seconds, (engines, own), bold=context.job.objective.bold)
+
+
 def _screened(
-    context: Context, task: TaskContext, facts: FrameworkFacts | None, demands: tuple[Demand, ...]
+    context: Context, task: TaskContext, facts: FrameworkFacts | None, demands: tuple[Demand, ...], tell: Report
 ) -> Screened:
     """The candidates of one group of rl_steps; there is one at least."""
-    found = screen(context, task, demands, facts)
+    found = screen(context, task, demands, facts, report=tell)
     if not found.configurations:
         raise infeasible(context, task, facts, demands, found)
     return found
 
 
 def _evaluations(
-    judge: Judge, demands: tuple[Demand, ...], finalists: list[Configuration], facts: FrameworkFacts | None
-) -> tuple[Evaluation, ...]:
+    judge: Judge, demands: tuple[Demand, ...], finalists: list[Configuration], facts: FrameworkFacts | None,
+    tell: Report,
+) -> tuple[Evaluation, ...]:  # fmt: skip
     """The finalists judged on one group of rl_steps; uneven pipeline stages, where a framework states them, behind."""
     of_batch = {demand.batch: demand for demand in demands}
-    found = [judge.evaluate(of_batch[c.batch], c) for c in finalists if c.batch in of_batch]
+    found = []
+    for number, configuration in enumerate(c for c in finalists if c.batch in of_batch):
+        tell(number / len(finalists), "judging")
+        found.append(judge.evaluate(of_batch[configuration.batch], configuration))
     if facts is not None and facts.states_stages:
         better = [judge.staged(evaluation) for evaluation in found]
         found += [judge.evaluate(of_batch[c.batch], c) for c in better if c is not None]
@@ -149,7 +185,9 @@ def _evaluations(
 
 
 def _finalists(context: Context, screened: Screened, share: int) -> list[Configuration]:
-    """The best ``share`` candidates; some of every mode and over-provisioning, or of rival tasks every device count."""
+    """The best ``share`` candidates and the fastest by themselves; some of every mode, trainer backend and
+    over-provisioning, or of rival tasks every device count.
+    """
     kept: dict[tuple[int, float], list[Configuration]] = {}
     apart = context.job.sharing == "devices"
     for configuration in screened.configurations:
@@ -159,10 +197,16 @@ def _finalists(context: Context, screened: Screened, share: int) -> list[Configu
     best = [c for found in kept.values() for c in found[: share if len(kept) == 1 else each]]
     if apart:
         return best
-    modes: dict[str, list[Configuration]] = {}
+    kinds: dict[tuple[str, str | None], list[Configuration]] = {}
+    variants: dict[tuple[object, ...], list[Configuration]] = {}
     for configuration in screened.configurations:
-        modes.setdefault(configuration.mode, []).append(configuration)
-    return list(dict.fromkeys(best + [c for found in modes.values() for c in found[:3]]))
+        variants.setdefault(configuration.variant, []).append(configuration)
+        backend = configuration.pool("trainer").settings.backend
+        kinds.setdefault((configuration.mode, backend), []).append(configuration)
+    # what is open is judged as if it were stated: an open precision is no worse than any of its values
+    best += [c for found in variants.values() for c in found[: share if len(variants) > 1 else 0]]
+    fastest = [screened.configurations[i] for i in np.argsort(screened.objective, kind="stable")[:FASTEST]]
+    return list(dict.fromkeys([*best, *(c for found in kinds.values() for c in found[:3]), *fastest]))
 
 
 def _demands(

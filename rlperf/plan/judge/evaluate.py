@@ -18,16 +18,18 @@ from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.judge.stages import StageEnds, layer_profile, staged, stated_ends
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.configuration import Configuration
+from rlperf.plan.search.scorer_columns import scorer_demand, serving, stage_of
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import ReplicaMemory, Tabulated, cache_granted, engine_limits, replica_memory, tabulate
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.rollout_stage import Replicas, RolloutEvents, RolloutStage, simulated_rollout
+from rlperf.sim.rl_step.scorers import Beside, ScorerEvents, ScorerStage
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.stage_seconds import stage_seconds
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
 from rlperf.sim.rl_step.trainer_stage import CutLengths, TrainerStage, TrainerWork, simulated_training
-from rlperf.sim.rl_step.uncertainty import StageSigmas, interval, stage_sigmas, unmeasured_sigma
+from rlperf.sim.rl_step.uncertainty import StageSigmas, drafted_sigma, interval, stage_sigmas, unmeasured_sigma
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.rollout import RolloutResult
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -53,6 +55,8 @@ class Evaluation:
     unlike : standard deviation added for what is unlike all that was measured (`unmeasured_sigma`) [1]
     sigmas : spread of the calibrations behind each stage
     served : what the simulated replicas serve, one per replicate; a part of the rl_step where it is large
+    scorers, exposed_s : their stages, and how long every rl_step waits for each, in the order of the configuration's
+    beside : what they add to every rl_step; None where nobody scores
     """
 
     configuration: Configuration
@@ -71,6 +75,9 @@ class Evaluation:
     unlike: float
     sigmas: StageSigmas
     served: tuple[Trajectories, ...]
+    scorers: tuple[ScorerStage, ...] = ()
+    exposed_s: tuple[FloatArray, ...] = ()
+    beside: Beside | None = None
 
     @property
     def rl_step_s(self) -> float:
@@ -112,6 +119,7 @@ class Judge:
     _events: RolloutEvents = field(default_factory=RolloutEvents)
     _lengths: CutLengths = field(default_factory=CutLengths)
     _costs: Tabulated = field(default_factory=dict)
+    _scorers: ScorerEvents = field(default_factory=ScorerEvents)
 
     def __post_init__(self) -> None:
         self._events.seed = self.context.job.seed
@@ -134,16 +142,40 @@ class Judge:
         trainer, work, held = self._train(demand, configuration, index)
         rows = np.arange(len(demand.tables))
         pairs = Pairs(rollout, trainer, rows, rows)
+        scorers, exposed = self._scored(demand, configuration, results, rollout)
+        beside = Beside.of(scorers, exposed) if scorers else None
         seconds = stage_seconds(
-            site, self.task.architecture, demand, configuration.mode, configuration.staleness, pairs
+            site, self.task.architecture, demand, configuration.mode, configuration.staleness, pairs, beside
         )
         stack, served = site.trainers[index], self._events.served(demand, replicas.count)
-        unlike = float(unmeasured_sigma(site, stack, self.task.architecture, rollout.weight_dtype, seconds).mean())
+        unlike = float(
+            unmeasured_sigma(site, stack, self.task.architecture, rollout.weight_dtype, seconds, trainer.layout).mean()
+        )
+        unlike = float(np.hypot(unlike, drafted_sigma(replicas.cost, seconds)))
         low, high = interval(float(seconds.rl_step_s.mean()), seconds.rl_step_s, stack.framework, extra=unlike)
         return Evaluation(
             configuration, demand, seconds, results, rollout, trainer, work, replicas, memory, held,
             stack, low, high, unlike, stage_sigmas(site, trainer, configuration.mode), served,
+            scorers, exposed, beside,
         )  # fmt: skip
+
+    def _scored(
+        self, demand: Demand, configuration: Configuration, results: tuple[RolloutResult, ...],
+        rollout: RolloutStage,
+    ) -> tuple[tuple[ScorerStage, ...], tuple[FloatArray, ...]]:  # fmt: skip
+        """Teachers, reward models and judges: their stages, and how long every rl_step waits for each."""
+        stages, exposed = [], []
+        for plan in configuration.scorers:
+            one = next(each for each in self.context.scorers if each.scorer.name == plan.name)
+            asked = scorer_demand(demand, one.scorer)
+            replicas, memory = serving(self.context, one, self.task, asked, plan)
+            whole = float(np.mean([r.makespan_s for r in self._events.results(asked, replicas)]))
+            weights = float(memory.weight_bytes[0])
+            stage = stage_of(self.context, one.scorer, demand, asked, plan, replicas, whole, weights)
+            key = (plan.name, replicas.key)
+            stages.append(stage)
+            exposed.append(self._scorers.exposed_s(demand, one.scorer, stage, key, replicas.serve, results, rollout))
+        return tuple(stages), tuple(exposed)
 
     def _replicas(self, demand: Demand, configuration: Configuration, backend: int) -> tuple[ReplicaMemory, Replicas]:
         """The engine of a configuration."""
@@ -240,4 +272,5 @@ def scaled_seconds(
         configuration.mode,
         configuration.staleness,
         Pairs(engine, train, every, every),
+        evaluation.beside and evaluation.beside.take(rows),
     )

@@ -30,7 +30,7 @@ from rlperf.specs.modes import MODES
 from rlperf.specs.step_log import StepLog
 
 STAGES = ("rollout", "scoring", "training", "weight_sync")
-SHARED = 1.0 - OWN_SHARE**2
+SHARED = dict(zip(STAGES, 1.0 - OWN_SHARE**2, strict=False))
 """Correlation of the errors of two layouts of one stage."""
 NOISE = 0.05
 """Noise of a logged stage where the framework's reruns state none [1]: judged."""
@@ -123,14 +123,15 @@ class Errors:
         for factor in factors:
             one, two = random.standard_normal((2, draws))
             ran[factor.stage] = factor.mean + factor.sigma * one
-            other[factor.stage] = SHARED * ran[factor.stage] + np.sqrt(1.0 - SHARED**2) * factor.prior * two
+            both = SHARED[factor.stage]
+            other[factor.stage] = both * ran[factor.stage] + np.sqrt(1.0 - both**2) * factor.prior * two
         return cls(factors, ran, other)
 
     @classmethod
     def expected(cls, factors: tuple[StageFactor, ...]) -> Errors:
         """One draw: the medians."""
         ran = {factor.stage: np.array([factor.mean]) for factor in factors}
-        return cls(factors, ran, {stage: SHARED * value for stage, value in ran.items()})
+        return cls(factors, ran, {stage: SHARED[stage] * value for stage, value in ran.items()})
 
     def of(self, evaluation: Evaluation, running: Evaluation) -> dict[str, FloatArray]:
         """Factors of a layout: stages that take as long as in the running one are that stage."""

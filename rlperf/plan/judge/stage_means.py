@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context
-from rlperf.sim.rl_step.uncertainty import CALIBRATED, stage_sigmas
+from rlperf.sim.rl_step.uncertainty import Contenders, stage_matrix, stage_sigmas
 
 
 def stage_means(evaluation: Evaluation) -> FloatArray:
     """Mean seconds of the stages of `CALIBRATED`, the rest of the rl_step last [s]."""
-    seconds = evaluation.seconds
-    known = np.array([float(getattr(seconds, name).mean()) for name in CALIBRATED])
-    rest = sum(float(getattr(seconds, name).mean()) for name in ("reward_s", "data_movement_s", "offload_s", "other_s"))
-    return np.append(known, rest)
+    return np.asarray(stage_matrix(evaluation.seconds).mean(axis=0))
 
 
 def stage_sigma_array(context: Context, evaluation: Evaluation) -> FloatArray:
     """Error of the constants behind each entry of `stage_means` [1]."""
-    sigmas = stage_sigmas(context.site, evaluation.trainer, evaluation.configuration.mode)
-    return np.array([*(getattr(sigmas, name) for name in CALIBRATED), sigmas.rest])
+    return stage_sigmas(context.site, evaluation.trainer, evaluation.configuration.mode).of_stages
+
+
+def contenders(evaluations: Sequence[Evaluation]) -> Contenders:
+    """What tells judged candidates of one question apart."""
+    drawn = [each.seconds.rl_step_s for each in evaluations]
+    if len({len(each) for each in drawn}) > 1:
+        drawn = [np.array([each.mean()]) for each in drawn]
+    ids = [each.stack.calibration.id for each in evaluations]
+    return Contenders(
+        stages=np.array([stage_means(each) for each in evaluations]),
+        sigma=np.array([each.sigmas.of_stages for each in evaluations]),
+        origin=np.array([ids.index(one) for one in ids]),
+        unlike=np.array([each.unlike for each in evaluations]),
+        draws=np.array(drawn),
+    )
 
 
 def calibration_ids(context: Context, evaluation: Evaluation) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from rlperf.sim.rl_step.asynchronous import AsyncResult, simulate
 from rlperf.sim.rl_step.bottleneck import Bottleneck, NextBottleneck, bottlenecks, next_bottleneck
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step
 from rlperf.sim.rl_step.modes import Execution
-from rlperf.sim.rl_step.stage_seconds import usual_sync_fit
 from rlperf.sim.rl_step.steady import execution_of, steady_run
 from rlperf.sim.rl_step.timeline import Timeline
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -88,7 +87,8 @@ def stages_of(evaluation: Evaluation, replicate: int = 0) -> StepStages:
 
     offload = one("offload_s")
     return StepStages(
-        rollout_s=rollout.replica_finish_s,
+        # generation batches in turn, and rollouts that are continued, take other than one rollout of all
+        rollout_s=rollout.replica_finish_s * float(evaluation.rollout.makespan_s[replicate] / rollout.makespan_s),
         scoring_s=np.array([one("scoring_s")]),
         training_s=np.array([one("training_s")]),
         reward_s=np.array([one("reward_s")]),
@@ -98,7 +98,9 @@ def stages_of(evaluation: Evaluation, replicate: int = 0) -> StepStages:
         other_s=one("other_s"),
         rollout_group_s=float(evaluation.rollout.group_s[replicate]),
         recompute_s=float(evaluation.rollout.recompute_s[replicate]),
-        swap_s=usual_sync_fit(evaluation.framework, MODES[evaluation.configuration.mode].shares_devices).fixed,
+        reward_apart=any(stage.own for stage in evaluation.scorers),
+        scorer_s=float(np.broadcast_to(seconds.scorer_s, seconds.rl_step_s.shape)[replicate]),
+        swap_s=one("swap_s"),
         # the judge knows the sum of sleep, wake, offload and onload; half of it lies on either side of training
         transitions=Transitions(onload_s=offload / 2.0, offload_s=offload / 2.0),
     )

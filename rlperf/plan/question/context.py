@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
-from rlperf.cost.dtypes import DTYPES
-from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.errors import Problem, SpecError
+from rlperf.plan.question.contradictions import contradictions, incapable
 from rlperf.plan.question.demand import LengthSource, batches
+from rlperf.plan.question.drafting import check_drafts, trained_draft
+from rlperf.plan.question.mixture import mixed
+from rlperf.plan.question.techniques import check_length, check_techniques
 from rlperf.sim.rl_step.demand import Batch
 from rlperf.sim.rl_step.overheads import trainer_in_framework
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.cluster import Cluster
+from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.job import Job, Task
-from rlperf.specs.objectives import OBJECTIVES
-from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
+from rlperf.specs.pool import PoolSpec
 from rlperf.specs.profiles import architecture_reading, is_path, load_architecture, load_cluster
 from rlperf.specs.reader import Document, is_there, read_document, validate
 from rlperf.specs.rl_calibration import framework_trainers, load_framework_calibration
+from rlperf.specs.scorer import Scorer
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
 from rlperf.workload import PRESETS
 
@@ -40,6 +43,34 @@ class TaskContext:
     batches: tuple[Batch, ...]
     shape_note: str = ""
     """Which shape stands for the architecture's name, where it is not the shape's own."""
+    parts: tuple[str, ...] = ()
+    """Names of the tasks that are mixed in it; empty: it is one."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The job's tasks that it stands for."""
+        return self.parts or (self.task.name,)
+
+
+@dataclass(frozen=True, eq=False)
+class ScorerContext:
+    """A scorer with its architecture (None: the policy's) and the profile of its engine."""
+
+    scorer: Scorer
+    architecture: Architecture | None
+    engine_profile: EngineCalibration
+
+    def context(self, context: Context) -> Context:
+        """What its engine is planned in: a job whose only pool is the scorer's, on the trainer's kind of devices."""
+        pool = PoolSpec(role="rollout", layout=self.scorer.layout, settings=self.scorer.settings)
+        return replace(
+            context,
+            job=context.job.model_copy(update={"pools": (pool,), "scorers": ()}),
+            rollout_hardware=context.hardware,
+            engine_profile=self.engine_profile,
+            scorers=(),
+            scores_prompts=self.scorer.reads_every_token,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +83,9 @@ class Context:
     engine_profile: EngineCalibration
     trainers: tuple[TrainerStack, ...]
     tasks: tuple[TaskContext, ...]
+    scorers: tuple[ScorerContext, ...] = ()
+    scores_prompts: bool = False
+    """Whether the engine returns a log-probability of every prompt token."""
 
     @cached_property
     def engine(self) -> EngineCalibration:
@@ -70,14 +104,19 @@ class Context:
     @cached_property
     def site(self) -> Site:
         """Where the job's rl_steps run, and with what."""
+        settings = self.job.pool("trainer").settings.filled()
         return Site(
             self.hardware,
             self.rollout_hardware,
             self.engine,
             self.trainers,
             self.job.all_roles,
-            self.job.old_policy,
-            self.job.pool("trainer").settings.lora_rank,
+            # what R2 replays is recorded while the old policy is scored
+            True if settings.router_replay == "R2" else self.job.old_policy,
+            settings.lora_rank,
+            self.scores_prompts,
+            trained_draft(self.job),
+            settings.router_replay,
         )
 
     @property
@@ -113,7 +152,7 @@ def anchored(job: Job, folder: Path) -> Job:
 
     def whole(text: str, named: bool) -> str:
         given = Path(text).expanduser()
-        found = next((path for path in (given, folder / given) if is_there(path)), None)
+        found = next((path for path in (folder / given, given) if is_there(path)), None)
         return text if named or found is None else str(found.resolve())
 
     def known(text: str | None) -> str | None:
@@ -129,8 +168,9 @@ def anchored(job: Job, folder: Path) -> Job:
         for task in job.tasks
     )
     pools = tuple(pool.model_copy(update={"cluster": known(pool.cluster)}) for pool in job.pools)
+    scorers = tuple(one.model_copy(update={"architecture": known(one.architecture)}) for one in job.scorers)
     names = {"architecture": known(job.architecture), "cluster": known(job.cluster)}
-    return job.model_copy(update={**names, "tasks": tasks, "pools": pools})
+    return job.model_copy(update={**names, "tasks": tasks, "pools": pools, "scorers": scorers})
 
 
 def resolve(job: Job, *, folder: Path | None = None, document: Document | None = None) -> Context:
@@ -167,15 +207,20 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
         attempt(partial(_trainer, job, backend, folder), *trainer_named(job, backend))
         for backend in job.trainer_backends
     ]
-    shared = attempt(lambda: load_architecture(job.architecture, folder=folder), "architecture")
+    shared = attempt(lambda: load_architecture(job.architecture, folder=folder, like=job.like), "architecture")
     tasks: list[TaskContext | None] = []
     for index, task in enumerate(job.tasks):
         own = shared
         if task.architecture:
-            own = attempt(partial(load_architecture, task.architecture, folder=folder), "tasks", index, "architecture")
+            read = partial(load_architecture, task.architecture, folder=folder, like=job.like)
+            own = attempt(read, "tasks", index, "architecture")
         tasks.append(attempt(partial(_task, job, task, own, folder), "tasks", index))
-    problems += _contradictions(job, cluster, document)
-    problems += _incapable(job, [trainer for trainer in trainers if trainer is not None], document)
+    scorers = [
+        attempt(partial(_scorer, job, scorer, folder), "scorers", index) for index, scorer in enumerate(job.scorers)
+    ]
+    found = attempt(partial(_mixed, job, tasks), "tasks") or []
+    problems += contradictions(job, cluster, document)
+    problems += incapable(job, [trainer for trainer in trainers if trainer is not None], document)
     if problems:
         raise SpecError(problems)
     assert hardware is not None and rollout_hardware is not None and engine is not None
@@ -185,7 +230,8 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
         rollout_hardware=rollout_hardware,
         engine_profile=engine,
         trainers=tuple(t for t in trainers if t is not None),
-        tasks=tuple(t for t in tasks if t is not None),
+        tasks=tuple(found),
+        scorers=tuple(s for s in scorers if s is not None),
     )
 
 
@@ -239,6 +285,14 @@ def keys_of(trainer: TrainerCalibration, framework: str) -> str:
     return trainer.capability.keys_in(name) or trainer.id
 
 
+def _scorer(job: Job, scorer: Scorer, folder: Path | None) -> ScorerContext:
+    architecture = None if scorer.architecture is None else load_architecture(scorer.architecture, folder=folder)
+    engine = load_engine_calibration(scorer.settings.backend or job.engine, folder=folder)
+    if architecture is not None:
+        check_length(job, scorer, architecture)
+    return ScorerContext(scorer, architecture, engine)
+
+
 def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path | None) -> TaskContext:
     """Lengths and batches of a task; ``architecture`` None: not found, which is reported elsewhere."""
     problems: list[Problem] = []
@@ -254,6 +308,7 @@ def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path 
         problems += error.problems
     if problems or architecture is None or source is None or found is None:
         raise SpecError(problems)
+    check_techniques(job, architecture)
     longest = max(batch.longest_tokens for batch in found)
     if architecture.max_positions and longest > architecture.max_positions:
         raise SpecError(
@@ -263,130 +318,16 @@ def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path 
                 suggestion="lower max_response_tokens or max_prompt_tokens",
             )
         )
+    check_drafts(job, architecture)
     note = architecture_reading(task.architecture or job.architecture, folder).note
     return TaskContext(task, architecture, source, tuple(found), note)
 
 
-def _own_devices(job: Job, pool: PoolSpec) -> str:
-    """What a pool that shares the trainer's devices states otherwise than the trainer, in words; empty: nothing."""
-    if pool.role in ("rollout", "trainer"):
-        return ""
-    trainer = job.pool("trainer")
-    names = [name for name in ("devices", "cluster") if getattr(pool, name) not in (None, getattr(trainer, name))]
-    if pool.layout not in (LayoutChoice(), trainer.layout):
-        names.append("a layout")
-    return " and ".join(names)
-
-
-class _Where:
-    """Makes problems at a place of the job's document, where there is one."""
-
-    def __init__(self, document: Document | None, *place: str | int) -> None:
-        self.document, self.place = document, place
-
-    def __call__(self, message: str, suggestion: str, *below: str | int) -> Problem:
-        if self.document is None:
-            return Problem(message, suggestion=suggestion)
-        return self.document.problem((*self.place, *below), message, suggestion)
-
-
-def _contradictions(job: Job, cluster: Cluster | None, document: Document | None) -> list[Problem]:
-    """What the job asks that cannot be answered, whatever the plan."""
-    found = []
-    priced = job.price is not None or (cluster is not None and cluster.price is not None)
-    if not priced and (OBJECTIVES[job.objective.minimize].needs_price or job.limits.usd_per_step is not None):
-        hint = "add price: '2.50 USD/h' (per device) to the job or cluster"
-        found.append(_Where(document)("USD without a price", hint, "objective"))
-    for index, task in enumerate(job.tasks):
-        found += _task_contradictions(job, task, _Where(document, "tasks", index))
-    for index, pool in enumerate(job.pools):
-        found += _pool_contradictions(job, pool, cluster, _Where(document, "pools", index))
-    return found
-
-
-def _task_contradictions(job: Job, task: Task, problem: _Where) -> list[Problem]:
-    """What a task leaves open though the answer would then be no choice at all."""
-    found = []
-    if len(task.max_response_tokens) > 1 and job.limits.truncated_fraction is None:
-        found.append(
-            problem(
-                f"task {task.name} leaves max_response_tokens open, which changes what is learnt",
-                "state limits.truncated_fraction, the most responses that may be cut",
-                "max_response_tokens",
-            )
-        )
-    if max(task.over_provision) > 1 and job.limits.staleness < 1:
-        found.append(
-            problem(
-                f"task {task.name} opens partial rollouts, which train on tokens of earlier policy versions",
-                "state limits.staleness of at least 1",
-                "over_provision",
-            )
-        )
-    opened = [n for n in ("prompts_per_step", "group_size") if len(getattr(task, n)) > 1]
-    if opened and not OBJECTIVES[job.objective.minimize].per_token:
-        found.append(
-            problem(
-                f"task {task.name} leaves {' and '.join(opened)} open: the smallest batch has the shortest rl_step",
-                "minimize token_time (device-seconds per trained token), or pin them",
-                opened[0],
-            )
-        )
-    return found
-
-
-def _pool_contradictions(job: Job, pool: PoolSpec, cluster: Cluster | None, problem: _Where) -> list[Problem]:
-    """What a pool states that nobody has, or that others contradict."""
-    found = []
-    for name in (each.name for each in ATTRIBUTES if each.unit == "dtype"):
-        stated = getattr(pool.settings, name) or ()
-        for word in (stated,) if isinstance(stated, str) else stated:
-            if word not in DTYPES:
-                hint = did_you_mean(word, DTYPES) or f"one of {', '.join(DTYPES)}"
-                found.append(problem(f"there is no dtype named {word!r}", hint, "settings", name))
-    backend = pool.settings.backend
-    if pool.role != "rollout" and backend is not None and backend not in job.trainer_backends:
-        found.append(
-            problem(
-                f"the {pool.role} pool's backend {backend!r} is none of the job's trainer_backends",
-                f"one of {', '.join(job.trainer_backends)}",
-                "settings",
-                "backend",
-            )
-        )
-    if own := _own_devices(job, pool):
-        found.append(
-            problem(
-                f"the {pool.role} pool states {own} of its own, but it is planned on the trainer's devices",
-                "leave the pool out, or take its devices off the cluster (nodes)",
-            )
-        )
-    if cluster is not None and pool.cluster is None and pool.devices and min(pool.devices) > cluster.devices:
-        found.append(
-            problem(
-                f"pool {pool.role} asks for {min(pool.devices)} devices, the cluster has {cluster.devices}",
-                "lower devices or raise nodes",
-                "devices",
-            )
-        )
-    return found
-
-
-def _incapable(job: Job, trainers: Sequence[TrainerStack], document: Document | None) -> list[Problem]:
-    """Trainer settings that the job states and none of its backends has."""
-    settings = job.pool("trainer").settings
-    index = next((i for i, pool in enumerate(job.pools) if pool.role == "trainer"), 0)
-    asked = (
-        ("packing", settings.packing is True, "packing"),
-        ("lora_rank", settings.lora_rank is not None, "lora"),
-        ("first_stage_layers", settings.first_stage_layers is not None, "uneven_ends"),
-        ("last_stage_layers", settings.last_stage_layers is not None, "uneven_ends"),
-    )
-    found = []
-    for name, stated, trait in asked:
-        if stated and trainers and not any(getattr(each.calibration.capability, trait) for each in trainers):
-            message = f"{', '.join(each.backend for each in trainers)} has no {name}"
-            hint = "leave it out, or name another of trainer_backends"
-            where = ("pools", index, "settings", name)
-            found.append(document.problem(where, message, hint) if document else Problem(message, suggestion=hint))
-    return found
+def _mixed(job: Job, read: list[TaskContext | None]) -> list[TaskContext]:
+    """The tasks that were found, or where all are mixed one that has them in its batch."""
+    tasks = [task for task in read if task is not None]
+    if job.sharing != "mixed" or len(tasks) < max(len(read), 2):
+        return tasks
+    task, source, batch = mixed([(each.task, each.source, each.batches) for each in tasks])
+    names = tuple(each.task.name for each in tasks)
+    return [TaskContext(task, tasks[0].architecture, source, (batch,), tasks[0].shape_note, names)]

@@ -19,7 +19,7 @@ from rlperf.cost.layers.vision import Images
 from rlperf.errors import Problem, SpecError
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.specs.job import ImageTokens, Task
-from rlperf.specs.reader import is_there
+from rlperf.specs.reader import below, is_there
 from rlperf.workload import PRESETS, LengthModel, LengthTable, Recording, concat, load_model, read_recording
 from rlperf.workload.fitting import fit_model
 from rlperf.workload.records import reward_max_over_ranks
@@ -36,6 +36,14 @@ LARGE, LARGE_REPLICATES = 65_536, 2
 """Trajectories above which an rl_step is an average of its own, and how many of them then stand for all."""
 
 
+def _generated(task: Task, prompts: int, per_trained: float) -> int:
+    """Prompts rolled out for those trained on: as stated, or as many as filtering asks for, in whole batches."""
+    if task.generation_batch is None:
+        return max(task.generated_prompts or round(prompts * per_trained), prompts)
+    wanted = max(task.generated_prompts or 0, round(prompts * per_trained), prompts)
+    return -(-wanted // task.generation_batch) * task.generation_batch
+
+
 def batches(task: Task, generated_per_trained: float = 1.0) -> list[Batch]:
     """Every combination of the batch settings that the task leaves open.
 
@@ -46,13 +54,12 @@ def batches(task: Task, generated_per_trained: float = 1.0) -> list[Batch]:
     for prompts, group, cap, over in opened:
         for mini in task.mini_batch or (prompts,):
             if mini <= prompts and prompts % mini == 0:
-                generated = max(task.generated_prompts or round(prompts * generated_per_trained), prompts)
+                generated = _generated(task, prompts, generated_per_trained)
                 if (sequences := generated * group * over) > MOST_SEQUENCES:
                     most = f"at most {MOST_SEQUENCES:,} are simulated"
                     raise SpecError(f"task {task.name}: {sequences:,.0f} sequences in an rl_step, {most}")
-                found.append(
-                    Batch(prompts, group, mini, task.max_prompt_tokens, cap, generated, over, task.max_trajectories)
-                )
+                limits = task.max_prompt_tokens, cap, generated, over, task.max_trajectories, task.generation_batch
+                found.append(Batch(prompts, group, mini, *limits))
     if not found:
         raise SpecError(
             f"task {task.name}: no mini_batch in {task.mini_batch} divides prompts_per_step {task.prompts_per_step}"
@@ -78,9 +85,7 @@ class LengthSource:
         """
         if task.workload in PRESETS:
             return cls(task, None, lambda: load_model(task.workload), sees)
-        path = Path(task.workload).expanduser()
-        if folder is not None and not path.is_absolute() and not is_there(path):
-            path = folder / path
+        path = below(folder, Path(task.workload).expanduser())
         if not is_there(path):
             hint = f"a path, or one of {', '.join(PRESETS)}"
             raise SpecError(Problem(f"task {task.name}: no such workload: {task.workload!r}", suggestion=hint))

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.pool import LayoutValues, PoolSpec, Role, SettingsValues
+from rlperf.specs.scorer import Placement, Scorer, ScorerKind
 
 
 class PoolPlan(Frozen):
@@ -22,6 +23,33 @@ class PoolPlan(Frozen):
         return PoolSpec(
             role=self.role, devices=(self.devices,), layout=self.layout.pinned(), settings=self.settings.pinned()
         )
+
+
+class ScorerPlan(Frozen):
+    """A scorer with its engine; on shared devices it takes turns with the trainer."""
+
+    name: str
+    kind: ScorerKind
+    placement: Placement
+    devices: int
+    device: str
+    layout: LayoutValues
+    settings: SettingsValues
+
+    def pinned(self, scorer: Scorer) -> Scorer:
+        """The job's scorer with nothing left open."""
+        decided = {
+            "placement": (self.placement,),
+            "devices": (self.devices,) if self.placement == "own" else None,
+            "layout": self.layout.pinned(),
+            "settings": self.settings.pinned(),
+        }
+        return scorer.model_copy(update=decided)
+
+    @property
+    def own_devices(self) -> int:
+        """Devices that nobody else has."""
+        return self.devices if self.placement == "own" else 0
 
 
 class BatchSettings(Frozen):

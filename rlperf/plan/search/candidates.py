@@ -187,8 +187,7 @@ def _opened(degree: Degree, shape: Shape) -> list[int]:
         case "tensor_parallel":
             return powers_of_two(min(domain, devices))
         case "pipeline_parallel":
-            degrees = {*divisors(arch.layers, min(devices, 32)), *powers_of_two(min(devices, arch.layers, 16))}
-            return [degree for degree in sorted(degrees) if devices % degree == 0]
+            return divisors(devices, min(arch.layers, 32))
         case "virtual_pipeline":
             return [1, 2, 3, 4]
         case "context_parallel":
@@ -197,7 +196,7 @@ def _opened(degree: Degree, shape: Shape) -> list[int]:
             return [degree for degree in powers_of_two(min(domain, devices)) if arch.heads % degree == 0]
         case "expert_parallel":
             experts = arch.experts.count if arch.experts else 1
-            return [degree for degree in powers_of_two(min(devices, 64)) if experts % degree == 0]
+            return [degree for degree in divisors(experts, 64) if devices % degree == 0]
         case "expert_tensor_parallel":
             return powers_of_two(min(domain, devices)) if arch.experts else [1]
         case "shard_size":

@@ -13,10 +13,11 @@ from functools import cached_property
 import numpy as np
 
 from rlperf.layout import IntArray
-from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.context import Context, ScorerContext, TaskContext
 from rlperf.plan.search.remembered import Key, Remembered
 from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns
 from rlperf.plan.search.rules import trainer_rule_flags
+from rlperf.plan.search.scorer_columns import ScorerColumn, scorer_column
 from rlperf.plan.search.split_columns import SplitColumns
 from rlperf.plan.search.splits import Split, splits
 from rlperf.plan.search.trainer_columns import TrainerColumns, TrainerGrid, trainer_columns_of, trainer_grid
@@ -43,9 +44,10 @@ class ColumnStore:
     trainer: Remembered[dict[int, TrainerColumns]] = field(init=False)
     grids: Remembered[TrainerGrid] = field(init=False)
     fronts: Remembered[IntArray] = field(init=False)
+    scorers: Remembered[ScorerColumn | None] = field(init=False)
 
     def __post_init__(self) -> None:
-        for name in ("rollout", "tables", "counted", "trainer", "grids", "fronts"):
+        for name in ("rollout", "tables", "counted", "trainer", "grids", "fronts", "scorers"):
             setattr(self, name, Remembered(self.most))
 
 
@@ -85,15 +87,28 @@ class Columns:
         """Columns of both pools under one split."""
         return SplitColumns(
             self.context, self.task.architecture, self.facts, demand, split, self.rollout(demand, split),
-            self.trainer(demand, split), self.forgiven,
+            self.trainer(demand, split), self.forgiven, self.scorers(demand, split),
         )  # fmt: skip
+
+    def scorers(self, demand: Demand, split: Split) -> tuple[ScorerColumn | None, ...]:
+        """The engine of every scorer under a split."""
+        found = []
+        for one, own in zip(self.context.scorers, split.scorers, strict=True):
+            devices = own or split.trainer
+            key = (one.scorer.model_dump_json(), self._read_by_trainer, demand.keys, devices, own > 0)
+
+            def made(one: ScorerContext = one, devices: int = devices, own: int = own) -> ScorerColumn | None:
+                return scorer_column(self.context, one, self.task, demand, devices, own=own > 0)
+
+            found.append(self.store.scorers.get(key, made))
+        return tuple(found)
 
     def rollout(self, demand: Demand, split: Split) -> RolloutColumns:
         """Rollout columns of a split, by how far its mode runs ahead; the mini-batch makes no difference to them."""
         devices, ahead = split.rollout, max(MODES[split.mode].staleness(self.context.job.limits.staleness), 1)
         batch, context, arch, store = demand.batch, self.context, self.task.architecture, self.store
         served = (batch.generated, batch.group_size, batch.max_prompt_tokens, batch.max_response_tokens,
-                  batch.max_trajectories)  # fmt: skip
+                  batch.max_trajectories, batch.generation_batch)  # fmt: skip
         read, lenient = (self._read_by_rollout, demand.images), self.forgiven != 0
         key = (*read, demand.keys, *served, ahead)
 
@@ -124,7 +139,7 @@ class Columns:
         """Trainer columns of a split that are left after pruning: the same for all modes with pools of their own."""
         split = source.split
         key = self._trainer_key(source.demand, MODES[split.mode].shares_devices)
-        return self.store.fronts.get((*key, split.trainer, self.forgiven), source.trainer_left)
+        return self.store.fronts.get((*key, split.trainer, self.forgiven, 0 in split.scorers), source.trainer_left)
 
     def _grid(self, demand: Demand, shared: bool) -> TrainerGrid:
         """Trainer layouts on every device count that a split asks for."""

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from rlperf.layout import Layout
 from rlperf.plan.question.context import Context
-from rlperf.plan.question.pool import BatchSettings, PoolPlan
+from rlperf.plan.question.pool import BatchSettings, PoolPlan, ScorerPlan
+from rlperf.plan.search.beaten_path import doublings
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.stage_ends import stage_ends
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.demand import Batch
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES, Mode
-from rlperf.specs.pool import ATTRIBUTES, Role
+from rlperf.specs.pool import Role
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """Mode, batch and the pools of every role."""
+    """Mode, batch, the pools of every role, and the scorers beside them.
+
+    ``departures`` : how far off the beaten path its engines and its trainer lie (`rlperf.plan.search.beaten_path`)
+    """
 
     mode: Mode
     staleness: int
     batch: Batch
     pools: tuple[PoolPlan, ...]
+    scorers: tuple[ScorerPlan, ...] = ()
+    departures: tuple[int, int] = field(default=(0, 0), compare=False)
 
     def pool(self, role: Role) -> PoolPlan:
         """The pool that serves ``role``."""
@@ -33,33 +41,47 @@ class Configuration:
     def devices(self) -> int:
         """Devices of all pools together."""
         rollout, trainer = self.pool("rollout").devices, self.pool("trainer").devices
-        return trainer if MODES[self.mode].shares_devices else rollout + trainer
+        own = sum(scorer.own_devices for scorer in self.scorers)
+        return own + (trainer if MODES[self.mode].shares_devices else rollout + trainer)
 
     @property
     def signature(self) -> tuple[object, ...]:
         """Mode, batch and layouts: what two candidates share that differ only in settings."""
         pools = tuple((pool.role, pool.devices, pool.settings.backend, pool.layout) for pool in self.pools)
-        return (self.mode, self.batch, pools)
+        scorers = tuple((scorer.name, scorer.own_devices, scorer.layout) for scorer in self.scorers)
+        return (self.mode, self.batch, pools, scorers)
 
     @property
-    def complexity(self) -> float:
-        """How much there is to get wrong: doublings of every degree but data parallel, and switches turned on.
+    def variant(self) -> tuple[object, ...]:
+        """What a job lists several of and the screen takes one by one: precisions and prefix caching of the engine."""
+        engine = self.pool("rollout").settings
+        return engine.rollout_dtype, engine.kv_dtype, engine.prefix_caching
 
-        An optimizer on the host is another optimizer: it weighs as much as a degree of 16.
-        """
-        total = 0.0
-        for pool in (self.pool("rollout"), self.pool("trainer")):
-            degrees = (getattr(pool.layout, each.name) for each in ATTRIBUTES if each.degree)
-            total += sum(math.log2(n) for n in degrees if n > 1)
-            total += 4 * (pool.layout.offload != "none") + bool(pool.settings.parked) + (pool.layout.shard_size > 0)
-        return total + (not MODES[self.mode].shares_devices)
+    @property
+    def doublings(self) -> tuple[float, float]:
+        """How much there is to get wrong in the engines (devices of their own count) and in the trainer."""
+        engines, trainer = (
+            float(doublings(Layout.of_values(pool.layout), np.array([bool(pool.settings.parked)]))[0])
+            for pool in (self.pool("rollout"), self.pool("trainer"))
+        )
+        return engines + (not MODES[self.mode].shares_devices), trainer
 
-    def with_trainer(self, **settings: int) -> Configuration:
+    def with_trainer(self, **settings: int | str) -> Configuration:
         """A copy whose trainer (and what shares its layout) has some settings replaced."""
         pools = tuple(
             pool
             if pool.role == "rollout"
             else pool.model_copy(update={"settings": pool.settings.model_copy(update=settings)})
+            for pool in self.pools
+        )
+        return replace(self, pools=pools)
+
+    def with_rollout(self, **settings: str) -> Configuration:
+        """A copy whose rollout pool has some settings replaced."""
+        pools = tuple(
+            pool.model_copy(update={"settings": pool.settings.model_copy(update=settings)})
+            if pool.role == "rollout"
+            else pool
             for pool in self.pools
         )
         return replace(self, pools=pools)
@@ -87,8 +109,9 @@ def configuration_of(
     r: int,
     trainer: TrainerColumns,
     t: int,
+    scorers: tuple[ScorerPlan, ...] = (),
 ) -> Configuration:
-    """The pair ``(r, t)`` of columns in full."""
+    """The pair ``(r, t)`` of columns in full, beside its scorers."""
     job, device = context.job, context.cluster.device
     engine, train = job.pool("rollout").settings.filled(), job.pool("trainer").settings.filled()
     backend = context.trainers[int(trainer.backend[t])].backend
@@ -130,4 +153,5 @@ def configuration_of(
         for role in roles
     ]
     staleness = MODES[mode].staleness(job.limits.staleness)
-    return Configuration(mode, staleness, batch, (rollout_pool, *trained))
+    off = (int(rollout.departures[r]), int(trainer.departures[t]))
+    return Configuration(mode, staleness, batch, (rollout_pool, *trained), scorers, off)

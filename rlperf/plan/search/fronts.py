@@ -28,21 +28,29 @@ def rollout_criteria(columns: RolloutColumns, alive: IntArray, mode: Mode) -> tu
         criteria.append(columns.group_s[alive])
     if MODES[mode].shares_devices:
         criteria += [columns.awake_bytes[alive], columns.asleep_bytes[alive], columns.transition_s[alive]]
+    criteria += [columns.departures[alive].astype(np.float64), columns.doubled[alive]]
     return group, np.stack(criteria, axis=1)
 
 
-def trainer_criteria(columns: TrainerColumns, alive: IntArray, mode: Mode) -> tuple[IntArray, FloatArray]:
-    """(group, criteria): compared within equal shards and backend, on which weight sync and overheads depend."""
+def trainer_criteria(
+    columns: TrainerColumns, alive: IntArray, mode: Mode, visited: bool = False
+) -> tuple[IntArray, FloatArray]:
+    """(group, criteria): compared within equal shards and backend, on which weight sync and overheads depend.
+
+    ``visited``: scorers take turns with the trainer, and need room beside it.
+    """
     layout = columns.layout.take(alive)
     shards = np.where(layout.zero_stage >= 3, layout.shards, 1) * layout.tensor_parallel * layout.pipeline_parallel
     backend = columns.backend[alive]
     group = ((shards * 64 + layout.tensor_parallel) * (backend.max(initial=0) + 1) + backend) * 2 + columns.parked[
         alive
     ]
-    busy = columns.training_s[alive] + columns.scoring_s[alive]
-    criteria = [busy]
+    criteria = [columns.busy_s[alive]]
     if MODES[mode].shares_devices:
-        criteria = [busy + columns.transition_s[alive], columns.peak_bytes[alive], columns.idle_bytes[alive]]
+        criteria += [columns.peak_bytes[alive], columns.idle_bytes[alive]]
+    elif visited:
+        criteria.append(columns.idle_bytes[alive])
+    criteria += [columns.departures[alive].astype(np.float64), columns.doubled[alive]]
     return group, np.stack(criteria, axis=1)
 
 

@@ -12,6 +12,7 @@ from rlperf.cost.memory_risk import ENGINE_SPREAD, PHASES, spread_at
 from rlperf.cost.reject import Reject
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.question.context import Context
+from rlperf.plan.search.beaten_path import doublings, rollout_departures
 from rlperf.plan.search.candidates import Shape, rollout_layouts
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import cache_granted, replica_memory, tabulate
@@ -21,6 +22,8 @@ from rlperf.specs.pool import PoolSpec
 
 MEMORY_FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9)
 MAX_RUNNING = (64, 256, 1024)
+HALF_GROWN = 2.0
+"""Requests in flight for each that the cache holds at its mean final length: on average they are half grown."""
 IMPOSSIBLE = int(Reject.DEVICES | Reject.HEADS | Reject.LAYERS | Reject.EXPERTS)
 """What arithmetic rules out."""
 
@@ -33,6 +36,7 @@ class RolloutColumns(RolloutStage):
     ----------
     engine : index into ``costs``
     memory_fraction : share of device memory that the engine takes [1]
+    departures, doubled : how far off the beaten path, and how many doublings on it (`rlperf.plan.search.beaten_path`)
     kv_tokens : cache of a replica [tokens]
     awake_bytes, asleep_bytes : per device while it generates, and while a colocated trainer runs
     flags : `Reject`
@@ -41,6 +45,8 @@ class RolloutColumns(RolloutStage):
     engine: IntArray
     memory_fraction: FloatArray
     max_running: IntArray
+    departures: IntArray
+    doubled: FloatArray
     kv_tokens: FloatArray
     awake_bytes: FloatArray
     asleep_bytes: FloatArray
@@ -100,11 +106,17 @@ def _columns(
     shapes = layout.take(keep)
     settings = pool.settings.filled()
     costs = tabulate(context.site, architecture, settings, shapes, known=counted.costs, images=demand.images)
+    paces = np.array([cost.pace_s for cost in costs]).reshape(-1, 3)
     fractions = np.array(pool.settings.memory_fraction or MEMORY_FRACTIONS)
     options = np.array(pool.settings.max_running or MAX_RUNNING, dtype=np.int64)
     e, f, m = (a.ravel() for a in np.meshgrid(np.arange(len(keep)), fractions, options, indexing="ij"))
     rows = shapes.take(e)
     memory = replica_memory(context.site, architecture, settings, rows, f, m)
+    if pool.settings.max_running is None:
+        # more slots than the cache has room for only preempt, and an audit says so; engines count in eights
+        room = np.floor(HALF_GROWN * np.maximum(memory.kv_tokens, 0.0) / demand.moments.mean).astype(np.int64)
+        m = np.minimum(m, np.maximum(room // 8 * 8, MAX_RUNNING[0]))
+        memory = replica_memory(context.site, architecture, settings, rows, f, m)
     why = flags[keep][e] | np.where(memory.kv_tokens < demand.batch.longest_tokens, int(Reject.KV), 0)
     why |= np.where(memory.cache_bytes > 0, 0, int(Reject.MEMORY))
     makespan, steady, again = (np.full(len(e), np.inf) for _ in range(3))
@@ -115,6 +127,8 @@ def _columns(
     )
     joined = Layout(**{n: np.concatenate([v.ravel(), getattr(dead, n).ravel()]) for n, v in vars(rows.flat()).items()})
 
+    domain = context.rollout_hardware.cluster.scale_up_domain
+
     def padded(values: Any, fill: float) -> Any:
         return np.concatenate([values, np.full(dead.size, fill)])
 
@@ -123,11 +137,15 @@ def _columns(
         engine=padded(e, 0).astype(np.int64),
         memory_fraction=padded(f, 0.0),
         max_running=padded(m, 0).astype(np.int64),
+        departures=padded(rollout_departures(rows, why == 0, domain), 0).astype(np.int64),
+        doubled=padded(doublings(rows, np.zeros(len(e), dtype=np.int64)), 0.0),
         kv_tokens=padded(memory.kv_tokens, 0.0),
         makespan_s=padded(makespan, np.inf),
         steady_s=padded(steady, np.inf),
         group_s=padded(counted.flow.group_seconds(makespan, steady), np.inf),
         recompute_s=padded(again, np.inf),
+        slots=padded(m, 0).astype(np.int64),
+        pace_s=np.stack([padded(each, np.inf) for each in paces[e].T], axis=1),
         transition_s=padded(2.0 * memory.weight_bytes / context.rollout_hardware.device.host_bandwidth, np.inf),
         awake_bytes=padded(memory.awake_bytes, np.inf),
         asleep_bytes=padded(memory.asleep_bytes, np.inf),

@@ -13,6 +13,7 @@ mode, a split of the devices and a batch. Columns are pruned by dominance before
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -31,8 +32,10 @@ from rlperf.specs.framework import FrameworkFacts
 
 FINALISTS = 64
 """Pairs per slot that the judge may look at; the screen keeps this many of the best."""
-PER_MODE = 8
-"""Pairs of every mode that are kept beside them."""
+PER_KIND = 8
+"""Pairs of every mode and trainer backend that are kept beside them, and of those that are fastest by themselves."""
+PER_VARIANT = 16
+"""Pairs of every precision and prefix caching that are kept where several are open: as many as if it were stated."""
 PER_COUNT = 4
 """Of those, at most this many per device count where tasks compete for devices."""
 FORGIVEN = int(
@@ -43,7 +46,7 @@ FORGIVEN = int(
 
 @dataclass(frozen=True, eq=False)
 class Screened:
-    """What is left of one slot, best first.
+    """What is left of one slot, best first: by objective and the price of leaving the beaten path.
 
     Attributes
     ----------
@@ -77,6 +80,7 @@ def screen(
     prune: bool = True,
     keep: int = FINALISTS,
     forgiven: int = 0,
+    report: Callable[[float, str], None] | None = None,
 ) -> Screened:
     """All candidates of one slot by closed forms.
 
@@ -87,14 +91,19 @@ def screen(
     keep : candidates kept, best first
     forgiven : `Reject` flags that a lenient screen lets pass (`FORGIVEN`), so that what breaks memory, a framework rule
         or a limit can be predicted and explained
+    report : called with the share done and a text
     """
     tally, parts = Tally(), list[_Part]()
     variants = Columns(context, task, facts, forgiven).variants()
+    every = splits(context)
     for index, demand in enumerate(demands):
         if truncates(context, demand) and not forgiven & Reject.LIMIT:
             tally.truncated(context, demand)
             continue
-        for columns, split in product(variants, splits(context)):
+        for number, (columns, split) in enumerate(product(variants, every)):
+            if report is not None:
+                share = (index + number / (len(variants) * len(every))) / len(demands)
+                report(share, f"screening {split.mode} on {split.total} devices")
             source = columns.of(demand, split)
             tally.columns(source, columns.repeated)
             if source.possible:
@@ -103,7 +112,7 @@ def screen(
                 found = source.screened(*_crossed(r, t))
                 tally.pairs(source, found)
                 parts.append(_Part(index, source, found.candidates()))
-    return _kept(parts, demands, context.job.sharing == "devices", keep, tally)
+    return _kept(context, parts, demands, keep, tally)
 
 
 def _crossed(r: IntArray, t: IntArray) -> tuple[IntArray, IntArray]:
@@ -120,17 +129,19 @@ class _Part:
     found: ScreenedPairs
 
 
-def _kept(parts: list[_Part], demands: tuple[Demand, ...], apart: bool, keep: int, tally: Tally) -> Screened:
-    """The ``keep`` best candidates of all splits as configurations, and beside them the best of each mode.
+def _kept(context: Context, parts: list[_Part], demands: tuple[Demand, ...], keep: int, tally: Tally) -> Screened:
+    """The ``keep`` best candidates of all splits as configurations, and beside them the best of each kind.
 
-    ``apart``: tasks compete for devices, and need candidates of every device count.
+    Where tasks compete for devices, they need candidates of every device count instead.
     """
+    apart = context.job.sharing == "devices"
     nothing, sizes = np.zeros(0), [len(part.found.r) for part in parts]
     part_of = np.repeat(np.arange(len(parts)), sizes)
     row_of = np.concatenate([nothing, *(np.arange(size) for size in sizes)]).astype(np.int64)
     objective = np.concatenate([nothing, *(part.found.objective for part in parts)])
     seconds = np.concatenate([nothing, *(part.found.rl_step_s for part in parts)])
-    ranked = np.argsort(objective, kind="stable")
+    priced = objective + np.concatenate([nothing, *(part.found.price for part in parts)])
+    ranked = np.argsort(priced, kind="stable")
     kept = _Shortlist(PER_COUNT if apart else None)
 
     def take(positions: IntArray, most: int) -> None:
@@ -142,12 +153,21 @@ def _kept(parts: list[_Part], demands: tuple[Demand, ...], apart: bool, keep: in
 
     take(ranked, keep)
     if keep > 1 and not apart:
-        # closed forms are off by mode, so the judge hears the best of each
+        # closed forms are off by mode and backend: the judge hears the best of each, and what would be bold
         modes = [part.source.split.mode for part in parts]
-        mode_of = np.array([modes.index(mode) for mode in modes], dtype=np.int64)[part_of[ranked]]
-        of_mode = [ranked[mode_of == code] for code in np.unique(mode_of)]
-        for positions in sorted(of_mode, key=lambda own: float(objective[own[0]])):
-            take(positions[:PER_MODE], keep + PER_MODE * len(of_mode))
+        mode_of = np.array([modes.index(mode) for mode in modes], dtype=np.int64)[part_of]
+        kind = mode_of * len(context.trainers) + np.concatenate(
+            [nothing.astype(np.int64), *(part.source.trainer.backend[part.found.t] for part in parts)]
+        )
+        kinds = [ranked[kind[ranked] == code] for code in np.unique(kind)]
+        kinds.append(np.argsort(objective, kind="stable"))
+        for positions in sorted(kinds, key=lambda own: float(objective[own[:1]].sum())):
+            take(positions[:PER_KIND], keep + PER_KIND * len(kinds))
+        variants = [part.source.context.job.pool("rollout").settings for part in parts]
+        variant_of = np.array([variants.index(each) for each in variants], dtype=np.int64)[part_of[ranked]]
+        several = np.unique(variant_of)
+        for code in several if len(several) > 1 else ():
+            take(ranked[variant_of == code][:PER_VARIANT], len(kept.made) + PER_VARIANT)
     order = np.array([position for position, _ in kept.made.values()], dtype=np.int64)
     return Screened(
         configurations=tuple(configuration for _, configuration in kept.made.values()),
@@ -178,8 +198,7 @@ class _Shortlist:
 
     def offer(self, position: int, candidate: Configuration) -> None:
         """Keep a candidate unless one like it is there, or enough of its device count."""
-        engine, devices = candidate.pool("rollout").settings, candidate.devices
-        key = (candidate.signature, engine.rollout_dtype, engine.kv_dtype, engine.prefix_caching)
+        key, devices = (candidate.signature, candidate.variant), candidate.devices
         if key in self.made or self._of_count.get(devices, 0) == self.per_count:
             return
         self._of_count[devices] = self._of_count.get(devices, 0) + 1

@@ -11,20 +11,25 @@ from functools import cached_property
 
 import numpy as np
 
+from rlperf.cost.memory_risk import ENGINE_SPREAD, PHASES, spread_at
 from rlperf.cost.reject import Reject
 from rlperf.layout import BoolArray, FloatArray, IntArray, taken
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.objective import Usage, objective_of
+from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price
 from rlperf.plan.search.configuration import Configuration, configuration_of
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria, undominated
 from rlperf.plan.search.rollout_columns import RolloutColumns, awake_limits
 from rlperf.plan.search.rules import pair_rule_flags
+from rlperf.plan.search.scorer_columns import ScorerColumn
 from rlperf.plan.search.splits import Split
 from rlperf.plan.search.trainer_columns import TrainerColumns, peak_limits
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.pairs import Pairs
+from rlperf.sim.rl_step.scorers import Beside
 from rlperf.sim.rl_step.stage_seconds import stage_seconds
 from rlperf.sim.rl_step.stages import StageSeconds
+from rlperf.sim.rl_step.uncertainty import log_sigma
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.modes import MODES
@@ -40,6 +45,7 @@ class ScreenedPairs:
     flags : `Reject`; 0: a candidate
     rl_step_s : seconds, infinite where memory or a rule refuses the pair [s]
     objective : value per rl_step, infinite there too
+    price : what leaving the beaten path adds to it, infinite there too
     """
 
     r: IntArray
@@ -47,6 +53,7 @@ class ScreenedPairs:
     flags: IntArray
     rl_step_s: FloatArray
     objective: FloatArray
+    price: FloatArray
 
     def candidates(self) -> ScreenedPairs:
         """Those that nothing refuses."""
@@ -61,6 +68,7 @@ class SplitColumns:
     ----------
     facts : rules of the framework; None: none
     forgiven : `Reject` flags that a lenient screen lets pass
+    scorers : of every scorer its engine; None where none holds it
     """
 
     context: Context
@@ -71,6 +79,12 @@ class SplitColumns:
     rollout: RolloutColumns
     trainer: TrainerColumns
     forgiven: int = 0
+    scorers: tuple[ScorerColumn | None, ...] = ()
+
+    @cached_property
+    def beside(self) -> tuple[ScorerColumn, ...]:
+        """The engines of the scorers."""
+        return tuple(each for each in self.scorers if each is not None)
 
     @cached_property
     def rollout_flags(self) -> IntArray:
@@ -85,7 +99,8 @@ class SplitColumns:
     @property
     def possible(self) -> bool:
         """Whether each pool has a column that nothing refuses."""
-        return bool((self.rollout_flags == 0).any() and (self.trainer_flags == 0).any())
+        pools = bool((self.rollout_flags == 0).any() and (self.trainer_flags == 0).any())
+        return pools and len(self.beside) == len(self.scorers)
 
     def rollout_left(self, key: IntArray | None = None, *, prune: bool = True) -> IntArray:
         """Rollout columns from which the best pairs are made, the roomiest cache first.
@@ -107,7 +122,7 @@ class SplitColumns:
         alive = _alive(self.trainer_flags, key)
         if not prune:
             return alive
-        return undominated(alive, *trainer_criteria(self.trainer, alive, self.split.mode), key)
+        return undominated(alive, *trainer_criteria(self.trainer, alive, self.split.mode, 0 in self.split.scorers), key)
 
     def screened(self, r: IntArray, t: IntArray) -> ScreenedPairs:
         """Pairs of columns that are left: what memory, rules and limits refuse, and what the others take.
@@ -122,7 +137,20 @@ class SplitColumns:
             seconds[costed] = self.seconds(r[costed], t[costed]).rl_step_s
             objective[costed] = objective_of(self.context, self.demand, usage, seconds[costed])
             flags[costed] |= self._over_limits(usage, seconds[costed])
-        return ScreenedPairs(r, t, flags, seconds, objective)
+        price = np.full(len(r), np.inf)
+        price[costed] = self._price(r[costed], t[costed], seconds[costed], objective[costed])
+        return ScreenedPairs(r, t, flags, seconds, objective, price)
+
+    def _price(self, r: IntArray, t: IntArray, seconds: FloatArray, objective: FloatArray) -> FloatArray:
+        """What leaving the beaten path adds to the objective of pairs ``[pairs]``."""
+        rollout, trainer, spread = self.rollout, self.trainer, self.context.rollout_hardware.calibration.spread
+        engines = OffPath(
+            rollout.makespan_s[r], log_sigma(spread.low, spread.high), ROLLOUT_OWN, rollout.departures[r],
+            rollout.doubled[r] + (not MODES[self.split.mode].shares_devices),
+        )  # fmt: skip
+        sigma = log_sigma(trainer.low[t], trainer.high[t])
+        own = OffPath(trainer.busy_s[t], sigma, TRAINER_OWN, trainer.departures[t], trainer.doubled[t])
+        return price(objective, seconds, (engines, own), bold=self.context.job.objective.bold)
 
     def seconds(self, r: IntArray, t: IntArray) -> StageSeconds:
         """Stages and rl_step of pairs of columns [s] ``[pairs]``."""
@@ -130,18 +158,23 @@ class SplitColumns:
         return stage_seconds(
             self.context.site, self.architecture, self.demand, self.split.mode, staleness,
             Pairs(self.rollout, self.trainer, r, t),
+            Beside.closed([each.stage for each in self.beside], self.rollout, r),
         )  # fmt: skip
 
     def configuration(self, r: int, t: int) -> Configuration:
         """One pair as a plan states it."""
         batch, mode = self.demand.batch, self.split.mode
-        return configuration_of(self.context, self.architecture, batch, mode, self.rollout, r, self.trainer, t)
+        scorers = tuple(each.plan for each in self.beside)
+        return configuration_of(self.context, self.architecture, batch, mode, self.rollout, r, self.trainer, t, scorers)
 
     def _refused(self, r: IntArray, t: IntArray) -> IntArray:
         """`Reject` flags of memory and of the rules about both pools ``[pairs]``."""
         flags = np.zeros(len(r), dtype=np.int64)
         if MODES[self.split.mode].shares_devices and not self.forgiven & Reject.MEMORY:
             flags |= np.where(self._fit_together(r, t), 0, int(Reject.MEMORY))
+        shared = [each.awake_bytes for each in self.beside if not each.stage.own]
+        if shared and not self.forgiven & Reject.MEMORY:
+            flags |= np.where(self._fit_in_turn(r, t, max(shared)), 0, int(Reject.MEMORY))
         if self.facts is not None and not self.forgiven & Reject.FRAMEWORK:
             backends = tuple(each.keys for each in self.context.trainers)
             pairs = Pairs(self.rollout, self.trainer, r, t)
@@ -159,6 +192,15 @@ class SplitColumns:
         generating = rollout.awake_bytes[r] + trainer.idle_bytes[t] <= limits
         training = rollout.asleep_bytes[r] + trainer.peak_bytes[t] <= peak_limits(context, trainer.backend[t])
         return np.asarray(generating & training)
+
+    def _fit_in_turn(self, r: IntArray, t: IntArray, awake_bytes: float) -> BoolArray:
+        """Scorers on the trainer's devices: awake beside the idle trainer, and the sleeping engine."""
+        beside = self.trainer.idle_bytes[t]
+        if MODES[self.split.mode].shares_devices:
+            beside = beside + self.rollout.asleep_bytes[r]
+        risk = self.context.job.limits.out_of_memory_risk / PHASES
+        spare = self.context.hardware.device.memory - beside * spread_at(risk, *ENGINE_SPREAD)
+        return np.asarray(awake_bytes <= spare)
 
     def _over_limits(self, usage: Usage, rl_step_s: FloatArray) -> IntArray:
         """`Reject.LIMIT` where an rl_step takes longer or costs more than the job allows ``[pairs]``."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.objective import Usage
 from rlperf.plan.search.configuration import Configuration
+from rlperf.plan.search.scorer_columns import seats
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import Role
@@ -16,70 +17,100 @@ ROLES: tuple[Role, Role] = ("rollout", "trainer")
 
 @dataclass(frozen=True)
 class Split:
-    """A mode and how many devices each pool takes; colocated pools share theirs."""
+    """A mode and how many devices each pool takes; colocated pools share theirs.
+
+    ``scorers``: devices of its own of every scorer; 0: it takes turns with the trainer.
+    """
 
     mode: Mode
     rollout: int
     trainer: int
+    scorers: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
         """Devices that the split takes together."""
-        return self.rollout if MODES[self.mode].shares_devices else self.rollout + self.trainer
+        return sum(self.scorers) + (self.rollout if MODES[self.mode].shares_devices else self.rollout + self.trainer)
 
     def usage(self, context: Context) -> Usage:
         """Devices and price of the pools."""
         return Usage(
-            self.total, context.usd_per_s(0 if MODES[self.mode].shares_devices else self.rollout, self.trainer)
+            self.total,
+            context.usd_per_s(0 if MODES[self.mode].shares_devices else self.rollout, self.trainer + sum(self.scorers)),
         )
 
 
 def usage_of(context: Context, configuration: Configuration) -> Usage:
     """Devices and price of a configuration's pools."""
     rollout, trainer = (configuration.pool(role).devices for role in ROLES)
-    return Split(configuration.mode, rollout, trainer).usage(context)
+    own = tuple(scorer.own_devices for scorer in configuration.scorers)
+    return Split(configuration.mode, rollout, trainer, own).usage(context)
 
 
 def splits(context: Context) -> list[Split]:
-    """Modes with device counts: what the user pins or opens, else all devices, or eighths of them between two pools."""
-    job, total = context.job, context.cluster.devices
-    found = []
-    for mode in job.modes:
-        rollout, trainer = job.pool("rollout").devices, job.pool("trainer").devices
-        if MODES[mode].shares_devices:
-            counts = sorted(set(rollout or trainer or _counts(context)) & set(trainer or rollout or _counts(context)))
-            found += [Split(mode, n, n) for n in counts]
-            continue
-        shares = _shares(total, context.cluster.devices_per_node)
-        if context.own_rollout:
-            own = context.rollout_hardware.cluster.devices
-            found += [
-                Split(mode, r, t) for r in rollout or (own,) for t in trainer or (total,) if r <= own and t <= total
-            ]
-            continue
-        for r in rollout or shares:
-            for t in trainer or (total - r,):
-                if r >= 1 and t >= 1 and r + t <= total:
-                    found.append(Split(mode, r, t))
+    """Modes with device counts: what the user pins or opens, else all devices, or eighths of them between two pools.
+
+    Scorers with devices of their own leave the rest to both.
+    """
+    found = [
+        split
+        for own in seats(context)
+        for mode in context.job.modes
+        for split in _splits_beside(context, mode, context.cluster.devices - sum(own), own)
+    ]
     return list(dict.fromkeys(found))
 
 
-def _counts(context: Context) -> tuple[int, ...]:
+def _splits_beside(context: Context, mode: Mode, total: int, own: tuple[int, ...]) -> list[Split]:
+    """Splits of ``total`` devices between rollout and trainer beside scorers on devices of their ``own``."""
+    rollout, trainer = context.job.pool("rollout").devices, context.job.pool("trainer").devices
+    if MODES[mode].shares_devices:
+        counts = _counts(context, total)
+        both = sorted(set(rollout or trainer or counts) & set(trainer or rollout or counts))
+        return [Split(mode, n, n, own) for n in both if not own or n <= total]
+    if context.own_rollout:
+        most = context.rollout_hardware.cluster.devices
+        return [
+            Split(mode, r, t, own) for r in rollout or (most,) for t in trainer or (total,) if r <= most and t <= total
+        ]
+    return [
+        Split(mode, r, t, own)
+        for r in rollout or _shares(total, context.cluster.devices_per_node)
+        for t in trainer or (total - r,)
+        if r >= 1 and t >= 1 and r + t <= total
+    ]
+
+
+def _counts(context: Context, total: int) -> tuple[int, ...]:
     """Device counts worth asking about: all, and node counts that divide better; where money counts, small ones too.
 
     Down to half of the nodes for a step time: with fewer, a power of two in between is no worse.
     """
-    total, node = context.cluster.devices, context.cluster.devices_per_node
+    node = context.cluster.devices_per_node
     nodes = total // node
-    smooth = {n << k for n in (1, 3) for k in range(nodes.bit_length())} | set(range(1, 9))
+    smooth = _smooth(nodes) | set(range(1, 9))
     small = OBJECTIVES[context.job.objective.minimize].counts_devices or context.job.sharing == "devices"
     least = 1 if small else -(-nodes // 2)
     return tuple(sorted({n * node for n in smooth if least <= n <= nodes} | {total}))
 
 
 def _shares(total: int, node: int) -> tuple[int, ...]:
-    """Rollout devices of a split: multiples of a node (of an eighth where there are many), of devices on one node."""
+    """Rollout devices of a split: multiples of a node, of devices on one node.
+
+    Where there are many nodes, multiples of an eighth of them, and counts that leave both pools a power of two or three
+    times one, which divide batches.
+
+    >>> _shares(24 * 8, 8)
+    (24, 48, 64, 72, 96, 120, 128, 144, 168)
+    """
     unit = node if total > node else 1
     count = total // unit
     step = max(count // 8, 1)
-    return tuple(n * unit for n in range(step, count, step))
+    smooth = _smooth(count)
+    both = {n for n in smooth if count - n in smooth}
+    return tuple(n * unit for n in sorted({*range(step, count, step), *both}))
+
+
+def _smooth(most: int) -> set[int]:
+    """Powers of two and three times powers of two, up to about ``most``."""
+    return {n << k for n in (1, 3) for k in range(most.bit_length())}

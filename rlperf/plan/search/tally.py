@@ -47,6 +47,9 @@ class Tally:
             self._look_at(trainer.dropped)
         self.combinations += source.rollout.possible * trainer.count
         self.misses += [*_trainer_misses(source), *_rollout_misses(source)] or _reasons(source)
+        for one, column, own in zip(source.context.scorers, source.scorers, source.split.scorers, strict=True):
+            if column is None:
+                self.misses.append(f"no engine on {own or source.split.trainer} devices holds {one.scorer.name}")
 
     def pairs(self, source: SplitColumns, pairs: ScreenedPairs) -> None:
         """The pairs of a split that were made of the columns left."""

@@ -8,16 +8,18 @@ from typing import Self
 
 import numpy as np
 
+from rlperf.cost.memory_parameters import OFFLOADS_OPTIMIZER
 from rlperf.cost.memory_risk import PHASES, spread_at
 from rlperf.cost.reject import Reject
 from rlperf.layout import OFFLOAD, BoolArray, FloatArray, IntArray, Layout, taken
 from rlperf.plan.question.context import Context
+from rlperf.plan.search.beaten_path import doublings, trainer_departures
 from rlperf.plan.search.candidates import Shape, token_budgets, trainer_layouts
 from rlperf.plan.search.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
-from rlperf.sim.rl_step.trainer_stage import TrainerStage, closed_training
+from rlperf.sim.rl_step.trainer_stage import TrainerStage, closed_training, cut_by_budget
 from rlperf.specs.architecture import Architecture
 
 
@@ -28,6 +30,7 @@ class TrainerColumns(TrainerStage):
     Attributes
     ----------
     token_budget : tokens per packed microbatch and replica
+    departures, doubled : how far off the beaten path, and how many doublings on it (`rlperf.plan.search.beaten_path`)
     peak_bytes, idle_bytes : per device while training, and while a colocated engine runs
     host_bytes : host memory per device
     flags : `Reject`
@@ -35,6 +38,8 @@ class TrainerColumns(TrainerStage):
     """
 
     token_budget: IntArray
+    departures: IntArray
+    doubled: FloatArray
     peak_bytes: FloatArray
     idle_bytes: FloatArray
     host_bytes: FloatArray
@@ -66,6 +71,10 @@ Refuse = Callable[[TrainerColumns], IntArray]
 """Flags of the columns that a framework's rules refuse."""
 COSTABLE = int(Reject.NODE | Reject.FRAMEWORK)
 """What is refused, but can be costed: a pinned layout is predicted all the same."""
+
+
+UNFIT = int(Reject.MEMORY | Reject.HOST_MEMORY)
+"""What more pipeline stages are needed for; that a batch divides by no other layout is no need."""
 
 
 BATCHES = 8
@@ -170,10 +179,28 @@ def trainer_columns_of(
     for index, trainer in enumerate(context.trainers):
         timed = np.flatnonzero(wanted & (found.backend == index) & ((found.flags == 0) | lenient))
         found = _timed(context, trainer, architecture, demand, found, timed)
-    return {
-        devices: replace(found.take(rows[wanted[rows]]), dropped=grid.dropped[devices])
-        for devices, rows in ((devices, np.arange(cut.start, cut.stop)) for devices, cut in grid.cuts.items())
-    }  # fmt: skip
+    work = _microbatches(context, demand, found)
+    columns: dict[int, TrainerColumns] = {}
+    for devices, cut in grid.cuts.items():
+        rows = np.arange(cut.start, cut.stop)
+        kept = rows[wanted[rows]]
+        some = replace(found.take(kept), dropped=grid.dropped[devices])
+        off = trainer_departures(
+            architecture, some.layout, some.backend, (some.flags & UNFIT) == 0, microbatches=work[kept],
+            longest_tokens=demand.batch.longest_tokens, domain=context.cluster.scale_up_domain,
+        )  # fmt: skip
+        columns[devices] = replace(some, departures=off)
+    return columns
+
+
+def _microbatches(context: Context, demand: Demand, columns: TrainerColumns) -> FloatArray:
+    """Microbatches of an optimizer update on one rank, roughly: its tokens over the budget, or its sequences."""
+    batch, layout = demand.batch, columns.layout
+    each = batch.sequences / batch.updates / layout.data_parallel
+    settings = context.job.pool("trainer").settings.filled()
+    by_budget = np.array([cut_by_budget(settings, trainer.framework) for trainer in context.trainers])[columns.backend]
+    tokens = np.ceil(each * demand.moments.mean / columns.token_budget)
+    return np.asarray(np.where(by_budget, tokens, np.ceil(each / layout.microbatch)), dtype=np.float64)
 
 
 TIGHT = 0.95
@@ -209,10 +236,19 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
     flags = grid.flags | np.where(peak > peak_limits(context, grid.backend), int(Reject.MEMORY), 0)
     flags = flags | np.where(host * per_node > host_limit, int(Reject.HOST_MEMORY), 0)
     flags = flags | np.where(grid.token_budget < demand.batch.longest_tokens, int(Reject.BATCH), 0)
+    if context.job.pool("trainer").settings.shared_prefix:
+        # neither a ring nor Ulysses knows who shares a prompt with whom
+        split = grid.layout.context_parallel * grid.layout.ulysses
+        flags = flags | np.where(split > 1, int(Reject.FRAMEWORK), 0)
+    if context.job.pool("trainer").settings.optimizer == "muon":
+        # its products are no work for a host
+        flags = flags | np.where(np.isin(grid.layout.offload, OFFLOADS_OPTIMIZER), int(Reject.FRAMEWORK), 0)
     return TrainerColumns(
         backend=grid.backend,
         layout=grid.layout,
         token_budget=grid.token_budget,
+        departures=np.zeros(count, dtype=np.int64),
+        doubled=doublings(grid.layout, grid.parked),
         parked=grid.parked,
         training_s=np.full(count, np.inf),
         scoring_s=np.full(count, np.inf),

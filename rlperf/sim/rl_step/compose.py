@@ -45,7 +45,7 @@ class StepStages:
         to the last [s] ``[groups]``
     rollout_steady_s : seconds per batch under continuous refill; None = the mean replica's busy time [s]
     rollout_group_s : from the start of a group to its last response, mean; None = the makespan [s]
-    weight_sync_s, data_movement_s, other_s, recompute_s, swap_s : as in `StageSeconds` [s]
+    weight_sync_s, data_movement_s, other_s, recompute_s, swap_s, scorer_s : as in `StageSeconds` [s]
     """
 
     rollout_s: FloatArray
@@ -63,6 +63,7 @@ class StepStages:
     other_s: float = 0.0
     recompute_s: float = 0.0
     swap_s: float = 0.0
+    scorer_s: float = 0.0
     transitions: Transitions = Transitions()
 
     @classmethod
@@ -102,6 +103,7 @@ class StepStages:
             other_s=self.other_s,
             recompute_s=self.recompute_s,
             swap_s=self.swap_s,
+            scorer_s=self.scorer_s,
         )
 
 
@@ -283,7 +285,7 @@ def _refilled(b: _Builder, count: int, lag: int) -> tl.Timeline:
     pause = float(sync_pauses(e, times)[1])
     # the syncs of the batches in front hold up a batch's rollout; groups train as they end, not as they were started
     late = float(latency_s(e, times, lag, e.grouped) - latency_s(e, times, 0, 0))
-    begin, free = 0.0, 0.0
+    begin, free, passed = 0.0, 0.0, -s.scorer_s
     ends: list[float] = []
     synced: list[list[int]] = []
     for step in range(count):
@@ -291,7 +293,8 @@ def _refilled(b: _Builder, count: int, lag: int) -> tl.Timeline:
         begin = max(begin + (s.steady_s() + pause if step else 0.0), gate)
         weights = synced[step - lag - 1] if step > lag else []
         rolled = b.rollout(begin, step, weights)
-        at = max(b.end(rolled, begin) + late, free)
+        passed = max(b.end(rolled, begin) + late, passed + s.scorer_s)
+        at = max(passed, free)
         spans = b.work(at, step, [*(rolled if late >= 0.0 else []), *(synced[-1] if synced else [])])
         at = max(b.end(spans, at), at)
         spans = b.sync(at, step, spans)

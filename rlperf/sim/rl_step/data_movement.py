@@ -7,14 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rlperf.cost.layers import stack_of
 from rlperf.layout import FloatArray
-from rlperf.specs.architecture import VisionTower
+from rlperf.specs.architecture import Architecture, VisionTower
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
 ID_BYTES = 8.0
 """Token ids, attention masks and positions are int64 tensors in every framework here."""
 VALUE_BYTES = 4.0
 """Log-probabilities, rewards, advantages and returns are fp32, one per response token."""
+
+ROUTE_BYTES = 4.0
+"""Ids of experts are int32 tensors, as engines return them (assumed: some casts to fewer bytes exist)."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class BatchShape:
     value_fields : per-token results besides: rewards, advantages, returns [1]
     image_patches : patches of the images or video frames of a sample, before merging [1]
     patch_bytes : bytes of one patch (`patch_bytes`) [bytes]
+    route_bytes : of a token's recorded experts, prompt and response (`route_bytes`) [bytes]
     """
 
     sequences: npt.ArrayLike
@@ -43,6 +48,7 @@ class BatchShape:
     value_fields: npt.ArrayLike = 3
     image_patches: npt.ArrayLike = 0
     patch_bytes: npt.ArrayLike = 0
+    route_bytes: npt.ArrayLike = 0
 
 
 def patch_bytes(tower: VisionTower, bytes_per_value: float = 4.0) -> float:
@@ -56,13 +62,23 @@ def patch_bytes(tower: VisionTower, bytes_per_value: float = 4.0) -> float:
     return 3.0 * tower.patch_size**2 * tower.temporal_patch * bytes_per_value
 
 
+def route_bytes(architecture: Architecture) -> float:
+    """Bytes in which a token's experts are recorded: an id of 4 bytes for each, in every layer that routes [bytes].
+
+    >>> from rlperf.specs.profiles import load_architecture
+    >>> route_bytes(load_architecture("Qwen3-30B-A3B"))
+    1536.0
+    """
+    return ROUTE_BYTES * sum(route.active * count for route, count in stack_of(architecture).routed)
+
+
 def batch_bytes(shape: BatchShape) -> FloatArray:
     r"""Bytes of one rl_step's batch, counted once.
 
-    .. math:: N \left[ 3 \cdot 8\,(P + R) + 4\,(s + v)\,R + i\,b \right]
+    .. math:: N \left[ (3 \cdot 8 + e)\,(P + R) + 4\,(s + v)\,R + i\,b \right]
 
     N sequences; P, R prompt and response tokens (the maxima where padded); ids, mask and positions at 8 bytes;
-    s scoring passes and v value fields at 4; i patches of b bytes.
+    s scoring passes and v value fields at 4; i patches of b bytes; e of the experts that routers are to repeat.
 
     >>> float(batch_bytes(BatchShape(1024, 100, 900, scoring_passes=2, value_fields=3)))
     43008000.0
@@ -72,7 +88,7 @@ def batch_bytes(shape: BatchShape) -> FloatArray:
     prompt = np.where(padded > 0, np.asarray(shape.max_prompt_tokens, f), np.asarray(shape.prompt_tokens, f))
     response = np.where(padded > 0, np.asarray(shape.max_response_tokens, f), np.asarray(shape.response_tokens, f))
     values = np.asarray(shape.scoring_passes, f) + np.asarray(shape.value_fields, f)
-    each = 3.0 * ID_BYTES * (prompt + response) + VALUE_BYTES * values * response
+    each = (3.0 * ID_BYTES + np.asarray(shape.route_bytes, f)) * (prompt + response) + VALUE_BYTES * values * response
     return np.asarray(np.asarray(shape.sequences, f) * each + pixel_bytes(shape), f)
 
 

@@ -18,6 +18,7 @@ class Batch:
     """What one rl_step trains on; ``prompts`` and ``mini_batch`` count prompts, ``generated`` those rolled out.
 
     ``max_trajectories``: that its environment has under way at once, over all replicas; None: any number
+    ``generation_batch``: prompts that are rolled out at once, whole batches one after another; None: all
     """
 
     prompts: int
@@ -28,6 +29,16 @@ class Batch:
     generated: int
     over_provision: float = 1.0
     max_trajectories: int | None = None
+    generation_batch: int | None = None
+
+    @property
+    def rounds(self) -> int:
+        """Generation batches that follow one another in an rl_step.
+
+        >>> Batch(128, 8, 128, 100, 100, 512, generation_batch=256).rounds
+        2
+        """
+        return 1 if self.generation_batch is None else -(-self.generated // self.generation_batch)
 
     @property
     def longest_tokens(self) -> int:
@@ -132,6 +143,14 @@ class Demand:
         joined = np.concatenate(per_step)
         longest = float(np.mean([lengths.max() for lengths in per_step]))
         return LengthMoments(float(joined.mean()), float((joined**2).mean()), longest)
+
+    @cached_property
+    def prompt_moments(self) -> tuple[float, float]:
+        """Mean and mean square of the prompts of the trained sequences [tokens, tokens^2]."""
+        prompts = np.concatenate([t.prompt_tokens[: self.batch.sequences] for t in self.trajectories]).astype(
+            np.float64
+        )
+        return float(prompts.mean()), float((prompts**2).mean())
 
     @cached_property
     def keys(self) -> tuple[bytes, ...]:

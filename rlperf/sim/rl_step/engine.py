@@ -11,11 +11,15 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
 from rlperf.cost.layers.vision import Images
 from rlperf.cost.replica import Replica as EngineReplica
+from rlperf.cost.roofline import as_float
+from rlperf.cost.speculation import draft_memory, speculating
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.overheads import adapter_seconds, engine_in_framework
 from rlperf.sim.rl_step.site import Site
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pool import Settings
+from rlperf.specs.speculation import DraftSetting
+from rlperf.specs.speculation_calibration import load_speculation
 
 BLOCK_TOKENS = 16
 """Tokens of a cache block [tokens]."""
@@ -47,19 +51,34 @@ def tabulate(
     ``known``: tables that were made before, of one architecture and its images; new ones are added.
     """
     gemm_dtype, kv_dtype = settings.rollout_dtype, settings.kv_dtype
+    drafts = (settings.speculation, settings.draft_acceptance, settings.draft_training)
     framework, tables = site.trainers[backend].framework, {} if known is None else known
     costs = []
     for row in layout.rows():
-        key = (*row.with_(data_parallel=1).to_dict().values(), gemm_dtype, kv_dtype, backend)
+        key = (*row.with_(data_parallel=1).to_dict().values(), gemm_dtype, kv_dtype, backend, *drafts)
         if key not in tables:
             cost = engine_step_cost(
                 architecture, site.rollout_hardware, site.engine, row,
-                gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, images=images,
+                gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, images=images, scores_prompts=site.scores_prompts,
             )  # fmt: skip
             adapters = adapter_seconds(framework, architecture, site.engine) if site.adapter_rank else (0.0, 0.0)
-            tables[key] = engine_in_framework(cost, framework, adapters)
+            plain = engine_in_framework(cost, framework, adapters)
+            tables[key] = _with_speculation(plain, site, architecture, settings, row)
         costs.append(tables[key])
     return tuple(costs)
+
+
+def _with_speculation(
+    cost: EngineStepCost, site: Site, architecture: Architecture, settings: Settings, layout: Layout
+) -> EngineStepCost:
+    """The cost with the tokens that the pool's settings draft."""
+    wanted = DraftSetting.parse(settings.speculation)
+    if wanted is None:
+        return cost
+    dtypes = settings.rollout_dtype, settings.kv_dtype
+    replica = EngineReplica.of(architecture, site.rollout_hardware, site.engine, layout, *dtypes)
+    yields = load_speculation().tokens(wanted, settings.draft_acceptance, settings.draft_training)
+    return speculating(cost, replica, wanted, yields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,16 +109,22 @@ def replica_memory(
     )  # fmt: skip
     replica = EngineReplica.of(architecture, site.rollout_hardware, site.engine, layout, gemm_dtype, kv_dtype)
     held = running / replica.attention_data * kv_bytes_per_request(replica)
+    weights, per_token = found.weights_bytes, np.ones(())
+    wanted = DraftSetting.parse(settings.speculation)
+    if wanted is not None:
+        draft = draft_memory(replica, wanted, as_float(running))
+        held = held + draft.weight_bytes + draft.logit_bytes
+        weights, per_token = weights + draft.weight_bytes, 1.0 + draft.cache_share
     share = np.maximum(1.0 - held / np.maximum(found.kv_cache_bytes, 1.0), 0.0)
     shape = np.shape(fraction)
     asleep = found.graphs_bytes + found.non_torch_bytes
     return ReplicaMemory(
-        weight_bytes=np.broadcast_to(found.weights_bytes, shape),
+        weight_bytes=np.broadcast_to(weights, shape),
         workspace_bytes=np.broadcast_to(found.activation_bytes + asleep, shape),
         cache_bytes=np.broadcast_to(found.kv_cache_bytes * share, shape),
         awake_bytes=np.broadcast_to(fraction * site.rollout_hardware.device.memory, shape),
         asleep_bytes=np.broadcast_to(asleep, shape),
-        kv_tokens=np.broadcast_to(found.kv_tokens * share, shape),
+        kv_tokens=np.broadcast_to(found.kv_tokens * share / per_token, shape),
     )
 
 

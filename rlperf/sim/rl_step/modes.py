@@ -102,7 +102,7 @@ def step_seconds(execution: Execution, stages: StageSeconds) -> FloatArray:
     k + 1 batches are under way between the start of their rollout and the end of their training. Where groups are
     counted, that many groups are: each for its own R_g, half a period until a batch of them is there, and the rest:
     (k + 1) P = R_g + P/2 + Q + k h + W + Y/i, from which R_b = R_g + P/2. Means of stages go in;
-    `asynchronous.simulate` has the effect of their fluctuation.
+    `asynchronous.simulate` has the effect of their fluctuation. No more batches pass a scorer than it takes.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def step_seconds(execution: Execution, stages: StageSeconds) -> FloatArray:
     forms = {
         Form.SERIAL: rollout + reward + work + sync,
         Form.BARRIER: np.maximum(rollout + reward, work) + sync,
-        Form.REFILLED: np.maximum(np.maximum(steady + pause, work + sync), through),
+        Form.REFILLED: np.maximum(np.maximum(steady + pause, work + sync), np.maximum(through, f(stages.scorer_s))),
         Form.STREAMED: np.maximum(rollout + reward + work / chunks, first + work) + sync,
     }
     form = execution.form

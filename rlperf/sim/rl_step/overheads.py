@@ -13,8 +13,8 @@ from rlperf.cost.layers import stack_of
 from rlperf.cost.memory_parameters import stage_parameters
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import EngineCalibration
-from rlperf.specs.rl_calibration import FrameworkCalibration
+from rlperf.specs.engine_calibration import EngineCalibration
+from rlperf.specs.rl_calibration import FrameworkCalibration, Overhead
 from rlperf.specs.trainer_calibration import TrainerCalibration
 
 
@@ -25,11 +25,12 @@ def engine_in_framework(
 
     ``adapters``: what unmerged adapters add per engine_step and per running request (`adapter_seconds`) [s]
     """
-    return replace(
+    whole = replace(
         cost,
         host_s=cost.host_s + framework.engine_host.value + adapters[0],
         host_per_request_s=cost.host_per_request_s + framework.engine_host_per_request.value + adapters[1],
     )
+    return whole.scaled(framework.factors.rollout)
 
 
 def adapter_seconds(
@@ -52,7 +53,7 @@ def adapter_seconds(
 
 
 def trainer_in_framework(trainer: TrainerCalibration, framework: FrameworkCalibration) -> TrainerCalibration:
-    """The trainer backend with what this framework sets otherwise: dispatch to experts, gradients, and its own loss.
+    """The trainer backend with what this framework sets otherwise: dispatch to experts, gradients, model code, loss.
 
     A gradient that no product adds is read with the sum so far, and the sum written: 2 + 2 b bytes, b those of a sum.
     """
@@ -61,6 +62,8 @@ def trainer_in_framework(trainer: TrainerCalibration, framework: FrameworkCalibr
     if own.gradients is not None:
         width = 2.0 if own.gradients == "bf16" else 4.0
         storage = storage.model_copy(update={"gradient": width, "reduce": width})
+    if own.host_layer is not None:
+        timing = timing.model_copy(update={"host_layer": own.host_layer.value})
     if not own.fused_gradients:
         timing = timing.model_copy(update={"accumulate_bytes": 2.0 + 2.0 * storage.gradient})
     if own.logits is not None:
@@ -79,15 +82,15 @@ def training_in_framework_s(
 ) -> FloatArray:
     r"""One optimizer update in this framework [s]; arrays broadcast over layouts.
 
-    .. math:: \sigma t + c_u + (m + p - 1)\, \ell_{moe} / p\, (3 + f)\, h
+    .. math:: g \left(t + c_u + (m + p - 1)\, \ell_{moe} / p\, (3 + f)\, h\right)
 
-    t ``backend_s``, seconds of `training_update` (its ``skew`` from `routing_skew`); sigma the framework's stretch,
-    c_u its seconds per update; m microbatches, p stages, l_moe MoE layers, f = 1 under full recompute, h the
-    framework's seconds per MoE layer and forward.
+    t ``backend_s``, seconds of `training_update` (its ``skew`` from `routing_skew`); g the stage's factor
+    (`StageFactors`), c_u the framework's seconds per update; m microbatches, p stages, l_moe MoE layers, f = 1 under
+    full recompute, h the framework's seconds per MoE layer and forward.
     """
     full = (layout.activation_recompute == RECOMPUTE.index("full")).astype(np.float64)
     own = framework.training.update.value + (3.0 + full) * _moe_s(framework, architecture, layout, batch)
-    return np.asarray(framework.training.stretch * np.asarray(backend_s, np.float64) + own, np.float64)
+    return np.asarray(framework.factors.training * (np.asarray(backend_s, np.float64) + own), np.float64)
 
 
 def scoring_in_framework_s(
@@ -106,7 +109,16 @@ def scoring_in_framework_s(
     """
     own = framework.training.scoring_pass.value + _moe_s(framework, architecture, layout, batch)
     own = own + np.asarray(reference, np.float64) * reference_swap_s(framework, architecture, layout)
-    return np.asarray(framework.training.stretch * np.asarray(backend_s, np.float64) + own, np.float64)
+    return np.asarray(framework.factors.scoring * (np.asarray(backend_s, np.float64) + own), np.float64)
+
+
+def shared_prefix_s(
+    each: Overhead | None, architecture: Architecture, layout: Layout, batch: Microbatches
+) -> FloatArray:
+    """What sharing prompts costs in a pass or an update: seconds per layer and microbatch of a stage [s]."""
+    value = 0.0 if each is None else each.value
+    stages = layout.pipeline_parallel.astype(np.float64)
+    return np.asarray((batch.count + stages - 1.0) * architecture.layers / stages * value, np.float64)
 
 
 def reference_swap_s(framework: FrameworkCalibration, architecture: Architecture, layout: Layout) -> FloatArray:

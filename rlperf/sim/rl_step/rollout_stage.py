@@ -16,7 +16,7 @@ import numpy as np
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray, IntArray, Layout, taken
-from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.engine import Tabulated, engine_limits
 from rlperf.sim.rl_step.flow import Flow, interrupted_seconds, steady_running, steady_seconds
 from rlperf.sim.rollout.closed_form import StepCensus, take_census
@@ -49,6 +49,8 @@ class RolloutStage:
     steady_s : seconds per rl_step when finished requests are replaced at once [s]
     group_s : from the start of a group to its last response, mean [s]
     recompute_s : prefill of a replica's running requests, where a weight sync interrupts them [s]
+    slots : requests that a replica may run at once [1]
+    pace_s : seconds of a decoding engine_step: fixed, per running request, per cached token [s] ``[rows][3]``
     transition_s : the engine's weights and cache leaving and returning, once per rl_step [s]
     weight_dtype : precision in which weights reach the engine
     """
@@ -58,6 +60,8 @@ class RolloutStage:
     steady_s: FloatArray
     group_s: FloatArray
     recompute_s: FloatArray
+    slots: IntArray
+    pace_s: FloatArray
     transition_s: FloatArray
     weight_dtype: str
 
@@ -89,8 +93,11 @@ class Counted:
 
     @cached_property
     def tables(self) -> list[Trajectories]:
-        """Trajectories of the rl_steps that are counted."""
-        return [Trajectories.from_table(table) for table in self.demand.tables[:SCREENED_RL_STEPS]]
+        """Trajectories of the rl_steps that are counted, those of every generation batch apart."""
+        tables = self.demand.tables[:SCREENED_RL_STEPS]
+        return [
+            part for table in tables for part in generation_batches(Trajectories.from_table(table), self.demand.batch)
+        ]
 
     def census(self, replicas: int, concurrency: int, limits: EngineLimits) -> list[list[StepCensus]]:
         """Engine_steps at a concurrency; a cache that binds counts as one."""
@@ -135,7 +142,9 @@ def counted_seconds(
                 census = counted.census(replicas, concurrency, limits)
                 each = [max(float(c.makespan_s(costs[engine])) for c in censuses) for censuses in census]
                 known[engine, concurrency] = float(np.mean(each))
-        makespan[position] = sum(weight * known[engine, concurrency] for concurrency, weight in points)
+        makespan[position] = demand.batch.rounds * sum(
+            weight * known[engine, concurrency] for concurrency, weight in points
+        )
     return makespan, steady, again
 
 
@@ -217,7 +226,8 @@ class Replicas:
         """All that tells these replicas from others, by value."""
         scalars = [value for value in vars(self.cost).values() if isinstance(value, float)]
         tables = [value.tobytes() for value in vars(self.cost).values() if isinstance(value, np.ndarray)]
-        return (*scalars, *tables, self.limits, self.count, self.devices, self.options)
+        drafted = None if self.cost.drafted is None else self.cost.drafted.key
+        return (*scalars, *tables, drafted, self.limits, self.count, self.devices, self.options)
 
 
 @dataclass(eq=False)
@@ -243,10 +253,19 @@ class RolloutEvents:
         return tuple(self._part(demand, index, replicas)[0] for index in range(len(demand.tables)))
 
     def makespans_s(self, demand: Demand, replicas: Replicas, results: Sequence[RolloutResult]) -> FloatArray:
-        """Seconds of every rollout: the makespan; with partial rollouts the mean once the buffer has filled [s]."""
+        """Seconds of every rollout: the makespan, of generation batches their sum; with partial rollouts the mean once
+        the buffer has filled [s].
+        """
+        if demand.batch.rounds > 1:
+            return np.array([self._in_turn_s(demand, index, replicas) for index in range(len(results))])
         if demand.batch.over_provision <= 1.0:
             return np.array([result.makespan_s for result in results])
         return np.array([self._refilled_s(demand, index, replicas) for index in range(len(results))])
+
+    def _in_turn_s(self, demand: Demand, index: int, replicas: Replicas) -> float:
+        """Generation batches one after another: each starts when the longest response of the one before is there."""
+        parts = generation_batches(Trajectories.from_table(demand.tables[index]), demand.batch)
+        return sum(replicas.serve(part).makespan_s for part in parts)
 
     def _refilled_s(self, demand: Demand, index: int, replicas: Replicas) -> float:
         source = GroupSource(Trajectories.from_table(demand.tables[index]), seed=self.seed + index)
@@ -268,6 +287,20 @@ class RolloutEvents:
                 some = np.flatnonzero(np.isin(chosen, kept))
                 self._parts[key] = (whole.take(some), np.searchsorted(kept, chosen[some]))
         return self._parts[key]
+
+
+def generation_batches(whole: Trajectories, batch: Batch) -> list[Trajectories]:
+    """What is rolled out at once: all, or the groups of every generation batch.
+
+    >>> batch = Batch(2, 1, 2, 9, 9, 4, generation_batch=2)
+    >>> [len(part) for part in generation_batches(Trajectories.of(1, [5, 1, 2, 3]), batch)]
+    [2, 2]
+    """
+    if batch.rounds == 1:
+        return [whole]
+    assert batch.generation_batch is not None
+    turn = np.unique(whole.group, return_inverse=True)[1] // batch.generation_batch
+    return [whole.take(turn == k) for k in range(int(turn.max()) + 1)]
 
 
 def group_seconds(finish_s: FloatArray, group: IntArray) -> float:
@@ -298,6 +331,8 @@ def simulated_rollout(
         steady_s=np.full(n, steady),
         group_s=np.array([group_seconds(r.finish_s, g) for r, g in zip(results, groups, strict=True)]),
         recompute_s=np.full(n, interrupted_seconds(replicas.cost, replicas.limits, replicas.count, flow)),
+        slots=np.full(n, replicas.limits.max_running, dtype=np.int64),
+        pace_s=np.tile(replicas.cost.pace_s, (n, 1)),
         transition_s=np.full(n, transition_s),
         weight_dtype=weight_dtype,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlperf.specs.calibration import EngineCalibration
 from rlperf.specs.cluster import Cluster
+from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.pool import Role
 from rlperf.specs.rl_calibration import FrameworkCalibration
+from rlperf.specs.speculation import Method
 from rlperf.specs.trainer_calibration import TrainerCalibration
 
 
@@ -47,6 +48,9 @@ class Site:
     roles : beside rollout and trainer, who scores and is trained on the trainer's devices: reference, critic
     old_policy : whether the trainer scores the old policy, where that is stated
     adapter_rank : of the adapters that are trained (LoRA); None where all weights are
+    scores_prompts : the engine returns a log-probability of every prompt token (a teacher's does)
+    router_replay : none, R2 or R3: whose choice of experts scoring and training repeat
+    trained_draft : method of the draft head that is trained with the policy; None where none is
     """
 
     hardware: Hardware
@@ -56,6 +60,9 @@ class Site:
     roles: tuple[Role, ...] = ("rollout", "trainer")
     old_policy: bool | None = None
     adapter_rank: int | None = None
+    scores_prompts: bool = False
+    trained_draft: Method | None = None
+    router_replay: str = "none"
 
     @property
     def cluster(self) -> Cluster:

@@ -7,13 +7,15 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
-from rlperf.cost.weight_sync import SyncShape, adapter_payload, sync_payload, weight_sync_s
+from rlperf.cost.parameters import parameters
+from rlperf.cost.weight_sync import SyncShape, adapter_payload, quantise_s, sync_payload, weight_sync_s
 from rlperf.layout import FloatArray
-from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes
+from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes, route_bytes
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.modes import Execution, step_seconds
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.rollout_stage import RolloutStage
+from rlperf.sim.rl_step.scorers import Beside
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.trainer_stage import TrainerStage
@@ -71,11 +73,21 @@ def sync_seconds(
         pipeline_parallel=layout_t.pipeline_parallel,
         expert_parallel=layout_t.expert_parallel,
     )
-    return np.zeros(len(r)) + weight_sync_s(site.hardware, fit, payload, shape)
+    if width < 2.0 and not (framework.adapters and site.adapter_rank):
+        # the sender's devices convert what each holds; engines that quantise as they load convert what a replica holds
+        holders = shape.rollout_shards if framework.quantises == "engine" else shape.trainer_shards
+        converted = quantise_s(site.hardware, parameters(architecture), holders, width)
+    else:
+        converted = np.zeros(())
+    seconds = weight_sync_s(site.hardware, fit, payload, shape) + converted
+    return np.zeros(len(r)) + framework.factors.weight_sync * seconds
 
 
-def batch_shape(demand: Demand, architecture: Architecture, passes: int) -> BatchShape:
-    """What one rl_step's batch moves: lengths, ``passes`` scoring passes, and pixels where a tower sees images."""
+def batch_shape(demand: Demand, architecture: Architecture, passes: int, fields: int = 0) -> BatchShape:
+    """What one rl_step's batch moves: lengths, ``passes`` scoring passes, and pixels where a tower sees images.
+
+    ``fields``: numbers per response token that scorers return.
+    """
     sequences = demand.batch.sequences
     prompt = demand.prompt_tokens / sequences
     tower = architecture.vision
@@ -85,6 +97,7 @@ def batch_shape(demand: Demand, architecture: Architecture, passes: int) -> Batc
         prompt_tokens=prompt,
         response_tokens=demand.trained_tokens / sequences - prompt,
         scoring_passes=passes,
+        value_fields=3 + fields,
         image_patches=images * demand.patches(architecture),
         patch_bytes=patch_bytes(tower) if tower else 0.0,
     )
@@ -92,9 +105,9 @@ def batch_shape(demand: Demand, architecture: Architecture, passes: int) -> Batc
 
 def stage_seconds(
     site: Site, architecture: Architecture, demand: Demand, mode: Mode, staleness: int,
-    pairs: Pairs[RolloutStage, TrainerStage],
+    pairs: Pairs[RolloutStage, TrainerStage], beside: Beside | None = None,
 ) -> StageSeconds:  # fmt: skip
-    """Stages and rl_step of pairs of rollouts and trainers [s] ``[pairs]``."""
+    """Stages and rl_step of pairs of rollouts and trainers [s] ``[pairs]``; ``beside``: what scorers add."""
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
     names = (
         "weight_sync", "data_movement", "offload", "other", "reward", "swap", "in_flight", "interrupt", "by_group",
@@ -104,7 +117,8 @@ def stage_seconds(
     for index, each in enumerate(site.trainers):
         here = trainer.backend[t] == index
         if here.any():
-            own = _framework_seconds(site, each, architecture, demand, mode, pairs.take(here))
+            fields = beside.fields if beside else 0
+            own = _framework_seconds(site, each, architecture, demand, mode, pairs.take(here), fields)
             for name, values in own.items():
                 stages[name][here] = values
     makespan = rollout.makespan_s[r]
@@ -123,6 +137,11 @@ def stage_seconds(
         recompute_s=rollout.recompute_s[r],
         swap_s=stages["swap"],
     )
+    if beside is not None:
+        times = replace(
+            times, reward_s=np.maximum(times.reward_s, beside.waits_s),
+            scoring_s=times.scoring_s + beside.shared_s, scorer_s=beside.busy_s,
+        )  # fmt: skip
     execution = Execution(
         mode, max(staleness, 1), in_flight_updates=stages["in_flight"], interrupt=stages["interrupt"],
         by_group=stages["by_group"], chunks=stages["chunks"],
@@ -132,26 +151,41 @@ def stage_seconds(
     return replace(times, rollout_s=np.where(flowing, steady, makespan), rl_step_s=step_seconds(execution, times))
 
 
+def _nodes(site: Site, colocated: bool, pairs: Pairs[RolloutStage, TrainerStage]) -> FloatArray:
+    """Nodes that the pools take, whatever the cluster has besides ``[pairs]``."""
+    trainer = pairs.trainer.layout.take(pairs.t).devices
+    rollout = pairs.rollout.layout.take(pairs.r).devices
+    per_node = site.cluster.devices_per_node
+    if site.rollout_hardware is site.hardware:
+        return np.ceil((trainer + (0 if colocated else rollout)) / per_node)
+    return np.ceil(trainer / per_node) + np.ceil(rollout / site.rollout_hardware.cluster.devices_per_node)
+
+
 def _framework_seconds(
     site: Site, each: TrainerStack, architecture: Architecture, demand: Demand, mode: Mode,
-    pairs: Pairs[RolloutStage, TrainerStage],
+    pairs: Pairs[RolloutStage, TrainerStage], fields: int,
 ) -> dict[str, FloatArray]:  # fmt: skip
-    """What one framework backend spends around the stages, for pairs of its columns."""
+    """What one framework backend spends around the stages, for pairs of its columns; ``fields``: as `batch_shape`."""
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
     framework, colocated = each.framework, MODES[mode].shares_devices
     shape_of = np.zeros(len(r))
     reward = demand.reward_s * (1.0 - framework.reward_hidden)
     passes = each.scoring_passes(site.roles, demand.batch.updates, site.old_policy)
-    nodes = site.cluster.devices / site.cluster.devices_per_node
-    moved = data_movement_s(framework, batch_shape(demand, architecture, passes), nodes)
+    shape = batch_shape(demand, architecture, passes, fields)
+    if site.router_replay != "none":
+        # R2's record is made by a pass and goes back and to the trainer; R3's comes with the batch, and goes to all
+        trips = 1.0 if site.router_replay == "R3" else 2.0 / (2.0 + passes)
+        shape = replace(shape, route_bytes=trips * route_bytes(architecture))
+    moved = data_movement_s(framework, shape, _nodes(site, colocated, pairs))
+    factors = framework.factors
     transition = framework.sleep.value + framework.wake.value + trainer.transition_s[t] + rollout.transition_s[r]
     return {
         "weight_sync": sync_seconds(site, each, architecture, mode, pairs),
-        "data_movement": shape_of + moved,
-        "offload": shape_of + (transition if colocated else 0.0),
-        "other": shape_of + framework.step.value,
+        "data_movement": shape_of + factors.rest * moved,
+        "offload": shape_of + (factors.rest * transition if colocated else 0.0),
+        "other": shape_of + factors.rest * framework.step.value,
         "reward": shape_of + reward,
-        "swap": shape_of + usual_sync_fit(framework, colocated).fixed,
+        "swap": shape_of + factors.weight_sync * usual_sync_fit(framework, colocated).fixed,
         "in_flight": shape_of + framework.in_flight_updates,
         "interrupt": shape_of + framework.partial_rollout,
         "by_group": shape_of + framework.counts_groups,

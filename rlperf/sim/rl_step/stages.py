@@ -37,6 +37,7 @@ class StageSeconds:
     critic_s : PPO critic's update on devices of its own, beside the policy's; sharing devices: add to training_s [s]
     recompute_s : prefill of the interrupted requests after a weight sync [s]
     swap_s : pause of an engine that takes weights in flight [s]
+    scorer_s : what a batch takes the slowest scorer on devices of its own: no more batches pass it [s]
     rl_step_s : from one rl_step to the next, where a mode has put the stages in order [s]
     """
 
@@ -55,6 +56,7 @@ class StageSeconds:
     critic_s: FloatArray = field(default_factory=_none)
     recompute_s: FloatArray = field(default_factory=_none)
     swap_s: FloatArray = field(default_factory=_none)
+    scorer_s: FloatArray = field(default_factory=_none)
     rl_step_s: FloatArray = field(default_factory=_none)
 
     @classmethod

@@ -16,7 +16,7 @@ from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.overheads import routing_skew
 from rlperf.sim.rl_step.site import Site, TrainerStack
-from rlperf.sim.rl_step.trainer_stage import cut_by_budget
+from rlperf.sim.rl_step.trainer_stage import cut_by_budget, with_optimizer
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pool import Settings
 
@@ -42,6 +42,7 @@ def trainer_bytes(
     Without packing a microbatch is ``layout.microbatch`` sequences, all as long as the longest. Experts receive tokens
     as unevenly as time is charged for. A scoring pass counts where its microbatches are larger than those of training.
     """
+    stack = with_optimizer(stack, architecture, settings)
     longest = float(demand.batch.longest_tokens)
     tokens = np.asarray(budget, dtype=np.float64)
     by_budget = cut_by_budget(settings, stack.framework)

@@ -14,18 +14,23 @@ import numpy as np
 import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches, slowest_lengths, slowest_slices
+from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.layers.vision import TowerWork
 from rlperf.cost.memory_parameters import OFFLOADS_OPTIMIZER
+from rlperf.cost.muon import muon_s, with_muon
 from rlperf.cost.packing import packed_count, sorted_microbatches
 from rlperf.cost.scoring import scoring_pass
+from rlperf.cost.speculation import training_share
 from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.training import TrainingCost, parked_states_s, training_update
 from rlperf.layout import OFFLOAD, FloatArray, IntArray, Layout, taken
+from rlperf.sim.rl_step.data_movement import route_bytes
 from rlperf.sim.rl_step.demand import Demand, LengthMoments
 from rlperf.sim.rl_step.overheads import (
     padded_microbatches,
     routing_skew,
     scoring_in_framework_s,
+    shared_prefix_s,
     training_in_framework_s,
 )
 from rlperf.sim.rl_step.site import Site, TrainerStack
@@ -65,6 +70,11 @@ class TrainerStage:
     low: FloatArray
     high: FloatArray
 
+    @property
+    def busy_s(self) -> FloatArray:
+        """Seconds of an rl_step that the trainer's devices are its own: updates, scoring, moving of its states [s]."""
+        return self.training_s + self.scoring_s + self.transition_s
+
     def take(self, index: IntArray | slice) -> Self:
         """Some rows, by index."""
         return taken(self, index)
@@ -81,6 +91,7 @@ class Cuts:
     parts : passes into which the rl_step's sequences are cut: optimizer updates, or 1 for scoring
     token_budget : tokens per microbatch and replica ``[layouts]``
     packing : whether sequences are packed
+    shared_prefix : whether a prompt is computed once for the members of its group that a microbatch holds
     """
 
     framework: FrameworkCalibration
@@ -88,6 +99,7 @@ class Cuts:
     parts: int
     token_budget: npt.ArrayLike
     packing: bool
+    shared_prefix: bool = False
 
     @property
     def by_budget(self) -> bool:
@@ -124,7 +136,7 @@ class Cuts:
         )  # fmt: skip
         if self.together:
             found = self.cut_together(found, np.array_split(demand.lengths(0), self.parts))
-        return self.padded(found)
+        return self.finished(found, demand)
 
     def cut_together(self, found: Microbatches, passes: list[FloatArray]) -> Microbatches:
         """Counts and padding of what is cut together, means over the passes; ranks as uneven as they were found."""
@@ -146,9 +158,32 @@ class Cuts:
         cut = np.mean([sorted_microbatches(part, ranks, budget) for part in passes], axis=0)
         return float(cut[0]), float(cut[1] / cut[0]), float(cut[2] / cut[0])
 
-    def padded(self, found: Microbatches) -> Microbatches:
+    def finished(self, found: Microbatches, demand: Demand) -> Microbatches:
+        """As they run: prompts that are shared once, padded as the framework does."""
         budget = self.token_budget if self.by_budget else None
-        return padded_microbatches(self.framework, self.layout, found, budget)
+        kept = self.once(found, demand) if self.shared_prefix and demand.batch.group_size > 1 else found
+        return padded_microbatches(self.framework, self.layout, kept, budget)
+
+    def once(self, found: Microbatches, demand: Demand) -> Microbatches:
+        r"""The same with the prompt of a group computed once for the members that share a microbatch.
+
+        Of g members ceil(g / m) prompts are computed, m the members that a microbatch holds: prompt and m responses
+        within its budget, or its number of sequences. A response sees its prompt all the same, so that of the pairs
+        only those within the prompt go, :math:`(l_i^2 - p^2)` being left of every other member.
+        """
+        batch, (prompt, square) = demand.batch, demand.prompt_moments
+        each = np.maximum(batch.sequences / self.parts / self.layout.data_parallel, 1.0)
+        room = np.asarray(self.layout.microbatch, dtype=np.float64)
+        if self.by_budget:
+            room = (np.asarray(self.token_budget) - prompt) / max(demand.moments.mean - prompt, 1.0)
+        members = np.clip(np.floor(np.minimum(room, each)), 1.0, batch.group_size)
+        spared = 1.0 - np.ceil(batch.group_size / members) / batch.group_size
+        tokens = found.tokens * found.count - spared * prompt * each
+        squares = found.sum_squares * found.count - spared * square * each
+        count = found.count
+        if self.by_budget:
+            count = np.maximum(np.ceil(count * tokens / (found.tokens * found.count) - 1e-9), 1.0)
+        return Microbatches.of(tokens / count, squares / count, np.broadcast_to(found.max_len, tokens.shape), count)
 
 
 @dataclass(eq=False)
@@ -168,7 +203,7 @@ class CutLengths:
             fullest = self._fullest(cuts, name, lengths, passes)
             rows += [self._pass(cuts, (*name, k), *pair) for k, pair in enumerate(zip(passes, fullest, strict=True))]
         columns: FloatArray = np.array(rows).T
-        return cuts.padded(Microbatches.of(*columns))
+        return cuts.finished(Microbatches.of(*columns), demand)
 
     def _fullest(
         self, cuts: Cuts, name: tuple[object, ...], lengths: FloatArray, passes: list[FloatArray]
@@ -234,8 +269,8 @@ def trainer_cuts(
     if settings.scoring_microbatch is not None:
         by_count = replace(layout, microbatch=np.full_like(layout.microbatch, settings.scoring_microbatch))
     return (
-        Cuts(stack.framework, layout, demand.batch.updates, budget, settings.packing),
-        Cuts(stack.framework, by_count, 1, scored, settings.packing),
+        Cuts(stack.framework, layout, demand.batch.updates, budget, settings.packing, settings.shared_prefix),
+        Cuts(stack.framework, by_count, 1, scored, settings.packing, settings.shared_prefix),
     )
 
 
@@ -244,24 +279,50 @@ def trainer_work(
     settings: Settings, batches: Microbatches, scored: Microbatches,
 ) -> TrainerWork:  # fmt: skip
     """Seconds of one update of ``batches`` and of one scoring pass over ``scored``, in the framework."""
+    stack = with_optimizer(stack, architecture, settings)
     framework, hardware = stack.framework, site.hardware
     skew, patches = routing_skew(framework, layout), demand.patches(architecture)
     options = UpdateOptions(settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss)
     seen = TowerWork(demand.images_per_token * batches.tokens, patches, settings.freeze_vision)
     read = TowerWork(demand.images_per_token * scored.tokens, patches)
     update = _update(site, stack, architecture, demand.batch.updates, layout, batches, options, seen)
+    if settings.optimizer == "muon":
+        orthogonal = muon_s(architecture, hardware, stack.calibration, layout)
+        update = replace(update, optimizer_s=update.optimizer_s + orthogonal)
     one = scoring_pass(architecture, hardware, stack.calibration, layout, scored, options, tower=read)
     passes = stack.scoring_passes(site.roles, demand.batch.updates, site.old_policy)
     reference = 1.0 / passes if passes and "reference" in site.roles else 0.0
+    draft = 1.0 + (training_share(architecture, site.trained_draft) if site.trained_draft else 0.0)
+    update_s = training_in_framework_s(framework, architecture, layout, batches, draft * update.total_s)
+    pass_s = scoring_in_framework_s(framework, architecture, layout, scored, one.total_s, reference=reference)
+    if settings.router_replay != "none":
+        update_s = update_s + replayed_s(site, architecture, layout, batches)
+        pass_s = pass_s + replayed_s(site, architecture, layout, scored)
+    if settings.shared_prefix and demand.batch.group_size > 1:
+        update_s = update_s + shared_prefix_s(framework.training.prefix_update, architecture, layout, batches)
+        pass_s = pass_s + shared_prefix_s(framework.training.prefix_pass, architecture, layout, scored)
     return TrainerWork(
         update=update,
         scoring=one,
-        update_s=training_in_framework_s(framework, architecture, layout, batches, update.total_s),
-        pass_s=scoring_in_framework_s(framework, architecture, layout, scored, one.total_s, reference=reference),
+        update_s=update_s,
+        pass_s=pass_s,
         passes=passes,
         batches=batches,
         scored=scored,
     )
+
+
+def with_optimizer(stack: TrainerStack, architecture: Architecture, settings: Settings) -> TrainerStack:
+    """The trainer with the states of the optimizer that its settings name."""
+    if settings.optimizer == "adam":
+        return stack
+    return replace(stack, calibration=with_muon(stack.calibration, architecture))
+
+
+def replayed_s(site: Site, architecture: Architecture, layout: Layout, batches: Microbatches) -> FloatArray:
+    """Recorded experts of a stage's layers on their way from host memory to the device, all microbatches [s]."""
+    split = (layout.context_parallel * layout.ulysses * layout.pipeline_parallel).astype(np.float64)
+    return host_copy_s(site.hardware, batches.count * batches.tokens / split * route_bytes(architecture))
 
 
 def _update(

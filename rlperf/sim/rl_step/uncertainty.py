@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rlperf.cost.basis import WEIGHT_ONLY
+from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.layers import stack_of
-from rlperf.layout import FloatArray
+from rlperf.cost.training import experts_timed
+from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.stage_seconds import usual_sync_fit
 from rlperf.sim.rl_step.stages import StageSeconds
@@ -24,19 +26,25 @@ from rlperf.specs.calibration import Z95
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
-OWN_SHARE = 0.5
-"""Share of a stage's calibration error that belongs to the layout, not to device and software: judged, unmeasured."""
 CALIBRATED = ("rollout_s", "scoring_s", "training_s", "weight_sync_s")
 """Stages with a calibration of their own; the rest of the rl_step is the framework's."""
+OWN_SHARE: FloatArray = np.array([0.7, 0.5, 0.5, 0.5, 0.5])
+r"""Share of a stage's calibration error that belongs to the layout, not to device and software; the rest stands last.
+
+Measured: the spread of ln(measured / predicted) among layouts of one configuration over the calibration's own sigma.
+Rollout: time per token in 362 sets that differ in parallel degrees alone (engine, release, architecture, device,
+lengths and concurrency equal), 0.108 / 0.156. Training: 42 sets of layouts that no fit saw, 0.065 / 0.134
+(`studies/measured_best/own_share.py`). No other stage has such sets: they take the trainer's.
+"""
 
 
-def log_sigma(low: float, high: float) -> float:
-    """Standard deviation of the logarithm from a 5th and 95th percentile.
+def log_sigma(low: npt.ArrayLike, high: npt.ArrayLike) -> FloatArray:
+    """Standard deviation of the logarithm from a 5th and 95th percentile [1]; arrays broadcast.
 
-    >>> round(log_sigma(0.5, 2.0), 3)
+    >>> round(float(log_sigma(0.5, 2.0)), 3)
     0.421
     """
-    return float(np.log(high / low) / (2.0 * Z95))
+    return np.asarray(np.log(np.asarray(high) / np.asarray(low)) / (2.0 * Z95))
 
 
 @dataclass(frozen=True)
@@ -49,37 +57,83 @@ class StageSigmas:
     weight_sync_s: float
     rest: float
 
+    @property
+    def of_stages(self) -> FloatArray:
+        """In the order of `stage_matrix`."""
+        return np.array([*(getattr(self, name) for name in CALIBRATED), self.rest])
+
 
 def stage_sigmas(site: Site, trainer: TrainerStage, mode: Mode) -> StageSigmas:
     """Spreads of the calibrations behind the stages of an rl_step with this trainer (its first row)."""
     framework, spread = site.trainers[int(trainer.backend[0])].framework, site.rollout_hardware.calibration.spread
     sync = usual_sync_fit(framework, MODES[mode].shares_devices).provenance
-    training = log_sigma(float(trainer.low[0]), float(trainer.high[0]))
+    training = float(log_sigma(trainer.low[0], trainer.high[0]))
     return StageSigmas(
-        rollout_s=log_sigma(spread.low, spread.high),
+        rollout_s=float(log_sigma(spread.low, spread.high)),
         scoring_s=training,
         training_s=training,
-        weight_sync_s=log_sigma(sync.low, sync.high),
-        rest=log_sigma(framework.step_spread.low, framework.step_spread.high) / 2.0,
+        weight_sync_s=float(log_sigma(sync.low, sync.high)),
+        rest=float(log_sigma(framework.step_spread.low, framework.step_spread.high)) / 2.0,
     )
 
 
-def distinguishable(sigmas: StageSigmas, first: StageSeconds, second: StageSeconds) -> bool:
-    """Whether the intervals of the *difference* of two candidates leave out zero.
+def stage_matrix(seconds: StageSeconds) -> FloatArray:
+    """Seconds of the stages of `CALIBRATED`, the rest of the rl_step last [s] ``[candidates][stages]``."""
+    rest = seconds.reward_s + seconds.data_movement_s + seconds.offload_s + seconds.other_s
+    columns = (*(getattr(seconds, name) for name in CALIBRATED), rest)
+    return np.stack([np.broadcast_to(each, np.shape(seconds.rl_step_s)) for each in columns], axis=-1)
 
-    Both candidates run on the same rl_steps, device and software, so what their stages share cancels; a stage that
-    both run alike adds nothing. What is left is the layouts' own share of the calibration error.
+
+@dataclass(frozen=True, eq=False)
+class Contenders:
+    """What tells candidates of one question apart; they run on the same lengths.
+
+    Attributes
+    ----------
+    stages : their seconds as in `stage_matrix` [s] ``[candidates][stages]``
+    sigma : error of the constants behind each ``[candidates][stages]``
+    origin : number of the calibrations behind a candidate's trainer and overheads: other ones err otherwise
+        ``[candidates]``
+    unlike : standard deviation added for what is unlike all that was measured (`unmeasured_sigma`) ``[candidates]``
+    draws : rl_steps on the common lengths [s] ``[candidates][draws]``
     """
-    variance = 0.0
-    for name in CALIBRATED:
-        a, b = float(getattr(first, name).mean()), float(getattr(second, name).mean())
-        sigma = getattr(sigmas, name)
-        if not np.isclose(a, b, rtol=1e-9):
-            variance += (sigma * OWN_SHARE) ** 2 * (a**2 + b**2) + (sigma * (a - b)) ** 2
-    drawn: FloatArray = first.rl_step_s - second.rl_step_s
-    if len(drawn) > 1:
-        variance += float(np.var(drawn, ddof=1) / len(drawn))
-    return bool(abs(drawn.mean()) > Z95 * np.sqrt(variance))
+
+    stages: FloatArray
+    sigma: FloatArray
+    origin: IntArray
+    unlike: FloatArray
+    draws: FloatArray
+
+    def difference_sigma(self, row: int) -> FloatArray:
+        r"""Standard deviation of the difference of each candidate to the one in ``row`` ``[candidates]``.
+
+        .. math::
+
+            s^2 = \sum_i \sigma_i^2 (a_i - b_i)^2 + \omega_i^2 \sigma_i^2 (a_i^2 + b_i^2)
+                + |\sigma_{a,i}^2 - \sigma_i^2| a_i^2 + |\sigma_{b,i}^2 - \sigma_i^2| b_i^2
+
+        over the stages that the two do not run alike: :math:`\sigma_i` the smaller of both errors is of device and
+        software and cancels in the difference, but for the layouts' own share of it (:math:`\omega`, `OWN_SHARE`);
+        where one's constants are less certain, the excess is its own. Of two trainers' constants nothing cancels. What
+        is unlike all that was measured in one of them alone is its own, too; rl_steps drawn differ by lengths.
+        """
+        a, b = self.stages, self.stages[row]
+        shared = np.minimum(self.sigma, self.sigma[row])
+        apart = (self.origin != self.origin[row])[:, None] & (np.arange(a.shape[1]) > 0)
+        shared = np.where(apart, 0.0, shared)
+        parts = shared**2 * ((a - b) ** 2 + OWN_SHARE**2 * (a**2 + b**2))
+        parts += (self.sigma**2 - shared**2) * a**2 + (self.sigma[row] ** 2 - shared**2) * b**2
+        variance = np.where(np.isclose(a, b, rtol=1e-9), 0.0, parts).sum(axis=1)
+        whole = np.maximum(self.draws.mean(axis=1), self.draws[row].mean())
+        variance += np.abs(self.unlike**2 - self.unlike[row] ** 2) * whole**2
+        if self.draws.shape[1] > 1:
+            variance += np.var(self.draws - self.draws[row], axis=1, ddof=1) / self.draws.shape[1]
+        return np.asarray(np.sqrt(variance))
+
+    def apart(self, row: int) -> BoolArray:
+        """Whether the interval of the difference to the candidate in ``row`` leaves out zero ``[candidates]``."""
+        mean = self.draws.mean(axis=1)
+        return np.asarray(np.abs(mean - mean[row]) > Z95 * self.difference_sigma(row))
 
 
 def lengths_sigma(draws_s: FloatArray | Sequence[float]) -> float:
@@ -89,7 +143,7 @@ def lengths_sigma(draws_s: FloatArray | Sequence[float]) -> float:
 
 
 def unmeasured_sigma(
-    site: Site, stack: TrainerStack, architecture: Architecture, dtype: str, seconds: StageSeconds
+    site: Site, stack: TrainerStack, architecture: Architecture, dtype: str, seconds: StageSeconds, layout: Layout
 ) -> FloatArray:
     r"""Standard deviation that an architecture, a device or a precision unlike all measured ones adds [1] ``[rows]``.
 
@@ -98,20 +152,34 @@ def unmeasured_sigma(
     u the framework's ``unmeasured_spread``, for latent attention (:math:`\ell` = 1; no rl_step of another unmeasured
     kind has shown more) and, a quarter of its square, for a device that borrows constants (d = 1); else w_r the
     rollout's share of the rl_step and s_r the spread of serving rows whose kernels no table holds, where the engine
-    runs such layers or such a precision; w_t the share of scoring and training, s_t the backend's own spread once
-    more, where it trains layers that nobody has timed.
+    runs such layers or such a precision, or where the architecture's reader had to assume something; w_t the share of
+    scoring and training, s_t the backend's own spread once more, where it trains layers that nobody has timed, or
+    experts in a ``layout`` in which nobody has.
     """
     halves = stack_of(architecture).halves
     latent = architecture.latent is not None
     borrowed = site.rollout_hardware.calibration.extrapolated
     total = np.asarray(stack.framework.unmeasured_spread**2 * (latent + borrowed / 4.0) + 0.0 * seconds.rl_step_s)
-    if not latent and (dtype in WEIGHT_ONLY or any(half.layer.unmeasured for half in halves)):
+    unlike = dtype in WEIGHT_ONLY or bool(architecture.assumed) or any(half.layer.unmeasured for half in halves)
+    if architecture.assumed or (not latent and unlike):
         spread = site.engine.spread_extrapolated
         total = total + (seconds.rollout_s / seconds.rl_step_s * log_sigma(spread.low, spread.high)) ** 2
-    if not latent and any(half.layer.unmeasured_training for half in halves):
-        share = (seconds.scoring_s + seconds.training_s) / seconds.rl_step_s
+    untimed = ~experts_timed(architecture, stack.calibration, layout)
+    if not latent:
+        layers = any(half.layer.unmeasured_training for half in halves)
+        share = (seconds.scoring_s + seconds.training_s) / seconds.rl_step_s * (untimed | layers)
         total = total + (share * log_sigma(stack.calibration.low, stack.calibration.high)) ** 2
     return np.asarray(np.sqrt(total))
+
+
+def drafted_sigma(cost: EngineStepCost, seconds: StageSeconds) -> float:
+    """Standard deviation of ln t that acceptance of drafted tokens adds, which differs between models [1].
+
+    Its spread between models times the rollout's share of the rl_step; 0 where nothing is drafted.
+    """
+    if cost.drafted is None:
+        return 0.0
+    return float((seconds.rollout_s / seconds.rl_step_s).mean() * cost.drafted.spread)
 
 
 def step_factors(
@@ -153,9 +221,10 @@ def stage_interval(
         backend, kernels = site.trainers[int(trainer.backend[0])].calibration, site.rollout_hardware.calibration.spread
         behind = kernels if stage == "rollout_s" else backend
         band = {"rollout_s": bands.rollout, "scoring_s": bands.scoring, "training_s": bands.training}[stage]
-        below = np.hypot(np.log(behind.low), np.log(band[0]))
-        above = np.hypot(np.log(behind.high), np.log(band[1]))
-    rest = (Z95 * framework.rerun_spread) ** 2 + (Z95 * lengths) ** 2
+        kernels_low, kernels_high = (0.0, 0.0) if bands.whole else (np.log(behind.low), np.log(behind.high))
+        below, above = np.hypot(kernels_low, np.log(band[0])), np.hypot(kernels_high, np.log(band[1]))
+    reruns = 0.0 if framework.stage_spread.whole else framework.rerun_spread
+    rest = (Z95 * reruns) ** 2 + (Z95 * lengths) ** 2
     low = seconds * float(np.exp(-np.sqrt(below**2 + rest)))
     return low, seconds * float(np.exp(np.sqrt(above**2 + rest)))
 
@@ -214,7 +283,7 @@ def compare_draws(a_s: FloatArray, b_s: FloatArray, *, own: float = 0.0) -> Comp
 
 
 def unshared_error(
-    a: npt.ArrayLike, b: npt.ArrayLike, sigma: npt.ArrayLike, *, own_share: float, shared: bool = True
+    a: npt.ArrayLike, b: npt.ArrayLike, sigma: npt.ArrayLike, *, own_share: npt.ArrayLike, shared: bool = True
 ) -> float:
     r"""Standard deviation of ln(t_B / t_A) from calibration errors that do not cancel [1].
 
@@ -229,7 +298,7 @@ def unshared_error(
     ----------
     a, b : seconds of the stages of the two, same order [s] ``[stages]``
     sigma : s_i ``[stages]``
-    own_share : omega [1]
+    own_share : omega [1], of all stages or of each
 
     >>> unshared_error([50.0, 50.0], [100.0, 100.0], [0.1, 0.1], own_share=0.0)
     0.0

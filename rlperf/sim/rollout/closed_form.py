@@ -45,6 +45,9 @@ class StepCensus:
     running_sum : B, decodes summed over engine_steps
     keys : K, cached tokens read, summed over engine_steps [tokens]
     prefill_requests, prefill_tokens, prefill_pairs : R, n, P, summed over engine_steps
+    batch_keys : of K, what decode-only engine_steps of each batch read [tokens] ``[batches]``
+    mixed : (requests that decode, keys that they read, prefilled tokens) of every engine_step with prefill
+        ``[3, engine_steps]``
     wait_s : T_w, time without any request to compute [s]
     exact : whether the counts hold for every cost
     """
@@ -59,9 +62,11 @@ class StepCensus:
     prefill_requests: float
     prefill_tokens: float
     prefill_pairs: float
+    batch_keys: FloatArray
+    mixed: FloatArray
     wait_s: float = 0.0
     exact: bool = True
-    _weights: dict[tuple[bytes, bytes], FloatArray] = field(default_factory=dict, repr=False)
+    _weights: dict[tuple[bytes, bytes], tuple[FloatArray, FloatArray]] = field(default_factory=dict, repr=False)
 
     def makespan_s(self, cost: EngineStepCost) -> FloatArray:
         """Makespan of this replica for one cost, or for many at once [s].
@@ -69,12 +74,15 @@ class StepCensus:
         Parameters
         ----------
         cost : fields may carry leading axes of layouts: ``linear_s`` ``[..., points]``, other coefficients ``[...]``;
-            ``tokens`` ``[points]`` and ``graph_buckets`` are common to all
+            ``tokens`` ``[points]`` and ``graph_buckets`` are common to all; with drafted tokens one at a time
         """
-        weight = self._linear_weights(cost)
+        if cost.drafted is not None:
+            return np.asarray(self._drafted_s(cost) + self.wait_s, dtype=np.float64)
+        decoding, prompts = self._linear_weights(cost)
         mixed = float(self.mixed_steps.sum())
         steps = float(self.batch_steps.sum()) + mixed
-        seconds = np.asarray(cost.linear_s, dtype=np.float64) @ weight
+        seconds = np.asarray(cost.linear_s, dtype=np.float64) @ decoding
+        seconds = seconds + np.asarray(cost.linear_table(mixed=True), dtype=np.float64) @ prompts
         seconds = seconds + cost.host_s * steps
         seconds = seconds + cost.host_per_request_s * (self.running_sum + self.prefill_requests)
         seconds = seconds + cost.decode_fixed_s * self.decoding_steps
@@ -86,29 +94,42 @@ class StepCensus:
         seconds = seconds + cost.prefill_per_pair_s * self.prefill_pairs
         return np.asarray(seconds + self.wait_s, dtype=np.float64)
 
-    def _linear_weights(self, cost: EngineStepCost) -> FloatArray:
-        """Engine_steps shared out over the points of L: linear interpolation, transposed ``[points]``.
+    def _drafted_s(self, cost: EngineStepCost) -> float:
+        """The makespan where what a decode costs is tabulated by the number of running requests."""
+        batch = self.batch.astype(np.float64)
+        decodes = self.batch_steps * cost.decode_fixed(batch) + self.batch_keys * cost.decode_per_key(batch)
+        running, keys, tokens = self.mixed
+        mixed = cost.engine_step_s(running, keys, tokens, 0.0, 0.0)
+        prompts = (cost.prefill_per_request_s + cost.host_per_request_s) * self.prefill_requests
+        return float(decodes.sum() + mixed.sum() + prompts + cost.prefill_per_pair_s * self.prefill_pairs)
+
+    def _linear_weights(self, cost: EngineStepCost) -> tuple[FloatArray, FloatArray]:
+        """Engine_steps without and with prompts over the points of L: linear interpolation, transposed ``[points]``.
 
         Costs that were tabulated at the same points share them.
         """
         key = (np.asarray(cost.tokens).tobytes(), np.asarray(cost.graph_buckets).tobytes())
         if key not in self._weights:
-            self._weights[key] = self._shared_out(cost)
+            points = np.asarray(cost.tokens, dtype=np.float64)
+            batch = cost.padded(self.batch.astype(np.float64))
+            self._weights[key] = (
+                _shared_out(points, batch, self.batch_steps),
+                _shared_out(points, self.mixed_tokens, self.mixed_steps),
+            )
         return self._weights[key]
 
-    def _shared_out(self, cost: EngineStepCost) -> FloatArray:
-        at = np.concatenate([cost.padded(self.batch.astype(np.float64)), self.mixed_tokens.astype(np.float64)])
-        count = np.concatenate([self.batch_steps, self.mixed_steps]).astype(np.float64)
-        points = np.asarray(cost.tokens, dtype=np.float64)
-        weight = np.zeros(len(points))
-        if len(points) == 1:
-            weight[0] = count.sum()
-            return weight
-        upper = np.clip(np.searchsorted(points, at, side="left"), 1, len(points) - 1)
-        share = np.maximum((at - points[upper - 1]) / (points[upper] - points[upper - 1]), 0.0)
-        np.add.at(weight, upper, count * share)
-        np.add.at(weight, upper - 1, count * (1.0 - share))
+
+def _shared_out(points: FloatArray, at: FloatArray | IntArray, count: IntArray) -> FloatArray:
+    """Engine_steps of so many tokens over the points between which they lie ``[points]``."""
+    weight = np.zeros(len(points))
+    if len(points) == 1:
+        weight[0] = count.sum()
         return weight
+    upper = np.clip(np.searchsorted(points, at, side="left"), 1, len(points) - 1)
+    share = np.maximum((at - points[upper - 1]) / (points[upper] - points[upper - 1]), 0.0)
+    np.add.at(weight, upper, count * share)
+    np.add.at(weight, upper - 1, count * (1.0 - share))
+    return weight
 
 
 def take_census(
@@ -125,7 +146,7 @@ def take_census(
     trajectories : of one replica
     limits : of the replica
     cost : only matters with tools or arrivals: the cost for which waiting and batching are taken
-    options : tool concurrency; speculation is refused (its extra tokens are not part of the census)
+    options : tool concurrency; the options' speculation is refused (a cost's `drafted` tokens are counted)
 
     >>> census = take_census(Trajectories.of(4, [1, 3]), EngineLimits(kv_tokens=np.inf, max_running=8))
     >>> census.batch.tolist(), census.batch_steps.tolist(), census.mixed_tokens.tolist(), census.keys
@@ -142,6 +163,7 @@ def take_census(
         runs, wait_s = timeline.segments, timeline.tool_wait_s
     prefill = runs.prefill_tokens > 0
     batch, batch_steps = _histogram(runs.running[~prefill], runs.steps[~prefill])
+    batch_keys: FloatArray = np.bincount(runs.running[~prefill], runs.keys[~prefill])[batch].astype(np.float64)
     mixed, mixed_steps = _histogram((runs.running + runs.prefill_tokens)[prefill], np.ones(int(prefill.sum())))
     return StepCensus(
         batch=batch,
@@ -154,6 +176,8 @@ def take_census(
         prefill_requests=float(runs.prefill_requests.sum()),
         prefill_tokens=float(runs.prefill_tokens.sum()),
         prefill_pairs=float(runs.prefill_pairs.sum()),
+        batch_keys=batch_keys,
+        mixed=np.array([runs.running[prefill], runs.keys[prefill], runs.prefill_tokens[prefill]], dtype=np.float64),
         wait_s=max(wait_s, 0.0),
         exact=trajectories.single_turn and not trajectories.arrival_s.any(),
     )

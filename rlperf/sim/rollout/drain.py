@@ -40,7 +40,7 @@ def drain(
     starts = np.concatenate([[batch.steps], ends[:-1]])
     count = ends - starts
     keys = count * (base_before + left_before * float(batch.width)) + left_before * _tau_sums(batch, starts, count)
-    duration = count * seconds.fixed[left_before] + seconds.per_key_s * keys
+    duration = count * seconds.fixed[left_before] + seconds.per_key[left_before] * keys
     finish = now + np.cumsum(duration)
     out = np.empty(len(order))
     out[order] = np.repeat(finish, np.diff(gone, prepend=0))

@@ -327,7 +327,7 @@ class EventEngine:
         if self.finite and count > 1:
             count = batch.steps_that_fit(self.cache.total - held, count)
         size = batch.size
-        fixed, per_key = self.seconds.fixed_s[size], self.seconds.per_key_s
+        fixed, per_key = self.seconds.fixed_s[size], self.seconds.per_key_s[size]
         if self.arrivals and not self.waiting and size < self.max_running:
             count = self._steps_to_arrival(self.arrivals[0][0] - self.now, count, fixed, per_key)
         keys = batch.keys_of(count)

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlperf.errors import SpecError
 from rlperf.layout import IntArray
-from rlperf.specs.calibration import EngineCalibration
+from rlperf.specs.engine_calibration import EngineCalibration
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def run_queued(
         return None
     grid, mixed, phase, log = queue.grid, queue.mixed, queue.phase, queue.log
     n, places = len(trajectories), queue.places
-    duration = grid.steps * queue.seconds.fixed[grid.running] + queue.seconds.per_key_s * grid.keys
+    duration = grid.steps * queue.seconds.fixed[grid.running] + queue.seconds.per_key[grid.running] * grid.keys
     running = grid.running[mixed.at].astype(np.float64)
     duration[mixed.at] = cost.engine_step_s(running, grid.keys[mixed.at], mixed.tokens, mixed.pairs, mixed.requests)
     ends = phase.now + np.cumsum(duration)

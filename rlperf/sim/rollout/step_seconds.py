@@ -7,6 +7,8 @@ from bisect import bisect_right
 import numpy as np
 
 from rlperf.cost.engine_step import EngineStepCost
+from rlperf.errors import SpecError
+from rlperf.layout import FloatArray
 from rlperf.sim.rollout.options import EngineOptions
 
 
@@ -17,8 +19,8 @@ class EngineStepSeconds:
 
     Attributes
     ----------
-    fixed_s : of a decode-only engine_step without its per-key part, by batch 0 ... max_running [s]
-    per_key_s : d_k [s]
+    fixed, fixed_s : of a decode-only engine_step without its per-key part, by batch 0 ... max_running [s]
+    per_key, per_key_s : d_k, by batch; where the cost drafts tokens both are of one token per request [s]
     """
 
     def __init__(self, cost: EngineStepCost, max_running: int, options: EngineOptions) -> None:
@@ -29,16 +31,21 @@ class EngineStepSeconds:
         self.per_request_s = cost.host_per_request_s + cost.decode_per_request_s
         self.per_request_s += 0.0 if draft is None else draft.draft_per_request_s
         self.decode_once_s = cost.decode_fixed_s + self.draft_s
-        self.per_key_s = float(cost.decode_per_kv_token_s)
         batch = np.arange(max_running + 1, dtype=np.float64)
         linear = cost.linear(cost.padded(batch) * self.width)
         self.fixed = cost.host_s + linear + self.decode_once_s + self.per_request_s * batch
+        self.per_key: FloatArray = np.full(max_running + 1, float(cost.decode_per_kv_token_s))
+        if cost.drafted is not None:
+            if draft is not None:
+                raise SpecError("speculation is stated twice: in the cost of an engine_step, and in the options")
+            self.fixed, self.per_key = cost.decode_fixed(batch), cost.decode_per_key(batch)
+        self.per_key_s: list[float] = self.per_key.tolist()
         self.fixed_s: list[float] = self.fixed.tolist()
         self._tokens: list[float] = np.asarray(cost.tokens, dtype=np.float64).tolist()
-        self._linear: list[float] = np.asarray(cost.linear_s, dtype=np.float64).tolist()
+        self._linear: list[float] = np.asarray(cost.linear_table(mixed=True), dtype=np.float64).tolist()
 
-    def linear_s(self, tokens: float) -> float:
-        """L at one token count [s]; the scalar twin of `EngineStepCost.linear`."""
+    def mixed_linear_s(self, tokens: float) -> float:
+        """L of an engine_step with prompts at one token count [s]; the scalar twin of `EngineStepCost.linear`."""
         xs, ys = self._tokens, self._linear
         if len(xs) < 2 or tokens <= xs[0]:
             return ys[0]
@@ -48,9 +55,11 @@ class EngineStepSeconds:
     def mixed_s(self, running: int, keys: float, tokens: int, pairs: float, requests: int) -> float:
         """Seconds of an engine_step with prefill: ``tokens`` of ``requests`` prompts beside ``running`` decodes."""
         cost = self.cost
-        seconds = cost.host_s + cost.host_per_request_s * requests + self.linear_s(running * self.width + tokens)
+        if cost.drafted is not None:
+            return float(cost.engine_step_s(running, keys, tokens, pairs, requests))
+        seconds = cost.host_s + cost.host_per_request_s * requests + self.mixed_linear_s(running * self.width + tokens)
         seconds += cost.prefill_fixed_s + cost.prefill_per_request_s * requests + cost.prefill_per_pair_s * pairs
         seconds += cost.prefill_per_token_s * tokens
         if running:
-            seconds += self.decode_once_s + self.per_request_s * running + self.per_key_s * keys
+            seconds += self.decode_once_s + self.per_request_s * running + self.per_key_s[running] * keys
         return seconds

@@ -1,0 +1,111 @@
+"""Fits of whole attention modules: a kind of layer as an engine runs it, against timings of its module.
+
+Products and small passes of the module are those that the layer states, at the device's own constants; what is fitted
+is the rest, attention over chosen keys (`rlperf.cost.sparse`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rlperf.calibrate.fitting import Bounds, fit_with_left_out
+from rlperf.calibrate.kernel_fits import KernelFit, digits, microseconds
+from rlperf.calibrate.kernel_tables import Series, joined_series
+from rlperf.cost.layers import stack_of
+from rlperf.cost.layers.choosing import Choosing
+from rlperf.cost.layers.layer import fuse
+from rlperf.cost.operators import product_operator
+from rlperf.cost.replica import Replica, Roles, total
+from rlperf.layout import BoolArray, FloatArray
+from rlperf.specs.calibration import SparseFit
+from rlperf.specs.engine_calibration import load_engine_calibration
+from rlperf.specs.hardware import BEST_READ, Hardware
+from rlperf.specs.profiles import load_architecture
+
+PULL = 0.02
+"""Pull of a constant to its start, in units of the misfit: eight of them, some told by few rows."""
+_TABLES = {"csa": "compressed_sparse", "hca": "compressed", "reusing": "sparse_reusing"}
+
+
+def mixer_of(series: Series) -> tuple[str, str]:
+    """Mixer and phase of a module's timings."""
+    layer, phase = _layer(series), series.variant.rsplit("/", 1)[1]
+    return (layer.table if layer else "", phase)
+
+
+def _layer(series: Series) -> Choosing | None:
+    """The layer of the model that was timed; None where it chooses no keys."""
+    model, part, _ = series.variant.rsplit("/", 2)
+    layers = [half.layer for half in stack_of(load_architecture(model)).halves]
+    found = [layer for layer in layers if isinstance(layer, Choosing)]
+    wanted = _TABLES.get(part)
+    return next((layer for layer in found if wanted in (None, layer.table)), None)
+
+
+def module_seconds(series: Series, hw: Hardware) -> Callable[[SparseFit | None], FloatArray]:
+    """Seconds of every row of one model's timings, by the constants of its attention; None: the device's own."""
+    layer = _layer(series)
+    assert layer is not None
+    heads, batch, query, past = (series.shape[name] for name in ("num_heads", "batch", "q_len", "past_len"))
+    gemm, cache = series.dtype.split("/")
+    engine = load_engine_calibration(series.kernel).model_copy(update={"factors": ()})
+    one, tokens = np.ones_like(heads), batch * query
+    # four-bit checkpoints leave attention in 16 bits
+    roles = Roles("bf16" if gemm == "nvfp4" else gemm, gemm, gemm)
+    replica = Replica(layer.arch, hw, engine, roles, cache, layer.arch.heads / heads, one, one, one)
+    products = [product_operator(replica, matrix, roles.projection, 1.0, tokens) for matrix in fuse(layer.matrices())]
+    rest = total([*products, *layer.token_operators(replica, 1.0, tokens, tokens)])
+    generation = series.variant.endswith("generation")
+
+    def seconds(fit: SparseFit | None) -> FloatArray:
+        device = hw
+        if fit is not None:
+            device = replace(hw, calibration=hw.calibration.model_copy(update={"sparse": (fit,)}))
+        here = replace(replica, hw=device)
+        if generation:
+            return rest + total(layer.decode_operators(here, 1.0, batch, batch * (past + query)))
+        return rest + total(layer.prefill_operators(here, 1.0, batch, query, past + query))
+
+    return seconds
+
+
+def fit_modules(modules: Sequence[Series], hw: Hardware, *, check: bool = True) -> KernelFit:
+    """Constants of one engine's modules of one mixer in one phase, all models and precisions together."""
+    mixer, phase = mixer_of(modules[0])
+    kernel = modules[0].kernel
+    seconds = [module_seconds(one, hw) for one in modules]
+    whole = modules[0]
+    for one in modules[1:]:
+        whole = joined_series(whole, one)
+    whole = replace(whole, dtype="", variant=f"{mixer}/{phase}")
+    models = np.repeat(np.arange(len(modules)), [len(one.measured_s) for one in modules]).astype(np.float64)
+
+    def build(p: FloatArray) -> SparseFit:
+        return SparseFit.model_construct(
+            kernel=kernel, mixer=mixer, phase=phase, fixed=p[0], compute=p[1], memory=p[2], passes=p[3],
+            index_compute=p[4], index_memory=p[5], index_fixed=p[6], per_choice=p[7],
+        )  # fmt: skip
+
+    def predict(p: FloatArray, rows: BoolArray) -> FloatArray:
+        fit = build(p)
+        return np.concatenate([each(fit) for each in seconds])[rows]
+
+    bounds = Bounds.of(
+        (1e-7, 2e-5, 1e-3), (0.02, 0.5, 1.2), (0.03, 0.6, BEST_READ), (0.01, 2.0, 100.0), (0.01, 0.4, 1.2),
+        (0.01, 0.4, BEST_READ), (1e-7, 1e-5, 1e-3), (1e-10, 1e-7, 1e-5), pull=PULL,
+    )  # fmt: skip
+    keys = {"batch": whole.shape["batch"], "model and precision": models}
+    fitted = fit_with_left_out(predict, bounds, whole.measured_s, keys, left_out=check)
+    p = fitted.parameters
+    constants = SparseFit.model_validate(
+        {
+            "kernel": kernel, "mixer": mixer, "phase": phase, "fixed": microseconds(p[0]), "compute": digits(p[1]),
+            "memory": digits(p[2]), "passes": digits(p[3]), "index_compute": digits(p[4]),
+            "index_memory": digits(p[5]), "index_fixed": microseconds(p[6]), "per_choice": microseconds(p[7]),
+            "quality": fitted.quality(whole.name),
+        }
+    )  # fmt: skip
+    return KernelFit("sparse", constants, fitted, whole)

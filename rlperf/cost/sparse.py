@@ -1,0 +1,104 @@
+"""Attention that reads a choice of its keys, on one device: the index that scores them, and attention over the chosen.
+
+Three kinds share it: a learned index over all tokens (DeepSeek-V3.2, GLM-5), over compressed tokens (DeepSeek-V4), over
+blocks of tokens (MiniMax-M3). What differs is how many keys are scored and read, and how wide both are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.cost.attention import decode_fit, prefill_fit
+from rlperf.cost.roofline import Array, as_float, joined, sheet_peak
+from rlperf.layout import FloatArray
+from rlperf.specs.calibration import SparseFit
+from rlperf.specs.cluster import Device
+from rlperf.specs.hardware import Hardware
+
+HEAD_TILE = 64.0
+"""Query heads that kernels of shared keys compute at once: fewer take as long (FlashMLA)."""
+LOGIT_BYTES = 8.0
+"""Bytes of a score that is written by the index and read by the choice, in fp32."""
+
+
+@dataclass(frozen=True)
+class KeyChoice:
+    """What one device computes for each query; every number broadcasts.
+
+    Attributes
+    ----------
+    heads : query heads that the device computes, those that fill up a tile of `HEAD_TILE` included [1]
+    pair_flop : FLOP of a head and a key that it reads: 2 (key + value width) [FLOP]
+    key_bytes : of a cached key (and value) that is read, all key heads of the device [bytes]
+    index_flop : of a query and a key that the index scores: 2 heads x width; 0 without an index [FLOP]
+    index_bytes : of a cached index key [bytes]
+    width : values of a token's queries and outputs on the device, which small passes move [1]
+    """
+
+    heads: FloatArray
+    pair_flop: float
+    key_bytes: FloatArray | float
+    index_flop: float
+    index_bytes: float
+    width: FloatArray
+
+
+def sparse_fit(hw: Hardware, mixer: str, phase: str, engine: str) -> SparseFit:
+    """Constants of an engine's kernels for a mixer and a phase; another engine's where its own were not timed.
+
+    Where nobody timed any: the shares that dense attention reaches, and half of them for the index (judged).
+    """
+    fits = [fit for fit in hw.calibration.sparse if (fit.mixer, fit.phase) == (mixer, phase)]
+    if fits:
+        return next((fit for fit in fits if fit.kernel == engine), fits[0])
+    dense, prompt = decode_fit(hw)[0], prefill_fit(hw)[0]
+    return SparseFit.model_construct(
+        kernel=engine, mixer=mixer, phase=phase, fixed=2.0 * (dense.fixed + dense.long_fixed),
+        compute=0.8 * prompt.compute, memory=0.8 * dense.memory, index_compute=0.5 * prompt.compute,
+        index_memory=0.5 * dense.memory, index_fixed=dense.fixed, per_choice=0.0, passes=4.0,
+    )  # fmt: skip
+
+
+def chosen_with(
+    device: Device, fit: SparseFit, work: KeyChoice, queries: Array, scored: Array, read: Array, index_keys: Array,
+    choices: Array,
+) -> FloatArray:  # fmt: skip
+    r"""Seconds of sparse attention with given constants.
+
+    .. math::
+
+        t = t_0 + \frac{2 p\,q w}{W e_m} + t_i + n c_n
+            + \left(\left[\frac{s f_i}{P_8 e_{ic}}\right]^2 +
+                    \left[\frac{8 s + n_i b_i}{W e_{im}}\right]^2\right)^{1/2}
+            + \left(\left[\frac{c\,h f}{P e_c}\right]^2 + \left[\frac{c\,b}{W e_m}\right]^2\right)^{1/2}
+
+    Parameters
+    ----------
+    work : h, f, b, f_i, b_i, w
+    queries : q, query tokens of all sequences [tokens]
+    scored, read : s and c, (query, key) pairs that the index scores, and that attention reads [1]
+    index_keys : n_i, cached index keys that are read [1]
+    choices : n, queries that see more keys than they may read [1]; t_i only where there are some
+
+    Notes
+    -----
+    In prompts neighbouring queries read mostly the same keys, which then stand in the cache: ``fit.phase`` context has
+    no bytes for them. P_8 is the peak of fp8 (of 16 bits where a device has none), in which indices are scored.
+    """
+    q, s, c = as_float(queries), as_float(scored), as_float(read)
+    bandwidth = device.memory_bandwidth
+    narrow = sheet_peak(device, "fp8" if device.peaks.fp8 else "bf16")
+    index = joined(
+        s * work.index_flop / (narrow * fit.index_compute),
+        (LOGIT_BYTES * s + as_float(index_keys) * work.index_bytes) / (bandwidth * fit.index_memory),
+        2.0,
+    )
+    n = as_float(choices)
+    index = (index + np.where(n > 0, fit.index_fixed, 0.0) + n * fit.per_choice) * (work.index_flop > 0)
+    compute_s = c * work.heads * work.pair_flop / (sheet_peak(device, "bf16") * fit.compute)
+    moved = c * work.key_bytes * (fit.phase == "generation")
+    attention = joined(compute_s, moved / (bandwidth * fit.memory), 2.0)
+    passes = 2.0 * fit.passes * q * work.width / (bandwidth * fit.memory)
+    return np.where(q > 0, fit.fixed + passes + index + attention, 0.0)

@@ -1,0 +1,197 @@
+"""Speculative decoding as a cost: wider verifications, drafting, and the tokens that they yield.
+
+What an engine_step costs with k drafted tokens is read off the same operators as without; divided by the tokens that it
+yields it is again the cost of one token per request, so that events and closed form run on as they are. The number of
+drafts may follow the number of running requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlperf.cost.dtypes import dtype_of
+from rlperf.cost.engine_memory import kv_bytes_per_request, kv_bytes_per_token, weight_bytes
+from rlperf.cost.engine_step import Drafted, EngineStepCost
+from rlperf.cost.inference import TOKEN_POINTS
+from rlperf.cost.operators import decode_operators, head_operators, token_operators
+from rlperf.cost.parameters import active_parameters, embedding_parameters
+from rlperf.cost.replica import Replica, gemm_operator, total_in_engine
+from rlperf.errors import Problem, SpecError
+from rlperf.layout import FloatArray
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.speculation import DraftSetting, Method
+from rlperf.specs.speculation_calibration import Yield
+
+MOST_RUNNING = 1024
+"""Requests that run at once up to which costs are tabulated one by one; beyond, a request costs as much as there."""
+DRAFT_KERNELS, VERIFY_KERNELS = 2.0, 1.0
+"""Launches that drafts and rejection sampling make one by one, in layers' worth of kernels: a draft's layer with its
+projection, head, choice and metadata; softmax, comparison and gathering of what is verified. Counted by hand."""
+EAGLE_VOCAB = 32_000
+"""Tokens that an EAGLE-3 head chooses from (SpecForge's configurations, and those of the published heads)."""
+EAGLE_FFN = 6
+"""Width of an EAGLE-3 head's feed-forward over the hidden state, for models whose own layers are experts (lmsys and
+SpecForge heads of Qwen3-30B-A3B and Qwen3-235B-A22B; recalled)."""
+
+
+@dataclass(frozen=True)
+class DraftHead:
+    """The network that drafts: one layer with a head, in front of it a projection of ``joined`` hidden states."""
+
+    arch: Architecture
+    joined: int
+
+    @property
+    def projection_parameters(self) -> int:
+        """Of the projection in front of the layer."""
+        return self.joined * self.arch.hidden**2
+
+
+def draft_head(arch: Architecture, method: Method) -> DraftHead | None:
+    """What drafts for a model by a method; None: no network does (n-grams).
+
+    Raises
+    ------
+    SpecError : the model has no multi-token prediction layer
+    """
+    if method == "ngram":
+        return None
+    mixers = [name for name in arch.layer_mixers if name not in ("linear", "mamba", "none")] or list(arch.layer_mixers)
+    if method == "mtp":
+        if not arch.prediction_layers:
+            raise SpecError(
+                Problem(
+                    f"speculation: {arch.name} has no multi-token prediction layer",
+                    suggestion="eagle3:3 with a head of your own",
+                )
+            )
+        half = [name for name in arch.layer_feed_forwards if name != "none"][-1]
+        return DraftHead(arch.model_copy(update={"layers": 1, "mixers": (mixers[-1],), "feed_forwards": (half,)}), 2)
+    ffn = arch.ffn_hidden or EAGLE_FFN * arch.hidden
+    plain = {"latent": None, "experts": None, "qk_norm": False, "attention_gate": False, "vision": None}
+    one = {"layers": 1, "mixers": ("full",), "feed_forwards": ("dense",), "ffn_hidden": ffn, "vocab": EAGLE_VOCAB}
+    return DraftHead(arch.model_copy(update={**plain, **one}), 3)
+
+
+def speculating(
+    cost: EngineStepCost, replica: Replica, wanted: DraftSetting, yields: Yield, *, typical_context: float = 4096.0
+) -> EngineStepCost:
+    r"""An engine's cost with speculation, per token of every request.
+
+    .. math::
+
+        t(b, K) = \frac{1}{m_k} \Big( h + m_k h_r b + L((k + 1) b^*) + d_0 + d_s b + k b\, t_{head}
+            + K \sqrt{d_k^2 + ((k + 1)^2 - 1) c^2} + t_v + k\, t_{draft}(b, K) \Big)
+
+    Parameters
+    ----------
+    cost : of the engine without, in its framework
+    yields : tokens per engine_step for 0 ... k drafts
+    typical_context : tokens of a running request, at which the number of drafts is chosen where it switches [tokens]
+
+    Notes
+    -----
+    h_r: engine and clients handle every token of a request (detokenise, stop, stream), so it counts per token yielded.
+    c: FLOP of one query on one cached token at the rate of the prefill kernel (what a verification adds to attention
+    that reads the cache once); t_v launches of rejection sampling; t_draft one pass of the draft's layer and
+    head with its launches.
+    """
+    tokens = yields.tokens
+    running = np.arange(MOST_RUNNING + 1, dtype=np.float64)
+    scale, padded = replica.engine.overhead.kernel_scale, cost.padded(running)
+    rows = np.array([16.0, 32.0]) * float(np.max(replica.pipeline))
+    few, more = total_in_engine(head_operators(replica, rows), scale)
+    head_s, pair_s = float(more - few) / float(rows[1] - rows[0]), _pair_s(replica, scale)
+    eager_s = replica.engine.kernels_per_layer * replica.hw.calibration.host.launch
+    draft_s, draft_key_s = _draft(draft_head(replica.arch, wanted.method), replica, padded, DRAFT_KERNELS * eager_s)
+    plain = cost.linear(padded)
+    added, keys = [np.zeros_like(running)], [np.full_like(running, cost.decode_per_kv_token_s)]
+    for k in range(1, wanted.most + 1):
+        wider = cost.linear((k + 1) * padded) - plain
+        handled = (tokens[k] - 1.0) * max(cost.host_per_request_s - head_s, 0.0)
+        added.append(wider + running * (k * head_s + handled) + k * draft_s + VERIFY_KERNELS * eager_s)
+        keys.append(np.full_like(running, np.hypot(keys[0][0], np.sqrt(k * (k + 2.0)) * pair_s) + k * draft_key_s))
+    table = Drafted(
+        np.array(tokens), np.array(added), np.array(keys), np.zeros(len(running), dtype=np.int64), yields.spread
+    )
+    return replace(cost, drafted=_chosen(cost, table, wanted.fewest, running, typical_context))
+
+
+def _chosen(cost: EngineStepCost, every: Drafted, fewest: int, running: FloatArray, context: float) -> Drafted:
+    """Of all numbers of drafts from ``fewest`` up the fastest at every number of running requests."""
+    seconds = []
+    for k in range(fewest, len(every.tokens)):
+        fixed = replace(every, drafts=np.full(len(running), k, dtype=np.int64))
+        seconds.append(replace(cost, drafted=fixed).decode_s(running, running * context))
+    return replace(every, drafts=fewest + np.argmin(np.array(seconds), axis=0))
+
+
+def _pair_s(replica: Replica, scale: float) -> float:
+    """Seconds that one query on one cached token takes of the matrix units, all layers of one device [s]."""
+    far, near = (decode_operators(replica, 1.0, keys) for keys in (2e6, 1e6))
+    sheet = sum(float(a.compute_s - b.compute_s) for a, b in zip(far, near, strict=True)) / 1e6
+    efficiency = replica.hw.calibration.prefill[0].compute if replica.hw.calibration.prefill else 1.0
+    return scale * sheet / efficiency
+
+
+def _draft(head: DraftHead | None, replica: Replica, padded: FloatArray, pass_s: float) -> tuple[FloatArray, float]:
+    """Seconds of one draft by number of running requests, and per cached token [s]."""
+    if head is None:
+        return np.zeros_like(padded), 0.0
+    small = replace(replica, arch=head.arch)
+    scale, rows = replica.engine.overhead.kernel_scale, TOKEN_POINTS
+    projection = gemm_operator(
+        small, "projection", 1.0, rows / small.attention_data, head.arch.hidden / small.attention_tensor,
+        head.joined * head.arch.hidden, small.roles.projection,
+    )  # fmt: skip
+    linear = total_in_engine([*token_operators(small, rows, rows), projection], scale)
+    share = float(np.max(small.pipeline * small.attention_data))
+    near, far = (float(total_in_engine(decode_operators(small, 16.0 * share, keys), scale)) for keys in (1e5, 2e5))
+    per_key = max(far - near, 0.0) / 1e5
+    at = np.interp(padded, rows, np.broadcast_to(linear, rows.shape))
+    return at + max(near - 1e5 * per_key, 0.0) + pass_s, per_key
+
+
+@dataclass(frozen=True, eq=False)
+class DraftMemory:
+    """What a draft head takes on a device: its weights [bytes], its cache over the model's own [1], and its logits."""
+
+    weight_bytes: FloatArray
+    cache_share: FloatArray
+    logit_bytes: FloatArray
+
+
+def draft_memory(replica: Replica, wanted: DraftSetting, running: FloatArray) -> DraftMemory:
+    """Memory of speculation on one device of a replica.
+
+    Rejection sampling keeps logits and probabilities of every verified token in fp32 on every device (vLLM's
+    v1/sample/rejection_sampler.py works on the gathered vocabulary).
+    """
+    head, logits = draft_head(replica.arch, wanted.method), running * wanted.most * replica.arch.vocab * 8.0
+    logits = logits / replica.attention_data
+    if head is None:
+        none = np.zeros_like(replica.tensor)
+        return DraftMemory(none, none, logits)
+    small = replace(replica, arch=head.arch.model_copy(update={"vocab": 1}), pipeline=np.ones_like(replica.pipeline))
+    width = dtype_of(replica.roles.projection).weight_bytes
+    extra = head.projection_parameters * width + (EAGLE_VOCAB if head.joined == 3 else 0) * head.arch.hidden * 2.0
+    weights = weight_bytes(small) + extra / replica.attention_tensor
+    own = kv_bytes_per_token(replica) + kv_bytes_per_request(replica) / 4096.0
+    return DraftMemory(weights, kv_bytes_per_token(small) / np.maximum(own, 1e-9), logits)
+
+
+def training_share(arch: Architecture, method: Method) -> float:
+    """Work of training a draft head over that of its model: its layer, projection and head, per token [1].
+
+    >>> from rlperf.specs.profiles import load_architecture
+    >>> round(training_share(load_architecture("MiMo-7B-RL"), "mtp"), 3)
+    0.119
+    """
+    head = draft_head(arch, method)
+    if head is None:
+        return 0.0
+    ends = embedding_parameters(arch) / (1 if arch.tied_embeddings else 2)
+    own = active_parameters(head.arch) - embedding_parameters(head.arch) + head.projection_parameters
+    return float((own + head.arch.vocab * arch.hidden) / max(active_parameters(arch) - ends, 1.0))

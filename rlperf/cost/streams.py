@@ -1,0 +1,58 @@
+"""Hyper-connections: several residual streams, mixed around every half of a layer (arXiv 2512.24880)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlperf.cost.roofline import L2_SHARE, Array, as_float
+from rlperf.layout import FloatArray
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.calibration import StreamsFit
+from rlperf.specs.cluster import Device
+from rlperf.specs.hardware import Hardware
+
+
+def mixed_bytes(streams: Array, hidden: Array) -> FloatArray:
+    """Bytes of a token that mixing moves on one side of a half: all streams twice, and its input or output once.
+
+    In front they are read for the weights of the mixture and once more to be mixed, and the input is written; behind
+    they are read and written, and the output is read. Values of two bytes.
+    """
+    return np.asarray(2.0 * (2.0 * as_float(streams) + 1.0) * as_float(hidden))
+
+
+def streams_fit(hw: Hardware, engine: str) -> StreamsFit:
+    """Constants of an engine's kernels; another engine's where its own were not timed; small passes where nobody's."""
+    fits, small = hw.calibration.streams, hw.calibration.stream
+    if fits:
+        return next((fit for fit in fits if fit.kernel == engine), fits[0])
+    # the mixture's weights take a product, the normalisation of a small matrix and the mixing: three kernels
+    return StreamsFit.model_construct(
+        kernel=engine, before=3.0 * small.small_fixed, behind=small.small_fixed, memory=small.stream_memory, cached=0.0
+    )
+
+
+def mixing_with(
+    device: Device, fit: StreamsFit, tokens: Array, streams: Array, hidden: Array, *, cached: bool = False
+) -> tuple[FloatArray, FloatArray]:
+    r"""Seconds in front of and behind one half of a layer: :math:`t = t_0 + 2 n (2 s + 1) h / (W e_m)`.
+
+    Parameters
+    ----------
+    tokens : n [tokens]
+    streams, hidden : s, and h, width of one stream [1]
+    cached : streams stand in L2 from the last call, as in kernel benchmarks
+    """
+    n = as_float(tokens)
+    moved = n * mixed_bytes(streams, hidden)
+    memory_s = moved / (device.memory_bandwidth * fit.memory)
+    if cached and fit.cached > 0.0 and device.l2_cache:
+        memory_s = memory_s / (1.0 + fit.cached / (1.0 + (moved / (2.0 * L2_SHARE * device.l2_cache)) ** 3))
+    return np.where(n > 0, fit.before + memory_s, 0.0), np.where(n > 0, fit.behind + memory_s, 0.0)
+
+
+def stream_parameters(arch: Architecture) -> int:
+    """Parameters of the mixture in front of one half: ``(s^2 + 2 s)`` weights from all streams, biases and scales."""
+    streams = arch.residual_streams
+    weights = streams * streams + 2 * streams
+    return weights * (streams * arch.hidden + 1) + 3 if streams > 1 else 0

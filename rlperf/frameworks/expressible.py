@@ -1,0 +1,126 @@
+"""What the files of a framework can say of a job, asked before anything is planned: a plan assumes nothing else.
+
+What a job leaves open is narrowed to what a file can state (modes, trainers, precisions), what has no key is what the
+framework runs, and what a job states though no file can say it is named, for `rlperf plan` to refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlperf.errors import ExportError, Problem, SpecError
+from rlperf.frameworks.adapter import states
+from rlperf.frameworks.readback import USUAL
+from rlperf.frameworks.registry import adapter_of
+from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
+from rlperf.plan.question.context import engine_named, keys_of, with_trainers
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES, Mode
+from rlperf.specs.pool import TOLD, PoolSpec
+from rlperf.specs.trainer_calibration import load_trainer, trainer_names
+
+
+def as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None = None) -> Job:
+    """The job as its framework can run it: its own engine where none is named; modes, trainers, dtypes that it has."""
+    job = with_trainers(job, folder)
+    natives = zip(job.trainer_backends, native_backends(job.trainer_backends, facts, folder), strict=True)
+    backends = tuple(name for name, native in natives if native in facts.backends) or job.trainer_backends
+    found = job.model_copy(update={"trainer_backends": backends})
+    if "engine" not in job.model_fields_set and job.engine not in facts.engines:
+        found = found.model_copy(update={"engine": facts.engines[0]})
+    return _with_keyless_settings(_without_unsayable(_with_its_modes(found, facts), facts), facts)
+
+
+def native_backends(backends: Sequence[str], facts: FrameworkFacts, folder: Path | None = None) -> tuple[str, ...]:
+    """For each backend the one whose keys the framework has for it; names that nobody knows are reported elsewhere."""
+    known = trainer_names(folder)
+
+    def native(name: str) -> str:
+        try:
+            return keys_of(load_trainer(name, folder=folder), facts.name) if name in known else facts.backends[0]
+        except SpecError:  # what is wrong with its file is reported where the job names it
+            return facts.backends[0]
+
+    return tuple(map(native, backends))
+
+
+def _with_its_modes(job: Job, facts: FrameworkFacts) -> Job:
+    """The job with the modes of its framework, each as its files say it.
+
+    Two words for one file are one mode: one batch ahead is ``one_step_off``, whatever counts the batches. Where no key
+    bounds the staleness, it is what the file reads back as.
+    """
+    adapter, version = adapter_of(facts.name), facts.version
+    modes: dict[Mode, None] = {}
+    staleness = job.limits.staleness
+    for mode in (mode for mode in job.modes if mode in facts.modes):
+        if MODES[mode].lag is None:
+            trainer, engine = TrainerRun(backend=facts.backends[0]), RolloutRun(backend=facts.engines[0])
+            run = Run(mode=mode, staleness=job.limits.staleness, trainer=trainer, rollout=engine)
+            try:
+                said = adapter.adapt(run, version)[0]
+            except ExportError:  # the version lacks it, which its facts say
+                said = run
+            staleness, mode = min(staleness, said.staleness), said.mode if said.mode in facts.modes else mode
+        modes[mode] = None
+    limits = job.limits.model_copy(update={"staleness": staleness})
+    return job.model_copy(update={"modes": tuple(modes) or job.modes, "limits": limits})
+
+
+def _with_keyless_settings(job: Job, facts: FrameworkFacts) -> Job:
+    """The job with what its framework runs where it has no key: a plan assumes nothing that its files cannot say."""
+    pools = {pool.role: pool for pool in job.pools}
+    for fixed in facts.runs:
+        pool = pools.get(fixed.role) or PoolSpec(role=fixed.role)
+        ours, theirs = pool.settings.stated(), fixed.settings.stated()
+        given = {name: value for name, value in dict(fixed.settings).items() if name in theirs and name not in ours}
+        pools[fixed.role] = pool.model_copy(update={"settings": pool.settings.model_copy(update=given)})
+    return job.model_copy(update={"pools": tuple(pools.values())})
+
+
+def _without_unsayable(job: Job, facts: FrameworkFacts) -> Job:
+    """The job with what its framework runs where it leaves a setting open that no key states."""
+    pools = []
+    for pool in job.pools:
+        kept = {name: (usual,) for name, usual in _keyless(job, facts, pool) if _offers(pool, name, usual)}
+        pools.append(pool.model_copy(update={"settings": pool.settings.model_copy(update=kept)}) if kept else pool)
+    return job.model_copy(update={"pools": tuple(pools)})
+
+
+def _offers(pool: PoolSpec, name: str, value: object) -> bool:
+    """Whether a pool leaves a setting open, with ``value`` among the alternatives."""
+    given = getattr(pool.settings, name)
+    return isinstance(given, tuple) and len(given) > 1 and value in given
+
+
+def unsayable(job: Job, facts: FrameworkFacts) -> list[Problem]:
+    """Settings that a job states and no file of its framework can, where the framework runs something else."""
+    found = []
+    for pool in job.pools:
+        for name, usual in _keyless(job, facts, pool):
+            given = getattr(pool.settings, name)
+            if usual not in given if isinstance(given, tuple) else usual != given:
+                said = ", ".join(map(str, given)) if isinstance(given, tuple) else given
+                message = f"{facts.name} {facts.version} has no key for {pool.role}.{name} ({said})"
+                runs = "" if usual is None else f", as it runs {usual}"
+                hint = f"its files could not say it: leave it out{runs}, or name another framework"
+                found.append(Problem(message, suggestion=hint))
+    return found
+
+
+def _keyless(job: Job, facts: FrameworkFacts, pool: PoolSpec) -> list[tuple[str, Any]]:
+    """(name, what the framework runs) of the settings that a pool states and no key holds."""
+    if pool.role not in ("rollout", "trainer"):
+        return []
+    fixed = (spec.settings.stated() for spec in facts.runs if spec.role == pool.role)
+    runs = {name: value for settings in fixed for name, value in settings.items()}
+    adapter, engine = adapter_of(facts.name), engine_named(job)[0].split("==")[0]
+    names = (name for name in pool.settings.stated() if name not in ("backend", *TOLD))
+    return [
+        (name, runs.get(name, USUAL[name]))
+        for name in names
+        if not states(adapter, facts.version, engine, ref(f"{pool.role}.{name}"), facts.backends)
+    ]

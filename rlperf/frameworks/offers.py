@@ -1,0 +1,188 @@
+"""Offers: changes worth trying, each said in the framework's keys and judged by a prediction of what is read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from rlperf.frameworks.findings import Cache, Finding, key_of
+from rlperf.frameworks.imports import Imported
+from rlperf.frameworks.keytable import Value
+from rlperf.frameworks.repairs import Repair, broken_rules, in_keys
+from rlperf.frameworks.run import Ref, Run, ref
+from rlperf.plan.answer.plan import Prediction
+from rlperf.units import human_bytes
+
+Change = tuple[tuple[Ref, Value], ...]
+Predict = Callable[[Imported], Prediction | None]
+"""What a configuration does; None where it cannot be laid out."""
+LEAST = 0.01
+"""Smallest gain that is worth a change, as a share of the rl_step."""
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """Something that usually costs time: what it is, and changes of which the first that fits is offered."""
+
+    at: Ref
+    choices: tuple[Change, ...]
+    message: str
+    rule: str
+
+
+def change(name: str, *values: Value) -> tuple[Change, ...]:
+    """One change of a field for every value."""
+    return tuple(((ref(name), value),) for value in values)
+
+
+def what_ifs(given: Imported, predicted: Prediction, cache: Cache | None) -> list[WhatIf]:
+    """Settings that usually cost time, each with the changes that a prediction then judges."""
+    run = given.run
+    found: list[WhatIf] = []
+
+    def offer(name: str, values: Iterable[Value], message: str, rule: str) -> None:
+        found.append(WhatIf(ref(name), change(name, *values), message, rule))
+
+    if run.rollout.cuda_graphs is False:
+        offer("rollout.cuda_graphs", [True], "the engine runs eagerly, without CUDA graphs", "eager")
+    if run.trainer.activation_recompute == "full":
+        message = "full activation recompute although the activations fit"
+        offer("trainer.activation_recompute", ["none", "selective"], message, "needless_recompute")
+    if run.trainer.offload in ("optimizer", "both"):
+        offer("trainer.offload", ["none"], "the optimizer is offloaded although it fits", "needless_offload")
+    if run.rollout.prefix_caching is False and run.batch.group_size > 1:
+        message = "prompts are prefilled once per sample: prefix caching is off"
+        offer("rollout.prefix_caching", [True], message, "no_prefix_caching")
+    running = run.rollout.max_running
+    share = run.batch.prompts * run.batch.group_size / (run.rollout.data_parallel or 1)
+    if running and share > 1.3 * running and (cache is None or cache.requests > 1.3 * running):
+        most = int(min(share, cache.requests if cache else share))
+        message = f"each engine gets {share:.0f} requests but runs {running} at once: rollout goes in waves"
+        offer("rollout.max_running", [most], message, "max_running_low")
+    found += _memory_unused(run, predicted)
+    fraction, separate = run.rollout.memory_fraction or 0.0, not run.traits.shares_devices
+    if fraction and fraction < (0.8 if separate else 0.6):
+        message = f"the engine may take only {fraction:.0%} of the GPU"
+        offer("rollout.memory_fraction", _higher(fraction), message, "memory_fraction_low")
+    roomy = cache is not None and cache.tokens >= 4 * run.batch.longest_tokens
+    if cache is not None and roomy and running and cache.requests < min(0.5 * running, share):
+        message = f"{running} requests may run at once, but the KV cache holds {cache.requests:.0f} of mean length"
+        found.append(WhatIf(ref("rollout.max_running"), _for_cache(run, cache), message, "kv_starvation"))
+    return found
+
+
+def _memory_unused(run: Run, predicted: Prediction) -> list[WhatIf]:
+    """Larger microbatches where memory is left."""
+    use = predicted.memory_bytes.get("trainer")
+    if use is None or use.high >= 0.8 * use.allowed:
+        return []
+    budget = run.trainer.token_budget
+    name = "token_budget" if budget is not None else "microbatch"
+    now = run.trainer.samples if budget is None else budget
+    left = human_bytes(use.allowed - use.total)
+    message = f"microbatches leave {left} of the trainer's memory unused"
+    return [WhatIf(ref(f"trainer.{name}"), change(f"trainer.{name}", 4 * now, 2 * now), message, "memory_unused")]
+
+
+def _higher(fraction: float) -> list[float]:
+    """Larger shares of memory for the engine, the largest first."""
+    return [share for share in (0.9, 0.85, 0.8, 0.7, 0.6) if share > fraction]
+
+
+def _for_cache(run: Run, cache: Cache | None) -> tuple[Change, ...]:
+    """Changes that give requests room in the cache, or fewer of them."""
+    width = run.rollout.tensor_parallel
+    wider = (2 * width, 4 * width, 8 * width)
+    fewer = [] if cache is None else [max(int(cache.requests), 1)]
+    return (
+        *change("rollout.memory_fraction", *_higher(run.rollout.memory_fraction or 1.0)),
+        *change("rollout.tensor_parallel", *(each for each in wider if each <= run.devices_per_node)),
+        *change("rollout.max_running", *fewer),
+    )
+
+
+def gain_findings(given: Imported, predicted: Prediction, offers: Iterable[WhatIf], predict: Predict) -> list[Finding]:
+    """Offers that fit and whose predicted gain is above `LEAST` of the rl_step."""
+    found = []
+    for offer in offers:
+        best = first_that_fits(given, offer.choices, predict)
+        gain = predicted.rl_step_s - best[1].rl_step_s if best else 0.0
+        if best is not None and gain > LEAST * predicted.rl_step_s:
+            repair = best[0]
+            key = _named(given, offer.at, repair)
+            found.append(
+                Finding("hint", key, offer.message, repair.words, "never", given.where(key), gain, offer.rule,
+                        repair.settings)
+            )  # fmt: skip
+    return found
+
+
+def _named(given: Imported, at: Ref, repair: Repair) -> str:
+    """The key that a finding names: that of the field, where the repair sets it."""
+    key = key_of(given, at)
+    return key if key in repair.settings else next(iter(repair.settings))
+
+
+def first_that_fits(given: Imported, choices: Iterable[Change], predict: Predict) -> tuple[Repair, Prediction] | None:
+    """The first of several changes that fits and breaks no further rule."""
+    broken = broken_rules(given)
+    for changes in choices:
+        repair = in_keys(given, changes)
+        if repair is not None and broken_rules(repair.imported) <= broken:
+            predicted = predict(repair.imported)
+            if predicted is not None and predicted.fits:
+                return repair, predicted
+    return None
+
+
+def repaired(finding: Finding, given: Imported, predict: Predict) -> Finding:
+    """A finding about memory with the keys and values under which the configuration fits; as it is where none does."""
+    choices = () if finding.settings else _ways_out(finding, given.run)
+    best = first_that_fits(given, choices, predict)
+    if best is None:
+        return finding
+    return replace(finding, advice=f"{best[0].words} (then it fits)", settings=best[0].settings)
+
+
+def _ways_out(finding: Finding, run: Run) -> Sequence[Change]:
+    """Changes against a finding, what costs least time first, those of one knob before those of several."""
+    if finding.rule == "kv_starvation":
+        return _for_cache(run, None)
+    if finding.rule == "tp_across_nodes":
+        role = "rollout" if run.rollout.tensor_parallel > run.devices_per_node else "trainer"
+        return change(f"{role}.tensor_parallel", run.devices_per_node, run.devices_per_node // 2)
+    if finding.rule == "host_memory":
+        return (*change("trainer.parked", False), *change("trainer.offload", "none"))
+    if finding.rule in ("out_of_memory", "tight_memory"):
+        return _less_rollout(run) if finding.role == "rollout" else _less_trainer(run)
+    return ()
+
+
+def _less_rollout(run: Run) -> Sequence[Change]:
+    fraction, width = run.rollout.memory_fraction or 0.9, run.rollout.tensor_parallel
+    lower = change("rollout.memory_fraction", *(round(fraction - step / 20, 2) for step in (1, 2, 4, 6, 8)))
+    parks = () if run.trainer.parked else change("trainer.parked", True)
+    both = tuple((*first, *park) for park in parks for first in lower)
+    return (*parks, *lower, *change("rollout.tensor_parallel", 2 * width, 4 * width), *both)
+
+
+def _less_trainer(run: Run) -> Sequence[Change]:
+    trainer = run.trainer
+    if trainer.token_budget is not None:
+        least = run.batch.longest_tokens
+        fewer = {max(trainer.token_budget // factor, least) for factor in (2, 4, 8)}
+        smaller = change("trainer.token_budget", *sorted(fewer, reverse=True))
+    else:
+        fewer = {max(trainer.samples // factor, 1) for factor in (2, 4, 8, 16)}
+        smaller = change("trainer.microbatch", *sorted(fewer, reverse=True))
+    full = () if trainer.activation_recompute == "full" else change("trainer.activation_recompute", "full")
+    chunked = () if trainer.chunked_loss else change("trainer.chunked_loss", True)
+    offload = () if trainer.offload != "none" else change("trainer.offload", "optimizer")
+    split = tuple(
+        each
+        for name in ("ulysses", "context_parallel", "tensor_parallel", "pipeline_parallel")
+        for each in change(f"trainer.{name}", 2 * getattr(trainer, name), 4 * getattr(trainer, name))
+    )
+    together: Change = tuple(each for knob in (smaller[-1:], full, chunked) for one in knob for each in one)
+    several = (together, *((*together, *one) for one in (*split, *offload)))
+    return (*chunked, *smaller, *full, *split, *offload, *several)

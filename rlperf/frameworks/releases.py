@@ -1,0 +1,95 @@
+"""What is known of older releases of frameworks: keys that came, went, were renamed, or had another default.
+
+A release here is *partial*: the lists that the tables are generated from are of one snapshot (verl: of every release),
+so that what is not named below is taken to be as there, and a key that is not found is no proof of a mistake.
+"""
+
+from __future__ import annotations
+
+from rlperf.frameworks.extra_keys import Entry
+
+RELEASES: dict[str, tuple[str, ...]] = {
+    "nemo_rl": ("0.3", "0.4", "0.5", "0.6", "0.7"),
+    "openrlhf": ("0.9", "0.10"),
+    "slime": ("0.2", "0.3"),
+    "trl": ("0.27", "0.28", "1.0", "1.6", "1.7", "1.9"),
+}
+"""Partial releases of each framework, oldest first, before those of its own list."""
+
+
+_M = "policy.megatron_cfg."
+# behaviour of NeMo-RL by tag: section 1 (reference pass), 2 (batch of log-probs), 3 (memory, permutation), 6 (async)
+_NEMO_RL = (
+    ("policy.logprob_batch_size", "4", "-0.5", "", ""),
+    ("policy.logprob_batch_size", '"${policy.train_micro_batch_size}"', "0.6-", "", ""),
+    (_M + "empty_unused_memory_level", "0", "-0.4", "", ""),
+    (_M + "empty_unused_memory_level", "1", "0.5-", "", ""),
+    (_M + "moe_permute_fusion", "false", "-0.6", "", ""),
+    (_M + "moe_permute_fusion", "true", "0.7-", "", ""),
+    ("grpo.skip_reference_policy_logprobs_calculation", "", "0.6-", "", ""),
+)
+
+# TRL's own renames and defaults by release (trl/trainer/grpo_config.py at v0.29.0, v1.0.0, v1.8.0, v1.9.0, main)
+_TRL = (
+    ("max_prompt_length", "512", "-0.27", "", "int"),
+    ("vllm_mode", '"server"', "-0.28", "", "str"),
+    ("vllm_mode", '"colocate"', "1.0-", "", "str"),
+    ("max_completion_length", "256", "-1.9", "", "int"),
+    ("max_completion_length", "512", "main-", "", "int"),
+    ("vllm_importance_sampling_cap", "null", "", "", "float"),
+    ("vllm_importance_sampling_clip_max", "3.0", "1.6-", "", "float"),
+    ("use_transformers_continuous_batching", "false", "1.7-", "", "bool"),
+)
+
+OPENRLHF_NAMES = {
+    "actor_num_nodes": "actor.num_nodes", "actor_num_gpus_per_node": "actor.num_gpus_per_node",
+    "ref_num_nodes": "ref.num_nodes", "ref_num_gpus_per_node": "ref.num_gpus_per_node",
+    "critic_num_nodes": "critic.num_nodes", "critic_num_gpus_per_node": "critic.num_gpus_per_node",
+    "reward_num_nodes": "reward.num_nodes", "reward_num_gpus_per_node": "reward.num_gpus_per_node",
+    "colocate_all_models": "train.colocate_all", "colocate_actor_ref": "train.colocate_actor_ref",
+    "async_train": "train.async_enable", "async_queue_size": "train.async_queue_size",
+    "agent_func_path": "train.agent_func_path", "partial_rollout": "train.partial_rollout_enable",
+    "vllm_num_engines": "vllm.num_engines", "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
+    "vllm_gpu_memory_utilization": "vllm.gpu_memory_utilization", "vllm_enable_sleep": "vllm.enable_sleep",
+    "vllm_sync_backend": "vllm.sync_backend", "enable_prefix_caching": "vllm.enable_prefix_caching",
+    "enforce_eager": "vllm.enforce_eager", "vllm_generate_batch_size": "rollout.vllm_generate_batch_size",
+    "rollout_batch_size": "rollout.batch_size", "micro_rollout_batch_size": "rollout.micro_batch_size",
+    "n_samples_per_prompt": "rollout.n_samples_per_prompt", "generate_max_len": "rollout.max_new_tokens",
+    "rollout_max_tokens_per_gpu": "rollout.max_tokens_per_gpu",
+    "train_batch_size": "train.batch_size", "micro_train_batch_size": "train.micro_batch_size",
+    "use_dynamic_batch": "train.dynamic_batch_enable", "train_max_tokens_per_gpu": "train.max_tokens_per_gpu",
+    "max_epochs": "train.max_epochs", "max_len": "data.max_len", "max_samples": "data.max_samples",
+    "prompt_data": "data.prompt_dataset", "input_key": "data.input_key", "label_key": "data.label_key",
+    "apply_chat_template": "data.apply_chat_template",
+    "zero_stage": "ds.zero_stage", "zpg": "ds.zpg", "adam_offload": "ds.adam_offload",
+    "packing_samples": "ds.packing_samples", "ring_attn_size": "ds.ring_attn_size",
+    "ds_tensor_parallel_size": "ds.tensor_parallel_size", "deepspeed_enable_sleep": "ds.enable_sleep",
+    "overlap_comm": "ds.overlap_comm", "lora_rank": "ds.lora.rank",
+    "gradient_checkpointing": "actor.gradient_checkpointing_enable", "pretrain": "actor.model_name_or_path",
+    "eps_clip_low_high": "actor.eps_clip_low_high", "remote_rm_url": "reward.remote_url",
+    "advantage_estimator": "algo.advantage.estimator", "init_kl_coef": "algo.kl.init_coef",
+    "use_kl_loss": "algo.kl.use_loss", "kl_estimator": "algo.kl.estimator",
+    "dynamic_filtering": "algo.dynamic_filtering_enable",
+    "save_steps": "ckpt.save_steps", "ckpt_path": "ckpt.path", "load_checkpoint": "ckpt.load_enable",
+}  # fmt: skip
+"""Flags of OpenRLHF up to 0.9 and the dotted ones that replaced them.
+
+``init_kl_coef``, ``async_train``, ``vllm_num_engines`` and the two lengths that became one are from the behaviour
+sheet and the key facts; the others are openrlhf/cli/train_ppo_ray.py of 0.9 (recalled, not re-read).
+"""
+_OPENRLHF_OTHERS = (
+    "prompt_max_len bf16 flash_attn save_path save_hf_ckpt num_episodes temperature top_p seed normalize_reward "
+    "actor_learning_rate critic_learning_rate logging_steps eval_steps use_wandb wandb_project wandb_run_name "
+    "use_tensorboard lambd gamma eps_clip value_clip max_norm l2 reward_pretrain critic_pretrain ref_reward_offload "
+    "disable_ds_ckpt max_ckpt_num lr_warmup_ratio entropy_loss_coef prompt_split prompt_data_probs input_template"
+)
+OPENRLHF_OLD = tuple((name, "null", "-0.9", "", "") for name in (*OPENRLHF_NAMES, *_OPENRLHF_OTHERS.split()))
+
+DRIFT: dict[str, tuple[Entry, ...]] = {"nemo_rl": _NEMO_RL, "trl": _TRL, "openrlhf": OPENRLHF_OLD}
+"""Rows that replace all of the same key in a generated table."""
+NOT_BEFORE: dict[str, dict[str, str]] = {
+    "nemo_rl": {"grpo.async_grpo": "0.4", "data_plane": "0.7"},
+    "openrlhf": {"": "0.10"},  # dotted since then
+    "slime": {"update-weight-mode": "0.3", "update-weight-transport": "0.3"},
+}
+"""Sections that came with a release (the empty one: every key)."""

@@ -1,0 +1,98 @@
+"""What each technique that a configuration uses gains or costs: the same configuration without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.question.context import Context, TaskContext
+from rlperf.specs.speculation import NONE
+from rlperf.units import human_bytes, human_seconds
+
+TRAINER_TECHNIQUES: dict[str, tuple[str | bool, str]] = {
+    "shared_prefix": (False, "prompts of a group computed once"),
+    "router_replay": ("none", "experts repeated as recorded"),
+    "optimizer": ("adam", "muon"),
+}
+"""Setting of the trainer -> (what it is without the technique, what the technique is called)."""
+
+
+def gains(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+    """A line per technique: scoring, training and the rl_step with it, and what they would take without."""
+    settings = evaluation.configuration.pool("trainer").settings
+    of_trainer = (
+        _line(words, evaluation, _without(context, task, evaluation, name, off))
+        for name, (off, words) in TRAINER_TECHNIQUES.items()
+        if getattr(settings, name) not in (None, off)
+    )
+    drafts = _of_drafts(context, task, evaluation)
+    return (*drafts, *of_trainer, *environments(context, task, evaluation))
+
+
+def _of_drafts(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+    """The same of drafted tokens, for the rollout: with and without them, and how many an engine_step yields."""
+    word, table = evaluation.configuration.pool("rollout").settings.speculation, evaluation.cost.drafted
+    if word is None or table is None:
+        return ()
+    off = evaluation.configuration.with_rollout(speculation=NONE)
+    without = Judge(context, task).evaluate(evaluation.demand, off)
+    now, then = (human_seconds(float(e.seconds.rollout_s.mean())) for e in (evaluation, without))
+    ratio = float(without.seconds.rollout_s.mean() / evaluation.seconds.rollout_s.mean())
+    yields = f"{table.tokens[table.drafts[1]]:.1f} tokens per engine_step"
+    return (f"drafts {word} ({yields}): rollout {now} instead of {then} ({ratio:.2f} times as fast)",)
+
+
+ENOUGH = 1.02
+"""A rollout this much longer than with any number of environments waits for none."""
+
+
+def environments(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+    """How many environments at once are enough, where a job states how many there are: judged at doublings.
+
+    The engines wait for environments until a doubling changes the rollout by no more than `ENOUGH`.
+    """
+    batch, judge = evaluation.demand.batch, Judge(context, task)
+    if batch.max_trajectories is None:
+        return ()
+    whole = batch.generated * batch.group_size
+
+    def rollout_s(most: int | None) -> float:
+        demand = replace(evaluation.demand, batch=replace(batch, max_trajectories=most))
+        return float(judge.evaluate(demand, evaluation.configuration).rollout.makespan_s.mean())
+
+    now, free, most = rollout_s(batch.max_trajectories), rollout_s(None), batch.max_trajectories
+    at = now
+    while at > ENOUGH * free and most < whole:
+        most = min(2 * most, whole)
+        at = rollout_s(most)
+    words = f"{batch.max_trajectories:,} environments at once: rollout {human_seconds(now)}"
+    if most == batch.max_trajectories:
+        return (f"{words}, {human_seconds(free)} with any number: the engines wait for none",)
+    return (f"{words}, {human_seconds(free)} with any number; {most:,} are enough ({human_seconds(at)})",)
+
+
+def _without(context: Context, task: TaskContext, evaluation: Evaluation, name: str, off: str | bool) -> Evaluation:
+    """The configuration judged with one setting of its trainer, and of the job's, turned off."""
+    pools = tuple(
+        pool.model_copy(update={"settings": pool.settings.model_copy(update={name: off})})
+        if pool.role == "trainer"
+        else pool
+        for pool in context.job.pools
+    )
+    plain = replace(context, job=context.job.model_copy(update={"pools": pools}))
+    return Judge(plain, task).evaluate(evaluation.demand, evaluation.configuration.with_trainer(**{name: off}))
+
+
+def _line(words: str, evaluation: Evaluation, without: Evaluation) -> str:
+    now, then = (human_seconds(each.rl_step_s) for each in (evaluation, without))
+    ratio = without.rl_step_s / evaluation.rl_step_s
+    pace = f"{ratio:.2f} times as fast" if ratio >= 1.0 else f"{1.0 / ratio - 1.0:.1%} longer"
+    work = _trainer_s(without) / max(_trainer_s(evaluation), 1e-9)
+    spared = float(without.held.peak[0] - evaluation.held.peak[0])
+    memory = f", {human_bytes(spared)} a device spared" if spared > 1e8 else ""
+    return f"{words}: rl_step {now} instead of {then} ({pace}), scoring and training {work:.2f} times{memory}"
+
+
+def _trainer_s(evaluation: Evaluation) -> float:
+    seconds = evaluation.seconds
+    return float((seconds.scoring_s + seconds.training_s).mean())

@@ -1,0 +1,149 @@
+"""What a job asks that cannot be answered, whatever the plan; each with its place in the job's document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlperf.cost.dtypes import DTYPES
+from rlperf.errors import Problem, did_you_mean
+from rlperf.sim.rl_step.site import TrainerStack
+from rlperf.specs.cluster import Cluster
+from rlperf.specs.job import Job, Task
+from rlperf.specs.objectives import OBJECTIVES
+from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
+from rlperf.specs.reader import Document
+
+
+def _own_devices(job: Job, pool: PoolSpec) -> str:
+    """What a pool that shares the trainer's devices states otherwise than the trainer, in words; empty: nothing."""
+    if pool.role in ("rollout", "trainer"):
+        return ""
+    trainer = job.pool("trainer")
+    names = [name for name in ("devices", "cluster") if getattr(pool, name) not in (None, getattr(trainer, name))]
+    if pool.layout not in (LayoutChoice(), trainer.layout):
+        names.append("a layout")
+    return " and ".join(names)
+
+
+class _Where:
+    """Makes problems at a place of the job's document, where there is one."""
+
+    def __init__(self, document: Document | None, *place: str | int) -> None:
+        self.document, self.place = document, place
+
+    def __call__(self, message: str, suggestion: str, *below: str | int) -> Problem:
+        if self.document is None:
+            return Problem(message, suggestion=suggestion)
+        return self.document.problem((*self.place, *below), message, suggestion)
+
+
+def contradictions(job: Job, cluster: Cluster | None, document: Document | None) -> list[Problem]:
+    """What the job asks that cannot be answered, whatever the plan."""
+    found = []
+    priced = job.price is not None or (cluster is not None and cluster.price is not None)
+    if not priced and (OBJECTIVES[job.objective.minimize].needs_price or job.limits.usd_per_step is not None):
+        hint = "add price: '2.50 USD/h' (per device) to the job or cluster"
+        found.append(_Where(document)("USD without a price", hint, "objective"))
+    for index, task in enumerate(job.tasks):
+        found += _task_contradictions(job, task, _Where(document, "tasks", index))
+    for index, pool in enumerate(job.pools):
+        found += _pool_contradictions(job, pool, cluster, _Where(document, "pools", index))
+    least = sum(min(scorer.devices) for scorer in job.scorers if scorer.devices)
+    if cluster is not None and least >= cluster.devices:
+        hint = "lower their devices, or raise nodes"
+        found.append(
+            _Where(document)(f"the scorers take all {cluster.devices} devices of the cluster", hint, "scorers")
+        )
+    return found
+
+
+def _task_contradictions(job: Job, task: Task, problem: _Where) -> list[Problem]:
+    """What a task leaves open though the answer would then be no choice at all."""
+    found = []
+    if len(task.max_response_tokens) > 1 and job.limits.truncated_fraction is None:
+        found.append(
+            problem(
+                f"task {task.name} leaves max_response_tokens open, which changes what is learnt",
+                "state limits.truncated_fraction, the most responses that may be cut",
+                "max_response_tokens",
+            )
+        )
+    if max(task.over_provision) > 1 and job.limits.staleness < 1:
+        found.append(
+            problem(
+                f"task {task.name} opens partial rollouts, which train on tokens of earlier policy versions",
+                "state limits.staleness of at least 1",
+                "over_provision",
+            )
+        )
+    opened = [n for n in ("prompts_per_step", "group_size") if len(getattr(task, n)) > 1]
+    if opened and not OBJECTIVES[job.objective.minimize].per_token:
+        found.append(
+            problem(
+                f"task {task.name} leaves {' and '.join(opened)} open: the smallest batch has the shortest rl_step",
+                "minimize token_time (device-seconds per trained token), or pin them",
+                opened[0],
+            )
+        )
+    return found
+
+
+def _pool_contradictions(job: Job, pool: PoolSpec, cluster: Cluster | None, problem: _Where) -> list[Problem]:
+    """What a pool states that nobody has, or that others contradict."""
+    found = []
+    for name in (each.name for each in ATTRIBUTES if each.unit == "dtype"):
+        stated = getattr(pool.settings, name) or ()
+        for word in (stated,) if isinstance(stated, str) else stated:
+            if word not in DTYPES:
+                hint = did_you_mean(word, DTYPES) or f"one of {', '.join(DTYPES)}"
+                found.append(problem(f"there is no dtype named {word!r}", hint, "settings", name))
+    backend = pool.settings.backend
+    if pool.role != "rollout" and backend is not None and backend not in job.trainer_backends:
+        found.append(
+            problem(
+                f"the {pool.role} pool's backend {backend!r} is none of the job's trainer_backends",
+                f"one of {', '.join(job.trainer_backends)}",
+                "settings",
+                "backend",
+            )
+        )
+    if pool.settings.optimizer == "muon" and pool.settings.lora_rank:
+        found.append(
+            problem("muon is for whole matrices, not for adapters", "leave out optimizer or lora_rank", "settings")
+        )
+    if own := _own_devices(job, pool):
+        found.append(
+            problem(
+                f"the {pool.role} pool states {own} of its own, but it is planned on the trainer's devices",
+                "leave the pool out, or take its devices off the cluster (nodes)",
+            )
+        )
+    if cluster is not None and pool.cluster is None and pool.devices and min(pool.devices) > cluster.devices:
+        found.append(
+            problem(
+                f"pool {pool.role} asks for {min(pool.devices)} devices, the cluster has {cluster.devices}",
+                "lower devices or raise nodes",
+                "devices",
+            )
+        )
+    return found
+
+
+def incapable(job: Job, trainers: Sequence[TrainerStack], document: Document | None) -> list[Problem]:
+    """Trainer settings that the job states and none of its backends has."""
+    settings = job.pool("trainer").settings
+    index = next((i for i, pool in enumerate(job.pools) if pool.role == "trainer"), 0)
+    asked = (
+        ("packing", settings.packing is True, "packing"),
+        ("lora_rank", settings.lora_rank is not None, "lora"),
+        ("first_stage_layers", settings.first_stage_layers is not None, "uneven_ends"),
+        ("last_stage_layers", settings.last_stage_layers is not None, "uneven_ends"),
+    )
+    found = []
+    for name, stated, trait in asked:
+        if stated and trainers and not any(getattr(each.calibration.capability, trait) for each in trainers):
+            message = f"{', '.join(each.backend for each in trainers)} has no {name}"
+            hint = "leave it out, or name another of trainer_backends"
+            where = ("pools", index, "settings", name)
+            found.append(document.problem(where, message, hint) if document else Problem(message, suggestion=hint))
+    return found

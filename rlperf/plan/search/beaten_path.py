@@ -1,0 +1,148 @@
+"""The beaten path: what is known to work, how far a candidate lies off it, and what it must gain to be planned.
+
+*Departures* are counted in doublings. A candidate is off the path by what it takes beyond what published recipes and
+the frameworks' defaults take for a model and a device of its size:
+
+==================================  ================================================================================
+sequences cut small                 a ring or Ulysses leaves a rank fewer than `RANK_TOKENS` of the longest sequence
+experts not spread                  a mixture of experts on fewer than `EXPERTS_SPREAD` devices
+experts cut up, or across nodes     expert tensor parallelism; expert parallelism beyond a scale-up domain
+pipeline without need               more stages than the least that fits the memory
+pipeline without work               fewer microbatches than stages
+replicas across nodes               an engine beyond the scale-up domains that its weights need
+==================================  ================================================================================
+
+*Doublings* of every degree but data parallel, and switches turned on, are how much there is to get wrong on the path.
+
+A candidate off the path is taken where it beats those on it by more than the two can be told apart: by the interval of
+the *difference* of two that are predicted alike (`OffPath.margin_s`). On the path a doubling must gain `DOUBLING`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
+from rlperf.sim.rl_step.uncertainty import CALIBRATED, OWN_SHARE
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.calibration import Z95
+from rlperf.specs.pool import ATTRIBUTES
+
+RANK_TOKENS = 4096
+"""Tokens of the longest sequence on a rank: no published run cuts it smaller (44 with a ring of Megatron-Bridge, NeMo,
+MLPerf, torchtitan and SimuMax; the RL recipes of NeMo-RL: 8,192 over 2, 16,384 over 4)."""
+EXPERTS_SPREAD = 4
+"""Devices over which experts are spread at least: no published run of Megatron, NeMo-RL, slime or verl has fewer."""
+DOUBLING = 0.005
+"""Share of the objective that a doubling must gain: decides near-ties, for the simpler one."""
+TIE = 1e-6
+"""The same where a plan may be bold: decides between equals only."""
+ROLLOUT_OWN, TRAINER_OWN = (float(OWN_SHARE[CALIBRATED.index(name)]) for name in ("rollout_s", "training_s"))
+HOST_OPTIMIZER = 4.0
+"""Doublings that an optimizer on the host counts for: it is another optimizer."""
+
+
+def doublings(layout: Layout, parked: IntArray) -> FloatArray:
+    """How much there is to get wrong in a pool: doublings of every degree but data parallel, and switches turned on.
+
+    >>> doublings(Layout.of(tensor_parallel=[1, 4], pipeline_parallel=[1, 2]), np.array([0, 1])).tolist()
+    [0.0, 4.0]
+    """
+    degrees = [getattr(layout, each.name) for each in ATTRIBUTES if each.degree]
+    total = sum((np.log2(np.maximum(degree, 1)) for degree in degrees), np.zeros(()))
+    offloaded = HOST_OPTIMIZER * (layout.offload != 0)
+    return np.asarray(total + offloaded + (parked > 0) + (layout.shard_size > 0), dtype=np.float64)
+
+
+def trainer_departures(
+    architecture: Architecture, layout: Layout, backend: IntArray, fits: BoolArray, *,
+    longest_tokens: int, microbatches: FloatArray, domain: int,
+) -> IntArray:  # fmt: skip
+    """Departures of trainer columns of one number of devices ``[columns]``.
+
+    Parameters
+    ----------
+    backend : index of the trainer's backend; ``fits``: the memory holds the column
+    microbatches : of an optimizer update on one rank
+    domain : devices of a scale-up domain
+    """
+    most = max(longest_tokens // RANK_TOKENS, 1)
+    off = _beyond(layout.context_parallel * layout.ulysses, most)
+    if architecture.experts is not None:
+        spread = layout.expert_parallel * layout.expert_tensor_parallel
+        least_spread = np.minimum(EXPERTS_SPREAD, layout.devices // layout.pipeline_parallel)
+        off = off + _beyond(least_spread, spread) + _beyond(layout.expert_tensor_parallel, 1)
+        off = off + _beyond(layout.expert_parallel, domain)
+    stages = layout.pipeline_parallel
+    off = off + ((stages > 1) & (microbatches < stages))
+    least = np.ones(len(backend), dtype=np.int64)
+    for one in np.unique(backend):
+        here = backend == one
+        if (fits & here).any():
+            nearest = fits & here & (off == off[fits & here].min())
+            least[here] = stages[nearest].min()
+    return np.asarray(off + _beyond(stages, least), dtype=np.int64)
+
+
+def rollout_departures(layout: Layout, fits: BoolArray, domain: int) -> IntArray:
+    """Departures of rollout columns of one number of devices: scale-up domains of a replica beyond what it needs."""
+    domains = -(-layout.tensor_parallel * layout.pipeline_parallel // domain)
+    return _beyond(domains, domains[fits].min(initial=domains.max(initial=1)))
+
+
+def _beyond(degree: IntArray | int, most: IntArray | int) -> IntArray:
+    """Doublings of a degree above the most that is usual.
+
+    >>> _beyond(np.array([1, 4, 6, 16]), 4).tolist()
+    [0, 0, 1, 2]
+    """
+    return np.ceil(np.log2(np.maximum(degree / most, 1.0))).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class OffPath:
+    """What leaving the path is priced by, of one pool; arrays ``[candidates]``.
+
+    Attributes
+    ----------
+    seconds : that the pool takes of an rl_step [s]
+    sigma : error of the constants behind them [1]
+    own : share of it that is a layout's own (`OWN_SHARE`) [1]
+    departures, doubled : how far off the path, and how many doublings on it
+    """
+
+    seconds: FloatArray
+    sigma: FloatArray
+    own: float
+    departures: IntArray
+    doubled: FloatArray
+
+    @property
+    def margin_s(self) -> FloatArray:
+        r"""Seconds by which a candidate must beat a layout on the path to be told apart from it; 0 on the path [s].
+
+        .. math:: z \omega \sigma t \sqrt{1 + d}
+
+        The errors of device and software are in both and cancel; of the layouts' own, one is the path's and one comes
+        with each departure d.
+        """
+        own = self.own * self.sigma * self.seconds
+        return np.asarray(np.where(self.departures > 0, Z95 * own * np.sqrt(1.0 + self.departures), 0.0))
+
+
+def price(value: FloatArray, rl_step_s: FloatArray, pools: Sequence[OffPath], *, bold: bool) -> FloatArray:
+    """What is added to the objective of candidates for leaving the beaten path ``[candidates]``.
+
+    Parameters
+    ----------
+    value : objective, in proportion to ``rl_step_s``
+    bold : only equals are decided, for the simpler
+    """
+    doubled = sum((pool.doubled for pool in pools), np.zeros(()))
+    if bold:
+        return np.asarray(TIE * doubled * value)
+    margin = np.sqrt(sum((pool.margin_s**2 for pool in pools), np.zeros(())))
+    return np.asarray((DOUBLING * doubled + margin / rl_step_s) * value)

@@ -1,0 +1,245 @@
+"""An engine's calibration: overheads of its steps, what groups of served rows show, memory beside weights and cache."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PrivateAttr
+
+from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.calibration import Quality, Spread, calibration_names, find_calibration
+from rlperf.specs.cluster import Device
+from rlperf.specs.frozen import Frozen
+from rlperf.specs.reader import read_spec
+from rlperf.units import Bytes, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
+
+
+class EngineOverhead(Frozen):
+    """The constants of an engine that are fitted to end-to-end measurements."""
+
+    step: Seconds = Field(0.0, description="scheduler and detokenising per engine_step, not hidden behind kernels")
+    per_layer: Seconds = Field(0.0, description="gaps between kernels, per layer and engine_step")
+    per_expert_layer: Seconds = Field(0.0, description="routing and gaps around experts, per mixture-of-experts layer")
+    per_request: Seconds = Field(description="the same per running request")
+    uncaptured: Seconds = Field(
+        0.0, description="issuing the kernels of a layer in an engine_step with prompts, while the device works"
+    )
+    kernel_scale: PositiveFloat = Field(description="kernels inside the engine over the same kernels alone")
+    row_ids: tuple[str, ...] = Field((), description="rows that the fit saw; they are never scored")
+    quality: Quality = Quality()
+
+
+class GroupFactor(Frozen):
+    """What a group of served rows shows beside its engine's constants: ln of a factor on all of an engine_step.
+
+    Factors of all groups that something is in add up. A group nobody has seen has none, and the spread of the entry
+    whose ``group`` is empty: what leaving such groups out has cost.
+    """
+
+    kind: str = Field(description="release, device, family, path (family, dtype, device) or cell (with the release)")
+    group: str
+    log: float = 0.0
+    spread: float = Field(ge=0, description="standard deviation of the logarithm")
+    rows: NonNegativeInt = 0
+
+
+class EngineMemoryFit(Frozen):
+    """What a serving engine keeps beside weights and cache; the form is `rlperf.cost.engine_memory`."""
+
+    activation_base: Bytes = Field(description="workspace of the profiling forward pass, dense")
+    activation_moe: Bytes = Field(description="the same with experts")
+    graphs: Bytes = Field(description="captured CUDA graphs")
+    non_torch: Bytes = Field(description="driver context on one device")
+    non_torch_parallel: Bytes = Field(description="added by communicators where several devices serve one replica")
+    quality: Quality = Quality()
+
+
+class SmallDevices(Frozen):
+    """What an engine sets itself where nobody does, on devices with less memory than ``below`` or of these names."""
+
+    below: Bytes
+    names: tuple[str, ...] = Field((), description="beginnings of names that count as small whatever their memory")
+    token_budget: PositiveInt
+    max_running: PositiveInt
+
+
+class EngineCalibration(Frozen):
+    """A serving engine: how it schedules, which kernels it runs, and its fitted overheads."""
+
+    id: str
+    engine: str
+    source: str
+    date: str
+    software: str
+    all_reduce: str = Field("nccl", description="implementation of all-reduce in decode, as in the device calibration")
+    prefill_kernel: str | None = None
+    decode_kernel: str | None = None
+    moe_kernels: tuple[str, ...] = Field((), description="expert kernels, first choice first")
+    cuda_graphs: bool = True
+    graph_buckets: tuple[PositiveInt, ...] = Field((), description="batch sizes captured in CUDA graphs")
+    captures_prompts: bool = Field(False, description="graphs hold prompts too, up to the last bucket")
+    fused_quantise: float = Field(0.0, ge=0, le=1, description="share of quantising passes fused into other kernels")
+    router_passes: float = Field(5.0, ge=0.0, description="small kernels around the experts of a layer")
+    expert_dispatch: str = Field("nccl", description="how attention-data-parallel ranks reach experts: nccl or deepep")
+    kernels_per_layer: PositiveInt = Field(12, description="launches per layer from eager code")
+    eager_call: Seconds | None = Field(
+        None,
+        description="host time of one eager kernel (Python, dispatch, launch), which runs while the device works; "
+        "None: launches alone, none hidden",
+    )
+    narrow_cache: tuple[str, ...] = Field(
+        (), description="weight dtypes with which published rows that leave the cache's dtype blank have an fp8 cache"
+    )
+    expert_copies: bool = Field(
+        False, description="where a row leaves attention data parallel blank: experts over the node, attention copied"
+    )
+    cached_prompts: float = Field(
+        0.0, ge=0, le=1, description="share of the prompts of published rows that the prefix cache holds already"
+    )
+    chunked_prefill: bool = True
+    token_budget: PositiveInt = 8192
+    max_running: PositiveInt = 256
+    small_devices: SmallDevices | None = Field(None, description="limits where memory is small, instead of these")
+    block_tokens: PositiveInt = 16
+    prefix_caching: bool = True
+    async_scheduling: bool = Field(
+        False, description="an engine_step is scheduled while the one before it runs: changes are seen one step later"
+    )
+    front_end: Seconds = Field(
+        0.0,
+        description="of a request outside the engine's loop: HTTP, tokeniser, queues between processes, detokeniser",
+    )
+    front_end_fitted: bool = Field(
+        False, description="its own rows of random arrivals fitted `front_end`: their first tokens are never scored"
+    )
+    reserves_output: bool = Field(False, description="admits a request only when its longest output fits as well")
+    memory_fraction: float = Field(0.9, gt=0, le=1)
+    overhead: EngineOverhead
+    memory: EngineMemoryFit
+    spread_extrapolated: Spread = Field(Spread(), description="where operators have no kernel table behind them")
+    spread_throughput: Spread = Field(Spread(), description="of tokens per second where nobody states the batch")
+    notes: str = ""
+    release: str = Field("", description="first two numbers of the version that was asked for; empty: not said")
+    factors: tuple[GroupFactor, ...] = ()
+    _known: dict[tuple[str, ...], EngineCalibration] = PrivateAttr(default_factory=dict)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> EngineCalibration:
+        """A copy, which remembers nothing of what the engine was asked for."""
+        found = super().model_copy(update=update, deep=deep)
+        found._known = {}
+        return found
+
+    def on(self, device: Device) -> EngineCalibration:
+        """With the limits that it sets itself on a device.
+
+        >>> from rlperf.specs.profiles import load_device
+        >>> vllm = load_engine_calibration("vllm")
+        >>> [vllm.on(load_device(name)).token_budget for name in ("h100_sxm", "a100_80g_sxm", "l40s")]
+        [8192, 2048, 2048]
+        """
+        small = self.small_devices
+        if small is None or not (device.memory < small.below or device.name.startswith(small.names)):
+            return self
+        return self.model_copy(update={"token_budget": small.token_budget, "max_running": small.max_running})
+
+    def groups(self, device: str, family: str, architecture: str, dtype: str) -> dict[str, str]:
+        """The group of every kind that an architecture in a dtype on a device belongs to.
+
+        >>> load_engine_calibration("vllm", "0.12.0").groups("h200_sxm", "llama", "Llama-3.1-8B", "fp8")["path"]
+        'llama fp8 h200_sxm'
+        """
+        return {
+            "release": self.release,
+            "device": device,
+            "family": family,
+            "path": f"{family} {dtype} {device}",
+            "cell": f"{self.release or '-'} {architecture} {dtype} {device}",
+        }
+
+    def at(self, device: str, family: str, architecture: str, dtype: str) -> EngineCalibration:
+        """The engine as it serves an architecture in a dtype on a device: its factors in its constants.
+
+        Without factors it is itself, so asking twice changes nothing.
+        """
+        if not self.factors:
+            return self
+        key = (device, family, architecture, dtype)
+        if key not in self._known:
+            groups = self.groups(device, family, architecture, dtype)
+            whole = math.exp(sum(one.log for one in self.factors if one.group and groups[one.kind] == one.group))
+            own = self.overhead
+            changes = {name: getattr(own, name) * whole for name in _TIMES}
+            self._known[key] = self.model_copy(update={"overhead": own.model_copy(update=changes), "factors": ()})
+        return self._known[key]
+
+    def strange(self, device: str, family: str, architecture: str, dtype: str) -> tuple[GroupFactor, ...]:
+        """Kinds of which nobody has seen the group that this is in, as the entries that say how far they spread.
+
+        What a path (or a cell) has of its own is not asked where its device, family or release is strange already.
+        """
+        groups = self.groups(device, family, architecture, dtype)
+        known = {(one.kind, one.group) for one in self.factors if one.group}
+        others = [one for one in self.factors if not one.group]
+        found = [one for one in others if one.kind in _WHOLE and (one.kind, groups[one.kind]) not in known]
+        found = [one for one in found if one.kind != "release" or groups["release"]]
+        if found:
+            return tuple(found)
+        return tuple(one for one in others if one.kind == "path" and (one.kind, groups[one.kind]) not in known)
+
+
+_TIMES = ("step", "per_layer", "per_expert_layer", "per_request", "uncaptured", "kernel_scale")
+_WHOLE = ("release", "device", "family")
+
+
+@cache
+def _engine_calibration(path: Path) -> EngineCalibration:
+    return read_spec(path, EngineCalibration)
+
+
+def load_engine_calibration(
+    engine: str, version: str | None = None, *, file: Path | str | None = None, folder: Path | str | None = None
+) -> EngineCalibration:
+    """Profile of a serving engine by name (vllm, sglang, trtllm, ...) along the search path, or from ``file``.
+
+    With a version, the most exact name wins: ``vllm-0.12.0``, ``vllm-0.12``, ``vllm-0``, ``vllm``.
+    """
+    if file is not None:
+        return read_spec(file, EngineCalibration)
+    parts = version.removeprefix("v").split(".") if version else []
+    names = [f"{engine}-{'.'.join(parts[:end])}" for end in range(len(parts), 0, -1)]
+    found = (find_calibration(name, "engines", folder) for name in [*names, engine])
+    path = next((one for one in found if one is not None), None)
+    if path is None:
+        names = calibration_names("engines", folder)
+        raise SpecError(
+            Problem(
+                f"no engine profile named {engine!r}",
+                suggestion=did_you_mean(engine, names) or f"known: {', '.join(names)}",
+            )
+        )
+    return of_release(_engine_calibration(path), release_of(version or ""))
+
+
+def of_release(engine: EngineCalibration, release: str) -> EngineCalibration:
+    """The engine in a release (see `release_of`); the same object for the same question."""
+    if engine.release == release:
+        return engine
+    known = engine._known
+    if (release,) not in known:
+        known[release,] = engine.model_copy(update={"release": release})
+    return known[release,]
+
+
+def release_of(version: str) -> str:
+    """The release of a version as people write it: its first two numbers, or the word that it starts with.
+
+    >>> [release_of(one) for one in ("0.12.1", "v0.19.0rc2", "1.2.0rc6.post2", "nightly-2026", "")]
+    ['0.12', '0.19', '1.2', 'nightly', '']
+    """
+    found = re.match(r"v?(\d+\.\d+)|([a-z]+)", version.strip().lower())
+    return (found.group(1) or found.group(2)) if found else ""

@@ -1,0 +1,381 @@
+"""Which kinds of halves the layers of a Hugging Face configuration have: read from its lists, patterns and periods.
+
+Every layer becomes the kinds of its mixer (several run side by side) and of its feed-forward, each with what is other
+than in the rest of the architecture; `named` turns these into names and variants.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlperf.specs import hf_names as names
+from rlperf.specs.architecture import KindNumbers, Variant
+from rlperf.specs.hf_families import Family
+from rlperf.specs.hf_fields import Fields
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is being read: the language part's fields, its family, and the outer configuration around it."""
+
+    fields: Fields
+    outer: Fields
+    kind: str
+    family: Family
+    layers: int
+
+
+@dataclass(frozen=True)
+class ReadHalf:
+    """A half of a layer: its kind, and the fields of a `Variant` in which it differs."""
+
+    kind: str
+    changes: tuple[tuple[str, Any], ...] = ()
+
+
+Mixer = tuple[ReadHalf, ...]
+"""Mixers that run side by side; almost always one."""
+FULL = ReadHalf("full")
+NONE = ReadHalf("none")
+_NEMOTRON: dict[str, tuple[ReadHalf, ReadHalf]] = {
+    "M": (ReadHalf("mamba"), NONE),
+    "*": (FULL, NONE),
+    "E": (NONE, ReadHalf("moe")),
+    "-": (NONE, ReadHalf("dense")),
+}
+_NEMOTRON_WORDS = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
+
+
+def count_layers(fields: Fields) -> int:
+    """Layers, or entries of the list that has one for each."""
+    if not fields.has(*names.LAYERS):
+        for name in ("layers_block_type", "block_configs", "layer_types", "hybrid_override_pattern"):
+            listed = fields.data.get(name)
+            if isinstance(listed, list | str) and listed:
+                return min(len(listed), 10_000)
+    return min(fields.need(*names.LAYERS), 10_000)
+
+
+def halves(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:
+    """Mixers and feed-forward of every layer ``[layers]``."""
+    fields = given.fields
+    if fields.has("block_configs"):
+        return _block_configs(given)
+    if given.family.single_halves:
+        return _nemotron(given)
+    mixers = _words(given)
+    if given.family.parallel_mamba:
+        mixers = [(*mixer, ReadHalf("mamba")) for mixer in mixers]
+    mixers = [tuple(_refined(given, half, index) for half in mixer) for index, mixer in enumerate(mixers)]
+    return mixers, _feed_forwards(given)
+
+
+def named(layers: Sequence[Mixer]) -> tuple[tuple[str, ...], tuple[Variant, ...]]:
+    """Names of every layer's halves, and the variants behind those names that are no kinds.
+
+    >>> wide = ReadHalf("sliding", (("heads", 96),))
+    >>> names, variants = named([(FULL,), (wide,), (wide, FULL)])
+    >>> names, variants[0].name
+    (('full', 'sliding_2', 'sliding_2+full'), 'sliding_2')
+    """
+    found: dict[ReadHalf, str] = {}
+    variants: list[Variant] = []
+    for half in dict.fromkeys(part for layer in layers for part in layer):
+        found[half] = half.kind
+        if half.changes:
+            found[half] = f"{half.kind}_{len(variants) + 2}"
+            variants.append(Variant.model_validate({"name": found[half], "kind": half.kind, **dict(half.changes)}))
+    return tuple("+".join(found[part] for part in layer) for layer in layers), tuple(variants)
+
+
+def _words(given: Given) -> list[Mixer]:
+    """Mixers by the list that names one for each layer, else by the family's pattern."""
+    fields, layers = given.fields, given.layers
+    if fields.has("linear_attn_config"):
+        return _linear_config(given)
+    if given.family.compressed or fields.has("compress_ratios", "compress_rates"):
+        if not fields.has("compress_ratios", "compress_rates"):
+            fields.note("compress_ratios", "is missing: how many tokens every layer gathers into a key")
+        return [(_compressed(given, index),) for index in range(layers)]
+    listed = fields.word_list(*names.LAYER_WORDS)
+    if listed is None:
+        return _pattern(given)
+    name, words = listed
+    kinds = {**names.WORDS, **given.family.words}
+    unknown = sorted(set(words) - set(kinds))
+    if unknown:
+        fields.note(name, f"rlperf does not know {', '.join(unknown)}", f"it knows {', '.join(kinds)}")
+    if len(words) != layers:
+        fields.note(name, f"has {len(words)} entries for {layers} layers")
+        return [(FULL,)] * layers
+    return [(ReadHalf(kinds.get(word, "full")),) for word in words]
+
+
+def _pattern(given: Given) -> list[Mixer]:
+    """Full attention in every layer of a period, a window or a recurrent mixer in the others."""
+    fields, family, layers = given.fields, given.family, given.layers
+    other = family.other or ("sliding" if _window(given)[0] else "full")
+    if fields.has("attn_layer_indices", "full_attn_idxs"):
+        name = "attn_layer_indices" if fields.has("attn_layer_indices") else "full_attn_idxs"
+        full = set(fields.items(name))
+    elif fields.has("attn_layer_period"):
+        period, offset = fields.need("attn_layer_period"), fields.optional("attn_layer_offset")
+        full = {index for index in range(layers) if index % period == offset % period}
+    elif isinstance(fields.data.get("sliding_window_pattern"), str):
+        letters = fields.text("sliding_window_pattern").upper()
+        full = {index for index in range(layers) if letters[index % len(letters)] == "G"}
+    else:
+        first = _window(given)[1]
+        period = fields.optional(*names.FULL_PERIOD, default=family.alternate)
+        full = {index for index in range(layers) if index < first or (period and index % period == period - 1)}
+        if period and fields.has("layer_group_size"):  # an incomplete last group is full attention
+            full |= set(range(layers // period * period, layers))
+    return [(FULL if index in full else ReadHalf(other),) for index in range(layers)]
+
+
+def _window(given: Given) -> tuple[int, int]:
+    """Window of the sliding layers [tokens], 0 without, and the first layer that has one."""
+    fields = given.fields
+    if given.kind == "llama4":
+        return fields.optional("attention_chunk_size"), 0
+    if given.family.switched_window:  # these carry a window that is switched off, or on from some layer
+        on = fields.flag("use_sliding_window", default=False)
+        return (fields.optional("sliding_window"), fields.optional("max_window_layers")) if on else (0, 0)
+    if not fields.flag("use_sliding_window", default=True):
+        return 0, 0
+    return (fields.optional("sliding_window") if given.family.windowed else 0), 0
+
+
+def _refined(given: Given, half: ReadHalf, index: int) -> ReadHalf:
+    """A half as its configuration's further fields make it: latent, sparse, other heads, a borrowed cache."""
+    fields = given.fields
+    if half.kind == "full" and (given.family.latent or fields.has("kv_lora_rank")):
+        half = ReadHalf("latent")
+    if half.kind == "latent" and fields.has("index_topk"):
+        return ReadHalf("sparse_reusing" if _reuses(fields, index) else "sparse")
+    if half.kind == "full" and (block_sparse(fields) or fields.has("index_topk")):
+        frequency = _sparse_part(fields).data.get("sparse_attention_freq")
+        on = not isinstance(frequency, list) or index >= len(frequency) or bool(frequency[index])
+        return ReadHalf("block_sparse") if on else half
+    return ReadHalf(half.kind, (*half.changes, *_other_heads(given, half.kind), *_borrowed(given, index)))
+
+
+def _reuses(fields: Fields, index: int) -> bool:
+    """Whether a layer takes the choice of an earlier one (GLM-5.2)."""
+    types = fields.items("indexer_types")
+    if types:
+        return index < len(types) and types[index] == "shared"
+    period, first = fields.optional("index_topk_freq", default=1) or 1, fields.optional("index_skip_topk_offset")
+    return period > 1 and index >= first and (index - first) % period != period - 1
+
+
+def _sparse_part(fields: Fields) -> Fields:
+    return fields.child("sparse_attention_config") if fields.has("sparse_attention_config") else fields
+
+
+def block_sparse(fields: Fields) -> Fields | None:
+    """The fields of an index over blocks (MiniMax-M3), or none."""
+    part = _sparse_part(fields)
+    return part if part.has("sparse_topk_blocks") else None
+
+
+def _other_heads(given: Given, kind: str) -> tuple[tuple[str, Any], ...]:
+    """Heads of one kind of attention where others than the configuration's own (Gemma 4, MiMo-V2, Step 3.5)."""
+    fields, found = given.fields, dict[str, Any]()
+
+    def take(field: str, part: Fields, *of: str) -> None:
+        if part.has(*of):
+            found[field] = part.need(*of)
+
+    if kind == "full":
+        take("head_dim", fields, "global_head_dim")
+        take("kv_heads", fields, "num_global_key_value_heads")
+        if fields.flag("attention_k_eq_v", default=False):
+            found["values_are_keys"] = True
+    elif kind == "sliding":
+        take("heads", fields, "swa_num_attention_heads")
+        take("kv_heads", fields, "swa_num_key_value_heads")
+        take("head_dim", fields, "swa_head_dim")
+        take("value_head_dim", fields, "swa_v_head_dim")
+        if fields.flag("add_swa_attention_sink_bias", default=False):
+            found["attention_sinks"] = True
+        other = fields.child("attention_other_setting") if fields.has("attention_other_setting") else Fields({})
+        take("heads", other, *names.HEADS)
+        take("kv_heads", other, *names.KV_HEADS)
+        take("head_dim", other, *names.HEAD_DIM)
+        if "heads" not in found and given.family.sliding_heads:
+            found["heads"] = given.family.sliding_heads
+    own = {
+        "heads": names.HEADS,
+        "kv_heads": names.KV_HEADS,
+        "head_dim": names.HEAD_DIM,
+        "value_head_dim": ("v_head_dim",),
+    }
+    same = [field for field, of in own.items() if field in found and found[field] == fields.data.get(of[0])]
+    return tuple((field, value) for field, value in found.items() if field not in same)
+
+
+def _borrowed(given: Given, index: int) -> tuple[tuple[str, Any], ...]:
+    """Whether a layer reads keys and values of an earlier one (Gemma 3n and 4 E, Hunyuan-Large)."""
+    fields = given.fields
+    last = fields.optional("num_kv_shared_layers")
+    share = fields.optional("cla_share_factor", default=1) if fields.flag("use_cla", default=False) else 1
+    borrows = index >= given.layers - last or (share > 1 and index % share != 0)
+    return (("borrows_cache", True),) if borrows and given.layers > last else ()
+
+
+def _linear_config(given: Given) -> list[Mixer]:
+    """Kimi Linear: layers of both kinds by their number, counted from one."""
+    part = given.fields.child("linear_attn_config")
+    full, other = part.items("full_attn_layers"), part.items("kda_layers")
+    missing = sorted(set(range(1, given.layers + 1)) - set(full) - set(other))
+    if missing:
+        part.note("full_attn_layers", f"and kda_layers leave out layers {', '.join(map(str, missing[:5]))}")
+    return [(FULL if index + 1 in full else ReadHalf("kda"),) for index in range(given.layers)]
+
+
+def _compressed(given: Given, index: int) -> ReadHalf:
+    """DeepSeek-V4: attention over keys of ``ratio`` tokens each, a window of plain ones beside them."""
+    fields = given.fields
+    words, rates = fields.items("layer_types"), fields.data.get("compress_rates")
+    ratio: Any = 0
+    if fields.has("compress_ratios"):
+        listed = fields.items("compress_ratios")
+        ratio = listed[index] if index < len(listed) else 0
+    elif isinstance(rates, dict) and index < len(words):
+        ratio = rates.get(words[index], 0)
+    if isinstance(ratio, bool) or not isinstance(ratio, int) or ratio < 0:
+        fields.note("compress_ratios", f"{ratio!r} is not a whole number")
+        ratio = 0
+    # an index chooses among short gathers, of which there are many; long ones are read whole
+    chooses = 0 < ratio <= 16
+    sources = fields.items("kv_source_layer_ids")
+    borrows = bool(sources) and ratio > 0 and index not in sources and index > min(sources)
+    indices = fields.items("index_source_layer_ids")
+    own_index = chooses and (not indices or index in indices)
+    numbers = {
+        "q_rank": fields.need("q_lora_rank"),
+        "rope_head_dim": fields.optional("qk_rope_head_dim", default=64),
+        "output_rank": fields.need("o_lora_rank"),
+        "output_groups": fields.need("o_groups"),
+        "ratio": ratio,
+        "overlap": int(ratio == 4),
+        "top": fields.need("index_topk") if chooses else 0,
+        "index_heads": fields.need("index_n_heads") if own_index else 0,
+        "index_head_dim": fields.need("index_head_dim") if own_index else 0,
+        "borrows": int(borrows),
+    }
+    return ReadHalf("compressed", (("numbers", (KindNumbers.model_validate({"kind": "compressed", **numbers}),)),))
+
+
+def _nemotron(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:
+    """Nemotron-H: every layer is one half; ``M`` Mamba-2, ``*`` attention, ``E`` experts, ``-`` dense."""
+    fields, layers = given.fields, given.layers
+    words = fields.items("layers_block_type") if fields.has("layers_block_type") else []
+    pattern = "".join(_NEMOTRON_WORDS.get(str(word), "?") for word in words) or fields.text("hybrid_override_pattern")
+    if not pattern:
+        fields.note("hybrid_override_pattern", "is missing (or layers_block_type)")
+    unknown = sorted(set(pattern) - set(_NEMOTRON))
+    if unknown:
+        fields.note("hybrid_override_pattern", f"rlperf does not know {' '.join(unknown)}; it knows M * E -")
+    if pattern and len(pattern) != layers:
+        fields.note("hybrid_override_pattern", f"has {len(pattern)} entries for {layers} layers")
+    kinds = [_NEMOTRON.get(letter, (FULL, NONE)) for letter in pattern] or [(FULL, NONE)]
+    return [(mixer,) for mixer, _ in kinds], [half for _, half in kinds]
+
+
+def _block_configs(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:
+    """Nemotron-NAS (DeciLM): every layer states its attention and its feed-forward, or that it has none."""
+    fields = given.fields
+    heads, hidden = fields.need(*names.HEADS), fields.need(*names.HIDDEN)
+    mixers: list[Mixer] = []
+    feed_forwards: list[ReadHalf] = []
+    blocks = fields.items("block_configs")
+    if len(blocks) != given.layers:
+        fields.note("block_configs", f"has {len(blocks)} entries for {given.layers} layers")
+    for index, block in enumerate(blocks):
+        part = Fields(
+            block if isinstance(block, dict) else {}, prefix=("block_configs", str(index)), problems=fields.problems
+        )
+        attention, ffn = part.child("attention"), part.child("ffn")
+        mixers.append((_block_attention(attention, heads),))
+        feed_forwards.append(_block_feed_forward(ffn, hidden))
+    return mixers or [(FULL,)], feed_forwards or [ReadHalf("dense")]
+
+
+def _block_attention(part: Fields, heads: int) -> ReadHalf:
+    if part.flag("no_op", default=False):
+        return NONE
+    if part.flag("replace_with_linear", default=False):
+        return ReadHalf("square")
+    for name in ("sparsify", "num_sink_tokens", "unshifted_sink"):
+        if part.data.get(name):
+            part.note(name, "attention of this block is not modelled")
+    groups = part.optional("n_heads_in_group", default=1) or 1
+    keys = part.optional("num_key_value_heads") or max(heads // groups, 1)
+    if part.has("window_length"):
+        return ReadHalf("sliding", (("kv_heads", keys), ("window", part.need("window_length"))))
+    return ReadHalf("full", (("kv_heads", keys),))
+
+
+def _block_feed_forward(part: Fields, hidden: int) -> ReadHalf:
+    if part.flag("no_op", default=False):
+        return NONE
+    if part.flag("replace_with_linear", default=False):
+        return ReadHalf("square")
+    if part.has("moe"):
+        part.note("moe", "experts of this block are not modelled")
+    if part.has("intermediate_size"):
+        return ReadHalf("dense", (("ffn_hidden", part.need("intermediate_size")),))
+    width = int(2 * part.number("ffn_mult", default=4.0) * hidden / 3)
+    return ReadHalf("dense", (("ffn_hidden", -(-width // 256) * 256),))  # as the model's own code rounds it
+
+
+def _feed_forwards(given: Given) -> list[ReadHalf]:
+    """Feed-forward kind of every layer."""
+    fields, layers = given.fields, given.layers
+    if not fields.optional(*names.EXPERTS):
+        if given.family.all_moe:
+            fields.need(*names.EXPERTS)
+        return _dense_widths(given)
+    if given.family.double_layers:
+        return [ReadHalf("dense"), ReadHalf("moe")] * (layers // 2)
+    words = fields.items("mlp_layer_types")
+    if len(words) == layers:
+        return [ReadHalf("dense" if word == "dense" else "moe") for word in words]
+    dense = set(range(min(fields.optional(*names.DENSE_FIRST), layers)))
+    dense |= {index for index in fields.items("mlp_only_layers") if isinstance(index, int)}
+    period = fields.optional(*names.MOE_PERIOD, default=1) or 1
+    dense |= {index for index in range(layers) if (index + 1) % period}
+    if fields.has("expert_layer_period"):
+        period, offset = fields.need("expert_layer_period"), fields.optional("expert_layer_offset")
+        dense |= {index for index in range(layers) if index % period != offset % period}
+    if fields.has("moe_layer_end_index"):
+        dense |= set(range(fields.optional("moe_layer_end_index") + 1, layers))
+    for name in ("moe_layer_freq", "is_moe_layer"):
+        frequency = fields.listed(name)
+        if isinstance(frequency, list):
+            dense |= {index for index, flag in enumerate(frequency) if not flag}
+        elif isinstance(frequency, int) and frequency > 1:
+            dense |= {index for index in range(layers) if index % frequency}
+    chosen = fields.listed("moe_layers_enum")
+    if chosen:
+        listed = [int(n) for n in re.findall(r"\d+", str(chosen))]
+        dense |= set(range(layers)) - set(listed)
+    return [ReadHalf("dense" if index in dense else "moe") for index in range(layers)]
+
+
+def _dense_widths(given: Given) -> list[ReadHalf]:
+    """Dense feed-forwards, wider where they are said to be: by a list, or in layers that borrow their cache."""
+    fields, layers = given.fields, given.layers
+    widths = fields.listed("intermediate_size")
+    if isinstance(widths, list) and len(widths) == layers and all(isinstance(width, int) for width in widths):
+        return [ReadHalf("dense", (("ffn_hidden", width),)) for width in widths]
+    last = fields.optional("num_kv_shared_layers")
+    if fields.flag("use_double_wide_mlp", default=False) and last:
+        wide = ReadHalf("dense", (("ffn_hidden", 2 * fields.need("intermediate_size")),))
+        return [wide if index >= layers - last else ReadHalf("dense") for index in range(layers)]
+    return [ReadHalf("dense")] * layers

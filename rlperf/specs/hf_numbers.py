@@ -1,0 +1,139 @@
+"""Numbers of layer kinds in Hugging Face configurations: experts, latents, states, indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rlperf.specs import hf_names as names
+from rlperf.specs.architecture import Experts, KindNumbers, LatentAttention, LinearAttention, StateSpace
+from rlperf.specs.hf_fields import Fields
+from rlperf.specs.hf_layers import Given, block_sparse
+
+
+def latent(fields: Fields) -> LatentAttention:
+    """Ranks and widths of latent attention."""
+    return LatentAttention(
+        q_rank=fields.optional("q_lora_rank"),
+        kv_rank=fields.need("kv_lora_rank"),
+        nope_head_dim=fields.need("qk_nope_head_dim"),
+        rope_head_dim=fields.need("qk_rope_head_dim"),
+        value_head_dim=fields.need("v_head_dim"),
+    )
+
+
+def experts(given: Given, gated: bool) -> Experts | None:
+    """Routed and shared experts; those that hand a token back (LongCat) take their share of the choices."""
+    fields, family = given.fields, given.family
+    count, active = fields.need(*names.EXPERTS), fields.need(*names.ACTIVE)
+    width = fields.need(*names.EXPERT_WIDTH)
+    shared = fields.optional(*names.SHARED_WIDTH)
+    if not shared:
+        shared = fields.optional(*names.SHARED_COUNT) * width
+    if given.kind == "llama4":
+        shared = width
+    if (
+        family.dense_beside or family.double_layers or fields.flag("enable_moe_block", default=False)
+    ):  # a dense feed-forward runs beside the experts, as one shared expert
+        shared = fields.need(*names.DENSE_WIDTH)
+    null = fields.optional(*names.NULL_EXPERTS)
+    if active > count + null:
+        fields.note("num_experts_per_tok", f"is {active}, more than the {count} experts")
+        return None
+    return Experts(
+        count=count,
+        active=max(round(active * count / (count + null)), 1) if null else active,
+        hidden=width,
+        shared_hidden=shared,
+        shared_gate=family.shared_gate and shared > 0,
+        gated=gated,
+        bias=family.expert_bias,
+        latent_hidden=fields.optional("moe_latent_size"),
+        null_count=null,
+    )
+
+
+def state_space(fields: Fields) -> StateSpace:
+    """Mamba-2; the width of a head may be said to follow from the others."""
+    heads = fields.need(*names.SSM_HEADS)
+    if fields.data.get("mamba_d_head") == "auto":
+        width = fields.optional("mamba_expand", default=2) * fields.need(*names.HIDDEN) // heads
+    else:
+        width = fields.need(*names.SSM_HEAD_DIM)
+    return StateSpace(
+        heads=heads,
+        head_dim=width,
+        state=fields.need(*names.SSM_STATE),
+        groups=fields.need(*names.SSM_GROUPS),
+        conv_kernel=fields.optional(*names.SSM_CONV, default=4) or 4,
+        chunk=fields.optional(*names.SSM_CHUNK, default=128) or 128,
+    )
+
+
+def linear_attention(given: Given, kinds: Iterable[str]) -> LinearAttention:
+    """Heads of linear attention: its own fields, Kimi's nested ones, or those of softmax attention (lightning)."""
+    fields = given.fields
+    if "lightning" in kinds:
+        heads = fields.optional("linear_num_heads") or fields.need(*names.HEADS)
+        width = fields.optional(*names.HEAD_DIM) or fields.need(*names.HIDDEN) // fields.need(*names.HEADS)
+        return LinearAttention(
+            key_heads=heads, value_heads=heads, key_head_dim=width, value_head_dim=width, conv_kernel=1
+        )
+    if fields.has("linear_attn_config"):
+        part = fields.child("linear_attn_config")
+        heads, width = part.need("num_heads", "num_v_heads"), part.need("head_dim", "head_v_dim")
+        return LinearAttention(
+            key_heads=part.optional("num_k_heads", default=heads) or heads,
+            value_heads=heads,
+            key_head_dim=part.optional("head_k_dim", default=width) or width,
+            value_head_dim=width,
+            conv_kernel=part.optional("short_conv_kernel_size", default=4) or 4,
+        )
+    return LinearAttention(
+        key_heads=fields.need("linear_num_key_heads"),
+        value_heads=fields.need("linear_num_value_heads"),
+        key_head_dim=fields.need("linear_key_head_dim"),
+        value_head_dim=fields.need("linear_value_head_dim"),
+        conv_kernel=fields.optional("linear_conv_kernel_dim", default=4) or 4,
+    )
+
+
+def further(given: Given, kinds: Iterable[str]) -> tuple[KindNumbers, ...]:
+    """Numbers of the kinds that have no field in `rlperf.specs.architecture.Architecture`."""
+    fields, found = given.fields, list[dict[str, int | str]]()
+    present = set(kinds)
+    if present & {"sparse", "sparse_reusing"}:
+        found.append({"kind": "sparse", **_index(fields), "top": fields.need("index_topk")})
+    if "block_sparse" in present:
+        part = block_sparse(fields)
+        if part is not None:
+            found.append(
+                {
+                    "kind": "block_sparse",
+                    "heads": part.need("sparse_num_index_heads"),
+                    "head_dim": part.need("sparse_index_dim"),
+                    "block": part.optional("sparse_block_size", default=128) or 128,
+                    "top": part.need("sparse_topk_blocks"),
+                }
+            )
+        else:  # an index over tokens in front of grouped attention
+            found.append({"kind": "block_sparse", **_index(fields), "block": 1, "top": fields.need("index_topk")})
+    if "mamba1" in present:
+        width = fields.optional("mamba_expand", default=2) * fields.need(*names.HIDDEN)
+        found.append(
+            {
+                "kind": "mamba1",
+                "width": width,
+                "state": fields.optional(*names.SSM_STATE, default=16),
+                "step_rank": fields.optional("mamba_dt_rank") or -(-fields.need(*names.HIDDEN) // 16),
+                "conv_kernel": fields.optional(*names.SSM_CONV, default=4),
+                "norms": 1,
+            }
+        )
+    if "short_conv" in present:
+        width = fields.optional("conv_dim") or fields.need(*names.HIDDEN)
+        found.append({"kind": "short_conv", "width": width, "conv_kernel": fields.need("conv_L_cache")})
+    return tuple(KindNumbers.model_validate(one) for one in found)
+
+
+def _index(fields: Fields) -> dict[str, int]:
+    return {"heads": fields.need("index_n_heads"), "head_dim": fields.need("index_head_dim")}

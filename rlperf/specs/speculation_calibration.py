@@ -1,0 +1,99 @@
+"""What is measured of speculative decoding: acceptance by method, and what a head loses that lags its policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from rlperf.errors import Problem, SpecError
+from rlperf.specs.frozen import Frozen
+from rlperf.specs.profiles import find_profile
+from rlperf.specs.reader import read_document, validate
+from rlperf.specs.rl_calibration import Provenance
+from rlperf.specs.speculation import DraftSetting, Method, tokens_per_step
+from rlperf.units import PositiveFloat
+
+
+class AcceptanceFit(Frozen):
+    """Acceptance of a method's drafts at temperature 1, pooled over models.
+
+    Attributes
+    ----------
+    first, falls : see `tokens_per_step` [1]
+    spread : standard deviation of the logarithm of tokens per engine_step over models and tasks [1]
+    """
+
+    method: Method
+    first: PositiveFloat
+    falls: PositiveFloat
+    spread: PositiveFloat
+    provenance: Provenance
+
+
+class FrozenHead(Frozen):
+    """Tokens per engine_step of a head that is not trained with its policy, over those of one that is [1]."""
+
+    value: PositiveFloat
+    provenance: Provenance
+
+
+@dataclass(frozen=True)
+class Yield:
+    """Tokens per engine_step for 0, 1, ... drafts, and the standard deviation of their logarithm [1]."""
+
+    tokens: tuple[float, ...]
+    spread: float
+
+
+class SpeculationCalibration(Frozen):
+    """What is measured of speculative decoding.
+
+    Attributes
+    ----------
+    acceptance : by method; one that is missing is not known
+    frozen : tokens per engine_step of a head that is not trained with its policy, over those of one that is
+    """
+
+    id: str
+    acceptance: tuple[AcceptanceFit, ...]
+    frozen: FrozenHead
+
+    def of(self, method: Method) -> AcceptanceFit | None:
+        """The fit of a method, or None."""
+        return next((fit for fit in self.acceptance if fit.method == method), None)
+
+    def tokens(self, wanted: DraftSetting, stated: float | None = None, trained: bool = False) -> Yield:
+        """Tokens per engine_step for 0 ... ``wanted.most`` drafts.
+
+        ``stated``: the share of first drafts that are accepted, as an engine has logged it; ``trained``: the head is
+        trained with its policy.
+
+        Raises
+        ------
+        SpecError : nobody has measured the method, and the job does not state it
+        """
+        fit = self.of(wanted.method)
+        if fit is None and stated is None:
+            raise SpecError(
+                Problem(
+                    f"speculation: no acceptance of {wanted.method} drafts is known",
+                    suggestion="state what your engine logs: settings: {draft_acceptance: 0.6}",
+                )
+            )
+        falls = fit.falls if fit else 1.0
+        first = stated if stated is not None else fit.first if fit else 0.0
+        kept = 1.0 if stated is not None or trained else self.frozen.value
+        # a head that lags its policy yields a share of the tokens, and at least the model's own
+        mean = (max(kept * tokens_per_step(first, falls, drafts), 1.0) for drafts in range(1, wanted.most + 1))
+        return Yield((1.0, *mean), fit.spread if fit and stated is None else 0.0)
+
+
+def load_speculation() -> SpeculationCalibration:
+    """``calibrations/speculation.yaml``, nearest first on the search path: `rlperf calibrate speculation` writes it."""
+    return _read(find_profile("calibrations", "speculation"))
+
+
+@cache
+def _read(path: Path) -> SpeculationCalibration:
+    return validate(read_document(path), SpeculationCalibration)

@@ -1,0 +1,282 @@
+"""What should I switch on? Every technique that a job leaves off (or on), planned beside the job as it is.
+
+`TECHNIQUES` is the table: one row per technique, with the fields of a job that it changes, what of it is measured and
+what assumed. Command, tutorial and the guide's table read the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from rlperf.alternatives import side_of_job
+from rlperf.api import Jobs, job_of, load_job
+from rlperf.errors import InfeasibleError, SpecError
+from rlperf.frameworks.adapter import framework_facts, states
+from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
+from rlperf.frameworks.run import ref
+from rlperf.plan.compare import Side, compare_sides
+from rlperf.sim.rl_step.uncertainty import drafted_sigma
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.calibration import Z95
+from rlperf.specs.job import Job
+from rlperf.specs.reader import Document, validate
+from rlperf.sweep.paths import with_values
+from rlperf.units import human_seconds
+
+ROLLOUT, TRAINER = "pools.rollout.settings.", "pools.trainer.settings."
+Fields = Mapping[str, Any]
+Stage = Literal["rollout", "training", "rl_step"]
+SMALL = 0.02
+"""A change of the rl_step below this share is not worth a switch, and the table says what is in its way [1]."""
+
+
+@dataclass(frozen=True)
+class Technique:
+    """One row of the table.
+
+    Attributes
+    ----------
+    name, stage : in words; what it makes shorter
+    changes : the fields of a job that it changes, by the model
+    key : the setting (``rollout.kv_dtype``) or the mode whose key a framework needs
+    usual : it is on in a job that says nothing: what is asked is what switching it off loses
+    measured, assumed : what stands behind its figures
+    """
+
+    name: str
+    stage: Stage
+    changes: Callable[[Architecture], Fields]
+    key: str
+    measured: str
+    assumed: str
+    usual: bool = False
+
+
+def _drafts(architecture: Architecture) -> list[str]:
+    method = "mtp" if architecture.prediction_layers else "eagle3"
+    return [f"{method}:{drafts}" for drafts in (1, 2, 3, 5)]
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    Technique(
+        "speculative decoding", "rollout", lambda arch: {ROLLOUT + "speculation": _drafts(arch)}, "rollout.speculation",
+        "acceptance of 3 MTP and 3 EAGLE-3 models by depth; one RL rollout (miles)",
+        "launches of drafts and rejection sampling; shape of an EAGLE-3 head; acceptance alike in RL",
+    ),
+    Technique(
+        "and the draft head trained", "rollout",
+        lambda arch: {ROLLOUT + "speculation": _drafts(arch), ROLLOUT + "draft_training": True},
+        "rollout.draft_training", "one pair of rollouts with a frozen and a trained head (slime)",
+        "its training is one layer and a head of work",
+    ),
+    Technique(
+        "n-gram drafts", "rollout", lambda _: {ROLLOUT + "speculation": "ngram:4"}, "rollout.speculation",
+        "nothing: state draft_acceptance", "drafting is free",
+    ),
+    Technique(
+        "fp8 rollouts", "rollout", lambda _: {ROLLOUT + "rollout_dtype": "fp8"}, "rollout.rollout_dtype",
+        "fp8 kernels and served rows", "weights are converted at every sync at the rate of memory",
+    ),
+    Technique(
+        "nvfp4 rollouts", "rollout", lambda _: {ROLLOUT + "rollout_dtype": "nvfp4"}, "rollout.rollout_dtype",
+        "nvfp4 kernels and served rows on Blackwell", "elsewhere the kernels of wider types",
+    ),
+    Technique(
+        "fp8 cache", "rollout", lambda _: {ROLLOUT + "kv_dtype": "fp8"}, "rollout.kv_dtype",
+        "decode attention on fp8 caches", "nothing is lost to scales",
+    ),
+    Technique(
+        "fp8 training", "training", lambda _: {TRAINER + "compute_dtype": "fp8"}, "trainer.compute_dtype",
+        "fp8 kernels and training steps of Megatron", "RL trainers as pre-training ones",
+    ),
+    Technique(
+        "partial rollouts", "rollout", lambda _: {"tasks.*.over_provision": 1.25, "limits.staleness": 1},
+        "batch.over_provision",
+        "the mechanism, by events", "what continues later keeps its tokens",
+    ),
+    Technique(
+        "one step off", "rl_step", lambda _: {"modes": ["one_step_off"], "limits.staleness": 1}, "one_step_off",
+        "asynchronous rows of two frameworks", "staleness costs no learning",
+    ),
+    Technique(
+        "fully asynchronous", "rl_step", lambda _: {"modes": ["async"], "limits.staleness": 4}, "async",
+        "asynchronous rows of two frameworks", "staleness costs no learning",
+    ),
+    Technique(
+        "shared prefix in training", "training", lambda _: {TRAINER + "shared_prefix": True}, "trainer.shared_prefix",
+        "two published gains", "the attention kernel reads a tree as it reads a pack",
+    ),
+    Technique(
+        "router replay", "rl_step", lambda _: {TRAINER + "router_replay": "R3"}, "trainer.router_replay",
+        "nothing: it costs, and steadies training", "indices move with the samples and are looked up once",
+    ),
+    Technique(
+        "prefix caching", "rollout", lambda _: {ROLLOUT + "prefix_caching": False}, "rollout.prefix_caching",
+        "hits of recorded request logs", "blocks are found at no cost", usual=True,
+    ),
+    Technique(
+        "CUDA graphs", "rollout", lambda _: {ROLLOUT + "cuda_graphs": False}, "rollout.cuda_graphs",
+        "eager rows of vLLM V0", "launches are not hidden", usual=True,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a technique does to a job.
+
+    Attributes
+    ----------
+    rl_step_s : with it, planned anew [s]
+    gain, low, high : share of the rl_step that it saves, 5th and 95th percentile; of one that is on already, what
+        switching it off would cost [1]
+    engine_bytes, trainer_bytes : by how much weights and workspace of an engine, and a trainer's peak, grow per device
+    frameworks : that have a key for it (newest versions)
+    said : what the planner chose, what is in its way, or why there are no figures
+    """
+
+    name: str
+    rl_step_s: float | None = None
+    gain: float | None = None
+    low: float | None = None
+    high: float | None = None
+    engine_bytes: float = 0.0
+    trainer_bytes: float = 0.0
+    frameworks: tuple[str, ...] = ()
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class GainTable:
+    """The job as it is [s], and every technique beside it."""
+
+    rl_step_s: float
+    rows: tuple[Gain, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"schema_version": 1, "rl_step_s": self.rl_step_s, "rows": [asdict(row) for row in self.rows]}
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """Cells of every row under `HEAD`."""
+        return [_cells(row) for row in self.rows]
+
+    def __str__(self) -> str:
+        return "\n".join("  ".join(cell for cell in cells if cell) for cells in self.cells())
+
+
+HEAD = ("technique", "rl_step", "gain", "memory per device", "frameworks", "")
+
+
+def _cells(row: Gain) -> tuple[str, ...]:
+    if row.rl_step_s is None or row.gain is None or row.low is None or row.high is None:
+        return (row.name, "-", "-", "-", ", ".join(row.frameworks), row.said)
+    memory = f"engine {row.engine_bytes / 1e9:+.1f}, trainer {row.trainer_bytes / 1e9:+.1f} GB"
+    between = f"{100 * row.gain:+.1f} % ({100 * row.low:+.0f} .. {100 * row.high:+.0f})"
+    return (row.name, human_seconds(row.rl_step_s), between, memory, ", ".join(row.frameworks), row.said)
+
+
+def gains(job: Jobs | None = None, names: tuple[str, ...] = (), *, draws: int = 2, **values: Any) -> GainTable:
+    """Every technique (or those of ``names``) against the job as it is, each planned anew on the same drawn rl_steps.
+
+    Parameters
+    ----------
+    draws : common draws of the prompt groups
+    values : a job without a file, see `rlperf.api.job_of`
+
+    Raises
+    ------
+    SpecError : a name that no technique has; InfeasibleError : the job itself has no plan
+    """
+    unknown = sorted(set(names) - {each.name for each in TECHNIQUES})
+    if unknown:
+        known = ", ".join(each.name for each in TECHNIQUES)
+        raise SpecError(f"there is no technique named {', '.join(unknown)}: there are {known}")
+    base = load_job(job_of(job, values))
+    first = side_of_job(base, draws)
+    chosen = [each for each in TECHNIQUES if not names or each.name in names]
+    return GainTable(float(first.draws_s.mean()), tuple(_gain(each, base, first, draws) for each in chosen))
+
+
+def _gain(technique: Technique, base: Job, first: Side, draws: int) -> Gain:
+    row = Gain(technique.name, frameworks=frameworks_with(technique.key))
+    fields = technique.changes(first.context.tasks[0].architecture)
+    data = base.model_dump(mode="json", exclude_none=True)
+    try:
+        job = validate(Document(with_values(data, tuple(fields.items())), {}, technique.name), Job)
+        side = side_of_job(job, draws)
+    except (InfeasibleError, SpecError) as error:
+        return replace(row, said=str(error).splitlines()[0])
+    step = compare_sides(first, side).step
+    spread = drafted_sigma(side.evaluation.cost, side.evaluation.seconds)
+    low, high = (_widened(step.ratio, end, spread) for end in (step.low, step.high))
+    before, after = first.evaluation, side.evaluation
+    signs = -1.0 if technique.usual else 1.0
+    saved = sorted((signs * (1.0 - low), signs * (1.0 - high)))
+    return replace(
+        row,
+        rl_step_s=float((first if technique.usual else side).draws_s.mean()),
+        gain=signs * (1.0 - step.ratio),
+        low=saved[0],
+        high=saved[1],
+        engine_bytes=signs * float((_engine(side) - _engine(first)).item()),
+        trainer_bytes=signs * float((after.held.peak - before.held.peak).item()),
+        said=_said(technique, first, side, step.ratio),
+    )
+
+
+def _widened(ratio: float, end: float, spread: float) -> float:
+    """An end of an interval with what acceptance of drafts adds, which differs between models."""
+    width = float(np.hypot(np.log(end / ratio), Z95 * spread))
+    return ratio * float(np.exp(np.copysign(width, end - ratio)))
+
+
+def _engine(side: Side) -> np.ndarray:
+    memory = side.evaluation.memory
+    return np.asarray(memory.weight_bytes + memory.workspace_bytes)
+
+
+def _said(technique: Technique, first: Side, side: Side, ratio: float) -> str:
+    """What was chosen; of what does not pay, what is in its way."""
+    if technique.usual:
+        return "on already"
+    chosen = side.evaluation.configuration.pool("rollout").settings.speculation
+    drafts = chosen if technique.key == "rollout.speculation" and chosen != "none" else ""
+    if ratio < 1.0 - SMALL or technique.stage == "rl_step":
+        return drafts or ""
+    return ", ".join(part for part in (drafts, _in_the_way(technique, first)) if part)
+
+
+def _in_the_way(technique: Technique, side: Side) -> str:
+    """The rest of the rl_step, and of the tail's engine_steps the host's part, which the technique does not shorten."""
+    seconds = side.evaluation.seconds
+    stage_s = seconds.rollout_s if technique.stage == "rollout" else seconds.training_s
+    share = float((stage_s / seconds.rl_step_s).mean())
+    said = f"{technique.stage} is {100 * share:.0f} % of the rl_step"
+    if technique.stage != "rollout":
+        return said
+    cost = side.evaluation.cost
+    host = float(cost.host_s / cost.decode_s(1.0, 4096.0))
+    return f"{said}, and the host is {100 * host:.0f} % of an engine_step in its tail"
+
+
+def frameworks_with(key: str) -> tuple[str, ...]:
+    """Frameworks whose newest version has a key for a setting of a pool, or a mode.
+
+    >>> "trl" in frameworks_with("rollout.speculation"), "verl" in frameworks_with("rollout.speculation")
+    (False, True)
+    """
+    found = []
+    for name in FRAMEWORKS:
+        facts = framework_facts(name)
+        if "." not in key:
+            able = key in facts.modes
+        else:
+            able = any(states(adapter_of(name), None, engine, ref(key), facts.backends) for engine in facts.engines)
+        if able:
+            found.append(name)
+    return tuple(found)

@@ -1,0 +1,226 @@
+"""What the page asks rlperf: its form as a job, its sliders as changes of a plan. Knows no widget."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlperf.alternatives import BASE, HEAD, what_if
+from rlperf.api import plan_job, sweep_job
+from rlperf.errors import SpecError
+from rlperf.frameworks.export import losses, plan_texts
+from rlperf.frameworks.registry import FRAMEWORKS
+from rlperf.plan.answer.plan import Plan
+from rlperf.plan.compare import job_of_plan
+from rlperf.plan.question.words import layout_words
+from rlperf.report.plan_files import plan_contents
+from rlperf.specs.cluster import Cluster
+from rlperf.specs.job import Algorithm
+from rlperf.specs.modes import MODES
+from rlperf.specs.profiles import architecture_names, load_cluster, profile_names
+from rlperf.sweep import Sweep
+from rlperf.units import human_seconds
+from rlperf.workload.library import PRESETS
+
+DRAWS = 2
+"""Common draws of the prompt groups behind a slider: few, since the answer is due in a second."""
+
+
+@dataclass
+class PageForm:
+    """The fields of the page: arguments of `rlperf.plan_job`, or the path of a job's file, which then counts alone."""
+
+    file: str = ""
+    model: str = "Qwen3-8B"
+    gpus: int = 16
+    gpu: str = "dgx_h100"
+    framework: str = "verl"
+    algorithm: str = "grpo"
+    mode: str = "colocated"
+    workload: str = "math"
+    prompts: int = 128
+    group: int = 8
+    max_prompt: str = "2k"
+    max_response: str = "16k"
+
+    def values(self) -> dict[str, Any]:
+        """Arguments of `rlperf.plan_job`; a field that is left empty is its default.
+
+        >>> PageForm(workload="", gpus=8).values()["gpus"], "workload" in PageForm(workload="").values()
+        (8, False)
+        """
+        if not self.model:
+            raise SpecError("no model: name one, or a job file")
+        given = {name: value for name, value in vars(self).items() if name != "file" and value not in (None, "")}
+        return {name: int(value) if name in ("gpus", "prompts", "group") else value for name, value in given.items()}
+
+    @property
+    def folder(self) -> Path:
+        """Where relative paths start."""
+        return Path(self.file).expanduser().resolve().parent if self.file else Path.cwd()
+
+    def plan(self) -> Plan:
+        """What rlperf plans for it."""
+        return plan_job(Path(self.file).expanduser()) if self.file else plan_job(**self.values())
+
+    def having(self, moved: Mapping[str, int], per_node: int) -> None:
+        """Take over what sliders say: prompts, responses per prompt, response tokens, nodes."""
+        self.prompts, self.group = moved["prompts"], moved["group"]
+        self.max_response, self.gpus = str(moved["max_response"]), moved["nodes"] * per_node
+
+
+def choices() -> dict[str, tuple[str, ...]]:
+    """What each field of the form offers; model, gpu and workload take other names and paths too.
+
+    >>> "verl" in choices()["framework"], "dgx_h100" in choices()["gpu"]
+    (True, True)
+    """
+    clusters = tuple(name for name in profile_names("clusters") if name != "generic")
+    return {
+        "model": architecture_names(),
+        "gpu": (*clusters, *profile_names("devices")),
+        "framework": FRAMEWORKS,
+        "algorithm": Algorithm.__args__,  # type: ignore[attr-defined]
+        "mode": tuple(MODES),
+        "workload": tuple(PRESETS),
+    }
+
+
+@dataclass(frozen=True)
+class Slider:
+    """A number that can be moved: between ``low`` and ``high`` in steps, ``start`` is the plan's."""
+
+    name: str
+    words: str
+    start: int
+    low: int
+    high: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What the sliders say: the plan's own layouts under the change, and the best layouts for it by closed forms.
+
+    ``kept``: rows as `rlperf.alternatives.WhatIfTable.cells` writes them, under ``head``; ``anew``: in words
+    """
+
+    kept: list[tuple[str, ...]]
+    anew: str
+    head: tuple[str, ...] = HEAD
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """What-ifs of a plan's first phase."""
+
+    plan: Plan
+    folder: Path
+    sliders: tuple[Slider, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        batch, nodes = self.plan.phases[0].settings, self.plan.job.nodes or self._cluster.nodes
+        object.__setattr__(self, "sliders", (
+            _around("max_response", "longest response, tokens", batch.max_response_tokens),
+            _around("prompts", "prompts per rl_step", batch.prompts_per_step, self._updates),
+            _around("group", "responses per prompt", batch.group_size),
+            Slider("nodes", "nodes", nodes, 1, max(4 * nodes, 8), 1),
+        ))  # fmt: skip
+
+    @property
+    def _cluster(self) -> Cluster:
+        return load_cluster(self.plan.job.cluster, folder=self.folder)
+
+    @property
+    def devices_per_node(self) -> int:
+        """Devices of a node of the job's cluster."""
+        return self.plan.job.devices_per_node or self._cluster.devices_per_node
+
+    @property
+    def _updates(self) -> int:
+        batch = self.plan.phases[0].settings
+        return max(batch.prompts_per_step // batch.mini_batch, 1)
+
+    @property
+    def start(self) -> dict[str, int]:
+        """Where the sliders stand for the plan itself."""
+        return {slider.name: slider.start for slider in self.sliders}
+
+    def changes(self, moved: Mapping[str, int]) -> dict[str, Any]:
+        """The fields of the job that sliders change; an rl_step keeps its number of updates."""
+        fields = {
+            "tasks.0.max_response_tokens": moved["max_response"],
+            "tasks.0.prompts_per_step": moved["prompts"],
+            "tasks.0.mini_batch": moved["prompts"] // self._updates,
+            "tasks.0.group_size": moved["group"],
+        }
+        if moved["nodes"] != self.start["nodes"]:
+            fields["nodes"] = moved["nodes"]
+        return fields
+
+    def moved(self, moved: Mapping[str, int]) -> Moved:
+        """What rlperf says to a change: `rlperf.what_if` of the plan's layouts, and a sweep of one point.
+
+        With other nodes the plan's layouts have no place, so only the second is asked.
+        """
+        fields = self.changes(moved)
+        kept: list[tuple[str, ...]] = []
+        if "nodes" not in fields:
+            pinned = job_of_plan(self.plan)
+            changed = {"moved": fields} if moved != self.start else {}
+            table = what_if(pinned, changed, plan=False, draws=DRAWS)
+            names = {BASE: "the plan", "moved": "the plan's layouts, moved"}
+            kept = [(names[cells[0]], *cells[1:]) for cells in table.cells()]
+        return Moved(kept, self._anew(fields))
+
+    def _anew(self, fields: Mapping[str, Any]) -> str:
+        job = self.plan.job.of_task(self.plan.phases[0].tasks[0])
+        asked = {path: [value] for path, value in fields.items()}
+        sweep = Sweep(job=job.model_dump(mode="json", exclude_none=True), grid=asked)
+        row = sweep_job(sweep, workers=1).frame.row(0, named=True)
+        if row["status"] != "ok":
+            return f"no layout: {row['reason']}"
+        degrees = ", ".join(
+            f"{role} TP{row[f'{role}_tensor_parallel']} PP{row[f'{role}_pipeline_parallel']}" for role in POOLS
+        )
+        spread = f"{human_seconds(row['low_s'])} .. {human_seconds(row['high_s'])}"
+        return f"{human_seconds(row['rl_step_s'])} ({spread}) on {row['devices']} devices: {degrees}"
+
+
+POOLS = ("rollout", "trainer")
+
+
+def _around(name: str, words: str, start: int, multiple: int = 1) -> Slider:
+    """A slider from an eighth of a value to twice it; every stop is a multiple of ``multiple``.
+
+    >>> _around("group", "", 8), _around("prompts", "", 128, 2).step
+    (Slider(name='group', words='', start=8, low=1, high=16, step=1), 16)
+    """
+    step = max(start // multiple // 8, 1) * multiple
+    low = start % step or step
+    return Slider(name, words, start, low, 2 * start - (2 * start - low) % step, step)
+
+
+def summary(plan: Plan) -> str:
+    """Roles, devices and layouts of a plan's first phase in one line."""
+    first = plan.phases[0]
+    pools = (f"{pool.role} {pool.devices} x {pool.device} {layout_words(pool.layout)}" for pool in first.pools[:2])
+    return "; ".join(pools)
+
+
+def lost(plan: Plan, folder: Path) -> tuple[str, ...]:
+    """What the framework's files cannot say of a plan, in words."""
+    return losses(plan, None, folder=folder)
+
+
+def archive(plan: Plan, folder: Path) -> bytes:
+    """A ZIP of what ``rlperf plan --out`` writes: plan.yaml, report.md, the figure, and the framework's config."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in plan_contents(plan, plan_texts(plan, folder=folder), folder=folder).items():
+            packed.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), content)
+    return stream.getvalue()

@@ -1,0 +1,66 @@
+"""Jobs at random, over everything that a job can ask and a framework may have a key for."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from rlperf.frameworks.adapter import framework_facts
+from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES
+
+SMALL = ("Qwen2.5-7B", "Qwen3-4B", "Qwen3-8B", "Llama-3.1-8B")
+LARGE = ("Qwen2.5-32B", "Qwen3-30B-A3B", "Qwen3-32B", "Qwen3-14B")
+CLUSTERS = ("dgx_a100", "dgx_h100", "dgx_h200", "dgx_b200")
+ENGINES = ("vllm", "sglang")
+CRITICS = ("verl", "openrlhf", "areal")
+"""Frameworks that train one."""
+
+
+def sampled(framework: str, random: Random) -> Job:
+    """A job that the framework can run: model, devices, modes, algorithm, batch and settings at random."""
+    facts = framework_facts(framework)
+    known = [mode for mode in facts.modes if framework not in MODES[mode].had_by]
+    modes = random.sample(known, 1 if random.random() < 0.7 else min(2, len(known)))
+    apart = any(not MODES[mode].shares_devices for mode in modes)
+    large = random.random() < 0.4
+    algorithms = ["grpo", "dapo", *(["ppo"] if framework in CRITICS else [])]
+    job: dict[str, Any] = {
+        "architecture": random.choice(LARGE if large else SMALL), "cluster": random.choice(CLUSTERS),
+        "nodes": random.choice([2, 3, 4] if apart or large else [1, 2, 3]), "framework": framework, "modes": modes,
+        "engine": random.choice([name for name in facts.engines if name in ENGINES]),
+        "algorithm": random.choice(algorithms), "tasks": [_task(random)],
+        "limits": {"staleness": max(*(MODES[mode].least_staleness for mode in modes), random.choice([1, 2, 3]))},
+        "pools": [{"role": "rollout", "settings": _engine(random)}, {"role": "trainer", "settings": _trainer(random)}],
+    }  # fmt: skip
+    if random.random() < 0.2:
+        job["reference"] = random.random() < 0.5
+    if random.random() < 0.2:
+        job["trainer_backends"] = list(facts.backends)
+    return Job.model_validate(job)
+
+
+def _task(random: Random) -> dict[str, Any]:
+    """A task of one of the presets; its batch is pinned or partly open."""
+    mini = random.choice([16, 32, 64, [16, 32]])
+    return {
+        "name": "t", "workload": random.choice(["math", "math", "programming", "tool_use", "searching"]),
+        "prompts_per_step": random.choice([64, 128, 192]), "group_size": random.choice([4, 8, 16]), "mini_batch": mini,
+        "max_prompt_tokens": random.choice([1024, 2048]), "max_response_tokens": random.choice([2048, 4096, 8192]),
+    }  # fmt: skip
+
+
+def _engine(random: Random) -> dict[str, Any]:
+    """Settings of the engine, pinned or open, each in a few jobs."""
+    every: dict[str, Any] = {
+        "rollout_dtype": ["bf16", "fp8"], "kv_dtype": ["bf16", "fp8"], "prefix_caching": random.choice([True, False]),
+        "memory_fraction": random.choice([0.6, [0.5, 0.7]]), "max_running": random.choice([16, 32]),
+        "engine_token_budget": random.choice([4096, 16384]), "cuda_graphs": False, "chunked_prefill": True,
+    }  # fmt: skip
+    return {name: value for name, value in every.items() if random.random() < 0.12}
+
+
+def _trainer(random: Random) -> dict[str, Any]:
+    """Settings of the trainer, each in a few jobs."""
+    every: dict[str, Any] = {"lora_rank": 32, "chunked_loss": True, "parked": random.choice([True, False])}
+    return {name: value for name, value in every.items() if random.random() < 0.12}

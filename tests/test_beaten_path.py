@@ -1,0 +1,208 @@
+"""The beaten path: what lies off it, and what a candidate must gain to be planned all the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlperf.api import ask, plan_job
+from rlperf.layout import IntArray, Layout
+from rlperf.plan.search.beaten_path import (
+    DOUBLING,
+    OffPath,
+    doublings,
+    price,
+    rollout_departures,
+    trainer_departures,
+)
+from rlperf.plan.search.candidates import Shape, trainer_layouts
+from rlperf.plan.search.rollout_columns import rollout_columns
+from rlperf.plan.search.screen import screen
+from rlperf.report.plan_text import best_rows, kind_rows
+from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Contenders
+from rlperf.specs.calibration import Z95
+from rlperf.specs.job import Job
+from rlperf.specs.pool import PoolSpec
+from rlperf.specs.profiles import load_architecture
+from rlperf.specs.trainer_calibration import load_trainer
+
+
+def departures(
+    architecture: str,
+    layout: Layout,
+    *,
+    longest: int = 8192,
+    microbatches: float = 64.0,
+    fits: list[bool] | None = None,
+) -> IntArray:
+    """Of some layouts on devices that come eight to a scale-up domain."""
+    flat = layout.flat()
+    return trainer_departures(
+        load_architecture(architecture), flat, np.zeros(flat.size, dtype=np.int64),
+        np.ones(flat.size, dtype=np.bool_) if fits is None else np.array(fits),
+        longest_tokens=longest, microbatches=np.full(flat.size, microbatches), domain=8,
+    )  # fmt: skip
+
+
+def test_a_sequence_is_not_cut_smaller_than_anybody_published() -> None:
+    ring = Layout.of(context_parallel=[1, 2, 4, 8], data_parallel=[8, 4, 2, 1])
+    assert departures("Qwen3-8B", ring).tolist() == [0, 0, 1, 2]
+    assert departures("Qwen3-8B", ring, longest=32768).tolist() == [0, 0, 0, 0]
+    heads = Layout.of(ulysses=[1, 8], data_parallel=[8, 1])
+    assert departures("Qwen3-8B", heads, longest=500).tolist() == [0, 3]
+
+
+def test_experts_are_spread_inside_a_node_and_left_whole() -> None:
+    layout = Layout.of(expert_parallel=[1, 4, 8, 16, 4], expert_tensor_parallel=[1, 1, 1, 1, 2], data_parallel=16)
+    assert departures("Qwen3-30B-A3B", layout).tolist() == [2, 0, 0, 1, 1]
+    assert departures("Qwen3-8B", Layout.of(data_parallel=[8])).tolist() == [0]
+
+
+def test_a_pipeline_is_as_long_as_memory_needs_and_has_work() -> None:
+    layout = Layout.of(pipeline_parallel=[1, 2, 4, 8], data_parallel=[8, 4, 2, 1])
+    assert departures("Qwen3-8B", layout).tolist() == [0, 1, 2, 3]
+    assert departures("Qwen3-32B", layout, fits=[False, False, True, True]).tolist() == [0, 0, 0, 1]
+    assert departures("Qwen3-32B", layout, fits=[False, False, True, True], microbatches=2.0).tolist() == [0, 0, 1, 2]
+
+
+def test_an_engine_spans_the_domains_that_its_weights_need() -> None:
+    layout = Layout.of(tensor_parallel=[4, 8, 8, 16], pipeline_parallel=[1, 1, 2, 2])
+    assert rollout_departures(layout, np.ones(4, dtype=np.bool_), 8).tolist() == [0, 0, 1, 2]
+    assert rollout_departures(layout, np.array([False, False, True, True]), 8).tolist() == [0, 0, 0, 1]
+
+
+def off_path(seconds: list[float], departures: list[int], *, sigma: float = 0.1, doubled: float = 0.0) -> OffPath:
+    count = len(seconds)
+    return OffPath(np.array(seconds), np.full(count, sigma), 0.5, np.array(departures), np.full(count, doubled))
+
+
+def test_leaving_the_path_takes_more_than_what_two_cannot_be_told_apart_by() -> None:
+    steps, training = np.array([100.0, 97.0, 80.0]), [40.0, 37.0, 20.0]
+    priced = steps + price(steps, steps, [off_path(training, [0, 1, 1])], bold=False)
+    assert priced[0] == 100.0
+    assert priced[1] == pytest.approx(97.0 + Z95 * 0.5 * 0.1 * 37.0 * np.sqrt(2.0))
+    assert np.argmin(priced[:2]) == 0  # 3 s in a stage of 40 s are within what a layout errs by
+    assert np.argmin(priced) == 2  # 20 s are not
+    bold = steps + price(steps, steps, [off_path(training, [0, 1, 1])], bold=True)
+    assert bold.tolist() == steps.tolist()
+
+
+def test_a_stage_that_is_small_or_well_known_costs_little_to_change() -> None:
+    steps = np.array([100.0])
+    large, small, sure, far = (
+        float(price(steps, steps, [one], bold=False)[0])
+        for one in (
+            off_path([40.0], [1]),
+            off_path([4.0], [1]),
+            off_path([40.0], [1], sigma=0.01),
+            off_path([40.0], [7]),
+        )
+    )
+    assert small == pytest.approx(large / 10.0) == pytest.approx(sure)
+    assert far == pytest.approx(2.0 * large)
+
+
+def test_on_the_path_a_doubling_must_gain_half_a_percent() -> None:
+    steps = np.array([200.0])
+    assert price(steps, steps, [off_path([50.0], [0], doubled=3.0)], bold=False)[0] == pytest.approx(3 * DOUBLING * 200)
+    parked = doublings(Layout.of(tensor_parallel=[2, 2], offload=[0, 1]), np.array([0, 1]))
+    assert parked.tolist() == [1.0, 6.0]
+
+
+def two(a: list[float], b: list[float], *, origin: tuple[int, int] = (0, 0), sigma: float = 0.1) -> Contenders:
+    stages = np.array([a, b])
+    return Contenders(
+        stages, np.full(stages.shape, sigma), np.array(origin), np.zeros(2), stages.sum(axis=1, keepdims=True)
+    )
+
+
+def test_what_two_candidates_share_cancels() -> None:
+    one, other = [60.0, 5.0, 30.0, 1.0, 1.0], [60.0, 5.0, 27.0, 1.0, 1.0]
+    own = OWN_SHARE[2] * 0.1 * np.hypot(30.0, 27.0)
+    assert two(one, other).difference_sigma(0)[1] == pytest.approx(np.hypot(own, 0.1 * 3.0))
+    # the constants of two trainers err each in its own way
+    assert two(one, other, origin=(0, 1)).difference_sigma(0)[1] == pytest.approx(0.1 * np.hypot(30.0, 27.0))
+    assert not two(one, other).apart(0)[1]
+    assert two(one, [60.0, 5.0, 10.0, 1.0, 1.0]).apart(0)[1]
+
+
+def test_less_certain_constants_are_a_candidate_s_own_error() -> None:
+    one, other = [60.0, 5.0, 30.0, 1.0, 1.0], [60.0, 5.0, 20.0, 1.0, 1.0]
+    sure = two(one, other)
+    wide = replace(sure, sigma=np.array([[0.1] * 5, [0.3] * 5]))
+    assert wide.difference_sigma(0)[1] > 1.5 * sure.difference_sigma(0)[1]
+
+
+TASK = {
+    "name": "math", "workload": "math", "prompts_per_step": 64, "group_size": 8, "max_prompt_tokens": 512,
+    "max_response_tokens": 3584,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["Qwen3-8B", "Qwen3-30B-A3B"])
+def test_the_price_is_in_the_screen_and_pruning_keeps_the_best(name: str) -> None:
+    job = Job.model_validate({"architecture": name, "cluster": "dgx_h100", "nodes": 1, "tasks": [TASK]})
+    question = ask(job)
+    context, task = question.context, question.context.tasks[0]
+    demands = (task.source.demand(task.batches[0], None, 0),)
+    pruned, whole = (screen(context, task, demands, question.facts, prune=prune, keep=1) for prune in (True, False))
+    assert pruned.objective[0] == pytest.approx(whole.objective[0], rel=1e-9)
+    bold = replace(
+        context, job=context.job.model_copy(update={"objective": job.objective.model_copy(update={"bold": True})})
+    )
+    fastest = screen(bold, task, demands, question.facts, keep=1)
+    assert fastest.objective[0] <= pruned.objective[0]
+    assert sum(pruned.configurations[0].departures) <= sum(fastest.configurations[0].departures)
+
+
+def test_one_run_lists_the_best_and_the_best_of_every_mode_and_backend() -> None:
+    limits, modes = {"staleness": 1}, ["colocated", "one_step_off"]
+    asked = {"architecture": "Qwen3-4B", "cluster": "dgx_h100", "nodes": 1, "tasks": [TASK], "limits": limits}
+    phase = plan_job(Job.model_validate({**asked, "modes": modes})).phases[0]
+    rows = best_rows(phase)
+    assert len(rows) >= 10
+    kinds = {(row[1], row[2]) for row in rows}
+    assert {mode for mode, _ in kinds} == set(modes)
+    assert {backend for _, backend in kinds} == {"megatron", "fsdp2"}
+    assert [(row[1], row[2]) for row in kind_rows(phase)] == list(dict.fromkeys((row[1], row[2]) for row in rows))
+
+
+def test_degrees_follow_the_devices() -> None:
+    """Twelve nodes have pipelines of twelve; experts that are no power of two are spread over thirds of the devices."""
+
+    def degrees(devices: int, name: str) -> Layout:
+        shape = Shape(load_architecture(name), devices, 8, 4096)
+        layout, flags = trainer_layouts(shape, PoolSpec(role="trainer"), load_trainer("megatron").capability)
+        return layout.flat(flags == 0)
+
+    assert {3, 6, 12, 24} <= set(degrees(96, "Qwen3-235B-A22B").pipeline_parallel.tolist())
+    assert {5, 10} <= set(degrees(80, "Qwen3-32B").pipeline_parallel.tolist())
+    assert {7, 14} <= set(degrees(112, "Qwen3-32B").pipeline_parallel.tolist())
+    assert {3, 12, 24} <= set(degrees(96, "Kimi-K2").expert_parallel.tolist())
+
+
+def test_engines_are_told_to_run_no_more_than_their_cache_has_room_for() -> None:
+    """What an audit would call too many is not planned (`rlperf.frameworks.findings.engine_findings`)."""
+    task = {**TASK, "max_response_tokens": 32768, "prompts_per_step": 256}
+    job = Job.model_validate({"architecture": "Qwen2.5-32B", "cluster": "dgx_a100", "nodes": 2, "tasks": [task]})
+    question = ask(job)
+    context, one = question.context, question.context.tasks[0]
+    demand = one.source.demand(one.batches[0], None, 0)
+    columns = rollout_columns(context, one.architecture, demand, 16)
+    fitting = columns.take(np.flatnonzero(columns.flags == 0))
+    held = fitting.kv_tokens / demand.moments.mean
+    assert fitting.max_running.max() > 64
+    assert (fitting.max_running <= np.maximum(2.0 * held, 64)).all()
+    assert (fitting.max_running < 1024).any()
+
+
+@pytest.mark.parametrize(("model", "gpus", "gpu"), [("Qwen2.5-7B", 8, "a100"), ("Qwen3-30B-A3B", 64, "h100")])
+def test_plain_questions_get_layouts_that_people_run(model: str, gpus: int, gpu: str) -> None:
+    """Neither a ring over the whole node nor a pipeline of a small model, and experts are spread inside a node."""
+    layout = plan_job(model=model, gpus=gpus, gpu=gpu, framework="verl").phases[0].pool("trainer").layout
+    longest = 2048 + 16384
+    assert layout.pipeline_parallel == 1
+    assert longest / (layout.context_parallel * layout.ulysses) >= 4096
+    assert (layout.expert_parallel in (4, 8)) == (model == "Qwen3-30B-A3B")

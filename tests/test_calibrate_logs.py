@@ -1,0 +1,290 @@
+"""What a run's log says of a cluster: constants and stages move as they explain it, intervals say the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rlperf.calibrate.log_model import WHOLE, posterior
+from rlperf.calibrate.log_prior import Evidence, log_prior
+from rlperf.calibrate.log_stages import CONSTANTS, scaled_lengths
+from rlperf.calibrate.logs import LogFit, Told, calibration_text, fit_log
+from rlperf.calibrate.rl_framework import constant, with_constants
+from rlperf.cli.main import app
+from rlperf.errors import SpecError
+from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.predict import evaluate_job
+from rlperf.plan.question.context import Context, resolve
+from rlperf.sim.rl_step.uncertainty import log_sigma
+from rlperf.specs.job import Job
+from rlperf.specs.rl_calibration import load_framework_calibration
+from rlperf.specs.stage_spread import STAGES, LogPrior, StageFactors, StagePrior
+from rlperf.specs.step_log import StepLog
+
+HERE = {"rollout": 0.8, "scoring": 1.5, "training": 1.3, "weight_sync": 1.6, "rest": 2.0}
+"""A cluster: its stages over what is shipped."""
+PRIOR = LogPrior(**{stage: StagePrior(between=0.3, within=0.1, noise=0.05, rows=9, groups=3) for stage in STAGES})
+JOB = {
+    "architecture": "Qwen2.5-7B", "cluster": "dgx_h100", "framework": "verl==0.9", "trainer_backends": "fsdp2",
+    "reference": False, "nodes": 1,
+    "tasks": [{"name": "math", "workload": "math", "prompts_per_step": 32, "group_size": 8, "mini_batch": 32,
+               "max_response_tokens": 2048, "max_prompt_tokens": 1024}],
+    "pools": [
+        {"role": "rollout", "devices": 8, "layout": {"tensor_parallel": 1},
+         "settings": {"max_running": 128, "memory_fraction": 0.6}},
+        {"role": "trainer", "devices": 8, "layout": {"zero_stage": 3, "activation_recompute": "full"},
+         "settings": {"token_budget": 8192, "parked": True, "backend": "fsdp2"}},
+    ],
+}  # fmt: skip
+
+
+def on_cluster(context: Context, factors: Mapping[str, float], constants: Mapping[str, float] | None = None) -> Context:
+    """The context on a cluster whose stages and constants are others."""
+    trainer = context.trainers[0]
+    framework = with_constants(trainer.framework, constants or {})
+    framework = framework.model_copy(update={"factors": StageFactors(**factors)})
+    return replace(context, trainers=(replace(trainer, framework=framework),))
+
+
+def run_on(
+    context: Context,
+    factors: Mapping[str, float],
+    *,
+    steps: int = 4,
+    noise: float = 0.02,
+    spread: float = 0.0,
+    seed: int = 0,
+    constants: Mapping[str, float] | None = None,
+) -> StepLog:
+    """Step metrics of the job on a cluster, with noise, and mean lengths that vary by ``spread``."""
+    random = np.random.default_rng(seed)
+    evaluation, _ = evaluate_job(context)
+    there = on_cluster(context, factors, constants)
+    own = evaluation.demand.tables[0]
+    cap, mean = evaluation.demand.batch.max_response_tokens, own.response_tokens.mean()
+    levels = np.linspace(1 - 2 * spread, 1 + 2 * spread, 5) if spread else np.ones(1)
+    demand = replace(evaluation.demand, tables=tuple(scaled_lengths(own, mean * level, cap) for level in levels))
+    seconds = Judge(there, there.tasks[0]).evaluate(demand, evaluation.configuration).seconds
+    drawn = random.integers(0, len(levels), steps)
+
+    def shaken(values: np.ndarray) -> np.ndarray:
+        return values[drawn] * np.exp(noise * random.standard_normal(steps))
+
+    stages = ("rollout_s", "scoring_s", "training_s", "weight_sync_s")
+    columns = {name: shaken(getattr(seconds, name)) for name in stages}
+    rest = shaken(seconds.data_movement_s + seconds.offload_s + seconds.other_s + seconds.reward_s)
+    columns["rl_step_s"] = sum(columns.values(), start=rest)
+    lengths = np.array([table.response_tokens.mean() for table in demand.tables])[drawn]
+    return StepLog.of(np.arange(steps), framework="verl", source="run.log", response_tokens=lengths, **columns)
+
+
+def told(fit: LogFit, name: str) -> Told:
+    return next(each for each in (*fit.constants, *fit.factors) if each.name == name)
+
+
+@pytest.fixture(scope="module")
+def context() -> Context:
+    return resolve(Job.model_validate(JOB))
+
+
+@pytest.fixture(scope="module")
+def fit(context: Context) -> LogFit:
+    return fit_log(context, run_on(context, HERE), prior=PRIOR)
+
+
+def test_three_rl_steps_tell_a_cluster(context: Context, fit: LogFit) -> None:
+    """Most of every miss is taken over, what a single configuration may have of its own is not."""
+    assert fit.steps == 3
+    for stage in ("rollout", "scoring", "training", "weight_sync"):
+        assert fit.after[stage] < 0.35 * fit.before[stage], stage
+    for stage in STAGES:
+        assert (told(fit, stage).value - 1.0) * (HERE[stage] - 1.0) >= 0.0, stage
+        assert abs(np.log(told(fit, stage).value)) < abs(np.log(HERE[stage])), stage
+
+
+def test_another_configuration_carries_the_posterior(context: Context, fit: LogFit) -> None:
+    """A larger batch of longer updates on the same cluster: nearer than as shipped, in a narrower interval."""
+    other = {**JOB, "tasks": [{**JOB["tasks"][0], "prompts_per_step": 96, "mini_batch": 48}]}  # type: ignore[dict-item, index]
+    larger = resolve(Job.model_validate(other))
+    there = evaluate_job(on_cluster(larger, HERE))[0]
+    shipped = evaluate_job(larger)[0]
+    trainer = larger.trainers[0]
+    fitted = evaluate_job(replace(larger, trainers=(replace(trainer, framework=fit.calibration),)))[0]
+    before, after = (abs(np.log(each.rl_step_s / there.rl_step_s)) for each in (shipped, fitted))
+    assert after < 0.4 * before
+    assert fitted.low_s < there.rl_step_s < fitted.high_s
+    assert fitted.high_s / fitted.low_s < shipped.high_s / shipped.low_s
+    spread = fit.calibration.step_spread
+    assert log_sigma(spread.low, spread.high) == pytest.approx(fit.spread[WHOLE])
+    # no log of one configuration tells what the next one has of its own
+    assert all(fit.spread[stage] > 0.1 for stage in STAGES)
+
+
+def test_few_noisy_rl_steps_stay_near_the_prior(context: Context) -> None:
+    few, many = (
+        fit_log(context, run_on(context, {**HERE, "training": 1.0}, steps=n, noise=0.4, seed=5), prior=PRIOR)
+        for n in (3, 60)
+    )
+    assert told(few, "training").share < told(many, "training").share
+    widths = [told(each, "training").high / told(each, "training").low for each in (few, many)]
+    assert widths[0] > widths[1]
+    assert few.spread["training"] > many.spread["training"]
+    assert told(few, "training").low < 1.0 < told(few, "training").high
+
+
+def test_what_is_most_of_a_stage_explains_its_miss(context: Context) -> None:
+    """Seconds per update that are most of the training move, where they are next to nothing the stage does."""
+    heavy = on_cluster(context, {}, {"training.update": 60.0})
+    found = fit_log(heavy, run_on(heavy, {}, constants={"training.update": 30.0}), prior=PRIOR)
+    moved, stage = (abs(np.log(told(found, n).value / told(found, n).shipped)) for n in ("training.update", "training"))
+    assert moved > 3 * stage
+    light = fit_log(context, run_on(context, {"training": 0.6}), prior=PRIOR)
+    moved, stage = (abs(np.log(told(light, n).value / told(light, n).shipped)) for n in ("training.update", "training"))
+    assert stage > moved
+
+
+def test_lengths_that_vary_tell_fixed_seconds_from_a_factor(context: Context) -> None:
+    """The same mean miss: proportional, or of fixed seconds; only lengths that vary show which."""
+    truth, heavy = {"training.update": 20.0}, on_cluster(context, {}, {"training.update": 10.0})
+    found = fit_log(heavy, run_on(heavy, {}, steps=40, spread=0.2, constants=truth), prior=PRIOR)
+    alike = fit_log(heavy, run_on(heavy, {}, steps=40, spread=0.0, constants=truth), prior=PRIOR)
+    assert told(found, "training.update").share > told(alike, "training.update").share
+    near, far = (abs(np.log(told(each, "training.update").value / 20.0)) for each in (found, alike))
+    assert near < far
+
+
+def test_stages_that_the_log_lacks_stay_as_shipped(context: Context) -> None:
+    log = run_on(context, HERE)
+    part = StepLog.of(log.rl_step, framework="verl", source="x", training_s=log.training_s)
+    found = fit_log(context, part, prior=PRIOR)
+    assert told(found, "training").value > 1.1
+    for stage in ("rollout", "scoring", "weight_sync", "rest"):
+        assert told(found, stage).value == pytest.approx(1.0)
+        assert told(found, stage).share == pytest.approx(0.0, abs=1e-9)
+    with pytest.raises(SpecError, match="neither a stage nor the rl_step"):
+        fit_log(context, StepLog.of([1, 2, 3], response_tokens=[1.0, 1.0, 1.0]))
+
+
+def test_a_log_of_whole_rl_steps_moves_the_stages_by_their_share(context: Context) -> None:
+    """TRL states no stage: all are asked, those that take long most."""
+    log = run_on(context, dict.fromkeys(STAGES, 1.3))
+    found = fit_log(context, StepLog.of(log.rl_step, framework="trl", source="x", rl_step_s=log.rl_step_s), prior=PRIOR)
+    assert found.after[WHOLE] < 0.6 * found.before[WHOLE]
+    seconds = evaluate_job(context)[0].seconds
+    by_size = sorted(("rollout", "scoring", "training"), key=lambda stage: getattr(seconds, f"{stage}_s").mean())
+    assert sorted(by_size, key=lambda stage: told(found, stage).value) == by_size
+
+
+def test_a_rollout_that_holds_the_weight_sync_is_compared_with_both(context: Context) -> None:
+    log = run_on(context, {}, noise=0.0)
+    evaluation = evaluate_job(context)[0]
+    engine = log.rollout_s + log.weight_sync_s + float(evaluation.seconds.offload_s.mean())
+    held = StepLog.of(log.rl_step, framework="verl", source="x", rollout_s=engine, training_s=log.training_s)
+    found = fit_log(context, held, prior=PRIOR)
+    assert any("taken to hold it" in note for note in found.notes)
+    assert max(found.before.values()) < 0.01
+    assert told(found, "rollout").value == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_no_cluster_explains_is_said(context: Context) -> None:
+    log = run_on(context, {"training": 10.0})
+    found = fit_log(context, log, prior=PRIOR)
+    assert any(note.startswith("training is") and "another reason" in note for note in found.notes)
+    assert "another reason" in calibration_text(found)
+    # and other configurations keep what is shipped for that stage
+    assert told(found, "training").value == pytest.approx(1.0, abs=0.02)
+    assert told(found, "training.update").value == pytest.approx(told(found, "training.update").shipped, rel=0.02)
+    single = StepLog.of([1], framework="verl", source="x", rl_step_s=[100.0])
+    assert any("three are wanted" in note for note in fit_log(context, single).notes)
+
+
+def test_a_second_log_starts_where_the_first_ended(context: Context, fit: LogFit) -> None:
+    again = replace(context, trainers=(replace(context.trainers[0], framework=fit.calibration),))
+    second = fit_log(again, run_on(context, HERE, seed=3), prior=PRIOR)
+    assert all(second.before[name] <= fit.after[name] + 0.05 for name in second.before)
+    assert second.calibration.factors.training == pytest.approx(
+        fit.calibration.factors.training * told(second, "training").value
+    )
+
+
+def test_the_file_is_found_by_later_predictions(tmp_path: Path, context: Context) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    log = run_on(context, HERE, steps=6)
+    metrics = {
+        "timing_s/gen": log.rollout_s,
+        "timing_s/old_log_prob": log.scoring_s,
+        "timing_s/update_actor": log.training_s,
+        "timing_s/update_weights": log.weight_sync_s,
+        "timing_s/step": log.rl_step_s,
+        "response_length/mean": log.response_tokens,
+    }
+    rows = [{"step": k, "data": {name: float(values[k]) for name, values in metrics.items()}} for k in range(log.n)]
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["calibrate", "logs", str(tmp_path / "run.jsonl"), "--job", str(tmp_path / "job.yaml")]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert {each["name"] for each in report["factors"]} == set(STAGES)
+    assert set(report["spread"]) == {*STAGES, WHOLE}
+    found = load_framework_calibration("verl==0.9", "fsdp2", tmp_path)
+    assert found.id == "verl_fsdp_fitted"
+    assert found.stage_spread.whole
+    shipped, fitted = (resolve(Job.model_validate(JOB), folder=folder) for folder in (None, tmp_path))
+    before, after = (evaluate_job(each)[0].seconds for each in (shipped, fitted))
+    for stage in ("rollout_s", "scoring_s", "weight_sync_s"):
+        measured, *predicted = (float(getattr(each, stage).mean()) for each in (log, before, after))
+        assert abs(predicted[1] / measured - 1.0) < abs(predicted[0] / measured - 1.0), stage
+    assert constant(fitted.trainers[0].framework, "step") > constant(shipped.trainers[0].framework, "step")
+    told_people = CliRunner().invoke(app, arguments)
+    assert "left for other configurations" in told_people.output
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+
+def test_the_posterior_of_a_linear_stage_is_normal_conditioning() -> None:
+    """One stage, no constant: mean and variance by hand."""
+
+    def simulate(constants: Mapping[str, float], factors: Mapping[str, float]) -> dict[str, np.ndarray]:
+        found = {stage: np.full(4, 10.0 * factors[stage]) for stage in STAGES}
+        return found | {WHOLE: np.full(4, 10.0 * sum(factors.values()))}
+
+    seconds = 10.0 * np.exp(np.array([0.25, 0.15, 0.2, 0.2]))
+    found = posterior(simulate, {"training": seconds}, {}, PRIOR)
+    at = STAGES.index("training")
+    noise = np.sqrt((2 * 0.05**2 + 4 * 0.00125) / 5)
+    behind = 0.1**2 + noise**2 / 4
+    assert found.noise["training"] == pytest.approx(noise)
+    assert found.mean[at] == pytest.approx(0.2 * 0.3**2 / (0.3**2 + behind))
+    assert found.covariance[at, at] == pytest.approx(1 / (1 / 0.3**2 + 1 / behind))
+    within = dict.fromkeys(STAGES, 0.1)
+    assert found.sigma("training", within) == pytest.approx(np.sqrt(found.covariance[at, at] + 0.1**2))
+
+
+def test_spreads_of_groups_are_found_again() -> None:
+    """Two hundred groups of three configurations that state a stage each way."""
+    random = np.random.default_rng(0)
+    between, within = {"rollout": 0.1, "training": 0.4}, {"rollout": 0.3, "training": 0.05}
+    slopes = np.zeros((2, len(CONSTANTS) + len(STAGES)))
+    rows = []
+    for k, stage in enumerate(between):
+        slopes[k, len(CONSTANTS) + STAGES.index(stage)] = 1.0
+    for group in range(200):
+        shared = [between[stage] * random.standard_normal() for stage in between]
+        for _ in range(3):
+            misses = [a + within[s] * random.standard_normal() for a, s in zip(shared, within, strict=True)]
+            rows.append(Evidence(str(group), np.zeros(len(CONSTANTS)), slopes, np.array(misses), tuple(between)))
+    found = log_prior(rows)
+    for stage, noise in (("rollout", 0.1), ("training", 0.04)):
+        prior = getattr(found, stage)
+        assert prior.between == pytest.approx(between[stage], rel=0.3)
+        assert np.hypot(prior.within, noise) == pytest.approx(np.hypot(within[stage], 0.0), rel=0.15)
+        assert (prior.rows, prior.groups) == (600, 200)
+    assert found.scoring.rows == 0

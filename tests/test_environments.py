@@ -1,0 +1,48 @@
+"""How many environments at once are enough before the engines wait for them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from rlperf.plan.answer.gains import ENOUGH, environments
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.question.context import Context, resolve
+from rlperf.plan.search.screen import screen
+from rlperf.specs.job import Job
+
+JOB: dict[str, Any] = {
+    "architecture": "Qwen3-4B",
+    "cluster": "dgx_h100",
+    "nodes": 1,
+    "tasks": [
+        {"name": "search", "workload": "searching", "prompts_per_step": 16, "group_size": 8,
+         "max_prompt_tokens": 4096, "max_response_tokens": 8192}
+    ],
+    "pools": [{"role": "rollout", "layout": {"tensor_parallel": 2}}],
+}  # fmt: skip
+
+
+def judged(most: int | None) -> tuple[Context, Evaluation]:
+    context = resolve(Job.model_validate({**JOB, "tasks": [{**JOB["tasks"][0], "max_trajectories": most}]}))
+    task = context.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    found = screen(context, task, (demand,), keep=1)
+    return context, Judge(context, task).evaluate(demand, found.configurations[0])
+
+
+def test_more_environments_are_never_slower() -> None:
+    seconds = [float(judged(most)[1].rollout.makespan_s.mean()) for most in (8, 32, None)]
+    assert seconds[0] > seconds[1] >= 0.999 * seconds[2]
+
+
+def test_the_number_that_is_enough_is_enough() -> None:
+    context, evaluation = judged(8)
+    (line,) = environments(context, context.tasks[0], evaluation)
+    enough = int(re.search(r"; ([\d,]+) are enough", line)[1].replace(",", ""))  # type: ignore[index]
+    free = float(judged(None)[1].rollout.makespan_s.mean())
+    assert enough > 8
+    assert float(judged(enough)[1].rollout.makespan_s.mean()) == pytest.approx(free, rel=2 * (ENOUGH - 1.0))
+    assert environments(context, context.tasks[0], judged(None)[1]) == ()

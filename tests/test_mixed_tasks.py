@@ -1,0 +1,100 @@
+"""Several tasks in one batch: what most people run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlperf
+from rlperf.api import ask, judge
+from rlperf.errors import SpecError
+from rlperf.frameworks.export import write_plan
+from rlperf.frameworks.imports import import_config
+from rlperf.frameworks.run_of import from_job
+from rlperf.plan.answer.plan import Plan
+from rlperf.plan.compare import job_of_plan
+from rlperf.report.plan_files import plan_yaml
+from rlperf.specs.job import Job
+
+MATH = {"name": "math", "workload": "math", "prompts_per_step": 32, "group_size": 4, "mini_batch": 16,
+        "max_prompt_tokens": 512, "max_response_tokens": 2048}  # fmt: skip
+TOOLS = {**MATH, "name": "tools", "workload": "tool_use", "prompts_per_step": 64, "mini_batch": 32,
+         "max_prompt_tokens": 1024, "max_response_tokens": 4096}  # fmt: skip
+
+
+def job(**changes: object) -> Job:
+    base: dict[str, object] = {"architecture": "Qwen3-4B", "cluster": "dgx_h100", "nodes": 1, "sharing": "mixed",
+                               "tasks": [MATH, TOOLS]}  # fmt: skip
+    return Job.model_validate({**base, **changes})
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return rlperf.plan_job(job())
+
+
+def test_a_mixed_batch_holds_every_tasks_own_lengths() -> None:
+    (mix,) = ask(job()).context.tasks
+    (batch,) = mix.batches
+    assert (batch.prompts, batch.group_size, batch.mini_batch, batch.updates) == (96, 4, 48, 2)
+    assert batch.longest_tokens == 1024 + 4096 and mix.names == ("math", "tools")
+    found = mix.source.demand(batch, None, 0)
+    alone = [ask(job(tasks=[one])).context.tasks[0] for one in (MATH, TOOLS)]
+    parts = [task.source.demand(task.batches[0], None, 0) for task in alone]
+    for number, table in enumerate(found.tables):
+        assert table.n_groups == 96 and table.group_size == 4
+        each = np.concatenate([part.tables[number].trajectories().response_tokens for part in parts])
+        assert sorted(table.trajectories().response_tokens) == sorted(each)
+    assert found.trained_tokens == pytest.approx(sum(part.trained_tokens for part in parts))
+    cut = (parts[0].truncated_fraction + 2 * parts[1].truncated_fraction) / 3
+    assert found.truncated_fraction == pytest.approx(cut)
+
+
+def test_every_update_sees_each_task_in_its_share() -> None:
+    (mix,) = ask(job()).context.tasks
+    (batch,) = mix.batches
+    table = mix.source.demand(batch, None, 0).trajectories[0]
+    assert np.unique(table.group).tolist() == list(range(96)) and (np.diff(table.group) >= 0).all()
+    assert table.append_tokens is not None
+    tools = table.append_tokens > 0  # trajectories of one task alone
+    halves = [int(tools[:192].sum()), int(tools[192:].sum())]
+    assert min(halves) > 0.5 * max(halves) > 0
+
+
+def test_a_mixed_plan_is_one_phase_that_reads_back_and_exports(plan: Plan, tmp_path: Path) -> None:
+    (phase,) = plan.phases
+    assert phase.tasks == ("math", "tools") and phase.settings.prompts_per_step == 96
+    assert judge(plan)[2].rl_step_s == pytest.approx(phase.predicted.rl_step_s, rel=1e-9)
+    pinned = rlperf.predict_job(job_of_plan(plan))
+    assert pinned.rl_step_s == pytest.approx(phase.predicted.rl_step_s, rel=1e-9)
+    file = tmp_path / "plan.yaml"
+    file.write_text(plan_yaml(plan))
+    assert ask(file).context.tasks[0].names == ("math", "tools")
+    written = [path for path in write_plan(plan, None, tmp_path / "out") if path.suffix == ".yaml"]
+    run = import_config(written, "verl").run
+    assert (run.batch.prompts, run.batch.mini, run.batch.max_response_tokens) == (96, 48, 4096)
+    with pytest.raises(SpecError, match="exported from their plan"):
+        from_job(job(), 8)
+
+
+def test_mixing_takes_less_than_taking_turns(plan: Plan) -> None:
+    turns = rlperf.plan_job(job(sharing="time"))
+    assert plan.objective < turns.objective
+    assert [phase.tasks for phase in turns.phases] == [("math",), ("tools",)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"group_size": 8}, "one group_size"),
+        ({"mini_batch": 64}, "one updates per rl_step"),
+        ({"mini_batch": [16, 32]}, "leaves its batch open"),
+        ({"architecture": "Qwen3-8B"}, "one architecture"),
+        ({"generation_batch": 32}, "a batch of its own"),
+    ],
+)
+def test_what_one_batch_cannot_have_twice_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        ask(job(tasks=[MATH, {**TOOLS, **changes}]))

@@ -1,0 +1,195 @@
+"""Attention over chosen keys, hyper-connections and Kimi Delta Attention: their costs by hand, and their fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlperf.calibrate.kernel_tables import Series, read_series
+from rlperf.calibrate.kernels import added, fit_series, merged
+from rlperf.calibrate.module_fits import fit_modules, mixer_of, module_seconds
+from rlperf.cost.engine_memory import kv_bytes_per_request, kv_bytes_per_token
+from rlperf.cost.inference import decode_breakdown
+from rlperf.cost.layers import stack_of
+from rlperf.cost.layers.layer import Layer
+from rlperf.cost.memory_activations import layer_activations
+from rlperf.cost.replica import Replica, total
+from rlperf.cost.scan import chunked_with
+from rlperf.cost.streams import mixed_bytes, mixing_with
+from rlperf.layout import Layout
+from rlperf.specs.calibration import ScanFit, SparseFit, StreamsFit, load_device_calibration
+from rlperf.specs.engine_calibration import load_engine_calibration
+from rlperf.specs.hardware import at_published_rates, load_hardware
+from rlperf.specs.profiles import load_architecture, load_device
+
+H100 = load_hardware("h100_sxm", "dgx_h100")
+VLLM = load_engine_calibration("vllm")
+TRUTH = SparseFit.model_construct(
+    kernel="sglang", mixer="sparse", phase="generation", fixed=4e-5, compute=0.5, memory=0.7, passes=1.0,
+    index_compute=0.4, index_memory=0.5, index_fixed=2e-5, per_choice=1e-8,
+)  # fmt: skip
+
+
+def _layer(model: str, name: str) -> Layer:
+    layers = [half.layer for half in stack_of(load_architecture(model)).halves]
+    return next(layer for layer in layers if type(layer).__name__ == name)
+
+
+def _replica(model: str, **layout: int) -> Replica:
+    return Replica.of(load_architecture(model), H100, VLLM, Layout.of(**layout), "fp8", "bf16")
+
+
+def _seconds(model: str, name: str, context: float, requests: float = 8.0) -> float:
+    operators = _layer(model, name).decode_operators(
+        _replica(model), 1.0, np.asarray(requests), np.asarray(requests * context)
+    )
+    return float(total(operators))
+
+
+def test_a_choice_bounds_what_is_read_and_the_index_sees_all() -> None:
+    dense, sparse = (
+        [_seconds(model, name, context) for context in (2048.0, 131072.0)]
+        for model, name in (("DeepSeek-V3", "Latent"), ("DeepSeek-V3.2", "Sparse"))
+    )
+    assert sparse[1] < 0.6 * dense[1]  # 64 times the context, most of it only scored
+    assert sparse[1] > sparse[0]
+    reusing = [_seconds("GLM-5.2", "SparseReusing", context) for context in (4096.0, 131072.0)]
+    assert reusing[0] == pytest.approx(reusing[1], rel=1e-9)  # an earlier layer has chosen
+
+
+def test_caches_of_new_kinds_by_hand() -> None:
+    # GLM-5: latent 512 and rotary key 64 in 16 bits, index key of 128 in 8 bits with a scale of 4 bytes, 78 layers
+    assert float(kv_bytes_per_token(_replica("GLM-5"))) == 78 * (2 * 576 + 128 + 4)
+    # GLM-5.2: of 78 layers those that choose themselves keep an index key
+    own = load_architecture("GLM-5.2").layer_mixers.count("sparse")
+    assert float(kv_bytes_per_token(_replica("GLM-5.2"))) == 78 * 2 * 576 + own * 132
+    # DeepSeek-V4-Flash: keys of 512 for 4 or 128 tokens, an index key of 128 where tokens are 4; windows of 128
+    arch = load_architecture("DeepSeek-V4-Flash")
+    kinds = [int(arch.part(name)[1].numbers_of("compressed")["ratio"]) for name in arch.layer_mixers]
+    short, long = kinds.count(4), kinds.count(128)
+    assert float(kv_bytes_per_token(_replica(arch.name))) == pytest.approx(short * (1024 + 132) / 4 + long * 1024 / 128)
+    assert float(kv_bytes_per_request(_replica(arch.name))) > 43 * 128 * 1024
+    # MiniMax-M3: 4 key heads of 128, and an index key of 128 in all but the first three layers
+    assert float(kv_bytes_per_token(_replica("MiniMax-M3"))) == 60 * 2 * 2 * 4 * 128 + 57 * 2 * 128
+    # Kimi Linear: 20 layers with a state of 32 heads of 128 x 128 in 32 bits, 7 with a latent
+    assert float(kv_bytes_per_request(_replica("Kimi-Linear-48B-A3B"))) == 20 * 4 * 32 * 128 * 128
+    assert float(kv_bytes_per_token(_replica("Kimi-Linear-48B-A3B"))) == 7 * 2 * 576
+
+
+def test_tensor_parallelism_cuts_heads_and_copies_the_index() -> None:
+    for model, most in (("DeepSeek-V3.2", 128), ("Kimi-Linear-48B-A3B", 32), ("MiniMax-M3", 64)):
+        stack = stack_of(load_architecture(model))
+        degree = np.asarray(most)
+        assert stack.divides(degree, np.asarray(1)).all()
+        assert not stack.divides(3 * degree, np.asarray(1)).any()
+    layer = _layer("GLM-5", "Sparse")
+    index = sum(matrix.values for matrix in layer.matrices() if matrix.name == "index")
+    assert index == 2048 * 32 * 128 + 6144 * (128 + 32)
+    assert layer.replicated >= index
+
+
+def test_residual_streams_cost_time_and_memory() -> None:
+    arch = load_architecture("DeepSeek-V4-Flash")
+    one = arch.model_copy(update={"residual_streams": 1})
+    lines = {row.name: row.seconds for row in decode_breakdown(arch, H100, VLLM, Layout.of(tensor_parallel=8), 64, 6e4)}
+    assert lines["hyper-connections"] > 0
+    kept, plain = (float(layer_activations(each, Layout.of()).boundary) for each in (arch, one))
+    assert kept == 4 * plain
+    fit = StreamsFit.model_construct(kernel="sglang", before=1e-5, behind=2e-6, memory=0.5, cached=0.0)
+    front, back = mixing_with(H100.device, fit, 1000.0, 4, 4096)
+    assert float(front - back) == pytest.approx(8e-6)
+    # 9 widths of 4096 in two bytes for a token
+    assert float(mixed_bytes(4, 4096)) == 9 * 4096 * 2
+    assert float(back) == pytest.approx(2e-6 + 1000 * 9 * 8192 / (0.5 * H100.device.memory_bandwidth))
+
+
+def _timings(model: str, truth: SparseFit) -> Series:
+    rows = [(h, b, 1.0, p) for h in (16.0, 128.0) for b in (1.0, 16.0, 256.0) for p in (1024.0, 16384.0, 131072.0)]
+    table = np.asarray(rows)
+    names = ("num_heads", "batch", "q_len", "past_len")
+    shape = {name: table[:, column] for column, name in enumerate(names)}
+    ids = tuple(map(str, range(len(rows))))
+    blank = Series(
+        "sparse", "h100_sxm", "sglang", "fp8_block/fp8", f"{model}//generation", "sglang-0.5.14", shape,
+        np.ones(len(rows)), ids,
+    )  # fmt: skip
+    return replace(blank, measured_s=module_seconds(blank, H100)(truth))
+
+
+def test_constants_are_told_from_timings_of_modules_of_several_models() -> None:
+    modules = [_timings(model, TRUTH) for model in ("deepseek-ai/DeepSeek-V3.2", "zai-org/GLM-5")]
+    fit = fit_modules(modules, H100, check=False)
+    assert (fit.section, fit.constants.mixer, fit.constants.phase) == ("sparse", "sparse", "generation")
+    assert fit.fitted.predicted == pytest.approx(np.concatenate([one.measured_s for one in modules]), rel=0.03)
+    assert fit.constants.fixed == pytest.approx(TRUTH.fixed, rel=0.15)
+
+
+def test_further_kernels_leave_the_others_of_a_calibration_alone() -> None:
+    base = load_device_calibration("h100_sxm")
+    modules = [_timings(model, TRUTH) for model in ("deepseek-ai/DeepSeek-V3.2", "zai-org/GLM-5")]
+    found = added(fit_series(modules, H100.device, base, check=False), base)
+    assert (found.gemm, found.scan, found.spread, found.id) == (base.gemm, base.scan, base.spread, base.id)
+    others = [fit for fit in base.sparse if (fit.kernel, fit.mixer, fit.phase) != ("sglang", "sparse", "generation")]
+    assert [fit for fit in found.sparse if fit in others] == others
+    assert len(found.sparse) == len(base.sparse)
+
+
+def test_a_device_without_timings_takes_its_relatives_and_says_so() -> None:
+    lent = load_hardware("h200_sxm").calibration
+    assert {fit.timed_on for fit in (*lent.sparse, *lent.streams)} == {"h100_sxm"}
+    assert {fit.timed_on for fit in lent.scan if fit.mixer == "kda"} == {"h100_sxm"}
+    told = load_hardware("mi355x").calibration
+    assert not told.sparse and not told.streams
+
+
+def test_rows_that_show_the_host_are_not_read(tmp_path: Path) -> None:
+    head = "gpu,src,kernel,phase,model,skip_indexer,gemm_dtype,kv_cache_dtype,num_heads,batch,q_len,past_len,flag,"
+    rows = [
+        "h100_sxm,sglang-0.5,dsa,context,zai-org/GLM-5,0,fp8_block,fp8,64,1,128,0,eager,900",
+        "h100_sxm,sglang-0.5,dsa,context,zai-org/GLM-5,0,fp8_block,fp8,64,1,8192,0,eager,9000",
+        "h100_sxm,sglang-0.5,dense_mha_fa3,context,zai-org/GLM-5,0,fp8_block,fp8,64,1,8192,0,,900",
+        "h100_sxm,sglang-0.5,dsa,context,zai-org/GLM-5.2-FP8,1,fp8_block,fp8,64,1,128,0,,100",
+    ]
+    path = tmp_path / "modules.csv"
+    path.write_text("\n".join([head + "latency_us", *rows]) + "\n")
+    found = {mixer_of(one): float(one.measured_s.sum()) for one in read_series(path)}
+    assert found == pytest.approx({("sparse", "context"): 9e-3, ("sparse_reusing", "context"): 1e-4})
+
+
+@pytest.mark.data
+def test_modules_on_a_device_that_is_left_out(measured_data: Path) -> None:
+    """Constants of a relative alone, on rows that no fit of the device saw: a third of GB200's, of two tables."""
+    tables = ("dsv4_attention", "msa_module")
+    series = [one for table in tables for one in read_series(measured_data / "kernels" / f"{table}.csv")]
+    device = load_device("gb200")
+    lent = at_published_rates(load_device_calibration("b200_sxm"), device, load_device("b200_sxm"))
+    hw = load_hardware("gb200")
+    errors: dict[str, list[np.ndarray]] = {"context": [], "generation": []}
+    for one in merged([each for each in series if each.device == "gb200"]):
+        mixer, phase = mixer_of(one)
+        fit = next(f for f in lent.sparse if (f.mixer, f.phase, f.kernel) == (mixer, phase, one.kernel))
+        errors[phase].append(np.abs(module_seconds(one, hw)(fit) / one.measured_s - 1.0))
+    context, generation = (np.concatenate(errors[phase]) for phase in ("context", "generation"))
+    assert len(generation) > 400
+    assert np.median(generation) < 0.08 and generation.mean() < 0.12
+    assert np.median(context) < 0.12 and context.mean() < 0.18
+
+
+def test_the_scan_of_mamba_goes_by_chunks_and_by_memory() -> None:
+    fit = ScanFit.model_construct(kernel="trtllm", mixer="mamba", phase="context", fixed=1e-5, memory=0.5, cached=0.0)
+    device = H100.device
+
+    def seconds(tokens: float) -> float:
+        return float(chunked_with(device, fit, 2.0, tokens, 64.0, 128.0, 64.0, 128.0)) - 1e-5
+
+    # two prompts, one chunk of 128 tokens each: 64 heads of 64 values move 8 bytes a token and 16 a state of 128
+    assert seconds(128.0) == pytest.approx(2 * 64 * 64 * (8 * 128 + 16 * 128) / (0.5 * device.memory_bandwidth))
+    assert seconds(1.0) == seconds(128.0)
+    assert seconds(129.0) == pytest.approx(2 * seconds(128.0))
+    own = next(fit for fit in load_device_calibration("b200_sxm").scan if fit.mixer == "mamba")
+    assert own.quality.n == 204 and (own.quality.left_out_mape or 100) < 20
+    lent = [fit.timed_on for fit in load_hardware("gb200").calibration.scan if fit.mixer == "mamba"]
+    assert lent == ["b200_sxm"]

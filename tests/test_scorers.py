@@ -1,0 +1,250 @@
+"""Teachers, reward models and judges: closed form against events, brute force, metamorphic rules, keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from rlperf.api import plan_job
+from rlperf.errors import ExportError, SpecError
+from rlperf.frameworks.export import plan_texts, write_plan
+from rlperf.frameworks.fields import Target
+from rlperf.frameworks.imports import import_config, job_of
+from rlperf.frameworks.keytable import key_table
+from rlperf.frameworks.run import Run, ScorerRun
+from rlperf.frameworks.scorer_keys import scorer_settings
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.question.context import resolve
+from rlperf.plan.question.techniques import check_length
+from rlperf.plan.search.screen import Screened, screen
+from rlperf.plan.search.splits import splits
+from rlperf.sim.rl_step.compose import StepStages, compose_rl_step
+from rlperf.sim.rl_step.modes import Execution, step_seconds
+from rlperf.specs.job import Job
+from rlperf.specs.profiles import load_architecture
+from rlperf.specs.scorer import Scorer
+
+TASK = {
+    "name": "math",
+    "workload": "math",
+    "prompts_per_step": 32,
+    "group_size": 4,
+    "mini_batch": 32,
+    "max_response_tokens": 4096,
+}
+JOB: dict[str, Any] = {
+    "architecture": "Qwen3-4B",
+    "cluster": "dgx_h100",
+    "nodes": 1,
+    "framework": "verl==0.9.0",
+    "trainer_backends": ["megatron"],
+    "tasks": [TASK],
+    "modes": ["disaggregated"],
+    "limits": {"staleness": 2},
+    "pools": [
+        {"role": "rollout", "devices": 2, "layout": {"tensor_parallel": 1}, "settings": {"memory_fraction": 0.8}},
+        {"role": "trainer", "devices": 4, "layout": {"tensor_parallel": 2, "pipeline_parallel": 1}},
+    ],
+}
+TEACHER = {"name": "big", "kind": "teacher", "architecture": "Qwen3-14B", "devices": 2, "overlap": True}
+
+
+def judged(*scorers: dict[str, Any], **other: Any) -> tuple[Screened, Evaluation]:
+    """The best candidate of the screen, and what the events say of it."""
+    context = resolve(Job.model_validate({**JOB, **other, "scorers": list(scorers)}))
+    task = context.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    found = screen(context, task, (demand,), keep=1)
+    return found, Judge(context, task).evaluate(demand, found.configurations[0])
+
+
+@pytest.fixture(scope="module")
+def alone() -> float:
+    return judged()[1].rl_step_s
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("mode", ["disaggregated", "async"])
+def test_closed_form_is_the_events(devices: int, overlap: bool, mode: str) -> None:
+    """What scorers add to an rl_step, with the rollout's own difference between the two taken out: within 3 %."""
+    bare, base = judged(modes=[mode])
+    found, evaluation = judged({**TEACHER, "devices": devices, "overlap": overlap}, modes=[mode])
+    ratio = base.rl_step_s / float(bare.rl_step_s[0])
+    assert float(found.rl_step_s[0]) * ratio == pytest.approx(evaluation.rl_step_s, rel=0.03)
+    assert evaluation.rl_step_s >= base.rl_step_s
+    assert mode == "async" or evaluation.rl_step_s > base.rl_step_s + 5.0
+
+
+def test_a_judge_that_writes_costs_more_than_one_that_reads(alone: float) -> None:
+    steps = [
+        judged({"name": "j", "kind": "judge", "architecture": "Qwen3-4B", "devices": 1, "response_tokens": n})[
+            1
+        ].rl_step_s
+        for n in (1, 64, 512)
+    ]
+    assert alone < steps[0] < steps[1] < steps[2]
+
+
+def test_a_free_teacher_costs_nothing(alone: float) -> None:
+    """The smallest model hides behind the rollout; the fewer sequences it reads, the closer to nothing."""
+    small = {**TEACHER, "architecture": "SmolLM2-135M"}
+    whole, part = (judged({**small, "share": share})[1].rl_step_s for share in (1.0, 0.05))
+    assert alone <= part <= whole < 1.01 * alone
+
+
+def test_more_devices_and_overlap_are_never_slower() -> None:
+    steps = [judged({**TEACHER, "devices": n})[1].rl_step_s for n in (1, 2)]
+    late = judged({**TEACHER, "overlap": False})[1]
+    assert steps[1] <= steps[0] and steps[1] < late.rl_step_s
+    assert float(late.beside.waits_s.mean()) == pytest.approx(late.scorers[0].makespan_s, rel=1e-6)
+
+
+def test_teachers_that_share_the_sequences_take_less_than_one() -> None:
+    """Two teachers of half the sequences each, on as many devices each: half the work, at the same time."""
+    one = judged({**TEACHER, "devices": 1, "overlap": False})[1]
+    half = {**TEACHER, "devices": 1, "overlap": False, "share": 0.5}
+    two = judged(half, {**half, "name": "other"})[1]
+    assert float(two.beside.waits_s.mean()) == pytest.approx(float(one.beside.waits_s.mean()) / 2.0, rel=0.1)
+
+
+def test_a_teacher_reads_every_token_through_its_head() -> None:
+    reward = {**TEACHER, "kind": "reward", "overlap": False}
+    teacher = {**TEACHER, "overlap": False}
+    (_, read), (_, scored) = judged(reward), judged(teacher)
+    assert scored.scorers[0].makespan_s > read.scorers[0].makespan_s
+    many = judged({**teacher, "top_k": 64})[1]
+    assert float(many.seconds.data_movement_s.mean()) > float(scored.seconds.data_movement_s.mean())
+
+
+def test_a_reference_beside_the_trainer_is_not_scored_twice() -> None:
+    _, base = judged()
+    _, beside = judged({"name": "ref", "kind": "reference", "devices": 2, "overlap": True})
+    assert float(beside.seconds.scoring_s.mean()) < float(base.seconds.scoring_s.mean())
+    assert beside.held.host[0] < base.held.host[0]
+
+
+OPEN = {
+    "modes": ["colocated", "disaggregated"],
+    "pools": [],
+    "nodes": 1,
+    "scorers": [
+        {"name": "big", "kind": "teacher", "architecture": "Qwen3-14B", "overlap": True},
+        {"name": "small", "kind": "reward", "architecture": "Qwen3-0.6B", "placement": "shared"},
+    ],
+}
+
+
+def test_devices_and_placement_are_chosen_as_brute_force_does() -> None:
+    """Every placement and number of devices pinned in turn: none is better than what the screen finds open."""
+    context = resolve(Job.model_validate({**JOB, **OPEN}))
+    task = context.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    best = screen(context, task, (demand,), keep=1)
+    pinned = []
+    for mode, placed in product(OPEN["modes"], ({"placement": "shared"}, *({"devices": n} for n in (1, 2, 4)))):
+        scorers = [{**OPEN["scorers"][0], **placed}, OPEN["scorers"][1]]
+        one = resolve(Job.model_validate({**JOB, **OPEN, "modes": [mode], "scorers": scorers}))
+        found = screen(one, one.tasks[0], (demand,), keep=1, prune=False)
+        pinned += found.rl_step_s[:1].tolist()
+    assert float(best.rl_step_s[0]) == pytest.approx(min(pinned), rel=1e-12)
+    assert all(split.total <= 8 for split in splits(context))
+
+
+def test_devices_of_scorers_are_paid_for() -> None:
+    context = resolve(Job.model_validate({**JOB, "price": "2 USD/h", "scorers": [TEACHER]}))
+    split = next(s for s in splits(context) if s.scorers == (2,))
+    assert split.usage(context).usd_per_s == pytest.approx(2.0 * 8 / 3600.0)
+    assert judged(TEACHER)[1].configuration.devices == 8
+
+
+def test_no_more_batches_pass_than_a_scorer_takes() -> None:
+    """Refilled, the slowest scorer is a stage of its own; the timeline says the same."""
+    stages = StepStages.of(
+        [20.0], training_s=10.0, rollout_steady_s=15.0, reward_s=3.0, reward_apart=True, scorer_s=40.0
+    )
+    execution = Execution("async", staleness=4)
+    assert float(step_seconds(execution, stages.times())) == pytest.approx(40.0)
+    assert compose_rl_step(execution, stages).rl_step_s == pytest.approx(40.0)
+    free = replace(stages, scorer_s=0.0)
+    assert float(step_seconds(execution, free.times())) < 25.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"kind": "reward", "top_k": 4}, "only a teacher"),
+        ({"placement": "shared", "devices": 4}, "placement leaves only"),
+        ({"layout": {"zero_stage": 3}}, "cannot be set on a scorer"),
+    ],
+)
+def test_what_a_scorer_cannot_be(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Scorer.model_validate({"name": "a", "kind": "teacher", **wrong})
+
+
+@pytest.mark.parametrize(
+    ("framework", "scorer", "key"),
+    [
+        ("verl==0.9.0", TEACHER, "distillation.teacher_models.teacher_model.model_path"),
+        (
+            "verl==0.9.0",
+            {**TEACHER, "kind": "judge", "response_tokens": 64},
+            "reward.reward_model.enable_resource_pool",
+        ),
+        ("slime", {**TEACHER, "placement": "shared", "devices": None}, "opd-teacher-load"),
+        (
+            "nemo_rl",
+            TEACHER,
+            "on_policy_distillation.non_colocated_teachers.default_teacher_cfg.tensor_model_parallel_size",
+        ),
+    ],
+)
+def test_export_states_scorers_and_import_reads_them(
+    framework: str, scorer: dict[str, Any], key: str, tmp_path: Any
+) -> None:
+    job = {k: v for k, v in JOB.items() if k not in ("pools", "trainer_backends")}
+    plan = plan_job(Job.model_validate({**job, "framework": framework, "modes": "colocated", "scorers": [scorer]}))
+    assert key in plan_texts(plan)["EXPORT.md"]
+    files = [f for f in write_plan(plan, None, tmp_path / "out") if f.suffix in (".yaml", ".sh")]
+    (back,) = job_of(import_config(files, framework)).scorers
+    chosen = plan.phases[0].scorers[0]
+    assert (back.kind, back.architecture) == ("reward" if scorer["kind"] == "judge" else "teacher", "Qwen3-14B")
+    if chosen.placement == "own":
+        assert back.devices == (chosen.devices,)
+    assert any(
+        chosen.kind in row for row in plan.phases[0].predicted.scorers[0].model_dump().values() if isinstance(row, str)
+    )
+
+
+def test_a_framework_without_keys_refuses_by_name() -> None:
+    run = replace(Run(), scorers=(ScorerRun("big", "reward", "own", "Qwen3-14B", 2),))
+    target = Target(key_table("areal"), key_table("areal").versions[-1])
+    with pytest.raises(ExportError, match="reward big: devices of its own"):
+        scorer_settings(run.scorers, "areal", target, 8)
+    twice = (ScorerRun("a", "teacher", "own", "Qwen3-14B", 2), ScorerRun("b", "teacher", "own", "Qwen3-8B", 2))
+    target = Target(key_table("verl"), "0.9")
+    with pytest.raises(ExportError, match="teacher b: a second of its kind"):
+        scorer_settings(twice, "verl", target, 8)
+
+
+def test_a_scorer_reads_no_more_than_it_has_positions_for() -> None:
+    job, short = Job.model_validate(JOB), load_architecture("Qwen3-14B").model_copy(update={"max_positions": 6144})
+    check_length(job, Scorer(name="a", kind="judge"), short.model_copy(update={"max_positions": 6145}))
+    with pytest.raises(SpecError, match="scorer a: sequence, instructions and verdict of 6,145 tokens"):
+        check_length(job, Scorer(name="a", kind="judge"), short)
+
+
+def test_sequences_end_as_the_simulated_ones_do() -> None:
+    """The mean end of a sequence, from seconds of an engine_step alone."""
+    _, evaluation = judged(TEACHER)
+    ends = evaluation.scorers[0].ends
+    stage = evaluation.rollout.take(slice(0, 1))
+    closed = ends.seconds(stage)[0]
+    assert closed.mean() == pytest.approx(evaluation.rollouts[0].finish_s.mean(), rel=0.15)
+    assert np.corrcoef(closed, evaluation.rollouts[0].finish_s)[0, 1] > 0.95

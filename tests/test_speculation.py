@@ -1,0 +1,327 @@
+"""Speculative decoding: what it costs, what it yields, when it pays, and who may be asked for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlperf
+from rlperf.calibrate.rl_step_predict import predict_step
+from rlperf.calibrate.rl_step_rows import read_row
+from rlperf.calibrate.speculation import curves_of, fit_speculation
+from rlperf.calibrate.tables import read_table
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.replica import Replica
+from rlperf.cost.speculation import draft_memory, speculating
+from rlperf.errors import ExportError, SpecError
+from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.drafting import drafting_of
+from rlperf.frameworks.expressible import unsayable
+from rlperf.frameworks.fields import Target
+from rlperf.frameworks.keytable import key_table
+from rlperf.frameworks.readback import read_back
+from rlperf.frameworks.registry import adapter_of
+from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
+from rlperf.layout import Layout
+from rlperf.plan.answer.plan import Plan
+from rlperf.sim.rollout.closed_form import take_census
+from rlperf.sim.rollout.options import EngineOptions, Speculation
+from rlperf.sim.rollout.replica import simulate_replica
+from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.specs.engine_calibration import load_engine_calibration
+from rlperf.specs.hardware import load_hardware
+from rlperf.specs.job import Job
+from rlperf.specs.profiles import load_architecture
+from rlperf.specs.speculation import DraftSetting, tokens_per_step
+from rlperf.specs.speculation_calibration import Yield, load_speculation
+
+ROOMY = EngineLimits(kv_tokens=np.inf, max_running=64)
+
+
+@cache
+def plain(model: str = "Qwen3-8B", device: str = "h100_sxm") -> EngineStepCost:
+    return engine_step_cost(
+        load_architecture(model), load_hardware(device), load_engine_calibration("vllm"), Layout.of()
+    )
+
+
+@cache
+def drafted(
+    word: str, stated: float | None = None, model: str = "Qwen3-8B", device: str = "h100_sxm"
+) -> EngineStepCost:
+    wanted = DraftSetting.parse(word)
+    assert wanted is not None
+    replica = Replica.of(load_architecture(model), load_hardware(device), load_engine_calibration("vllm"), Layout.of())
+    return speculating(plain(model, device), replica, wanted, load_speculation().tokens(wanted, stated))
+
+
+def requests(seed: int, n: int = 96) -> Trajectories:
+    rng = np.random.default_rng(seed)
+    return Trajectories.of(rng.integers(50, 400, n).tolist(), np.minimum(rng.lognormal(6.5, 0.8, n), 6000).astype(int))
+
+
+def gain(word: str, running: float, context: float, **changes: Any) -> float:
+    """Throughput over that without speculation."""
+    device = changes.get("device", "h100_sxm")
+    without = plain(changes.get("model", "Qwen3-8B"), device).decode_s(running, running * context)
+    return float(without / drafted(word, **changes).decode_s(running, running * context))
+
+
+# -- cost ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_drafts_cost_what_nothing_costs() -> None:
+    table = drafted("eagle3:0-5").drafted
+    assert table is not None and DraftSetting.parse("eagle3:0") is None
+    none = replace(plain(), drafted=replace(table, drafts=np.zeros_like(table.drafts)))
+    b = np.arange(1.0, 300.0)
+    assert none.decode_s(b, b * 3000.0) == pytest.approx(plain().decode_s(b, b * 3000.0), rel=1e-12)
+    mixed = (b, b * 900.0, 700.0, 1e5, 3.0)
+    assert none.engine_step_s(*mixed) == pytest.approx(plain().engine_step_s(*mixed), rel=1e-12)
+    assert none.engine_step_s(0.0, 0.0, 700.0, 1e5, 3.0) == plain().engine_step_s(0.0, 0.0, 700.0, 1e5, 3.0)
+
+
+def test_it_wins_where_few_requests_run_and_less_or_nothing_where_many_do() -> None:
+    thin, full = gain("eagle3:3", 1, 2000), gain("eagle3:3", 256, 500)
+    assert thin > 1.5 and full < thin
+    assert gain("eagle3:7", 256, 500) < gain("eagle3:3", 256, 500)  # more drafts lose sooner
+    poor = {"model": "MiMo-7B-RL", "device": "h20_sxm"}
+    assert gain("mtp:3", 128, 1000, **poor) < 1.0 < gain("mtp:3", 1, 1000, **poor)
+
+
+def test_a_range_is_as_fast_as_the_best_of_its_numbers_and_never_slower_than_none() -> None:
+    b = np.arange(1.0, 600.0)
+    at = {word: drafted(word).decode_s(b, b * 4096.0) for word in ("eagle3:1", "eagle3:2", "eagle3:3", "eagle3:0-3")}
+    best = np.minimum.reduce([plain().decode_s(b, b * 4096.0), at["eagle3:1"], at["eagle3:2"], at["eagle3:3"]])
+    assert at["eagle3:0-3"] == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("word", ["eagle3:1", "eagle3:4", "ngram:3"])
+def test_more_acceptance_is_never_slower(word: str) -> None:
+    found = [drafted(word, stated).decode_s(32.0, 1e5) for stated in (0.2, 0.5, 0.8, 1.0)]
+    # the engine's work per token stays, so a token never costs more than before
+    assert all(later <= earlier for earlier, later in pairwise(found))
+
+
+def test_an_n_gram_drafts_for_nothing_and_a_head_does_not() -> None:
+    assert drafted("ngram:3", 0.6).decode_s(8.0, 1e4) < drafted("eagle3:3", 0.6).decode_s(8.0, 1e4)
+
+
+# -- events and closed form ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["eagle3:3", "eagle3:0-5"])
+@pytest.mark.parametrize("limits", [ROOMY, EngineLimits(kv_tokens=np.inf, max_running=256)])
+def test_the_closed_form_equals_the_events(word: str, limits: EngineLimits) -> None:
+    served, cost = requests(3), drafted(word)
+    events = simulate_replica(served, cost, limits).makespan_s
+    assert float(take_census(served, limits).makespan_s(cost)) == pytest.approx(events, rel=1e-9)
+
+
+def test_events_with_a_tight_cache_run_with_drafts() -> None:
+    served, cost = requests(5), drafted("eagle3:3")
+    tight = EngineLimits(kv_tokens=20_000, max_running=64)
+    slow, fast = (simulate_replica(served, each, tight).makespan_s for each in (plain(), cost))
+    assert fast < slow
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_seconds_per_token_equal_engine_steps_that_yield_several(drafts: int) -> None:
+    """Engine_steps of m tokens one by one (`DecodeClock`) take what the cost per token says, within 3 %."""
+    served, cost = requests(7), drafted(f"ngram:{drafts}", 0.6)
+    table = cost.drafted
+    assert table is not None
+    # the reference knows no head rows and no kernels of verification: leave them out on both sides
+    b = np.arange(len(table.drafts), dtype=np.float64)
+    wider = plain().linear((drafts + 1) * plain().padded(b)) - plain().linear(plain().padded(b))
+    keys = np.full_like(table.per_key_s, plain().decode_per_kv_token_s)
+    bare = replace(table, added_s=np.tile(wider, (drafts + 1, 1)), per_key_s=keys)
+    exact = simulate_replica(served, plain(), ROOMY, options=EngineOptions(speculation=Speculation(drafts, 0.6)))
+    fluid = simulate_replica(served, replace(plain(), drafted=bare), ROOMY)
+    assert fluid.makespan_s == pytest.approx(exact.makespan_s, rel=0.03)
+
+
+# -- acceptance ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.data
+def test_acceptance_is_what_the_command_fits(measured_data: Path) -> None:
+    found, shipped = fit_speculation(read_table(measured_data / "measured" / "speculation.csv")), load_speculation()
+    for one, other in zip(found.acceptance, shipped.acceptance, strict=True):
+        assert (one.method, round(one.first, 4), round(one.falls, 4)) == (other.method, other.first, other.falls)
+    assert found.frozen.value == pytest.approx(shipped.frozen.value, abs=1e-4)
+
+
+@pytest.mark.data
+def test_curves_of_a_model_left_out_are_predicted(measured_data: Path) -> None:
+    """Up to three drafts, which is what recipes use; deeper ones differ by model (DeepSeek-V4-Pro falls to nothing)."""
+    table, errors = read_table(measured_data / "measured" / "speculation.csv"), []
+    for curve in curves_of(table):
+        fit = fit_speculation(table, without=curve.model).of(curve.method)
+        assert fit is not None
+        usual = curve.drafts <= 3
+        told = [tokens_per_step(fit.first, fit.falls, int(k)) for k in curve.drafts[usual]]
+        errors += np.abs(np.array(told) / curve.tokens[usual] - 1.0).tolist()
+    assert len(errors) > 25 and np.median(errors) < 0.05 and np.mean(errors) < 0.07
+
+
+def test_a_logged_acceptance_goes_before_the_pooled_one() -> None:
+    known, eagle = load_speculation(), DraftSetting("eagle3", 3, 3)
+    pooled, stated, trained = known.tokens(eagle), known.tokens(eagle, 0.5), known.tokens(eagle, trained=True)
+    assert stated.tokens[1] == pytest.approx(1.5) and stated.spread == 0.0 < pooled.spread
+    assert pooled.tokens[3] == pytest.approx(known.frozen.value * trained.tokens[3])
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "word", "running", "length", "published"),
+    [
+        ("DeepSeek-R1", "h200_sxm", "mtp:1", 1, 1.82, 1.63),  # vllm pull 12755, the device presumed
+        ("DeepSeek-V3", "h200_sxm", "mtp:1", 1, 1.90, 1.76),  # sglang pull 3582, the device presumed
+        ("DeepSeek-R1", "gaudi3", "mtp:1", 4, 1.88, 1.60),  # HabanaAI/vllm-fork pull 1264
+        ("DeepSeek-R1", "gaudi3", "mtp:1", 32, 1.88, 1.50),
+    ],
+)
+def test_published_gains_of_serving_follow_from_the_accepted_length(
+    model: str, device: str, word: str, running: int, length: float, published: float
+) -> None:
+    """Gains at the acceptance that was logged, so that cost alone is told; nothing of it is fitted."""
+    architecture, hw, engine = load_architecture(model), load_hardware(device), load_engine_calibration("vllm")
+    layout, wanted = Layout.of(tensor_parallel=8), DraftSetting.parse(word)
+    assert wanted is not None
+    without = engine_step_cost(architecture, hw, engine, layout, gemm_dtype="fp8")
+    with_ = speculating(without, Replica.of(architecture, hw, engine, layout, "fp8"), wanted, Yield((1.0, length), 0.0))
+    keys = running * 1500.0
+    assert float(without.decode_s(running, keys) / with_.decode_s(running, keys)) == pytest.approx(published, rel=0.12)
+
+
+# -- jobs and plans -----------------------------------------------------------------------------------------------
+
+
+def job(speculation: Any, model: str = "Qwen3-8B", **settings: Any) -> Job:
+    task = {"name": "math", "workload": "math", "prompts_per_step": 32, "group_size": 8, "max_response_tokens": 4096}
+    narrow = {"speculation": speculation, "max_running": [64], "memory_fraction": [0.8], **settings}
+    pool = {"role": "rollout", "layout": {"tensor_parallel": [1, 2]}, "settings": narrow}
+    asked = {"architecture": model, "cluster": "dgx_h100", "nodes": 1, "framework": "verl", "tasks": [task]}
+    return Job.model_validate({**asked, "pools": [pool]})
+
+
+@cache
+def planned(*words: str) -> Plan:
+    return rlperf.plan_job(job(list(words)))
+
+
+def step_s(*words: str) -> float:
+    return planned(*words).phases[0].predicted.rl_step_s
+
+
+def test_a_plan_with_drafts_open_is_the_best_of_the_pinned_ones() -> None:
+    words = ("none", "eagle3:1", "eagle3:3")
+    found = step_s(*words)
+    assert found == pytest.approx(min(step_s(word) for word in words), rel=1e-9)
+    assert found < step_s("none")
+    rollout = next(pool for pool in planned(*words).phases[0].pools if pool.role == "rollout")
+    assert rollout.settings.speculation in words and rollout.settings.speculation != "none"
+
+
+def test_a_plan_says_what_its_drafts_gain() -> None:
+    (said,) = planned("none", "eagle3:1", "eagle3:3").phases[0].predicted.gains
+    assert said.startswith("drafts eagle3:") and "tokens per engine_step" in said
+    ratio = float(said.rpartition("(")[2].split()[0])
+    assert 1.1 < ratio < 2.5
+
+
+def test_a_plan_is_no_slower_with_more_acceptance() -> None:
+    few, many = (rlperf.plan_job(job("ngram:3", draft_acceptance=share)) for share in (0.3, 0.9))
+    assert many.phases[0].predicted.rl_step_s < few.phases[0].predicted.rl_step_s
+
+
+def test_no_drafts_in_a_job_is_no_speculation() -> None:
+    assert step_s("eagle3:0") == step_s("none")
+
+
+def test_a_head_takes_memory_of_the_cache() -> None:
+    architecture, layout = load_architecture("Qwen3-8B"), Layout.of()
+    replica = Replica.of(architecture, load_hardware("h100_sxm"), load_engine_calibration("vllm"), layout)
+    wanted = DraftSetting.parse("eagle3:3")
+    assert wanted is not None
+    found = draft_memory(replica, wanted, np.array(64.0))
+    # a layer of 193 M, a projection of 3 h^2 and a head of 32,000 tokens at two bytes; one layer's cache beside 36
+    assert 0.6e9 < float(found.weight_bytes) < 1.1e9
+    assert float(found.cache_share) == pytest.approx(1 / 36, rel=0.01)
+    assert float(found.logit_bytes) == 64 * 3 * architecture.vocab * 8
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"speculation": "mtp:3"}, "Qwen3-8B has no multi-token prediction layer"),
+        ({"speculation": "ngram:3"}, "no acceptance of ngram drafts is known"),
+        ({"speculation": "medusa:3"}, "nobody drafts by 'medusa'"),
+        ({"speculation": "eagle3"}, "states no drafted tokens"),
+        ({"speculation": "eagle3:3", "draft_acceptance": 1.5}, "is not a share"),
+        ({"speculation": "ngram:3", "draft_acceptance": 0.5, "draft_training": True}, "no head to train"),
+    ],
+)
+def test_what_nobody_can_draft_is_refused_by_name(asked: dict[str, Any], says: str) -> None:
+    with pytest.raises((SpecError, ValueError), match=says):
+        rlperf.plan_job(job(**asked))
+
+
+@pytest.mark.parametrize(
+    ("framework", "engine", "model", "word"),
+    [
+        ("verl", "vllm", "Qwen3-8B", "eagle3:3"),
+        ("verl", "vllm", "MiMo-7B-RL", "mtp:2"),
+        ("verl", "sglang", "MiMo-7B-RL", "mtp:2"),
+        ("verl", "sglang", "Qwen3-8B", "ngram:4"),
+        ("nemo_rl", "vllm", "Qwen3-8B", "eagle3:3"),
+        ("slime", "sglang", "MiMo-7B-RL", "mtp:3"),
+        ("slime", "sglang", "Qwen3-8B", "none"),
+    ],
+)
+def test_files_say_what_is_drafted_and_read_back_so(framework: str, engine: str, model: str, word: str) -> None:
+    adapter = adapter_of(framework)
+    stated = job(word, model)
+    run = Run(
+        architecture=model,
+        trainer=TrainerRun(backend="megatron", devices=8, token_budget=8192),
+        rollout=RolloutRun(backend=engine, devices=8, speculation=word, draft_training=word.startswith("mtp")),
+        devices=8,
+        batch=BatchFacts(prompts_per_step=32, group_size=8, max_prompt_tokens=1024, max_response_tokens=4096),
+    ).completed()
+    version = key_table(framework).versions[-1]
+    emission = adapter.emit(adapter.adapt(run, version)[0], Target(key_table(framework), version, "megatron"))
+    back = read_back(adapter.render(emission, "config", []), adapter, version)
+    assert (back.rollout.speculation or "none") == stated.pools[0].settings.speculation[0]
+    assert bool(back.rollout.draft_training) == word.startswith("mtp")
+
+
+def test_a_switching_number_is_no_key_of_any_framework() -> None:
+    with pytest.raises(ExportError, match="switches with the number of requests"):
+        drafting_of(Run(rollout=RolloutRun(speculation="eagle3:0-3")), "verl")
+
+
+@pytest.mark.parametrize("framework", ["areal", "openrlhf", "trl"])
+def test_a_framework_without_a_key_refuses_it_by_name(framework: str) -> None:
+    asked = job("eagle3:3").model_copy(update={"framework": framework})
+    (problem,) = (one for one in unsayable(asked, framework_facts(framework)) if "speculation" in one.message)
+    assert "no key for rollout.speculation (eagle3:3)" in problem.message
+    assert not any("draft_acceptance" in one.message for one in unsayable(asked, framework_facts(framework)))
+
+
+@pytest.mark.data
+def test_the_rollout_of_an_rl_step_with_speculation_is_predicted(measured_data: Path) -> None:
+    """miles logs 63.6 s; plain decoding would take half as long again."""
+    cells = next(row.cells for row in read_table(measured_data / "measured" / "rl_step.csv") if row.text("speculation"))
+    with_, without = (
+        float(predict_step(read_row({**cells, "speculation": word})).evaluation.seconds.rollout_s.mean())
+        for word in (cells["speculation"], "")
+    )
+    assert with_ == pytest.approx(float(cells["measured_rollout_s"]), rel=0.15) and without > 1.4 * with_

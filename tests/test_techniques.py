@@ -1,0 +1,71 @@
+"""What should I switch on: one table of techniques, asked by command, from Python and in the guide."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import rlperf
+from rlperf.errors import SpecError
+from rlperf.frameworks.registry import FRAMEWORKS
+from rlperf.techniques import TECHNIQUES, GainTable, frameworks_with, gains
+
+GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "techniques.md"
+NAMES = ("speculative decoding", "n-gram drafts", "fp8 cache", "prefix caching", "one step off")
+
+
+@cache
+def table() -> GainTable:
+    return gains(
+        rlperf.short_job("Qwen3-8B", 8, "h100", framework="nemo_rl", max_response="8k", prompts=32), NAMES, draws=1
+    )
+
+
+def test_every_technique_asked_for_has_its_row_and_figures_or_a_reason() -> None:
+    rows = {row.name: row for row in table().rows}
+    assert set(rows) == set(NAMES)
+    for row in rows.values():
+        assert (row.gain is None) != (row.rl_step_s is not None)
+        assert row.gain is not None or row.said
+        if row.gain is not None and row.low is not None and row.high is not None:
+            assert row.low <= row.gain <= row.high
+    drafts = rows["speculative decoding"]
+    assert drafts.gain is not None and drafts.gain > 0.1 and re.fullmatch(r"eagle3:\d", drafts.said)
+    assert "no acceptance of ngram drafts is known" in rows["n-gram drafts"].said
+    assert rows["prefix caching"].said == "on already"
+
+
+def test_what_does_not_pay_says_what_is_in_its_way() -> None:
+    cache_row = next(row for row in table().rows if row.name == "fp8 cache")
+    assert cache_row.gain is not None
+    assert cache_row.gain > 0.02 or "of an engine_step in its tail" in cache_row.said
+
+
+def test_drafts_gain_what_a_plan_with_them_open_gains() -> None:
+    asked = rlperf.short_job("Qwen3-8B", 8, "h100", framework="nemo_rl", max_response="8k", prompts=32)
+    drafts = next(row for row in table().rows if row.name == "speculative decoding")
+    changed = rlperf.what_if(
+        asked, {"x": {"pools.rollout.settings.speculation": [f"eagle3:{k}" for k in (1, 2, 3, 5)]}}, draws=1
+    )
+    assert drafts.gain == pytest.approx(1.0 - (changed.rows[1].ratio or 0.0), rel=1e-9)
+
+
+def test_an_unknown_technique_is_refused_with_those_there_are() -> None:
+    with pytest.raises(SpecError, match="no technique named warp drive: there are speculative decoding"):
+        gains(names=("warp drive",))
+
+
+def test_every_row_names_frameworks_that_exist_and_says_what_is_measured() -> None:
+    assert len({each.name for each in TECHNIQUES}) == len(TECHNIQUES)
+    for each in TECHNIQUES:
+        assert set(frameworks_with(each.key)) <= set(FRAMEWORKS)
+        assert each.measured and each.assumed
+
+
+def test_the_guide_has_every_row() -> None:
+    text = GUIDE.read_text()
+    for each in TECHNIQUES:
+        assert f"| {each.name} | {each.measured} | {each.assumed} |" in text

@@ -295,8 +295,10 @@ class PoolSettings(
 
 
 class SettingsValues(
-    SettingsForm[str | None, bool | None, int | None, float | None, str | None, bool | None, int | None]
-):
+    SettingsForm[
+        str | None, bool | None, PositiveInt | None, float | None, str | None, bool | None, PositiveInt | None
+    ]
+):  # fmt: skip
     """Settings of a pool as a plan states them; None: the pool has no such setting, or nothing to set it for."""
 
     absent = True

@@ -39,11 +39,17 @@ class SweepResult:
     @cached_property
     def frame(self) -> pl.DataFrame:
         """Every row, in memory: a million points are half a gigabyte."""
-        return self.rows.collect()
+        return self._collected(self.rows)
 
     def having(self, names: Iterable[str]) -> SweepResult:
         """The same points with some columns alone, in memory."""
-        return replace(self, rows=self.rows.select(list(dict.fromkeys(names))).collect().lazy())
+        return replace(self, rows=self._collected(self.rows.select(list(dict.fromkeys(names)))).lazy())
+
+    def _collected(self, rows: pl.LazyFrame) -> pl.DataFrame:
+        if self.folder is None:
+            return rows.collect()
+        with reading(self.folder / "results.parquet"):
+            return rows.collect()
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -76,12 +82,12 @@ class SweepResult:
         """The row with the smallest ``by``; None where no point has one."""
         few = self.having(["point", "status", by]).frame
         ranked = few.filter(few["status"] == "ok").drop_nulls(by).sort(by, maintain_order=True)
-        return self.rows.slice(ranked["point"][0], 1).collect().row(0, named=True) if ranked.height else None
+        return self._collected(self.rows.slice(ranked["point"][0], 1)).row(0, named=True) if ranked.height else None
 
     def _repr_html_(self) -> str:
         shown = [*self.checked.varied, "status", "rl_step_s", "low_s", "high_s", "usd_per_step", "bottleneck", "reason"]
         counts = ", ".join(f"{count:,} {status}" for status, count in self.counts.items())
-        inner = self.rows.select(shown).head(SHOWN).collect()._repr_html_()
+        inner = self._collected(self.rows.select(shown).head(SHOWN))._repr_html_()
         return f"<p><b>{escape(self.checked.sweep.name)}</b>: {self.checked.points:,} points ({counts})</p>{inner}"
 
 

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from rlperf.cli.main import app
 from rlperf.files import audit_config
-from rlperf.frameworks.audit import Compared
+from rlperf.frameworks import audit as auditing
+from rlperf.frameworks.audit import Compared, report
 from rlperf.frameworks.verdict import CHANGES, lines_of, verdict_of
 
 SCRIPT = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen3-8B \\
@@ -61,6 +62,19 @@ def test_changes_are_the_largest_gains_and_few(script: Path) -> None:
     offered = {finding.key: finding.gain_s for finding in found.findings if finding.gain_s}
     assert offered, "an engine over all eight devices of an 8B has something to gain"
     assert gains[0] == pytest.approx(max(offered.values()))
+
+
+def test_gains_of_a_large_batch_are_not_judged_and_that_is_said(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = audit_config(script, cluster="dgx_h100", plan=False)
+    key = next(each.key for each in judged.findings if each.gain_s)
+    monkeypatch.setattr(auditing, "MOST_OFFERED", 128 * 8 - 1)
+    found = audit_config(script, cluster="dgx_h100", plan=False)
+    assert not any(each.gain_s for each in found.findings)
+    note = next(note for note in found.notes if note.startswith("gains not predicted: an rl_step has 1,024 sequences"))
+    assert key in note and note in report(found)
+    verdict = verdict_of(found)
+    assert verdict is not None and lines_of(verdict)[-1] == note
+    assert not any(note.startswith("gains not predicted") for note in judged.notes)
 
 
 def test_the_command_answers_first(script: Path) -> None:

@@ -60,16 +60,17 @@ class EngineStepCost:
 
     .. math::
 
-        t = h + h_r b + L_n(b^* + n)
-            + [b > 0] d_0 + d_s b + d_k K + [n > 0] p_0 + p_s r + p_v n + p_c P
+        t = h + h_r (b + r) + \Lambda
+            + [b > 0] d_0 + d_s b + d_k K + [n > 0] p_0 + p_s r + p_v n + p_c P,\quad
+        \Lambda = L(b^*) \text{ where } n = 0,\ L'(b + n) \text{ where } n > 0
 
     Attributes
     ----------
     tokens : token counts at which `linear_s` is tabulated, ascending [tokens] ``[points]``
     linear_s : L, all that depends on the number of tokens alone: GEMMs, experts, collectives, norms, head [s]
         ``[points]``; interpolated linearly, extended beyond the last point with the last slope
-    mixed_linear_s : the same of engine_steps that hold prompts (n > 0), which no CUDA graph holds: not below what the
-        host takes to issue their kernels [s] ``[points]``; by default `linear_s`
+    mixed_linear_s : L', the same of engine_steps that hold prompts (n > 0), which no CUDA graph holds: not below what
+        the host takes to issue their kernels [s] ``[points]``; by default `linear_s`
     host_s, host_per_request_s : h, h_r, scheduler and launches per engine_step and per running request [s]
     decode_fixed_s, decode_per_request_s : d_0, d_s of paged decode attention [s]
     decode_per_kv_token_s : d_k, per cached token read, summed over requests (K) [s]

@@ -72,6 +72,8 @@ class Audit:
     unresolved: tuple[Problem, ...] = ()
     """Names that could not be looked up, for which nothing was predicted."""
     measured: tuple[Compared, ...] = ()
+    unjudged: str = ""
+    """What was not judged by a prediction, and why; among the notes too."""
 
     @property
     def broken(self) -> bool:
@@ -118,7 +120,7 @@ def audit(
         return Audit(imported, None, checked, None, None, tuple(notes), error.problems, compared(None, log))
     notes += context.shape_notes
     blocked = {finding.rule for finding in findings if finding.severity == "error"} - {"unknown_key", "illegal_value"}
-    predicted, evaluation, cache = None, None, None
+    predicted, evaluation, cache, unjudged = None, None, None, ""
     try:
         predicted, evaluation = _predict(context)
         cache = _cache_of(evaluation)
@@ -136,19 +138,29 @@ def audit(
         findings += memory_findings(given, predicted)
         findings += host_findings(given, context, evaluation)
         findings += padding_findings(given, predicted, evaluation.demand.lengths(0))
-        findings += gain_findings(given, predicted, _offers(given, predicted, cache, evaluation), attempt)
+        offers = what_ifs(given, predicted, cache)
+        unjudged = _unjudged(given, offers, evaluation.demand.lengths(0).size)
+        notes += [unjudged] if unjudged else []
+        findings += gain_findings(given, predicted, [] if unjudged else offers, attempt)
         findings += log_findings(given, predicted, log) if log else []
     findings = [repaired(finding, given, attempt) for finding in findings]
     best = None
     if plan and predicted is not None:
         best, note = _best(job, facts, predicted.rl_step_s)
         notes += [note] if note else []
-    return Audit(imported, job, sort(findings), predicted, best, tuple(notes), measured=compared(predicted, log))
+    against = compared(predicted, log)
+    return Audit(imported, job, sort(findings), predicted, best, tuple(notes), measured=against, unjudged=unjudged)
 
 
-def _offers(given: Imported, predicted: Prediction, cache: Cache | None, evaluation: Evaluation) -> list[WhatIf]:
-    """What may cost time; nothing where judging it would take long."""
-    return what_ifs(given, predicted, cache) if evaluation.demand.lengths(0).size <= MOST_OFFERED else []
+def _unjudged(given: Imported, offers: Sequence[WhatIf], sequences: int) -> str:
+    """What usually costs time and is not judged, since that would take long; empty: all of it is."""
+    if sequences <= MOST_OFFERED or not offers:
+        return ""
+    keys = ", ".join(dict.fromkeys(key_of(given, offer.at) for offer in offers))
+    return (
+        f"gains not predicted: an rl_step has {sequences:,} sequences, and changes are judged up to {MOST_OFFERED:,}; "
+        f"a smaller batch would tell what these gain: {keys}"
+    )
 
 
 def _rules(imported: Imported) -> tuple[list[Finding], list[str]]:

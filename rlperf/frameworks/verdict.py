@@ -39,6 +39,7 @@ class Verdict:
     slowest : of the logged stages the one that exceeds its prediction by most seconds, where the rl_step is slow
     changes : largest gain first, at most `CHANGES`
     best_s : the planner's best on the same devices, where it was asked [s]
+    unjudged : changes that no prediction judged, and why; empty: all were
     """
 
     rl_step_s: float
@@ -49,6 +50,7 @@ class Verdict:
     slowest: Compared | None
     changes: tuple[Improvement, ...]
     best_s: float | None
+    unjudged: str = ""
 
     @property
     def normal(self) -> bool:
@@ -99,6 +101,7 @@ def verdict_of(found: Audit) -> Verdict | None:
         slowest=worst[1] if slow else None,
         changes=_changes(found, said.rl_step_s),
         best_s=best,
+        unjudged=found.unjudged,
     )
 
 
@@ -121,6 +124,8 @@ def lines_of(verdict: Verdict) -> Sequence[str]:
     for number, change in enumerate(verdict.changes, 1):
         share = 100.0 * change.gain_s / verdict.expected_s
         lines.append(f"{number}. {change.key}: {change.advice} [gain {human_seconds(change.gain_s)}, {share:.0f} %]")
-    if not verdict.changes:
+    if verdict.unjudged:
+        lines.append(verdict.unjudged)
+    elif not verdict.changes:
         lines.append("nothing to change is predicted to gain 1 %")
     return lines

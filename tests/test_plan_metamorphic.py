@@ -46,7 +46,7 @@ def test_an_open_precision_is_no_worse_than_any_of_its_values() -> None:
             "max_prompt_tokens": 1024}  # fmt: skip
     asked = {"architecture": "Qwen2.5-7B", "framework": "slime", "engine": "sglang", "nodes": 3, "algorithm": "dapo",
              "modes": ["one_step_off"], "limits": {"staleness": 1}, "tasks": [task],
-             "objective": {"minimize": "step_time", "simplicity": 0.0}}  # fmt: skip
+             "objective": {"minimize": "step_time", "bold": True}}  # fmt: skip
     pinned, opened = (
         planned(job(**asked, pools=[{"role": "rollout", "settings": {"kv_dtype": dtype}}]))
         for dtype in ("fp8", ["bf16", "fp8"])

@@ -84,7 +84,7 @@ def objective(data: Data, change: Change | None = None) -> float | None:
 
 
 def job(random: Random) -> Data:
-    """A small job of any framework. Simplicity is free, so that the objective is all that is minimised."""
+    """A small job of any framework. It may leave the beaten path, so that the objective is all that is minimised."""
     framework = random.choice(FRAMEWORKS)
     facts = framework_facts(framework)
     mode = random.choice([mode for mode in facts.modes if framework not in MODES[mode].had_by])

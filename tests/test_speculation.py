@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 import rlperf
+from rlperf.api import ask
 from rlperf.calibrate.rl_step_predict import predict_step
 from rlperf.calibrate.rl_step_rows import read_row
 from rlperf.calibrate.speculation import curves_of, fit_speculation
 from rlperf.calibrate.tables import read_table
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.parameters import parameters
 from rlperf.cost.replica import Replica
-from rlperf.cost.speculation import draft_memory, speculating
+from rlperf.cost.speculation import draft_head, draft_memory, speculating
 from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.drafting import drafting_of
@@ -31,6 +33,7 @@ from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
 from rlperf.layout import Layout
 from rlperf.plan.answer.plan import Plan
+from rlperf.sim.rl_step.engine import tabulate
 from rlperf.sim.rollout.closed_form import take_census
 from rlperf.sim.rollout.options import EngineOptions, Speculation
 from rlperf.sim.rollout.replica import simulate_replica
@@ -85,7 +88,8 @@ def test_no_drafts_cost_what_nothing_costs() -> None:
     assert none.decode_s(b, b * 3000.0) == pytest.approx(plain().decode_s(b, b * 3000.0), rel=1e-12)
     mixed = (b, b * 900.0, 700.0, 1e5, 3.0)
     assert none.engine_step_s(*mixed) == pytest.approx(plain().engine_step_s(*mixed), rel=1e-12)
-    assert none.engine_step_s(0.0, 0.0, 700.0, 1e5, 3.0) == plain().engine_step_s(0.0, 0.0, 700.0, 1e5, 3.0)
+    alone = (0.0, 0.0, 700.0, 1e5, 3.0)
+    assert none.engine_step_s(*alone) == pytest.approx(plain().engine_step_s(*alone), rel=1e-12)
 
 
 def test_it_wins_where_few_requests_run_and_less_or_nothing_where_many_do() -> None:
@@ -108,6 +112,41 @@ def test_more_acceptance_is_never_slower(word: str) -> None:
     found = [drafted(word, stated).decode_s(32.0, 1e5) for stated in (0.2, 0.5, 0.8, 1.0)]
     # the engine's work per token stays, so a token never costs more than before
     assert all(later <= earlier for earlier, later in pairwise(found))
+
+
+def test_a_factor_on_an_engine_step_is_on_its_drafts_too() -> None:
+    for cost in (plain(), drafted("eagle3:3"), replace(plain(), mixed_linear_s=None)):
+        for step in ((8.0, 8e3, 0.0, 0.0, 0.0), (8.0, 8e3, 512.0, 2e5, 2.0)):
+            assert float(cost.scaled(1.7).engine_step_s(*step)) == pytest.approx(1.7 * float(cost.engine_step_s(*step)))
+
+
+def test_a_cluster_with_slower_rollouts_has_slower_drafts() -> None:
+    context = ask(job("eagle3:3")).context
+    framework = context.trainers[0].framework
+    slow = framework.model_copy(update={"factors": framework.factors.scaled({"rollout": 1.5})})
+    there = replace(context.site, trainers=(replace(context.trainers[0], framework=slow),))
+    settings = context.job.pool("rollout").settings.filled()
+    one, other = (
+        tabulate(site, context.tasks[0].architecture, settings, Layout.of())[0] for site in (context.site, there)
+    )
+    assert one.drafted is not None
+    assert float(other.decode_s(4.0, 4e3)) == pytest.approx(1.5 * float(one.decode_s(4.0, 4e3)))
+
+
+def test_the_pace_of_an_engine_step_is_that_of_one_token() -> None:
+    cost = drafted("eagle3:3")
+    fixed, each, per_key = cost.pace_s
+    assert fixed + 64 * each + 1e5 * per_key == pytest.approx(float(cost.decode_s(64.0, 1e5)))
+
+
+def test_a_head_has_no_tower_and_no_tables_of_its_own() -> None:
+    own = load_architecture("Qwen3.5-35B-A3B")
+    tower = load_architecture("Qwen2.5-VL-7B").vision
+    seeing = own.model_copy(update={"vision": tower, "audio_parameters": 10**9, "lookup_parameters": 10**9})
+    for method in ("mtp", "eagle3"):
+        first, second = (draft_head(arch, method) for arch in (own, seeing))
+        assert first is not None and second is not None
+        assert parameters(first.arch) == parameters(second.arch)
 
 
 def test_an_n_gram_drafts_for_nothing_and_a_head_does_not() -> None:

@@ -14,7 +14,7 @@ from rlperf.calibrate.rl_step_software import dtype_named
 from rlperf.cost.collectives import reaches_peers
 from rlperf.cost.engine_memory import engine_limits
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
-from rlperf.cost.inference import engine_step_cost, scaled
+from rlperf.cost.inference import engine_step_cost
 from rlperf.errors import Problem, SpecError
 from rlperf.layout import Layout
 from rlperf.sim.rollout import EngineOptions, simulate_replica
@@ -266,8 +266,7 @@ def replay(
 
     Requests go to the replicas in turn, in the order of their arrival. ``cost``: by default the setup's.
     """
-    table = setup.cost if cost is None else cost
-    table = table if factor == 1.0 else scaled(table, factor)
+    table = (setup.cost if cost is None else cost).scaled(factor)
     requests = log.trajectories
     order = np.argsort(requests.arrival_s, kind="stable")
     first, last = np.empty(len(requests)), np.empty(len(requests))

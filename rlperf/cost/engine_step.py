@@ -44,6 +44,10 @@ class Drafted:
         beyond = np.maximum(running / max(last, 1), 1.0)
         return self.tokens[k], self.added_s[k, b] * beyond, self.per_key_s[k, b]
 
+    def scaled(self, factor: float) -> Drafted:
+        """The same tokens in ``factor`` times the seconds."""
+        return replace(self, added_s=factor * self.added_s, per_key_s=factor * self.per_key_s)
+
     @property
     def key(self) -> tuple[object, ...]:
         """All that tells it from another, by value."""
@@ -120,10 +124,14 @@ class EngineStepCost:
 
     @property
     def pace_s(self) -> FloatArray:
-        """Seconds of a decoding engine_step: fixed, per running request (up to `FEW`), per cached token [s] ``[3]``."""
+        """Seconds of a decoding engine_step: fixed, per running request (up to `FEW`), per cached token [s] ``[3]``.
+
+        >>> EngineStepCost(np.array([0.0]), np.ones(1), decode_per_request_s=2.0, decode_per_kv_token_s=3.0).pace_s
+        array([1., 2., 3.])
+        """
         alone, few = (float(self.decode_s(float(running), 0.0)) for running in (1, FEW))
         each = (few - alone) / (FEW - 1)
-        return np.array([alone - each, each, self.decode_per_kv_token_s])
+        return np.array([alone - each, each, float(self.decode_per_key(np.asarray(float(FEW))))])
 
     def scaled(self, factor: float) -> EngineStepCost:
         """Every engine_step ``factor`` times as long.
@@ -132,14 +140,11 @@ class EngineStepCost:
         >>> float(cost.scaled(2.0).decode_s(8.0, 0.0))
         6.0
         """
-        return (
-            self
-            if factor == 1.0
-            else replace(
-                self,
-                **{each.name: factor * getattr(self, each.name) for each in fields(self) if each.name.endswith("_s")},
-            )
-        )
+        if factor == 1.0:
+            return self
+        terms = {each.name: getattr(self, each.name) for each in fields(self) if each.name.endswith("_s")}
+        longer = {name: factor * value for name, value in terms.items() if value is not None}
+        return replace(self, drafted=None if self.drafted is None else self.drafted.scaled(factor), **longer)
 
     def behind_prefix(self, cached: float) -> EngineStepCost:
         """Of requests that each begin with ``cached`` tokens of the prefix cache, whose own tokens alone are counted.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -296,19 +296,3 @@ def with_overhead(
         "kernel_scale": kernel_scale,
     }
     return engine.model_copy(update={"overhead": engine.overhead.model_copy(update=changes), "factors": ()})
-
-
-def scaled(cost: EngineStepCost, factor: float) -> EngineStepCost:
-    """A cost whose every term is ``factor`` times as long, for the ends of an interval."""
-    changes = {name: getattr(cost, name) * factor for name in _TERMS}
-    drafted = cost.drafted
-    if drafted is not None:
-        drafted = replace(drafted, added_s=drafted.added_s * factor, per_key_s=drafted.per_key_s * factor)
-    mixed = cost.linear_table(mixed=True) * factor
-    return replace(cost, linear_s=cost.linear_s * factor, mixed_linear_s=mixed, drafted=drafted, **changes)
-
-
-_TERMS = (
-    "host_s", "host_per_request_s", "decode_fixed_s", "decode_per_request_s", "decode_per_kv_token_s",
-    "prefill_fixed_s", "prefill_per_request_s", "prefill_per_token_s", "prefill_per_pair_s",
-)  # fmt: skip

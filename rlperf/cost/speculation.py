@@ -58,6 +58,8 @@ def draft_head(arch: Architecture, method: Method) -> DraftHead | None:
     """
     if method == "ngram":
         return None
+    # what stands in front of the model, or is looked up beside it, the head takes from the model
+    arch = arch.model_copy(update={"vision": None, "audio_parameters": 0, "lookup_parameters": 0})
     mixers = [name for name in arch.layer_mixers if name not in ("linear", "mamba", "none")] or list(arch.layer_mixers)
     if method == "mtp":
         if not arch.prediction_layers:
@@ -70,7 +72,7 @@ def draft_head(arch: Architecture, method: Method) -> DraftHead | None:
         half = [name for name in arch.layer_feed_forwards if name != "none"][-1]
         return DraftHead(arch.model_copy(update={"layers": 1, "mixers": (mixers[-1],), "feed_forwards": (half,)}), 2)
     ffn = arch.ffn_hidden or EAGLE_FFN * arch.hidden
-    plain = {"latent": None, "experts": None, "qk_norm": False, "attention_gate": False, "vision": None}
+    plain = {"latent": None, "experts": None, "qk_norm": False, "attention_gate": False}
     one = {"layers": 1, "mixers": ("full",), "feed_forwards": ("dense",), "ffn_hidden": ffn, "vocab": EAGLE_VOCAB}
     return DraftHead(arch.model_copy(update={**plain, **one}), 3)
 
@@ -188,10 +190,19 @@ def training_share(arch: Architecture, method: Method) -> float:
     >>> from rlperf.specs.profiles import load_architecture
     >>> round(training_share(load_architecture("MiMo-7B-RL"), "mtp"), 3)
     0.119
+
+    A head that is the embedding is multiplied with all the same:
+
+    >>> [round(training_share(load_architecture(name), "eagle3"), 2) for name in ("Qwen3-4B", "Qwen3-8B")]
+    [0.05, 0.05]
     """
     head = draft_head(arch, method)
     if head is None:
         return 0.0
-    ends = embedding_parameters(arch) / (1 if arch.tied_embeddings else 2)
-    own = active_parameters(head.arch) - embedding_parameters(head.arch) + head.projection_parameters
-    return float((own + head.arch.vocab * arch.hidden) / max(active_parameters(arch) - ends, 1.0))
+    own = _multiplied(head.arch) + head.projection_parameters
+    return own / max(_multiplied(arch), 1.0)
+
+
+def _multiplied(arch: Architecture) -> float:
+    """Parameters that a token is multiplied with: the head, tied or not, and no table that is looked up."""
+    return float(active_parameters(arch) - embedding_parameters(arch) + arch.vocab * arch.hidden)

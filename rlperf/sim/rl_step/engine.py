@@ -63,7 +63,8 @@ def tabulate(
             )  # fmt: skip
             adapters = adapter_seconds(framework, architecture, site.engine) if site.adapter_rank else (0.0, 0.0)
             plain = engine_in_framework(cost, framework, adapters)
-            tables[key] = _with_speculation(plain, site, architecture, settings, row)
+            whole = _with_speculation(plain, site, architecture, settings, row)
+            tables[key] = whole.scaled(framework.factors.rollout)
         costs.append(tables[key])
     return tuple(costs)
 

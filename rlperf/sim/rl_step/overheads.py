@@ -25,12 +25,11 @@ def engine_in_framework(
 
     ``adapters``: what unmerged adapters add per engine_step and per running request (`adapter_seconds`) [s]
     """
-    whole = replace(
+    return replace(
         cost,
         host_s=cost.host_s + framework.engine_host.value + adapters[0],
         host_per_request_s=cost.host_per_request_s + framework.engine_host_per_request.value + adapters[1],
     )
-    return whole.scaled(framework.factors.rollout)
 
 
 def adapter_seconds(

@@ -145,6 +145,25 @@ def test_collectives_and_dispatch(tmp_path: Path) -> None:
     assert fits[0].fitted.predicted == pytest.approx(fits[0].series.measured_s, rel=0.05)
 
 
+def test_kernels_are_added_beside_those_of_the_base(tmp_path: Path) -> None:
+    """Streams are one fit and no list; dispatch over one group of devices leaves that over others alone."""
+    sizes = [2**power for power in range(14, 33)]
+    rows = [["h100_sxm", "torch-2", "copy", n, 3.0 + n / (0.9 * 3.352e12) * 1e6] for n in sizes]
+    streams = write(tmp_path / "s.csv", ["gpu", "src", "kernel", "n_bytes", "latency_us"], rows)
+    columns = ["gpu", "src", "node_num", "hidden_size", "num_token", "num_topk", "dispatch_us", "combine_us"]
+    deep = [["h100_sxm", "s-1", 2, 7168, n, 8, 20 + n, 25 + 2 * n] for n in range(1, 90, 9)]
+    files = [streams, write(tmp_path / "deep.csv", columns, deep)]
+    found, fits = fit_device(files, "h100_sxm", check=False, add=True)
+    assert found.stream.stream_memory == pytest.approx(0.9, rel=0.02)
+    assert (found.gemm, found.id, found.spread) == (OWN.gemm, OWN.id, OWN.spread)
+    groups = [{(fit.operation, fit.group) for fit in each.dispatch} for each in (OWN, found)]
+    assert ("dispatch", 8) in groups[0] and groups[1] == groups[0] | {("dispatch", 16), ("combine", 16)}
+    assert len(found.dispatch) == len(groups[1]) and len(fits) == 3
+    (tmp_path / "found.yaml").write_text(calibration_text(found))
+    again = read_spec(tmp_path / "found.yaml", DeviceCalibration)
+    assert again.stream.stream_memory == found.stream.stream_memory
+
+
 def test_written_calibration_reads_back(tmp_path: Path) -> None:
     calibration, _ = fit_device([gemm_file(tmp_path)], check=False, source="made up")
     path = tmp_path / "mine.yaml"

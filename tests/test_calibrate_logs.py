@@ -127,6 +127,15 @@ def test_another_configuration_carries_the_posterior(context: Context, fit: LogF
     assert all(fit.spread[stage] > 0.1 for stage in STAGES)
 
 
+def test_a_stage_of_zeros_is_a_stage_that_the_log_lacks(context: Context) -> None:
+    """Runs that print a timer of nothing: the fit is that of the others, not a division by no rl_steps."""
+    log = run_on(context, HERE)
+    nothing = replace(log, scoring_s=np.zeros(log.n))
+    found = fit_log(context, nothing, prior=PRIOR)
+    assert "scoring" not in found.after and "training" in found.after
+    assert np.isfinite([each.value for each in (*found.constants, *found.factors)]).all()
+
+
 def test_few_noisy_rl_steps_stay_near_the_prior(context: Context) -> None:
     few, many = (
         fit_log(context, run_on(context, {**HERE, "training": 1.0}, steps=n, noise=0.4, seed=5), prior=PRIOR)
@@ -209,9 +218,9 @@ def test_a_second_log_starts_where_the_first_ended(context: Context, fit: LogFit
     again = replace(context, trainers=(replace(context.trainers[0], framework=fit.calibration),))
     second = fit_log(again, run_on(context, HERE, seed=3), prior=PRIOR)
     assert all(second.before[name] <= fit.after[name] + 0.05 for name in second.before)
-    assert second.calibration.factors.training == pytest.approx(
-        fit.calibration.factors.training * told(second, "training").value
-    )
+    for stage in STAGES:
+        assert told(second, stage).shipped == pytest.approx(told(fit, stage).value)
+        assert told(second, stage).value == pytest.approx(getattr(second.calibration.factors, stage))
 
 
 def test_the_file_is_found_by_later_predictions(tmp_path: Path, context: Context) -> None:

@@ -156,9 +156,7 @@ def calibration_from(
     fits: Sequence[KernelFit], device: Device, base: DeviceCalibration, *, source: str, today: str | None = None
 ) -> DeviceCalibration:
     """The base calibration with every fitted section replaced."""
-    sections: dict[str, list[object]] = {}
-    for fit in sorted(fits, key=_rank):
-        sections.setdefault(fit.section, []).append(fit.constants)
+    sections = _sections(fits)
     pooled = [
         (p, fit.fitted.measured) for fit in fits for p in (fit.fitted.left_out or {"": fit.fitted.predicted}).values()
     ]
@@ -168,7 +166,7 @@ def calibration_from(
     day = today or date.today().isoformat()
     return base.model_copy(
         update={
-            **{name: tuple(values) if name != "stream" else values[0] for name, values in sections.items()},
+            **_held(sections),
             "id": f"{device.name}-{day}",
             "device": device.name,
             "source": source,
@@ -180,6 +178,19 @@ def calibration_from(
             "notes": _taken_over(sections, base),
         }
     )
+
+
+def _sections(fits: Sequence[KernelFit]) -> dict[str, list[object]]:
+    """Fitted constants by section, the kernels that engines choose first in front."""
+    sections: dict[str, list[object]] = {}
+    for fit in sorted(fits, key=_rank):
+        sections.setdefault(fit.section, []).append(fit.constants)
+    return sections
+
+
+def _held(sections: dict[str, list[object]]) -> dict[str, object]:
+    """Sections as a calibration holds them: a device has several kernels of a kind, but streams in one way."""
+    return {name: values[0] if name == "stream" else tuple(values) for name, values in sections.items()}
 
 
 def _rank(fit: KernelFit) -> tuple[str, bool, int]:
@@ -195,16 +206,16 @@ def _taken_over(sections: dict[str, list[object]], base: DeviceCalibration) -> s
 
 def added(fits: Sequence[KernelFit], base: DeviceCalibration) -> DeviceCalibration:
     """The base calibration with constants of further kernels beside its own; kernels fitted again replace theirs."""
-    sections: dict[str, list[object]] = {}
-    for fit in sorted(fits, key=_rank):
-        sections.setdefault(fit.section, []).append(fit.constants)
+    sections = _sections(fits)
     for name, values in sections.items():
+        if name == "stream":
+            continue
         again = {_identity(one) for one in values}
         sections[name] = [one for one in getattr(base, name) if _identity(one) not in again] + values
     software = {*base.software.split(", "), *(fit.series.software for fit in fits)}
     return base.model_copy(
         update={
-            **{name: tuple(values) for name, values in sections.items()},
+            **_held(sections),
             "software": ", ".join(sorted(software)),
             "n": base.n + int(sum(len(fit.fitted.measured) for fit in fits)),
         }
@@ -212,8 +223,9 @@ def added(fits: Sequence[KernelFit], base: DeviceCalibration) -> DeviceCalibrati
 
 
 def _identity(constants: object) -> tuple[object, ...]:
-    """What tells constants of one kernel from those of another: their words."""
-    return tuple(value for value in vars(constants).values() if isinstance(value, str))
+    """What tells constants of one kernel from those of another: their words, and the size of their group."""
+    named = ((name, value) for name, value in vars(constants).items() if name != "timed_on")
+    return tuple(each for each in named if isinstance(each[1], str | int))
 
 
 def fit_device(

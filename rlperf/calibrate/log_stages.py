@@ -25,6 +25,8 @@ from rlperf.specs.stage_spread import STAGES
 from rlperf.specs.step_log import StepLog
 from rlperf.workload.lengths import LengthTable
 
+LEAST_S = 1e-6
+"""Seconds up to which a stage is nothing: a log that states zeros tells no more than one that is silent."""
 LEVELS = 5
 """Mean lengths at which rl_steps are simulated; those in between are interpolated."""
 CONSTANTS: Mapping[str, str] = {
@@ -121,7 +123,7 @@ def measured_stages(simulated: Simulated, log: StepLog, notes: list[str]) -> dic
     found = {
         stage: getattr(log, f"{stage}_s")
         for stage in STAGES
-        if stage in simulated.stated and float(shipped[stage].mean()) > 1e-6
+        if stage in simulated.stated and float(shipped[stage].mean()) > LEAST_S
     }
     stated = log.mean("rl_step_s") is not None
     if simulated.overlaps:
@@ -137,7 +139,7 @@ def measured_stages(simulated: Simulated, log: StepLog, notes: list[str]) -> dic
         found["rest"] = np.where(rest > 0, rest, np.nan)
     elif stated and not whole:
         found[WHOLE] = log.rl_step_s
-    return {name: values for name, values in found.items() if np.isfinite(values).any()}
+    return {name: values for name, values in found.items() if (np.isfinite(values) & (values > LEAST_S)).any()}
 
 
 def prior_widths(framework: FrameworkCalibration) -> dict[str, float]:

@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 
 from rlperf.calibrate.log_model import SURPRISE, WHOLE, Posterior, Seconds, posterior
-from rlperf.calibrate.log_stages import CONSTANTS, Simulated, measured_stages, prior_widths
+from rlperf.calibrate.log_stages import CONSTANTS, LEAST_S, Simulated, measured_stages, prior_widths
 from rlperf.calibrate.rl_framework import constant, with_constants
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.predict import evaluate_job
@@ -103,7 +103,10 @@ def fit_log(
     fitted = _calibration(framework, found, spread, log)
     return LogFit(
         constants=tuple(_told(found, k, name, constant(framework, name)) for k, name in enumerate(found.constants)),
-        factors=tuple(_told(found, len(found.constants) + k, stage, 1.0) for k, stage in enumerate(STAGES)),
+        factors=tuple(
+            _told(found, len(found.constants) + k, stage, getattr(framework.factors, stage))
+            for k, stage in enumerate(STAGES)
+        ),
         calibration=fitted,
         steps=log.n,
         noise=found.noise,
@@ -128,7 +131,7 @@ def _errors(measured: Seconds, predicted: Seconds) -> dict[str, float]:
     """Median absolute error of what the log states [1]."""
     found = {}
     for name, seconds in measured.items():
-        known = np.isfinite(seconds) & (seconds > 1e-9)
+        known = np.isfinite(seconds) & (seconds > LEAST_S)
         found[name] = float(np.median(np.abs(predicted[name][known] / seconds[known] - 1.0)))
     return found
 

@@ -12,7 +12,7 @@ from rlperf.api import ask
 from rlperf.errors import InfeasibleError
 from rlperf.plan.judge.decisions import decide
 from rlperf.plan.planner import program_of
-from rlperf.plan.search.formulation import Program, Slot, formulate, value_of
+from rlperf.plan.search.formulation import Handover, Program, Slot, formulate, value_of
 from rlperf.plan.search.solve import Solution, solve
 from rlperf.specs.job import Job
 
@@ -54,6 +54,14 @@ def test_share_row_limits_devices_of_tasks_that_run_together() -> None:
     )
 
 
+def test_handover_rows_charge_layouts_that_differ_between_tasks() -> None:
+    program = Program((_slot("a", [1.0, 2.0]), _slot("b", [2.0, 1.0])), handovers=(Handover(0, 1, 3.0),))
+    assert _rows(program)["handover_a_b_1"] == "x_a_1 - x_b_1 + z_a_b_1 >= -0.0"
+    assert value_of(program, (0, 0)) == 3.0 and value_of(program, (0, 1)) == 5.0
+    found = solve(program)
+    assert found.objective == pytest.approx(3.0) and len(set(found.chosen)) == 1
+
+
 def test_budget_row_adds_up_over_all_slots() -> None:
     program = Program((_slot("a", [4.0, 2.0], budget=np.array([1.0, 3.0])),), budget_limit=2.0)
     assert _rows(program)["budget"] == "x_a_0 + 3.0*x_a_1 <= 2.0"
@@ -61,12 +69,13 @@ def test_budget_row_adds_up_over_all_slots() -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """What couples the slots of random programs: tasks that run at once, a budget, a switching cost."""
+    """What couples the slots of random programs: tasks that run at once, a budget, a switching cost, handovers."""
 
     name: str
     share: bool = False
     budget: bool = False
     switch: float = 4.0
+    handovers: float = 0.0
 
 
 KINDS = (
@@ -76,6 +85,7 @@ KINDS = (
     Kind("at once", share=True),
     Kind("budget", budget=True),
     Kind("at once with a budget", share=True, budget=True),
+    Kind("in turns", handovers=3.0),
 )
 
 
@@ -101,12 +111,17 @@ def _random_program(rng: np.random.Generator, kind: Kind) -> Program:
             )
     share = float(rng.uniform(4, 6) * tasks) if kind.share else None
     budget = float(rng.uniform(1, 2) * len(slots)) if kind.budget else None
-    return Program(tuple(slots), share_limit=share, budget_limit=budget)
+    handovers = [
+        Handover(task * groups + group, (task + 1) % tasks * groups + group, kind.handovers * float(rng.uniform(0, 1)))
+        for task in range(tasks if kind.handovers and tasks > 1 else 0)
+        for group in range(groups)
+    ]
+    return Program(tuple(slots), share_limit=share, budget_limit=budget, handovers=tuple(handovers))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_equals_brute_force_on_random_programs(kind: Kind) -> None:
-    """300 programs in all; the path where nothing couples the chains, the integer program everywhere."""
+    """300 programs or so; the path where nothing couples the chains, the integer program everywhere."""
     rng = np.random.default_rng(7)
     infeasible = 0
     for _ in range(300 // len(KINDS)):
@@ -118,7 +133,7 @@ def test_equals_brute_force_on_random_programs(kind: Kind) -> None:
             with pytest.raises(InfeasibleError):
                 solve(program)
             continue
-        for method in ("program",) if kind.share or kind.budget else ("auto", "program"):
+        for method in ("program",) if kind.share or kind.budget or kind.handovers else ("auto", "program"):
             found = solve(program, method=method)
             assert found.objective == pytest.approx(best.objective, rel=1e-9)
             assert value_of(program, found.chosen) == pytest.approx(found.objective)

@@ -10,9 +10,10 @@ import numpy as np
 from rlperf.layout import FloatArray
 from rlperf.plan.answer.baseline import DefaultsOf, against_defaults, against_static
 from rlperf.plan.answer.phases import merged, phase_of
-from rlperf.plan.answer.plan import DefaultsComparison, Phase, Plan, SwitchGain
+from rlperf.plan.answer.plan import DefaultsComparison, HandoverCost, Phase, Plan, SwitchGain
 from rlperf.plan.answer.run_cost import Stretch, run_totals
 from rlperf.plan.judge.decisions import Decision, Report, decide
+from rlperf.plan.judge.handovers import change_s, changes_of, handovers_of, per_second
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.formulation import Program, Slot, value_of
@@ -52,12 +53,15 @@ def plan_job(
     interval: tuple[float, float] | None = None
     unsure: SwitchGain | None = None
     if static is not None:
-        interval = against_static(context, decisions, solution.chosen, static[1].chosen, _paid(decisions, solution))
+        paid = (_paid(decisions, solution), _paid(decisions, static[1]))
+        interval = against_static(context, decisions, solution.chosen, static[1].chosen, paid)
         if static[1].chosen != solution.chosen and interval[0] <= 0.0:
             unsure = _unsure(decisions, solution, static[1], interval)
             program, solution, interval = *static, (0.0, 0.0)
     phases, switching = _phases(context, decisions, solution), _paid(decisions, solution)
+    handovers = _handover_cost(context, decisions, solution)
     objective = _value(decisions, solution.chosen) + switching
+    static_objective = None if static is None else _value(decisions, static[1].chosen) + _paid(decisions, static[1])
     return Plan(
         job=context.job,
         status="optimal" if solution.gap <= 1e-6 else "feasible",
@@ -68,12 +72,15 @@ def plan_job(
         combinations=sum(decision.screened.combinations for decision in decisions),
         rejected=_rejected(decisions),
         screen_regret=_regret(program, decisions),
-        static_objective=None if static is None else _value(decisions, static[1].chosen),
+        static_objective=static_objective,
         static_low=interval and interval[0],
         static_high=interval and interval[1],
         switching=unsure,
+        handovers=handovers,
         defaults=_against(context, decisions, solution, defaults, switching),
-        run=run_totals(context, [Stretch.of(phase) for phase in phases]),
+        run=run_totals(
+            context, [Stretch.of(phase) for phase in phases], handover_s=handovers.per_rl_step_s if handovers else 0.0
+        ),
         phases=tuple(merged(phases)),
     )
 
@@ -108,43 +115,54 @@ def _phases(context: Context, decisions: list[Decision], solution: Solution) -> 
 def program_of(context: Context, decisions: list[Decision]) -> Program:
     """The judged columns as an integer program; without a stated switching cost the layout never changes.
 
-    Tasks that share the devices (``sharing: devices``) run at the same time and take at most the whole cluster.
+    Tasks that share the devices (``sharing: devices``) run at the same time and take at most the whole cluster. Those
+    that take turns pay for handovers; where a change between groups has a cost, it is one more of them.
     """
     serial: dict[tuple[object, ...], int] = {}
     together = context.job.sharing == "devices"
+    handovers = handovers_of(context, decisions)
+    chained = not (context.takes_turns and context.job.horizon.switch is not None)
     slots = []
-    for decision in decisions:
+    for decision, anyway in zip(decisions, handovers.paid_anyway, strict=True):
         configurations = [e.configuration for e in decision.evaluations]
-        same = [serial.setdefault((c.mode, c.staleness, c.pools, c.scorers), len(serial)) for c in configurations]
+        same = [serial.setdefault(c.arrangement, len(serial)) for c in configurations]
         slots.append(
             Slot(
                 name=decision.name,
-                cost=decision.objective * decision.count,
+                cost=decision.objective * decision.count + anyway,
                 configuration=np.array(same, dtype=np.int64),
-                previous=decision.previous,
+                previous=decision.previous if chained else None,
                 switch=_switch_value(context, decision),
                 share=np.array([float(c.devices) for c in configurations]) if together else None,
                 share_group=decision.rl_steps[0] if together else None,
             )
         )
-    return Program(tuple(slots), share_limit=float(context.cluster.devices) if together else None)
+    share_limit = float(context.cluster.devices) if together else None
+    return Program(tuple(slots), share_limit=share_limit, handovers=handovers.paid_if_apart)
 
 
 def _switch_value(context: Context, decision: Decision) -> float:
     """Cost of entering another layout, in the objective's unit; prohibitive where the user states none."""
     stated = context.job.horizon.switch
-    best = int(np.argmin(decision.objective))
-    per_second = float(decision.value[best]) / decision.evaluations[best].rl_step_s
-    return (NEVER_S if stated is None else stated) * per_second
+    return (NEVER_S if stated is None else stated) * per_second(decision)
 
 
 def _static(program: Program) -> tuple[Program, Solution] | None:
-    """The program in which a layout never changes, solved; None for a single group of rl_steps."""
-    if all(slot.previous is None for slot in program.slots):
+    """The program in which a layout changes as seldom as can be, solved; None for a single slot at a time.
+
+    Changes that cannot be avoided are paid as in the program itself.
+    """
+    if all(slot.previous is None for slot in program.slots) and not program.handovers:
         return None
-    large = 1e6 * max(float(slot.cost.max()) for slot in program.slots)
-    kept = replace(program, slots=tuple(replace(slot, switch=large) for slot in program.slots))
-    return kept, solve(kept)
+    # no choice of columns saves as much as the whole range of their costs
+    large = 10.0 * sum(float(slot.cost.max() - slot.cost.min()) for slot in program.slots) + 1e-6
+    slots = tuple(replace(slot, switch=large) for slot in program.slots)
+    kept = replace(
+        program, slots=slots, handovers=tuple(replace(handover, cost=large) for handover in program.handovers)
+    )
+    found = solve(kept)
+    objective = value_of(program, found.chosen)
+    return kept, replace(found, objective=objective, bound=min(found.bound, objective))
 
 
 def _paid(decisions: Sequence[Decision], solution: Solution) -> float:
@@ -153,13 +171,22 @@ def _paid(decisions: Sequence[Decision], solution: Solution) -> float:
     return max(solution.objective - slots, 0.0)
 
 
+def _handover_cost(context: Context, decisions: Sequence[Decision], solution: Solution) -> HandoverCost | None:
+    """What handovers between the tasks take of every rl_step; None where none are taken."""
+    if not context.takes_turns:
+        return None
+    rl_steps = context.job.horizon.rl_steps
+    changes, each = changes_of(context, decisions, solution.chosen) / rl_steps, change_s(context)
+    return HandoverCost(change_s=each, changes=changes, per_rl_step_s=changes * each)
+
+
 def _unsure(
     decisions: Sequence[Decision], solution: Solution, static: Solution, interval: tuple[float, float]
 ) -> SwitchGain:
     """What a change of layouts would save that takes less than one layout in fewer than 95 of 100 draws."""
-    changing = _value(decisions, solution.chosen) + _paid(decisions, solution)
+    changing, kept = (_value(decisions, each.chosen) + _paid(decisions, each) for each in (solution, static))
     low, high = (1.0 - 1.0 / (1.0 + more) for more in interval)
-    return SwitchGain(saves=1.0 - changing / _value(decisions, static.chosen), low=low, high=high)
+    return SwitchGain(saves=1.0 - changing / kept, low=low, high=high)
 
 
 def _priced(program: Program, decisions: list[Decision], values: Sequence[FloatArray]) -> Program:
@@ -170,7 +197,7 @@ def _priced(program: Program, decisions: list[Decision], values: Sequence[FloatA
 
 def _regret(program: Program, decisions: list[Decision]) -> float:
     """What the screen's own first choices would have lost under the judge; changes of layout are free."""
-    free = replace(program, slots=tuple(replace(slot, switch=0.0) for slot in program.slots))
+    free = replace(program, slots=tuple(replace(slot, switch=0.0) for slot in program.slots), handovers=())
     screened = value_of(free, [decision.first for decision in decisions])
     return max(screened / solve(free).objective - 1.0, 0.0) if np.isfinite(screened) else 0.0
 

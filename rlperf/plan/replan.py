@@ -204,8 +204,7 @@ def _decide(
 
 def _same(one: Configuration, other: Configuration) -> bool:
     """Nothing has to be moved or restarted between the two."""
-    mine, theirs = ((c.mode, c.staleness, c.pools, c.scorers) for c in (one, other))
-    return mine == theirs
+    return one.arrangement == other.arrangement
 
 
 def _choices(
@@ -229,7 +228,7 @@ def _path(
     serial: dict[tuple[object, ...], int] = {}
 
     def number(c: Configuration) -> int:
-        return serial.setdefault((c.mode, c.staleness, c.pools, c.scorers), len(serial))
+        return serial.setdefault(c.arrangement, len(serial))
 
     slots = [Slot("now", np.zeros(1), np.array([number(choices[0][0].configuration)]))]
     for position, group in enumerate(choices):

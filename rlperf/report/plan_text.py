@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rlperf.plan.answer.plan import DefaultsComparison, Phase, Plan, Prediction, RunnerUp, RunTotals
+from rlperf.plan.answer.plan import DefaultsComparison, HandoverCost, Phase, Plan, Prediction, RunnerUp, RunTotals
 from rlperf.plan.question.pool import PoolPlan, ScorerPlan
 from rlperf.plan.question.words import layout_words
 from rlperf.specs.objectives import OBJECTIVES
@@ -127,11 +127,15 @@ def summary_lines(plan: Plan) -> list[str]:
         words = f"{100 * more:+.1f} %"
         if plan.static_low is not None and plan.static_high is not None:
             words += f", {100 * plan.static_low:+.1f} .. {100 * plan.static_high:+.1f} %"
-        lines.append(f"one layout over the whole horizon: {plan.static_objective:,.4g} {unit} ({words})")
+        whole = "for all tasks and rl_steps" if plan.handovers else "over the whole horizon"
+        lines.append(f"one layout {whole}: {plan.static_objective:,.4g} {unit} ({words})")
     if plan.switching is not None:
         gain = plan.switching
         words = f"{_percent(gain.saves)} ({_percent(gain.low)} .. {_percent(gain.high)})"
-        lines.append(f"changing layouts between groups would save {words}: not certain, so one is kept")
+        between = "tasks or groups" if plan.handovers else "groups"
+        lines.append(f"changing layouts between {between} would save {words}: not certain, so one is kept")
+    if plan.handovers is not None:
+        lines.append(handover_words(plan.handovers))
     if plan.defaults is not None:
         lines.append(defaults_words(plan.defaults, unit))
     if plan.run is not None:
@@ -140,6 +144,15 @@ def summary_lines(plan: Plan) -> list[str]:
         most = sorted(plan.rejected.items(), key=lambda item: -item[1])
         lines.append("rejected: " + "; ".join(f"{count:,} {reason}" for reason, count in most))
     return lines
+
+
+def handover_words(handovers: HandoverCost) -> str:
+    """What tasks that take turns pay between them."""
+    each = f"a change of layout between tasks takes {human_seconds(handovers.change_s)}"
+    if not handovers.changes:
+        return f"the tasks take turns on one layout: {each}, and there is none"
+    often = f"{handovers.changes:.3g} per rl_step of all tasks"
+    return f"the tasks take turns: {each}, {often}, {human_seconds(handovers.per_rl_step_s)} of it"
 
 
 def _bound_words(plan: Plan, unit: str) -> str:
@@ -167,6 +180,7 @@ def run_words(run: RunTotals) -> str:
     words += f"({human_seconds(run.low_s)} .. {human_seconds(run.high_s)}), {run.device_hours:,.0f} device-hours, "
     words += f"goodput {_percent(run.goodput)}"
     around = [("start-up", run.start_up_s), ("checkpoints", run.checkpoint_s), ("validation", run.validation_s)]
+    around.append(("handovers", run.handovers_s))
     around.append((f"{run.failures:,.1f} failures", run.lost_s))
     spent = ", ".join(f"{name} {human_seconds(seconds)}" for name, seconds in around if seconds > 0.0)
     words += f" (beside rl_steps: {spent})" if spent else ""

@@ -102,7 +102,14 @@ class Horizon(Frozen):
 
     rl_steps: PositiveInt = 1
     group: PositiveInt | None = Field(None, description="rl_steps per group; default all in one")
-    switch: Seconds | None = Field(None, description="cost of changing layout between groups; default: never switch")
+    switch: Seconds | None = Field(
+        None,
+        description="cost of changing layout between groups, and between tasks that take turns; default: never between "
+        "groups, and a start of the framework between tasks",
+    )
+    handover_every: PositiveInt = Field(
+        1, description="rl_steps of a task before the next one's turn, where tasks take turns"
+    )
 
 
 class WholeRun(Frozen):

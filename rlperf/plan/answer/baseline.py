@@ -137,17 +137,21 @@ def against_defaults(
 
 
 def against_static(
-    context: Context, decisions: Sequence[Decision], chosen: Sequence[int], kept: Sequence[int], switching: float
-) -> tuple[float, float]:
-    """5th and 95th percentile of how much longer one layout for all rl_steps takes than the plan, over the plan [1]."""
+    context: Context, decisions: Sequence[Decision], chosen: Sequence[int], kept: Sequence[int],
+    paid: tuple[float, float],
+) -> tuple[float, float]:  # fmt: skip
+    """5th and 95th percentile of how much longer one layout for all rl_steps takes than the plan, over the plan [1].
+
+    ``paid`` : what changes of layout cost the plan and the one layout, in the objective's unit
+    """
     pairs = []
     for decision, column, static in zip(decisions, chosen, kept, strict=True):
         plan, other = decision.evaluations[column], decision.evaluations[static]
         ours, theirs = (decision.count * judged_objective(context, each) for each in (plan, other))
         pairs.append(_Pair(ours / plan.rl_step_s, plan, other, theirs, context))
     whole, ratio = sum(pair.weight * pair.plan.rl_step_s for pair in pairs), _ratio(context, pairs)
-    slower = (whole + switching) / whole
-    return ratio.low / slower - 1.0, ratio.high / slower - 1.0
+    low, high = ((whole * each + paid[1]) / (whole + paid[0]) - 1.0 for each in (ratio.low, ratio.high))
+    return low, high
 
 
 @dataclass(frozen=True, eq=False)

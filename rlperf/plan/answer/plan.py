@@ -75,6 +75,7 @@ class RunTotals(Frozen):
     start_up_s: float
     checkpoint_s: float
     validation_s: float
+    handovers_s: float = Field(0.0, description="changes of layout between tasks that take turns")
     lost_s: float = Field(description="work that failures undo, and restarts")
     failures: float = Field(description="expected number")
     goodput: float
@@ -288,6 +289,14 @@ class SwitchGain(Frozen):
     high: float = Field(description="95th percentile")
 
 
+class HandoverCost(Frozen):
+    """What tasks pay that take turns on the same devices, where their layouts or policies differ."""
+
+    change_s: float = Field(description="of one change: states loaded and cut anew, engines started with a cold cache")
+    changes: float = Field(description="per rl_step of all tasks; 0: they keep one layout")
+    per_rl_step_s: float = Field(description="what the changes take of every rl_step of all tasks")
+
+
 class Phase(Frozen):
     """The plan for some tasks over a group of rl_steps (first and last included)."""
 
@@ -378,12 +387,15 @@ class Plan(Frozen):
     combinations: int = Field(0, description="whole configurations among which dominance proves the best was found")
     rejected: dict[str, int]
     screen_regret: float = Field(description="screen's choice over the program's best, both judged, - 1")
-    static_objective: float | None = Field(None, description="best plan that keeps one layout over the whole horizon")
+    static_objective: float | None = Field(
+        None, description="best plan that keeps one layout over the whole horizon, and for all tasks that take turns"
+    )
     static_low: float | None = Field(None, description="5th percentile of what that plan takes above this one [1]")
     static_high: float | None = Field(None, description="95th percentile")
     switching: SwitchGain | None = Field(
         None, description="changes of layout that are not 95 % certain to pay, and not planned"
     )
+    handovers: HandoverCost | None = Field(None, description="between tasks that take turns")
     defaults: DefaultsComparison | None = Field(None, description="against the framework's defaults")
     run: RunTotals | None = Field(None, description="the whole run, where the job states one")
     phases: tuple[Phase, ...]

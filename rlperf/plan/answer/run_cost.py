@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -42,13 +42,13 @@ class Stretch:
         return trainer if MODES[self.mode].shares_devices else trainer + self.pool("rollout").devices
 
 
-def run_totals(context: Context, stretches: Sequence[Stretch]) -> RunTotals | None:
+def run_totals(context: Context, stretches: Sequence[Stretch], *, handover_s: float = 0.0) -> RunTotals | None:
     """Time, goodput, device-hours and money of the job's ``run``; None where the job states none.
 
     Every rl_step takes what the stretch that covers it is predicted to take, those after the last what the last takes.
-    Tasks that take turns add up; those that run beside each other wait for the slowest. Start-up and graph capture are
-    the framework's. ``low_s`` and ``high_s`` take all rl_steps at their 5th and 95th percentile: what a prediction is
-    off by, it is off by every time.
+    Tasks that take turns add up, with what the changes between them take (``handover_s`` per rl_step); those that run
+    beside each other wait for the slowest. Start-up and graph capture are the framework's. ``low_s`` and ``high_s``
+    take all rl_steps at their 5th and 95th percentile: what a prediction is off by, it is off by every time.
     """
     run = context.job.run
     if run is None:
@@ -67,6 +67,7 @@ def run_totals(context: Context, stretches: Sequence[Stretch]) -> RunTotals | No
         usd[here] += np.nan if predicted.usd_per_step is None else predicted.usd_per_step
     devices = sum(s.devices for s in stretches if s.rl_steps[1] == last) if apart else max(s.devices for s in stretches)
     facts = _facts(context, stretches[0], count, devices, float(tokens.mean()), float(usd.sum()), mean)
+    facts = replace(facts, handover_s=handover_s)
     found, fast, slow = (whole_run(steps, facts) for steps in (mean, low, high))
     return RunTotals(
         rl_steps=count,

@@ -1,7 +1,8 @@
 """Decisions: every slot of a job (a task in a group of rl_steps) screened, and its finalists judged by simulation.
 
 Neighbouring groups of a task judge the same configurations, the best of each, so that staying with a layout is always
-among the choices. Groups whose rl_steps are alike share one demand and are judged once.
+among the choices; tasks that take turns all judge those that they can share. Groups whose rl_steps are alike share one
+demand and are judged once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price
+from rlperf.plan.search.common import Screening, common_layouts
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.relax import relaxations
 from rlperf.plan.search.screen import Screened, screen
@@ -81,11 +83,18 @@ def decide(context: Context, facts: FrameworkFacts | None, tell: Report) -> list
     InfeasibleError : a slot without candidates; with reasons, nearest misses and limits to relax
     """
     decisions: list[Decision] = []
-    groups = rl_step_groups(context.job)
-    each = 0.9 / len(context.tasks)
+    groups, grouped = rl_step_groups(context.job), bool(context.job.horizon.group)
+    each = 0.45 / len(context.tasks)
+    screened = []
     for number, task in enumerate(context.tasks):
         part = within(tell, each * number, each, f"{task.task.name}: ")
-        decisions += _task_decisions(context, task, facts, groups, len(decisions), part)
+        screened.append(_screened_task(context, task, facts, groups, part, timed=grouped))
+    shared: list[tuple[Configuration, ...]] = []
+    if context.takes_turns:
+        shared = common_layouts(context, facts, [one.screenings[0] for one in screened])
+    for number, one in enumerate(screened):
+        part = within(tell, 0.45 + each * number, each, f"{one.task.task.name}: ")
+        decisions += _judged_task(context, one, facts, len(decisions), part, [own[number] for own in shared])
     return decisions
 
 
@@ -102,40 +111,64 @@ def decide_groups(
     context: Context, task: TaskContext, facts: FrameworkFacts | None, groups: list[tuple[int, int]]
 ) -> list[Decision]:
     """Slots of one task for stated groups of rl_steps, wherever in the run they stand."""
-    return _task_decisions(context, task, facts, groups, 0, lambda _share, _text: None, timed=True)
+
+    def quiet(_share: float, _text: str) -> None: ...
+
+    return _judged_task(context, _screened_task(context, task, facts, groups, quiet, timed=True), facts, 0, quiet)
 
 
-def _task_decisions(
-    context: Context, task: TaskContext, facts: FrameworkFacts | None, groups: list[tuple[int, int]], start: int,
-    tell: Report, *, timed: bool = False,
-) -> list[Decision]:  # fmt: skip
-    judge = Judge(context, task)
-    demands, which = _demands(context, task, groups, timed or bool(context.job.horizon.group))
-    each = 0.5 / len(demands)
-    screened = [
-        _screened(context, task, facts, group, within(tell, each * number, each))
+@dataclass(frozen=True, eq=False)
+class _Screened:
+    """A task screened: its groups of rl_steps, which of the ``screenings`` each has, one per demand that differs."""
+
+    task: TaskContext
+    groups: list[tuple[int, int]]
+    which: list[int]
+    screenings: list[Screening]
+
+
+def _screened_task(
+    context: Context, task: TaskContext, facts: FrameworkFacts | None, groups: list[tuple[int, int]], tell: Report,
+    *, timed: bool,
+) -> _Screened:  # fmt: skip
+    """The candidates of every group of rl_steps of a task."""
+    demands, which = _demands(context, task, groups, timed)
+    each = 1.0 / len(demands)
+    screenings = [
+        Screening(task, group, _screened(context, task, facts, group, within(tell, each * number, each)))
         for number, group in enumerate(demands)
     ]
-    share = max(JUDGED // len(screened), 3)
-    finalists = list(dict.fromkeys(c for found in screened for c in _finalists(context, found, share)))
+    return _Screened(task, groups, which, screenings)
+
+
+def _judged_task(
+    context: Context, screened: _Screened, facts: FrameworkFacts | None, start: int, tell: Report,
+    shared: Sequence[Configuration] = (),
+) -> list[Decision]:  # fmt: skip
+    """Slots of a task: the finalists of all its groups judged in each, and what other tasks can ``share``."""
+    judge, screenings = Judge(context, screened.task), screened.screenings
+    each = 1.0 / len(screenings)
+    share = max(JUDGED // len(screenings), 3)
+    own = (c for one in screenings for c in _finalists(context, one.found, share))
+    finalists = list(dict.fromkeys([*own, *shared]))
     judged = [
-        _evaluations(judge, group, finalists, facts, within(tell, 0.5 + each * number, each))
-        for number, group in enumerate(demands)
+        _evaluations(judge, one.demands, finalists, facts, within(tell, each * number, each))
+        for number, one in enumerate(screenings)
     ]
     found = []
-    for index, (rl_steps, group) in enumerate(zip(groups, which, strict=True)):
-        evaluations = judged[group]
+    for index, (rl_steps, group) in enumerate(zip(screened.groups, screened.which, strict=True)):
+        evaluations, first = judged[group], screenings[group].found
         value = np.array([judged_objective(context, e) for e in evaluations])
         found.append(
             Decision(
                 name=f"{start + index}",
-                task=task,
+                task=screened.task,
                 rl_steps=rl_steps,
-                screened=screened[group],
+                screened=first,
                 evaluations=evaluations,
                 value=value,
                 objective=value + _price(context, evaluations, value),
-                first=[e.configuration for e in evaluations].index(screened[group].configurations[0]),
+                first=[e.configuration for e in evaluations].index(first.configurations[0]),
                 previous=start + index - 1 if index else None,
             )
         )

@@ -125,6 +125,11 @@ class Context:
         return self.hardware.cluster
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether several tasks use the same devices one after the other."""
+        return self.job.sharing == "time" and len(self.tasks) > 1
+
+    @property
     def own_rollout(self) -> bool:
         """Whether rollout has a cluster of its own."""
         return self.rollout_hardware is not self.hardware

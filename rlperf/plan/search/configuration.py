@@ -45,6 +45,11 @@ class Configuration:
         return own + (trainer if MODES[self.mode].shares_devices else rollout + trainer)
 
     @property
+    def arrangement(self) -> tuple[object, ...]:
+        """All but the batch: nothing has to be moved or restarted between two with the same."""
+        return (self.mode, self.staleness, self.pools, self.scorers)
+
+    @property
     def signature(self) -> tuple[object, ...]:
         """Mode, batch and layouts: what two candidates share that differ only in settings."""
         pools = tuple((pool.role, pool.devices, pool.settings.backend, pool.layout) for pool in self.pools)

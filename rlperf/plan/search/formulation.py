@@ -14,12 +14,14 @@ Variables
 
     \text{switch:}\quad y_{kf} \ge \sum_{c: f(c) = f} x_{kc} - \sum_{c: f(c) = f} x_{k^- c} \quad \forall k, f
 
+    \text{handover:}\quad \text{the same between tasks that follow each other, at what all their handovers cost}
+
     \text{share:}\quad \sum_{k \in g} \sum_c u_{kc} x_{kc} \le U \quad \forall \text{ groups } g \text{ run together}
 
     \text{budget:}\quad \sum_k \sum_c w_{kc} x_{kc} \le W
 
 On a chain of slots the switch rows are the linear relaxation of the uniform metric on a path, which is integral, so the
-program is hard only through share and budget (Kleinberg and Tardos, J. ACM 49(5), 2002, section 4).
+program is hard only through handovers, share and budget (Kleinberg and Tardos, J. ACM 49(5), 2002, section 4).
 """
 
 from __future__ import annotations
@@ -63,12 +65,22 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Handover:
+    """Two slots that follow each other on the same devices; ``cost``: where their configurations differ, all times."""
+
+    first: int
+    second: int
+    cost: float
+
+
+@dataclass(frozen=True)
 class Program:
     """All slots with what couples them."""
 
     slots: tuple[Slot, ...]
     share_limit: float | None = None
     budget_limit: float | None = None
+    handovers: tuple[Handover, ...] = ()
 
 
 @dataclass
@@ -93,9 +105,14 @@ def formulate(program: Program) -> Formulation:
         for xs, slot in zip(choose, program.slots, strict=True)
         for x, v in zip(xs, slot.cost, strict=True)
     ]
-    for slot, xs in zip(program.slots, choose, strict=True):
+    for index, (slot, xs) in enumerate(zip(program.slots, choose, strict=True)):
         problem += pulp.lpSum(xs) == 1, f"choose_{slot.name}"
-        terms += _switch_rows(problem, program.slots, choose, slot, xs)
+        if slot.previous is not None:
+            change = Handover(slot.previous, index, slot.switch)
+            terms += _change_rows(problem, program.slots, choose, change, ("y", "switch", slot.name))
+    for handover in program.handovers:
+        names = ("z", "handover", f"{program.slots[handover.first].name}_{program.slots[handover.second].name}")
+        terms += _change_rows(problem, program.slots, choose, handover, names)
     _share_rows(problem, program, choose)
     if program.budget_limit is not None:
         used = [
@@ -109,26 +126,26 @@ def formulate(program: Program) -> Formulation:
     return Formulation(problem, choose)
 
 
-def _switch_rows(
-    problem: pulp.LpProblem,
-    slots: Sequence[Slot],
-    choose: list[list[pulp.LpVariable]],
-    slot: Slot,
-    xs: list[pulp.LpVariable],
-) -> list[tuple[pulp.LpVariable, float]]:
-    """Rows ``switch`` of one slot and the objective terms of their variables."""
+def _change_rows(
+    problem: pulp.LpProblem, slots: Sequence[Slot], choose: list[list[pulp.LpVariable]], change: Handover,
+    names: tuple[str, str, str],
+) -> list[tuple[pulp.LpVariable, float]]:  # fmt: skip
+    """Rows of one possible change of configuration and the objective terms of their variables.
+
+    ``names`` : of the variables, of the rows, and what both end in
+    """
     import pulp
 
-    if slot.previous is None or slot.switch <= 0:
+    if change.cost <= 0:
         return []
-    before = slots[slot.previous]
+    before, slot = slots[change.first], slots[change.second]
     terms = []
     for f in np.unique(slot.configuration):
-        y = problem.add_variable(f"y_{slot.name}_{f}", lowBound=0)
-        now = pulp.lpSum(xs[c] for c in np.flatnonzero(slot.configuration == f))
-        then = pulp.lpSum(choose[slot.previous][c] for c in np.flatnonzero(before.configuration == f))
-        problem += y >= now - then, f"switch_{slot.name}_{f}"
-        terms.append((y, float(slot.switch)))
+        y = problem.add_variable(f"{names[0]}_{names[2]}_{f}", lowBound=0)
+        now = pulp.lpSum(choose[change.second][c] for c in np.flatnonzero(slot.configuration == f))
+        then = pulp.lpSum(choose[change.first][c] for c in np.flatnonzero(before.configuration == f))
+        problem += y >= now - then, f"{names[1]}_{names[2]}_{f}"
+        terms.append((y, float(change.cost)))
     return terms
 
 
@@ -157,6 +174,9 @@ def value_of(program: Program, chosen: Sequence[int]) -> float:
         if slot.previous is not None:
             before = program.slots[slot.previous].configuration[chosen[slot.previous]]
             total += slot.switch * bool(before != slot.configuration[c])
+    for handover in program.handovers:
+        pair = [program.slots[index].configuration[chosen[index]] for index in (handover.first, handover.second)]
+        total += handover.cost * bool(pair[0] != pair[1])
     return total if _within_limits(program, chosen) else float("inf")
 
 

@@ -52,6 +52,7 @@ class Screened:
     ----------
     configurations : the candidates
     objective : value per rl_step ``[candidates]``
+    priced : the same with the price of leaving the beaten path ``[candidates]``
     rl_step_s : seconds per rl_step ``[candidates]``
     demand : index of each candidate's batch in ``demands``
     candidates, rejected : columns and pairs that were refused or costed one by one, and how many fell to what
@@ -62,6 +63,7 @@ class Screened:
 
     configurations: tuple[Configuration, ...]
     objective: FloatArray
+    priced: FloatArray
     rl_step_s: FloatArray
     demand: IntArray
     demands: tuple[Demand, ...]
@@ -172,6 +174,7 @@ def _kept(context: Context, parts: list[_Part], demands: tuple[Demand, ...], kee
     return Screened(
         configurations=tuple(configuration for _, configuration in kept.made.values()),
         objective=objective[order],
+        priced=priced[order],
         rl_step_s=seconds[order],
         demand=np.array([parts[part_of[position]].demand for position in order], dtype=np.int64),
         demands=demands,

@@ -34,8 +34,8 @@ class Solution:
 def solve(program: Program, *, method: str = "auto", time_limit_s: float = 60.0) -> Solution:
     """Best column of every slot.
 
-    Chains that no share or budget row couples are solved exactly by a shortest path over time (``path``), the rest by
-    the integer program (``program``); ``auto`` picks.
+    Chains that no handover, share or budget row couples are solved exactly by a shortest path over time (``path``), the
+    rest by the integer program (``program``); ``auto`` picks.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def solve(program: Program, *, method: str = "auto", time_limit_s: float = 60.0)
     for slot in program.slots:
         if len(slot.cost) == 0:
             raise InfeasibleError(f"{slot.name}: no column is left")
-    coupled = program.share_limit is not None or program.budget_limit is not None
+    coupled = program.share_limit is not None or program.budget_limit is not None or bool(program.handovers)
     if method == "path" or (method == "auto" and not coupled):
         chosen = _shortest_paths(program)
         objective = value_of(program, chosen)
@@ -108,7 +108,8 @@ def _scaled(program: Program) -> tuple[Program, float]:
     """Costs divided by their median, so that the solver's tolerances mean the same in seconds and in USD."""
     scale = float(np.median([np.min(slot.cost) for slot in program.slots])) or 1.0
     slots = tuple(replace(slot, cost=slot.cost / scale, switch=slot.switch / scale) for slot in program.slots)
-    return replace(program, slots=slots), scale
+    handovers = tuple(replace(handover, cost=handover.cost / scale) for handover in program.handovers)
+    return replace(program, slots=slots, handovers=handovers), scale
 
 
 def _run(problem: pulp.LpProblem, time_limit_s: float) -> None:

@@ -27,6 +27,7 @@ class RunFacts:
     warmup_s : extra time of the first rl_steps after a (re)start [s]
     checkpoint_every, checkpoint_s : rl_steps between checkpoints, and how long one blocks [1], [s]
     validation_every, validation_s : rl_steps between validation passes (0 = none), and how long one takes [1], [s]
+    handover_s : changes between tasks that take turns, per rl_step [s]
     device_mtbf_s : mean seconds between failures of one device with its share of the node; None = no failures
     recovery_s : detection, replacement of the node and reading the checkpoint, beside the start-up [s]
     usd_per_device_hour : price [USD/h]; None = not asked
@@ -42,6 +43,7 @@ class RunFacts:
     checkpoint_s: float = 0.0
     validation_every: int = 0
     validation_s: float = 0.0
+    handover_s: float = 0.0
     device_mtbf_s: float | None = None
     recovery_s: float = 0.0
     usd_per_device_hour: float | None = None
@@ -65,6 +67,7 @@ class RunCost:
     start_up_s: float
     checkpoint_s: float
     validation_s: float
+    handovers_s: float
     lost_s: float
     failures: float
     goodput: float
@@ -100,7 +103,7 @@ def whole_run(rl_step_s: npt.ArrayLike, facts: RunFacts) -> RunCost:
     checks = facts.rl_steps // facts.checkpoint_every if facts.checkpoint_every else 0
     passes = facts.rl_steps // facts.validation_every if facts.validation_every else 0
     checkpoint, validation = checks * facts.checkpoint_s, passes * facts.validation_s
-    per_step = steps + validation / facts.rl_steps
+    per_step = steps + validation / facts.rl_steps + facts.handover_s
     stretches = _stretches(per_step, facts)
     planned = float(stretches.sum())
     expected, failures = _with_failures(stretches, once + facts.recovery_s, facts)
@@ -114,6 +117,7 @@ def whole_run(rl_step_s: npt.ArrayLike, facts: RunFacts) -> RunCost:
         start_up_s=once,
         checkpoint_s=checkpoint,
         validation_s=validation,
+        handovers_s=facts.handover_s * facts.rl_steps,
         lost_s=expected - planned,
         failures=failures,
         goodput=useful / total,

@@ -1,0 +1,72 @@
+"""Layouts that tasks which take turns on the same devices can share, so that no turn between them changes anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.search.configuration import Configuration
+from rlperf.plan.search.screen import Screened, screen
+from rlperf.sim.rl_step.demand import Demand
+from rlperf.specs.framework import FrameworkFacts
+
+ASKED = 16
+"""Layouts of all tasks together that the others are asked for."""
+COMMON = 8
+"""Layouts that all tasks have, of which every task's judge hears."""
+
+
+@dataclass(frozen=True, eq=False)
+class Screening:
+    """What was screened for one task; ``demands``: of the rl_steps that it was screened for, one per batch."""
+
+    task: TaskContext
+    demands: tuple[Demand, ...]
+    found: Screened
+
+    @cached_property
+    def known(self) -> dict[tuple[object, ...], tuple[Configuration, float]]:
+        """The best of the candidates with every arrangement, and what it takes, priced."""
+        best: dict[tuple[object, ...], tuple[Configuration, float]] = {}
+        for configuration, priced in zip(self.found.configurations, self.found.priced.tolist(), strict=True):
+            best.setdefault(configuration.arrangement, (configuration, priced))
+        return best
+
+    def under(
+        self, context: Context, facts: FrameworkFacts | None, like: Configuration
+    ) -> tuple[Configuration, float] | None:
+        """The task under the arrangement of another one's configuration, and what it takes; None: it does not run."""
+        if like.arrangement in self.known:
+            return self.known[like.arrangement]
+        changes = {"pools": tuple(pool.pinned() for pool in like.pools), "modes": (like.mode,)}
+        pinned = replace(context, job=context.job.model_copy(update=changes))
+        found = screen(pinned, self.task, self.demands, facts, keep=1)
+        if not found.configurations:
+            return None
+        return replace(like, batch=found.configurations[0].batch), float(found.priced[0])
+
+
+def common_layouts(
+    context: Context, facts: FrameworkFacts | None, screenings: Sequence[Screening]
+) -> list[tuple[Configuration, ...]]:
+    """Configurations of one task each that share an arrangement, the fastest for all tasks together first.
+
+    Asked for is what all tasks have among their candidates, and the best of each.
+    """
+    each = max(ASKED // len(screenings), 1)
+    slowest = sorted(screenings, key=lambda one: -float(one.found.priced[0]))[:ASKED]
+    asked = {c.arrangement: c for one in slowest for c in one.found.configurations[:each]}
+    first, *others = screenings
+    shared = [key for key in first.known if all(key in one.known for one in others)]
+    asked |= {key: first.known[key][0] for key in shared}
+    made: list[tuple[float, tuple[Configuration, ...]]] = []
+    for like in asked.values():
+        found = [one.under(context, facts, like) for one in screenings]
+        kept = [each for each in found if each is not None]
+        if len(kept) == len(screenings):
+            made.append((math.fsum(priced for _, priced in kept), tuple(c for c, _ in kept)))
+    made.sort(key=lambda one: one[0])
+    return [configurations for _, configurations in made[:COMMON]]

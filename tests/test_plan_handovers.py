@@ -1,0 +1,123 @@
+"""Tasks that take turns on the same devices pay for a change of layout between them, and normally keep one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlperf.api import ask, plan_job
+from rlperf.plan.answer.plan import Plan
+from rlperf.plan.judge.decisions import decide
+from rlperf.plan.judge.handovers import change_s, sequence
+from rlperf.plan.search.common import COMMON, Screening, common_layouts
+from rlperf.plan.search.screen import screen
+from rlperf.report.plan_text import run_words, summary_lines
+from rlperf.specs.job import Job
+
+SHORT = {
+    "name": "short", "workload": "searching", "prompts_per_step": 32, "group_size": 4, "mini_batch": 16,
+    "max_prompt_tokens": 512, "max_response_tokens": 1024,
+}  # fmt: skip
+LONG = {**SHORT, "name": "long", "workload": "math", "prompts_per_step": 64, "max_response_tokens": 8192}
+
+
+def job(**changes: Any) -> Job:
+    base: dict[str, Any] = {"architecture": "Qwen3-4B", "cluster": "dgx_h100", "nodes": 1, "tasks": [SHORT, LONG]}
+    return Job.model_validate({**base, **changes})
+
+
+def arrangements(plan: Plan) -> set[object]:
+    return {(phase.mode, phase.pools) for phase in plan.phases}
+
+
+@pytest.fixture(scope="module")
+def kept() -> Plan:
+    return plan_job(job())
+
+
+def test_tasks_in_turns_keep_one_layout(kept: Plan) -> None:
+    """By themselves they would not: their longest sequences ask for other token budgets."""
+    alone = [plan_job(job(tasks=[task])) for task in (SHORT, LONG)]
+    assert len(set().union(*map(arrangements, alone))) == 2
+    assert len(arrangements(kept)) == 1
+    assert kept.handovers is not None and (kept.handovers.changes, kept.handovers.per_rl_step_s) == (0.0, 0.0)
+    # what one layout costs them is less than the handovers would
+    best = sum(plan.objective for plan in alone)
+    assert best * (1 - 1e-3) <= kept.objective < best + 2 * kept.handovers.change_s
+    assert kept.static_objective == pytest.approx(kept.objective)
+    assert any("take turns on one layout" in line for line in summary_lines(kept))
+
+
+def test_free_turns_take_no_more_and_change_only_where_that_surely_pays(kept: Plan) -> None:
+    free = plan_job(job(horizon={"switch": "0 s"}))
+    assert free.objective <= kept.objective * (1 + 1e-9)
+    changes = len(arrangements(free)) > 1
+    assert (free.static_low is not None and free.static_low > 0.0) == changes
+    if not changes:
+        assert free.switching is None or free.switching.low <= 0.0
+
+
+def test_policies_of_their_own_pay_for_every_handover() -> None:
+    tasks = [SHORT, {**LONG, "architecture": "Qwen2.5-1.5B"}]
+    alone = sum(plan_job(job(tasks=[task])).objective for task in tasks)
+    run = {"rl_steps": 10}
+    plan = plan_job(job(tasks=tasks, run=run))
+    assert plan.handovers is not None
+    assert plan.handovers.changes == 2.0 and plan.handovers.per_rl_step_s == 2.0 * plan.handovers.change_s > 100.0
+    paid = plan.objective - sum(phase.predicted.rl_step_s for phase in plan.phases)
+    assert paid == pytest.approx(plan.handovers.per_rl_step_s, rel=1e-6)
+    assert plan.objective >= (alone + paid) * (1 - 1e-3)
+    assert plan.static_objective is None  # one layout would save nothing
+    assert plan.run is not None and plan.run.handovers_s == pytest.approx(10 * paid)
+    assert plan.run.total_s > 10 * plan.objective
+    assert "handovers" in run_words(plan.run)
+    seldom = plan_job(job(tasks=tasks, run=run, horizon={"handover_every": 10}))
+    assert seldom.handovers is not None and seldom.handovers.changes == pytest.approx(0.2)
+    assert plan.objective - seldom.objective == pytest.approx(0.9 * paid, rel=1e-3)
+
+
+def test_a_change_takes_what_is_stated_or_a_start_and_a_checkpoint() -> None:
+    stated = ask(job(horizon={"switch": "90 s"})).context
+    assert change_s(stated) == 90.0
+    starts = ask(job()).context
+    framework = starts.trainers[0].framework
+    assert change_s(starts) == framework.start_up.value + framework.capture.value
+    checkpoint = ask(job(run={"checkpoint": "60 s"})).context
+    assert change_s(checkpoint) == change_s(starts) + 60.0
+
+
+def test_turns_close_the_circle_and_lead_on_to_the_next_group() -> None:
+    tasks = [SHORT, LONG, {**SHORT, "name": "other"}]
+
+    def handovers(**horizon: Any) -> list[tuple[int, int, float]]:
+        question = ask(job(tasks=tasks, horizon={"rl_steps": 8, "group": 4, **horizon}))
+        decisions = decide(question.context, question.facts, lambda _done, _text: None)
+        return sequence(question.context, decisions)
+
+    # slots: tasks one after the other, two groups each
+    assert handovers() == [(0, 2, 4.0), (2, 4, 4.0), (4, 0, 4.0), (1, 3, 4.0), (3, 5, 4.0), (5, 1, 4.0)]
+    stated = handovers(switch="60 s", handover_every=2)
+    assert stated == [(0, 2, 2.0), (2, 4, 2.0), (4, 0, 1.0), (4, 1, 1.0), (1, 3, 2.0), (3, 5, 2.0), (5, 1, 2.0)]
+
+
+def test_common_layouts_run_for_every_task() -> None:
+    question = ask(job())
+    context, facts = question.context, question.facts
+    screenings = []
+    for task in context.tasks:
+        demands = tuple(task.source.demand(batch, None, 0) for batch in task.batches)
+        screenings.append(Screening(task, demands, screen(context, task, demands, facts)))
+    found = common_layouts(context, facts, screenings)
+    assert 0 < len(found) <= COMMON
+    longest = max(batch.longest_tokens for task in context.tasks for batch in task.batches)
+    for configurations in found:
+        assert len({each.arrangement for each in configurations}) == 1
+        assert [each.batch for each in configurations] == [task.batches[0] for task in context.tasks]
+        assert (configurations[0].pool("trainer").settings.token_budget or 0) >= longest
+
+
+def test_tasks_beside_each_other_and_mixed_ones_hand_nothing_over() -> None:
+    for sharing in ("devices", "mixed"):
+        plan = plan_job(job(nodes=2, sharing=sharing, tasks=[SHORT, {**LONG, "prompts_per_step": 32}]))
+        assert plan.handovers is None

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlperf.api import plan_job, sweep_job
-from rlperf.report.plan_text import summary_lines
+from rlperf.report.plan_summary import summary_lines
 from rlperf.specs.job import Job
 from rlperf.specs.objectives import OBJECTIVES, ObjectiveTraits
 from rlperf.sweep import Sweep

@@ -15,7 +15,8 @@ from rlperf.plan.judge.decisions import decide
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.search.relax import relaxations
 from rlperf.plan.search.screen import screen
-from rlperf.report.plan_text import markdown, runner_up_words, summary_lines
+from rlperf.report.plan_summary import summary_lines
+from rlperf.report.plan_text import markdown, runner_up_words
 from rlperf.specs.job import Job
 
 TASK = {

@@ -7,7 +7,7 @@ import pytest
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.frameworks.defaults import defaults_of
 from rlperf.plan.answer.baseline import Defaults, pinned_to
-from rlperf.report.plan_text import summary_lines
+from rlperf.report.plan_summary import summary_lines
 from rlperf.specs.job import Job
 
 SMALL: dict[str, object] = {

@@ -12,7 +12,7 @@ from rlperf.plan.judge.decisions import decide
 from rlperf.plan.judge.handovers import change_s, sequence
 from rlperf.plan.search.common import COMMON, Screening, common_layouts
 from rlperf.plan.search.screen import screen
-from rlperf.report.plan_text import run_words, summary_lines
+from rlperf.report.plan_summary import run_words, summary_lines
 from rlperf.specs.job import Job
 
 SHORT = {

@@ -85,7 +85,7 @@ def test_view_of_a_job_prints(tmp_path: Path) -> None:
 def test_the_whole_run_of_a_job() -> None:
     from rlperf.api import ask, plan_job, predict_job
     from rlperf.cli.output import default_job
-    from rlperf.report.plan_text import run_words, summary_lines
+    from rlperf.report.plan_summary import run_words, summary_lines
     from rlperf.specs.job import WholeRun
 
     job = ask(default_job()).job

@@ -9,6 +9,7 @@ from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.report import html
 from rlperf.report.plan_drawings import judged_drawings, plan_drawings
+from rlperf.report.plan_summary import summary_lines
 from rlperf.report.plan_text import (
     BEST_COLUMNS,
     batch_words,
@@ -20,7 +21,6 @@ from rlperf.report.plan_text import (
     pool_rows,
     runner_up_words,
     stage_rows,
-    summary_lines,
     waiting_words,
 )
 from rlperf.report.provenance import ASSUMED, UsedConstant, constants_of, counts

@@ -1,0 +1,91 @@
+"""How good a plan is and what its run costs, in words."""
+
+from __future__ import annotations
+
+from rlperf.plan.answer.plan import DefaultsComparison, HandoverCost, Plan, RunTotals
+from rlperf.specs.objectives import OBJECTIVES
+from rlperf.units import human_seconds
+
+
+def percent(share: float) -> str:
+    """``12.3 %``."""
+    return f"{100 * share:.1f} %"
+
+
+def summary_lines(plan: Plan) -> list[str]:
+    """How good the plan is, in words."""
+    unit = OBJECTIVES[plan.job.objective.minimize].unit
+    lines = [
+        f"{plan.status}: objective {plan.objective:,.4g} {unit}{_bound_words(plan, unit)}; "
+        f"gap {100 * plan.mip_gap:.2g} % of the screened program; "
+        f"{plan.candidates:,} candidates ({plan.combinations:.2g} combinations)",
+        f"event simulation re-judged the best; the screen's own choice would have lost {percent(plan.screen_regret)}",
+    ]
+    if plan.static_objective is not None:
+        more = plan.static_objective / plan.objective - 1.0
+        words = f"{100 * more:+.1f} %"
+        if plan.static_low is not None and plan.static_high is not None:
+            words += f", {100 * plan.static_low:+.1f} .. {100 * plan.static_high:+.1f} %"
+        whole = "for all tasks and rl_steps" if plan.handovers else "over the whole horizon"
+        lines.append(f"one layout {whole}: {plan.static_objective:,.4g} {unit} ({words})")
+    if plan.switching is not None:
+        gain = plan.switching
+        words = f"{percent(gain.saves)} ({percent(gain.low)} .. {percent(gain.high)})"
+        between = "tasks or groups" if plan.handovers else "groups"
+        lines.append(f"changing layouts between {between} would save {words}: not certain, so one is kept")
+    if plan.handovers is not None:
+        lines.append(handover_words(plan.handovers))
+    if plan.defaults is not None:
+        lines.append(defaults_words(plan.defaults, unit))
+    if plan.run is not None:
+        lines.append(run_words(plan.run))
+    if plan.rejected:
+        most = sorted(plan.rejected.items(), key=lambda item: -item[1])
+        lines.append("rejected: " + "; ".join(f"{count:,} {reason}" for reason, count in most))
+    return lines
+
+
+def handover_words(handovers: HandoverCost) -> str:
+    """What tasks that take turns pay between them."""
+    each = f"a change of layout between tasks takes {human_seconds(handovers.change_s)}"
+    if not handovers.changes:
+        return f"the tasks take turns on one layout: {each}, and there is none"
+    often = f"{handovers.changes:.3g} per rl_step of all tasks"
+    return f"the tasks take turns: {each}, {often}, {human_seconds(handovers.per_rl_step_s)} of it"
+
+
+def _bound_words(plan: Plan, unit: str) -> str:
+    """What nothing that was judged falls below, where simplicity made the plan take more."""
+    more = plan.objective / plan.bound - 1.0 if plan.bound > 0.0 else 0.0
+    if more < 5e-4:
+        return ", the least of all that was judged"
+    return f"; less simple layouts of those judged take {plan.bound:,.4g} {unit}, which is {percent(more)} less"
+
+
+def defaults_words(found: DefaultsComparison, unit: str) -> str:
+    """What the framework's defaults would take, and what the plan saves of it."""
+    title = f"{found.framework}'s defaults" + (f" ({found.runs})" if found.runs else "")
+    if found.objective is None or found.saves is None or found.low is None or found.high is None:
+        return f"{title} do not run here: {found.why_not}"
+    words = f"{title} would take {found.objective:,.4g} {unit}: the plan saves {percent(found.saves)}"
+    words += f" ({percent(found.low)} .. {percent(found.high)})"
+    words += "" if found.low > 0.0 or found.high < 0.0 else ", which cannot be told from nothing"
+    return words + (f"; {'; '.join(found.notes)}" if found.notes else "")
+
+
+def run_words(run: RunTotals) -> str:
+    """The whole run: how long, how much of it counts, what it costs, and what would lose less."""
+    words = f"the run of {run.rl_steps:,} rl_steps takes {human_seconds(run.total_s)} "
+    words += f"({human_seconds(run.low_s)} .. {human_seconds(run.high_s)}), {run.device_hours:,.0f} device-hours, "
+    words += f"goodput {percent(run.goodput)}"
+    around = [("start-up", run.start_up_s), ("checkpoints", run.checkpoint_s), ("validation", run.validation_s)]
+    around.append(("handovers", run.handovers_s))
+    around.append((f"{run.failures:,.1f} failures", run.lost_s))
+    spent = ", ".join(f"{name} {human_seconds(seconds)}" for name, seconds in around if seconds > 0.0)
+    words += f" (beside rl_steps: {spent})" if spent else ""
+    if run.usd is not None:
+        million = "" if run.usd_per_million_tokens is None else f", {run.usd_per_million_tokens:.3g} a million tokens"
+        words += f"; {run.usd:,.0f} USD: {run.usd_per_rl_step:,.3g} an rl_step{million}"
+    if run.best_checkpoint_every is not None:
+        words += f"; a checkpoint every {run.best_checkpoint_every:,} rl_steps would lose least"
+    return words

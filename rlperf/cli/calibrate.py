@@ -33,7 +33,10 @@ def kernels(
     add: Annotated[bool, typer.Option("--add", help="keep what the base holds of other kernels")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fit a device's constants; report errors inside and on left-out shapes; write a calibration file."""
+    """Fit a device's constants; report errors inside and on left-out shapes; write a calibration file.
+
+    Example: rlperf calibrate kernels timings/*.csv --out h100_sxm.yaml
+    """
     from rlperf.calibrate.kernels import calibration_text, fit_device
     from rlperf.specs.writer import write_atomic
 
@@ -70,7 +73,10 @@ def device(
     check: Annotated[bool, typer.Option(help="also leave one architecture out in turn")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Tell a device's constants from served rows, where none of its kernels was timed; write a calibration file."""
+    """Tell a device's constants from served rows, where none of its kernels was timed; write a calibration file.
+
+    Example: rlperf calibrate device served.csv --name mi355x --out mi355x.yaml
+    """
     from rlperf.calibrate.kernels import calibration_text
     from rlperf.calibrate.served_devices import KNOBS, fit_served_device
     from rlperf.calibrate.tables import read_table
@@ -95,7 +101,10 @@ def engine(
     out: Out,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the three overheads of an engine on a stated split of configurations, and write its profile."""
+    """Fit the three overheads of an engine on a stated split of configurations, and write its profile.
+
+    Example: rlperf calibrate engine served.csv --name vllm --out vllm.yaml
+    """
     from rlperf.calibrate.engines import engine_text, fit_engine
     from rlperf.calibrate.tables import read_table
     from rlperf.specs.engine_calibration import load_engine_calibration
@@ -122,7 +131,10 @@ def speculation(
     out: Out,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the acceptance of drafted tokens by method, pooled over models; write the calibration file."""
+    """Fit the acceptance of drafted tokens by method, pooled over models; write the calibration file.
+
+    Example: rlperf calibrate speculation curves.csv --out speculation.yaml
+    """
     from rlperf.calibrate.speculation import calibration_text, fit_speculation
     from rlperf.calibrate.tables import read_table
     from rlperf.specs.writer import write_atomic
@@ -149,6 +161,8 @@ def serving(
     """Fit all serving engines at once, partially pooled over releases, devices and families, and write their profiles.
 
     Every row that can be predicted enters; how well rows do that no fit saw is for validate --leave-out to say.
+
+    Example: rlperf calibrate serving measured/inference.csv --out engines/
     """
     from rlperf.calibrate.serving_profiles import calibrate_serving, profile_text
     from rlperf.calibrate.tables import read_table
@@ -176,7 +190,10 @@ def measure(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=2, help="at most so many shapes a suite, for a quick look")] = None,
 ) -> None:
-    """Time kernels on the device at hand with PyTorch (optional) and write CSVs that ``calibrate kernels`` reads."""
+    """Time kernels on the device at hand with PyTorch (optional) and write CSVs that ``calibrate kernels`` reads.
+
+    Example: rlperf calibrate measure --out timings/
+    """
     from rlperf.calibrate.measure import KERNELS
     from rlperf.calibrate.measure import measure as run
 

@@ -314,6 +314,18 @@ def test_the_support_matrix_names_every_device_and_family_and_refusal() -> None:
     words = {word.rstrip(".") for word in re.findall(r"[\w.-]+", page)}
     families = {load_architecture(name).family for name in architecture_names()}
     assert {*profile_names("devices"), *families, *FAMILIES, *REFUSED} <= words
+    profiles = (DOCS / "reference" / "profiles.md").read_text()
+    assert set(FAMILIES) <= set(re.findall(r"`([\w.-]+)`", profiles))
+
+
+def test_every_room_is_listed() -> None:
+    """Packages of rlperf, and the parts of those that have parts, stand in the table of rooms."""
+    page = (DOCS / "contributing.md").read_text().partition("## Rooms")[2].partition("\n## ")[0]
+    listed = dict(re.findall(r"^\| `rlperf/(\w+)` \| (.+) \|$", page, re.MULTILINE))
+    inside = sorted(path.parent.relative_to(ROOT / "rlperf").parts for path in (ROOT / "rlperf").rglob("__init__.py"))
+    packages = [parts for parts in inside if parts]
+    assert {parts[0] for parts in packages} == set(listed)
+    assert [parts for parts in packages if len(parts) == 2 and f"`{parts[1]}`" not in listed[parts[0]]] == []
 
 
 @pytest.mark.data

@@ -60,6 +60,26 @@ def test_model_code_that_is_launched_eagerly_holds_up_small_microbatches_alone()
     assert seconds[512.0][1] - seconds[512.0][0] == pytest.approx(launched, rel=0.5)
 
 
+def test_experts_of_megatron_are_launched_one_by_one_so_that_more_of_them_on_a_device_hold_it_up() -> None:
+    slime, hardware = load_framework_calibration("slime"), load_hardware("h100_sxm")
+    own, stack = load_trainer("megatron"), trainer_in_framework(load_trainer("megatron"), slime)
+    alike = load_trainer("megatron_bridge").timing
+
+    def seconds(expert: int, tokens: float, architecture: str = "Qwen3-30B-A3B") -> float:
+        batch = Microbatches.of(tokens, tokens * 512.0, 512.0, 1.0)
+        layout = Layout.of(data_parallel=64, expert_parallel=expert, zero_stage=1)
+        arch = load_architecture(architecture)
+        return float(
+            training_update(arch, hardware, stack, layout, batch).total_s
+            - training_update(arch, hardware, own, layout, batch).total_s
+        )
+
+    # 60 more experts of a device: what the host launches and the gaps between their kernels, one after the other
+    more = 48 * 60 * (3.0 * alike.host_expert)
+    assert seconds(2, 64.0) - seconds(32, 64.0) == pytest.approx(more, rel=0.5)
+    assert seconds(8, 64.0, "Llama-3.1-8B") == pytest.approx(0.0, abs=1e-6)
+
+
 def test_three_copies_of_what_a_device_holds() -> None:
     rate = MEGATRON.training.reference_rate
     assert rate is not None

@@ -113,7 +113,10 @@ class TrainerOverheads(Frozen):
     reference_bytes : bytes per parameter of the weights of a device that change places with the reference policy's,
         which wait in host memory; 0 where the reference is a model of its own
     reference_rate : bytes per second and device of these copies; None = free
-    moe_layer : per MoE layer, microbatch and forward; a backward costs two more (synchronisations, launches)
+    moe_layer : per MoE layer, microbatch and forward; a backward costs two more (what the backend's own launches, gaps
+        and permutation leave: hooks, statistics of the router)
+    experts_as : backend of the same library whose timed seconds of MoE layers count (`EXPERT_TIMING`), where the
+        trainer's own rows tell them apart worse; None: the trainer's own
     prefix_update, prefix_pass : per layer and microbatch of an update, of a scoring pass, in which prompts are shared:
         taking prompts and responses apart and putting them together again; None: nobody measured it, and it is free
     balance : over what token loads of the data-parallel ranks are evened out: every optimizer ``update``, or the whole
@@ -138,6 +141,7 @@ class TrainerOverheads(Frozen):
     reference_bytes: NonNegativeFloat = 0.0
     reference_rate: Rate | None = None
     moe_layer: Overhead
+    experts_as: str | None = None
     prefix_update: Overhead | None = None
     prefix_pass: Overhead | None = None
     balance: Literal["update", "batch"] = "update"

@@ -206,6 +206,13 @@ class Timing(Frozen):
     reduce_every_microbatch: bool = Field(False, description="ZeRO 2/3: gradients are reduced after every microbatch")
 
 
+EXPERT_TIMING = (
+    "host_moe_layer", "host_expert", "host_norm", "moe_layer", "expert_gap", "arranged", "moe_pass", "permute",
+    "fused_permute",
+)  # fmt: skip
+"""Fields of `Timing` that speak of MoE layers: launches of the host, gaps and products of experts, permutation."""
+
+
 class TimedExperts(Frozen):
     """Layouts of the mixtures of experts whose updates were timed."""
 

@@ -15,7 +15,7 @@ from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.rl_calibration import FrameworkCalibration, Overhead
-from rlperf.specs.trainer_calibration import TrainerCalibration
+from rlperf.specs.trainer_calibration import EXPERT_TIMING, TrainerCalibration, load_trainer
 
 
 def engine_in_framework(
@@ -55,12 +55,17 @@ def trainer_in_framework(trainer: TrainerCalibration, framework: FrameworkCalibr
     """The trainer backend with what this framework sets otherwise: dispatch to experts, gradients, model code, loss.
 
     A gradient that no product adds is read with the sum so far, and the sum written: 2 + 2 b bytes, b those of a sum.
+    MoE layers take the seconds of ``experts_as`` where the backend is the framework's usual one: one library, but rows
+    with many budgets and degrees tell launches, gaps and permutation apart where truncated models cannot.
     """
     own, storage, timing, space = framework.training, trainer.storage, trainer.timing, trainer.workspace
     switches = trainer.switches.changed(own.switches)
     if own.gradients is not None:
         width = 2.0 if own.gradients == "bf16" else 4.0
         storage = storage.model_copy(update={"gradient": width, "reduce": width})
+    if own.experts_as is not None and trainer.id == framework.trainers[0]:
+        timed = load_trainer(own.experts_as).timing
+        timing = timing.model_copy(update={name: getattr(timed, name) for name in EXPERT_TIMING})
     if own.host_layer is not None:
         timing = timing.model_copy(update={"host_layer": own.host_layer.value})
     if not own.fused_gradients:

@@ -21,7 +21,7 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
 from rlperf.cost.parameters import parameters
 from rlperf.cost.replica import Replica
-from rlperf.cost.speculation import draft_head, draft_memory, speculating
+from rlperf.cost.speculation import DRAFT_KERNELS, VERIFY_KERNELS, draft_head, draft_memory, speculating
 from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.drafting import drafting_of
@@ -98,6 +98,45 @@ def test_it_wins_where_few_requests_run_and_less_or_nothing_where_many_do() -> N
     assert gain("eagle3:7", 256, 500) < gain("eagle3:3", 256, 500)  # more drafts lose sooner
     poor = {"model": "MiMo-7B-RL", "device": "h20_sxm"}
     assert gain("mtp:3", 128, 1000, **poor) < 1.0 < gain("mtp:3", 1, 1000, **poor)
+
+
+def test_seven_drafts_are_slower_than_none_in_a_full_batch_where_three_still_pay() -> None:
+    """As published of RL rollouts: k = 3 1.5 to 2.0 times faster, k = 7 slower than none."""
+    for running in (192, 256, 512):
+        assert gain("eagle3:7", running, 500) < 0.95 < 1.0 < gain("eagle3:3", running, 500)
+    assert 1.5 < gain("eagle3:3", 16, 2000) < 2.0
+
+
+def with_engine(word: str, **changes: Any) -> tuple[EngineStepCost, EngineStepCost]:
+    """Cost of Qwen3-8B on one H100 without and with drafts, all of them accepted, by a vLLM that is set otherwise."""
+    wanted, engine = DraftSetting.parse(word), load_engine_calibration("vllm").model_copy(update=changes)
+    assert wanted is not None
+    named = load_architecture("Qwen3-8B"), load_hardware("h100_sxm"), engine, Layout.of()
+    cost, certain = engine_step_cost(*named), Yield((1.0,) * (wanted.most + 1), 0.0)
+    return cost, speculating(cost, Replica.of(*named), wanted, certain)
+
+
+def test_a_verification_beyond_the_largest_graph_is_issued_layer_by_layer() -> None:
+    """vLLM's graphs hold 512 tokens: 64 requests with 7 drafts, 65 no more; with larger ones nothing is issued."""
+    engine = load_engine_calibration("vllm")
+    held = engine.graph_buckets
+    slow = engine.overhead.model_copy(update={"uncaptured": 1e-3})
+    _, small = with_engine("ngram:7", overhead=slow)
+    _, large = with_engine("ngram:7", overhead=slow, graph_buckets=(*held, *range(576, 2048, 64)))
+    inside, outside = np.array([8.0, 64.0]), np.array([65.0, 96.0])
+    assert held[-1] == 512
+    assert small.decode_s(inside, 0.0) == pytest.approx(large.decode_s(inside, 0.0), rel=1e-9)
+    issued = 1e-3 * load_architecture("Qwen3-8B").layers
+    assert (small.decode_s(outside, 0.0) > issued).all() and (large.decode_s(outside, 0.0) < issued).all()
+
+
+def test_drafts_called_one_by_one_take_what_a_call_takes_the_host() -> None:
+    """Two layers' worth of calls a draft; beyond what the device does meanwhile every call counts."""
+    slow, slower = (with_engine("eagle3:3", eager_call=call)[1].decode_s(1.0, 0.0) for call in (50e-6, 80e-6))
+    calls = 12 * (3 * DRAFT_KERNELS + VERIFY_KERNELS)
+    assert float(slower - slow) == pytest.approx(calls * 30e-6, rel=1e-6)
+    fast, faster = (with_engine("eagle3:3", eager_call=call)[1].decode_s(512.0, 0.0) for call in (1e-6, 2e-6))
+    assert float(faster - fast) == pytest.approx(12 * VERIFY_KERNELS * 1e-6, rel=1e-6)  # drafts hide behind the device
 
 
 def test_a_range_is_as_fast_as_the_best_of_its_numbers_and_never_slower_than_none() -> None:
@@ -216,6 +255,16 @@ def test_a_logged_acceptance_goes_before_the_pooled_one() -> None:
     pooled, stated, trained = known.tokens(eagle), known.tokens(eagle, 0.5), known.tokens(eagle, trained=True)
     assert stated.tokens[1] == pytest.approx(1.5) and stated.spread == 0.0 < pooled.spread
     assert pooled.tokens[3] == pytest.approx(known.frozen.value * trained.tokens[3])
+
+
+def test_a_policy_that_moved_away_costs_deep_drafts_most() -> None:
+    """A lower acceptance compounds with depth; a head that accepts everything in vain still yields one token."""
+    known, eagle = load_speculation(), DraftSetting("eagle3", 8, 8)
+    left = np.array(known.tokens(eagle).tokens) / np.array(known.tokens(eagle, trained=True).tokens)
+    assert left[0] == 1.0 and (np.diff(left) < 0.0).all()
+    assert left[known.frozen.drafts] == pytest.approx(known.frozen.value)
+    useless = known.frozen.model_copy(update={"value": 0.01})
+    assert useless.first(0.8, 0.96) == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def _frozen(table: Table, name: str, day: str) -> FrozenHead:
     trained = next((value for method, value in tails.items() if value and "trained" in method), None)
     if not frozen or not trained:
         raise SpecError(f"{table.file}: no pair of rows '{TAIL}' with a frozen and with a trained head")
-    source = f"{name or table.file}: '{TAIL}' of MiMo-7B-RL, frozen over trained MTP; one pair"
+    source = f"{name or table.file}: '{TAIL}' of MiMo-7B-RL, frozen over trained MTP; one pair, 3 drafts presumed"
     return FrozenHead(value=frozen / trained, provenance=Provenance(source=source, date=day, n=1, low=0.85, high=1.1))
 
 

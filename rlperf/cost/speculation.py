@@ -27,7 +27,7 @@ from rlperf.specs.speculation_calibration import Yield
 MOST_RUNNING = 1024
 """Requests that run at once up to which costs are tabulated one by one; beyond, a request costs as much as there."""
 DRAFT_KERNELS, VERIFY_KERNELS = 2.0, 1.0
-"""Launches that drafts and rejection sampling make one by one, in layers' worth of kernels: a draft's layer with its
+"""Calls that drafts and rejection sampling make one by one, in layers' worth of kernels: a draft's layer with its
 projection, head, choice and metadata; softmax, comparison and gathering of what is verified. Counted by hand."""
 EAGLE_VOCAB = 32_000
 """Tokens that an EAGLE-3 head chooses from (SpecForge's configurations, and those of the published heads)."""
@@ -84,8 +84,8 @@ def speculating(
 
     .. math::
 
-        t(b, K) = \frac{1}{m_k} \Big( h + m_k h_r b + L((k + 1) b^*) + d_0 + d_s b + k b\, t_{head}
-            + K \sqrt{d_k^2 + ((k + 1)^2 - 1) c^2} + t_v + k\, t_{draft}(b, K) \Big)
+        t(b, K) = \frac{1}{m_k} \Big( h + m_k h_r b + L_v(b, k) + d_0 + d_s b + k b\, t_{head}
+            + K \sqrt{d_k^2 + ((k + 1)^2 - 1) c^2} + t_v + \sum_{i=1}^{k} t_i(b, K) \Big)
 
     Parameters
     ----------
@@ -95,10 +95,10 @@ def speculating(
 
     Notes
     -----
-    h_r: engine and clients handle every token of a request (detokenise, stop, stream), so it counts per token yielded.
-    c: FLOP of one query on one cached token at the rate of the prefill kernel (what a verification adds to attention
-    that reads the cache once); t_v launches of rejection sampling; t_draft one pass of the draft's layer and
-    head with its launches.
+    L_v: products of (k + 1) b tokens, see `_verification_s`. h_r: engine and clients handle every token of a request
+    (detokenise, stop, stream), so it counts per token yielded. c: FLOP of one query on one cached token at the rate of
+    the prefill kernel (what a verification adds to attention that reads the cache once); t_v calls of rejection
+    sampling; t_i the i-th pass of the draft's layer and head, see `_draft`.
     """
     tokens = yields.tokens
     running = np.arange(MOST_RUNNING + 1, dtype=np.float64)
@@ -106,19 +106,40 @@ def speculating(
     rows = np.array([16.0, 32.0]) * float(np.max(replica.pipeline))
     few, more = total_in_engine(head_operators(replica, rows), scale)
     head_s, pair_s = float(more - few) / float(rows[1] - rows[0]), _pair_s(replica, scale)
-    eager_s = replica.engine.kernels_per_layer * replica.hw.calibration.host.launch
-    draft_s, draft_key_s = _draft(draft_head(replica.arch, wanted.method), replica, padded, DRAFT_KERNELS * eager_s)
+    called = replica.engine.kernels_per_layer * call_s(replica)
+    head = draft_head(replica.arch, wanted.method)
+    next_s, draft_key_s = _draft(head, replica, padded, 1, DRAFT_KERNELS * called)
     plain = cost.linear(padded)
     added, keys = [np.zeros_like(running)], [np.full_like(running, cost.decode_per_kv_token_s)]
     for k in range(1, wanted.most + 1):
-        wider = cost.linear((k + 1) * padded) - plain
+        wider = _verification_s(cost, replica, running, k) - plain
         handled = (tokens[k] - 1.0) * max(cost.host_per_request_s - head_s, 0.0)
-        added.append(wider + running * (k * head_s + handled) + k * draft_s + VERIFY_KERNELS * eager_s)
+        drafts = _draft(head, replica, padded, k + 1, DRAFT_KERNELS * called)[0] + (k - 1) * next_s
+        added.append(wider + running * (k * head_s + handled) + drafts + VERIFY_KERNELS * called)
         keys.append(np.full_like(running, np.hypot(keys[0][0], np.sqrt(k * (k + 2.0)) * pair_s) + k * draft_key_s))
     table = Drafted(
         np.array(tokens), np.array(added), np.array(keys), np.zeros(len(running), dtype=np.int64), yields.spread
     )
     return replace(cost, drafted=_chosen(cost, table, wanted.fewest, running, typical_context))
+
+
+def call_s(replica: Replica) -> float:
+    """Seconds of one kernel that the host calls by itself: through Python where the engine says what that costs [s]."""
+    call = replica.engine.eager_call
+    return replica.hw.calibration.host.launch if call is None else call
+
+
+def _verification_s(cost: EngineStepCost, replica: Replica, running: FloatArray, k: int) -> FloatArray:
+    """Products of k + 1 tokens of every request; more of them than any CUDA graph holds are issued layer by layer [s].
+
+    vLLM's graphs are captured by tokens, so that drafts leave them at a (k + 1)-th of the requests (its configuration:
+    at most 512 tokens); SGLang captures verifications by requests, as it does decodes.
+    """
+    tokens, engine = (k + 1) * running, replica.engine
+    if not (engine.cuda_graphs and engine.captures_prompts and engine.graph_buckets):
+        return cost.linear((k + 1) * cost.padded(running))
+    issued = engine.overhead.uncaptured * replica.arch.layers
+    return np.maximum(cost.linear(cost.padded(tokens)), np.where(tokens > engine.graph_buckets[-1], issued, 0.0))
 
 
 def _chosen(cost: EngineStepCost, every: Drafted, fewest: int, running: FloatArray, context: float) -> Drafted:
@@ -138,22 +159,30 @@ def _pair_s(replica: Replica, scale: float) -> float:
     return scale * sheet / efficiency
 
 
-def _draft(head: DraftHead | None, replica: Replica, padded: FloatArray, pass_s: float) -> tuple[FloatArray, float]:
-    """Seconds of one draft by number of running requests, and per cached token [s]."""
+def _draft(
+    head: DraftHead | None, replica: Replica, padded: FloatArray, width: int, calls_s: float
+) -> tuple[FloatArray, float]:
+    """Seconds of one pass of the draft by number of running requests, and per cached token [s].
+
+    ``width`` tokens of every request enter: the first pass caches all that were verified, each further one its last
+    draft. Kernel by kernel a pass takes ``calls_s`` of the host, in which the device works: the longer of both counts.
+    """
     if head is None:
         return np.zeros_like(padded), 0.0
     small = replace(replica, arch=head.arch)
     scale, rows = replica.engine.overhead.kernel_scale, TOKEN_POINTS
     projection = gemm_operator(
-        small, "projection", 1.0, rows / small.attention_data, head.arch.hidden / small.attention_tensor,
+        small, "projection", 1.0, width * rows / small.attention_data, head.arch.hidden / small.attention_tensor,
         head.joined * head.arch.hidden, small.roles.projection,
     )  # fmt: skip
-    linear = total_in_engine([*token_operators(small, rows, rows), projection], scale)
+    linear = total_in_engine([*token_operators(small, width * rows, rows), projection], scale)
     share = float(np.max(small.pipeline * small.attention_data))
     near, far = (float(total_in_engine(decode_operators(small, 16.0 * share, keys), scale)) for keys in (1e5, 2e5))
     per_key = max(far - near, 0.0) / 1e5
-    at = np.interp(padded, rows, np.broadcast_to(linear, rows.shape))
-    return at + max(near - 1e5 * per_key, 0.0) + pass_s, per_key
+    device = np.interp(padded, rows, np.broadcast_to(linear, rows.shape)) + max(near - 1e5 * per_key, 0.0)
+    if replica.engine.eager_call is None:
+        return device + calls_s, per_key
+    return np.maximum(device, calls_s), per_key
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from rlperf.specs.profiles import find_profile
 from rlperf.specs.reader import read_document, validate
 from rlperf.specs.rl_calibration import Provenance
 from rlperf.specs.speculation import DraftSetting, Method, tokens_per_step
-from rlperf.units import PositiveFloat
+from rlperf.units import PositiveFloat, PositiveInt
 
 
 class AcceptanceFit(Frozen):
@@ -32,10 +32,30 @@ class AcceptanceFit(Frozen):
 
 
 class FrozenHead(Frozen):
-    """Tokens per engine_step of a head that is not trained with its policy, over those of one that is [1]."""
+    """What a head yields that is not trained with its policy.
+
+    Attributes
+    ----------
+    value : its tokens per engine_step over those of a head that is, at ``drafts`` drafts [1]
+    """
 
     value: PositiveFloat
+    drafts: PositiveInt = 3
     provenance: Provenance
+
+    def first(self, trained: float, falls: float) -> float:
+        r"""Acceptance of the first draft, where that of a trained head is ``trained`` [1].
+
+        A policy that has moved away lowers the acceptance of every draft, so that deep drafts lose most: a' solves
+        m(k; a', d) = v m(k; a, d), see `tokens_per_step`; 0 where even none accepted yields more.
+        """
+        wanted = self.value * tokens_per_step(trained, falls, self.drafts)
+        low, high = 0.0, trained
+        for _ in range(60):
+            middle = (low + high) / 2.0
+            below = tokens_per_step(middle, falls, self.drafts) < wanted
+            low, high = (middle, high) if below else (low, middle)
+        return high
 
 
 @dataclass(frozen=True)
@@ -83,10 +103,10 @@ class SpeculationCalibration(Frozen):
             )
         falls = fit.falls if fit else 1.0
         first = stated if stated is not None else fit.first if fit else 0.0
-        kept = 1.0 if stated is not None or trained else self.frozen.value
-        # a head that lags its policy yields a share of the tokens, and at least the model's own
-        mean = (max(kept * tokens_per_step(first, falls, drafts), 1.0) for drafts in range(1, wanted.most + 1))
-        return Yield((1.0, *mean), fit.spread if fit and stated is None else 0.0)
+        if stated is None and not trained:
+            first = self.frozen.first(first, falls)
+        mean = tuple(tokens_per_step(first, falls, drafts) for drafts in range(wanted.most + 1))
+        return Yield(mean, fit.spread if fit and stated is None else 0.0)
 
 
 def load_speculation() -> SpeculationCalibration:

@@ -107,6 +107,32 @@ def test_partial_rollouts_and_all_that_a_point_leaves_open_are_the_planners_too(
     assert (partial < whole).all()
 
 
+TRAINER = "pools.trainer.layout."
+
+
+@pytest.mark.parametrize(
+    ("changes", "grid"),
+    [
+        ({"nodes": 2}, {TRAINER_TP: [1, 2, 4], TRAINER + "pipeline_parallel": [1, 2, 4], TP: [1, 4]}),
+        (
+            {"nodes": 2, "architecture": "Qwen3-30B-A3B"},
+            {TRAINER + "pipeline_parallel": [1, 2], TRAINER + "expert_parallel": [1, 4, 8],
+             TRAINER + "context_parallel": [1, 2]},
+        ),
+        (
+            {"nodes": 4, "architecture": "Qwen3-32B", "framework": "verl==0.9.0",
+             "trainer_backends": ["fsdp2", "megatron"]},
+            {TRAINER_TP: [1, 2, 8], TP: [2, 8]},
+        ),
+    ],
+    ids=["stages", "experts", "backends"],
+)  # fmt: skip
+def test_points_leave_the_beaten_path_at_the_planners_price(changes: dict[str, Any], grid: dict[str, Any]) -> None:
+    """What a point pins is no departure of its own: needless is what lies beyond the least of that point."""
+    found = sweep_job(Sweep(job={**JOB, **changes}, grid=grid), workers=1)
+    assert_screened_alone(found, found.frame.to_dicts())
+
+
 def test_who_sees_images_and_who_does_not_share_no_lengths() -> None:
     tasks = [{**JOB["tasks"][0], "workload": "image"}]
     grid = {"architecture": ["Qwen2.5-7B", "Qwen2.5-VL-7B"], "tasks.math.images.share": [0.1, 0.9]}

@@ -37,12 +37,14 @@ class Best:
     Attributes
     ----------
     objective : value of the pair ``[combinations]``
+    priced : the same with the price of leaving the beaten path, by which the best is the best ``[combinations]``
     source, r, t : where it was found, and its columns ``[combinations]``
     reason : the check that the most successful pair failed: its `Reject` bit times 4 plus whose (`WHOSE`)
         ``[combinations]``
     """
 
     objective: FloatArray
+    priced: FloatArray
     source: IntArray
     r: IntArray
     t: IntArray
@@ -53,7 +55,8 @@ class Best:
     def empty(cls, count: int) -> Best:
         """Nothing found yet."""
         none = np.full(count, -1, dtype=np.int64)
-        return cls(np.full(count, np.inf), none.copy(), none.copy(), none.copy(), np.zeros(count, dtype=np.int64))
+        nothing = np.zeros(count, dtype=np.int64)
+        return cls(np.full(count, np.inf), np.full(count, np.inf), none.copy(), none.copy(), none.copy(), nothing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +154,7 @@ def _improve(best: Best, source: SplitColumns, wanted: Wanted) -> None:
     np.maximum(best.reason, first, out=best.reason)
     if not source.possible:
         return
+    source = source.apart(r_key, t_key)
     number = len(best.sources)
     best.sources.append(source)
     for r, t, combination in _blocks(source.rollout_left(r_key), source.trainer_left(t_key), r_key, t_key, wanted):
@@ -158,12 +162,14 @@ def _improve(best: Best, source: SplitColumns, wanted: Wanted) -> None:
         refused = found.flags != 0
         np.maximum.at(best.reason, combination[refused], 4 * _first(found.flags[refused]) + 2)
         left = np.flatnonzero(~refused)
-        order = left[np.lexsort((found.objective[left], combination[left]))]
+        priced = found.objective + found.price
+        order = left[np.lexsort((priced[left], combination[left]))]
         which, first = np.unique(combination[order], return_index=True)
         chosen = order[first]
-        better = found.objective[chosen] < best.objective[which]
+        better = priced[chosen] < best.priced[which]
         which, chosen = which[better], chosen[better]
-        best.objective[which], best.source[which] = found.objective[chosen], number
+        best.objective[which], best.priced[which] = found.objective[chosen], priced[chosen]
+        best.source[which] = number
         best.r[which], best.t[which] = r[chosen], t[chosen]
 
 

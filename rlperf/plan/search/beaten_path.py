@@ -58,14 +58,14 @@ def doublings(layout: Layout, parked: IntArray) -> FloatArray:
 
 
 def trainer_departures(
-    architecture: Architecture, layout: Layout, backend: IntArray, fits: BoolArray, *,
+    architecture: Architecture, layout: Layout, group: IntArray, fits: BoolArray, *,
     longest_tokens: int, microbatches: FloatArray, domain: int,
 ) -> IntArray:  # fmt: skip
     """Departures of trainer columns of one number of devices ``[columns]``.
 
     Parameters
     ----------
-    backend : index of the trainer's backend; ``fits``: the memory holds the column
+    group : columns that are compared, such as those of one backend; ``fits``: the memory holds the column
     microbatches : of an optimizer update on one rank
     domain : devices of a scale-up domain
     """
@@ -78,19 +78,34 @@ def trainer_departures(
         off = off + _beyond(layout.expert_parallel, domain)
     stages = layout.pipeline_parallel
     off = off + ((stages > 1) & (microbatches < stages))
-    least = np.ones(len(backend), dtype=np.int64)
-    for one in np.unique(backend):
-        here = backend == one
-        if (fits & here).any():
-            nearest = fits & here & (off == off[fits & here].min())
-            least[here] = stages[nearest].min()
+    nearest = fits & (off == _least(off, group, fits, off))
+    least = _least(stages, group, nearest, np.ones(len(group), dtype=np.int64))
     return np.asarray(off + _beyond(stages, least), dtype=np.int64)
 
 
-def rollout_departures(layout: Layout, fits: BoolArray, domain: int) -> IntArray:
-    """Departures of rollout columns of one number of devices: scale-up domains of a replica beyond what it needs."""
-    domains = -(-layout.tensor_parallel * layout.pipeline_parallel // domain)
-    return _beyond(domains, domains[fits].min(initial=domains.max(initial=1)))
+def rollout_departures(layout: Layout, fits: BoolArray, domain: int, group: IntArray | None = None) -> IntArray:
+    """Departures of rollout columns of one number of devices: scale-up domains of a replica beyond what it needs.
+
+    ``group``: columns that are compared; None: all
+    """
+    domains = np.asarray(-(-layout.tensor_parallel * layout.pipeline_parallel // domain))
+    together = np.zeros(len(domains), dtype=np.int64) if group is None else group
+    return _beyond(domains, _least(domains, together, fits, domains))
+
+
+def _least(values: IntArray, group: IntArray, fits: BoolArray, otherwise: IntArray) -> IntArray:
+    """The least of the values that fit in the group of each, ``otherwise`` where none does ``[columns]``.
+
+    >>> fits, ones = np.array([True, False, False]), np.ones(3, dtype=np.int64)
+    >>> _least(np.array([4, 2, 8]), np.array([0, 0, 7]), fits, ones).tolist()
+    [4, 4, 1]
+    """
+    names, index = np.unique(group, return_inverse=True)
+    nothing = np.iinfo(np.int64).max
+    least = np.full(len(names), nothing)
+    np.minimum.at(least, index[fits], values[fits])
+    found = least[index]
+    return np.asarray(np.where(found == nothing, otherwise, found))
 
 
 def _beyond(degree: IntArray | int, most: IntArray | int) -> IntArray:

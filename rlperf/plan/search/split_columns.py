@@ -6,7 +6,7 @@ for; both hear the same answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,14 +16,14 @@ from rlperf.cost.reject import Reject
 from rlperf.layout import BoolArray, FloatArray, IntArray, taken
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.objective import Usage, objective_of
-from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price
+from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price, rollout_departures
 from rlperf.plan.search.configuration import Configuration, configuration_of
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria, undominated
 from rlperf.plan.search.rollout_columns import RolloutColumns, awake_limits
 from rlperf.plan.search.rules import pair_rule_flags
 from rlperf.plan.search.scorer_columns import ScorerColumn
 from rlperf.plan.search.splits import Split
-from rlperf.plan.search.trainer_columns import TrainerColumns, peak_limits
+from rlperf.plan.search.trainer_columns import TrainerColumns, departures_of, peak_limits
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.scorers import Beside
@@ -95,6 +95,22 @@ class SplitColumns:
     def trainer_flags(self) -> IntArray:
         """What each trainer column falls to `Reject` ``[trainer columns]``."""
         return self.trainer.flags & ~self.forgiven
+
+    def apart(self, r_key: IntArray, t_key: IntArray) -> SplitColumns:
+        """The same where each key is a question of its own: nothing off the beaten path is told by another's columns.
+
+        What a point pins, its own columns all have; needless stages are those beyond the least among them.
+        """
+        engines, trainer = self.rollout, self.trainer
+        flat, domain = engines.layout.flat(), self.context.rollout_hardware.cluster.scale_up_domain
+        backends = len(self.context.trainers)
+        group = (t_key + 1) * backends + trainer.backend
+        off = departures_of(self.context, self.architecture, self.demand, trainer, group)
+        return replace(
+            self,
+            rollout=replace(engines, departures=rollout_departures(flat, engines.flags == 0, domain, r_key)),
+            trainer=replace(trainer, departures=off),
+        )
 
     @property
     def possible(self) -> bool:

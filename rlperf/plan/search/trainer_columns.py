@@ -179,18 +179,24 @@ def trainer_columns_of(
     for index, trainer in enumerate(context.trainers):
         timed = np.flatnonzero(wanted & (found.backend == index) & ((found.flags == 0) | lenient))
         found = _timed(context, trainer, architecture, demand, found, timed)
-    work = _microbatches(context, demand, found)
     columns: dict[int, TrainerColumns] = {}
     for devices, cut in grid.cuts.items():
         rows = np.arange(cut.start, cut.stop)
         kept = rows[wanted[rows]]
         some = replace(found.take(kept), dropped=grid.dropped[devices])
-        off = trainer_departures(
-            architecture, some.layout, some.backend, (some.flags & UNFIT) == 0, microbatches=work[kept],
-            longest_tokens=demand.batch.longest_tokens, domain=context.cluster.scale_up_domain,
-        )  # fmt: skip
-        columns[devices] = replace(some, departures=off)
+        columns[devices] = replace(some, departures=departures_of(context, architecture, demand, some, some.backend))
     return columns
+
+
+def departures_of(
+    context: Context, architecture: Architecture, demand: Demand, columns: TrainerColumns, group: IntArray
+) -> IntArray:
+    """How far columns of one number of devices lie off the beaten path, compared within a ``group`` ``[columns]``."""
+    return trainer_departures(
+        architecture, columns.layout, group, (columns.flags & UNFIT) == 0,
+        microbatches=_microbatches(context, demand, columns), longest_tokens=demand.batch.longest_tokens,
+        domain=context.cluster.scale_up_domain,
+    )  # fmt: skip
 
 
 def _microbatches(context: Context, demand: Demand, columns: TrainerColumns) -> FloatArray:

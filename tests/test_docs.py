@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,10 +28,29 @@ from rlperf.calibrate.validate import PredictedFigure, Report
 from rlperf.cli import main as cli
 from rlperf.cost.basis import serving_basis
 from rlperf.errors import InfeasibleError, RlperfError
+from rlperf.frameworks.audit import Compared
+from rlperf.frameworks.findings import Finding
+from rlperf.frameworks.verdict import Verdict
+from rlperf.plan.answer.plan import (
+    DefaultsComparison,
+    MemoryUse,
+    ParetoPoint,
+    Phase,
+    Plan,
+    PredictedNumbers,
+    PredictReport,
+    RunnerUp,
+    RunTotals,
+    ScorerUse,
+    Sensitivity,
+)
+from rlperf.plan.size import Floor, SizeRow, Sizing
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.hf_families import FAMILIES, REFUSED
+from rlperf.specs.job import Horizon, Job, Limits, Objective, Task, WholeRun
 from rlperf.specs.profiles import architecture_names, load_architecture, profile_names
+from rlperf.specs.scorer import Scorer
 from rlperf.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -136,18 +155,35 @@ def test_the_readme_s_job_and_python_run(alone: Path) -> None:
                 exec(compile(block.text, "README", "exec"), names)
 
 
-def test_the_readme_names_commands_and_options_that_exist() -> None:
-    lines = [
-        line for block in blocks((ROOT / "README.md").read_text()) if block.language == "sh"
-        for line in block.text.splitlines() if line.startswith("rlperf ")
-    ]  # fmt: skip
-    for line in lines:
-        words = shlex.split(line, comments=True)
-        if words[1].startswith("-"):
-            continue
-        text = help_text(words[1])
-        for option in (word for word in words[2:] if word.startswith("--")):
-            assert option in text, line
+COMMAND = re.compile(r"^(?: {4})?(rlperf .*)$|`(rlperf [^`]+)`|; do (rlperf [^|;]+)", re.MULTILINE)
+PAGES = [
+    *sorted(DOCS.rglob("*.md")),
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted(ROOT.glob("studies/*/README.md")),
+]
+
+
+def test_pages_name_commands_and_options_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks, in indented lines and in the text: the command, its subcommand, every option."""
+    monkeypatch.setenv("COLUMNS", "200")
+    helps: dict[tuple[str, ...], str] = {}
+    asked = 0
+    for page in PAGES:
+        for found in COMMAND.finditer(page.read_text().replace("\\\n", " ")):
+            line = " ".join((found[1] or found[2] or found[3]).split()).partition(" #")[0].partition(" |")[0]
+            words = [word.rstrip(",.:)") for word in shlex.split(line)]
+            if len(words) < 2 or words[1].startswith("-"):
+                continue
+            assert words[1] in cli.COMMANDS, f"{page.name}: {line}"
+            name = tuple(words[1:3] if words[1] in ("profiles", "workload", "calibrate") else words[1:2])
+            if name not in helps:
+                helps[name] = help_text(*name)
+            assert helps[name], f"{page.name}: {line}"
+            for option in (word.partition("=")[0] for word in words[2:] if word.startswith("--")):
+                assert re.search(rf"(?<![\w-]){option}\b", helps[name]), f"{page.name}: {line}"
+            asked += 1
+    assert asked > 100
 
 
 @pytest.mark.parametrize("name", [*cli.COMMANDS])
@@ -316,6 +352,22 @@ def test_the_support_matrix_names_every_device_and_family_and_refusal() -> None:
     assert {*profile_names("devices"), *families, *FAMILIES, *REFUSED} <= words
     profiles = (DOCS / "reference" / "profiles.md").read_text()
     assert set(FAMILIES) <= set(re.findall(r"`([\w.-]+)`", profiles))
+
+
+STABLE = (
+    *(Job, Task, Objective, Limits, Horizon, WholeRun, Scorer),
+    *(Plan, Phase, PredictReport, PredictedNumbers, RunnerUp, Sensitivity, ParetoPoint, RunTotals),
+    *(DefaultsComparison, ScorerUse, MemoryUse, Finding, Compared, Verdict, SizeRow, Sizing, Floor, Report),
+    PredictedFigure,
+)
+"""What ``--json`` prints and files state, by field."""
+
+
+@pytest.mark.parametrize("kind", STABLE, ids=lambda kind: kind.__name__)
+def test_stable_interfaces_name_every_field(kind: Any) -> None:
+    said = set(re.findall(r"\w+", (DOCS / "interfaces.md").read_text()))
+    names = set(getattr(kind, "model_fields", None) or {each.name for each in fields(kind)})
+    assert names <= said, f"docs/interfaces.md: {kind.__name__}"
 
 
 def test_every_room_is_listed() -> None:

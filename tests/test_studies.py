@@ -84,8 +84,9 @@ def test_configurations_predict_the_same_after_a_round_trip(measured_data: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["areal", "nemo_rl", "openrlhf", "slime", "trl", "verl"])
 def test_exported_plans_predict_what_was_planned(framework: str) -> None:
-    found = [each for each in load("round_trip").plans(framework, 50) if not each.refused]
-    assert len(found) == 50
+    """Some of what ``python -m studies.round_trip.run FOLDER`` goes through: 50 jobs for each framework."""
+    found = [each for each in load("round_trip").plans(framework, 5) if not each.refused]
+    assert len(found) == 5
     assert [each for each in found if not each.same] == []
 
 

@@ -88,7 +88,7 @@ def test_attention_data_parallel_copies_attention_and_splits_requests() -> None:
     copies = Replica.of(
         arch, H200, VLLM, Layout.of(tensor_parallel=8, expert_parallel=8, attention_data_parallel=8), "fp8"
     )
-    assert float(copies.heads) == 128.0 and float(tensor.heads) == 16.0
+    assert float(copies.heads(arch)) == 128.0 and float(tensor.heads(arch)) == 16.0
     many = 1024.0
     kv = many * 16384.0
     assert float(total(decode_operators(copies, many, kv))) < float(total(decode_operators(tensor, many, kv)))

@@ -55,7 +55,7 @@ def handover_words(handovers: HandoverCost) -> str:
 
 
 def _bound_words(plan: Plan, unit: str) -> str:
-    """What nothing that was judged falls below, where simplicity made the plan take more."""
+    """What nothing that was judged falls below, where the beaten path made the plan take more."""
     more = plan.objective / plan.bound - 1.0 if plan.bound > 0.0 else 0.0
     if more < 5e-4:
         return ", the least of all that was judged"

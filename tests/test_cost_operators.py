@@ -388,7 +388,7 @@ def test_the_busiest_of_many_devices_makes_the_others_wait() -> None:
 def test_steps_and_scans_of_linear_attention_by_hand() -> None:
     """A step moves its states twice at the fitted share; a scan waits chunk by chunk however few heads there are."""
     hw = load_hardware("h100_sxm")
-    step, scan = (scan_fit(hw, "gdn", phase, "sglang") for phase in ("generation", "context"))
+    step, scan = (scan_fit(hw, "gated_delta", phase, "sglang") for phase in ("generation", "context"))
     assert step is not None and scan is not None and step.kernel == scan.kernel == "sglang"
     state = 4.0 * 64 * 128 * 128
     seconds = step_with(hw.device, step, np.array([0.0, 256.0]), state)
@@ -399,7 +399,7 @@ def test_steps_and_scans_of_linear_attention_by_hand() -> None:
     assert few == pytest.approx(scan.fixed + 16384.0 * scan.per_step, rel=0.05)
     assert more > 3.0 * few
     # no table is of H200: its relative's kernels, said so; an engine without its own takes another's
-    lent = scan_fit(load_hardware("h200_sxm"), "gdn", "context", "sglang")
+    lent = scan_fit(load_hardware("h200_sxm"), "gated_delta", "context", "sglang")
     assert lent is not None and lent.timed_on == "h100_sxm"
-    assert scan_fit(hw, "gdn", "context", "fastertransformer") is not None
-    assert scan_fit(load_hardware("mi355x"), "gdn", "context", "sglang") is None
+    assert scan_fit(hw, "gated_delta", "context", "fastertransformer") is not None
+    assert scan_fit(load_hardware("mi355x"), "gated_delta", "context", "sglang") is None

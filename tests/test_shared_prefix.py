@@ -137,7 +137,7 @@ def test_published_gains(prompt: int) -> None:
 
     Batch (8 prompts) and response (1,536 tokens) are unpublished and told from the absolute seconds without grouping;
     what grouping itself costs from the row at 4k. That at 8k is held out. What is neither scoring nor training is
-    taken as it was measured. The constants of verl's trainer come from other runs: they give the absolute seconds to 11 %.
+    taken as it was measured. The trainer's constants are of other runs: absolute seconds to 11 %.
     """
     plain, shared = judged(prompt, 1536, False), judged(prompt, 1536, True)
     (score, update, step), (_, _, faster) = PUBLISHED[prompt]

@@ -203,8 +203,11 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
         if samples / (run.rollout.data_parallel or 1) > cache.requests:
             key = key_of(imported, ref("rollout.memory_fraction"))
             message = f"{running} requests may run at once, but the KV cache holds {cache.requests:.0f} of mean length"
-            advice = "expect preemption: raise it, or tensor parallel, or run fewer at once"
-            found.append(Finding("warning", key, message, advice, "never", imported.where(key), rule="kv_starvation"))
+            # an engine's own bound that no key of the framework changes: what its preemptions cost is predicted
+            settable = key_of(imported, ref("rollout.max_running")) != str(ref("rollout.max_running"))
+            level: Severity = "warning" if settable else "hint"
+            advice = "expect preemption: raise it, or tensor parallel" + (", or run fewer at once" if settable else "")
+            found.append(Finding(level, key, message, advice, "never", imported.where(key), rule="kv_starvation"))
     if imported.adapter.name == "verl" and run.batch.context_tokens is None:
         key = key_of(imported, ref("batch.context_tokens"))
         message = "left at the model's maximum: requests may grow past prompt + response, and graphs are sized for it"

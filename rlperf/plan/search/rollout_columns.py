@@ -22,6 +22,8 @@ from rlperf.specs.pool import PoolSpec
 
 MEMORY_FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9)
 MAX_RUNNING = (64, 256, 1024)
+FEWEST = 8
+"""Requests at once: engines count in eights."""
 HALF_GROWN = 2.0
 """Requests in flight for each that the cache holds at its mean final length: on average they are half grown."""
 IMPOSSIBLE = int(Reject.DEVICES | Reject.HEADS | Reject.LAYERS | Reject.EXPERTS)
@@ -113,9 +115,9 @@ def _columns(
     rows = shapes.take(e)
     memory = replica_memory(context.site, architecture, settings, rows, f, m)
     if pool.settings.max_running is None:
-        # more slots than the cache has room for only preempt, and an audit says so; engines count in eights
+        # more slots than the cache has room for only preempt, and an audit says so
         room = np.floor(HALF_GROWN * np.maximum(memory.kv_tokens, 0.0) / demand.moments.mean).astype(np.int64)
-        m = np.minimum(m, np.maximum(room // 8 * 8, MAX_RUNNING[0]))
+        m = np.minimum(m, np.maximum(room // FEWEST * FEWEST, FEWEST))
         memory = replica_memory(context.site, architecture, settings, rows, f, m)
     why = flags[keep][e] | np.where(memory.kv_tokens < demand.batch.longest_tokens, int(Reject.KV), 0)
     why |= np.where(memory.cache_bytes > 0, 0, int(Reject.MEMORY))

@@ -63,7 +63,12 @@ RESULTS = (
     Column("tokens_per_s_per_device", "float", "tokens/s", "trained tokens per second and device"),
     Column("trained_tokens", "float", "tokens", "prompt and response tokens trained per rl_step"),
     Column("truncated_fraction", "float", "1", "responses cut at the maximum length"),
-    Column("objective_value", "float", "s, USD or device-s per 1e6 tokens", "what the job minimises, without the price of the beaten path"),
+    Column(
+        "objective_value",
+        "float",
+        "s, USD or device-s per 1e6 tokens",
+        "what the job minimises, without the price of the beaten path",
+    ),
     Column("bottleneck", "text", "", "the stage with the most seconds"),
     Column("mode", "text", "", "execution mode"),
     Column("devices", "int", "1", "devices of all pools"),

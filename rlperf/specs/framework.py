@@ -154,6 +154,7 @@ class FrameworkFacts(Frozen):
     old_log_prob_pass: str = Field(description="always, never, or when there are several optimizer steps per batch")
     overlaps: tuple[str, ...] = Field((), description="stages that run beside each other, in words")
     states_stages: bool = Field(False, description="layers of the first and last pipeline stage can be stated")
+    states_scoring: bool = Field(False, description="tokens of a scoring microbatch have a key of their own")
     runs: tuple[PoolSpec, ...] = Field((), description="settings that it has no key for, as it runs them")
     unknown_keys: Literal["error", "ignored", "kept"] = "error"
     metrics: dict[str, str] = Field({}, description="metric of its log -> column of `StepLog`")

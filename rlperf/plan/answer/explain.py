@@ -91,10 +91,12 @@ def differences(chosen: Configuration, other: Configuration) -> list[str]:
         if pool.role in ("reference", "critic"):
             continue
         rival = other.pool(pool.role)
+        budgets = (pool.settings.token_budget, rival.settings.token_budget)
         for mine, its in ((pool.layout, rival.layout), (pool.settings, rival.settings)):
             for name, theirs in its.model_dump().items():
                 ours = getattr(mine, name)
-                if ours != theirs and name not in ("data_parallel", "sequence_parallel", "scoring_token_budget"):
+                follows = name == "scoring_token_budget" and (ours, theirs) == budgets
+                if ours != theirs and name not in ("data_parallel", "sequence_parallel") and not follows:
                     found.append(f"{pool.role} {name} {theirs} instead of {ours}")
         if pool.devices != rival.devices:
             found.append(f"{pool.role} on {rival.devices} instead of {pool.devices} devices")

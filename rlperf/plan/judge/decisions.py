@@ -16,6 +16,7 @@ import numpy as np
 from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.scoring_budget import scored_apart
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price
@@ -205,7 +206,10 @@ def _evaluations(
     judge: Judge, demands: tuple[Demand, ...], finalists: list[Configuration], facts: FrameworkFacts | None,
     tell: Report,
 ) -> tuple[Evaluation, ...]:  # fmt: skip
-    """The finalists judged on one group of rl_steps; uneven pipeline stages, where a framework states them, behind."""
+    """The finalists judged on one group of rl_steps.
+
+    Behind them uneven pipeline stages and scoring budgets of their own, where a framework states them.
+    """
     of_batch = {demand.batch: demand for demand in demands}
     found = []
     for number, configuration in enumerate(c for c in finalists if c.batch in of_batch):
@@ -214,6 +218,9 @@ def _evaluations(
     if facts is not None and facts.states_stages:
         better = [judge.staged(evaluation) for evaluation in found]
         found += [judge.evaluate(of_batch[c.batch], c) for c in better if c is not None]
+    if facts is not None and facts.states_scoring:
+        larger = [scored_apart(judge, evaluation) for evaluation in found]
+        found += [judge.evaluate(of_batch[c.batch], c) for c in larger if c is not None]
     return tuple(found)
 
 

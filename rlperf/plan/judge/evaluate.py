@@ -28,7 +28,13 @@ from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.stage_seconds import stage_seconds
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
-from rlperf.sim.rl_step.trainer_stage import CutLengths, TrainerStage, TrainerWork, simulated_training
+from rlperf.sim.rl_step.trainer_stage import (
+    CutLengths,
+    TrainerStage,
+    TrainerWork,
+    simulated_scoring,
+    simulated_training,
+)
 from rlperf.sim.rl_step.uncertainty import StageSigmas, drafted_sigma, interval, stage_sigmas, unmeasured_sigma
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.rollout import RolloutResult
@@ -238,6 +244,25 @@ class Judge:
         )
         stages, count = int(layout.pipeline_parallel[0]), int(np.ravel(batches.count)[0])
         return stated_ends(profile, self.task.architecture.layers, stages, count, settings)
+
+    def scoring_s(self, evaluation: Evaluation, other: Configuration) -> float:
+        """Mean seconds of scoring under another configuration of the same trainer [s]."""
+        pool, stack = other.pool("trainer"), evaluation.stack
+        seconds = simulated_scoring(
+            self.context.site, stack, self.task.architecture, evaluation.demand, evaluation.trainer.layout.take([0]),
+            pool.settings.filled(), pool.settings.token_budget, self._lengths,
+        )  # fmt: skip
+        return float(seconds.mean())
+
+    def peak(self, evaluation: Evaluation, other: Configuration) -> float:
+        """Peak of the trainer under another configuration of the same trainer [bytes]."""
+        settings, layout = other.pool("trainer").settings, evaluation.trainer.layout.take([0])
+        budget, parked = np.array([settings.token_budget or 0]), evaluation.trainer.parked[:1]
+        held = trainer_bytes(
+            self.context.site, evaluation.stack, self.task.architecture, evaluation.demand, layout, settings.filled(),
+            budget, parked,
+        )  # fmt: skip
+        return float(held.peak[0])
 
     def staged(self, evaluation: Evaluation) -> Configuration | None:
         """The same configuration with its best first and last pipeline stage stated, where that is worth it."""

@@ -281,26 +281,19 @@ def trainer_work(
     """Seconds of one update of ``batches`` and of one scoring pass over ``scored``, in the framework."""
     stack = with_optimizer(stack, architecture, settings)
     framework, hardware = stack.framework, site.hardware
-    skew, patches = routing_skew(framework, layout), demand.patches(architecture)
-    options = UpdateOptions(settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss)
-    seen = TowerWork(demand.images_per_token * batches.tokens, patches, settings.freeze_vision)
-    read = TowerWork(demand.images_per_token * scored.tokens, patches)
+    options = _options(stack, layout, settings)
+    seen = TowerWork(demand.images_per_token * batches.tokens, demand.patches(architecture), settings.freeze_vision)
     update = _update(site, stack, architecture, demand.batch.updates, layout, batches, options, seen)
     if settings.optimizer == "muon":
         orthogonal = muon_s(architecture, hardware, stack.calibration, layout)
         update = replace(update, optimizer_s=update.optimizer_s + orthogonal)
-    one = scoring_pass(architecture, hardware, stack.calibration, layout, scored, options, tower=read)
-    passes = stack.scoring_passes(site.roles, demand.batch.updates, site.old_policy)
-    reference = 1.0 / passes if passes and "reference" in site.roles else 0.0
+    one, passes, pass_s = _scored(site, stack, architecture, demand, layout, settings, scored)
     draft = 1.0 + (training_share(architecture, site.trained_draft) if site.trained_draft else 0.0)
     update_s = training_in_framework_s(framework, architecture, layout, batches, draft * update.total_s)
-    pass_s = scoring_in_framework_s(framework, architecture, layout, scored, one.total_s, reference=reference)
     if settings.router_replay != "none":
         update_s = update_s + replayed_s(site, architecture, layout, batches)
-        pass_s = pass_s + replayed_s(site, architecture, layout, scored)
     if settings.shared_prefix and demand.batch.group_size > 1:
         update_s = update_s + shared_prefix_s(framework.training.prefix_update, architecture, layout, batches)
-        pass_s = pass_s + shared_prefix_s(framework.training.prefix_pass, architecture, layout, scored)
     return TrainerWork(
         update=update,
         scoring=one,
@@ -310,6 +303,29 @@ def trainer_work(
         batches=batches,
         scored=scored,
     )
+
+
+def _options(stack: TrainerStack, layout: Layout, settings: Settings) -> UpdateOptions:
+    skew = routing_skew(stack.framework, layout)
+    return UpdateOptions(settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss)
+
+
+def _scored(
+    site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
+    settings: Settings, scored: Microbatches,
+) -> tuple[TrainingCost, int, FloatArray]:  # fmt: skip
+    """One scoring pass by part, how many an rl_step has, and its seconds in the framework."""
+    framework, options = stack.framework, _options(stack, layout, settings)
+    read = TowerWork(demand.images_per_token * scored.tokens, demand.patches(architecture))
+    one = scoring_pass(architecture, site.hardware, stack.calibration, layout, scored, options, tower=read)
+    passes = stack.scoring_passes(site.roles, demand.batch.updates, site.old_policy)
+    reference = 1.0 / passes if passes and "reference" in site.roles else 0.0
+    pass_s = scoring_in_framework_s(framework, architecture, layout, scored, one.total_s, reference=reference)
+    if settings.router_replay != "none":
+        pass_s = pass_s + replayed_s(site, architecture, layout, scored)
+    if settings.shared_prefix and demand.batch.group_size > 1:
+        pass_s = pass_s + shared_prefix_s(framework.training.prefix_pass, architecture, layout, scored)
+    return one, passes, pass_s
 
 
 def with_optimizer(stack: TrainerStack, architecture: Architecture, settings: Settings) -> TrainerStack:
@@ -365,3 +381,14 @@ def simulated_training(
     count, updates = len(demand.tables), demand.batch.updates
     training = work.update_s.reshape(count, updates).sum(axis=1) * site.networks
     return training, np.broadcast_to(work.pass_s, (count,)) * work.passes, work
+
+
+def simulated_scoring(
+    site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
+    settings: Settings, budget: int | None, known: CutLengths,
+) -> FloatArray:  # fmt: skip
+    """Events: seconds of scoring alone, as `simulated_training` has them [s] ``[replicates]``."""
+    stack = with_optimizer(stack, architecture, settings)
+    scored = known.of(trainer_cuts(stack, demand, layout, settings, np.asarray([budget or 0]))[1], demand)
+    _, passes, pass_s = _scored(site, stack, architecture, demand, layout, settings, scored)
+    return np.broadcast_to(pass_s, (len(demand.tables),)) * passes

@@ -1,0 +1,37 @@
+"""Scoring in larger microbatches than training: a forward pass keeps no activations, so memory may hold more tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.search.configuration import Configuration
+from rlperf.plan.search.trainer_columns import peak_limit
+from rlperf.sim.rl_step.trainer_stage import cut_by_budget
+from rlperf.specs.modes import MODES
+
+TIMES = (2, 4)
+"""Scoring budgets that are tried, over the training budget."""
+WORTH = 0.005
+"""Share of the rl_step that a larger scoring budget must save: as much as a doubling elsewhere."""
+
+
+def scored_apart(judge: Judge, evaluation: Evaluation) -> Configuration | None:
+    """The configuration with a scoring budget of its own, or None where no larger one fits and is worth it."""
+    configuration, context, stack = evaluation.configuration, judge.context, evaluation.stack
+    settings, least = configuration.pool("trainer").settings, WORTH * evaluation.rl_step_s
+    stated = context.job.pool("trainer").settings.scoring_token_budget is not None
+    if stated or settings.token_budget is None or not cut_by_budget(settings.filled(), stack.framework):
+        return None
+    now = float(evaluation.trainer.scoring_s.mean())
+    if now < least or float(np.max(evaluation.work.scored.count)) <= 1.0:
+        return None
+    asleep = float(evaluation.memory.asleep_bytes[0]) if MODES[configuration.mode].shares_devices else 0.0
+    room, found = peak_limit(context, stack) - asleep, None
+    for times in TIMES:
+        larger = configuration.with_trainer(scoring_token_budget=times * settings.token_budget)
+        if judge.peak(evaluation, larger) > room:
+            break
+        if now - (seconds := judge.scoring_s(evaluation, larger)) >= least:
+            now, found = seconds, larger
+    return found

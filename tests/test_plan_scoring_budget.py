@@ -1,0 +1,98 @@
+"""Scoring budgets of their own: where memory holds them and they save enough, in the framework's own key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlperf.api import ask, plan_job
+from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.registry import FRAMEWORKS
+from rlperf.plan.answer.explain import differences
+from rlperf.plan.answer.plan import Plan
+from rlperf.plan.judge import scoring_budget
+from rlperf.plan.judge.decisions import Decision, decide
+from rlperf.plan.search.trainer_columns import peak_limit
+from rlperf.specs.job import Job
+from rlperf.specs.pool import SettingsValues
+from studies.round_trip.run import plan_trip
+
+TASK = {
+    "name": "math", "workload": "math", "prompts_per_step": 128, "group_size": 8, "max_prompt_tokens": 1024,
+    "max_response_tokens": 4096,
+}  # fmt: skip
+
+
+def job(framework: str = "openrlhf", **changes: Any) -> Job:
+    base: dict[str, Any] = {"architecture": "Qwen2.5-7B", "cluster": "dgx_a100", "nodes": 1, "tasks": [TASK]}
+    return Job.model_validate({**base, "framework": framework, **changes})
+
+
+def trainer(plan: Plan) -> SettingsValues:
+    return plan.phases[0].pool("trainer").settings
+
+
+def decision(asked: Job) -> Decision:
+    question = ask(asked)
+    return decide(question.context, question.facts, lambda _done, _text: None)[0]
+
+
+def test_scoring_takes_larger_microbatches_where_that_is_worth_it() -> None:
+    plan = plan_job(job())
+    settings = trainer(plan)
+    assert settings.token_budget is not None and settings.scoring_token_budget == 2 * settings.token_budget
+    alike = [{"role": "trainer", "settings": {"scoring_token_budget": settings.token_budget}}]
+    kept = plan_job(job(pools=alike))
+    assert trainer(kept).scoring_token_budget == settings.token_budget
+    saved = kept.objective / plan.objective - 1.0
+    assert scoring_budget.WORTH * 0.9 < saved < 0.05
+    assert plan.phases[0].predicted.stages_s.scoring < kept.phases[0].predicted.stages_s.scoring
+
+
+def test_what_the_job_states_stays() -> None:
+    stated = [{"role": "trainer", "settings": {"scoring_token_budget": 6000}}]
+    assert trainer(plan_job(job(pools=stated))).scoring_token_budget == 6000
+
+
+def test_memory_bounds_the_scoring_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every judged candidate keeps its risk; with budgets without end some would not."""
+    monkeypatch.setattr(scoring_budget, "WORTH", 1e-6)
+    monkeypatch.setattr(scoring_budget, "TIMES", (2, 4, 8, 16, 32, 64, 128))
+    asked = job("verl", architecture="Qwen3-8B", cluster="dgx_h100")
+    context, found = ask(asked).context, decision(asked)
+    budgets = []
+    for each in found.evaluations:
+        settings = each.configuration.pool("trainer").settings
+        assert settings.token_budget is not None and settings.scoring_token_budget is not None
+        budgets.append(settings.scoring_token_budget // settings.token_budget)
+        beside = float(each.memory.asleep_bytes[0])
+        assert float(each.held.peak.max()) + beside <= peak_limit(context, each.stack) * (1 + 1e-9)
+    assert 1 < max(budgets) < 128
+
+
+def test_a_budget_of_its_own_is_named_and_one_that_follows_is_not() -> None:
+    evaluations = decision(job()).evaluations
+    own = next(e.configuration for e in evaluations if _times(e.configuration.pool("trainer").settings) > 1)
+    budget = own.pool("trainer").settings.token_budget
+    assert budget is not None
+    same = own.with_trainer(scoring_token_budget=budget)
+    assert differences(own, same) == [f"trainer scoring_token_budget {budget} instead of {2 * budget}"]
+    larger = same.with_trainer(token_budget=2 * budget, scoring_token_budget=2 * budget)
+    assert differences(same, larger) == [f"trainer token_budget {2 * budget} instead of {budget}"]
+
+
+def _times(settings: SettingsValues) -> int:
+    assert settings.token_budget and settings.scoring_token_budget
+    return settings.scoring_token_budget // settings.token_budget
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_files_say_a_scoring_budget_of_its_own(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the framework has a key; elsewhere scoring takes the budget of training."""
+    monkeypatch.setattr(scoring_budget, "WORTH", 1e-6)
+    asked = job(framework, cluster="dgx_h100", engine="sglang" if framework == "slime" else "vllm")
+    apart = _times(trainer(plan_job(asked))) > 1
+    assert apart == framework_facts(framework).states_scoring
+    found = plan_trip(asked)
+    assert found.same, (found.refused, found.excess, found.lost, found.findings)

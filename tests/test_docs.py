@@ -372,7 +372,7 @@ def test_stable_interfaces_name_every_field(kind: Any) -> None:
 
 def test_every_room_is_listed() -> None:
     """Packages of rlperf, and the parts of those that have parts, stand in the table of rooms."""
-    page = (DOCS / "contributing.md").read_text().partition("## Rooms")[2].partition("\n## ")[0]
+    page = (DOCS / "theory" / "road.md").read_text().partition("## Rooms")[2].partition("\n## ")[0]
     listed = dict(re.findall(r"^\| `rlperf/(\w+)` \| (.+) \|$", page, re.MULTILINE))
     inside = sorted(path.parent.relative_to(ROOT / "rlperf").parts for path in (ROOT / "rlperf").rglob("__init__.py"))
     packages = [parts for parts in inside if parts]

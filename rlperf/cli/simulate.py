@@ -29,7 +29,9 @@ def simulate(
     """Simulate one rollout of a job event by event; write a trace for Perfetto and a figure.
 
     Of asynchronous modes the steady state too: its period, staleness and queue. What the job leaves open is filled in
-    as by `rlperf predict`. Example: rlperf simulate job.yaml --out rollout
+    as by `rlperf predict`.
+
+    Example: rlperf simulate job.yaml --out rollout
     """
     from rlperf.report.rollout import perfetto_trace, rollout_figure
     from rlperf.specs.writer import write_atomic

@@ -59,16 +59,17 @@ def audit_config(
     if architecture is not None:
         imported = replace(imported, run=replace(imported.run, architecture=architecture))
     facts = framework_facts(imported.adapter.name, imported.target.version)
+    steps, ended = load_log(log)
     with TemporaryDirectory(prefix="rlperf-") as scratch:
         if rollouts is not None:
             cap = imported.run.batch.max_response_tokens or 1 << 40
             table = read_dump([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
             workload = str(write_workload(table, Path(scratch) / "lengths.json"))
-        found = audit(imported, cluster=cluster, workload=workload, log=load_log(log), facts=facts, plan=plan)
+        found = audit(imported, cluster=cluster, workload=workload, log=steps, facts=facts, plan=plan)
     named = [name for name in (cluster, architecture, workload) if name is not None]
     if wrong := [problem for problem in found.unresolved if any(name in str(problem) for name in named)]:
         raise SpecError(wrong)
-    return found
+    return replace(found, ended=ended)
 
 
 def export_plan(plan: Plan | Path | str, out: Path | str, *, framework: str | None = None) -> tuple[Path, ...]:

@@ -180,9 +180,21 @@ def human_seconds(value: float) -> str:
 
 
 def human_risk(probability: float) -> str:
-    """A small probability for people.
+    """A probability for people; what is all but impossible or certain has no digits.
 
-    >>> human_risk(1e-9), human_risk(0.0042), human_risk(0.37)
-    ('below 0.01 %', '0.42 %', '37 %')
+    >>> human_risk(1e-9), human_risk(0.0042), human_risk(0.37), human_risk(1.0)
+    ('below 0.01 %', '0.42 %', '37 %', 'above 99 %')
     """
+    if probability > 0.99:
+        return "above 99 %"
     return "below 0.01 %" if probability < 1e-4 else f"{100 * probability:.2g} %"
+
+
+def with_probability(probability: float) -> str:
+    """The same in a sentence.
+
+    >>> with_probability(1.0), with_probability(0.37)
+    ('with a probability above 99 %', 'with a probability of 37 %')
+    """
+    said = human_risk(probability)
+    return f"with a probability {said}" if said[0] in "ab" else f"with a probability of {said}"

@@ -82,5 +82,6 @@ def _plain(found: Audit, passes: bool | None) -> dict[str, Any]:
         "predicted": found.predicted.model_dump(mode="json") if found.predicted else None,
         "best": found.best.phases[0].model_dump(mode="json") if found.best else None,
         "measured": [asdict(each) for each in found.measured],
-        "notes": list(found.notes),
+        "ended": found.ended,
+        "notes": [*filter(None, (found.lengths,)), *found.notes],
     }

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlperf.cost.engine_memory import engine_memory
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError
+from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.frameworks.findings import (
     Cache,
     Finding,
@@ -31,11 +32,12 @@ from rlperf.plan.answer.prediction import prediction_of
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
+from rlperf.plan.question.words import layout_words
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.pool import ATTRIBUTES, PoolSpec
 from rlperf.specs.step_log import StepLog
-from rlperf.units import human_bytes, human_risk, human_seconds
+from rlperf.units import human_bytes, human_seconds, with_probability
 
 MOST_OFFERED = 1 << 15
 """Sequences of an rl_step up to which offers are judged: each is a prediction that simulates all of them."""
@@ -74,6 +76,10 @@ class Audit:
     measured: tuple[Compared, ...] = ()
     unjudged: str = ""
     """What was not judged by a prediction, and why; among the notes too."""
+    ended: str = ""
+    """How the run of the log broke off, where it did."""
+    lengths: str = ""
+    """That the log's responses are of other lengths than those predicted with, where they are."""
 
     @property
     def broken(self) -> bool:
@@ -143,13 +149,34 @@ def audit(
         notes += [unjudged] if unjudged else []
         findings += gain_findings(given, predicted, [] if unjudged else offers, attempt)
         findings += log_findings(given, predicted, log) if log else []
-    findings = [repaired(finding, given, attempt) for finding in findings]
+    findings, together = repaired(findings, given, attempt)
+    if together is not None:
+        notes.append(f"with the settings above it fits: {human_seconds(together.rl_step_s)} per rl_step predicted")
     best = None
     if plan and predicted is not None:
         best, note = _best(job, facts, predicted.rl_step_s)
         notes += [note] if note else []
     against = compared(predicted, log)
-    return Audit(imported, job, sort(findings), predicted, best, tuple(notes), measured=against, unjudged=unjudged)
+    lengths = _other_lengths(evaluation, log, job.tasks[0].workload)
+    return Audit(imported, job, sort(findings), predicted, best, tuple(notes), (), against, unjudged, lengths=lengths)
+
+
+ALIKE = 1.2
+"""Ratio of mean response lengths up to which seconds of a log and of a prediction are compared without a word [1]."""
+
+
+def _other_lengths(evaluation: Evaluation | None, log: StepLog | None, workload: str) -> str:
+    """That a log's responses are not as long as those predicted with; empty where they are, or nobody knows."""
+    logged = log.mean("response_tokens") if log else None
+    if evaluation is None or not logged:
+        return ""
+    taken = float(np.mean([table.response_tokens.mean() for table in evaluation.demand.tables]))
+    if 1.0 / ALIKE <= logged / taken <= ALIKE:
+        return ""
+    return (
+        f"not alike: responses of the log have {logged:,.0f} tokens in the mean, those predicted with ({workload}) "
+        f"{taken:,.0f}: name a rollout dump of the run (--rollouts) or its lengths (--workload)"
+    )
 
 
 def _unjudged(given: Imported, offers: Sequence[WhatIf], sequences: int) -> str:
@@ -279,28 +306,49 @@ def _best(job: Job, facts: FrameworkFacts | None, now_s: float) -> tuple[Plan | 
     open_pools = tuple(
         PoolSpec(role=pool.role, settings=pool.settings.model_copy(update=dict.fromkeys(decided))) for pool in job.pools
     )
+    free = job.model_copy(update={"pools": open_pools})
     try:
-        best = plan_job(resolve(job.model_copy(update={"pools": open_pools})), facts=facts)
-        slower = best.phases[0].predicted.rl_step_s >= now_s
-        nothing = "the planner, who keeps a risk of running out of memory, finds nothing faster"
-        return best, nothing if slower else ""
+        best = plan_job(resolve(free), facts=facts)
+    except InfeasibleError as error:
+        return _elsewhere(free, facts, error)
     except RlperfError as error:
+        return None, f"no plan: {error}"
+    slower = best.phases[0].predicted.rl_step_s >= now_s
+    nothing = "the planner, who keeps a risk of running out of memory, finds nothing faster"
+    return best, nothing if slower else ""
+
+
+def _elsewhere(job: Job, facts: FrameworkFacts | None, error: InfeasibleError) -> tuple[Plan | None, str]:
+    """The best plan with any trainer of the framework, where none fits with the configuration's own."""
+    from rlperf.plan.planner import plan_job
+
+    own = ", ".join(job.trainer_backends)
+    any_trainer = job.model_copy(update={"trainer_backends": ()})
+    if facts is not None:
+        any_trainer = as_framework_runs(any_trainer, facts)
+    try:
+        return plan_job(resolve(any_trainer), facts=facts), f"nothing fits with {own}: the planner took another trainer"
+    except RlperfError:
         return None, f"no plan: {error}"
 
 
 def pools_words(phase: Phase) -> str:
-    """``rollout 16 x TP2 PP1 DP8, trainer 16 x TP1 PP1 DP2``: devices and degrees of a phase's two main pools."""
+    """``rollout 16 x TP2 DP8, trainer 16 x TP1 DP16, ZeRO-3 (fsdp2)``: devices and layout of a phase's main pools."""
     return ", ".join(
-        f"{pool.role} {pool.devices} x TP{pool.layout.tensor_parallel} PP{pool.layout.pipeline_parallel} "
-        f"DP{pool.layout.data_parallel}"
+        f"{pool.role} {pool.devices} x {layout_words(pool.layout)} ({pool.settings.backend})"
         for pool in phase.pools
         if pool.role in ("rollout", "trainer")
     )
 
 
+def risk_of(predicted: Prediction) -> float:
+    """Probability that any pool runs out of device memory."""
+    return 1.0 - float(np.prod([1.0 - use.risk for use in predicted.memory_bytes.values()]))
+
+
 def report(found: Audit) -> Sequence[str]:
     """The audit as lines of text."""
-    lines = []
+    lines = [found.ended] if found.ended else []
     for finding in found.findings:
         gain = f"  [gain {human_seconds(finding.gain_s)} per rl_step]" if finding.gain_s else ""
         where = f"{finding.where}: " if finding.where else ""
@@ -312,10 +360,10 @@ def report(found: Audit) -> Sequence[str]:
     if found.predicted is not None:
         said = found.predicted
         low, high = human_seconds(said.low_s), human_seconds(said.high_s)
-        risk = human_risk(1.0 - float(np.prod([1.0 - use.risk for use in said.memory_bytes.values()])))
         lines.append(f"predicted {human_seconds(said.rl_step_s)} per rl_step ({low} .. {high}), fits: {said.fits}")
-        lines.append(f"runs out of memory with a probability {risk if risk.startswith('below') else 'of ' + risk}")
+        lines.append(f"runs out of memory {with_probability(risk_of(said))}")
     lines += [compared.words for compared in found.measured]
+    lines += [found.lengths] if found.lengths else []
     if found.best is not None:
         phase = found.best.phases[0]
         lines.append(
@@ -326,10 +374,20 @@ def report(found: Audit) -> Sequence[str]:
     return lines
 
 
-def load_log(path: Path | str | None) -> StepLog | None:
-    """Step metrics of a file, where one is named."""
-    if path is None:
-        return None
-    from rlperf.frameworks.logs import read_log
+def load_log(path: Path | str | None) -> tuple[StepLog | None, str]:
+    """Step metrics of a file, where one is named, and in words that its run ended out of device memory, if it did.
 
-    return read_log([path])
+    A run that died in its first rl_step has no metrics: how it ended is all that its log says.
+    """
+    if path is None:
+        return None, ""
+    from rlperf.frameworks.logs import out_of_memory, read_log
+
+    died = out_of_memory(path)
+    ended = "" if died is None else str(replace(died, suggestion=None))
+    try:
+        return read_log([path]), ended
+    except SpecError:
+        if died is None:
+            raise
+        return None, f"{ended}; no rl_step before it"

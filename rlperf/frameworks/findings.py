@@ -17,13 +17,15 @@ from rlperf.frameworks.keytable import Flat, Value
 from rlperf.frameworks.repairs import for_rule, in_keys
 from rlperf.frameworks.run import Ref, ref
 from rlperf.plan.answer.plan import Prediction
-from rlperf.units import human_bytes
+from rlperf.units import human_bytes, with_probability
 
 Severity = Literal["error", "warning", "hint"]
 """error: it will fail or run out of memory; warning: it does nothing, or may fail; hint: it could be faster."""
 SURELY, LIKELY = 0.9, 0.5
 """Probabilities of running out of memory from which an audit reports an error, and a warning."""
 
+PHASES = {"rollout": "rollout", "trainer": "training"}
+"""Pools by the phase in which they take memory."""
 _RANK = {"error": 0, "warning": 1, "hint": 2}
 
 
@@ -159,11 +161,11 @@ def memory_findings(imported: Imported, predicted: Prediction) -> list[Finding]:
         knob = ref("rollout.memory_fraction") if role == "rollout" else ref("trainer.token_budget")
         key = key_of(imported, ref("trainer.microbatch") if role == "trainer" and fixed else knob)
         largest = max(use.parts, key=lambda part: use.parts[part])
-        phase = "rollout" if role == "rollout" else "training"
+        phase = PHASES[role]
         spread = f"{human_bytes(use.low)} .. {human_bytes(use.high)}"
         size = f"{human_bytes(use.total)} of {human_bytes(use.limit)} ({spread})"
         where = imported.where(key)
-        risk = f"with a probability of {100 * use.risk:.0f} %"
+        risk = with_probability(use.risk)
         if use.risk > SURELY:
             over = human_bytes(use.total - use.limit)
             advice = next(

@@ -65,12 +65,15 @@ def out_of_memory(path: Path | str) -> Problem | None:
     """
     if Path(path).is_dir() or Path(path).suffix not in ("", ".log", ".txt", ".out", ".err"):
         return None
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if found := _NO_MEMORY.search(line):
-            told = line[found.start() :].strip()[:160]
-            hint = "`rlperf audit CONFIG --cluster NAME` says what takes the memory, and what frees it"
-            return Problem(f"the run ended out of device memory: {told}", str(path), number, hint)
-    return None
+    lines = read_text(path).splitlines()
+    found = [(number, match) for number, line in enumerate(lines, 1) if (match := _NO_MEMORY.search(line))]
+    if not found:
+        return None
+    # the line that says how much was asked for tells more than the name of the error before it
+    number, match = next((each for each in found if "Tried to allocate" in each[1].string), found[0])
+    told = match.string[match.start() :].strip()[:160]
+    hint = "`rlperf audit CONFIG --cluster NAME` says what takes the memory, and what frees it"
+    return Problem(f"the run ended out of device memory: {told}", str(path), number, hint)
 
 
 def _plausible(step: int, values: Mapping[str, float], path: Path | str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from rlperf.frameworks.findings import Cache, Finding, key_of
+from rlperf.frameworks.findings import PHASES, Cache, Finding, key_of
 from rlperf.frameworks.imports import Imported
 from rlperf.frameworks.keytable import Value
 from rlperf.frameworks.repairs import Repair, broken_rules, in_keys
@@ -123,25 +123,63 @@ def _named(given: Imported, at: Ref, repair: Repair) -> str:
     return key if key in repair.settings else next(iter(repair.settings))
 
 
-def first_that_fits(given: Imported, choices: Iterable[Change], predict: Predict) -> tuple[Repair, Prediction] | None:
-    """The first of several changes that fits and breaks no further rule."""
+def first_that_fits(
+    given: Imported, choices: Iterable[Change], predict: Predict, roles: frozenset[str] | None = None
+) -> tuple[Repair, Prediction] | None:
+    """The first of several changes that fits (``roles``: into their memory; None: as a whole) and breaks no more rules."""
     broken = broken_rules(given)
     for changes in choices:
         repair = in_keys(given, changes)
         if repair is not None and broken_rules(repair.imported) <= broken:
             predicted = predict(repair.imported)
-            if predicted is not None and predicted.fits:
+            if predicted is not None and (predicted.fits if roles is None else _hold(predicted, roles)):
                 return repair, predicted
     return None
 
 
-def repaired(finding: Finding, given: Imported, predict: Predict) -> Finding:
-    """A finding about memory with the keys and values under which the configuration fits; as it is where none does."""
-    choices = () if finding.settings else _ways_out(finding, given.run)
-    best = first_that_fits(given, choices, predict)
-    if best is None:
-        return finding
-    return replace(finding, advice=f"{best[0].words} (then it fits)", settings=best[0].settings)
+def _hold(predicted: Prediction, roles: frozenset[str]) -> bool:
+    return all(use.total <= use.allowed for role, use in predicted.memory_bytes.items() if role in roles)
+
+
+def repaired(findings: Sequence[Finding], given: Imported, predict: Predict) -> tuple[list[Finding], Prediction | None]:
+    """Findings with the keys and values under which they go, and what is predicted with all of them on memory.
+
+    A configuration that runs out of memory in training and in rollout is repaired in training first, and rollout on top
+    of that: no one key would make both fit. A finding for which nothing was found stays as it is.
+    """
+    found, state, together, open_roles = list(findings), given, None, {f.role for f in findings if _on_memory(f)}
+    held: frozenset[str] = frozenset()
+    order = sorted(range(len(found)), key=lambda index: (found[index].role == "rollout", index))
+    for index in order:
+        finding = found[index]
+        if finding.settings or not (choices := _ways_out(finding, state.run if _on_memory(finding) else given.run)):
+            continue
+        if not _on_memory(finding):
+            best = first_that_fits(given, choices, predict)
+            found[index] = _with(finding, best[0], "then it fits") if best else finding
+            continue
+        held |= {finding.role}
+        whole = held >= open_roles
+        best = first_that_fits(state, choices, predict, None if whole else held)
+        if best is None and whole and len(open_roles) > 1:
+            held, whole = frozenset({finding.role}), False
+            best = first_that_fits(state, choices, predict, held)
+        if best is None:
+            held -= {finding.role}
+            found[index] = replace(finding, advice=f"{finding.advice}; no key that was tried makes it fit")
+            continue
+        words = "then it fits" if len(open_roles) == 1 else f"then {PHASES[finding.role]} fits"
+        found[index] = _with(finding, best[0], words)
+        state, together = best[0].imported, best[1] if whole else None
+    return found, together if len(open_roles) > 1 else None
+
+
+def _on_memory(finding: Finding) -> bool:
+    return finding.rule in ("out_of_memory", "tight_memory")
+
+
+def _with(finding: Finding, repair: Repair, words: str) -> Finding:
+    return replace(finding, advice=f"{repair.words} ({words})", settings=repair.settings)
 
 
 def _ways_out(finding: Finding, run: Run) -> Sequence[Change]:
@@ -166,15 +204,26 @@ def _less_rollout(run: Run) -> Sequence[Change]:
     return (*parks, *lower, *change("rollout.tensor_parallel", 2 * width, 4 * width), *both)
 
 
+def _smaller(run: Run, trained: str, scored: str, sizes: Iterable[int]) -> tuple[Change, ...]:
+    """Microbatches of training and, where they are larger, those of scoring, at several sizes, the largest first."""
+    scoring = getattr(run.trainer, scored)
+    found: list[Change] = []
+    for size in sorted(sizes, reverse=True):
+        both = change(f"trainer.{trained}", size)[0] if size < getattr(run.trainer, trained) else ()
+        both += change(f"trainer.{scored}", size)[0] if scoring is not None and scoring > size else ()
+        found += [both] if both else []
+    return tuple(found)
+
+
 def _less_trainer(run: Run) -> Sequence[Change]:
     trainer = run.trainer
     if trainer.token_budget is not None:
         least = run.batch.longest_tokens
-        fewer = {max(trainer.token_budget // factor, least) for factor in (2, 4, 8)}
-        smaller = change("trainer.token_budget", *sorted(fewer, reverse=True))
+        fewer = {max(trainer.token_budget // factor, least) for factor in (1, 2, 4, 8)}
+        smaller = _smaller(run, "token_budget", "scoring_token_budget", fewer)
     else:
-        fewer = {max(trainer.samples // factor, 1) for factor in (2, 4, 8, 16)}
-        smaller = change("trainer.microbatch", *sorted(fewer, reverse=True))
+        fewer = {max(trainer.samples // factor, 1) for factor in (1, 2, 4, 8, 16)}
+        smaller = _smaller(run, "microbatch", "scoring_microbatch", fewer)
     full = () if trainer.activation_recompute == "full" else change("trainer.activation_recompute", "full")
     chunked = () if trainer.chunked_loss else change("trainer.chunked_loss", True)
     offload = () if trainer.offload != "none" else change("trainer.offload", "optimizer")

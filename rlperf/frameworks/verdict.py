@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlperf.frameworks.audit import Audit, Compared, pools_words
-from rlperf.units import human_seconds
+from rlperf.frameworks.audit import Audit, Compared, pools_words, risk_of
+from rlperf.frameworks.findings import LIKELY
+from rlperf.plan.answer.plan import Prediction
+from rlperf.units import human_seconds, with_probability
 
 CHANGES = 3
 """Changes that a verdict names at most."""
@@ -40,6 +42,7 @@ class Verdict:
     changes : largest gain first, at most `CHANGES`
     best_s : the planner's best on the same devices, where it was asked [s]
     unjudged : changes that no prediction judged, and why; empty: all were
+    cautions : why the answer may mean little: it runs out of memory, or the log is of other lengths
     """
 
     rl_step_s: float
@@ -51,6 +54,7 @@ class Verdict:
     changes: tuple[Improvement, ...]
     best_s: float | None
     unjudged: str = ""
+    cautions: tuple[str, ...] = ()
 
     @property
     def normal(self) -> bool:
@@ -102,7 +106,15 @@ def verdict_of(found: Audit) -> Verdict | None:
         changes=_changes(found, said.rl_step_s),
         best_s=best,
         unjudged=found.unjudged,
+        cautions=tuple(filter(None, (found.ended, _memory(said), found.lengths))),
     )
+
+
+def _memory(said: Prediction) -> str:
+    """That a configuration more likely than not runs out of memory; empty where it does not."""
+    if risk_of(said) <= LIKELY:
+        return ""
+    return f"runs out of device memory {with_probability(risk_of(said))}: `rlperf audit` says what frees it"
 
 
 def _changes(found: Audit, step_s: float) -> tuple[Improvement, ...]:
@@ -118,7 +130,7 @@ def _changes(found: Audit, step_s: float) -> tuple[Improvement, ...]:
 
 def lines_of(verdict: Verdict) -> Sequence[str]:
     """The verdict as text: the answer, where a slow run loses it, what to change."""
-    lines = [verdict.line]
+    lines = [verdict.line, *verdict.cautions]
     if verdict.slowest is not None:
         lines.append(f"look first at {verdict.slowest.words}")
     for number, change in enumerate(verdict.changes, 1):

@@ -1,0 +1,93 @@
+"""My script runs out of memory, what now: keys and values that fit, also where the run left no metrics behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rlperf
+from rlperf.frameworks.audit import report
+from rlperf.frameworks.verdict import lines_of, verdict_of
+
+SCRIPT = """python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_batch_size=64 \\
+    data.max_prompt_length=1024 \\
+    data.max_response_length=8192 \\
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct \\
+    actor_rollout_ref.model.use_remove_padding=True \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=64 \\
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 \\
+    actor_rollout_ref.actor.use_kl_loss=True \\
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32 \\
+    actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32 \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
+    actor_rollout_ref.rollout.name=vllm \\
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.85 \\
+    actor_rollout_ref.rollout.n=8 \\
+    trainer.n_gpus_per_node=8 \\
+    trainer.nnodes=1
+"""
+DIED = """(TaskRunner pid=1) Training Progress:   0%|          | 0/435 [00:00<?, ?it/s]
+ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.actor_rollout_update_actor() (pid=5151)
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 18.55 GiB. GPU 0 has a total capacity of 79.11 GiB.
+"""
+STEP = (
+    "(TaskRunner pid=1) step:1 - response_length/mean:1812.0 - timing_s/gen:182.3 - timing_s/update_actor:148.4 - "
+    "timing_s/step:423.1\n"
+)
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("verl") / "run.sh"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_both_phases_out_of_memory_get_keys_that_fit_together(script: Path) -> None:
+    found = rlperf.audit_config(script, cluster="dgx_h100", plan=False)
+    out = {finding.role: finding for finding in found.findings if finding.rule == "out_of_memory"}
+    assert set(out) == {"trainer", "rollout"}
+    assert all(finding.settings for finding in out.values())
+    assert out["trainer"].settings["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"] < 32
+    assert any(note.startswith("with the settings above it fits") for note in found.notes)
+    keys = {key: value for finding in out.values() for key, value in finding.settings.items()}
+    changed = script.with_name("changed.sh")
+    changed.write_text(SCRIPT.rstrip() + "".join(f" \\\n    {key}={value}" for key, value in keys.items()) + "\n")
+    assert not rlperf.audit_config(changed, cluster="dgx_h100", plan=False).broken
+
+
+def test_certainty_is_not_written_as_a_power_of_ten(script: Path) -> None:
+    text = "\n".join(report(rlperf.audit_config(script, cluster="dgx_h100", plan=False)))
+    assert "e+0" not in text and "runs out of memory with a probability above 99 %" in text
+
+
+def test_a_run_that_died_in_its_first_rl_step_is_audited(script: Path) -> None:
+    log = script.with_name("died.log")
+    log.write_text(DIED)
+    found = rlperf.audit_config(script, cluster="dgx_h100", log=log, plan=False)
+    assert found.ended.startswith(f"{log}:3: the run ended out of device memory") and "18.55 GiB" in found.ended
+    assert not found.measured and report(found)[0] == found.ended
+
+
+def test_a_verdict_does_not_praise_what_runs_out_of_memory(script: Path) -> None:
+    log = script.with_name("late.log")
+    log.write_text(STEP + DIED)
+    verdict = verdict_of(rlperf.audit_config(script, cluster="dgx_h100", log=log, plan=False))
+    assert verdict is not None
+    ended, memory, lengths = verdict.cautions
+    assert "ended out of device memory" in ended and "above 99 %" in memory
+    assert "1,812 tokens in the mean" in lengths and "--rollouts" in lengths
+    assert lines_of(verdict)[1:4] == [ended, memory, lengths]
+
+
+def test_a_plan_is_sought_with_another_trainer_where_none_fits(tmp_path: Path) -> None:
+    large = tmp_path / "run.sh"
+    large.write_text(SCRIPT.replace("Qwen2.5-7B", "Qwen2.5-32B").replace("parallel_size=2", "parallel_size=4"))
+    found = rlperf.audit_config(large, cluster="dgx_h100")
+    assert found.best is not None and "nothing fits with fsdp2" in "\n".join(found.notes)
+    trainer = next(pool for pool in found.best.phases[0].pools if pool.role == "trainer")
+    assert trainer.settings.backend == "megatron"
+    assert "no key that was tried makes it fit" in next(f.advice for f in found.findings if f.role == "trainer")

@@ -354,3 +354,17 @@ def test_a_run_that_ended_out_of_memory_says_so(tmp_path: Path) -> None:
     assert found.causes.rl_step_s > 0
     (tmp_path / "whole.log").write_text("".join(step.format(k=k) for k in range(1, 4)))
     assert rlperf.explain(tmp_path / "whole.log").ended == ""
+
+
+def test_a_rollout_slow_from_some_rl_step_on_is_one_finding_with_its_tail(tmp_path: Path) -> None:
+    line = (
+        "(TaskRunner pid=1) step:{n} - response_length/mean:2000.0 - response_length/max:16384.0 - timing_s/gen:{gen} - "
+        "timing_s/update_actor:60.0 - timing_s/step:{step}\n"
+    )
+    log = tmp_path / "run.log"
+    seconds = [(180.0 + n % 3) * (1.0 if n < 12 else 1.6) for n in range(1, 21)]
+    log.write_text("".join(line.format(n=n, gen=gen, step=gen + 61.0) for n, gen in enumerate(seconds, 1)))
+    (fault,) = rlperf.explain(log).causes.faults
+    assert (fault.kind, fault.where) == ("slowdown", "rollout of all rl_steps from 12 on")
+    assert fault.loss_s == pytest.approx(0.6 * 181.0 * 9 / 20, rel=0.02)
+    assert "what changed" in fault.advice[0].action

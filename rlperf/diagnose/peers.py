@@ -48,7 +48,7 @@ class Fault:
     Attributes
     ----------
     kind : slow_device, slow_link, long_trajectory, data_imbalance, slow_tool, controller, stage_imbalance, kv_cache,
-        queueing, slow_reward, straggler, slow_step, scaling
+        queueing, slow_reward, straggler, slow_step, slowdown, scaling
     where : the place in words
     evidence : how it differs from its peers, in words
     change : what the graph would be without it

@@ -205,13 +205,15 @@ def controller(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
 def slow_steps(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
     """Where no rank is known: stages of rl_steps above 1.3 times their median over at least five rl_steps.
 
-    What is slow from some rl_step on is one finding, against the rl_steps before it.
+    What is slow from some rl_step on is one finding, against the rl_steps before it. A rollout and its tail are one
+    stage here: a log knows the rollout only, and the tail is a share of it.
     """
     found: list[Fault] = []
     whole = (graph.rank < 0) & (graph.unit < 0) & (graph.duration_s > 0)
     steps, index = np.unique(graph.rl_step, return_inverse=True)
-    for activity in np.unique(graph.activity[whole]) if steps.size >= 5 else ():
-        mask = whole & (graph.activity == activity)
+    stage = np.where(graph.is_any(g.IN_ROLLOUT), g.ROLLOUT, graph.activity)
+    for activity in np.unique(stage[whole]) if steps.size >= 5 else ():
+        mask = whole & (stage == activity)
         seconds = by_rank(mask, index.reshape(-1).astype(np.int64), graph.duration_s)
         lasting = shift(seconds, limits.abnormal, limits.deviations)
         usual = seconds[:lasting]
@@ -222,9 +224,11 @@ def slow_steps(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
             own = mask & np.isin(index.reshape(-1), run)
             ratio = float(np.mean(seconds[run]) / np.nanmedian(usual))
             where = f"{g.ACTIVITIES[activity].replace('_', ' ')} of {_rl_steps(steps, run)}"
-            evidence = f"{ratio:.2f} times the median of the rl_steps" + (" before" if run[0] == lasting else "")
+            for_good = run[0] == lasting
+            evidence = f"{ratio:.2f} times the median of the rl_steps" + (" before" if for_good else "")
             # Several places of one kind: the rank column tells them apart, so it carries a number below -1.
-            found.append(Fault("slow_step", where, evidence, scaled(graph, own, 1.0 / ratio), own, -2 - len(found)))
+            kind, change = "slowdown" if for_good else "slow_step", scaled(graph, own, 1.0 / ratio)
+            found.append(Fault(kind, where, evidence, change, own, -2 - len(found)))
     return found
 
 

@@ -179,6 +179,20 @@ def human_seconds(value: float) -> str:
     return f"{value / 1e-9:.3g} ns" if value else "0 s"
 
 
+_TOKENS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|K|Ki)?\s*")
+
+
+def token_count(text: str) -> int | None:
+    """A number of tokens as text; ``k`` is 1,024, as context lengths are named; None where it is none.
+
+    >>> token_count("16k"), token_count("1.5k"), token_count("16384"), token_count("0.3")
+    (16384, 1536, 16384, None)
+    """
+    found = _TOKENS.fullmatch(text)
+    count = float(found[1]) * (1024 if found[2] else 1) if found else 0.0
+    return int(count) if count >= 1 and count == int(count) else None
+
+
 def human_risk(probability: float) -> str:
     """A probability for people; what is all but impossible or certain has no digits.
 

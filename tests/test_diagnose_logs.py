@@ -358,8 +358,8 @@ def test_a_run_that_ended_out_of_memory_says_so(tmp_path: Path) -> None:
 
 def test_a_rollout_slow_from_some_rl_step_on_is_one_finding_with_its_tail(tmp_path: Path) -> None:
     line = (
-        "(TaskRunner pid=1) step:{n} - response_length/mean:2000.0 - response_length/max:16384.0 - timing_s/gen:{gen} - "
-        "timing_s/update_actor:60.0 - timing_s/step:{step}\n"
+        "(TaskRunner pid=1) step:{n} - response_length/mean:2000.0 - response_length/max:16384.0 - "
+        "timing_s/gen:{gen} - timing_s/update_actor:60.0 - timing_s/step:{step}\n"
     )
     log = tmp_path / "run.log"
     seconds = [(180.0 + n % 3) * (1.0 if n < 12 else 1.6) for n in range(1, 21)]

@@ -13,6 +13,7 @@ from rlperf.api import job_of
 from rlperf.cli import main
 from rlperf.specs.reader import parse_document, validate
 from rlperf.specs.short_job import cluster_of, job_text, short_job
+from rlperf.sweep import Sweep
 
 SMALL: dict[str, Any] = {"model": "Qwen3-8B", "gpus": 8, "gpu": "h100", "max_response": "4k", "prompts": 32, "group": 4}
 
@@ -133,3 +134,18 @@ def test_no_hint_where_nothing_is_near(tmp_path: Path) -> None:
 def test_version_and_completion(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask(capsys, monkeypatch, "--version")[1] == f"rlperf {rlperf.__version__}\n"
     assert "--install-completion" in ask(capsys, monkeypatch, "--help")[1]
+
+
+def test_tokens_are_written_as_16k_in_files_and_sweeps_too() -> None:
+    job = short_job(**SMALL).model_dump(mode="json", exclude_none=True)
+    job["tasks"][0] |= {"max_response_tokens": "16k", "max_prompt_tokens": "1k"}
+    (task,) = job_of(job, {}).tasks
+    assert (task.max_response_tokens, task.max_prompt_tokens) == ((16384,), 1024)
+    job["tasks"][0]["max_response_tokens"] = {"min": "4k", "max": "16k", "factor": 2}
+    assert job_of(job, {}).tasks[0].max_response_tokens == (4096, 8192, 16384)
+    job["tasks"][0]["max_response_tokens"] = "16kk"
+    with pytest.raises(rlperf.SpecError, match="'16kk' is not a number of tokens: write it as 16384 or 16k"):
+        job_of(job, {})
+    grid = {"tasks.*.max_response_tokens": ["4k", 8192], "tasks.*.max_prompt_tokens": "2k", "nodes": [1, 2]}
+    swept = Sweep(job=job, grid=grid).grid
+    assert swept == {"tasks.*.max_response_tokens": [4096, 8192], "tasks.*.max_prompt_tokens": 2048, "nodes": [1, 2]}

@@ -92,8 +92,14 @@ KNOBS: dict[str, tuple[tuple[str, str], ...]] = {
         ("max_running", "more concurrent requests per replica, where the cache has room"),
     ),
     "slowdown": (
-        ("log", "look at what changed at that rl_step: longer responses, a restarted worker, an evaluation or a logger"),
-        ("devices", "measure the nodes anew: clocks, links and neighbours that were well before (nvidia-smi, nccl-tests)"),
+        (
+            "log",
+            "look at what changed at that rl_step: longer responses, a restarted worker, an evaluation or a logger",
+        ),
+        (
+            "devices",
+            "measure the nodes anew: clocks, links and neighbours that were well before (nvidia-smi, nccl-tests)",
+        ),
     ),
     "slow_step": (("log", "look at that rl_step: longer prompts, validation, a checkpoint, a restarted worker"),),
     "straggler": (("devices", "look at what that rank did at that place: a retry, a page fault, a neighbour's job"),),

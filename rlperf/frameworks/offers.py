@@ -126,7 +126,7 @@ def _named(given: Imported, at: Ref, repair: Repair) -> str:
 def first_that_fits(
     given: Imported, choices: Iterable[Change], predict: Predict, roles: frozenset[str] | None = None
 ) -> tuple[Repair, Prediction] | None:
-    """The first of several changes that fits (``roles``: into their memory; None: as a whole) and breaks no more rules."""
+    """The first of several changes that fits (``roles``: their memory; None: as a whole) and breaks no further rule."""
     broken = broken_rules(given)
     for changes in choices:
         repair = in_keys(given, changes)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, mo
 
 from rlperf.errors import did_you_mean
 from rlperf.specs.frozen import Frozen
-from rlperf.units import MOST_COUNT, PositiveInt
+from rlperf.units import MOST_COUNT, PositiveInt, token_count
 
 MOST_VALUES = 10_000
 """An open value has at most this many alternatives; more is a typing error, not a search."""
@@ -120,8 +120,33 @@ def _open(check: Any, written: Any) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(lambda given: check(_values(given)), json_schema_input_type=written), PlainSerializer(_plain)
 
 
+def counted(given: Any) -> Any:
+    """Tokens written as ``16k``, alone, in a list or as the ends of a range, as numbers; anything else as it is.
+
+    >>> counted("16k"), counted(["4k", 8192]), counted({"min": "4k", "max": 16384, "factor": 2})
+    (16384, [4096, 8192], {'min': 4096, 'max': 16384, 'factor': 2})
+    """
+    if isinstance(given, str):
+        if (count := token_count(given)) is None:
+            raise ValueError(f"{given!r} is not a number of tokens: write it as 16384 or 16k")
+        return count
+    if isinstance(given, list | tuple):
+        return [counted(each) for each in given]
+    if isinstance(given, Mapping):
+        return {name: counted(each) for name, each in given.items()}
+    return given
+
+
+_TOKENS = int | str | list[int | str] | Range
 Counts = Annotated[tuple[int, ...], *_open(_positive, int | list[int] | Range)]
 """One or several positive whole numbers."""
+TokenCounts = Annotated[
+    tuple[int, ...],
+    BeforeValidator(lambda given: _positive(_values(counted(given))), json_schema_input_type=_TOKENS),
+    PlainSerializer(_plain),
+]
+"""The same of tokens, which may be written as ``16k``."""
+TokenCount = Annotated[PositiveInt, BeforeValidator(lambda given: counted(given), json_schema_input_type=int | str)]
 Naturals = Annotated[tuple[int, ...], *_open(_natural, int | list[int] | Range)]
 """One or several whole numbers of at least 0."""
 Fractions = Annotated[tuple[float, ...], *_open(_fraction, float | list[float])]

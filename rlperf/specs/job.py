@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.specs.choice import Counts, Naturals, Ratios
+from rlperf.specs.choice import Counts, Naturals, Ratios, TokenCount, TokenCounts
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.objectives import Minimize
@@ -51,8 +51,8 @@ class Task(Frozen):
         description="prompts that are generated at once where filtering drops some (DAPO's gen_batch_size): whole "
         "batches follow one another until enough groups are left, and each waits for its longest response",
     )
-    max_prompt_tokens: PositiveInt = 2048
-    max_response_tokens: Counts
+    max_prompt_tokens: TokenCount = 2048
+    max_response_tokens: TokenCounts
     over_provision: Ratios = Field(
         (1.0,),
         description="prompts in flight over prompts that an rl_step waits for; above 1 the unfinished are continued in "
@@ -221,7 +221,9 @@ class Job(Frozen):
             if MODES[mode].shares_devices and any(pool.cluster for pool in self.pools):
                 raise ValueError(f"a rollout pool on a cluster of its own excludes mode {mode}")
             if (least := MODES[mode].least_staleness) > self.limits.staleness:
-                raise ValueError(f"mode {mode} needs limits.staleness of at least {least}")
+                raise ValueError(
+                    f"mode {mode} needs limits.staleness of at least {least}: limits: {{staleness: {least}}}"
+                )
         if not self.modes:
             raise ValueError("modes must name at least one alternative")
         return self

@@ -3,7 +3,6 @@ mean. Everything else is a job's default, and the planner's choice."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import yaml
@@ -14,13 +13,13 @@ from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
 from rlperf.specs.profiles import load_cluster, load_device, profile_names
 from rlperf.specs.reader import Document, validate
+from rlperf.units import token_count
 
 SHORT = (
     "model", "gpus", "gpu", "framework", "algorithm", "mode", "workload", "prompts", "group", "mini_batch",
     "max_prompt", "max_response", "like",
 )  # fmt: skip
 """Names of the values, as arguments of `short_job` and, with hyphens, as options of the command line."""
-_TOKENS = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(k|K|Ki)?\s*$")
 
 
 def tokens(text: str | int) -> int:
@@ -29,11 +28,10 @@ def tokens(text: str | int) -> int:
     >>> tokens("16k"), tokens("1.5k"), tokens(4096)
     (16384, 1536, 4096)
     """
-    found = None if isinstance(text, bool) else _TOKENS.match(str(text))
-    count = float(found[1]) * (1024 if found[2] else 1) if found else 0.0
-    if count < 1 or count != int(count):
+    count = None if isinstance(text, bool) else token_count(str(text))
+    if count is None:
         raise SpecError(Problem(f"{text!r} is not a number of tokens: write it as 16384 or 16k"))
-    return int(count)
+    return count
 
 
 def cluster_of(gpu: str, gpus: int | None) -> dict[str, Any]:

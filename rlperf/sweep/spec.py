@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.question.context import Context
+from rlperf.specs.choice import counted
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.job import Job
@@ -23,6 +24,7 @@ from rlperf.sweep.paths import with_values
 Method = Literal["screen", "events", "plan"]
 Ask = Callable[[Job, Path | None], tuple[Context, FrameworkFacts | None]]
 """Resolves a job (and the folder where its relative paths start) to its context and its framework's rules."""
+TOKENS = (".max_prompt_tokens", ".max_response_tokens")
 COMPANIONS = 64
 """Combinations with other axes that are tried before a value is called wrong."""
 
@@ -45,6 +47,13 @@ class Sweep(Frozen):
     grid: dict[str, Any] = Field(default_factory=dict, description="dotted path -> list, range or scalar")
     points: tuple[dict[str, Any], ...] = Field((), description="settings that belong together, one entry per point")
 
+    @field_validator("grid", "points", mode="before")
+    @classmethod
+    def _tokens_counted(cls, given: Any) -> Any:
+        if isinstance(given, list | tuple):
+            return [_tokens_counted(entry) for entry in given]
+        return _tokens_counted(given)
+
     @model_validator(mode="after")
     def _says_something(self) -> Sweep:
         if not self.grid and not self.points:
@@ -52,6 +61,18 @@ class Sweep(Frozen):
         if any(not entry for entry in self.points):
             raise ValueError("an entry of points is empty")
         return self
+
+
+def _tokens_counted(given: Any) -> Any:
+    """Settings with numbers for ``16k``, so that an axis of tokens is one of numbers; wrong ones as they are."""
+
+    def number(path: str, value: Any) -> Any:
+        try:
+            return counted(value) if str(path).endswith(TOKENS) else value
+        except ValueError:  # the job says so, with the line
+            return value
+
+    return {path: number(path, value) for path, value in given.items()} if isinstance(given, dict) else given
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ def _engine_settings(row: StepRow, engine: EngineCalibration) -> dict[str, objec
         "chunked_prefill": engine.chunked_prefill,
         "prefix_caching": engine.prefix_caching,
         "speculation": row.speculation,
+        "draft_acceptance": row.draft_acceptance,
     }
 
 

@@ -36,7 +36,8 @@ from rlperf.layout import RECOMPUTE, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, in_nodes_of
 from rlperf.specs.modes import Mode, mode_of_staleness
-from rlperf.specs.speculation import NONE
+from rlperf.specs.speculation import NONE, DraftSetting, first_of, sees_far
+from rlperf.specs.speculation_calibration import load_speculation
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.trainer_capability import Capability
 
@@ -272,6 +273,17 @@ def _speculation(row: StepRow) -> str | Guess[str]:
     return Guess(f"{method}:{USUAL_DRAFTS}", "the drafts of the frameworks' scripts")
 
 
+def _draft_acceptance(row: StepRow) -> float | None:
+    """Share of first drafts accepted that yields the accept length of the note (SGLang logs it), None without one."""
+    found = re.search(r"accept length (\d+(?:\.\d+)?)", row.note.lower())
+    wanted = DraftSetting.parse(row.speculation)
+    if found is None or wanted is None:
+        return None
+    fit, arch = load_speculation().of(wanted.method), row.architecture
+    falls = fit.fall(wanted.method != "mtp" or sees_far(arch.family, arch.prediction_layers)) if fit else 1.0
+    return first_of(float(found.group(1)), falls, wanted.most)
+
+
 def _rank(cell: str) -> int | None:
     return whole(cell) or None
 
@@ -341,6 +353,7 @@ class StepRow(Reading):
     cuda_graphs: bool = column(flag, Guess(True, "engine default"), name="cuda_graph")
 
     speculation: str = derived(_speculation)
+    draft_acceptance: float | None = derived(_draft_acceptance)
     max_trajectories: int | None = derived(_environment)
     in_flight_updates: bool | None = derived(_in_flight)
     measured: Mapping[str, float] = derived(_measured)

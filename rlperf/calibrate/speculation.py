@@ -18,8 +18,9 @@ import yaml
 from rlperf.calibrate.tables import Row, Table
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
+from rlperf.specs.profiles import load_architecture
 from rlperf.specs.rl_calibration import Provenance
-from rlperf.specs.speculation import Method, tokens_per_step
+from rlperf.specs.speculation import Method, sees_far, tokens_per_step
 from rlperf.specs.speculation_calibration import AcceptanceFit, FrozenHead, SpeculationCalibration
 
 METHODS: tuple[tuple[str, Method], ...] = ((r"^MTP", "mtp"), (r"^EAGLE-?3", "eagle3"), (r"n-?gram", "ngram"))
@@ -36,13 +37,17 @@ TAIL = "long-tail tokens/s"
 
 @dataclass(frozen=True, eq=False)
 class AcceptanceCurve:
-    """Tokens per engine_step of one model and head by number of drafts ``[points]``, at a temperature of sampling."""
+    """Tokens per engine_step of one model and head by number of drafts ``[points]``, at a temperature of sampling.
+
+    ``far``: the head was trained to draft several tokens in a row (`sees_far`).
+    """
 
     method: Method
     model: str
     temperature: float
     drafts: IntArray
     tokens: FloatArray
+    far: bool = True
 
 
 def method_of(text: str) -> Method | None:
@@ -76,36 +81,54 @@ def curves_of(table: Table | Iterable[Row]) -> list[AcceptanceCurve]:
     found = []
     for (method, model, _, sampling), pairs in points.items():
         drafts, tokens = zip(*sorted(pairs), strict=True)
-        found.append(AcceptanceCurve(method, model, temperature_of(sampling), np.array(drafts), np.array(tokens)))
+        at = temperature_of(sampling)
+        found.append(AcceptanceCurve(method, model, at, np.array(drafts), np.array(tokens), far_of(method, model)))
     return found
+
+
+def far_of(method: Method, model: str) -> bool:
+    """Whether what drafts for a model by a method was trained to see far; a model that nobody knows counts as such."""
+    if method != "mtp":
+        return True
+    try:
+        arch = load_architecture(model)
+    except SpecError:
+        return True
+    return sees_far(arch.family, arch.prediction_layers)
 
 
 @dataclass(frozen=True)
 class PooledAcceptance:
-    """Acceptance of a method: first draft at temperature 1, fall with depth, spread of ln tokens over curves [1]."""
+    """Acceptance of a method: first draft at temperature 1, fall with depth, spread of ln tokens over curves [1].
+
+    ``falls_once``: the fall of heads that see one token ahead, None where no curve is of one.
+    """
 
     first: float
     falls: float
+    falls_once: float | None
     spread: float
 
 
 def pool(curves: Sequence[AcceptanceCurve], slope: float) -> PooledAcceptance:
-    """One method's curves together; ``slope``: by how much acceptance changes per unit of temperature [1]."""
-    table = _tokens_table()
-    errors = np.zeros(len(FALLS))
-    firsts = []
-    for curve in curves:
-        off = _off(table, curve)
-        errors += off.min(axis=0) / sum(other.model == curve.model for other in curves)
-        firsts.append(off)
-    falls = int(np.argmin(errors))
-    first = np.array([FIRST[np.argmin(off[:, falls])] for off in firsts])
+    """One method's curves together; ``slope``: by how much acceptance changes per unit of temperature [1].
+
+    Heads that see far and those that do not share all but their fall with depth.
+    """
+    far = np.array([curve.far for curve in curves])
+    off = np.array([_off(_tokens_table(), curve) for curve in curves])
+    weight = np.array([1.0 / sum(other.model == curve.model for other in curves) for curve in curves])
+    errors = weight[:, None] * off.min(axis=1)
+    kinds = {kind: int(np.argmin(errors[far == kind].sum(axis=0))) for kind in (True, False) if (far == kind).any()}
+    falls = np.array([kinds[curve.far] for curve in curves])
+    first = np.array([FIRST[np.argmin(each[:, fall])] for each, fall in zip(off, falls, strict=True)])
     first = first - slope * np.array([curve.temperature - 1.0 for curve in curves])
     models = np.array([curve.model for curve in curves])
     pooled = float(np.mean([first[models == model].mean() for model in dict.fromkeys(models)]))
-    yields = np.log([tokens_per_step(each, float(FALLS[falls]), USUAL) for each in first.tolist()])
-    spread = float(np.std(yields, ddof=1)) if len(curves) > 1 else ONE_CURVE
-    return PooledAcceptance(pooled, float(FALLS[falls]), spread)
+    yields = [tokens_per_step(a, float(FALLS[fall]), USUAL) for a, fall in zip(first.tolist(), falls, strict=True)]
+    spread = float(np.std(np.log(yields), ddof=1)) if len(curves) > 1 else ONE_CURVE
+    once = float(FALLS[kinds[False]]) if False in kinds else None
+    return PooledAcceptance(pooled, float(FALLS[kinds.get(True, kinds.get(False, 0))]), once, spread)
 
 
 def _tokens_table(most: int = 16) -> FloatArray:
@@ -150,8 +173,8 @@ def fit_speculation(table: Table, *, without: str = "", name: str = "") -> Specu
             low=float(np.exp(-1.645 * found.spread)), high=float(np.exp(1.645 * found.spread)),
         )  # fmt: skip
         fits.append(
-            AcceptanceFit(method=method, first=found.first, falls=found.falls, spread=found.spread,
-                          provenance=provenance)
+            AcceptanceFit(method=method, first=found.first, falls=found.falls, falls_once=found.falls_once,
+                          spread=found.spread, provenance=provenance)
         )  # fmt: skip
     return SpeculationCalibration(id=f"speculation-{day}", acceptance=tuple(fits), frozen=_frozen(table, name, day))
 
@@ -171,7 +194,7 @@ def calibration_text(found: SpeculationCalibration) -> str:
     """YAML of the calibration."""
     data = found.model_dump(mode="json", exclude_defaults=True)
     for fit in data["acceptance"]:
-        fit.update({key: round(fit[key], 4) for key in ("first", "falls", "spread")})
+        fit.update({key: round(fit[key], 4) for key in ("first", "falls", "falls_once", "spread") if key in fit})
     for each in (*data["acceptance"], data["frozen"]):
         each["provenance"].update({key: round(each["provenance"][key], 3) for key in ("low", "high")})
     data["frozen"]["value"] = round(data["frozen"]["value"], 4)

@@ -19,7 +19,9 @@ from rlperf.calibrate.tables import Refusal, Row, Table, read_table
 from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean
 
 SCHEMA_VERSION = 1
-KINDS = ("kernels", "inference", "training", "memory", "rl_step", "weight_sync", "request_log", "engine_trace")
+RECORDINGS = ("request_log", "engine_trace")
+"""Kinds that are not tables: folders of request logs, and PolyTrace files with engine latencies."""
+KINDS = ("kernels", "inference", "training", "memory", "rl_step", "weight_sync", "speculation", *RECORDINGS)
 """Kinds of measurements that rlperf predicts."""
 
 
@@ -124,10 +126,6 @@ def _module(kind: str) -> ModuleType:
         if error.name != name:
             raise
         raise SpecError(f"measurements of kind {kind!r} cannot be validated by this version") from error
-
-
-RECORDINGS = ("request_log", "engine_trace")
-"""Kinds that are not tables: folders of request logs, and PolyTrace files with engine latencies."""
 
 
 def validate_paths(paths: Sequence[Path | str], kind: str, fit: Sequence[Path | str] = ()) -> Report:

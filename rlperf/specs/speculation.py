@@ -65,6 +65,20 @@ class DraftSetting:
         return self.fewest != self.most
 
 
+SEE_FAR = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm_moe_dsa", "nemotron_h")
+"""Families whose multi-token prediction layer was trained on its own drafts, so that it can be applied again:
+Qwen3-Next (several steps), GLM-5 (one layer shared by three steps), Nemotron 3 (shared heads); all recalled."""
+
+
+def sees_far(family: str, prediction_layers: int) -> bool:
+    """Whether a model's own layer was trained to draft several tokens in a row, or it has a layer for each.
+
+    DeepSeek's, MiMo's and GLM-4.5's single layer was trained to see one token ahead. EAGLE-3 heads are all trained on
+    their own drafts (arXiv 2503.01840, section 3.1).
+    """
+    return family in SEE_FAR or prediction_layers > 1
+
+
 def tokens_per_step(first: float, falls: float, drafts: int) -> float:
     r"""Tokens that a verification yields on average: the accepted drafts and one of the model's own.
 
@@ -81,3 +95,18 @@ def tokens_per_step(first: float, falls: float, drafts: int) -> float:
         accepted *= first * falls**depth
         found += accepted
     return found
+
+
+def first_of(tokens: float, falls: float, drafts: int, most: float = 1.0) -> float:
+    """Acceptance of the first draft, up to ``most``, with which a verification yields so many tokens [1].
+
+    The inverse of `tokens_per_step`; 0 where even none accepted yields more.
+
+    >>> round(first_of(tokens_per_step(0.7, 0.95, 3), 0.95, 3), 6), round(first_of(0.5, 0.95, 3), 6)
+    (0.7, 0.0)
+    """
+    low, high = 0.0, most
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if tokens_per_step(middle, falls, drafts) < tokens else (low, middle)
+    return high

@@ -11,7 +11,7 @@ from rlperf.specs.frozen import Frozen
 from rlperf.specs.profiles import find_profile
 from rlperf.specs.reader import read_document, validate
 from rlperf.specs.rl_calibration import Provenance
-from rlperf.specs.speculation import DraftSetting, Method, tokens_per_step
+from rlperf.specs.speculation import DraftSetting, Method, first_of, tokens_per_step
 from rlperf.units import PositiveFloat, PositiveInt
 
 
@@ -21,14 +21,21 @@ class AcceptanceFit(Frozen):
     Attributes
     ----------
     first, falls : see `tokens_per_step` [1]
+    falls_once : of heads that were trained to see one token ahead and are applied again for every further one (see
+        `sees_far`); where it is not known, ``falls`` stands for it [1]
     spread : standard deviation of the logarithm of tokens per engine_step over models and tasks [1]
     """
 
     method: Method
     first: PositiveFloat
     falls: PositiveFloat
+    falls_once: PositiveFloat | None = None
     spread: PositiveFloat
     provenance: Provenance
+
+    def fall(self, far: bool) -> float:
+        """By how much acceptance falls with depth, of a head that sees far or one token ahead [1]."""
+        return self.falls if far or self.falls_once is None else self.falls_once
 
 
 class FrozenHead(Frozen):
@@ -49,13 +56,7 @@ class FrozenHead(Frozen):
         A policy that has moved away lowers the acceptance of every draft, so that deep drafts lose most: a' solves
         m(k; a', d) = v m(k; a, d), see `tokens_per_step`; 0 where even none accepted yields more.
         """
-        wanted = self.value * tokens_per_step(trained, falls, self.drafts)
-        low, high = 0.0, trained
-        for _ in range(60):
-            middle = (low + high) / 2.0
-            below = tokens_per_step(middle, falls, self.drafts) < wanted
-            low, high = (middle, high) if below else (low, middle)
-        return high
+        return first_of(self.value * tokens_per_step(trained, falls, self.drafts), falls, self.drafts, trained)
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,13 @@ class SpeculationCalibration(Frozen):
         """The fit of a method, or None."""
         return next((fit for fit in self.acceptance if fit.method == method), None)
 
-    def tokens(self, wanted: DraftSetting, stated: float | None = None, trained: bool = False) -> Yield:
+    def tokens(
+        self, wanted: DraftSetting, stated: float | None = None, trained: bool = False, far: bool = True
+    ) -> Yield:
         """Tokens per engine_step for 0 ... ``wanted.most`` drafts.
 
         ``stated``: the share of first drafts that are accepted, as an engine has logged it; ``trained``: the head is
-        trained with its policy.
+        trained with its policy; ``far``: the head sees far (`sees_far`).
 
         Raises
         ------
@@ -101,7 +104,7 @@ class SpeculationCalibration(Frozen):
                     suggestion="state what your engine logs: settings: {draft_acceptance: 0.6}",
                 )
             )
-        falls = fit.falls if fit else 1.0
+        falls = fit.fall(far) if fit else 1.0
         first = stated if stated is not None else fit.first if fit else 0.0
         if stated is None and not trained:
             first = self.frozen.first(first, falls)

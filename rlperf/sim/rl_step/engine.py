@@ -18,7 +18,7 @@ from rlperf.sim.rl_step.overheads import adapter_seconds, engine_in_framework
 from rlperf.sim.rl_step.site import Site
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pool import Settings
-from rlperf.specs.speculation import DraftSetting
+from rlperf.specs.speculation import DraftSetting, sees_far
 from rlperf.specs.speculation_calibration import load_speculation
 
 BLOCK_TOKENS = 16
@@ -78,7 +78,8 @@ def _with_speculation(
         return cost
     dtypes = settings.rollout_dtype, settings.kv_dtype
     replica = EngineReplica.of(architecture, site.rollout_hardware, site.engine, layout, *dtypes)
-    yields = load_speculation().tokens(wanted, settings.draft_acceptance, settings.draft_training)
+    far = wanted.method != "mtp" or sees_far(architecture.family, architecture.prediction_layers)
+    yields = load_speculation().tokens(wanted, settings.draft_acceptance, settings.draft_training, far)
     return speculating(cost, replica, wanted, yields)
 
 

@@ -39,6 +39,8 @@ def test_a_toy_objective_is_planned_and_reported() -> None:
     assert (devices, fastest.phases[0].pool("trainer").devices) == (8, 16)  # half the devices count a quarter
     assert plan.objective == pytest.approx(plan.job.horizon.rl_steps * phase.predicted.rl_step_s * devices**2)
     assert "device2-s" in summary_lines(plan)[0]
+    bound = plan.model_copy(update={"objective": 5.0, "bound": 4.0})
+    assert "take 4 device2-s, which is 20.0 % less" in summary_lines(bound)[0]
 
 
 @pytest.mark.usefixtures("crowding")

@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 
 from rlperf.api import ask
-from rlperf.errors import SpecError
+from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer.plan import Plan
+from rlperf.plan.floor import floor_s
 from rlperf.plan.planner import plan_job
 from rlperf.plan.size import Sizing, parse_target, size_job
 from rlperf.specs.job import Job
@@ -127,6 +128,15 @@ def test_no_cluster_beats_the_floor(mode: str) -> None:
     found = sized(asked, "step<=1 ms", most_nodes=4)
     (floor,) = found.floors
     assert 0.0 < floor.rl_step_s <= min(row.rl_step_s for row in found.rows if row.rl_step_s is not None)
+
+
+def test_engines_that_nothing_holds_have_no_floor_and_a_row_that_says_why() -> None:
+    pinned = job(pools=[{"role": "rollout", "layout": {"tensor_parallel": 3}}])
+    found = sized(pinned, "step<=1h", most_nodes=1)
+    assert (found.best, found.floors) == (None, ())
+    assert all(row.note and row.rl_step_s is None for row in found.rows)
+    with pytest.raises(InfeasibleError, match="no layout of the rollout pool"):
+        floor_s(ask(pinned).context)
 
 
 def test_sizing_says_where_nodes_stop_helping() -> None:

@@ -310,11 +310,12 @@ def _stream(timer: Timer, limit: int | None) -> Rows:
     return ["kernel", "n_bytes", "latency_us"], rows
 
 
-def _kinds(dist: Any) -> Iterator[tuple[str, Callable[[Any, Any], object]]]:
-    yield "all_reduce", lambda x, parts: dist.all_reduce(x)
-    yield "all_gather", lambda x, parts: dist.all_gather_into_tensor(x, parts)
-    yield "reduce_scatter", lambda x, parts: dist.reduce_scatter_tensor(parts, x)
-    yield "all_to_all", lambda x, parts: dist.all_to_all_single(x, x.clone())
+def _kinds(dist: Any) -> Iterator[tuple[str, Callable[[Any, Any, Any], object]]]:
+    """Collectives by name, of a message, a tensor like it, and one device's part of it."""
+    yield "all_reduce", lambda whole, other, part: dist.all_reduce(whole)
+    yield "all_gather", lambda whole, other, part: dist.all_gather_into_tensor(whole, part)
+    yield "reduce_scatter", lambda whole, other, part: dist.reduce_scatter_tensor(part, whole)
+    yield "all_to_all", lambda whole, other, part: dist.all_to_all_single(other, whole)
 
 
 def _collectives(timer: Timer, limit: int | None) -> Rows:
@@ -327,10 +328,11 @@ def _collectives(timer: Timer, limit: int | None) -> Rows:
     rows: list[list[object]] = []
     for name, collective in _kinds(dist):
         for (message,) in _some([(value,) for value in MESSAGES], limit):
-            x, parts = timer.random(message // 2), timer.random(message // 2 // size)
+            whole, part = timer.random(message // 2), timer.random(message // 2 // size)
+            given = whole, torch.empty_like(whole), part
 
-            def run(x: Any = x, parts: Any = parts, collective: Any = collective) -> None:
-                collective(x, parts)
+            def run(given: Any = given, collective: Any = collective) -> None:
+                collective(*given)
 
             if seconds := timer.tried(run, name, message):
                 rows.append([name, size, message, _us(seconds)])

@@ -13,6 +13,7 @@ import numpy as np
 
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.reject import Reject
+from rlperf.errors import InfeasibleError
 from rlperf.plan.judge.decisions import rl_step_groups
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.candidates import Shape, rollout_layouts
@@ -30,6 +31,10 @@ def floor_s(context: Context) -> float:
     """Seconds that no rl_step falls below on any number of the job's devices, mean over tasks and groups [s].
 
     The least over modes, trainers, engine layouts, open precisions and open batches.
+
+    Raises
+    ------
+    InfeasibleError : no number of devices holds an engine in a layout that the job leaves open
     """
     groups = rl_step_groups(context.job)
     asked = groups if context.job.horizon.group else [None] * len(groups)
@@ -93,4 +98,6 @@ def _engines(context: Context, task: TaskContext, demand: Demand) -> list[Engine
         layout, flags = rollout_layouts(shape, pool)
         kept = layout.take(np.flatnonzero((flags & ~int(Reject.DEVICES | Reject.NODE)) == 0))
         found += tabulate(context.site, arch, pool.settings.filled(), kept, images=demand.images)
+    if not found:
+        raise InfeasibleError(f"task {task.task.name}: no layout of the rollout pool divides {arch.name}")
     return found

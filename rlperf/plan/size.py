@@ -102,6 +102,7 @@ class Floor:
 class Sizing:
     """Every cluster tried, and the best that meets the target (None where none does).
 
+    ``floors`` : of the clusters whose devices can hold the job's engines at all
     ``by`` : what was least of those that meet it: USD per rl_step, where all have a price, else devices
     """
 
@@ -213,7 +214,7 @@ def size_job(
         )
         found.append(_Tried(asked, target, ask, most_nodes, tell).search())
     rows = tuple(row for tried in found for row in tried.rows)
-    floors = tuple(Floor(each.job.cluster, each.floor_s, each.enough) for each in found)
+    floors = tuple(Floor(each.job.cluster, each.floor_s, each.enough) for each in found if each.floor_s is not None)
     meeting = [(row, tried.plans[row.nodes]) for tried in found for row in tried.rows if row.meets]
     if not meeting:
         return Sizing(target, rows, None, None, floors)
@@ -236,7 +237,7 @@ class _Tried:
     tell: Report
     plans: dict[int, Plan | None] = field(default_factory=dict)
     made: dict[int, SizeRow] = field(default_factory=dict)
-    floor_s: float = 0.0
+    floor_s: float | None = None
 
     @property
     def rows(self) -> list[SizeRow]:
@@ -278,7 +279,7 @@ class _Tried:
     def _row(self, nodes: int) -> tuple[SizeRow, Plan | None]:
         context, facts = self.ask(self.job.model_copy(update={"nodes": nodes}))
         cluster, devices = self.job.cluster, context.cluster.devices
-        self.floor_s = self.floor_s or floor_s(context)
+        self.floor_s = _floor_s(context) if self.floor_s is None else self.floor_s
         try:
             plan = plan_job(context, facts=facts)
         except InfeasibleError as error:
@@ -296,3 +297,11 @@ class _Tried:
         else:
             value = self.target.value(plan)
         return SizeRow(cluster, nodes, devices + apart, value, step_s, usd, value <= self.target.limit), plan
+
+
+def _floor_s(context: Context) -> float | None:
+    """The floor [s]; None where no number of devices holds the job's engines, which the row of a plan explains."""
+    try:
+        return floor_s(context)
+    except InfeasibleError:
+        return None

@@ -56,10 +56,10 @@ def handover_words(handovers: HandoverCost) -> str:
 
 def _bound_words(plan: Plan, unit: str) -> str:
     """What nothing that was judged falls below, where the beaten path made the plan take more."""
-    more = plan.objective / plan.bound - 1.0 if plan.bound > 0.0 else 0.0
-    if more < 5e-4:
+    less = 1.0 - plan.bound / plan.objective if plan.bound > 0.0 else 0.0
+    if less < 5e-4:
         return ", the least of all that was judged"
-    return f"; less simple layouts of those judged take {plan.bound:,.4g} {unit}, which is {percent(more)} less"
+    return f"; less simple layouts of those judged take {plan.bound:,.4g} {unit}, which is {percent(less)} less"
 
 
 def defaults_words(found: DefaultsComparison, unit: str) -> str:

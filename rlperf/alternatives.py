@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlperf.api import Jobs, ask, job_of, load_job, plan_job
@@ -11,6 +13,7 @@ from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer import notebook
 from rlperf.plan.compare import Side, compare_sides, job_of_plan, side_of
 from rlperf.specs.job import Job
+from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import Document, validate
 from rlperf.sweep.paths import with_values
 from rlperf.units import human_seconds
@@ -83,6 +86,7 @@ def what_if(
     *,
     plan: bool = True,
     draws: int = 6,
+    folder: Path | None = None,
     **values: Any,
 ) -> WhatIfTable:
     """A job and changes of it side by side.
@@ -93,34 +97,53 @@ def what_if(
         ``{"half the cap": {"tasks.*.max_response_tokens": 8192}, "TP4": {"pools.rollout.layout.tensor_parallel": 4}}``
     plan : plan each anew; else what a job leaves open is filled in
     draws : common draws of the prompt groups
+    folder : of a job object, as in `rlperf.api.ask`; that of a file is its own
     values : a job without a file, see `rlperf.api.job_of`
 
     Raises
     ------
     SpecError : changes that name no field of a job, or values that it refuses
     """
-    base = load_job(job_of(job, values))
-    data = base.model_dump(mode="json", exclude_none=True)
-    changed = {BASE: base}
-    for name, fields in (changes or {}).items():
-        try:
-            moved = with_values(data, tuple(fields.items()))
-        except ValueError as error:
-            raise SpecError(f"{name}: {error}") from error
-        changed[name] = validate(Document(moved, {}, name), Job)
-    first = side_of_job(base, draws, plan=plan)
-    return WhatIfTable(tuple(_row(name, first, each, plan, draws) for name, each in changed.items()))
+    base, folder = job_and_folder(job_of(job, values), folder)
+    changed = {name: changed_job(base, fields, name) for name, fields in (changes or {}).items()}
+    judged = partial(side_of_job, draws=draws, plan=plan, folder=folder)
+    first = judged(base)
+    return WhatIfTable(
+        (
+            _row(BASE, first, lambda: first),
+            *(_row(name, first, partial(judged, each)) for name, each in changed.items()),
+        )
+    )
 
 
-def side_of_job(job: Job, draws: int, *, plan: bool = True) -> Side:
+def job_and_folder(job: Job | Path, folder: Path | None) -> tuple[Job, Path | None]:
+    """A job, and where its names start: the folder of its file, or the one that is given with an object."""
+    return load_job(job), folder if isinstance(job, Job) else folder_of(job)
+
+
+def changed_job(job: Job, fields: Mapping[str, Any], name: str) -> Job:
+    """A job with fields replaced by their dotted paths; ``name`` says in messages whose they are.
+
+    Raises
+    ------
+    SpecError : a path that leads nowhere, or a value that the job refuses
+    """
+    try:
+        moved = with_values(job.model_dump(mode="json", exclude_none=True), tuple(fields.items()))
+    except ValueError as error:
+        raise SpecError(f"{name}: {error}") from error
+    return validate(Document(moved, {}, name), Job)
+
+
+def side_of_job(job: Job, draws: int, *, plan: bool = True, folder: Path | None = None) -> Side:
     """A job's plan (or, without one, what it pins with the rest filled in) on common draws."""
-    question = ask(job_of_plan(plan_job(job)) if plan else job)
+    question = ask(job_of_plan(plan_job(job, folder=folder)) if plan else job, folder=folder)
     return side_of(*question.pair, draws)
 
 
-def _row(name: str, first: Side, job: Job, plan: bool, draws: int) -> WhatIfRow:
+def _row(name: str, first: Side, judged: Callable[[], Side]) -> WhatIfRow:
     try:
-        side = first if name == BASE else side_of_job(job, draws, plan=plan)
+        side = judged()
     except InfeasibleError as error:
         return WhatIfRow(name, why_not=str(error).splitlines()[0])
     ratio = compare_sides(first, side).step

@@ -153,9 +153,12 @@ def facts_of(job: Job) -> FrameworkFacts:
     return framework_facts(adapter_of(name).name, version)
 
 
-def plan_job(job: Jobs | None = None, *, report: Report | None = None, **values: Any) -> Plan:
+def plan_job(
+    job: Jobs | None = None, *, report: Report | None = None, folder: Path | None = None, **values: Any
+) -> Plan:
     """The best plan for a job (an object, a dict, or the path of its file; of a plan.yaml, its job is planned again).
 
+    ``folder`` : of a job object, as in `ask`
     ``values`` : see `job_of`; ``plan_job(model="Qwen3-32B", gpus=32, gpu="h100", max_response="16k")`` needs no file.
 
     Raises
@@ -165,7 +168,7 @@ def plan_job(job: Jobs | None = None, *, report: Report | None = None, **values:
     job = job_of(job, values)
     again = None if isinstance(job, Job) else plan_in(read_document(job))
     if again is None or isinstance(job, Job):
-        question = ask(job, to_plan=True)
+        question = ask(job, folder=folder, to_plan=True)
     else:
         question = ask(again.job, folder=folder_of(job), to_plan=True)
     return planner.plan_job(question.context, facts=question.facts, report=report, defaults=question.defaults)
@@ -230,13 +233,16 @@ def asked(job: Job, folder: Path | None) -> tuple[Context, FrameworkFacts]:
 def sweep_job(
     sweep: Sweep | Path | str, out: Path | str | None = None, *, workers: int | None = None,
     backend: Backend = "processes", address: str | None = None, report: Report | None = None,
+    folder: Path | None = None,
 ) -> SweepResult:  # fmt: skip
     """Every point of a sweep (an object, or the path of its file); with ``out``, resumable and kept there.
+
+    ``folder`` : where names and relative paths of a sweep object start; default: where Python runs
 
     Raises
     ------
     SpecError : fields, values or names that are wrong, before any point is evaluated
     """
-    checked = check_sweep(sweep, folder=Path()) if isinstance(sweep, Sweep) else read_sweep(sweep)
-    folder = None if out is None else Path(out)
-    return run_sweep(checked, asked, folder, workers=workers, backend=backend, address=address, report=report)
+    checked = check_sweep(sweep, folder=folder or Path()) if isinstance(sweep, Sweep) else read_sweep(sweep)
+    kept = None if out is None else Path(out)
+    return run_sweep(checked, asked, kept, workers=workers, backend=backend, address=address, report=report)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from rlperf.alternatives import side_of_job
-from rlperf.api import Jobs, job_of, load_job
+from rlperf.alternatives import changed_job, job_and_folder, side_of_job
+from rlperf.api import Jobs, job_of
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.frameworks.adapter import framework_facts, states
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
@@ -23,8 +25,6 @@ from rlperf.sim.rl_step.uncertainty import drafted_sigma
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import Z95
 from rlperf.specs.job import Job
-from rlperf.specs.reader import Document, validate
-from rlperf.sweep.paths import with_values
 from rlperf.units import human_seconds
 
 ROLLOUT, TRAINER = "pools.rollout.settings.", "pools.trainer.settings."
@@ -185,12 +185,15 @@ def _cells(row: Gain) -> tuple[str, ...]:
     return (row.name, human_seconds(row.rl_step_s), between, memory, ", ".join(row.frameworks), row.said)
 
 
-def gains(job: Jobs | None = None, names: tuple[str, ...] = (), *, draws: int = 2, **values: Any) -> GainTable:
+def gains(
+    job: Jobs | None = None, names: tuple[str, ...] = (), *, draws: int = 2, folder: Path | None = None, **values: Any
+) -> GainTable:
     """Every technique (or those of ``names``) against the job as it is, each planned anew on the same drawn rl_steps.
 
     Parameters
     ----------
     draws : common draws of the prompt groups
+    folder : of a job object, as in `rlperf.api.ask`; that of a file is its own
     values : a job without a file, see `rlperf.api.job_of`
 
     Raises
@@ -201,19 +204,18 @@ def gains(job: Jobs | None = None, names: tuple[str, ...] = (), *, draws: int = 
     if unknown:
         known = ", ".join(each.name for each in TECHNIQUES)
         raise SpecError(f"there is no technique named {', '.join(unknown)}: there are {known}")
-    base = load_job(job_of(job, values))
-    first = side_of_job(base, draws)
+    base, folder = job_and_folder(job_of(job, values), folder)
+    judged = partial(side_of_job, draws=draws, folder=folder)
+    first = judged(base)
     chosen = [each for each in TECHNIQUES if not names or each.name in names]
-    return GainTable(float(first.draws_s.mean()), tuple(_gain(each, base, first, draws) for each in chosen))
+    return GainTable(float(first.draws_s.mean()), tuple(_gain(each, base, first, judged) for each in chosen))
 
 
-def _gain(technique: Technique, base: Job, first: Side, draws: int) -> Gain:
+def _gain(technique: Technique, base: Job, first: Side, judged: Callable[[Job], Side]) -> Gain:
     row = Gain(technique.name, frameworks=frameworks_with(technique.key))
     fields = technique.changes(first.context.tasks[0].architecture)
-    data = base.model_dump(mode="json", exclude_none=True)
     try:
-        job = validate(Document(with_values(data, tuple(fields.items())), {}, technique.name), Job)
-        side = side_of_job(job, draws)
+        side = judged(changed_job(base, fields, technique.name))
     except (InfeasibleError, SpecError) as error:
         return replace(row, said=str(error).splitlines()[0])
     step = compare_sides(first, side).step

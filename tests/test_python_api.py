@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 import rlperf
 from rlperf.alternatives import BASE
+from rlperf.specs.profiles import profile_root
+from rlperf.techniques import gains
 
 JOB = rlperf.short_job("Qwen3-8B", 8, max_response="2k", prompts=16, group=4)
 
@@ -31,6 +34,27 @@ def test_what_if_tells_faster_from_slower_and_names_what_does_not_run() -> None:
     assert impossible.rl_step_s is None and impossible.why_not
     assert table.to_frame().height == 4
     assert "faster" in str(table)
+
+
+def test_what_if_and_gains_ask_where_the_job_lies(tmp_path: Path) -> None:
+    """A cluster that a log has told, in a calibration beside the job's file: every question hears of it."""
+    (tmp_path / "job.yaml").write_text(JOB.model_dump_json(exclude_none=True))
+    shipped = rlperf.predict_job(tmp_path / "job.yaml").rl_step_s
+    own = tmp_path / "calibrations" / "frameworks"
+    own.mkdir(parents=True)
+    for source in (profile_root() / "calibrations" / "frameworks").glob("verl_*.yaml"):
+        told = {**yaml.safe_load(source.read_text()), "factors": {"rollout": 2.0}}
+        (own / source.name).write_text(yaml.safe_dump(told))
+    slower = rlperf.predict_job(tmp_path / "job.yaml").rl_step_s
+    assert slower > 1.1 * shipped
+    of_file, of_job = (
+        rlperf.what_if(asked, {}, plan=False, draws=1, folder=folder).rows[0].rl_step_s
+        for asked, folder in ((tmp_path / "job.yaml", None), (JOB, tmp_path))
+    )
+    assert of_file == of_job == pytest.approx(slower, rel=0.1)
+    planned = rlperf.plan_job(tmp_path / "job.yaml").phases[0].predicted.rl_step_s
+    found = gains(tmp_path / "job.yaml", ("prefix caching",), draws=1)
+    assert found.rl_step_s == pytest.approx(planned, rel=0.1)
 
 
 def test_what_if_refuses_a_field_that_no_job_has() -> None:

@@ -26,6 +26,7 @@ from rlperf.cli import main as cli
 from rlperf.errors import SpecError
 from rlperf.plan.answer.plan import Plan
 from rlperf.report.plan_text import best_rows
+from rlperf.specs.profiles import profile_root
 from rlperf.units import human_seconds
 
 NICEGUI = importlib.util.find_spec("nicegui") is not None
@@ -50,6 +51,38 @@ def test_the_form_asks_what_the_function_is_asked(plan: Plan, tmp_path: Path) ->
         PageForm(model="").plan()
     with pytest.raises(SpecError, match=r"nowhere\.yaml"):
         PageForm(file=str(tmp_path / "nowhere.yaml")).plan()
+
+
+@needs_nicegui
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (["--model", "Qwen3-8B", "--mini-batch", "64"], {"model": "Qwen3-8B", "mini_batch": 64}),
+        (["--model", "mine/config.json", "--like", "llama"], {"like": "llama"}),
+        (["qwen2.5-7b-8xa100"], {"model": "Qwen2.5-7B", "gpus": 8, "mini_batch": 256, "file": ""}),
+        (["job.yaml"], {"file": "job.yaml"}),
+    ],
+)
+def test_options_and_shipped_jobs_fill_the_form(
+    given: list[str], wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms: list[Any] = []
+    monkeypatch.setattr("rlperf.ui.server.serve", lambda form, port, show: forms.append(form))
+    cli.app(["ui", *given], standalone_mode=False)
+    assert wanted.items() <= vars(forms[0]).items()
+
+
+def test_the_form_holds_whatever_a_job_without_a_file_can_say() -> None:
+    from rlperf.specs import short_job
+    from rlperf.ui.asked import PageForm
+
+    assert {*short_job.SHORT, "file"} == set(vars(PageForm()))
+
+
+@needs_nicegui
+def test_options_beside_a_file_are_refused_and_not_forgotten() -> None:
+    with pytest.raises(SpecError, match="--framework fill the form"):
+        cli.app(["ui", "job.yaml", "--framework", "slime"], standalone_mode=False)
 
 
 def test_ten_choices_are_listed_best_first(plan: Plan) -> None:
@@ -168,6 +201,30 @@ def test_the_page_shows_the_plan_and_moves(plan: Plan) -> None:
         assert page.form.max_response == "2048"
 
     as_user(visit, **SHORT)
+
+
+@needs_nicegui
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_sliders_are_planned_of_a_file_too(tmp_path: Path) -> None:
+    """The form has no say beside a job's file, and its folder's own profiles stay in force."""
+    task = {"name": "math", "workload": "math", "prompts_per_step": 32, "mini_batch": 16, "max_response_tokens": 4096}
+    asked = {"architecture": "Qwen3-0.6B", "cluster": "mine", "tasks": [task]}
+    (tmp_path / "job.yaml").write_text(json.dumps(asked))
+    (tmp_path / "clusters").mkdir()
+    shipped = (profile_root() / "clusters" / "dgx_h100.yaml").read_text()
+    (tmp_path / "clusters" / "mine.yaml").write_text(shipped.replace("name: dgx_h100", "name: mine"))
+
+    async def visit(user: Any, page: Any) -> None:
+        user.find(marker="plan").click()
+        await until(lambda: page.said is not None)
+        assert page.said.kept and "devices" in page.said.anew
+        next(iter(user.find(marker="move_prompts").elements)).value = 48
+        await until(lambda: len(page.said.kept) == 2)
+        user.find(marker="take_over").click()
+        await until(lambda: page.answer.plan.job.tasks[0].prompts_per_step == (48,))
+        assert page.answer.plan.job.tasks[0].mini_batch == (24,)
+
+    as_user(visit, file=str(tmp_path / "job.yaml"))
 
 
 @needs_nicegui

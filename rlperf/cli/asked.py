@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -89,7 +89,7 @@ class AskedJob:
         if self.model is None:
             alone = sorted(set(values) - {"framework"})
             if alone:
-                raise SpecError(f"{_options(alone)} stand for a job without a file: they need --model and --gpus")
+                raise SpecError(f"{options(alone)} stand for a job without a file: they need --model and --gpus")
             changes = {"framework": self.framework} if self.framework else {}
             return preset(str(self.file), **changes) if self.shipped else job_of(self.source, changes)
         if self.file is not None:
@@ -110,7 +110,8 @@ class AskedJob:
         return self.source.name if self.model is None else "options"
 
 
-def _options(names: list[str]) -> str:
+def options(names: Iterable[str]) -> str:
+    """Names of values as the options that state them."""
     return ", ".join("--" + name.replace("_", "-") for name in names)
 
 

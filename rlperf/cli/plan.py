@@ -88,7 +88,7 @@ def _print_gains(asked: AskedJob, what_if: str, as_json: bool) -> None:
 
     names = () if what_if == "all" else tuple(name.strip() for name in what_if.split(","))
     with progress("planning"):
-        found = gains(asked.job(), names)
+        found = gains(asked.job(), names, folder=asked.folder)
     if as_json:
         print_json(found.to_dict())
         return

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlperf.cli.asked import AskedJob, asks_job
+from rlperf.cli.asked import AskedJob, asks_job, options
 from rlperf.cli.output import console
 from rlperf.errors import Problem, SpecError
 
@@ -28,10 +28,17 @@ def ui(
         raise SpecError(
             Problem("the page needs NiceGUI, which is not installed", suggestion="pip install 'rlperf[ui]'")
         )
+    from rlperf.specs.presets import preset_rows
     from rlperf.ui.asked import PageForm
     from rlperf.ui.server import HOST, free_port, serve
 
-    form = PageForm(file=str(asked.file or ""), **asked.short())
+    values = asked.short()
+    if asked.file is None or asked.shipped:
+        form = PageForm(**{**(preset_rows()[str(asked.file)] if asked.shipped else {}), **values})
+    elif values:
+        raise SpecError(f"{options(values)} fill the form, and a job's file counts alone")
+    else:
+        form = PageForm(file=str(asked.file))
     port = free_port(port)
     console(error=True).print(f"rlperf on http://{HOST}:{port} (ends with Ctrl-C)")
     serve(form, port=port, show=show)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlperf.alternatives import BASE, HEAD, what_if
+from rlperf.alternatives import BASE, HEAD, changed_job, what_if
 from rlperf.api import plan_job, sweep_job
 from rlperf.errors import SpecError
 from rlperf.frameworks.export import losses, plan_texts
@@ -19,7 +19,7 @@ from rlperf.plan.compare import job_of_plan
 from rlperf.plan.question.words import layout_words
 from rlperf.report.plan_files import plan_contents
 from rlperf.specs.cluster import Cluster
-from rlperf.specs.job import Algorithm
+from rlperf.specs.job import Algorithm, Job
 from rlperf.specs.modes import MODES
 from rlperf.specs.profiles import architecture_names, load_cluster, profile_names
 from rlperf.sweep import Sweep
@@ -28,6 +28,10 @@ from rlperf.workload.library import PRESETS
 
 DRAWS = 2
 """Common draws of the prompt groups behind a slider: few, since the answer is due in a second."""
+
+
+NUMBERS = ("gpus", "prompts", "group", "mini_batch")
+"""Fields of the form that are whole numbers."""
 
 
 @dataclass
@@ -44,8 +48,10 @@ class PageForm:
     workload: str = "math"
     prompts: int = 128
     group: int = 8
+    mini_batch: int | None = None
     max_prompt: str = "2k"
     max_response: str = "16k"
+    like: str = ""
 
     def values(self) -> dict[str, Any]:
         """Arguments of `rlperf.plan_job`; a field that is left empty is its default.
@@ -56,7 +62,7 @@ class PageForm:
         if not self.model:
             raise SpecError("no model: name one, or a job file")
         given = {name: value for name, value in vars(self).items() if name != "file" and value not in (None, "")}
-        return {name: int(value) if name in ("gpus", "prompts", "group") else value for name, value in given.items()}
+        return {name: int(value) if name in NUMBERS else value for name, value in given.items()}
 
     @property
     def folder(self) -> Path:
@@ -67,10 +73,11 @@ class PageForm:
         """What rlperf plans for it."""
         return plan_job(Path(self.file).expanduser()) if self.file else plan_job(**self.values())
 
-    def having(self, moved: Mapping[str, int], per_node: int) -> None:
+    def having(self, moved: Mapping[str, int], asked: Alternatives) -> None:
         """Take over what sliders say: prompts, responses per prompt, response tokens, nodes."""
         self.prompts, self.group = moved["prompts"], moved["group"]
-        self.max_response, self.gpus = str(moved["max_response"]), moved["nodes"] * per_node
+        self.mini_batch = self.prompts // asked.updates if asked.updates > 1 else None
+        self.max_response, self.gpus = str(moved["max_response"]), moved["nodes"] * asked.devices_per_node
 
 
 def choices() -> dict[str, tuple[str, ...]]:
@@ -126,7 +133,7 @@ class Alternatives:
         batch, nodes = self.plan.phases[0].settings, self.plan.job.nodes or self._cluster.nodes
         object.__setattr__(self, "sliders", (
             _around("max_response", "longest response, tokens", batch.max_response_tokens),
-            _around("prompts", "prompts per rl_step", batch.prompts_per_step, self._updates),
+            _around("prompts", "prompts per rl_step", batch.prompts_per_step, self.updates),
             _around("group", "responses per prompt", batch.group_size),
             Slider("nodes", "nodes", nodes, 1, max(4 * nodes, 8), 1),
         ))  # fmt: skip
@@ -141,7 +148,8 @@ class Alternatives:
         return self.plan.job.devices_per_node or self._cluster.devices_per_node
 
     @property
-    def _updates(self) -> int:
+    def updates(self) -> int:
+        """Optimizer updates of an rl_step."""
         batch = self.plan.phases[0].settings
         return max(batch.prompts_per_step // batch.mini_batch, 1)
 
@@ -155,7 +163,7 @@ class Alternatives:
         fields = {
             "tasks.0.max_response_tokens": moved["max_response"],
             "tasks.0.prompts_per_step": moved["prompts"],
-            "tasks.0.mini_batch": moved["prompts"] // self._updates,
+            "tasks.0.mini_batch": moved["prompts"] // self.updates,
             "tasks.0.group_size": moved["group"],
         }
         if moved["nodes"] != self.start["nodes"]:
@@ -172,16 +180,25 @@ class Alternatives:
         if "nodes" not in fields:
             pinned = job_of_plan(self.plan)
             changed = {"moved": fields} if moved != self.start else {}
-            table = what_if(pinned, changed, plan=False, draws=DRAWS)
+            table = what_if(pinned, changed, plan=False, draws=DRAWS, folder=self.folder)
             names = {BASE: "the plan", "moved": "the plan's layouts, moved"}
             kept = [(names[cells[0]], *cells[1:]) for cells in table.cells()]
         return Moved(kept, self._anew(fields))
 
+    @property
+    def _job(self) -> Job:
+        """What the plan was asked for, with the task of its first phase alone."""
+        return self.plan.job.of_task(self.plan.phases[0].tasks[0])
+
+    def planned(self, moved: Mapping[str, int]) -> Plan:
+        """The plan that takes the place of this one under a change."""
+        return plan_job(changed_job(self._job, self.changes(moved), "the sliders"), folder=self.folder)
+
     def _anew(self, fields: Mapping[str, Any]) -> str:
-        job = self.plan.job.of_task(self.plan.phases[0].tasks[0])
+        job = self._job
         asked = {path: [value] for path, value in fields.items()}
         sweep = Sweep(job=job.model_dump(mode="json", exclude_none=True), grid=asked)
-        row = sweep_job(sweep, workers=1).frame.row(0, named=True)
+        row = sweep_job(sweep, workers=1, folder=self.folder).frame.row(0, named=True)
         if row["status"] != "ok":
             return f"no layout: {row['reason']}"
         degrees = ", ".join(

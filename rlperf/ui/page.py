@@ -5,8 +5,10 @@ Every value shown comes from `rlperf.ui.asked` or from the parts of `rlperf repo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from nicegui import run, ui
@@ -15,14 +17,15 @@ from rlperf.errors import RlperfError
 from rlperf.plan.answer.plan import Plan
 from rlperf.report import html
 from rlperf.report.plan_html import plan_parts
-from rlperf.ui.asked import Alternatives, Moved, PageForm, Slider, archive, choices, lost, summary
+from rlperf.ui.asked import NUMBERS, Alternatives, Moved, PageForm, Slider, archive, choices, lost, summary
 
 STYLE = f"{html.INKS}\n.report {{ width: 100%; color: var(--ink); line-height: 1.5;\n{html.PARTS}\n}}"
 LABELS = {
     "model": "model (name or config.json)", "gpu": "device or cluster", "gpus": "how many devices",
     "framework": "framework", "algorithm": "algorithm", "mode": "mode", "workload": "lengths (preset or file)",
     "prompts": "prompts per rl_step", "group": "responses per prompt", "max_prompt": "longest prompt, tokens",
-    "max_response": "longest response, tokens", "file": "or a job file (counts alone)",
+    "max_response": "longest response, tokens", "mini_batch": "prompts per update (empty: all)",
+    "like": "family of an unknown model_type", "file": "or a job file (counts alone)",
 }  # fmt: skip
 OPEN = ("model", "gpu", "workload", "framework")
 """Fields that take what is typed as well as what is offered."""
@@ -40,7 +43,16 @@ class Answer:
     @classmethod
     def of(cls, form: PageForm) -> Answer:
         """Plan what the form asks."""
-        plan, folder = form.plan(), form.folder
+        return cls.made(form.plan(), form.folder)
+
+    @classmethod
+    def moved(cls, asked: Alternatives, moved: dict[str, int]) -> Answer:
+        """Plan what sliders say of a plan."""
+        return cls.made(asked.planned(moved), asked.folder)
+
+    @classmethod
+    def made(cls, plan: Plan, folder: Path) -> Answer:
+        """Everything that is shown of a plan whose job's names start in ``folder``."""
         return cls(plan, plan_parts(plan), lost(plan, folder), Alternatives(plan, folder))
 
 
@@ -80,7 +92,7 @@ class Page:
                 options = names if value in names else [value, *names]
                 added: Any = {"with_input": True, "new_value_mode": "add-unique"} if name in OPEN else {}
                 made: Any = ui.select(options, label=words, value=value, **added)
-            elif isinstance(value, int):
+            elif name in NUMBERS:
                 made = ui.number(words, value=value, min=1, precision=0)
             else:
                 made = ui.input(words, value=value)
@@ -91,10 +103,14 @@ class Page:
         setattr(self.form, name, event.value)
 
     async def plan(self) -> None:
-        """Ask rlperf for a plan and show it; what is wrong with the form is said where the answer would stand."""
+        """Ask rlperf for a plan of what the form says."""
+        await self._answer(partial(Answer.of, replace(self.form)))
+
+    async def _answer(self, ask: Callable[[], Answer]) -> None:
+        """Show an answer; what is wrong with the question is said where it would stand."""
         self.answer_part.refresh("planning ...")
         try:
-            found = await run.io_bound(Answer.of, replace(self.form))
+            found = await run.io_bound(ask)
         except Exception as error:
             self.answer = None
             self.answer_part.refresh(_said(error))
@@ -116,8 +132,8 @@ class Page:
         answer = self.answer
         ui.label(f"{answer.plan.job.name}: {summary(answer.plan)}").classes("text-h6").mark("summary")
         ui.button("Download plan and config", on_click=self.download).props("outline").mark("download")
-        for words in answer.lost:
-            ui.label(f"not in the files of {answer.plan.job.framework}: {words}").classes("text-caption")
+        for loss in answer.lost:
+            ui.label(f"not in the files of {answer.plan.job.framework}: {loss}").classes("text-caption")
         self.what_if()
         with ui.tabs().classes("w-full").props("dense no-caps inline-label outside-arrows mobile-arrows") as tabs:
             heads = [ui.tab(f"part{number}", heading) for number, (heading, _) in enumerate(answer.parts)]
@@ -177,9 +193,13 @@ class Page:
             self._asking = False
 
     async def take_over(self) -> None:
-        """Write the sliders into the form and plan it."""
+        """Write the sliders into the form and plan it; beside a job's file, which counts alone, plan its job so."""
         assert self.answer is not None
-        self.form.having(self.moved, self.answer.alternatives.devices_per_node)
+        asked = self.answer.alternatives
+        if self.form.file:
+            await self._answer(partial(Answer.moved, asked, dict(self.moved)))
+            return
+        self.form.having(self.moved, asked)
         self.form_part.refresh()
         await self.plan()
 

@@ -71,7 +71,8 @@ def test_names_of_tasks_change_nothing() -> None:
 def test_a_second_task_adds_its_own_time() -> None:
     other = {**TASK, "name": "short", "max_response_tokens": 256}
     both, one, two = (planned(job(tasks=tasks)) for tasks in ([TASK, other], [TASK], [other]))
-    assert both.objective == pytest.approx(one.objective + two.objective, rel=1e-9)
+    apart = one.objective + two.objective
+    assert apart * (1 - 1e-9) <= both.objective <= apart * 1.01  # one layout for both, which is neither's own
 
 
 def test_a_longer_horizon_of_equal_groups_multiplies_the_objective() -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlperf.layout import FloatArray
 from rlperf.plan.answer.baseline import DefaultsOf, against_defaults, against_static
 from rlperf.plan.answer.phases import merged, phase_of
 from rlperf.plan.answer.plan import DefaultsComparison, HandoverCost, Phase, Plan, SwitchGain
 from rlperf.plan.answer.run_cost import Stretch, run_totals
+from rlperf.plan.answer.sensitivity import sensitivities, with_values
 from rlperf.plan.judge.decisions import Decision, Report, decide
 from rlperf.plan.judge.handovers import change_s, changes_of, handovers_of, per_second
 from rlperf.plan.question.context import Context
@@ -58,7 +58,7 @@ def plan_job(
         if static[1].chosen != solution.chosen and interval[0] <= 0.0:
             unsure = _unsure(decisions, solution, static[1], interval)
             program, solution, interval = *static, (0.0, 0.0)
-    phases, switching = _phases(context, decisions, solution), _paid(decisions, solution)
+    phases, switching = _phases(context, program, decisions, solution), _paid(decisions, solution)
     handovers = _handover_cost(context, decisions, solution)
     objective = _value(decisions, solution.chosen) + switching
     static_objective = None if static is None else _value(decisions, static[1].chosen) + _paid(decisions, static[1])
@@ -66,7 +66,7 @@ def plan_job(
         job=context.job,
         status="optimal" if solution.gap <= 1e-6 else "feasible",
         objective=objective,
-        bound=min(solve(_priced(program, decisions, [d.value for d in decisions])).bound, objective),
+        bound=min(solve(with_values(program, decisions, [d.value for d in decisions])).bound, objective),
         mip_gap=solution.gap,
         candidates=sum(decision.screened.candidates for decision in decisions),
         combinations=sum(decision.screened.combinations for decision in decisions),
@@ -99,16 +99,17 @@ def _against(
     return against_defaults(context, decisions, solution.chosen, switching, defaults)
 
 
-def _phases(context: Context, decisions: list[Decision], solution: Solution) -> list[Phase]:
+def _phases(context: Context, program: Program, decisions: list[Decision], solution: Solution) -> list[Phase]:
     """The chosen column of every slot in words; slots that were judged together are put into words once."""
     made: dict[tuple[str, tuple[bytes, ...], Configuration], Phase] = {}
     found = []
-    for decision, column in zip(decisions, solution.chosen, strict=True):
+    moves = sensitivities(context, program, decisions, solution.chosen)
+    for decision, column, move in zip(decisions, solution.chosen, moves, strict=True):
         chosen = decision.evaluations[column]
         key = (decision.task.task.name, chosen.demand.keys, chosen.configuration)
         if key not in made:
             made[key] = phase_of(context, decision, column)
-        found.append(made[key].model_copy(update={"rl_steps": decision.rl_steps}))
+        found.append(made[key].model_copy(update={"rl_steps": decision.rl_steps, "sensitivity": move}))
     return found
 
 
@@ -187,12 +188,6 @@ def _unsure(
     changing, kept = (_value(decisions, each.chosen) + _paid(decisions, each) for each in (solution, static))
     low, high = (1.0 - 1.0 / (1.0 + more) for more in interval)
     return SwitchGain(saves=1.0 - changing / kept, low=low, high=high)
-
-
-def _priced(program: Program, decisions: list[Decision], values: Sequence[FloatArray]) -> Program:
-    """The program with other values per rl_step for the columns of its slots."""
-    slots = zip(program.slots, decisions, values, strict=True)
-    return replace(program, slots=tuple(replace(slot, cost=value * d.count) for slot, d, value in slots))
 
 
 def _regret(program: Program, decisions: list[Decision]) -> float:

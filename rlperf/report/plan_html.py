@@ -15,6 +15,7 @@ from rlperf.report.plan_text import (
     batch_words,
     best_rows,
     gain_words,
+    group_words,
     interval,
     memory_rows,
     phase_title,
@@ -23,6 +24,7 @@ from rlperf.report.plan_text import (
     stage_rows,
     waiting_words,
 )
+from rlperf.report.plan_whole import WholeStep
 from rlperf.report.provenance import ASSUMED, UsedConstant, constants_of, counts
 from rlperf.report.rl_step import step_figure
 from rlperf.report.rollout import CAUSES
@@ -65,23 +67,13 @@ def plan_parts(plan: Plan, judged: tuple[Judged | None, ...] = (), missing: str 
 
 
 def _summary(plan: Plan, missing: str) -> str:
-    first = plan.phases[0].predicted
-    items = [
-        (
-            human_seconds(first.rl_step_s),
-            f"per rl_step ({human_seconds(first.low_s)} to {human_seconds(first.high_s)})",
-        ),
-        (f"{first.tokens_per_s_per_device:,.0f}", "trained tokens per second and device"),
-        (f"{100 * first.truncated_fraction:.1f} %", "of responses cut at the maximum length"),
-    ]
-    if first.usd_per_step is not None:
-        items.insert(1, (f"{first.usd_per_step:.3g} USD", "per rl_step"))
-    for role, use in first.memory_bytes.items():
-        items.append((human_risk(use.risk), f"risk to run out of memory, {role}"))
-    body = html.facts(items)
+    body = html.facts(WholeStep.of(plan).cards(plan))
     if missing:
         body += html.paragraph(missing, "warn")
-    rows = [(phase_title(phase), batch_words(phase), interval(phase.predicted)) for phase in plan.phases]
+    rows = []
+    for phase in plan.phases:
+        rows.append((phase_title(phase), batch_words(phase), interval(phase.predicted)))
+        rows += [("", "", line) for line in group_words(phase)]
     return body + html.table(("what", "batch", "one rl_step"), rows)
 
 

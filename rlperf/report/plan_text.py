@@ -316,12 +316,13 @@ def markdown(plan: Plan) -> str:
     for phase in plan.phases:
         lines += _phase_markdown(phase)
     lines += ["## How good is this plan", "", *(f"- {line}" for line in summary_lines(plan)), ""]
-    predicted = plan.phases[0].predicted
-    lines += ["## What stands behind the numbers", "", f"- calibrations: {', '.join(predicted.calibration.ids)}"]
-    if predicted.calibration.extrapolated:
+    every = [phase.predicted for phase in plan.phases]
+    ids = dict.fromkeys(name for each in every for name in each.calibration.ids)
+    lines += ["## What stands behind the numbers", "", f"- calibrations: {', '.join(ids)}"]
+    if any(each.calibration.extrapolated for each in every):
         lines.append("- extrapolated: outside the calibrated range, intervals are wider")
-    lines += [f"- {note}" for note in predicted.calibration.notes]
-    lines += [f"- assumed: {text}" for text in predicted.assumed]
+    lines += dict.fromkeys(f"- {note}" for each in every for note in each.calibration.notes)
+    lines += dict.fromkeys(f"- assumed: {text}" for each in every for text in each.assumed)
     lines += ["", "Intervals are the 5th and 95th percentile.", ""]
     return "\n".join(lines)
 

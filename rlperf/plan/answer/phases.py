@@ -11,11 +11,10 @@ from rlperf.plan.answer.explain import binding, differences
 from rlperf.plan.answer.plan import GroupTime, ParetoPoint, Phase, PredictedStages, Prediction, RunnerUp, Sensitivity
 from rlperf.plan.answer.prediction import memory_uses, prediction_of
 from rlperf.plan.judge.decisions import Decision, rl_step_groups
-from rlperf.plan.judge.evaluate import Evaluation, Judge, scaled_seconds
+from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_means import contenders
 from rlperf.plan.judge.stages import adaptive_note
 from rlperf.plan.question.context import Context
-from rlperf.plan.question.objective import objective_of
 from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.pareto import pareto_mask
@@ -24,15 +23,6 @@ from rlperf.plan.search.splits import usage_of
 NAMED_TIES = 4
 BEST = 10
 """Choices that a plan lists: itself, the runner-up, and those after it."""
-CHANGE = 0.1
-"""Relative change of an input in the sensitivity."""
-INPUTS: dict[str, tuple[float, float]] = {
-    "rollout slower": (1.0 + CHANGE, 1.0),
-    "rollout faster": (1.0 - CHANGE, 1.0),
-    "training and scoring slower": (1.0, 1.0 + CHANGE),
-    "training and scoring faster": (1.0, 1.0 - CHANGE),
-}
-"""Input -> factors on the seconds of (rollout, training and scoring)."""
 
 
 def phase_of(context: Context, decision: Decision, column: int) -> Phase:
@@ -58,7 +48,6 @@ def phase_of(context: Context, decision: Decision, column: int) -> Phase:
         tied=len(tied),
         ties=tuple(tuple(differences(configuration, other.configuration)) for other in tied[:NAMED_TIES]),
         simplest=_simplest(chosen, tied),
-        sensitivity=tuple(sensitivity(context, decision, column)),
         pareto=tuple(front(context, decision, column)),
         binds=(*binding(context, decision.task, chosen), *([pipeline] if pipeline else [])),
     )
@@ -100,40 +89,6 @@ def _listed(decision: Decision, others: list[int]) -> list[int]:
         one = decision.evaluations[index].configuration
         kinds.setdefault((one.mode, one.pool("trainer").settings.backend), index)
     return [*others[: BEST - 1], *(index for index in kinds.values() if index not in others[: BEST - 1])]
-
-
-def sensitivity(context: Context, decision: Decision, column: int) -> list[Sensitivity]:
-    """What a tenth more or less of one input does to the choice among the judged candidates."""
-    found = []
-    for name, (rollout, trainer) in INPUTS.items():
-        steps = np.array([_perturbed_s(context, decision, e, rollout, trainer) for e in decision.evaluations])
-        values = np.array(
-            [
-                float(objective_of(context, e.demand, usage_of(context, e.configuration), np.array([s]))[0])
-                for e, s in zip(decision.evaluations, steps, strict=True)
-            ]
-        )
-        best = int(np.argmin(values * decision.objective / decision.value))
-        loss = float(values[column] / values[best] - 1.0)
-        other = decision.evaluations[best].configuration
-        moved = best != column and loss > 1e-6
-        found.append(
-            Sensitivity(
-                input=name,
-                change=CHANGE if "slower" in name else -CHANGE,
-                rl_step_s=float(steps[column]),
-                loss=loss if moved else 0.0,
-                switches_to=tuple(differences(decision.evaluations[column].configuration, other)) if moved else (),
-            )
-        )
-    return found
-
-
-def _perturbed_s(context: Context, decision: Decision, evaluation: Evaluation, rollout: float, trainer: float) -> float:
-    """The rl_step of a candidate with its rollout and its training scaled [s]."""
-    factor = {"rollout": rollout, "scoring": trainer, "training": trainer}
-    seconds = scaled_seconds(context.site, decision.task.architecture, evaluation, factor)
-    return float(seconds.rl_step_s.mean())
 
 
 def front(context: Context, decision: Decision, column: int) -> list[ParetoPoint]:
@@ -191,14 +146,17 @@ def _joined(run: list[Phase]) -> Phase:
         "rl_steps": (run[0].rl_steps[0], run[-1].rl_steps[1]),
         "predicted": predicted,
         "groups": tuple(groups) if len({group.rl_step_s for group in groups}) > 1 else (),
-        "sensitivity": tuple(map(_of_all_groups, zip(*(phase.sensitivity for phase in run), strict=True))),
+        "sensitivity": tuple(
+            _of_all_groups(rows, counts) for rows in zip(*(phase.sensitivity for phase in run), strict=True)
+        ),
     }
     return run[0].model_copy(update=changes)
 
 
-def _of_all_groups(rows: tuple[Sensitivity, ...]) -> Sensitivity:
-    """One input's sensitivity over groups of rl_steps: of the group in which the choice loses most."""
-    return max(rows, key=lambda row: row.loss)
+def _of_all_groups(rows: tuple[Sensitivity, ...], counts: Sequence[int]) -> Sensitivity:
+    """One input's sensitivity over groups of so many rl_steps: the mean rl_step, and the first change of layout."""
+    mean = float(np.average([row.rl_step_s for row in rows], weights=counts))
+    return max(rows, key=lambda row: row.loss).model_copy(update={"rl_step_s": mean})
 
 
 def mean_prediction(predicted: Sequence[Prediction], counts: Sequence[int]) -> Prediction:

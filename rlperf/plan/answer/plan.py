@@ -258,7 +258,9 @@ class Sensitivity(Frozen):
     input: str
     change: float = Field(description="relative change of the input")
     rl_step_s: float = Field(description="the plan's rl_step under the change")
-    loss: float = Field(description="the plan's objective over the then best candidate's - 1; 0 = the choice stands")
+    loss: float = Field(
+        description="objective of the plan, all tasks and rl_steps, over the then best one's - 1; 0 = the choice stands"
+    )
     switches_to: tuple[str, ...] = Field((), description="what the then best candidate does otherwise")
 
 

@@ -42,6 +42,9 @@ class Explained:
     scaling: ScalingExplanation | None = None
     ended: str = ""
 
+    def __str__(self) -> str:
+        return "\n".join(filter(None, (self.ended, str(self.causes))))
+
 
 def explain(
     source: Source,

@@ -174,7 +174,7 @@ class GainTable:
         return "\n".join("  ".join(cell for cell in cells if cell) for cells in self.cells())
 
 
-HEAD = ("technique", "rl_step", "gain", "memory per device", "frameworks", "")
+HEAD = ("technique", "rl_step", "gain", "memory per device", "frameworks", "note")
 
 
 def _cells(row: Gain) -> tuple[str, ...]:
@@ -232,8 +232,13 @@ def _gain(technique: Technique, base: Job, first: Side, judged: Callable[[Job], 
         high=saved[1],
         engine_bytes=signs * float((_engine(side) - _engine(first)).item()),
         trainer_bytes=signs * float((after.held.peak - before.held.peak).item()),
-        said=_said(technique, first, side, step.ratio),
+        said=", ".join(filter(None, (_lag(fields), _said(technique, first, side, step.ratio)))),
     )
+
+
+def _lag(fields: Fields) -> str:
+    """How stale what is trained on may be, where a technique sets it: the gain is of that many rl_steps."""
+    return f"staleness {fields['limits.staleness']}" if "limits.staleness" in fields else ""
 
 
 def _widened(ratio: float, end: float, spread: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -47,6 +48,8 @@ def test_tasks_in_turns_keep_one_layout(kept: Plan) -> None:
     assert best * (1 - 1e-3) <= kept.objective < best + 2 * kept.handovers.change_s
     assert kept.static_objective == pytest.approx(kept.objective)
     assert any("take turns on one layout" in line for line in summary_lines(kept))
+    assert any("`sharing: mixed`" in line for line in summary_lines(kept))
+    assert not any(re.search(r"\de-\d", line) for line in summary_lines(kept))
 
 
 def test_free_turns_take_no_more_and_change_only_where_that_surely_pays(kept: Plan) -> None:

@@ -10,6 +10,7 @@ import yaml
 import rlperf
 from rlperf.alternatives import BASE
 from rlperf.specs.profiles import profile_root
+from rlperf.sweep import Sweep
 from rlperf.techniques import gains
 
 JOB = rlperf.short_job("Qwen3-8B", 8, max_response="2k", prompts=16, group=4)
@@ -103,3 +104,20 @@ def test_an_asynchronous_plan_speaks_of_pools_that_wait() -> None:
     if idle[most] >= 0.1:
         assert any(words.startswith(f"{most.removesuffix('_waits')} pool: waits") for words in phase.binds)
     assert any("pool waits most" in note for note in rlperf.explain(plan).causes.notes)
+
+
+def test_every_answer_prints_for_people(tmp_path: Path) -> None:
+    job = rlperf.short_job("Qwen3-8B", 8, "h100", max_response="4k", prompts=32)
+    sizing = rlperf.size_job(job, "step<=20min", most_nodes=2)
+    assert str(sizing).startswith("step at most 20 min 0 s: 1 node of dgx_h100: the fewest devices, ")
+    swept = rlperf.sweep_job(
+        Sweep(name="two", job=job.model_dump(mode="json", exclude_none=True), grid={"nodes": [1, 2]})
+    )
+    assert str(swept) == "two: 2 points (2 ok)"
+    plan = rlperf.plan_job(job)
+    said = str(rlperf.explain(plan)).splitlines()
+    assert said[0].startswith("rl_step ") and "tail (by design) at " in "\n".join(said[1:])
+    rlperf.export_plan(plan, tmp_path, framework="verl")
+    audit = rlperf.audit_config(tmp_path / "config.yaml", cluster="dgx_h100", plan=False)
+    assert "runs out of memory with a probability " in str(audit) and "Imported(" not in str(audit)
+    assert max(len(str(each)) for each in (sizing, swept, audit)) < 4000

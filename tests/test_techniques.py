@@ -11,7 +11,7 @@ import pytest
 import rlperf
 from rlperf.errors import SpecError
 from rlperf.frameworks.registry import FRAMEWORKS
-from rlperf.techniques import TECHNIQUES, GainTable, frameworks_with, gains
+from rlperf.techniques import HEAD, TECHNIQUES, GainTable, frameworks_with, gains
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "techniques.md"
 NAMES = ("speculative decoding", "n-gram drafts", "fp8 cache", "prefix caching", "one step off")
@@ -69,3 +69,10 @@ def test_the_guide_has_every_row() -> None:
     text = GUIDE.read_text()
     for each in TECHNIQUES:
         assert f"| {each.name} | {each.measured} | {each.assumed} |" in text
+
+
+def test_what_is_trained_on_late_says_how_late() -> None:
+    (row,) = gains(
+        names=("fully asynchronous",), draws=1, model="Qwen3-8B", gpus=16, max_response="4k", prompts=32
+    ).rows
+    assert "staleness 4" in row.said and all(HEAD)

@@ -15,6 +15,7 @@ from rlperf.diagnose.advice import Advice, advice_for
 from rlperf.diagnose.faults import Fault, Thresholds, find_faults
 from rlperf.diagnose.paths import fault_path, structural_path
 from rlperf.diagnose.structure import structural_changes
+from rlperf.units import human_seconds
 
 FLOOR = 0.01
 """Share of the rl_step below which a loss is not reported: repeated runs of one configuration differ by more."""
@@ -53,6 +54,11 @@ class Cause:
     part: int = -1
     method: Literal["replay", "simulation"] = "replay"
 
+    def __str__(self) -> str:
+        nature = "fault" if self.nature == "fault" else "by design"
+        named = f"{self.kind.replace('_', ' ')} ({nature}) at {self.where}"
+        return f"{named}: {human_seconds(self.loss_s)}, {self.share:.0%}; {self.evidence}"
+
 
 @dataclass(frozen=True)
 class Interaction:
@@ -87,6 +93,10 @@ class Explanation:
     critical_s: tuple[tuple[str, float], ...] = ()
     interactions: tuple[Interaction, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        head = f"rl_step {human_seconds(self.rl_step_s)}"
+        return "\n".join([head, *(f"{cause}" for cause in self.causes)])
 
     @property
     def faults(self) -> tuple[Cause, ...]:

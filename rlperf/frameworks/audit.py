@@ -81,6 +81,9 @@ class Audit:
     lengths: str = ""
     """That the log's responses are of other lengths than those predicted with, where they are."""
 
+    def __str__(self) -> str:
+        return "\n".join(report(self))
+
     @property
     def broken(self) -> bool:
         """Whether an error was found."""
@@ -349,14 +352,7 @@ def risk_of(predicted: Prediction) -> float:
 def report(found: Audit) -> Sequence[str]:
     """The audit as lines of text."""
     lines = [found.ended] if found.ended else []
-    for finding in found.findings:
-        gain = f"  [gain {human_seconds(finding.gain_s)} per rl_step]" if finding.gain_s else ""
-        where = f"{finding.where}: " if finding.where else ""
-        late = f" (noticed: {finding.when})" if finding.severity == "error" and finding.when else ""
-        lines.append(f"{finding.severity.upper():7} {finding.key}{gain}")
-        lines.append(f"        {where}{finding.message}{late}")
-        if finding.advice:
-            lines.append(f"        {finding.advice}")
+    lines += [line for finding in found.findings for line in str(finding).splitlines()]
     if found.predicted is not None:
         said = found.predicted
         low, high = human_seconds(said.low_s), human_seconds(said.high_s)

@@ -17,7 +17,7 @@ from rlperf.frameworks.keytable import Flat, Value
 from rlperf.frameworks.repairs import for_rule, in_keys
 from rlperf.frameworks.run import Ref, ref
 from rlperf.plan.answer.plan import Prediction
-from rlperf.units import human_bytes, with_probability
+from rlperf.units import human_bytes, human_seconds, with_probability
 
 Severity = Literal["error", "warning", "hint"]
 """error: it will fail or run out of memory; warning: it does nothing, or may fail; hint: it could be faster."""
@@ -50,6 +50,13 @@ class Finding:
     rule: str = ""
     settings: Flat = field(default_factory=dict)
     role: str = ""
+
+    def __str__(self) -> str:
+        gain = f"  [gain {human_seconds(self.gain_s)} per rl_step]" if self.gain_s else ""
+        where = f"{self.where}: " if self.where else ""
+        late = f" (noticed: {self.when})" if self.severity == "error" and self.when else ""
+        lines = [f"{self.severity.upper():7} {self.key}{gain}", f"        {where}{self.message}{late}"]
+        return "\n".join([*lines, *([f"        {self.advice}"] if self.advice else [])])
 
     def to_dict(self) -> dict[str, Value]:
         """The stable JSON form."""

@@ -19,7 +19,7 @@ from rlperf.plan.question.context import Context
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.objectives import OBJECTIVES
-from rlperf.units import parse_quantity
+from rlperf.units import human_seconds, parse_quantity
 
 if TYPE_CHECKING:
     import polars as pl
@@ -134,13 +134,20 @@ class Sizing:
         """What was found, in a line."""
         if self.best is None:
             return "none"
-        words = f"{self.best.nodes} nodes of {self.best.cluster}"
+        words = f"{self.best.nodes} node{'s' if self.best.nodes > 1 else ''} of {self.best.cluster}"
         unpriced = sorted({row.cluster for row in self.rows if row.rl_step_s is not None and row.usd_per_step is None})
         if self.by == "usd":
             return f"{words}: the cheapest"
         several = len({row.cluster for row in self.rows}) > 1
         why = f"; which is cheapest is not known, as {' and '.join(unpriced)} has no price" if several else ""
         return f"{words}: the fewest devices{why}"
+
+    def __str__(self) -> str:
+        found = f"{_wanted(self.target)}: {self.verdict}"
+        if self.best is None or self.best.rl_step_s is None:
+            return f"{found} of {len(self.rows)} clusters tried"
+        cost = "" if self.best.usd_per_step is None else f", {self.best.usd_per_step:.3g} USD"
+        return f"{found}, {human_seconds(self.best.rl_step_s)} per rl_step{cost}"
 
     def _repr_html_(self) -> str:
         head = ("cluster", "nodes", "devices", "rl_step", "USD per rl_step", "meets", "note")
@@ -149,8 +156,13 @@ class Sizing:
              "-" if r.usd_per_step is None else f"{r.usd_per_step:.3g}", "yes" if r.meets else "no", r.note)
             for r in self.rows
         ]  # fmt: skip
-        wanted = f"{self.target.measure} at most {self.target.limit:g}"
-        return f"<p>{wanted}: <b>{escape(self.verdict)}</b></p>" + notebook.table(head, rows)
+        return f"<p>{_wanted(self.target)}: <b>{escape(self.verdict)}</b></p>" + notebook.table(head, rows)
+
+
+def _wanted(target: SizeTarget) -> str:
+    """``step at most 5 min 0 s``."""
+    limit = f"{target.limit:g} USD" if target.measure == "usd/step" else human_seconds(target.limit)
+    return f"{target.measure} at most {limit}"
 
 
 HELPS = 0.05

@@ -12,12 +12,21 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+def amount(value: float, unit: str) -> str:
+    """A number of an objective: four digits, and never a power of ten.
+
+    >>> amount(477.61, "s"), amount(38450.2, "s")
+    ('477.6 s', '38,450 s')
+    """
+    return f"{value:,.0f} {unit}" if abs(value) >= 1e4 else f"{value:,.4g} {unit}"
+
+
 def summary_lines(plan: Plan) -> list[str]:
     """How good the plan is, in words."""
     unit = OBJECTIVES[plan.job.objective.minimize].unit
     lines = [
-        f"{plan.status}: objective {plan.objective:,.4g} {unit}{_bound_words(plan, unit)}; "
-        f"gap {100 * plan.mip_gap:.2g} % of the screened program; "
+        f"{plan.status}: objective {amount(plan.objective, unit)}{_bound_words(plan, unit)}; "
+        f"gap {round(100 * plan.mip_gap, 4):.2g} % of the screened program; "
         f"{plan.candidates:,} candidates ({plan.combinations:.2g} combinations)",
         f"event simulation re-judged the best; the screen's own choice would have lost {percent(plan.screen_regret)}",
     ]
@@ -27,7 +36,7 @@ def summary_lines(plan: Plan) -> list[str]:
         if plan.static_low is not None and plan.static_high is not None:
             words += f", {100 * plan.static_low:+.1f} .. {100 * plan.static_high:+.1f} %"
         whole = "for all tasks and rl_steps" if plan.handovers else "over the whole horizon"
-        lines.append(f"one layout {whole}: {plan.static_objective:,.4g} {unit} ({words})")
+        lines.append(f"one layout {whole}: {amount(plan.static_objective, unit)} ({words})")
     if plan.switching is not None:
         gain = plan.switching
         words = f"{percent(gain.saves)} ({percent(gain.low)} .. {percent(gain.high)})"
@@ -48,10 +57,11 @@ def summary_lines(plan: Plan) -> list[str]:
 def handover_words(handovers: HandoverCost) -> str:
     """What tasks that take turns pay between them."""
     each = f"a change of layout between tasks takes {human_seconds(handovers.change_s)}"
+    instead = "; in one batch with `sharing: mixed`, at once on parts of the devices with `sharing: devices`"
     if not handovers.changes:
-        return f"the tasks take turns on one layout: {each}, and there is none"
+        return f"the tasks take turns on one layout: {each}, and there is none{instead}"
     often = f"{handovers.changes:.3g} per rl_step of all tasks"
-    return f"the tasks take turns: {each}, {often}, {human_seconds(handovers.per_rl_step_s)} of it"
+    return f"the tasks take turns: {each}, {often}, {human_seconds(handovers.per_rl_step_s)} of it{instead}"
 
 
 def _bound_words(plan: Plan, unit: str) -> str:
@@ -59,7 +69,7 @@ def _bound_words(plan: Plan, unit: str) -> str:
     less = 1.0 - plan.bound / plan.objective if plan.bound > 0.0 else 0.0
     if less < 5e-4:
         return ", the least of all that was judged"
-    return f"; less simple layouts of those judged take {plan.bound:,.4g} {unit}, which is {percent(less)} less"
+    return f"; less simple layouts of those judged take {amount(plan.bound, unit)}, which is {percent(less)} less"
 
 
 def defaults_words(found: DefaultsComparison, unit: str) -> str:
@@ -67,7 +77,7 @@ def defaults_words(found: DefaultsComparison, unit: str) -> str:
     title = f"{found.framework}'s defaults" + (f" ({found.runs})" if found.runs else "")
     if found.objective is None or found.saves is None or found.low is None or found.high is None:
         return f"{title} do not run here: {found.why_not}"
-    words = f"{title} would take {found.objective:,.4g} {unit}: the plan saves {percent(found.saves)}"
+    words = f"{title} would take {amount(found.objective, unit)}: the plan saves {percent(found.saves)}"
     words += f" ({percent(found.low)} .. {percent(found.high)})"
     words += "" if found.low > 0.0 or found.high < 0.0 else ", which cannot be told from nothing"
     return words + (f"; {'; '.join(found.notes)}" if found.notes else "")

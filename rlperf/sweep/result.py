@@ -84,11 +84,14 @@ class SweepResult:
         ranked = few.filter(few["status"] == "ok").drop_nulls(by).sort(by, maintain_order=True)
         return self._collected(self.rows.slice(ranked["point"][0], 1)).row(0, named=True) if ranked.height else None
 
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count:,} {status}" for status, count in self.counts.items())
+        return f"{self.checked.sweep.name}: {self.checked.points:,} points ({counts})"
+
     def _repr_html_(self) -> str:
         shown = [*self.checked.varied, "status", "rl_step_s", "low_s", "high_s", "usd_per_step", "bottleneck", "reason"]
-        counts = ", ".join(f"{count:,} {status}" for status, count in self.counts.items())
         inner = self._collected(self.rows.select(shown).head(SHOWN))._repr_html_()
-        return f"<p><b>{escape(self.checked.sweep.name)}</b>: {self.checked.points:,} points ({counts})</p>{inner}"
+        return f"<p>{escape(str(self))}</p>{inner}"
 
 
 def read_result(folder: Path | str) -> SweepResult:

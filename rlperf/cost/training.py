@@ -173,14 +173,14 @@ def experts_timed(arch: Architecture, trainer: TrainerCalibration, layout: Layou
     return np.asarray((degree >= least) & (degree <= most) & (layout.devices <= timed.devices))
 
 
-def parked_states_s(
-    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, lora_rank: int | None
+def optimizer_bytes(
+    arch: Architecture, trainer: TrainerCalibration, layout: Layout, lora_rank: int | None
 ) -> FloatArray:
-    """Seconds in which a device fetches its optimizer states from host memory and takes them back, once each."""
+    """Bytes of the optimizer states that a device owns."""
     each = arch.layers / layout.pipeline_parallel.astype(np.float64)
     dense, routed, tables = trained_share(arch, layout, stage_parameters(arch, layout), lora_rank)
     owned = owned_parameters(layout, each * dense + tables, each * routed)
-    return np.asarray(2.0 * host_copy_s(hw, owned * trainer.storage.optimizer))
+    return np.asarray(owned * trainer.storage.optimizer)
 
 
 def _layer_pass(arch: Architecture, device: TrainerDevice, costs: MicrobatchSeconds) -> _Pass:

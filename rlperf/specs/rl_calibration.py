@@ -127,7 +127,10 @@ class TrainerOverheads(Frozen):
         prompt and a response may have in the job (``limit``)
     switches : what it sets otherwise than the backend does (overlap, dispatcher of experts)
     parks_optimizer : offloaded optimizer states come to the device once for all updates of an rl_step and go back
-        after them; without, they stay in host memory and its cores run every update
+        after them, and the weights with them, which also come and go for every scoring pass of the policy; without,
+        optimizer states stay in host memory and its cores run every update
+    parking_rate : bytes per second and device of states that come to the device for a phase and go back (weights for a
+        scoring pass, weights and optimizer for the updates); None: that of pinned host memory
     gradients : in what gradients are accumulated and reduced, if not as the backend's calibration has it
     fused_gradients : whether products add to the accumulated gradient themselves; without, each is added in a pass
     pipeline_padding : with pipeline stages, packed microbatches are padded to the token budget (equal shapes)
@@ -150,6 +153,7 @@ class TrainerOverheads(Frozen):
     switches: Switches = Switches()
     gradients: Literal["bf16", "fp32"] | None = None
     parks_optimizer: bool = False
+    parking_rate: Rate | None = None
     fused_gradients: bool = True
     pipeline_padding: bool = False
     logits: LogitBytes | None = None
@@ -358,7 +362,7 @@ class FrameworkCalibration(Frozen):
             value = getattr(self, name)
             if isinstance(value, Overhead | Rate) and value.provenance.assumed:
                 names.append(name)
-        for name in ("update", "scoring_pass", "host_layer", "reference_rate", "moe_layer"):
+        for name in ("update", "scoring_pass", "host_layer", "reference_rate", "parking_rate", "moe_layer"):
             value = getattr(self.training, name)
             if value is not None and value.provenance.assumed:
                 names.append(f"training.{name}")

@@ -8,12 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.layers import stack_of
 from rlperf.cost.memory_parameters import stage_parameters
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.engine_calibration import EngineCalibration
+from rlperf.specs.hardware import Hardware
 from rlperf.specs.rl_calibration import FrameworkCalibration, Overhead
 from rlperf.specs.trainer_calibration import EXPERT_TIMING, TrainerCalibration, load_trainer
 
@@ -137,6 +139,12 @@ def reference_swap_s(framework: FrameworkCalibration, architecture: Architecture
     training = framework.training
     if training.reference_rate is None or not training.reference_bytes:
         return np.zeros(())
+    held = held_parameters(architecture, layout)
+    return np.asarray(3.0 * training.reference_bytes * held / training.reference_rate.value, np.float64)
+
+
+def held_parameters(architecture: Architecture, layout: Layout) -> FloatArray:
+    """Parameters that a device of the fullest stage holds, its shard at ZeRO 3 [parameters]."""
     stage = stage_parameters(architecture, layout)
     both = np.where(
         layout.pipeline_parallel == 1, stage.embedding + stage.head, np.maximum(stage.embedding, stage.head)
@@ -145,7 +153,15 @@ def reference_swap_s(framework: FrameworkCalibration, architecture: Architecture
     dense = (stage.layers * stage.layer_dense + both) / np.where(sharded, layout.shards, 1)
     expert_shards = np.minimum(layout.expert_data_parallel, layout.shards)
     routed = stage.layers * stage.layer_routed / np.where(sharded, expert_shards, 1)
-    return np.asarray(3.0 * training.reference_bytes * (dense + routed) / training.reference_rate.value, np.float64)
+    return np.asarray(dense + routed, np.float64)
+
+
+def parked_s(framework: FrameworkCalibration, hardware: Hardware, n_bytes: npt.ArrayLike) -> FloatArray:
+    """States of a device on their way from host memory and back, for one phase [s]."""
+    rate = framework.training.parking_rate
+    if rate is None:
+        return np.asarray(2.0 * host_copy_s(hardware, np.asarray(n_bytes, np.float64)))
+    return np.asarray(2.0 * np.asarray(n_bytes, np.float64) / rate.value)
 
 
 def routing_skew(framework: FrameworkCalibration, layout: Layout) -> FloatArray:

@@ -22,12 +22,14 @@ from rlperf.cost.packing import packed_count, sorted_microbatches
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.speculation import training_share
 from rlperf.cost.trainer_device import UpdateOptions
-from rlperf.cost.training import TrainingCost, parked_states_s, training_update
+from rlperf.cost.training import TrainingCost, optimizer_bytes, training_update
 from rlperf.layout import OFFLOAD, FloatArray, IntArray, Layout, taken
 from rlperf.sim.rl_step.data_movement import route_bytes
 from rlperf.sim.rl_step.demand import Demand, LengthMoments
 from rlperf.sim.rl_step.overheads import (
+    held_parameters,
     padded_microbatches,
+    parked_s,
     routing_skew,
     scoring_in_framework_s,
     shared_prefix_s,
@@ -320,7 +322,10 @@ def _scored(
     one = scoring_pass(architecture, site.hardware, stack.calibration, layout, scored, options, tower=read)
     passes = stack.scoring_passes(site.roles, demand.batch.updates, site.old_policy)
     reference = 1.0 / passes if passes and "reference" in site.roles else 0.0
-    pass_s = scoring_in_framework_s(framework, architecture, layout, scored, one.total_s, reference=reference)
+    # a reference apart is not fetched so; under LoRA it is the policy without its adapters
+    fetched = 1.0 if settings.lora_rank else 1.0 - reference
+    scoring_s = one.total_s + fetched * _weights_s(site, stack, architecture, layout)
+    pass_s = scoring_in_framework_s(framework, architecture, layout, scored, scoring_s, reference=reference)
     if settings.router_replay != "none":
         pass_s = pass_s + replayed_s(site, architecture, layout, scored)
     if settings.shared_prefix and demand.batch.group_size > 1:
@@ -354,8 +359,17 @@ def _update(
     both, activations, none = (OFFLOAD.index(word) for word in ("both", "activations", "none"))
     resident = np.where(layout.offload == both, activations, np.where(parked, none, layout.offload))
     cost = training_update(*where, replace(layout, offload=resident), batches, options, tower=images)
-    fetched = np.where(parked, parked_states_s(*where, layout, options.lora_rank), 0.0) / updates
-    return replace(cost, offload_s=cost.offload_s + fetched)
+    states = optimizer_bytes(architecture, stack.calibration, layout, options.lora_rank)
+    fetched = parked_s(stack.framework, site.hardware, states) + _weights_s(site, stack, architecture, layout)
+    return replace(cost, offload_s=cost.offload_s + np.where(parked, fetched, 0.0) / updates)
+
+
+def _weights_s(site: Site, stack: TrainerStack, architecture: Architecture, layout: Layout) -> FloatArray:
+    """The policy's weights, brought for one phase and taken back, where they wait in host memory between phases [s]."""
+    if not stack.framework.training.parks_optimizer:
+        return np.zeros(())
+    held = held_parameters(architecture, layout) * stack.calibration.storage.weight
+    return np.where(np.isin(layout.offload, OFFLOADS_OPTIMIZER), parked_s(stack.framework, site.hardware, held), 0.0)
 
 
 def closed_training(

@@ -205,6 +205,12 @@ def _recompute(row: StepRow) -> str:
     return "full" if found and 2 * int(found.group(1)) >= int(found.group(2)) else "none"
 
 
+def _updated_on_host(row: StepRow) -> bool:
+    """Whether offloaded optimizer states are the layout's; verl's Megatron parks them, unless its CPU Adam is named."""
+    parks = row.framework == "verl_megatron" and not row.software.stands_in
+    return row.optimizer_offload and not (parks and "OFFLOAD_FRACTION=1" not in row.note)
+
+
 def _trainer_layout(row: StepRow) -> Layout:
     devices, pipeline, expert = row.trainer_devices, row.trainer_pipeline, row.trainer_expert
     replica = row.trainer_tensor * pipeline * row.trainer_context * row.ulysses
@@ -223,7 +229,7 @@ def _trainer_layout(row: StepRow) -> Layout:
         sequence_parallel=row.sequence_parallel,
         zero_stage=row.zero_stage,
         activation_recompute=RECOMPUTE.index(row.activation_recompute),
-        offload=int(row.optimizer_offload),
+        offload=int(_updated_on_host(row)),
         microbatch=row.microbatch,
     )
 

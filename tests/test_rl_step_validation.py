@@ -17,6 +17,7 @@ import rlperf
 from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.leave_out_rl_step import predict_groups, stranger
 from rlperf.calibrate.rl_framework import CONSTANTS, constant, fit_framework, with_constants
+from rlperf.calibrate.rl_step_job import lengths_of
 from rlperf.calibrate.rl_step_predict import predict_step
 from rlperf.calibrate.rl_step_rows import configuration_digest, configuration_key, mode_of, read_row
 from rlperf.calibrate.rl_step_software import software_of
@@ -109,6 +110,14 @@ def test_blank_cells_are_filled_in_and_named() -> None:
     for name in ("isl_mean", "trainer_tensor_parallel", "rollout_memory_fraction", "scoring microbatch"):
         assert name in named
     assert not any("osl_mean" in text for text in row.assumed)
+
+
+def test_a_longest_response_that_is_printed_cuts_the_lengths_and_not_the_job() -> None:
+    row = read_row(ROW | {"note": "eager; mean longest response 700"})
+    assert (row.longest_response, row.cap_tokens) == (700.0, 1928.0)
+    lengths = lengths_of(row, AssumedLengths("lognormal", 1.2))
+    assert (lengths.response_tokens.max(), lengths.max_response_tokens) == (700, 1928)
+    assert read_row(ROW | {"note": "longest 4096"}).longest_response == 1928.0
 
 
 def test_not_published_is_blank_however_it_is_written() -> None:
@@ -287,7 +296,7 @@ def test_asynchronous_events_agree_with_the_closed_form_of_a_predicted_row(stale
     run = steady_run(
         found.framework, engine.cost, engine.limits, engine.count, found.stages, lengths, max_staleness=staleness
     )
-    events = simulate(run, rl_steps=30)
+    events = simulate(run, rl_steps=60)  # of 30, the start still shortens the mean by 0.3 %
     flags = int(found.framework.in_flight_updates), int(found.framework.partial_rollout)
     closed = float(step_seconds(Execution("k_step_off", staleness, 1, *flags), found.stages.times()))
     assert events.period_s == pytest.approx(closed, rel=0.12)
@@ -354,9 +363,9 @@ def test_groups_that_nobody_had_in_view(report: Report) -> None:
     """Rows that came after every constant and form was settled: bounds a little above what is measured today."""
     assert median_error(report, "step_s", "nemo_rl") < 0.10  # v0.6: releases drift
     assert median_error(report, "step_s", "rlinf") < 0.15
-    # speculative decoding is predicted (test_speculation), but an optimizer on the host and engines that sleep and wake
-    # for 17 s are not: what rollouts took too long no longer makes up for it
-    assert median_error(report, "step_s", "miles_logs") < 0.45
+    # a log of miles told slime's sleep, wake and rest, not its experts: those are as Megatron-Bridge's rows time them
+    assert median_error(report, "scoring_s", "miles_logs") < 0.25
+    assert median_error(report, "train_s", "miles_logs") < 0.35
     assert median_error(report, "step_s", "mlperf_rlvr") < 0.25  # tools and many turns, means over stragglers
     assert median_error(report, "rollout_s", "verl_logs") < 0.25
     # verl's scoring and training are fitted to logs; what is left is of others

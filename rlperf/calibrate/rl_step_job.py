@@ -126,7 +126,7 @@ def _trainer_settings(row: StepRow) -> dict[str, object]:
 
 def lengths_of(row: StepRow, law: AssumedLengths, seed: int = 0) -> LengthTable:
     """One rl_step of the row's mean lengths under an assumed law."""
-    drawn = law.draw(row.prompts, row.group_size, row.response_tokens, row.cap_tokens, seed).ravel()
+    drawn = law.draw(row.prompts, row.group_size, row.response_tokens, row.longest_response, seed).ravel()
     rows = np.zeros(drawn.size, dtype=np.int64)
     return LengthTable(
         prompt_tokens=np.full(drawn.size, round(row.prompt_tokens)),

@@ -103,6 +103,12 @@ def _cap(row: StepRow) -> float:
     return max(min(row.response_limit or together, together), row.response_tokens)
 
 
+def _longest(row: StepRow) -> float:
+    """Longest response of an rl_step [tokens]: as the note gives it, else somebody is taken to reach the cap."""
+    found = re.search(r"longest (?:response )?(\d+)", row.note)
+    return min(float(found.group(1)), row.cap_tokens) if found else row.cap_tokens
+
+
 def _prompt_limit(row: StepRow) -> int:
     """Most tokens of a prompt: what a stated cap of the response leaves of the limit, else the mean [tokens]."""
     left = row.limit_tokens - row.response_limit if row.response_limit else 0.0
@@ -314,6 +320,7 @@ class StepRow(Reading):
     limit_tokens: float = column(positive, _limit, name="seq_limit")
     response_limit: float | None = column(positive, None)
     cap_tokens: float = derived(_cap)
+    longest_response: float = derived(_longest)
     prompt_limit: int = derived(_prompt_limit)
 
     colocated: bool = column(flag, Guess(True, "same devices"))

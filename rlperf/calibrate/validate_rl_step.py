@@ -52,7 +52,7 @@ def predictions_of(found: StepPrediction) -> list[PredictedFigure]:
             low=bounds[metric][0],
             high=bounds[metric][1],
             calibration=", ".join((found.framework.id, found.stack.calibration.id, row.hardware.calibration.id)),
-            assumed=(f"response lengths: {found.law}, cut at {row.cap_tokens:.0f} tokens", *row.assumed),
+            assumed=(f"response lengths: {found.law}, cut at {row.longest_response:.0f} tokens", *row.assumed),
             extrapolated=row.hardware.calibration.extrapolated or not found.framework.calibrated_on,
             used_in_calibration=seen(found, metric),
             stratum=stratum(row) if metric == "step_s" else release_stratum(row),

@@ -114,6 +114,20 @@ def test_sliders_ask_what_if_and_stay_within_a_second(plan: Plan) -> None:
         asked.moved({**start, "group": 0})
 
 
+def test_a_batch_of_several_tasks_has_no_slider_of_one() -> None:
+    from rlperf.ui.asked import Alternatives
+
+    math = {"name": "math", "workload": "math", "prompts_per_step": 32, "group_size": 4, "max_response_tokens": 2048}
+    code = {**math, "name": "code", "prompts_per_step": 16}
+    asked = {"architecture": "Qwen3-0.6B", "cluster": "dgx_h100", "nodes": 1, "sharing": "mixed", "tasks": [math, code]}
+    mix = plan_job(asked)
+    found = Alternatives(mix, Path())
+    assert list(found.start) == ["nodes"] and [cells[0] for cells in found.moved({"nodes": 1}).kept] == ["the plan"]
+    moved = found.moved({"nodes": 2})
+    assert not moved.kept and "on 16 devices" in moved.anew
+    assert found.planned({"nodes": 2}).phases[0].settings == mix.phases[0].settings
+
+
 def test_the_archive_is_what_plan_out_writes(plan: Plan, tmp_path: Path) -> None:
     from rlperf.frameworks.export import plan_texts
     from rlperf.report.plan_files import write_plan_files

@@ -18,6 +18,7 @@ import yaml
 from rlperf.calibrate.tables import Row, Table
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
+from rlperf.specs.calibration import Z95
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.rl_calibration import Provenance
 from rlperf.specs.speculation import Method, sees_far, tokens_per_step
@@ -170,7 +171,7 @@ def fit_speculation(table: Table, *, without: str = "", name: str = "") -> Specu
         provenance = Provenance(
             source=f"{name or table.file}: curves of {models}, brought to temperature 1 by {slope:.3f} per unit",
             date=day, n=sum(len(curve.drafts) for curve in own),
-            low=float(np.exp(-1.645 * found.spread)), high=float(np.exp(1.645 * found.spread)),
+            low=float(np.exp(-Z95 * found.spread)), high=float(np.exp(Z95 * found.spread)),
         )  # fmt: skip
         fits.append(
             AcceptanceFit(method=method, first=found.first, falls=found.falls, falls_once=found.falls_once,

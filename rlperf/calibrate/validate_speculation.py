@@ -31,6 +31,7 @@ from rlperf.cost.inference import engine_step_cost
 from rlperf.cost.speculation import speculating, training_share
 from rlperf.errors import SpecError
 from rlperf.sim.rollout.closed_form import take_census
+from rlperf.specs.calibration import Z95
 from rlperf.specs.speculation import first_of, tokens_per_step
 from rlperf.specs.speculation_calibration import (
     AcceptanceFit,
@@ -44,7 +45,6 @@ TRAINING = "training s"
 TIMED = "TPOT ms"
 COST_SPREAD = 0.1
 """Standard deviation of ln of a ratio of two engine_steps, judged: most of an engine's own error is in both."""
-NORMAL_95 = 1.645
 
 
 def predict_rows(path: Path, table: Table) -> Outcome:
@@ -94,7 +94,7 @@ def _tokens(row: Row, drafting: Drafting, known: SpeculationCalibration, measure
     falls = fit.fall(far_of(drafting.method, row.text("model")))
     middle = tokens_per_step(fit.first, falls, usual)
     low, high = (
-        tokens_per_step(first_of(middle * np.exp(side * NORMAL_95 * fit.spread), falls, usual), falls, k)
+        tokens_per_step(first_of(middle * np.exp(side * Z95 * fit.spread), falls, usual), falls, k)
         for side in (-1.0, 1.0)
     )
     predicted = tokens_per_step(fit.first, falls, k)
@@ -125,7 +125,7 @@ def _speed(
     )  # fmt: skip
     drafted = speculating(plain, served.replica, drafting.setting, replace(found, spread=0.0))
     (slow, fast), assumed = _seconds(row, served, (plain, drafted))
-    sd = NORMAL_95 * float(np.hypot(found.spread, COST_SPREAD))
+    sd = Z95 * float(np.hypot(found.spread, COST_SPREAD))
     assumed = (*drafting.assumed, *served.assumed, *assumed)
     if gain is None:
         measured = row.number("with_spec")

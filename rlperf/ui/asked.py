@@ -23,6 +23,7 @@ from rlperf.specs.job import Algorithm, Job
 from rlperf.specs.modes import MODES
 from rlperf.specs.profiles import architecture_names, load_cluster, profile_names
 from rlperf.sweep import Sweep
+from rlperf.sweep.spec import Method
 from rlperf.units import human_seconds
 from rlperf.workload.library import PRESETS
 
@@ -111,14 +112,16 @@ class Slider:
 
 @dataclass(frozen=True)
 class Moved:
-    """What the sliders say: the plan's own layouts under the change, and the best layouts for it by closed forms.
+    """What the sliders say: the plan's own layouts under the change, and the best layouts for it.
 
-    ``kept``: rows as `rlperf.alternatives.WhatIfTable.cells` writes them, under ``head``; ``anew``: in words
+    ``kept``: rows as `rlperf.alternatives.WhatIfTable.cells` writes them, under ``head``; ``anew``: in words, found
+    ``by`` closed forms, which know no batch of several tasks, or by planning
     """
 
     kept: list[tuple[str, ...]]
     anew: str
     head: tuple[str, ...] = HEAD
+    by: str = "closed forms"
 
 
 @dataclass(frozen=True)
@@ -131,12 +134,17 @@ class Alternatives:
 
     def __post_init__(self) -> None:
         batch, nodes = self.plan.phases[0].settings, self.plan.job.nodes or self._cluster.nodes
-        object.__setattr__(self, "sliders", (
+        of_task = () if self.mixed else (
             _around("max_response", "longest response, tokens", batch.max_response_tokens),
             _around("prompts", "prompts per rl_step", batch.prompts_per_step, self.updates),
             _around("group", "responses per prompt", batch.group_size),
-            Slider("nodes", "nodes", nodes, 1, max(4 * nodes, 8), 1),
-        ))  # fmt: skip
+        )  # fmt: skip
+        object.__setattr__(self, "sliders", (*of_task, Slider("nodes", "nodes", nodes, 1, max(4 * nodes, 8), 1)))
+
+    @property
+    def mixed(self) -> bool:
+        """Whether its batch is made of several tasks, each of which states a part of it: none has a slider."""
+        return len(self.plan.phases[0].tasks) > 1
 
     @property
     def _cluster(self) -> Cluster:
@@ -160,12 +168,12 @@ class Alternatives:
 
     def changes(self, moved: Mapping[str, int]) -> dict[str, Any]:
         """The fields of the job that sliders change; an rl_step keeps its number of updates."""
-        fields = {
+        fields = {} if self.mixed else {
             "tasks.0.max_response_tokens": moved["max_response"],
             "tasks.0.prompts_per_step": moved["prompts"],
             "tasks.0.mini_batch": moved["prompts"] // self.updates,
             "tasks.0.group_size": moved["group"],
-        }
+        }  # fmt: skip
         if moved["nodes"] != self.start["nodes"]:
             fields["nodes"] = moved["nodes"]
         return fields
@@ -183,21 +191,22 @@ class Alternatives:
             table = what_if(pinned, changed, plan=False, draws=DRAWS, folder=self.folder)
             names = {BASE: "the plan", "moved": "the plan's layouts, moved"}
             kept = [(names[cells[0]], *cells[1:]) for cells in table.cells()]
-        return Moved(kept, self._anew(fields))
+        return Moved(kept, self._anew(fields), by="planning" if self.mixed else "closed forms")
 
     @property
     def _job(self) -> Job:
-        """What the plan was asked for, with the task of its first phase alone."""
-        return self.plan.job.of_task(self.plan.phases[0].tasks[0])
+        """What the plan was asked for, with the tasks of its first phase alone."""
+        return self.plan.job.of_task(None if self.mixed else self.plan.phases[0].tasks[0])
 
     def planned(self, moved: Mapping[str, int]) -> Plan:
         """The plan that takes the place of this one under a change."""
         return plan_job(changed_job(self._job, self.changes(moved), "the sliders"), folder=self.folder)
 
     def _anew(self, fields: Mapping[str, Any]) -> str:
-        job = self._job
-        asked = {path: [value] for path, value in fields.items()}
-        sweep = Sweep(job=job.model_dump(mode="json", exclude_none=True), grid=asked)
+        # a sweep varies something: nodes as they are, where nothing is moved
+        asked = {path: [value] for path, value in {"nodes": self.start["nodes"], **fields}.items()}
+        method: Method = "plan" if self.mixed else "screen"
+        sweep = Sweep(job=self._job.model_dump(mode="json", exclude_none=True), grid=asked, method=method)
         row = sweep_job(sweep, workers=1, folder=self.folder).frame.row(0, named=True)
         if row["status"] != "ok":
             return f"no layout: {row['reason']}"

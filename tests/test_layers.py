@@ -220,6 +220,15 @@ def test_engine_and_trainer_agree_on_latent_experts() -> None:
     assert routing.parameters == 2 * 1024 * 2688
 
 
+def test_biases_are_of_what_is_projected_and_not_of_the_rank_in_front() -> None:
+    """By hand: queries through a rank of 512 have biases of all heads, and the rank a norm."""
+    plain = load_architecture("Qwen2.5-7B").model_copy(update={"qkv_bias": False})
+    for ranked in (plain, plain.model_copy(update={"query_rank": 512})):
+        biased = ranked.model_copy(update={"qkv_bias": True})
+        projected = (ranked.heads + 2 * ranked.kv_heads) * ranked.head_dim
+        assert parameters(biased) - parameters(ranked) == ranked.layers * projected
+
+
 def test_a_half_that_is_not_there_costs_nothing() -> None:
     """Layers of Nemotron-H have one half each: one norm and one all-reduce."""
     layers = SUPER.layers

@@ -188,6 +188,15 @@ def test_a_head_has_no_tower_and_no_tables_of_its_own() -> None:
         assert parameters(first.arch) == parameters(second.arch)
 
 
+def test_a_head_attends_whatever_the_last_layer_does() -> None:
+    """A prediction layer of a hybrid is its attention, of whichever kind the recurrent layers are."""
+    hybrid = load_architecture("Kimi-Linear-48B-A3B").model_copy(update={"prediction_layers": 1})
+    ends = hybrid.model_copy(update={"mixers": (*hybrid.layer_mixers[:-1], "kda")})
+    for one in (hybrid, ends):
+        head = draft_head(one, "mtp")
+        assert head is not None and head.arch.mixers == ("latent",)
+
+
 def test_an_n_gram_drafts_for_nothing_and_a_head_does_not() -> None:
     assert drafted("ngram:3", 0.6).decode_s(8.0, 1e4) < drafted("eagle3:3", 0.6).decode_s(8.0, 1e4)
 

@@ -15,6 +15,8 @@ from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.engine_memory import kv_bytes_per_request, kv_bytes_per_token, weight_bytes
 from rlperf.cost.engine_step import Drafted, EngineStepCost
 from rlperf.cost.inference import TOKEN_POINTS
+from rlperf.cost.layers import KINDS
+from rlperf.cost.layers.softmax import Softmax
 from rlperf.cost.operators import decode_operators, head_operators, token_operators
 from rlperf.cost.parameters import active_parameters, embedding_parameters
 from rlperf.cost.replica import Replica, gemm_operator, total_in_engine
@@ -60,7 +62,7 @@ def draft_head(arch: Architecture, method: Method) -> DraftHead | None:
         return None
     # what stands in front of the model, or is looked up beside it, the head takes from the model
     arch = arch.model_copy(update={"vision": None, "audio_parameters": 0, "lookup_parameters": 0})
-    mixers = [name for name in arch.layer_mixers if name not in ("linear", "mamba", "none")] or list(arch.layer_mixers)
+    mixers = [name for name in arch.layer_mixers if _attends(arch, name)] or list(arch.layer_mixers)
     if method == "mtp":
         if not arch.prediction_layers:
             raise SpecError(
@@ -75,6 +77,11 @@ def draft_head(arch: Architecture, method: Method) -> DraftHead | None:
     plain = {"latent": None, "experts": None, "qk_norm": False, "attention_gate": False}
     one = {"layers": 1, "mixers": ("full",), "feed_forwards": ("dense",), "ffn_hidden": ffn, "vocab": EAGLE_VOCAB}
     return DraftHead(arch.model_copy(update={**plain, **one}), 3)
+
+
+def _attends(arch: Architecture, mixer: str) -> bool:
+    """Whether softmax attention is a part of a mixer: no head that drafts carries a state alone."""
+    return any(issubclass(KINDS[arch.part(name)[0]], Softmax) for name in mixer.split("+"))
 
 
 def speculating(

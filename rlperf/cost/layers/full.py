@@ -46,7 +46,8 @@ class Full(Softmax):
     def other_parameters(self) -> int:
         """Biases, query and key norms, sinks."""
         arch = self.arch
-        bias = self.matrices()[0].outputs * arch.qkv_bias + arch.hidden * arch.output_bias + arch.query_rank
+        projected = sum(each.outputs for each in self.matrices() if each.name == "qkv" and each.cut != "copied")
+        bias = projected * arch.qkv_bias + arch.hidden * arch.output_bias + arch.query_rank
         normed = arch.heads + arch.kv_heads if arch.qk_norm_whole else 2
         return bias + normed * arch.head_dim * arch.qk_norm + arch.heads * arch.attention_sinks
 

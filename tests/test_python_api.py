@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,11 @@ def test_every_answer_prints_for_people(tmp_path: Path) -> None:
     job = rlperf.short_job("Qwen3-8B", 8, "h100", max_response="4k", prompts=32)
     sizing = rlperf.size_job(job, "step<=20min", most_nodes=2)
     assert str(sizing).startswith("step at most 20 min 0 s: 1 node of dgx_h100: the fewest devices, ")
+    assert sizing.doubt == ""
+    assert sizing.plan is not None and sizing.best is not None and sizing.best.rl_step_s is not None
+    between = 0.5 * (sizing.best.rl_step_s + sizing.plan.phases[0].predicted.high_s)
+    tight = replace(sizing, target=replace(sizing.target, limit=between))
+    assert tight.doubt.startswith("met in the mean: at the 95th percentile an rl_step takes ")
     swept = rlperf.sweep_job(
         Sweep(name="two", job=job.model_dump(mode="json", exclude_none=True), grid={"nodes": [1, 2]})
     )

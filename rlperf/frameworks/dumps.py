@@ -192,7 +192,10 @@ def _counter(tokenizer: str | None) -> Count:
 
         def refuse(_: str) -> int:
             raise SpecError(
-                Problem("the dump holds text, not lengths", suggestion="--tokenizer tokenizer.json (needs tokenizers)")
+                Problem(
+                    "the dump holds text, not lengths",
+                    suggestion="--tokenizer tokenizer.json counts it (pip install 'rlperf[tokenizer]')",
+                )
             )
 
         return refuse

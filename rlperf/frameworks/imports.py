@@ -112,6 +112,11 @@ def detect(source: Source, file: str = "") -> Adapter:
     """The framework that the keys belong to."""
     scores = sorted(((adapter_of(name).detect(source), name) for name in FRAMEWORKS), reverse=True)
     if scores[0][0] == 0.0:
+        if {"architecture", "cluster"} <= set(source.keys) or any(key.startswith("phases") for key in source.keys):
+            hint = (
+                "`rlperf export` writes its framework's configuration; `rlperf predict` and `explain` read it as it is"
+            )
+            raise SpecError(Problem("a job or plan of rlperf, not a framework's configuration", file, suggestion=hint))
         raise SpecError(
             Problem("no framework is recognised from its keys", file, suggestion=f"--framework {'|'.join(FRAMEWORKS)}")
         )
@@ -201,9 +206,11 @@ def keys_text(imported: Imported) -> str:
 def describe(imported: Imported) -> str:
     """What was imported, in one line."""
     run = imported.run
+    told = imported.adapter.name != "trl" or {"num_processes", "nproc_per_node"} & set(imported.source.launcher)
+    where = "" if told else " (assumed: name the launch script or accelerate's config too)"
     return (
         f"{imported.adapter.title} {imported.target.version}: {hub_name(run.architecture)}, "
-        f"{run.devices} GPUs, {run.mode}, {run.batch.prompts_per_step} prompts x {run.batch.group_size}"
+        f"{run.devices} GPUs{where}, {run.mode}, {run.batch.prompts_per_step} prompts x {run.batch.group_size}"
     )
 
 

@@ -81,6 +81,9 @@ def read_source(paths: Sequence[Path | str]) -> Source:
     for path in paths:
         if str(path) in stated:
             continue
+        if Path(path).is_dir():
+            files = sorted(each.name for each in Path(path).iterdir() if each.suffix in (".yaml", ".yml", ".sh"))
+            raise SpecError(Problem("is a folder", str(path), suggestion=f"name what runs: {', '.join(files[:6])}"))
         with reading(path):
             _read_one(Path(path), gathered)
     return gathered.source()
@@ -89,7 +92,7 @@ def read_source(paths: Sequence[Path | str]) -> Source:
 def _read_one(path: Path, gathered: _Gathered) -> None:
     text = read_text(path)
     if path.suffix in (".yaml", ".yml", ".json"):
-        _read_header(text, gathered)
+        _read_header(text, path, gathered)
         _read_yaml(parse_document(text, str(path)), path, gathered)
     elif path.suffix in (".sh", ".bash") or text.startswith("#!"):
         _read_commands(text, path, gathered)
@@ -100,6 +103,10 @@ def _read_one(path: Path, gathered: _Gathered) -> None:
 # -- YAML -------------------------------------------------------------------------------------------------------------
 
 
+_LAUNCHED = frozenset({"compute_environment", "distributed_type"})
+"""Keys that only a config of accelerate has."""
+
+
 def _read_yaml(document: Document, path: Path, gathered: _Gathered, depth: int = 0) -> None:
     """A YAML file after its bases (hydra's ``defaults`` list, NeMo-RL's ``defaults: parent.yaml``)."""
     data = document.data
@@ -107,7 +114,7 @@ def _read_yaml(document: Document, path: Path, gathered: _Gathered, depth: int =
         raise SpecError(Problem(f"holds a {type(data).__name__} where a mapping of keys is due", str(path), 1))
     if depth > 16:
         raise SpecError(Problem("defaults: more than 16 levels deep, or a circle", str(path)))
-    if "compute_environment" in data or "distributed_type" in data:
+    if _LAUNCHED & set(data):
         gathered.launcher.update(flatten(data))
         return
     for base in _bases(data.get("defaults")):
@@ -205,21 +212,35 @@ def _is_entry(text: str) -> bool:
     return text.startswith(_MODULES) or bool(_ENTRY.search(text))
 
 
-def _read_header(text: str, gathered: _Gathered) -> None:
+def _read_header(text: str, path: Path, gathered: _Gathered) -> None:
     """The launch command that people leave in the comments above a YAML file: only what its launcher is told."""
     for line in text.splitlines():
         if not line.startswith("#"):
             return
-        _read_launcher(line.split(), gathered)
+        _read_launcher(line.split(), path, gathered)
 
 
-def _read_launcher(words: Sequence[str], gathered: _Gathered) -> None:
-    """``--num_processes 8`` and its like, wherever they stand on the line."""
+def _read_launcher(words: Sequence[str], path: Path, gathered: _Gathered) -> None:
+    """``--num_processes 8`` and its like, wherever they stand on the line, over what accelerate's config says."""
+    for word, after in pairwise([*words, ""]):
+        name, equals, inline = word.partition("=")
+        if name == "--config_file":
+            _read_accelerate(inline if equals else after, path, gathered)
     for word, after in zip(words, [*words[1:], ""], strict=True):
         name, equals, inline = word.removeprefix("--").partition("=")
         value = inline if equals else after
         if word.startswith("--") and name in _LAUNCHER and value.strip("()").isdigit():
             gathered.launcher[_LAUNCHER[name]] = int(value.strip("()"))
+
+
+def _read_accelerate(name: str, path: Path, gathered: _Gathered) -> None:
+    """The config that ``accelerate launch`` is told of, where its file is there."""
+    for candidate in (Path(name), path.parent / name, path.parent / Path(name).name):
+        if candidate.suffix in (".yaml", ".yml") and is_file(candidate):
+            data = parse_document(read_text(candidate), str(candidate)).data
+            if isinstance(data, dict) and _LAUNCHED & set(data):
+                gathered.launcher.update(flatten(data))
+            return
 
 
 def _is_value(words: Sequence[Word], index: int) -> bool:
@@ -242,7 +263,7 @@ def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
     elif any(word.text == "trl" for word in words):
         begin = next(index for index, word in enumerate(words) if word.text == "trl") + 2
         gathered.entry = "trl." + words[begin - 1].text if begin <= len(words) else "trl"
-    _read_launcher([word.text for word in words], gathered)
+    _read_launcher([word.text for word in words], path, gathered)
     rest = [word for word in words[begin:] if word.text not in ("$@", "$*", "${@}")]
     index = 0
     while index < len(rest):

@@ -142,6 +142,18 @@ class Sizing:
         why = f"; which is cheapest is not known, as {' and '.join(unpriced)} has no price" if several else ""
         return f"{words}: the fewest devices{why}"
 
+    @property
+    def doubt(self) -> str:
+        """That the target is met in the mean and not at the 95th percentile; empty where it is met at both."""
+        if self.plan is None or self.target.measure != "step":
+            return ""
+        spans = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in self.plan.phases]
+        ends = (phase.predicted.high_s * n for phase, n in zip(self.plan.phases, spans, strict=True))
+        high = sum(ends) / sum(spans)
+        if high <= self.target.limit:
+            return ""
+        return f"met in the mean: at the 95th percentile an rl_step takes {human_seconds(high)}"
+
     def __str__(self) -> str:
         found = f"{_wanted(self.target)}: {self.verdict}"
         if self.best is None or self.best.rl_step_s is None:

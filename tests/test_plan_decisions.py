@@ -217,7 +217,7 @@ def test_gap_bound_regret_and_runner_up_agree(bold: bool) -> None:
     assert all(bool(other.why_not) == (other.loss < 0.0) for other in others)
     words = "\n".join([*summary_lines(plan), runner_up_words(phase)])
     assert ("the least of all that was judged" in words) == (plan.bound > plan.objective * (1 - 5e-4))
-    assert ("the plan is simpler" in words) == (phase.runner_up.loss < 0.0)
+    assert ("the plan is nearer to the beaten path" in words) == (phase.runner_up.loss < 0.0)
     if bold:
         assert plan.bound == pytest.approx(plan.objective, rel=1e-3)  # `TIE` alone decides between equals
 

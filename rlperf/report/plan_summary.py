@@ -69,7 +69,7 @@ def _bound_words(plan: Plan, unit: str) -> str:
     less = 1.0 - plan.bound / plan.objective if plan.bound > 0.0 else 0.0
     if less < 5e-4:
         return ", the least of all that was judged"
-    return f"; less simple layouts of those judged take {amount(plan.bound, unit)}, which is {percent(less)} less"
+    return f"; layouts further off the beaten path take {amount(plan.bound, unit)}, which is {percent(less)} less"
 
 
 def defaults_words(found: DefaultsComparison, unit: str) -> str:

@@ -236,7 +236,7 @@ class RunnerUp(Frozen):
 
     @property
     def verdict(self) -> str:
-        """How it compares, in words: better by itself where the plan is simpler or leaves devices to other tasks."""
+        """How it compares, in words: better by itself where the plan is nearer to the beaten path, or others gain by it."""
         where = "off the beaten path, " if self.off_path else ""
         if not self.distinguishable:
             return f"{where}cannot be told apart from the plan"
@@ -248,7 +248,7 @@ class RunnerUp(Frozen):
         if self.loss >= 0.0:
             return ""
         if self.priced >= 0.0:
-            return f"the plan is simpler, which counts {100 * (self.priced - self.loss):.1f} %"
+            return f"the plan is nearer to the beaten path, which counts {100 * (self.priced - self.loss):.1f} %"
         return "the plan is better with the other tasks and rl_steps in view"
 
 

@@ -125,7 +125,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         "CUDA graphs", "rollout", lambda _: {ROLLOUT + "cuda_graphs": False}, "rollout.cuda_graphs",
-        "eager rows of vLLM V0", "launches are not hidden", usual=True,
+        "eager rows of vLLM V0", "a call takes the host as long now; of engines but vLLM it is not hidden", usual=True,
     ),
 )  # fmt: skip
 

@@ -236,7 +236,7 @@ class RunnerUp(Frozen):
 
     @property
     def verdict(self) -> str:
-        """How it compares, in words: better by itself where the plan is nearer to the beaten path, or others gain by it."""
+        """How it compares, in words: better by itself where the plan is nearer to the beaten path, or others gain."""
         where = "off the beaten path, " if self.off_path else ""
         if not self.distinguishable:
             return f"{where}cannot be told apart from the plan"

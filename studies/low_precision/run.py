@@ -1,0 +1,128 @@
+"""Published gains of fp8, predicted: `python studies/low_precision/run.py [OUT.csv]`.
+
+Needs the measured data (``RLPERF_DATA``, by default ``../shared/data`` beside the checkout); seconds of one core. A
+case is a pair of published runs that differ in nothing that is printed but the precision (and what its name says); its gain
+is the seconds of the wider over those of the narrower.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlperf.calibrate.tables import read_table
+from rlperf.calibrate.validate import predictor
+
+METRICS = {"rl_step": "step_s", "training": "step_s"}
+"""What is compared, by kind of table."""
+SAME = 0.02
+"""A gain of less is none: published and predicted both have no direction then."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two rows of one table, in bf16 and in a narrower type."""
+
+    name: str
+    kind: str
+    wide: str
+    narrow: str
+
+
+CASES = (
+    Case("NeMo-RL v0.5 GRPO, Llama-3.1-8B, 16 H100, fp8 rollout and training", "rl_step",
+         "nemo_rl_v0_5_0011", "nemo_rl_v0_5_0021"),
+    Case("NeMo-RL v0.6 GRPO, DeepSeek-V3, 512 H100, fp8 rollout (TP 32 to 16) and training", "rl_step",
+         "nemo_rl_v0_6_0035", "nemo_rl_v0_6_0043"),
+    Case("torchtitan, Llama-3.1-8B, 8 H100, fp8 products", "training", "torchtitan_0001", "torchtitan_0002"),
+    Case("torchtitan, Llama-3.1-8B, 128 H100, fp8 products", "training", "torchtitan_0008", "torchtitan_0009"),
+    Case("torchtitan, Llama-3.1-8B, 64 H100, TP 8, asynchronous, fp8 products", "training",
+         "torchtitan_0025", "torchtitan_0027"),
+    Case("torchtitan, Llama-3.1-8B, 64 H100, TP 8, fp8 products", "training", "torchtitan_0024", "torchtitan_0026"),
+    Case("torchtitan, Llama-3.1-8B, 64 H100, TP 8, asynchronous, fp8 by rows", "training",
+         "torchtitan_0025", "torchtitan_0029"),
+    Case("torchtitan, Llama-3.1-8B, 64 H100, TP 8, fp8 by rows", "training", "torchtitan_0024", "torchtitan_0028"),
+    Case("Megatron-Bridge 25.11, DeepSeek-V3, GB300, mxfp8", "training",
+         "megatron_bridge_0237", "megatron_bridge_0238"),
+    Case("llm-foundry, MPT-3B, 8 H100, amp_fp8, 32k tokens a sequence", "training",
+         "llm_foundry_h100_0041", "llm_foundry_h100_0070"),
+    Case("llm-foundry, MPT-3B, 8 H100, amp_fp8, 8k tokens a sequence", "training",
+         "llm_foundry_h100_0043", "llm_foundry_h100_0071"),
+    Case("llm-foundry, MPT-3B, 8 H100, amp_fp8, 512 tokens a sequence", "training",
+         "llm_foundry_h100_0049", "llm_foundry_h100_0073"),
+    Case("llm-foundry, MPT-1B, 8 H100, amp_fp8, 32k tokens a sequence", "training",
+         "llm_foundry_h100_0051", "llm_foundry_h100_0074"),
+    Case("llm-foundry, MPT-1B, 8 H100, amp_fp8, 512 tokens a sequence", "training",
+         "llm_foundry_h100_0060", "llm_foundry_h100_0076"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """One case: published and predicted gain, whether a fit saw one of the rows."""
+
+    case: Case
+    published: float
+    predicted: float
+    seen: bool
+
+    @property
+    def error(self) -> float:
+        """Predicted over published, less one."""
+        return self.predicted / self.published - 1.0
+
+    @property
+    def same_direction(self) -> bool:
+        """Whether both gain, both lose, or both do neither."""
+        return _direction(self.published) == _direction(self.predicted)
+
+    def cells(self) -> dict[str, str]:
+        """As a line of the expected file."""
+        return {
+            "case": self.case.name,
+            "kind": self.case.kind,
+            "published": f"{self.published:.3f}",
+            "predicted": f"{self.predicted:.3f}",
+            "error": f"{100.0 * self.error:+.1f} %",
+            "direction": "same" if self.same_direction else "other",
+            "seen": str(int(self.seen)),
+        }
+
+
+def _direction(gain: float) -> int:
+    return 0 if abs(gain - 1.0) < SAME else 1 if gain > 1.0 else -1
+
+
+def predict(data: Path, cases: Iterable[Case] = CASES) -> list[Found]:
+    """Every case, its rows alone predicted."""
+    found = []
+    for case in cases:
+        file = data / "measured" / f"{case.kind}.csv"
+        table = read_table(file)
+        pair = replace(table, rows=tuple(row for row in table if row.row_id in (case.wide, case.narrow)))
+        outcome = predictor(case.kind)(file, pair)
+        figures = {one.row_id: one for one in outcome.predictions if one.metric == METRICS[case.kind]}
+        if set(figures) != {case.wide, case.narrow}:
+            raise SystemExit(f"{case.name}: {[one.reason for one in outcome.refused]}")
+        wide, narrow = figures[case.wide], figures[case.narrow]
+        seen = wide.used_in_calibration or narrow.used_in_calibration
+        found.append(Found(case, wide.measured / narrow.measured, wide.predicted / narrow.predicted, seen))
+    return found
+
+
+def main() -> None:
+    beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+    lines = [one.cells() for one in predict(Path(os.environ.get("RLPERF_DATA", beside)))]
+    with Path(sys.argv[1]).open("w", newline="") if len(sys.argv) > 1 else nullcontext(sys.stdout) as out:
+        writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,8 @@
 """Published gains of fp8, predicted: `python studies/low_precision/run.py [OUT.csv]`.
 
 Needs the measured data (``RLPERF_DATA``, by default ``../shared/data`` beside the checkout); seconds of one core. A
-case is a pair of published runs that differ in nothing that is printed but the precision (and what its name says); its gain
-is the seconds of the wider over those of the narrower.
+case is a pair of published runs that differ in nothing that is printed but the precision (and what its name says); its
+gain is the seconds of the wider over those of the narrower.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rlperf
-from rlperf.frameworks.audit import report
+from rlperf.frameworks.audit import Compared, report
 from rlperf.frameworks.verdict import lines_of, verdict_of
 
 SCRIPT = """python3 -m verl.trainer.main_ppo \\
@@ -81,6 +81,7 @@ def test_a_verdict_does_not_praise_what_runs_out_of_memory(script: Path) -> None
     assert "ended out of device memory" in ended and "above 99 %" in memory
     assert "1,812 tokens in the mean" in lengths and "--rollouts" in lengths
     assert lines_of(verdict)[1:4] == [ended, memory, lengths]
+    assert Compared("rollout", 20.0, 30.0).words == "rollout: measured 20 s, predicted 30 s (1.50 times as long)"
 
 
 def test_a_plan_is_sought_with_another_trainer_where_none_fits(tmp_path: Path) -> None:

@@ -45,3 +45,15 @@ def test_a_job_or_plan_is_no_configuration(tmp_path: Path) -> None:
     job.write_text("architecture: Qwen3-8B\ncluster: dgx_h100\ntasks: [{name: a, workload: math}]\n")
     with pytest.raises(rlperf.SpecError, match=r"a job or plan of rlperf, not a framework's .*rlperf export"):
         rlperf.audit_config(job)
+
+
+@pytest.mark.parametrize(("running", "said"), [(512, True), (16, False)])
+def test_preemption_is_advised_against_where_it_takes_time(running: int, said: bool) -> None:
+    job = rlperf.short_job("Qwen2.5-32B", 8, "h200", max_response="8k", prompts=128, group=8).model_dump(
+        mode="json", exclude_none=True
+    )
+    settings = {"max_running": running, "memory_fraction": 0.6}
+    job["pools"] = [{"role": "rollout", "layout": {"tensor_parallel": 4}, "settings": settings}]
+    predicted = rlperf.predict_job(job)
+    words = [line for line in predicted.advice if "preemptions per rl_step take" in line]
+    assert bool(words) == said == (predicted.idle_fraction["preemption"] >= 0.01)

@@ -53,11 +53,11 @@ class Compared:
 
     @property
     def words(self) -> str:
-        """``rollout: measured 93 s, predicted 81.2 s (0.87)``."""
+        """``rollout: measured 93 s, predicted 81.2 s (0.87 times as long)``."""
         said = f"{self.stage.replace('_', ' ')}: measured {human_seconds(self.measured_s)}, "
         if self.predicted_s is None:
             return said + "not predicted"
-        ratio = f" ({self.predicted_s / self.measured_s:.2f})" if self.measured_s > 0 else ""
+        ratio = f" ({self.predicted_s / self.measured_s:.2f} times as long)" if self.measured_s > 0 else ""
         return said + f"predicted {human_seconds(self.predicted_s)}{ratio}"
 
 

@@ -161,8 +161,13 @@ def idle_fractions(evaluation: Evaluation) -> dict[str, float]:
     if MODES[evaluation.configuration.mode].runs_ahead:
         return {f"{pool}_waits": share for pool, share in step_view(evaluation).idle_share.items()}
     causes = ("tail", "imbalance", "tool_wait", "prefill_stall", "preemption")
+    return {cause: _lost_share(evaluation, cause) for cause in causes}
+
+
+def _lost_share(evaluation: Evaluation, cause: str) -> float:
+    """Share of the rollout's device-seconds that a cause takes [1]."""
     spent = sum(result.makespan_s * float(result.devices.sum()) for result in evaluation.rollouts)
-    return {cause: sum(getattr(r.lost, cause) for r in evaluation.rollouts) / spent for cause in causes}
+    return float(sum(getattr(r.lost, cause) for r in evaluation.rollouts)) / spent
 
 
 def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
@@ -237,6 +242,10 @@ def _machines(context: Context) -> tuple[Hardware, ...]:
     return (context.hardware, context.rollout_hardware) if context.own_rollout else (context.hardware,)
 
 
+WORTH_A_WORD = 0.01
+"""Share of a rollout from which requests that are evicted and prefilled again are advised against [1]."""
+
+
 def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role]) -> list[str]:
     """The first knob to turn where it does not fit; what limits the rollout otherwise."""
     found = []
@@ -246,11 +255,13 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
         knob = _trainer_knob(evaluation, use) if role == "trainer" else _engine_knob(use)
         found.append(f"{role} is {more} over what the risk allows: {knob}")
     preempted = sum(result.preemptions / len(result.timelines) for result in evaluation.rollouts)
-    if preempted:
+    share = _lost_share(evaluation, "preemption") if preempted else 0.0
+    if share >= WORTH_A_WORD:
         replicas = evaluation.configuration.pool("rollout").layout.data_parallel
         each = preempted / len(evaluation.rollouts) * replicas
         found.append(
-            f"{each:.0f} preemptions per rl_step: raise memory_fraction or tensor_parallel, or lower max_running"
+            f"{each:,.0f} preemptions per rl_step take {share:.1%} of the rollout: raise memory_fraction or "
+            "tensor_parallel, or lower max_running"
         )
     return found
 

@@ -66,6 +66,16 @@ def test_the_schema_of_a_job_takes_what_the_reader_takes(changes: dict[str, obje
             jsonschema.validate({**SMALL, **wrong}, schema_of("job"))
 
 
+def test_a_plan_file_without_the_budget_that_it_packs_to_is_refused(tmp_path: Path) -> None:
+    plan = rlperf.plan_job(written(tmp_path))
+    data = yaml.safe_load(plan_yaml(plan))
+    trainer = next(pool for pool in data["phases"][0]["pools"] if pool["role"] == "trainer")
+    assert trainer["settings"].pop("token_budget")
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(data))
+    with pytest.raises(SpecError, match="token_budget is missing"):
+        rlperf.predict_job(tmp_path / "plan.yaml")
+
+
 def test_phases_of_a_plan_are_predicted_one_by_one(tmp_path: Path) -> None:
     trace(tmp_path / "lengths", steps=2, scale=150.0)
     task = {**SMALL["tasks"][0], "workload": "lengths"}  # type: ignore[index]

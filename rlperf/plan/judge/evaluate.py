@@ -14,6 +14,7 @@ import numpy as np
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.training import TrainingCost
+from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.judge.stages import StageEnds, layer_profile, staged, stated_ends
 from rlperf.plan.question.context import Context, TaskContext
@@ -32,6 +33,7 @@ from rlperf.sim.rl_step.trainer_stage import (
     CutLengths,
     TrainerStage,
     TrainerWork,
+    cut_by_budget,
     simulated_scoring,
     simulated_training,
 )
@@ -210,6 +212,9 @@ class Judge:
         pool, site, arch = configuration.pool("trainer"), self.context.site, self.task.architecture
         stack, layout = site.trainers[index], Layout.of_values(pool.layout)
         settings, budget = pool.settings.filled(), pool.settings.token_budget
+        if budget is None and cut_by_budget(settings, stack.framework):
+            missing = Problem("the trainer's token_budget is missing", suggestion="it packs its sequences: state one")
+            raise SpecError(missing)
         training, scoring, work = simulated_training(site, stack, arch, demand, layout, settings, budget, self._lengths)
         if pool.settings.first_stage_layers and int(layout.pipeline_parallel[0]) > 1:
             training = training * self._stages(stack, layout, work.batches, pool.settings, demand).factor

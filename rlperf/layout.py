@@ -105,7 +105,8 @@ class Layout:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of all fields broadcast together."""
-        return np.broadcast_shapes(*(getattr(self, field.name).shape for field in fields(self)))
+        shapes = {values.shape for values in vars(self).values()}
+        return shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)
 
     @property
     def size(self) -> int:
@@ -138,16 +139,16 @@ class Layout:
         """Every field as a flat column of equal length, those of ``mask`` only if given."""
         shape = self.shape
         keep = slice(None) if mask is None else np.broadcast_to(mask, shape).ravel()
-        return Layout(
-            **{field.name: np.broadcast_to(getattr(self, field.name), shape).ravel()[keep] for field in fields(self)}
-        )
+        return Layout(**{name: values.ravel()[keep] for name, values in self._broadcast(shape).items()})
 
     def take(self, index: Any) -> Layout:
         """Rows of a flat layout by index, slice or mask."""
-        shape = self.shape
-        return Layout(
-            **{field.name: np.broadcast_to(getattr(self, field.name), shape)[index] for field in fields(self)}
-        )
+        return Layout(**{name: values[index] for name, values in self._broadcast(self.shape).items()})
+
+    def _broadcast(self, shape: tuple[int, ...]) -> dict[str, IntArray]:
+        """Fields of one shape; most are already, and broadcasting costs more than taking a few rows."""
+        named = vars(self).items()
+        return {name: values if values.shape == shape else np.broadcast_to(values, shape) for name, values in named}
 
     def with_(self, **changes: npt.ArrayLike) -> Layout:
         """A copy with some fields replaced."""

@@ -110,10 +110,13 @@ class Columns:
         served = (batch.generated, batch.group_size, batch.max_prompt_tokens, batch.max_response_tokens,
                   batch.max_trajectories, batch.generation_batch)  # fmt: skip
         read, lenient = (self._read_by_rollout, demand.images), self.forgiven != 0
-        key = (*read, demand.keys, *served, ahead)
+        alike = (*read, demand.keys, *served)
+        key = (*alike, ahead)
 
         def made() -> RolloutColumns:
-            counted = store.counted.get(key, lambda: Counted(demand, ahead, store.tables.get(read, dict)))
+            # which requests share an engine_step does not depend on how far a mode runs ahead
+            first = store.counted.get(alike, lambda: Counted(demand, 1, store.tables.get(read, dict)))
+            counted = store.counted.get(key, lambda: replace(first, batches=ahead))
             return rollout_columns(context, arch, demand, devices, counted, lenient=lenient)
 
         found = store.rollout.get((*key, devices, lenient), made)

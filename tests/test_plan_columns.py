@@ -1,0 +1,52 @@
+"""What columns share: counts of engine_steps serve every mode, however far it runs ahead."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlperf.api import ask
+from rlperf.layout import Layout
+from rlperf.plan.search.columns import Columns
+from rlperf.plan.search.splits import splits
+from rlperf.sim.rl_step import rollout_stage
+from rlperf.specs.job import Job
+
+
+def test_modes_that_run_ahead_share_the_count_of_engine_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job.model_validate({
+        "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 2, "modes": ["one_step_off", "async"],
+        "limits": {"staleness": 2}, "framework": "verl==0.9.0",
+        "tasks": [{"name": "math", "workload": "math", "prompts_per_step": 64, "group_size": 4,
+                   "max_response_tokens": 2048}],
+    })  # fmt: skip
+    question = ask(job)
+    context, task = question.context, question.context.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    each = {split.mode: split for split in splits(context) if split.rollout == 8}
+    counts = []
+    take = rollout_stage.take_census
+    monkeypatch.setattr(rollout_stage, "take_census", lambda *args, **named: counts.append(1) or take(*args, **named))
+    shared = Columns(context, task, question.facts)
+    first = shared.rollout(demand, each["one_step_off"])
+    counted = len(counts)
+    ahead = shared.rollout(demand, each["async"])
+    assert len(counts) == counted > 0
+    alone = Columns(context, task, question.facts).rollout(demand, each["async"])
+    assert len(counts) > counted
+    for name in ("makespan_s", "steady_s", "recompute_s", "kv_tokens"):
+        assert np.array_equal(getattr(ahead, name), getattr(alone, name))
+    assert not np.array_equal(first.steady_s, ahead.steady_s)  # twice as many requests are under way
+
+
+def test_rows_of_a_layout_whose_fields_broadcast() -> None:
+    """Fields that have the whole shape already, and those that are shared by all rows."""
+    tensor, data = np.ix_([1, 2, 4], [1, 8])
+    layout = Layout.of(tensor_parallel=tensor, data_parallel=data)
+    assert layout.shape == (3, 2)
+    flat = layout.flat()
+    assert flat.tensor_parallel.tolist() == [1, 1, 2, 2, 4, 4] and flat.zero_stage.tolist() == [0] * 6
+    assert flat.take(np.array([5, 0])).devices.tolist() == [32, 1]
+    assert layout.flat(layout.devices > 8).devices.tolist() == [16, 32]
+    mixed = Layout.of(tensor_parallel=[2, 4], pipeline_parallel=2)
+    assert mixed.take([1]).pipeline_parallel.tolist() == [2] and mixed.take(1).devices == 8

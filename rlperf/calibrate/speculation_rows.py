@@ -73,7 +73,7 @@ def drafting_of(row: Row) -> Drafting:
 
 
 @dataclass(frozen=True)
-class Served:
+class DraftedOn:
     """A replica that a row was measured on."""
 
     arch: Architecture
@@ -97,7 +97,7 @@ def architecture_of(row: Row) -> Architecture:
         return row.architecture("model")
 
 
-def served_of(row: Row) -> Served:
+def served_of(row: Row) -> DraftedOn:
     """Model, device, engine and layout of a row, what it does not print assumed."""
     software, assumed = row.text("engine"), []
     engine = next((name for name in ("sglang", "vllm") if software.lower().startswith(name)), None)
@@ -117,7 +117,7 @@ def served_of(row: Row) -> Served:
         assumed.append(f"tensor parallel {tensor}")
     experts = tensor if re.search(r"\bEP\b", software) else 1
     layout = Layout.of(tensor_parallel=tensor, expert_parallel=experts)
-    return Served(arch, hw, load_engine_calibration(engine), layout, dtype, tuple(assumed))
+    return DraftedOn(arch, hw, load_engine_calibration(engine), layout, dtype, tuple(assumed))
 
 
 def running_of(row: Row) -> tuple[float, tuple[str, ...]]:

@@ -16,8 +16,8 @@ from rlperf.calibrate.speculation import TAIL, far_of, fit_speculation, method_o
 from rlperf.calibrate.speculation_rows import (
     OF_A_ROLLOUT,
     PRESUMED_CONTEXT,
+    DraftedOn,
     Drafting,
-    Served,
     architecture_of,
     drafting_of,
     rollout_of,
@@ -135,7 +135,7 @@ def _speed(
 
 
 def _seconds(
-    row: Row, served: Served, costs: tuple[EngineStepCost, EngineStepCost]
+    row: Row, served: DraftedOn, costs: tuple[EngineStepCost, EngineStepCost]
 ) -> tuple[tuple[float, float], tuple[str, ...]]:
     """Seconds without and with drafts: of a replica's rollout, or of one token of the requests that are served."""
     if row.text("kind") == OF_A_ROLLOUT:

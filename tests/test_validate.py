@@ -403,14 +403,10 @@ def test_served_rows(measured_data: Path) -> None:
     assert sum(report.refused.values()) < 0.02 * report.rows
     primary = [one for one in report.predictions if one.metric == "tpot_ms"]
     names = {row.row_id: (row.text("architecture"), row.text("gpu")) for row in read_table(file)}
-    unseen = {device: [one for one in primary if not one.used_in_calibration and names[one.row_id][1] == device]
-              for device in ("h200_sxm", "mi355x")}  # fmt: skip
-    # seen rows are never reported; of GLM-5, which is newer than the pool, no fit saw any
-    assert {names[one.row_id][0] for one in primary if not one.used_in_calibration} == {"GLM-5"}
-    errors = [abs(one.predicted / one.measured - 1.0) for one in unseen["h200_sxm"]]
-    assert len(errors) == 15 and max(errors) < 0.25 and sum(errors) / 15 < 0.08
-    inside = [one.low <= one.measured <= one.high for one in unseen["mi355x"]]  # nobody timed its attention there
-    assert len(inside) == 29 and sum(inside) >= 0.8 * 29
+    # seen rows are never reported; where nobody timed its attention, no fit takes rows of GLM-5
+    unseen = [one for one in primary if not one.used_in_calibration]
+    assert {names[one.row_id] for one in unseen} == {("GLM-5", "mi355x")}
+    assert sum(one.low <= one.measured <= one.high for one in unseen) >= 0.8 * len(unseen)
     lines = {(one.metric, one.group): one for one in leave_out(file, "inference", "configuration").lines}
     whole = lines["tpot_ms", ALL]
     assert whole.rows > 1700

@@ -48,7 +48,7 @@ TABLES: dict[Path, dict[str, tuple[tuple[str, tuple[str, str], str, str, str], .
         "| what | new rows |": (
             ("peak memory of trainers (torchtitan)", SPACE, "peak_memory_gb", "all", NEW),
             (
-                "RL step (NeMo-RL v0.6, RLinf, miles, MLPerf; no constant fitted, but forms chosen since)",
+                "RL step (NeMo-RL v0.6, RLinf, MLPerf; no constant fitted, but forms chosen since)",
                 STEP,
                 "step_s",
                 "all",
@@ -69,7 +69,6 @@ TABLES: dict[Path, dict[str, tuple[tuple[str, tuple[str, str], str, str, str], .
             ("NeMo-RL v0.6, the recipes of v0.4 and v0.5", STEP, "step_s", "nemo_rl", NEW),
             ("of these DeepSeek-V3", STEP, "step_s", "DeepSeek-V3", NEW),
             ("RLinf (nothing of it known)", STEP, "step_s", "rlinf", NEW),
-            ("miles (speculative decoding, optimizer on the host)", STEP, "step_s", "miles_logs", NEW),
             ("mlperf_rlvr (agents with tools, many turns, stragglers)", STEP, "step_s", "mlperf_rlvr", NEW),
             ("everything new", STEP, "step_s", "all", NEW),
             ("rollouts of these frameworks", STEP, "rollout_s", "all", NEW),

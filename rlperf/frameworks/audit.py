@@ -24,7 +24,7 @@ from rlperf.frameworks.findings import (
     sort,
 )
 from rlperf.frameworks.imports import Imported, job_of
-from rlperf.frameworks.offers import WhatIf, gain_findings, repaired, what_ifs
+from rlperf.frameworks.offers import Predict, WhatIf, gain_findings, repaired, what_ifs
 from rlperf.frameworks.run import ref
 from rlperf.layout import Layout
 from rlperf.plan.answer.plan import Phase, Plan, Prediction
@@ -136,22 +136,14 @@ def audit(
     except (InfeasibleError, ValueError, ZeroDivisionError) as error:
         notes.append(f"not predicted: {error}")
         cache = _cache(imported, context)
-        starved = cache is not None and cache.tokens < context.tasks[0].batches[0].longest_tokens
-        if isinstance(error, InfeasibleError) and not blocked and not starved:
-            key = key_of(imported, ref("trainer.tensor_parallel"))
-            message = f"{error.message}: {error.nearest_miss or 'no layout'}"
-            findings.append(Finding("error", key, message, when="worker", rule="layout"))
+        if isinstance(error, InfeasibleError) and not blocked:
+            findings += _no_layout(imported, context, error, cache)
     findings += engine_findings(given, cache)
     attempt = partial(_attempt, cluster=job.cluster, workload=job.tasks[0].workload)
     if predicted is not None and evaluation is not None:
-        findings += memory_findings(given, predicted)
-        findings += host_findings(given, context, evaluation)
-        findings += padding_findings(given, predicted, evaluation.demand.lengths(0))
-        offers = what_ifs(given, predicted, cache)
-        unjudged = _unjudged(given, offers, evaluation.demand.lengths(0).size)
+        judged, unjudged = _judged(given, context, predicted, evaluation, cache, attempt)
         notes += [unjudged] if unjudged else []
-        findings += gain_findings(given, predicted, [] if unjudged else offers, attempt)
-        findings += log_findings(given, predicted, log) if log else []
+        findings += judged + (log_findings(given, predicted, log) if log else [])
     findings, together = repaired(findings, given, attempt)
     if together is not None:
         notes.append(f"with the settings above it fits: {human_seconds(together.rl_step_s)} per rl_step predicted")
@@ -160,8 +152,30 @@ def audit(
         best, note = _best(job, facts, predicted.rl_step_s)
         notes += [note] if note else []
     against = compared(predicted, log)
-    lengths = _other_lengths(evaluation, log, job.tasks[0].workload)
-    return Audit(imported, job, sort(findings), predicted, best, tuple(notes), (), against, unjudged, lengths=lengths)
+    other = _other_lengths(evaluation, log, job.tasks[0].workload)
+    return Audit(imported, job, sort(findings), predicted, best, tuple(notes), (), against, unjudged, lengths=other)
+
+
+def _judged(
+    given: Imported, context: Context, predicted: Prediction, evaluation: Evaluation, cache: Cache | None,
+    attempt: Predict,
+) -> tuple[list[Finding], str]:  # fmt: skip
+    """Findings about memory, padding and what other settings would gain; and why gains are not judged, in words."""
+    lengths = evaluation.demand.lengths(0)
+    found = memory_findings(given, predicted) + host_findings(given, context, evaluation)
+    found += padding_findings(given, predicted, lengths)
+    offers = what_ifs(given, predicted, cache)
+    unjudged = _unjudged(given, offers, lengths.size)
+    return found + gain_findings(given, predicted, [] if unjudged else offers, attempt), unjudged
+
+
+def _no_layout(imported: Imported, context: Context, error: InfeasibleError, cache: Cache | None) -> list[Finding]:
+    """That the layout is none, unless the engine's cache already says why."""
+    if cache is not None and cache.tokens < context.tasks[0].batches[0].longest_tokens:
+        return []
+    key = key_of(imported, ref("trainer.tensor_parallel"))
+    message = f"{error.message}: {error.nearest_miss or 'no layout'}"
+    return [Finding("error", key, message, when="worker", rule="layout")]
 
 
 ALIKE = 1.2

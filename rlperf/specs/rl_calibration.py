@@ -378,18 +378,6 @@ def _pick(fits: tuple[WeightSyncFit, ...], transport: Transport, owner: str) -> 
     raise SpecError(Problem(f"{owner} has no weight sync by {transport!r}", suggestion=f"it has: {known}"))
 
 
-def framework_calibration_names(folder: Path | str | None = None) -> tuple[str, ...]:
-    """Names of the framework calibrations that can be loaded.
-
-    >>> "verl_fsdp" in framework_calibration_names()
-    True
-    """
-    found = {
-        path.stem for root in search_path(folder) for path in (root / "calibrations" / "frameworks").glob("*.yaml")
-    }
-    return tuple(sorted(found))
-
-
 def load_framework_calibration(
     framework: str, trainer: str | None = None, folder: Path | str | None = None
 ) -> FrameworkCalibration:

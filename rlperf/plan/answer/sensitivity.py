@@ -74,13 +74,17 @@ def with_values(program: Program, decisions: Sequence[Decision], values: Sequenc
 
 def _distinct(decisions: Sequence[Decision]) -> list[Decision]:
     """Decisions with evaluations of their own: groups that are alike share them."""
-    return list({id(decision.evaluations): decision for decision in decisions}.values())
+    found: list[Decision] = []
+    for decision in decisions:
+        if not any(decision.evaluations is other.evaluations for other in found):
+            found.append(decision)
+    return found
 
 
 def _numbers(decisions: Sequence[Decision]) -> list[int]:
     """Place in `_distinct` of every decision."""
-    places = {id(decision.evaluations): number for number, decision in enumerate(_distinct(decisions))}
-    return [places[id(decision.evaluations)] for decision in decisions]
+    distinct = _distinct(decisions)
+    return [next(n for n, one in enumerate(distinct) if one.evaluations is each.evaluations) for each in decisions]
 
 
 def _changed(context: Context, decision: Decision, rollout: float, trainer: float) -> tuple[FloatArray, FloatArray]:

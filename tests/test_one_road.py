@@ -21,15 +21,17 @@ from rlperf.specs.cluster import Cluster
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_cluster
 from rlperf.workload import LengthTable
-from rlperf.workload.writers import write_polytrace
+from rlperf.workload.tables import write_table
 
 SAME = 1e-9
 
 
 def asked(row: StepRow, architecture: str, folder: Path) -> Job:
     """The row's job as a user would state it: a recording, a cluster and an architecture that are files or shipped."""
-    write_polytrace(lengths_of(row, DEFAULT_LAW), folder / "trace")
-    job = job_of(row, str(folder / "trace"))
+    folder.mkdir()
+    # states the cap: the longest response that a log prints lies below it
+    trace = write_table(lengths_of(row, DEFAULT_LAW), folder / "trace.csv")
+    job = job_of(row, str(trace))
     return job.model_copy(update={"architecture": architecture, "cluster": _cluster(row.hardware.cluster, folder)})
 
 

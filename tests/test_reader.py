@@ -59,7 +59,7 @@ def test_every_problem_is_listed_with_its_line() -> None:
         ("128", "{min: 64, max: 8, factor: 2}", r"max \(8\) is below min \(64\)"),
         ("128", "{min: 8, max: 64}", "give either factor or step"),
         ("128", "1.5", "1.5 is not a positive whole number"),
-        ("8192", "'many'", "'many' is not a positive whole number"),
+        ("8192", "'many'", "'many' is not a number of tokens: write it as 16384 or 16k"),
         ("name: math", "name: ''", "at least 1 character"),
         ("cluster: dgx_h100", "cluster: dgx_h100\nmodes: [async]", "mode async needs limits.staleness"),
         ("cluster: dgx_h100", "cluster: dgx_h100\nalgorithm: sft", "algorithm"),

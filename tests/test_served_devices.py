@@ -45,12 +45,12 @@ def test_known_constants_come_back_and_silence_is_named() -> None:
     start = np.asarray([knob.start for knob in KNOBS.values()])
     truth = start.copy()
     names = list(KNOBS)
-    truth[names.index("expert_memory")] *= 0.75
+    truth[names.index("fp4")] *= 0.75
     truth[names.index("expert_fixed_4")] *= 1.9
     models = (("Llama-3.1-70B", "fp8"), ("Llama-3.1-70B", "mxfp4"), ("gpt-oss-120b", "mxfp4"))
     found = fit_served_device(table(truth, models), "mi355x", check=False, today="2026-01-01")
     again = dict(zip(names, truth.tolist(), strict=True))
-    for name, within in (("expert_memory", 0.1), ("expert_fixed_4", 0.2)):
+    for name, within in (("fp4", 0.1), ("expert_fixed_4", 0.2)):
         assert found.values[name] == pytest.approx(again[name], rel=within)
         assert abs(np.log(found.values[name] / again[name])) < 0.4 * abs(np.log(KNOBS[name].start / again[name]))
         assert found.narrowed[name] < 0.6

@@ -63,6 +63,8 @@ _CHUNKED = Unit(lambda value, _: bool(value), lambda value, _: 1024 if value els
 FIELDS: tuple[Field, ...] = (
     *elsewhere("trainer.shard_size", "GPUs / data_parallel_replicate_size", backend="fsdp2"),
     *elsewhere("trainer.lora_rank", "dtensor_cfg.lora_cfg, megatron_cfg.peft"),
+    *elsewhere("trainer.token_budget", "train_mb_tokens of sequence_packing or dynamic_batching"),
+    *elsewhere("trainer.scoring_token_budget", "logprob_mb_tokens of the same"),
     field("batch.prompts_per_step", "grpo.num_prompts_per_step", note="prompts"),
     field("batch.group_size", "grpo.num_generations_per_prompt", note="samples per prompt"),
     field("batch.stated_samples", P + "train_global_batch_size", read_only=True),

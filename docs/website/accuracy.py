@@ -142,16 +142,22 @@ def page(reports: Reports) -> str:
 def with_tables(text: str, tables: Mapping[str, Sequence[tuple[str, tuple[str, str], str, str, str]]],
                 reports: Reports) -> str:  # fmt: skip
     """A page with the rows of its tables replaced."""
-    lines = text.split("\n")
     for begin, rows in tables.items():
-        head = next(i for i, line in enumerate(lines) if line.startswith(begin))
-        last = next(i for i in range(head, len(lines)) if not lines[i].startswith("|"))
-        columns = [name.strip() for name in lines[head].strip("|").split("|")][1:]
-        lines[head + 2 : last] = [
+        head = next(line for line in text.split("\n") if line.startswith(begin))
+        columns = [name.strip() for name in head.strip("|").split("|")][1:]
+        text = with_rows(text, begin, [
             f"| {label} | " + " | ".join(_figure(_summary(reports[file], *which), name) for name in columns) + " |"
             for label, file, *which in rows
-        ]
-    return "\n".join(lines)
+        ])  # fmt: skip
+    return text
+
+
+def with_rows(text: str, begin: str, rows: Sequence[str]) -> str:
+    """A page with the rows of the table that begins with ``begin`` replaced."""
+    lines = text.split("\n")
+    head = next(i for i, line in enumerate(lines) if line.startswith(begin))
+    last = next(i for i in range(head, len(lines)) if not lines[i].startswith("|"))
+    return "\n".join([*lines[: head + 2], *rows, *lines[last:]])
 
 
 def _summary(report: Report, *which: str) -> Summary:
@@ -186,10 +192,14 @@ def reports_of(data: Path) -> Reports:
     }
 
 
+def data_folder() -> Path:
+    """DATA of the command line, else of RLPERF_DATA, else beside the checkout."""
+    return Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("RLPERF_DATA", ROOT.parent / "shared" / "data"))
+
+
 def main() -> None:
     """Validate every file, write the page and the tables of others."""
-    given = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("RLPERF_DATA", str(ROOT.parent / "shared" / "data"))
-    reports = reports_of(Path(given))
+    reports = reports_of(data_folder())
     for path, text in texts(reports).items():
         path.write_text(text)
 

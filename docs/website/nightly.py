@@ -6,7 +6,6 @@ hidden. DATA is found as there. Some minutes of work.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -107,9 +106,7 @@ def with_frameworks(readme: str, table: Sequence[str]) -> str:
 
 def main() -> None:
     """Validate, leave every framework out, write the pages."""
-    data = Path(
-        sys.argv[1] if len(sys.argv) > 1 else os.environ.get("RLPERF_DATA", accuracy.ROOT.parent / "shared/data")
-    )
+    data = accuracy.data_folder()
     reports = accuracy.reports_of(data)
     frameworks = leave_out(data / "measured" / "rl_step.csv", "rl_step", "framework")
     for path, text in accuracy.texts(reports).items():

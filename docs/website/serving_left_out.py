@@ -5,7 +5,6 @@ The tables of docs/guide/accuracy-inference.md and README's. DATA is found as in
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +12,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import accuracy
-import numpy as np
 
-from rlperf.calibrate.leave_out import ALL, GROUPS, ErrorSummary, LeaveOutReport, leave_out
+from rlperf.calibrate.leave_out import ALL, GROUPS, ErrorSummary, LeaveOutLine, errors_of, leave_out
 from rlperf.calibrate.leave_out_inference import report_apart
-from rlperf.calibrate.statistics import absolute_percentage_errors
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate import PredictedFigure
 
@@ -41,19 +38,15 @@ def apart_rows(figures: Sequence[PredictedFigure], names: Mapping[str, Sequence[
         for group in (kind, device, f"{engine} {device}"):
             groups.setdefault(group, []).append(one)
     first = [name for name in ("all", "covered", "extrapolated") if name in groups]
-    lines = []
-    for name in (*first, *sorted(set(groups) - set(first), key=lambda name: (" " in name, name))):
-        rows = groups[name]
-        predicted, measured = (np.array([getattr(one, field) for one in rows]) for field in ("predicted", "measured"))
-        errors = absolute_percentage_errors(predicted, measured)
-        bias = 100.0 * float(np.median(predicted / measured - 1.0))
-        inside = np.mean([one.low <= one.measured <= one.high for one in rows])
-        width = np.median([(one.high - one.low) / one.predicted for one in rows])
-        lines.append(
-            f"| {name} | {len(rows)} | {np.median(errors):.1f} % | {errors.mean():.1f} % | "
-            f"{np.percentile(errors, 90):.1f} % | {bias:+.1f} % | {inside:.2f} | {width:.2f} |"
-        )
-    return lines
+    names_in_order = (*first, *sorted(set(groups) - set(first), key=lambda name: (" " in name, name)))
+    return [_apart_row(name, len(groups[name]), errors_of(groups[name])) for name in names_in_order]
+
+
+def _apart_row(name: str, rows: int, one: ErrorSummary) -> str:
+    return (
+        f"| {name} | {rows} | {one.median:.1f} % | {one.mean:.1f} % | {one.p90:.1f} % | {one.bias:+.1f} % | "
+        f"{one.inside:.2f} | {one.width / 100.0:.2f} |"
+    )
 
 
 def _errors(one: ErrorSummary) -> str:
@@ -64,64 +57,54 @@ def _held(one: ErrorSummary) -> str:
     return f"{one.inside:.2f} at {one.width / 100.0:.2f}"
 
 
-def whole_rows(reports: Mapping[str, LeaveOutReport]) -> list[str]:
+Lines = Sequence[tuple[str, LeaveOutLine]]
+"""Lines of reports, each with the way of grouping."""
+
+
+def whole_rows(lines: Lines) -> list[str]:
     """One line per way of grouping and metric."""
     return [
         f"| each {by} | {one.metric} | {one.rows} | {_errors(one.seen)} | {_held(one.seen)} | "
         f"{_errors(one.left_out)} | {_held(one.left_out)} | {_held(one.pooled) if one.pooled.width > 0.0 else '-'} |"
-        for by, report in reports.items()
-        for metric in (TIME, RATE)
-        for one in report.lines
-        if one.metric == metric and one.group == ALL
+        for by, one in lines
+        if one.group == ALL and one.metric in (TIME, RATE)
     ]
 
 
-def group_rows(reports: Mapping[str, LeaveOutReport]) -> list[str]:
+def group_rows(lines: Lines) -> list[str]:
     """One line per group, time per token."""
     return [
         f"| {by} {one.group} | {one.rows} | {one.in_fit} | {_errors(one.seen)} | {_held(one.seen)} | "
         f"{_errors(one.left_out)} | {_held(one.left_out)} | {one.borrowed} |"
-        for by, report in reports.items()
-        for one in report.lines
+        for by, one in lines
         if one.metric == TIME and one.group not in (ALL, GROUPS)
     ]
 
 
-def readme_rows(reports: Mapping[str, LeaveOutReport]) -> list[str]:
+def readme_rows(lines: Lines) -> list[str]:
     """One line per way of grouping, for README."""
     return [
         f"| {BY[by]} | {one.rows} | {one.seen.median:.1f} / {one.seen.mean:.1f} % | {100 * one.seen.inside:.0f} % | "
         f"{one.left_out.median:.1f} / {one.left_out.mean:.1f} % | {100 * one.left_out.inside:.0f} % |"
-        for by, report in reports.items()
-        for one in report.lines
+        for by, one in lines
         if one.metric == TIME and one.group == ALL
     ]
 
 
-def replaced(text: str, head: str, rows: Sequence[str]) -> str:
-    """The page with the table that begins with ``head`` written anew."""
-    lines = text.split("\n")
-    first = next(number for number, line in enumerate(lines) if line.startswith(head)) + 2
-    last = next(number for number in range(first, len(lines)) if not lines[number].startswith("|"))
-    return "\n".join([*lines[:first], *rows, *lines[last:]])
-
-
-def write(apart: Sequence[PredictedFigure], names: Mapping[str, Sequence[str]],
-          reports: Mapping[str, LeaveOutReport]) -> None:  # fmt: skip
+def write(apart: Sequence[PredictedFigure], names: Mapping[str, Sequence[str]], lines: Lines) -> None:
     """All tables into their pages."""
-    text = replaced(PAGE.read_text(), "| rows | n | median", apart_rows(apart, names))
-    text = replaced(text, "| left out in turn |", whole_rows(reports))
-    PAGE.write_text(replaced(text, "| left out | rows | configurations |", group_rows(reports)))
-    README.write_text(replaced(README.read_text(), "| left out: each |", readme_rows(reports)))
+    text = accuracy.with_rows(PAGE.read_text(), "| rows | n | median", apart_rows(apart, names))
+    text = accuracy.with_rows(text, "| left out in turn |", whole_rows(lines))
+    PAGE.write_text(accuracy.with_rows(text, "| left out | rows | configurations |", group_rows(lines)))
+    README.write_text(accuracy.with_rows(README.read_text(), "| left out: each |", readme_rows(lines)))
 
 
 def main() -> None:
     """Fit without each group in turn and write the tables."""
-    given = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("RLPERF_DATA", accuracy.ROOT.parent / "shared/data")
-    file = Path(given) / "measured" / "inference.csv"
+    file = accuracy.data_folder() / "measured" / "inference.csv"
     apart = [one for one in report_apart(file).predictions if one.metric == TIME and not one.used_in_calibration]
     names = {row.row_id: (row.text("gpu"), row.text("engine")) for row in read_table(file)}
-    write(apart, names, {by: leave_out(file, "inference", by) for by in BY})
+    write(apart, names, [(by, one) for by in BY for one in leave_out(file, "inference", by).lines])
 
 
 if __name__ == "__main__":

@@ -103,6 +103,14 @@ def test_init_without_answers_writes_nothing_and_shows_no_traceback(
         (("plan", "job.yaml", "--model", "Qwen3-8B", "--gpus", "8"), "not both"),
         (("plan", "--model", "Qwen3-8B", "--gpus", "12"), "write 8 or 16"),
         (("plan", "--model", "Qwen3-8B", "--gpus", "8", "--max-response", "many"), "write it as 16384 or 16k"),
+        (
+            ("plan", "--model", "Qwen3-8B", "--gpus", "8", "--staleness", "2"),
+            "behind, not 2 (leave it out, or mode k_step",
+        ),
+        (
+            ("plan", "--model", "Qwen3-8B", "--gpus", "8", "--mode", "async", "--staleness", "0"),
+            "staleness of at least 1",
+        ),
         (("plam",), "did you mean plan?"),
         (("zzzz",), "`rlperf --help` names them"),
     ],
@@ -114,6 +122,17 @@ def test_mistakes_are_told_in_a_line(
     assert code == 2
     assert says in err
     assert len(err.splitlines()) == 1
+
+
+def test_staleness_is_stated_where_the_mode_leaves_it_open() -> None:
+    """By default the least that the mode needs; one that is always the same may be said, another is refused."""
+    assert short_job(**SMALL, mode="async").limits.staleness == 1
+    assert short_job(**SMALL, mode="async", staleness=4).limits.staleness == 4
+    assert short_job(**SMALL, mode="one_step_off", staleness=1).limits.staleness == 1
+    with pytest.raises(rlperf.SpecError, match="1 policy versions behind, not 4"):
+        short_job(**SMALL, mode="one_step_off", staleness=4)
+    with pytest.raises(rlperf.SpecError, match="async_"):
+        short_job(**SMALL, mode="async_", staleness=4)
 
 
 def test_a_wrong_keyword_is_told_with_the_nearest() -> None:

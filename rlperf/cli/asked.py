@@ -45,6 +45,7 @@ class AskedJob:
     workload: Annotated[str | None, _short("Lengths: preset, model or trace. Default: math.")] = None
     algorithm: Annotated[str | None, _short("grpo, dapo or ppo. Default: grpo.")] = None
     mode: Annotated[str | None, _short("one_step_off ... Default: colocated.")] = None
+    staleness: Annotated[int | None, _short("Versions behind: k_step_off, async. Default: 1.")] = None
 
     def short(self) -> dict[str, Any]:
         """The values of a job without a file that were given."""

@@ -17,7 +17,7 @@ from rlperf.units import token_count
 
 SHORT = (
     "model", "gpus", "gpu", "framework", "algorithm", "mode", "workload", "prompts", "group", "mini_batch",
-    "max_prompt", "max_response", "like",
+    "max_prompt", "max_response", "like", "staleness",
 )  # fmt: skip
 """Names of the values, as arguments of `short_job` and, with hyphens, as options of the command line."""
 
@@ -85,6 +85,7 @@ def short_job(
     max_prompt: str | int = 2048,
     max_response: str | int = 16384,
     like: str | None = None,
+    staleness: int | None = None,
 ) -> Job:
     """A job of one task. Long because each argument is an option of the command line, and a word of a notebook.
 
@@ -98,6 +99,7 @@ def short_job(
     prompts, group, mini_batch : prompts per rl_step, responses per prompt, prompts per update
     max_prompt, max_response : tokens; ``16k`` is 16,384
     like : family (``llama``, ``qwen3_moe``) that a config.json of an unknown model_type is read as
+    staleness : policy versions that a trained sample may be behind, of modes that leave it open (default: 1)
 
     Raises
     ------
@@ -116,7 +118,6 @@ def short_job(
         "max_prompt_tokens": tokens(max_prompt),
         "max_response_tokens": tokens(max_response),
     }
-    least = MODES[mode].least_staleness if mode in MODES else 0
     data = {
         "name": f"{model.rstrip('/').rsplit('/', 1)[-1]}-{gpus or 'node-of-'}{'x' if gpus else ''}{gpu}",
         "architecture": model,
@@ -125,10 +126,24 @@ def short_job(
         "algorithm": algorithm,
         "framework": framework,
         "modes": [mode],
-        "limits": {"staleness": least},
+        "limits": {"staleness": _staleness(mode, staleness)},
         "tasks": [{name: value for name, value in task.items() if value is not None}],
     }
     return validate(Document(data, {}, "options"), Job)
+
+
+def _staleness(mode: str, stated: int | None) -> int:
+    """The limit as stated, or the least that the mode needs; a mode that nobody knows is the job's to refuse."""
+    if mode not in MODES:
+        return 0
+    traits = MODES[mode]
+    if stated is None:
+        return traits.least_staleness
+    if traits.staleness(stated) == stated:
+        return stated
+    open_modes = " or ".join(name for name, each in MODES.items() if each.lag is None)
+    behind = f"mode {mode} trains on samples {traits.lag} policy versions behind, not {stated}"
+    raise SpecError(Problem(f"staleness: {behind}", suggestion=f"leave it out, or mode {open_modes}"))
 
 
 def job_text(job: Job) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 
 import rlperf
 from rlperf.calibrate.assumed_lengths import AssumedLengths
-from rlperf.calibrate.leave_out_rl_step import predict_groups, stranger
-from rlperf.calibrate.rl_framework import CONSTANTS, constant, fit_framework, with_constants
+from rlperf.calibrate.leave_out_rl_step import OVERHEADS, RELATIVES, believed, predict_groups, stranger
+from rlperf.calibrate.rl_framework import CONSTANTS, constant, fit_framework, overhead, with_constants
 from rlperf.calibrate.rl_step_job import lengths_of
 from rlperf.calibrate.rl_step_predict import predict_step
 from rlperf.calibrate.rl_step_rows import configuration_digest, configuration_key, mode_of, read_row
@@ -445,6 +446,31 @@ def test_a_framework_left_out_has_its_relatives_overheads_and_its_own_mechanisms
         assert seen.predicted != left[0].predicted
     with pytest.raises(SpecError, match="not a family"):
         predict_groups(Path("rl_step.csv"), some, "family")
+
+
+@pytest.mark.parametrize("name", sorted(RELATIVES))
+def test_a_framework_left_out_gets_nothing_back_that_others_have_from_it(name: str) -> None:
+    own = load_framework_calibration(name)
+    strange, relative = stranger(own), load_framework_calibration(RELATIVES[name])
+    lent = {each for each in OVERHEADS if overhead(relative, each).provenance.taken_from == own.framework}
+    assert lent == ({"nemo_rl_megatron": {*LENT, "training.update"}, "nemo_rl_dtensor": LENT}.get(name, set()))
+    for each in OVERHEADS:
+        told = believed(each, own.framework) if each in lent else constant(relative, each)
+        assert constant(strange, each) == told
+        assert each not in lent or told != constant(relative, each)
+
+
+LENT = {"engine_host_per_request", "training.moe_layer"}
+"""Overheads that verl has from NeMo-RL."""
+
+
+def test_constants_that_were_taken_over_say_from_whom() -> None:
+    for name in RELATIVES:
+        framework = load_framework_calibration(name)
+        for each in OVERHEADS:
+            where = overhead(framework, each).provenance
+            named = re.match(r"taken over from (NeMo-RL|verl)", where.source)
+            assert where.taken_from == ({"NeMo-RL": "nemo_rl", "verl": "verl"}[named.group(1)] if named else ""), each
 
 
 def test_stages_are_summed_up_by_framework_and_release_and_the_rest_is_one_of_them() -> None:

@@ -2,7 +2,8 @@
 
 A framework left out has the overheads of its relative, as one that nobody measured would (`RELATIVES`, and what
 `rlperf.calibrate.rl_step_software` says of unknown ones): mechanisms that were read from its source stay, for they are
-no measurement. A release left out is forgotten by the fit of its framework, which starts from the relative's overheads;
+no measurement. What the relative itself has from the framework goes with it, and what is believed without it stands in
+(`believed`). A release left out is forgotten by the fit of its framework, which starts from the relative's overheads;
 one that no fit saw is left out as it stands. Both sides are scored on rows that no shipped fit saw.
 """
 
@@ -15,10 +16,11 @@ import numpy as np
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.leave_out import LeftOutGroup, group_of
-from rlperf.calibrate.rl_framework import constant, fit_framework, with_constants
+from rlperf.calibrate.rl_framework import constant, fit_framework, overhead, with_constants
 from rlperf.calibrate.rl_step_predict import StepPrediction, predict_step
 from rlperf.calibrate.rl_step_rows import StepRow
 from rlperf.calibrate.tables import Table
+from rlperf.calibrate.trainer_constants import OF_STACK
 from rlperf.calibrate.validate import PredictedFigure
 from rlperf.calibrate.validate_rl_step import NEEDED, predictions_of
 from rlperf.errors import InfeasibleError, SpecError
@@ -90,9 +92,33 @@ def _forgotten(rows: Sequence[StepRow], members: Sequence[StepRow], by: str) -> 
 
 
 def stranger(own: FrameworkCalibration) -> FrameworkCalibration:
-    """The framework with the measured overheads of its relative."""
+    """The framework with the measured overheads of its relative, but for those that the relative has from it."""
     relative = load_framework_calibration(RELATIVES[own.id])
-    return with_constants(own, {name: constant(relative, name) for name in OVERHEADS})
+    return with_constants(
+        own,
+        {
+            name: believed(name, own.framework)
+            if overhead(relative, name).provenance.taken_from == own.framework
+            else constant(relative, name)
+            for name in OVERHEADS
+        },
+    )
+
+
+def believed(name: str, without: str) -> float:
+    """What the other frameworks say of an overhead: those that measured it, else those that judged it on their own [s].
+
+    The geometric mean; where all have it from ``without``, what the trainers' pool believes before a row.
+
+    >>> believed("training.update", "nemo_rl") == constant(load_framework_calibration("verl_fsdp"), "training.update")
+    True
+    """
+    others = [overhead(each, name) for each in map(load_framework_calibration, RELATIVES) if each.framework != without]
+    own = [each for each in others if not each.provenance.taken_from and each.value > 0.0]
+    chosen = [each for each in own if each.provenance.n] or own
+    if chosen:
+        return float(np.exp(np.mean([np.log(each.value) for each in chosen])))
+    return next(one.start for one in OF_STACK if one.name == name.rpartition(".")[2])
 
 
 def refit(own: FrameworkCalibration, rows: Sequence[StepRow]) -> FrameworkCalibration:

@@ -81,6 +81,14 @@ def constant(framework: FrameworkCalibration, name: str) -> float:
     return float(value.value if isinstance(value, Overhead) else value)
 
 
+def overhead(framework: FrameworkCalibration, name: str) -> Overhead:
+    """One of `CONSTANTS` that every framework has, with where it is from."""
+    owner, _, field = name.rpartition(".")
+    found = getattr(framework.training if owner == "training" else framework, field)
+    assert isinstance(found, Overhead)
+    return found
+
+
 def with_constants(framework: FrameworkCalibration, values: Mapping[str, float]) -> FrameworkCalibration:
     """The calibration with other values of some of `CONSTANTS`; where they are from stays as it is."""
     top: dict[str, object] = {}

@@ -53,6 +53,7 @@ class Provenance(Frozen):
     low: PositiveFloat = 0.5
     high: PositiveFloat = 2.0
     assumed: bool = Field(False, description="nobody measured it: taken over from a relative, or judged")
+    taken_from: str = Field("", description="framework whose measurement it is, where it was taken over from another")
 
 
 class Overhead(Frozen):

@@ -34,7 +34,7 @@ def verdict(
     """Is this speed normal? One line, then at most three changes with the gain of each, in the framework's own keys.
 
     With --log the measured rl_step is held against what this hardware should take; without, the prediction against the
-    best plan. Exit code 0: normal; 1: slow, or nothing could be predicted; 2: it cannot be read.
+    best plan. Exit code 0: normal; 1: slow, out of memory, or nothing could be predicted; 2: it cannot be read.
 
     Example: rlperf verdict run_grpo.yaml --log console.log --cluster dgx_h100
     """

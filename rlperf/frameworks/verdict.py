@@ -18,6 +18,8 @@ CHANGES = 3
 """Changes that a verdict names at most."""
 LEAST = 0.01
 """Smallest gain that is worth a change, as a share of the rl_step."""
+WORSE = 1.05
+"""What a configuration may take over the best plan and still be normal."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Verdict:
     changes : largest gain first, at most `CHANGES`
     best_s : the planner's best on the same devices, where it was asked [s]
     unjudged : changes that no prediction judged, and why; empty: all were
-    cautions : why the answer may mean little: it runs out of memory, or the log is of other lengths
+    fails : that the run ended out of memory by its log, or without a log more likely than not will; empty: it runs
+    cautions : why the answer may mean little: it should run out of memory, or the log is of other lengths
     """
 
     rl_step_s: float
@@ -54,31 +57,42 @@ class Verdict:
     changes: tuple[Improvement, ...]
     best_s: float | None
     unjudged: str = ""
+    fails: str = ""
     cautions: tuple[str, ...] = ()
 
     @property
     def normal(self) -> bool:
-        """Whether it takes what this hardware should: no longer than the interval, or than 5 % beyond the best plan."""
+        """Whether it takes what this hardware should: no longer than the interval, or than 5 % beyond the best plan.
+
+        What runs out of memory is not, however fast its rl_steps were until then.
+        """
+        if self.fails:
+            return False
         if self.measured:
             return self.rl_step_s <= self.high_s
-        return self.best_s is None or self.rl_step_s <= 1.05 * self.best_s
+        return self.best_s is None or self.rl_step_s <= WORSE * self.best_s
 
     @property
     def line(self) -> str:
-        """The answer in one line."""
+        """The answer in one line: that it fails, else how fast it is."""
+        return f"fails: {self.fails}" if self.fails else self.speed
+
+    @property
+    def speed(self) -> str:
+        """The speed against what it should be, in one line."""
         took, due = human_seconds(self.rl_step_s), human_seconds(self.expected_s)
         interval = f"{human_seconds(self.low_s)} .. {human_seconds(self.high_s)}"
         if not self.measured:
             said = f"{took} per rl_step is predicted ({interval})"
             if self.best_s is None:
                 return f"not judged: {said}; a log of the run or the planner's best would tell"
-            if self.normal:
+            if self.rl_step_s <= WORSE * self.best_s:
                 return f"normal: {said}, and no plan on this hardware is 5 % faster"
             more = 100.0 * (self.rl_step_s / self.best_s - 1.0)
             return f"slow by {more:.0f} %: {said}, where this hardware can do {human_seconds(self.best_s)}"
         if self.rl_step_s < self.low_s:
             return f"faster than expected: {took} per rl_step, where this hardware should take {due} ({interval})"
-        if self.normal:
+        if self.rl_step_s <= self.high_s:
             return f"normal: {took} per rl_step, where this hardware should take {due} ({interval})"
         more = 100.0 * (self.rl_step_s / self.expected_s - 1.0)
         return f"slow by {more:.0f} %: {took} per rl_step, where this hardware should take {due} ({interval})"
@@ -96,6 +110,8 @@ def verdict_of(found: Audit) -> Verdict | None:
     worst = max(over, key=lambda pair: pair[0], default=(0.0, None))
     slow = whole is not None and step > said.high_s and worst[0] > 0.0
     best = found.best.phases[0].predicted.rl_step_s if found.best else None
+    memory = _memory(said)
+    fails = found.ended or (memory if whole is None else "")
     return Verdict(
         rl_step_s=step,
         expected_s=said.rl_step_s,
@@ -106,7 +122,8 @@ def verdict_of(found: Audit) -> Verdict | None:
         changes=_changes(found, said.rl_step_s),
         best_s=best,
         unjudged=found.unjudged,
-        cautions=tuple(filter(None, (found.ended, _memory(said), found.lengths))),
+        fails=fails,
+        cautions=tuple(filter(None, ("" if memory == fails else memory, found.lengths))),
     )
 
 
@@ -130,7 +147,7 @@ def _changes(found: Audit, step_s: float) -> tuple[Improvement, ...]:
 
 def lines_of(verdict: Verdict) -> Sequence[str]:
     """The verdict as text: the answer, where a slow run loses it, what to change."""
-    lines = [verdict.line, *verdict.cautions]
+    lines = [verdict.line, *([verdict.speed] if verdict.fails else []), *verdict.cautions]
     if verdict.slowest is not None:
         lines.append(f"look first at {verdict.slowest.words}")
     for number, change in enumerate(verdict.changes, 1):

@@ -27,7 +27,7 @@ def summary_lines(plan: Plan) -> list[str]:
     lines = [
         f"{plan.status}: objective {amount(plan.objective, unit)}{_bound_words(plan, unit)}; "
         f"gap {round(100 * plan.mip_gap, 4):.2g} % of the screened program; "
-        f"{plan.candidates:,} candidates ({plan.combinations:.2g} combinations)",
+        f"{plan.candidates:,} candidates ({amount(plan.combinations, 'combinations')})",
         f"event simulation re-judged the best; the screen's own choice would have lost {percent(plan.screen_regret)}",
     ]
     if plan.static_objective is not None:

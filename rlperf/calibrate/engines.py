@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import yaml
 
-from rlperf.calibrate.inference_rows import CostTable, ServingCase, case_of, serve
+from rlperf.calibrate.inference_rows import CostTable, ServingCase, case_of, check
 from rlperf.calibrate.serving_stack import CONSTANTS, Measured, ServingStack
 from rlperf.calibrate.statistics import absolute_percentage_errors, spread_of
 from rlperf.calibrate.tables import Table, split_rank
@@ -44,7 +44,7 @@ def measured_cases(table: Table, engine_id: str) -> list[Measured]:
             case = case_of(row)
             if case.engine.id != engine_id:
                 continue
-            serve(case, costs)
+            check(case, costs)
         except SpecError:
             continue
         found += measured_of(case)

@@ -28,7 +28,8 @@ from rlperf.cost.basis import serving_basis
 from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.engine_memory import engine_memory, max_running
 from rlperf.cost.engine_step import EngineStepCost
-from rlperf.cost.inference import engine_step_cost, with_overhead
+from rlperf.cost.inference import ByTokens, engine_step_cost, with_overhead
+from rlperf.cost.replica import Replica
 from rlperf.cost.serving import Served, closed_loop, open_loop, static_batch
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, Layout
@@ -226,6 +227,7 @@ class CostTable:
 
     def __init__(self) -> None:
         self._costs: dict[tuple[object, ...], tuple[EngineStepCost, float]] = {}
+        self._by_tokens: dict[tuple[str, str], ByTokens] = {}
 
     def bare(self, case: ServingCase, scale: float = 1.0) -> tuple[EngineStepCost, float]:
         """Cost of an engine_step whose kernels take ``scale`` times as long as alone, with no host time; slots."""
@@ -240,11 +242,15 @@ class CostTable:
     def _found(
         self, case: ServingCase, engine: EngineCalibration, key: tuple[object, ...]
     ) -> tuple[EngineStepCost, float]:
-        key = (*key, case.configuration, case.kv_dtype, case.isl, case.osl, case.cached)
+        where = case.configuration, case.kv_dtype
+        key = (*key, *where, case.isl, case.osl, case.cached)
         if key not in self._costs:
+            if where not in self._by_tokens:
+                replica = Replica.of(case.arch, case.hardware, engine, case.layout, case.gemm_dtype, case.kv_dtype)
+                self._by_tokens[where] = ByTokens.of(replica)
             cost = engine_step_cost(
                 case.arch, case.hardware, engine, case.layout, gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,
-                typical_context=case.isl + case.osl / 2.0,
+                typical_context=case.isl + case.osl / 2.0, by_tokens=self._by_tokens[where],
             )  # fmt: skip
             slots = max_running(
                 case.arch, case.hardware, engine, case.layout, case.isl, case.osl,
@@ -304,6 +310,11 @@ def asked_of(case: ServingCase, slots: float) -> Asked[float]:
         sent=case.requests_sent * case.devices / case.given_devices,
         front_s=case.engine.front_end if case.mode in CLIENTS else 0.0,
     )
+
+
+def check(case: ServingCase, table: CostTable) -> None:
+    """Refuse a case that `serve` would refuse, at no more than the cost of its kernels."""
+    _check(case, table.bare(case)[1])
 
 
 def serve(case: ServingCase, table: CostTable) -> Served:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.engines import measured_of
-from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, serve
+from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, check
 from rlperf.calibrate.leave_out import LeftOutGroup, family_of, group_of
 from rlperf.calibrate.pooling import fit_pool
 from rlperf.calibrate.serving_pool import ServingRows, configuration_of, fold_of, profiles_of
@@ -62,7 +62,7 @@ def served_cases(table: Table, costs: CostTable) -> list[Measured]:
     for row in table:
         try:
             case = case_of(row)
-            serve(case, costs)
+            check(case, costs)
         except SpecError:
             continue
         if not any(half.layer.untimed_on(case.hardware) for half in stack_of(case.arch).halves):
@@ -109,7 +109,7 @@ class Refits:
         constants = _relative(mine[0], borrowed) if by == "device" else {}
         others = {case.engine.engine for case, one in zip(self.cases, held, strict=True) if not one}
         borrowed += [f"{one}: the pool's" for one in sorted({case.engine.engine for case in mine} - others)]
-        left = self._predicted(held, constants)
+        left = [*self._part(name).values()] if by == "configuration" else self._predicted(held, constants)
         seen = {key: one for part in sorted({fold_of(case) for case in mine}) for key, one in self._part(part).items()}
         in_fit = 0 if by == "configuration" else len({configuration_of(case) for case in mine})
         same = tuple(seen[one.row_id, one.metric] for one in left)

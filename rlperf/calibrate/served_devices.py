@@ -18,7 +18,7 @@ from datetime import date
 import numpy as np
 
 from rlperf.calibrate.engines import SPLIT, measured_of, split_of
-from rlperf.calibrate.inference_rows import CostTable, case_of, serve
+from rlperf.calibrate.inference_rows import CostTable, case_of, check
 from rlperf.calibrate.serving_stack import Measured
 from rlperf.calibrate.statistics import absolute_percentage_errors, spread_of
 from rlperf.calibrate.tables import Table
@@ -229,7 +229,7 @@ def _split(table: Table, device: Device, base: DeviceCalibration) -> list[Measur
             continue
         try:
             case = case_of(row, constants={device.name: base})
-            serve(case, costs)
+            check(case, costs)
         except SpecError:
             continue
         by_engine.setdefault(case.engine.id, []).extend(measured_of(case))

@@ -118,7 +118,7 @@ class EngineStepCost:
         x = np.asarray(running, dtype=np.float64)
         if self.graph_buckets is None or len(self.graph_buckets) == 0:
             return x
-        index = np.searchsorted(self.graph_buckets, x, side="left")
+        index = self.graph_buckets.searchsorted(x, side="left")
         bucket = self.graph_buckets[np.minimum(index, len(self.graph_buckets) - 1)]
         return np.where((x > 0) & (index < len(self.graph_buckets)), bucket, x)
 
@@ -194,7 +194,7 @@ class EngineStepCost:
         )
         if self.drafted is not None:
             return self._drafted_s(self.drafted, b, k, n, pairs, r)
-        linear = np.where(n > 0, self.linear(b + n, mixed=True), self.linear(self.padded(b)))
+        linear = self._linear_s(b, n)
         seconds = self.host_s + self.host_per_request_s * (b + r) + linear
         seconds = (
             seconds + (b > 0) * self.decode_fixed_s + self.decode_per_request_s * b + self.decode_per_kv_token_s * k
@@ -204,6 +204,15 @@ class EngineStepCost:
         )
         seconds = seconds + self.prefill_per_token_s * n
         return np.asarray(seconds, dtype=np.float64)
+
+    def _linear_s(self, b: FloatArray, n: FloatArray) -> FloatArray:
+        """Λ (class docstring), each table read only where an engine_step is of its kind [s]."""
+        mixed = n > 0
+        if mixed.all():
+            return self.linear(b + n, mixed=True)
+        if not mixed.any():
+            return self.linear(self.padded(b))
+        return np.where(mixed, self.linear(b + n, mixed=True), self.linear(self.padded(b)))
 
     def decode_fixed(self, running: FloatArray) -> FloatArray:
         """Seconds of a decode-only engine_step without its per-key part, of one token where tokens are drafted [s]."""

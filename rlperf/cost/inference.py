@@ -195,6 +195,35 @@ def _host_of(
     return float(host_s(engine, hw, arch, running)) + max(eager_s(engine, arch) - device, 0.0)
 
 
+@dataclass(frozen=True)
+class ByTokens:
+    """Operators that tokens alone decide, no context and no overhead of the engine: one set serves many costs.
+
+    Attributes
+    ----------
+    tabulated : at `TOKEN_POINTS`; prompts send one row a request through the head, not one a token, so it stands apart
+    heads : at ``batch`` requests, and at twice as many
+    """
+
+    tabulated: tuple[Operator, ...]
+    heads: tuple[Operator, ...]
+
+    @classmethod
+    def of(cls, replica: Replica) -> ByTokens:
+        """Those of a scalar layout."""
+        tabulated = token_operators(replica, TOKEN_POINTS, TOKEN_POINTS)
+        batch = _batch(replica)
+        return cls(
+            tuple(one for one in tabulated if one.name not in _HEAD),
+            tuple(head_operators(replica, np.array([batch, 2.0 * batch]))),
+        )
+
+
+def _batch(replica: Replica) -> float:
+    """Running requests around which an engine_step is linearised [1]."""
+    return 16.0 * float(np.max(replica.pipeline * replica.attention_data))
+
+
 def engine_step_cost(
     arch: Architecture,
     hw: Hardware,
@@ -206,6 +235,7 @@ def engine_step_cost(
     typical_context: float = 4096.0,
     images: Images | None = None,
     scores_prompts: bool = False,
+    by_tokens: ByTokens | None = None,
 ) -> EngineStepCost:
     """Tabulate one scalar layout for the rollout simulator.
 
@@ -215,14 +245,14 @@ def engine_step_cost(
     scores_prompts : every prompt token goes through the head, since its log-probability is asked for
     typical_context : tokens of a running request at which what is not linear in context is linearised: sliding
         windows, and the fixed cost of split contexts; other terms are read off the operators in pairs [tokens]
+    by_tokens : where they are known: those of this engine and layout in these dtypes, under any overheads
     """
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     engine, scale = replica.engine, replica.engine.overhead.kernel_scale
-    tabulated = token_operators(replica, TOKEN_POINTS, TOKEN_POINTS)
-    # prompts send one row a request through the head, not one a token: it is counted per request
-    linear = total_in_engine([one for one in tabulated if one.name not in _HEAD], scale)
+    by_tokens = by_tokens or ByTokens.of(replica)
+    linear = total_in_engine(by_tokens.tabulated, scale)
     low, high = typical_context, 1.5 * typical_context
-    batch = 16.0 * float(np.max(replica.pipeline * replica.attention_data))
+    batch = _batch(replica)
 
     def decode(running: float, context: float) -> tuple[float, float]:
         operators = decode_operators(replica, running, running * context)
@@ -234,7 +264,7 @@ def engine_step_cost(
     per_kv = max(per_kv, min(per_kv / scale, (far_light - light) / (batch * (high - low))))
     per_request = (twice - near) / batch - per_kv * low
     fixed = near - batch * (per_request + per_kv * low)
-    heads = total_in_engine(head_operators(replica, np.array([batch, 2.0 * batch])), scale)
+    heads = total_in_engine(by_tokens.heads, scale)
     head_each = float(heads[1] - heads[0]) / batch
     pre = _prefill_terms(replica, scale, typical_context)
     encoding = scale * encode_s_per_token(hw, arch.vision, images, float(np.max(replica.tensor)))

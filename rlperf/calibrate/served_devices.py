@@ -18,7 +18,7 @@ from datetime import date
 import numpy as np
 
 from rlperf.calibrate.engines import SPLIT, measured_of, split_of
-from rlperf.calibrate.inference_rows import CostTable, case_of, check
+from rlperf.calibrate.inference_rows import CostTable, case_of, check, serve
 from rlperf.calibrate.serving_stack import Measured
 from rlperf.calibrate.statistics import absolute_percentage_errors, spread_of
 from rlperf.calibrate.tables import Table

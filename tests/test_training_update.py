@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
+from rlperf.cost.layers.linear import BACKWARD, Linear
 from rlperf.cost.layers.vision import TowerWork
 from rlperf.cost.parameters import embedding_parameters, language_parameters, routed_parameters
+from rlperf.cost.scan import scan_fit, scan_with
 from rlperf.cost.scoring import scoring_pass
-from rlperf.cost.trainer_device import UpdateOptions, work_of
+from rlperf.cost.trainer_device import PLAIN, Seconds, TrainerDevice, UpdateOptions, work_of
 from rlperf.cost.training import PARTS, layer_table, training_update
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
@@ -355,3 +357,32 @@ def test_measured_steps(measured_data: Path) -> None:
     for group, limit in limits.items():
         assert errors[group].mape < limit, group
     assert not any(one.used_in_calibration for one in report.predictions) or report.used_in_calibration < 450
+
+
+def test_scans_of_a_trained_delta_rule_take_the_seconds_of_their_kernel() -> None:
+    """One long sequence waits for its chunks, eight short ones do not; untimed devices move the chunks' states."""
+    arch = load_architecture("Qwen3.5-35B-A3B")
+    layer = next(half.layer for half in stack_of(arch).halves if isinstance(half.layer, Linear))
+    hw, untimed = load_hardware("h100_sxm"), load_hardware("mi355x")
+    fit = scan_fit(hw, "gated_delta", "context", "sglang")
+    assert fit is not None
+    long, short = (_scan_of(layer, hw, count) for count in (1.0, 8.0))
+    heads, keys, values = layer.state.heads, layer.state.keys, layer.state.values
+    assert long.forward == pytest.approx(float(scan_with(hw.device, fit, 1.0, 8192.0, heads / 16, keys, values)))
+    assert long.backward == pytest.approx(BACKWARD * float(long.forward)) and 2.0 < BACKWARD < 4.0
+    assert long.forward > 1.3 * short.forward
+    assert layer.training_s(_device(untimed, 1.0)) is None
+    assert layer.scan_values(untimed) - layer.scan_values(hw) == layer.chunk_state_bytes
+
+
+def _scan_of(layer: Linear, hw: Hardware, sequences: float) -> Seconds:
+    found = layer.training_s(_device(hw, sequences))
+    assert found is not None
+    return found
+
+
+def _device(hw: Hardware, sequences: float) -> TrainerDevice:
+    """A sixteenth of the heads and 8,192 tokens in sequences of one length."""
+    layout, each = Layout.of(tensor_parallel=16), 8192.0 / sequences
+    batch = Microbatches.of(8192.0, sequences * each**2, each, 1.0)
+    return TrainerDevice(hw, load_trainer("megatron"), layout, work_of(layout, batch), PLAIN)

@@ -106,7 +106,7 @@ def _passes_s(arch: Architecture, device: TrainerDevice) -> FloatArray:
 
 def _scans_s(arch: Architecture, device: TrainerDevice) -> FloatArray:
     """Scans of recurrent layers, forward: values of 2 bytes that move, in bandwidth form; extrapolated."""
-    values = sum(half.share * half.layer.scan_values() for half in stack_of(arch).halves)
+    values = sum(half.share * half.layer.scan_values(device.hw) for half in stack_of(arch).halves)
     return small_op_s(device.hw, 2.0 * values * device.work.tokens / device.tensor) if values else np.zeros(())
 
 

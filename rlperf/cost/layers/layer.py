@@ -248,7 +248,7 @@ class Layer:
         """Bytes per token that small passes move on one device, norm and residual apart: rotary, activation."""
         return 0.0
 
-    def scan_values(self) -> float:
+    def scan_values(self, hw: Hardware) -> float:
         """Values per token that a recurrent scan moves on all devices, forward [1]."""
         return 0.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlperf.cost.layers.linear import Linear
+from rlperf.specs.hardware import Hardware
 
 
 class Lightning(Linear):
@@ -20,6 +21,6 @@ class Lightning(Linear):
         """Norm of the output."""
         return self.value_width
 
-    def scan_values(self) -> float:
+    def scan_values(self, hw: Hardware) -> float:
         """Gating and chunk states, no convolution: bandwidth form, extrapolated."""
         return 4.0 * self.key_width + 8.0 * self.value_width + self.chunk_state_bytes

@@ -9,6 +9,7 @@ from rlperf.cost.trainer_device import Keeping, Kept
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import StateSpace
 from rlperf.specs.calibration import ScanFit
+from rlperf.specs.hardware import Hardware
 
 
 class Mamba(Recurrent):
@@ -54,7 +55,7 @@ class Mamba(Recurrent):
     def tensors(self) -> int:
         return super().tensors() + 6
 
-    def scan_values(self) -> float:
+    def scan_values(self, hw: Hardware) -> float:
         """Convolution, gating and chunk states: bandwidth form, extrapolated."""
         return 12.0 * self.value_width + 6.0 * self.numbers.groups * self.numbers.state + self.chunk_state_bytes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlperf.cost.layers.layer import Matrix
 from rlperf.cost.layers.recurrent import Recurrent, State
 from rlperf.cost.trainer_device import Keeping, Kept
+from rlperf.specs.hardware import Hardware
 
 
 class Mamba1(Recurrent):
@@ -52,7 +53,7 @@ class Mamba1(Recurrent):
     def tensors(self) -> int:
         return super().tensors() + 5
 
-    def scan_values(self) -> float:
+    def scan_values(self, hw: Hardware) -> float:
         """Convolution, gating and the scan's inputs: bandwidth form, extrapolated."""
         return 12.0 * self.value_width + self.chunk_state_bytes
 

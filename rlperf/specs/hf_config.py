@@ -15,7 +15,8 @@ from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hf_families import FAMILIES, REFUSED, Family
 from rlperf.specs.hf_fields import Fields, Line
-from rlperf.specs.hf_layers import Given, ReadHalf, count_layers, halves, named
+from rlperf.specs.hf_halves import Given, ReadHalf
+from rlperf.specs.hf_layers import count_layers, halves, named
 from rlperf.specs.hf_names import (
     ACTIVE,
     BIAS,

@@ -6,47 +6,15 @@ than in the rest of the architecture; `named` turns these into names and variant
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlperf.specs import hf_names as names
 from rlperf.specs.architecture import KindNumbers, Variant
-from rlperf.specs.hf_families import Family
+from rlperf.specs.hf_blocks import block_configs, nemotron
+from rlperf.specs.hf_feed_forwards import feed_forwards
 from rlperf.specs.hf_fields import Fields
-
-
-@dataclass(frozen=True)
-class Given:
-    """What is being read: the language part's fields, its family, and the outer configuration around it."""
-
-    fields: Fields
-    outer: Fields
-    kind: str
-    family: Family
-    layers: int
-
-
-@dataclass(frozen=True)
-class ReadHalf:
-    """A half of a layer: its kind, and the fields of a `Variant` in which it differs."""
-
-    kind: str
-    changes: tuple[tuple[str, Any], ...] = ()
-
-
-Mixer = tuple[ReadHalf, ...]
-"""Mixers that run side by side; almost always one."""
-FULL = ReadHalf("full")
-NONE = ReadHalf("none")
-_NEMOTRON: dict[str, tuple[ReadHalf, ReadHalf]] = {
-    "M": (ReadHalf("mamba"), NONE),
-    "*": (FULL, NONE),
-    "E": (NONE, ReadHalf("moe")),
-    "-": (NONE, ReadHalf("dense")),
-}
-_NEMOTRON_WORDS = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
+from rlperf.specs.hf_halves import FULL, Given, Mixer, ReadHalf
 
 
 def count_layers(fields: Fields) -> int:
@@ -63,14 +31,14 @@ def halves(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:
     """Mixers and feed-forward of every layer ``[layers]``."""
     fields = given.fields
     if fields.has("block_configs"):
-        return _block_configs(given)
+        return block_configs(given)
     if given.family.single_halves:
-        return _nemotron(given)
+        return nemotron(given)
     mixers = _words(given)
     if given.family.parallel_mamba:
         mixers = [(*mixer, ReadHalf("mamba")) for mixer in mixers]
     mixers = [tuple(_refined(given, half, index) for half in mixer) for index, mixer in enumerate(mixers)]
-    return mixers, _feed_forwards(given)
+    return mixers, feed_forwards(given)
 
 
 def named(layers: Sequence[Mixer]) -> tuple[tuple[str, ...], tuple[Variant, ...]]:
@@ -269,113 +237,3 @@ def _compressed(given: Given, index: int) -> ReadHalf:
         "borrows": int(borrows),
     }
     return ReadHalf("compressed", (("numbers", (KindNumbers.model_validate({"kind": "compressed", **numbers}),)),))
-
-
-def _nemotron(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:
-    """Nemotron-H: every layer is one half; ``M`` Mamba-2, ``*`` attention, ``E`` experts, ``-`` dense."""
-    fields, layers = given.fields, given.layers
-    words = fields.items("layers_block_type") if fields.has("layers_block_type") else []
-    pattern = "".join(_NEMOTRON_WORDS.get(str(word), "?") for word in words) or fields.text("hybrid_override_pattern")
-    if not pattern:
-        fields.note("hybrid_override_pattern", "is missing (or layers_block_type)")
-    unknown = sorted(set(pattern) - set(_NEMOTRON))
-    if unknown:
-        fields.note("hybrid_override_pattern", f"rlperf does not know {' '.join(unknown)}; it knows M * E -")
-    if pattern and len(pattern) != layers:
-        fields.note("hybrid_override_pattern", f"has {len(pattern)} entries for {layers} layers")
-    kinds = [_NEMOTRON.get(letter, (FULL, NONE)) for letter in pattern] or [(FULL, NONE)]
-    return [(mixer,) for mixer, _ in kinds], [half for _, half in kinds]
-
-
-def _block_configs(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:
-    """Nemotron-NAS (DeciLM): every layer states its attention and its feed-forward, or that it has none."""
-    fields = given.fields
-    heads, hidden = fields.need(*names.HEADS), fields.need(*names.HIDDEN)
-    mixers: list[Mixer] = []
-    feed_forwards: list[ReadHalf] = []
-    blocks = fields.items("block_configs")
-    if len(blocks) != given.layers:
-        fields.note("block_configs", f"has {len(blocks)} entries for {given.layers} layers")
-    for index, block in enumerate(blocks):
-        part = Fields(
-            block if isinstance(block, dict) else {}, prefix=("block_configs", str(index)), problems=fields.problems
-        )
-        attention, ffn = part.child("attention"), part.child("ffn")
-        mixers.append((_block_attention(attention, heads),))
-        feed_forwards.append(_block_feed_forward(ffn, hidden))
-    return mixers or [(FULL,)], feed_forwards or [ReadHalf("dense")]
-
-
-def _block_attention(part: Fields, heads: int) -> ReadHalf:
-    if part.flag("no_op", default=False):
-        return NONE
-    if part.flag("replace_with_linear", default=False):
-        return ReadHalf("square")
-    for name in ("sparsify", "num_sink_tokens", "unshifted_sink"):
-        if part.data.get(name):
-            part.note(name, "attention of this block is not modelled")
-    groups = part.optional("n_heads_in_group", default=1) or 1
-    keys = part.optional("num_key_value_heads") or max(heads // groups, 1)
-    if part.has("window_length"):
-        return ReadHalf("sliding", (("kv_heads", keys), ("window", part.need("window_length"))))
-    return ReadHalf("full", (("kv_heads", keys),))
-
-
-def _block_feed_forward(part: Fields, hidden: int) -> ReadHalf:
-    if part.flag("no_op", default=False):
-        return NONE
-    if part.flag("replace_with_linear", default=False):
-        return ReadHalf("square")
-    if part.has("moe"):
-        part.note("moe", "experts of this block are not modelled")
-    if part.has("intermediate_size"):
-        return ReadHalf("dense", (("ffn_hidden", part.need("intermediate_size")),))
-    width = int(2 * part.number("ffn_mult", default=4.0) * hidden / 3)
-    return ReadHalf("dense", (("ffn_hidden", -(-width // 256) * 256),))  # as the model's own code rounds it
-
-
-def _feed_forwards(given: Given) -> list[ReadHalf]:
-    """Feed-forward kind of every layer."""
-    fields, layers = given.fields, given.layers
-    if not fields.optional(*names.EXPERTS):
-        if given.family.all_moe:
-            fields.need(*names.EXPERTS)
-        return _dense_widths(given)
-    if given.family.double_layers:
-        return [ReadHalf("dense"), ReadHalf("moe")] * (layers // 2)
-    words = fields.items("mlp_layer_types")
-    if len(words) == layers:
-        return [ReadHalf("dense" if word == "dense" else "moe") for word in words]
-    dense = set(range(min(fields.optional(*names.DENSE_FIRST), layers)))
-    dense |= {index for index in fields.items("mlp_only_layers") if isinstance(index, int)}
-    period = fields.optional(*names.MOE_PERIOD, default=1) or 1
-    dense |= {index for index in range(layers) if (index + 1) % period}
-    if fields.has("expert_layer_period"):
-        period, offset = fields.need("expert_layer_period"), fields.optional("expert_layer_offset")
-        dense |= {index for index in range(layers) if index % period != offset % period}
-    if fields.has("moe_layer_end_index"):
-        dense |= set(range(fields.optional("moe_layer_end_index") + 1, layers))
-    for name in ("moe_layer_freq", "is_moe_layer"):
-        frequency = fields.listed(name)
-        if isinstance(frequency, list):
-            dense |= {index for index, flag in enumerate(frequency) if not flag}
-        elif isinstance(frequency, int) and frequency > 1:
-            dense |= {index for index in range(layers) if index % frequency}
-    chosen = fields.listed("moe_layers_enum")
-    if chosen:
-        listed = [int(n) for n in re.findall(r"\d+", str(chosen))]
-        dense |= set(range(layers)) - set(listed)
-    return [ReadHalf("dense" if index in dense else "moe") for index in range(layers)]
-
-
-def _dense_widths(given: Given) -> list[ReadHalf]:
-    """Dense feed-forwards, wider where they are said to be: by a list, or in layers that borrow their cache."""
-    fields, layers = given.fields, given.layers
-    widths = fields.listed("intermediate_size")
-    if isinstance(widths, list) and len(widths) == layers and all(isinstance(width, int) for width in widths):
-        return [ReadHalf("dense", (("ffn_hidden", width),)) for width in widths]
-    last = fields.optional("num_kv_shared_layers")
-    if fields.flag("use_double_wide_mlp", default=False) and last:
-        wide = ReadHalf("dense", (("ffn_hidden", 2 * fields.need("intermediate_size")),))
-        return [wide if index >= layers - last else ReadHalf("dense") for index in range(layers)]
-    return [ReadHalf("dense")] * layers

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from rlperf.specs import hf_names as names
 from rlperf.specs.architecture import Experts, KindNumbers, LatentAttention, LinearAttention, StateSpace
 from rlperf.specs.hf_fields import Fields
-from rlperf.specs.hf_layers import Given, block_sparse
+from rlperf.specs.hf_halves import Given
+from rlperf.specs.hf_layers import block_sparse
 
 
 def latent(fields: Fields) -> LatentAttention:

@@ -1,0 +1,34 @@
+"""What reading a Hugging Face configuration passes between its parts: what is given, and a half of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlperf.specs.hf_families import Family
+from rlperf.specs.hf_fields import Fields
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is being read: the language part's fields, its family, and the outer configuration around it."""
+
+    fields: Fields
+    outer: Fields
+    kind: str
+    family: Family
+    layers: int
+
+
+@dataclass(frozen=True)
+class ReadHalf:
+    """A half of a layer: its kind, and the fields of a `Variant` in which it differs."""
+
+    kind: str
+    changes: tuple[tuple[str, Any], ...] = ()
+
+
+Mixer = tuple[ReadHalf, ...]
+"""Mixers that run side by side; almost always one."""
+FULL = ReadHalf("full")
+NONE = ReadHalf("none")

@@ -13,6 +13,7 @@ from rlperf.units import NonNegativeInt, PositiveInt
 NEEDS = {
     "sliding": "window",
     "latent": "latent",
+    "sliding_latent": "latent",
     "mamba": "state_space",
     "linear": "linear_attention",
     "dense": "ffn_hidden",
@@ -31,7 +32,7 @@ class LatentAttention(Frozen):
     q_rank: NonNegativeInt = 0
     kv_rank: PositiveInt
     nope_head_dim: PositiveInt
-    rope_head_dim: PositiveInt
+    rope_head_dim: NonNegativeInt
     value_head_dim: PositiveInt
 
 
@@ -78,6 +79,7 @@ class LinearAttention(Frozen):
     key_head_dim: PositiveInt
     value_head_dim: PositiveInt
     conv_kernel: PositiveInt = 4
+    full_gates: bool = Field(False, description="gates of Kimi Delta Attention of full rank, not of that of a head")
 
 
 class KindNumbers(BaseModel):
@@ -136,6 +138,7 @@ class Variant(Frozen):
     attention_sinks: bool | None = None
     values_are_keys: bool | None = None
     borrows_cache: bool | None = None
+    latent: LatentAttention | None = None
     experts: Experts | None = None
     numbers: tuple[KindNumbers, ...] | None = None
 

@@ -12,7 +12,14 @@ _NEMOTRON: dict[str, tuple[ReadHalf, ReadHalf]] = {
     "E": (NONE, ReadHalf("moe")),
     "-": (NONE, ReadHalf("dense")),
 }
-_NEMOTRON_WORDS = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
+_NEMOTRON_WORDS = {
+    "mamba": "M",
+    "linear_attention": "M",
+    "attention": "*",
+    "full_attention": "*",
+    "moe": "E",
+    "mlp": "-",
+}
 
 
 def nemotron(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:

@@ -6,6 +6,7 @@ cannot be represented is refused by name with the reason; every missing or wrong
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.hf_families import FAMILIES, REFUSED, Family
 from rlperf.specs.hf_fields import Fields, Line
 from rlperf.specs.hf_halves import Given, ReadHalf
-from rlperf.specs.hf_layers import count_layers, halves, named
+from rlperf.specs.hf_layers import LATENT_KINDS, count_layers, halves, latent_ranks, named
 from rlperf.specs.hf_names import (
     ACTIVE,
     BIAS,
@@ -41,7 +42,7 @@ from rlperf.specs.hf_names import (
     STRUCTURE,
     WINDOW,
 )
-from rlperf.specs.hf_numbers import experts, further, latent, linear_attention, state_space
+from rlperf.specs.hf_numbers import experts, further, linear_attention, state_space
 from rlperf.specs.hf_vision import audio_parameters, tower
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -88,6 +89,7 @@ def from_hf(
         vision, seen = tower(given.outer, values["hidden"])
         assumed += seen
         assumed += _left_unread(given, like) if given.kind not in FAMILIES else ()
+        assumed += (f"{given.family.left_out}: left out",) if given.family.left_out else ()
         if outer.problems:
             raise SpecError(outer.problems)
         return Architecture(name=name, source=source, family=given.kind, vision=vision, assumed=assumed, **values)
@@ -106,6 +108,8 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
         reason = REFUSED.get(kind)
         if reason is None and part_of.flag("is_encoder_decoder", default=False):
             reason = REFUSED["t5"]
+        if reason is None and part_of.has("type_vocab_size"):  # segments of a masked model's input
+            reason = REFUSED["bert"]
         if reason is not None:
             part_of.note("model_type", f"{kind or 'this architecture'} cannot be modelled: {reason}")
             raise SpecError(outer.problems)
@@ -141,7 +145,9 @@ def _count(fields: Fields, family: Family) -> int:
 
 def _uniform(fields: Fields, family: Family) -> Fields:
     """The fields with the family's defaults, and numbers that are listed by layer and equal in all as one number."""
-    merged = {**family.defaults, **{key: value for key, value in fields.data.items() if value is not None}}
+    nested = [fields.data[part] for part in family.nested if isinstance(fields.data.get(part), dict)]
+    merged = {**family.defaults, **{key: value for part in nested for key, value in part.items() if key not in HIDDEN}}
+    merged |= {key: value for key, value in fields.data.items() if value is not None}
     for key in (*EXPERTS, *ACTIVE, *EXPERT_WIDTH, *SHARED_COUNT, *SHARED_WIDTH, *HEADS, *KV_HEADS):
         value = merged.get(key)
         if isinstance(value, list) and value and all(one == value[0] for one in value):
@@ -171,7 +177,7 @@ def _values(given: Given) -> dict[str, Any]:
     hidden, heads = fields.need(*HIDDEN), fields.need(*HEADS)
     mixers, feed_forwards = halves(given)
     kinds = {part.kind for layer in mixers for part in layer} | {half.kind for half in feed_forwards}
-    ranks = latent(fields) if kinds & {"latent", "sparse", "sparse_reusing"} else None
+    ranks = latent_ranks(fields) if kinds & set(LATENT_KINDS) else None
     mixer_names, mixer_variants = named(mixers)
     half_names, half_variants = named([(half,) for half in feed_forwards])
     bias = fields.flag(*BIAS, default=family.attention_bias)
@@ -192,9 +198,7 @@ def _values(given: Given) -> dict[str, Any]:
         "ffn_hidden": _dense_width(given, hidden) if "dense" in kinds else 0,
         "ffn_gated": gated,
         "vocab": fields.need("vocab_size"),
-        "tied_embeddings": fields.flag(
-            "tie_word_embeddings", default=given.outer.flag("tie_word_embeddings", default=family.tied)
-        ),
+        "tied_embeddings": _tied(given),
         "qkv_bias": bias and family.biased != "none",
         "output_bias": bias and family.biased == "all",
         "ffn_bias": ffn_bias,
@@ -212,7 +216,9 @@ def _values(given: Given) -> dict[str, Any]:
         "mixers": _shorten(mixer_names),
         "feed_forwards": _shorten(half_names),
         "variants": (*mixer_variants, *half_variants),
-        "window": fields.need(*WINDOW) if kinds & {"sliding", "compressed"} and not _stated_window(mixers) else 0,
+        "window": fields.need(*WINDOW)
+        if kinds & {"sliding", "sliding_latent", "compressed"} and not _stated_window(mixers)
+        else 0,
         "latent": ranks,
         "experts": experts(given, gated) if "moe" in kinds else None,
         "state_space": state_space(fields) if "mamba" in kinds else None,
@@ -224,6 +230,15 @@ def _values(given: Given) -> dict[str, Any]:
         "prediction_layers": _prediction_layers(fields),
         "checkpoint_dtype": _checkpoint_dtype(given),
     }
+
+
+def _tied(given: Given) -> bool:
+    """Whether the output head is the embedding: its language part says so, since Transformers 5 what is around it."""
+    parts = [given.fields, given.outer]
+    if int((re.match(r"\d+", given.outer.text("transformers_version")) or ["0"])[0]) >= 5:
+        parts.reverse()
+    said = next((part for part in parts if part.has("tie_word_embeddings")), given.fields)
+    return said.flag("tie_word_embeddings", default=given.family.tied)
 
 
 def _shorten(kinds: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -278,8 +293,8 @@ def _dense_width(given: Given, hidden: int) -> int:
         width = int(fields.number("block_ffn_dim_multiplier", default=1.0) * int(2 * fields.need(*FFN) / 3))
         step = fields.optional("block_multiple_of", default=256) or 256
         return -(-width // step) * step
-    if given.kind in ("gpt", "gpt2", "gptj", "falcon") and not fields.has("intermediate_size", "ffn_hidden_size"):
-        return fields.optional("n_inner") or 4 * hidden
+    if given.family.ffn_times and not fields.has(*FFN):
+        return fields.optional("n_inner") or given.family.ffn_times * hidden
     if given.kind == "mpt" and not fields.has("intermediate_size"):
         return round(fields.number("expansion_ratio", default=4.0) * hidden)
     return fields.need(*DENSE_WIDTH, *SHARED_WIDTH)
@@ -293,6 +308,8 @@ def _learned_positions(given: Given) -> int:
         alibi = fields.has("attn_config") and fields.child("attn_config").flag("alibi", default=False)
         learned = fields.flag("learned_pos_emb", default=True) and not alibi
         return fields.optional("max_seq_len", default=2048) if learned else 0
+    if given.family.learned_positions:
+        return fields.need(*POSITIONS)
     return fields.need("max_position_embeddings") if fields.text("position_embedding") == "learned" else 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Biases = Literal["none", "qkv", "all"]
@@ -38,6 +38,11 @@ class Family:
     parallel_mamba : a Mamba-2 mixer runs beside attention in every layer
     dense_beside : a dense feed-forward runs beside the experts of every layer
     double_layers : a layer of the file is two: attention and feed-forward twice, experts beside the second
+    full_gates : gates of Kimi Delta Attention have no rank
+    learned_positions : positions are a table
+    ffn_times : width of a dense feed-forward in widths of the residual stream where the file states none
+    nested : parts of the file whose fields count as its own
+    left_out : what of its layers the kinds here do not have, in words; intervals are wider for it
     defaults : values of fields that published files leave out
     """
 
@@ -69,6 +74,11 @@ class Family:
     parallel_mamba: bool = False
     dense_beside: bool = False
     double_layers: bool = False
+    full_gates: bool = False
+    learned_positions: bool = False
+    ffn_times: int = 0
+    nested: tuple[str, ...] = ()
+    left_out: str = ""
     defaults: Mapping[str, int | float | bool] = field(default_factory=dict)
 
 
@@ -86,7 +96,15 @@ _STEP = Family(qk_norm=True, attention_gate_heads=True, windowed=True, sliding_h
 _LIGHTNING = Family(words={"0": "lightning", "1": "full", "linear_attention": "lightning"}, all_moe=True)
 _OLMO2 = Family(qk_norm=True, qk_norm_whole=True, windowed=True, alternate=4)
 _NAS = Family()
-_GPT = Family(norm_weights=2, gated=False, attention_bias=True, ffn_bias=True, tied=True)
+_GPT = Family(norm_weights=2, gated=False, attention_bias=True, ffn_bias=True, tied=True, ffn_times=4)
+_GPT_POSITIONS = replace(_GPT, learned_positions=True)
+_GPTJ = Family(norm_weights=2, gated=False, ffn_bias=True, head_bias=True, ffn_times=4)
+_PERSIMMON = Family(norm_weights=2, gated=False, attention_bias=True, ffn_bias=True, qk_norm=True)
+_INKLING = Family(
+    qk_norm=True,
+    words={"hybrid": "full", "hybrid_sliding": "sliding"},
+    left_out="short convolutions around halves, keys and values, and logits of relative positions",
+)
 _GEMMA3 = Family(
     tied=True,
     qk_norm=True,
@@ -137,11 +155,11 @@ FAMILIES: dict[str, Family] = {
     "llama4": _LLAMA4,
     "gpt": _GPT,
     "gpt2": _GPT,
-    "gptj": Family(norm_weights=2, gated=False, ffn_bias=True, head_bias=True),
+    "gptj": _GPTJ,
     "gpt_neox": Family(norm_weights=2, gated=False, attention_bias=True, ffn_bias=True),
     "starcoder2": Family(norm_weights=2, gated=False, attention_bias=True, ffn_bias=True, tied=True),
     "mpt": Family(norm_weights=2, gated=False, tied=True),
-    "falcon": Family(norm_weights=2, gated=False, tied=True),
+    "falcon": Family(norm_weights=2, gated=False, tied=True, ffn_times=4),
     "gemma": Family(tied=True),
     "gemma2": Family(tied=True, post_norms=True, alternate=2, windowed=True),
     "gemma3": _GEMMA3,
@@ -152,13 +170,15 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": Family(other="mamba"),
     "falcon_h1": Family(parallel_mamba=True),
     "lfm2": Family(qk_norm=True, tied=True, other="short_conv"),
+    "lfm3": Family(qk_norm=True, tied=True, post_norms=True, attention_gate_heads=True, other="short_conv"),
+    "olmo_hybrid": Family(qk_norm=True, qk_norm_whole=True, other="linear"),
     "lfm2_moe": Family(qk_norm=True, tied=True, other="short_conv"),
     "minimax_text_01": _LIGHTNING,
     "minimax_m1": _LIGHTNING,
     "minimax": _LIGHTNING,
     "bailing_moe_linear": Family(biased="none", other="lightning"),
     "bailing_moe_linear_v2": Family(biased="none", other="lightning"),
-    "bailing_hybrid": Family(biased="none", latent=True, other="lightning"),
+    "bailing_hybrid": Family(biased="none", latent=True, other="lightning", full_gates=True),
     "bailing_moe_v2_5": Family(biased="none", latent=True, other="lightning"),
     # learned choices of keys
     "deepseek_v32": _LATENT,
@@ -222,6 +242,66 @@ FAMILIES: dict[str, Family] = {
     "stablelm": Family(norm_weights=2, biased="qkv"),
     "internlm2": Family(),
     "internlm3": Family(),
+    "hy_v3": Family(qk_norm=True),
+    "mellum": Family(qk_norm=True),
+    "laguna": Family(qk_norm=True, attention_gate_heads=True, windowed=True),
+    "kolibri1": Family(qk_norm=True, post_norms=True, windowed=True),
+    "flint": Family(qk_norm=True, attention_sinks=True, windowed=True),
+    "beam": Family(qk_norm=True, post_norms=True, attention_gate=True, windowed=True),
+    "muse_glimmer": Family(post_norms=True, attention_gate=True, windowed=True),
+    "muse_spark": Family(post_norms=True, attention_gate=True, windowed=True),
+    "cwm": Family(windowed=True),
+    "glm": Family(biased="qkv", attention_bias=True),
+    "glm_ocr": Family(biased="qkv", post_norms=True),
+    "glmga": Family(biased="qkv", attention_bias=True, post_norms=True),
+    "glm46v": Family(biased="qkv", attention_bias=True, post_norms=True),
+    "exaone4_5": Family(qk_norm=True, windowed=True),
+    "granite_swa": Family(attention_sinks=True, windowed=True),
+    "granitemoe_swa": Family(attention_sinks=True, windowed=True, all_moe=True),
+    "vaultgemma": Family(tied=True, alternate=2, windowed=True),
+    "gemma4_unified": _GEMMA4,
+    "flex_olmo": Family(qk_norm=True, qk_norm_whole=True, all_moe=True),
+    "olmo": Family(norm_weights=0),
+    "phi4_multimodal": Family(windowed=True),
+    "qwen3_omni_moe_thinker": _QWEN3,
+    "qwen2_5_omni_thinker": _QWEN2,
+    "hunyuan_vl": Family(qk_norm=True),
+    "aria": Family(),
+    "bitnet": Family(tied=True),
+    "helium": Family(),
+    "iquestcoder": Family(),
+    "hyperclovax": Family(),
+    "doge": Family(qk_norm=True, left_out="the mask that leaves keys out"),
+    "dbrx": Family(nested=("ffn_config", "attn_config"), all_moe=True),
+    # latent attention
+    "mistral4": _LATENT,
+    "mistral_large4": _LATENT,
+    "axk1": _LATENT,
+    "axk2": _LATENT,
+    "youtu": _LATENT,
+    "minicpm3": replace(_LATENT, tied=True),
+    "hy_v4": Family(latent=True, attention_gate=True, attention_sinks=True),
+    "dots3_note": Family(latent=True, attention_gate_heads=True),
+    "glm5_next": Family(latent=True, other="kda"),
+    # feed-forwards without a gate
+    "phi": Family(norm_weights=2, gated=False, attention_bias=True, ffn_bias=True, head_bias=True),
+    "jais2": Family(norm_weights=2, gated=False),
+    "nanochat": Family(norm_weights=0, gated=False),
+    "cosmos3_edge": Family(gated=False),
+    "persimmon": _PERSIMMON,
+    "fuyu": _PERSIMMON,
+    "codegen": _GPTJ,
+    "bloom": _GPT,
+    "xglm": _GPT,
+    "opt": _GPT_POSITIONS,
+    "biogpt": _GPT_POSITIONS,
+    "openai-gpt": _GPT_POSITIONS,
+    "gpt_bigcode": replace(_GPT_POSITIONS, defaults={"num_key_value_heads": 1}),
+    "gpt_neo": replace(_GPT_POSITIONS, attention_bias=False, windowed=True),
+    # described in part
+    "inkling": _INKLING,
+    "inkling_mm_model": _INKLING,
+    "inkling2": replace(_INKLING, qk_norm=False, attention_gate=True),
 }
 """Families by model_type; a trailing ``_text`` is dropped before the look-up."""
 
@@ -252,6 +332,11 @@ REFUSED: dict[str, str] = {
     "recurrent_gemma": _RECURRENT,
     "zamba2": "one attention block is shared by many layers, which rlperf does not model",
     "gemma3n": "its layers update several streams in turn (AltUp), which rlperf does not model",
+    "diffusion_gemma": "it denoises a block of tokens at once; rlperf models decoders that generate one after another",
+    "jetmoe": "its attention is a mixture of experts, which rlperf does not model",
+    "hrm": "its layers run in cycles of two depths, which rlperf does not model",
+    "moshi": "it generates several streams of audio codes by a second decoder, which rlperf does not model",
+    "cohere_compass": _ENCODER,
     "phi4flash": "its second half reads one cache through gated memory units, which rlperf does not model",
     "mllama": "images enter through cross-attention layers, which rlperf does not model",
 }

@@ -11,7 +11,7 @@ from rlperf.specs.hf_halves import Given, ReadHalf
 def feed_forwards(given: Given) -> list[ReadHalf]:
     """Feed-forward kind of every layer."""
     fields, layers = given.fields, given.layers
-    if not fields.optional(*names.EXPERTS):
+    if not fields.optional(*names.EXPERTS) or not fields.flag("is_moe", default=True):
         if given.family.all_moe:
             fields.need(*names.EXPERTS)
         return _dense_widths(given)
@@ -48,6 +48,9 @@ def _dense_widths(given: Given) -> list[ReadHalf]:
     widths = fields.listed("intermediate_size")
     if isinstance(widths, list) and len(widths) == layers and all(isinstance(width, int) for width in widths):
         return [ReadHalf("dense", (("ffn_hidden", width),)) for width in widths]
+    own = [given.apart(index).optional("intermediate_size") for index in range(layers)]
+    if any(own):
+        return [ReadHalf("dense", (("ffn_hidden", width),)) if width else ReadHalf("dense") for width in own]
     last = fields.optional("num_kv_shared_layers")
     if fields.flag("use_double_wide_mlp", default=False) and last:
         wide = ReadHalf("dense", (("ffn_hidden", 2 * fields.need("intermediate_size")),))

@@ -19,6 +19,13 @@ class Given:
     family: Family
     layers: int
 
+    def apart(self, index: int) -> Fields:
+        """What the file states of one layer alone: ``per_layer_config``, by the number of the layer."""
+        stated = self.fields.listed("per_layer_config")
+        keys = (f"{index:0{width}d}" for width in range(1, 5))
+        found: Any = next((stated[key] for key in keys if key in stated), {}) if isinstance(stated, dict) else {}
+        return Fields(found if isinstance(found, dict) else {}, problems=self.fields.problems)
+
 
 @dataclass(frozen=True)
 class ReadHalf:

@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlperf.specs import hf_names as names
-from rlperf.specs.architecture import KindNumbers, Variant
+from rlperf.specs.architecture import KindNumbers, LatentAttention, Variant
 from rlperf.specs.hf_blocks import block_configs, nemotron
 from rlperf.specs.hf_feed_forwards import feed_forwards
 from rlperf.specs.hf_fields import Fields
 from rlperf.specs.hf_halves import FULL, Given, Mixer, ReadHalf
+
+INDEXED = "indexed_attention"
+"""Word of layers in front of which an index chooses keys; a list that has it leaves the others without one."""
+LATENT_KINDS = ("latent", "sliding_latent", "sparse", "sparse_reusing")
 
 
 def count_layers(fields: Fields) -> int:
@@ -72,14 +76,24 @@ def _words(given: Given) -> list[Mixer]:
     if listed is None:
         return _pattern(given)
     name, words = listed
-    kinds = {**names.WORDS, **given.family.words}
+    kinds = {**names.WORDS, **_recurrent(given), **given.family.words}
     unknown = sorted(set(words) - set(kinds))
     if unknown:
         fields.note(name, f"rlperf does not know {', '.join(unknown)}", f"it knows {', '.join(kinds)}")
+    if INDEXED in words and not (fields.has("index_topk") or block_sparse(fields)):
+        fields.note("index_topk", f"is missing: how many keys its layers of {INDEXED} read")
+    fields.has(*names.WINDOW)  # read where a layer is said to slide, and idle where none is
     if len(words) != layers:
         fields.note(name, f"has {len(words)} entries for {layers} layers")
         return [(FULL,)] * layers
     return [(ReadHalf(kinds.get(word, "full")),) for word in words]
+
+
+def _recurrent(given: Given) -> dict[str, str]:
+    """What ``linear_attention`` means here: the recurrent mixer of the family, or one told by a field of its own."""
+    if given.fields.has("kda_lower_bound", "kda_safe_gate"):
+        return {"linear_attention": "kda"}
+    return {"linear_attention": given.family.other} if given.family.other else {}
 
 
 def _pattern(given: Given) -> list[Mixer]:
@@ -119,16 +133,34 @@ def _window(given: Given) -> tuple[int, int]:
 
 def _refined(given: Given, half: ReadHalf, index: int) -> ReadHalf:
     """A half as its configuration's further fields make it: latent, sparse, other heads, a borrowed cache."""
+    kind = _refined_kind(given, half.kind, index)
+    if kind in ("block_sparse", "compressed"):
+        return ReadHalf(kind, half.changes)
+    latent = kind in LATENT_KINDS
+    changes = {
+        **dict(half.changes),
+        **({} if latent else _other_heads(given, kind)),
+        **_own_numbers(given, index, latent),
+    }
+    changes |= _borrowed(given, index) if kind not in ("sparse", "sparse_reusing") else {}
+    return ReadHalf(kind, tuple(changes.items()))
+
+
+def _refined_kind(given: Given, kind: str, index: int) -> str:
     fields = given.fields
-    if half.kind == "full" and (given.family.latent or fields.has("kv_lora_rank")):
-        half = ReadHalf("latent")
-    if half.kind == "latent" and fields.has("index_topk"):
-        return ReadHalf("sparse_reusing" if _reuses(fields, index) else "sparse")
-    if half.kind == "full" and (block_sparse(fields) or fields.has("index_topk")):
+    latent = given.family.latent or fields.has("kv_lora_rank")
+    chosen = kind == "indexed" or (kind == "full" and INDEXED not in fields.items("layer_types"))
+    if latent and kind == "sliding":
+        return "sliding_latent"
+    if latent and kind in ("full", "indexed"):
+        if not (chosen and fields.has("index_topk")):
+            return "latent"
+        return "sparse_reusing" if _reuses(fields, index) else "sparse"
+    if chosen and (block_sparse(fields) or fields.has("index_topk")):
         frequency = _sparse_part(fields).data.get("sparse_attention_freq")
         on = not isinstance(frequency, list) or index >= len(frequency) or bool(frequency[index])
-        return ReadHalf("block_sparse") if on else half
-    return ReadHalf(half.kind, (*half.changes, *_other_heads(given, half.kind), *_borrowed(given, index)))
+        return "block_sparse" if on else "full"
+    return "full" if kind == "indexed" else kind
 
 
 def _reuses(fields: Fields, index: int) -> bool:
@@ -150,7 +182,42 @@ def block_sparse(fields: Fields) -> Fields | None:
     return part if part.has("sparse_topk_blocks") else None
 
 
-def _other_heads(given: Given, kind: str) -> tuple[tuple[str, Any], ...]:
+def latent_ranks(fields: Fields) -> LatentAttention:
+    """Ranks and widths of latent attention; keys without a position have no rotary part."""
+    rope = "qk_rope_head_dim"
+    return LatentAttention(
+        q_rank=fields.optional("q_lora_rank"),
+        kv_rank=fields.need("kv_lora_rank"),
+        nope_head_dim=fields.need("qk_nope_head_dim"),
+        rope_head_dim=fields.optional(rope) if fields.has(rope) else fields.need(rope),
+        value_head_dim=fields.need("v_head_dim"),
+    )
+
+
+def _own_numbers(given: Given, index: int, latent: bool) -> dict[str, Any]:
+    """Heads, widths and ranks that the file states of this layer alone."""
+    fields, own = given.fields, given.apart(index)
+    found: dict[str, Any] = {}
+    of_layer = {"heads": names.HEADS, "kv_heads": names.KV_HEADS, "head_dim": names.HEAD_DIM, "window": names.WINDOW}
+    if not latent:
+        of_layer["value_head_dim"] = ("v_head_dim",)
+    for field, of in of_layer.items():
+        if own.has(*of):
+            found[field] = own.need(*of)
+            continue
+        for name in of:
+            listed = fields.listed(f"{name}_per_layer")
+            if isinstance(listed, list) and len(listed) == given.layers and isinstance(listed[index], int):
+                found[field] = listed[index]
+    if own.flag("attention_k_eq_v", default=False):
+        found["values_are_keys"] = True
+    if latent and own.has("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
+        ranks = latent_ranks(Fields({**fields.data, **own.data}, problems=fields.problems))
+        found |= {"latent": ranks, "head_dim": ranks.nope_head_dim + ranks.rope_head_dim}
+    return {field: value for field, value in found.items() if value != fields.data.get(of_layer.get(field, ("",))[0])}
+
+
+def _other_heads(given: Given, kind: str) -> dict[str, Any]:
     """Heads of one kind of attention where others than the configuration's own (Gemma 4, MiMo-V2, Step 3.5)."""
     fields, found = given.fields, dict[str, Any]()
 
@@ -183,16 +250,16 @@ def _other_heads(given: Given, kind: str) -> tuple[tuple[str, Any], ...]:
         "value_head_dim": ("v_head_dim",),
     }
     same = [field for field, of in own.items() if field in found and found[field] == fields.data.get(of[0])]
-    return tuple((field, value) for field, value in found.items() if field not in same)
+    return {field: value for field, value in found.items() if field not in same}
 
 
-def _borrowed(given: Given, index: int) -> tuple[tuple[str, Any], ...]:
+def _borrowed(given: Given, index: int) -> dict[str, Any]:
     """Whether a layer reads keys and values of an earlier one (Gemma 3n and 4 E, Hunyuan-Large)."""
     fields = given.fields
     last = fields.optional("num_kv_shared_layers")
     share = fields.optional("cla_share_factor", default=1) if fields.flag("use_cla", default=False) else 1
     borrows = index >= given.layers - last or (share > 1 and index % share != 0)
-    return (("borrows_cache", True),) if borrows and given.layers > last else ()
+    return {"borrows_cache": True} if borrows and given.layers > last else {}
 
 
 def _linear_config(given: Given) -> list[Mixer]:

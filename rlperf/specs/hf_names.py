@@ -4,8 +4,15 @@ from __future__ import annotations
 
 LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 HIDDEN = ("hidden_size", "d_model", "n_embd", "model_dim")
-HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "num_attention_groups", "multi_query_group_num", "n_kv_heads")
+HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads")
+KV_HEADS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "num_attention_groups",
+    "multi_query_group_num",
+    "n_kv_heads",
+    "kv_n_heads",
+)
 HEAD_DIM = ("head_dim", "kv_channels", "head_size", "attention_head_dim")
 FFN = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "block_ff_dim", "d_ff")
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
@@ -28,7 +35,7 @@ EXPERT_WIDTH = (
 )  # fmt: skip
 SHARED_WIDTH = (
     "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
-    "share_expert_dim",
+    "share_expert_dim", "shared_experts_intermediate_size",
 )  # fmt: skip
 SHARED_COUNT = (
     "n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts", "n_shared_expert",
@@ -42,7 +49,20 @@ FULL_PERIOD = (
     "full_attention_interval", "sliding_window_pattern", "global_attn_every_n_layers", "layer_group_size",
 )  # fmt: skip
 WINDOW = ("sliding_window", "sliding_window_size", "attention_chunk_size", "window_size")
-LAYER_WORDS = ("layer_types", "layers_block_type", "attn_type_list", "hybrid_layer_pattern", "block_types")
+LAYER_WORDS = (
+    "layer_types",
+    "layers_block_type",
+    "attn_type_list",
+    "hybrid_layer_pattern",
+    "block_types",
+    "attention_layers",
+)
+
+LINEAR_KEY_HEADS = ("linear_num_key_heads", "linear_num_heads")
+LINEAR_VALUE_HEADS = ("linear_num_value_heads", "linear_num_heads")
+LINEAR_KEY_DIM = ("linear_key_head_dim", "linear_head_dim")
+LINEAR_VALUE_DIM = ("linear_value_head_dim", "linear_head_dim")
+LATENT_EXPERTS = ("moe_latent_size", "moe_hidden_size")
 
 SSM_HEADS = ("mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
 SSM_HEAD_DIM = ("mamba_head_dim", "mamba_d_head", "mamba_headdim")
@@ -63,6 +83,7 @@ WORDS: dict[str, str] = {
     "deepseek_sparse_attention": "full",  # an index beside it is read from its own fields
     "minimax_sparse_attention": "full",
     "sparse_attention": "full",
+    "indexed_attention": "indexed",
     "sliding_attention": "sliding",
     "sliding_window": "sliding",
     "sliding_window_attention": "sliding",
@@ -70,6 +91,7 @@ WORDS: dict[str, str] = {
     "local": "sliding",
     "swa": "sliding",
     "chunked_attention": "sliding",
+    "reference_sliding_attention": "sliding",
     "linear_attention": "linear",
     "gated_deltanet": "linear",
     "kda": "kda",
@@ -91,6 +113,6 @@ STRUCTURE = (
 HARMLESS = (
     r"router|aux|loss|norm|group|scal|bias|act|dtype|jitter|capacity|dropout|init|eps|cache|rope|method|func|ep_size"
     r"|limit|coef|theta|impl|kernel_type|temperature|token|return|output|gradient|quant|class|flash|freq_base|interleave"
-    r"|use_sliding_window|max_window_layers|load_balanc|noaux|version"
+    r"|use_sliding_window|max_window_layers|load_balanc|noaux|version|fp32|bf16|a_log|_dt_|eigval|no_rope"
 )
 """Fields with such a part do not, whatever else they are called."""

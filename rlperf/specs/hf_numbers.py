@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rlperf.specs import hf_names as names
-from rlperf.specs.architecture import Experts, KindNumbers, LatentAttention, LinearAttention, StateSpace
+from rlperf.specs.architecture import Experts, KindNumbers, LinearAttention, StateSpace
 from rlperf.specs.hf_fields import Fields
 from rlperf.specs.hf_halves import Given
 from rlperf.specs.hf_layers import block_sparse
-
-
-def latent(fields: Fields) -> LatentAttention:
-    """Ranks and widths of latent attention."""
-    return LatentAttention(
-        q_rank=fields.optional("q_lora_rank"),
-        kv_rank=fields.need("kv_lora_rank"),
-        nope_head_dim=fields.need("qk_nope_head_dim"),
-        rope_head_dim=fields.need("qk_rope_head_dim"),
-        value_head_dim=fields.need("v_head_dim"),
-    )
 
 
 def experts(given: Given, gated: bool) -> Experts | None:
@@ -48,7 +37,7 @@ def experts(given: Given, gated: bool) -> Experts | None:
         shared_gate=family.shared_gate and shared > 0,
         gated=gated,
         bias=family.expert_bias,
-        latent_hidden=fields.optional("moe_latent_size"),
+        latent_hidden=fields.optional(*names.LATENT_EXPERTS),
         null_count=null,
     )
 
@@ -72,7 +61,7 @@ def state_space(fields: Fields) -> StateSpace:
 
 def linear_attention(given: Given, kinds: Iterable[str]) -> LinearAttention:
     """Heads of linear attention: its own fields, Kimi's nested ones, or those of softmax attention (lightning)."""
-    fields = given.fields
+    fields, family = given.fields, given.family
     if "lightning" in kinds:
         heads = fields.optional("linear_num_heads") or fields.need(*names.HEADS)
         width = fields.optional(*names.HEAD_DIM) or fields.need(*names.HIDDEN) // fields.need(*names.HEADS)
@@ -90,11 +79,12 @@ def linear_attention(given: Given, kinds: Iterable[str]) -> LinearAttention:
             conv_kernel=part.optional("short_conv_kernel_size", default=4) or 4,
         )
     return LinearAttention(
-        key_heads=fields.need("linear_num_key_heads"),
-        value_heads=fields.need("linear_num_value_heads"),
-        key_head_dim=fields.need("linear_key_head_dim"),
-        value_head_dim=fields.need("linear_value_head_dim"),
+        key_heads=fields.need(*names.LINEAR_KEY_HEADS),
+        value_heads=fields.need(*names.LINEAR_VALUE_HEADS),
+        key_head_dim=fields.need(*names.LINEAR_KEY_DIM),
+        value_head_dim=fields.need(*names.LINEAR_VALUE_DIM),
         conv_kernel=fields.optional("linear_conv_kernel_dim", default=4) or 4,
+        full_gates="kda" in kinds and family.full_gates,
     )
 
 
@@ -137,4 +127,5 @@ def further(given: Given, kinds: Iterable[str]) -> tuple[KindNumbers, ...]:
 
 
 def _index(fields: Fields) -> dict[str, int]:
-    return {"heads": fields.need("index_n_heads"), "head_dim": fields.need("index_head_dim")}
+    pooled = {"pool": fields.need("index_kpool")} if fields.has("index_kpool") else {}
+    return {"heads": fields.need("index_n_heads"), "head_dim": fields.need("index_head_dim"), **pooled}

@@ -22,6 +22,7 @@ from rlperf.cost.layers.mamba1 import Mamba1
 from rlperf.cost.layers.moe import Moe
 from rlperf.cost.layers.short_conv import ShortConv
 from rlperf.cost.layers.sliding import Sliding
+from rlperf.cost.layers.sliding_latent import SlidingLatent
 from rlperf.cost.layers.sparse import Sparse
 from rlperf.cost.layers.sparse_reusing import SparseReusing
 from rlperf.cost.layers.square import Square
@@ -35,6 +36,7 @@ KINDS: dict[str, type[Layer]] = {
     "full": Full,
     "sliding": Sliding,
     "latent": Latent,
+    "sliding_latent": SlidingLatent,
     "linear": Linear,
     "mamba": Mamba,
     "mamba1": Mamba1,

@@ -14,8 +14,8 @@ class Kda(Linear):
 
     @property
     def rank(self) -> int:
-        """Rank of the two gates: the width of a head."""
-        return self.numbers.value_head_dim
+        """Rank of the two gates: the width of a head; 0: they are whole matrices."""
+        return 0 if self.numbers.full_gates else self.numbers.value_head_dim
 
     @property
     def projected(self) -> int:
@@ -24,6 +24,9 @@ class Kda(Linear):
 
     def matrices(self) -> tuple[Matrix, ...]:
         h = self.arch.hidden
+        if not self.rank:
+            whole = Matrix("qkv", h, self.projected + self.key_width + self.value_width, parts=6)
+            return whole, Matrix("output", self.value_width, h, "inputs")
         return (
             Matrix("qkv", h, self.projected, parts=4),
             Matrix("gates", h, 2 * self.rank, "copied", parts=2),

@@ -56,7 +56,13 @@ class Latent(Softmax):
             # in an engine the two per-head products with the latent, each run as one batched product
             Matrix("latent", mla.kv_rank, absorbed, batched=2),
             Matrix("output", self.value_width, h, "inputs"),
+            *((Matrix("gate", h, self.gate_width),) if self.gate_width else ()),
         )
+
+    @property
+    def gate_width(self) -> int:
+        """Values of the output gate: as many as the output has, or one a head; 0 without."""
+        return self.value_width * self.arch.attention_gate + self.arch.heads * self.arch.attention_gate_heads
 
     def other_parameters(self) -> int:
         """Norms of the two latents."""
@@ -80,13 +86,14 @@ class Latent(Softmax):
         self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
     ) -> list[Operator]:
         width = self.key_dim + self.value_dim
-        heads = Heads(replica.heads(self.arch), replica.heads(self.arch), self.key_dim, self.value_dim)
+        local = replica.heads(self.arch)
+        heads = Heads(local, local, self.key_dim, self.value_dim, window=self.window)
         seconds = latent_prefill_attention_s(
             replica.hw, heads, sequences, query, kv,
             kernel=replica.engine.prefill_kernel, cache_values=self.cached_values,
         )  # fmt: skip
-        flop = 2.0 * sequences * visible_pairs(query, kv) * replica.heads(self.arch) * width
-        moved = sequences * (query * replica.heads(self.arch) + kv * replica.kv_heads(self.arch)) * width * 2.0
+        flop = 2.0 * sequences * visible_pairs(query, kv, window=self.window) * local * width
+        moved = sequences * (query * local + kv * replica.kv_heads(self.arch)) * width * 2.0
         return [attention_operator(replica, "latent attention", count, seconds, flop, moved)]
 
     def cache_bytes_per_token(self, replica: Replica) -> float:

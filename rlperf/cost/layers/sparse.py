@@ -18,7 +18,8 @@ SCALED = 1.0 + 4.0 / 128.0
 class Sparse(Choosing, Latent):
     """An index of few narrow heads scores all earlier tokens; attention reads the ``top`` best of them.
 
-    ``numbers`` of kind ``sparse``: ``heads`` and ``head_dim`` of the index, and ``top``.
+    ``numbers`` of kind ``sparse``: ``heads`` and ``head_dim`` of the index, ``top``, and ``pool``, the tokens that
+    share an index key (GLM-5 Next; without it every token has one).
     """
 
     unmeasured = "sparse attention was timed as a module, in no served row"
@@ -38,6 +39,11 @@ class Sparse(Choosing, Latent):
         return self.number("top")
 
     @property
+    def pool(self) -> int:
+        """Tokens that share an index key."""
+        return int(self.arch.numbers_of("sparse").get("pool", 1.0))
+
+    @property
     def index_values(self) -> int:
         """Values of an index key, which every device keeps."""
         return self.number("head_dim")
@@ -49,15 +55,17 @@ class Sparse(Choosing, Latent):
     def matrices(self) -> tuple[Matrix, ...]:
         read = self.ranks.q_rank or self.arch.hidden
         beside = self.index_values + self.number("heads")
+        pooled = (Matrix("index", self.arch.hidden, self.index_values, "copied"),) if self.pool > 1 else ()
         return (
             *super().matrices(),
+            *pooled,
             Matrix("index", read, self.index_width, "copied"),
             Matrix("index", self.arch.hidden, beside, "copied", fused="down", parts=2),
         )
 
     def other_parameters(self) -> int:
         """Norms of the two latents, and of the index key with its bias."""
-        return super().other_parameters() + 2 * self.index_values
+        return super().other_parameters() + (2 + (self.pool if self.pool > 1 else 0)) * self.index_values
 
     def tensors(self) -> int:
         return super().tensors() + 2
@@ -69,10 +77,10 @@ class Sparse(Choosing, Latent):
             heads=np.maximum(heads, HEAD_TILE),
             pair_flop=2.0 * width,
             key_bytes=self.cached_values * cache_bytes(replica.kv_dtype),
-            index_flop=2.0 * self.index_width,
-            index_bytes=SCALED * self.index_values,
+            index_flop=2.0 * self.index_width / self.pool,
+            index_bytes=SCALED * self.index_values / self.pool,
             width=heads * width,
         )
 
     def cache_bytes_per_token(self, replica: Replica) -> float:
-        return super().cache_bytes_per_token(replica) + SCALED * self.index_values
+        return super().cache_bytes_per_token(replica) + SCALED * self.index_values / self.pool

@@ -1,0 +1,146 @@
+"""Layers that a configuration states apart, by number or by word, and the kinds that came with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlperf.cost.engine_memory import kv_bytes_per_request, kv_bytes_per_token
+from rlperf.cost.inference import decode_breakdown
+from rlperf.cost.layers import stack_of
+from rlperf.cost.parameters import parameters
+from rlperf.cost.replica import Replica
+from rlperf.errors import SpecError
+from rlperf.layout import Layout
+from rlperf.specs.architecture import Architecture
+from rlperf.specs.engine_calibration import load_engine_calibration
+from rlperf.specs.hardware import load_hardware
+from rlperf.specs.hf_config import from_hf
+
+H100, VLLM, ONE = load_hardware("h100_sxm", "dgx_h100"), load_engine_calibration("vllm"), Layout.of()
+PLAIN: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1024, "vocab_size": 1000,
+}  # fmt: skip
+LATENT = {
+    **PLAIN, "model_type": "deepseek_v3", "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+    "v_head_dim": 64, "q_lora_rank": 96,
+}  # fmt: skip
+
+
+def _read(data: dict[str, Any], **changes: Any) -> Architecture:
+    return from_hf({**data, **changes}, name="x", source="test")
+
+
+def _on_one(arch: Architecture) -> Replica:
+    return Replica.of(arch, H100, VLLM, ONE)
+
+
+def test_numbers_of_one_layer_are_that_layers_alone() -> None:
+    arch = _read(PLAIN, per_layer_config={"01": {"head_dim": 128, "num_key_value_heads": 2}, "3": {"v_head_dim": 32}})
+    kinds = [arch.part(name)[1] for name in arch.layer_mixers]
+    assert [(one.head_dim, one.kv_heads, one.value_head_dim) for one in kinds] == [
+        (64, 4, 0), (128, 2, 0), (64, 4, 0), (64, 4, 32),
+    ]  # fmt: skip
+    # twice as wide queries and output, keys and values of as many values; values and output of half the width
+    assert parameters(arch) - parameters(_read(PLAIN)) == 512 * 2 * (1024 - 512) - 512 * (512 + 256) // 2
+    wide = _read(PLAIN, per_layer_config={"02": {"intermediate_size": 2048}})
+    assert parameters(wide) - parameters(_read(PLAIN)) == 3 * 512 * 1024
+    heads = _read(PLAIN, num_attention_heads_per_layer=[8, 16, 8, 8])
+    assert parameters(heads) - parameters(_read(PLAIN)) == 2 * 512 * 512
+    assert _read(PLAIN, num_attention_heads_per_layer=[8] * 4) == _read(PLAIN)
+
+
+def test_a_list_that_names_indexed_layers_leaves_the_others_without_an_index() -> None:
+    index = {"index_topk": 256, "index_n_heads": 4, "index_head_dim": 32}
+    words = ["indexed_attention", "full_attention", "indexed_attention", "full_attention"]
+    assert _read(LATENT, layer_types=words, **index).layer_mixers == ("sparse", "latent") * 2
+    assert _read(PLAIN, layer_types=words, **index).layer_mixers == ("block_sparse", "full") * 2
+    assert _read(LATENT, **index).layer_mixers == ("sparse",) * 4
+    with pytest.raises(SpecError, match=r"index_topk: is missing: how many keys its layers of indexed_attention read"):
+        _read(LATENT, layer_types=words)
+
+
+def test_linear_attention_is_the_recurrent_mixer_of_the_family() -> None:
+    words = ["linear_attention", "full_attention"] * 2
+    linear = {"linear_num_heads": 4, "linear_head_dim": 64}
+    kimi = _read(LATENT, model_type="kimi_linear", layer_types=words, **linear)
+    assert kimi.layer_mixers == ("kda", "latent") * 2
+    ling = _read(LATENT, model_type="bailing_hybrid", layer_types=words, **linear)
+    assert ling.layer_mixers == ("lightning", "latent") * 2
+    whole = _read(LATENT, model_type="bailing_hybrid", layer_types=words, kda_lower_bound=-5.0, **linear)
+    assert whole.layer_mixers == kimi.layer_mixers
+    # gates of rank 64 (down once, up to keys and to values) against two whole matrices, in two layers
+    assert parameters(whole) - parameters(kimi) == 2 * (2 * 512 * 256 - 2 * 512 * 64 - 2 * 64 * 256)
+
+
+def test_latents_in_a_window_stop_growing() -> None:
+    sliding = _read(LATENT, layer_types=["sliding_attention"] * 4, sliding_window=1024)
+    latent = _read(LATENT)
+    assert sliding.layer_mixers == ("sliding_latent",) * 4
+    assert parameters(sliding) == parameters(latent)
+    each = float(kv_bytes_per_token(_on_one(latent)))
+    assert each == 4 * (128 + 32) * 2.0
+    assert float(kv_bytes_per_token(_on_one(sliding))) == 0.0
+    assert float(kv_bytes_per_request(_on_one(sliding))) == 1024 * each
+
+    def seconds(arch: Architecture, kv: float) -> float:
+        lines = {row.name: row.seconds for row in decode_breakdown(arch, H100, VLLM, ONE, 8, 8 * kv)}
+        return float(lines["latent attention"])
+
+    assert seconds(sliding, 1024.0) == seconds(latent, 1024.0)
+    assert seconds(sliding, 65536.0) == seconds(latent, 1024.0) < seconds(latent, 65536.0)
+
+
+def test_tokens_that_share_an_index_key() -> None:
+    index = {"index_topk": 256, "index_n_heads": 4, "index_head_dim": 32}
+    plain, pooled = _read(LATENT, **index), _read(LATENT, **index, index_kpool=16)
+    assert parameters(pooled) - parameters(plain) == 4 * (512 * 32 + 16 * 32)
+    key = 32 * (1.0 + 4.0 / 128.0)
+    less = float(kv_bytes_per_token(_on_one(plain))) - float(kv_bytes_per_token(_on_one(pooled)))
+    assert less == pytest.approx(4 * key * 15 / 16)
+
+
+def test_gates_of_latent_attention_are_counted() -> None:
+    plain = parameters(_read(LATENT))
+    assert parameters(_read(LATENT, attn_output_gate=True)) - plain == 4 * 512 * 8 * 64
+    assert parameters(_read(LATENT, use_head_wise_attn_gate=True)) - plain == 4 * 512 * 8
+
+
+def test_who_says_whether_the_head_is_tied() -> None:
+    """Of a nested language part its own word until Transformers 5, whose modules ask the outer configuration."""
+
+    def tied(version: str) -> bool:
+        outer = {"model_type": "mistral3", "tie_word_embeddings": True, "transformers_version": version}
+        return from_hf(
+            {**outer, "text_config": {**PLAIN, "tie_word_embeddings": False}}, name="x", source="t"
+        ).tied_embeddings
+
+    assert [tied(version) for version in ("4.57.1", "5.0.0", "5.23.0", "unknown", "")] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_what_a_family_leaves_out_is_said() -> None:
+    arch = _read(PLAIN, model_type="inkling", layer_types=["hybrid", "hybrid_sliding"] * 2, sliding_window=64)
+    assert arch.layer_mixers == ("full", "sliding") * 2
+    assert arch.assumed == (
+        "short convolutions around halves, keys and values, and logits of relative positions: left out",
+    )
+
+
+@pytest.mark.parametrize("kind", ["camembert", "electra", "something_new"])
+def test_a_masked_model_is_told_by_its_segments(kind: str) -> None:
+    with pytest.raises(SpecError, match="it is an encoder without generation"):
+        _read(PLAIN, model_type=kind, type_vocab_size=2)
+
+
+def test_idle_windows_of_unknown_families_do_no_harm() -> None:
+    arch = _read(PLAIN, model_type="new", layer_types=["full_attention"] * 4, sliding_window=64)
+    assert arch.layer_mixers == ("full",) * 4
+    assert stack_of(arch).halves[0].count == 4

@@ -1,0 +1,52 @@
+"""Families as Transformers itself makes them: read from their default configuration to the parameters it counts.
+
+Every row of ``transformers_families.jsonl`` is one ``model_type`` of the registries of causal language models and of
+models from images to text, of Transformers 5.23.0: the sizes of its default configuration, and the parameters of the
+module that ``from_config`` makes of it on the meta device (torch 2.13.0), without those of its towers. Lists of layers
+are written as runs or as a period, layers that state numbers of their own as groups.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlperf.cost.layers import stack_of
+from rlperf.cost.parameters import active_parameters, language_parameters
+from rlperf.specs.hf_config import from_hf
+from rlperf.specs.hf_families import REFUSED
+
+TABLE = Path(__file__).parent / "transformers_families.jsonl"
+ROWS: dict[str, dict[str, Any]] = {
+    row["family"]: row for row in (json.loads(line) for line in TABLE.read_text().splitlines())
+}
+
+
+def _written_out(value: Any) -> Any:
+    """A value of the table as a configuration has it."""
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"runs"}:
+        return [word for word, times in value["runs"] for _ in range(times)]
+    if set(value) == {"period", "of"}:
+        return [value["period"][index % len(value["period"])] for index in range(value["of"])]
+    if set(value) == {"layers"}:
+        return {f"{layer:02d}": own for layers, own in value["layers"] for layer in layers}
+    return {key: _written_out(inner) for key, inner in value.items()}
+
+
+@pytest.mark.parametrize("family", ROWS)
+def test_a_default_configuration_has_the_parameters_that_transformers_counts(family: str) -> None:
+    row = ROWS[family]
+    arch = from_hf(_written_out(row["config"]), name=family, source="transformers")
+    assert language_parameters(arch) == pytest.approx(row["text"], rel=0.005)
+    assert 0 < active_parameters(arch) <= language_parameters(arch)
+    stack_of(arch)  # of kinds that rlperf has
+
+
+def test_the_table_is_of_many_families_and_none_that_is_refused() -> None:
+    assert len(ROWS) >= 150
+    assert not set(ROWS) & set(REFUSED)

@@ -109,6 +109,46 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
     "Mistral-Small-3.1": (24_011_361_280, {
         "model_type": "mistral3", "spatial_merge_size": 2, "vision_config": PIXTRAL,
         "text_config": _shape("mistral", (5120, 40, 32, 8, 32768, 131072), head_dim=128)}),
+    # inclusionAI/Ling-1T: 1000B
+    "Ling-1T": (1000e9, _shape(
+        "bailing_moe_v2", (8192, 80, 64, 8, 18432, 157184), head_dim=128, num_experts=256, num_experts_per_tok=8,
+        moe_intermediate_size=2048, num_shared_experts=1, first_k_dense_replace=4, use_qk_norm=True)),
+    # inclusionAI/Ring-flash-linear-2.0: 104B
+    "Ring-flash-linear-2.0": (104e9, _shape(
+        "bailing_moe_linear", (4096, 32, 32, 4, 9216, 157184), head_dim=128, num_experts=256, num_experts_per_tok=8,
+        moe_intermediate_size=1024, num_shared_experts=1, first_k_dense_replace=1, use_qk_norm=True,
+        layer_group_size=8)),
+    # nvidia/NVIDIA-Nemotron-Nano-9B-v2: 8.89B
+    "Nemotron-Nano-9B-v2": (8.89e9, _shape(
+        "nemotron_h", (4480, 56, 40, 8, 15680, 131072), head_dim=128, mamba_num_heads=128, mamba_head_dim=80,
+        ssm_state_size=128, n_groups=8, conv_kernel=4, chunk_size=128,
+        hybrid_override_pattern="M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-")),
+    # xai-org/grok-2: 270B; its model_type is another model's, its class is not
+    "grok-2": (270e9, _shape(
+        "git", (8192, 64, 64, 8, 32768, 131072), architectures=["Grok1ForCausalLM"], head_dim=128,
+        num_local_experts=8, num_experts_per_tok=2, moe_intermediate_size=16384, residual_moe=True)),
+    # openpangu Pro MoE: 72B (arXiv 2505.21411)
+    "Pangu-Pro-MoE": (72e9, _shape(
+        "PanguProMoE", (5120, 48, 40, 8, 5376, 153376), head_dim=128, num_experts=64, num_experts_per_tok=8,
+        moe_intermediate_size=1344, shared_expert_intermediate_size=5376)),
+    # zai-org/chatglm3-6b: 6.24B
+    "chatglm3-6b": (6.24e9, {
+        "model_type": "chatglm", "hidden_size": 4096, "num_layers": 28, "num_attention_heads": 32,
+        "multi_query_group_num": 2, "ffn_hidden_size": 13696, "kv_channels": 128, "padded_vocab_size": 65024,
+        "add_qkv_bias": True, "seq_length": 8192}),
+    # OpenGVLab/InternVL3_5-8B: 8.53B
+    "InternVL3_5-8B": (8.53e9, {
+        "model_type": "internvl_chat", "downsample_ratio": 0.5,
+        "llm_config": _shape("qwen3", (4096, 36, 32, 8, 12288, 151936), head_dim=128),
+        "vision_config": {
+            "model_type": "intern_vit_6b", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+            "intermediate_size": 4096, "image_size": 448, "patch_size": 14}}),
+    # baidu/ERNIE-4.5-VL-28B-A3B: 29.4B in its checkpoint, experts of images included
+    "ERNIE-4.5-VL-28B-A3B": (29.4e9, {
+        **_shape("ernie4_5_moe_vl", (2560, 28, 20, 4, 12288, 103424), moe_num_experts=[64, 64], moe_k=6,
+                 moe_intermediate_size=[1536, 512], moe_layer_start_index=[1, 1], moe_layer_end_index=[29, 28],
+                 moe_num_shared_experts=2, tie_word_embeddings=True),
+        "vision_config": {"depth": 32, "hidden_size": 1280, "mlp_ratio": 4, "num_heads": 16, "patch_size": 14}}),
     # stepfun-ai/step3: 316B of the language model (arXiv 2507.19427)
     "Step-3": (316e9, {
         "model_type": "step3_text", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 64,

@@ -2,8 +2,10 @@
 
 Every row of ``transformers_families.jsonl`` is one ``model_type`` of the registries of causal language models and of
 models from images to text, of Transformers 5.23.0: the sizes of its default configuration, and the parameters of the
-module that ``from_config`` makes of it on the meta device (torch 2.13.0), without those of its towers. Lists of layers
-are written as runs or as a period, layers that state numbers of their own as groups.
+module that ``from_config`` makes of it on the meta device (torch 2.13.0): of the language model, and, where the row
+states a tower, of what sees and hears beside it. Where no module can be made of the defaults, the one number that they
+lack is stated, too (the width of a head, the layers that attend, the experts of a token). Lists of layers are written
+as runs or as a period, layers that state numbers of their own as groups.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 from rlperf.cost.layers import stack_of
-from rlperf.cost.parameters import active_parameters, language_parameters
+from rlperf.cost.parameters import active_parameters, language_parameters, parameters
 from rlperf.specs.hf_config import from_hf
 from rlperf.specs.hf_families import REFUSED
 
@@ -43,10 +45,13 @@ def test_a_default_configuration_has_the_parameters_that_transformers_counts(fam
     row = ROWS[family]
     arch = from_hf(_written_out(row["config"]), name=family, source="transformers")
     assert language_parameters(arch) == pytest.approx(row["text"], rel=0.005)
+    if "towers" in row:
+        assert parameters(arch) == pytest.approx(row["text"] + row["towers"], rel=0.005)
     assert 0 < active_parameters(arch) <= language_parameters(arch)
     stack_of(arch)  # of kinds that rlperf has
 
 
 def test_the_table_is_of_many_families_and_none_that_is_refused() -> None:
-    assert len(ROWS) >= 150
+    assert len(ROWS) >= 170
+    assert sum("towers" in row for row in ROWS.values()) >= 40
     assert not set(ROWS) & set(REFUSED)

@@ -21,6 +21,7 @@ from rlperf.specs.hf_layers import LATENT_KINDS, count_layers, halves, latent_ra
 from rlperf.specs.hf_names import (
     ACTIVE,
     BIAS,
+    DENSE_FIRST,
     DENSE_WIDTH,
     EXPERT_WIDTH,
     EXPERTS,
@@ -39,11 +40,13 @@ from rlperf.specs.hf_names import (
     QK_NORM,
     SHARED_COUNT,
     SHARED_WIDTH,
+    STREAMS,
     STRUCTURE,
+    VOCABULARY,
     WINDOW,
 )
 from rlperf.specs.hf_numbers import experts, further, linear_attention, state_space
-from rlperf.specs.hf_vision import audio_parameters, tower
+from rlperf.specs.hf_towers import audio_parameters, tower
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -92,6 +95,9 @@ def from_hf(
         assumed += (f"{given.family.left_out}: left out",) if given.family.left_out else ()
         if outer.problems:
             raise SpecError(outer.problems)
+        if vision is not None and given.family.modal_experts:
+            seen_by = vision.parameters + _image_experts(given, values)
+            vision = vision.model_copy(update={"parameters": seen_by})
         return Architecture(name=name, source=source, family=given.kind, vision=vision, assumed=assumed, **values)
     except ValidationError as error:
         messages = [str(item["msg"]).removeprefix("Value error, ") for item in error.errors(include_url=False)]
@@ -152,6 +158,10 @@ def _uniform(fields: Fields, family: Family) -> Fields:
         value = merged.get(key)
         if isinstance(value, list) and value and all(one == value[0] for one in value):
             merged[key] = value[0]
+    for key in (*EXPERTS, *EXPERT_WIDTH, *DENSE_FIRST, "moe_layer_end_index") if family.modal_experts else ():
+        value = merged.get(key)
+        if isinstance(value, list) and len(value) == 2:
+            merged[key], merged[f"{key}_of_images"] = value
     fields.data = merged
     return fields
 
@@ -197,7 +207,7 @@ def _values(given: Given) -> dict[str, Any]:
         "value_head_dim": 0 if ranks else fields.optional("v_head_dim"),
         "ffn_hidden": _dense_width(given, hidden) if "dense" in kinds else 0,
         "ffn_gated": gated,
-        "vocab": fields.need("vocab_size"),
+        "vocab": fields.need(*VOCABULARY),
         "tied_embeddings": _tied(given),
         "qkv_bias": bias and family.biased != "none",
         "output_bias": bias and family.biased == "all",
@@ -224,7 +234,7 @@ def _values(given: Given) -> dict[str, Any]:
         "state_space": state_space(fields) if "mamba" in kinds else None,
         "linear_attention": linear_attention(given, kinds) if kinds & {"linear", "kda", "lightning"} else None,
         "numbers": further(given, kinds),
-        "residual_streams": fields.optional("hc_mult", default=1) or 1,
+        "residual_streams": fields.optional(*STREAMS, default=1) or 1,
         "lookup_parameters": _lookup_parameters(given, hidden),
         "audio_parameters": audio_parameters(given.outer, hidden),
         "prediction_layers": _prediction_layers(fields),
@@ -252,14 +262,28 @@ def _stated_window(mixers: Iterable[Iterable[ReadHalf]]) -> bool:
 
 
 def _lookup_parameters(given: Given, hidden: int) -> int:
-    """Tables beside the embedding, with the matrices that bring their values in: per-layer inputs, n-gram memories."""
+    """Tables beside the embedding, with the matrices that bring their values in: per-layer inputs, n-gram memories.
+
+    And what Gemma 3n has beside its halves: projections of the embedding to further streams and back, low-rank paths.
+    """
     fields = given.fields
     width, layers = fields.optional("hidden_size_per_layer_input"), given.layers
     each = fields.optional("vocab_size_per_layer_input", default=fields.optional("vocab_size"))
     # a table of all layers, its projection from the embedding, and a gate, a projection and a norm in every layer
     beside = layers * width * (each + hidden) + layers * (2 * hidden * width + hidden) + width if width else 0
     rows = [rows for rows in fields.items("engram_num_embeddings") if isinstance(rows, int)]
-    return beside + sum(rows) * fields.optional("engram_head_dim")
+    streams = 2 * (fields.optional("altup_num_inputs", default=1) - 1) * hidden * hidden
+    low_rank = layers * 2 * fields.optional("laurel_rank") * hidden
+    return beside + streams + low_rank + sum(rows) * fields.optional("engram_head_dim")
+
+
+def _image_experts(given: Given, values: Mapping[str, Any]) -> int:
+    """Parameters of experts that images alone reach, with their routers (ERNIE 4.5 VL): they count as seeing."""
+    fields, hidden, moe = given.fields, values["hidden"], values["experts"]
+    count = fields.optional(*(f"{name}_of_images" for name in EXPERTS), default=moe.count if moe else 0)
+    width = fields.optional(*(f"{name}_of_images" for name in EXPERT_WIDTH))
+    layers = values["feed_forwards"].count("moe") if len(values["feed_forwards"]) > 1 else given.layers
+    return int(layers * count * hidden * (3 * width + 1))
 
 
 def _kv_heads(given: Given, heads: int) -> int:

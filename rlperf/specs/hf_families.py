@@ -41,6 +41,7 @@ class Family:
     full_gates : gates of Kimi Delta Attention have no rank
     learned_positions : positions are a table
     ffn_times : width of a dense feed-forward in widths of the residual stream where the file states none
+    modal_experts : numbers of experts are pairs: of text, and of images, whose experts no token of text reaches
     nested : parts of the file whose fields count as its own
     left_out : what of its layers the kinds here do not have, in words; intervals are wider for it
     defaults : values of fields that published files leave out
@@ -77,6 +78,7 @@ class Family:
     full_gates: bool = False
     learned_positions: bool = False
     ffn_times: int = 0
+    modal_experts: bool = False
     nested: tuple[str, ...] = ()
     left_out: str = ""
     defaults: Mapping[str, int | float | bool] = field(default_factory=dict)
@@ -98,6 +100,7 @@ _OLMO2 = Family(qk_norm=True, qk_norm_whole=True, windowed=True, alternate=4)
 _NAS = Family()
 _GPT = Family(norm_weights=2, gated=False, attention_bias=True, ffn_bias=True, tied=True, ffn_times=4)
 _GPT_POSITIONS = replace(_GPT, learned_positions=True)
+_ERNIE_VL = Family(all_moe=True, modal_experts=True)
 _GPTJ = Family(norm_weights=2, gated=False, ffn_bias=True, head_bias=True, ffn_times=4)
 _PERSIMMON = Family(norm_weights=2, gated=False, attention_bias=True, ffn_bias=True, qk_norm=True)
 _INKLING = Family(
@@ -224,7 +227,8 @@ FAMILIES: dict[str, Family] = {
     "seed_oss": Family(biased="qkv", attention_bias=True),
     "ernie4_5": Family(),
     "ernie4_5_moe": Family(all_moe=True),
-    "ernie4_5_vl_moe": Family(all_moe=True),
+    "ernie4_5_vl_moe": _ERNIE_VL,
+    "ernie4_5_moe_vl": _ERNIE_VL,
     "hunyuan_v1_dense": Family(qk_norm=True),
     "hunyuan_v1_moe": Family(qk_norm=True, all_moe=True),
     "hunyuan": Family(),
@@ -272,6 +276,11 @@ FAMILIES: dict[str, Family] = {
     "iquestcoder": Family(),
     "hyperclovax": Family(),
     "doge": Family(qk_norm=True, left_out="the mask that leaves keys out"),
+    "grok1": Family(post_norms=True),
+    "grok": Family(post_norms=True),
+    "chatglm": Family(biased="qkv"),
+    "baichuan": Family(),
+    "PanguProMoE": Family(),
     "dbrx": Family(nested=("ffn_config", "attn_config"), all_moe=True),
     # latent attention
     "mistral4": _LATENT,
@@ -299,6 +308,14 @@ FAMILIES: dict[str, Family] = {
     "gpt_bigcode": replace(_GPT_POSITIONS, defaults={"num_key_value_heads": 1}),
     "gpt_neo": replace(_GPT_POSITIONS, attention_bias=False, windowed=True),
     # described in part
+    "gemma3n": Family(
+        tied=True,
+        qk_norm=True,
+        post_norms=True,
+        alternate=5,
+        windowed=True,
+        left_out="updates of the streams in turn (AltUp: costed as hyper-connections) and sparse activations",
+    ),
     "inkling": _INKLING,
     "inkling_mm_model": _INKLING,
     "inkling2": replace(_INKLING, qk_norm=False, attention_gate=True),
@@ -331,7 +348,6 @@ REFUSED: dict[str, str] = {
     "mamba2": "it has no attention heads to plan by; rlperf models Mamba-2 beside attention",
     "recurrent_gemma": _RECURRENT,
     "zamba2": "one attention block is shared by many layers, which rlperf does not model",
-    "gemma3n": "its layers update several streams in turn (AltUp), which rlperf does not model",
     "diffusion_gemma": "it denoises a block of tokens at once; rlperf models decoders that generate one after another",
     "jetmoe": "its attention is a mixture of experts, which rlperf does not model",
     "hrm": "its layers run in cycles of two depths, which rlperf does not model",

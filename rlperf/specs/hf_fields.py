@@ -92,6 +92,17 @@ class Fields:
             self.note(name, f"must not be negative (given: {value})")
         return default if value is None else max(value, 0)
 
+    def side(self, name: str, *, default: int = 0) -> int:
+        """A size of an image or a patch, which may be written as a list of height and width.
+
+        >>> Fields({"image_size": [448, 448]}).side("image_size")
+        448
+        """
+        value = self.listed(name)
+        if isinstance(value, list) and value and isinstance(value[0], int) and value[0] > 0:
+            return value[0]
+        return self.optional(name, default=default)
+
     def _whole(self, name: str) -> int | None:
         value = self.data[name]
         whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())

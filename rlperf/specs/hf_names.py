@@ -15,11 +15,13 @@ KV_HEADS = (
 )
 HEAD_DIM = ("head_dim", "kv_channels", "head_size", "attention_head_dim")
 FFN = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "block_ff_dim", "d_ff")
+VOCABULARY = ("vocab_size", "padded_vocab_size")
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
 BIAS = ("attention_bias", "qkv_bias", "use_qkv_bias", "add_qkv_bias", "use_bias", "bias")
 QK_NORM = ("qk_norm", "use_qk_norm", "use_qk_layernorm", "qk_layernorm", "enable_qk_norm")
 GATE = ("attn_output_gate", "attention_output_gate", "elementwise_attn_output_gate")
 HEAD_GATE = ("use_head_wise_attn_gate", "headwise_attn_output_gate")
+STREAMS = ("hc_mult", "altup_num_inputs")
 PREDICTION = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "mtp_num_layers")
 
 EXPERTS = (

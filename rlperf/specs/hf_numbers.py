@@ -22,7 +22,10 @@ def experts(given: Given, gated: bool) -> Experts | None:
     if given.kind == "llama4":
         shared = width
     if (
-        family.dense_beside or family.double_layers or fields.flag("enable_moe_block", default=False)
+        family.dense_beside
+        or family.double_layers
+        or fields.flag("enable_moe_block", default=False)
+        or fields.flag("residual_moe", default=False)
     ):  # a dense feed-forward runs beside the experts, as one shared expert
         shared = fields.need(*names.DENSE_WIDTH)
     null = fields.optional(*names.NULL_EXPERTS)

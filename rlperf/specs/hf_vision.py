@@ -6,8 +6,6 @@ Every count follows the module's weights as its ``transformers`` implementation 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rlperf.specs.architecture import VisionTower
 from rlperf.specs.hf_fields import Fields
 
@@ -69,12 +67,12 @@ def _qwen(
     )
 
 
-def _qwen2_vl(vision: Fields, _text_hidden: int) -> VisionTower:
+def qwen2_vl(vision: Fields, _text_hidden: int) -> VisionTower:
     hidden = vision.need("embed_dim")
     return _qwen(vision, (hidden, int(hidden * vision.number("mlp_ratio", default=4.0)), vision.need("hidden_size")))
 
 
-def _qwen2_5_vl(vision: Fields, _text_hidden: int) -> VisionTower:
+def qwen2_5_vl(vision: Fields, _text_hidden: int) -> VisionTower:
     return _qwen(
         vision,
         (vision.need("hidden_size"), vision.need("intermediate_size"), vision.need("out_hidden_size")),
@@ -85,7 +83,7 @@ def _qwen2_5_vl(vision: Fields, _text_hidden: int) -> VisionTower:
     )
 
 
-def _qwen3_vl(vision: Fields, _text_hidden: int) -> VisionTower:
+def qwen3_vl(vision: Fields, _text_hidden: int) -> VisionTower:
     hidden, output = vision.need("hidden_size"), vision.need("out_hidden_size")
     merge = vision.optional("spatial_merge_size", default=2)
     bias_and_positions = hidden + vision.need("num_position_embeddings") * hidden
@@ -93,7 +91,7 @@ def _qwen3_vl(vision: Fields, _text_hidden: int) -> VisionTower:
     return _qwen(vision, (hidden, vision.need("intermediate_size"), output), beside=bias_and_positions + deep)
 
 
-def _siglip(vision: Fields, text_hidden: int) -> VisionTower:
+def siglip(vision: Fields, text_hidden: int) -> VisionTower:
     hidden, ffn = vision.need("hidden_size"), vision.need("intermediate_size")
     layers, patch = vision.need("num_hidden_layers"), vision.need("patch_size")
     patches = 3 * patch**2 * hidden + hidden
@@ -112,7 +110,7 @@ def _siglip(vision: Fields, text_hidden: int) -> VisionTower:
     )
 
 
-def _llama4(vision: Fields, text_hidden: int) -> VisionTower:
+def llama4(vision: Fields, text_hidden: int) -> VisionTower:
     hidden, ffn = vision.need("hidden_size"), vision.need("intermediate_size")
     layers, patch = vision.need("num_hidden_layers"), vision.need("patch_size")
     patches = 3 * patch**2 * hidden
@@ -133,13 +131,13 @@ def _llama4(vision: Fields, text_hidden: int) -> VisionTower:
     )
 
 
-_LAYERS = ("num_hidden_layers", "depth", "vt_num_hidden_layers", "num_layers", "layers")
-_HIDDEN = ("hidden_size", "embed_dim", "vt_hidden_size", "width")
-_FFN = ("intermediate_size", "vt_intermediate_size", "mlp_hidden_dim")
-_HEADS = ("num_attention_heads", "num_heads", "vt_num_attention_heads")
+LAYERS = ("num_hidden_layers", "depth", "vt_num_hidden_layers", "num_layers", "layers")
+HIDDEN = ("hidden_size", "embed_dim", "vt_hidden_size", "width")
+FFN_WIDTHS = ("intermediate_size", "vt_intermediate_size", "mlp_hidden_dim")
+HEADS = ("num_attention_heads", "num_heads", "vt_num_attention_heads")
 
 
-def _merge(vision: Fields, outer: Fields) -> int:
+def merging(vision: Fields, outer: Fields) -> int:
     """Patches along a side that become one token of the language model."""
     kernel = vision.data.get("merge_kernel_size")
     if isinstance(kernel, list) and kernel and isinstance(kernel[0], int):
@@ -156,19 +154,19 @@ def _merge(vision: Fields, outer: Fields) -> int:
     return 2
 
 
-def _plain(vision: Fields, outer: Fields, text_hidden: int, *, gated: bool = False, norms: int = 4) -> VisionTower:
+def plain(vision: Fields, outer: Fields, text_hidden: int, *, gated: bool = False, norms: int = 4) -> VisionTower:
     """A tower by its sizes alone: patches, blocks with biases, a merger of two layers.
 
     ``norms`` : values of all norms of a block per channel
     """
     hidden, layers, patch = (
-        vision.need(*_HIDDEN),
-        vision.need(*_LAYERS),
-        vision.optional("patch_size", default=14) or 14,
+        vision.need(*HIDDEN),
+        vision.need(*LAYERS),
+        vision.side("patch_size", default=14) or 14,
     )
-    ffn = vision.optional(*_FFN) or int(hidden * vision.number("mlp_ratio", default=4.0))
-    merge = _merge(vision, outer)
-    side = vision.optional("init_pos_emb_height") or vision.optional("image_size") // patch
+    ffn = vision.optional(*FFN_WIDTHS) or int(hidden * vision.number("mlp_ratio", default=4.0))
+    merge = merging(vision, outer)
+    side = vision.optional("init_pos_emb_height") or vision.side("image_size") // patch
     positions = 2 * vision.optional("position_embedding_size") * hidden or side * side * hidden
     if vision.data.get("position_embedding_type") == "rope" or vision.has("rope_theta"):
         positions = 0
@@ -176,7 +174,7 @@ def _plain(vision: Fields, outer: Fields, text_hidden: int, *, gated: bool = Fal
     return VisionTower(
         layers=layers,
         hidden=hidden,
-        heads=vision.optional(*_HEADS, default=16) or 16,
+        heads=vision.optional(*HEADS, default=16) or 16,
         ffn_hidden=ffn,
         gated=gated,
         patch_size=patch,
@@ -187,85 +185,19 @@ def _plain(vision: Fields, outer: Fields, text_hidden: int, *, gated: bool = Fal
     )
 
 
-def _gemma4(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
+def gemma4(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
     """Gated blocks with a norm on either side of both halves; pooled patches pass one matrix."""
-    found = _plain(vision, outer, text_hidden, gated=True)
+    found = plain(vision, outer, text_hidden, gated=True)
     hidden, merge = found.hidden, found.spatial_merge
     less = _merger(hidden, merge, text_hidden, 2 * hidden) - hidden * text_hidden
     return found.model_copy(update={"parameters": found.parameters - less})
 
 
-def _pixtral(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
+def pixtral(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
     """Gated blocks without biases; a merger back to the tower's width, and a projector of two layers."""
-    found = _plain(vision, outer, text_hidden, gated=True, norms=2)
+    found = plain(vision, outer, text_hidden, gated=True, norms=2)
     hidden, ffn = found.hidden, found.ffn_hidden
     blocks = found.layers * (4 * hidden * hidden + 3 * hidden * ffn + 2 * hidden)
     merger = (hidden * found.spatial_merge) ** 2 + hidden * text_hidden + text_hidden * text_hidden
     total = 3 * found.patch_size**2 * hidden + 2 * hidden + blocks + merger
     return found.model_copy(update={"parameters": total})
-
-
-TOWERS: dict[str, Callable[[Fields, int], VisionTower]] = {
-    "qwen2_vl": _qwen2_vl,
-    "qwen2_5_vl": _qwen2_5_vl,
-    "qwen3_vl": _qwen3_vl,
-    "qwen3_vl_moe": _qwen3_vl,
-    "qwen3_5": _qwen3_vl,
-    "qwen3_5_moe": _qwen3_vl,
-    "qwen3_omni_moe": _qwen3_vl,
-    "gemma3": _siglip,
-    "llama4": _llama4,
-}
-"""Reader of ``vision_config`` by the ``model_type`` of the whole configuration."""
-PLAIN: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
-    "kimi_k25": _plain,
-    "kimi_vl": _plain,
-    "moonvit": _plain,
-    "minimax_m3_vl": _plain,
-    "gemma4": _gemma4,
-    "gemma4_vision": _gemma4,
-    "mistral3": _pixtral,
-    "pixtral": _pixtral,
-    "internvl": _plain,
-    "internvl_chat": _plain,
-    "intern_vit_6b": _plain,
-}
-"""The same for towers that are told by their sizes; the whole configuration is read for what stands around them."""
-
-
-def tower(outer: Fields, text_hidden: int) -> tuple[VisionTower | None, tuple[str, ...]]:
-    """The tower of ``vision_config``, by the outer model_type, and what had to be assumed of it.
-
-    One of a kind that nobody has read is taken by its sizes; without sizes it is left out.
-    """
-    if not outer.has("vision_config"):
-        return None, ()
-    vision = outer.child("vision_config")
-    kinds = [part.text("model_type").removesuffix("_text") for part in (outer, vision)]
-    if vision.has("fullatt_block_indexes"):
-        kinds.append("qwen2_5_vl")
-    known = next((kind for kind in kinds if kind in TOWERS or kind in PLAIN), "")
-    if known in TOWERS:
-        return TOWERS[known](vision, text_hidden), ()
-    if known in PLAIN:
-        return PLAIN[known](vision, outer, text_hidden), ()
-    name = next((kind for kind in reversed(kinds) if kind), "this model_type")
-    if vision.has(*_HIDDEN) and vision.has(*_LAYERS):
-        return _plain(vision, outer, text_hidden), (f"the vision tower of {name} is taken by its sizes",)
-    return None, (f"the vision tower of {name} states no sizes: text alone, without its parameters",)
-
-
-def audio_parameters(outer: Fields, text_hidden: int) -> int:
-    """Parameters of an audio tower by its sizes: attention and feed-forwards of its layers, and a projector.
-
-    A conformer's layer has two feed-forwards and a convolution with a gate around its attention.
-    """
-    if not outer.has("audio_config"):
-        return 0
-    audio = outer.child("audio_config")
-    layers = audio.optional("encoder_layers", "num_hidden_layers", "conf_num_hidden_layers")
-    hidden = audio.optional("d_model", "hidden_size")
-    ffn = audio.optional("encoder_ffn_dim", "intermediate_size") or 4 * hidden
-    conformer = any("conf" in key or "conv_kernel" in key for key in audio.data)
-    each = 4 * hidden * hidden + (2 if conformer else 1) * 2 * hidden * ffn + 3 * hidden * hidden * conformer
-    return layers * each + hidden * text_hidden

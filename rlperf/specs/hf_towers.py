@@ -1,0 +1,206 @@
+"""Which reader a vision tower has, those of plain vision transformers with a projector, and towers that hear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlperf.specs.architecture import VisionTower
+from rlperf.specs.hf_fields import Fields
+from rlperf.specs.hf_vision import (
+    FFN_WIDTHS,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    block_parameters,
+    gemma4,
+    llama4,
+    merging,
+    pixtral,
+    plain,
+    qwen2_5_vl,
+    qwen2_vl,
+    qwen3_vl,
+    siglip,
+)
+
+Projector = Callable[[Fields, int, int, int], int]
+"""Parameters of a projector: the configuration around the tower, its width, patches joined along a side, output."""
+
+
+def _two_layers(outer: Fields, hidden: int, merge: int, output: int) -> int:
+    """LLaVA: two layers with biases from the patch's width to the language model's, each patch on its own."""
+    return hidden * output + output + output * output + output
+
+
+def _joined(outer: Fields, hidden: int, merge: int, output: int) -> int:
+    """InternVL: a norm of joined patches and two layers with biases, the first to the language model's width."""
+    wide = hidden * merge * merge
+    inner = outer.optional("projector_hidden_size", default=output) or output
+    return 2 * wide + wide * inner + inner + inner * output + output
+
+
+def _one_layer(outer: Fields, hidden: int, merge: int, output: int) -> int:
+    """PaliGemma: one layer with biases."""
+    return hidden * output + output
+
+
+def _split(outer: Fields, hidden: int, merge: int, output: int) -> int:
+    """Command A Vision: joined patches to a wide layer whose halves gate each other, and back."""
+    inner = outer.need("alignment_intermediate_size")
+    return hidden * merge * merge * inner + inner + inner // 2 * output + output
+
+
+def _vit(vision: Fields, outer: Fields, text_hidden: int, projector: Projector) -> VisionTower:
+    """A vision transformer as CLIP and SigLIP have it: patches, a table of positions, blocks with biases, norms."""
+    hidden, ffn = vision.need(*HIDDEN), vision.need(*FFN_WIDTHS)
+    layers, patch = vision.need(*LAYERS), vision.side("patch_size", default=14) or 14
+    classed = int("clip" in vision.text("model_type") or "intern" in vision.text("model_type"))
+    positions = vision.optional("num_position_embeddings", "num_patches")
+    positions = positions or (vision.side("image_size") // patch) ** 2 + classed
+    around = 2 * hidden * (1 if not classed else 2) + classed * hidden
+    block = block_parameters(hidden, ffn, gated=False, norm_weights=2)
+    # a head that pools patches: a probe, attention, a norm and a feed-forward
+    head = (block - hidden) * vision.flag("vision_use_head", default=False)
+    merge = merging(vision, outer)
+    return VisionTower(
+        layers=layers,
+        hidden=hidden,
+        heads=vision.optional(*HEADS, default=16) or 16,
+        ffn_hidden=ffn,
+        patch_size=patch,
+        spatial_merge=merge if projector in (_joined, _split) else 1,
+        output_hidden=text_hidden,
+        parameters=3 * patch**2 * hidden + hidden + positions * hidden + layers * block + around + head
+        + projector(outer, hidden, merge, text_hidden),
+    )  # fmt: skip
+
+
+def _of(projector: Projector) -> Callable[[Fields, Fields, int], VisionTower]:
+    return lambda vision, outer, text_hidden: _vit(vision, outer, text_hidden, projector)
+
+
+def _glm(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
+    """GLM-4.1V and later: gated blocks, patches joined by a convolution, a gated feed-forward behind it.
+
+    In GLM-OCR blocks have biases and norms of queries and keys; there is no table of positions.
+    """
+    hidden, output = vision.need("hidden_size"), vision.need("out_hidden_size")
+    layers, patch, merge = (
+        vision.need("depth"),
+        vision.need("patch_size"),
+        vision.optional("spatial_merge_size", default=2),
+    )
+    stated, biased = vision.need("intermediate_size"), vision.flag("attention_bias", default=False)
+    ffn, wide = (stated, 3 * output) if biased else (output, stated)
+    heads = vision.need("num_heads")
+    biases = 4 * hidden + 2 * ffn + hidden + 2 * (hidden // heads) if biased else 0
+    block = 4 * hidden * hidden + 3 * hidden * ffn + 2 * hidden + biases
+    positions = 0 if biased else (vision.need("image_size") // patch) ** 2 * hidden + hidden
+    patches = 3 * vision.optional("temporal_patch_size", default=2) * patch**2 * hidden + hidden
+    joined = hidden * merge * merge * output + output
+    behind = output * output + 2 * output + 3 * output * wide
+    return VisionTower(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        ffn_hidden=ffn,
+        gated=True,
+        patch_size=patch,
+        temporal_patch=vision.optional("temporal_patch_size", default=2),
+        spatial_merge=merge,
+        output_hidden=output,
+        parameters=patches + positions + layers * block + hidden + joined + behind,
+    )
+
+
+def _grouped(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
+    """EXAONE 4.5: as Qwen2.5-VL, with fewer keys and values than queries."""
+    found = qwen2_5_vl(vision, text_hidden)
+    fewer = found.heads - vision.optional("num_key_value_heads", default=found.heads)
+    width = found.hidden // found.heads
+    less = found.layers * 2 * fewer * width * (found.hidden + 1)
+    return found.model_copy(update={"parameters": found.parameters - less})
+
+
+def _plain(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
+    return plain(vision, outer, text_hidden)
+
+
+def _alone(reader: Callable[[Fields, int], VisionTower]) -> Callable[[Fields, Fields, int], VisionTower]:
+    return lambda vision, outer, text_hidden: reader(vision, text_hidden)
+
+
+TOWERS: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
+    "qwen2_vl": _alone(qwen2_vl),
+    "qwen2_5_vl": _alone(qwen2_5_vl),
+    "qwen3_vl": _alone(qwen3_vl),
+    "qwen3_vl_moe": _alone(qwen3_vl),
+    "qwen3_5": _alone(qwen3_vl),
+    "qwen3_5_moe": _alone(qwen3_vl),
+    "qwen3_omni_moe": _alone(qwen3_vl),
+    "exaone4_5": _grouped,
+    "gemma3": _alone(siglip),
+    "shieldgemma2": _alone(siglip),
+    "llama4": _alone(llama4),
+    "glm4v": _glm,
+    "glm4v_moe": _glm,
+    "glm_ocr": _glm,
+    "kimi_k25": _plain,
+    "kimi_vl": _plain,
+    "moonvit": _plain,
+    "minimax_m3_vl": _plain,
+    "gemma4": gemma4,
+    "gemma4_vision": gemma4,
+    "mistral3": pixtral,
+    "pixtral": pixtral,
+    "internvl": _of(_joined),
+    "qianfan_ocr": _of(_joined),
+    "lfm2_vl": _of(_joined),
+    "internvl_chat": _plain,
+    "intern_vit_6b": _plain,
+    "llava": _of(_two_layers),
+    "llava_next": _of(_two_layers),
+    "llava_next_video": _of(_two_layers),
+    "llava_onevision": _of(_two_layers),
+    "vipllava": _of(_two_layers),
+    "paligemma": _of(_one_layer),
+    "cohere2_vision": _of(_split),
+}
+"""Reader of ``vision_config`` by the ``model_type`` of the whole configuration, or of the tower's own."""
+
+
+def tower(outer: Fields, text_hidden: int) -> tuple[VisionTower | None, tuple[str, ...]]:
+    """The tower of ``vision_config``, by the outer model_type or its own, and what had to be assumed of it.
+
+    One of a kind that nobody has read is taken by its sizes; without sizes it is left out.
+    """
+    if not outer.has("vision_config"):
+        return None, ()
+    vision = outer.child("vision_config")
+    kinds = [part.text("model_type").removesuffix("_text") for part in (outer, vision)]
+    kinds.append(kinds[1].removesuffix("_vision"))
+    if vision.has("fullatt_block_indexes"):
+        kinds.append("qwen2_5_vl")
+    known = next((kind for kind in kinds if kind in TOWERS), "")
+    if known:
+        return TOWERS[known](vision, outer, text_hidden), ()
+    name = next((kind for kind in reversed(kinds[:2]) if kind), "this model_type")
+    if vision.has(*HIDDEN) and vision.has(*LAYERS):
+        return plain(vision, outer, text_hidden), (f"the vision tower of {name} is taken by its sizes",)
+    return None, (f"the vision tower of {name} states no sizes: text alone, without its parameters",)
+
+
+def audio_parameters(outer: Fields, text_hidden: int) -> int:
+    """Parameters of an audio tower by its sizes: attention and feed-forwards of its layers, and a projector.
+
+    A conformer's layer has two feed-forwards and a convolution with a gate around its attention.
+    """
+    if not outer.has("audio_config"):
+        return 0
+    audio = outer.child("audio_config")
+    layers = audio.optional("encoder_layers", "num_hidden_layers", "conf_num_hidden_layers")
+    hidden = audio.optional("d_model", "hidden_size")
+    ffn = audio.optional("encoder_ffn_dim", "intermediate_size") or 4 * hidden
+    conformer = any("conf" in key or "conv_kernel" in key for key in audio.data)
+    each = 4 * hidden * hidden + (2 if conformer else 1) * 2 * hidden * ffn + 3 * hidden * hidden * conformer
+    return layers * each + hidden * text_hidden

@@ -254,6 +254,7 @@ FAMILIES: dict[str, Family] = {
     "beam": Family(qk_norm=True, post_norms=True, attention_gate=True, windowed=True),
     "muse_glimmer": Family(post_norms=True, attention_gate=True, windowed=True),
     "muse_spark": Family(post_norms=True, attention_gate=True, windowed=True),
+    "cohere_compass": Family(tied=True, windowed=True),
     "cwm": Family(windowed=True),
     "glm": Family(biased="qkv", attention_bias=True),
     "glm_ocr": Family(biased="qkv", post_norms=True),
@@ -286,7 +287,7 @@ FAMILIES: dict[str, Family] = {
     "mistral4": _LATENT,
     "mistral_large4": _LATENT,
     "axk1": _LATENT,
-    "axk2": _LATENT,
+    "axk2": replace(_LATENT, left_out="gates and norms of low rank"),
     "youtu": _LATENT,
     "minicpm3": replace(_LATENT, tied=True),
     "hy_v4": Family(latent=True, attention_gate=True, attention_sinks=True),
@@ -308,6 +309,12 @@ FAMILIES: dict[str, Family] = {
     "gpt_bigcode": replace(_GPT_POSITIONS, defaults={"num_key_value_heads": 1}),
     "gpt_neo": replace(_GPT_POSITIONS, attention_bias=False, windowed=True),
     # described in part
+    "zaya": Family(
+        tied=True,
+        all_moe=True,
+        words={"hybrid": "full"},
+        left_out="convolutions over queries and keys (CCA), routers of several layers, scales of the stream",
+    ),
     "gemma3n": Family(
         tied=True,
         qk_norm=True,
@@ -352,7 +359,6 @@ REFUSED: dict[str, str] = {
     "jetmoe": "its attention is a mixture of experts, which rlperf does not model",
     "hrm": "its layers run in cycles of two depths, which rlperf does not model",
     "moshi": "it generates several streams of audio codes by a second decoder, which rlperf does not model",
-    "cohere_compass": _ENCODER,
     "phi4flash": "its second half reads one cache through gated memory units, which rlperf does not model",
     "mllama": "images enter through cross-attention layers, which rlperf does not model",
 }

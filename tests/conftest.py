@@ -13,6 +13,13 @@ if str(ROOT) not in sys.path:  # studies are a package of the checkout
     sys.path.append(str(ROOT))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """With ``-n auto`` tests of one ``xdist_group`` go to one worker, which works out once what they share."""
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "loadgroup"
+
+
 @pytest.fixture(scope="session")
 def measured_data() -> Path:
     folder = Path(os.environ.get("RLPERF_DATA", ROOT.parent / "shared" / "data"))

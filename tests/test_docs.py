@@ -53,6 +53,8 @@ from rlperf.specs.profiles import architecture_names, load_architecture, profile
 from rlperf.specs.scorer import Scorer
 from rlperf.version import __version__
 
+from .scored import SCORED, scored, scored_apart
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
@@ -380,13 +382,14 @@ def test_every_room_is_listed() -> None:
     assert [parts for parts in packages if len(parts) == 2 and f"`{parts[1]}`" not in listed[parts[0]]] == []
 
 
+@SCORED
 @pytest.mark.data
 @pytest.mark.slow
 def test_printed_accuracies_are_what_validate_measures(measured_data: Path) -> None:
     """README's tables, those of the guide, the page of all groups: the same words, figures within a point."""
     module = _script("accuracy")
     number = re.compile(r"[+-]?\d[\d,]*\.?\d*")
-    for path, found in module.texts(module.reports_of(measured_data)).items():
+    for path, found in module.texts(module.reports_of(measured_data, scored, scored_apart)).items():
         printed = path.read_text()
         assert number.split(printed) == number.split(found), "run docs/website/accuracy.py"
         pairs = zip(number.findall(printed), number.findall(found), strict=True)

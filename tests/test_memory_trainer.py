@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -20,6 +22,8 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
+
+from .scored import SCORED, scored
 
 
 @pytest.fixture(scope="module")
@@ -293,19 +297,15 @@ def test_first_knob_names_what_is_largest(
     assert all(knob.frees_bytes >= 0 for knob in knobs(sharded, long, 32768.0))
 
 
+@SCORED
 @pytest.mark.data
-def test_measured_peaks(measured_data: object) -> None:
-    from pathlib import Path
-
-    from rlperf.calibrate.validate import validate_file
-
-    folder = Path(str(measured_data))
-    report = validate_file(folder / "measured" / "training.csv", "memory")
+def test_measured_peaks(measured_data: Path) -> None:
+    report = scored(measured_data / "measured" / "training.csv", "memory")
     errors = {one.group: one.mape for one in report.metrics}
     assert errors["simumax_b200"] < 1.5
     assert errors["prime_rl"] < 6.0
     assert errors["torchtitan"] < 3.0  # counted, not fitted
-    phases = validate_file(folder / "memory" / "rl_lora_phases.csv", "memory")
+    phases = scored(measured_data / "memory" / "rl_lora_phases.csv", "memory")
     errors = {one.group: one.mape for one in phases.metrics}
     assert errors["training"] < 6.0
     assert errors["generation"] < 5.0

@@ -30,6 +30,8 @@ from rlperf.errors import SpecError
 from rlperf.sim.rl_step.overheads import reference_swap_s
 from rlperf.specs.rl_calibration import load_framework_calibration
 
+from .scored import SCORED, scored
+
 ROW = {
     "row_id": "mine_0",
     "framework": "NeMo-RL (vLLM + Megatron-Core)",
@@ -323,7 +325,7 @@ def test_fit_moves_only_what_is_free_and_finds_known_constants() -> None:
 
 @pytest.fixture(scope="module")
 def report(measured_data: Path) -> Report:
-    return validate_file(measured_data / "measured" / "rl_step.csv", "rl_step")
+    return scored(measured_data / "measured" / "rl_step.csv", "rl_step")
 
 
 def summary(report: Report, metric: str, group: str):  # type: ignore[no-untyped-def]
@@ -339,6 +341,7 @@ def median_error(report: Report, metric: str, *groups: str) -> float:
     return float(np.median([abs(one.predicted / one.measured - 1.0) for one in rows]))
 
 
+@SCORED
 @pytest.mark.data
 @pytest.mark.slow
 def test_rows_no_fit_saw(report: Report) -> None:
@@ -358,6 +361,7 @@ def test_rows_no_fit_saw(report: Report) -> None:
         assert np.median(errors) < limit, metric
 
 
+@SCORED
 @pytest.mark.data
 @pytest.mark.slow
 def test_groups_that_nobody_had_in_view(report: Report) -> None:
@@ -373,6 +377,7 @@ def test_groups_that_nobody_had_in_view(report: Report) -> None:
     assert median_error(report, "train_s", "rlinf", "miles_logs", "mlperf_rlvr") < 0.40
 
 
+@SCORED
 @pytest.mark.data
 @pytest.mark.slow
 def test_every_prediction_states_its_lengths_and_has_an_interval(report: Report) -> None:

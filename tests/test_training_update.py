@@ -25,6 +25,8 @@ from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
 
+from .scored import SCORED, scored
+
 
 def gpt(hidden: int, layers: int, heads: int) -> Architecture:
     """GPT with vocabulary 51200 and length 2048, as in the papers of 2021 and 2022."""
@@ -336,11 +338,10 @@ def test_narayanan_table_1_scaling(a100: Hardware) -> None:
     assert found[-1] > found[0]
 
 
+@SCORED
 @pytest.mark.data
 def test_measured_steps(measured_data: Path) -> None:
-    from rlperf.calibrate.validate import validate_file
-
-    report = validate_file(measured_data / "measured" / "training.csv", "training")
+    report = scored(measured_data / "measured" / "training.csv", "training")
     errors = {one.group: one for one in report.metrics if one.split == "held out"}
     assert report.predicted > 890
     assert errors["dense, 16 bit"].median_ape < 5.0

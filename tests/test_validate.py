@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 from rlperf.calibrate import validate as core
 from rlperf.calibrate.engines import calibration_cases, engine_text, fit_engine
 from rlperf.calibrate.inference_rows import CostTable, case_of
-from rlperf.calibrate.leave_out import ALL, leave_out
+from rlperf.calibrate.leave_out import ALL
+from rlperf.calibrate.leave_out import report_of as left_out_report
+from rlperf.calibrate.leave_out_inference import predict_groups
 from rlperf.calibrate.splits import HELD_OUT, NEW, groups_at_hand
 from rlperf.calibrate.tables import Refusal, Row, read_table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, report_of, validate_file
@@ -25,6 +27,8 @@ from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calib
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.reader import read_spec
+
+from .scored import SCORED, refits, scored
 
 COLUMNS = [
     "cached_tokens",
@@ -215,6 +219,7 @@ def test_groups_that_nobody_had_in_view_are_summed_up_apart(tmp_path: Path) -> N
     assert "groups that no calibration had in view" in text_of(report)
 
 
+@SCORED
 @pytest.mark.data
 def test_rows_at_hand_are_those_of_the_groups_listed(measured_data: Path) -> None:
     """Every row that a fit saw was at hand, and every group and cell that is listed stands in a table."""
@@ -226,12 +231,12 @@ def test_rows_at_hand_are_those_of_the_groups_listed(measured_data: Path) -> Non
         for group in groups_at_hand()[kind].values():
             for entry in group.later:
                 assert any(all(row.text(column) in texts for column, texts in entry) for row in rows), (kind, entry)
-        report = validate_file(file, kind)
+        report = scored(file, kind)
         # whichever rows fits have seen since they came, none of them is scored
-        scored = [one for one in report.predictions if not one.used_in_calibration]
+        unseen = [one for one in report.predictions if not one.used_in_calibration]
         for split, new in ((HELD_OUT, False), (NEW, True)):
             told = {one.metric: one.rows for one in report.metrics if (one.group, one.split) == ("all", split)}
-            assert all(n == sum(p.metric == metric and p.new == new for p in scored) for metric, n in told.items())
+            assert all(n == sum(p.metric == metric and p.new == new for p in unseen) for metric, n in told.items())
 
 
 def test_bad_tables_list_every_problem(tmp_path: Path) -> None:
@@ -394,20 +399,24 @@ def test_left_out_kernels_meet_their_targets(file: str, measured_data: Path, tmp
         assert max(found) < limit, name
 
 
+@SCORED
 @pytest.mark.data
 @pytest.mark.slow
 def test_served_rows(measured_data: Path) -> None:
     """Every row predicted by a fit that did not see its configuration; the shipped constants saw all of them."""
     file = measured_data / "measured" / "inference.csv"
-    report = validate_file(file, "inference")
+    report, table = scored(file, "inference"), read_table(file)
     assert sum(report.refused.values()) < 0.02 * report.rows
     primary = [one for one in report.predictions if one.metric == "tpot_ms"]
-    names = {row.row_id: (row.text("architecture"), row.text("gpu")) for row in read_table(file)}
+    names = {row.row_id: (row.text("architecture"), row.text("gpu")) for row in table}
     # seen rows are never reported; where nobody timed its attention, no fit takes rows of GLM-5
     unseen = [one for one in primary if not one.used_in_calibration]
     assert {names[one.row_id] for one in unseen} == {("GLM-5", "mi355x")}
     assert sum(one.low <= one.measured <= one.high for one in unseen) >= 0.8 * len(unseen)
-    lines = {(one.metric, one.group): one for one in leave_out(file, "inference", "configuration").lines}
+    groups = predict_groups(file, table, "configuration", refits(file))
+    lines = {
+        (one.metric, one.group): one for one in left_out_report("inference", file.name, "configuration", groups).lines
+    }
     whole = lines["tpot_ms", ALL]
     assert whole.rows > 1700
     assert whole.left_out.median < 8.5 and whole.left_out.mean < 12.0

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rlperf.calibrate.leave_out_inference import report_apart
 from rlperf.calibrate.splits import HELD_OUT, NEW
 from rlperf.calibrate.statistics import Summary
-from rlperf.calibrate.validate import Report, validate_paths
+from rlperf.calibrate.validate import Report, validate_file
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TARGET = ROOT / "docs" / "guide" / "how-accurate.md"
@@ -183,12 +183,15 @@ def texts(reports: Reports) -> dict[Path, str]:
     return {TARGET: page(reports), **others}
 
 
-def reports_of(data: Path) -> Reports:
-    """Every file of the tables, validated."""
+def reports_of(
+    data: Path,
+    validate: Callable[[Path, str], Report] = validate_file,
+    apart: Callable[[Path], Report] = report_apart,
+) -> Reports:
+    """Every file of the tables, validated; by ``validate`` and ``apart`` that remember, where others ask them too."""
     files = [*((kind, name) for kind, name, _ in FILES), PHASES]
     return {
-        (kind, name): report_apart(data / name) if kind == "inference" else validate_paths([data / name], kind, ())
-        for kind, name in files
+        (kind, name): apart(data / name) if kind == "inference" else validate(data / name, kind) for kind, name in files
     }
 
 

@@ -34,10 +34,10 @@ LEAST = 8
 """Rows that have to be left for a fit."""
 
 
-def predict_groups(path: Path, table: Table, by: str) -> list[LeftOutGroup]:
-    """Every group of served rows, with constants fitted with and without its rows."""
+def predict_groups(path: Path, table: Table, by: str, refits: Refits | None = None) -> list[LeftOutGroup]:
+    """Every group of served rows, with constants fitted with and without its rows; ``refits`` are the table's."""
     table.need(*NEEDED)
-    fits = Refits(table)
+    fits = refits or Refits(table)
     names = sorted({served_group(case, by) for case in fits.cases} - {""})
     return [one for one in (fits.without(by, name) for name in names) if one.left_out]
 
@@ -70,14 +70,14 @@ def served_cases(table: Table, costs: CostTable) -> list[Measured]:
     return found
 
 
-def report_apart(path: Path) -> Report:
+def report_apart(path: Path, refits: Refits | None = None) -> Report:
     """`validate` of a table whose rows the shipped fit saw: each predicted by a fit without its configuration.
 
-    Rows that no fit saw keep the prediction of the shipped constants.
+    Rows that no fit saw keep the prediction of the shipped constants. ``refits`` are the table's, where they are known.
     """
     table = read_table(path)
     shipped = predict_rows(path, table)
-    apart = {(one.row_id, one.metric): one for one in Refits(table).apart}
+    apart = {(one.row_id, one.metric): one for one in (refits or Refits(table)).apart}
     predictions = tuple(apart.get((one.row_id, one.metric), one) for one in shipped.predictions)
     return report_of("inference", table.file, len(table), Outcome(predictions, shipped.refused))
 

@@ -149,6 +149,27 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
                  moe_intermediate_size=[1536, 512], moe_layer_start_index=[1, 1], moe_layer_end_index=[29, 28],
                  moe_num_shared_experts=2, tie_word_embeddings=True),
         "vision_config": {"depth": 32, "hidden_size": 1280, "mlp_ratio": 4, "num_heads": 16, "patch_size": 14}}),
+    # language model of deepseek-ai/deepseek-vl2-tiny, whose attention is not latent, as Transformers counts one of its
+    # sizes (unlimited_ocr)
+    "deepseek-vl2-tiny": (2_934_735_360, {"model_type": "deepseek_vl_v2", "language_config": _shape(
+        "deepseek_v2", (1280, 12, 10, 10, 6848, 129280), use_mla=False, v_head_dim=0, first_k_dense_replace=1,
+        moe_intermediate_size=896, n_routed_experts=64, n_shared_experts=2, num_experts_per_tok=6)}),
+    # LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct: 7.82B
+    "EXAONE-3.5-7.8B": (7.82e9, {
+        "model_type": "exaone", "hidden_size": 4096, "num_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 102400}),
+    # swiss-ai/Apertus-70B-2509: 70.6B
+    "Apertus-70B": (70.6e9, _shape("apertus", (8192, 80, 64, 8, 43008, 131072), qk_norm=True)),
+    # openbmb/MiniCPM4-8B: 8.19B
+    "MiniCPM4-8B": (8.19e9, _shape("minicpm", (4096, 32, 32, 2, 16384, 73448), scale_emb=12, dim_model_base=256)),
+    # internlm/Intern-S1: 241B
+    "Intern-S1": (241e9, {
+        "model_type": "interns1", "downsample_ratio": 0.5,
+        "text_config": _shape("qwen3_moe", (4096, 94, 64, 4, 12288, 153216), head_dim=128, num_experts=128,
+                              num_experts_per_tok=8, moe_intermediate_size=1536),
+        "vision_config": {
+            "model_type": "interns1_vision", "hidden_size": 3200, "num_hidden_layers": 45, "num_attention_heads": 25,
+            "intermediate_size": 12800, "image_size": [448, 448], "patch_size": [14, 14]}}),
     # stepfun-ai/step3: 316B of the language model (arXiv 2507.19427)
     "Step-3": (316e9, {
         "model_type": "step3_text", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 64,

@@ -235,6 +235,7 @@ FAMILIES: dict[str, Family] = {
     "bailing_moe": _BAILING,
     "bailing_moe_v2": _BAILING,
     "dots1": Family(biased="qkv", qk_norm=True),
+    "exaone": Family(),
     "exaone4": Family(qk_norm=True, windowed=True),
     "exaone_moe": Family(qk_norm=True, windowed=True),
     "solar_open": _GLM,
@@ -284,6 +285,7 @@ FAMILIES: dict[str, Family] = {
     "PanguProMoE": Family(),
     "dbrx": Family(nested=("ffn_config", "attn_config"), all_moe=True),
     # latent attention
+    "deepseek_vl_v2": _LATENT,
     "mistral4": _LATENT,
     "mistral_large4": _LATENT,
     "axk1": _LATENT,
@@ -331,6 +333,7 @@ FAMILIES: dict[str, Family] = {
 
 _TWO_STACKS = "it is an encoder-decoder; rlperf models decoder-only language models"
 _ENCODER = "it is an encoder without generation; rlperf models decoder-only language models"
+_DENOISES = "it denoises a block of tokens at once; rlperf models decoders that generate one after another"
 _RECURRENT = "its token mixer is neither attention, a state-space model nor a delta rule"
 
 REFUSED: dict[str, str] = {
@@ -355,7 +358,10 @@ REFUSED: dict[str, str] = {
     "mamba2": "it has no attention heads to plan by; rlperf models Mamba-2 beside attention",
     "recurrent_gemma": _RECURRENT,
     "zamba2": "one attention block is shared by many layers, which rlperf does not model",
-    "diffusion_gemma": "it denoises a block of tokens at once; rlperf models decoders that generate one after another",
+    "diffusion_gemma": _DENOISES,
+    "llada": _DENOISES,
+    "llada2_moe": _DENOISES,
+    "Dream": _DENOISES,
     "jetmoe": "its attention is a mixture of experts, which rlperf does not model",
     "hrm": "its layers run in cycles of two depths, which rlperf does not model",
     "moshi": "it generates several streams of audio codes by a second decoder, which rlperf does not model",

@@ -148,7 +148,7 @@ def _refined(given: Given, half: ReadHalf, index: int) -> ReadHalf:
 
 def _refined_kind(given: Given, kind: str, index: int) -> str:
     fields = given.fields
-    latent = given.family.latent or fields.has("kv_lora_rank")
+    latent = fields.flag("use_mla", default=given.family.latent or fields.has("kv_lora_rank"))
     chosen = kind == "indexed" or (kind == "full" and INDEXED not in fields.items("layer_types"))
     if latent and kind == "sliding":
         return "sliding_latent"

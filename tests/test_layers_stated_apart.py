@@ -102,6 +102,22 @@ def test_tokens_that_share_an_index_key() -> None:
     assert less == pytest.approx(4 * key * 15 / 16)
 
 
+def test_blocks_that_are_chosen_by_the_mean_of_their_keys() -> None:
+    index = {"indexer_n_heads": 4, "indexer_head_dim": 64, "indexer_budget": 256, "indexer_compress_ratio": 16}
+    arch = _read(PLAIN, **index)
+    assert arch.layer_mixers == ("block_sparse",) * 4
+    assert arch.numbers_of("block_sparse") == {"heads": 4, "head_dim": 64, "block": 16, "top": 16, "pool": 16}
+    assert parameters(arch) - parameters(_read(PLAIN)) == 4 * (512 * (4 + 1) * 64 + 2 * 64)
+    more = float(kv_bytes_per_token(_on_one(arch)) - kv_bytes_per_token(_on_one(_read(PLAIN))))
+    assert more == pytest.approx(4 * 64 * 2.0 / 16)
+
+
+def test_streams_mixed_by_a_product_of_low_rank() -> None:
+    plain, ranked = _read(PLAIN, hc_count=4), _read(PLAIN, hc_count=4, hc_lowrank=32)
+    assert (plain.residual_streams, ranked.residual_rank) == (4, 32)
+    assert parameters(ranked) - parameters(plain) == 2 * 4 * 2 * 32 * 4 * 512
+
+
 def test_gates_of_latent_attention_are_counted() -> None:
     plain = parameters(_read(LATENT))
     assert parameters(_read(LATENT, attn_output_gate=True)) - plain == 4 * 512 * 8 * 64
@@ -138,6 +154,21 @@ def test_what_a_family_leaves_out_is_said() -> None:
 def test_a_masked_model_is_told_by_its_segments(kind: str) -> None:
     with pytest.raises(SpecError, match="it is an encoder without generation"):
         _read(PLAIN, model_type=kind, type_vocab_size=2)
+
+
+def test_a_name_that_two_models_have_is_read_by_its_class() -> None:
+    bert = {"attention_probs_dropout_prob": 0.1}
+    with pytest.raises(SpecError, match="its layers are BERT's"):
+        _read(PLAIN, model_type="git", **bert)
+    grok = {
+        "model_type": "git",
+        "architectures": ["Grok1ForCausalLM"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    arch = _read(PLAIN, **grok, moe_intermediate_size=256, residual_moe=True)
+    assert (arch.family, arch.post_norms, arch.assumed) == ("grok1", True, ())
+    assert arch.experts is not None and arch.experts.shared_hidden == 1024
 
 
 def test_idle_windows_of_unknown_families_do_no_harm() -> None:

@@ -52,7 +52,11 @@ def mixing_with(
 
 
 def stream_parameters(arch: Architecture) -> int:
-    """Parameters of the mixture in front of one half: ``(s^2 + 2 s)`` weights from all streams, biases and scales."""
+    """Parameters of the mixture in front of one half: ``(s^2 + 2 s)`` weights from all streams, biases and scales.
+
+    Where the input is mixed by a product of low rank (Qwen4), ``2 r s h`` besides.
+    """
     streams = arch.residual_streams
     weights = streams * streams + 2 * streams
-    return weights * (streams * arch.hidden + 1) + 3 if streams > 1 else 0
+    mixed = 2 * arch.residual_rank * streams * arch.hidden
+    return weights * (streams * arch.hidden + 1) + 3 + mixed if streams > 1 else 0

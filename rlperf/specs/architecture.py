@@ -224,6 +224,9 @@ class Architecture(Frozen):
     residual_streams: PositiveInt = Field(
         1, description="parallel residual streams, mixed before and behind every half (hyper-connections)"
     )
+    residual_rank: NonNegativeInt = Field(
+        0, description="rank of a product that mixes the streams into an input; 0: weights of the streams alone"
+    )
     lookup_parameters: int = Field(
         0,
         ge=0,

@@ -116,10 +116,12 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
             reason = REFUSED["t5"]
         if reason is None and part_of.has("type_vocab_size"):  # segments of a masked model's input
             reason = REFUSED["bert"]
+        if reason is None and not _known(fields, around) and part_of.has("attention_probs_dropout_prob"):
+            reason = REFUSED["bert-generation"]
         if reason is not None:
             part_of.note("model_type", f"{kind or 'this architecture'} cannot be modelled: {reason}")
             raise SpecError(outer.problems)
-    kind = next((one for one in (*kinds, _by_class(fields, around)) if one in FAMILIES), kinds[0] or kinds[1])
+    kind = _known(fields, around) or kinds[0] or kinds[1]
     if not kind:
         fields.note("model_type", "is missing")
     family, assumed = FAMILIES.get(kind, Family(windowed=True)), tuple[str, ...]()
@@ -132,6 +134,12 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
         near = did_you_mean(kind, FAMILIES) if not like else None
         assumed = (f"model_type {kind!r} {how}" + (f" ({near})" if near else ""),)
     return Given(_uniform(fields, family), around, kind, family, _count(fields, family)), assumed
+
+
+def _known(*parts: Fields) -> str:
+    """The family of the first part that has one, by its model_type or else by its class; empty: none is known."""
+    kinds = (part.text("model_type").removesuffix("_text") for part in parts)
+    return next((kind for kind in (*kinds, _by_class(*parts)) if kind in FAMILIES), "")
 
 
 def _by_class(*parts: Fields) -> str:
@@ -235,6 +243,7 @@ def _values(given: Given) -> dict[str, Any]:
         "linear_attention": linear_attention(given, kinds) if kinds & {"linear", "kda", "lightning"} else None,
         "numbers": further(given, kinds),
         "residual_streams": fields.optional(*STREAMS, default=1) or 1,
+        "residual_rank": fields.optional("hc_lowrank"),
         "lookup_parameters": _lookup_parameters(given, hidden),
         "audio_parameters": audio_parameters(given.outer, hidden),
         "prediction_layers": _prediction_layers(fields),
@@ -274,7 +283,9 @@ def _lookup_parameters(given: Given, hidden: int) -> int:
     rows = [rows for rows in fields.items("engram_num_embeddings") if isinstance(rows, int)]
     streams = 2 * (fields.optional("altup_num_inputs", default=1) - 1) * hidden * hidden
     low_rank = layers * 2 * fields.optional("laurel_rank") * hidden
-    return beside + streams + low_rank + sum(rows) * fields.optional("engram_head_dim")
+    hashed, wide = len(fields.items("ple_layer_ids")), fields.optional("ple_embed_dim", default=hidden)
+    hashed *= wide * (fields.optional("ngram_vocab_size_base") + (fields.optional(*STREAMS, default=1) + 1) * hidden)
+    return beside + streams + low_rank + hashed + sum(rows) * fields.optional("engram_head_dim")
 
 
 def _image_experts(given: Given, values: Mapping[str, Any]) -> int:

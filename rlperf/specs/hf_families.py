@@ -230,7 +230,7 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5_vl_moe": _ERNIE_VL,
     "ernie4_5_moe_vl": _ERNIE_VL,
     "hunyuan_v1_dense": Family(qk_norm=True),
-    "hunyuan_v1_moe": Family(qk_norm=True, all_moe=True),
+    "hunyuan_v1_moe": Family(qk_norm=True, all_moe=True, defaults={"num_shared_expert": 1}),
     "hunyuan": Family(),
     "bailing_moe": _BAILING,
     "bailing_moe_v2": _BAILING,
@@ -282,6 +282,7 @@ FAMILIES: dict[str, Family] = {
     "grok": Family(post_norms=True),
     "chatglm": Family(biased="qkv"),
     "baichuan": Family(),
+    "molmo2": Family(qk_norm=True),
     "PanguProMoE": Family(),
     "dbrx": Family(nested=("ffn_config", "attn_config"), all_moe=True),
     # latent attention
@@ -317,6 +318,7 @@ FAMILIES: dict[str, Family] = {
         words={"hybrid": "full"},
         left_out="convolutions over queries and keys (CCA), routers of several layers, scales of the stream",
     ),
+    "qwen4_exp": replace(_QWEN3_NEXT, left_out="products of low rank that mix its streams"),
     "gemma3n": Family(
         tied=True,
         qk_norm=True,
@@ -358,6 +360,7 @@ REFUSED: dict[str, str] = {
     "mamba2": "it has no attention heads to plan by; rlperf models Mamba-2 beside attention",
     "recurrent_gemma": _RECURRENT,
     "zamba2": "one attention block is shared by many layers, which rlperf does not model",
+    "bert-generation": "its layers are BERT's, which no family here describes",
     "diffusion_gemma": _DENOISES,
     "llada": _DENOISES,
     "llada2_moe": _DENOISES,

@@ -80,7 +80,7 @@ def _words(given: Given) -> list[Mixer]:
     unknown = sorted(set(words) - set(kinds))
     if unknown:
         fields.note(name, f"rlperf does not know {', '.join(unknown)}", f"it knows {', '.join(kinds)}")
-    if INDEXED in words and not (fields.has("index_topk") or block_sparse(fields)):
+    if INDEXED in words and not (fields.has("index_topk", "indexer_budget") or block_sparse(fields)):
         fields.note("index_topk", f"is missing: how many keys its layers of {INDEXED} read")
     fields.has(*names.WINDOW)  # read where a layer is said to slide, and idle where none is
     if len(words) != layers:
@@ -156,7 +156,7 @@ def _refined_kind(given: Given, kind: str, index: int) -> str:
         if not (chosen and fields.has("index_topk")):
             return "latent"
         return "sparse_reusing" if _reuses(fields, index) else "sparse"
-    if chosen and (block_sparse(fields) or fields.has("index_topk")):
+    if chosen and (block_sparse(fields) or fields.has("index_topk", "indexer_budget")):
         frequency = _sparse_part(fields).data.get("sparse_attention_freq")
         on = not isinstance(frequency, list) or index >= len(frequency) or bool(frequency[index])
         return "block_sparse" if on else "full"

@@ -21,7 +21,7 @@ BIAS = ("attention_bias", "qkv_bias", "use_qkv_bias", "add_qkv_bias", "use_bias"
 QK_NORM = ("qk_norm", "use_qk_norm", "use_qk_layernorm", "qk_layernorm", "enable_qk_norm")
 GATE = ("attn_output_gate", "attention_output_gate", "elementwise_attn_output_gate")
 HEAD_GATE = ("use_head_wise_attn_gate", "headwise_attn_output_gate")
-STREAMS = ("hc_mult", "altup_num_inputs")
+STREAMS = ("hc_mult", "hc_count", "altup_num_inputs")
 PREDICTION = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "mtp_num_layers")
 
 EXPERTS = (

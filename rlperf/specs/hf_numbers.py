@@ -109,6 +109,18 @@ def further(given: Given, kinds: Iterable[str]) -> tuple[KindNumbers, ...]:
                     "top": part.need("sparse_topk_blocks"),
                 }
             )
+        elif fields.has("indexer_budget"):  # an index over means of a few keys (Qwen4)
+            ratio = fields.need("indexer_compress_ratio")
+            found.append(
+                {
+                    "kind": "block_sparse",
+                    "heads": fields.need("indexer_n_heads"),
+                    "head_dim": fields.need("indexer_head_dim"),
+                    "block": ratio,
+                    "top": max(fields.need("indexer_budget") // ratio, 1),
+                    "pool": ratio,
+                }
+            )
         else:  # an index over tokens in front of grouped attention
             found.append({"kind": "block_sparse", **_index(fields), "block": 1, "top": fields.need("index_topk")})
     if "mamba1" in present:

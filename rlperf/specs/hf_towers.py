@@ -50,13 +50,28 @@ def _split(outer: Fields, hidden: int, merge: int, output: int) -> int:
     return hidden * merge * merge * inner + inner + inner // 2 * output + output
 
 
+def _pooled(outer: Fields, hidden: int, merge: int, output: int) -> int:
+    """Molmo 2: patches of two layers of the tower are pooled by attention; a gated feed-forward behind it."""
+    inner = outer.child("adapter_config").need("intermediate_size")
+    attention = 3 * (2 * hidden * hidden + hidden) + hidden * hidden + hidden
+    return attention + 2 * hidden * inner + inner * output
+
+
+def _merged_twice(outer: Fields, hidden: int, merge: int, output: int) -> int:
+    """MiniCPM-V 4.6: attention and a wide pair join patches in the midst of the tower; patches are joined behind it."""
+    wide = hidden * merge * merge
+    midst = 4 * hidden * hidden + 6 * hidden + 2 * wide + wide * 4 * wide + 4 * wide + 4 * wide * hidden + hidden
+    return midst + 2 * wide + wide * wide + wide + wide * output + output
+
+
 def _vit(vision: Fields, outer: Fields, text_hidden: int, projector: Projector) -> VisionTower:
     """A vision transformer as CLIP and SigLIP have it: patches, a table of positions, blocks with biases, norms."""
-    hidden, ffn = vision.need(*HIDDEN), vision.need(*FFN_WIDTHS)
+    hidden = vision.need(*HIDDEN)
+    ffn = vision.optional(*FFN_WIDTHS) or int(hidden * vision.number("mlp_ratio", default=4.0))
     layers, patch = vision.need(*LAYERS), vision.side("patch_size", default=14) or 14
     classed = int("clip" in vision.text("model_type") or "intern" in vision.text("model_type"))
     positions = vision.optional("num_position_embeddings", "num_patches")
-    positions = positions or (vision.side("image_size") // patch) ** 2 + classed
+    positions = positions or ((vision.side("max_img_size") or vision.side("image_size")) // patch) ** 2 + classed
     around = 2 * hidden * (1 if not classed else 2) + classed * hidden
     block = block_parameters(hidden, ffn, gated=False, norm_weights=2)
     # a head that pools patches: a probe, attention, a norm and a feed-forward
@@ -68,7 +83,7 @@ def _vit(vision: Fields, outer: Fields, text_hidden: int, projector: Projector) 
         heads=vision.optional(*HEADS, default=16) or 16,
         ffn_hidden=ffn,
         patch_size=patch,
-        spatial_merge=merge if projector in (_joined, _split) else 1,
+        spatial_merge=merge if projector not in (_two_layers, _one_layer) else 1,
         output_hidden=text_hidden,
         parameters=3 * patch**2 * hidden + hidden + positions * hidden + layers * block + around + head
         + projector(outer, hidden, merge, text_hidden),
@@ -163,6 +178,12 @@ TOWERS: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
     "llava_next_video": _of(_two_layers),
     "llava_onevision": _of(_two_layers),
     "vipllava": _of(_two_layers),
+    "molmo2": _of(_pooled),
+    "minicpmv4_6": _of(_merged_twice),
+    "minicpmv4_7": _of(_merged_twice),
+    "minicpm_ocr": _of(_merged_twice),
+    "nemotron_h_omni": _of(_joined),
+    "cosmos3_edge": _of(_joined),
     "paligemma": _of(_one_layer),
     "cohere2_vision": _of(_split),
 }

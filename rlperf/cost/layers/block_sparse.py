@@ -17,7 +17,8 @@ INDEX_BYTES = 2.0
 class BlockSparse(Choosing, Full):
     """An index with a few heads scores all earlier tokens; attention reads the blocks of the best.
 
-    ``numbers`` of kind ``block_sparse``: ``heads`` and ``head_dim`` of the index, ``block`` tokens, ``top`` blocks.
+    ``numbers`` of kind ``block_sparse``: ``heads`` and ``head_dim`` of the index, ``block`` tokens, ``top`` blocks, and
+    ``pool``, the tokens whose mean is one index key (Qwen4; without it every token has one).
     """
 
     unmeasured = "block-sparse attention was timed as a module, in no served row"
@@ -31,6 +32,11 @@ class BlockSparse(Choosing, Full):
     def number(self, name: str) -> int:
         """One of its numbers in the architecture."""
         return int(self.arch.numbers_of("block_sparse")[name])
+
+    @property
+    def pool(self) -> int:
+        """Tokens that share an index key."""
+        return int(self.arch.numbers_of("block_sparse").get("pool", 1.0))
 
     @property
     def top(self) -> int:
@@ -54,10 +60,10 @@ class BlockSparse(Choosing, Full):
             heads=heads,
             pair_flop=2.0 * width,
             key_bytes=replica.kv_heads(self.arch) * width * cache_bytes(replica.kv_dtype),
-            index_flop=2.0 * self.index_width,
-            index_bytes=INDEX_BYTES * self.number("head_dim"),
+            index_flop=2.0 * self.index_width / self.pool,
+            index_bytes=INDEX_BYTES * self.number("head_dim") / self.pool,
             width=heads * width,
         )
 
     def cache_bytes_per_token(self, replica: Replica) -> FloatArray:
-        return super().cache_bytes_per_token(replica) + INDEX_BYTES * self.number("head_dim")
+        return super().cache_bytes_per_token(replica) + INDEX_BYTES * self.number("head_dim") / self.pool

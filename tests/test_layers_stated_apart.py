@@ -118,6 +118,17 @@ def test_streams_mixed_by_a_product_of_low_rank() -> None:
     assert parameters(ranked) - parameters(plain) == 2 * 4 * 2 * 32 * 4 * 512
 
 
+def test_cross_attention_keeps_the_tokens_of_an_image() -> None:
+    """Of four tiles of 2 x 2 patches and a class token each; no cache grows with the text."""
+    vision = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "image_size": 28, "patch_size": 14}
+    text = {**PLAIN, "model_type": "mllama_text_model", "cross_attention_layers": [1, 3]}
+    arch = from_hf({"model_type": "mllama", "text_config": text, "vision_config": vision}, name="x", source="test")
+    kinds = [arch.part(name) for name in arch.layer_mixers]
+    assert [(kind, one.window) for kind, one in kinds] == [("full", 0), ("sliding", 20)] * 2
+    assert arch.assumed == ("cross-attention to images (costed as a window of their tokens): left out",)
+    assert float(kv_bytes_per_request(_on_one(arch))) == 2 * 20 * 2 * 4 * 64 * 2.0
+
+
 def test_gates_of_latent_attention_are_counted() -> None:
     plain = parameters(_read(LATENT))
     assert parameters(_read(LATENT, attn_output_gate=True)) - plain == 4 * 512 * 8 * 64

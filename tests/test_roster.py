@@ -170,6 +170,16 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         "vision_config": {
             "model_type": "interns1_vision", "hidden_size": 3200, "num_hidden_layers": 45, "num_attention_heads": 25,
             "intermediate_size": 12800, "image_size": [448, 448], "patch_size": [14, 14]}}),
+    # meta-llama/Llama-3.2-11B-Vision-Instruct: 10,670,220,835 in its checkpoint
+    "Llama-3.2-11B-Vision": (10_670_220_835, {
+        "model_type": "mllama",
+        "text_config": _shape("mllama_text_model", (4096, 40, 32, 8, 14336, 128256),
+                              cross_attention_layers=[3, 8, 13, 18, 23, 28, 33, 38]),
+        "vision_config": {
+            "model_type": "mllama_vision_model", "attention_heads": 16, "hidden_size": 1280, "image_size": 560,
+            "intermediate_size": 5120, "max_num_tiles": 4, "num_global_layers": 8, "num_hidden_layers": 32,
+            "patch_size": 14, "vision_output_dim": 7680, "supported_aspect_ratios": [
+                [1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]}}),
     # stepfun-ai/step3: 316B of the language model (arXiv 2507.19427)
     "Step-3": (316e9, {
         "model_type": "step3_text", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 64,

@@ -319,6 +319,7 @@ FAMILIES: dict[str, Family] = {
         left_out="convolutions over queries and keys (CCA), routers of several layers, scales of the stream",
     ),
     "qwen4_exp": replace(_QWEN3_NEXT, left_out="products of low rank that mix its streams"),
+    "mllama": Family(left_out="cross-attention to images (costed as a window of their tokens)"),
     "gemma3n": Family(
         tied=True,
         qk_norm=True,
@@ -369,6 +370,5 @@ REFUSED: dict[str, str] = {
     "hrm": "its layers run in cycles of two depths, which rlperf does not model",
     "moshi": "it generates several streams of audio codes by a second decoder, which rlperf does not model",
     "phi4flash": "its second half reads one cache through gated memory units, which rlperf does not model",
-    "mllama": "images enter through cross-attention layers, which rlperf does not model",
 }
 """model_types that are known and cannot be represented, each with the reason."""

@@ -39,10 +39,21 @@ def halves(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:
     if given.family.single_halves:
         return nemotron(given)
     mixers = _words(given)
+    crossed = {index for index in fields.items("cross_attention_layers") if isinstance(index, int)}
+    if crossed:
+        seen = ReadHalf("sliding", (("window", _image_tokens(given)),))
+        mixers = [(seen,) if index in crossed else mixer for index, mixer in enumerate(mixers)]
     if given.family.parallel_mamba:
         mixers = [(*mixer, ReadHalf("mamba")) for mixer in mixers]
     mixers = [tuple(_refined(given, half, index) for half in mixer) for index, mixer in enumerate(mixers)]
     return mixers, feed_forwards(given)
+
+
+def _image_tokens(given: Given) -> int:
+    """Tokens of an image, all tiles, that cross-attention layers read and keep for a request (Llama 3.2 Vision)."""
+    vision = given.outer.child("vision_config")
+    side = vision.side("image_size", default=560) // (vision.side("patch_size", default=14) or 14)
+    return (side * side + 1) * vision.optional("max_num_tiles", default=4)
 
 
 def named(layers: Sequence[Mixer]) -> tuple[tuple[str, ...], tuple[Variant, ...]]:

@@ -141,6 +141,26 @@ def _plain(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
     return plain(vision, outer, text_hidden)
 
 
+def _tiled(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
+    """Llama 3.2 Vision: blocks over one tile and blocks over all; positions of tiles for every shape of an image."""
+    hidden, ffn, patch = vision.need("hidden_size"), vision.need("intermediate_size"), vision.need("patch_size")
+    layers = vision.need("num_hidden_layers") + vision.optional("num_global_layers", default=8)
+    seen = (vision.side("image_size", default=560) // patch) ** 2 + 1
+    tiles, shapes = vision.optional("max_num_tiles", default=4), len(vision.items("supported_aspect_ratios")) + 1
+    positions = seen * hidden + shapes * tiles * hidden * (seen + 2)
+    block = 4 * hidden * hidden + 2 * hidden * ffn + ffn + hidden + 4 * hidden
+    output = vision.optional("vision_output_dim", default=6 * hidden)
+    return VisionTower(
+        layers=layers,
+        hidden=hidden,
+        heads=vision.optional("attention_heads", default=16) or 16,
+        ffn_hidden=ffn,
+        patch_size=patch,
+        output_hidden=text_hidden,
+        parameters=3 * patch**2 * hidden + positions + 5 * hidden + layers * block + (output + 1) * text_hidden,
+    )
+
+
 def _alone(reader: Callable[[Fields, int], VisionTower]) -> Callable[[Fields, Fields, int], VisionTower]:
     return lambda vision, outer, text_hidden: reader(vision, text_hidden)
 
@@ -178,6 +198,7 @@ TOWERS: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
     "llava_next_video": _of(_two_layers),
     "llava_onevision": _of(_two_layers),
     "vipllava": _of(_two_layers),
+    "mllama": _tiled,
     "molmo2": _of(_pooled),
     "minicpmv4_6": _of(_merged_twice),
     "minicpmv4_7": _of(_merged_twice),

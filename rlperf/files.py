@@ -11,7 +11,7 @@ from rlperf.calibrate.logs import LogFit, calibration_text, fit_log
 from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import Audit, audit, load_log
-from rlperf.frameworks.dumps import read_dump
+from rlperf.frameworks.dumps import read_rollouts
 from rlperf.frameworks.export import write_file, write_plan
 from rlperf.frameworks.imports import import_config, read_job_or_config
 from rlperf.frameworks.logs import read_log
@@ -63,7 +63,7 @@ def audit_config(
     with TemporaryDirectory(prefix="rlperf-") as scratch:
         if rollouts is not None:
             cap = imported.run.batch.max_response_tokens or 1 << 40
-            table = read_dump([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
+            table = read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
             workload = str(write_workload(table, Path(scratch) / "lengths.json"))
         found = audit(imported, cluster=cluster, workload=workload, log=steps, facts=facts, plan=plan)
     named = [name for name in (cluster, architecture, workload) if name is not None]
@@ -110,7 +110,7 @@ def calibrate_logs(
     asked = read_job_or_config(path, cluster=cluster, workload=workload)
     context = resolve(asked, folder=folder_of(path))
     cap = max(asked.tasks[0].max_response_tokens)
-    lengths = None if rollouts is None else read_dump([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
+    lengths = None if rollouts is None else read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
     fit = fit_log(context, read_log(_listed(log), framework), lengths, warm_up=warm_up)
     shipped = fit.calibration.id.removesuffix("_fitted")
     target = folder_of(path) / "calibrations" / "frameworks" / f"{shipped}.yaml" if out is None else Path(out)

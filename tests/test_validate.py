@@ -282,6 +282,8 @@ def test_an_engine_is_fitted_on_whole_configurations(tmp_path: Path) -> None:
     assert len(chosen) == 3 and len({case.tensor for case, _, _ in chosen}) == 1
     with pytest.raises(SpecError, match="only 3 rows"):
         fit_engine(served, engine)
+    with pytest.raises(SpecError, match=f"no row is of sglang-.*are of {engine.id}"):
+        fit_engine(served, load_engine_calibration("sglang"))
     twice = read_table(table(tmp_path, *rows, *({**row, "row_id": f"{row['row_id']}b", "isl": 8000} for row in rows)))
     fitted = fit_engine(twice, engine)
     assert fitted.rows == 6 and len(fitted.engine.overhead.row_ids) == 6

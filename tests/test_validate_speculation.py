@@ -13,6 +13,7 @@ from rlperf.calibrate.speculation_rows import Drafting, drafting_of, served_of
 from rlperf.calibrate.tables import Row, read_table
 from rlperf.calibrate.validate import PredictedFigure, Report, validate_file
 from rlperf.calibrate.validate_speculation import GAIN, TOKENS, TPOT, TRAINING_GAIN
+from rlperf.errors import SpecError
 from rlperf.specs.speculation import DraftSetting, first_of, tokens_per_step
 from rlperf.specs.speculation_calibration import load_speculation
 
@@ -87,6 +88,19 @@ def test_a_head_that_sees_one_token_ahead_falls_faster() -> None:
     known, wanted = load_speculation(), DraftSetting("mtp", 5, 5)
     near, far = (known.tokens(wanted, trained=True, far=far).tokens for far in (False, True))
     assert near[1] == far[1] and all(a < b for a, b in zip(near[2:], far[2:], strict=True))
+
+
+def test_what_few_curves_do_not_tell_stays_as_it_was(tmp_path: Path) -> None:
+    lines = [f"Qwen3-{size}B,h100_sxm,1,vLLM,EAGLE-3,3,2.{size},,4,acceptance only,,,acceptance" for size in (4, 8)]
+    (tmp_path / "own.csv").write_text("\n".join((COLUMNS, *lines)) + "\n")
+    table, shipped = read_table(tmp_path / "own.csv"), load_speculation()
+    found = fit_speculation(table, base=shipped)
+    assert found.frozen == shipped.frozen
+    kept = {fit.method: fit for fit in found.acceptance}
+    assert kept.keys() == {fit.method for fit in shipped.acceptance}
+    assert [name for name, fit in kept.items() if fit not in shipped.acceptance] == ["eagle3"]
+    with pytest.raises(SpecError, match="no pair of rows"):
+        fit_speculation(table)
 
 
 def test_first_of_is_the_inverse_of_tokens_per_step() -> None:

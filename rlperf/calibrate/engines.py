@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from rlperf.calibrate.inference_rows import CostTable, ServingCase, case_of, che
 from rlperf.calibrate.serving_stack import CONSTANTS, Measured, ServingStack
 from rlperf.calibrate.statistics import absolute_percentage_errors, spread_of
 from rlperf.calibrate.tables import Table, split_rank
-from rlperf.errors import SpecError
+from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import Quality, Spread
 from rlperf.specs.engine_calibration import EngineCalibration, EngineOverhead
@@ -39,16 +40,20 @@ def measured_cases(table: Table, engine_id: str) -> list[Measured]:
     """Every row of an engine that can be predicted and has a primary metric."""
     found: list[Measured] = []
     costs = CostTable()
-    for row in table:
-        try:
-            case = case_of(row)
-            if case.engine.id != engine_id:
-                continue
-            check(case, costs)
-        except SpecError:
+    for case in _readable(table):
+        if case.engine.id != engine_id:
             continue
-        found += measured_of(case)
+        with suppress(SpecError):
+            check(case, costs)
+            found += measured_of(case)
     return found
+
+
+def _readable(table: Table) -> Iterator[ServingCase]:
+    """Rows whose engine, model, device and layout are known."""
+    for row in table:
+        with suppress(SpecError):
+            yield case_of(row)
 
 
 def measured_of(case: ServingCase) -> list[Measured]:
@@ -62,7 +67,12 @@ def measured_of(case: ServingCase) -> list[Measured]:
 
 def calibration_cases(table: Table, engine_id: str) -> list[Measured]:
     """Rows of an engine in the calibration split (see `SPLIT`): whole configurations, the others are scored."""
-    return split_of(measured_cases(table, engine_id))
+    found = measured_cases(table, engine_id)
+    if not found:
+        known = sorted({case.engine.id for case in _readable(table)})
+        words = f"those that can be predicted are of {', '.join(known)}" if known else "none can be predicted"
+        raise SpecError(Problem(f"no row is of {engine_id}: {words}", table.file, suggestion="name it with --name"))
+    return split_of(found)
 
 
 def split_of(everything: Sequence[Measured]) -> list[Measured]:
@@ -112,7 +122,7 @@ def fit_cases(
     ``unit`` says what is left out together for the left-out errors and intervals, ``rule`` the same in words.
     """
     if len(cases) < 4:
-        raise SpecError(f"engine {engine.id}: only {len(cases)} rows fall into the calibration split")
+        raise SpecError(f"engine {engine.id}: only {len(cases)} rows fall into the calibration split, 4 are needed")
     measured = np.asarray([value if metric == "tpot_ms" else 1.0 / value for _, metric, value in cases])
     covered = np.asarray([case.covered for case, _, _ in cases])
     fitted = np.ones(len(cases), dtype=bool)

@@ -157,8 +157,16 @@ def _off(table: FloatArray, curve: AcceptanceCurve) -> FloatArray:
     return np.asarray(((np.log(table[:, :, curve.drafts]) - np.log(curve.tokens)) ** 2).mean(axis=2))
 
 
-def fit_speculation(table: Table, *, without: str = "", name: str = "") -> SpeculationCalibration:
-    """Acceptance of every method with curves, and what a frozen head loses; ``without``: a model that is left out."""
+def fit_speculation(
+    table: Table, *, without: str = "", name: str = "", base: SpeculationCalibration | None = None
+) -> SpeculationCalibration:
+    """Acceptance of every method with curves, and what a frozen head loses.
+
+    Parameters
+    ----------
+    without : a model that is left out
+    base : where methods without a curve, and a frozen head without its pair, are taken over from
+    """
     curves = [curve for curve in curves_of(table) if curve.model != without]
     if not curves:
         raise SpecError(f"{table.file}: no row of kind acceptance by a method that rlperf knows")
@@ -177,14 +185,19 @@ def fit_speculation(table: Table, *, without: str = "", name: str = "") -> Specu
             AcceptanceFit(method=method, first=found.first, falls=found.falls, falls_once=found.falls_once,
                           spread=found.spread, provenance=provenance)
         )  # fmt: skip
-    return SpeculationCalibration(id=f"speculation-{day}", acceptance=tuple(fits), frozen=_frozen(table, name, day))
+    told = {fit.method for fit in fits}
+    fits += [fit for fit in base.acceptance if fit.method not in told] if base else []
+    frozen = _frozen(table, name, day, base)
+    return SpeculationCalibration(id=f"speculation-{day}", acceptance=tuple(fits), frozen=frozen)
 
 
-def _frozen(table: Table, name: str, day: str) -> FrozenHead:
+def _frozen(table: Table, name: str, day: str, base: SpeculationCalibration | None) -> FrozenHead:
     """Tokens per second of a frozen head over those of a trained one, where the batch is one request."""
     tails = {row.text("method"): row.number("with_spec") for row in table if row.text("metric") == TAIL}
     frozen = next((value for method, value in tails.items() if value and "frozen" in method), None)
     trained = next((value for method, value in tails.items() if value and "trained" in method), None)
+    if base is not None and not (frozen and trained):
+        return base.frozen
     if not frozen or not trained:
         raise SpecError(f"{table.file}: no pair of rows '{TAIL}' with a frozen and with a trained head")
     source = f"{name or table.file}: '{TAIL}' of MiMo-7B-RL, frozen over trained MTP; one pair, 3 drafts presumed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -137,9 +138,11 @@ def speculation(
     """
     from rlperf.calibrate.speculation import calibration_text, fit_speculation
     from rlperf.calibrate.tables import read_table
+    from rlperf.specs.speculation_calibration import load_speculation
     from rlperf.specs.writer import write_atomic
 
-    found = fit_speculation(read_table(file), name=file.name)
+    shipped = load_speculation()
+    found = fit_speculation(read_table(file), name=file.name, base=shipped)
     path = write_atomic(out, calibration_text(found))
     if as_json:
         print_json({"file": str(path), **found.model_dump(mode="json")})
@@ -147,9 +150,15 @@ def speculation(
     for fit in found.acceptance:
         typer.echo(
             f"{fit.method:8s} first draft {fit.first:.3f}, x {fit.falls:.3f} per depth, over curves "
-            f"{100 * fit.spread:.0f} % of the tokens; {fit.provenance.n} points"
+            f"{100 * fit.spread:.0f} % of the tokens; {fit.provenance.n} points{_kept(fit, shipped.acceptance)}"
         )
-    typer.echo(f"a frozen head yields {found.frozen.value:.3f} of a trained one's tokens -> {path}")
+    kept = _kept(found.frozen, [shipped.frozen])
+    typer.echo(f"a frozen head yields {found.frozen.value:.3f} of a trained one's tokens{kept} -> {path}")
+
+
+def _kept(one: object, shipped: Sequence[object]) -> str:
+    """That the file says nothing about a constant, in words."""
+    return " (not in this file: as shipped)" if one in shipped else ""
 
 
 @app.command()

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rlperf.plan.answer.plan import Plan
     from rlperf.plan.replan import Replan
     from rlperf.specs.job import Job
-    from rlperf.workload import LengthTable
 
 SCHEMA_VERSION = 1
 
@@ -37,6 +36,7 @@ def replan(
     """
     from rlperf.api import ask
     from rlperf.errors import SpecError
+    from rlperf.frameworks.dumps import read_rollouts
     from rlperf.frameworks.logs import read_log
     from rlperf.plan.predict import evaluate_job
     from rlperf.plan.replan import replan_job
@@ -51,7 +51,7 @@ def replan(
         except ValueError as error:
             raise SpecError(f"--switch: {error}") from error
         asked = asked.model_copy(update={"horizon": asked.horizon.model_copy(update={"switch": cost})})
-    table = _lengths(rollouts, tokenizer, max(asked.tasks[0].max_response_tokens))
+    table = read_rollouts(rollouts, tokenizer=tokenizer, max_response_tokens=max(asked.tasks[0].max_response_tokens))
     steps = read_log(log, framework)
     with progress("planning the remaining rl_steps"):
         question = ask(asked, folder=folder)
@@ -89,21 +89,6 @@ def _plan(path: Path) -> Plan | None:
     from rlperf.specs.reader import read_document
 
     return plan_in(read_document(path)) if path.suffix in (".yaml", ".yml", ".json") else None
-
-
-def _lengths(paths: list[Path], tokenizer: str | None, cap: int) -> LengthTable:
-    """Recorded lengths: PolyTrace where the files are that, else a framework's dump."""
-    from rlperf.errors import SpecError
-    from rlperf.frameworks.dumps import read_dump
-    from rlperf.workload import read_recording
-
-    try:
-        table = read_recording(paths).lengths
-    except SpecError:
-        table = None
-    if table is not None and table.n:
-        return table
-    return read_dump(paths, tokenizer=tokenizer, max_response_tokens=cap)
 
 
 def summary_of(found: Replan) -> dict[str, Any]:

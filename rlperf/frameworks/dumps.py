@@ -14,6 +14,7 @@ import numpy as np
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.reader import first_record, parse_json, read_text, reading
 from rlperf.units import MOST_COUNT
+from rlperf.workload import read_recording
 from rlperf.workload.lengths import LengthTable
 
 Count = Callable[[str], int]
@@ -33,6 +34,19 @@ class _Row:
         """Whether its numbers are counts."""
         numbers = (self.prompt_tokens, self.response_tokens, self.rl_step)
         return all(0 <= number <= MOST_COUNT for number in numbers)
+
+
+def read_rollouts(
+    paths: Sequence[Path | str], *, tokenizer: str | None = None, max_response_tokens: int | None = None
+) -> LengthTable:
+    """Lengths of a run however they were recorded: dumps of a framework, tables or lines of lengths, PolyTrace.
+
+    Parameters and errors are those of `read_dump` and of `rlperf.workload.read_recording`.
+    """
+    first = next(_files(paths), None)
+    if tokenizer is not None or (first is not None and holds_dump(first)):
+        return read_dump(paths, tokenizer=tokenizer, max_response_tokens=max_response_tokens)
+    return read_recording(list(paths), max_response_tokens=max_response_tokens).lengths
 
 
 def read_dump(
@@ -120,7 +134,14 @@ def _text_fields(row: dict[str, Any]) -> tuple[str, str] | None:
 
 
 def holds_dump(path: Path | str) -> bool:
-    """Whether a JSONL file looks like a framework's rollout dump, and not like recorded lengths."""
+    """Whether a file looks like a framework's rollout dump, and not like recorded lengths."""
+    if Path(path).suffix == ".pt":
+        return True
+    if Path(path).suffix == ".parquet":
+        import polars as pl
+
+        with reading(path):
+            return "response_tokens" not in pl.read_parquet_schema(path)
     row = first_record(path)
     if row is None:
         return False

@@ -33,6 +33,8 @@ JUDGED = 16
 """Finalists that the event simulator re-judges, per task; shared out over its groups of rl_steps."""
 FASTEST = 3
 """Finalists that are fastest by themselves, however far off the beaten path: what a bold plan would be."""
+NEAR = 1.03
+"""How far above the best screened objective a candidate may be that stands for its number of trainer replicas."""
 Report = Callable[[float, str], None]
 
 
@@ -227,6 +229,9 @@ def _evaluations(
 def _finalists(context: Context, screened: Screened, share: int) -> list[Configuration]:
     """The best ``share`` candidates and the fastest by themselves; some of every mode, trainer backend and
     over-provisioning, or of rival tasks every device count.
+
+    Closed forms are off by the number of trainer replicas, which wait for each other (a single one waits for none): the
+    best of each number is heard too, where it is near.
     """
     kept: dict[tuple[int, float], list[Configuration]] = {}
     apart = context.job.sharing == "devices"
@@ -246,7 +251,13 @@ def _finalists(context: Context, screened: Screened, share: int) -> list[Configu
     # what is open is judged as if it were stated: an open precision is no worse than any of its values
     best += [c for found in variants.values() for c in found[: share if len(variants) > 1 else 0]]
     fastest = [screened.configurations[i] for i in np.argsort(screened.objective, kind="stable")[:FASTEST]]
-    return list(dict.fromkeys([*best, *(c for found in kinds.values() for c in found[:3]), *fastest]))
+    near = (c for c, priced in zip(screened.configurations, screened.priced, strict=True)
+            if priced <= NEAR * screened.priced[0])  # fmt: skip
+    replicas: dict[int, Configuration] = {}
+    for configuration in near:
+        replicas.setdefault(configuration.pool("trainer").layout.data_parallel, configuration)
+    rest = (c for found in kinds.values() for c in found[:3])
+    return list(dict.fromkeys([*best, *rest, *fastest, *replicas.values()]))
 
 
 def _demands(

@@ -114,7 +114,7 @@ def test_ppo_is_planned_where_it_can_be_exported(framework: str, tmp_path: Path)
 
     job = {**JOB, "framework": framework, "algorithm": "ppo"}
     if "ppo" not in facts_data(framework).get("algorithms", ["ppo"]):
-        with pytest.raises(SpecError, match="does not run ppo"):
+        with pytest.raises(SpecError, match="rlperf plans no ppo for"):
             ask(Job.model_validate(job))
         return
     question = ask(Job.model_validate(job))

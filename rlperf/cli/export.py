@@ -13,7 +13,8 @@ from rlperf.cli.output import AsJson, console, print_json
 def export(
     plan: Annotated[Path, typer.Argument(help="plan.yaml of `rlperf plan`, or a job file whose pools are pinned.")],
     framework: Annotated[
-        str | None, typer.Option(help="verl, nemo_rl, openrlhf, slime, areal or trl; with ==version if it matters.")
+        str | None,
+        typer.Option(help="verl, nemo_rl, openrlhf, slime, areal, trl, skyrl; with ==version if it matters."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("export"),
     as_json: AsJson = False,

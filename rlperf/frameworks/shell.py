@@ -1,8 +1,8 @@
 """Launch scripts read without running anything: variables, arrays, line continuations and the final command's words.
 
 Only what a launch script needs of bash: ``NAME=value``, ``NAME=(...)``, ``NAME+=(...)``, ``export``, ``$NAME``,
-``${NAME}``, ``${NAME:-default}``, ``"${NAME[@]}"``, simple ``$((...))``. Commands are never executed; the result of a
-``$(...)`` is unknown and stays as text.
+``${NAME}``, ``${NAME:-default}``, ``: ${NAME:=default}``, ``"${NAME[@]}"``, simple
+``$((...))``. Commands are never executed; the result of a ``$(...)`` is unknown and stays as text.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _VARIABLE = re.compile(
     r"|\$\{(\d+|[A-Za-z_]\w*):?[-=]((?:[^{}]|\{[^{}]*\})*)\}"
     r"|\$(\d|[A-Za-z_]\w*)"
 )
+_DEFAULTED = re.compile(r'^"?\$\{([A-Za-z_]\w*):?=((?:[^{}]|\{[^{}]*\})*)\}"?$', re.DOTALL)
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _ARRAY_USE = re.compile(r"^\$\{([A-Za-z_]\w*)\[[@*]\]\}$")
 
@@ -88,6 +89,14 @@ def assign(shell: Shell, match: re.Match[str], line: int) -> None:
         shell.asks[name] = min(shell.touched)
     elif not append:
         shell.asks.pop(name, None)
+
+
+def assign_default(shell: Shell, raw: str, line: int) -> bool:
+    """``"${NAME:=value}"``: a variable that has no value yet takes one; whether the word is such a default."""
+    match = _DEFAULTED.match(raw)
+    if match and not shell.scalars.get(match[1]):
+        shell.scalars[match[1]] = "".join(word.text for word in expand(match[2], line, shell, split=False))
+    return match is not None
 
 
 def statements(text: str) -> Iterator[Statement]:

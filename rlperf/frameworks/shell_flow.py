@@ -13,7 +13,17 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from rlperf.frameworks.shell import Command, Shell, Statement, Word, assign, assignment, expand, statements
+from rlperf.frameworks.shell import (
+    Command,
+    Shell,
+    Statement,
+    Word,
+    assign,
+    assign_default,
+    assignment,
+    expand,
+    statements,
+)
 
 _ALONE = {"if", "elif", "while", "until", "then", "else", "do", "{", "}", "fi", "done", "esac"}
 _DECLARES = {"export", "local", "declare", "readonly", "-x", "-a", "-r"}
@@ -114,6 +124,8 @@ class _Flow:
         self.last = None
         if statement.head in ("[", "[[", "test", "true", "false"):
             self.last = self._test(words)
+            return
+        if statement.head == ":" and sum(assign_default(shell, raw, line) for raw, line in words[1:]):
             return
         if statement.head in self.functions and self.depth < _DEPTH:
             self._call(statement)

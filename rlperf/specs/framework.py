@@ -180,7 +180,7 @@ class FrameworkFacts(Frozen):
         name, found = f"{self.name} {self.version}", []
         if algorithm not in self.algorithms:
             hint = f"algorithm: {' or '.join(self.algorithms)}, or another framework"
-            found.append(Problem(f"{name} does not run {algorithm}", suggestion=hint))
+            found.append(Problem(f"rlperf plans no {algorithm} for {name}", suggestion=hint))
         if not set(modes) & set(self.modes):
             nearest = [f"instead of {mode} it has {self.instead[mode]}" for mode in modes if mode in self.instead]
             hint = "; ".join([*nearest, f"it runs {', '.join(self.modes)}"])

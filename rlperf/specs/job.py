@@ -155,7 +155,7 @@ class Job(Frozen):
         None, description="score the policy that generated before it is updated; default: as the framework does"
     )
     framework: str = Field(
-        "verl", description="verl, nemo_rl, openrlhf, slime, areal, trl; with ==version if it matters"
+        "verl", description="verl, nemo_rl, openrlhf, slime, areal, trl, skyrl; with ==version if it matters"
     )
     in_flight_updates: bool | None = Field(
         None, description="engines take new weights while they generate; default: as the framework does"

@@ -11,9 +11,12 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import audit
 from rlperf.frameworks.export import write_file
 from rlperf.frameworks.imports import Imported, import_config, job_of, job_text, keys_text
-from rlperf.frameworks.keytable import key_table
+from rlperf.frameworks.keytable import key_table, nest
+from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.releases import OPENRLHF_NAMES
-from tests.test_frameworks_audit import OPENRLHF, TRL
+from rlperf.frameworks.repairs import in_keys
+from rlperf.frameworks.run import ref
+from tests.test_frameworks_audit import AREAL, OPENRLHF, SLIME, TRL, VERL
 
 
 def read(folder: Path, text: str, framework: str | None = None, name: str = "run.sh") -> Imported:
@@ -74,7 +77,7 @@ def test_defaults_of_nemo_rl_by_release() -> None:
     ("framework", "asked", "read"),
     [("trl", "0.20.1", "0.27"), ("trl", "0.29.0", "0.28"), ("trl", "1.3", "1.0"), ("trl", "3.0", "main"),
      ("openrlhf", "0.8.5", "0.9"), ("openrlhf", "0.10.4", "0.10"), ("nemo_rl", "v0.5.0", "0.5"),
-     ("slime", "0.2.4", "0.2"), ("slime", None, "main")],
+     ("slime", "0.2.4", "0.2"), ("slime", None, "main"), ("areal", "1.0.4", "1.0"), ("areal", "0.5", "1.0")],
 )  # fmt: skip
 def test_a_release_is_read_as_the_last_that_changed_anything(framework: str, asked: str | None, read: str) -> None:
     assert key_table(framework).version(asked) == read
@@ -93,3 +96,40 @@ def test_an_unknown_key_of_a_release_that_is_known_in_part_is_no_error(tmp_path:
         for version in ("1.0", "main")
     }
     assert levels == {"1.0": ["warning"], "main": ["error"]}
+
+
+def test_areal_1_0_lacks_what_came_since() -> None:
+    table, chunked = key_table("areal"), ref("trainer.chunked_loss")
+    since = "actor.logprobs_chunk_size teacher.train.megatron.enable_chunked_logits rollout.agent.drop_retry_orphans"
+    for key in since.split():
+        assert (table.find(key, "1.0"), table.lifetime(key)) == (None, "main"), key
+    assert table.find("actor.mb_spec.max_tokens_per_mb", "1.0") is not None
+    assert {entry.key(table, "1.0", "fsdp2") for entry in adapter_of("areal").fields if entry.at == chunked} == {None}
+
+
+def test_keys_of_patch_releases_are_known(tmp_path: Path) -> None:
+    keys = {**VERL, "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation": True}
+    text = yaml.safe_dump(nest(keys.items()))
+    assert read(tmp_path, text, "verl==0.9.1", "run.yaml").unknown == ()
+    assert read(tmp_path, text, "verl==0.8", "run.yaml").unknown != ()
+    more = f"python3 -m {OPENRLHF} --algo.advantage.is_correction_level token --algo.kl.unbiased_gradient"
+    found = read(tmp_path, more)
+    assert (found.target.version, found.unknown, found.illegal) == ("0.11", (), ())
+    assert read(tmp_path, more.replace("level token", "level words"), "openrlhf==0.11.2").illegal != ()
+
+
+@pytest.mark.parametrize(
+    ("framework", "keys", "said"),
+    [("areal", {**AREAL, "train_dataset.batch_size": -1}, ""), ("trl", {**TRL, "per_device_train_batch_size": -1}, ""),
+     ("slime", SLIME.replace("--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 1e308"),
+      "pipeline-model-parallel-size: 1e+308 is no trainer.pipeline_parallel")],
+)  # fmt: skip
+def test_numbers_that_nothing_can_be_made_of_have_no_repair(
+    tmp_path: Path, framework: str, keys: dict[str, object] | str, said: str
+) -> None:
+    shell = isinstance(keys, str)
+    text = f"python3 {keys}" if isinstance(keys, str) else yaml.safe_dump(nest(keys.items()))
+    found = read(tmp_path, text, framework, "run.sh" if shell else "run.yaml")
+    assert ", ".join(found.run.wrong) == said
+    assert framework == "trl" or in_keys(found, [(ref("trainer.microbatch"), 2)]) is None
+    audit(found, cluster="dgx_h100", plan=False, predict=False)

@@ -188,6 +188,7 @@ def test_what_drafts_is_read_where_it_stands(tmp_path: Path) -> None:
     [
         ({"trainer__algorithm__advantage_estimator": "gae"}, "reads no critic of SkyRL"),
         ({"generator__inference_engine__enable_pd": "true"}, "engines that prefill alone"),
+        ({"generator__max_turns": 0}, "nothing would be generated"),
         ({"generator__inference_engine__run_engines_locally": "false"}, "the file says nothing of"),
         ({"trainer__strategy": "megatron", "trainer__policy__megatron_config__fp8": "e4m3"}, "no FP8 training"),
         ({"trainer__placement__colocate_all": "false", "trainer__placement__colocate_policy_ref": "false"},

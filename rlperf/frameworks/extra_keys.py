@@ -71,11 +71,33 @@ _HOST_OPTIMIZER = tuple(
     for name, kind in (("optimizer_cpu_offload", "bool"), ("optimizer_offload_fraction", "float"),
                        ("overlap_cpu_optimizer_d2h_h2d", "bool"), ("use_precision_aware_optimizer", "bool"))
 )  # fmt: skip
+# What verl 0.9.1 of the package index added to 0.9.0, and the snapshot of main lacks (its _generated_*_trainer.yaml).
+_SNAPSHOTS = "global_profiler.global_tool_config.torch_memory.memory_snapshot_num_steps"
+_VERL_091: tuple[Entry, ...] = (
+    *((f"{section}.use_no_sync_for_gradient_accumulation", "false", "0.9-", "fsdp2", "bool")
+      for section in ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp")),
+    *((f"{role}.profiler.tool_config.torch_memory.memory_snapshot_num_steps",
+       json.dumps(f"${{oc.select:{_SNAPSHOTS},1}}"), "0.9-", "", "int")
+      for role in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")),
+    (_SNAPSHOTS, "1", "0.9-", "", "int"),
+    ("actor_rollout_ref.rollout.router_config_path", "null", "0.9-", "", "str"),
+    ("trainer.checkpoint_callback_class", "null", "0.9-", "", "str"),
+)  # fmt: skip
 EXTRA_KEYS["verl"] = (
     _STAGES
+    + _VERL_091
     + _HOST_OPTIMIZER
     + tuple((key, json.dumps(default), span, "", kind) for key, default, span, kind in (*_VERL_ASYNC, *_VERL_DAPO))
 )
 
 # NeMo-RL hands this map to vLLM as it is; slime passes every SGLang ServerArgs field under its prefix.
 EXTRA_KEYS["nemo_rl"] = (("policy.generation.vllm_kwargs", "{}", "", "", "map"),)
+
+# OpenRLHF 0.11.2 of the package index: what its parser has beside the flags listed (openrlhf/cli/train_ppo_ray.py).
+EXTRA_KEYS["openrlhf"] = (
+    ("actor.loss_agg_mode", '"token-mean"', "0.11-", "", "str:token-mean|seq-mean-token-mean"),
+    ("algo.advantage.is_correction_level", '"off"', "0.11-", "", "str:off|token|seq"),
+    ("algo.advantage.is_correction_mode", '"mask"', "0.11-", "", "str:mask|clip"),
+    ("algo.advantage.is_correction_gating", '"ratio"', "0.11-", "", "str:ratio|binary_kl|tv"),
+    ("algo.kl.unbiased_gradient", "false", "0.11-", "", "flag"),
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from rlperf.frameworks.extra_keys import Entry
 
 RELEASES: dict[str, tuple[str, ...]] = {
+    "areal": ("1.0",),
     "nemo_rl": ("0.3", "0.4", "0.5", "0.6", "0.7"),
     "openrlhf": ("0.9", "0.10"),
     "slime": ("0.2", "0.3"),
@@ -85,9 +86,36 @@ _OPENRLHF_OTHERS = (
 )
 OPENRLHF_OLD = tuple((name, "null", "-0.9", "", "") for name in (*OPENRLHF_NAMES, *_OPENRLHF_OTHERS.split()))
 
+# what areal 1.0.4 of the package index (areal/api/cli_args.py) lacks of the snapshot; nothing in it is unknown there
+_AREAL_TRAINER = (
+    "enable_delta_weight_update gae_lambda_kwargs gae_timestep_unit logprobs_chunk_size optimizer.warmup_steps "
+    "scheduling_spec.exclusive scheduling_spec.reservation use_cispo_loss weight_update_anchor_interval "
+    "weight_update_delta_method workers_ready_timeout "
+    "megatron.cross_entropy_loss_fusion megatron.disable_grad_buffers_cpu_backup megatron.enable_chunked_logits "
+    "megatron.enable_fp32_lm_head megatron.enable_mtp megatron.entropy_requires_grad megatron.lm_head_loss_chunk_size "
+    "megatron.moe_router_bias_update_rate megatron.moe_router_fusion megatron.moe_z_loss_coeff"
+)
+_AREAL_ROLLOUT = (
+    "agent.drop_retry_orphans agent.message_preprocessors agent.prefix_matcher agent.scheduling_spec.exclusive "
+    "agent.scheduling_spec.reservation deterministic_sampling scheduling_spec.exclusive scheduling_spec.reservation "
+    "serialize_group_samples workers_ready_timeout"
+)
+_AREAL_OTHERS = (
+    "gconfig.drop_incomplete_group gconfig.reward_normalization gconfig.seed eval_gconfig.drop_incomplete_group "
+    "eval_gconfig.reward_normalization eval_gconfig.seed post_exit_hook sglang.enable_deterministic_inference "
+    "sglang.load_format train_dataset.scheduling_spec.exclusive train_dataset.scheduling_spec.reservation "
+    "valid_dataset.scheduling_spec.exclusive valid_dataset.scheduling_spec.reservation"
+)
+_AREAL_NEW = (
+    *(f"{role}.{key}" for role in ("actor", "critic", "ref", "teacher.train") for key in _AREAL_TRAINER.split()),
+    *(f"{role}.{key}" for role in ("rollout", "teacher.rollout") for key in _AREAL_ROLLOUT.split()),
+    *_AREAL_OTHERS.split(),
+)
+
 DRIFT: dict[str, tuple[Entry, ...]] = {"nemo_rl": _NEMO_RL, "trl": _TRL, "openrlhf": OPENRLHF_OLD}
 """Rows that replace all of the same key in a generated table."""
 NOT_BEFORE: dict[str, dict[str, str]] = {
+    "areal": dict.fromkeys(_AREAL_NEW, "main"),
     "nemo_rl": {"grpo.async_grpo": "0.4", "data_plane": "0.7"},
     "openrlhf": {"": "0.10"},  # dotted since then
     "slime": {"update-weight-mode": "0.3", "update-weight-transport": "0.3"},

@@ -360,8 +360,8 @@ def ref(text: str) -> Ref:
 def as_type(value: Value, kind: Any) -> tuple[Value, bool]:
     """``value`` as a field of type ``kind`` holds it, and whether it can.
 
-    >>> as_type(8.0, int), as_type("8", int | None), as_type("many", int), as_type(1, float)
-    ((8, True), (8, True), ('many', False), (1, True))
+    >>> as_type(8.0, int), as_type("8", int | None), as_type("many", int), as_type(1e308, int), as_type(1, float)
+    ((8, True), (8, True), ('many', False), (1e+308, False), (1, True))
     """
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     words = [word for one in kinds if get_origin(one) is Literal for word in get_args(one)]
@@ -377,4 +377,8 @@ def as_type(value: Value, kind: Any) -> tuple[Value, bool]:
         return value, False
     if float in kinds:
         return value if isinstance(value, int | float) else number, True
-    return (int(number), True) if number.is_integer() else (value, False)
+    return (int(number), True) if number.is_integer() and abs(number) < _MOST else (value, False)
+
+
+_MOST = 2**53
+"""No count of a configuration is as large; up to here a float is the whole number that it says."""

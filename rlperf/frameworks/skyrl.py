@@ -327,7 +327,7 @@ def _algorithm(run: Run, target: Target) -> list[Setting]:
 
 def _turns(batch: BatchFacts) -> list[Setting]:
     """Each turn generates its share; what came before stands in the next turn's input."""
-    each = -(-(batch.max_response_tokens or 1) // batch.turns)
+    each = -(-(batch.max_response_tokens or 1) // max(batch.turns, 1))
     return [
         Setting("generator.sampling_params.max_generate_length", each, "of each turn"),
         Setting("generator.max_input_length", batch.longest_tokens - each, "of a turn: prompt and the turns before"),

@@ -156,6 +156,8 @@ def _unread(flat: Flat, colocated: bool, reference: bool) -> list[str]:
         found.append(f"{E}run_engines_locally: false (engines that the file says nothing of)")
     if flat.get(E + "enable_pd"):
         found.append(f"{E}enable_pd: true (engines that prefill alone)")
+    if flat.get("generator.max_turns") == 0:
+        found.append("generator.max_turns: 0 (nothing would be generated)")
     if flat.get(G + "fp8"):
         found.append(f"{G}fp8: {flat[G + 'fp8']} (rlperf reads no FP8 training of SkyRL)")
     return found

@@ -153,7 +153,7 @@ def _microbatch(run: Run) -> int:
         )
     budget = run.trainer.token_budget if run.trainer.packing is not False else None
     most = max(budget // run.batch.longest_tokens, 1) if budget else run.trainer.samples
-    return next(size for size in range(min(most, share), 0, -1) if share % size == 0)
+    return next(size for size in range(max(min(most, share), 1), 0, -1) if share % size == 0)
 
 
 def _server(run: Run, stem: str) -> dict[str, str]:

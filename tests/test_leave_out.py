@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlperf.calibrate.leave_out import (
     ALL,
     GROUPS,
     LeftOutGroup,
+    conformal,
     group_of,
     leave_out,
+    missed,
     report_of,
     spread_of_others,
 )
@@ -52,6 +56,22 @@ def test_a_group_says_nothing_about_its_own_pooled_interval() -> None:
     spread = spread_of_others(both, 2)
     assert (spread.low, spread.high) == pytest.approx((0.5, 2.0))
     assert spread_of_others(groups[:1], 0).high == 1.0
+
+
+def test_a_group_left_out_is_as_uncertain_as_leaving_the_others_out_has_cost() -> None:
+    groups = [
+        LeftOutGroup("a", 1, (), figures("a", [1.2] * 19 + [2.0], width=1.1)),
+        LeftOutGroup("b", 1, (), figures("b", [1.1, 0.8], width=1.5)),
+        LeftOutGroup("c", 1, (), (replace(figures("c", [1.0])[0], metric="train_s"),)),
+    ]
+    a, b, c = conformal(groups)
+    # what was too fast and what was too slow widen alike: of b's two, the farther one
+    assert [one.high / one.predicted for one in a.left_out] == pytest.approx([1.25] * 20)
+    assert [one.low / one.predicted for one in a.left_out] == pytest.approx([0.8] * 20)
+    # a's 90th percentile, 1.2, is within what b says of itself; no other group has c's metric
+    assert (b, c) == (groups[1], groups[2])
+    assert missed([figures("x", [1.0] * 99 + [9.0]), figures("y", [1.5])]) == pytest.approx(np.log(1.5))
+    assert missed([()]) == 0.0
 
 
 def test_groups_are_named_by_the_cells_of_a_row() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.columns import read_all
-from rlperf.calibrate.leave_out import LeftOutGroup, group_of
+from rlperf.calibrate.leave_out import LeftOutGroup, conformal, group_of
 from rlperf.calibrate.rl_framework import constant, fit_framework, overhead, with_constants
 from rlperf.calibrate.rl_step_predict import StepPrediction, predict_step
 from rlperf.calibrate.rl_step_rows import StepRow
@@ -70,7 +70,8 @@ def predict_groups(path: Path, table: Table, by: str) -> list[LeftOutGroup]:
                 borrowed=RELATIVES.get(groups[name][0].framework, "") if by == "framework" else "",
             )
         )
-    return [group for group in found if group.left_out]
+    found = [group for group in found if group.left_out]
+    return conformal(found) if by == "framework" else found
 
 
 def _forgotten(rows: Sequence[StepRow], members: Sequence[StepRow], by: str) -> Callable[[str], FrameworkCalibration]:

@@ -73,8 +73,12 @@ def measured_rows(table: Path = DATA) -> list[StepRow]:
 
 
 def group_of(row: StepRow) -> str:
-    """Whose error a row shares: a framework with its trainer, of one release or source."""
-    return f"{row.framework} {row.row.group}" + (f" {row.release}" if row.framework.startswith(FITTED) else "")
+    """Whose error a row shares: a framework with its trainer, of one release or source, on one kind of device.
+
+    A log is of one cluster: errors on H100 say nothing of those on GB200.
+    """
+    release = f" {row.release}" if row.framework.startswith(FITTED) else ""
+    return f"{row.framework} {row.row.group}{release} {row.hardware.device.name}"
 
 
 def fitted(row: StepRow) -> bool:
@@ -204,7 +208,8 @@ def write(rows: Sequence[StepRow], lines: Sequence[dict[str, object]]) -> None:
     known = evidence(rows)
     text = [
         "# How far stages of rl_steps are off before a log is read: written by studies/one_log/run.py --write",
-        'source: "measured/rl_step.csv; groups: releases of NeMo-RL (fitted), sources of other rows (stranger)"',
+        'source: "measured/rl_step.csv; groups: releases of NeMo-RL (fitted), sources of other rows (stranger), by'
+        ' device"',
         'noise_source: "MLPerf Training v6.1 RLVR, single rl_steps of twelve runs: training and the rest 0.04, weight'
         ' sync 0.16; rollouts judged (there 0.25, of which its environment has most), the rest as a difference judged"',
     ]

@@ -240,9 +240,12 @@ def audio_parameters(outer: Fields, text_hidden: int) -> int:
     if not outer.has("audio_config"):
         return 0
     audio = outer.child("audio_config")
-    layers = audio.optional("encoder_layers", "num_hidden_layers", "conf_num_hidden_layers")
+    layers = audio.optional("encoder_layers", "num_hidden_layers", "conf_num_hidden_layers", "num_blocks")
     hidden = audio.optional("d_model", "hidden_size")
     ffn = audio.optional("encoder_ffn_dim", "intermediate_size") or 4 * hidden
     conformer = any("conf" in key or "conv_kernel" in key for key in audio.data)
+    if audio.has("conv_glu_type"):  # Phi-4: both feed-forwards and the convolution have gates, two layers lead out
+        gated = 8 * hidden * hidden + 6 * hidden * ffn
+        return layers * gated + hidden * text_hidden + text_hidden * text_hidden
     each = 4 * hidden * hidden + (2 if conformer else 1) * 2 * hidden * ffn + 3 * hidden * hidden * conformer
     return layers * each + hidden * text_hidden

@@ -180,6 +180,10 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
             "intermediate_size": 5120, "max_num_tiles": 4, "num_global_layers": 8, "num_hidden_layers": 32,
             "patch_size": 14, "vision_output_dim": 7680, "supported_aspect_ratios": [
                 [1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]}}),
+    # tiiuae/falcon-mamba-7b: 7,272,665,088 in its checkpoint
+    "falcon-mamba-7b": (7_272_665_088, {
+        "model_type": "falcon_mamba", "hidden_size": 4096, "intermediate_size": 8192, "num_hidden_layers": 64,
+        "state_size": 16, "time_step_rank": 256, "conv_kernel": 4, "vocab_size": 65024, "tie_word_embeddings": False}),
     # stepfun-ai/step3: 316B of the language model (arXiv 2507.19427)
     "Step-3": (316e9, {
         "model_type": "step3_text", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 64,

@@ -192,7 +192,7 @@ def _left_unread(given: Given, like: str | None) -> tuple[str, ...]:
 def _values(given: Given) -> dict[str, Any]:
     """Arguments of `Architecture` except its name, source and vision tower."""
     fields, family = given.fields, given.family
-    hidden, heads = fields.need(*HIDDEN), fields.need(*HEADS)
+    hidden, heads = fields.need(*HIDDEN), fields.need(*HEADS, *(FFN if family.alone else ()))  # channels are heads
     mixers, feed_forwards = halves(given)
     kinds = {part.kind for layer in mixers for part in layer} | {half.kind for half in feed_forwards}
     ranks = latent_ranks(fields) if kinds & set(LATENT_KINDS) else None
@@ -211,7 +211,7 @@ def _values(given: Given) -> dict[str, Any]:
         "layers": given.layers,
         "heads": heads,
         "kv_heads": _kv_heads(given, heads),
-        "head_dim": ranks.nope_head_dim + ranks.rope_head_dim if ranks else _head_dim(fields, hidden, heads),
+        "head_dim": ranks.nope_head_dim + ranks.rope_head_dim if ranks else _head_dim(given, hidden, heads),
         "value_head_dim": 0 if ranks else fields.optional("v_head_dim"),
         "ffn_hidden": _dense_width(given, hidden) if "dense" in kinds else 0,
         "ffn_gated": gated,
@@ -310,7 +310,10 @@ def _kv_heads(given: Given, heads: int) -> int:
     return fields.optional(*KV_HEADS, default=heads) or heads
 
 
-def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
+def _head_dim(given: Given, hidden: int, heads: int) -> int:
+    fields = given.fields
+    if given.family.alone:
+        return fields.optional(*HEAD_DIM, default=1) or 1
     if fields.has(*HEAD_DIM):
         return fields.need(*HEAD_DIM)
     if hidden % heads and fields.has(*HIDDEN) and fields.has(*HEADS):

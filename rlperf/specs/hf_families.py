@@ -35,6 +35,7 @@ class Family:
     compressed : keys are gathered, so that the tokens of one must be given for every layer
     latent : attention is multi-head latent, so that its ranks must be given
     single_halves : every layer is a mixer or a feed-forward (Nemotron-H)
+    alone : mixer of which every layer consists, without attention or a feed-forward
     parallel_mamba : a Mamba-2 mixer runs beside attention in every layer
     dense_beside : a dense feed-forward runs beside the experts of every layer
     double_layers : a layer of the file is two: attention and feed-forward twice, experts beside the second
@@ -72,6 +73,7 @@ class Family:
     compressed: bool = False
     latent: bool = False
     single_halves: bool = False
+    alone: str = ""
     parallel_mamba: bool = False
     dense_beside: bool = False
     double_layers: bool = False
@@ -168,6 +170,9 @@ FAMILIES: dict[str, Family] = {
     "gemma3": _GEMMA3,
     # hybrids
     "kimi_linear": Family(latent=True, other="kda"),
+    "mamba": Family(alone="mamba1", tied=True),
+    "falcon_mamba": Family(alone="mamba1", tied=True),
+    "mamba2": Family(alone="mamba"),
     "jamba": Family(other="mamba1"),
     "bamba": Family(other="mamba"),
     "granitemoehybrid": Family(other="mamba"),
@@ -358,10 +363,7 @@ REFUSED: dict[str, str] = {
     "rwkv": _RECURRENT,
     "rwkv7": _RECURRENT,
     "xlstm": _RECURRENT,
-    "mamba": "it has no attention heads to plan by; rlperf models Mamba-1 beside attention",
-    "mamba2": "it has no attention heads to plan by; rlperf models Mamba-2 beside attention",
     "recurrent_gemma": _RECURRENT,
-    "falcon_mamba": "it has no attention heads to plan by; rlperf models Mamba-1 beside attention",
     "zamba": "one attention block is shared by many layers, which rlperf does not model",
     "zamba2": "one attention block is shared by many layers, which rlperf does not model",
     "bert-generation": "its layers are BERT's, which no family here describes",

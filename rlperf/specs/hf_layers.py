@@ -14,7 +14,7 @@ from rlperf.specs.architecture import KindNumbers, LatentAttention, Variant
 from rlperf.specs.hf_blocks import block_configs, nemotron
 from rlperf.specs.hf_feed_forwards import feed_forwards
 from rlperf.specs.hf_fields import Fields
-from rlperf.specs.hf_halves import FULL, Given, Mixer, ReadHalf
+from rlperf.specs.hf_halves import FULL, NONE, Given, Mixer, ReadHalf
 
 INDEXED = "indexed_attention"
 """Word of layers in front of which an index chooses keys; a list that has it leaves the others without one."""
@@ -36,6 +36,8 @@ def halves(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:
     fields = given.fields
     if fields.has("block_configs"):
         return block_configs(given)
+    if given.family.alone:
+        return [(ReadHalf(given.family.alone),)] * given.layers, [NONE] * given.layers
     if given.family.single_halves:
         return nemotron(given)
     mixers = _words(given)

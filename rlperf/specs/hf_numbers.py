@@ -125,14 +125,15 @@ def further(given: Given, kinds: Iterable[str]) -> tuple[KindNumbers, ...]:
             found.append({"kind": "block_sparse", **_index(fields), "block": 1, "top": fields.need("index_topk")})
     if "mamba1" in present:
         width = fields.optional("mamba_expand", default=2) * fields.need(*names.HIDDEN)
+        width = fields.need("intermediate_size") if given.family.alone else width
         found.append(
             {
                 "kind": "mamba1",
                 "width": width,
                 "state": fields.optional(*names.SSM_STATE, default=16),
-                "step_rank": fields.optional("mamba_dt_rank") or -(-fields.need(*names.HIDDEN) // 16),
+                "step_rank": fields.optional("mamba_dt_rank", "time_step_rank") or -(-fields.need(*names.HIDDEN) // 16),
                 "conv_kernel": fields.optional(*names.SSM_CONV, default=4),
-                "norms": 1,
+                "norms": int(not given.family.alone),
             }
         )
     if "short_conv" in present:

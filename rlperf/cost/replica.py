@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.cost.collectives import scale_up_bytes_per_s
 from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.network import network_bytes_per_s
-from rlperf.cost.roofline import Array, as_float, gemm_fit, gemm_with, sheet_flop_per_s, small_op_s
+from rlperf.cost.roofline import Array, as_float, gemm_fit, gemm_known, sheet_flop_per_s, small_op_s
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import GemmFit, MoeFit
@@ -182,7 +182,7 @@ def gemm_operator(replica: Replica, name: str, count: float, m: Array, n: Array,
     moved = rows * inner * kind.activation_bytes + columns * inner * kind.weight_bytes + rows * columns * 2.0
     return Operator(
         name,
-        count * gemm_with(hw.device, fit, rows, columns, inner, dtype),
+        count * gemm_known(hw.device, fit, rows, columns, inner, dtype),
         count * 2.0 * rows * columns * inner / sheet_flop_per_s(hw, dtype),
         count * moved / hw.device.memory_bandwidth,
         np.zeros(()),

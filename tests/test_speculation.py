@@ -23,7 +23,7 @@ from rlperf.cost.parameters import parameters
 from rlperf.cost.replica import Replica
 from rlperf.cost.speculation import DRAFT_KERNELS, VERIFY_KERNELS, draft_head, draft_memory, speculating
 from rlperf.errors import ExportError, SpecError
-from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.adapter import Source, framework_facts
 from rlperf.frameworks.drafting import drafting_of
 from rlperf.frameworks.expressible import unsayable
 from rlperf.frameworks.fields import Target
@@ -398,6 +398,22 @@ def test_files_say_what_is_drafted_and_read_back_so(framework: str, engine: str,
     back = read_back(adapter.render(emission, "config", []), adapter, version)
     assert (back.rollout.speculation or "none") == stated.pools[0].settings.speculation[0]
     assert bool(back.rollout.draft_training) == word.startswith("mtp")
+
+
+@pytest.mark.parametrize(
+    ("flags", "running"),
+    [
+        ({}, None),
+        ({"sglang-speculative-algorithm": "EAGLE"}, 48),
+        ({"sglang-speculative-algorithm": "EAGLE", "sglang-max-running-requests": 256}, 256),
+    ],
+)
+def test_sglang_runs_fewer_requests_with_drafts_unless_told(flags: dict[str, Any], running: int | None) -> None:
+    adapter, version = adapter_of("slime"), key_table("slime").versions[-1]
+    keys = {"rollout-batch-size": 32, "rollout-max-response-len": 4096, "global-batch-size": 32, **flags}
+    source = Source(keys=keys)
+    read, _ = adapter.read(source, adapter.target(source, version))
+    assert read.rollout.max_running == running
 
 
 def test_a_switching_number_is_no_key_of_any_framework() -> None:

@@ -22,7 +22,12 @@ from rlperf.specs.calibration import Z95
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.rl_calibration import Provenance
 from rlperf.specs.speculation import Method, sees_far, tokens_per_step
-from rlperf.specs.speculation_calibration import AcceptanceFit, FrozenHead, SpeculationCalibration
+from rlperf.specs.speculation_calibration import (
+    AcceptanceFit,
+    FrozenHead,
+    SpeculationCalibration,
+    load_speculation,
+)
 
 METHODS: tuple[tuple[str, Method], ...] = ((r"^MTP", "mtp"), (r"^EAGLE-?3", "eagle3"), (r"n-?gram", "ngram"))
 """Methods by the beginning of what a row calls them; others (DSpark, EAGLE-2) are nobody's here."""
@@ -166,6 +171,10 @@ def fit_speculation(
     ----------
     without : a model that is left out
     base : where methods without a curve, and a frozen head without its pair, are taken over from
+
+    Notes
+    -----
+    The spread of costs stays as it is known: gains tell it (`rlperf.calibrate.speculation_gains.cost_spread`).
     """
     curves = [curve for curve in curves_of(table) if curve.model != without]
     if not curves:
@@ -188,7 +197,8 @@ def fit_speculation(
     told = {fit.method for fit in fits}
     fits += [fit for fit in base.acceptance if fit.method not in told] if base else []
     frozen = _frozen(table, name, day, base)
-    return SpeculationCalibration(id=f"speculation-{day}", acceptance=tuple(fits), frozen=frozen)
+    cost = (base or load_speculation()).cost
+    return SpeculationCalibration(id=f"speculation-{day}", acceptance=tuple(fits), frozen=frozen, cost=cost)
 
 
 def _frozen(table: Table, name: str, day: str, base: SpeculationCalibration | None) -> FrozenHead:
@@ -209,8 +219,9 @@ def calibration_text(found: SpeculationCalibration) -> str:
     data = found.model_dump(mode="json", exclude_defaults=True)
     for fit in data["acceptance"]:
         fit.update({key: round(fit[key], 4) for key in ("first", "falls", "falls_once", "spread") if key in fit})
-    for each in (*data["acceptance"], data["frozen"]):
+    for each in (*data["acceptance"], data["frozen"], data["cost"]):
         each["provenance"].update({key: round(each["provenance"][key], 3) for key in ("low", "high")})
-    data["frozen"]["value"] = round(data["frozen"]["value"], 4)
+    for each in (data["frozen"], data["cost"]):
+        each["value"] = round(each["value"], 4)
     body = yaml.safe_dump(data, sort_keys=False, width=118, allow_unicode=True)
     return f"# Speculative decoding, written by `rlperf calibrate speculation`.\n{body}"

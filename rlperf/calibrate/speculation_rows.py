@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.calibrate.assumed_lengths import AssumedLengths
-from rlperf.calibrate.rl_step_rows import USUAL_DRAFTS
 from rlperf.calibrate.speculation import method_of
 from rlperf.calibrate.tables import Row
 from rlperf.cost.parameters import parameters
@@ -20,12 +19,26 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.profiles import load_architecture
+from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
 from rlperf.specs.speculation import DraftSetting, Method
 
-PRESUMED_DEVICE, PRESUMED_CONTEXT, PRESUMED_REQUESTS, PRESUMED_CAP = "h200_sxm", 1500.0, 64, 8192
-"""Device, cached tokens of a served request, requests of a rollout per replica and their cap, where none is stated."""
-MEAN_OF_CAP = 0.4
-"""Mean response over its cap in rollouts of reasoning models; 9.7k tokens under 24k, as slime's two rates say."""
+PRESUMED_DEVICE, PRESUMED_CONTEXT, PRESUMED_PROMPT = "h200_sxm", 1500.0, 150
+"""Device, cached tokens of a served request, prompt of a rollout [tokens], where none is stated."""
+UNPRINTED_DRAFTS = (1, 2, 3)
+"""Drafts of the gains that do print them (rows of serving, 2026-08): any of them, where a row prints none."""
+UNPRINTED_REQUESTS, UNPRINTED_RESPONSES = (64, 128, 256), (392.0, 744.0, 1128.0, 3206.0, 5709.0)
+"""Requests of a replica and their mean response [tokens]: 10th, 30th ... 90th percentile (64 and 256 twice) over the 71
+published rl_steps of ``measured/rl_step.csv`` (2026-08)."""
+MEAN_OF_CAP = 0.48
+"""Mean response over its cap: the median of the same rows [1]."""
+OF_LONGEST = 25.9
+"""Tokens of a device's responses over those of the longest: slime's rollout tokens per second over those of its longest
+sample (1219 / 47; 25.6 and 25.7 with drafts), which is all that its page tells of batch and lengths [1]."""
+UNPRINTED_OUTPUTS = (128.0, 1000.0, 1024.0)
+"""Tokens that a request asks for where a row states requests a second: 10th, 30th, 50th percentile over the rows of
+``measured/inference.csv`` (2026-08), the longer ones being of full batches."""
+LOW_CONCURRENCY = (1.0, 2.0, 4.0, 8.0)
+"""Requests that run where a row says no more than that they are few."""
 ROOM = 1.25
 """Memory of a replica over its weights, at least."""
 OF_A_ROLLOUT = "rl"
@@ -46,8 +59,8 @@ class Drafting:
         return DraftSetting(self.method, self.width, self.width)
 
 
-def drafting_of(row: Row) -> Drafting:
-    """Who drafts how much by a row.
+def draftings_of(row: Row) -> tuple[Drafting, ...]:
+    """Who drafts how much by a row: one, or as many as may be where it prints no number.
 
     ``k`` is a number, ``n draft tokens`` (SGLang counts the token that is verified with them), ``steps n, topk t, m
     draft tokens``, or blank.
@@ -63,13 +76,14 @@ def drafting_of(row: Row) -> Drafting:
     if steps and tokens:
         depth, width = int(steps.group(1)), int(tokens.group(1)) - 1
         tree = (f"a tree of {width} as {depth} in a row",) if width > depth else ()
-        return Drafting(method, depth, max(width, depth), tree)
+        return (Drafting(method, depth, max(width, depth), tree),)
     if tokens:
-        return Drafting(method, int(tokens.group(1)) - 1, int(tokens.group(1)) - 1)
+        return (Drafting(method, int(tokens.group(1)) - 1, int(tokens.group(1)) - 1),)
     if not text:
-        return Drafting(method, USUAL_DRAFTS, USUAL_DRAFTS, (f"{USUAL_DRAFTS} drafts, as the scripts have",))
+        said = (f"any of {', '.join(map(str, UNPRINTED_DRAFTS))} drafts",)
+        return tuple(Drafting(method, k, k, said) for k in UNPRINTED_DRAFTS)
     k = row.count("k")
-    return Drafting(method, k, k)
+    return (Drafting(method, k, k),)
 
 
 @dataclass(frozen=True)
@@ -120,24 +134,68 @@ def served_of(row: Row) -> DraftedOn:
     return DraftedOn(arch, hw, load_engine_calibration(engine), layout, dtype, tuple(assumed))
 
 
-def running_of(row: Row) -> tuple[float, tuple[str, ...]]:
-    """Requests that run, as a row prints them, and what of it is assumed; a low concurrency is one request.
+@dataclass(frozen=True)
+class Served:
+    """What is known of the requests that a row served: how many ran, or how many were sent a second."""
 
-    >>> running_of(Row("", "", 0, {"concurrency": "32"})), running_of(Row("", "", 0, {"concurrency": "low"}))[0]
-    ((32.0, ()), 1.0)
+    running: tuple[float, ...] = ()
+    per_second: float = 0.0
+    assumed: tuple[str, ...] = ()
+
+
+def requests_of(row: Row) -> Served:
+    """Requests that run, as a row prints them; several where it says no more than that they are few.
+
+    >>> requests_of(Row("", "", 0, {"concurrency": "32"})), requests_of(Row("", "", 0, {"concurrency": "low"})).running
+    (Served(running=(32.0,), per_second=0.0, assumed=()), (1.0, 2.0, 4.0, 8.0))
+    >>> requests_of(Row("", "", 0, {"concurrency": "2 requests/s"})).per_second
+    2.0
     """
     text = row.text("concurrency")
-    found = re.match(r"\d+", text)
-    running = float(found.group()) if found else 1.0
-    rate = f"{running:g} running, of {text!r}"
-    return running, () if found and found.end() == len(text) else (rate,)
+    found = re.match(r"[\d.]+", text)
+    if not found:
+        few = f"{LOW_CONCURRENCY[0]:g} to {LOW_CONCURRENCY[-1]:g} running, of {text!r}"
+        return Served(LOW_CONCURRENCY, assumed=(few,))
+    number = float(found.group())
+    if text.endswith("/s"):
+        asked = f"requests of {UNPRINTED_OUTPUTS[0]:g} to {UNPRINTED_OUTPUTS[-1]:g} tokens"
+        return Served(per_second=number, assumed=(asked,))
+    rate = f"{number:g} running, of {text!r}"
+    return Served((number,), assumed=() if found.end() == len(text) else (rate,))
 
 
-def rollout_of(row: Row) -> tuple[Trajectories, tuple[str, ...]]:
-    """Responses of one replica's rollout: as many as are presumed, up to the cap that a row states."""
+def rollouts_of(row: Row) -> tuple[tuple[Trajectories, ...], tuple[str, ...]]:
+    """Responses of one replica's rollout, as many as may be; under the cap that a row states, where it states one."""
     found = re.search(r"max response (\d+)k", row.text("sampling"))
-    cap = 1024 * int(found.group(1)) if found else PRESUMED_CAP
-    law = AssumedLengths()
-    lengths = law.draw(PRESUMED_REQUESTS // 8, 8, MEAN_OF_CAP * cap, cap).ravel().astype(np.int64)
-    said = f"{PRESUMED_REQUESTS} responses of {MEAN_OF_CAP:g} of {cap} tokens per replica, {law}"
-    return Trajectories.of(np.full(len(lengths), 150), lengths), (said,)
+    law, requests = AssumedLengths(), np.repeat(UNPRINTED_REQUESTS, (2, 1, 2)).tolist()
+    if found:
+        cap = 1024.0 * int(found.group(1))
+        loads = [(n, min(OF_LONGEST / n, 0.9) * cap, cap) for n in requests]
+    else:
+        loads = [(n, mean, mean / MEAN_OF_CAP) for n in requests for mean in UNPRINTED_RESPONSES]
+    works = []
+    for n, mean, cap in loads:
+        lengths = law.draw(n // 8, 8, mean, cap).ravel().astype(np.int64)
+        works.append(Trajectories.of(np.full(len(lengths), PRESUMED_PROMPT), lengths))
+    means = [mean for _, mean, _ in loads]
+    said = (
+        f"{requests[0]} to {requests[-1]} responses of {min(means):.0f} to {max(means):.0f} tokens per replica, {law}"
+    )
+    return tuple(works), (said,)
+
+
+def framework_of(row: Row) -> FrameworkCalibration | None:
+    """The framework that a row's source names; None where it names none."""
+    words = re.split(r"[^a-z]+", row.text("source").lower())
+    named = next((name for name in ("verl", "slime", "areal", "openrlhf") if name in words), None)
+    return load_framework_calibration(named) if named else None
+
+
+def slots_of(engine: EngineCalibration, framework: FrameworkCalibration | None) -> tuple[int, ...]:
+    """Requests that run at once with drafts: as without, or what the engine sets itself where nobody states it.
+
+    Whether a run stated it no row prints; a framework that always does leaves no choice.
+    """
+    if framework is not None and framework.states_running:
+        return (engine.max_running,)
+    return tuple(dict.fromkeys((engine.max_running, engine.drafting().max_running)))

@@ -137,12 +137,14 @@ def speculation(
     Example: rlperf calibrate speculation curves.csv --out speculation.yaml
     """
     from rlperf.calibrate.speculation import calibration_text, fit_speculation
+    from rlperf.calibrate.speculation_gains import cost_spread
     from rlperf.calibrate.tables import read_table
     from rlperf.specs.speculation_calibration import load_speculation
     from rlperf.specs.writer import write_atomic
 
-    shipped = load_speculation()
-    found = fit_speculation(read_table(file), name=file.name, base=shipped)
+    shipped, table = load_speculation(), read_table(file)
+    found = fit_speculation(table, name=file.name, base=shipped)
+    found = found.model_copy(update={"cost": cost_spread(table, found) or found.cost})
     path = write_atomic(out, calibration_text(found))
     if as_json:
         print_json({"file": str(path), **found.model_dump(mode="json")})
@@ -153,7 +155,9 @@ def speculation(
             f"{100 * fit.spread:.0f} % of the tokens; {fit.provenance.n} points{_kept(fit, shipped.acceptance)}"
         )
     kept = _kept(found.frozen, [shipped.frozen])
-    typer.echo(f"a frozen head yields {found.frozen.value:.3f} of a trained one's tokens{kept} -> {path}")
+    typer.echo(f"a frozen head yields {found.frozen.value:.3f} of a trained one's tokens{kept}")
+    kept = _kept(found.cost, [shipped.cost])
+    typer.echo(f"gains lie {100 * found.cost.value:.0f} % off at a known acceptance{kept} -> {path}")
 
 
 def _kept(one: object, shipped: Sequence[object]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from rlperf.errors import ExportError
 from rlperf.frameworks.fields import Setting, Unit
 from rlperf.frameworks.run import Run
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.speculation import NONE, DraftSetting, Method
 
 DRAFTS = Unit(lambda _value, _run: None, lambda value, _run: _drafts(value))
@@ -96,6 +97,11 @@ def read_sglang(flat: Mapping[str, Any], name: Callable[[str], str], own_layer: 
     drafts = flat.get(name("speculative_num_steps")) or int(flat.get(name("speculative_num_draft_tokens")) or 4) - 1
     by = {"EAGLE": "mtp" if own_layer else "eagle3", "NEXTN": "mtp", "EAGLE3": "eagle3", "NGRAM": "ngram"}
     return _word(by.get(algorithm, algorithm.lower()), int(drafts))
+
+
+def sglang_running(stated: int | None, drafted: str | None) -> int | None:
+    """Requests that SGLang runs at once: as stated, or its own limit where tokens are drafted; None: its usual one."""
+    return load_engine_calibration("sglang").max_drafting if stated is None and drafted else stated
 
 
 def _word(method: str, drafts: int) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
-from rlperf.frameworks.drafting import DRAFTS, drafting_of, read_sglang, sglang_drafts, with_drafts
+from rlperf.frameworks.drafting import DRAFTS, drafting_of, read_sglang, sglang_drafts, sglang_running, with_drafts
 from rlperf.frameworks.fields import (
     DISTRIBUTED,
     NEGATED,
@@ -363,7 +363,8 @@ def _read_settings(run: Run, flat: Flat) -> Run:
     )
     depth, replica = run.rollout.pipeline_parallel, run.rollout.replica or 1
     drafted = read_sglang(flat, _flag, own_layer=not flat.get(_flag("speculative_draft_model_path")))
-    rollout = run.rollout.having(tensor_parallel=max(replica // depth, 1), speculation=drafted)
+    running = sglang_running(run.rollout.max_running, drafted)
+    rollout = run.rollout.having(tensor_parallel=max(replica // depth, 1), speculation=drafted, max_running=running)
     steps = flat.get("num-steps-per-rollout")
     mini = -(-batch.prompts // int(steps)) if steps and batch.mini_batch is None else batch.mini_batch
     sampled = flat.get("over-sampling-batch-size") if flat.get("dynamic-sampling-filter-path") else None

@@ -104,6 +104,9 @@ class EngineCalibration(Frozen):
     chunked_prefill: bool = True
     token_budget: PositiveInt = 8192
     max_running: PositiveInt = 256
+    max_drafting: PositiveInt | None = Field(
+        None, description="requests at once where tokens are drafted and nobody states a number; None: as without"
+    )
     small_devices: SmallDevices | None = Field(None, description="limits where memory is small, instead of these")
     block_tokens: PositiveInt = 16
     prefix_caching: bool = True
@@ -146,6 +149,14 @@ class EngineCalibration(Frozen):
         if small is None or not (device.memory < small.below or device.name.startswith(small.names)):
             return self
         return self.model_copy(update={"token_budget": small.token_budget, "max_running": small.max_running})
+
+    def drafting(self) -> EngineCalibration:
+        """With the limit that it sets itself where tokens are drafted.
+
+        >>> [load_engine_calibration(name).drafting().max_running for name in ("sglang", "vllm")]
+        [48, 1024]
+        """
+        return self if self.max_drafting is None else self.model_copy(update={"max_running": self.max_drafting})
 
     def groups(self, device: str, family: str, architecture: str, dtype: str) -> dict[str, str]:
         """The group of every kind that an architecture in a dtype on a device belongs to.

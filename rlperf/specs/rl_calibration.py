@@ -225,6 +225,8 @@ class FrameworkCalibration(Frozen):
     sleep, wake : engine to sleep and back, beside the bytes moved
     engine_host : host seconds per engine_step in this stack, on top of the device's work
     engine_host_per_request : the same, per running request (detokenising, scheduling in Python)
+    states_running : its own settings always tell the engine how many requests to run at once, so that what the engine
+        would choose never holds
     adapters : what trained adapters cost an engine that serves them unmerged and takes them alone at a weight sync;
         None: they are merged, and the engine knows nothing of them
     training : what it adds to the trainer backend
@@ -251,6 +253,7 @@ class FrameworkCalibration(Frozen):
     wake: Overhead
     engine_host: Overhead
     engine_host_per_request: Overhead
+    states_running: bool = False
     adapters: ServedAdapters | None = None
     capture: Overhead
     start_up: Overhead

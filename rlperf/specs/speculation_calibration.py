@@ -59,6 +59,18 @@ class FrozenHead(Frozen):
         return first_of(self.value * tokens_per_step(trained, falls, self.drafts), falls, self.drafts, trained)
 
 
+class CostSpread(Frozen):
+    """How far ratios of two engine_steps, with drafts and without, lie off published ones.
+
+    Attributes
+    ----------
+    value : standard deviation of the logarithm [1]
+    """
+
+    value: PositiveFloat
+    provenance: Provenance
+
+
 @dataclass(frozen=True)
 class Yield:
     """Tokens per engine_step for 0, 1, ... drafts, and the standard deviation of their logarithm [1]."""
@@ -74,11 +86,13 @@ class SpeculationCalibration(Frozen):
     ----------
     acceptance : by method; one that is missing is not known
     frozen : tokens per engine_step of a head that is not trained with its policy, over those of one that is
+    cost : how far gains lie off at a known acceptance
     """
 
     id: str
     acceptance: tuple[AcceptanceFit, ...]
     frozen: FrozenHead
+    cost: CostSpread
 
     def of(self, method: Method) -> AcceptanceFit | None:
         """The fit of a method, or None."""

@@ -25,6 +25,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import Z95
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration
+from rlperf.specs.speculation_calibration import load_speculation
 
 CALIBRATED = ("rollout_s", "scoring_s", "training_s", "weight_sync_s")
 """Stages with a calibration of their own; the rest of the rl_step is the framework's."""
@@ -173,13 +174,17 @@ def unmeasured_sigma(
 
 
 def drafted_sigma(cost: EngineStepCost, seconds: StageSeconds) -> float:
-    """Standard deviation of ln t that acceptance of drafted tokens adds, which differs between models [1].
+    r"""Standard deviation of ln t that drafted tokens add; 0 where nothing is drafted [1].
 
-    Its spread between models times the rollout's share of the rl_step; 0 where nothing is drafted.
+    .. math:: s = \frac{t_{rollout}}{t} \sqrt{s_a^2 + s_c^2}
+
+    s_a that of the tokens that an engine_step yields, which differ between models (0 where acceptance is stated); s_c
+    how far gains lie off at a known acceptance (`CostSpread`).
     """
     if cost.drafted is None:
         return 0.0
-    return float((seconds.rollout_s / seconds.rl_step_s).mean() * cost.drafted.spread)
+    unlike = np.hypot(cost.drafted.spread, load_speculation().cost.value)
+    return float((seconds.rollout_s / seconds.rl_step_s).mean() * unlike)
 
 
 def step_factors(

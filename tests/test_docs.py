@@ -48,7 +48,7 @@ from rlperf.plan.size import Floor, SizeRow, Sizing
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.hf_families import FAMILIES, REFUSED
-from rlperf.specs.job import Horizon, Job, Limits, Objective, Task, WholeRun
+from rlperf.specs.job import Horizon, Job, Limits, Objective, SpotNodes, Task, WholeRun
 from rlperf.specs.profiles import architecture_names, load_architecture, profile_names
 from rlperf.specs.scorer import Scorer
 from rlperf.version import __version__
@@ -357,7 +357,7 @@ def test_the_support_matrix_names_every_device_and_family_and_refusal() -> None:
 
 
 STABLE = (
-    *(Job, Task, Objective, Limits, Horizon, WholeRun, Scorer),
+    *(Job, Task, Objective, Limits, Horizon, WholeRun, SpotNodes, Scorer),
     *(Plan, Phase, PredictReport, PredictedNumbers, RunnerUp, Sensitivity, ParetoPoint, RunTotals),
     *(DefaultsComparison, ScorerUse, MemoryUse, Finding, Compared, Verdict, SizeRow, Sizing, Floor, Report),
     PredictedFigure,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rlperf.errors import SpecError
 from rlperf.sim.rl_step.data_movement import BatchShape, batch_bytes, data_movement_s, patch_bytes
+from rlperf.sim.rl_step.spot import SpotFacts, elastic_factor, elastic_step_s
 from rlperf.sim.rl_step.whole_run import RunFacts, best_checkpoint_s, whole_run
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.rl_calibration import load_framework_calibration
@@ -94,7 +97,55 @@ def test_goodput_falls_with_failures_and_has_a_best_checkpoint_interval() -> Non
 
     assert goodput(10, None) > goodput(10, 1024 * 36000.0) > goodput(10, 1024 * 7200.0)
     found = max(range(1, 60), key=lambda every: goodput(every, 1024 * 7200.0))
-    assert found * 100.0 == pytest.approx(best_checkpoint_s(60.0, 1024, 1024 * 7200.0), rel=0.15)
+    assert found * 100.0 == pytest.approx(best_checkpoint_s(60.0, 1.0 / 7200.0), rel=0.15)
+
+
+def test_a_rollout_whose_nodes_leave_takes_what_a_simulation_finds() -> None:
+    """Work of w seconds that begins anew whenever its node leaves, on the share of nodes that are there."""
+    spot, random, work = SpotFacts(8, leaves_s=1000.0, returns_s=250.0, elastic=True), np.random.default_rng(1), 600.0
+    taken = []
+    for _ in range(20_000):
+        clock, left = 0.0, random.exponential(1000.0)
+        while left < work:
+            clock, left = clock + left, random.exponential(1000.0)
+        taken.append(clock + work)
+    there = random.exponential(1000.0, 50_000).sum()
+    share = there / (there + random.exponential(250.0, 50_000).sum())
+    assert float(elastic_factor(work, spot)) == pytest.approx(np.mean(taken) / work / share, rel=0.02)
+
+
+def test_nodes_that_leave_cost_more_the_sooner_and_the_longer_they_are_gone() -> None:
+    """Never gain, nothing where none leaves; beside a longer trainer they cost nothing; too many are refused."""
+
+    def slower(leaves_s: float, returns_s: float) -> float:
+        return float(elastic_factor(600.0, SpotFacts(4, leaves_s, returns_s, elastic=True)))
+
+    assert slower(3600.0, 600.0) > slower(7200.0, 600.0) > slower(7200.0, 0.0) > 1.0
+    assert slower(1e12, 0.0) == pytest.approx(1.0, abs=1e-6)
+    spot = SpotFacts(4, 3600.0, 600.0, elastic=True)
+    assert elastic_step_s(1000.0, 600.0, spot, overlaps=True) == 1000.0
+    assert elastic_step_s(1000.0, 600.0, spot, overlaps=False) == pytest.approx(
+        1000.0 + 600.0 * (slower(3600, 600) - 1)
+    )
+    with pytest.raises(SpecError, match="next to none ends"):
+        elastic_factor(600.0, SpotFacts(4, 60.0))
+
+
+def test_spot_nodes_stop_a_run_that_cannot_go_on_as_failures_do() -> None:
+    """One rate for both; who waits for a node in place of one that left starts later; elastic runs do not stop."""
+    base = RunFacts(rl_steps=200, devices=64, start_up_s=100.0, checkpoint_every=10, checkpoint_s=20.0, recovery_s=50.0)
+    fails = replace(base, device_mtbf_s=64 * 36000.0 / 8)
+    leaves = replace(base, spot=SpotFacts(8, 36000.0))
+    failed, left = whole_run(60.0, fails), whole_run(60.0, leaves)
+    assert left.total_s == pytest.approx(failed.total_s) and left.departures == pytest.approx(failed.failures)
+    assert left.failures == pytest.approx(0.0) and failed.departures == 0.0
+    waits = whole_run(60.0, replace(base, spot=SpotFacts(8, 36000.0, 600.0)))
+    assert waits.total_s - left.total_s == pytest.approx(600.0 * left.departures)
+    both = whole_run(60.0, replace(fails, spot=SpotFacts(8, 36000.0)))
+    assert both.departures == pytest.approx(both.failures) and both.total_s > left.total_s
+    elastic = whole_run(60.0, replace(base, spot=SpotFacts(8, 36000.0, 600.0, elastic=True)))
+    assert elastic.total_s == pytest.approx(whole_run(60.0, base).total_s)
+    assert elastic.departures == pytest.approx((elastic.total_s - 100.0) * 8 / 36000.0)
 
 
 def test_drifting_steps_are_summed_and_nonsense_is_refused() -> None:

@@ -108,6 +108,14 @@ def unsayable(job: Job, facts: FrameworkFacts) -> list[Problem]:
                 runs = "" if usual is None else f", as it runs {usual}"
                 hint = f"its files could not say it: leave it out{runs}, or name another framework"
                 found.append(Problem(message, suggestion=hint))
+    spot, engine = job.run.spot if job.run else None, engine_named(job)[0].split("==")[0]
+    goes_on = states(adapter_of(facts.name), facts.version, engine, ref("rollout.elastic"), facts.backends)
+    if spot is not None and spot.pools == "rollout" and not goes_on:
+        message = (
+            f"run.spot: {facts.name} {facts.version} has no key for a rollout that goes on without nodes that leave"
+        )
+        hint = "its run stops and starts again, so state spot: {pools: all}; slime goes on"
+        found.append(Problem(message, suggestion=hint))
     return found
 
 

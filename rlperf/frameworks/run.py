@@ -166,6 +166,8 @@ class RolloutRun(PoolRun):
     async_engine: bool | None = None
     attention_dp_enabled: bool | None = None
     sleeps: bool | None = None
+    elastic: bool | None = None
+    """Rollout goes on with the engines that are left."""
     own_tensor_parallel: int | None = None
     """As NeMo-RL's file has it, where tensor and expert parallel mean something else."""
     own_expert_parallel: int | None = None

@@ -40,10 +40,15 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str
         devices_per_node=devices_per_node,
         batch=_with_tasks(BatchFacts(**dict(phase.settings)), _tasks_of(phase, job), job, folder),
         trainer=TrainerRun(**_planned(trainer)),
-        rollout=RolloutRun(**_planned(rollout)),
+        rollout=RolloutRun(**_planned(rollout), elastic=_goes_on(job)),
         critic=tuple(_planned(pools["critic"]).items()) if "critic" in pools else (),
         scorers=tuple(_scorer(one, job, _architecture_of(phase, job)) for one in phase.scorers),
     )
+
+
+def _goes_on(job: Job) -> bool | None:
+    """Whether rollout has to go on without nodes that leave; None: nobody asks."""
+    return True if job.run and job.run.spot and job.run.spot.pools == "rollout" else None
 
 
 def _scorer(plan: ScorerPlan, job: Job, policy: str) -> ScorerRun:

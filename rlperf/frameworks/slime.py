@@ -87,6 +87,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.prefix_caching", "sglang-disable-radix-cache", NEGATED),
     field("rollout.kv_dtype", "sglang-kv-cache-dtype", SGLANG_KV_DTYPE),
     field("rollout.speculation", "sglang-speculative-num-steps", DRAFTS),
+    field("rollout.elastic", "use-fault-tolerance", note="engines that are gone are replaced, the others go on"),
     field("rollout.draft_training", "enable-mtp-training", note="the draft head is trained with the policy"),
     field("rollout.rollout_dtype", "sglang-quantization",
           Unit(lambda value, _: value, lambda value, _: None if value in ("bf16", "fp16") else value)),

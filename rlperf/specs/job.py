@@ -112,6 +112,18 @@ class Horizon(Frozen):
     )
 
 
+class SpotNodes(Frozen):
+    """Nodes that their provider takes back; rates and prices are the user's to state."""
+
+    pools: Literal["rollout", "all"] = Field(
+        "rollout",
+        description="whose nodes leave: rollout's, which goes on without them, or all, and the run starts again",
+    )
+    leaves: Seconds = Field(gt=0, description="mean time until one node leaves")
+    returns: Seconds = Field(0.0, ge=0, description="mean time until another takes its place")
+    price: UsdPerHour | None = Field(None, gt=0, description="of these nodes, per device and hour; default: as others")
+
+
 class WholeRun(Frozen):
     """What surrounds the rl_steps of a whole run; rates are the user's to state, none is built in."""
 
@@ -122,6 +134,7 @@ class WholeRun(Frozen):
     validation: Seconds = Field(0.0, ge=0, description="of one pass")
     device_mtbf: Seconds | None = Field(None, gt=0, description="mean time between failures of one device; null: none")
     recovery: Seconds = Field(0.0, ge=0, description="from a failure to the restart, beside the start-up")
+    spot: SpotNodes | None = Field(None, description="nodes that leave; null: none")
 
 
 def _as_list(given: object) -> object:
@@ -224,6 +237,9 @@ class Job(Frozen):
                 raise ValueError(
                     f"mode {mode} needs limits.staleness of at least {least}: limits: {{staleness: {least}}}"
                 )
+        shared = [mode for mode in self.modes if MODES[mode].shares_devices]
+        if self.run and self.run.spot and self.run.spot.pools == "rollout" and shared:
+            raise ValueError(f"run.spot: rollout has no nodes of its own in mode {shared[0]}: spot: {{pools: all}}")
         if not self.modes:
             raise ValueError("modes must name at least one alternative")
         return self

@@ -76,8 +76,11 @@ class RunTotals(Frozen):
     checkpoint_s: float
     validation_s: float
     handovers_s: float = Field(0.0, description="changes of layout between tasks that take turns")
-    lost_s: float = Field(description="work that failures undo, and restarts")
+    lost_s: float = Field(description="work that failures and spot nodes that leave undo, and restarts")
     failures: float = Field(description="expected number")
+    departures: float = Field(0.0, description="spot nodes that leave, expected number")
+    on_demand_s: float | None = Field(None, description="where spot nodes are stated: the same if none of them left")
+    on_demand_usd: float | None = Field(None, description="and at the price of the others")
     goodput: float
     device_hours: float
     usd: float | None = None

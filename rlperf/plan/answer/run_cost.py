@@ -11,6 +11,7 @@ from rlperf.layout import FloatArray
 from rlperf.plan.answer.plan import Phase, Prediction, RunTotals
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.pool import PoolPlan, ScorerPlan
+from rlperf.sim.rl_step.spot import SpotFacts, elastic_step_s
 from rlperf.sim.rl_step.whole_run import RunFacts, best_checkpoint_s, whole_run
 from rlperf.specs.modes import MODES, Mode
 
@@ -48,7 +49,8 @@ def run_totals(context: Context, stretches: Sequence[Stretch], *, handover_s: fl
     Every rl_step takes what the stretch that covers it is predicted to take, those after the last what the last takes.
     Tasks that take turns add up, with what the changes between them take (``handover_s`` per rl_step); those that run
     beside each other wait for the slowest. Start-up and graph capture are the framework's. ``low_s`` and ``high_s``
-    take all rl_steps at their 5th and 95th percentile: what a prediction is off by, it is off by every time.
+    take all rl_steps at their 5th and 95th percentile: what a prediction is off by, it is off by every time. Where spot
+    nodes are stated, rollouts that go on without them take longer, and the run with none that leave stands beside it.
     """
     run = context.job.run
     if run is None:
@@ -56,24 +58,38 @@ def run_totals(context: Context, stretches: Sequence[Stretch], *, handover_s: fl
     count = run.rl_steps or context.job.horizon.rl_steps
     last = max(stretch.rl_steps[1] for stretch in stretches)
     apart = context.job.sharing == "devices"
-    mean, low, high, tokens, usd = (np.zeros(count) for _ in range(5))
+    mean, low, high, steady, tokens, usd = (np.zeros(count) for _ in range(6))
     for stretch in stretches:
         at = np.minimum(np.arange(count), last)
         here = (at >= stretch.rl_steps[0]) & (at <= stretch.rl_steps[1])
         predicted = stretch.predicted
-        for sums, value in ((mean, predicted.rl_step_s), (low, predicted.low_s), (high, predicted.high_s)):
+        spot, slower = _spot(context, stretch), 1.0
+        if spot is not None and spot.elastic:
+            overlaps, rollout_s = MODES[stretch.mode].overlaps, predicted.stages_s.rollout
+            slower = (
+                float(elastic_step_s(predicted.rl_step_s, rollout_s, spot, overlaps=overlaps)) / predicted.rl_step_s
+            )
+        for sums, value in (
+            (mean, slower * predicted.rl_step_s), (low, slower * predicted.low_s), (high, slower * predicted.high_s),
+            (steady, predicted.rl_step_s),
+        ):  # fmt: skip
             sums[here] = np.maximum(sums[here], value) if apart else sums[here] + value
         tokens[here] += predicted.trained_tokens
         usd[here] += np.nan if predicted.usd_per_step is None else predicted.usd_per_step
     devices = sum(s.devices for s in stretches if s.rl_steps[1] == last) if apart else max(s.devices for s in stretches)
-    facts = _facts(context, stretches[0], count, devices, float(tokens.mean()), float(usd.sum()), mean)
-    facts = replace(facts, handover_s=handover_s)
+    calm = _facts(context, stretches[0], count, devices, float(tokens.mean()), float(usd.sum()), steady)
+    calm = replace(calm, handover_s=handover_s)
+    spot = _spot(context, stretches[0])
+    facts = replace(calm, spot=spot, usd_per_device_hour=_usd_per_hour(context, stretches[0], calm))
     found, fast, slow = (whole_run(steps, facts) for steps in (mean, low, high))
+    demand = whole_run(steady, calm) if spot else None
     return RunTotals(
         rl_steps=count,
         low_s=fast.total_s,
         high_s=slow.total_s,
         best_checkpoint_every=_best_every(facts, float(mean.mean())),
+        on_demand_s=demand.total_s if demand else None,
+        on_demand_usd=demand.usd if demand else None,
         **{name: value for name, value in asdict(found).items() if name in RunTotals.model_fields},
     )
 
@@ -104,7 +120,31 @@ def _facts(
 
 
 def _best_every(facts: RunFacts, rl_step_s: float) -> int | None:
-    """rl_steps between checkpoints that lose least; None where failures or what a checkpoint takes are not stated."""
-    if facts.device_mtbf_s is None or not facts.checkpoint_s:
+    """rl_steps between checkpoints that lose least; None where nothing stops the run, or a checkpoint takes no time."""
+    if not facts.stops_per_s or not facts.checkpoint_s:
         return None
-    return max(round(best_checkpoint_s(facts.checkpoint_s, facts.devices, facts.device_mtbf_s) / rl_step_s), 1)
+    return max(round(best_checkpoint_s(facts.checkpoint_s, facts.stops_per_s) / rl_step_s), 1)
+
+
+def _spot(context: Context, stretch: Stretch) -> SpotFacts | None:
+    """The job's spot nodes, as many as the pools take that have them."""
+    stated = context.job.run.spot if context.job.run else None
+    if stated is None:
+        return None
+    elastic = stated.pools == "rollout"
+    devices = stretch.pool("rollout").devices if elastic else stretch.devices
+    hardware = context.rollout_hardware if elastic else context.hardware
+    nodes = -(-devices // hardware.cluster.devices_per_node)
+    return SpotFacts(nodes, stated.leaves, stated.returns, elastic)
+
+
+def _usd_per_hour(context: Context, stretch: Stretch, calm: RunFacts) -> float | None:
+    """Price of a device and hour, those on spot nodes at theirs [USD/h]; None where one is missing."""
+    stated, usual = context.job.run.spot if context.job.run else None, calm.usd_per_device_hour
+    if stated is None or stated.price is None:
+        return usual
+    if stated.pools == "all":
+        return stated.price
+    rollout, rest = stretch.pool("rollout").devices, stretch.devices - stretch.pool("rollout").devices
+    others = context.usd_per_s(0, rest)
+    return None if others is None else (3600.0 * others + rollout * stated.price) / stretch.devices

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray
+from rlperf.sim.rl_step.spot import SpotFacts
 
 _HOPELESS = 10.0  # failures expected within a stretch: it would be begun exp(10) times
 
@@ -31,6 +32,7 @@ class RunFacts:
     device_mtbf_s : mean seconds between failures of one device with its share of the node; None = no failures
     recovery_s : detection, replacement of the node and reading the checkpoint, beside the start-up [s]
     usd_per_device_hour : price [USD/h]; None = not asked
+    spot : nodes that leave; where rollout goes on without them, the rl_steps hold what that costs (`elastic_step_s`)
     """
 
     rl_steps: int
@@ -47,6 +49,7 @@ class RunFacts:
     device_mtbf_s: float | None = None
     recovery_s: float = 0.0
     usd_per_device_hour: float | None = None
+    spot: SpotFacts | None = None
 
     def __post_init__(self) -> None:
         if self.rl_steps < 1 or self.devices < 1:
@@ -54,12 +57,31 @@ class RunFacts:
         if self.device_mtbf_s is not None and self.device_mtbf_s <= 0:
             raise SpecError("device_mtbf_s must be positive")
 
+    @property
+    def departures_per_s(self) -> float:
+        """Spot nodes that leave [1/s]."""
+        return self.spot.nodes / self.spot.leaves_s if self.spot else 0.0
+
+    @property
+    def stops_per_s(self) -> float:
+        """Failures that stop the run, and departures where it does not go on without the nodes [1/s]."""
+        fails = 0.0 if self.device_mtbf_s is None else self.devices / self.device_mtbf_s
+        return fails + (0.0 if self.spot is None or self.spot.elastic else self.departures_per_s)
+
+    @property
+    def restart_s(self) -> float:
+        """Of a stop, mean: what a start takes, and the wait for a node in place of one that left [s]."""
+        once = self.start_up_s + self.capture_s + self.warmup_s + self.recovery_s
+        if self.spot is None or self.spot.elastic:
+            return once
+        return once + self.spot.returns_s * self.departures_per_s / self.stops_per_s
+
 
 @dataclass(frozen=True)
 class RunCost:
     """The run in time and money; ``goodput`` = seconds in rl_steps that count / all seconds [1].
 
-    ``lost_s`` holds work that failures undid and restarts; ``usd*`` are None without a price.
+    ``lost_s`` holds work that failures and spot nodes that left undid, and restarts; ``usd*`` are None without a price.
     """
 
     total_s: float
@@ -70,6 +92,7 @@ class RunCost:
     handovers_s: float
     lost_s: float
     failures: float
+    departures: float
     goodput: float
     device_hours: float
     tokens_per_s_per_device: float
@@ -81,7 +104,8 @@ class RunCost:
 def whole_run(rl_step_s: npt.ArrayLike, facts: RunFacts) -> RunCost:
     r"""Expected time and cost of a run.
 
-    With failures at rate lambda = devices / MTBF (exponential), a stretch of w seconds between checkpoints takes
+    With failures at rate lambda = devices / MTBF (exponential), to which nodes / M of spot nodes add where the run does
+    not go on without them, a stretch of w seconds between checkpoints takes
 
     .. math:: E = \left(\frac{1}{\lambda} + R\right) \left(e^{\lambda w} - 1\right)
 
@@ -106,7 +130,9 @@ def whole_run(rl_step_s: npt.ArrayLike, facts: RunFacts) -> RunCost:
     per_step = steps + validation / facts.rl_steps + facts.handover_s
     stretches = _stretches(per_step, facts)
     planned = float(stretches.sum())
-    expected, failures = _with_failures(stretches, once + facts.recovery_s, facts)
+    expected, stops = _with_failures(stretches, facts)
+    elastic = facts.spot is not None and facts.spot.elastic
+    departures = facts.departures_per_s * (expected if elastic else stops / (facts.stops_per_s or 1.0))
     total = once + expected
     tokens = facts.trained_tokens * facts.rl_steps
     hours = total * facts.devices / 3600.0
@@ -119,7 +145,8 @@ def whole_run(rl_step_s: npt.ArrayLike, facts: RunFacts) -> RunCost:
         validation_s=validation,
         handovers_s=facts.handover_s * facts.rl_steps,
         lost_s=expected - planned,
-        failures=failures,
+        failures=stops - (0.0 if elastic else departures),
+        departures=departures,
         goodput=useful / total,
         device_hours=hours,
         tokens_per_s_per_device=tokens / (total * facts.devices),
@@ -139,27 +166,28 @@ def _stretches(per_step: FloatArray, facts: RunFacts) -> FloatArray:
     return np.asarray(seconds + full * facts.checkpoint_s, np.float64)
 
 
-def _with_failures(stretches: FloatArray, restart_s: float, facts: RunFacts) -> tuple[float, float]:
-    """Expected seconds and failures over all stretches."""
-    if facts.device_mtbf_s is None:
+def _with_failures(stretches: FloatArray, facts: RunFacts) -> tuple[float, float]:
+    """Expected seconds and stops over all stretches."""
+    rate = facts.stops_per_s
+    if not rate:
         return float(stretches.sum()), 0.0
-    rate = facts.devices / facts.device_mtbf_s
     longest = float(stretches.max())
     if rate * longest > _HOPELESS:
         raise SpecError(
-            f"run: {facts.devices} devices fail every {1.0 / rate:.3g} s on average, but {longest:.3g} s of work lie "
-            "between checkpoints: such a run does not end; state a larger device_mtbf or a smaller checkpoint_every"
+            f"run: {facts.devices} devices stop every {1.0 / rate:.3g} s on average, but {longest:.3g} s of work lie "
+            "between checkpoints: such a run does not end; state a larger device_mtbf (of spot nodes: "
+            "leaves) or a smaller checkpoint_every"
         )
     growth = np.expm1(rate * stretches)
-    return float(((1.0 / rate + restart_s) * growth).sum()), float(growth.sum())
+    return float(((1.0 / rate + facts.restart_s) * growth).sum()), float(growth.sum())
 
 
-def best_checkpoint_s(checkpoint_s: float, devices: int, device_mtbf_s: float) -> float:
+def best_checkpoint_s(checkpoint_s: float, stops_per_s: float) -> float:
     r"""Seconds of work between checkpoints that lose least, first order: :math:`\sqrt{2 C M}` (Young 1974).
 
-    C seconds of a checkpoint, M = MTBF / devices seconds between failures of the run.
+    C seconds of a checkpoint, M seconds between stops of the run, one over ``stops_per_s``.
 
-    >>> round(best_checkpoint_s(60.0, 1024, 1024 * 7200.0), 1)
+    >>> round(best_checkpoint_s(60.0, 1.0 / 7200.0), 1)
     929.5
     """
-    return float(np.sqrt(2.0 * checkpoint_s * device_mtbf_s / devices))
+    return float(np.sqrt(2.0 * checkpoint_s / stops_per_s))

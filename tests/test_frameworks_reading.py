@@ -13,6 +13,7 @@ from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import audit
 from rlperf.frameworks.export import export_run, write_file
+from rlperf.frameworks.findings import engine_findings
 from rlperf.frameworks.imports import Imported, import_config, job_of, job_text, keys_text
 from rlperf.frameworks.keytable import key_table, nest
 from rlperf.frameworks.registry import adapter_of
@@ -255,3 +256,22 @@ def test_nested_dicts_of_trl_are_its_keys(tmp_path: Path) -> None:
     text = "num_generations: 8\nper_device_train_batch_size: 8\nuse_vllm: true\nmodel_init_kwargs: {dtype: bfloat16}\n"
     (tmp_path / "c.yaml").write_text(text + "gradient_checkpointing_kwargs:\n  use_reentrant: false\n")
     assert import_config([tmp_path / "c.yaml"], "trl").unknown == ()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_prefill_on_engines_of_its_own_is_said_not_to_be_predicted(tmp_path: Path, number: int) -> None:
+    flags = (
+        "--actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --rollout-num-gpus-per-engine 2 --hf-checkpoint "
+        "Qwen/Qwen3-8B --rollout-batch-size 32 --n-samples-per-prompt 8 --global-batch-size 256 "
+        f"--rollout-max-response-len 4096 --rollout-max-prompt-len 1024 --prefill-num-servers {number}"
+    )
+    file = tmp_path / "run.sh"
+    file.write_text(f"python3 train.py {flags}\n")
+    found = [each.rule for each in engine_findings(import_config([file], "slime"), None)]
+    assert ("prefill_apart" in found) == bool(number)
+
+
+def test_verl_says_prefill_apart_by_a_switch(tmp_path: Path) -> None:
+    for on in (False, True):
+        read = _read(tmp_path, "verl==0.9", actor_rollout_ref__rollout__disaggregation__enabled=on)
+        assert bool(read.run.rollout.prefill_apart) == on

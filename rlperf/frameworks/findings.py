@@ -223,6 +223,11 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
         settings = {key: longest}
         advice = f"set {key}: {longest}"
         found.append(Finding("hint", key, message, advice, "never", rule="max_model_len", settings=settings))
+    if run.rollout.prefill_apart:
+        key = key_of(imported, ref("rollout.prefill_apart"))
+        message = "prompts are read by engines of their own, which is not predicted"
+        advice = "seconds are those of engines that read and write"
+        found.append(Finding("hint", key, message, advice, "never", imported.where(key), rule="prefill_apart"))
     per_node = run.devices_per_node
     for at in (ref("rollout.tensor_parallel"), ref("trainer.tensor_parallel")):
         width = run.value(at)

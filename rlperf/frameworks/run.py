@@ -168,6 +168,8 @@ class RolloutRun(PoolRun):
     sleeps: bool | None = None
     elastic: bool | None = None
     """Rollout goes on with the engines that are left."""
+    prefill_apart: bool | None = None
+    """Engines of their own read the prompts."""
     own_tensor_parallel: int | None = None
     """As NeMo-RL's file has it, where tensor and expert parallel mean something else."""
     own_expert_parallel: int | None = None

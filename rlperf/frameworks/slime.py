@@ -44,6 +44,7 @@ from rlperf.specs.profiles import load_architecture
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 """The rollout function of slime v0.3.0 and later that generates through training and weight sync."""
 _CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else -1)
+_SOME = Unit(lambda value, _: int(value) > 0, lambda value, _: value)
 
 FIELDS: tuple[Field, ...] = (
     *elsewhere("trainer.parked", "no-offload-train"),
@@ -87,6 +88,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.prefix_caching", "sglang-disable-radix-cache", NEGATED),
     field("rollout.kv_dtype", "sglang-kv-cache-dtype", SGLANG_KV_DTYPE),
     field("rollout.speculation", "sglang-speculative-num-steps", DRAFTS),
+    field("rollout.prefill_apart", "prefill-num-servers", _SOME, read_only=True),
     field("rollout.elastic", "use-fault-tolerance", note="engines that are gone are replaced, the others go on"),
     field("rollout.draft_training", "enable-mtp-training", note="the draft head is trained with the policy"),
     field("rollout.rollout_dtype", "sglang-quantization",

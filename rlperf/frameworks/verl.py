@@ -151,6 +151,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.prefix_caching", R + "enable_prefix_caching"),
     field("rollout.cuda_graphs", R + "enforce_eager", NEGATED),
     field("rollout.rollout_dtype", R + "quantization", _QUANTIZED),
+    field("rollout.prefill_apart", R + "disaggregation.enabled", read_only=True),
     field("rollout.speculation", M + "mtp.num_speculative_tokens", DRAFTS),
     field("rollout.draft_training", M + "mtp.enable_train", note="the draft head is trained with the policy"),
     field("rollout.kv_dtype", f"{R}engine_kwargs.vllm.kv_cache_dtype", _KV, "engine's own argument"),

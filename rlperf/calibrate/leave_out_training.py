@@ -27,7 +27,11 @@ def predict_groups(path: Path, table: Table, by: str) -> list[LeftOutGroup]:
     """
     table.need(*NEEDED)
     found, _ = read_all(TrainingRow, table)
-    fit = fit_rows(found)
+    return groups_of(fit_rows(found), by)
+
+
+def groups_of(fit: TimingFit, by: str) -> list[LeftOutGroup]:
+    """The same of a fit of all rows that fits may see: one fit serves every way of grouping."""
     rows = fit.timed.rows
     names = np.array([group_of(row.row, by) for row in rows])
     groups = []

@@ -49,11 +49,16 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def rollouts(folders: pytest.TempPathFactory) -> str:
+    """Where `simulate` writes, which it says: one folder for what is compared, and not the current one."""
+    return str(folders.getbasetemp() / "rollouts")
+
+
 @pytest.fixture(scope="module")
 def moved(own: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float, str]:
     """The plan's file where it was moved, its rl_step [s] and what `simulate` said before; the job's folder is gone."""
     said = json.loads(ran("plan", str(own / "job.yaml"), "--out", str(own / "run"), "--json"))
-    simulated = ran("simulate", str(own / "run" / "plan.yaml"), "--json")
+    simulated = ran("simulate", str(own / "run" / "plan.yaml"), "--out", rollouts(tmp_path_factory), "--json")
     there = tmp_path_factory.mktemp("there") / "run"
     shutil.move(own / "run", there)
     shutil.rmtree(own)
@@ -61,7 +66,10 @@ def moved(own: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fl
 
 
 def test_a_moved_plan_gives_its_own_numbers_from_anywhere(
-    moved: tuple[Path, float, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    moved: tuple[Path, float, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     file, seconds, simulated = moved
     text = file.read_text()
@@ -69,7 +77,7 @@ def test_a_moved_plan_gives_its_own_numbers_from_anywhere(
     monkeypatch.chdir("/")
     predicted = json.loads(ran("predict", str(file), "--json"))["predicted"]
     assert predicted["rl_step_s"] == seconds == read_plan(file).phases[0].predicted.rl_step_s
-    assert ran("simulate", str(file), "--json") == simulated
+    assert ran("simulate", str(file), "--out", rollouts(tmp_path_factory), "--json") == simulated
     ran("export", str(file), "--out", str(tmp_path / "files"))
     here = (file.parent / "config" / "config.yaml").read_text()
     assert (tmp_path / "files" / "config.yaml").read_text() == here

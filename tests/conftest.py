@@ -26,3 +26,11 @@ def measured_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"measured data is absent ({folder.name}); set RLPERF_DATA to its folder")
     return folder
+
+
+@pytest.fixture(scope="module")
+def script(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``SCRIPT`` of the test's own module as a file: how a run is launched."""
+    path = tmp_path_factory.mktemp("launched") / "run.sh"
+    path.write_text(request.module.SCRIPT)
+    return path

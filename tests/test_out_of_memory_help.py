@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import rlperf
 from rlperf.frameworks.audit import Compared, report
 from rlperf.frameworks.verdict import lines_of, verdict_of
@@ -37,13 +35,6 @@ STEP = (
     "(TaskRunner pid=1) step:1 - response_length/mean:1812.0 - timing_s/gen:182.3 - timing_s/update_actor:148.4 - "
     "timing_s/step:423.1\n"
 )
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("verl") / "run.sh"
-    path.write_text(SCRIPT)
-    return path
 
 
 def test_both_phases_out_of_memory_get_keys_that_fit_together(script: Path) -> None:

@@ -21,13 +21,6 @@ SCRIPT = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_
 """
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("verdict") / "run.sh"
-    path.write_text(SCRIPT)
-    return path
-
-
 def test_a_run_is_normal_slow_or_fast_against_its_own_prediction(script: Path) -> None:
     found = audit_config(script, cluster="dgx_h100", plan=False)
     assert found.predicted is not None

@@ -63,10 +63,13 @@ def test_an_open_recompute_is_no_worse_than_any_of_its_values() -> None:
     assert opened.objective <= pinned.objective * (1 + 1e-9)
 
 
+ONCE = tuple(dict.fromkeys(RULES))
+
+
 @pytest.mark.slow
 def test_no_pair_of_the_study_is_violated() -> None:
     """Each rule of the study once; ``python -m studies.metamorphic.run`` goes through 500 pairs."""
-    assert [(pair, excess) for pair, excess in pairs(len(RULES)) if not pair.holds(excess)] == []
+    assert [(pair, excess) for pair, excess in pairs(len(ONCE), rules=ONCE) if not pair.holds(excess)] == []
 
 
 def test_more_nodes_are_never_slower() -> None:

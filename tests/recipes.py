@@ -27,11 +27,14 @@ def recipe(title: str, name: str = "contributing.md") -> str:
 
 
 def copied_package(folder: Path, *also: str) -> Path:
-    """A copy of the package that a recipe may add files to; ``also``: other folders and files of the repository."""
+    """A copy of the package that a recipe may add files to; ``also``: other folders and files of the repository.
+
+    What is compiled goes along: a copy keeps its source's time, so that only what a recipe changes is compiled anew.
+    """
     for name in ("rlperf", *also):
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, folder / name)
         else:
             shutil.copy(source, folder / name)
     (folder / "hwprofiles").symlink_to(ROOT / "hwprofiles")

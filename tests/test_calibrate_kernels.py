@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -218,6 +219,10 @@ def test_nccl_tests_output_is_read(tmp_path: Path) -> None:
     path.write_text("\n".join(lines).replace("1 on host device  7", "1 on other device  7"))
     with pytest.raises(SpecError, match="of 2 nodes"):
         read_series(path)
+    for word in (".", "1.2.3", "2x", "-3", "0"):
+        path.write_text("\n".join(lines).replace("-1  20.5", f"-1  {word}"))
+        with pytest.raises(SpecError, match=rf"nccl\.txt:11: a time of {re.escape(word)} us for 8 bytes is none"):
+            read_series(path)
     path.write_text("busbw\n8 2 float sum 1 2 3 4")
     with pytest.raises(SpecError, match="without the collective's name"):
         read_series(path)

@@ -281,15 +281,15 @@ def _nccl_tests(text: str, file: str) -> list[Series]:
     sizes, times = [], []
     for number, line in enumerate(text.splitlines(), start=1):
         parts = line.split()
-        if len(parts) >= 8 and parts[0].isdigit() and parts[1].isdigit():
-            numbers = [part for part in parts[3:] if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", part)]
-            if len(numbers) >= 3 and float(parts[0]) > 0:
-                offset = 1 if numbers[0] == "-1" else 0
-                size, microseconds = float(parts[0]), float(numbers[offset])
-                if size > MOST or not 0 < microseconds <= MOST:
-                    raise SpecError(Problem(f"a time of {microseconds:g} us for {size:g} bytes is none", file, number))
+        if len(parts) >= 8 and parts[0].isdecimal() and parts[1].isdecimal():
+            rest = [part for part in parts[3:] if not part.isalpha()]  # data type and operation are words
+            if len(rest) >= 3 and float(parts[0]) > 0:
+                word = rest[1] if rest[0] == "-1" else rest[0]
+                size, timed = float(parts[0]), re.fullmatch(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", word)
+                if size > MOST or timed is None or not 0 < float(word) <= MOST:
+                    raise SpecError(Problem(f"a time of {word} us for {size:g} bytes is none", file, number))
                 sizes.append(size)
-                times.append(microseconds * 1e-6)
+                times.append(float(word) * 1e-6)
     if not sizes:
         raise SpecError(Problem("is nccl-tests output without result lines", file))
     collective = COLLECTIVE_NAMES.get(name.group(1), name.group(1)).replace("sendrecv", "point_to_point")

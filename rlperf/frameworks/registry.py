@@ -10,7 +10,7 @@ from rlperf.frameworks.adapter import Adapter, checked
 from rlperf.specs.framework import FACTS
 
 FRAMEWORKS = tuple(sorted(path.stem for path in FACTS.glob("*.yaml")))
-_ALIASES = {"nemo": "nemo_rl", "nemorl": "nemo_rl", "nemo_rl": "nemo_rl", "miles": "slime"}
+_ALIASES = {"nemo": "nemo_rl", "nemorl": "nemo_rl", "nemo_rl": "nemo_rl", "miles": "slime", "skyrl_train": "skyrl"}
 
 
 def split_name(text: str) -> tuple[str, str | None]:

@@ -228,6 +228,15 @@ actor: {backend: 'fsdp:d4', path: Qwen/Qwen3-0.6B, mb_spec: {max_tokens_per_mb: 
 train_dataset: {batch_size: 128, max_length: 1024, path: d, type: rl}
 gconfig: {n_samples: 8, max_new_tokens: 4096}
 """
+SKYRL = """\
+: "${NUM_GPUS:=8}"
+uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base trainer.policy.model.path=Qwen/Qwen3-0.6B \\
+  trainer.placement.policy_num_gpus_per_node=$NUM_GPUS generator.inference_engine.num_engines=$NUM_GPUS \\
+  trainer.placement.ref_num_gpus_per_node=$NUM_GPUS trainer.train_batch_size=128 trainer.policy_mini_batch_size=64 \\
+  generator.n_samples_per_prompt=8 trainer.max_prompt_length=1024 generator.max_turns=1 \\
+  generator.sampling_params.max_generate_length=4096 trainer.max_tokens_per_microbatch=8192 \\
+  generator.inference_engine.max_num_seqs=256 trainer.policy.sequence_parallel_size=2
+"""
 TRL = """\
 model_name_or_path: Qwen/Qwen3-0.6B
 per_device_train_batch_size: 4

@@ -1,12 +1,13 @@
 """One log makes it yours: fit on one configuration of a framework, predict its others; and the prior that this takes.
 
     python studies/one_log/run.py            per framework: errors of the others before and after, with medians
-    python studies/one_log/run.py --forgotten    the same with the overheads of a relative in place of its own
+    python studies/one_log/run.py --forgotten    the same as a stranger: overheads of a relative in place of its own
     python studies/one_log/run.py --write    writes expected.csv, and the prior into hwprofiles/calibrations
 
-A row of ``measured/rl_step.csv`` stands in for a log of one rl_step with its stage seconds. The prior of every pair is
-found without the group that the log is of. Measured rl_steps are found through RLPERF_DATA (default: ../shared/data
-beside the checkout).
+A row of ``measured/rl_step.csv`` stands in for a log of three rl_steps with its stage seconds: rows are means of some.
+The prior of every pair is found without the group that the log is of; of a stranger, without all rows of its framework,
+and from the others as strangers. Measured rl_steps are found through RLPERF_DATA (default: ../shared/data beside the
+checkout).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import csv
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -42,6 +43,8 @@ DATA = Path(os.environ.get("RLPERF_DATA", ROOT.parent / "shared" / "data")) / "m
 PRIOR = ROOT / "hwprofiles" / "calibrations" / "log_prior.yaml"
 COLUMNS = {"step_s": "rl_step_s", "train_s": "training_s"}
 METRICS = ("step_s", *STAGES)
+STEPS = 3
+"""rl_steps that a row stands in for, all alike."""
 LOGS = 5
 """Rows of a group that stand in for logs at most."""
 FITTED = "nemo_rl"
@@ -86,61 +89,67 @@ def fitted(row: StepRow) -> bool:
 
 
 def log_of(row: StepRow) -> StepLog:
-    """The row as a log of one rl_step."""
+    """The row as a log."""
     stated = {name: seconds for name, seconds in row.measured.items() if name in METRICS}
-    columns = {COLUMNS.get(name, name): [seconds] for name, seconds in stated.items()}
-    return StepLog.of([1], framework=row.framework, source=row.row_id, **columns)
+    columns = {COLUMNS.get(name, name): [seconds] * STEPS for name, seconds in stated.items()}
+    return StepLog.of(range(1, STEPS + 1), framework=row.framework, source=row.row_id, **columns)
 
 
-def evidence(rows: Sequence[StepRow]) -> dict[str, Evidence]:
+Frameworks = Callable[[StepRow], FrameworkCalibration]
+"""The calibration that a row is predicted with."""
+
+
+def shipped(row: StepRow) -> FrameworkCalibration:
+    return load_framework_calibration(row.framework).at_release(row.release)
+
+
+def forgotten(row: StepRow) -> FrameworkCalibration:
+    return stranger(load_framework_calibration(row.framework)).at_release(row.release)
+
+
+def evidence(rows: Sequence[StepRow], framework: Frameworks = shipped) -> dict[str, Evidence]:
     """What the rows say of the prior, by row; those that cannot be laid out say nothing."""
     found = {}
     for row in rows:
         try:
-            found[row.row_id] = evidence_of(context_of(row, DEFAULT_LAW), log_of(row), group_of(row))
+            found[row.row_id] = evidence_of(context_of(row, DEFAULT_LAW, framework(row)), log_of(row), group_of(row))
         except (InfeasibleError, SpecError):
             continue
     return found
 
 
-def prior_without(rows: Sequence[StepRow], known: dict[str, Evidence], one: StepRow) -> LogPrior:
-    """The prior of a row's framework from all groups but its own."""
-    kept = [
-        known[row.row_id]
-        for row in rows
-        if row.row_id in known and fitted(row) == fitted(one) and group_of(row) != group_of(one)
-    ]
-    return log_prior(kept)
+def prior_without(
+    rows: Sequence[StepRow], known: dict[str, Evidence], one: StepRow, framework: Frameworks = shipped
+) -> LogPrior:
+    """The prior of a row's framework from all groups but its own; of a stranger, from all other frameworks."""
+
+    def tells(row: StepRow) -> bool:
+        if framework is forgotten:
+            return shipped(row).framework != shipped(one).framework
+        return fitted(row) == fitted(one) and group_of(row) != group_of(one)
+
+    return log_prior([known[row.row_id] for row in rows if row.row_id in known and tells(row)])
 
 
-def pairs(rows: Sequence[StepRow], *, forgotten: bool = False) -> list[Pair]:
-    """Rows as logs, and the other configurations of their group: one framework, release and source.
-
-    ``forgotten``: as if nobody had measured the framework, with the overheads of its relative
-    """
-    known, found = evidence(rows), []
+def pairs(rows: Sequence[StepRow], framework: Frameworks = shipped) -> list[Pair]:
+    """Rows as logs, and the other configurations of their group: one framework, release, source and device."""
+    known, found = evidence(rows, framework), []
     priors: dict[str, LogPrior] = {}
 
     @cache
-    def framework(name: str) -> FrameworkCalibration:
-        own = load_framework_calibration(name)
-        return stranger(own) if forgotten else own
-
-    @cache
-    def shipped(row: StepRow) -> StepPrediction:
-        return predict_step(row, framework=framework(row.framework).at_release(row.release))
+    def before(row: StepRow) -> StepPrediction:
+        return predict_step(row, framework=framework(row))
 
     for log in _logs(rows):
         others = [row for row in rows if group_of(row) == group_of(log) and row.configuration != log.configuration]
         if log.row_id not in known or not others:
             continue
         name = group_of(log)
-        priors.setdefault(name, prior_without(rows, known, log))
-        start = framework(log.framework).at_release(log.release)
-        fit = fit_log(context_of(log, DEFAULT_LAW, start), log_of(log), prior=priors[name])
+        priors.setdefault(name, prior_without(rows, known, log, framework))
+        fit = fit_log(context_of(log, DEFAULT_LAW, framework(log)), log_of(log), prior=priors[name])
         for row in others:
             if row.row_id in known:
-                found += _pairs(log, row, fit, shipped(row))
+                found += _pairs(log, row, fit, before(row))
     return found
 
 
@@ -226,7 +235,7 @@ def write(rows: Sequence[StepRow], lines: Sequence[dict[str, object]]) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     rows = measured_rows()
-    lines = table(pairs(rows, forgotten="--forgotten" in arguments))
+    lines = table(pairs(rows, forgotten if "--forgotten" in arguments else shipped))
     for line in lines:
         print("  ".join(f"{value!s:>18}" for value in line.values()))
     if "--write" in arguments:

@@ -252,6 +252,15 @@ def flatten(data: Mapping[str, Value], prefix: str = "") -> dict[str, Value]:
     return flat
 
 
+def sections(keys: Iterable[str]) -> set[str]:
+    """Every section that one of some dotted keys lies in.
+
+    >>> sorted(sections(["actor.optim.lr", "name"]))
+    ['actor', 'actor.optim']
+    """
+    return {key[:at] for key in keys for at, char in enumerate(key) if char == "."}
+
+
 def nest(flat: Iterable[tuple[str, Value]]) -> dict[str, Value]:
     """Dotted keys as a nested mapping, in order.
 

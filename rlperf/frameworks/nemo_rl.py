@@ -30,7 +30,7 @@ from rlperf.frameworks.fields import (
     words,
     write_fields,
 )
-from rlperf.frameworks.keytable import ABSENT, Flat, key_table
+from rlperf.frameworks.keytable import ABSENT, Flat, key_table, sections
 from rlperf.frameworks.nearest import without_ulysses
 from rlperf.frameworks.nemo_rl_settings import (
     ASYNC,
@@ -216,10 +216,11 @@ class NemoRl:
         chosen = with_drafts(chosen, config + "num_speculative_tokens", vllm_drafts(config, drafted), target.has)
         dropped = ("policy.optimizer", "policy.scheduler") if megatron else ()
         settings: dict[str, Setting] = {}
+        replaced = sections(chosen)
         for key, spec in target.table.keys(target.version).items():
             if key.startswith(dropped) if dropped else False:
                 continue
-            if spec.default is not ABSENT and not any(other.startswith(key + ".") for other in chosen):
+            if spec.default is not ABSENT and key not in replaced:
                 settings[key] = Setting(key, {} if spec.default == "{}" else spec.default)
         settings.update({key: Setting(key, None, "Megatron has its own") for key in dropped})
         settings.update(chosen)
@@ -264,7 +265,7 @@ class NemoRl:
     def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
         """Neutral values of the keys over the defaults of the parent config."""
         flat = target.defaults()
-        for key in source.keys:
+        for key in sections(flat) & set(source.keys):
             for old in [name for name in flat if name.startswith(key + ".")]:
                 del flat[old]
         flat = resolve({**flat, **source.keys})

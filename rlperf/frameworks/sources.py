@@ -13,7 +13,7 @@ import yaml
 
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import Source
-from rlperf.frameworks.keytable import Value, flatten
+from rlperf.frameworks.keytable import Value, flatten, sections
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.shell import Word
 from rlperf.frameworks.shell_flow import commands, commands_run
@@ -46,14 +46,17 @@ class _Gathered:
     additions: set[str] = field(default_factory=set)
     launcher: dict[str, Value] = field(default_factory=dict)
     given: dict[str, str] = field(default_factory=dict)
+    _sections: set[str] = field(default_factory=set)
 
     def put(self, key: str, value: Value, file: str, line: int | None) -> None:
         """Set a key; a mapping that replaces a section, or a section below a value, takes the old away."""
-        for old in [name for name in self.keys if name.startswith(key + ".")]:
-            del self.keys[old]
-        parts = key.split(".")
-        for depth in range(1, len(parts)):
-            self.keys.pop(".".join(parts[:depth]), None)
+        if key in self._sections:
+            for old in [name for name in self.keys if name.startswith(key + ".")]:
+                del self.keys[old]
+        above = sections([key])
+        for section in above:
+            self.keys.pop(section, None)
+        self._sections |= above
         self.keys[key] = value
         self.lines[key] = (file, line)
 

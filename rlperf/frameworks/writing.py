@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import yaml
 
@@ -40,6 +41,7 @@ def yaml_scalar(value: Value) -> str:
 _WORDS = re.compile(r"[\w./@+-]+(?: [\w./@+-]+)*", re.ASCII)
 
 
+@lru_cache(maxsize=4096)
 def _plain(text: str) -> bool:
     """Whether a text may stand without quotes: words that YAML 1.1, and OmegaConf's wider numbers, read as that text.
 

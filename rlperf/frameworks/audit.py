@@ -104,6 +104,7 @@ def audit(
     facts: FrameworkFacts | None = None,
     plan: bool = True,
     predict: bool = True,
+    gains: bool = True,
 ) -> Audit:
     """Audit a configuration.
 
@@ -114,6 +115,7 @@ def audit(
     facts : rules for the planner's alternative; without them it plans freely
     predict : also predict memory and time; without, only keys and rules are checked
     plan : also ask the planner for the best on the same hardware
+    gains : also predict what other settings would gain, which are hints
     """
     given, imported = imported, with_budget(imported)
     broken, notes = _rules(given)
@@ -141,7 +143,7 @@ def audit(
     findings += engine_findings(given, cache)
     attempt = partial(_attempt, cluster=job.cluster, workload=job.tasks[0].workload)
     if predicted is not None and evaluation is not None:
-        judged, unjudged = _judged(given, context, predicted, evaluation, cache, attempt)
+        judged, unjudged = _judged(given, context, predicted, evaluation, cache, attempt if gains else None)
         notes += [unjudged] if unjudged else []
         findings += judged + (log_findings(given, predicted, log) if log else [])
     findings, together = repaired(findings, given, attempt)
@@ -158,12 +160,14 @@ def audit(
 
 def _judged(
     given: Imported, context: Context, predicted: Prediction, evaluation: Evaluation, cache: Cache | None,
-    attempt: Predict,
+    attempt: Predict | None,
 ) -> tuple[list[Finding], str]:  # fmt: skip
     """Findings about memory, padding and what other settings would gain; and why gains are not judged, in words."""
     lengths = evaluation.demand.lengths(0)
     found = memory_findings(given, predicted) + host_findings(given, context, evaluation)
     found += padding_findings(given, predicted, lengths)
+    if attempt is None:
+        return found, ""
     offers = what_ifs(given, predicted, cache)
     unjudged = _unjudged(given, offers, lengths.size)
     return found + gain_findings(given, predicted, [] if unjudged else offers, attempt), unjudged

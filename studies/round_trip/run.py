@@ -101,7 +101,7 @@ def plan_trip(job: Job) -> PlanTrip:
     with TemporaryDirectory() as scratch:
         read = import_config(configs(write_plan(plan, None, scratch)), plan.job.framework)
     again = rlperf.predict_job(job_of(read, cluster=job.cluster, workload=workload)).rl_step_s
-    found = audit(read, cluster=job.cluster, workload=workload, plan=False).findings
+    found = audit(read, cluster=job.cluster, workload=workload, plan=False, gains=False).findings
     return PlanTrip(
         job,
         excess=again / phase.predicted.rl_step_s - 1.0,

@@ -7,10 +7,11 @@ from random import Random
 
 import pytest
 
-from rlperf.errors import SpecError
+from rlperf.api import plan_job
+from rlperf.errors import InfeasibleError, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import audit
-from rlperf.frameworks.export import export_run
+from rlperf.frameworks.export import export_run, losses
 from rlperf.frameworks.imports import Imported, import_config, job_of
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.shell_flow import commands
@@ -198,3 +199,19 @@ def test_what_drafts_is_read_where_it_stands(tmp_path: Path) -> None:
 def test_what_rlperf_does_not_read_is_refused_by_name(tmp_path: Path, keys: dict[str, object], said: str) -> None:
     with pytest.raises(SpecError, match=said):
         job_of(read(tmp_path, changed(**keys)))
+
+
+def test_an_asynchronous_plan_has_one_update_a_step() -> None:
+    """What its files could not say is not planned: fully_async trains one mini batch between two weight syncs."""
+    job = {
+        "name": "small", "architecture": "Qwen3-0.6B", "nodes": 1, "modes": ["async"], "cluster": "dgx_h100",
+        "framework": "skyrl", "limits": {"truncated_fraction": 1.0, "staleness": 1},
+        "tasks": [{"name": "math", "workload": "math", "prompts_per_step": 128, "group_size": 4, "mini_batch": 64,
+                   "max_prompt_tokens": 512, "max_response_tokens": 1024}],
+    }  # fmt: skip
+    with pytest.raises(InfeasibleError):
+        plan_job(job)
+    job["tasks"][0]["mini_batch"] = [64, 128]  # type: ignore[index]
+    plan = plan_job(job)
+    assert (plan.phases[0].mode, plan.phases[0].settings.mini_batch) == ("async", 128)
+    assert losses(plan) == ()

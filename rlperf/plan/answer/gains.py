@@ -60,7 +60,7 @@ def environments(context: Context, task: TaskContext, evaluation: Evaluation) ->
         demand = replace(evaluation.demand, batch=replace(batch, max_trajectories=most))
         return float(judge.evaluate(demand, evaluation.configuration).rollout.makespan_s.mean())
 
-    now, free, most = rollout_s(batch.max_trajectories), rollout_s(None), batch.max_trajectories
+    now, free, most = float(evaluation.rollout.makespan_s.mean()), rollout_s(None), batch.max_trajectories
     at = now
     while at > ENOUGH * free and most < whole:
         most = min(2 * most, whole)

@@ -24,8 +24,7 @@ def _target(out: Path | None, force: bool) -> Path:
 def import_(
     config: Config,
     framework: Annotated[
-        str | None,
-        typer.Option(help="verl, nemo_rl, openrlhf, slime, areal, trl, skyrl (==version); default: recognised."),
+        str | None, typer.Option(help="verl, nemo_rl, openrlhf, slime, areal, trl, skyrl (==version), or recognised.")
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="Cluster that it runs on; the file does not say.")] = None,
     workload: Annotated[str | None, typer.Option(help="Length preset, model or trace; the file does not say.")] = None,

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlperf.api import Jobs, ask, job_of, load_job, plan_job
+from rlperf.api import Jobs, ask, job_of, load_job
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer import notebook
 from rlperf.plan.compare import Side, compare_sides, job_of_plan, side_of
+from rlperf.plan.planner import plan_job
 from rlperf.specs.job import Job
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import Document, validate
@@ -137,8 +138,10 @@ def changed_job(job: Job, fields: Mapping[str, Any], name: str) -> Job:
 
 def side_of_job(job: Job, draws: int, *, plan: bool = True, folder: Path | None = None) -> Side:
     """A job's plan (or, without one, what it pins with the rest filled in) on common draws."""
-    question = ask(job_of_plan(plan_job(job, folder=folder)) if plan else job, folder=folder)
-    return side_of(*question.pair, draws)
+    if plan:  # a side is not held against what its framework runs by default
+        asked = ask(job, folder=folder, to_plan=True)
+        job = job_of_plan(plan_job(asked.context, facts=asked.facts))
+    return side_of(*ask(job, folder=folder).pair, draws)
 
 
 def _row(name: str, first: Side, judged: Callable[[], Side]) -> WhatIfRow:

@@ -28,7 +28,7 @@ from rlperf.cost.basis import serving_basis
 from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.engine_memory import engine_memory, max_running
 from rlperf.cost.engine_step import EngineStepCost
-from rlperf.cost.inference import ByTokens, engine_step_cost, with_overhead
+from rlperf.cost.inference import ByTokens, tabulated, with_overhead
 from rlperf.cost.replica import Replica
 from rlperf.cost.serving import Served, closed_loop, open_loop, static_batch
 from rlperf.errors import SpecError
@@ -245,13 +245,10 @@ class CostTable:
         where = case.configuration, case.kv_dtype
         key = (*key, *where, case.isl, case.osl, case.cached)
         if key not in self._costs:
+            replica = Replica.of(case.arch, case.hardware, engine, case.layout, case.gemm_dtype, case.kv_dtype)
             if where not in self._by_tokens:
-                replica = Replica.of(case.arch, case.hardware, engine, case.layout, case.gemm_dtype, case.kv_dtype)
                 self._by_tokens[where] = ByTokens.of(replica)
-            cost = engine_step_cost(
-                case.arch, case.hardware, engine, case.layout, gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,
-                typical_context=case.isl + case.osl / 2.0, by_tokens=self._by_tokens[where],
-            )  # fmt: skip
+            cost = tabulated(replica, self._by_tokens[where], typical_context=case.isl + case.osl / 2.0)
             slots = max_running(
                 case.arch, case.hardware, engine, case.layout, case.isl, case.osl,
                 gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,

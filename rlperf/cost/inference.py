@@ -235,21 +235,34 @@ def engine_step_cost(
     typical_context: float = 4096.0,
     images: Images | None = None,
     scores_prompts: bool = False,
-    by_tokens: ByTokens | None = None,
 ) -> EngineStepCost:
-    """Tabulate one scalar layout for the rollout simulator.
+    """Tabulate one scalar layout for the rollout simulator; parameters are those of `tabulated`."""
+    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
+    return tabulated(
+        replica, ByTokens.of(replica), typical_context=typical_context, images=images, scores_prompts=scores_prompts
+    )
+
+
+def tabulated(
+    replica: Replica,
+    by_tokens: ByTokens,
+    *,
+    typical_context: float = 4096.0,
+    images: Images | None = None,
+    scores_prompts: bool = False,
+) -> EngineStepCost:
+    """Seconds of one scalar replica's engine_steps, from operators that may be shared with other overheads.
 
     Parameters
     ----------
-    images : of the prompts, encoded where their tokens are prefilled (engines cache what the tower made of an image)
-    scores_prompts : every prompt token goes through the head, since its log-probability is asked for
+    by_tokens : of this replica under any overheads
     typical_context : tokens of a running request at which what is not linear in context is linearised: sliding
         windows, and the fixed cost of split contexts; other terms are read off the operators in pairs [tokens]
-    by_tokens : where they are known: those of this engine and layout in these dtypes, under any overheads
+    images : of the prompts, encoded where their tokens are prefilled (engines cache what the tower made of an image)
+    scores_prompts : every prompt token goes through the head, since its log-probability is asked for
     """
-    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
-    engine, scale = replica.engine, replica.engine.overhead.kernel_scale
-    by_tokens = by_tokens or ByTokens.of(replica)
+    arch, hw, engine = replica.arch, replica.hw, replica.engine
+    scale = engine.overhead.kernel_scale
     linear = total_in_engine(by_tokens.tabulated, scale)
     low, high = typical_context, 1.5 * typical_context
     batch = _batch(replica)

@@ -74,23 +74,21 @@ def closed_loop(
     running = slots = np.minimum(c, max_running)
     together = _together(slots / steps if arriving is None else as_float(arriving))
     group = np.clip(np.minimum(np.floor(token_budget / n_in), together), 1.0, np.maximum(slots, 1.0))
-    alone = _prompt_s(cost, n_in, token_budget, 0.0, 0.0)
-    tpot = ttft = alone
+    tpot = ttft = alone = _prompt_s(cost, n_in, token_budget, 0.0, 0.0)
     others, least = np.maximum(slots - 1.0, 0.0), np.minimum(slots, 1.0)
     for _ in range(12):
         decode = cost.decode_s(running, running * context)
         chunk_base = running if chunked else np.zeros_like(running)
-        added = _prompt_s(cost, n_in, token_budget, chunk_base, chunk_base * context, group)
-        added = added - (chunks * decode if chunked else 0.0)
+        whole = _prompt_s(cost, n_in, token_budget, chunk_base, chunk_base * context, group)
+        added = whole - chunks * decode if chunked else whole
         tpot = decode + interference * others * np.maximum(added, 0.0) / (group * steps)
-        ttft = np.where(c <= 1.0, alone, added + (chunks * decode if chunked else decode / 2.0))
+        ttft = np.where(c <= 1.0, alone, whole if chunked else whole + decode / 2.0)
         share = steps * tpot / (steps * tpot + ttft)
         before, running = running, np.maximum(0.5 * (running + slots * share), least)
         if np.array_equal(before, running):
-            break  # at rest: every further turn is this one
-    cycle = ttft + steps * tpot
-    waiting = np.maximum(c - slots, 0.0) / np.maximum(slots, 1.0) * cycle
-    return Served(ttft + waiting, tpot, slots * n_out / cycle, running)
+            break  # at rest
+    cycle, queued = ttft + steps * tpot, np.maximum(c - slots, 0.0)
+    return Served(ttft + queued / np.maximum(slots, 1.0) * cycle, tpot, slots * n_out / cycle, running)
 
 
 def _together(arriving: FloatArray) -> FloatArray:

@@ -153,8 +153,7 @@ def audit(
     if plan and predicted is not None:
         best, note = _best(job, facts, predicted.rl_step_s)
         notes += [note] if note else []
-    against = compared(predicted, log)
-    other = _other_lengths(evaluation, log, job.tasks[0].workload)
+    against, other = compared(predicted, log), _other_lengths(evaluation, log, job.tasks[0].workload)
     return Audit(imported, job, sort(findings), predicted, best, tuple(notes), (), against, unjudged, lengths=other)
 
 

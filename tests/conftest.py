@@ -13,11 +13,26 @@ if str(ROOT) not in sys.path:  # studies are a package of the checkout
     sys.path.append(str(ROOT))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    """With ``-n auto`` tests of one ``xdist_group`` go to one worker, which works out once what they share."""
-    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
-        config.option.dist = "loadgroup"
+SCORED = (
+    "test_printed_accuracies_are_what_validate_measures", "test_rows_at_hand_are_those_of_the_groups_listed",
+    "test_served_rows", "test_rows_no_fit_saw", "test_groups_that_nobody_had_in_view",
+    "test_every_prediction_states_its_lengths_and_has_an_interval", "test_measured_steps", "test_measured_peaks",
+)  # fmt: skip
+"""Tests that judge reports of `tests/scored.py`: one worker gets all of them and scores each table once."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With ``-n auto`` a worker gets a file's tests, which share its fixtures; `SCORED` are of one scope."""
+    if config.getvalue("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Grouped(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "scored" if nodeid.endswith(SCORED) else nodeid.partition("::")[0]
+
+    return Grouped(config, log)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Measured tables as rlperf scores them, each once a process: several tests judge the same report.
 
-They are of one group (`SCORED`), which one worker gets.
+With ``-n auto`` one worker gets all of them (`tests/conftest.py`).
 """
 
 from __future__ import annotations
@@ -8,13 +8,9 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from rlperf.calibrate.leave_out_inference import Refits, report_apart
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate import Report, validate_file
-
-SCORED = pytest.mark.xdist_group("scored")
 
 
 @cache

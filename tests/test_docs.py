@@ -53,7 +53,7 @@ from rlperf.specs.profiles import architecture_names, load_architecture, profile
 from rlperf.specs.scorer import Scorer
 from rlperf.version import __version__
 
-from .scored import SCORED, scored, scored_apart
+from .scored import scored, scored_apart
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -382,7 +382,6 @@ def test_every_room_is_listed() -> None:
     assert [parts for parts in packages if len(parts) == 2 and f"`{parts[1]}`" not in listed[parts[0]]] == []
 
 
-@SCORED
 @pytest.mark.data
 @pytest.mark.slow
 def test_printed_accuracies_are_what_validate_measures(measured_data: Path) -> None:

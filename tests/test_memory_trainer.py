@@ -23,7 +23,7 @@ from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
 
-from .scored import SCORED, scored
+from .scored import scored
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +297,6 @@ def test_first_knob_names_what_is_largest(
     assert all(knob.frees_bytes >= 0 for knob in knobs(sharded, long, 32768.0))
 
 
-@SCORED
 @pytest.mark.data
 def test_measured_peaks(measured_data: Path) -> None:
     report = scored(measured_data / "measured" / "training.csv", "memory")

@@ -33,7 +33,7 @@ from rlperf.sim.rl_step.stages import STAGES
 from rlperf.specs.job import Job
 from rlperf.specs.rl_calibration import load_framework_calibration
 
-from .scored import SCORED, scored
+from .scored import scored
 
 ROW = {
     "row_id": "mine_0",
@@ -348,7 +348,6 @@ def median_error(report: Report, metric: str, *groups: str) -> float:
     return float(np.median([abs(one.predicted / one.measured - 1.0) for one in rows]))
 
 
-@SCORED
 @pytest.mark.data
 @pytest.mark.slow
 def test_rows_no_fit_saw(report: Report) -> None:
@@ -368,7 +367,6 @@ def test_rows_no_fit_saw(report: Report) -> None:
         assert np.median(errors) < limit, metric
 
 
-@SCORED
 @pytest.mark.data
 @pytest.mark.slow
 def test_groups_that_nobody_had_in_view(report: Report) -> None:
@@ -384,7 +382,6 @@ def test_groups_that_nobody_had_in_view(report: Report) -> None:
     assert median_error(report, "train_s", "rlinf", "miles_logs", "mlperf_rlvr") < 0.40
 
 
-@SCORED
 @pytest.mark.data
 @pytest.mark.slow
 def test_every_prediction_states_its_lengths_and_has_an_interval(report: Report) -> None:

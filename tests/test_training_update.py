@@ -25,7 +25,7 @@ from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
 
-from .scored import SCORED, scored
+from .scored import scored
 
 
 def gpt(hidden: int, layers: int, heads: int) -> Architecture:
@@ -338,7 +338,6 @@ def test_narayanan_table_1_scaling(a100: Hardware) -> None:
     assert found[-1] > found[0]
 
 
-@SCORED
 @pytest.mark.data
 def test_measured_steps(measured_data: Path) -> None:
     report = scored(measured_data / "measured" / "training.csv", "training")

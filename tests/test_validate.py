@@ -28,7 +28,7 @@ from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.reader import read_spec
 
-from .scored import SCORED, refits, scored
+from .scored import refits, scored
 
 COLUMNS = [
     "cached_tokens",
@@ -219,7 +219,6 @@ def test_groups_that_nobody_had_in_view_are_summed_up_apart(tmp_path: Path) -> N
     assert "groups that no calibration had in view" in text_of(report)
 
 
-@SCORED
 @pytest.mark.data
 def test_rows_at_hand_are_those_of_the_groups_listed(measured_data: Path) -> None:
     """Every row that a fit saw was at hand, and every group and cell that is listed stands in a table."""
@@ -401,7 +400,6 @@ def test_left_out_kernels_meet_their_targets(file: str, measured_data: Path, tmp
         assert max(found) < limit, name
 
 
-@SCORED
 @pytest.mark.data
 @pytest.mark.slow
 def test_served_rows(measured_data: Path) -> None:

@@ -6,7 +6,6 @@ four groupings; a quarter of an hour of one core.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,17 +49,17 @@ def borrowed(report: LeaveOutReport) -> str:
 
 
 def write(reports: Mapping[str, LeaveOutReport]) -> None:
-    """Every table, behind the line that names its grouping."""
-    lines = PAGE.read_text().split("\n")
+    """Every table, behind the line that names its grouping, and below it what was borrowed."""
+    text = PAGE.read_text()
     for by, report in reports.items():
-        title = next(number for number, line in enumerate(lines) if line.startswith(f"**{TITLES[by]}.**"))
-        first = next(number for number in range(title, len(lines)) if lines[number].startswith(HEAD)) + 2
-        last = next(number for number in range(first, len(lines)) if not lines[number].startswith("|"))
-        said = next((number for number in range(last, last + 2) if lines[number].startswith("Borrowed:")), None)
-        end = last if said is None else said + 1
-        note = borrowed(report)
-        lines[first:end] = [*rows_of(report), *(["", note] if note else [])]
-    PAGE.write_text("\n".join(lines))
+        before, title, rest = text.partition(f"**{TITLES[by]}.**")
+        rest = accuracy.with_rows(rest, HEAD, rows_of(report))
+        start = rest.index(HEAD)
+        table, after = rest[start:].split("\n\n", 1)
+        after = after.partition("\n\n")[2] if after.startswith("Borrowed:") else after
+        below = [note] if (note := borrowed(report)) else []
+        text = before + title + rest[:start] + "\n\n".join([table, *below, after])
+    PAGE.write_text(text)
 
 
 TITLES = {"framework": "Framework", "version": "Release", "device": "Device", "family": "Model family"}
@@ -68,8 +67,7 @@ TITLES = {"framework": "Framework", "version": "Release", "device": "Device", "f
 
 def main() -> None:
     """Fit once, leave every group out in turn and write the tables."""
-    given = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("RLPERF_DATA", accuracy.ROOT.parent / "shared/data")
-    table = read_table(Path(given) / "measured" / "training.csv")
+    table = read_table(accuracy.data_folder() / "measured" / "training.csv")
     found, _ = read_all(TrainingRow, table)
     fit = fit_rows(found)
     write({by: report_of("training", table.file, by, groups_of(fit, by)) for by in BY})

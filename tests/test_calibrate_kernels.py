@@ -219,7 +219,7 @@ def test_nccl_tests_output_is_read(tmp_path: Path) -> None:
     path.write_text("\n".join(lines).replace("1 on host device  7", "1 on other device  7"))
     with pytest.raises(SpecError, match="of 2 nodes"):
         read_series(path)
-    for word in (".", "1.2.3", "2x", "-3", "0"):
+    for word in (".", "1.2.3", "2x", "-3", "0", "nan", "inf"):
         path.write_text("\n".join(lines).replace("-1  20.5", f"-1  {word}"))
         with pytest.raises(SpecError, match=rf"nccl\.txt:11: a time of {re.escape(word)} us for 8 bytes is none"):
             read_series(path)

@@ -68,6 +68,12 @@ def test_a_launch_script_is_read_with_the_defaults_of_the_release(tmp_path: Path
     assert job_of(found).framework == "skyrl==0.4"
 
 
+def test_several_nodes_say_how_large_they_are(tmp_path: Path) -> None:
+    text = changed(trainer__placement__policy_num_nodes=2, trainer__placement__policy_num_gpus_per_node=4)
+    run = read(tmp_path, text).run
+    assert (run.devices, run.nodes, run.devices_per_node) == (8, 2, 4)
+
+
 def test_what_the_shell_is_started_with_goes_before_the_default(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT)
     assert import_config([tmp_path / "run.sh", "NUM_GPUS=4"]).run.devices == 4

@@ -28,6 +28,11 @@ def job(spot: dict[str, Any] | None, **changes: Any) -> Job:
     })  # fmt: skip
 
 
+def test_tasks_that_share_the_devices_state_no_spot_nodes() -> None:
+    with pytest.raises(ValueError, match=r"run\.spot: tasks that share the devices"):
+        job(ROLLOUT, sharing="devices")
+
+
 def totals(asked: Job) -> RunTotals:
     found = rlperf.plan_job(asked).run
     assert found is not None
@@ -41,7 +46,7 @@ def test_a_rollout_on_spot_nodes_is_slower_and_cheaper_and_the_report_says_both(
     assert spot.total_s > on_demand.total_s and spot.failures == 0.0
     assert spot.usd == pytest.approx(spot.device_hours * 2.0)  # half of the devices at 1 USD, half at 3
     assert spot.departures == pytest.approx((spot.total_s - spot.start_up_s) / (4 * 3600.0))
-    assert "spot nodes leave" in run_words(spot) and "USD)" in run_words(spot)
+    assert "spot nodes leave" in run_words(spot) and f"{spot.on_demand_usd:,.0f} USD" in run_words(spot)
     dear = totals(job({**ROLLOUT, "price": "3 USD/h"}))
     assert dear.usd is not None and on_demand.usd is not None and dear.usd > on_demand.usd
 

@@ -187,6 +187,14 @@ def test_published_rows_are_predicted(measured_data: Path) -> None:
     assert sum(found.refused.values()) == 29  # DSpark, EAGLE-2, upper values, a simulation
 
 
+def test_a_bound_says_nothing_of_the_spread_of_costs(tmp_path: Path) -> None:
+    line = "Qwen3-8B,h100_sxm,1,vLLM,EAGLE-3,3,2.5,,4,tokens/s,,{gain},serving"
+    file = tmp_path / "own.csv"
+    file.write_text("\n".join((COLUMNS, *(line.format(gain=gain) for gain in ("1.9", "<=1.3", "0")))) + "\n")
+    found = cost_spread(read_table(file), load_speculation())
+    assert found is not None and found.provenance.n == 1
+
+
 @pytest.mark.data
 def test_how_far_costs_lie_off_is_told_by_other_sources(measured_data: Path) -> None:
     """The shipped spread is that of all rows; a source that is left out does not tell it."""

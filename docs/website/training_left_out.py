@@ -1,7 +1,7 @@
 """Writes what training loses where whole groups are left out: python docs/website/training_left_out.py [DATA]
 
 The tables of docs/guide/accuracy-training.md. DATA is found as in ``accuracy.py``. One fit of all backends serves all
-four groupings; a quarter of an hour of one core.
+four groupings; seven minutes of one core.
 """
 
 from __future__ import annotations

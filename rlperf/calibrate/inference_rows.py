@@ -310,7 +310,7 @@ def asked_of(case: ServingCase, slots: float) -> Asked[float]:
 
 
 def check(case: ServingCase, table: CostTable) -> None:
-    """Refuse a case that `serve` would refuse, at no more than the cost of its kernels."""
+    """Refuse a case whose requests do not fit, as `serve` does first, at no more than the cost of its kernels."""
     _check(case, table.bare(case)[1])
 
 

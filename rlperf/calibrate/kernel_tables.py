@@ -282,7 +282,9 @@ def _nccl_tests(text: str, file: str) -> list[Series]:
     for number, line in enumerate(text.splitlines(), start=1):
         parts = line.split()
         if len(parts) >= 8 and parts[0].isdecimal() and parts[1].isdecimal():
-            rest = [part for part in parts[3:] if not part.isalpha()]  # data type and operation are words
+            rest = [
+                part for part in parts[3:] if not part.isalpha() or part in ("nan", "inf")
+            ]  # data type and operation are words
             if len(rest) >= 3 and float(parts[0]) > 0:
                 word = rest[1] if rest[0] == "-1" else rest[0]
                 size, timed = float(parts[0]), re.fullmatch(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", word)

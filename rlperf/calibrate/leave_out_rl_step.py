@@ -119,7 +119,10 @@ def believed(name: str, without: str) -> float:
     chosen = [each for each in own if each.provenance.n] or own
     if chosen:
         return float(np.exp(np.mean([np.log(each.value) for each in chosen])))
-    return next(one.start for one in OF_STACK if one.name == name.rpartition(".")[2])
+    start = next((one.start for one in OF_STACK if one.name == name.rpartition(".")[2]), None)
+    if start is None:
+        raise SpecError(f"no framework but {without} says anything of {name}")
+    return start
 
 
 def refit(own: FrameworkCalibration, rows: Sequence[StepRow]) -> FrameworkCalibration:

@@ -7,6 +7,7 @@ each as likely as another; what is predicted is the middle of all of them, and i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from statistics import NormalDist
@@ -180,14 +181,13 @@ def cost_spread(table: Table, known: SpeculationCalibration, *, without: str = "
     ``without``: a source that is left out. Sources count alike. None: no other source prints both.
     """
     off: dict[str, list[float]] = {}
-    for row in (each for each in table if each.text("kind") == SERVING and source_of(each) != without):
-        gain, length, source = row.number("speedup"), row.number("acceptance_length"), source_of(row)
-        if gain is not None and length is not None:
-            try:
-                told = told_gain(row, known).gains
-            except SpecError:
-                continue
-            off.setdefault(source, []).append(float(np.log(gain / np.median(told))))
+    for row in (each for each in table if each.text("kind") == SERVING):
+        if without and source_of(row) == without:
+            continue
+        with suppress(SpecError):  # a bound such as <=1.3, or what cannot be told, says nothing of the spread
+            gain, length = row.number("speedup"), row.number("acceptance_length")
+            if gain and length:
+                off.setdefault(source_of(row), []).append(float(np.log(gain / np.median(told_gain(row, known).gains))))
     if not off:
         return None
     value = float(np.sqrt(np.mean([np.mean(np.square(each)) for each in off.values()])))

@@ -135,7 +135,7 @@ def served_of(row: Row) -> DraftedOn:
 
 
 @dataclass(frozen=True)
-class Served:
+class Requests:
     """What is known of the requests that a row served: how many ran, or how many were sent a second."""
 
     running: tuple[float, ...] = ()
@@ -143,11 +143,11 @@ class Served:
     assumed: tuple[str, ...] = ()
 
 
-def requests_of(row: Row) -> Served:
+def requests_of(row: Row) -> Requests:
     """Requests that run, as a row prints them; several where it says no more than that they are few.
 
     >>> requests_of(Row("", "", 0, {"concurrency": "32"})), requests_of(Row("", "", 0, {"concurrency": "low"})).running
-    (Served(running=(32.0,), per_second=0.0, assumed=()), (1.0, 2.0, 4.0, 8.0))
+    (Requests(running=(32.0,), per_second=0.0, assumed=()), (1.0, 2.0, 4.0, 8.0))
     >>> requests_of(Row("", "", 0, {"concurrency": "2 requests/s"})).per_second
     2.0
     """
@@ -155,13 +155,13 @@ def requests_of(row: Row) -> Served:
     found = re.match(r"[\d.]+", text)
     if not found:
         few = f"{LOW_CONCURRENCY[0]:g} to {LOW_CONCURRENCY[-1]:g} running, of {text!r}"
-        return Served(LOW_CONCURRENCY, assumed=(few,))
+        return Requests(LOW_CONCURRENCY, assumed=(few,))
     number = float(found.group())
     if text.endswith("/s"):
         asked = f"requests of {UNPRINTED_OUTPUTS[0]:g} to {UNPRINTED_OUTPUTS[-1]:g} tokens"
-        return Served(per_second=number, assumed=(asked,))
+        return Requests(per_second=number, assumed=(asked,))
     rate = f"{number:g} running, of {text!r}"
-    return Served((number,), assumed=() if found.end() == len(text) else (rate,))
+    return Requests((number,), assumed=() if found.end() == len(text) else (rate,))
 
 
 def rollouts_of(row: Row) -> tuple[tuple[Trajectories, ...], tuple[str, ...]]:

@@ -318,11 +318,11 @@ def _write(table: Any, out: Path, data_parallel: int, tensor_parallel: int) -> l
 
 def _read(paths: Sequence[str], skip_damaged: bool, cap: int | None, tokenizer: str | None = None) -> Recording:
     """Read with a progress bar; what was skipped is reported on stderr. Dumps of a framework count as recordings."""
-    from rlperf.frameworks.dumps import holds_dump, read_dump
+    from rlperf.frameworks.dumps import hold_dumps, read_dump
     from rlperf.workload.readers import read_recording
     from rlperf.workload.records import Recording
 
-    if tokenizer is not None or holds_dump(paths[0]):
+    if hold_dumps(paths):
         dumped = read_dump(paths, tokenizer=tokenizer, max_response_tokens=cap)
         return Recording(dumped, files=tuple(paths), samples_read=dumped.n)
     with _reading() as advance:

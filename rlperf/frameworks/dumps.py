@@ -41,12 +41,17 @@ def read_rollouts(
 ) -> LengthTable:
     """Lengths of a run however they were recorded: dumps of a framework, tables or lines of lengths, PolyTrace.
 
-    Parameters and errors are those of `read_dump` and of `rlperf.workload.read_recording`.
+    The first file tells which. Parameters and errors are those of `read_dump` and of `rlperf.workload.read_recording`.
     """
-    first = next(_files(paths), None)
-    if tokenizer is not None or (first is not None and holds_dump(first)):
+    if hold_dumps(paths):
         return read_dump(paths, tokenizer=tokenizer, max_response_tokens=max_response_tokens)
     return read_recording(list(paths), max_response_tokens=max_response_tokens).lengths
+
+
+def hold_dumps(paths: Sequence[Path | str]) -> bool:
+    """Whether files or folders hold a framework's rollout dumps; the first file tells."""
+    first = next(_files(paths), None)
+    return first is not None and holds_dump(first)
 
 
 def read_dump(
@@ -147,7 +152,8 @@ def holds_dump(path: Path | str) -> bool:
         return False
     known = {"seqlen", "input_lengths", "token_loss_mask"} & set(row)
     names = _text_fields(row)
-    return bool(known) or (names is not None and isinstance(row[names[1]], str))
+    said = None if names is None else row[names[1]]  # a list is of messages, or of recorded lengths
+    return bool(known) or isinstance(said, str) or (isinstance(said, list) and bool(said) and isinstance(said[0], dict))
 
 
 def _nemo(row: dict[str, Any], number: int, step: int) -> Iterator[_Row]:

@@ -58,6 +58,15 @@ def plain_engine(rollout: RolloutRun, lost: list[Limitation]) -> RolloutRun:
     return engine.having(expert_parallel=1, attention_data_parallel=1)
 
 
+def most_dividing(share: int, most: int) -> int:
+    """The largest number up to ``most`` that divides ``share`` (1 where none else does).
+
+    >>> most_dividing(12, 5), most_dividing(7, 5), most_dividing(8, 100)
+    (4, 1, 8)
+    """
+    return next(size for size in range(max(min(most, share), 1), 0, -1) if share % size == 0)
+
+
 def with_stage_ends(run: Run) -> Run:
     """The run with the layers of its first and last pipeline stage stated where the layers do not divide."""
     trainer = run.trainer

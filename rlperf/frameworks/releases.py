@@ -86,7 +86,7 @@ _OPENRLHF_OTHERS = (
 )
 OPENRLHF_OLD = tuple((name, "null", "-0.9", "", "") for name in (*OPENRLHF_NAMES, *_OPENRLHF_OTHERS.split()))
 
-# what areal 1.0.4 of the package index (areal/api/cli_args.py) lacks of the snapshot; nothing in it is unknown there
+# what areal 1.0.4 of the package index (areal/api/cli_args.py) lacks of the snapshot, which has every key of 1.0.4
 _AREAL_TRAINER = (
     "enable_delta_weight_update gae_lambda_kwargs gae_timestep_unit logprobs_chunk_size optimizer.warmup_steps "
     "scheduling_spec.exclusive scheduling_spec.reservation use_cispo_loss weight_update_anchor_interval "

@@ -94,7 +94,8 @@ def assign(shell: Shell, match: re.Match[str], line: int) -> None:
 def assign_default(shell: Shell, raw: str, line: int) -> bool:
     """``"${NAME:=value}"``: a variable that has no value yet takes one; whether the word is such a default."""
     match = _DEFAULTED.match(raw)
-    if match and not shell.scalars.get(match[1]):
+    if match and not shell.scalars.get(match[1]) and match[1] not in shell.arrays:
+        shell.asks.pop(match[1], None)
         shell.scalars[match[1]] = "".join(word.text for word in expand(match[2], line, shell, split=False))
     return match is not None
 

@@ -33,7 +33,12 @@ from rlperf.frameworks.fields import (
 )
 from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.keytable import key_table
-from rlperf.frameworks.nearest import with_stage_ends, without_activation_offload, without_selective_recompute
+from rlperf.frameworks.nearest import (
+    most_dividing,
+    with_stage_ends,
+    without_activation_offload,
+    without_selective_recompute,
+)
 from rlperf.frameworks.nearest import without_ulysses as ring
 from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
 from rlperf.frameworks.skyrl_reading import (
@@ -228,7 +233,7 @@ def _fitting(run: Run) -> int:
     ranks = max(run.trainer.devices // run.trainer.replica_devices, 1)
     share = max(run.batch.mini * run.batch.group_size // ranks, 1)
     most = max((run.trainer.token_budget or 1) // run.batch.longest_tokens, 1)
-    return next(size for size in range(min(most, share), 0, -1) if share % size == 0)
+    return most_dividing(share, most)
 
 
 def _with_derived(run: Run) -> Run:
@@ -257,7 +262,7 @@ def _names(run: Run) -> list[Setting]:
         Setting("data.train_data", [f"/data/{run.data}.parquet"], "yours"),
         Setting("data.val_data", ["/data/val.parquet"], "yours"),
         Setting("environment.env_class", "gsm8k", "yours"),
-        Setting(T + "logger", "console", "`rlperf calibrate logs` reads it"),
+        Setting(T + "logger", "console", "the seconds of every rl_step"),
         Setting(T + "eval_interval", -1, "yours"),
         Setting(T + "eval_before_train", False, "yours"),
     ]

@@ -64,7 +64,6 @@ def read_trainer(ours: TrainerRun) -> TrainerRun:
         activation_recompute=recompute if on else "none",
         offload="optimizer" if hosted else "none",
         sequence_parallel=megatron and ours.tensor_parallel > 1,
-        expert_tensor_parallel=ours.expert_tensor_parallel,
         budget_stated=ours.token_budget is not None,
         scoring_token_budget=ours.token_budget,
         packing=ours.packing is not False,
@@ -85,17 +84,18 @@ def read_engine(engine: RolloutRun, flat: Flat) -> RolloutRun:
 
 def read_rest(run: Run, flat: Flat, source: Source) -> Run:
     """Devices, mode, lengths, and what rules ask."""
-    per_node = int(flat.get(L + "policy_num_gpus_per_node") or 1)
-    trainer = int(flat.get(L + "policy_num_nodes") or 1) * per_node
+    nodes, per_node = int(flat.get(L + "policy_num_nodes") or 1), int(flat.get(L + "policy_num_gpus_per_node") or 1)
+    trainer = nodes * per_node
     colocated, ahead = bool(flat.get(L + "colocate_all")), _is_async(flat, source)
     total = trainer if colocated else trainer + run.rollout.devices
-    per_node = max(per_node, min(8, total))
+    if nodes == 1:  # engines may stand beside the policy on its node; several nodes say how large they are
+        per_node = max(per_node, min(8, total))
     stale = int(flat.get(T + "fully_async.max_staleness_steps") or 0) if ahead else 0
     one_off = not ahead and "main_async" in source.entry
     mode = "async" if ahead else "one_step_off" if one_off else "colocated" if colocated else "disaggregated"
     kl = [bool(flat.get(A + name)) for name in ("use_kl_loss", "use_kl_in_reward")]
-    resamples = flat.get(A + "dynamic_sampling.type") == "filter"
-    filtered = resamples or bool(ahead and flat.get(T + "fully_async.sample_full_batch"))
+    filters = flat.get(A + "dynamic_sampling.type") == "filter"
+    filtered = filters or bool(ahead and flat.get(T + "fully_async.sample_full_batch"))
     parks = colocated and bool(flat.get(P + "optimizer_config.offload_after_step", True))
     ours = run.trainer
     if ours.backend == "megatron" and flat.get(G + "expert_tensor_parallel_size") is None:
@@ -110,7 +110,7 @@ def read_rest(run: Run, flat: Flat, source: Source) -> Run:
         devices=total,
         nodes=-(-total // per_node),
         devices_per_node=per_node,
-        batch=_read_lengths(run.batch, flat, resamples),
+        batch=_read_lengths(run.batch, flat, filters),
         trainer=ours.having(devices=trainer, parked=parks if colocated else None),
         wrong=(*run.wrong, *_unread(flat, colocated, any(kl))),
         facts=SkyrlFacts(

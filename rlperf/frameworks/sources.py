@@ -207,7 +207,8 @@ def _module_at(words: Sequence[Word]) -> int | None:
     """Position of the module in ``python -m some.module`` or ``uv run --extra fsdp -m some.module``."""
     by_uv = any(first.text == "uv" and after.text == "run" for first, after in pairwise(words))
     for index, word in enumerate(words[:-1]):
-        if word.text == "-m" and index and (by_uv or "python" in words[index - 1].text):
+        module = by_uv and "." in words[index + 1].text
+        if word.text == "-m" and index and (module or "python" in words[index - 1].text):
             return index + 1
     return None
 

@@ -14,7 +14,13 @@ from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
 from rlperf.frameworks.fields import CHECKPOINTING, Field, Setting, Target, elsewhere, field, read_fields, write_fields
 from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.keytable import Flat, key_table
-from rlperf.frameworks.nearest import THIRD, wide_degrees, without_pipeline, without_selective_recompute
+from rlperf.frameworks.nearest import (
+    THIRD,
+    most_dividing,
+    wide_degrees,
+    without_pipeline,
+    without_selective_recompute,
+)
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
 from rlperf.frameworks.writing import argument_array, script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
@@ -153,7 +159,7 @@ def _microbatch(run: Run) -> int:
         )
     budget = run.trainer.token_budget if run.trainer.packing is not False else None
     most = max(budget // run.batch.longest_tokens, 1) if budget else run.trainer.samples
-    return next(size for size in range(max(min(most, share), 1), 0, -1) if share % size == 0)
+    return most_dividing(share, most)
 
 
 def _server(run: Run, stem: str) -> dict[str, str]:

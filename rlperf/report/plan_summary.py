@@ -97,9 +97,9 @@ def run_words(run: RunTotals) -> str:
         million = "" if run.usd_per_million_tokens is None else f", {run.usd_per_million_tokens:.3g} a million tokens"
         words += f"; {run.usd:,.0f} USD: {run.usd_per_rl_step:,.3g} an rl_step{million}"
     if run.on_demand_s is not None:
-        words += f"; spot nodes leave {run.departures:,.1f} times, {human_seconds(run.on_demand_s)} if none did"
-        if run.usd is not None and run.on_demand_usd is not None:
-            words += f" ({run.usd - run.on_demand_usd:+,.0f} USD)"
+        words += f"; spot nodes leave {run.departures:,.1f} times; without spot nodes {human_seconds(run.on_demand_s)}"
+        if run.on_demand_usd is not None:
+            words += f" and {run.on_demand_usd:,.0f} USD"
     if run.best_checkpoint_every is not None:
         words += f"; a checkpoint every {run.best_checkpoint_every:,} rl_steps would lose least"
     return words

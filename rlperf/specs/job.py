@@ -240,6 +240,8 @@ class Job(Frozen):
         shared = [mode for mode in self.modes if MODES[mode].shares_devices]
         if self.run and self.run.spot and self.run.spot.pools == "rollout" and shared:
             raise ValueError(f"run.spot: rollout has no nodes of its own in mode {shared[0]}: spot: {{pools: all}}")
+        if self.run and self.run.spot and self.sharing == "devices":
+            raise ValueError("run.spot: tasks that share the devices leave no spot nodes of their own: sharing: time")
         if not self.modes:
             raise ValueError("modes must name at least one alternative")
         return self

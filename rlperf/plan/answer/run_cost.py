@@ -82,14 +82,14 @@ def run_totals(context: Context, stretches: Sequence[Stretch], *, handover_s: fl
     spot = _spot(context, stretches[0])
     facts = replace(calm, spot=spot, usd_per_device_hour=_usd_per_hour(context, stretches[0], calm))
     found, fast, slow = (whole_run(steps, facts) for steps in (mean, low, high))
-    demand = whole_run(steady, calm) if spot else None
+    on_demand = whole_run(steady, calm) if spot else None
     return RunTotals(
         rl_steps=count,
         low_s=fast.total_s,
         high_s=slow.total_s,
         best_checkpoint_every=_best_every(facts, float(mean.mean())),
-        on_demand_s=demand.total_s if demand else None,
-        on_demand_usd=demand.usd if demand else None,
+        on_demand_s=on_demand.total_s if on_demand else None,
+        on_demand_usd=on_demand.usd if on_demand else None,
         **{name: value for name, value in asdict(found).items() if name in RunTotals.model_fields},
     )
 

@@ -33,7 +33,7 @@ class SpotFacts:
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.leaves_s <= 0.0 or self.returns_s < 0.0:
-            raise SpecError("spot nodes: one at least, that leaves after more than no time and returns after any")
+            raise SpecError("spot nodes: needs one at least, leaves above 0 s and returns of 0 s or more")
 
 
 def elastic_factor(rollout_s: npt.ArrayLike, spot: SpotFacts) -> FloatArray:

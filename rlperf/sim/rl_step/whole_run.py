@@ -174,9 +174,9 @@ def _with_failures(stretches: FloatArray, facts: RunFacts) -> tuple[float, float
     longest = float(stretches.max())
     if rate * longest > _HOPELESS:
         raise SpecError(
-            f"run: {facts.devices} devices stop every {1.0 / rate:.3g} s on average, but {longest:.3g} s of work lie "
-            "between checkpoints: such a run does not end; state a larger device_mtbf (of spot nodes: "
-            "leaves) or a smaller checkpoint_every"
+            f"run: failures and departures stop it every {1.0 / rate:.3g} s on average, but {longest:.3g} s of work "
+            "lie between checkpoints: such a run does not end; state a larger device_mtbf or spot.leaves, or a "
+            "smaller checkpoint_every"
         )
     growth = np.expm1(rate * stretches)
     return float(((1.0 / rate + facts.restart_s) * growth).sum()), float(growth.sum())

@@ -6,17 +6,20 @@ from typing import Any
 
 import pytest
 
+from rlperf.cost.batching import Microbatches
 from rlperf.cost.engine_memory import kv_bytes_per_request, kv_bytes_per_token
 from rlperf.cost.inference import decode_breakdown
 from rlperf.cost.layers import stack_of
 from rlperf.cost.parameters import parameters
 from rlperf.cost.replica import Replica
+from rlperf.cost.trainer_device import TrainerDevice, work_of
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.hf_config import from_hf
+from rlperf.specs.trainer_calibration import load_trainer
 
 H100, VLLM, ONE = load_hardware("h100_sxm", "dgx_h100"), load_engine_calibration("vllm"), Layout.of()
 PLAIN: dict[str, Any] = {
@@ -35,6 +38,14 @@ def _read(data: dict[str, Any], **changes: Any) -> Architecture:
 
 def _on_one(arch: Architecture) -> Replica:
     return Replica.of(arch, H100, VLLM, ONE)
+
+
+def _training_s(arch: Architecture) -> float:
+    """Forward seconds of the mixer in a training step over four sequences."""
+    work = work_of(ONE, Microbatches.of(8192.0, 8192.0 * 2048.0, 2048.0, 4.0))
+    seconds = stack_of(arch).halves[0].layer.training_s(TrainerDevice(H100, load_trainer("megatron"), ONE, work))
+    assert seconds is not None
+    return float(seconds.forward)
 
 
 def test_numbers_of_one_layer_are_that_layers_alone() -> None:
@@ -100,6 +111,10 @@ def test_tokens_that_share_an_index_key() -> None:
     key = 32 * (1.0 + 4.0 / 128.0)
     less = float(kv_bytes_per_token(_on_one(plain))) - float(kv_bytes_per_token(_on_one(pooled)))
     assert less == pytest.approx(4 * key * 15 / 16)
+    # an index with sixteen times the heads, one of whose keys is sixteen tokens', multiplies as much in training, too
+    wide = _read(LATENT, **{**index, "index_n_heads": 64}, index_kpool=16)
+    assert _training_s(wide) == pytest.approx(_training_s(plain), rel=1e-12)
+    assert _training_s(pooled) < _training_s(plain)
 
 
 def test_blocks_that_are_chosen_by_the_mean_of_their_keys() -> None:
@@ -186,3 +201,56 @@ def test_idle_windows_of_unknown_families_do_no_harm() -> None:
     arch = _read(PLAIN, model_type="new", layer_types=["full_attention"] * 4, sliding_window=64)
     assert arch.layer_mixers == ("full",) * 4
     assert stack_of(arch).halves[0].count == 4
+
+
+@pytest.mark.parametrize("kind", ["Phi3SmallForCausalLM", "LlamaMoEForCausalLM", "Gemma5ForCausalLM", "OptimusModel"])
+def test_a_longer_class_is_no_known_family(kind: str) -> None:
+    arch = _read(PLAIN, model_type="new", architectures=[kind])
+    assert (arch.family, arch.assumed) == ("new", ("model_type 'new' is not known: it is read by its fields",))
+    like = from_hf({**PLAIN, "model_type": "new", "architectures": [kind]}, name="x", source="test", like="qwen3")
+    assert like.qk_norm and like.assumed == ("model_type 'new' is read as qwen3, as asked",)
+
+
+@pytest.mark.parametrize(
+    ("written", "family"),
+    [("LlamaForCausalLM", "llama"), ("Qwen3Model", "qwen3"), ("GPT2LMHeadModel", "gpt2"),
+     ("PanguProMoEForCausalLM", "PanguProMoE"), ("Qwen3VLForConditionalGeneration", "qwen3_vl")],
+)  # fmt: skip
+def test_a_class_is_named_after_its_family(written: str, family: str) -> None:
+    assert _read(PLAIN, model_type="new", architectures=[written]).family == family
+
+
+@pytest.mark.parametrize("field", [{"type_vocab_size": 2}, {"attention_probs_dropout_prob": 0.0}])
+def test_a_known_decoder_may_carry_fields_of_masked_models(field: dict[str, Any]) -> None:
+    assert _read(PLAIN, **field).layer_mixers == ("full",) * 4
+    like = from_hf({**PLAIN, "model_type": "new", **field}, name="x", source="test", like="llama")
+    assert like.layer_mixers == ("full",) * 4
+
+
+def test_own_heads_that_are_the_files_are_not_those_of_the_kind() -> None:
+    """A sliding layer has 16 heads, but the second one says that it has the 8 of the others."""
+    for sixteen in ({"swa_num_attention_heads": 16}, {"attention_other_setting": {"num_attention_heads": 16}}):
+        window = {"layer_types": ["sliding_attention"] * 4, "sliding_window": 64, **sixteen}
+        own = {"01": {"num_attention_heads": 8}}
+        arch = _read(PLAIN, **window, per_layer_config=own)
+        assert [arch.part(name)[1].heads for name in arch.layer_mixers] == [16, 8, 16, 16]
+    ninety = {"model_type": "step3p5", "layer_types": ["sliding_attention"] * 4, "sliding_window": 64}
+    step = _read(PLAIN, **ninety, per_layer_config={"01": {"num_attention_heads": 8}})
+    assert [step.part(name)[1].heads for name in step.layer_mixers] == [96, 8, 96, 96]
+    said = _read(PLAIN, **ninety, num_sliding_attention_heads=64)
+    assert [said.part(name)[1].heads for name in said.layer_mixers] == [64] * 4
+
+
+def test_heads_of_latents_are_as_wide_as_their_own_ranks() -> None:
+    """96 + 32 of no and of rotary position: as wide as the file's idle ``head_dim``, wider than its ranks' 96."""
+    arch = _read(LATENT, head_dim=128, per_layer_config={"1": {"qk_nope_head_dim": 96}, "2": {"head_dim": 128}})
+    assert [arch.part(name)[1].head_dim for name in arch.layer_mixers] == [96, 128, 96, 96]
+
+
+def test_latents_in_a_window_need_one() -> None:
+    data = _read(LATENT, layer_types=["sliding_attention"] * 4, sliding_window=64).model_dump()
+    with pytest.raises(ValueError, match="a layer is of kind sliding_latent, but window is missing"):
+        Architecture.model_validate({**data, "window": 0})
+    own = {str(index): {"sliding_window": 64} for index in range(4)}
+    each = _read(LATENT, layer_types=["sliding_attention"] * 4, per_layer_config=own)
+    assert [each.part(name)[1].window for name in each.layer_mixers] == [64] * 4

@@ -11,19 +11,19 @@ from rlperf.specs.frozen import Frozen
 from rlperf.units import NonNegativeInt, PositiveInt
 
 NEEDS = {
-    "sliding": "window",
-    "latent": "latent",
-    "sliding_latent": "latent",
-    "mamba": "state_space",
-    "linear": "linear_attention",
-    "dense": "ffn_hidden",
-    "moe": "experts",
-    "sparse": "latent",
-    "sparse_reusing": "latent",
-    "kda": "linear_attention",
-    "lightning": "linear_attention",
+    "sliding": ("window",),
+    "latent": ("latent",),
+    "sliding_latent": ("latent", "window"),
+    "mamba": ("state_space",),
+    "linear": ("linear_attention",),
+    "dense": ("ffn_hidden",),
+    "moe": ("experts",),
+    "sparse": ("latent",),
+    "sparse_reusing": ("latent",),
+    "kda": ("linear_attention",),
+    "lightning": ("linear_attention",),
 }
-"""Field that holds the numbers of a kind of layer; kinds without one have theirs in `Architecture.numbers`."""
+"""Fields that hold the numbers of a kind of layer; kinds without one have theirs in `Architecture.numbers`."""
 
 
 class LatentAttention(Frozen):
@@ -251,9 +251,9 @@ class Architecture(Frozen):
                 raise ValueError(f"{field} has {len(kinds)} entries for {self.layers} layers; give 1 or {self.layers}")
         for name in dict.fromkeys((*self.mixers, *self.feed_forwards)):
             for kind, arch in map(self.part, name.split("+")):
-                needed = NEEDS.get(kind)
-                if needed and not getattr(arch, needed):
-                    raise ValueError(f"a layer is of kind {kind}, but {needed} is missing")
+                for needed in NEEDS.get(kind, ()):
+                    if not getattr(arch, needed):
+                        raise ValueError(f"a layer is of kind {kind}, but {needed} is missing")
                 if arch.heads % arch.kv_heads:
                     raise ValueError(f"{name}: heads ({arch.heads}) is not a multiple of kv_heads ({arch.kv_heads})")
         if self.latent and set(self.mixers) == {"full"}:

@@ -109,14 +109,15 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
     fields, around = outer, outer
     while (part := next((name for name in PARTS if fields.data.get(name) is not None), None)) is not None:
         fields, around = fields.child(part), fields
+    known = like is not None or bool(_known(fields, around))
     kinds = [fields.text("model_type").removesuffix("_text"), around.text("model_type").removesuffix("_text")]
     for part_of, kind in zip((fields, around), kinds, strict=True):
         reason = REFUSED.get(kind)
         if reason is None and part_of.flag("is_encoder_decoder", default=False):
             reason = REFUSED["t5"]
-        if reason is None and part_of.has("type_vocab_size"):  # segments of a masked model's input
+        if reason is None and not known and part_of.has("type_vocab_size"):  # segments of a masked model's input
             reason = REFUSED["bert"]
-        if reason is None and not _known(fields, around) and part_of.has("attention_probs_dropout_prob"):
+        if reason is None and not known and part_of.has("attention_probs_dropout_prob"):
             reason = REFUSED["bert-generation"]
         if reason is not None:
             part_of.note("model_type", f"{kind or 'this architecture'} cannot be modelled: {reason}")
@@ -143,13 +144,17 @@ def _known(*parts: Fields) -> str:
 
 
 def _by_class(*parts: Fields) -> str:
-    """The family whose name the class of the model begins with: ``DeepseekV4ForCausalLM`` is deepseek_v4."""
+    """The family that the class of the model is named after: ``DeepseekV4ForCausalLM`` is deepseek_v4.
+
+    What follows says what the class is for; any other word makes it another model (``Phi3SmallForCausalLM``).
+    """
+    bare = {re.sub("[-_]", "", family).lower(): family for family in FAMILIES}
     for part in parts:
         for name in part.items("architectures"):
             written = str(name).lower()
-            fits = [family for family in FAMILIES if written.startswith(family.replace("_", ""))]
+            fits = [one for one in bare if re.fullmatch(rf"{one}(for\w+|model\w*|lmheadmodel|chatmodel)?", written)]
             if fits:
-                return max(fits, key=len)
+                return bare[max(fits, key=len)]
     return ""
 
 
@@ -266,7 +271,8 @@ def _shorten(kinds: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _stated_window(mixers: Iterable[Iterable[ReadHalf]]) -> bool:
     """Whether every sliding layer states a window of its own."""
-    windows = [dict(part.changes).get("window") for layer in mixers for part in layer if part.kind == "sliding"]
+    sliding = ("sliding", "sliding_latent")
+    windows = [dict(part.changes).get("window") for layer in mixers for part in layer if part.kind in sliding]
     return bool(windows) and all(windows)
 
 

@@ -156,7 +156,23 @@ def _refined(given: Given, half: ReadHalf, index: int) -> ReadHalf:
         **_own_numbers(given, index, latent),
     }
     changes |= _borrowed(given, index) if kind not in ("sparse", "sparse_reusing") else {}
-    return ReadHalf(kind, tuple(changes.items()))
+    return ReadHalf(kind, tuple(_differing(given.fields, changes, latent).items()))
+
+
+def _differing(fields: Fields, changes: dict[str, Any], latent: bool) -> dict[str, Any]:
+    """Those of a layer's numbers that are other than the file's; heads of latents are as wide as their ranks say."""
+    stated = {
+        "heads": names.HEADS,
+        "kv_heads": names.KV_HEADS,
+        "head_dim": () if latent else names.HEAD_DIM,
+        "value_head_dim": ("v_head_dim",),
+        "window": names.WINDOW,
+    }
+    given = {
+        field: next((fields.data[name] for name in of if fields.data.get(name) is not None), None)
+        for field, of in stated.items()
+    }
+    return {field: value for field, value in changes.items() if value != given.get(field)}
 
 
 def _refined_kind(given: Given, kind: str, index: int) -> str:
@@ -211,9 +227,9 @@ def _own_numbers(given: Given, index: int, latent: bool) -> dict[str, Any]:
     """Heads, widths and ranks that the file states of this layer alone."""
     fields, own = given.fields, given.apart(index)
     found: dict[str, Any] = {}
-    of_layer = {"heads": names.HEADS, "kv_heads": names.KV_HEADS, "head_dim": names.HEAD_DIM, "window": names.WINDOW}
+    of_layer = {"heads": names.HEADS, "kv_heads": names.KV_HEADS, "window": names.WINDOW}
     if not latent:
-        of_layer["value_head_dim"] = ("v_head_dim",)
+        of_layer |= {"head_dim": names.HEAD_DIM, "value_head_dim": ("v_head_dim",)}
     for field, of in of_layer.items():
         if own.has(*of):
             found[field] = own.need(*of)
@@ -227,7 +243,7 @@ def _own_numbers(given: Given, index: int, latent: bool) -> dict[str, Any]:
     if latent and own.has("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
         ranks = latent_ranks(Fields({**fields.data, **own.data}, problems=fields.problems))
         found |= {"latent": ranks, "head_dim": ranks.nope_head_dim + ranks.rope_head_dim}
-    return {field: value for field, value in found.items() if value != fields.data.get(of_layer.get(field, ("",))[0])}
+    return found
 
 
 def _other_heads(given: Given, kind: str) -> dict[str, Any]:
@@ -244,7 +260,7 @@ def _other_heads(given: Given, kind: str) -> dict[str, Any]:
         if fields.flag("attention_k_eq_v", default=False):
             found["values_are_keys"] = True
     elif kind == "sliding":
-        take("heads", fields, "swa_num_attention_heads")
+        take("heads", fields, "swa_num_attention_heads", "num_sliding_attention_heads")
         take("kv_heads", fields, "swa_num_key_value_heads")
         take("head_dim", fields, "swa_head_dim")
         take("value_head_dim", fields, "swa_v_head_dim")
@@ -256,14 +272,7 @@ def _other_heads(given: Given, kind: str) -> dict[str, Any]:
         take("head_dim", other, *names.HEAD_DIM)
         if "heads" not in found and given.family.sliding_heads:
             found["heads"] = given.family.sliding_heads
-    own = {
-        "heads": names.HEADS,
-        "kv_heads": names.KV_HEADS,
-        "head_dim": names.HEAD_DIM,
-        "value_head_dim": ("v_head_dim",),
-    }
-    same = [field for field, of in own.items() if field in found and found[field] == fields.data.get(of[0])]
-    return {field: value for field, value in found.items() if field not in same}
+    return found
 
 
 def _borrowed(given: Given, index: int) -> dict[str, Any]:

@@ -54,6 +54,11 @@ class Choosing(Softmax):
         """Values of all heads of the index together; 0 without one."""
         return 0
 
+    @property
+    def pool(self) -> int:
+        """Tokens that share an index key."""
+        return 1
+
     @abstractmethod
     def choice(self, replica: Replica) -> KeyChoice:
         """What it computes for a query on one device."""
@@ -102,5 +107,5 @@ class Choosing(Softmax):
             return chosen
         pairs = (device.work.pairs + device.work.attention_tokens) / 2.0 / self.ratio
         reached = sheet_flop_per_s(device.hw, "bf16") * device.hw.calibration.prefill[0].compute
-        index = 2.0 * self.index_width * pairs / reached
+        index = 2.0 * self.index_width * pairs / self.pool / reached
         return Seconds(chosen.forward + index, chosen.backward + 2.0 * index, chosen.attention + index)

@@ -31,7 +31,7 @@ DRAWS = 2
 """Common draws of the prompt groups behind a slider: few, since the answer is due in a second."""
 
 
-NUMBERS = ("gpus", "prompts", "group", "mini_batch")
+NUMBERS = ("gpus", "prompts", "group", "mini_batch", "staleness")
 """Fields of the form that are whole numbers."""
 
 
@@ -53,6 +53,7 @@ class PageForm:
     max_prompt: str = "2k"
     max_response: str = "16k"
     like: str = ""
+    staleness: int | None = None
 
     def values(self) -> dict[str, Any]:
         """Arguments of `rlperf.plan_job`; a field that is left empty is its default.

@@ -25,6 +25,7 @@ LABELS = {
     "framework": "framework", "algorithm": "algorithm", "mode": "mode", "workload": "lengths (preset or file)",
     "prompts": "prompts per rl_step", "group": "responses per prompt", "max_prompt": "longest prompt, tokens",
     "max_response": "longest response, tokens", "mini_batch": "prompts per update (empty: all)",
+    "staleness": "versions behind, async (empty: 1)",
     "like": "family of an unknown model_type", "file": "or a job file (counts alone)",
 }  # fmt: skip
 OPEN = ("model", "gpu", "workload", "framework")

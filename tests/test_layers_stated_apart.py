@@ -140,7 +140,7 @@ def test_cross_attention_keeps_the_tokens_of_an_image() -> None:
     arch = from_hf({"model_type": "mllama", "text_config": text, "vision_config": vision}, name="x", source="test")
     kinds = [arch.part(name) for name in arch.layer_mixers]
     assert [(kind, one.window) for kind, one in kinds] == [("full", 0), ("sliding", 20)] * 2
-    assert arch.assumed == ("cross-attention to images (costed as a window of their tokens): left out",)
+    assert arch.assumed == ("not costed, or in part: cross-attention to images (costed as a window of their tokens)",)
     assert float(kv_bytes_per_request(_on_one(arch))) == 2 * 20 * 2 * 4 * 64 * 2.0
 
 
@@ -172,7 +172,7 @@ def test_what_a_family_leaves_out_is_said() -> None:
     arch = _read(PLAIN, model_type="inkling", layer_types=["hybrid", "hybrid_sliding"] * 2, sliding_window=64)
     assert arch.layer_mixers == ("full", "sliding") * 2
     assert arch.assumed == (
-        "short convolutions around halves, keys and values, and logits of relative positions: left out",
+        "not costed, or in part: short convolutions around halves, keys and values, and logits of relative positions",
     )
 
 

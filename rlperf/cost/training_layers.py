@@ -105,7 +105,10 @@ def _passes_s(arch: Architecture, device: TrainerDevice) -> FloatArray:
 
 
 def _scans_s(arch: Architecture, device: TrainerDevice) -> FloatArray:
-    """Scans of recurrent layers, forward: values of 2 bytes that move, in bandwidth form; extrapolated."""
+    """What moves around scans of recurrent layers, and in scans that no table holds, forward.
+
+    Values of 2 bytes in bandwidth form; extrapolated.
+    """
     values = sum(half.share * half.layer.scan_values(device.hw) for half in stack_of(arch).halves)
     return small_op_s(device.hw, 2.0 * values * device.work.tokens / device.tensor) if values else np.zeros(())
 

@@ -48,9 +48,7 @@ def block_configs(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:
     if len(blocks) != given.layers:
         fields.note("block_configs", f"has {len(blocks)} entries for {given.layers} layers")
     for index, block in enumerate(blocks):
-        part = Fields(
-            block if isinstance(block, dict) else {}, prefix=("block_configs", str(index)), problems=fields.problems
-        )
+        part = fields.beside(block if isinstance(block, dict) else {}, "block_configs", str(index))
         attention, ffn = part.child("attention"), part.child("ffn")
         mixers.append((_block_attention(attention, heads),))
         feed_forwards.append(_block_feed_forward(ffn, hidden))

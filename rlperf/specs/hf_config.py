@@ -92,7 +92,7 @@ def from_hf(
         vision, seen = tower(given.outer, values["hidden"])
         assumed += seen
         assumed += _left_unread(given, like) if given.kind not in FAMILIES else ()
-        assumed += (f"{given.family.left_out}: left out",) if given.family.left_out else ()
+        assumed += (f"not costed, or in part: {given.family.left_out}",) if given.family.left_out else ()
         if outer.problems:
             raise SpecError(outer.problems)
         if vision is not None and given.family.modal_experts:
@@ -134,7 +134,8 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
         how = f"is read as {like}, as asked" if like else "is not known: it is read by its fields"
         near = did_you_mean(kind, FAMILIES) if not like else None
         assumed = (f"model_type {kind!r} {how}" + (f" ({near})" if near else ""),)
-    return Given(_uniform(fields, family), around, kind, family, _count(fields, family)), assumed
+    version = outer.text("transformers_version")
+    return Given(_uniform(fields, family), around, kind, family, _count(fields, family), version), assumed
 
 
 def _known(*parts: Fields) -> str:
@@ -244,7 +245,7 @@ def _values(given: Given) -> dict[str, Any]:
         else 0,
         "latent": ranks,
         "experts": experts(given, gated) if "moe" in kinds else None,
-        "state_space": state_space(fields) if "mamba" in kinds else None,
+        "state_space": state_space(given) if "mamba" in kinds else None,
         "linear_attention": linear_attention(given, kinds) if kinds & {"linear", "kda", "lightning"} else None,
         "numbers": further(given, kinds),
         "residual_streams": fields.optional(*STREAMS, default=1) or 1,
@@ -259,7 +260,7 @@ def _values(given: Given) -> dict[str, Any]:
 def _tied(given: Given) -> bool:
     """Whether the output head is the embedding: its language part says so, since Transformers 5 what is around it."""
     parts = [given.fields, given.outer]
-    if int((re.match(r"\d+", given.outer.text("transformers_version")) or ["0"])[0]) >= 5:
+    if int((re.match(r"\d+", given.version) or ["0"])[0]) >= 5:
         parts.reverse()
     said = next((part for part in parts if part.has("tie_word_embeddings")), given.fields)
     return said.flag("tie_word_embeddings", default=given.family.tied)
@@ -287,7 +288,7 @@ def _lookup_parameters(given: Given, hidden: int) -> int:
     # a table of all layers, its projection from the embedding, and a gate, a projection and a norm in every layer
     beside = layers * width * (each + hidden) + layers * (2 * hidden * width + hidden) + width if width else 0
     rows = [rows for rows in fields.items("engram_num_embeddings") if isinstance(rows, int)]
-    streams = 2 * (fields.optional("altup_num_inputs", default=1) - 1) * hidden * hidden
+    streams = 2 * max(fields.optional("altup_num_inputs", default=1) - 1, 0) * hidden * hidden
     low_rank = layers * 2 * fields.optional("laurel_rank") * hidden
     hashed, wide = len(fields.items("ple_layer_ids")), fields.optional("ple_embed_dim", default=hidden)
     hashed *= wide * (fields.optional("ngram_vocab_size_base") + (fields.optional(*STREAMS, default=1) + 1) * hidden)
@@ -298,7 +299,7 @@ def _image_experts(given: Given, values: Mapping[str, Any]) -> int:
     """Parameters of experts that images alone reach, with their routers (ERNIE 4.5 VL): they count as seeing."""
     fields, hidden, moe = given.fields, values["hidden"], values["experts"]
     count = fields.optional(*(f"{name}_of_images" for name in EXPERTS), default=moe.count if moe else 0)
-    width = fields.optional(*(f"{name}_of_images" for name in EXPERT_WIDTH))
+    width = fields.optional(*(f"{name}_of_images" for name in EXPERT_WIDTH), default=moe.hidden if moe else 0)
     layers = values["feed_forwards"].count("moe") if len(values["feed_forwards"]) > 1 else given.layers
     return int(layers * count * hidden * (3 * width + 1))
 
@@ -309,6 +310,8 @@ def _kv_heads(given: Given, heads: int) -> int:
         if fields.flag("new_decoder_architecture", default=False):
             return fields.optional("num_kv_heads", default=heads) or heads
         return 1 if fields.flag("multi_query", default=True) else heads
+    if given.kind == "gpt_bigcode" and not fields.flag("multi_query", default=True):
+        return heads
     if given.kind == "mpt" and fields.has("attn_config"):
         return fields.child("attn_config").optional("kv_n_heads", default=heads) or heads
     if fields.has("block_configs") and not fields.has(*KV_HEADS):

@@ -22,9 +22,8 @@ class Family:
     norm_weights : values per channel in a norm (1 RMSNorm, 2 LayerNorm with bias)
     gated, ffn_bias : feed-forward with a gate matrix; with biases
     shared_gate : the shared expert is scaled by a gate of its own
-    expert_bias, attention_sinks, attention_gate, post_norms, qk_norm, qk_norm_whole, head_bias : as in
-        `Architecture`
-    attention_gate_heads : as in `Architecture`
+    expert_bias, attention_sinks, attention_gate, attention_gate_heads, post_norms, qk_norm, qk_norm_whole, head_bias :
+        as in `Architecture`
     all_moe : every layer is a mixture of experts, so that their number must be given
     alternate : period of full attention (the last of each period) among sliding or linear layers; 0 = all alike
     windowed : whether ``sliding_window`` counts when ``layer_types`` does not say
@@ -92,6 +91,7 @@ _QWEN3_NEXT = Family(
     qk_norm=True, attention_gate=True, shared_gate=True, alternate=4, other="linear", switched_window=True
 )
 _GLM = Family(biased="qkv")
+_GLM4 = Family(biased="qkv", attention_bias=True, post_norms=True)
 _LATENT = Family(latent=True)
 _COMPRESSED = Family(all_moe=True, compressed=True)
 _BAILING = Family(biased="none")
@@ -119,6 +119,7 @@ _GEMMA3 = Family(
     # Gemma3TextConfig's defaults: the published 4B file leaves them out.
     defaults={"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208},
 )
+_MLLAMA = Family(left_out="cross-attention to images (costed as a window of their tokens)")
 _LLAMA4 = Family(alternate=4, defaults={"attention_chunk_size": 8192})
 
 FAMILIES: dict[str, Family] = {
@@ -139,10 +140,10 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": _QWEN3_NEXT,
     "qwen3_5": _QWEN3_NEXT,
     "qwen3_5_moe": _QWEN3_NEXT,
-    "deepseek_v2": Family(latent=True),
-    "deepseek_v3": Family(latent=True),
-    "kimi_k2": Family(latent=True),
-    "glm4": Family(biased="qkv", attention_bias=True, post_norms=True),
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "kimi_k2": _LATENT,
+    "glm4": _GLM4,
     "glm4_moe": _GLM,
     "glm4_moe_lite": Family(biased="qkv", latent=True),
     "minimax_m2": Family(qk_norm=True, qk_norm_whole=True, all_moe=True),
@@ -173,7 +174,7 @@ FAMILIES: dict[str, Family] = {
     "mamba": Family(alone="mamba1", tied=True),
     "falcon_mamba": Family(alone="mamba1", tied=True),
     "mamba2": Family(alone="mamba"),
-    "jamba": Family(other="mamba1"),
+    "jamba": Family(other="mamba1", words={"mamba": "mamba1"}),
     "bamba": Family(other="mamba"),
     "granitemoehybrid": Family(other="mamba"),
     "falcon_h1": Family(parallel_mamba=True),
@@ -212,7 +213,7 @@ FAMILIES: dict[str, Family] = {
     # plain ones
     "kimi_vl": _LATENT,
     "kimi_k25": _LATENT,
-    "glm4v": Family(biased="qkv", attention_bias=True, post_norms=True),
+    "glm4v": _GLM4,
     "glm4v_moe": _GLM,
     "ministral": Family(windowed=True),
     "ministral3": Family(windowed=True),
@@ -264,8 +265,8 @@ FAMILIES: dict[str, Family] = {
     "cwm": Family(windowed=True),
     "glm": Family(biased="qkv", attention_bias=True),
     "glm_ocr": Family(biased="qkv", post_norms=True),
-    "glmga": Family(biased="qkv", attention_bias=True, post_norms=True),
-    "glm46v": Family(biased="qkv", attention_bias=True, post_norms=True),
+    "glmga": _GLM4,
+    "glm46v": _GLM4,
     "exaone4_5": Family(qk_norm=True, windowed=True),
     "granite_swa": Family(attention_sinks=True, windowed=True),
     "granitemoe_swa": Family(attention_sinks=True, windowed=True, all_moe=True),
@@ -323,8 +324,9 @@ FAMILIES: dict[str, Family] = {
         words={"hybrid": "full"},
         left_out="convolutions over queries and keys (CCA), routers of several layers, scales of the stream",
     ),
-    "qwen4_exp": replace(_QWEN3_NEXT, left_out="products of low rank that mix its streams"),
-    "mllama": Family(left_out="cross-attention to images (costed as a window of their tokens)"),
+    "qwen4_exp": replace(_QWEN3_NEXT, left_out="seconds of the products of low rank that mix its streams"),
+    "mllama": _MLLAMA,
+    "mllama_text_model": _MLLAMA,
     "gemma3n": Family(
         tied=True,
         qk_norm=True,

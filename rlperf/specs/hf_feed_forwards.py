@@ -20,6 +20,8 @@ def feed_forwards(given: Given) -> list[ReadHalf]:
     words = fields.items("mlp_layer_types")
     if len(words) == layers:
         return [ReadHalf("dense" if word == "dense" else "moe") for word in words]
+    if words:
+        fields.note("mlp_layer_types", f"has {len(words)} entries for {layers} layers")
     dense = set(range(min(fields.optional(*names.DENSE_FIRST), layers)))
     dense |= {index for index in fields.items("mlp_only_layers") if isinstance(index, int)}
     period = fields.optional(*names.MOE_PERIOD, default=1) or 1

@@ -42,7 +42,11 @@ class Fields:
         if not isinstance(value, Mapping):
             self.note(key, f"{value!r} is not an object")
             value = {}
-        return Fields(value, self._file, self._line, (*self._prefix, key), self.problems)
+        return self.beside(value, key)
+
+    def beside(self, data: Mapping[str, Any], *path: str) -> Fields:
+        """Fields of ``data``, whose problems join this one's as of ``path`` in it."""
+        return Fields(data, self._file, self._line, (*self._prefix, *path), self.problems)
 
     def note(self, key: str, message: str, suggestion: str | None = None) -> None:
         """Record a problem at ``key``, each only once."""
@@ -158,7 +162,7 @@ class Fields:
         return value
 
     def listed(self, name: str) -> Any:
-        """A value as it stands: a list, a number, or none."""
+        """A value as it stands."""
         self._asked.add(name)
         return self.data.get(name)
 

@@ -18,13 +18,16 @@ class Given:
     kind: str
     family: Family
     layers: int
+    version: str = ""
+    """Of the Transformers that wrote the file: a field of the outermost part."""
 
     def apart(self, index: int) -> Fields:
         """What the file states of one layer alone: ``per_layer_config``, by the number of the layer."""
         stated = self.fields.listed("per_layer_config")
-        keys = (f"{index:0{width}d}" for width in range(1, 5))
-        found: Any = next((stated[key] for key in keys if key in stated), {}) if isinstance(stated, dict) else {}
-        return Fields(found if isinstance(found, dict) else {}, problems=self.fields.problems)
+        keys = [f"{index:0{width}d}" for width in range(1, 5)]
+        key = next((key for key in keys if isinstance(stated, dict) and key in stated), keys[0])
+        found: Any = stated.get(key) if isinstance(stated, dict) else None
+        return self.fields.beside(found if isinstance(found, dict) else {}, "per_layer_config", key)
 
 
 @dataclass(frozen=True)

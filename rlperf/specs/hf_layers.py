@@ -53,7 +53,7 @@ def halves(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:
 
 def _image_tokens(given: Given) -> int:
     """Tokens of an image, all tiles, that cross-attention layers read and keep for a request (Llama 3.2 Vision)."""
-    vision = given.outer.child("vision_config")
+    vision = given.outer.child("vision_config") if given.outer.has("vision_config") else Fields({})
     side = vision.side("image_size", default=560) // (vision.side("patch_size", default=14) or 14)
     return (side * side + 1) * vision.optional("max_num_tiles", default=4)
 
@@ -241,8 +241,11 @@ def _own_numbers(given: Given, index: int, latent: bool) -> dict[str, Any]:
     if own.flag("attention_k_eq_v", default=False):
         found["values_are_keys"] = True
     if latent and own.has("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
-        ranks = latent_ranks(Fields({**fields.data, **own.data}, problems=fields.problems))
+        ranks = latent_ranks(fields.beside({**fields.data, **own.data}))
         found |= {"latent": ranks, "head_dim": ranks.nope_head_dim + ranks.rope_head_dim}
+    left = own.unread(names.STRUCTURE, names.HARMLESS)
+    if left:
+        fields.note("per_layer_config", f"rlperf does not read {', '.join(left)} of one layer")
     return found
 
 

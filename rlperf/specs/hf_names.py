@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
-HIDDEN = ("hidden_size", "d_model", "n_embd", "model_dim")
+HIDDEN = ("hidden_size", "d_model", "n_embd", "n_embed", "model_dim")
 HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads")
 KV_HEADS = (
     "num_key_value_heads",
@@ -66,8 +66,8 @@ LINEAR_KEY_DIM = ("linear_key_head_dim", "linear_head_dim")
 LINEAR_VALUE_DIM = ("linear_value_head_dim", "linear_head_dim")
 LATENT_EXPERTS = ("moe_latent_size", "moe_hidden_size")
 
-SSM_HEADS = ("mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads")
-SSM_HEAD_DIM = ("mamba_head_dim", "mamba_d_head", "mamba_headdim", "head_dim")
+SSM_HEADS = ("mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
+SSM_HEAD_DIM = ("mamba_head_dim", "mamba_d_head", "mamba_headdim")
 SSM_STATE = ("ssm_state_size", "mamba_d_state", "state_size")
 SSM_GROUPS = ("n_groups", "mamba_n_groups", "mamba_ngroups")
 SSM_CONV = ("conv_kernel", "mamba_d_conv")

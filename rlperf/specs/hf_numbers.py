@@ -45,13 +45,17 @@ def experts(given: Given, gated: bool) -> Experts | None:
     )
 
 
-def state_space(fields: Fields) -> StateSpace:
-    """Mamba-2; the width of a head may be said to follow from the others."""
-    heads = fields.need(*names.SSM_HEADS)
+def state_space(given: Given) -> StateSpace:
+    """Mamba-2; the width of a head may be said to follow from the others.
+
+    A model of Mamba-2 alone states its heads under the names that are attention's elsewhere.
+    """
+    fields, alone = given.fields, bool(given.family.alone)
+    heads = fields.need(*names.SSM_HEADS, *(("num_heads",) if alone else ()))
     if fields.data.get("mamba_d_head") == "auto":
         width = fields.optional("mamba_expand", default=2) * fields.need(*names.HIDDEN) // heads
     else:
-        width = fields.need(*names.SSM_HEAD_DIM)
+        width = fields.need(*names.SSM_HEAD_DIM, *(("head_dim",) if alone else ()))
     return StateSpace(
         heads=heads,
         head_dim=width,
@@ -67,7 +71,9 @@ def linear_attention(given: Given, kinds: Iterable[str]) -> LinearAttention:
     fields, family = given.fields, given.family
     if "lightning" in kinds:
         heads = fields.optional("linear_num_heads") or fields.need(*names.HEADS)
-        width = fields.optional(*names.HEAD_DIM) or fields.need(*names.HIDDEN) // fields.need(*names.HEADS)
+        width = fields.optional("linear_head_dim", *names.HEAD_DIM) or fields.need(*names.HIDDEN) // fields.need(
+            *names.HEADS
+        )
         return LinearAttention(
             key_heads=heads, value_heads=heads, key_head_dim=width, value_head_dim=width, conv_kernel=1
         )

@@ -58,7 +58,10 @@ def _pooled(outer: Fields, hidden: int, merge: int, output: int) -> int:
 
 
 def _merged_twice(outer: Fields, hidden: int, merge: int, output: int) -> int:
-    """MiniCPM-V 4.6: attention and a wide pair join patches in the midst of the tower; patches are joined behind it."""
+    """MiniCPM-V 4.6: attention and a wide pair join patches in the midst of the tower; patches are joined behind it.
+
+    The tower states one joining alone, so that seconds of the blocks in front of the first come out too low.
+    """
     wide = hidden * merge * merge
     midst = 4 * hidden * hidden + 6 * hidden + 2 * wide + wide * 4 * wide + 4 * wide + 4 * wide * hidden + hidden
     return midst + 2 * wide + wide * wide + wide + wide * output + output
@@ -137,10 +140,6 @@ def _grouped(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
     return found.model_copy(update={"parameters": found.parameters - less})
 
 
-def _plain(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
-    return plain(vision, outer, text_hidden)
-
-
 def _tiled(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
     """Llama 3.2 Vision: blocks over one tile and blocks over all; positions of tiles for every shape of an image."""
     hidden, ffn, patch = vision.need("hidden_size"), vision.need("intermediate_size"), vision.need("patch_size")
@@ -180,10 +179,10 @@ TOWERS: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
     "glm4v": _glm,
     "glm4v_moe": _glm,
     "glm_ocr": _glm,
-    "kimi_k25": _plain,
-    "kimi_vl": _plain,
-    "moonvit": _plain,
-    "minimax_m3_vl": _plain,
+    "kimi_k25": plain,
+    "kimi_vl": plain,
+    "moonvit": plain,
+    "minimax_m3_vl": plain,
     "gemma4": gemma4,
     "gemma4_vision": gemma4,
     "mistral3": pixtral,
@@ -191,8 +190,8 @@ TOWERS: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
     "internvl": _of(_joined),
     "qianfan_ocr": _of(_joined),
     "lfm2_vl": _of(_joined),
-    "internvl_chat": _plain,
-    "intern_vit_6b": _plain,
+    "internvl_chat": _of(_joined),
+    "intern_vit_6b": _of(_joined),
     "llava": _of(_two_layers),
     "llava_next": _of(_two_layers),
     "llava_next_video": _of(_two_layers),

@@ -137,14 +137,17 @@ FFN_WIDTHS = ("intermediate_size", "vt_intermediate_size", "mlp_hidden_dim")
 HEADS = ("num_attention_heads", "num_heads", "vt_num_attention_heads")
 
 
+MERGES = ("spatial_merge_size", "pooling_kernel_size", "downsample_factor")
+
+
 def merging(vision: Fields, outer: Fields) -> int:
     """Patches along a side that become one token of the language model."""
     kernel = vision.data.get("merge_kernel_size")
     if isinstance(kernel, list) and kernel and isinstance(kernel[0], int):
         return kernel[0]
     for part in (vision, outer):
-        if part.has("spatial_merge_size", "pooling_kernel_size"):
-            return part.optional("spatial_merge_size", "pooling_kernel_size", default=1) or 1
+        if part.has(*MERGES):
+            return part.optional(*MERGES, default=1) or 1
         nested = part.data.get("img_token_compression_config")
         if isinstance(nested, dict) and isinstance(nested.get("spatial_merge_size"), int):
             return int(nested["spatial_merge_size"])

@@ -64,7 +64,7 @@ class Sparse(Choosing, Latent):
         )
 
     def other_parameters(self) -> int:
-        """Norms of the two latents, and of the index key with its bias."""
+        """Norms of the two latents, and of the index key with its bias; of pooled keys a weight for every token."""
         return super().other_parameters() + (2 + (self.pool if self.pool > 1 else 0)) * self.index_values
 
     def tensors(self) -> int:

@@ -97,6 +97,9 @@ def test_experts_of_images_are_as_wide_as_those_of_text_where_one_width_is_state
 def test_what_nobody_reads_of_one_layer_is_said() -> None:
     with pytest.raises(SpecError, match="per_layer_config: rlperf does not read moe_intermediate_size of one layer"):
         _read(PLAIN, per_layer_config={"01": {"moe_intermediate_size": 2048, "rope_theta": 1e4}})
+    index = {"index_topk": 256, "index_n_heads": 4, "index_head_dim": 32}
+    with pytest.raises(SpecError, match="per_layer_config: rlperf does not read num_attention_heads of one layer"):
+        _read(PLAIN, **index, per_layer_config={"01": {"num_attention_heads": 4}})
     with pytest.raises(SpecError, match=r"per_layer_config\.01\.head_dim: 'wide' is not a whole number"):
         _read(PLAIN, per_layer_config={"01": {"head_dim": "wide"}})
 

@@ -48,6 +48,8 @@ from rlperf.specs.hf_names import (
 from rlperf.specs.hf_numbers import experts, further, linear_attention, state_space
 from rlperf.specs.hf_towers import audio_parameters, tower
 
+_MASKED = {"type_vocab_size": "bert", "attention_probs_dropout_prob": "bert-generation"}
+"""Fields of masked models, segments of their input first, and whose layers an unknown model_type with one has."""
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -112,15 +114,12 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
     known = like is not None or bool(_known(fields, around))
     kinds = [fields.text("model_type").removesuffix("_text"), around.text("model_type").removesuffix("_text")]
     for part_of, kind in zip((fields, around), kinds, strict=True):
-        reason = REFUSED.get(kind)
-        if reason is None and part_of.flag("is_encoder_decoder", default=False):
-            reason = REFUSED["t5"]
-        if reason is None and not known and part_of.has("type_vocab_size"):  # segments of a masked model's input
-            reason = REFUSED["bert"]
-        if reason is None and not known and part_of.has("attention_probs_dropout_prob"):
-            reason = REFUSED["bert-generation"]
-        if reason is not None:
-            part_of.note("model_type", f"{kind or 'this architecture'} cannot be modelled: {reason}")
+        two_stacks = part_of.flag("is_encoder_decoder", default=False)
+        reason = REFUSED.get(kind) or (REFUSED["t5"] if two_stacks else None)
+        masked = next((REFUSED[of] for name, of in _MASKED.items() if not known and part_of.has(name)), None)
+        if reason or masked:
+            hint = None if reason else "--like FAMILY reads it as a decoder that it knows, with a wider interval"
+            part_of.note("model_type", f"{kind or 'this architecture'} cannot be modelled: {reason or masked}", hint)
             raise SpecError(outer.problems)
     kind = _known(fields, around) or kinds[0] or kinds[1]
     if not kind:

@@ -148,6 +148,7 @@ def _refined(given: Given, half: ReadHalf, index: int) -> ReadHalf:
     """A half as its configuration's further fields make it: latent, sparse, other heads, a borrowed cache."""
     kind = _refined_kind(given, half.kind, index)
     if kind in ("block_sparse", "compressed"):
+        _say_unread(given.apart(index), given.fields, "")
         return ReadHalf(kind, half.changes)
     latent = kind in LATENT_KINDS
     changes = {
@@ -243,10 +244,15 @@ def _own_numbers(given: Given, index: int, latent: bool) -> dict[str, Any]:
     if latent and own.has("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
         ranks = latent_ranks(fields.beside({**fields.data, **own.data}))
         found |= {"latent": ranks, "head_dim": ranks.nope_head_dim + ranks.rope_head_dim}
-    left = own.unread(names.STRUCTURE, names.HARMLESS)
+    _say_unread(own, fields, names.STRUCTURE)
+    return found
+
+
+def _say_unread(own: Fields, fields: Fields, wanted: str) -> None:
+    """Note what a layer states of itself and its mixer has not asked for; feed-forwards ask for their width."""
+    left = [name for name in own.unread(wanted, names.HARMLESS) if name != "intermediate_size"]
     if left:
         fields.note("per_layer_config", f"rlperf does not read {', '.join(left)} of one layer")
-    return found
 
 
 def _other_heads(given: Given, kind: str) -> dict[str, Any]:

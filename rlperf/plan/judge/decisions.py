@@ -33,6 +33,10 @@ JUDGED = 16
 """Finalists that the event simulator re-judges, per task; shared out over its groups of rl_steps."""
 FASTEST = 3
 """Finalists that are fastest by themselves, however far off the beaten path: what a bold plan would be."""
+ALIKE_BUT = {"activation_recompute": "none", "offload": "none", "microbatch": 1}
+"""What layouts of one grid may differ in."""
+ALIKE = 3
+"""Best candidates that are judged although another of their grid is."""
 NEAR = 1.03
 """How far above the best screened objective a candidate may be that stands for its number of trainer replicas."""
 Report = Callable[[float, str], None]
@@ -239,7 +243,7 @@ def _finalists(context: Context, screened: Screened, share: int) -> list[Configu
         key = (configuration.devices if apart else 0, configuration.batch.over_provision)
         kept.setdefault(key, []).append(configuration)
     each = 3 if apart else max(share // max(len(kept), 1), 3)
-    best = [c for found in kept.values() for c in found[: share if len(kept) == 1 else each]]
+    best = [c for found in kept.values() for c in _of_each_grid(found, share if len(kept) == 1 else each)]
     if apart:
         return best
     kinds: dict[tuple[str, str | None], list[Configuration]] = {}
@@ -249,7 +253,7 @@ def _finalists(context: Context, screened: Screened, share: int) -> list[Configu
         backend = configuration.pool("trainer").settings.backend
         kinds.setdefault((configuration.mode, backend), []).append(configuration)
     # what is open is judged as if it were stated: an open precision is no worse than any of its values
-    best += [c for found in variants.values() for c in found[: share if len(variants) > 1 else 0]]
+    best += [c for found in variants.values() for c in _of_each_grid(found, share if len(variants) > 1 else 0)]
     fastest = [screened.configurations[i] for i in np.argsort(screened.objective, kind="stable")[:FASTEST]]
     near = (c for c, priced in zip(screened.configurations, screened.priced, strict=True)
             if priced <= NEAR * screened.priced[0])  # fmt: skip
@@ -258,6 +262,21 @@ def _finalists(context: Context, screened: Screened, share: int) -> list[Configu
         replicas.setdefault(configuration.pool("trainer").layout.data_parallel, configuration)
     rest = (c for found in kinds.values() for c in found[:3])
     return list(dict.fromkeys([*best, *rest, *fastest, *replicas.values()]))
+
+
+def _of_each_grid(found: list[Configuration], most: int) -> list[Configuration]:
+    """The best candidate of each of the ``most`` best grids, and the few best of all whatever they differ in.
+
+    What differs in recompute, offload or token budget alone differs in events as it does in closed forms; were all of
+    it judged, an open recompute would leave a third of the places to grids.
+    """
+    grids: dict[tuple[object, ...], Configuration] = {}
+    for configuration in found:
+        trainer, rollout = configuration.pool("trainer"), configuration.pool("rollout")
+        degrees = trainer.layout.model_copy(update=ALIKE_BUT)
+        key = (configuration.mode, configuration.batch, rollout.layout, trainer.settings.backend, degrees)
+        grids.setdefault(key, configuration)
+    return [*[*grids.values()][:most], *found[: min(ALIKE, most)]]
 
 
 def _demands(

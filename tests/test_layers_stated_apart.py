@@ -20,20 +20,9 @@ from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.hf_config import from_hf
 from rlperf.specs.trainer_calibration import load_trainer
+from tests.small_configs import LATENT, PLAIN, read
 
 H100, VLLM, ONE = load_hardware("h100_sxm", "dgx_h100"), load_engine_calibration("vllm"), Layout.of()
-PLAIN: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1024, "vocab_size": 1000,
-}  # fmt: skip
-LATENT = {
-    **PLAIN, "model_type": "deepseek_v3", "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
-    "v_head_dim": 64, "q_lora_rank": 96,
-}  # fmt: skip
-
-
-def _read(data: dict[str, Any], **changes: Any) -> Architecture:
-    return from_hf({**data, **changes}, name="x", source="test")
 
 
 def _on_one(arch: Architecture) -> Replica:
@@ -49,46 +38,46 @@ def _training_s(arch: Architecture) -> float:
 
 
 def test_numbers_of_one_layer_are_that_layers_alone() -> None:
-    arch = _read(PLAIN, per_layer_config={"01": {"head_dim": 128, "num_key_value_heads": 2}, "3": {"v_head_dim": 32}})
+    arch = read(PLAIN, per_layer_config={"01": {"head_dim": 128, "num_key_value_heads": 2}, "3": {"v_head_dim": 32}})
     kinds = [arch.part(name)[1] for name in arch.layer_mixers]
     assert [(one.head_dim, one.kv_heads, one.value_head_dim) for one in kinds] == [
         (64, 4, 0), (128, 2, 0), (64, 4, 0), (64, 4, 32),
     ]  # fmt: skip
     # twice as wide queries and output, keys and values of as many values; values and output of half the width
-    assert parameters(arch) - parameters(_read(PLAIN)) == 512 * 2 * (1024 - 512) - 512 * (512 + 256) // 2
-    wide = _read(PLAIN, per_layer_config={"02": {"intermediate_size": 2048}})
-    assert parameters(wide) - parameters(_read(PLAIN)) == 3 * 512 * 1024
-    heads = _read(PLAIN, num_attention_heads_per_layer=[8, 16, 8, 8])
-    assert parameters(heads) - parameters(_read(PLAIN)) == 2 * 512 * 512
-    assert _read(PLAIN, num_attention_heads_per_layer=[8] * 4) == _read(PLAIN)
+    assert parameters(arch) - parameters(read(PLAIN)) == 512 * 2 * (1024 - 512) - 512 * (512 + 256) // 2
+    wide = read(PLAIN, per_layer_config={"02": {"intermediate_size": 2048}})
+    assert parameters(wide) - parameters(read(PLAIN)) == 3 * 512 * 1024
+    heads = read(PLAIN, num_attention_heads_per_layer=[8, 16, 8, 8])
+    assert parameters(heads) - parameters(read(PLAIN)) == 2 * 512 * 512
+    assert read(PLAIN, num_attention_heads_per_layer=[8] * 4) == read(PLAIN)
 
 
 def test_a_list_that_names_indexed_layers_leaves_the_others_without_an_index() -> None:
     index = {"index_topk": 256, "index_n_heads": 4, "index_head_dim": 32}
     words = ["indexed_attention", "full_attention", "indexed_attention", "full_attention"]
-    assert _read(LATENT, layer_types=words, **index).layer_mixers == ("sparse", "latent") * 2
-    assert _read(PLAIN, layer_types=words, **index).layer_mixers == ("block_sparse", "full") * 2
-    assert _read(LATENT, **index).layer_mixers == ("sparse",) * 4
+    assert read(LATENT, layer_types=words, **index).layer_mixers == ("sparse", "latent") * 2
+    assert read(PLAIN, layer_types=words, **index).layer_mixers == ("block_sparse", "full") * 2
+    assert read(LATENT, **index).layer_mixers == ("sparse",) * 4
     with pytest.raises(SpecError, match=r"index_topk: is missing: how many keys its layers of indexed_attention read"):
-        _read(LATENT, layer_types=words)
+        read(LATENT, layer_types=words)
 
 
 def test_linear_attention_is_the_recurrent_mixer_of_the_family() -> None:
     words = ["linear_attention", "full_attention"] * 2
     linear = {"linear_num_heads": 4, "linear_head_dim": 64}
-    kimi = _read(LATENT, model_type="kimi_linear", layer_types=words, **linear)
+    kimi = read(LATENT, model_type="kimi_linear", layer_types=words, **linear)
     assert kimi.layer_mixers == ("kda", "latent") * 2
-    ling = _read(LATENT, model_type="bailing_hybrid", layer_types=words, **linear)
+    ling = read(LATENT, model_type="bailing_hybrid", layer_types=words, **linear)
     assert ling.layer_mixers == ("lightning", "latent") * 2
-    whole = _read(LATENT, model_type="bailing_hybrid", layer_types=words, kda_lower_bound=-5.0, **linear)
+    whole = read(LATENT, model_type="bailing_hybrid", layer_types=words, kda_lower_bound=-5.0, **linear)
     assert whole.layer_mixers == kimi.layer_mixers
     # gates of rank 64 (down once, up to keys and to values) against two whole matrices, in two layers
     assert parameters(whole) - parameters(kimi) == 2 * (2 * 512 * 256 - 2 * 512 * 64 - 2 * 64 * 256)
 
 
 def test_latents_in_a_window_stop_growing() -> None:
-    sliding = _read(LATENT, layer_types=["sliding_attention"] * 4, sliding_window=1024)
-    latent = _read(LATENT)
+    sliding = read(LATENT, layer_types=["sliding_attention"] * 4, sliding_window=1024)
+    latent = read(LATENT)
     assert sliding.layer_mixers == ("sliding_latent",) * 4
     assert parameters(sliding) == parameters(latent)
     each = float(kv_bytes_per_token(_on_one(latent)))
@@ -106,29 +95,29 @@ def test_latents_in_a_window_stop_growing() -> None:
 
 def test_tokens_that_share_an_index_key() -> None:
     index = {"index_topk": 256, "index_n_heads": 4, "index_head_dim": 32}
-    plain, pooled = _read(LATENT, **index), _read(LATENT, **index, index_kpool=16)
+    plain, pooled = read(LATENT, **index), read(LATENT, **index, index_kpool=16)
     assert parameters(pooled) - parameters(plain) == 4 * (512 * 32 + 16 * 32)
     key = 32 * (1.0 + 4.0 / 128.0)
     less = float(kv_bytes_per_token(_on_one(plain))) - float(kv_bytes_per_token(_on_one(pooled)))
     assert less == pytest.approx(4 * key * 15 / 16)
     # an index with sixteen times the heads, one of whose keys is sixteen tokens', multiplies as much in training, too
-    wide = _read(LATENT, **{**index, "index_n_heads": 64}, index_kpool=16)
+    wide = read(LATENT, **{**index, "index_n_heads": 64}, index_kpool=16)
     assert _training_s(wide) == pytest.approx(_training_s(plain), rel=1e-12)
     assert _training_s(pooled) < _training_s(plain)
 
 
 def test_blocks_that_are_chosen_by_the_mean_of_their_keys() -> None:
     index = {"indexer_n_heads": 4, "indexer_head_dim": 64, "indexer_budget": 256, "indexer_compress_ratio": 16}
-    arch = _read(PLAIN, **index)
+    arch = read(PLAIN, **index)
     assert arch.layer_mixers == ("block_sparse",) * 4
     assert arch.numbers_of("block_sparse") == {"heads": 4, "head_dim": 64, "block": 16, "top": 16, "pool": 16}
-    assert parameters(arch) - parameters(_read(PLAIN)) == 4 * (512 * (4 + 1) * 64 + 2 * 64)
-    more = float(kv_bytes_per_token(_on_one(arch)) - kv_bytes_per_token(_on_one(_read(PLAIN))))
+    assert parameters(arch) - parameters(read(PLAIN)) == 4 * (512 * (4 + 1) * 64 + 2 * 64)
+    more = float(kv_bytes_per_token(_on_one(arch)) - kv_bytes_per_token(_on_one(read(PLAIN))))
     assert more == pytest.approx(4 * 64 * 2.0 / 16)
 
 
 def test_streams_mixed_by_a_product_of_low_rank() -> None:
-    plain, ranked = _read(PLAIN, hc_count=4), _read(PLAIN, hc_count=4, hc_lowrank=32)
+    plain, ranked = read(PLAIN, hc_count=4), read(PLAIN, hc_count=4, hc_lowrank=32)
     assert (plain.residual_streams, ranked.residual_rank) == (4, 32)
     assert parameters(ranked) - parameters(plain) == 2 * 4 * 2 * 32 * 4 * 512
 
@@ -145,9 +134,9 @@ def test_cross_attention_keeps_the_tokens_of_an_image() -> None:
 
 
 def test_gates_of_latent_attention_are_counted() -> None:
-    plain = parameters(_read(LATENT))
-    assert parameters(_read(LATENT, attn_output_gate=True)) - plain == 4 * 512 * 8 * 64
-    assert parameters(_read(LATENT, use_head_wise_attn_gate=True)) - plain == 4 * 512 * 8
+    plain = parameters(read(LATENT))
+    assert parameters(read(LATENT, attn_output_gate=True)) - plain == 4 * 512 * 8 * 64
+    assert parameters(read(LATENT, use_head_wise_attn_gate=True)) - plain == 4 * 512 * 8
 
 
 def test_who_says_whether_the_head_is_tied() -> None:
@@ -169,7 +158,7 @@ def test_who_says_whether_the_head_is_tied() -> None:
 
 
 def test_what_a_family_leaves_out_is_said() -> None:
-    arch = _read(PLAIN, model_type="inkling", layer_types=["hybrid", "hybrid_sliding"] * 2, sliding_window=64)
+    arch = read(PLAIN, model_type="inkling", layer_types=["hybrid", "hybrid_sliding"] * 2, sliding_window=64)
     assert arch.layer_mixers == ("full", "sliding") * 2
     assert arch.assumed == (
         "not costed, or in part: short convolutions around halves, keys and values, and logits of relative positions",
@@ -179,33 +168,33 @@ def test_what_a_family_leaves_out_is_said() -> None:
 @pytest.mark.parametrize("kind", ["camembert", "electra", "something_new"])
 def test_a_masked_model_is_told_by_its_segments(kind: str) -> None:
     with pytest.raises(SpecError, match=r"it is an encoder without generation.*--like FAMILY"):
-        _read(PLAIN, model_type=kind, type_vocab_size=2)
+        read(PLAIN, model_type=kind, type_vocab_size=2)
 
 
 def test_a_name_that_two_models_have_is_read_by_its_class() -> None:
     bert = {"attention_probs_dropout_prob": 0.1}
     with pytest.raises(SpecError, match="its layers are BERT's"):
-        _read(PLAIN, model_type="git", **bert)
+        read(PLAIN, model_type="git", **bert)
     grok = {
         "model_type": "git",
         "architectures": ["Grok1ForCausalLM"],
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
     }
-    arch = _read(PLAIN, **grok, moe_intermediate_size=256, residual_moe=True)
+    arch = read(PLAIN, **grok, moe_intermediate_size=256, residual_moe=True)
     assert (arch.family, arch.post_norms, arch.assumed) == ("grok1", True, ())
     assert arch.experts is not None and arch.experts.shared_hidden == 1024
 
 
 def test_idle_windows_of_unknown_families_do_no_harm() -> None:
-    arch = _read(PLAIN, model_type="new", layer_types=["full_attention"] * 4, sliding_window=64)
+    arch = read(PLAIN, model_type="new", layer_types=["full_attention"] * 4, sliding_window=64)
     assert arch.layer_mixers == ("full",) * 4
     assert stack_of(arch).halves[0].count == 4
 
 
 @pytest.mark.parametrize("kind", ["Phi3SmallForCausalLM", "LlamaMoEForCausalLM", "Gemma5ForCausalLM", "OptimusModel"])
 def test_a_longer_class_is_no_known_family(kind: str) -> None:
-    arch = _read(PLAIN, model_type="new", architectures=[kind])
+    arch = read(PLAIN, model_type="new", architectures=[kind])
     assert (arch.family, arch.assumed) == ("new", ("model_type 'new' is not known: it is read by its fields",))
     like = from_hf({**PLAIN, "model_type": "new", "architectures": [kind]}, name="x", source="test", like="qwen3")
     assert like.qk_norm and like.assumed == ("model_type 'new' is read as qwen3, as asked",)
@@ -217,12 +206,12 @@ def test_a_longer_class_is_no_known_family(kind: str) -> None:
      ("PanguProMoEForCausalLM", "PanguProMoE"), ("Qwen3VLForConditionalGeneration", "qwen3_vl")],
 )  # fmt: skip
 def test_a_class_is_named_after_its_family(written: str, family: str) -> None:
-    assert _read(PLAIN, model_type="new", architectures=[written]).family == family
+    assert read(PLAIN, model_type="new", architectures=[written]).family == family
 
 
 @pytest.mark.parametrize("field", [{"type_vocab_size": 2}, {"attention_probs_dropout_prob": 0.0}])
 def test_a_known_decoder_may_carry_fields_of_masked_models(field: dict[str, Any]) -> None:
-    assert _read(PLAIN, **field).layer_mixers == ("full",) * 4
+    assert read(PLAIN, **field).layer_mixers == ("full",) * 4
     like = from_hf({**PLAIN, "model_type": "new", **field}, name="x", source="test", like="llama")
     assert like.layer_mixers == ("full",) * 4
 
@@ -232,25 +221,25 @@ def test_own_heads_that_are_the_files_are_not_those_of_the_kind() -> None:
     for sixteen in ({"swa_num_attention_heads": 16}, {"attention_other_setting": {"num_attention_heads": 16}}):
         window = {"layer_types": ["sliding_attention"] * 4, "sliding_window": 64, **sixteen}
         own = {"01": {"num_attention_heads": 8}}
-        arch = _read(PLAIN, **window, per_layer_config=own)
+        arch = read(PLAIN, **window, per_layer_config=own)
         assert [arch.part(name)[1].heads for name in arch.layer_mixers] == [16, 8, 16, 16]
     ninety = {"model_type": "step3p5", "layer_types": ["sliding_attention"] * 4, "sliding_window": 64}
-    step = _read(PLAIN, **ninety, per_layer_config={"01": {"num_attention_heads": 8}})
+    step = read(PLAIN, **ninety, per_layer_config={"01": {"num_attention_heads": 8}})
     assert [step.part(name)[1].heads for name in step.layer_mixers] == [96, 8, 96, 96]
-    said = _read(PLAIN, **ninety, num_sliding_attention_heads=64)
+    said = read(PLAIN, **ninety, num_sliding_attention_heads=64)
     assert [said.part(name)[1].heads for name in said.layer_mixers] == [64] * 4
 
 
 def test_heads_of_latents_are_as_wide_as_their_own_ranks() -> None:
     """96 + 32 of no and of rotary position: as wide as the file's idle ``head_dim``, wider than its ranks' 96."""
-    arch = _read(LATENT, head_dim=128, per_layer_config={"1": {"qk_nope_head_dim": 96}, "2": {"head_dim": 128}})
+    arch = read(LATENT, head_dim=128, per_layer_config={"1": {"qk_nope_head_dim": 96}, "2": {"head_dim": 128}})
     assert [arch.part(name)[1].head_dim for name in arch.layer_mixers] == [96, 128, 96, 96]
 
 
 def test_latents_in_a_window_need_one() -> None:
-    data = _read(LATENT, layer_types=["sliding_attention"] * 4, sliding_window=64).model_dump()
+    data = read(LATENT, layer_types=["sliding_attention"] * 4, sliding_window=64).model_dump()
     with pytest.raises(ValueError, match="a layer is of kind sliding_latent, but window is missing"):
         Architecture.model_validate({**data, "window": 0})
     own = {str(index): {"sliding_window": 64} for index in range(4)}
-    each = _read(LATENT, layer_types=["sliding_attention"] * 4, per_layer_config=own)
+    each = read(LATENT, layer_types=["sliding_attention"] * 4, per_layer_config=own)
     assert [each.part(name)[1].window for name in each.layer_mixers] == [64] * 4

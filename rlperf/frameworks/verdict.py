@@ -18,8 +18,6 @@ CHANGES = 3
 """Changes that a verdict names at most."""
 LEAST = 0.01
 """Smallest gain that is worth a change, as a share of the rl_step."""
-WORSE = 1.05
-"""What a configuration may take over the best plan and still be normal."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +64,14 @@ class Verdict:
 
         What runs out of memory is not, however fast its rl_steps were until then.
         """
-        if self.fails:
-            return False
+        return not self.fails and self.in_time
+
+    @property
+    def in_time(self) -> bool:
+        """The same of the speed alone."""
         if self.measured:
             return self.rl_step_s <= self.high_s
-        return self.best_s is None or self.rl_step_s <= WORSE * self.best_s
+        return self.best_s is None or self.rl_step_s <= 1.05 * self.best_s
 
     @property
     def line(self) -> str:
@@ -86,13 +87,13 @@ class Verdict:
             said = f"{took} per rl_step is predicted ({interval})"
             if self.best_s is None:
                 return f"not judged: {said}; a log of the run or the planner's best would tell"
-            if self.rl_step_s <= WORSE * self.best_s:
+            if self.in_time:
                 return f"normal: {said}, and no plan on this hardware is 5 % faster"
             more = 100.0 * (self.rl_step_s / self.best_s - 1.0)
             return f"slow by {more:.0f} %: {said}, where this hardware can do {human_seconds(self.best_s)}"
         if self.rl_step_s < self.low_s:
             return f"faster than expected: {took} per rl_step, where this hardware should take {due} ({interval})"
-        if self.rl_step_s <= self.high_s:
+        if self.in_time:
             return f"normal: {took} per rl_step, where this hardware should take {due} ({interval})"
         more = 100.0 * (self.rl_step_s / self.expected_s - 1.0)
         return f"slow by {more:.0f} %: {took} per rl_step, where this hardware should take {due} ({interval})"

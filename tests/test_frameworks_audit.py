@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,8 @@ from typer.testing import CliRunner
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit import Audit, audit, report
+from rlperf.frameworks.audit import Audit, audit, memory_words, report
+from rlperf.frameworks.findings import Finding
 from rlperf.frameworks.imports import import_config
 from rlperf.frameworks.keytable import flatten, nest
 from rlperf.frameworks.registry import FRAMEWORKS
@@ -325,6 +327,25 @@ def test_the_gate(tmp_path: Path) -> None:
     failed = runner.invoke(app, ["audit", str(bad), "--no-plan"])
     assert failed.exit_code == 1
     assert "ppo_max_token_len_per_gpu" in failed.stdout
+
+
+def test_what_is_said_of_memory_agrees_with_the_gate(tmp_path: Path) -> None:
+    """At 1 to 90 % a plan would not take it, and a gate lets it through: one line says both."""
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(nest(VERL.items())))
+    found = audit(import_config([tmp_path / "run.yaml"]), cluster="dgx_h100", plan=False, gains=False)
+    assert found.predicted is not None and found.predicted.fits
+    assert memory_words(found) == "fits: runs out of memory with a probability below 0.01 %"
+    rollout = found.predicted.memory_bytes["rollout"].model_copy(update={"risk": 0.039})
+    uses = {**found.predicted.memory_bytes, "rollout": rollout}
+    risky = replace(found, predicted=found.predicted.model_copy(update={"memory_bytes": uses, "fits": False}))
+    assert risky.passes and memory_words(risky) in report(risky)
+    assert memory_words(risky) == (
+        "runs out of memory with a probability of 3.9 %: a plan would not take it (out_of_memory_risk: 1 %, half for "
+        "each role), an error is 90%"
+    )
+    broken = Finding("error", "key", "out of GPU memory", rule="out_of_memory")
+    assert memory_words(replace(risky, findings=(broken,))).startswith("does not fit: ")
+    assert not any("fits: " in line for line in report(risky))
 
 
 def test_rules_speak_of_arrays_of_layouts_too() -> None:

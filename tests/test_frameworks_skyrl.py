@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -126,6 +127,20 @@ def test_new_keys_of_the_older_package_are_said_as_hydra_wants_them(tmp_path: Pa
     new = dict(export_run(run, adapter_of("skyrl"), "0.4", "config").files)["config.sh"]
     assert "  +generator.engine_init_kwargs.max_model_len=" in old
     assert "generator.inference_engine.engine_init_kwargs.max_model_len=" in new and "+generator" not in new
+
+
+@pytest.mark.parametrize(
+    ("version", "program"), [("train0.3", "examples.fully_async"), ("0.4", "examples.train.fully_async")]
+)
+def test_a_program_that_no_package_ships_is_marked_as_such(version: str, program: str) -> None:
+    run = next(run for run in (sample_run(Random(seed), "skyrl", version) for seed in range(50)) if run.mode == "async")
+    lines = dict(export_run(run, adapter_of("skyrl"), version, "config").files)["config.sh"].splitlines()
+    assert f"-m {program}.main_fully_async " in lines[-1] and lines[-2].startswith("# yours to check: no package ships")
+    together = dict(export_run(replace(run, mode="colocated"), adapter_of("skyrl"), version, "config").files)[
+        "config.sh"
+    ]
+    assert "yours to check" not in together
+    assert ("skyrl-train of your" in together) is (version == "train0.3")
 
 
 @pytest.mark.parametrize(

@@ -73,12 +73,15 @@ def audit(
 
 def _plain(found: Audit, passes: bool | None) -> dict[str, Any]:
     """The audit as plain data."""
+    from rlperf.frameworks.audit import memory_words
+
     return {
         "schema_version": 1,
         "framework": found.imported.adapter.name,
         "version": found.imported.target.version,
         "passes": passes,
         "findings": [finding.to_dict() for finding in found.findings],
+        "memory": memory_words(found),
         "predicted": found.predicted.model_dump(mode="json") if found.predicted else None,
         "best": found.best.phases[0].model_dump(mode="json") if found.best else None,
         "measured": [asdict(each) for each in found.measured],

@@ -13,6 +13,7 @@ from rlperf.cost.engine_memory import engine_memory
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError
 from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.frameworks.findings import (
+    SURELY,
     Cache,
     Finding,
     engine_findings,
@@ -37,7 +38,7 @@ from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.pool import ATTRIBUTES, PoolSpec
 from rlperf.specs.step_log import StepLog
-from rlperf.units import human_bytes, human_seconds, with_probability
+from rlperf.units import human_bytes, human_risk, human_seconds, with_probability
 
 MOST_OFFERED = 1 << 15
 """Sequences of an rl_step up to which offers are judged: each is a prediction that simulates all of them."""
@@ -366,6 +367,21 @@ def risk_of(predicted: Prediction) -> float:
     return 1.0 - float(np.prod([1.0 - use.risk for use in predicted.memory_bytes.values()]))
 
 
+def memory_words(found: Audit) -> str:
+    """Whether the memory holds the configuration, and why it is no error where a plan would not take it."""
+    if found.predicted is None or found.job is None:
+        return ""
+    ends = f"runs out of memory {with_probability(risk_of(found.predicted))}"
+    if any(each.severity == "error" and each.rule in ("out_of_memory", "kv_starvation") for each in found.findings):
+        return f"does not fit: {ends}"
+    if found.predicted.fits:
+        return f"fits: {ends}"
+    most = human_risk(found.job.limits.out_of_memory_risk)
+    return (
+        f"{ends}: a plan would not take it (out_of_memory_risk: {most}, half for each role), an error is {SURELY:.0%}"
+    )
+
+
 def report(found: Audit) -> Sequence[str]:
     """The audit as lines of text."""
     lines = [found.ended] if found.ended else []
@@ -373,8 +389,8 @@ def report(found: Audit) -> Sequence[str]:
     if found.predicted is not None:
         said = found.predicted
         low, high = human_seconds(said.low_s), human_seconds(said.high_s)
-        lines.append(f"predicted {human_seconds(said.rl_step_s)} per rl_step ({low} .. {high}), fits: {said.fits}")
-        lines.append(f"runs out of memory {with_probability(risk_of(said))}")
+        lines.append(f"predicted {human_seconds(said.rl_step_s)} per rl_step ({low} .. {high})")
+        lines.append(memory_words(found))
     lines += [compared.words for compared in found.measured]
     lines += [found.lengths] if found.lengths else []
     if found.best is not None:

@@ -63,9 +63,11 @@ from rlperf.frameworks.skyrl_reading import (
 )
 from rlperf.frameworks.writing import comment, script, shell_word, yaml_scalar
 
-ASYNC = "examples.train.fully_async.main_fully_async"
-"""Not in the package: beside ``main_fully_async_sim.py`` of the checkout (train/fully_async_trainer_sim.py:10)."""
+ASYNC, PACKAGE_ASYNC = "examples.train.fully_async.main_fully_async", "examples.fully_async.main_fully_async"
+"""In no package, and so by analogy: skyrl 0.4 names ``examples/train/fully_async/main_fully_async_sim.py``
+(train/fully_async_trainer_sim.py:10); skyrl-train 0.3.1 has its examples in ``examples/`` (README.md:69, 84)."""
 
+_UNSHIPPED = ("# yours to check: no package ships this program, so its name stands here by analogy",)
 _EXTRAS = {(False, False): "fsdp", (False, True): "megatron", (True, False): "vllm", (True, True): "mcore"}
 """Extras of the package (skyrl-train's, Megatron's) that hold what trains and rolls out: METADATA of each."""
 _ENGINE_TP = Unit(
@@ -179,9 +181,10 @@ class Skyrl:
         extra = [*_names(run), *_placement(run, target), *_algorithm(run, target), *_reference(run, target)]
         chosen |= {setting.key: setting for setting in extra}
         kept = [s for s in chosen.values() if target.has(s.key) and not (s.value is None and not target.default(s.key))]
-        package = "skyrl_train" if target.version == PACKAGE else "skyrl.train"
-        entry = ASYNC if run.traits.runs_ahead else f"{package}.entrypoints.main_base"
-        return Emission(tuple(kept), (), entry, (PACKAGE,) if target.version == PACKAGE else (), run)
+        older = target.version == PACKAGE
+        ahead, base = (PACKAGE_ASYNC, "skyrl_train") if older else (ASYNC, "skyrl.train")
+        entry = ahead if run.traits.runs_ahead else f"{base}.entrypoints.main_base"
+        return Emission(tuple(kept), (), entry, (PACKAGE,) if older else (), run)
 
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
         """``<stem>.sh``: the words of the command line, one a line."""
@@ -193,10 +196,12 @@ class Skyrl:
             new = "+" if hydra and setting.key not in stated else ""  # hydra's word for a key that its base has not
             word = "  " + shell_word(f"{new}{setting.key}={yaml_scalar(setting.value)}")
             lines.append(f"{word.ljust(72)}  # {comment(setting.why)}" if setting.why else word)
+        checkout = "skyrl-train of your SkyRL checkout" if hydra else "your SkyRL checkout"  # README.md:54 of 0.3.1
         body = [
-            'cd "${SKYRL:?set SKYRL to your SkyRL checkout}"',
+            f'cd "${{SKYRL:?set SKYRL to {checkout}}}"',
             *lines,
             ")",
+            *_UNSHIPPED[: emission.entry in (ASYNC, PACKAGE_ASYNC)],
             f'uv run --isolated --extra "${{EXTRA:-{extra}}}" -m {shlex.quote(emission.entry)} "${{ARGS[@]}}" "$@"',
         ]
         return {f"{stem}.sh": script(header, body)}

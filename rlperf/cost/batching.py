@@ -183,7 +183,7 @@ def slowest_slices(lengths: FloatArray, parts: int, updates: int) -> list[FloatA
     slice of each replica's share, in the order of the batch (verl: ``_balance_batch``, then mini-batches of a shard).
 
     >>> [part.tolist() for part in slowest_slices(np.array([9.0, 1.0, 8.0, 2.0]), 2, 2)]
-    [[9.0], [8.0]]
+    [[9.0], [2.0]]
     """
     table = np.asarray(lengths, dtype=np.float64)
     if parts <= 1:

@@ -76,7 +76,7 @@ class StageFactor:
         """Median factor of the layout that ran.
 
         >>> round(StageFactor("rollout", 0.2, 0.05, 20, 0.1).value, 3), StageFactor("rollout", 0.2, 0.05, 0, 0.1).value
-        (1.219, 1.0)
+        (1.217, 1.0)
         """
         return float(np.exp(self.mean))
 

@@ -74,7 +74,7 @@ class MicrobatchSizes:
     def packed(cls, lengths: Sequence[Sequence[int]], reference_tokens: float) -> MicrobatchSizes:
         """From the sequence lengths [tokens] packed into each micro-batch.
 
-        >>> MicroBatches.packed([[4096], [2048, 2048]], 4096).quadratic
+        >>> MicrobatchSizes.packed([[4096], [2048, 2048]], 4096).quadratic
         array([1. , 0.5])
         """
         if reference_tokens <= 0.0:

@@ -77,7 +77,7 @@ def _decoded(prompt: FloatArray, generated: FloatArray, slots: int) -> FloatArra
     """`Ends.counts` of one replica that decodes ``slots`` sequences at once; the next starts as one ends.
 
     >>> _decoded(np.zeros(3), np.array([2.0, 4.0, 2.0]), 2).tolist()
-    [[2.0, 4.0, 4.0], [4.0, 8.0, 8.0], [4.0, 14.0, 14.0]]
+    [[2.0, 4.0, 4.0], [4.0, 8.0, 8.0], [4.0, 12.0, 12.0]]
 
     A cache that cannot hold all of them to their ends is left out: engines admit greedily, and preempt later.
     """

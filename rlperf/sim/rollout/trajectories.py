@@ -131,7 +131,7 @@ class Trajectories:
 
         The last token of a prompt is always computed.
 
-        >>> group = Trajectories.of([40, 90], 5, group=[0, 0])
+        >>> group = Trajectories.of([40, 90], [5, 5], group=[0, 0])
         >>> group.beginnings.tolist(), replace(group, shared_tokens=np.array([64, 64])).beginnings.tolist()
         ([39, 89], [39, 64])
         """

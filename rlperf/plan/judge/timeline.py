@@ -55,7 +55,7 @@ def step_view(evaluation: Evaluation, replicate: int = 0) -> StepView:
 def steady_state(evaluation: Evaluation, rl_steps: int = 50) -> AsyncResult | None:
     """The asynchronous steady state event by event: its period, staleness and queue; None in synchronous modes.
 
-    Lengths are those of the first judged rl_step, drawn group by group with replacement.
+    Lengths are those of the judged rl_steps, drawn group by group with replacement.
     """
     configuration = evaluation.configuration
     if not MODES[configuration.mode].runs_ahead:
@@ -64,7 +64,7 @@ def steady_state(evaluation: Evaluation, rl_steps: int = 50) -> AsyncResult | No
     limits = evaluation.replicas.limits
     run = steady_run(
         evaluation.framework.in_mode(configuration.mode), evaluation.cost, limits, pool.layout.data_parallel,
-        stages_of(evaluation), Trajectories.from_table(evaluation.demand.tables[0]),
+        evaluation.seconds, [Trajectories.from_table(table) for table in evaluation.demand.tables],
         max_staleness=max(configuration.staleness, 1),
     )  # fmt: skip
     return simulate(run, rl_steps=rl_steps)

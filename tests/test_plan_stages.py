@@ -39,6 +39,32 @@ def test_uniform_stages_have_the_closed_form() -> None:
     assert makespan_s(profile, uniform(12, 4), 8) == pytest.approx((8 + 4 - 1) * 9.0)
 
 
+def test_interleaved_stages_have_the_closed_form_and_give_layers_to_the_first_of_them() -> None:
+    profile = heavy_head(layers=24, head=0.0)
+    assert makespan_s(profile, uniform(12, 4), 8, chunks=2) == pytest.approx((2 * 8 + 4 - 1) * 9.0)
+    ends = best_ends(heavy_head(layers=24), 24, 4, 16, chunks=2)
+    assert ends.first % 2 == ends.last % 2 == 0
+    assert ends.last < 6
+    assert ends.factor < 1.0
+    stated = SettingsValues(backend="megatron", first_stage_layers=ends.first, last_stage_layers=ends.last)
+    assert stated_ends(heavy_head(layers=24), 24, 4, 16, stated, chunks=2) == ends
+
+
+def test_layers_that_divide_into_no_chunks_are_interleaved_with_uneven_ends() -> None:
+    """94 layers on 8 stages: Megatron-Core takes 12 + 6 x 12 + 10 in two chunks each."""
+    tasks = [{**TASK, "prompts_per_step": 64, "mini_batch": 64}]
+    trainer = {"pipeline_parallel": 8, "virtual_pipeline": 2, "expert_parallel": 8, "tensor_parallel": 1}
+    large = {"architecture": "Qwen3-235B-A22B", "nodes": 16, "framework": "slime", "tasks": tasks}
+    plan = plan_job(job(**large, pools=[{"role": "trainer", "layout": trainer}]))
+    settings = plan.phases[0].pool("trainer").settings
+    assert settings.first_stage_layers and settings.last_stage_layers
+    assert settings.first_stage_layers % 2 == settings.last_stage_layers % 2 == 0
+    assert (94 - settings.first_stage_layers - settings.last_stage_layers) % 12 == 0
+    single = {**trainer, "virtual_pipeline": 1}
+    whole = plan_job(job(**large, pools=[{"role": "trainer", "layout": single}]))
+    assert plan.phases[0].predicted.stages_s.training < whole.phases[0].predicted.stages_s.training
+
+
 def test_a_heavy_head_takes_layers_off_the_last_stage() -> None:
     ends = best_ends(heavy_head(), 12, 4, 16)
     assert ends.last < 3

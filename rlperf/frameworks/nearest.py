@@ -71,11 +71,11 @@ def with_stage_ends(run: Run) -> Run:
     """The run with the layers of its first and last pipeline stage stated where the layers do not divide."""
     trainer = run.trainer
     stated = trainer.first_stage_layers is not None or trainer.last_stage_layers is not None
-    if stated or trainer.virtual_pipeline > 1:
+    if stated:
         return run
     try:
         layers = load_architecture(run.architecture).layers
     except SpecError:
         return run
-    first, last = stage_ends(layers, trainer.pipeline_parallel, None, None)
+    first, last = stage_ends(layers, trainer.pipeline_parallel, None, None, trainer.virtual_pipeline)
     return replace(run, trainer=trainer.having(first_stage_layers=first or None, last_stage_layers=last or None))

@@ -247,8 +247,10 @@ class Judge:
             demand,
             freeze_vision=bool(settings.freeze_vision),
         )
-        stages, count = int(layout.pipeline_parallel[0]), int(np.ravel(batches.count)[0])
-        return stated_ends(profile, self.task.architecture.layers, stages, count, settings)
+        stages, chunks = int(layout.pipeline_parallel[0]), int(layout.virtual_pipeline[0])
+        return stated_ends(
+            profile, self.task.architecture.layers, stages, int(np.ravel(batches.count)[0]), settings, chunks
+        )
 
     def scoring_s(self, evaluation: Evaluation, other: Configuration) -> float:
         """Mean seconds of scoring under another configuration of the same trainer [s]."""

@@ -20,7 +20,7 @@ from rlperf.plan.pipeline import PipelineProblem, optimize, passes_within, stage
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.stage_ends import stages_between
-from rlperf.sim.pipeline import MicrobatchSizes, one_f_one_b, round_robin, simulate, stage_costs
+from rlperf.sim.pipeline import MicrobatchSizes, interleaved_1f1b, round_robin, simulate, stage_costs
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.specs.architecture import Architecture
@@ -88,12 +88,22 @@ def layer_profile(
     )
 
 
-def makespan_s(profile: LayerProfile, layers: tuple[int, ...], count: int) -> float:
-    """1F1B with merged backward over stages of so many transformer layers; embedding and head at the ends [s]."""
-    partition = (layers[0] + 1, *layers[1:-1], layers[-1] + 1)
-    stages = len(layers)
+def in_groups(count: int, devices: int, chunks: int) -> int:
+    """Microbatches as interleaved chunks take them: in groups of as many as devices, a last one filled up."""
+    return count if chunks == 1 else -(-count // devices) * devices
+
+
+def makespan_s(profile: LayerProfile, layers: tuple[int, ...], count: int, chunks: int = 1) -> float:
+    """1F1B with merged backward over stages of so many transformer layers; embedding and head at the ends [s].
+
+    With several chunks the layers are those of each chunk of a device.
+    """
+    devices, every = len(layers), layers * chunks
+    count = in_groups(count, devices, chunks)
+    partition = (every[0] + 1, *every[1:-1], every[-1] + 1)
     costs = stage_costs(profile, partition, MicrobatchSizes.equal(count))
-    found = simulate(costs, round_robin(stages, stages), one_f_one_b(stages, count), merged=True)
+    orders = interleaved_1f1b(devices, count, chunks)
+    found = simulate(costs, round_robin(devices * chunks, devices), orders, merged=True)
     return float(found.makespan_s)
 
 
@@ -128,24 +138,27 @@ def uniform(layers: int, stages: int) -> tuple[int, ...]:
     return (*([full] * (stages - 1)), layers - full * (stages - 1))
 
 
-def best_ends(profile: LayerProfile, layers: int, stages: int, count: int) -> StageEnds:
-    """The first and last stage whose simulated makespan is shortest."""
+def best_ends(profile: LayerProfile, layers: int, stages: int, count: int, chunks: int = 1) -> StageEnds:
+    """The first and last stage whose simulated makespan is shortest; ``layers`` divide into ``chunks``."""
     batches = max(min(count, MOST_MICROBATCHES), 1)
-    middle = layers / stages
-    near = [p for p in partitions(layers, stages) if max(p[0], p[-1]) <= middle + 2 and min(p) >= max(middle - 6, 1)]
-    base = makespan_s(profile, uniform(layers, stages), batches)
-    timed = [(makespan_s(profile, partition, batches), partition) for partition in near]
-    best, partition = min(timed, default=(base, uniform(layers, stages)))
-    return StageEnds(partition[0], partition[-1], best, base)
+    parts = layers // chunks
+    middle = parts / stages
+    near = [p for p in partitions(parts, stages) if max(p[0], p[-1]) <= middle + 2 and min(p) >= max(middle - 6, 1)]
+    base = makespan_s(profile, uniform(parts, stages), batches, chunks)
+    timed = [(makespan_s(profile, partition, batches, chunks), partition) for partition in near]
+    best, partition = min(timed, default=(base, uniform(parts, stages)))
+    return StageEnds(partition[0] * chunks, partition[-1] * chunks, best, base)
 
 
-def stated_ends(profile: LayerProfile, layers: int, stages: int, count: int, settings: SettingsValues) -> StageEnds:
-    """The makespan of the stages that a configuration states."""
+def stated_ends(
+    profile: LayerProfile, layers: int, stages: int, count: int, settings: SettingsValues, chunks: int = 1
+) -> StageEnds:
+    """The makespan of the stages that a configuration states; their layers divide into ``chunks``."""
     batches = max(min(count, MOST_MICROBATCHES), 1)
     first, last = settings.first_stage_layers or 0, settings.last_stage_layers or 0
-    base = makespan_s(profile, uniform(layers, stages), batches)
-    partition = stages_between(layers, stages, first, last)
-    return StageEnds(first, last, makespan_s(profile, partition, batches) if partition else base, base)
+    base = makespan_s(profile, uniform(layers // chunks, stages), batches, chunks)
+    partition = stages_between(layers // chunks, stages, first // chunks, last // chunks)
+    return StageEnds(first, last, makespan_s(profile, partition, batches, chunks) if partition else base, base)
 
 
 def adaptive_note(
@@ -161,11 +174,12 @@ def adaptive_note(
     profile = layer_profile(
         architecture, context, trainer, Layout.of_values(pool.layout), batches, demand, freeze_vision=frozen
     )
-    count = int(np.clip(np.ravel(batches.count)[0], 1, MOST_MICROBATCHES))
+    chunks = pool.layout.virtual_pipeline
+    count = in_groups(int(np.clip(np.ravel(batches.count)[0], 1, MOST_MICROBATCHES)), stages, chunks)
     if pool.settings.first_stage_layers:
-        now = stated_ends(profile, architecture.layers, stages, count, pool.settings).makespan_s
+        now = stated_ends(profile, architecture.layers, stages, count, pool.settings, chunks).makespan_s
     else:
-        now = makespan_s(profile, uniform(architecture.layers, stages), count)
+        now = makespan_s(profile, uniform(architecture.layers // chunks, stages), count, chunks)
     problem = PipelineProblem(profile, MicrobatchSizes.equal(count), stages)
     # By passes and not by the clock: the line is the same on a slow machine and on a busy one.
     plan = optimize(problem, passes=passes_within(problem, SEARCH_S), time_limit_s=math.inf, exact_nodes=0)
@@ -185,14 +199,15 @@ def staged(
     pool = configuration.pool("trainer")
     stages = pool.layout.pipeline_parallel
     trainer = next(t for t in context.trainers if t.backend == pool.settings.backend)
-    if stages < 2 or pool.layout.virtual_pipeline > 1 or not trainer.calibration.capability.uneven_ends:
+    chunks = pool.layout.virtual_pipeline
+    if stages < 2 or architecture.layers % chunks or not trainer.calibration.capability.uneven_ends:
         return None
     frozen = bool(pool.settings.freeze_vision)
     profile = layer_profile(
         architecture, context, trainer, Layout.of_values(pool.layout), batches, demand, freeze_vision=frozen
     )
     count = int(np.ravel(batches.count)[0])
-    ends = best_ends(profile, architecture.layers, stages, count)
+    ends = best_ends(profile, architecture.layers, stages, count, chunks)
     if ends.factor > 1.0 - WORTH:
         return None
     return configuration.with_trainer(first_stage_layers=ends.first, last_stage_layers=ends.last)

@@ -259,13 +259,16 @@ def capable(capability: Capability, layout: Layout) -> BoolArray:
 def stages_divide(layers: int, pipeline: IntArray, virtual: IntArray) -> BoolArray:
     """True where layers divide into stages and chunks, or where first and last stage can take what is left over.
 
-    Uneven stages (first and last layer counts stated, no interleaving) leave every stage at least one layer.
+    Uneven stages (first and last layer counts stated) leave every chunk of every stage at least one layer. Stages that
+    divide as they are do not become uneven for the sake of chunks: the fullest would hold a chunk more than the mean.
 
     >>> stages_divide(61, np.array([1, 4, 8, 61, 61]), np.array([1, 1, 1, 1, 2])).tolist()
     [True, True, True, True, False]
+    >>> stages_divide(94, np.array([8, 8, 16, 2]), np.array([2, 3, 2, 2])).tolist()
+    [True, False, True, False]
     """
     even = (layers % (pipeline * virtual) == 0) & (pipeline * virtual <= layers)
-    return np.asarray(even | ((virtual == 1) & (uneven_ends(layers, pipeline)[1] >= 1)))
+    return np.asarray(even | ((layers % pipeline > 0) & (uneven_ends(layers, pipeline, virtual)[1] >= 1)))
 
 
 def heads_divide(arch: Architecture, degree: IntArray, tensor_parallel: IntArray) -> BoolArray:

@@ -134,8 +134,8 @@ def configuration_of(
             cuda_graphs=engine.cuda_graphs is not False,
         ),
     )
-    stages = int(t_layout.pipeline_parallel)
-    ends = stage_ends(architecture.layers, stages, train.first_stage_layers, train.last_stage_layers)
+    stages, chunks = int(t_layout.pipeline_parallel), int(t_layout.virtual_pipeline)
+    ends = stage_ends(architecture.layers, stages, train.first_stage_layers, train.last_stage_layers, chunks)
     trainer_settings = train.planned(
         "trainer",
         backend=backend,

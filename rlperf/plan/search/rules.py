@@ -43,7 +43,7 @@ def _trainer_names(
         token_budget=token_budget,
         dynamic=True,
         lora_rank=lora_rank,
-        first_stage_layers=np.where(architecture.layers % layout.pipeline_parallel, 1, 0),
+        first_stage_layers=np.where(architecture.layers % (layout.pipeline_parallel * layout.virtual_pipeline), 1, 0),
         last_stage_layers=0,
     )
 

@@ -64,7 +64,7 @@ def test_a_list_that_names_indexed_layers_leaves_the_others_without_an_index() -
 
 def test_linear_attention_is_the_recurrent_mixer_of_the_family() -> None:
     words = ["linear_attention", "full_attention"] * 2
-    linear = {"linear_num_heads": 4, "linear_head_dim": 64}
+    linear = {"linear_num_heads": 4, "linear_head_dim": 64, "num_experts": 0}
     kimi = read(LATENT, model_type="kimi_linear", layer_types=words, **linear)
     assert kimi.layer_mixers == ("kda", "latent") * 2
     ling = read(LATENT, model_type="bailing_hybrid", layer_types=words, **linear)
@@ -243,3 +243,95 @@ def test_latents_in_a_window_need_one() -> None:
     own = {str(index): {"sliding_window": 64} for index in range(4)}
     each = read(LATENT, layer_types=["sliding_attention"] * 4, per_layer_config=own)
     assert [each.part(name)[1].window for name in each.layer_mixers] == [64] * 4
+
+
+MIXED = {**PLAIN, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+
+
+def _expert_values(arch: Architecture) -> list[tuple[int, int, int]]:
+    """Count, chosen and width of every layer's experts; of a dense layer 0, 0 and its width."""
+    kinds = [arch.part(name) for name in arch.layer_feed_forwards]
+    shapes = [(one.experts.count, one.experts.active, one.experts.hidden) for _, one in kinds if one.experts]
+    dense = [(0, 0, one.ffn_hidden) for _, one in kinds]
+    return [shape if kind == "moe" else wide for (kind, _), shape, wide in zip(kinds, shapes, dense, strict=True)]
+
+
+def test_experts_of_one_layer_are_that_layers_alone() -> None:
+    """By number of the layer, or in lists with an entry for each."""
+    plain, one = (8, 2, 128), 3 * 512 * 128  # parameters of an expert
+    apart = {"1": {"num_experts": 6, "num_experts_per_tok": 1}, "2": {"moe_intermediate_size": 64}}
+    arch = read(MIXED, per_layer_config=apart)
+    assert _expert_values(arch) == [plain, (6, 1, 128), (8, 2, 64), plain]
+    assert parameters(read(MIXED)) - parameters(arch) == 2 * (one + 512) + 8 * one // 2
+    lists = read(
+        MIXED, num_experts=[8, 6, 8, 8], num_experts_per_tok=[2, 1, 2, 2], moe_intermediate_size=[128, 128, 64, 128]
+    )
+    assert _expert_values(lists) == _expert_values(arch)
+    assert parameters(lists) == parameters(arch)
+    assert read(MIXED, num_experts=[8] * 4) == read(MIXED)
+    # a layer without experts is as wide as the file says of dense ones
+    assert _expert_values(read(MIXED, num_experts=[0, 8, 8, 8]))[0] == (0, 0, 1024)
+
+
+def test_dense_layers_among_experts_are_as_wide_as_they_say() -> None:
+    arch = read(MIXED, mlp_only_layers=[0, 3], intermediate_size=[512, 9, 9, 2048])
+    assert _expert_values(arch) == [(0, 0, 512), (8, 2, 128), (8, 2, 128), (0, 0, 2048)]
+    # where experts go by the name of dense feed-forwards, each layer's are as wide as the list says
+    mixtral = {**PLAIN, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    assert [width for _, _, width in _expert_values(read(mixtral, intermediate_size=[512, 1024, 512, 512]))] == [
+        512, 1024, 512, 512,
+    ]  # fmt: skip
+
+
+def test_a_layer_may_skip_a_half() -> None:
+    arch = read(PLAIN, per_layer_config={"1": {"skip": ["attention"]}, "3": {"skip": ["mlp"]}})
+    assert arch.layer_mixers == ("full", "none", "full", "full")
+    assert arch.layer_feed_forwards == ("dense", "dense", "dense", "none")
+    with pytest.raises(SpecError, match=r"skip: rlperf does not know router"):
+        read(PLAIN, per_layer_config={"1": {"skip": ["router"]}})
+
+
+def test_llama4_may_list_its_layers_with_experts() -> None:
+    llama4 = {
+        **PLAIN, "model_type": "llama4_text", "intermediate_size_mlp": 2048, "num_local_experts": 4,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 1,
+    }  # fmt: skip
+    assert read(llama4).layer_feed_forwards == ("moe",) * 4
+    assert read(llama4, moe_layers=[1, 3]).layer_feed_forwards == ("dense", "moe") * 2
+
+
+def test_blocks_state_experts_of_their_own() -> None:
+    """Puzzle (arXiv 2411.19146): every block its experts."""
+    blocks = [
+        {"attention": {"num_key_value_heads": 4}, "ffn": {"moe": {
+            "num_local_experts": count, "num_experts_per_tok": 2, "expert_intermediate_dim": 128}}}
+        for count in (8, 6, 8, 4)
+    ]  # fmt: skip
+    arch = read({**PLAIN, "model_type": "nemotron-nas"}, block_configs=blocks)
+    assert [count for count, _, _ in _expert_values(arch)] == [8, 6, 8, 4]
+
+
+def test_one_expert_alone_is_a_dense_feed_forward() -> None:
+    jamba = read(
+        PLAIN, model_type="jamba", num_experts=1, num_experts_per_tok=1, attn_layer_period=2, attn_layer_offset=1
+    )
+    assert jamba.layer_feed_forwards == ("dense",) * 4
+    assert jamba.layer_mixers == ("mamba1", "full") * 2
+
+
+def test_the_gate_of_laguna_may_be_whole() -> None:
+    laguna = {**PLAIN, "model_type": "laguna", "num_experts": 0}
+    per_head, whole = read(laguna), read(laguna, gating=False)
+    assert (per_head.attention_gate_heads, per_head.attention_gate) == (True, False)
+    assert parameters(whole) - parameters(per_head) == 4 * 512 * (8 * 64 - 8)
+
+
+def test_latents_have_a_key_for_every_head() -> None:
+    assert read(LATENT, num_key_value_heads=3).kv_heads == 8
+
+
+def test_what_no_kind_has_of_a_known_family_is_refused_by_its_field() -> None:
+    with pytest.raises(SpecError, match="word_embed_proj_dim: an embedding narrower"):
+        read(PLAIN, model_type="opt", word_embed_proj_dim=256, max_position_embeddings=64)
+    with pytest.raises(SpecError, match="add_cross_attention: cannot be modelled"):
+        read(PLAIN, add_cross_attention=True)

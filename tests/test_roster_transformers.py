@@ -19,6 +19,7 @@ import pytest
 from rlperf.cost.layers import stack_of
 from rlperf.cost.parameters import active_parameters, language_parameters, parameters
 from rlperf.specs.hf_config import from_hf
+from rlperf.specs.hf_defaults import left_out
 from rlperf.specs.hf_families import REFUSED
 
 TABLE = Path(__file__).parent / "transformers_families.jsonl"
@@ -49,6 +50,37 @@ def test_a_default_configuration_has_the_parameters_that_transformers_counts(fam
         assert parameters(arch) == pytest.approx(row["text"] + row["towers"], rel=0.005)
     assert 0 < active_parameters(arch) <= language_parameters(arch)
     stack_of(arch)  # of kinds that rlperf has
+
+
+PARTS = ("text_config", "llm_config")
+
+
+def _without_defaults(config: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """The configuration without the numbers that are those of its class, and their names."""
+    part = next((name for name in PARTS if name in config), None)
+    inner = config[part] if part else config
+    kind = str(inner.get("model_type", "")).removesuffix("_text")
+    class_has = left_out(
+        kind, {name: inner[name] for name in ("num_attention_heads",) if name in inner}, part=bool(part)
+    )
+    dropped = {name for name, value in class_has.items() if inner.get(name) == value}
+    kept = {name: value for name, value in inner.items() if name not in dropped}
+    return ({**config, part: kept} if part else kept), dropped
+
+
+@pytest.mark.parametrize("family", ROWS)
+def test_what_a_file_leaves_out_is_its_classs_default(family: str) -> None:
+    """Without the numbers that its class has by default, a default configuration is the same model."""
+    whole = _written_out(ROWS[family]["config"])
+    bare, dropped = _without_defaults(whole)
+    read = [from_hf(one, name=family, source="transformers") for one in (whole, bare)]
+    assert read[0] == read[1], dropped
+
+
+def test_most_defaults_are_left_out_somewhere() -> None:
+    dropped = [_without_defaults(_written_out(row["config"]))[1] for row in ROWS.values()]
+    assert sum(map(bool, dropped)) >= 60
+    assert {"num_experts", "moe_intermediate_size", "num_key_value_heads", "kv_lora_rank"} <= set().union(*dropped)
 
 
 def test_the_table_is_of_many_families_and_none_that_is_refused() -> None:

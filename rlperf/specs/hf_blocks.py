@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlperf.specs import hf_names as names
+from rlperf.specs.architecture import Experts
 from rlperf.specs.hf_fields import Fields
 from rlperf.specs.hf_halves import FULL, NONE, Given, Mixer, ReadHalf
 
@@ -51,7 +52,7 @@ def block_configs(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:
         part = fields.beside(block if isinstance(block, dict) else {}, "block_configs", str(index))
         attention, ffn = part.child("attention"), part.child("ffn")
         mixers.append((_block_attention(attention, heads),))
-        feed_forwards.append(_block_feed_forward(ffn, hidden))
+        feed_forwards.append(_block_feed_forward(given, ffn, hidden))
     return mixers or [(FULL,)], feed_forwards or [ReadHalf("dense")]
 
 
@@ -70,13 +71,22 @@ def _block_attention(part: Fields, heads: int) -> ReadHalf:
     return ReadHalf("full", (("kv_heads", keys),))
 
 
-def _block_feed_forward(part: Fields, hidden: int) -> ReadHalf:
+def _block_feed_forward(given: Given, part: Fields, hidden: int) -> ReadHalf:
     if part.flag("no_op", default=False):
         return NONE
     if part.flag("replace_with_linear", default=False):
         return ReadHalf("square")
     if part.has("moe"):
-        part.note("moe", "experts of this block are not modelled")
+        moe = part.child("moe")
+        mine = Experts(
+            count=moe.need("num_local_experts"),
+            active=moe.need("num_experts_per_tok"),
+            hidden=moe.need("expert_intermediate_dim"),
+            shared_hidden=moe.optional("shared_expert_intermediate_dim"),
+            gated=given.gated,
+            bias=given.family.expert_bias,
+        )
+        return ReadHalf("moe", (("experts", mine),))
     if part.has("intermediate_size"):
         return ReadHalf("dense", (("ffn_hidden", part.need("intermediate_size")),))
     width = int(2 * part.number("ffn_mult", default=4.0) * hidden / 3)

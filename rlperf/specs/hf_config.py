@@ -13,13 +13,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.specs.architecture import Architecture
+from rlperf.specs.architecture import Architecture, Experts
+from rlperf.specs.hf_defaults import left_out
 from rlperf.specs.hf_families import FAMILIES, REFUSED, Family
+from rlperf.specs.hf_feed_forwards import experts
 from rlperf.specs.hf_fields import Fields, Line
 from rlperf.specs.hf_halves import Given, ReadHalf
 from rlperf.specs.hf_layers import LATENT_KINDS, count_layers, halves, latent_ranks, named
 from rlperf.specs.hf_names import (
-    ACTIVE,
     BIAS,
     DENSE_FIRST,
     DENSE_WIDTH,
@@ -34,22 +35,24 @@ from rlperf.specs.hf_names import (
     HIDDEN,
     KV_HEADS,
     LAYERS,
+    LISTABLE,
     PARTS,
     POSITIONS,
     PREDICTION,
     QK_NORM,
-    SHARED_COUNT,
     SHARED_WIDTH,
     STREAMS,
     STRUCTURE,
     VOCABULARY,
     WINDOW,
 )
-from rlperf.specs.hf_numbers import experts, further, linear_attention, state_space
+from rlperf.specs.hf_numbers import further, linear_attention, state_space
 from rlperf.specs.hf_towers import audio_parameters, tower
 
 _MASKED = {"type_vocab_size": "bert", "attention_probs_dropout_prob": "bert-generation"}
 """Fields of masked models, segments of their input first, and whose layers an unknown model_type with one has."""
+_GROUPED = {"full", "sliding", "block_sparse", "compressed"}
+"""Mixers with key and value heads; latents have a key for every head, whatever a file says of them."""
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -134,7 +137,10 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
         near = did_you_mean(kind, FAMILIES) if not like else None
         assumed = (f"model_type {kind!r} {how}" + (f" ({near})" if near else ""),)
     version = outer.text("transformers_version")
-    return Given(_uniform(fields, family), around, kind, family, _count(fields, family), version), assumed
+    absent = left_out(kind, fields.data, part=fields is not outer)
+    layers = _count(fields, family)
+    by_layer = _uniform(fields, family, absent, layers)
+    return Given(fields, around, kind, family, layers, version, by_layer), assumed
 
 
 def _known(*parts: Fields) -> str:
@@ -162,21 +168,28 @@ def _count(fields: Fields, family: Family) -> int:
     return count_layers(fields) * (2 if family.double_layers else 1)
 
 
-def _uniform(fields: Fields, family: Family) -> Fields:
-    """The fields with the family's defaults, and numbers that are listed by layer and equal in all as one number."""
+def _uniform(fields: Fields, family: Family, absent: Mapping[str, int], layers: int) -> dict[str, list[int]]:
+    """Fill in what the fields leave out; numbers that they list by layer become one: all equal, or the largest.
+
+    Returns those lists whose numbers differ.
+    """
     nested = [fields.data[part] for part in family.nested if isinstance(fields.data.get(part), dict)]
-    merged = {**family.defaults, **{key: value for part in nested for key, value in part.items() if key not in HIDDEN}}
+    merged = {**absent, **family.defaults}
+    merged |= {key: value for part in nested for key, value in part.items() if key not in HIDDEN}
     merged |= {key: value for key, value in fields.data.items() if value is not None}
-    for key in (*EXPERTS, *ACTIVE, *EXPERT_WIDTH, *SHARED_COUNT, *SHARED_WIDTH, *HEADS, *KV_HEADS):
-        value = merged.get(key)
-        if isinstance(value, list) and value and all(one == value[0] for one in value):
-            merged[key] = value[0]
+    differing: dict[str, list[int]] = {}
     for key in (*EXPERTS, *EXPERT_WIDTH, *DENSE_FIRST, "moe_layer_end_index") if family.modal_experts else ():
         value = merged.get(key)
         if isinstance(value, list) and len(value) == 2:
             merged[key], merged[f"{key}_of_images"] = value
+    for key in LISTABLE:
+        value = merged.get(key)
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
+            merged[key] = value[0]
+        elif isinstance(value, list) and len(value) == layers and all(type(one) is int for one in value):
+            merged[key], differing[key] = max(value), value
     fields.data = merged
-    return fields
+    return differing
 
 
 def _left_unread(given: Given, like: str | None) -> tuple[str, ...]:
@@ -197,9 +210,11 @@ def _left_unread(given: Given, like: str | None) -> tuple[str, ...]:
 def _values(given: Given) -> dict[str, Any]:
     """Arguments of `Architecture` except its name, source and vision tower."""
     fields, family = given.fields, given.family
+    _say_unknown(fields)
     hidden, heads = fields.need(*HIDDEN), fields.need(*HEADS, *(FFN if family.alone else ()))  # channels are heads
     mixers, feed_forwards = halves(given)
-    kinds = {part.kind for layer in mixers for part in layer} | {half.kind for half in feed_forwards}
+    mixes = {part.kind for layer in mixers for part in layer}
+    kinds = mixes | {half.kind for half in feed_forwards}
     ranks = latent_ranks(fields) if kinds & set(LATENT_KINDS) else None
     mixer_names, mixer_variants = named(mixers)
     half_names, half_variants = named([(half,) for half in feed_forwards])
@@ -207,7 +222,7 @@ def _values(given: Given) -> dict[str, Any]:
     if given.kind == "mpt" and fields.has("no_bias", "d_model"):
         bias = not fields.flag("no_bias", default=True)
     ffn_bias = fields.flag("mlp_bias", default=family.ffn_bias) or (given.kind in ("mpt", "falcon") and bias)
-    gated = fields.flag("mlp_gated", default=family.gated)
+    whole_gate = given.kind == "laguna" and fields.listed("gating") not in (None, True, "per-head")
     norm = family.norm_weights
     if given.kind == "mpt" and fields.has("no_bias", "d_model") and not bias:
         norm = 1
@@ -215,11 +230,11 @@ def _values(given: Given) -> dict[str, Any]:
         "hidden": hidden,
         "layers": given.layers,
         "heads": heads,
-        "kv_heads": _kv_heads(given, heads),
+        "kv_heads": _kv_heads(given, heads) if mixes & _GROUPED or not mixes & {*LATENT_KINDS} else heads,
         "head_dim": ranks.nope_head_dim + ranks.rope_head_dim if ranks else _head_dim(given, hidden, heads),
         "value_head_dim": 0 if ranks else fields.optional("v_head_dim"),
         "ffn_hidden": _dense_width(given, hidden) if "dense" in kinds else 0,
-        "ffn_gated": gated,
+        "ffn_gated": given.gated,
         "vocab": fields.need(*VOCABULARY),
         "tied_embeddings": _tied(given),
         "qkv_bias": bias and family.biased != "none",
@@ -229,8 +244,8 @@ def _values(given: Given) -> dict[str, Any]:
         "qk_norm_whole": family.qk_norm_whole,
         "post_norms": family.post_norms,
         "attention_sinks": family.attention_sinks,
-        "attention_gate": fields.flag(*GATE, default=family.attention_gate),
-        "attention_gate_heads": fields.flag(*HEAD_GATE, default=family.attention_gate_heads),
+        "attention_gate": fields.flag(*GATE, default=family.attention_gate) or whole_gate,
+        "attention_gate_heads": fields.flag(*HEAD_GATE, default=family.attention_gate_heads) and not whole_gate,
         "query_rank": fields.optional("share_q_dim"),
         "head_bias": family.head_bias,
         "learned_positions": _learned_positions(given),
@@ -243,7 +258,7 @@ def _values(given: Given) -> dict[str, Any]:
         if kinds & {"sliding", "sliding_latent", "compressed"} and not _stated_window(mixers)
         else 0,
         "latent": ranks,
-        "experts": experts(given, gated) if "moe" in kinds else None,
+        "experts": _experts(given, feed_forwards),
         "state_space": state_space(given) if "mamba" in kinds else None,
         "linear_attention": linear_attention(given, kinds) if kinds & {"linear", "kda", "lightning"} else None,
         "numbers": further(given, kinds),
@@ -254,6 +269,21 @@ def _values(given: Given) -> dict[str, Any]:
         "prediction_layers": _prediction_layers(fields),
         "checkpoint_dtype": _checkpoint_dtype(given),
     }
+
+
+def _experts(given: Given, feed_forwards: Iterable[ReadHalf]) -> Experts | None:
+    """Those of the file, or of the first layer where every layer states its own."""
+    routed = [dict(half.changes).get("experts") for half in feed_forwards if half.kind == "moe"]
+    return (routed[0] if given.fields.has("block_configs") else experts(given)) if routed else None
+
+
+def _say_unknown(fields: Fields) -> None:
+    """Note what changes parameters of a known family and no kind here has."""
+    if fields.flag("add_cross_attention", default=False):
+        fields.note("add_cross_attention", f"cannot be modelled: {REFUSED['t5']}")
+    width = fields.optional("word_embed_proj_dim")
+    if width and width != fields.need(*HIDDEN):
+        fields.note("word_embed_proj_dim", "an embedding narrower than the layers (OPT-350m) is not modelled")
 
 
 def _tied(given: Given) -> bool:
@@ -333,7 +363,7 @@ def _dense_width(given: Given, hidden: int) -> int:
     fields = given.fields
     if given.kind == "llama4":
         return fields.need("intermediate_size_mlp")
-    if fields.has("block_configs") or isinstance(fields.data.get("intermediate_size"), list):
+    if fields.has("block_configs"):
         return fields.optional("hidden_size", default=1)  # every layer states its own
     if fields.flag("block_auto_adjust_ff_dim", default=False):  # LFM2: two thirds, rounded up
         width = int(fields.number("block_ffn_dim_multiplier", default=1.0) * int(2 * fields.need(*FFN) / 3))

@@ -12,7 +12,7 @@ from typing import Any
 from rlperf.specs import hf_names as names
 from rlperf.specs.architecture import KindNumbers, LatentAttention, Variant
 from rlperf.specs.hf_blocks import block_configs, nemotron
-from rlperf.specs.hf_feed_forwards import feed_forwards
+from rlperf.specs.hf_feed_forwards import feed_forwards, has_experts
 from rlperf.specs.hf_fields import Fields
 from rlperf.specs.hf_halves import FULL, NONE, Given, Mixer, ReadHalf
 
@@ -47,7 +47,7 @@ def halves(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:
         mixers = [(seen,) if index in crossed else mixer for index, mixer in enumerate(mixers)]
     if given.family.parallel_mamba:
         mixers = [(*mixer, ReadHalf("mamba")) for mixer in mixers]
-    mixers = [tuple(_refined(given, half, index) for half in mixer) for index, mixer in enumerate(mixers)]
+    mixers = [_refined_mixer(given, mixer, index) for index, mixer in enumerate(mixers)]
     return mixers, feed_forwards(given)
 
 
@@ -144,11 +144,15 @@ def _window(given: Given) -> tuple[int, int]:
     return (fields.optional("sliding_window") if given.family.windowed else 0), 0
 
 
+def _refined_mixer(given: Given, mixer: Mixer, index: int) -> Mixer:
+    return (NONE,) if given.skips(index, "mixer") else tuple(_refined(given, half, index) for half in mixer)
+
+
 def _refined(given: Given, half: ReadHalf, index: int) -> ReadHalf:
     """A half as its configuration's further fields make it: latent, sparse, other heads, a borrowed cache."""
     kind = _refined_kind(given, half.kind, index)
     if kind in ("block_sparse", "compressed"):
-        _say_unread(given.apart(index), given.fields, "")
+        _say_unread(given, given.apart(index), "")
         return ReadHalf(kind, half.changes)
     latent = kind in LATENT_KINDS
     changes = {
@@ -244,15 +248,16 @@ def _own_numbers(given: Given, index: int, latent: bool) -> dict[str, Any]:
     if latent and own.has("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
         ranks = latent_ranks(fields.beside({**fields.data, **own.data}))
         found |= {"latent": ranks, "head_dim": ranks.nope_head_dim + ranks.rope_head_dim}
-    _say_unread(own, fields, names.STRUCTURE)
+    _say_unread(given, own, names.STRUCTURE)
     return found
 
 
-def _say_unread(own: Fields, fields: Fields, wanted: str) -> None:
-    """Note what a layer states of itself and its mixer has not asked for; feed-forwards ask for their width."""
-    left = [name for name in own.unread(wanted, names.HARMLESS) if name != "intermediate_size"]
+def _say_unread(given: Given, own: Fields, wanted: str) -> None:
+    """Note what a layer states of itself and its mixer has not asked for; feed-forwards ask for their numbers."""
+    theirs = {*names.DENSE_WIDTH, *(names.OF_EXPERTS if has_experts(given) else ()), "skip"}
+    left = [name for name in own.unread(wanted, names.HARMLESS) if name not in theirs]
     if left:
-        fields.note("per_layer_config", f"rlperf does not read {', '.join(left)} of one layer")
+        given.fields.note("per_layer_config", f"rlperf does not read {', '.join(left)} of one layer")
 
 
 def _other_heads(given: Given, kind: str) -> dict[str, Any]:

@@ -35,6 +35,8 @@ EXPERT_WIDTH = (
     "moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "expert_intermediate_size",
     "expert_hidden_dim", "intermediate_size", "ffn_hidden_size",
 )  # fmt: skip
+OWN_EXPERT_WIDTH = EXPERT_WIDTH[:-2]
+"""Those that no dense feed-forward goes by."""
 SHARED_WIDTH = (
     "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
     "share_expert_dim", "shared_experts_intermediate_size",
@@ -45,7 +47,12 @@ SHARED_COUNT = (
 NULL_EXPERTS = ("zero_expert_num", "num_zero_experts", "n_null_experts")
 DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers", "n_dense_layers", "moe_layer_start_index")
 DENSE_WIDTH = ("dense_intermediate_size", "intermediate_size_mlp", *FFN)
+MOE_LISTS = ("mlp_layer_types", "mlp_only_layers", "moe_layer_freq", "is_moe_layer", "moe_layers_enum", "moe_layers")
 MOE_PERIOD = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_every_n_layers", "moe_layer_interval")
+
+OF_EXPERTS = (*EXPERTS, *ACTIVE, *OWN_EXPERT_WIDTH, *SHARED_WIDTH, *SHARED_COUNT)
+LISTABLE = (*OF_EXPERTS, *DENSE_WIDTH, *HEADS, *KV_HEADS)
+"""Numbers that files list with an entry for each layer."""
 
 FULL_PERIOD = (
     "full_attention_interval", "sliding_window_pattern", "global_attn_every_n_layers", "layer_group_size",

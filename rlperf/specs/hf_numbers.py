@@ -1,48 +1,14 @@
-"""Numbers of layer kinds in Hugging Face configurations: experts, latents, states, indices."""
+"""Numbers of layer kinds in Hugging Face configurations: states, heads of linear attention, indices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from rlperf.specs import hf_names as names
-from rlperf.specs.architecture import Experts, KindNumbers, LinearAttention, StateSpace
+from rlperf.specs.architecture import KindNumbers, LinearAttention, StateSpace
 from rlperf.specs.hf_fields import Fields
 from rlperf.specs.hf_halves import Given
 from rlperf.specs.hf_layers import block_sparse
-
-
-def experts(given: Given, gated: bool) -> Experts | None:
-    """Routed and shared experts; those that hand a token back (LongCat) take their share of the choices."""
-    fields, family = given.fields, given.family
-    count, active = fields.need(*names.EXPERTS), fields.need(*names.ACTIVE)
-    width = fields.need(*names.EXPERT_WIDTH)
-    shared = fields.optional(*names.SHARED_WIDTH)
-    if not shared:
-        shared = fields.optional(*names.SHARED_COUNT) * width
-    if given.kind == "llama4":
-        shared = width
-    if (
-        family.dense_beside
-        or family.double_layers
-        or fields.flag("enable_moe_block", default=False)
-        or fields.flag("residual_moe", default=False)
-    ):  # a dense feed-forward runs beside the experts, as one shared expert
-        shared = fields.need(*names.DENSE_WIDTH)
-    null = fields.optional(*names.NULL_EXPERTS)
-    if active > count + null:
-        fields.note("num_experts_per_tok", f"is {active}, more than the {count} experts")
-        return None
-    return Experts(
-        count=count,
-        active=max(round(active * count / (count + null)), 1) if null else active,
-        hidden=width,
-        shared_hidden=shared,
-        shared_gate=family.shared_gate and shared > 0,
-        gated=gated,
-        bias=family.expert_bias,
-        latent_hidden=fields.optional(*names.LATENT_EXPERTS),
-        null_count=null,
-    )
 
 
 def state_space(given: Given) -> StateSpace:

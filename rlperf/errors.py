@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 class RlperfError(Exception):
@@ -106,9 +107,13 @@ LONGEST_NAME = 200
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice that looks most like ``word``; None where none does, or where it is too long for a name."""
-    if len(word) > LONGEST_NAME:
-        return None
-    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return None if len(word) > LONGEST_NAME else _nearest(word, tuple(choices))
+
+
+@lru_cache(maxsize=256)
+def _nearest(word: str, choices: tuple[str, ...]) -> str | None:
+    """Kept: an audit reads a file again for every change that it tries, with the same unknown keys in it."""
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
     return close[0] if close else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 import rlperf
-from rlperf.errors import SpecError
+from rlperf.errors import SpecError, nearest
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import audit
 from rlperf.frameworks.export import export_run, write_file
@@ -275,3 +276,13 @@ def test_verl_says_prefill_apart_by_a_switch(tmp_path: Path) -> None:
     for on in (False, True):
         read = _read(tmp_path, "verl==0.9", actor_rollout_ref__rollout__disaggregation__enabled=on)
         assert bool(read.run.rollout.prefill_apart) == on
+
+
+def test_what_a_key_may_have_meant_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit reads a file again for every change that it tries: a file with five such keys took 20 s."""
+    asked = []
+    close = difflib.get_close_matches
+    monkeypatch.setattr("difflib.get_close_matches", lambda *words, **how: asked.append(words) or close(*words, **how))
+    names = [f"trainer.key_{number}" for number in range(50)]
+    assert {nearest("trainer.key_8x", names) for _ in range(3)} == {"trainer.key_8"}
+    assert len(asked) == 1

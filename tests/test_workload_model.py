@@ -21,7 +21,7 @@ from rlperf.workload.drift import change_points, fit_drift, runaway_change
 from rlperf.workload.effect_likelihood import log_likelihood
 from rlperf.workload.fidelity import Rollouts, bias, bias_noise, bootstraps, fidelity, ks_two_samples
 from rlperf.workload.fitting import fit_model, thinned
-from rlperf.workload.laws import Component, Law, fit_law, kolmogorov_smirnov
+from rlperf.workload.laws import Component, Law, _span, fit_law, kolmogorov_smirnov
 from rlperf.workload.library import dump_model, save_model
 from rlperf.workload.model import LengthProvenance, Share
 from rlperf.workload.multiturn import anova_icc
@@ -545,3 +545,10 @@ def test_cap_extrapolation(measured_data: Path) -> None:
     low, high = model.interval(32768)
     assert mean_response_tokens(model, 32768) == pytest.approx(dapo.response_tokens.mean(), rel=0.05)
     assert low[1] < dapo.response_tokens.mean() < high[1]
+
+
+@pytest.mark.parametrize("family", ["lognormal", "normal", "gamma", "weibull"])
+def test_a_component_of_any_finite_numbers_has_a_span(family: str) -> None:
+    for first, second in ((-800.0, 1.0), (800.0, 1.0), (1.0, 800.0), (-1e300, -1e300)):
+        low, high = _span(Component(family, first, second))
+        assert -7.0 <= low <= 27.0 and -6.0 <= high <= 27.6

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.areal_allocation import allocation, parse_allocation
+from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, sglang_prefill, whole_prompts
 from rlperf.frameworks.fields import (
     MANDATORY,
     NEGATED,
@@ -38,7 +39,6 @@ from rlperf.specs.modes import mode_of_staleness
 from rlperf.specs.trainer_calibration import load_trainer
 
 _DTYPE = words(bf16="bfloat16", fp16="float16")
-_CHUNK = Unit(lambda value, _: int(value) if int(value) > 0 else None, lambda value, _: value)
 _WHOLE = 1 << 20
 _CHUNKED = Unit(lambda value, _: 0 < int(value) < _WHOLE, lambda value, _: 1024 if value else _WHOLE)
 _MINI = Unit(
@@ -74,9 +74,10 @@ FIELDS: tuple[Field, ...] = (
 
 ENGINES: dict[str, tuple[Field, ...]] = {
     "sglang": (
+        *elsewhere("rollout.chunked_prefill", "sglang.chunked_prefill_size -1, sglang.max_prefill_tokens"),
         field("rollout.memory_fraction", "sglang.mem_fraction_static"),
         field("rollout.max_running", "sglang.max_running_requests", note="requests that an engine runs at once"),
-        field("rollout.engine_token_budget", "sglang.chunked_prefill_size", _CHUNK, "tokens per prefill chunk"),
+        field("rollout.engine_token_budget", "sglang.chunked_prefill_size", SGLANG_CHUNK, "tokens per prefill chunk"),
         field("rollout.engine_context", "sglang.context_length"),
         field("rollout.cuda_graphs", "sglang.disable_cuda_graph", NEGATED),
         field("rollout.prefix_caching", "sglang.disable_radix_cache", NEGATED),
@@ -154,6 +155,7 @@ class Areal:
         run = _with_derived(run)
         engine = ENGINES[run.rollout.backend or "sglang"]
         settings = write_fields((*FIELDS, *engine), run, target)
+        settings += whole_prompts(run, _sglang) if run.rollout.backend == "sglang" else []
         chosen = {s.key: s for s in (*_names(run), *settings, *_placement(run), *_algorithm(run))}
         kept = [s for s in chosen.values() if target.has(s.key) or s.key.endswith("scheduling_spec")]
         return Emission(tuple(kept), (), "examples/math/gsm8k_rl.py", (), run)
@@ -204,8 +206,14 @@ class Areal:
             rollout=RolloutRun(backend=engine or "sglang").having(**rollout),
         )
         run, used = read_fields((*FIELDS, *ENGINES.get(engine, ())), flat, target, start)
+        if engine == "sglang":
+            run = replace(run, rollout=run.rollout.having(**sglang_prefill(flat, _sglang)))
         run = _read_rest(replace(run, trainer=_read_trainer(run.trainer, flat)), flat)
         return replace(run.completed(), missing=(*run.missing, *missing)), frozenset(used | _ALSO_READ)
+
+
+def _sglang(name: str) -> str:
+    return f"sglang.{name}"
 
 
 @dataclass(frozen=True)
@@ -354,9 +362,9 @@ _ALSO_READ = frozenset(
         "rollout.backend", "actor.backend", "cluster.n_nodes", "cluster.n_gpus_per_node", "enable_offload",
         "rollout.scheduling_strategy.type", "rollout.scheduling_strategy.target", "actor.weight_update_mode",
         "rollout.max_head_offpolicyness", "actor.kl_ctl", "actor.path", "rollout.consumer_batch_size",
-        "actor.mb_spec.n_mbs", "rollout.max_concurrent_rollouts", "allocation_mode", "actor.use_lora",
-        "actor.lora_rank", "rollout.use_lora", "sglang.enable_lora", "sglang.max_lora_rank", "vllm.enable_lora",
-        "vllm.max_lora_rank",
+        "actor.mb_spec.n_mbs", "sglang.max_prefill_tokens", "rollout.max_concurrent_rollouts", "allocation_mode",
+        "actor.use_lora", "actor.lora_rank", "rollout.use_lora", "sglang.enable_lora", "sglang.max_lora_rank",
+        "vllm.enable_lora", "vllm.max_lora_rank",
     }
 )  # fmt: skip
 

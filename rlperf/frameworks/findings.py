@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.engine_arguments import uncounted
 from rlperf.frameworks.export import architecture_of, said
 from rlperf.frameworks.fields import Field
 from rlperf.frameworks.imports import Imported
@@ -26,6 +27,14 @@ SURELY, LIKELY = 0.9, 0.5
 
 PHASES = {"rollout": "rollout", "trainer": "training"}
 """Pools by the phase in which they take memory."""
+IDLE = {
+    "slime": {
+        "log-probs-max-tokens-per-gpu": "parsed and never used (slime/utils/arguments.py:1869): log-prob passes take "
+        "the train microbatches"
+    },
+    "skyrl": {"generator.inference_engine.enable_chunked_prefill": "reaches no engine (train/config/config.py)"},
+}
+"""Keys that a framework takes and that do nothing, by framework."""
 _RANK = {"error": 0, "warning": 1, "hint": 2}
 
 
@@ -228,6 +237,12 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
         message = "prompts are read by engines of their own, which is not predicted"
         advice = "seconds are those of engines that read and write"
         found.append(Finding("hint", key, message, advice, "never", imported.where(key), rule="prefill_apart"))
+    for key, why in IDLE.get(imported.adapter.name, {}).items():
+        if key in imported.source.keys:
+            found.append(Finding("hint", key, why, "leave it out", "never", imported.where(key), rule="idle_key"))
+    for key in uncounted(imported.carried, imported.target.defaults(), run.rollout.backend):
+        message = f"changes what the engine ({run.rollout.backend}) holds or how fast it is, and is not counted"
+        found.append(Finding("hint", key, message, "", "never", imported.where(key), rule="uncounted"))
     per_node = run.devices_per_node
     for at in (ref("rollout.tensor_parallel"), ref("trainer.tensor_parallel")):
         width = run.value(at)
@@ -242,7 +257,9 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
                 )
             )
     chunked = run.rollout.chunked_prefill
-    if chunked is False and (run.rollout.engine_token_budget or 1 << 30) < (run.batch.max_prompt_tokens or 1):
+    # SGLang takes a longer prompt alone (managers/schedule_policy.py of 0.5.23)
+    uncut = chunked is False and run.rollout.backend != "sglang"
+    if uncut and (run.rollout.engine_token_budget or 1 << 30) < (run.batch.max_prompt_tokens or 1):
         key = key_of(imported, ref("rollout.engine_token_budget"))
         message = "below the longest prompt, without chunked prefill"
         repair = in_keys(imported, [(ref("rollout.chunked_prefill"), True)])

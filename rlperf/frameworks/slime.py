@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
 from rlperf.frameworks.drafting import DRAFTS, drafting_of, read_sglang, sglang_drafts, sglang_running, with_drafts
+from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, sglang_prefill, whole_prompts
 from rlperf.frameworks.fields import (
     DISTRIBUTED,
     NEGATED,
@@ -43,12 +44,22 @@ from rlperf.specs.profiles import load_architecture
 
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 """The rollout function of slime v0.3.0 and later that generates through training and weight sync."""
+_CONCURRENCY = "sglang-server-concurrency"
+_SPELT = {
+    "sglang-data-parallel-size": "sglang-dp-size", "sglang-expert-parallel-size": "sglang-ep-size",
+    "sglang-ep": "sglang-ep-size", "sglang-pipeline-parallel-size": "sglang-pp-size",
+    "sglang-attention-data-parallel-size": "sglang-attn-dp-size",
+    "sglang-disable-decode-cuda-graph": "sglang-disable-cuda-graph",
+}  # fmt: skip
+"""Other names of SGLang's arguments (arg_groups/fields/parallel.py, exec_.py of 0.5.23)."""
 _CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else -1)
 _SOME = Unit(lambda value, _: int(value) > 0, lambda value, _: value)
 
 FIELDS: tuple[Field, ...] = (
     *elsewhere("trainer.parked", "no-offload-train"),
+    *elsewhere("trainer.scoring_token_budget", "max-tokens-per-gpu: log-prob passes take the train microbatches"),
     *elsewhere("rollout.tensor_parallel", "rollout-num-gpus-per-engine / sglang-pp-size"),
+    *elsewhere("rollout.chunked_prefill", "sglang-chunked-prefill-size -1, sglang-max-prefill-tokens"),
     field("batch.prompts_per_step", "rollout-batch-size", note="prompts"),
     field("batch.group_size", "n-samples-per-prompt"),
     field("batch.stated_samples", "global-batch-size", read_only=True),
@@ -70,7 +81,6 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.offload_optimizer", "optimizer-cpu-offload", note="optimizer in host memory"),
     field("trainer.dynamic", "use-dynamic-batch-size"),
     field("trainer.token_budget", "max-tokens-per-gpu", TOKENS_PER_DEVICE),
-    field("trainer.scoring_token_budget", "log-probs-max-tokens-per-gpu", TOKENS_PER_DEVICE),
     field("trainer.chunked_loss", "log-probs-chunk-size", _CHUNKED, "tokens of logits at once"),
     field("trainer.microbatch", "micro-batch-size", note="samples"),
     field("trainer.optimizer", "optimizer", OPTIMIZER),
@@ -83,7 +93,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.expert_parallel", "sglang-ep-size sglang-expert-parallel-size"),
     field("rollout.memory_fraction", "sglang-mem-fraction-static"),
     field("rollout.max_running", "sglang-max-running-requests", note="requests that an engine runs at once"),
-    field("rollout.engine_token_budget", "sglang-chunked-prefill-size", note="tokens per prefill chunk"),
+    field("rollout.engine_token_budget", "sglang-chunked-prefill-size", SGLANG_CHUNK, "tokens per prefill chunk"),
     field("rollout.cuda_graphs", "sglang-disable-cuda-graph", NEGATED),
     field("rollout.prefix_caching", "sglang-disable-radix-cache", NEGATED),
     field("rollout.kv_dtype", "sglang-kv-cache-dtype", SGLANG_KV_DTYPE),
@@ -102,6 +112,7 @@ DEFAULTS: Mapping[str, Value] = {
     "context-parallel-size": 1, "expert-model-parallel-size": 1, "sequence-parallel": False,
     "use-distributed-optimizer": True, "optimizer-cpu-offload": False, "use-dynamic-batch-size": False,
     "sglang-dp-size": 1, "sglang-ep-size": 1, "sglang-disable-cuda-graph": False, "sglang-disable-radix-cache": False,
+    "sglang-server-concurrency": 512,
     "colocate": False, "advantage-estimator": "grpo", "kl-loss-coef": 0.0, "kl-coef": 0.0,
     "sglang-enable-dp-attention": False,
 }  # fmt: skip
@@ -137,6 +148,10 @@ class Slime:
             ring = f"context parallel {trainer.context_parallel}"
             lost.append(Limitation("Ulysses", ring, "ring exchange in place of all-to-all"))
         trainer = without_activation_offload(trainer, lost)
+        if trainer.scoring_token_budget not in (None, trainer.token_budget):
+            lost.append(Limitation(f"scoring in microbatches of {trainer.scoring_token_budget} tokens", "training's",
+                                   "log-probs-max-tokens-per-gpu is parsed and never used"))  # fmt: skip
+            trainer = trainer.having(scoring_token_budget=trainer.token_budget)
         if trainer.lora_rank:
             raise ExportError("no LoRA", "slime", {"nearest": "full training, or verl / NeMo-RL"})
         rollout = run.rollout.having(backend="sglang")
@@ -152,6 +167,9 @@ class Slime:
         own = {setting.key: setting for setting in settings}
         drafted = sglang_drafts(_flag, drafting_of(run, "slime"))
         settings = list(with_drafts(own, _flag("speculative_num_steps"), drafted, target.has).values())
+        if (run.rollout.max_running or 0) > int(DEFAULTS[_CONCURRENCY]):
+            settings.append(Setting(_CONCURRENCY, run.rollout.max_running, "requests that slime sends to an engine"))
+        settings += whole_prompts(run, _flag)
         chosen = {s.key: s for s in (*settings, *_placement(run), *_training(run), *model, *_data(run))}
         kept = [s for s in chosen.values() if s.value is not None and s.value is not False and target.has(s.key)]
         return Emission(tuple(kept), (), "train_async.py" if run.traits.runs_ahead else "train.py", (), run)
@@ -196,11 +214,13 @@ class Slime:
 
     def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
         """Neutral values of the flags over the defaults."""
-        flat: Flat = {**DEFAULTS, **source.keys}
+        flat: Flat = {**DEFAULTS, **{_SPELT.get(key, key): value for key, value in source.keys.items()}}
+        if (width := flat.get(_flag("attn_dp_size"))) is not None:  # one flag for the two before it
+            flat = {**flat, _flag("dp_size"): width, _flag("enable_dp_attention"): width != 1}
         start = Run(trainer=TrainerRun(backend="megatron"), rollout=RolloutRun(backend="sglang"))
         run, used = read_fields(self.fields, flat, target, start)
-        run = _read_placement(_read_settings(run, flat), flat, source)
-        return run.completed(), frozenset(used | _ALSO_READ | _ARCHITECTURE)
+        run = _read_placement(_read_settings(run, flat, source.keys), flat, source)
+        return run.completed(), frozenset(used | _ALSO_READ | _ARCHITECTURE | set(_SPELT))
 
 
 def _flag(name: str) -> str:
@@ -237,7 +257,7 @@ def _with_derived(run: Run) -> Run:
     trainer = ours.having(
         offload_optimizer=ours.offload in ("optimizer", "both"),
         dynamic=ours.token_budget is not None,
-        scoring_token_budget=ours.scoring_budget,
+        scoring_token_budget=ours.token_budget,
         microbatch=None if ours.token_budget else ours.samples,
     )
     rollout = engine.having(
@@ -338,7 +358,8 @@ _ALSO_READ = frozenset(
         "actor-num-nodes", "actor-num-gpus-per-node", "rollout-num-gpus", "num-gpus-per-node", "colocate",
         "advantage-estimator", "kl-loss-coef", "use-kl-loss", "kl-coef", "hf-checkpoint", "num-steps-per-rollout",
         "over-sampling-batch-size", "update-weights-interval", "no-offload-train", "rollout-function-path",
-        "dynamic-sampling-filter-path", "balance-by-flops",
+        "dynamic-sampling-filter-path", "balance-by-flops", "log-probs-max-tokens-per-gpu", _CONCURRENCY,
+        "sglang-max-prefill-tokens", "sglang-attn-dp-size",
     }
 )  # fmt: skip
 _ARCHITECTURE = frozenset(
@@ -350,24 +371,27 @@ _ARCHITECTURE = frozenset(
 )  # fmt: skip
 
 
-def _read_settings(run: Run, flat: Flat) -> Run:
+def _read_settings(run: Run, flat: Flat, source: Flat) -> Run:
     """Trainer, engine and lengths in the words of a plan."""
     batch, response = run.batch, run.batch.max_response_tokens or 1024
     context = batch.context_tokens
     prompt = context - response if context and context > response else 2048
-    scoring = run.trainer.scoring_token_budget or run.trainer.token_budget
     etp = flat.get("expert-tensor-parallel-size") or run.trainer.tensor_parallel
     trainer = run.trainer.having(
         expert_tensor_parallel=int(etp),
         offload="optimizer" if run.trainer.offload_optimizer else "none",
         packing=True,
         budget_stated=run.trainer.token_budget is not None,
-        scoring_token_budget=scoring if run.trainer.dynamic else None,
+        # slime/utils/arguments.py:1869 parses log-probs-max-tokens-per-gpu, which nothing reads
+        scoring_token_budget=run.trainer.token_budget if run.trainer.dynamic else None,
     )
     depth, replica = run.rollout.pipeline_parallel, run.rollout.replica or 1
     drafted = read_sglang(flat, _flag, own_layer=not flat.get(_flag("speculative_draft_model_path")))
     running = sglang_running(run.rollout.max_running, drafted)
+    if running is not None or _CONCURRENCY in source:  # slime/rollout/sglang_rollout.py:94: so many of each engine
+        running = min(running or 1 << 30, int(flat[_CONCURRENCY]))
     rollout = run.rollout.having(tensor_parallel=max(replica // depth, 1), speculation=drafted, max_running=running)
+    rollout = rollout.having(**sglang_prefill(flat, _flag))
     steps = flat.get("num-steps-per-rollout")
     mini = -(-batch.prompts // int(steps)) if steps and batch.mini_batch is None else batch.mini_batch
     sampled = flat.get("over-sampling-batch-size") if flat.get("dynamic-sampling-filter-path") else None

@@ -246,19 +246,24 @@ def _typical(c: Component) -> float:
     return c.second + (c.first if c.family == "gamma" else 0.0)
 
 
+def _exp(value: float) -> float:
+    """e^value, as large as a number goes where it would be infinite: the spans are clipped far below that."""
+    return float(np.exp(min(value, 700.0)))
+
+
 def _span(c: Component) -> tuple[float, float]:
     """Range of log x that holds all but about 1e-12 of the component, kept within [1e-3, 1e12] tokens."""
     if c.family == "lognormal":
-        low, high = c.first - 8 * np.exp(c.second), c.first + 8 * np.exp(c.second)
+        low, high = c.first - 8 * _exp(c.second), c.first + 8 * _exp(c.second)
     elif c.family == "normal":
-        low, high = np.log(1e-2), np.log(np.exp(c.first) + 8 * np.exp(c.second) + 1.0)
+        low, high = np.log(1e-2), np.log(_exp(c.first) + 8 * _exp(c.second) + 1.0)
     elif c.family == "gamma":
-        shape = np.exp(c.first)
+        shape = _exp(c.first)
         low, high = c.second + np.log(1e-12) / max(shape, 0.2), c.second + np.log(shape + 8 * np.sqrt(shape) + 32)
     elif c.family == "weibull":
-        low, high = c.second - 28 * np.exp(-c.first), c.second + 3.4 * np.exp(-c.first)
+        low, high = c.second - 28 * _exp(-c.first), c.second + 3.4 * _exp(-c.first)
     else:
-        low, high = c.second - 28 * np.exp(-c.first), c.second + 28 * np.exp(-c.first)
+        low, high = c.second - 28 * _exp(-c.first), c.second + 28 * _exp(-c.first)
     return float(np.clip(low, -7.0, 27.0)), float(np.clip(high, -6.0, 27.6))
 
 

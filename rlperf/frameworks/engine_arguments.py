@@ -1,0 +1,54 @@
+"""Arguments of engines that frameworks pass on: prompts that SGLang does not cut, and what is not counted.
+
+Sources: sglang@0.5.23 arg_groups/fields/schedule.py, managers/schedule_policy.py; vllm@0.33.0 engine/arg_utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rlperf.frameworks.fields import Setting, Unit
+from rlperf.frameworks.run import Run
+
+SGLANG_CHUNK = Unit(
+    lambda value, _: int(value) if int(value) > 0 else None,
+    lambda value, run: -1 if run.rollout.chunked_prefill is False else value,
+)
+"""``chunked_prefill_size``: tokens of an engine step's prompts; none: prompts are not cut (`sglang_prefill`)."""
+MAX_PREFILL = 16384
+"""SGLang's own ``max_prefill_tokens``: prompts together, where none is cut; a longer one goes alone."""
+
+UNCOUNTED: Mapping[str, str] = {
+    "sglang": "max_total_tokens cpu_offload_gb cuda_graph_bs cuda_graph_max_bs cuda_graph_bs_decode page_size "
+    "cuda_graph_max_bs_decode disable_cuda_graph_padding disable_overlap_schedule enable_mixed_chunk "
+    "enable_torch_compile schedule_conservativeness disable_custom_all_reduce enable_two_batch_overlap "
+    "enable_single_batch_overlap enable_hierarchical_cache num_continuous_decode_steps prefill_max_requests",
+    "vllm": "cpu_offload_gb compilation_config cudagraph_capture_sizes max_cudagraph_capture_size swap_space "
+    "num_gpu_blocks_override kv_cache_memory_bytes async_scheduling block_size disable_custom_all_reduce",
+}
+"""Arguments that change an engine's memory or speed, and that nothing of a job says."""
+
+
+def sglang_prefill(flat: Mapping[str, Any], name: Callable[[str], str]) -> dict[str, Any]:
+    """What a pool states of prompts where SGLang cuts none: the bound on a batch of them; empty where it does."""
+    chunk = flat.get(name("chunked_prefill_size"))
+    if chunk is None or int(chunk) > 0:
+        return {}
+    whole = int(flat.get(name("max_prefill_tokens")) or MAX_PREFILL)
+    return {"chunked_prefill": False, "engine_token_budget": whole}
+
+
+def whole_prompts(run: Run, name: Callable[[str], str]) -> list[Setting]:
+    """The key beside ``chunked_prefill_size: -1`` that bounds prompts together."""
+    budget, cut = run.rollout.engine_token_budget, run.rollout.chunked_prefill is not False
+    return [] if cut or budget is None else [Setting(name("max_prefill_tokens"), budget, "prompts at once, uncut")]
+
+
+def uncounted(stated: Mapping[str, Any], usual: Mapping[str, Any], engine: str | None) -> Iterator[str]:
+    """Keys, of those that nobody understood, that change an engine's memory or speed and are not at their default."""
+    names = UNCOUNTED.get(str(engine), "").split()
+    for key, value in stated.items():
+        last = key.rpartition(".")[2].removeprefix(f"{engine}-").replace("-", "_")
+        if last in names and value not in (None, False) and value != usual.get(key):
+            yield key

@@ -1,0 +1,110 @@
+"""Arguments of SGLang and vLLM that frameworks pass on: read as the engine reads them, counted, or said not to be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlperf.api import predict_job
+from rlperf.frameworks.audit import audit
+from rlperf.frameworks.export import export_run
+from rlperf.frameworks.imports import Imported, import_config, job_of
+from rlperf.frameworks.keytable import nest
+from rlperf.frameworks.registry import adapter_of
+
+SLIME = (
+    "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint /ckpt/Qwen3-30B-A3B "
+    "--rollout-batch-size 64 --n-samples-per-prompt 8 --rollout-max-response-len 8192 --global-batch-size 512 "
+    "--tensor-model-parallel-size 4 --expert-model-parallel-size 8 --expert-tensor-parallel-size 1 "
+    "--use-dynamic-batch-size --max-tokens-per-gpu 10240 --rollout-num-gpus-per-engine 8 "
+    "--sglang-mem-fraction-static 0.6 "
+)
+AREAL = {
+    "actor.backend": "fsdp:d4", "rollout.backend": "sglang:d4", "actor.path": "Qwen/Qwen3-8B",
+    "train_dataset.batch_size": 64, "gconfig.n_samples": 8, "gconfig.max_new_tokens": 4096, "cluster.n_nodes": 1,
+    "cluster.n_gpus_per_node": 8, "actor.mb_spec.max_tokens_per_mb": 8192, "actor.gradient_checkpointing": True,
+}  # fmt: skip
+
+
+def slime(folder: Path, flags: str) -> Imported:
+    (folder / "run.sh").write_text(SLIME + flags + "\n")
+    return import_config([folder / "run.sh"], "slime")
+
+
+def areal(folder: Path, **keys: object) -> Imported:
+    (folder / "run.yaml").write_text(yaml.safe_dump(nest({**AREAL, **keys}.items())))
+    return import_config([folder / "run.yaml"], "areal")
+
+
+@pytest.mark.parametrize(
+    ("flags", "same"),
+    [
+        ("--sglang-ep 8", "--sglang-ep-size 8"),
+        ("--sglang-expert-parallel-size 8", "--sglang-ep-size 8"),
+        ("--sglang-data-parallel-size 8 --sglang-enable-dp-attention", "--sglang-attn-dp-size 8"),
+        ("--sglang-attn-dp-size 8", "--sglang-dp-size 8 --sglang-enable-dp-attention"),
+        ("--sglang-attention-data-parallel-size 8", "--sglang-dp-size 8 --sglang-enable-dp-attention"),
+        ("--sglang-disable-decode-cuda-graph", "--sglang-disable-cuda-graph"),
+    ],
+)  # fmt: skip
+def test_an_argument_of_sglang_counts_under_each_of_its_names(tmp_path: Path, flags: str, same: str) -> None:
+    plain, other, usual = slime(tmp_path, ""), slime(tmp_path, flags), slime(tmp_path, same)
+    assert other.run.rollout == usual.run.rollout != plain.run.rollout
+    assert (other.unknown, set(other.carried) - set(plain.carried)) == ((), set())
+    assert predict_job(job_of(other)).rl_step_s == predict_job(job_of(usual)).rl_step_s
+
+
+def test_prompts_that_are_not_cut_are_bounded_together(tmp_path: Path) -> None:
+    """``-1`` was no number of tokens a job could have: the import could not be predicted."""
+    found = slime(tmp_path, "--sglang-chunked-prefill-size -1")
+    assert (found.run.rollout.chunked_prefill, found.run.rollout.engine_token_budget) == (False, 16384)
+    stated = slime(tmp_path, "--sglang-chunked-prefill-size -1 --sglang-max-prefill-tokens 4096")
+    assert stated.run.rollout.engine_token_budget == 4096
+    assert predict_job(job_of(found)).rl_step_s > 0
+    assert "prefill_budget" not in {each.rule for each in audit(stated, predict=False).findings}, "one may be longer"
+    assert areal(tmp_path).run.rollout.engine_token_budget == 32768, "AReaL's own max_prefill_tokens"
+    cut = areal(tmp_path, **{"sglang.chunked_prefill_size": 2048}).run.rollout
+    assert (cut.chunked_prefill, cut.engine_token_budget) == (None, 2048)
+
+
+@pytest.mark.parametrize("framework", ["slime", "areal"])
+def test_uncut_prompts_survive_an_export(tmp_path: Path, framework: str) -> None:
+    run = slime(tmp_path, "--sglang-chunked-prefill-size -1").run if framework == "slime" else areal(tmp_path).run
+    files = dict(export_run(run, adapter_of(framework), "main", "out").files)
+    name = "out.sh" if framework == "slime" else "out.yaml"
+    (tmp_path / name).write_text(files[name])
+    again = import_config([tmp_path / name]).run.rollout
+    assert (again.chunked_prefill, again.engine_token_budget) == (False, run.rollout.engine_token_budget)
+
+
+def test_slime_sends_an_engine_no_more_than_its_concurrency(tmp_path: Path) -> None:
+    assert slime(tmp_path, "").run.rollout.max_running is None
+    assert slime(tmp_path, "--sglang-max-running-requests 1024").run.rollout.max_running == 512
+    assert slime(tmp_path, "--sglang-server-concurrency 64").run.rollout.max_running == 64
+    wide = slime(tmp_path, "--sglang-server-concurrency 2048 --sglang-max-running-requests 1024").run
+    assert wide.rollout.max_running == 1024
+    text = dict(export_run(wide, adapter_of("slime"), "main", "out").files)["out.sh"]
+    assert "--sglang-server-concurrency 1024" in text and "--sglang-max-running-requests 1024" in text
+
+
+def test_slime_scores_in_the_microbatches_that_it_trains(tmp_path: Path) -> None:
+    """``--log-probs-max-tokens-per-gpu`` is parsed, and nothing reads it: it neither counts nor is written."""
+    found = slime(tmp_path, "--log-probs-max-tokens-per-gpu 65536")
+    assert found.run.trainer.scoring_token_budget == found.run.trainer.token_budget == 10240
+    idle = [each for each in audit(found, predict=False).findings if each.rule == "idle_key"]
+    assert [(each.severity, each.key) for each in idle] == [("hint", "log-probs-max-tokens-per-gpu")]
+    larger = replace(found.run, trainer=found.run.trainer.having(scoring_token_budget=65536))
+    text = dict(export_run(larger, adapter_of("slime"), "main", "out").files)["out.sh"]
+    assert "--log-probs-max" not in text and "parsed and never used" in text
+
+
+def test_what_changes_an_engine_and_is_not_counted_is_said(tmp_path: Path) -> None:
+    found = slime(tmp_path, "--sglang-max-total-tokens 50000 --sglang-page-size 1 --sglang-enable-metrics")
+    said = {each.key for each in audit(found, predict=False).findings if each.rule == "uncounted"}
+    assert said == {"sglang-max-total-tokens", "sglang-page-size"}
+    usual = areal(tmp_path, **{"sglang.cuda_graph_max_bs": None, "vllm.block_size": 16, "sglang.cpu_offload_gb": 8})
+    said = {each.key for each in audit(usual, predict=False).findings if each.rule == "uncounted"}
+    assert said == {"sglang.cpu_offload_gb"}, "defaults, and another engine's, are not"

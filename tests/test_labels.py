@@ -107,6 +107,17 @@ KNOWN = {
     "moonshotai/Kimi-Linear-48B-A3B-Instruct": "Kimi-Linear-48B-A3B", "zai-org/GLM-5": "GLM-5",
     "MiniMaxAI/MiniMax-M3": "MiniMax-M3", "deepseek-ai/DeepSeek-V4-Flash": "DeepSeek-V4-Flash",
     "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": "Nemotron-3-Ultra-550B-A55B",
+    "Qwen/Qwen3-VL-30B-A3B-Thinking": "Qwen3-VL-30B-A3B", "Qwen/Qwen3-Coder-Next": "Qwen3-Next-80B-A3B",
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8": "Qwen3-Coder-480B-A35B", "Qwen/Qwen3.6-27B": "Qwen3.5-27B",
+    "CohereLabs/c4ai-command-a-03-2025": "command-a-03-2025", "google/gemma-3-27b-it": "gemma-3-27b",
+    "mistralai/Magistral-Small-2509": "Mistral-Small-3.1-24B",
+    "mistralai/Devstral-Small-2507": "Mistral-Small-24B-2501",
+    "mistralai/Ministral-3-14B-Reasoning-2512": "Ministral-3-14B-2512", "zai-org/GLM-4.7": "GLM-4.5-355B-A32B",
+    "nvidia/Llama-3_3-Nemotron-Super-49B-v1_5": "Llama-3.3-Nemotron-Super-49B",
+    "allenai/Olmo-3.1-32B-Think": "Olmo-3-32B",
+    "rednote-hilab/dots.llm1.inst": "dots.llm1", "tencent/Tencent-Hunyuan-Large": "Hunyuan-Large",
+    "baidu/ERNIE-4.5-21B-A3B-PT": "ERNIE-4.5-21B-A3B", "ibm-granite/granite-4.0-h-small": "granite-4.0-h-small",
+    "deepseek-ai/DeepSeek-V3.2-Exp": "DeepSeek-V3.2", "moonshotai/Kimi-K2.6": "Kimi-K2.5", "zai-org/GLM-5.3": "GLM-5.2",
 }  # fmt: skip
 
 REFUSED = [
@@ -114,19 +125,15 @@ REFUSED = [
     "Qwen/Qwen3-30B", "Qwen3-235B", "Qwen3-32B-A3B", "Qwen3-30B-A22B", "Qwen3-80B-A3B", "Qwen2.5-8B", "Llama-3.1-7B",
     "Llama-3.1-80B", "Mixtral-8x8B", "gpt-oss-21b", "DeepSeek-R1-Distill-Qwen-8B", "DeepSeek-R1-Distill-Qwen3-32B",
     # other shapes under names that are close
-    "Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen/Qwen3-VL-8B-Instruct",
-    "Qwen/Qwen3-Omni-30B-A3B-Instruct", "Qwen/Qwen3-Coder-480B-A35B-Instruct", "Qwen/Qwen3-Embedding-8B",
-    "Qwen/Qwen3-Reranker-4B", "Qwen/Qwen2-VL-7B-Instruct", "Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen1.5-7B", "Qwen/Qwen-7B",
-    "Qwen/Qwen2-57B-A14B", "meta-llama/Llama-3.2-11B-Vision", "meta-llama/Llama-3.2-90B-Vision",
-    "meta-llama/Llama-Guard-3-8B", "nvidia/Llama-3_3-Nemotron-Super-49B-v1", "nvidia/Llama-3.1-Nemotron-Ultra-253B-v1",
-    "nvidia/Llama-3.1-Minitron-4B-Width-Base", "codellama/CodeLlama-7b-hf", "codellama/CodeLlama-70b-hf",
-    "mistralai/Mistral-7B-Instruct-v0.2", "mistralai/Mistral-Small-24B-Base-2501",
-    "mistralai/Mixtral-8x22B-Instruct-v0.3", "deepseek-ai/DeepSeek-V2-Lite", "deepseek-ai/DeepSeek-Coder-V2-Lite-Base",
-    "deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai/deepseek-llm-67b-base",
-    "moonshotai/Kimi-K3", "moonshotai/Kimi-VL-A3B-Thinking",
-    "zai-org/GLM-4.5V", "zai-org/GLM-4-9B", "MiniMaxAI/MiniMax-M1-80k",
-    "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "tiiuae/falcon-40b",
-    "tiiuae/Falcon3-7B-Base", "XiaomiMiMo/MiMo-VL-7B-RL", "XiaomiMiMo/MiMo-V2-Flash", "google/gemma-3-27b-it",
+    "Qwen/Qwen3-VL-14B-Instruct", "Qwen/Qwen3-Omni-8B", "Qwen/Qwen3-Coder-480B", "Qwen/Qwen3-Embedding-8B",
+    "Qwen/Qwen3-Reranker-4B", "Qwen/Qwen2-VL-3B-Instruct", "Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen1.5-7B", "Qwen/Qwen-7B",
+    "Qwen/Qwen2-57B", "meta-llama/Llama-3.2-8B-Vision", "meta-llama/Llama-Guard-3-8B",
+    "nvidia/Llama-3.1-Nemotron-Ultra-253B-v1", "nvidia/Llama-3.1-Minitron-4B-Width-Base", "codellama/CodeLlama-7b-hf",
+    "codellama/CodeLlama-70b-hf", "mistralai/Mistral-7B-Instruct-v0.4", "mistralai/Mistral-Small-22B-2409",
+    "mistralai/Mixtral-8x22B-Instruct-v0.3", "deepseek-ai/deepseek-llm-67b-base", "deepseek-ai/DeepSeek-V3.3",
+    "moonshotai/Kimi-K3", "zai-org/GLM-4-9B", "zai-org/GLM-4.5V-Air", "MiniMaxAI/MiniMax-M4",
+    "nvidia/NVIDIA-Nemotron-Nano-8B-v2", "tiiuae/falcon-40b", "tiiuae/Falcon3-8B-Base", "XiaomiMiMo/MiMo-VL-72B-RL",
+    "google/gemma-3-9b-it", "mistralai/Ministral-3-8B-2410", "ibm-granite/granite-4.0-h-medium",
     "/ckpt/my-model", "org/mine", "instruct", "FP8", "Meta-",
 ]  # fmt: skip
 
@@ -155,8 +162,8 @@ def test_what_is_not_known_is_refused(name: str) -> None:
         ("Mixtral", ("Mixtral-8x22B", "Mixtral-8x7B")),
         ("openai/gpt-oss", ("gpt-oss-120b", "gpt-oss-20b")),
         ("Llama-70B-Instruct", ("Llama-2-70B", "Llama-3.1-70B")),
-        ("Qwen3-30B", ("Qwen3-30B-A3B",)),
-        ("Qwen3-Coder", ("Qwen3-30B-A3B",)),
+        ("Qwen3-30B", ("Qwen3-30B-A3B", "Qwen3-VL-30B-A3B")),
+        ("Qwen3-Coder", ("Qwen3-30B-A3B", "Qwen3-Coder-480B-A35B", "Qwen3-Next-80B-A3B")),
     ],
 )
 def test_a_name_that_leaves_out_what_tells_shapes_apart_is_refused_with_them(

@@ -172,6 +172,8 @@ TOWERS: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
     "qwen3_5": _alone(qwen3_vl),
     "qwen3_5_moe": _alone(qwen3_vl),
     "qwen3_omni_moe": _alone(qwen3_vl),
+    "qwen3_omni_moe_thinker": _alone(qwen3_vl),
+    "qwen2_5_omni_thinker": _alone(qwen2_5_vl),
     "exaone4_5": _grouped,
     "gemma3": _alone(siglip),
     "shieldgemma2": _alone(siglip),

@@ -152,11 +152,10 @@ def could_be(name: str, known: Mapping[str, str]) -> tuple[str, ...]:
     shortest = min(wanted, key=len, default=frozenset())
     if not shortest:
         return ()
-    shapes = {stem: shape for stem, shape in known.items() if shortest < set(stem.split("_"))}
-    if not shapes:
-        shapes = {
-            label: known[key(entry.shape)]
-            for label, entry in _equal().items()
-            if shortest < set(label.split("_")) and key(entry.shape) in known
-        }
-    return tuple(sorted(set(shapes.values()), key=str.lower))
+    shapes = {shape for stem, shape in known.items() if shortest < set(stem.split("_"))}
+    shapes |= {
+        known[key(entry.shape)]
+        for label, entry in _equal().items()
+        if shortest < set(label.split("_")) and key(entry.shape) in known
+    }
+    return tuple(sorted(shapes, key=str.lower))

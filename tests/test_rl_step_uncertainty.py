@@ -68,7 +68,12 @@ def test_bootstrap_draws_whole_groups() -> None:
 
 
 def test_interval_adds_independent_parts_in_squares() -> None:
-    framework = load_framework_calibration("slime")
+    slime = load_framework_calibration("slime")
+    assert interval(100.0, [100.0] * 4, slime)[1] == pytest.approx(
+        100 * slime.step_spread.high
+    )  # measured: holds reruns
+    judged = slime.step_spread.model_copy(update={"assumed": True})
+    framework = slime.model_copy(update={"step_spread": judged})
     low, high = interval(100.0, [100.0] * 4, framework)
     spread, rerun = framework.step_spread, 1.6449 * framework.rerun_spread
     assert high == pytest.approx(100 * np.exp(np.hypot(np.log(spread.high), rerun)), rel=1e-4)
@@ -78,6 +83,19 @@ def test_interval_adds_independent_parts_in_squares() -> None:
     wider = interval(100.0, [90.0, 100.0, 111.0], framework, extra=0.2)
     assert wider[0] < low
     assert wider[1] > high
+
+
+def test_a_framework_that_nobody_measured_is_as_uncertain_as_those_left_out() -> None:
+    """Whose overheads stand in: one that was fitted speaks for itself alone, others were found as strangers."""
+    fitted, unfitted = load_framework_calibration("nemo_rl_megatron"), load_framework_calibration("verl_megatron")
+    assert unfitted.borrowed_by("mine").step_spread == unfitted.step_spread
+    wide = fitted.borrowed_by("mine").step_spread
+    assert np.log(wide.low) == pytest.approx(2.0 * np.log(fitted.step_spread.low))
+    strange = {
+        load_framework_calibration(name).step_spread for name in ("trl", "areal", "openrlhf", "slime", "verl_fsdp")
+    }
+    assert strange == {unfitted.step_spread}
+    assert unfitted.step_spread.high / unfitted.step_spread.low > fitted.step_spread.high / fitted.step_spread.low
 
 
 def test_bootstrap_spread_covers_a_new_step() -> None:

@@ -213,30 +213,37 @@ def spread_of_others(groups: Sequence[LeftOutGroup], index: int) -> Spread:
 def conformal(groups: Sequence[LeftOutGroup]) -> list[LeftOutGroup]:
     r"""The groups with the intervals of left-out figures widened by what leaving the others out has cost.
 
-    Of one metric, to :math:`[p e^{-q}, p e^{q}]` around a prediction p at least, q the 90th percentile of
-    :math:`|\ln (m / p)|` of the other groups, m measured, each group left out and of one weight (split conformal
-    prediction: Papadopoulos et al. 2002, Inductive confidence machines for regression). No group says anything about
-    its own; a metric that no other has stays.
+    Of one metric, to :math:`[p (l / p)^q, p (h / p)^q]` around a prediction p with its own interval l to h, q the 90th
+    percentile of the other groups' misses over the half of their own intervals on that side (in ln), at least 1, each
+    group left out and of one weight (locally weighted split conformal prediction: Lei et al. 2018, Distribution-free
+    predictive inference for regression, section 5.2). So a row that said itself how uncertain it is widens no other. No
+    group says anything about its own; a metric that no other has stays.
     """
 
     def widened(one: PredictedFigure, group: LeftOutGroup) -> PredictedFigure:
-        others = [_only(other, one.metric).left_out for other in groups if other is not group]
-        factor = float(np.exp(missed(others)))
-        return replace(one, low=min(one.low, one.predicted / factor), high=max(one.high, one.predicted * factor))
+        q = max(missed([_only(other, one.metric).left_out for other in groups if other is not group]), 1.0)
+        p = one.predicted
+        return replace(one, low=p * (one.low / p) ** q, high=p * (one.high / p) ** q)
 
     return [replace(group, left_out=tuple(widened(one, group) for one in group.left_out)) for group in groups]
 
 
 def missed(groups: Sequence[Sequence[PredictedFigure]]) -> float:
-    """90th percentile of the absolute logarithm of measured over predicted, groups of one weight; 0 of none [1]."""
+    """90th percentile of misses over the own interval's half (in ln), groups of one weight; 0 of none [1]."""
     groups = [side for side in groups if side]
     if not groups:
         return 0.0
-    far = np.concatenate([np.abs(np.log([one.measured / one.predicted for one in side])) for side in groups])
+    far = np.concatenate([[_share_of_interval(one) for one in side] for side in groups])
     weight = np.concatenate([np.full(len(side), 1.0 / len(side)) for side in groups])
     order = np.argsort(far)
     share = np.cumsum(weight[order]) / weight.sum()
     return float(far[order][np.searchsorted(share, 0.9)])
+
+
+def _share_of_interval(one: PredictedFigure) -> float:
+    """How far a figure lies from its prediction, of the way to the end of the interval on its side, in ln [1]."""
+    side = one.high if one.measured > one.predicted else one.low
+    return float(np.log(one.measured / one.predicted) / np.log(side / one.predicted))
 
 
 def _with(figures: Sequence[PredictedFigure], spread: Spread) -> tuple[PredictedFigure, ...]:

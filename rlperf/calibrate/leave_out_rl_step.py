@@ -41,6 +41,8 @@ OVERHEADS = (
     "engine_host", "engine_host_per_request", "step", "training.update", "training.scoring_pass", "training.moe_layer",
 )  # fmt: skip
 """Constants that are forgotten with a framework or release."""
+UNFITTED = "verl_megatron"
+"""A calibration whose intervals are those of frameworks whose rl_steps nobody fitted: they are a stranger's."""
 FITTED = "nemo_rl_megatron"
 """The one calibration that whole rl_steps were fitted to; a release of it is forgotten by fitting again."""
 
@@ -93,9 +95,12 @@ def _forgotten(rows: Sequence[StepRow], members: Sequence[StepRow], by: str) -> 
 
 
 def stranger(own: FrameworkCalibration) -> FrameworkCalibration:
-    """The framework with the measured overheads of its relative, but for those that the relative has from it."""
-    relative = load_framework_calibration(RELATIVES[own.id])
-    return with_constants(
+    """The framework with the measured overheads of its relative, but for those that the relative has from it.
+
+    Its own intervals are forgotten, too.
+    """
+    relative, unfitted = load_framework_calibration(RELATIVES[own.id]), load_framework_calibration(UNFITTED)
+    lent = with_constants(
         own,
         {
             name: believed(name, own.framework)
@@ -104,6 +109,7 @@ def stranger(own: FrameworkCalibration) -> FrameworkCalibration:
             for name in OVERHEADS
         },
     )
+    return lent.model_copy(update={"step_spread": unfitted.step_spread, "stage_spread": unfitted.stage_spread})
 
 
 def believed(name: str, without: str) -> float:

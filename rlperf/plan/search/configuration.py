@@ -105,40 +105,34 @@ class Configuration:
         )
 
 
-def configuration_of(
-    context: Context,
-    architecture: Architecture,
-    batch: Batch,
-    mode: Mode,
-    rollout: RolloutColumns,
-    r: int,
-    trainer: TrainerColumns,
-    t: int,
-    scorers: tuple[ScorerPlan, ...] = (),
-) -> Configuration:
-    """The pair ``(r, t)`` of columns in full, beside its scorers."""
-    job, device = context.job, context.cluster.device
-    engine, train = job.pool("rollout").settings.filled(), job.pool("trainer").settings.filled()
-    backend = context.trainers[int(trainer.backend[t])].backend
-    r_layout, t_layout = rollout.layout.take(r), trainer.layout.take(t)
-    rollout_pool = PoolPlan(
+def rollout_pool(context: Context, rollout: RolloutColumns, r: int) -> PoolPlan:
+    """The engines of column ``r`` in full."""
+    engine, layout = context.job.pool("rollout").settings.filled(), rollout.layout.take(r)
+    return PoolPlan(
         role="rollout",
-        devices=int(r_layout.devices),
+        devices=int(layout.devices),
         device=context.rollout_hardware.cluster.device,
-        layout=r_layout.values(),
+        layout=layout.values(),
         settings=engine.planned(
             "rollout",
-            backend=engine.backend or job.engine,
+            backend=engine.backend or context.job.engine,
             max_running=int(rollout.max_running[r]),
             memory_fraction=float(rollout.memory_fraction[r]),
             cuda_graphs=engine.cuda_graphs is not False,
         ),
     )
-    stages, chunks = int(t_layout.pipeline_parallel), int(t_layout.virtual_pipeline)
+
+
+def trainer_pools(
+    context: Context, architecture: Architecture, mode: Mode, trainer: TrainerColumns, t: int
+) -> tuple[PoolPlan, ...]:
+    """The trainer of column ``t`` in full, and the roles on its devices."""
+    job, train, layout = context.job, context.job.pool("trainer").settings.filled(), trainer.layout.take(t)
+    stages, chunks = int(layout.pipeline_parallel), int(layout.virtual_pipeline)
     ends = stage_ends(architecture.layers, stages, train.first_stage_layers, train.last_stage_layers, chunks)
-    trainer_settings = train.planned(
+    settings = train.planned(
         "trainer",
-        backend=backend,
+        backend=context.trainers[int(trainer.backend[t])].backend,
         token_budget=int(trainer.token_budget[t]),
         scoring_token_budget=train.scoring_token_budget or int(trainer.token_budget[t]),
         parked=bool(trainer.parked[t]) if MODES[mode].shares_devices else None,
@@ -146,17 +140,12 @@ def configuration_of(
         first_stage_layers=ends[0],
         last_stage_layers=ends[1],
     )
-    roles: list[Role] = ["trainer", *(role for role in job.all_roles if role in ("reference", "critic"))]
-    trained = [
-        PoolPlan(
-            role=role,
-            devices=int(t_layout.devices),
-            device=device,
-            layout=t_layout.values(),
-            settings=trainer_settings,
-        )
-        for role in roles
-    ]
-    staleness = MODES[mode].staleness(job.limits.staleness)
-    off = (int(rollout.departures[r]), int(trainer.departures[t]))
-    return Configuration(mode, staleness, batch, (rollout_pool, *trained), scorers, off)
+    own = PoolPlan(
+        role="trainer",
+        devices=int(layout.devices),
+        device=context.cluster.device,
+        layout=layout.values(),
+        settings=settings,
+    )
+    beside = (role for role in job.all_roles if role in ("reference", "critic"))
+    return (own, *(own.model_copy(update={"role": role}) for role in beside))

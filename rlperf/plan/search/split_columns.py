@@ -16,9 +16,11 @@ from rlperf.cost.reject import Reject
 from rlperf.layout import BoolArray, FloatArray, IntArray, taken
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.objective import Usage, objective_of
+from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price, rollout_departures
-from rlperf.plan.search.configuration import Configuration, configuration_of
+from rlperf.plan.search.configuration import Configuration, rollout_pool, trainer_pools
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria, undominated
+from rlperf.plan.search.remembered import Remembered
 from rlperf.plan.search.rollout_columns import RolloutColumns, awake_limits
 from rlperf.plan.search.rules import pair_rule_flags
 from rlperf.plan.search.scorer_columns import ScorerColumn
@@ -179,9 +181,27 @@ class SplitColumns:
 
     def configuration(self, r: int, t: int) -> Configuration:
         """One pair as a plan states it."""
-        batch, mode = self.demand.batch, self.split.mode
-        scorers = tuple(each.plan for each in self.beside)
-        return configuration_of(self.context, self.architecture, batch, mode, self.rollout, r, self.trainer, t, scorers)
+        mode = self.split.mode
+        engines = self._engines.get((r,), lambda: rollout_pool(self.context, self.rollout, r))
+        trained = self._trained.get((t,), lambda: trainer_pools(self.context, self.architecture, mode, self.trainer, t))
+        return Configuration(
+            mode=mode,
+            staleness=MODES[mode].staleness(self.context.job.limits.staleness),
+            batch=self.demand.batch,
+            pools=(engines, *trained),
+            scorers=tuple(each.plan for each in self.beside),
+            departures=(int(self.rollout.departures[r]), int(self.trainer.departures[t])),
+        )
+
+    @cached_property
+    def _engines(self) -> Remembered[PoolPlan]:
+        """Rollout pools by column: one stands in many pairs."""
+        return Remembered()
+
+    @cached_property
+    def _trained(self) -> Remembered[tuple[PoolPlan, ...]]:
+        """Pools on the trainer's devices by column."""
+        return Remembered()
 
     def _refused(self, r: IntArray, t: IntArray) -> IntArray:
         """`Reject` flags of memory and of the rules about both pools ``[pairs]``."""

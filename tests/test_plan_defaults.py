@@ -112,3 +112,20 @@ def test_several_tasks_and_groups_are_summed() -> None:
     assert plan.defaults is not None and plan.defaults.objective is not None
     separate = [p.defaults.objective for p in alone if p.defaults is not None and p.defaults.objective is not None]
     assert plan.defaults.objective == pytest.approx(sum(separate), rel=1e-9)
+
+
+def test_defaults_that_pad_and_run_close_to_the_limit_are_costed_as_they_run_and_said_to() -> None:
+    """TRL pads eight completions a microbatch; logits of a 152k vocabulary leave less than a plan may."""
+    task = {
+        "name": "math", "workload": "math", "prompts_per_step": 128, "group_size": 8, "mini_batch": 128,
+        "max_prompt_tokens": 2048, "max_response_tokens": 1024,
+    }  # fmt: skip
+    asked = job(framework="trl", architecture="Qwen2.5-0.5B", nodes=1, devices_per_node=1, tasks=[task])
+    trainer = next(pool for pool in stated(asked, 1).pools if pool.role == "trainer")
+    assert trainer.layout.microbatch == (8,)
+    plan = plan_job(asked)
+    assert plan.defaults is not None and plan.defaults.saves is not None and plan.defaults.saves < 0.0
+    assert any("its trainer runs out of memory with a probability of" in note for note in plan.defaults.notes)
+    assert any("% more" in line for line in summary_lines(plan))
+    # beside states that stay on the devices an engine may take as little as TRL's own
+    assert plan.phases[0].pool("rollout").settings.memory_fraction == 0.3

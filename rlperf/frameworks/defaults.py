@@ -72,8 +72,6 @@ def _defaults(
             notes.append(f"its {name} is {_one_of(dtypes)}: the job leaves it open")
     if run.trainer.microbatch_stated is False:
         notes.append("it states no microbatch: one sequence")
-    if run.trainer.packing is False:
-        notes.append("it pads sequences, which is costed as if they were packed")
     if run.rollout.max_running is None:
         notes.append("its engine's own max_running is not known: the best taken")
     return Defaults(title, "colocated", backend, pools, tuple(notes))
@@ -135,10 +133,11 @@ def _pool(job: Job, pool: PoolSpec, devices: int, backend: str) -> PoolSpec:
     numerics = {name: getattr(asked, name) for name in NUMERICS if getattr(asked, name) is not None}
     numerics |= {name: (_one_of(value),) for name, value in numerics.items() if isinstance(value, tuple)}
     numerics |= {} if pool.role == "rollout" else {"backend": backend}
+    padded = pool.layout.microbatch if pool.settings.packing is False else None
     return pool.model_copy(
         update={
             "devices": (devices,),
-            "layout": pool.layout.model_copy(update={"data_parallel": None, "microbatch": None}),
+            "layout": pool.layout.model_copy(update={"data_parallel": None, "microbatch": padded}),
             "settings": pool.settings.model_copy(update=numerics),
         }
     )

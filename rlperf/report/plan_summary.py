@@ -77,8 +77,11 @@ def defaults_words(found: DefaultsComparison, unit: str) -> str:
     title = f"{found.framework}'s defaults" + (f" ({found.runs})" if found.runs else "")
     if found.objective is None or found.saves is None or found.low is None or found.high is None:
         return f"{title} do not run here: {found.why_not}"
-    words = f"{title} would take {amount(found.objective, unit)}: the plan saves {percent(found.saves)}"
-    words += f" ({percent(found.low)} .. {percent(found.high)})"
+    words = f"{title} would take {amount(found.objective, unit)}: the plan "
+    if found.saves >= 0.0:
+        words += f"saves {percent(found.saves)} ({percent(found.low)} .. {percent(found.high)})"
+    else:
+        words += f"takes {percent(-found.saves)} more ({percent(-found.high)} .. {percent(-found.low)})"
     words += "" if found.low > 0.0 or found.high < 0.0 else ", which cannot be told from nothing"
     return words + (f"; {'; '.join(found.notes)}" if found.notes else "")
 

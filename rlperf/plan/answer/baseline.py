@@ -20,7 +20,7 @@ from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Comparison, compare_draws, unshared_error
 from rlperf.specs.modes import Mode
 from rlperf.specs.pool import PoolSpec
-from rlperf.units import human_bytes
+from rlperf.units import human_bytes, with_probability
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ def against_defaults(
         if isinstance(found, str):
             task = f"{decision.task.task.name}: " if len(context.tasks) > 1 else ""
             return DefaultsComparison(framework=title, why_not=task + found, notes=tuple(notes))
+        notes.update(dict.fromkeys(_risks(context, pinned, found)))
         weight = decision.count * judged_objective(context, plan) / plan.rl_step_s
         pairs.append(_Pair(weight, plan, found, decision.count * judged_objective(pinned, found), pinned))
     ours = sum(pair.weight * pair.plan.rl_step_s for pair in pairs)
@@ -134,6 +135,16 @@ def against_defaults(
         high=1.0 - slower / ratio.high,
         notes=tuple(notes),
     )
+
+
+def _risks(context: Context, pinned: Context, found: Evaluation) -> list[str]:
+    """Which roles of the defaults are likelier to run out of memory than the job lets a plan be."""
+    uses = memory_uses(replace(pinned, job=context.job), found)
+    return [
+        f"its {role} runs out of memory {with_probability(use.risk)}, more than the job allows"
+        for role, use in uses.items()
+        if use.total > use.allowed
+    ]
 
 
 def against_static(

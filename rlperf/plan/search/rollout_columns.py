@@ -18,9 +18,12 @@ from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import cache_granted, replica_memory, tabulate
 from rlperf.sim.rl_step.rollout_stage import Counted, RolloutStage, counted_seconds
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.modes import MODES
 from rlperf.specs.pool import PoolSpec
 
 MEMORY_FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9)
+BESIDE_STATES = (0.3, 0.4)
+"""Beside a trainer whose states never leave the shared devices, less pays too: TRL's own default is 0.3."""
 MAX_RUNNING = (64, 256, 1024)
 FEWEST = 8
 """Requests at once: engines count in eights."""
@@ -97,6 +100,13 @@ def rollout_columns(
     return _columns(context, architecture, demand, pool, layout, flags, counted or Counted(demand), lenient)
 
 
+def _fractions(context: Context) -> tuple[float, ...]:
+    """Shares of a device's memory that are worth asking about."""
+    stays = context.job.pool("trainer").settings.parked is False
+    shared = any(MODES[mode].shares_devices for mode in context.job.modes)
+    return (*BESIDE_STATES, *MEMORY_FRACTIONS) if stays and shared else MEMORY_FRACTIONS
+
+
 def _columns(
     context: Context, architecture: Architecture, demand: Demand, pool: PoolSpec, layout: Layout, flags: IntArray,
     counted: Counted, lenient: bool,
@@ -109,7 +119,7 @@ def _columns(
     settings = pool.settings.filled()
     costs = tabulate(context.site, architecture, settings, shapes, known=counted.costs, images=demand.images)
     paces = np.array([cost.pace_s for cost in costs]).reshape(-1, 3)
-    fractions = np.array(pool.settings.memory_fraction or MEMORY_FRACTIONS)
+    fractions = np.array(pool.settings.memory_fraction or _fractions(context))
     options = np.array(pool.settings.max_running or MAX_RUNNING, dtype=np.int64)
     e, f, m = (a.ravel() for a in np.meshgrid(np.arange(len(keep)), fractions, options, indexing="ij"))
     rows = shapes.take(e)

@@ -335,3 +335,43 @@ def test_what_no_kind_has_of_a_known_family_is_refused_by_its_field() -> None:
         read(PLAIN, model_type="opt", word_embed_proj_dim=256, max_position_embeddings=64)
     with pytest.raises(SpecError, match="add_cross_attention: cannot be modelled"):
         read(PLAIN, add_cross_attention=True)
+
+
+def test_a_language_part_may_leave_out_all_its_sizes() -> None:
+    """llava-1.5-7b: 7,063,427,072 parameters in its checkpoint, of a text_config that states two numbers."""
+    llava = {
+        "model_type": "llava",
+        "text_config": {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064},
+        "vision_config": {
+            "model_type": "clip_vision_model", "hidden_size": 1024, "image_size": 336, "intermediate_size": 4096,
+            "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14,
+        },
+    }  # fmt: skip
+    arch = from_hf(llava, name="llava", source="test")
+    assert (arch.hidden, arch.layers, arch.heads, arch.ffn_hidden) == (4096, 32, 32, 11008)
+    assert parameters(arch) == pytest.approx(7_063_427_072, rel=0.005)
+    with pytest.raises(SpecError, match="hidden_size: is missing"):  # a file of a language model alone is a broken one
+        from_hf(llava["text_config"], name="llama", source="test")
+
+
+def test_a_null_is_no_default() -> None:
+    mistral = {key: value for key, value in PLAIN.items() if key != "num_key_value_heads"}
+    assert read(mistral, model_type="mistral").kv_heads == 8
+    assert read(mistral, model_type="mistral", num_attention_heads=16, num_key_value_heads=None).kv_heads == 16
+    # keys that do not divide the heads are those of other sizes than the file's
+    assert read(mistral, model_type="mistral", num_attention_heads=12).kv_heads == 12
+
+
+def test_parts_that_nobody_reads_are_said() -> None:
+    ovis = read(
+        PLAIN, vit_config={"model_type": "siglip2", "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128}
+    )
+    assert ovis.vision is not None and ovis.assumed == ("the vision tower of siglip2 is taken by its sizes",)
+    other = read(PLAIN, speech_encoder={"layers": 2}, image_processor="fast")
+    assert other.vision is None
+    assert other.assumed == ("speech_encoder: not read, text alone without their parameters",)
+
+
+def test_a_window_that_is_switched_off_is_idle_in_an_unknown_family() -> None:
+    arch = read(PLAIN, model_type="new_one", sliding_window=4096, use_sliding_window=False)
+    assert arch.layer_mixers == ("full",) * 4

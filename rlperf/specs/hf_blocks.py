@@ -46,6 +46,7 @@ def block_configs(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:
     mixers: list[Mixer] = []
     feed_forwards: list[ReadHalf] = []
     blocks = fields.items("block_configs")
+    fields.has(*names.WINDOW)  # blocks that slide state their own
     if len(blocks) != given.layers:
         fields.note("block_configs", f"has {len(blocks)} entries for {given.layers} layers")
     for index, block in enumerate(blocks):

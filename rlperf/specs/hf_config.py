@@ -137,9 +137,9 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
         near = did_you_mean(kind, FAMILIES) if not like else None
         assumed = (f"model_type {kind!r} {how}" + (f" ({near})" if near else ""),)
     version = outer.text("transformers_version")
-    absent = left_out(kind, fields.data, part=fields is not outer)
+    fields.data = {**left_out(kind, fields.data, part=fields is not outer), **fields.data}
     layers = _count(fields, family)
-    by_layer = _uniform(fields, family, absent, layers)
+    by_layer = _uniform(fields, family, layers)
     return Given(fields, around, kind, family, layers, version, by_layer), assumed
 
 
@@ -168,13 +168,13 @@ def _count(fields: Fields, family: Family) -> int:
     return count_layers(fields) * (2 if family.double_layers else 1)
 
 
-def _uniform(fields: Fields, family: Family, absent: Mapping[str, int], layers: int) -> dict[str, list[int]]:
-    """Fill in what the fields leave out; numbers that they list by layer become one: all equal, or the largest.
+def _uniform(fields: Fields, family: Family, layers: int) -> dict[str, list[int]]:
+    """Fill in the family's defaults; numbers that are listed by layer become one: all equal, or the largest.
 
     Returns those lists whose numbers differ.
     """
     nested = [fields.data[part] for part in family.nested if isinstance(fields.data.get(part), dict)]
-    merged = {**absent, **family.defaults}
+    merged = dict(family.defaults)
     merged |= {key: value for part in nested for key, value in part.items() if key not in HIDDEN}
     merged |= {key: value for key, value in fields.data.items() if value is not None}
     differing: dict[str, list[int]] = {}

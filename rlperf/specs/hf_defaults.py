@@ -1,7 +1,8 @@
 """What a configuration leaves out since the class of its ``model_type`` in Transformers has it: ``hf_defaults.yaml``.
 
-Files leave numbers out that equal the default of their class, parts of composite ones above all (the ``text_config`` of
-gemma-3-4b states four). Without the default a model of experts would be read as a dense one.
+Files leave numbers out that equal the default of their class, parts of composite ones above all: the ``text_config`` of
+gemma-3-4b states four numbers, that of llava-1.5-7b two. Without the default a model of experts would be read as a
+dense one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     *(names.SSM_HEADS, names.SSM_HEAD_DIM, names.SSM_STATE, names.SSM_GROUPS, names.LATENT_EXPERTS),
 )
 """Names of one number each, or of what takes its place: a file that states one of a group needs no default for it."""
-OF_PARTS: tuple[tuple[str, ...], ...] = (names.HEADS, ("intermediate_size_mlp",), names.FFN, names.VOCABULARY)
+OF_PARTS: tuple[tuple[str, ...], ...] = (
+    *(names.LAYERS, names.HIDDEN, names.HEADS, ("intermediate_size_mlp",), names.FFN, names.VOCABULARY),
+)
 """The same of numbers that a file of a language model alone always states, so that one without is a broken file."""
 
 

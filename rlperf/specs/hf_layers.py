@@ -139,9 +139,10 @@ def _window(given: Given) -> tuple[int, int]:
     if given.family.switched_window:  # these carry a window that is switched off, or on from some layer
         on = fields.flag("use_sliding_window", default=False)
         return (fields.optional("sliding_window"), fields.optional("max_window_layers")) if on else (0, 0)
-    if not fields.flag("use_sliding_window", default=True):
-        return 0, 0
-    return (fields.optional("sliding_window") if given.family.windowed else 0), 0
+    on = fields.flag("use_sliding_window", default=True)
+    if not on:
+        fields.has("sliding_window")  # read, and idle
+    return (fields.optional("sliding_window") if on and given.family.windowed else 0), 0
 
 
 def _refined_mixer(given: Given, mixer: Mixer, index: int) -> Mixer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from rlperf.specs.architecture import VisionTower
@@ -212,14 +213,21 @@ TOWERS: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
 """Reader of ``vision_config`` by the ``model_type`` of the whole configuration, or of the tower's own."""
 
 
+_PARTS = ("vision_config", "vit_config", "visual_config")
+_SENSES = r"vision|visual|image|img|vit_|speech|embd_layer"
+"""What names of parts have that are for seeing or hearing."""
+
+
 def tower(outer: Fields, text_hidden: int) -> tuple[VisionTower | None, tuple[str, ...]]:
     """The tower of ``vision_config``, by the outer model_type or its own, and what had to be assumed of it.
 
     One of a kind that nobody has read is taken by its sizes; without sizes it is left out.
     """
-    if not outer.has("vision_config"):
-        return None, ()
-    vision = outer.child("vision_config")
+    part = next((name for name in _PARTS if isinstance(outer.data.get(name), dict)), _PARTS[0])
+    if not outer.has(part):
+        others = sorted(key for key in outer.data if re.search(_SENSES, key) and isinstance(outer.data[key], dict))
+        return None, ((f"{', '.join(others)}: not read, text alone without their parameters",) if others else ())
+    vision = outer.child(part)
     kinds = [part.text("model_type").removesuffix("_text") for part in (outer, vision)]
     kinds.append(kinds[1].removesuffix("_vision"))
     if vision.has("fullatt_block_indexes"):

@@ -96,8 +96,8 @@ def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path
     noun = kind.split("/")[0].removesuffix("s") + (f" of {kind.split('/')[1]}" if "/" in kind else "")
     spelt = {key(path.stem): path.stem for path in known.values()} | {alias: alias for alias in aliases}
     near = nearest(wanted, spelt)
-    hint = f"did you mean {spelt[near]}?" if near else f"`rlperf profiles list` names all {len(known)};"
-    hint = f"{hint} the path of its config.json will do" if kind == "architectures" else hint.rstrip(";")
+    files = ", or the path of its config.json" if kind == "architectures" else ""
+    hint = f"did you mean {spelt[near]}{files}?" if near else f"`rlperf profiles list` names all {len(known)}{files}"
     raise SpecError(Problem(f"there is no {noun} named {name!r}", suggestion=hint))
 
 

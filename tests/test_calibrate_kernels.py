@@ -318,6 +318,34 @@ def test_four_bit_experts_are_read_by_what_their_activations_are(tmp_path: Path)
     assert matrices_of("trtllm_nongated") == 2 and matrices_of("vllm_marlin") == 3
 
 
+def test_choosing_among_many_experts_is_told_from_a_kernel_s_own_overheads(tmp_path: Path) -> None:
+    """Marlin timed over 896 experts only: constants that 40 us of choice are in give them back, and leave them to E."""
+    truth = next(one for one in OWN.moe if (one.kernel, one.dtype) == ("vllm_marlin", "mxfp4"))
+    truth = truth.model_copy(update={"wide_choice": 4e-5, "wide_doubling": 2e-6, "cached": 0.3})
+    columns = ["gpu", "src", "kernel", "dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts",
+               "moe_tp_size", "moe_ep_size", "distribution", "latency_us"]  # fmt: skip
+    rows: list[list[object]] = []
+    wide, balanced = ExpertShape(3584.0, 3072.0, 896.0, 16.0), Dealt(balanced=True)
+    for n in (1, 16, 64, 256, 1024, 4096, 16384):
+        for tensor, parallel in ((1, 1), (8, 1), (1, 8), (1, 32)):
+            seconds = grouped_with(H100, truth, n, wide, parallel, tensor, dtype="mxfp4", dealt=balanced, cached=True)
+            rows.append(
+                ["h100_sxm", "vllm-0.24.0", "vllm_mxfp4moe_marlin_marlinexperts", "w4a16_mxfp4", n, 3584, 3072, 16, 896,
+                 tensor, parallel, "balanced", float(seconds) * 1e6]
+            )  # fmt: skip
+    calibration, _ = fit_device([write(tmp_path / "marlin.csv", columns, rows)], check=False)
+    found = next(one for one in calibration.moe if (one.kernel, one.dtype) == ("vllm_marlin", "mxfp4"))
+    assert found.wide_choice == pytest.approx(truth.wide_choice, rel=0.25)
+    few = ExpertShape(2880.0, 2880.0, 128.0, 4.0)
+    for n in (1.0, 64.0, 8192.0):
+        one, known = (float(grouped_with(H100, fit, n, few, 1, 8, dtype="mxfp4")) for fit in (found, truth))
+        assert one == pytest.approx(known, rel=0.1)
+    # a choice among few costs nothing of it
+    alone = found.model_copy(update={"wide_choice": 0.0, "wide_doubling": 0.0})
+    same = [float(grouped_with(H100, fit, 16.0, few, 1, 8, dtype="mxfp4")) for fit in (found, alone)]
+    assert same[0] == same[1]
+
+
 def test_candidates_of_one_release_keep_layers_that_the_newest_lacks(tmp_path: Path) -> None:
     kernel, dtype = "moe_torch_flow", "w4a8_mxfp4_mxfp8"
     new, old, other = (

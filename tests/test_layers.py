@@ -16,9 +16,10 @@ from rlperf.cost.inference import decode_breakdown, decode_step_s, eager_s, engi
 from rlperf.cost.layers import KINDS, Layer, Matrix, stack_of
 from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.memory_parameters import layer_parameters, lora_parameters
+from rlperf.cost.moe import moe_fit
 from rlperf.cost.operators import token_operators
 from rlperf.cost.parameters import pair_flop, parameters
-from rlperf.cost.replica import Operator, Replica, memory_operator
+from rlperf.cost.replica import Operator, Replica, memory_operator, roles_of
 from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice, work_of
 from rlperf.cost.trainer_memory import trainer_memory
 from rlperf.cost.training import training_update
@@ -199,6 +200,17 @@ def test_experts_in_a_latent_width_cost_that_width_in_rollouts() -> None:
     projected = sum(float(one.compute_s) for one in products if one.name == "latent experts")
     flop = 2 * stack_of(SUPER).routes.sum() * 2.0 * (16384 / 8) * 4096 * 1024
     assert projected == pytest.approx(flop / H100.device.peaks.bf16, rel=1e-9)
+
+
+def test_vllm_runs_gpt_oss_through_marlin_where_no_unit_multiplies_four_bits() -> None:
+    for device, kernel in (
+        ("h200_sxm", "vllm_marlin"),
+        ("l40s", "vllm_marlin"),
+        ("b200_sxm", "vllm_flashinfer_trtllm"),
+    ):
+        hw = load_hardware(device)
+        dtype = roles_of(load_architecture("gpt-oss-120b"), hw, "mxfp4").expert
+        assert moe_fit(hw, dtype, VLLM.moe_kernels)[0].kernel == kernel
 
 
 def test_engine_and_trainer_agree_on_latent_experts() -> None:

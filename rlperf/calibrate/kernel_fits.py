@@ -12,7 +12,7 @@ from rlperf.calibrate.fitting import Bounds, Fitted, fit_with_left_out
 from rlperf.calibrate.kernel_tables import Series
 from rlperf.cost.attention import Heads, decode_with, flash_with, visible_pairs
 from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
-from rlperf.cost.moe import Dealt, ExpertShape, grouped_with
+from rlperf.cost.moe import WIDE, Dealt, ExpertShape, grouped_with
 from rlperf.cost.roofline import gemm_with
 from rlperf.cost.scan import chunked_with, scan_with, step_with
 from rlperf.cost.streams import mixing_with
@@ -185,6 +185,12 @@ RUNS_ALL = {"sglang_marlin": ("sglang-0.5.10",)}
 8 devices, 8.8 ms on one that holds all experts (A100, 128 experts of 1536)."""
 
 
+NARROW_CHOICE = {"vllm_marlin": (24.4e-6, 0.15e-6)}
+"""Fixed time and time per doubling of the tokens of kernels that a device timed with more than 512 experts only: those
+of gpt-oss's layer (4 of 128; L40S, 20 timings). One token through an eighth of it takes 28 us there and 29 on an
+RTX PRO 6000, through an eighth of Kimi-K3's (16 of 896) 70 on an H100: what choosing takes longer is fitted apart."""
+
+
 def routes_itself(kernel: str) -> bool:
     """Whether a kernel's timings contain choosing and sorting the tokens of each expert."""
     return kernel.startswith("vllm") or "min_latency" in kernel
@@ -223,6 +229,7 @@ def group_limited(series: Series) -> tuple[Series, FloatArray]:
 def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, check: bool = True) -> KernelFit:
     """Grouped expert products from balanced routing; then skew and touched experts from power-law routing."""
     routes = routes_itself(series.kernel)
+    wide = series.kernel in NARROW_CHOICE and bool((series.shape["num_experts"] > WIDE).all())
     series, touched_share = group_limited(series)
     n, h, w, e, a, ep, tp = (series.shape[name] for name in _MOE_SHAPE)
 
@@ -231,6 +238,7 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
             kernel=series.kernel, dtype=series.dtype, fixed=p[0], compute=p[1], memory=p[2], activation_memory=p[3],
             per_pair=p[4], exponent=p[5], per_expert=p[6], token_bytes=p[7],
             per_held_expert=p[8], cached=p[9], per_doubling=p[10] if routes else 0.0,
+            wide_choice=p[11] if wide else 0.0, wide_doubling=p[12] if wide else 0.0,
         )  # fmt: skip
 
     def predict(p: FloatArray, r: BoolArray) -> FloatArray:
@@ -251,8 +259,12 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
         (0.7, 2.0, 8.0),
         (1e-9, 1e-7, 1e-5), (0.01, 5.0, 300.0), (1e-9, 1e-7, 1e-5), (1e-3, 0.3, 15.0),
         *([(1e-9, 1e-6, 1e-5)] if routes else []),
+        *([(1e-6, 4e-5, 1e-4), (1e-9, 1e-6, 1e-5)] if wide else []),
         pull=PULL,
     )  # fmt: skip
+    if wide:
+        fixed, doubling = NARROW_CHOICE[series.kernel]
+        bounds = bounds.held(0, fixed).held(10, doubling)
     fitted = _run(series, predict, bounds, ("num_tokens", "moe_ep_size"), check)
     p = fitted.parameters
     exponent, touched = _fit_skew(build(p), skewed, device) if skewed is not None else (0.0, 1.0)
@@ -263,6 +275,8 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
             "exponent": digits(p[5]), "per_expert": microseconds(p[6]), "token_bytes": digits(p[7]),
             "per_held_expert": microseconds(p[8]), "cached": digits(p[9]),
             "per_doubling": microseconds(p[10]) if routes else "0 us",
+            "wide_choice": microseconds(p[11]) if wide else "0 us",
+            "wide_doubling": microseconds(p[12]) if wide else "0 us",
             "skew_exponent": digits(exponent), "skew_touched": digits(touched),
             "quality": fitted.quality(series.name),
         }

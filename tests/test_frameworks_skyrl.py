@@ -13,9 +13,11 @@ from rlperf.errors import InfeasibleError, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import audit
 from rlperf.frameworks.export import export_run, losses
+from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.frameworks.imports import Imported, import_config, job_of
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.shell_flow import commands
+from rlperf.specs.job import Job
 
 from .framework_samples import sample_run, with_values
 
@@ -236,3 +238,18 @@ def test_an_asynchronous_plan_has_one_update_a_step() -> None:
     plan = plan_job(job)
     assert (plan.phases[0].mode, plan.phases[0].settings.mini_batch) == ("async", 128)
     assert losses(plan) == ()
+
+
+def test_a_setting_that_one_trainer_has_a_key_for_is_planned_with_that_trainer() -> None:
+    """FSDP2 was planned with a chunked loss, which only Megatron's section of SkyRL can switch on."""
+    job = {
+        "name": "small", "architecture": "Qwen3-0.6B", "nodes": 1, "cluster": "dgx_h100", "framework": "skyrl",
+        "limits": {"truncated_fraction": 1.0},
+        "tasks": [{"name": "math", "workload": "math", "prompts_per_step": 64, "group_size": 4, "mini_batch": 64,
+                   "max_prompt_tokens": 512, "max_response_tokens": 1024}],
+        "pools": [{"role": "trainer", "settings": {"chunked_loss": True}}],
+    }  # fmt: skip
+    plan = plan_job(job)
+    assert (plan.phases[0].pool("trainer").settings.backend, losses(plan)) == ("megatron", ())
+    free = as_framework_runs(Job.model_validate({**job, "pools": []}), framework_facts("skyrl"))
+    assert free.trainer_backends == ("fsdp2", "megatron")

@@ -26,8 +26,10 @@ from rlperf.specs.trainer_calibration import load_trainer, trainer_names
 def as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None = None) -> Job:
     """The job as its framework can run it: its own engine where none is named; modes, trainers, dtypes that it has."""
     job = with_trainers(job, folder)
-    natives = zip(job.trainer_backends, native_backends(job.trainer_backends, facts, folder), strict=True)
-    backends = tuple(name for name, native in natives if native in facts.backends) or job.trainer_backends
+    natives = native_backends(job.trainer_backends, facts, folder)
+    known = [(name, own) for name, own in zip(job.trainer_backends, natives, strict=True) if own in facts.backends]
+    able = [(name, own) for name, own in known if _can_say(job, facts, own)] or known
+    backends = tuple(name for name, _ in able) or job.trainer_backends
     found = job.model_copy(update={"trainer_backends": backends})
     if "engine" not in job.model_fields_set and job.engine not in facts.engines:
         found = found.model_copy(update={"engine": facts.engines[0]})
@@ -90,6 +92,18 @@ def _without_unsayable(job: Job, facts: FrameworkFacts) -> Job:
     return job.model_copy(update={"pools": tuple(pools)})
 
 
+def _can_say(job: Job, facts: FrameworkFacts, backend: str) -> bool:
+    """Whether files for one trainer can say what the job states of it: some keys are one trainer's alone."""
+    pool = job.pool("trainer")
+    found = _keyless(job, facts, pool, (backend,))
+    return not any(_contradicts(getattr(pool.settings, name), usual) for name, usual in found)
+
+
+def _contradicts(given: object, usual: object) -> bool:
+    """Whether what runs anyway is not among the alternatives that are given."""
+    return usual not in given if isinstance(given, tuple) else usual != given
+
+
 def _offers(pool: PoolSpec, name: str, value: object) -> bool:
     """Whether a pool leaves a setting open, with ``value`` among the alternatives."""
     given = getattr(pool.settings, name)
@@ -102,7 +116,7 @@ def unsayable(job: Job, facts: FrameworkFacts) -> list[Problem]:
     for pool in job.pools:
         for name, usual in _keyless(job, facts, pool):
             given = getattr(pool.settings, name)
-            if usual not in given if isinstance(given, tuple) else usual != given:
+            if _contradicts(given, usual):
                 said = ", ".join(map(str, given)) if isinstance(given, tuple) else given
                 message = f"{facts.name} {facts.version} has no key for {pool.role}.{name} ({said})"
                 runs = "" if usual is None else f", as it runs {usual}"
@@ -119,8 +133,8 @@ def unsayable(job: Job, facts: FrameworkFacts) -> list[Problem]:
     return found
 
 
-def _keyless(job: Job, facts: FrameworkFacts, pool: PoolSpec) -> list[tuple[str, Any]]:
-    """(name, what the framework runs) of the settings that a pool states and no key holds."""
+def _keyless(job: Job, facts: FrameworkFacts, pool: PoolSpec, backends: Sequence[str] = ()) -> list[tuple[str, Any]]:
+    """(name, what the framework runs) of the settings that a pool states and no key (of these trainers) holds."""
     if pool.role not in ("rollout", "trainer"):
         return []
     fixed = (spec.settings.stated() for spec in facts.runs if spec.role == pool.role)
@@ -130,5 +144,5 @@ def _keyless(job: Job, facts: FrameworkFacts, pool: PoolSpec) -> list[tuple[str,
     return [
         (name, runs.get(name, USUAL[name]))
         for name in names
-        if not states(adapter, facts.version, engine, ref(f"{pool.role}.{name}"), facts.backends)
+        if not states(adapter, facts.version, engine, ref(f"{pool.role}.{name}"), backends or facts.backends)
     ]

@@ -264,7 +264,8 @@ def _interpolated(key: str, body: str, flat: Mapping[str, Value]) -> tuple[Value
 
 
 def _computed(name: str, numbers: list[Value]) -> tuple[Value, bool]:
-    """The arithmetic resolvers that NeMo-RL registers (nemo_rl/utils/config.py): mul, div, add, max, min."""
+    """The arithmetic resolvers of NeMo-RL (nemo_rl/utils/config.py): mul, div, add, max, min; of RLinf
+    (rlinf/utils/omega_resolver.py): multiply, subtract, int_div."""
     if name == "mul" and numbers:
         product: Value = 1
         for number in numbers:
@@ -276,6 +277,11 @@ def _computed(name: str, numbers: list[Value]) -> tuple[Value, bool]:
     simple: dict[str, Callable[..., Value]] = {"add": lambda *given: sum(given), "max": max, "min": min}
     if name in simple and numbers:
         return simple[name](*numbers), True
+    if name in ("multiply", "subtract", "int_div") and len(numbers) == 2:
+        first, second = numbers
+        if name == "int_div":
+            return (first // second, True) if second else (None, False)
+        return first * second if name == "multiply" else first - second, True
     return None, False
 
 

@@ -79,3 +79,10 @@ def with_stage_ends(run: Run) -> Run:
         return run
     first, last = stage_ends(layers, trainer.pipeline_parallel, None, None, trainer.virtual_pipeline)
     return replace(run, trainer=trainer.having(first_stage_layers=first or None, last_stage_layers=last or None))
+
+
+def samples_within_budget(run: Run) -> int:
+    """Samples of a microbatch within the token budget that divide those of an update per rank."""
+    ranks = max(run.trainer.devices // run.trainer.replica_devices, 1)
+    share = max(run.batch.mini * run.batch.group_size // ranks, 1)
+    return most_dividing(share, max((run.trainer.token_budget or 1) // run.batch.longest_tokens, 1))

@@ -34,7 +34,7 @@ from rlperf.frameworks.fields import (
 from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.nearest import (
-    most_dividing,
+    samples_within_budget,
     with_stage_ends,
     without_activation_offload,
     without_selective_recompute,
@@ -160,7 +160,7 @@ class Skyrl:
         if older and run.algorithm == "dapo" and run.traits.runs_ahead:
             lost.append(Limitation("dynamic sampling", "groups without a signal are trained on", "wasted samples"))
         if older and trainer.token_budget:
-            samples = _fitting(run)
+            samples = samples_within_budget(run)
             lost.append(Limitation(f"token budget {trainer.token_budget}", f"{samples} samples per forward",
                                    f"SkyRL {version} fills no microbatch by tokens"))  # fmt: skip
             trainer = trainer.having(token_budget=None, microbatch=samples, scoring_token_budget=None)
@@ -231,14 +231,6 @@ class Skyrl:
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
-
-
-def _fitting(run: Run) -> int:
-    """Samples of a microbatch within the token budget that divide those of an update per rank."""
-    ranks = max(run.trainer.devices // run.trainer.replica_devices, 1)
-    share = max(run.batch.mini * run.batch.group_size // ranks, 1)
-    most = max((run.trainer.token_budget or 1) // run.batch.longest_tokens, 1)
-    return most_dividing(share, most)
 
 
 def _with_derived(run: Run) -> Run:

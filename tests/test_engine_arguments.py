@@ -108,3 +108,56 @@ def test_what_changes_an_engine_and_is_not_counted_is_said(tmp_path: Path) -> No
     usual = areal(tmp_path, **{"sglang.cuda_graph_max_bs": None, "vllm.block_size": 16, "sglang.cpu_offload_gb": 8})
     said = {each.key for each in audit(usual, predict=False).findings if each.rule == "uncounted"}
     assert said == {"sglang.cpu_offload_gb"}, "defaults, and another engine's, are not"
+
+
+VERL = {
+    "data.train_batch_size": 64, "data.max_prompt_length": 1024, "data.max_response_length": 4096,
+    "actor_rollout_ref.model.path": "Qwen/Qwen3-8B", "actor_rollout_ref.actor.ppo_mini_batch_size": 64,
+    "actor_rollout_ref.actor.use_dynamic_bsz": True, "actor_rollout_ref.rollout.name": "sglang",
+    "actor_rollout_ref.rollout.n": 8, "trainer.n_gpus_per_node": 8, "algorithm.adv_estimator": "grpo",
+}  # fmt: skip
+ROLLOUT = "actor_rollout_ref.rollout."
+
+
+def verl(folder: Path, **keys: object) -> Imported:
+    (folder / "run.yaml").write_text(yaml.safe_dump(nest({**VERL, **keys}.items())))
+    return import_config([folder / "run.yaml"], "verl==0.9")
+
+
+def test_sglang_under_verl_is_told_by_its_own_arguments(tmp_path: Path) -> None:
+    """verl passes SGLang neither the token budget nor the prefix cache's switch: both were counted."""
+    plain = verl(tmp_path).run.rollout
+    vllms = {ROLLOUT + "max_num_batched_tokens": 1024, ROLLOUT + "enable_prefix_caching": False}
+    found = verl(tmp_path, **vllms)
+    assert found.run.rollout == plain
+    idle = {each.key for each in audit(found, predict=False).findings if each.rule == "idle_key"}
+    assert idle == {ROLLOUT + "max_num_batched_tokens"}, "what is off says nothing that anyone could miss"
+    own = {"chunked_prefill_size": 2048, "disable_radix_cache": True}
+    told = verl(tmp_path, **{f"{ROLLOUT}engine_kwargs.sglang.{name}": value for name, value in own.items()})
+    assert (told.run.rollout.engine_token_budget, told.run.rollout.prefix_caching) == (2048, False)
+    vllm = verl(tmp_path, **{**vllms, ROLLOUT + "name": "vllm"})
+    assert (vllm.run.rollout.engine_token_budget, vllm.run.rollout.prefix_caching) == (1024, False)
+    assert not [each for each in audit(vllm, predict=False).findings if each.rule == "idle_key"]
+
+
+def test_sglang_under_verl_is_written_in_its_own_arguments(tmp_path: Path) -> None:
+    run = verl(tmp_path).run
+    run = replace(run, rollout=run.rollout.having(engine_token_budget=2048, prefix_caching=False))
+    text = dict(export_run(run, adapter_of("verl"), "0.9", "out").files)["out.yaml"]
+    told = yaml.safe_load(text)["actor_rollout_ref"]["rollout"]
+    assert told["engine_kwargs"]["sglang"] == {"chunked_prefill_size": 2048, "disable_radix_cache": True}
+    assert not {"max_num_batched_tokens", "enable_prefix_caching", "enable_chunked_prefill"} & set(told)
+
+
+@pytest.mark.parametrize(("version", "grouped"), [("0.7", True), ("0.8", False), ("0.9", False)])
+def test_the_prefix_grouper_is_read_where_a_worker_reads_it(tmp_path: Path, version: str, grouped: bool) -> None:
+    keys = {**VERL, "actor_rollout_ref.actor.use_prefix_grouper": True, ROLLOUT + "name": "vllm"}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(nest(keys.items())))
+    found = import_config([tmp_path / "run.yaml"], f"verl=={version}")
+    assert bool(found.run.trainer.shared_prefix) is grouped
+    rules = {each.rule for each in audit(found, predict=False).findings}
+    assert ("idle_key" in rules) is not grouped and ("prefix_grouper_batches" in rules) is grouped
+    shared = replace(found.run, trainer=found.run.trainer.having(shared_prefix=True, packing=False, dynamic=False))
+    if not grouped:
+        text = dict(export_run(shared, adapter_of("verl"), version, "out").files)["out.yaml"]
+        assert "reads use_prefix_grouper in no worker" in text

@@ -119,7 +119,7 @@ PLANTED = [
     ("verl", {R + "log_prob_max_token_len_per_gpu": 8192},
      R + "log_prob_max_token_len_per_gpu", "scoring_token_budget"),
     ("verl", {A + "ppo_mini_batch_size": 256}, A + "ppo_mini_batch_size", "batch_by_mini_batch"),
-    ("verl", {A + "ppo_mini_batch_size": 50}, A + "ppo_mini_batch_size", "batch_divides"),
+    ("verl", {A + "ppo_mini_batch_size": 50}, A + "ppo_mini_batch_size", "batch_divides_filled"),
     ("verl", {A + "ppo_mini_batch_size": 1, "trainer.nnodes": 2}, A + "ppo_mini_batch_size", "mini_batch_by_dp"),
     ("verl", {R + "tensor_model_parallel_size": 3}, R + "tensor_model_parallel_size", "rollout_world"),
     ("verl", {R + "max_model_len": 8192}, R + "max_model_len", "context_length"),

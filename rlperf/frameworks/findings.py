@@ -18,6 +18,7 @@ from rlperf.frameworks.keytable import Flat, Value
 from rlperf.frameworks.repairs import for_rule, in_keys
 from rlperf.frameworks.run import Ref, ref
 from rlperf.plan.answer.plan import Prediction
+from rlperf.specs.framework import versions_of
 from rlperf.units import human_bytes, human_seconds, with_probability
 
 Severity = Literal["error", "warning", "hint"]
@@ -27,14 +28,25 @@ SURELY, LIKELY = 0.9, 0.5
 
 PHASES = {"rollout": "rollout", "trainer": "training"}
 """Pools by the phase in which they take memory."""
-IDLE = {
+_SGLANG = "is not passed to SGLang (sglang_rollout/async_sglang_server.py:315 of 0.9.1), as engine_kwargs.sglang is"
+IDLE: dict[str, dict[str, tuple[str, str, str]]] = {
     "slime": {
-        "log-probs-max-tokens-per-gpu": "parsed and never used (slime/utils/arguments.py:1869): log-prob passes take "
-        "the train microbatches"
+        "log-probs-max-tokens-per-gpu": (
+            "", "", "is parsed and never used (slime/utils/arguments.py:1869): scoring takes the train microbatches"
+        ),
     },
-    "skyrl": {"generator.inference_engine.enable_chunked_prefill": "reaches no engine (train/config/config.py)"},
-}
-"""Keys that a framework takes and that do nothing, by framework."""
+    "skyrl": {
+        "generator.inference_engine.enable_chunked_prefill": ("", "", "reaches no engine (train/config/config.py)"),
+    },
+    "verl": {
+        **{f"actor_rollout_ref.rollout.{name}": ("", "sglang", _SGLANG)
+           for name in ("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching")},
+        "actor_rollout_ref.actor.use_prefix_grouper": (
+            "0.8-", "", "is read by no worker since 0.8 (workers/actor/dp_actor.py:128 of 0.7.1 was the last)"
+        ),
+    },
+}  # fmt: skip
+"""Keys that a framework takes and that do nothing: in which versions, under which engine (empty: all), and why."""
 _RANK = {"error": 0, "warning": 1, "hint": 2}
 
 
@@ -237,8 +249,10 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
         message = "prompts are read by engines of their own, which is not predicted"
         advice = "seconds are those of engines that read and write"
         found.append(Finding("hint", key, message, advice, "never", imported.where(key), rule="prefill_apart"))
-    for key, why in IDLE.get(imported.adapter.name, {}).items():
-        if key in imported.source.keys:
+    versions = imported.target.table.versions
+    for key, (span, engine, why) in IDLE.get(imported.adapter.name, {}).items():
+        here = imported.target.version in versions_of(span, versions) and engine in ("", run.rollout.backend)
+        if here and imported.source.keys.get(key):
             found.append(Finding("hint", key, why, "leave it out", "never", imported.where(key), rule="idle_key"))
     for key in uncounted(imported.carried, imported.target.defaults(), run.rollout.backend):
         message = f"changes what the engine ({run.rollout.backend}) holds or how fast it is, and is not counted"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.drafting import DRAFTS, with_drafts
+from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, sglang_prefill, whole_prompts
 from rlperf.frameworks.fields import (
     CHECKPOINTING,
     DISTRIBUTED,
@@ -87,6 +88,17 @@ _SGLANG_KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else
 _DTYPE = words(bf16="bfloat16", fp16="float16")
 _BACKEND = Unit(lambda value, _: "megatron" if value == "megatron" else "fsdp2", lambda value, _: value)
 
+S = f"{R}engine_kwargs.sglang."
+GROUPED = "0.7"
+"""The release whose trainer forwards grouped (workers/actor/dp_actor.py:128 of 0.7.1; gone with it in 0.8.0)."""
+VLLM_ALONE = tuple(R + name for name in ("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching"))
+"""SGLang is not told these (workers/rollout/sglang_rollout/async_sglang_server.py:315 of 0.9.1, so since 0.6.1)."""
+
+
+def _sglang(name: str) -> str:
+    return S + name
+
+
 FIELDS: tuple[Field, ...] = (
     field("batch.prompts_per_step", "data.train_batch_size", note="prompts; x rollout.n = samples per rl_step"),
     field("batch.group_size", R + "n", note="samples per prompt"),
@@ -154,8 +166,10 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.prefill_apart", R + "disaggregation.enabled", read_only=True),
     field("rollout.speculation", M + "mtp.num_speculative_tokens", DRAFTS),
     field("rollout.draft_training", M + "mtp.enable_train", note="the draft head is trained with the policy"),
+    field("rollout.engine_token_budget", S + "chunked_prefill_size", SGLANG_CHUNK, "engine's own argument"),
+    field("rollout.prefix_caching", S + "disable_radix_cache", NEGATED, "engine's own argument"),
     field("rollout.kv_dtype", f"{R}engine_kwargs.vllm.kv_cache_dtype", _KV, "engine's own argument"),
-    field("rollout.kv_dtype", f"{R}engine_kwargs.sglang.kv_cache_dtype", _SGLANG_KV, "engine's own argument"),
+    field("rollout.kv_dtype", S + "kv_cache_dtype", _SGLANG_KV, "engine's own argument"),
 )  # fmt: skip
 
 
@@ -195,6 +209,10 @@ class Verl:
             # `optimizer_offload` parks the optimizer between the phases; the update brings it back to the device.
             trainer = trainer.having(offload="activations" if run.trainer.offload == "both" else "none")
             lost.append(Limitation("optimizer updated on the host", "optimizer on the device", "12 bytes a parameter"))
+        if trainer.shared_prefix and version != GROUPED:
+            trainer = trainer.having(shared_prefix=False)
+            lost.append(Limitation("a shared prefix", "every response computes its prompt",
+                                   f"verl {version} reads use_prefix_grouper in no worker"))  # fmt: skip
         rollout = self._engine(run.rollout, version, lost)
         self._mode(run, version, lost)
         return replace(run, trainer=trainer, rollout=rollout), tuple(lost)
@@ -241,6 +259,8 @@ class Verl:
         own = f"{R}engine_kwargs.{run.rollout.backend}."
         settings = [s for s in write_fields(self.fields, run, target) if not is_noise(s, target)]
         settings = [s for s in settings if "engine_kwargs." not in s.key or s.key.startswith(own)]
+        if run.rollout.backend == "sglang":
+            settings = [s for s in settings if s.key not in VLLM_ALONE] + whole_prompts(run, _sglang)
         extra = [
             *placement(run, target.version),
             *algorithm_settings(run, target.version),
@@ -310,6 +330,9 @@ class Verl:
         else:
             flat.update(RECIPE_DEFAULTS)
         flat = resolve({**flat, **flatten(source.keys)})
+        sglang = flat.get(R + "name") == "sglang"
+        if sglang:
+            flat = {key: value for key, value in flat.items() if key not in VLLM_ALONE}
         run, used = read_fields(self.fields, flat, target, Run(trainer=TrainerRun(backend=target.backend)))
         run = read_placement(flat, replace(run, trainer=read_trainer(flat, run.trainer)), source)
         run = replace(
@@ -319,8 +342,12 @@ class Verl:
             reference=has_reference(flat),
             batch=read_batch(flat, run.batch, whole=not at_least(target.version, "0.9")),
             trainer=with_old_keys(flat, run.trainer),
-            rollout=run.rollout.having(speculation=read_drafts(flat, run)),
+            rollout=run.rollout.having(
+                speculation=read_drafts(flat, run), **(sglang_prefill(flat, _sglang) if sglang else {})
+            ),
         )
+        if target.version != GROUPED:
+            run = replace(run, trainer=run.trainer.having(shared_prefix=None))
         return run.completed(), frozenset(used | ALSO_READ)
 
 

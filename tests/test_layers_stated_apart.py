@@ -339,7 +339,7 @@ def test_what_no_kind_has_of_a_known_family_is_refused_by_its_field() -> None:
 
 def test_a_language_part_may_leave_out_all_its_sizes() -> None:
     """llava-1.5-7b: 7,063,427,072 parameters in its checkpoint, of a text_config that states two numbers."""
-    llava = {
+    llava: dict[str, Any] = {
         "model_type": "llava",
         "text_config": {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064},
         "vision_config": {
@@ -351,7 +351,7 @@ def test_a_language_part_may_leave_out_all_its_sizes() -> None:
     assert (arch.hidden, arch.layers, arch.heads, arch.ffn_hidden) == (4096, 32, 32, 11008)
     assert parameters(arch) == pytest.approx(7_063_427_072, rel=0.005)
     with pytest.raises(SpecError, match="hidden_size: is missing"):  # a file of a language model alone is a broken one
-        from_hf(llava["text_config"], name="llama", source="test")
+        from_hf({"model_type": "llama", "vocab_size": 32064}, name="llama", source="test")
 
 
 def test_a_null_is_no_default() -> None:

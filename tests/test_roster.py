@@ -170,6 +170,16 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         "vision_config": {
             "model_type": "interns1_vision", "hidden_size": 3200, "num_hidden_layers": 45, "num_attention_heads": 25,
             "intermediate_size": 12800, "image_size": [448, 448], "patch_size": [14, 14]}}),
+    # Qwen/Qwen-7B: 7,721,324,544 in its checkpoint; its width is of gate and values together
+    "Qwen-7B": (7_721_324_544, {
+        "model_type": "qwen", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "intermediate_size": 22016, "kv_channels": 128, "vocab_size": 151936, "seq_length": 8192, "no_bias": True}),
+    # FreedomIntelligence/openPangu-Ultra-MoE-718B: 718B
+    "openPangu-Ultra-MoE": (718e9, _shape(
+        "pangu_ultra_moe", (7680, 61, 128, 128, 18432, 153600), num_dense_layers=3, attention_qk_dim=128,
+        attention_qk_rope_dim=64, attention_v_dim=128, attention_kv_lora_dim=512, attention_q_lora_dim=1536,
+        moe_intermediate_size=2048, num_routed_experts=256, num_shared_experts=1, num_experts_per_tok=8,
+        sandwich_norm=True)),
     # meta-llama/Llama-3.2-11B-Vision-Instruct: 10,670,220,835 in its checkpoint
     "Llama-3.2-11B-Vision": (10_670_220_835, {
         "model_type": "mllama",
@@ -248,6 +258,20 @@ def test_what_was_assumed_widens_the_interval_and_is_said() -> None:
     plain, wide = (serving_basis(arch.model_copy(update={"family": "llama"}), hw, engine) for arch in (known, unknown))
     assert wide.spread.high > plain.spread.high and wide.spread.low < plain.spread.low
     assert unknown.assumed[0] in wide.reasons
+
+
+def test_smallthinker_names_its_experts_and_windows_its_own_way() -> None:
+    arch = from_hf(
+        {
+            "model_type": "smallthinker", "hidden_size": 2560, "num_hidden_layers": 8, "num_attention_heads": 28,
+            "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "moe_ffn_hidden_size": 768,
+            "moe_num_primary_experts": 64, "moe_num_active_primary_experts": 6, "sliding_window_size": 4096,
+            "sliding_window_layout": [0, 1, 1, 1] * 2,
+        }, name="x", source="test",
+    )  # fmt: skip
+    assert arch.layer_mixers == ("full", "sliding", "sliding", "sliding") * 2
+    assert arch.experts is not None
+    assert (arch.experts.count, arch.experts.active, arch.experts.hidden, arch.window) == (64, 6, 768, 4096)
 
 
 def test_layers_of_one_kind_may_differ() -> None:

@@ -40,6 +40,7 @@ from rlperf.specs.hf_names import (
     POSITIONS,
     PREDICTION,
     QK_NORM,
+    RENAMED,
     SHARED_WIDTH,
     STREAMS,
     STRUCTURE,
@@ -137,6 +138,7 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
         near = did_you_mean(kind, FAMILIES) if not like else None
         assumed = (f"model_type {kind!r} {how}" + (f" ({near})" if near else ""),)
     version = outer.text("transformers_version")
+    fields.data = {RENAMED.get(key, key): value for key, value in fields.data.items()}
     fields.data = {**left_out(kind, fields.data, part=fields is not outer), **fields.data}
     layers = _count(fields, family)
     by_layer = _uniform(fields, family, layers)
@@ -373,7 +375,7 @@ def _dense_width(given: Given, hidden: int) -> int:
         return fields.optional("n_inner") or given.family.ffn_times * hidden
     if given.kind == "mpt" and not fields.has("intermediate_size"):
         return round(fields.number("expansion_ratio", default=4.0) * hidden)
-    return fields.need(*DENSE_WIDTH, *SHARED_WIDTH)
+    return fields.need(*DENSE_WIDTH, *SHARED_WIDTH) // (2 if given.family.ffn_pairs else 1)
 
 
 def _learned_positions(given: Given) -> int:

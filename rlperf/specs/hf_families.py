@@ -40,6 +40,7 @@ class Family:
     double_layers : a layer of the file is two: attention and feed-forward twice, experts beside the second
     full_gates : gates of Kimi Delta Attention have no rank
     learned_positions : positions are a table
+    ffn_pairs : the stated width of a dense feed-forward is of its gate and its values together
     ffn_times : width of a dense feed-forward in widths of the residual stream where the file states none
     modal_experts : numbers of experts are pairs: of text, and of images, whose experts no token of text reaches
     nested : parts of the file whose fields count as its own
@@ -78,6 +79,7 @@ class Family:
     double_layers: bool = False
     full_gates: bool = False
     learned_positions: bool = False
+    ffn_pairs: bool = False
     ffn_times: int = 0
     modal_experts: bool = False
     nested: tuple[str, ...] = ()
@@ -127,6 +129,7 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(windowed=True, all_moe=True),
     "phi3": Family(windowed=True),
     "mimo": _QWEN2,
+    "qwen": Family(biased="qkv", attention_bias=True, ffn_pairs=True),
     "qwen2": _QWEN2,
     "qwen2_moe": Family(biased="qkv", attention_bias=True, shared_gate=True),
     "qwen2_vl": _QWEN2,
@@ -287,11 +290,15 @@ FAMILIES: dict[str, Family] = {
     "grok": Family(post_norms=True),
     "chatglm": Family(biased="qkv"),
     "baichuan": Family(),
+    "molmo": Family(biased="qkv", ffn_pairs=True, left_out="the vision tower, of which its file says nothing"),
     "molmo2": Family(qk_norm=True),
     "PanguProMoE": Family(),
+    "smallthinker": Family(words={"0": "full", "1": "sliding"}, all_moe=True),
     "dbrx": Family(nested=("ffn_config", "attn_config"), all_moe=True),
     # latent attention
+    "deepseek": Family(),
     "deepseek_vl_v2": _LATENT,
+    "pangu_ultra_moe": Family(latent=True, post_norms=True),
     "mistral4": _LATENT,
     "mistral_large4": _LATENT,
     "axk1": _LATENT,

@@ -26,10 +26,12 @@ PREDICTION = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_lay
 
 EXPERTS = (
     "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts", "n_experts",
+    "num_routed_experts", "moe_num_primary_experts",
 )  # fmt: skip
 ACTIVE = (
     "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k",
     "top_k_experts", "num_selected_experts", "moe_router_topk", "num_active_experts", "top_k",
+    "moe_num_active_primary_experts",
 )  # fmt: skip
 EXPERT_WIDTH = (
     "moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "expert_intermediate_size",
@@ -65,6 +67,7 @@ LAYER_WORDS = (
     "hybrid_layer_pattern",
     "block_types",
     "attention_layers",
+    "sliding_window_layout",
 )
 
 LINEAR_KEY_HEADS = ("linear_num_key_heads", "linear_num_heads")
@@ -79,6 +82,15 @@ SSM_STATE = ("ssm_state_size", "mamba_d_state", "state_size")
 SSM_GROUPS = ("n_groups", "mamba_n_groups", "mamba_ngroups")
 SSM_CONV = ("conv_kernel", "mamba_d_conv")
 SSM_CHUNK = ("chunk_size", "mamba_chunk_size")
+
+RENAMED = {
+    "attention_q_lora_dim": "q_lora_rank",
+    "attention_kv_lora_dim": "kv_lora_rank",
+    "attention_qk_dim": "qk_nope_head_dim",
+    "attention_qk_rope_dim": "qk_rope_head_dim",
+    "attention_v_dim": "v_head_dim",
+}
+"""Latents under openPangu's names, and under everybody else's."""
 
 PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "language_model")
 """Where composite configurations keep the language part."""

@@ -375,3 +375,29 @@ def test_parts_that_nobody_reads_are_said() -> None:
 def test_a_window_that_is_switched_off_is_idle_in_an_unknown_family() -> None:
     arch = read(PLAIN, model_type="new_one", sliding_window=4096, use_sliding_window=False)
     assert arch.layer_mixers == ("full",) * 4
+
+
+def test_blocks_that_are_chosen_under_both_of_their_names() -> None:
+    """MiniMax-M3 as published, and as Transformers writes it: 61,775,127,808 parameters with eight layers there."""
+    chosen = {"heads": 4.0, "head_dim": 32.0, "block": 64.0, "top": 8.0}
+    published = read(
+        PLAIN,
+        sparse_attention_config={
+            "sparse_num_index_heads": 4, "sparse_index_dim": 32, "sparse_block_size": 64, "sparse_topk_blocks": 8,
+            "sparse_attention_freq": [0, 1, 1, 1],
+        },
+    )  # fmt: skip
+    written = read(
+        PLAIN, layer_types=["full_attention", *["minimax_m3_sparse"] * 3], index_n_heads=4, index_head_dim=32,
+        index_block_size=64, index_topk_blocks=8,
+    )  # fmt: skip
+    assert written.layer_mixers == published.layer_mixers == ("full", "block_sparse", "block_sparse", "block_sparse")
+    assert written.numbers_of("block_sparse") == published.numbers_of("block_sparse") == chosen
+
+
+def test_dense_layers_in_front_of_coheres_experts_have_a_width_of_their_own() -> None:
+    arch = read(
+        MIXED, model_type="cohere2_moe", mlp_layer_types=["dense", *["sparse"] * 3], sliding_window=64,
+        prefix_dense_intermediate_size=2048,
+    )  # fmt: skip
+    assert (arch.ffn_hidden, arch.layer_feed_forwards) == (2048, ("dense", "moe", "moe", "moe"))

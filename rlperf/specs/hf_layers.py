@@ -16,8 +16,8 @@ from rlperf.specs.hf_feed_forwards import feed_forwards, has_experts
 from rlperf.specs.hf_fields import Fields
 from rlperf.specs.hf_halves import FULL, NONE, Given, Mixer, ReadHalf
 
-INDEXED = "indexed_attention"
-"""Word of layers in front of which an index chooses keys; a list that has it leaves the others without one."""
+INDEXED = {word for word, kind in names.WORDS.items() if kind == "indexed"}
+"""Words of layers in front of which an index chooses keys; a list that has one leaves the others without one."""
 LATENT_KINDS = ("latent", "sliding_latent", "sparse", "sparse_reusing")
 
 
@@ -93,8 +93,9 @@ def _words(given: Given) -> list[Mixer]:
     unknown = sorted(set(words) - set(kinds))
     if unknown:
         fields.note(name, f"rlperf does not know {', '.join(unknown)}", f"it knows {', '.join(kinds)}")
-    if INDEXED in words and not (fields.has("index_topk", "indexer_budget") or block_sparse(fields)):
-        fields.note("index_topk", f"is missing: how many keys its layers of {INDEXED} read")
+    said = sorted(INDEXED & set(words))
+    if said and not (fields.has("index_topk", "indexer_budget") or block_sparse(fields)):
+        fields.note("index_topk", f"is missing: how many keys its layers of {said[0]} read")
     fields.has(*names.WINDOW)  # read where a layer is said to slide, and idle where none is
     if len(words) != layers:
         fields.note(name, f"has {len(words)} entries for {layers} layers")
@@ -184,7 +185,7 @@ def _differing(fields: Fields, changes: dict[str, Any], latent: bool) -> dict[st
 def _refined_kind(given: Given, kind: str, index: int) -> str:
     fields = given.fields
     latent = fields.flag("use_mla", default=given.family.latent or fields.has("kv_lora_rank"))
-    chosen = kind == "indexed" or (kind == "full" and INDEXED not in fields.items("layer_types"))
+    chosen = kind == "indexed" or (kind == "full" and not INDEXED & set(map(str, fields.items("layer_types"))))
     if latent and kind == "sliding":
         return "sliding_latent"
     if latent and kind in ("full", "indexed"):
@@ -214,7 +215,7 @@ def _sparse_part(fields: Fields) -> Fields:
 def block_sparse(fields: Fields) -> Fields | None:
     """The fields of an index over blocks (MiniMax-M3), or none."""
     part = _sparse_part(fields)
-    return part if part.has("sparse_topk_blocks") else None
+    return part if part.has("sparse_topk_blocks", "index_topk_blocks") else None
 
 
 def latent_ranks(fields: Fields) -> LatentAttention:

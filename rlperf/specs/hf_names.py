@@ -48,7 +48,7 @@ SHARED_COUNT = (
 )  # fmt: skip
 NULL_EXPERTS = ("zero_expert_num", "num_zero_experts", "n_null_experts")
 DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers", "n_dense_layers", "moe_layer_start_index")
-DENSE_WIDTH = ("dense_intermediate_size", "intermediate_size_mlp", *FFN)
+DENSE_WIDTH = ("prefix_dense_intermediate_size", "dense_intermediate_size", "intermediate_size_mlp", *FFN)
 MOE_LISTS = ("mlp_layer_types", "mlp_only_layers", "moe_layer_freq", "is_moe_layer", "moe_layers_enum", "moe_layers")
 MOE_PERIOD = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_every_n_layers", "moe_layer_interval")
 
@@ -105,6 +105,8 @@ WORDS: dict[str, str] = {
     "minimax_sparse_attention": "full",
     "sparse_attention": "full",
     "indexed_attention": "indexed",
+    "qwen_sparse_attention": "indexed",
+    "minimax_m3_sparse": "indexed",
     "sliding_attention": "sliding",
     "sliding_window": "sliding",
     "sliding_window_attention": "sliding",

@@ -75,10 +75,10 @@ def further(given: Given, kinds: Iterable[str]) -> tuple[KindNumbers, ...]:
             found.append(
                 {
                     "kind": "block_sparse",
-                    "heads": part.need("sparse_num_index_heads"),
-                    "head_dim": part.need("sparse_index_dim"),
-                    "block": part.optional("sparse_block_size", default=128) or 128,
-                    "top": part.need("sparse_topk_blocks"),
+                    "heads": part.need("sparse_num_index_heads", "index_n_heads"),
+                    "head_dim": part.need("sparse_index_dim", "index_head_dim"),
+                    "block": part.optional("sparse_block_size", "index_block_size", default=128) or 128,
+                    "top": part.need("sparse_topk_blocks", "index_topk_blocks"),
                 }
             )
         elif fields.has("indexer_budget"):  # an index over means of a few keys (Qwen4)

@@ -34,6 +34,9 @@ class LatentAttention(Frozen):
     nope_head_dim: PositiveInt
     rope_head_dim: NonNegativeInt
     value_head_dim: PositiveInt
+    gate_reads_queries: bool = Field(
+        False, description="queries and output gate read the queries' latent twice, with and without its norm (A.X K2)"
+    )
 
 
 class Experts(Frozen):

@@ -217,7 +217,7 @@ def _values(given: Given) -> dict[str, Any]:
     mixers, feed_forwards = halves(given)
     mixes = {part.kind for layer in mixers for part in layer}
     kinds = mixes | {half.kind for half in feed_forwards}
-    ranks = latent_ranks(fields) if kinds & set(LATENT_KINDS) else None
+    ranks = latent_ranks(fields, family) if kinds & set(LATENT_KINDS) else None
     mixer_names, mixer_variants = named(mixers)
     half_names, half_variants = named([(half,) for half in feed_forwards])
     bias = fields.flag(*BIAS, default=family.attention_bias)

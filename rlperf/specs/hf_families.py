@@ -33,6 +33,7 @@ class Family:
     words : words of layer lists that mean something else here than in `rlperf.specs.hf_names.WORDS`
     compressed : keys are gathered, so that the tokens of one must be given for every layer
     latent : attention is multi-head latent, so that its ranks must be given
+    gate_reads_queries : as in `LatentAttention`
     single_halves : every layer is a mixer or a feed-forward (Nemotron-H)
     alone : mixer of which every layer consists, without attention or a feed-forward
     parallel_mamba : a Mamba-2 mixer runs beside attention in every layer
@@ -72,6 +73,7 @@ class Family:
     words: Mapping[str, str] = field(default_factory=dict)
     compressed: bool = False
     latent: bool = False
+    gate_reads_queries: bool = False
     single_halves: bool = False
     alone: str = ""
     parallel_mamba: bool = False
@@ -302,7 +304,9 @@ FAMILIES: dict[str, Family] = {
     "mistral4": _LATENT,
     "mistral_large4": _LATENT,
     "axk1": _LATENT,
-    "axk2": replace(_LATENT, left_out="gates and norms of low rank"),
+    "axk2": Family(
+        latent=True, attention_gate=True, gate_reads_queries=True, left_out="gates of low rank behind norms"
+    ),
     "youtu": replace(_LATENT, tied=True),
     "minicpm": Family(left_out="sparse attention where a file switches it on (InfLLM: costed as full attention)"),
     "minicpm3": replace(_LATENT, tied=True),

@@ -12,6 +12,7 @@ from typing import Any
 from rlperf.specs import hf_names as names
 from rlperf.specs.architecture import KindNumbers, LatentAttention, Variant
 from rlperf.specs.hf_blocks import block_configs, nemotron
+from rlperf.specs.hf_families import Family
 from rlperf.specs.hf_feed_forwards import feed_forwards, has_experts
 from rlperf.specs.hf_fields import Fields
 from rlperf.specs.hf_halves import FULL, NONE, Given, Mixer, ReadHalf
@@ -218,7 +219,7 @@ def block_sparse(fields: Fields) -> Fields | None:
     return part if part.has("sparse_topk_blocks", "index_topk_blocks") else None
 
 
-def latent_ranks(fields: Fields) -> LatentAttention:
+def latent_ranks(fields: Fields, family: Family) -> LatentAttention:
     """Ranks and widths of latent attention; keys without a position have no rotary part."""
     rope = "qk_rope_head_dim"
     return LatentAttention(
@@ -227,6 +228,7 @@ def latent_ranks(fields: Fields) -> LatentAttention:
         nope_head_dim=fields.need("qk_nope_head_dim"),
         rope_head_dim=fields.optional(rope) if fields.has(rope) else fields.need(rope),
         value_head_dim=fields.need("v_head_dim"),
+        gate_reads_queries=family.gate_reads_queries,
     )
 
 
@@ -248,7 +250,7 @@ def _own_numbers(given: Given, index: int, latent: bool) -> dict[str, Any]:
     if own.flag("attention_k_eq_v", default=False):
         found["values_are_keys"] = True
     if latent and own.has("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
-        ranks = latent_ranks(fields.beside({**fields.data, **own.data}))
+        ranks = latent_ranks(fields.beside({**fields.data, **own.data}), given.family)
         found |= {"latent": ranks, "head_dim": ranks.nope_head_dim + ranks.rope_head_dim}
     _say_unread(given, own, names.STRUCTURE)
     return found

@@ -45,10 +45,12 @@ class Latent(Softmax):
 
     def matrices(self) -> tuple[Matrix, ...]:
         mla, h = self.ranks, self.arch.hidden
+        wide = mla.q_rank * (2 if mla.gate_reads_queries else 1)
         query = [Matrix("qkv", h, self.query_width)]
         if mla.q_rank:
             down = Matrix("qkv", h, mla.q_rank, "copied", fused="down")
-            query = [down, Matrix("qkv", mla.q_rank, self.query_width)]
+            query = [down, Matrix("qkv", wide, self.query_width)]
+        gated = wide if mla.gate_reads_queries else h
         absorbed = self.arch.heads * (mla.nope_head_dim + mla.value_head_dim)
         return (
             *query,
@@ -56,7 +58,7 @@ class Latent(Softmax):
             # in an engine the two per-head products with the latent, each run as one batched product
             Matrix("latent", mla.kv_rank, absorbed, batched=2),
             Matrix("output", self.value_width, h, "inputs"),
-            *((Matrix("gate", h, self.gate_width),) if self.gate_width else ()),
+            *((Matrix("gate", gated, self.gate_width),) if self.gate_width else ()),
         )
 
     @property

@@ -548,7 +548,13 @@ def test_cap_extrapolation(measured_data: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["lognormal", "normal", "gamma", "weibull"])
-def test_a_component_of_any_finite_numbers_has_a_span(family: str) -> None:
-    for first, second in ((-800.0, 1.0), (800.0, 1.0), (1.0, 800.0), (-1e300, -1e300)):
+def test_parameters_that_no_length_has_are_refused(family: str) -> None:
+    """Beyond e^50 numbers overflowed on the way to a quantile."""
+    for first, second in ((-800.0, 1.0), (1.0, 800.0), (float("nan"), 1.0), (1.0, float("nan")), (1.0, float("inf"))):
+        with pytest.raises(SpecError, match="must lie within 50"):
+            Component(family, first, second)
+        with pytest.raises(SpecError, match="log_scale must lie within 50"):
+            Law((Component(family, 1.0, 1.0),), log_scale=-800.0)
+    for first, second in ((-50.0, 50.0), (50.0, -50.0), (50.0, 50.0)):
         low, high = _span(Component(family, first, second))
         assert -7.0 <= low <= 27.0 and -6.0 <= high <= 27.6

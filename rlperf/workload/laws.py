@@ -5,7 +5,6 @@ All laws are continuous on (0, inf) [tokens]; a sampled length is the law's valu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -28,6 +27,10 @@ _TINY = 1e-300
 _HALF_LOG_2PI = 0.5 * np.log(2.0 * np.pi)
 
 
+LARGEST = 50.0
+"""Most that a parameter may be: they are logarithms, and e^50 is no number of tokens, nor its spread."""
+
+
 @dataclass(frozen=True)
 class Component:
     """One family with its two unconstrained numbers and its weight in the mixture."""
@@ -41,8 +44,8 @@ class Component:
         if self.family not in FAMILIES:
             hint = did_you_mean(self.family, FAMILIES) or f"known: {', '.join(FAMILIES)}"
             raise SpecError(f"unknown family {self.family!r} ({hint})")
-        if not (math.isfinite(self.first) and math.isfinite(self.second) and 0.0 <= self.weight <= 1.0):
-            raise SpecError(f"family {self.family}: parameters must be finite and 0 <= weight <= 1")
+        if not (abs(self.first) <= LARGEST and abs(self.second) <= LARGEST and 0.0 <= self.weight <= 1.0):
+            raise SpecError(f"family {self.family}: parameters must lie within {LARGEST:g} and 0 <= weight <= 1")
 
 
 def _log_pdf(family: str, a: float, b: float, x: Float) -> Float:
@@ -107,6 +110,8 @@ class Law:
         total = sum(c.weight for c in self.components)
         if not self.components or abs(total - 1.0) > 1e-6:
             raise SpecError(f"a law needs components whose weights sum to 1, not {total:g}")
+        if not abs(self.log_scale) <= LARGEST:
+            raise SpecError(f"log_scale must lie within {LARGEST:g}")
 
     @classmethod
     def single(cls, family: str, first: float, second: float) -> Law:
@@ -246,24 +251,19 @@ def _typical(c: Component) -> float:
     return c.second + (c.first if c.family == "gamma" else 0.0)
 
 
-def _exp(value: float) -> float:
-    """e^value, as large as a number goes where it would be infinite: the spans are clipped far below that."""
-    return float(np.exp(min(value, 700.0)))
-
-
 def _span(c: Component) -> tuple[float, float]:
     """Range of log x that holds all but about 1e-12 of the component, kept within [1e-3, 1e12] tokens."""
     if c.family == "lognormal":
-        low, high = c.first - 8 * _exp(c.second), c.first + 8 * _exp(c.second)
+        low, high = c.first - 8 * np.exp(c.second), c.first + 8 * np.exp(c.second)
     elif c.family == "normal":
-        low, high = np.log(1e-2), np.log(_exp(c.first) + 8 * _exp(c.second) + 1.0)
+        low, high = np.log(1e-2), np.log(np.exp(c.first) + 8 * np.exp(c.second) + 1.0)
     elif c.family == "gamma":
-        shape = _exp(c.first)
+        shape = np.exp(c.first)
         low, high = c.second + np.log(1e-12) / max(shape, 0.2), c.second + np.log(shape + 8 * np.sqrt(shape) + 32)
     elif c.family == "weibull":
-        low, high = c.second - 28 * _exp(-c.first), c.second + 3.4 * _exp(-c.first)
+        low, high = c.second - 28 * np.exp(-c.first), c.second + 3.4 * np.exp(-c.first)
     else:
-        low, high = c.second - 28 * _exp(-c.first), c.second + 28 * _exp(-c.first)
+        low, high = c.second - 28 * np.exp(-c.first), c.second + 28 * np.exp(-c.first)
     return float(np.clip(low, -7.0, 27.0)), float(np.clip(high, -6.0, 27.6))
 
 

@@ -237,6 +237,18 @@ uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base trainer.poli
   generator.sampling_params.max_generate_length=4096 trainer.max_tokens_per_microbatch=8192 \\
   generator.inference_engine.max_num_seqs=256 trainer.policy.sequence_parallel_size=2
 """
+RLINF = """\
+cluster: {num_nodes: 1, component_placement: {"actor,rollout,reward": 0-7}}
+runner: {task_type: reasoning, seq_length: 5120, enable_dynamic_batch_size: true, max_tokens_per_mbs: 10240}
+algorithm: {adv_type: grpo, group_size: 8, n_minibatches: 4, kl_beta: 0.0, recompute_logprobs: true,
+  logprob_forward_micro_batch_size: 2,
+  sampling_params: {max_new_tokens: "${subtract:${runner.seq_length}, ${data.max_prompt_length}}"}}
+rollout: {return_logprobs: false, rollout_backend: sglang, tensor_parallel_size: 2, gpu_memory_utilization: 0.6,
+  enforce_eager: false, max_running_requests: 128, model: {model_path: Qwen/Qwen3-0.6B}}
+data: {rollout_batch_size: 128, max_prompt_length: 1024}
+actor: {training_backend: megatron, offload_weight: true, offload_optimizer: true,
+  model: {tensor_model_parallel_size: 2, sequence_parallel: true, recompute_granularity: full}}
+"""
 TRL = """\
 model_name_or_path: Qwen/Qwen3-0.6B
 per_device_train_batch_size: 4

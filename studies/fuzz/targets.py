@@ -328,7 +328,7 @@ def targets() -> tuple[Target, ...]:
     frameworks = {
         "verl.yaml": seeds.VERL, "verl.sh": seeds.VERL_SCRIPT, "nemo.yaml": seeds.NEMO, "slime.sh": seeds.SLIME,
         "openrlhf.sh": seeds.OPENRLHF, "areal.yaml": seeds.AREAL, "trl.yaml": seeds.TRL,
-        "skyrl.sh": seeds.SKYRL,
+        "skyrl.sh": seeds.SKYRL, "rlinf.yaml": seeds.RLINF,
     }  # fmt: skip
     return (
         Target("job", job, _job, weight=12),

@@ -269,6 +269,7 @@ def test_experts_of_one_layer_are_that_layers_alone() -> None:
     assert _expert_values(lists) == _expert_values(arch)
     assert parameters(lists) == parameters(arch)
     assert read(MIXED, num_experts=[8] * 4) == read(MIXED)
+    assert read(MIXED, use_moe=False).layer_feed_forwards == ("dense",) * 4
     # a layer without experts is as wide as the file says of dense ones
     assert _expert_values(read(MIXED, num_experts=[0, 8, 8, 8]))[0] == (0, 0, 1024)
 
@@ -392,6 +393,8 @@ def test_blocks_that_are_chosen_under_both_of_their_names() -> None:
         index_block_size=64, index_topk_blocks=8,
     )  # fmt: skip
     assert written.layer_mixers == published.layer_mixers == ("full", "block_sparse", "block_sparse", "block_sparse")
+    off = {"index_n_heads": 4, "index_head_dim": 32, "index_block_size": 64, "index_topk_blocks": 8}
+    assert read(PLAIN, layer_types=["full_attention"] * 4, **off).layer_mixers == ("full",) * 4
     assert written.numbers_of("block_sparse") == published.numbers_of("block_sparse") == chosen
 
 

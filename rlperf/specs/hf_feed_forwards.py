@@ -53,7 +53,7 @@ def _kinds(given: Given) -> list[str]:
 def has_experts(given: Given) -> bool:
     """Whether some layer has experts; one alone that nothing runs beside is a dense feed-forward (Jamba)."""
     fields = given.fields
-    count = fields.optional(*names.EXPERTS) if fields.flag("is_moe", default=True) else 0
+    count = fields.optional(*names.EXPERTS) if fields.flag("is_moe", "use_moe", default=True) else 0
     if not count and given.family.all_moe:
         fields.need(*names.EXPERTS)
     alone = not fields.has(*names.OWN_EXPERT_WIDTH, *names.SHARED_COUNT, *names.SHARED_WIDTH)

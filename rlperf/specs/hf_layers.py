@@ -186,7 +186,8 @@ def _differing(fields: Fields, changes: dict[str, Any], latent: bool) -> dict[st
 def _refined_kind(given: Given, kind: str, index: int) -> str:
     fields = given.fields
     latent = fields.flag("use_mla", default=given.family.latent or fields.has("kv_lora_rank"))
-    chosen = kind == "indexed" or (kind == "full" and not INDEXED & set(map(str, fields.items("layer_types"))))
+    said = INDEXED & set(map(str, fields.items("layer_types"))) or fields.has("index_topk_blocks")
+    chosen = kind == "indexed" or (kind == "full" and not said)
     if latent and kind == "sliding":
         return "sliding_latent"
     if latent and kind in ("full", "indexed"):

@@ -22,7 +22,13 @@ QK_NORM = ("qk_norm", "use_qk_norm", "use_qk_layernorm", "qk_layernorm", "enable
 GATE = ("attn_output_gate", "attention_output_gate", "elementwise_attn_output_gate")
 HEAD_GATE = ("use_head_wise_attn_gate", "headwise_attn_output_gate")
 STREAMS = ("hc_mult", "hc_count", "altup_num_inputs")
-PREDICTION = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "mtp_num_layers")
+PREDICTION = (
+    "num_nextn_predict_layers",
+    "num_mtp_modules",
+    "mtp_num_hidden_layers",
+    "mtp_num_layers",
+    "num_mtp_layers",
+)
 
 EXPERTS = (
     "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts", "n_experts",

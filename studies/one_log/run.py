@@ -47,13 +47,18 @@ STEPS = 3
 """rl_steps that a row stands in for, all alike."""
 LOGS = 5
 """Rows of a group that stand in for logs at most."""
+ONE_MODEL = "all, of one model"
+"""Pairs whose log is of the row's own model."""
 FITTED = "nemo_rl"
 """The framework whose rl_steps are behind its constants; its releases are groups of their own."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One figure of a row under the shipped constants, and after the log of another configuration."""
+    """One figure of a row under the shipped constants, and after the log of another configuration.
+
+    ``one_model``: the log is of the row's own model, and differs in batch, lengths, layout, devices or mode alone
+    """
 
     framework: str
     log: str
@@ -63,6 +68,7 @@ class Pair:
     before: float
     after: float
     sigma: float
+    one_model: bool
 
     @property
     def inside(self) -> bool:
@@ -169,6 +175,7 @@ def _pairs(log: StepRow, row: StepRow, fit: LogFit, before: StepPrediction) -> l
         Pair(
             row.framework, log.row_id, row.row_id, metric, row.measured[metric],
             before.stage_s(metric), after.stage_s(metric), fit.spread[names[metric]],
+            log.architecture == row.architecture,
         )
         for metric in METRICS
         if metric in row.measured
@@ -178,9 +185,13 @@ def _pairs(log: StepRow, row: StepRow, fit: LogFit, before: StepPrediction) -> l
 def table(found: Sequence[Pair]) -> list[dict[str, object]]:
     """Median error before and after by framework and figure [%], share inside, pairs."""
     lines = []
-    for framework in (*dict.fromkeys(one.framework for one in found), "all"):
+    groups = {
+        name: [one for one in found if one.framework == name] for name in dict.fromkeys(one.framework for one in found)
+    }
+    groups |= {"all": list(found), ONE_MODEL: [one for one in found if one.one_model]}
+    for framework, members in groups.items():
         for metric in METRICS:
-            some = [one for one in found if one.metric == metric and framework in (one.framework, "all")]
+            some = [one for one in members if one.metric == metric]
             if some:
                 before, after = (
                     100.0 * float(np.median([abs(getattr(one, side) / one.measured - 1.0) for one in some]))

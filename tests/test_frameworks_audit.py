@@ -395,3 +395,14 @@ def test_rule_expressions_are_arithmetic_and_nothing_else(text: str) -> None:
 
 def test_flatten_and_nest_are_inverse() -> None:
     assert flatten(nest(VERL.items())) == VERL
+
+
+@pytest.mark.parametrize("size", [500, 768])
+def test_what_openrlhf_leaves_over_is_no_failure(tmp_path: Path, size: int) -> None:
+    """It divides whole, by ranks and by updates, and asserts neither (trainer/ppo_utils/replay_buffer.py of 0.11.2)."""
+    changed = OPENRLHF.replace("--train.batch_size 512", f"--train.batch_size {size}")
+    (tmp_path / "run.sh").write_text("python3 -m " + changed)
+    found = audit(import_config([tmp_path / "run.sh"], "openrlhf"), predict=False)
+    severities = {each.rule: each.severity for each in found.findings if each.key == "train.batch_size"}
+    assert severities == {"step_by_batch": "warning", **({"batch_by_ranks": "warning"} if size == 500 else {})}
+    assert found.passes is None, "keys and rules alone were asked"

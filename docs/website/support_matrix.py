@@ -39,8 +39,9 @@ precision of the weights.
   device`). It is among the notes of a prediction, and the interval is that of models left out of that fit.
 - **borrowed**: predicted, with what follows taken over: a device is the relative whose shares of the data sheet are
   used; a precision the one whose constants stand in, for all products or for those of experts alone; layers are those
-  that no kernel table holds. A star says that the device has no unit of that precision: products run at the next wider
-  one's rate. A borrowed device, borrowed layers and weight-only precisions are among the notes of a prediction and
+  that no kernel table holds; assumptions are what its configuration leaves open, as outputs say. A star says that
+  the device has no unit of that precision: products run at the next wider one's rate.
+  A borrowed device, borrowed layers and weight-only precisions are among the notes of a prediction and
   widen its interval; any other precision that stands in is said here alone.
 - **refused**: no number is given, and the error says why.
 
@@ -73,6 +74,7 @@ def cell(arch: Architecture, hw: Hardware, precision: str) -> str:
     missing = dict.fromkeys(half.layer.unmeasured for half in stack_of(arch).halves if half.layer.unmeasured)
     word, parts = basis_of(hw)
     parts += [text.partition(" ha")[0] for text in missing] + stand_ins(arch, hw, precision)
+    parts += ["assumptions"] if arch.assumed else []
     used = (roles.projection, roles.expert) if arch.experts is not None else (roles.projection,)
     star = " *" if any(getattr(hw.device.peaks, dtype_of(dtype).peak) is None for dtype in used) else ""
     return f"{word}: {', '.join(parts)}{star}" if parts or star else MEASURED

@@ -348,6 +348,18 @@ def test_what_is_said_of_memory_agrees_with_the_gate(tmp_path: Path) -> None:
     assert not any("fits: " in line for line in report(risky))
 
 
+def test_a_cache_too_small_for_a_request_is_no_risk_of_running_out(tmp_path: Path) -> None:
+    """It said "does not fit: runs out of memory with a probability below 0.01 %"."""
+    small = {**VERL, R + "name": "sglang", R + "gpu_memory_utilization": 0.15, R + "tensor_model_parallel_size": 1}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(nest(small.items())))
+    found = audit(import_config([tmp_path / "run.yaml"]), cluster="dgx_h100", plan=False, gains=False)
+    assert found.predicted is not None and not found.predicted.fits and not found.passes
+    assert memory_words(found).startswith("does not fit: the engine's cache holds ")
+    assert "runs out of memory" not in memory_words(found)
+    both = replace(found, findings=(Finding("error", "key", "out of GPU memory", rule="out_of_memory"),))
+    assert "runs out of memory" in memory_words(both) and found.shortage in memory_words(both)
+
+
 def test_rules_speak_of_arrays_of_layouts_too() -> None:
     """The planner's use: one text over open axes gives a mask; the same text over one run gives one answer."""
     facts = framework_facts("verl", "0.9")

@@ -29,7 +29,7 @@ from rlperf.frameworks.offers import Predict, WhatIf, gain_findings, repaired, w
 from rlperf.frameworks.run import ref
 from rlperf.layout import Layout
 from rlperf.plan.answer.plan import Phase, Plan, Prediction
-from rlperf.plan.answer.prediction import prediction_of
+from rlperf.plan.answer.prediction import cache_shortage, prediction_of
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
@@ -81,6 +81,8 @@ class Audit:
     """How the run of the log broke off, where it did."""
     lengths: str = ""
     """That the log's responses are of other lengths than those predicted with, where they are."""
+    shortage: str = ""
+    """That the engine's cache holds no longest request, where it does not."""
 
     def __str__(self) -> str:
         return "\n".join(report(self))
@@ -155,7 +157,9 @@ def audit(
         best, note = _best(job, facts, predicted.rl_step_s)
         notes += [note] if note else []
     against, other = compared(predicted, log), _other_lengths(evaluation, log, job.tasks[0].workload)
-    return Audit(imported, job, sort(findings), predicted, best, tuple(notes), (), against, unjudged, lengths=other)
+    short = "" if evaluation is None else cache_shortage(evaluation)
+    found = sort(findings)
+    return Audit(imported, job, found, predicted, best, tuple(notes), (), against, unjudged, "", other, short)
 
 
 def _judged(
@@ -372,8 +376,10 @@ def memory_words(found: Audit) -> str:
     if found.predicted is None or found.job is None:
         return ""
     ends = f"runs out of memory {with_probability(risk_of(found.predicted))}"
-    if any(each.severity == "error" and each.rule in ("out_of_memory", "kv_starvation") for each in found.findings):
-        return f"does not fit: {ends}"
+    if any(each.severity == "error" and each.rule == "out_of_memory" for each in found.findings):
+        return f"does not fit: {ends}" + (f"; {found.shortage}" if found.shortage else "")
+    if found.shortage:
+        return f"does not fit: {found.shortage}"
     if found.predicted.fits:
         return f"fits: {ends}"
     most = human_risk(found.job.limits.out_of_memory_risk)

@@ -40,6 +40,7 @@ uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base \\
   generator.n_samples_per_prompt=8 \\
   $@
 """
+KWARGS = "trainer__policy__megatron_config__transformer_config_kwargs__"
 RELEASES = framework_facts("skyrl").versions
 
 
@@ -156,6 +157,9 @@ def test_a_program_that_no_package_ships_is_marked_as_such(version: str, program
          "trainer.policy.sequence_parallel_size"),
         ({"trainer__strategy": "megatron", "trainer__policy__megatron_config__tensor_model_parallel_size": 3},
          "megatron_world", "trainer.policy.megatron_config.tensor_model_parallel_size"),
+        ({"trainer__strategy": "megatron", "trainer__policy__megatron_config__pipeline_model_parallel_size": 2,
+          f"{KWARGS}virtual_pipeline_model_parallel_size": 2}, "no_virtual_stages",
+         f"{KWARGS}virtual_pipeline_model_parallel_size".replace("__", ".")),
         ({"trainer__policy__sequence_parallel_size": 8}, "ulysses_heads", "trainer.policy.sequence_parallel_size"),
         ({"generator__inference_engine__expert_parallel_size": 2}, "engine_experts",
          "generator.inference_engine.expert_parallel_size"),
@@ -170,6 +174,28 @@ def test_a_program_that_no_package_ships_is_marked_as_such(version: str, program
 def test_what_skyrl_refuses_is_found_before(tmp_path: Path, keys: dict[str, object], rule: str, key: str) -> None:
     found = audit(read(tmp_path, changed(**keys), "skyrl==0.4"), cluster="dgx_h100", plan=False, predict=False)
     assert (rule, key) in {(each.rule, each.key) for each in found.findings}
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_the_reference_is_split_as_the_policy_is(version: str) -> None:
+    """SkyRL's reference has Megatron arguments of its own: without them it cut 94 layers into 4 even stages."""
+    asked = {
+        "trainer.backend": "megatron", "trainer.pipeline_parallel": 4, "trainer.virtual_pipeline": 2,
+        "trainer.tensor_parallel": 1, "trainer.context_parallel": 1, "trainer.ulysses": 1,
+        "trainer.expert_parallel": 1, "trainer.expert_tensor_parallel": 1,
+        "trainer.first_stage_layers": None, "trainer.last_stage_layers": None,
+    }  # fmt: skip
+    samples = (sample_run(Random(seed), "skyrl", version) for seed in range(200))
+    run = next(run for run in samples if run.trainer.backend == "megatron" and run.trainer.devices % 4 == 0)
+    run = replace(with_values(run, asked), architecture="qwen3_235b_a22b")
+    phase = export_run(run, adapter_of("skyrl"), version, "config")
+    stated = {each.key: each.value for each in phase.emission.settings}
+    for end in ("first", "last"):
+        key = f"transformer_config_kwargs.num_layers_in_{end}_pipeline_stage"
+        policy, reference = (stated[f"trainer.{role}.megatron_config.{key}"] for role in ("policy", "ref"))
+        assert policy == reference and policy
+    assert phase.emission.run.trainer.virtual_pipeline == 1 and "plain 1F1B" in str(phase.emission.limitations)
+    assert not any("virtual_pipeline" in key for key in stated)
 
 
 def test_asynchronous_training_has_engines_of_its_own(tmp_path: Path) -> None:

@@ -149,6 +149,10 @@ class Skyrl:
         if megatron and trainer.ulysses > 1:
             trainer = ring(trainer)
             lost.append(Limitation("Ulysses with Megatron", f"context parallel {trainer.context_parallel}", "a ring"))
+        if trainer.virtual_pipeline > 1:
+            stages, chunks = trainer.pipeline_parallel, trainer.virtual_pipeline
+            trainer = trainer.having(virtual_pipeline=1)
+            lost.append(Limitation(f"{chunks} virtual stages", "plain 1F1B", f"bubble x {chunks} ({stages} stages)"))
         if not megatron:
             trainer = without_selective_recompute(trainer, lost)
             if trainer.context_parallel > 1:
@@ -337,7 +341,7 @@ def _turns(batch: BatchFacts) -> list[Setting]:
 
 
 def _reference(run: Run, target: Target) -> list[Setting]:
-    """The reference in the layout of the policy."""
+    """The reference in the layout of the policy, of whose keys its own inherit none (megatron_worker.py)."""
     ref, ours = "trainer.ref.", run.trainer
     if target.backend != "megatron":
         return [Setting(ref + "sequence_parallel_size", ours.ulysses),
@@ -347,7 +351,12 @@ def _reference(run: Run, target: Target) -> list[Setting]:
         "context_parallel_size": ours.context_parallel, "expert_model_parallel_size": ours.expert_parallel,
         "expert_tensor_parallel_size": ours.expert_tensor_parallel,
     }  # fmt: skip
-    return [Setting(f"{ref}megatron_config.{name}", size) for name, size in degrees.items()]
+    ends = {
+        "num_layers_in_first_pipeline_stage": ours.first_stage_layers,
+        "num_layers_in_last_pipeline_stage": ours.last_stage_layers,
+    }
+    stated = {**degrees, **{f"transformer_config_kwargs.{name}": layers for name, layers in ends.items() if layers}}
+    return [Setting(f"{ref}megatron_config.{name}", size) for name, size in stated.items()]
 
 
 ADAPTER = Skyrl()

@@ -124,3 +124,29 @@ def test_a_plan_states_its_stages_where_the_framework_can_and_predict_agrees() -
     assert plan.phases[0].predicted.stages_s.training < without.stages_s.training
     again = plan_job(job(pools=[pinned, engine]))
     assert again.phases[0].predicted.rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s, rel=1e-9)
+
+
+def test_a_fuller_stage_takes_more_memory() -> None:
+    """Stages that a run states hold what it says, not what even ones would."""
+    layout = {"pipeline_parallel": 4, "virtual_pipeline": 1, "tensor_parallel": 2, "activation_recompute": "full"}
+    held = {}
+    for first, last in ((7, 7), (10, 6), (16, 4)):
+        settings = {"first_stage_layers": first, "last_stage_layers": last, "token_budget": 4096, "parked": True}
+        trainer = {"role": "trainer", "layout": layout, "settings": settings}
+        held[first] = predict_job(job(pools=[trainer])).memory_bytes["trainer"].parts["gradients"]
+    table = held[10] - 10 * (held[16] - held[10]) / 6  # embedding or head
+    assert held[7] == pytest.approx(table + 7 * (held[16] - held[10]) / 6)
+    assert held[16] > 1.4 * held[7]
+
+
+def test_stages_are_stated_only_where_the_memory_holds_them() -> None:
+    plan = plan_job(job())
+    trainer = plan.phases[0].pool("trainer").settings
+    assert trainer.first_stage_layers is not None and trainer.last_stage_layers is not None
+    use = plan.phases[0].predicted.memory_bytes["trainer"]
+    assert use.total <= use.allowed
+    between = (28 - trainer.first_stage_layers - trainer.last_stage_layers) // 2
+    assert max(trainer.first_stage_layers, between) > 7
+    even = {"role": "trainer", "layout": {"pipeline_parallel": 4, "virtual_pipeline": 1},
+            "settings": {"first_stage_layers": 7, "last_stage_layers": 7}}  # fmt: skip
+    assert predict_job(job(pools=[even])).memory_bytes["trainer"].parts["weights"] < use.parts["weights"]

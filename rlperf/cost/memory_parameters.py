@@ -39,19 +39,35 @@ class StageParameters:
     head: FloatArray
 
 
-def stage_layers(arch: Architecture, layout: Layout) -> FloatArray:
-    """Layers of the fullest pipeline stage: v chunks of ceil(L / (p v)), or L / p where that divides."""
+Ends = tuple[int | None, int | None]
+"""Layers of the first and of the last pipeline stage, where a run states them."""
+EVEN: Ends = (None, None)
+
+
+def stage_layers(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> FloatArray:
+    """Layers of the fullest pipeline stage: v chunks of ceil(L / (p v)), or L / p where that divides.
+
+    Where ends are stated, the largest of them and of the stages between, which hold equally many.
+
+    >>> from rlperf.specs.profiles import load_architecture
+    >>> arch, four = load_architecture("Qwen2.5-7B"), Layout.of(pipeline_parallel=4)
+    >>> [float(stage_layers(arch, four, ends)) for ends in ((None, None), (8, 4), (20, 2), (None, 1))]
+    [7.0, 8.0, 20.0, 9.0]
+    """
     stages = layout.pipeline_parallel.astype(np.float64)
     chunks = layout.virtual_pipeline.astype(np.float64)
+    if stated := [each for each in ends if each is not None]:
+        between = np.ceil((arch.layers - sum(stated)) / np.maximum(stages - len(stated), 1.0))
+        return np.where(stages > 1.0, np.maximum(between, max(stated)), float(arch.layers))
     even = arch.layers / stages
     uneven = np.ceil(arch.layers / (stages * chunks)) * chunks
     return np.where(np.mod(arch.layers, stages) == 0, even, uneven)
 
 
-def routed_layers(arch: Architecture, layout: Layout) -> tuple[FloatArray, FloatArray]:
+def routed_layers(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> tuple[FloatArray, FloatArray]:
     """Layers with routed experts on the first and on the last stage (dense layers usually come first)."""
     before = np.concatenate([[0.0], np.cumsum(stack_of(arch).routes)])
-    size = np.minimum(np.ceil(stage_layers(arch, layout)), arch.layers).astype(np.int64)
+    size = np.minimum(np.ceil(stage_layers(arch, layout, ends)), arch.layers).astype(np.int64)
     return before[size], before[-1] - before[arch.layers - size]
 
 
@@ -70,7 +86,7 @@ def layer_parameters(arch: Architecture, layout: Layout) -> tuple[FloatArray, Fl
     return dense, routed / (layout.expert_parallel * layout.expert_tensor_parallel).astype(np.float64)
 
 
-def stage_parameters(arch: Architecture, layout: Layout) -> StageParameters:
+def stage_parameters(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> StageParameters:
     """Parameters of the fullest stage (see the class). A vision tower stands on the first stage, split by TP."""
     tp = layout.tensor_parallel.astype(np.float64)
     dense, routed = layer_parameters(arch, layout)
@@ -78,10 +94,10 @@ def stage_parameters(arch: Architecture, layout: Layout) -> StageParameters:
     first = table + arch.learned_positions * arch.hidden + arch.lookup_parameters + tower_parameters(arch)
     single_tied = (layout.pipeline_parallel == 1) & arch.tied_embeddings
     head = np.where(single_tied, 0.0, table / tp)
-    routed_first, routed_last = routed_layers(arch, layout)
+    routed_first, routed_last = routed_layers(arch, layout, ends)
     share = stack_of(arch).routed_share
     return StageParameters(
-        layers=stage_layers(arch, layout),
+        layers=stage_layers(arch, layout, ends),
         routed_first=routed_first,
         routed_last=routed_last,
         layer_experts=routed / share if share else 0.0 * routed,

@@ -68,6 +68,7 @@ class UpdateOptions:
     compiled_loss : the loss is compiled too: no logits in fp32 stand in memory
     recompute_modules : what selective recompute repeats, by Megatron's names (core_attn, moe, mlp, ...)
     switches : how the stack runs, where not as its backend does by default
+    ends : layers of the first and the last pipeline stage, where a run states them: memory counts the fullest
     """
 
     dtype: str = "bf16"
@@ -80,6 +81,7 @@ class UpdateOptions:
     compiled_loss: bool = False
     recompute_modules: tuple[str, ...] = ("core_attn",)
     switches: Switches | None = None
+    ends: tuple[int | None, int | None] = (None, None)
 
 
 PLAIN = UpdateOptions()

@@ -107,7 +107,7 @@ def trainer_memory(
     -------
     MemoryParts, arrays of the broadcast shape of ``layout`` and ``microbatches``
     """
-    stage = stage_parameters(arch, layout)
+    stage = stage_parameters(arch, layout, options.ends)
     kept = layer_activations(
         arch, layout,
         dropout=trainer.timing.kernel_attention == "unfused", unfused=trainer.timing.kernel_attention == "unfused",

@@ -20,6 +20,7 @@ from rlperf.plan.judge.stages import StageEnds, layer_profile, staged, stated_en
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.scorer_columns import scorer_demand, serving, stage_of
+from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import ReplicaMemory, Tabulated, cache_granted, engine_limits, replica_memory, tabulate
 from rlperf.sim.rl_step.pairs import Pairs
@@ -42,6 +43,7 @@ from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.rollout import RolloutResult
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.modes import MODES
 from rlperf.specs.pool import SettingsValues
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
@@ -274,7 +276,14 @@ class Judge:
     def staged(self, evaluation: Evaluation) -> Configuration | None:
         """The same configuration with its best first and last pipeline stage stated, where that is worth it."""
         made = evaluation.configuration, evaluation.microbatches, evaluation.demand
-        return staged(self.context, self.task.architecture, *made)
+        better = staged(self.context, self.task.architecture, *made)
+        return None if better is None or self.peak(evaluation, better) > self.room(evaluation) else better
+
+    def room(self, evaluation: Evaluation) -> float:
+        """Most that the trainer's peak may be beside a colocated engine that sleeps [bytes]."""
+        shared = MODES[evaluation.configuration.mode].shares_devices
+        asleep = float(evaluation.memory.asleep_bytes[0]) if shared else 0.0
+        return peak_limit(self.context, evaluation.stack) - asleep
 
 
 def scaled_seconds(

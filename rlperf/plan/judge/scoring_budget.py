@@ -6,9 +6,7 @@ import numpy as np
 
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.search.configuration import Configuration
-from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.rl_step.trainer_stage import cut_by_budget
-from rlperf.specs.modes import MODES
 
 TIMES = (2, 4)
 """Scoring budgets that are tried, over the training budget."""
@@ -26,8 +24,7 @@ def scored_apart(judge: Judge, evaluation: Evaluation) -> Configuration | None:
     now = float(evaluation.trainer.scoring_s.mean())
     if now < least or float(np.max(evaluation.work.scored.count)) <= 1.0:
         return None
-    asleep = float(evaluation.memory.asleep_bytes[0]) if MODES[configuration.mode].shares_devices else 0.0
-    room, found = peak_limit(context, stack) - asleep, None
+    room, found = judge.room(evaluation), None
     for times in TIMES:
         larger = configuration.with_trainer(scoring_token_budget=times * settings.token_budget)
         if judge.peak(evaluation, larger) > room:

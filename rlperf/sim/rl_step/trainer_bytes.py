@@ -55,7 +55,10 @@ def trainer_bytes(
         return Microbatches.of(tokens, tokens * longest, longest, np.maximum(np.ceil(most / tokens), 1.0))
 
     skew = routing_skew(stack.framework, layout)
-    options = UpdateOptions(settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss)
+    ends = (settings.first_stage_layers, settings.last_stage_layers)
+    options = UpdateOptions(
+        settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss, ends=ends
+    )
     patches = demand.images_per_token * tokens * demand.patches(architecture)
     hardware, calibration = site.hardware, stack.calibration
     parts = trainer_memory(architecture, hardware, calibration, layout, full(tokens), options, patches=patches)

@@ -277,6 +277,12 @@ def test_experts_of_one_layer_are_that_layers_alone() -> None:
 def test_dense_layers_among_experts_are_as_wide_as_they_say() -> None:
     arch = read(MIXED, mlp_only_layers=[0, 3], intermediate_size=[512, 9, 9, 2048])
     assert _expert_values(arch) == [(0, 0, 512), (8, 2, 128), (8, 2, 128), (0, 0, 2048)]
+    # a width of 0 is no feed-forward
+    without = read(PLAIN, intermediate_size=[0, 4096, 4096, 4096])
+    assert without.layer_feed_forwards == ("none", "dense", "dense", "dense")
+    assert parameters(read(PLAIN, intermediate_size=4096)) - parameters(without) >= 3 * 512 * 4096
+    with pytest.raises(SpecError, match="intermediate_size: must be at least 1"):
+        read(PLAIN, intermediate_size=[0] * 4)
     # where experts go by the name of dense feed-forwards, each layer's are as wide as the list says
     mixtral = {**PLAIN, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
     assert [width for _, _, width in _expert_values(read(mixtral, intermediate_size=[512, 1024, 512, 512]))] == [
@@ -353,6 +359,33 @@ def test_a_language_part_may_leave_out_all_its_sizes() -> None:
     assert parameters(arch) == pytest.approx(7_063_427_072, rel=0.005)
     with pytest.raises(SpecError, match="hidden_size: is missing"):  # a file of a language model alone is a broken one
         from_hf({"model_type": "llama", "vocab_size": 32064}, name="llama", source="test")
+
+
+def test_sizes_that_stand_beside_the_language_part_are_not_those_of_the_class() -> None:
+    flat = {**PLAIN, "model_type": "qwen2_5_vl", "text_config": {}}
+    with pytest.raises(SpecError) as refused:
+        read(flat)
+    missing = {problem.message.split(":")[0] for problem in refused.value.problems}
+    assert {f"text_config.{name}" for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")} <= missing
+    # a name that is misspelt leaves the class's size, which is said
+    part = {"hiden_size" if name == "hidden_size" else name: size for name, size in PLAIN.items()}
+    arch = read({"model_type": "llava", "text_config": part})
+    assert arch.assumed == ("hidden_size 4096: not stated, taken from the class of llama",)
+    assert read({"model_type": "llava", "text_config": PLAIN}).assumed == ()
+
+
+def test_a_file_read_as_asked_gets_the_numbers_of_that_family() -> None:
+    gemma = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    arch = from_hf({"model_type": "newgemma", **gemma}, name="x", source="test", like="gemma3")
+    assert parameters(arch) == pytest.approx(3.88e9, rel=0.001)
+    assert arch.assumed == (
+        "model_type 'newgemma' is read as gemma3, as asked",
+        "num_attention_heads 8: not stated, taken from the class of gemma3",
+    )
+    experts = from_hf({**PLAIN, "model_type": "new"}, name="x", source="test", like="qwen3_moe").experts
+    assert experts is not None and (experts.count, experts.active, experts.hidden) == (128, 8, 768)
+    with pytest.raises(SpecError, match="num_hidden_layers: is missing"):
+        from_hf({"model_type": "new", "hidden_size": 512}, name="x", source="test", like="llama")
 
 
 def test_a_null_is_no_default() -> None:

@@ -139,10 +139,24 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
         assumed = (f"model_type {kind!r} {how}" + (f" ({near})" if near else ""),)
     version = outer.text("transformers_version")
     fields.data = {RENAMED.get(key, key): value for key, value in fields.data.items()}
-    fields.data = {**left_out(kind, fields.data, part=fields is not outer), **fields.data}
+    asked = like if kind not in FAMILIES else None
+    assumed += _fill_in(fields, (outer, around), asked or kind, asked=asked is not None)
     layers = _count(fields, family)
     by_layer = _uniform(fields, family, layers)
     return Given(fields, around, kind, family, layers, version, by_layer), assumed
+
+
+def _fill_in(fields: Fields, around: tuple[Fields, ...], kind: str, *, asked: bool) -> tuple[str, ...]:
+    """Fill in what the class of ``kind`` has where the file is silent; says which sizes of the model are the class's.
+
+    A file of a language model alone that is read as asked states its layers and its width, if nothing else.
+    """
+    part = fields not in around
+    stated = {name for one in around for name, value in one.data.items() if value is not None}
+    found = left_out(kind, fields.data, part=part or asked, elsewhere=stated if part else {*LAYERS, *HIDDEN})
+    fields.data = {**found, **fields.data}
+    sizes = [f"{name} {found[name]}" for name in (*LAYERS, *HIDDEN, *HEADS) if name in found]
+    return (f"{', '.join(sizes)}: not stated, taken from the class of {kind}",) if sizes else ()
 
 
 def _known(*parts: Fields) -> str:

@@ -7,7 +7,7 @@ dense one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,18 +43,22 @@ def _table() -> dict[str, dict[str, int]]:
     return dict(read_document(Path(__file__).with_name("hf_defaults.yaml")).data)
 
 
-def left_out(kind: str, stated: Mapping[str, Any], *, part: bool) -> dict[str, int]:
+def left_out(
+    kind: str, stated: Mapping[str, Any], *, part: bool, elsewhere: Collection[str] = frozenset()
+) -> dict[str, int]:
     """Defaults of the class of ``kind`` for what ``stated`` leaves out; a null is stated, and says that there is none.
 
     Parameters
     ----------
     part : whether the file is of more than a language model, and this the part that is
+    elsewhere : names that the file states outside of the part, or has to: no size is filled in that they give
 
     >>> left_out("qwen2_moe", {"num_experts_per_tok": 4, "shared_expert_intermediate_size": None}, part=False)
     {'num_key_value_heads': 16, 'moe_intermediate_size': 1408, 'num_experts': 60}
     """
     heads = next((stated[name] for name in names.HEADS if isinstance(stated.get(name), int)), 0)
-    groups = {name: group for group in (*GROUPS, *(OF_PARTS if part else ())) for name in group}
+    sizes = [group for group in OF_PARTS if part and not {*group} & {*elsewhere}]
+    groups = {name: group for group in (*GROUPS, *sizes) for name in group}
     absent = _table().get(kind, {}).items()
     found = {key: value for key, value in absent if key in groups and not stated.keys() & set(groups[key])}
     # keys that do not divide the stated heads are those of other sizes than the file's: as many keys as heads

@@ -73,6 +73,8 @@ def _refined(given: Given, kind: str, index: int) -> ReadHalf:
         mine = experts(replace(given, fields=fields.beside({**fields.data, **own.data})))
         return ReadHalf("moe") if mine is None or mine == experts(given) else ReadHalf("moe", (("experts", mine),))
     width = own.optional(*names.DENSE_WIDTH)
+    if not width and own.has(*names.DENSE_WIDTH):
+        return NONE
     last = fields.optional("num_kv_shared_layers")
     if not width and fields.flag("use_double_wide_mlp", default=False) and index >= given.layers - last:
         width = 2 * fields.need("intermediate_size")

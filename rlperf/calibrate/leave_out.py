@@ -223,9 +223,13 @@ def conformal(groups: Sequence[LeftOutGroup]) -> list[LeftOutGroup]:
     def widened(one: PredictedFigure, group: LeftOutGroup) -> PredictedFigure:
         q = max(missed([_only(other, one.metric).left_out for other in groups if other is not group]), 1.0)
         p = one.predicted
-        return replace(one, low=p * (one.low / p) ** q, high=p * (one.high / p) ** q)
+        return replace(one, low=p * min(one.low / p, 1.0) ** q, high=p * max(one.high / p, 1.0) ** q)
 
     return [replace(group, left_out=tuple(widened(one, group) for one in group.left_out)) for group in groups]
+
+
+NARROWEST = 1e-3
+"""Least half of an interval, in ln: none is left on a side where a prediction lies outside of its own."""
 
 
 def missed(groups: Sequence[Sequence[PredictedFigure]]) -> float:
@@ -241,9 +245,14 @@ def missed(groups: Sequence[Sequence[PredictedFigure]]) -> float:
 
 
 def _share_of_interval(one: PredictedFigure) -> float:
-    """How far a figure lies from its prediction, of the way to the end of the interval on its side, in ln [1]."""
-    side = one.high if one.measured > one.predicted else one.low
-    return float(np.log(one.measured / one.predicted) / np.log(side / one.predicted))
+    """How far a figure lies from its prediction, of the way to the end of the interval on its side, in ln [1].
+
+    >>> below = PredictedFigure("", "", "", 0.8, 1.0, 0.9, 1.3)
+    >>> round(_share_of_interval(below), 2), _share_of_interval(replace(below, low=1.05)) > 100.0
+    (2.12, True)
+    """
+    reach = one.high / one.predicted if one.measured > one.predicted else one.predicted / one.low
+    return float(abs(np.log(one.measured / one.predicted)) / max(np.log(reach), NARROWEST))
 
 
 def _with(figures: Sequence[PredictedFigure], spread: Spread) -> tuple[PredictedFigure, ...]:

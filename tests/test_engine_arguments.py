@@ -10,10 +10,11 @@ import yaml
 
 from rlperf.api import predict_job
 from rlperf.frameworks.audit import audit
-from rlperf.frameworks.export import export_run
+from rlperf.frameworks.export import Carried, export_run
 from rlperf.frameworks.imports import Imported, import_config, job_of
 from rlperf.frameworks.keytable import nest
 from rlperf.frameworks.registry import adapter_of
+from rlperf.frameworks.run_of import from_job
 
 SLIME = (
     "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint /ckpt/Qwen3-30B-A3B "
@@ -131,7 +132,9 @@ def test_sglang_under_verl_is_told_by_its_own_arguments(tmp_path: Path) -> None:
     found = verl(tmp_path, **vllms)
     assert found.run.rollout == plain
     idle = {each.key for each in audit(found, predict=False).findings if each.rule == "idle_key"}
-    assert idle == {ROLLOUT + "max_num_batched_tokens"}, "what is off says nothing that anyone could miss"
+    assert idle == set(vllms), "off is what someone wanted, and does not get"
+    usual = verl(tmp_path, **{ROLLOUT + "enable_prefix_caching": True, ROLLOUT + "max_num_batched_tokens": 8192})
+    assert not [each for each in audit(usual, predict=False).findings if each.rule == "idle_key"], "the defaults"
     own = {"chunked_prefill_size": 2048, "disable_radix_cache": True}
     told = verl(tmp_path, **{f"{ROLLOUT}engine_kwargs.sglang.{name}": value for name, value in own.items()})
     assert (told.run.rollout.engine_token_budget, told.run.rollout.prefix_caching) == (2048, False)
@@ -147,6 +150,74 @@ def test_sglang_under_verl_is_written_in_its_own_arguments(tmp_path: Path) -> No
     told = yaml.safe_load(text)["actor_rollout_ref"]["rollout"]
     assert told["engine_kwargs"]["sglang"] == {"chunked_prefill_size": 2048, "disable_radix_cache": True}
     assert not {"max_num_batched_tokens", "enable_prefix_caching", "enable_chunked_prefill"} & set(told)
+
+
+@pytest.mark.parametrize(
+    ("engine", "told", "read"),
+    [
+        ("sglang", {"mem_fraction_static": 0.7, "max_running_requests": 64, "disable_cuda_graph": True, "ep_size": 2},
+         {"memory_fraction": 0.7, "max_running": 64, "cuda_graphs": False, "expert_parallel": 2}),
+        ("vllm", {"gpu_memory_utilization": 0.7, "max_num_seqs": 64, "enforce_eager": True,
+                  "max_num_batched_tokens": 6144, "enable_prefix_caching": False, "enable_chunked_prefill": False},
+         {"memory_fraction": 0.7, "max_running": 64, "cuda_graphs": False, "engine_token_budget": 6144,
+          "prefix_caching": False, "chunked_prefill": False}),
+    ],
+)  # fmt: skip
+def test_what_verl_passes_is_replaced_by_engine_kwargs(
+    tmp_path: Path, engine: str, told: dict[str, object], read: dict[str, object]
+) -> None:
+    """They are spread last: a fraction stated there went unread, and the one beside it was predicted."""
+    own = {ROLLOUT + "name": engine, ROLLOUT + "gpu_memory_utilization": 0.4, ROLLOUT + "max_num_seqs": 512}
+    plain = verl(tmp_path, **own).run.rollout
+    passed = {f"{ROLLOUT}engine_kwargs.{engine}.{name}": value for name, value in told.items()}
+    found = verl(tmp_path, **own, **passed)
+    assert {name: getattr(found.run.rollout, name) for name in read} == read
+    assert not [each for each in audit(found, predict=False).findings if each.rule == "uncounted"]
+    name = ROLLOUT + "name"
+    other = {**own, name: "vllm" if engine == "sglang" else "sglang"}
+    assert verl(tmp_path, **{**other, **passed}).run.rollout == verl(tmp_path, **other).run.rollout
+    text = dict(export_run(found.run, adapter_of("verl"), "0.9", "out").files)["out.yaml"]
+    written = yaml.safe_load(text)["actor_rollout_ref"]["rollout"]
+    assert not set(told) & set(written.get("engine_kwargs", {}).get(engine, {})), "in verl's own keys"
+    (tmp_path / "out.yaml").write_text(text)
+    again = import_config([tmp_path / "out.yaml"], "verl==0.9").run.rollout
+    for each in ("memory_fraction", "max_running", "cuda_graphs"):
+        assert getattr(again, each) == read[each] != getattr(plain, each)
+
+
+def test_an_argument_that_a_job_changes_no_longer_replaces_it(tmp_path: Path) -> None:
+    """An export of an imported job kept the old argument, which is spread over the key that was written."""
+    passed = f"{ROLLOUT}engine_kwargs.sglang."
+    given = verl(tmp_path, **{passed + "mem_fraction_static": 0.7, passed + "max_running_requests": 64})
+    job = job_of(given)
+    carried = Carried("verl", given.target.version, given.source)
+    run = from_job(job, 8)
+    run = replace(run, rollout=run.rollout.having(memory_fraction=0.42))
+    text = export_run(run, adapter_of("verl"), given.target.version, "out", carried=carried).files["out.yaml"]
+    (tmp_path / "out.yaml").write_text(text)
+    again = import_config([tmp_path / "out.yaml"], "verl==0.9")
+    assert (again.run.rollout.memory_fraction, again.run.rollout.max_running) == (0.42, 64)
+    assert passed + "max_running_requests" in again.source.keys, "what nobody changed stays as it was written"
+
+
+def test_widths_that_engine_kwargs_replace_are_said_not_to_count(tmp_path: Path) -> None:
+    passed = {f"{ROLLOUT}engine_kwargs.{name}": 2 for name in ("sglang.tp_size", "vllm.tensor_parallel_size")}
+    for engine, key in zip(("sglang", "vllm"), passed, strict=True):
+        found = audit(verl(tmp_path, **{**passed, ROLLOUT + "name": engine}), predict=False).findings
+        assert [each.key for each in found if each.rule == "uncounted"] == [key]
+
+
+def test_an_older_name_of_an_argument_is_said_once_and_fails_no_gate(tmp_path: Path) -> None:
+    """One key was an error (ignored) and a hint (changes what the engine holds)."""
+    flags = "--sglang-cuda-graph-max-bs 64 --sglang-cuda-graph-bs 8 --sglang-page-sise 1"
+    (tmp_path / "run.sh").write_text(SLIME + flags + "\n")
+    found = audit(import_config([tmp_path / "run.sh"], "slime==main"), predict=False).findings
+    about = [(each.key, each.severity, each.rule) for each in found if each.key.startswith("sglang-")]
+    assert sorted(about) == [
+        ("sglang-cuda-graph-bs", "warning", "older_name"),
+        ("sglang-cuda-graph-max-bs", "warning", "older_name"),
+        ("sglang-page-sise", "error", "unknown_key"),
+    ]
 
 
 @pytest.mark.parametrize(("version", "grouped"), [("0.7", True), ("0.8", False), ("0.9", False)])

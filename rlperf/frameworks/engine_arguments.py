@@ -28,6 +28,31 @@ UNCOUNTED: Mapping[str, str] = {
     "num_gpu_blocks_override kv_cache_memory_bytes async_scheduling block_size disable_custom_all_reduce",
 }
 """Arguments that change an engine's memory or speed, and that nothing of a job says."""
+REPLACED: Mapping[str, str] = {
+    "sglang": "tp_size pp_size",
+    "vllm": "tensor_parallel_size pipeline_parallel_size data_parallel_size enable_expert_parallel",
+}
+"""Widths that verl passes itself and that its ``engine_kwargs`` replace (0.9.1, vllm_async_server.py:349)."""
+OLDER_NAMES: Mapping[str, str] = {
+    "cuda_graph_bs": "cuda_graph_bs_decode",
+    "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
+}
+"""SGLang's arguments as releases before 0.5.2x call them, and what came after."""
+
+
+def newer_name(key: str) -> str | None:
+    """The name that SGLang's newer releases have for a key that its older ones know.
+
+    >>> newer_name("sglang-cuda-graph-max-bs"), newer_name("sglang.page_size")
+    ('sglang-cuda-graph-max-bs-decode', None)
+    """
+    last = key.rpartition(".")[2]
+    new = OLDER_NAMES.get(_plain(last, "sglang")) if "sglang" in key else None
+    return None if new is None else key + ("-decode" if "-" in last else "_decode")
+
+
+def _plain(name: str, engine: str | None) -> str:
+    return name.removeprefix(f"{engine}-").replace("-", "_")
 
 
 def sglang_prefill(flat: Mapping[str, Any], name: Callable[[str], str]) -> dict[str, Any]:
@@ -47,8 +72,13 @@ def whole_prompts(run: Run, name: Callable[[str], str]) -> list[Setting]:
 
 def uncounted(stated: Mapping[str, Any], usual: Mapping[str, Any], engine: str | None) -> Iterator[str]:
     """Keys, of those that nobody understood, that change an engine's memory or speed and are not at their default."""
-    names = UNCOUNTED.get(str(engine), "").split()
+    names = set(UNCOUNTED.get(str(engine), "").split())
+    replaced = names | set(REPLACED.get(str(engine), "").split())
     for key, value in stated.items():
-        last = key.rpartition(".")[2].removeprefix(f"{engine}-").replace("-", "_")
-        if last in names and value not in (None, False) and value != usual.get(key):
+        _, passed, argument = key.partition("engine_kwargs.")
+        owner, _, own = argument.partition(".")
+        if passed and owner != engine:
+            continue
+        said = {_plain(part, engine) for part in (own if passed else key).split(".")}
+        if said & (replaced if passed else names) and value not in (None, False) and value != usual.get(key):
             yield key

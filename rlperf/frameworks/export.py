@@ -347,9 +347,13 @@ def with_carried(
                  if carried.framework == adapter.name and key not in own and target.has(key)]  # fmt: skip
         return replace(emission, settings=(*emission.settings, *extra))
     adapted, _ = adapter.adapt(before, target.version)
-    old = {setting.key: setting.value for setting in adapter.emit(adapted, target).settings}
+    emitted = adapter.emit(adapted, target)
+    old = {setting.key: setting.value for setting in emitted.settings}
     known = {key: value for key, value in carried.source.keys.items() if _accepted(key, carried.source, target)}
-    kept = {key: Setting(key, value, why.get(key, "as imported")) for key, value in known.items()}
+    # what is only read, and goes before the key that is written, would still say what was there
+    stale = {key for entry in adapter.fields for key in entry.keys if entry.read_only and key not in old
+             and emission.run.value(entry.at) not in (None, emitted.run.value(entry.at))}  # fmt: skip
+    kept = {key: Setting(key, value, why.get(key, "as imported")) for key, value in known.items() if key not in stale}
     lost = [Limitation(f"imported key {key}", "left out", f"{adapter.title} {target.version} does not have it")
             for key in carried.source.keys if key not in known]  # fmt: skip
     for setting in emission.settings:

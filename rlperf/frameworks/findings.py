@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.engine_arguments import uncounted
+from rlperf.frameworks.engine_arguments import newer_name, uncounted
 from rlperf.frameworks.export import architecture_of, said
 from rlperf.frameworks.fields import Field
 from rlperf.frameworks.imports import Imported
@@ -139,9 +139,17 @@ def key_findings(imported: Imported) -> list[Finding]:
     level: Severity = "error"
     if version in imported.target.table.partial:
         level, text = "warning", f"not among the keys that are known of {name} {version}"
+    newer = {item.key: newer_name(item.key) for item in imported.unknown}
     found = [
         Finding(level, item.key, text, item.suggestion or "", when, item.where, rule="unknown_key")
         for item in imported.unknown
+        if newer[item.key] is None
+    ]  # fmt: skip
+    found += [
+        Finding("warning", item.key, "SGLang's older name, for the releases that older images pin; it is not counted",
+                f"with a newer SGLang: {newer[item.key]}", when, item.where, rule="older_name")
+        for item in imported.unknown
+        if newer[item.key] is not None
     ]  # fmt: skip
     found += [
         Finding(
@@ -252,9 +260,12 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
     versions = imported.target.table.versions
     for key, (span, engine, why) in IDLE.get(imported.adapter.name, {}).items():
         here = imported.target.version in versions_of(span, versions) and engine in ("", run.rollout.backend)
-        if here and imported.source.keys.get(key):
+        value = imported.source.keys.get(key)
+        if here and value is not None and value != imported.target.default(key):
             found.append(Finding("hint", key, why, "leave it out", "never", imported.where(key), rule="idle_key"))
-    for key in uncounted(imported.carried, imported.target.defaults(), run.rollout.backend):
+    unknown = {item.key for item in imported.unknown}
+    known = {key: value for key, value in imported.carried.items() if key not in unknown}
+    for key in uncounted(known, imported.target.defaults(), run.rollout.backend):
         message = f"changes what the engine ({run.rollout.backend}) holds or how fast it is, and is not counted"
         found.append(Finding("hint", key, message, "", "never", imported.where(key), rule="uncounted"))
     per_node = run.devices_per_node

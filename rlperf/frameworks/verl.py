@@ -22,6 +22,7 @@ from rlperf.frameworks.fields import (
     NEGATED,
     OPTIMIZER,
     RECOMPUTE,
+    SAME,
     SGLANG_KV_DTYPE,
     TOKENS_PER_DEVICE,
     Field,
@@ -93,6 +94,25 @@ GROUPED = "0.7"
 """The release whose trainer forwards grouped (workers/actor/dp_actor.py:128 of 0.7.1; gone with it in 0.8.0)."""
 VLLM_ALONE = tuple(R + name for name in ("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching"))
 """SGLang is not told these (workers/rollout/sglang_rollout/async_sglang_server.py:315 of 0.9.1, so since 0.6.1)."""
+V = f"{R}engine_kwargs.vllm."
+_REPLACES = (
+    ("rollout.attention_data_parallel", S + "dp_size", SAME),
+    ("rollout.expert_parallel", S + "ep_size", SAME),
+    ("rollout.memory_fraction", S + "mem_fraction_static", SAME),
+    ("rollout.max_running", S + "max_running_requests", SAME),
+    ("rollout.cuda_graphs", S + "disable_cuda_graph", NEGATED),
+    ("rollout.rollout_dtype", S + "quantization", _QUANTIZED),
+    ("batch.context_tokens", V + "max_model_len", SAME),
+    ("rollout.memory_fraction", V + "gpu_memory_utilization", SAME),
+    ("rollout.max_running", V + "max_num_seqs", SAME),
+    ("rollout.engine_token_budget", V + "max_num_batched_tokens", SAME),
+    ("rollout.chunked_prefill", V + "enable_chunked_prefill", SAME),
+    ("rollout.prefix_caching", V + "enable_prefix_caching", SAME),
+    ("rollout.cuda_graphs", V + "enforce_eager", NEGATED),
+    ("rollout.rollout_dtype", V + "quantization", _QUANTIZED),
+)
+"""Arguments that are spread last, over those that verl passes of its own keys (async_sglang_server.py:337,
+vllm_async_server.py:349 of 0.9.1): read where they stand, and written in verl's own keys."""
 
 
 def _sglang(name: str) -> str:
@@ -168,8 +188,9 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.draft_training", M + "mtp.enable_train", note="the draft head is trained with the policy"),
     field("rollout.engine_token_budget", S + "chunked_prefill_size", SGLANG_CHUNK, "engine's own argument"),
     field("rollout.prefix_caching", S + "disable_radix_cache", NEGATED, "engine's own argument"),
-    field("rollout.kv_dtype", f"{R}engine_kwargs.vllm.kv_cache_dtype", _KV, "engine's own argument"),
+    field("rollout.kv_dtype", V + "kv_cache_dtype", _KV, "engine's own argument"),
     field("rollout.kv_dtype", S + "kv_cache_dtype", _SGLANG_KV, "engine's own argument"),
+    *(field(name, key, unit, "replaces verl's own", read_only=True) for name, key, unit in _REPLACES),
 )  # fmt: skip
 
 
@@ -331,8 +352,9 @@ class Verl:
             flat.update(RECIPE_DEFAULTS)
         flat = resolve({**flat, **flatten(source.keys)})
         sglang = flat.get(R + "name") == "sglang"
-        if sglang:
-            flat = {key: value for key, value in flat.items() if key not in VLLM_ALONE}
+        others = V if sglang else S
+        flat = {key: value for key, value in flat.items()
+                if not (key.startswith(others) or (sglang and key in VLLM_ALONE))}  # fmt: skip
         run, used = read_fields(self.fields, flat, target, Run(trainer=TrainerRun(backend=target.backend)))
         run = read_placement(flat, replace(run, trainer=read_trainer(flat, run.trainer)), source)
         run = replace(

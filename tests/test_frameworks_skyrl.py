@@ -159,7 +159,7 @@ def test_a_program_that_no_package_ships_is_marked_as_such(version: str, program
          "megatron_world", "trainer.policy.megatron_config.tensor_model_parallel_size"),
         ({"trainer__strategy": "megatron", "trainer__policy__megatron_config__pipeline_model_parallel_size": 2,
           f"{KWARGS}virtual_pipeline_model_parallel_size": 2}, "no_virtual_stages",
-         f"{KWARGS}virtual_pipeline_model_parallel_size".replace("__", ".")),
+         KWARGS.replace("__", ".")[:-1]),
         ({"trainer__policy__sequence_parallel_size": 8}, "ulysses_heads", "trainer.policy.sequence_parallel_size"),
         ({"generator__inference_engine__expert_parallel_size": 2}, "engine_experts",
          "generator.inference_engine.expert_parallel_size"),

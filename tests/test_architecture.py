@@ -198,6 +198,35 @@ def test_published_active_parameters() -> None:
     assert active_parameters(oss) - oss.vocab * oss.hidden == pytest.approx(5.13e9, rel=0.005)
 
 
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    [
+        # rows of 256 values: for each of 262,144 tokens in every layer; n-gram memories of so many rows
+        ("gemma-3n-E4B", 35 * 262144 * 256),
+        ("gemma-4-E4B", 42 * 262144 * 256),
+        ("DeepSeek-V4.1-Flash", (384_006_168 + 384_016_682) * 256),
+    ],
+)
+def test_a_token_reads_a_row_of_a_table_and_not_the_table(name: str, tables: int) -> None:
+    arch = load_architecture(name)
+    assert tables <= arch.lookup_parameters <= 1.05 * tables  # and the matrices that bring the rows in
+    bare = arch.model_copy(update={"lookup_parameters": 0})
+    assert active_parameters(arch) == active_parameters(bare) <= parameters(bare)
+    assert parameters(arch) - parameters(bare) == arch.lookup_parameters
+
+
+def test_effective_parameters_of_gemma_4() -> None:
+    """2.3B and 4.5B by its model card, which counts no per-layer table (recalled, not re-read)."""
+    assert active_parameters(load_architecture("gemma-4-E2B")) == pytest.approx(2.3e9, rel=0.03)
+    assert active_parameters(load_architecture("gemma-4-E4B")) == pytest.approx(4.5e9, rel=0.03)
+
+
+def test_a_source_that_is_no_published_file_says_so() -> None:
+    arch = load_architecture("DeepSeek-V4.1-Flash")
+    assert "not a copy of the published config.json" in arch.source
+    assert arch.published_parameters is None
+
+
 def test_every_shipped_architecture_names_its_source() -> None:
     for name in architecture_names():
         arch = load_architecture(name)

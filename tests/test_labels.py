@@ -203,6 +203,15 @@ def test_longer_positions_of_a_label_are_used() -> None:
     assert "max_positions 262,144" in architecture_reading("Qwen/Qwen3-30B-A3B-Instruct-2507").note
 
 
+def test_a_shape_trained_on_for_longer_answers_has_their_positions() -> None:
+    assert load_architecture("Qwen2.5-Math-7B").max_positions == 4096
+    for name in ("nvidia/AceReason-Nemotron-1.1-7B", "nvidia/OpenMath-Nemotron-7B"):
+        assert load_architecture(name).max_positions == 131072
+        assert architecture_reading(name).shape == "Qwen2.5-Math-7B"
+    for name in ("PRIME-RL/Eurus-2-7B-PRIME", "sail/Qwen2.5-Math-7B-Oat-Zero"):
+        assert load_architecture(name).max_positions == 4096
+
+
 def test_a_precision_in_a_name_is_said_not_to_be_read() -> None:
     assert "precision is what the job states" in architecture_reading("Qwen3-8B-FP8").note
     assert "precision" not in architecture_reading("Qwen3-8B-Base").note

@@ -19,6 +19,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.hf_config import from_hf
+from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import load_trainer
 from tests.small_configs import LATENT, PLAIN, read
 
@@ -409,6 +410,63 @@ def test_parts_that_nobody_reads_are_said() -> None:
 def test_a_window_that_is_switched_off_is_idle_in_an_unknown_family() -> None:
     arch = read(PLAIN, model_type="new_one", sliding_window=4096, use_sliding_window=False)
     assert arch.layer_mixers == ("full",) * 4
+
+
+def test_a_window_of_a_known_family_is_read_or_said_not_to_be() -> None:
+    assert read(PLAIN, model_type="starcoder2", sliding_window=256).layer_mixers == ("sliding",) * 4
+    stated: dict[str, Any] = {"sliding_window": 256, "max_position_embeddings": 4096}
+    arch = read(PLAIN, **stated)
+    assert arch.layer_mixers == ("full",) * 4
+    assert arch.assumed == ("sliding_window 256: not read, attention of llama reads every token",)
+    for idle in (
+        {"use_sliding_window": False},
+        {"sliding_window": None},
+        {"max_position_embeddings": 256},
+        {"layer_types": ["full_attention"] * 4},
+        {"model_type": "qwen3"},
+    ):
+        assert read(PLAIN, **{**stated, **idle}).assumed == ()
+
+
+def _phi3(sizes: tuple[int, ...], window: int, positions: int) -> dict[str, Any]:
+    keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    said = {"sliding_window": window, "max_position_embeddings": positions, "vocab_size": 32064}
+    return {"model_type": "phi3", **dict(zip(keys, sizes, strict=True)), **said}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "kind"),
+    [
+        ("microsoft/Phi-3-mini-4k-instruct", _phi3((3072, 32, 32, 32, 8192), 2047, 4096), "sliding"),
+        ("microsoft/Phi-3-mini-128k-instruct", _phi3((3072, 32, 32, 32, 8192), 262144, 131072), "full"),
+        ("microsoft/Phi-3-medium-4k-instruct", _phi3((5120, 40, 40, 10, 17920), 2047, 4096), "sliding"),
+        ("microsoft/Phi-3-medium-128k-instruct", _phi3((5120, 40, 40, 10, 17920), 131072, 131072), "full"),
+    ],
+)
+def test_phi3_by_name_and_by_configuration_is_one_model(name: str, config: dict[str, Any], kind: str) -> None:
+    named, stated = load_architecture(name), read(config)
+    own = {"name": "", "source": "", "published_parameters": None, "published_source": None}
+    assert named.model_copy(update=own) == stated.model_copy(update=own)
+    assert set(stated.layer_mixers) == {kind}
+
+
+def test_the_tower_of_pixtral_behind_the_projector_of_llava() -> None:
+    """mistral-community/pixtral-12b: 12.68B in its checkpoint (recalled); Apriel-1.5 has eight more layers."""
+    tower = {"model_type": "pixtral", "hidden_size": 1024, "image_size": 1024, "intermediate_size": 4096,
+             "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 16}  # fmt: skip
+    text = {"model_type": "mistral", "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 14336, "vocab_size": 131072,
+            "max_position_embeddings": 131072}  # fmt: skip
+    llava = {"model_type": "llava", "text_config": text, "vision_config": tower}
+    assert parameters(read(llava)) == pytest.approx(12.68e9, rel=0.001)
+    apriel = read({**llava, "text_config": {**text, "num_hidden_layers": 48}})
+    assert apriel.vision is not None and apriel.vision.gated
+    assert (apriel.vision.patch_size, apriel.vision.spatial_merge) == (16, 1)
+    block = 4 * 1024**2 + 3 * 1024 * 4096 + 2 * 1024
+    projector = 1024 * 5120 + 5120 + 5120**2 + 5120
+    assert apriel.vision.parameters == 3 * 16**2 * 1024 + 1024 + 24 * block + projector
+    named = load_architecture("ServiceNow-AI/Apriel-1.5-15b-Thinker")
+    assert (named.vision, parameters(named)) == (apriel.vision, parameters(apriel))
 
 
 def test_blocks_that_are_chosen_under_both_of_their_names() -> None:

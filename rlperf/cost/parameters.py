@@ -54,8 +54,13 @@ def tower_parameters(arch: Architecture) -> int:
 
 
 def active_parameters(arch: Architecture) -> int:
-    """Parameters that one token passes through (top-k experts), vision tower left out."""
-    return language_parameters(arch) - routed_parameters(arch) + routed_parameters(arch, active=True)
+    """Parameters that one token passes through (top-k experts), vision tower left out.
+
+    Nor are tables beside the embedding among them, of which a token reads a row or a few. The matrices that bring their
+    values in go with them, since a shape states both in one number: 90M, of Gemma 3n E4B, beside 4.4B.
+    """
+    passed = language_parameters(arch) - arch.lookup_parameters
+    return passed - routed_parameters(arch) + routed_parameters(arch, active=True)
 
 
 def pair_flop(arch: Architecture) -> float:

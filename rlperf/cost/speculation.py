@@ -241,4 +241,5 @@ def training_share(arch: Architecture, method: Method) -> float:
 
 def _multiplied(arch: Architecture) -> float:
     """Parameters that a token is multiplied with: the head, tied or not, and no table that is looked up."""
-    return float(active_parameters(arch) - embedding_parameters(arch) + arch.vocab * arch.hidden)
+    tables = embedding_parameters(arch) - arch.lookup_parameters  # those that count as active
+    return float(active_parameters(arch) - tables + arch.vocab * arch.hidden)

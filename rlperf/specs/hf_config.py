@@ -19,7 +19,7 @@ from rlperf.specs.hf_families import FAMILIES, REFUSED, Family
 from rlperf.specs.hf_feed_forwards import experts
 from rlperf.specs.hf_fields import Fields, Line
 from rlperf.specs.hf_halves import Given, ReadHalf
-from rlperf.specs.hf_layers import LATENT_KINDS, count_layers, halves, latent_ranks, named
+from rlperf.specs.hf_layers import LATENT_KINDS, count_layers, dropped_window, halves, latent_ranks, named
 from rlperf.specs.hf_names import (
     BIAS,
     DENSE_FIRST,
@@ -97,7 +97,7 @@ def from_hf(
         values = _values(given)
         vision, seen = tower(given.outer, values["hidden"])
         assumed += seen
-        assumed += _left_unread(given, like) if given.kind not in FAMILIES else ()
+        assumed += _left_unread(given, like) if given.kind not in FAMILIES else dropped_window(given)
         assumed += (f"not costed, or in part: {given.family.left_out}",) if given.family.left_out else ()
         if outer.problems:
             raise SpecError(outer.problems)

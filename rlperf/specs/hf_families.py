@@ -166,7 +166,7 @@ FAMILIES: dict[str, Family] = {
     "gpt2": _GPT,
     "gptj": _GPTJ,
     "gpt_neox": Family(norm_weights=2, gated=False, attention_bias=True, ffn_bias=True),
-    "starcoder2": Family(norm_weights=2, gated=False, attention_bias=True, ffn_bias=True, tied=True),
+    "starcoder2": Family(norm_weights=2, gated=False, attention_bias=True, ffn_bias=True, tied=True, windowed=True),
     "mpt": Family(norm_weights=2, gated=False, tied=True),
     "falcon": Family(norm_weights=2, gated=False, tied=True, ffn_times=4),
     "gemma": Family(tied=True),

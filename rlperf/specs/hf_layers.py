@@ -144,7 +144,22 @@ def _window(given: Given) -> tuple[int, int]:
     on = fields.flag("use_sliding_window", default=True)
     if not on:
         fields.has("sliding_window")  # read, and idle
-    return (fields.optional("sliding_window") if on and given.family.windowed else 0), 0
+    window, positions = fields.optional("sliding_window") if on and given.family.windowed else 0, names.POSITIONS
+    reaches_all = window >= fields.optional(*positions, default=window + 1)  # Phi-3 with 128K positions
+    return (0 if reaches_all else window), 0
+
+
+def dropped_window(given: Given) -> tuple[str, ...]:
+    """A window that the file states and switches on, of a family whose attention has none in Transformers."""
+    fields, family = given.fields, given.family
+    read = family.windowed or family.switched_window or family.compressed or family.alone
+    if read or given.kind == "llama4" or fields.has(*names.LAYER_WORDS):
+        return ()
+    window = fields.optional("sliding_window")
+    idle = not window or window >= fields.optional(*names.POSITIONS, default=window + 1)
+    if idle or not fields.flag("use_sliding_window", default=True):
+        return ()
+    return (f"sliding_window {window}: not read, attention of {given.kind} reads every token",)
 
 
 def _refined_mixer(given: Given, mixer: Mixer, index: int) -> Mixer:

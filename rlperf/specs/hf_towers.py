@@ -94,6 +94,15 @@ def _vit(vision: Fields, outer: Fields, text_hidden: int, projector: Projector) 
     )  # fmt: skip
 
 
+def _pixtral_alone(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
+    """Pixtral's blocks with LLaVA's projector: no patches are joined, and its two layers have biases."""
+    found = pixtral(vision, outer, text_hidden)
+    hidden = found.hidden
+    joining = (hidden * found.spatial_merge) ** 2 + hidden + hidden * text_hidden + text_hidden * text_hidden
+    total = found.parameters - joining + _two_layers(outer, hidden, 1, text_hidden)
+    return found.model_copy(update={"spatial_merge": 1, "parameters": total})
+
+
 def _of(projector: Projector) -> Callable[[Fields, Fields, int], VisionTower]:
     return lambda vision, outer, text_hidden: _vit(vision, outer, text_hidden, projector)
 
@@ -196,6 +205,7 @@ TOWERS: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
     "internvl_chat": _of(_joined),
     "intern_vit_6b": _of(_joined),
     "llava": _of(_two_layers),
+    "llava pixtral": _pixtral_alone,
     "llava_next": _of(_two_layers),
     "llava_next_video": _of(_two_layers),
     "llava_onevision": _of(_two_layers),
@@ -210,7 +220,7 @@ TOWERS: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
     "paligemma": _of(_one_layer),
     "cohere2_vision": _of(_split),
 }
-"""Reader of ``vision_config`` by the ``model_type`` of the whole configuration, or of the tower's own."""
+"""Reader of ``vision_config`` by both ``model_type``s, by that of the whole configuration, or by the tower's own."""
 
 
 _PARTS = ("vision_config", "vit_config", "visual_config")
@@ -232,7 +242,7 @@ def tower(outer: Fields, text_hidden: int) -> tuple[VisionTower | None, tuple[st
     kinds.append(kinds[1].removesuffix("_vision"))
     if vision.has("fullatt_block_indexes"):
         kinds.append("qwen2_5_vl")
-    known = next((kind for kind in kinds if kind in TOWERS), "")
+    known = next((kind for kind in (" ".join(kinds[:2]), *kinds) if kind in TOWERS), "")
     if known:
         return TOWERS[known](vision, outer, text_hidden), ()
     name = next((kind for kind in reversed(kinds[:2]) if kind), "this model_type")

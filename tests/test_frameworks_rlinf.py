@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rlperf.frameworks.export import export_run
 from rlperf.frameworks.imports import Imported, import_config, job_of
 from rlperf.frameworks.keytable import nest
 from rlperf.frameworks.registry import adapter_of
+from rlperf.frameworks.run import RolloutRun
 
 from .framework_samples import sample_run
 
@@ -66,8 +68,34 @@ def test_the_fsdp_trainer_has_its_own_switches(tmp_path: Path) -> None:
     assert (run.trainer.backend, run.trainer.zero_stage, run.trainer.activation_recompute) == ("fsdp2", 3, "full")
     assert (run.trainer.token_budget, run.trainer.microbatch, run.trainer.scoring_microbatch) == (None, 1, 2)
     assert (run.trainer.packing, run.trainer.parked, run.trainer.data_parallel) == (False, True, 8)
-    kept = read(tmp_path, {**FSDP, "actor.fsdp_config.reshard_after_forward": False, "actor.enable_offload": False})
-    assert (kept.run.trainer.zero_stage, kept.run.trainer.parked) == (2, False)
+    assert read(tmp_path, {**FSDP, "actor.enable_offload": False}).run.trainer.parked is False
+
+
+@pytest.mark.parametrize(
+    ("keys", "stage"),
+    [
+        ({"reshard_after_forward": False}, 3),  # FSDP1, the default, does not read it
+        ({"sharding_strategy": "shard_grad_op"}, 2),
+        ({"sharding_strategy": "no_shard", "reshard_after_forward": True}, 0),
+        ({"strategy": "fsdp2", "reshard_after_forward": False}, 2),
+        ({"strategy": "fsdp2", "sharding_strategy": "no_shard"}, 3),
+    ],
+)
+def test_the_strategy_says_which_key_shards(tmp_path: Path, keys: dict[str, Any], stage: int) -> None:
+    found = read(tmp_path, {**FSDP, **{f"actor.fsdp_config.{key}": value for key, value in keys.items()}})
+    assert found.run.trainer.zero_stage == stage
+
+
+def test_sglang_takes_its_own_section_of_sampling_before_the_algorithms(tmp_path: Path) -> None:
+    own = {**KEYS, "rollout.sampling_params": {"max_new_tokens": 2048, "do_sample": True}}
+    assert read(tmp_path, own).run.batch.max_response_tokens == 2048
+    vllm = read(tmp_path, {**own, "rollout.rollout_backend": "vllm"})
+    assert vllm.run.batch.max_response_tokens == 7168
+    assert ("idle_key", "rollout.sampling_params.max_new_tokens") in {
+        (each.rule, each.key) for each in audit(vllm, predict=False).findings
+    }
+    with pytest.raises(SpecError, match=r"rollout\.sampling_params\.max_new_tokens is mandatory"):
+        job_of(read(tmp_path, {**KEYS, "rollout.sampling_params": {"do_sample": True}}))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +104,7 @@ def test_the_fsdp_trainer_has_its_own_switches(tmp_path: Path) -> None:
         ({"actor,rollout,reward": "all"}, 16, "colocated"),
         ({"actor": "0-7", "rollout,reward": "8-15"}, 16, "streaming"),
         ({"actor": "0-3,4-7:4-7", "rollout": "8-11", "reward": 8}, 12, "streaming"),
-        ({"actor": {"node_group": "a", "placement": "0-7"}, "rollout": {"placement": "8-15"}}, 16, "streaming"),
+        ({"actor": {"node_group": "cluster", "placement": "0-7"}, "rollout": {"placement": "8-15"}}, 16, "streaming"),
     ],
 )
 def test_pools_are_ranks_of_gpus(tmp_path: Path, placement: dict[str, Any], devices: int, mode: str) -> None:
@@ -104,6 +132,10 @@ def test_pools_apart_overlap_within_a_step(tmp_path: Path) -> None:
          "megatron_layers", "actor.model.pipeline_model_parallel_size"),
         ({"cluster.component_placement": {"actor": "0-5", "rollout": "4-7"}}, "placement",
          "cluster.component_placement"),
+        ({"cluster.component_placement": {"actor,rollout": "0-7"}}, "reward_placed", "cluster.component_placement"),
+        ({"cluster.component_placement": {"actor,rollout,reward": "0-3,5-8"}}, "contiguous",
+         "cluster.component_placement"),
+        ({"actor.model.encoder_seq_length": 4096}, "row_length", "actor.model.encoder_seq_length"),
         ({**APART, "runner.enable_dynamic_batch_size": True}, "streamed_batches", "runner.enable_dynamic_batch_size"),
         ({"data.rollout_batch_size": 127, "algorithm.group_size": 7}, "batch_by_dp", "data.rollout_batch_size"),
     ],
@@ -111,6 +143,52 @@ def test_pools_apart_overlap_within_a_step(tmp_path: Path) -> None:
 def test_what_the_framework_asserts_is_found(tmp_path: Path, keys: dict[str, Any], rule: str, key: str) -> None:
     found = audit(read(tmp_path, KEYS | keys), predict=False)
     assert rule in {each.rule for each in found.findings if each.key == key and each.severity == "error"}
+
+
+@pytest.mark.parametrize("adv_type", ["grpo", "grpo_dynamic", "reinpp_baseline", "reinpp"])
+def test_groups_are_asked_of_advantages_that_compare(tmp_path: Path, adv_type: str) -> None:
+    found = audit(read(tmp_path, {**KEYS, "algorithm.adv_type": adv_type, "algorithm.group_size": 1}), predict=False)
+    assert ("groups" in {each.rule for each in found.findings}) == (adv_type != "reinpp")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"actor.model.encoder_seq_length": 16384}, ("warning", "lengths_agree", "actor.model.encoder_seq_length")),
+        ({"algorithm.sampling_params.max_new_tokens": 9000},
+         ("warning", "response_length", "algorithm.sampling_params.max_new_tokens")),
+        ({"algorithm.down_sampling.do_down_sampling": True},
+         ("hint", "uncounted", "algorithm.down_sampling.do_down_sampling")),
+        ({"algorithm.max_num_gen_batches": 2}, ("hint", "uncounted", "algorithm.max_num_gen_batches")),
+        ({"actor.model.precision": "fp32"}, ("hint", "uncounted", "actor.model.precision")),
+        ({"rollout.model.precision": 32}, ("hint", "uncounted", "rollout.model.precision")),
+    ],
+)  # fmt: skip
+def test_what_changes_the_work_is_named(tmp_path: Path, keys: dict[str, Any], said: tuple[str, str, str]) -> None:
+    def named(stated: dict[str, Any]) -> set[tuple[str, str, str]]:
+        findings = audit(read(tmp_path, stated), predict=False).findings
+        return {(each.severity, each.rule, each.key) for each in findings}
+
+    plain = {**KEYS, "actor.model.encoder_seq_length": 8192, "actor.model.precision": "bf16",
+             "algorithm.max_num_gen_batches": 1}  # fmt: skip
+    assert said in named(plain | keys) - named(plain)
+
+
+@pytest.mark.parametrize(("computed_in", "hinted"), [(None, True), ("fp32", True), ("bf16", False)])
+def test_fsdp_in_fp32_that_computes_in_16_bits_is_what_is_predicted(
+    tmp_path: Path, computed_in: str | None, hinted: bool
+) -> None:
+    keys = {"actor.model.precision": "fp32", "actor.fsdp_config.mixed_precision.param_dtype": computed_in}
+    assert ("uncounted" in {each.rule for each in audit(read(tmp_path, FSDP | keys), predict=False).findings}) == hinted
+
+
+def test_the_planner_asks_what_speaks_of_the_run() -> None:
+    """Rules of ``run`` alone are asked of no pool, so these two speak of the rollout, too."""
+    names = {"rollout": RolloutRun(devices=4), "batch": SimpleNamespace(group_size=1)}
+    for mode, broken in (("streaming", {"fsdp_inference", "groups"}), ("colocated", {"groups"})):
+        asked = {**names, "run": SimpleNamespace(mode=mode)}
+        refused = set(framework_facts("rlinf").refused(asked, "fsdp2", about="rollout"))
+        assert refused & {"fsdp_inference", "groups"} == broken
 
 
 def test_fsdp_batches_divide_over_microbatches_and_gpus(tmp_path: Path) -> None:
@@ -128,7 +206,20 @@ def test_fsdp_batches_divide_over_microbatches_and_gpus(tmp_path: Path) -> None:
         ({"actor.model.is_lora": True}, "no adapters of RLinf"),
         ({"cluster.auto_scheduler": True}, "change their size"),
         ({"cluster.component_placement": {"actor": "0-3", "rollout": "4-6", "inference": "7"}}, "GPUs of its own"),
+        (
+            {"actor.training_backend": "fsdp", "actor.fsdp_config.sharding_strategy": "hybrid_shard"},
+            "sharding within groups",
+        ),
         ({"cluster.component_placement": {"reward": "0-7"}}, "component_placement.actor is mandatory"),
+        (
+            {
+                "cluster.component_placement": {
+                    "actor,reward": {"node_group": "a", "placement": "0-7"},
+                    "rollout": "8-15",
+                }
+            },
+            "ranks count within the group",
+        ),
     ],
 )
 def test_what_rlperf_does_not_read_is_refused_by_name(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
@@ -136,9 +227,10 @@ def test_what_rlperf_does_not_read_is_refused_by_name(tmp_path: Path, keys: dict
         job_of(read(tmp_path, KEYS | keys))
 
 
-def test_ranks_that_are_none_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", ["0..7", "7-4"])
+def test_ranks_that_are_none_are_refused(tmp_path: Path, ranks: str) -> None:
     with pytest.raises(SpecError, match="is no range of ranks"):
-        read(tmp_path, {**KEYS, "cluster.component_placement": {"actor": "0..7", "rollout": "0-7"}})
+        read(tmp_path, {**KEYS, "cluster.component_placement": {"actor": ranks, "rollout": "0-7"}})
 
 
 def test_a_key_that_nobody_is_known_to_read_is_a_warning(tmp_path: Path) -> None:
@@ -161,6 +253,8 @@ def test_exports_read_back_as_they_were_meant(tmp_path: Path, version: str) -> N
         back = import_config([tmp_path / "config.sh"], f"rlinf=={version}")
         meant = phase.emission.run
         assert (back.unknown, back.illegal, back.run.wrong) == ((), (), ()), seed
+        cleared = "++rollout.sampling_params=null" in (tmp_path / "config.sh").read_text()
+        assert cleared == (meant.rollout.backend == "sglang"), seed
         for name in ("mode", "reference", "devices", "nodes"):
             assert getattr(back.run, name) == getattr(meant, name), (seed, name)
         for name in ["prompts_per_step", "group_size", "mini_batch", "max_prompt_tokens", "max_response_tokens"]:

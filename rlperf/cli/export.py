@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from rlperf.cli.output import AsJson, console, print_json
+from rlperf.specs.framework_names import LISTED
 
 
 def export(
     plan: Annotated[Path, typer.Argument(help="plan.yaml of `rlperf plan`, or a job file whose pools are pinned.")],
     framework: Annotated[
         str | None,
-        typer.Option(help="verl, nemo_rl, openrlhf, slime, areal, trl, skyrl; with ==version if it matters."),
+        typer.Option(help=f"{LISTED}; with ==version if it matters."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("export"),
     as_json: AsJson = False,

@@ -10,6 +10,7 @@ import typer
 from rlperf.cli.audited import Config
 from rlperf.cli.output import AsJson, console, print_json
 from rlperf.errors import Problem, SpecError
+from rlperf.specs.framework_names import LISTED
 
 DEFAULT = Path("job.yaml")
 
@@ -23,9 +24,7 @@ def _target(out: Path | None, force: bool) -> Path:
 
 def import_(
     config: Config,
-    framework: Annotated[
-        str | None, typer.Option(help="verl, nemo_rl, openrlhf, slime, areal, trl, skyrl (==version), or recognised.")
-    ] = None,
+    framework: Annotated[str | None, typer.Option(help=f"{LISTED} (==version), or recognised.")] = None,
     cluster: Annotated[str | None, typer.Option(help="Cluster that it runs on; the file does not say.")] = None,
     workload: Annotated[str | None, typer.Option(help="Length preset, model or trace; the file does not say.")] = None,
     out: Annotated[

@@ -11,6 +11,7 @@ import typer
 from rlperf.cli.asked import AskedJob, asks_job
 from rlperf.cli.output import console
 from rlperf.errors import Problem, SpecError
+from rlperf.specs.framework_names import LISTED
 
 
 @asks_job
@@ -45,9 +46,7 @@ def _answered(asked: AskedJob) -> AskedJob:
         gpus, gpu = _devices(typer.prompt("Devices", f"16 {asked.gpu or 'h100'}"))
         asked = replace(asked, gpus=gpus, gpu=gpu or asked.gpu)
     if asked.framework is None:
-        asked = replace(
-            asked, framework=typer.prompt("Framework (verl, nemo_rl, openrlhf, slime, areal, trl, skyrl)", "verl")
-        )
+        asked = replace(asked, framework=typer.prompt(f"Framework ({LISTED})", "verl"))
     if asked.max_response is None:
         asked = replace(asked, max_response=typer.prompt("Longest response in tokens", "16k"))
     if asked.prompts is None:

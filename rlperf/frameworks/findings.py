@@ -30,6 +30,11 @@ PHASES = {"rollout": "rollout", "trainer": "training"}
 """Pools by the phase in which they take memory."""
 _SGLANG = "is not passed to SGLang (sglang_rollout/async_sglang_server.py:315 of 0.9.1), as engine_kwargs.sglang is"
 IDLE: dict[str, dict[str, tuple[str, str, str]]] = {
+    "rlinf": {
+        "rollout.sampling_params.max_new_tokens": (
+            "", "vllm", "is read by SGLang's worker alone (vllm_worker.py:132 reads algorithm.sampling_params)"
+        ),
+    },
     "slime": {
         "log-probs-max-tokens-per-gpu": (
             "", "", "is parsed and never used (slime/utils/arguments.py:1869): scoring takes the train microbatches"
@@ -47,6 +52,18 @@ IDLE: dict[str, dict[str, tuple[str, str, str]]] = {
     },
 }  # fmt: skip
 """Keys that a framework takes and that do nothing: in which versions, under which engine (empty: all), and why."""
+_IN_FP32 = ("fp32", 32, "32", "32-true")
+BESIDE: dict[str, dict[str, tuple[tuple[object, ...], str, str]]] = {
+    "rlinf": {
+        "algorithm.down_sampling.do_down_sampling": ((True,), "", "trains on fewer responses than are generated"),
+        "algorithm.max_num_gen_batches": (tuple(range(2, 65)), "", "loads this many batches of prompts for a step"),
+        "actor.model.precision": (
+            _IN_FP32, "actor.fsdp_config.mixed_precision.param_dtype", "computes in fp32 where bf16 is predicted"
+        ),
+        "rollout.model.precision": (_IN_FP32, "", "generates in fp32 where bf16 is predicted"),
+    },
+}  # fmt: skip
+"""Keys that change the work in a way that is not counted: at which values, unless which key has another, and how."""
 _RANK = {"error": 0, "warning": 1, "hint": 2}
 
 
@@ -263,6 +280,11 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
         value = imported.source.keys.get(key)
         if here and value is not None and value != imported.target.default(key):
             found.append(Finding("hint", key, why, "leave it out", "never", imported.where(key), rule="idle_key"))
+    keys = imported.source.keys
+    for key, (values, unless, why) in BESIDE.get(imported.adapter.name, {}).items():
+        if keys.get(key) in values and keys.get(unless) in (None, *values):
+            message = f"{why}, which is not counted"
+            found.append(Finding("hint", key, message, "", "never", imported.where(key), rule="uncounted"))
     unknown = {item.key for item in imported.unknown}
     known = {key: value for key, value in imported.carried.items() if key not in unknown}
     for key in uncounted(known, imported.target.defaults(), run.rollout.backend):

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlperf.frameworks.extra_keys import EXTRA_KEYS
 from rlperf.frameworks.releases import DRIFT, NOT_BEFORE, RELEASES
-from rlperf.specs.framework import FACTS
+from rlperf.specs.framework_names import FACTS
 from rlperf.specs.writer import write_atomic
 
 VERL_RELEASES = {"v0.4.1": "0.4", "v0.5.0": "0.5", "v0.6.1": "0.6", "v0.7.1": "0.7", "v0.8.0": "0.8", "v0.9.0": "0.9",

@@ -21,7 +21,8 @@ from functools import cache
 from typing import Any
 
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.specs.framework import FACTS, versions_of
+from rlperf.specs.framework import versions_of
+from rlperf.specs.framework_names import FACTS
 
 Value = Any
 """A value in a configuration: bool, int, float, str, None, list or dict as JSON knows them."""

@@ -7,9 +7,8 @@ from importlib import import_module
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.frameworks.adapter import Adapter, checked
-from rlperf.specs.framework import FACTS
+from rlperf.specs.framework_names import FRAMEWORKS as FRAMEWORKS
 
-FRAMEWORKS = tuple(sorted(path.stem for path in FACTS.glob("*.yaml")))
 _ALIASES = {"nemo": "nemo_rl", "nemorl": "nemo_rl", "nemo_rl": "nemo_rl", "miles": "slime", "skyrl_train": "skyrl"}
 
 

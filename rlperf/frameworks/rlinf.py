@@ -6,7 +6,7 @@ becomes ``actor.micro_batch_size`` (config.py:1204), ``runner.max_tokens_per_mbs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.frameworks.adapter import Emission, Limitation, Source
@@ -23,6 +23,7 @@ from rlperf.frameworks.fields import (
     elsewhere,
     field,
     one_as,
+    put,
     read_fields,
     resolve,
     write_fields,
@@ -36,16 +37,20 @@ from rlperf.frameworks.nearest import (
     without_selective_recompute,
     without_ulysses,
 )
-from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
+from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
 from rlperf.frameworks.writing import comment, script, shell_word, yaml_scalar
 
 M, F, A = "actor.model.", "actor.fsdp_config.", "algorithm."
+SAMPLING = "rollout.sampling_params"
+"""Where it is stated, SGLang's worker reads it whole and leaves algorithm.sampling_params (sglang_worker.py:73)."""
 PLACED = "cluster.component_placement"
 APART = ("inference", "actor_inference", "critic", "critic_inference")
 """Components that rlperf places nowhere of their own."""
 
 _BACKEND = Unit(lambda value, _: "fsdp2" if value == "fsdp" else value,
                 lambda value, _: "fsdp" if value == "fsdp2" else value)  # fmt: skip
+SHARDED = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0}
+"""``sharding_strategy`` as ZeRO stage: read under ``strategy: fsdp`` alone (strategy/fsdp.py:156), the default."""
 _RESHARD = Unit(lambda value, _: 3 if value else 2, lambda value, _: value >= 3)
 _MINI = Unit(
     lambda value, run: -(-run.batch.prompts // max(int(value), 1)),
@@ -66,7 +71,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.microbatch", A + "training_batch_size_per_gpu", note="samples"),
     field("trainer.scoring_microbatch", A + "logprob_forward_micro_batch_size", note="samples"),
     field("trainer.packing", M + "variable_seq_lengths", note="without padding", backend="fsdp2"),
-    field("trainer.zero_stage", F + "reshard_after_forward", _RESHARD, backend="fsdp2"),
+    field("trainer.zero_stage", F + "reshard_after_forward", _RESHARD, "under strategy: fsdp2", backend="fsdp2"),
     field("trainer.checkpointing", F + "gradient_checkpointing", backend="fsdp2"),
     field("trainer.offload_all", F + "cpu_offload", note="parameters and optimizer on the host", backend="fsdp2"),
     field("trainer.activation_recompute", M + "recompute_granularity", RECOMPUTE, backend="megatron"),
@@ -181,10 +186,20 @@ class Rlinf:
 
 @dataclass(frozen=True)
 class RlinfFacts:
-    """What rules ask beside the run."""
+    """What rules ask beside the run.
+
+    inference : an FSDP actor apart has GPUs for inference; ungrouped : ``adv_type`` takes single responses
+    row_length : tokens of a row of a batch; longest : tokens that the engine may hand over for it
+    """
 
     colocate: bool
     placed: bool | None = None
+    contiguous: bool | None = None
+    rewarded: bool | None = None
+    inference: bool = False
+    ungrouped: bool = False
+    row_length: int | None = None
+    longest: int | None = None
     log_probs: bool | None = None
     n_minibatches: int | None = None
     stated_microbatch: int | None = None
@@ -240,6 +255,8 @@ def _algorithm(run: Run) -> list[Setting]:
     ]
     if run.rollout.backend == "sglang" and run.rollout.max_running:
         settings.append(Setting("rollout.cuda_graph_max_bs", run.rollout.max_running, "no more than run at once"))
+    if run.rollout.backend == "sglang":
+        settings.append(Setting(SAMPLING, None, "it would hide algorithm.sampling_params"))
     if run.trainer.backend == "megatron" and run.trainer.activation_recompute == "full":
         settings += [Setting(M + "recompute_method", "uniform"), Setting(M + "recompute_num_layers", 1)]
     if run.trainer.offload_optimizer:
@@ -268,7 +285,8 @@ _ALSO_READ = frozenset(
         A + "reinpp_kl_beta", A + "recompute_logprobs", "rollout.return_logprobs", A + "importance_sampling_fix",
         "rollout.model.model_path", M + "model_path", M + "encoder_seq_length", "rollout.cuda_graph_max_bs",
         "actor.enable_offload", "actor.offload_weight", "actor.offload_optimizer", "actor.offload_grad",
-        M + "is_lora", F + "strategy", "critic.use_critic_model",
+        M + "is_lora", F + "strategy", F + "sharding_strategy", "critic.use_critic_model", SAMPLING,
+        SAMPLING + ".max_new_tokens",
     }
 )  # fmt: skip
 
@@ -280,7 +298,9 @@ def _read_trainer(ours: TrainerRun, flat: Flat) -> TrainerRun:
     hosted = ours.offload_optimizer if megatron else ours.offload_all
     etp = flat.get(M + "expert_tensor_parallel_size") or ours.tensor_parallel
     filled = ours.having() if ours.dynamic else ours.having(token_budget=None)
+    sharded = SHARDED.get(str(flat.get(F + "sharding_strategy")), ours.zero_stage)
     return filled.having(
+        zero_stage=ours.zero_stage if megatron or flat.get(F + "strategy") == "fsdp2" else sharded,
         activation_recompute=recompute,
         offload="optimizer" if hosted else "none",
         expert_tensor_parallel=int(etp) if megatron else 1,
@@ -289,17 +309,35 @@ def _read_trainer(ours: TrainerRun, flat: Flat) -> TrainerRun:
     )
 
 
+def _read_response(run: Run, flat: Flat) -> Run:
+    """The longest response: of the section that the engine's worker reads; what the sequence leaves where none says."""
+    hidden = [key for key, value in flat.items() if key.startswith(SAMPLING + ".") and value is not None]
+    if hidden and run.rollout.backend == "sglang":
+        key = SAMPLING + ".max_new_tokens"
+        if flat.get(key) is None:
+            return replace(run, missing=(*run.missing, key))
+        return put(run, ref("batch.max_response_tokens"), flat[key], key)
+    length, prompt = run.batch.context_tokens, run.batch.max_prompt_tokens
+    if run.batch.max_response_tokens is None and length and prompt:
+        return replace(run, batch=replace(run.batch, max_response_tokens=max(length - prompt, 1)))
+    return run
+
+
+def _longest(run: Run) -> int | None:
+    """Tokens of the longest sequence: vLLM ends it at runner.seq_length (vllm_worker.py:347), SGLang does not."""
+    prompt, response, length = run.batch.max_prompt_tokens, run.batch.max_response_tokens, run.batch.context_tokens
+    if prompt is None or response is None:
+        return None
+    return min(prompt + response, length) if run.rollout.backend == "vllm" and length else prompt + response
+
+
 def _read_rest(run: Run, flat: Flat) -> Run:
     """Devices, mode, and what rules ask."""
-    nodes = int(flat.get("cluster.num_nodes") or 1)
-    actor, rollout = (_ranks(flat, role, 8 * nodes) for role in ("actor", "rollout"))
+    nodes, placed, run = int(flat.get("cluster.num_nodes") or 1), _placements(flat), _read_response(run, flat)
+    actor, rollout, _ = ordered = [_ranks(placed, role, 8 * nodes) for role in ("actor", "rollout", "reward")]
     missing = [f"{PLACED}.{role}" for role, ranks in (("actor", actor), ("rollout", rollout)) if not ranks]
     shares = actor == rollout
-    both = actor | rollout or frozenset({0})
-    length, prompt = run.batch.context_tokens, run.batch.max_prompt_tokens
-    response = run.batch.max_response_tokens
-    if response is None and length and prompt:
-        response = max(length - prompt, 1)
+    both = {*actor, *rollout} or {0}
     kl = max(float(flat.get(A + name) or 0.0) for name in ("kl_beta", "reinpp_kl_beta"))
     offloads = ("enable_offload",) if run.trainer.backend == "fsdp2" else ("offload_weight", "offload_optimizer")
     parked = all(bool(flat.get(f"actor.{name}")) for name in offloads)
@@ -313,14 +351,19 @@ def _read_rest(run: Run, flat: Flat) -> Run:
         devices=len(both),
         nodes=nodes,
         devices_per_node=-(-(max(both) + 1) // nodes),
-        batch=replace(run.batch, max_response_tokens=response),
         trainer=trainer,
         rollout=run.rollout.having(devices=max(len(rollout), 1)),
         missing=(*run.missing, *missing),
         wrong=(*run.wrong, *_unread(flat)),
         facts=RlinfFacts(
             colocate=shares,
-            placed=shares or not actor & rollout,
+            placed=shares or not set(actor) & set(rollout),
+            contiguous=all(ranks == tuple(range(ranks[0], ranks[-1] + 1)) for ranks in ordered[:2] if ranks),
+            rewarded="reward" in placed,
+            inference="inference" in placed or "actor_inference" in placed,
+            ungrouped=flat.get(A + "adv_type") not in (None, "grpo", "grpo_dynamic", "reinpp_baseline"),
+            row_length=int(flat.get(M + "encoder_seq_length") or 0) or None,
+            longest=_longest(run),
             log_probs=any(log_probs) if None not in log_probs else None,
             n_minibatches=int(flat.get(A + "n_minibatches") or 1),
             stated_microbatch=int(flat.get(A + "training_batch_size_per_gpu") or 1),
@@ -343,18 +386,24 @@ def _placements(flat: Flat) -> dict[str, str]:
     return found
 
 
-def _ranks(flat: Flat, role: str, devices: int) -> frozenset[int]:
-    """Ranks of GPUs of a component: ``0-3``, ``all``, ``0-3:0-7,5``; process ranks behind the colon are not asked."""
-    stated, ranks = _placements(flat).get(role, ""), set[int]()
+def _grouped(flat: Flat) -> list[str]:
+    """Placements in a group of nodes other than ``cluster``, which is RLinf's own word for all (scheduler/node.py)."""
+    keys = [key for key in flat if key.startswith(PLACED + ".") and key.endswith(".node_group")]
+    return [key for key in keys if flat[key] not in (None, "cluster")]
+
+
+def _ranks(placed: Mapping[str, str], role: str, devices: int) -> tuple[int, ...]:
+    """Ranks of GPUs of a component as they are named: ``0-3``, ``all``, ``0-3:0-7,5``; behind a colon are processes."""
+    stated, ranks = placed.get(role, ""), list[int]()
     for part in filter(None, (each.partition(":")[0].strip() for each in stated.split(","))):
         first, dash, last = part.partition("-")
         if part == "all":
-            ranks |= set(range(devices))
-        elif first.isdecimal() and (last.isdecimal() if dash else not last):
-            ranks |= set(range(int(first), min(int(last or first), int(first) + _MOST) + 1))
+            ranks += range(devices)
+        elif first.isdecimal() and (last.isdecimal() and int(last) >= int(first) if dash else not last):
+            ranks += range(int(first), min(int(last or first), int(first) + _MOST) + 1)
         else:
             raise ValueError(f"{PLACED}: {role}: {stated!r} is no range of ranks")
-    return frozenset(ranks)
+    return tuple(ranks)
 
 
 _MOST = 1 << 20
@@ -364,13 +413,17 @@ _MOST = 1 << 20
 def _unread(flat: Flat) -> list[str]:
     """What a file states that no job of rlperf says."""
     found, placed = [], _placements(flat)
+    one = flat.get("actor.training_backend") == "fsdp" and flat.get(F + "strategy") != "fsdp2"
+    hybrid = one and flat.get(F + "sharding_strategy") == "hybrid_shard"
     refused: list[tuple[str, Value, str]] = [
         ("runner.task_type", flat.get("runner.task_type") not in (None, "reasoning"), "rlperf reads reasoning alone"),
         ("cluster.auto_scheduler", flat.get("cluster.auto_scheduler"), "pools that change their size as they run"),
         (A + "adv_type", flat.get(A + "adv_type") == "gae", "rlperf reads no critic of RLinf"),
         ("critic.use_critic_model", flat.get("critic.use_critic_model"), "rlperf reads no critic of RLinf"),
         (M + "is_lora", flat.get(M + "is_lora"), "rlperf reads no adapters of RLinf"),
+        (F + "sharding_strategy", hybrid, "rlperf reads no sharding within groups of GPUs"),
     ]
+    refused += [(key, True, "ranks count within the group, which rlperf does not resolve") for key in _grouped(flat)]
     found += [f"{key}: {yaml_scalar(flat.get(key))} ({why})" for key, states, why in refused if states]
     found += [f"{PLACED}.{name}: {placed[name]} (GPUs of its own)" for name in APART if name in placed]
     return found

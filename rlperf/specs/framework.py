@@ -12,7 +12,6 @@ import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -22,12 +21,10 @@ from pydantic import Field
 
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.framework_names import FACTS
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.pool import PoolSpec
 from rlperf.specs.reader import Document, is_file, read_document
-
-FACTS = Path(__file__).resolve().parent.parent / "frameworks" / "facts"
-"""Folder of what is known of each framework: ``NAME.yaml`` (`FrameworkFacts`) and ``NAME.tsv`` (its keys)."""
 
 BoolArray = npt.NDArray[np.bool_]
 Stage = Literal["parse", "launch", "worker", "run", "never"]

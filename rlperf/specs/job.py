@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.choice import Counts, Naturals, Ratios, TokenCount, TokenCounts
+from rlperf.specs.framework_names import LISTED
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.objectives import Minimize
@@ -167,9 +168,7 @@ class Job(Frozen):
     old_policy: bool | None = Field(
         None, description="score the policy that generated before it is updated; default: as the framework does"
     )
-    framework: str = Field(
-        "verl", description="verl, nemo_rl, openrlhf, slime, areal, trl, skyrl; with ==version if it matters"
-    )
+    framework: str = Field("verl", description=f"{LISTED}; with ==version if it matters")
     in_flight_updates: bool | None = Field(
         None, description="engines take new weights while they generate; default: as the framework does"
     )

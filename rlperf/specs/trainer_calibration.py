@@ -17,7 +17,8 @@ from pydantic import BaseModel, Field, model_validator
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import calibration_names, find_calibration
 from rlperf.specs.cluster import Device
-from rlperf.specs.framework import FACTS, facts_data
+from rlperf.specs.framework import facts_data
+from rlperf.specs.framework_names import FRAMEWORKS
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.reader import read_document, read_spec, validate
 from rlperf.specs.trainer_capability import Capability
@@ -276,7 +277,7 @@ def _read(path: Path) -> TrainerCalibration:
     problems = []
     if found.id != path.stem:
         problems.append(document.problem(("id",), f"{found.id!r} is not the file's stem", f"write id: {path.stem}"))
-    known = sorted(facts.stem for facts in FACTS.glob("*.yaml"))
+    known = FRAMEWORKS
     for name in found.capability.frameworks:
         if name not in known:
             hint = did_you_mean(name, known) or f"known: {', '.join(known)}"
@@ -337,7 +338,7 @@ def _path(name: str, folder: Path | str | None) -> Path:
     path = find_calibration(name, "trainers", folder)
     if path is None:
         names = trainer_names(folder)
-        served = sorted({backend for facts in FACTS.glob("*.yaml") for backend in facts_data(facts.stem)["backends"]})
+        served = sorted({backend for name in FRAMEWORKS for backend in facts_data(name)["backends"]})
         raise SpecError(
             Problem(
                 f"there is no trainer backend named {name!r}",

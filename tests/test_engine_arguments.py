@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from rlperf.api import predict_job
+from rlperf.errors import SpecError
 from rlperf.frameworks.audit import audit
 from rlperf.frameworks.export import Carried, export_run
 from rlperf.frameworks.imports import Imported, import_config, job_of
@@ -82,13 +83,21 @@ def test_uncut_prompts_survive_an_export(tmp_path: Path, framework: str) -> None
 
 
 def test_slime_sends_an_engine_no_more_than_its_concurrency(tmp_path: Path) -> None:
-    assert slime(tmp_path, "").run.rollout.max_running is None
+    plain, stated = slime(tmp_path, ""), slime(tmp_path, "--sglang-server-concurrency 512")
+    assert plain.run.rollout.max_running == stated.run.rollout.max_running == 512, "its default holds unstated, too"
+    assert predict_job(job_of(plain)).rl_step_s == predict_job(job_of(stated)).rl_step_s
     assert slime(tmp_path, "--sglang-max-running-requests 1024").run.rollout.max_running == 512
     assert slime(tmp_path, "--sglang-server-concurrency 64").run.rollout.max_running == 64
     wide = slime(tmp_path, "--sglang-server-concurrency 2048 --sglang-max-running-requests 1024").run
     assert wide.rollout.max_running == 1024
     text = dict(export_run(wide, adapter_of("slime"), "main", "out").files)["out.sh"]
     assert "--sglang-server-concurrency 1024" in text and "--sglang-max-running-requests 1024" in text
+
+
+@pytest.mark.parametrize("sent", [0, -1])
+def test_an_engine_that_is_sent_nothing_is_refused(tmp_path: Path, sent: int) -> None:
+    with pytest.raises(SpecError, match=f"sglang-server-concurrency {sent}: an engine is sent no request"):
+        slime(tmp_path, f"--sglang-server-concurrency {sent}")
 
 
 def test_slime_scores_in_the_microbatches_that_it_trains(tmp_path: Path) -> None:

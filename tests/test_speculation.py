@@ -403,7 +403,7 @@ def test_files_say_what_is_drafted_and_read_back_so(framework: str, engine: str,
 @pytest.mark.parametrize(
     ("flags", "running"),
     [
-        ({}, None),
+        ({}, 512),
         ({"sglang-speculative-algorithm": "EAGLE"}, 48),
         ({"sglang-speculative-algorithm": "EAGLE", "sglang-max-running-requests": 256}, 256),
     ],

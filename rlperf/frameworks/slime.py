@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlperf.errors import ExportError, SpecError
+from rlperf.errors import ExportError, Problem, SpecError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
 from rlperf.frameworks.drafting import DRAFTS, drafting_of, read_sglang, sglang_drafts, sglang_running, with_drafts
 from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, sglang_prefill, whole_prompts
@@ -219,7 +219,7 @@ class Slime:
             flat = {**flat, _flag("dp_size"): width, _flag("enable_dp_attention"): width != 1}
         start = Run(trainer=TrainerRun(backend="megatron"), rollout=RolloutRun(backend="sglang"))
         run, used = read_fields(self.fields, flat, target, start)
-        run = _read_placement(_read_settings(run, flat, source.keys), flat, source)
+        run = _read_placement(_read_settings(run, flat), flat, source)
         return run.completed(), frozenset(used | _ALSO_READ | _ARCHITECTURE | set(_SPELT))
 
 
@@ -371,7 +371,7 @@ _ARCHITECTURE = frozenset(
 )  # fmt: skip
 
 
-def _read_settings(run: Run, flat: Flat, source: Flat) -> Run:
+def _read_settings(run: Run, flat: Flat) -> Run:
     """Trainer, engine and lengths in the words of a plan."""
     batch, response = run.batch, run.batch.max_response_tokens or 1024
     context = batch.context_tokens
@@ -388,8 +388,10 @@ def _read_settings(run: Run, flat: Flat, source: Flat) -> Run:
     depth, replica = run.rollout.pipeline_parallel, run.rollout.replica or 1
     drafted = read_sglang(flat, _flag, own_layer=not flat.get(_flag("speculative_draft_model_path")))
     running = sglang_running(run.rollout.max_running, drafted)
-    if running is not None or _CONCURRENCY in source:  # slime/rollout/sglang_rollout.py:94: so many of each engine
-        running = min(running or 1 << 30, int(flat[_CONCURRENCY]))
+    sent = int(flat[_CONCURRENCY])  # slime/rollout/sglang_rollout.py:94: so many of each engine, stated or not
+    if sent < 1:
+        raise SpecError(Problem(f"{_CONCURRENCY} {sent}: an engine is sent no request, and the rollout never ends"))
+    running = min(running or sent, sent)
     rollout = run.rollout.having(tensor_parallel=max(replica // depth, 1), speculation=drafted, max_running=running)
     rollout = rollout.having(**sglang_prefill(flat, _flag))
     steps = flat.get("num-steps-per-rollout")

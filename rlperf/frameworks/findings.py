@@ -242,6 +242,28 @@ class Cache:
     requests: float
 
 
+def _key_findings(imported: Imported) -> list[Finding]:
+    """Keys that do nothing, and those that change the work or the engine without being counted."""
+    run, found = imported.run, list[Finding]()
+    versions = imported.target.table.versions
+    for key, (span, engine, why) in IDLE.get(imported.adapter.name, {}).items():
+        here = imported.target.version in versions_of(span, versions) and engine in ("", run.rollout.backend)
+        value = imported.source.keys.get(key)
+        if here and value is not None and value != imported.target.default(key):
+            found.append(Finding("hint", key, why, "leave it out", "never", imported.where(key), rule="idle_key"))
+    keys = imported.source.keys
+    for key, (values, unless, why) in BESIDE.get(imported.adapter.name, {}).items():
+        if keys.get(key) in values and keys.get(unless) in (None, *values):
+            message = f"{why}, which is not counted"
+            found.append(Finding("hint", key, message, "", "never", imported.where(key), rule="uncounted"))
+    unknown = {item.key for item in imported.unknown}
+    known = {key: value for key, value in imported.carried.items() if key not in unknown}
+    for key in uncounted(known, imported.target.defaults(), run.rollout.backend):
+        message = f"changes what the engine ({run.rollout.backend}) holds or how fast it is, and is not counted"
+        found.append(Finding("hint", key, message, "", "never", imported.where(key), rule="uncounted"))
+    return found
+
+
 def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
     """Settings of the engine that do nothing or fight each other; no prediction needed."""
     run = imported.run
@@ -274,22 +296,7 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
         message = "prompts are read by engines of their own, which is not predicted"
         advice = "seconds are those of engines that read and write"
         found.append(Finding("hint", key, message, advice, "never", imported.where(key), rule="prefill_apart"))
-    versions = imported.target.table.versions
-    for key, (span, engine, why) in IDLE.get(imported.adapter.name, {}).items():
-        here = imported.target.version in versions_of(span, versions) and engine in ("", run.rollout.backend)
-        value = imported.source.keys.get(key)
-        if here and value is not None and value != imported.target.default(key):
-            found.append(Finding("hint", key, why, "leave it out", "never", imported.where(key), rule="idle_key"))
-    keys = imported.source.keys
-    for key, (values, unless, why) in BESIDE.get(imported.adapter.name, {}).items():
-        if keys.get(key) in values and keys.get(unless) in (None, *values):
-            message = f"{why}, which is not counted"
-            found.append(Finding("hint", key, message, "", "never", imported.where(key), rule="uncounted"))
-    unknown = {item.key for item in imported.unknown}
-    known = {key: value for key, value in imported.carried.items() if key not in unknown}
-    for key in uncounted(known, imported.target.defaults(), run.rollout.backend):
-        message = f"changes what the engine ({run.rollout.backend}) holds or how fast it is, and is not counted"
-        found.append(Finding("hint", key, message, "", "never", imported.where(key), rule="uncounted"))
+    found += _key_findings(imported)
     per_node = run.devices_per_node
     for at in (ref("rollout.tensor_parallel"), ref("trainer.tensor_parallel")):
         width = run.value(at)

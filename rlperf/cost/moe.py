@@ -154,7 +154,7 @@ def grouped_with(
     local = np.minimum(e, routed) / parallel if dealt.balanced else touched_experts(pairs, e / parallel)
     local = np.maximum(local, np.minimum(1.0, e)) * as_float(dealt.touched_share)
     matrices = float(experts.matrices)
-    bandwidth = device.memory_bandwidth
+    bandwidth, own = device.memory_bandwidth, n / parallel if dealt.dispatched else n
     compute_s = 2.0 * matrices * pairs * h * width / (sheet_peak(device, dtype) * fit.compute)
     weights = local * matrices * h * width * kind.weight_bytes
     weight_s = weights / (bandwidth * fit.memory)
@@ -162,7 +162,6 @@ def grouped_with(
         weight_s = weight_s / (1.0 + fit.cached / (1.0 + (weights / (L2_SHARE * device.l2_cache)) ** 3))
     moved = pairs * (2.0 * h + (2.0 * matrices - 1.0) * width) * 2.0
     seconds = fit.fixed + joined(compute_s, weight_s, fit.exponent) + moved / (bandwidth * fit.activation_memory)
-    own = n / parallel if dealt.dispatched else n
     brought = own * h * fit.token_bytes / bandwidth + np.log2(1.0 + own) * fit.per_doubling + pairs * fit.per_pair
     if fit.wide_choice or fit.wide_doubling:
         brought = brought + np.where(e > WIDE, fit.wide_choice + np.log2(1.0 + own) * fit.wide_doubling, 0.0)

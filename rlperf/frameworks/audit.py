@@ -133,8 +133,8 @@ def audit(
         checked = sort([*findings, *engine_findings(given, None)])
         return Audit(imported, None, checked, None, None, tuple(notes), error.problems, compared(None, log))
     notes += context.shape_notes
-    blocked = {finding.rule for finding in findings if finding.severity == "error"} - {"unknown_key", "illegal_value"}
-    predicted, evaluation, cache, unjudged = None, None, None, ""
+    blocked = {each.rule for each in findings if each.severity == "error"} - {"unknown_key", "illegal_value"}
+    predicted, evaluation, cache, unjudged, best = None, None, None, "", None
     try:
         predicted, evaluation = _predict(context)
         cache = _cache_of(evaluation)
@@ -152,14 +152,12 @@ def audit(
     findings, together = repaired(findings, given, attempt)
     if together is not None:
         notes.append(f"with the settings above it fits: {human_seconds(together.rl_step_s)} per rl_step predicted")
-    best = None
     if plan and predicted is not None:
         best, note = _best(job, facts, predicted.rl_step_s)
         notes += [note] if note else []
     against, other = compared(predicted, log), _other_lengths(evaluation, log, job.tasks[0].workload)
     short = "" if evaluation is None else cache_shortage(evaluation)
-    found = sort(findings)
-    return Audit(imported, job, found, predicted, best, tuple(notes), (), against, unjudged, "", other, short)
+    return Audit(imported, job, sort(findings), predicted, best, tuple(notes), (), against, unjudged, "", other, short)
 
 
 def _judged(

@@ -223,6 +223,10 @@ def _left_unread(given: Given, like: str | None) -> tuple[str, ...]:
     return ()
 
 
+WINDOWED = {"sliding", "sliding_latent", "compressed"}
+"""Kinds that see a window."""
+
+
 def _values(given: Given) -> dict[str, Any]:
     """Arguments of `Architecture` except its name, source and vision tower."""
     fields, family = given.fields, given.family
@@ -270,9 +274,7 @@ def _values(given: Given) -> dict[str, Any]:
         "mixers": _shorten(mixer_names),
         "feed_forwards": _shorten(half_names),
         "variants": (*mixer_variants, *half_variants),
-        "window": fields.need(*WINDOW)
-        if kinds & {"sliding", "sliding_latent", "compressed"} and not _stated_window(mixers)
-        else 0,
+        "window": fields.need(*WINDOW) if kinds & WINDOWED and not _stated_window(mixers) else 0,
         "latent": ranks,
         "experts": _experts(given, feed_forwards),
         "state_space": state_space(given) if "mamba" in kinds else None,

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from joblib import Parallel, delayed
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.leave_out import LeftOutGroup, group_of
+from rlperf.calibrate.pooling import Pooled
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.timing_fits import TimingFit, fit_rows
 from rlperf.calibrate.trainer_constants import timed_as
 from rlperf.calibrate.trainer_rows import TrainingRow, digest
 from rlperf.calibrate.validate import PredictedFigure
 from rlperf.calibrate.validate_training import NEEDED, figure_of
-from rlperf.layout import IntArray
+from rlperf.layout import BoolArray, IntArray
 
 
 def predict_groups(path: Path, table: Table, by: str) -> list[LeftOutGroup]:
@@ -30,18 +32,21 @@ def predict_groups(path: Path, table: Table, by: str) -> list[LeftOutGroup]:
     return groups_of(fit_rows(found), by)
 
 
-def groups_of(fit: TimingFit, by: str) -> list[LeftOutGroup]:
-    """The same of a fit of all rows that fits may see: one fit serves every way of grouping."""
+def groups_of(fit: TimingFit, by: str, *, anew: bool = False) -> list[LeftOutGroup]:
+    """The same of a fit of all rows that fits may see: one fit serves every way of grouping.
+
+    ``anew`` : fits without a group begin at the prior and follow slopes of their own, two at a time
+    """
     rows = fit.timed.rows
     names = np.array([group_of(row.row, by) for row in rows])
+    scored_of = {name: np.flatnonzero((names == name) & ~fit.seen) for name in sorted(set(names.tolist()) - {""})}
+    fitted = [name for name, scored in scored_of.items() if len(scored) and (fit.seen & (names == name)).any()]
+    left_out = _left_out(fit, {name: names == name for name in fitted}, anew)
     groups = []
-    for name in sorted(set(names.tolist()) - {""}):
-        members = names == name
-        scored = np.flatnonzero(members & ~fit.seen)
+    for name, scored in scored_of.items():
         if not len(scored):
             continue
-        seen = members & fit.seen
-        left = fit.without(members) if seen.any() else fit
+        seen, left = (names == name) & fit.seen, left_out.get(name, fit)
         groups.append(
             LeftOutGroup(
                 name=name,
@@ -52,6 +57,21 @@ def groups_of(fit: TimingFit, by: str) -> list[LeftOutGroup]:
             )
         )
     return groups
+
+
+def _left_out(fit: TimingFit, members: Mapping[str, BoolArray], anew: bool) -> dict[str, TimingFit]:
+    """The fit without each of the groups; of one made anew, a process sends the constants back alone."""
+    if not anew:
+        return {name: fit.without(held) for name, held in members.items()}
+    pools = Parallel(n_jobs=2)(delayed(_pooled_anew)(fit, held) for held in members.values())
+    return {
+        name: TimingFit(fit.timed, fit.seen & ~held, pooled, whole=fit)
+        for (name, held), pooled in zip(members.items(), pools, strict=True)
+    }
+
+
+def _pooled_anew(fit: TimingFit, held: BoolArray) -> Pooled:
+    return fit.without(held, anew=True).pooled
 
 
 def _figures(fit: TimingFit, scored: IntArray) -> tuple[PredictedFigure, ...]:

@@ -69,10 +69,13 @@ class TimingFit:
         rows = self.timed.pool_rows
         return rows.slopes(self.pooled.logs(rows.labels, len(rows.measured)))
 
-    def without(self, held: BoolArray) -> TimingFit:
-        """The same without some rows, along the same slopes."""
-        keep = self.seen & ~held
-        found = fit_pool(self.timed.pool_rows, keep, slopes=self.slopes, turns=6)
+    def without(self, held: BoolArray, *, anew: bool = False) -> TimingFit:
+        """The same without some rows, along the same slopes, or ``anew``, from the prior on and along its own.
+
+        That takes a minute. Slopes at the constants of all rows need not lead to the best ones without some of them.
+        """
+        keep, rows = self.seen & ~held, self.timed.pool_rows
+        found = fit_pool(rows, keep) if anew else fit_pool(rows, keep, slopes=self.slopes, turns=6)
         return TimingFit(self.timed, keep, found, whole=self)
 
     @cached_property

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from rlperf.calibrate.leave_out import group_of, report_of
-from rlperf.calibrate.leave_out_training import predict_groups
+from rlperf.calibrate.leave_out_training import groups_of, predict_groups
 from rlperf.calibrate.tables import read_table
+from rlperf.calibrate.timing_fits import fit_rows
 from rlperf.calibrate.trainer_constants import Timed
 from rlperf.calibrate.trainer_rows import read_training_rows
 
@@ -60,6 +61,15 @@ def test_what_a_left_out_group_measured_moves_no_prediction_of_it(
     assert left[0] == pytest.approx(left[1], rel=0.02)
     assert sum(seen[1]) > 1.05 * sum(seen[0])
     assert not any(one.used_in_calibration for each in found for one in (*each.seen, *each.left_out))
+
+
+def test_fits_made_anew_hear_nothing_of_the_group(tmp_path: Path) -> None:
+    found = []
+    for scale in (1.0, 1.3):
+        path = table_of(tmp_path, {**STACKS, ("llm-foundry", "h100_sxm"): scale})
+        groups = groups_of(fit_rows(read_training_rows(path)[0]), "framework", anew=True)
+        found.append([one.predicted for each in groups if each.name == "llm-foundry" for one in each.left_out])
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
 
 
 def test_a_backend_without_a_row_left_has_the_pools_constants_and_says_so(tmp_path: Path) -> None:

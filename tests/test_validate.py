@@ -123,7 +123,12 @@ def test_refusals_are_counted_by_reason(tmp_path: Path) -> None:
     )
     report = validate_file(path, "inference")
     assert report.predicted == 0 and sum(report.refused.values()) == 10
-    assert report.refused["there is no architecture named 'Lama-3.1-8B' (did you mean Llama-3.1-8B?)"] == 2
+    assert (
+        report.refused[
+            "there is no architecture named 'Lama-3.1-8B' (did you mean Llama-3.1-8B, or the path of its config.json?)"
+        ]
+        == 2
+    )
     assert any("no queueing" in reason for reason in report.refused)
 
 

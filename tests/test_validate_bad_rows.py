@@ -86,7 +86,8 @@ def test_a_table_without_one_prediction_is_wrong_input(
     code, out, err = validate(capsys, monkeypatch, str(path), "--kind", "training")
     assert (code, out) == (2, "")
     assert "not one of 3 rows of kind training could be predicted" in err
-    assert "rows.csv:2: there is no architecture named 'Qwen2.5-7C' (did you mean Qwen2.5-7B?), in 2 rows" in err
+    named = "'Qwen2.5-7C' (did you mean Qwen2.5-7B, or the path of its config.json?)"
+    assert f"rows.csv:2: there is no architecture named {named}, in 2 rows" in err
     assert "rows.csv:4: seq_len 'long' is not a number" in err
 
 

@@ -10,6 +10,7 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
 from rlperf.cost.parameters import layers_parameters, routed_parameters, tower_parameters
 from rlperf.cost.streams import stream_parameters
+from rlperf.cost.trainer_device import EVEN, Ends
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 
@@ -37,11 +38,6 @@ class StageParameters:
     layer_routed: FloatArray
     embedding: FloatArray
     head: FloatArray
-
-
-Ends = tuple[int | None, int | None]
-"""Layers of the first and of the last pipeline stage, where a run states them."""
-EVEN: Ends = (None, None)
 
 
 def stage_layers(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> FloatArray:

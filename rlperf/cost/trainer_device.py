@@ -52,6 +52,11 @@ def sustained(generation: Generation, dtype: str) -> float:
     return generation.sustained if dtype in ("bf16", "fp16", "fp32", "tf32") else generation.sustained_fp8
 
 
+Ends = tuple[int | None, int | None]
+"""Layers of the first and of the last pipeline stage, where a run states them."""
+EVEN: Ends = (None, None)
+
+
 @dataclass(frozen=True)
 class UpdateOptions:
     """How a trainer computes, beside its layout.
@@ -81,7 +86,7 @@ class UpdateOptions:
     compiled_loss: bool = False
     recompute_modules: tuple[str, ...] = ("core_attn",)
     switches: Switches | None = None
-    ends: tuple[int | None, int | None] = (None, None)
+    ends: Ends = EVEN
 
 
 PLAIN = UpdateOptions()

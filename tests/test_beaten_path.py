@@ -67,6 +67,18 @@ def test_a_pipeline_is_as_long_as_memory_needs_and_has_work() -> None:
     assert departures("Qwen3-32B", layout, fits=[False, False, True, True], microbatches=2.0).tolist() == [0, 0, 1, 2]
 
 
+def test_stages_are_a_power_of_two_or_divide_the_layers() -> None:
+    odd = Layout.of(pipeline_parallel=[4, 5, 8, 12, 16], data_parallel=4)
+    assert departures("Qwen3-32B", odd).tolist() == [0, 1 + 1, 1, 2 + 1, 2]  # 64 layers
+    assert departures(
+        "Qwen3-235B-A22B",
+        Layout.of(expert_parallel=4, pipeline_parallel=[8, 12, 47], data_parallel=4),
+    ).tolist() == [0, 1 + 1, 3]  # 94 layers: two on each of 47 stages
+    # where only an odd pipeline fits, that it is one is the one departure
+    only = [False, True, False, False, False]
+    assert departures("Qwen3-32B", odd, fits=only)[1] == 1
+
+
 def test_an_engine_spans_the_domains_that_its_weights_need() -> None:
     layout = Layout.of(tensor_parallel=[4, 8, 8, 16], pipeline_parallel=[1, 1, 2, 2])
     assert rollout_departures(layout, np.ones(4, dtype=np.bool_), 8).tolist() == [0, 0, 1, 2]

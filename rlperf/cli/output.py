@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,19 +80,32 @@ class Progress(Protocol):
 
 
 QUIET_S = 10.0
-"""Seconds without a word on stderr, where it is no terminal, after which the next report is printed."""
+"""Seconds between two lines on stderr, where it is no terminal."""
 
 
 class _Lines:
-    """Progress where nobody watches a bar: a line on stderr at most every `QUIET_S` seconds, none of quick work."""
+    """Progress where nobody watches a bar: a line on stderr every `QUIET_S` seconds, none of quick work.
+
+    A thread says it, so that one long step between two reports is not silent either.
+    """
 
     def __init__(self, title: str) -> None:
-        self.title, self.said = title, time.monotonic()
+        self._state = title, 0.0
+        self._title, self._done = title, threading.Event()
+        threading.Thread(target=self._say, daemon=True).start()
 
     def __call__(self, done: float, text: str = "") -> None:
-        if time.monotonic() - self.said >= QUIET_S:
-            self.said = time.monotonic()
-            print(f"{self.title} {text}".rstrip() + f": {done:.0%}", file=sys.stderr, flush=True)
+        self._state = f"{self._title} {text}".rstrip(), done
+
+    def end(self) -> None:
+        """Say no more."""
+        self._done.set()
+
+    def _say(self) -> None:
+        began = time.monotonic()
+        while not self._done.wait(QUIET_S):
+            text, done = self._state
+            print(f"{text}: {done:.0%}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -101,7 +115,11 @@ def progress(title: str) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     if not sys.stderr.isatty():
-        yield _Lines(title)
+        lines = _Lines(title)
+        try:
+            yield lines
+        finally:
+            lines.end()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Bar(*columns, console=console(error=True), transient=True) as bar:

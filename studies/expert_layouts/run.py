@@ -31,6 +31,7 @@ from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.solve import solve
 from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Comparison, compare_draws, unshared_error
 from rlperf.specs.modes import MODES
+from rlperf.specs.pool import PoolSpec
 
 CLAIM = 0.2
 """Gain from which a claim has to be explained."""
@@ -46,8 +47,10 @@ class Beside:
     seen : a fit saw the configuration
     gain : 1 - the plan's rl_step over the expert's; ``low``, ``high``: 5th and 95th percentile of it, paired
     expert_memory, plan_memory : the trainer's peak over the device's memory [1]
+    measured_s : what the expert's rl_step took [s]
     saved : share of the expert's rl_step that each stage takes less in the plan, largest first
-    causes : what each choice of the plan takes off the expert's rl_step, one after the other (`KNOBS`)
+    causes : what each choice of the plan takes off the expert's rl_step, one after the other (`KNOBS`), with its interval
+    cause, cause_low : the choice that takes most, and the 5th percentile of what it takes; above 0: it holds
     refused : why the expert's layout cannot be predicted; empty where it can
     """
 
@@ -55,6 +58,7 @@ class Beside:
     seen: bool
     expert: str = ""
     plan: str = ""
+    measured_s: float = np.nan
     expert_s: float = np.nan
     plan_s: float = np.nan
     gain: float = np.nan
@@ -64,6 +68,8 @@ class Beside:
     plan_memory: float = np.nan
     saved: str = ""
     causes: str = ""
+    cause: str = ""
+    cause_low: float = np.nan
     refused: str = ""
 
 
@@ -80,10 +86,14 @@ def beside(row: rl_steps.Measured, *, bold: bool) -> Beside:
     plan = decisions[0].evaluations[solve(program_of(context, decisions)).chosen[0]]
     ratio = paired(context, plan, expert)
     expert_memory, plan_memory = _peak(pinned, expert), _peak(context, plan)
+    parts = causes(context, plan, expert)
+    largest = max(parts, key=lambda part: part.share)
     return Beside(
-        row.row.row_id, row.seen, words(expert), words(plan), expert.rl_step_s, plan.rl_step_s,
+        row.row.row_id, row.seen, words(expert), words(plan), float(row.cells["measured_step_s"]),
+        expert.rl_step_s, plan.rl_step_s,
         1.0 - 1.0 / ratio.ratio, 1.0 - 1.0 / ratio.low, 1.0 - 1.0 / ratio.high, expert_memory, plan_memory,
-        _saved(stage_means(plan), stage_means(expert)), causes(Judge(context, context.tasks[0]), plan, expert),
+        _saved(stage_means(plan), stage_means(expert)),
+        "; ".join(str(part) for part in parts if abs(part.share) >= 0.01), largest.knob, largest.low,
     )  # fmt: skip
 
 
@@ -124,35 +134,58 @@ KNOBS = (
 """Choices in the order in which they are taken over from the plan."""
 
 
-def causes(judge: Judge, plan: Evaluation, expert: Evaluation) -> str:
+@dataclass(frozen=True)
+class Cause:
+    """Share of the expert's rl_step that one choice of the plan takes off it, with its 5th and 95th percentile."""
+
+    knob: str
+    share: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.knob} {self.share:+.1%} ({self.low:+.1%} .. {self.high:+.1%})"
+
+
+def causes(context: Context, plan: Evaluation, expert: Evaluation) -> list[Cause]:
     """What each choice of the plan takes off the expert's rl_step when they are taken over one after the other.
 
     Where a choice alone is not possible beside what is still the expert's, its part is with the next one.
     """
+    judge, theirs = Judge(context, context.tasks[0]), expert.configuration
+    states = [expert]
+    for engines, trainer in _taken_over(plan, expert):
+        pools = tuple(engines if pool.role == "rollout" else trainer.model_copy(update={"role": pool.role})
+                      for pool in theirs.pools)  # fmt: skip
+        states.append(judge.evaluate(plan.demand, replace(theirs, pools=pools)))
+    states.append(plan)
+    found = []
+    for knob, before, after in zip(KNOBS, states[:-1], states[1:], strict=True):
+        ratio = paired(context, after, before)
+        part = [
+            (1.0 - 1.0 / each) * before.rl_step_s / expert.rl_step_s for each in (ratio.ratio, ratio.low, ratio.high)
+        ]
+        found.append(Cause(knob, *part))
+    return found
+
+
+def _taken_over(plan: Evaluation, expert: Evaluation) -> list[tuple[PoolSpec, PoolSpec]]:
+    """Engines and trainer of the expert with more and more of the plan's, in the order of `KNOBS`."""
     ours, theirs = plan.configuration, expert.configuration
     engines, trainer = theirs.pool("rollout"), theirs.pool("trainer")
     new_engines, new_trainer = ours.pool("rollout"), ours.pool("trainer")
     same_engines, same_trainer = engines.devices == new_engines.devices, trainer.devices == new_trainer.devices
     running = {name: getattr(new_engines.settings, name) for name in ("memory_fraction", "max_running", "cuda_graphs")}
-    steps, seconds = [], [expert.rl_step_s]
     engines = engines.model_copy(update={"settings": engines.settings.model_copy(update=running)})
+    steps = [(engines, trainer)]
+    engines = new_engines if same_engines else engines
     steps.append((engines, trainer))
-    steps.append((new_engines if same_engines else engines, trainer))
-    engines = steps[-1][0]
     budget = {name: getattr(new_trainer.settings, name) for name in ("token_budget", "scoring_token_budget")}
     trainer = trainer.model_copy(update={"settings": trainer.settings.model_copy(update=budget)})
     steps.append((engines, trainer))
     kept = {name: getattr(new_trainer.layout, name) for name in ("activation_recompute", "offload")}
     trainer = trainer.model_copy(update={"layout": trainer.layout.model_copy(update=kept)})
-    steps.append((engines, trainer))
-    steps.append((engines, new_trainer if same_trainer else trainer))
-    for one, other in steps:
-        pools = tuple(one if pool.role == "rollout" else other.model_copy(update={"role": pool.role})
-                      for pool in theirs.pools)  # fmt: skip
-        seconds.append(judge.evaluate(plan.demand, replace(theirs, pools=pools)).rl_step_s)
-    seconds.append(plan.rl_step_s)
-    parts = zip(KNOBS, -np.diff(seconds) / expert.rl_step_s, strict=True)
-    return "; ".join(f"{name} {part:+.1%}" for name, part in parts if abs(part) >= 0.01)
+    return [*steps, (engines, trainer), (engines, new_trainer if same_trainer else trainer)]
 
 
 def _peak(context: Context, evaluation: Evaluation) -> float:
@@ -180,10 +213,15 @@ def summary(found: list[Beside]) -> str:
     known = [each for each in found if not each.refused]
     gain, memory = (np.array([getattr(each, name) for each in known]) for name in ("gain", "plan_memory"))
     theirs = np.array([each.expert_memory for each in known])
+    claims = [each for each in known if each.gain > CLAIM]
+    holding = sum(each.cause_low > 0.0 for each in claims)
+    predicted = np.array([each.expert_s / each.measured_s for each in claims])
     return (
         f"{len(found)} configurations, {len(found) - len(known)} refused; gain over the expert's layout: median "
         f"{np.median(gain):.1%}, mean {gain.mean():.1%}, 90th percentile {np.quantile(gain, 0.9):.1%}, "
-        f"{np.count_nonzero(gain > CLAIM)} above {CLAIM:.0%}, {np.count_nonzero(gain < 0)} below 0; "
+        f"{len(claims)} above {CLAIM:.0%} (largest cause above 0 at its 5th percentile in {holding}; expert's own "
+        f"layout predicted at {np.median(predicted):.2f} of what it took in the median), "
+        f"{np.count_nonzero(gain < 0)} below 0; "
         f"trainer's peak over the device: plan median "
         f"{np.median(memory):.0%}, {np.count_nonzero(memory > 0.9)} above 90 %, expert median {np.median(theirs):.0%}"
     )

@@ -9,6 +9,7 @@ experts not spread                  a mixture of experts on fewer than `EXPERTS_
 experts cut up, or across nodes     expert tensor parallelism; expert parallelism beyond a scale-up domain
 pipeline without need               more stages than the least that fits the memory
 pipeline without work               fewer microbatches than stages
+pipeline cut oddly                  stages that are neither a power of two nor a divisor of the layers
 replicas across nodes               an engine beyond the scale-up domains that its weights need
 ==================================  ================================================================================
 
@@ -78,6 +79,7 @@ def trainer_departures(
         off = off + _beyond(layout.expert_parallel, domain)
     stages = layout.pipeline_parallel
     off = off + ((stages > 1) & (microbatches < stages))
+    off = off + (((stages & (stages - 1)) != 0) & (architecture.layers % stages != 0))
     nearest = fits & (off == _least(off, group, fits, off))
     least = _least(stages, group, nearest, np.ones(len(group), dtype=np.int64))
     return np.asarray(off + _beyond(stages, least), dtype=np.int64)

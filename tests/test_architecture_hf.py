@@ -181,6 +181,7 @@ SIGLIP = {
     "num_attention_heads": 16,
     "image_size": 896,
     "patch_size": 14,
+    "vision_use_head": False,
 }
 LLAMA4_VISION = {
     "hidden_size": 1408,

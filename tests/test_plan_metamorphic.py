@@ -71,6 +71,19 @@ def test_an_open_variant_is_no_worse_than_any_of_its_values(
     assert opened.objective <= pinned.objective * (1 + 1e-9)
 
 
+def test_an_open_recompute_is_no_worse_where_scoring_has_a_budget_of_its_own() -> None:
+    """Timed with training's budget, what recomputes by large microbatches dominates what keeps activations by small."""
+    task = {**TASK, "workload": "searching", "group_size": 8, "mini_batch": 32, "max_prompt_tokens": 1024}
+    asked = {"architecture": "Qwen3-30B-A3B", "cluster": "dgx_a100", "framework": "nemo_rl", "nodes": 4,
+             "modes": ["disaggregated"], "algorithm": "dapo", "limits": {"staleness": 1}, "tasks": [task],
+             "objective": {"minimize": "step_time", "bold": True}}  # fmt: skip
+    pinned, opened = (
+        planned(job(**asked, pools=[{"role": "trainer", "layout": {"activation_recompute": stated}}]))
+        for stated in ("none", ["none", "selective", "full"])
+    )
+    assert opened.objective <= pinned.objective * (1 + 1e-9)
+
+
 ONCE = tuple(dict.fromkeys(RULES))
 
 

@@ -16,12 +16,15 @@ from rlperf.specs.hf_vision import (
     gemma4,
     llama4,
     merging,
+    minimax_m3,
     pixtral,
     plain,
+    pooling_head,
     qwen2_5_vl,
     qwen2_vl,
     qwen3_vl,
     siglip,
+    step,
 )
 
 Projector = Callable[[Fields, int, int, int], int]
@@ -41,8 +44,20 @@ def _joined(outer: Fields, hidden: int, merge: int, output: int) -> int:
 
 
 def _one_layer(outer: Fields, hidden: int, merge: int, output: int) -> int:
-    """PaliGemma: one layer with biases."""
+    """PaliGemma: one layer with biases, to the width that the file states for it."""
+    output = outer.optional("projection_dim", default=output)
     return hidden * output + output
+
+
+def _scaled(outer: Fields, hidden: int, merge: int, output: int) -> int:
+    """Idefics 3 and SmolVLM: one matrix from joined patches."""
+    return hidden * merge * merge * output
+
+
+def _several(outer: Fields, hidden: int, merge: int, output: int) -> int:
+    """VipLLaVA: a norm of what several layers of the tower see, and two layers with biases."""
+    wide = hidden * max(len(outer.items("vision_feature_layers") or outer.items("vision_feature_layer")), 1)
+    return 2 * wide + (wide + 1) * output + (output + 1) * output
 
 
 def _split(outer: Fields, hidden: int, merge: int, output: int) -> int:
@@ -78,8 +93,7 @@ def _vit(vision: Fields, outer: Fields, text_hidden: int, projector: Projector) 
     positions = positions or ((vision.side("max_img_size") or vision.side("image_size")) // patch) ** 2 + classed
     around = 2 * hidden * (1 if not classed else 2) + classed * hidden
     block = block_parameters(hidden, ffn, gated=False, norm_weights=2)
-    # a head that pools patches: a probe, attention, a norm and a feed-forward
-    head = (block - hidden) * vision.flag("vision_use_head", default=False)
+    head = pooling_head(vision, block, default=False)
     merge = merging(vision, outer)
     return VisionTower(
         layers=layers,
@@ -118,12 +132,16 @@ def _glm(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
         vision.need("patch_size"),
         vision.optional("spatial_merge_size", default=2),
     )
-    stated, biased = vision.need("intermediate_size"), vision.flag("attention_bias", default=False)
-    ffn, wide = (stated, 3 * output) if biased else (output, stated)
+    stated, ocr = (
+        vision.need("intermediate_size"),
+        "glm_ocr" in f"{outer.text('model_type')} {vision.text('model_type')}",
+    )
+    ffn, wide = (stated, 3 * output) if ocr else (output, stated)
     heads = vision.need("num_heads")
-    biases = 4 * hidden + 2 * ffn + hidden + 2 * (hidden // heads) if biased else 0
+    biases = 3 * hidden * vision.flag("attention_bias", default=ocr)
+    biases += (hidden + 2 * ffn + hidden + 2 * (hidden // heads)) * ocr
     block = 4 * hidden * hidden + 3 * hidden * ffn + 2 * hidden + biases
-    positions = 0 if biased else (vision.need("image_size") // patch) ** 2 * hidden + hidden
+    positions = 0 if ocr else (vision.need("image_size") // patch) ** 2 * hidden + hidden
     patches = 3 * vision.optional("temporal_patch_size", default=2) * patch**2 * hidden + hidden
     joined = hidden * merge * merge * output + output
     behind = output * output + 2 * output + 3 * output * wide
@@ -194,7 +212,9 @@ TOWERS: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
     "kimi_k25": plain,
     "kimi_vl": plain,
     "moonvit": plain,
-    "minimax_m3_vl": plain,
+    "minimax_m3_vl": minimax_m3,
+    "step3p7": step,
+    "step3p5_vision": step,
     "gemma4": gemma4,
     "gemma4_vision": gemma4,
     "mistral3": pixtral,
@@ -209,7 +229,10 @@ TOWERS: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
     "llava_next": _of(_two_layers),
     "llava_next_video": _of(_two_layers),
     "llava_onevision": _of(_two_layers),
-    "vipllava": _of(_two_layers),
+    "vipllava": _of(_several),
+    "idefics3": _of(_scaled),
+    "smolvlm": _of(_scaled),
+    "deepseek_vl": _of(_two_layers),
     "mllama": _tiled,
     "molmo2": _of(_pooled),
     "minicpmv4_6": _of(_merged_twice),

@@ -25,6 +25,11 @@ def block_parameters(hidden: int, ffn_hidden: int, *, gated: bool, norm_weights:
     return attention + feed_forward + 2 * norm_weights * hidden
 
 
+def pooling_head(vision: Fields, block: int, *, default: bool) -> int:
+    """SigLIP's head that pools patches (a probe, attention, a norm and a feed-forward), where ``vision_use_head``."""
+    return (block - vision.need(*HIDDEN)) * vision.flag("vision_use_head", default=default)
+
+
 def _merger(hidden: int, merge: int, output: int, norm: int) -> int:
     """Two linear layers with biases over ``merge^2`` joined patches, behind a norm of ``norm`` values."""
     joined = hidden * merge * merge
@@ -96,7 +101,8 @@ def siglip(vision: Fields, text_hidden: int) -> VisionTower:
     layers, patch = vision.need("num_hidden_layers"), vision.need("patch_size")
     patches = 3 * patch**2 * hidden + hidden
     positions = (vision.need("image_size") // patch) ** 2 * hidden
-    blocks = layers * block_parameters(hidden, ffn, gated=False, norm_weights=2)
+    block = block_parameters(hidden, ffn, gated=False, norm_weights=2)
+    blocks = layers * block + pooling_head(vision, block, default=True)
     projector = hidden * text_hidden + hidden
     return VisionTower(
         layers=layers,
@@ -117,8 +123,7 @@ def llama4(vision: Fields, text_hidden: int) -> VisionTower:
     positions = ((vision.need("image_size") // patch) ** 2 + 1) * hidden + hidden  # with the class token
     blocks = layers * block_parameters(hidden, ffn, gated=False, norm_weights=2)
     inner, outer = vision.need("projector_input_dim"), vision.need("projector_output_dim")
-    shuffled = round(hidden / vision.number("pixel_shuffle_ratio", default=0.5) ** 2)
-    projector = shuffled * inner + inner * outer + vision.need("vision_output_dim") * text_hidden
+    projector = ffn * inner + outer * outer + vision.need("vision_output_dim") * text_hidden
     return VisionTower(
         layers=layers,
         hidden=hidden,
@@ -169,8 +174,9 @@ def plain(vision: Fields, outer: Fields, text_hidden: int, *, gated: bool = Fals
     )
     ffn = vision.optional(*FFN_WIDTHS) or int(hidden * vision.number("mlp_ratio", default=4.0))
     merge = merging(vision, outer)
-    side = vision.optional("init_pos_emb_height") or vision.side("image_size") // patch
-    positions = 2 * vision.optional("position_embedding_size") * hidden or side * side * hidden
+    high = vision.optional("init_pos_emb_height", "pos_emb_height") or vision.side("image_size") // patch
+    wide = vision.optional("init_pos_emb_width", "pos_emb_width") or high
+    positions = 2 * vision.optional("position_embedding_size") * hidden or high * wide * hidden
     if vision.data.get("position_embedding_type") == "rope" or vision.has("rope_theta"):
         positions = 0
     blocks = layers * (block_parameters(hidden, ffn, gated=gated, norm_weights=0) + norms * hidden)
@@ -186,6 +192,32 @@ def plain(vision: Fields, outer: Fields, text_hidden: int, *, gated: bool = Fals
         output_hidden=text_hidden,
         parameters=3 * patch**2 * hidden + positions + blocks + _merger(hidden, merge, text_hidden, 2 * hidden),
     )
+
+
+def minimax_m3(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
+    """Patches of several frames without a bias or a table of positions; two layers a patch and two for joined ones."""
+    found = plain(vision, outer, text_hidden)
+    hidden, merge = found.hidden, found.spatial_merge
+    inner = outer.optional("projector_hidden_size", default=text_hidden)
+    together = vision.child("img_token_compression_config") if vision.has("img_token_compression_config") else vision
+    frames = together.optional("temporal_patch_size", default=2)
+    patches = 3 * frames * found.patch_size**2 * hidden
+    block = block_parameters(hidden, found.ffn_hidden, gated=False, norm_weights=2)
+    projector = (hidden + 1) * inner + (inner + 1) * text_hidden
+    joined = (text_hidden * merge * merge + 1) * inner + (inner + 1) * text_hidden
+    total = patches + 2 * hidden + found.layers * block + projector + joined
+    return found.model_copy(update={"parameters": total, "temporal_patch": frames})
+
+
+def step(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
+    """Step 3.7: scaled blocks; two convolutions halve the sides and double the width; one matrix behind them."""
+    found = plain(vision, outer, text_hidden, norms=6)
+    hidden, side = found.hidden, vision.side("image_size", default=728) // found.patch_size
+    blocks = found.layers * (block_parameters(hidden, found.ffn_hidden, gated=False, norm_weights=2) + 2 * hidden)
+    halving = 9 * hidden * 2 * hidden + 2 * hidden + 9 * 2 * hidden * 4 * hidden + 4 * hidden
+    projector = 4 * hidden * text_hidden + text_hidden * outer.flag("projector_bias", default=False)
+    total = 3 * found.patch_size**2 * hidden + side * side * hidden + 2 * hidden + blocks + halving + projector
+    return found.model_copy(update={"parameters": total, "spatial_merge": 4})
 
 
 def gemma4(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:

@@ -49,7 +49,7 @@ class Beside:
     expert_memory, plan_memory : the trainer's peak over the device's memory [1]
     measured_s : what the expert's rl_step took [s]
     saved : share of the expert's rl_step that each stage takes less in the plan, largest first
-    causes : what each choice of the plan takes off the expert's rl_step, one after the other (`KNOBS`), with its interval
+    causes : what each choice of the plan takes off the expert's rl_step, one after the other (`KNOBS`)
     cause, cause_low : the choice that takes most, and the 5th percentile of what it takes; above 0: it holds
     refused : why the expert's layout cannot be predicted; empty where it can
     """

@@ -255,13 +255,13 @@ def _finalists(context: Context, screened: Screened, share: int) -> list[Configu
     # what is open is judged as if it were stated: an open precision is no worse than any of its values
     best += [c for found in variants.values() for c in _of_each_grid(found, share if len(variants) > 1 else 0)]
     fastest = [screened.configurations[i] for i in np.argsort(screened.objective, kind="stable")[:FASTEST]]
-    near = (c for c, priced in zip(screened.configurations, screened.priced, strict=True)
-            if priced <= NEAR * screened.priced[0])  # fmt: skip
+    near = [c for c, priced in zip(screened.configurations, screened.priced, strict=True)
+            if priced <= NEAR * screened.priced[0]]  # fmt: skip
     replicas: dict[int, Configuration] = {}
     for configuration in near:
         replicas.setdefault(configuration.pool("trainer").layout.data_parallel, configuration)
     rest = (c for found in kinds.values() for c in found[:3])
-    return list(dict.fromkeys([*best, *rest, *fastest, *replicas.values()]))
+    return list(dict.fromkeys([*best, *rest, *fastest, *replicas.values(), *_of_each_recompute(near)]))
 
 
 def _of_each_grid(found: list[Configuration], most: int) -> list[Configuration]:
@@ -272,11 +272,28 @@ def _of_each_grid(found: list[Configuration], most: int) -> list[Configuration]:
     """
     grids: dict[tuple[object, ...], Configuration] = {}
     for configuration in found:
-        trainer, rollout = configuration.pool("trainer"), configuration.pool("rollout")
-        degrees = trainer.layout.model_copy(update=ALIKE_BUT)
-        key = (configuration.mode, configuration.batch, rollout.layout, trainer.settings.backend, degrees)
-        grids.setdefault(key, configuration)
+        grids.setdefault(_grid(configuration), configuration)
     return [*[*grids.values()][:most], *found[: min(ALIKE, most)]]
+
+
+def _of_each_recompute(found: list[Configuration]) -> list[Configuration]:
+    """Of the few best grids the best candidate of each recompute.
+
+    Closed forms score with the budget of training, and judged candidates with one of their own: what keeps activations
+    trains by small microbatches and is only level with what recomputes once it scores by larger ones.
+    """
+    grids: dict[tuple[object, ...], dict[object, Configuration]] = {}
+    for configuration in found:
+        own = grids.setdefault(_grid(configuration), {})
+        own.setdefault(configuration.pool("trainer").layout.activation_recompute, configuration)
+    return [configuration for own in [*grids.values()][:ALIKE] for configuration in own.values()]
+
+
+def _grid(configuration: Configuration) -> tuple[object, ...]:
+    """What candidates of one grid have in common."""
+    trainer, rollout = configuration.pool("trainer"), configuration.pool("rollout")
+    degrees = trainer.layout.model_copy(update=ALIKE_BUT)
+    return configuration.mode, configuration.batch, rollout.layout, trainer.settings.backend, degrees
 
 
 def _demands(

@@ -33,11 +33,12 @@ def rollout_criteria(columns: RolloutColumns, alive: IntArray, mode: Mode) -> tu
 
 
 def trainer_criteria(
-    columns: TrainerColumns, alive: IntArray, mode: Mode, visited: bool = False
+    columns: TrainerColumns, alive: IntArray, mode: Mode, *, visited: bool = False, scored_apart: bool = False
 ) -> tuple[IntArray, FloatArray]:
     """(group, criteria): compared within equal shards and backend, on which weight sync and overheads depend.
 
-    ``visited``: scorers take turns with the trainer, and need room beside it.
+    ``visited``: scorers take turns with the trainer, and need room beside it. ``scored_apart``: the judge may give
+    scoring a larger budget than training's, with which columns are timed here, so that training counts by itself, too.
     """
     layout = columns.layout.take(alive)
     shards = np.where(layout.zero_stage >= 3, layout.shards, 1) * layout.tensor_parallel * layout.pipeline_parallel
@@ -46,6 +47,8 @@ def trainer_criteria(
         alive
     ]
     criteria = [columns.busy_s[alive]]
+    if scored_apart:
+        criteria.append(columns.training_s[alive])
     if MODES[mode].shares_devices:
         criteria += [columns.peak_bytes[alive], columns.idle_bytes[alive]]
     elif visited:

@@ -140,7 +140,11 @@ class SplitColumns:
         alive = _alive(self.trainer_flags, key)
         if not prune:
             return alive
-        return undominated(alive, *trainer_criteria(self.trainer, alive, self.split.mode, 0 in self.split.scorers), key)
+        criteria = trainer_criteria(
+            self.trainer, alive, self.split.mode, visited=0 in self.split.scorers,
+            scored_apart=self.facts is not None and self.facts.states_scoring,
+        )  # fmt: skip
+        return undominated(alive, *criteria, key)
 
     def screened(self, r: IntArray, t: IntArray) -> ScreenedPairs:
         """Pairs of columns that are left: what memory, rules and limits refuse, and what the others take.

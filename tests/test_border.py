@@ -199,7 +199,6 @@ def test_archives_read_no_path_and_unpack_to_no_bomb(tmp_path: Path) -> None:
 # -- the command line at the border -----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [

@@ -120,7 +120,6 @@ else:
 """
 
 
-@pytest.mark.slow
 def test_a_framework_is_three_files_of_one_folder(tmp_path: Path) -> None:
     """In a copy of the package with the three files added, and nothing else changed."""
     package = copied_package(tmp_path)

@@ -53,6 +53,7 @@ from rlperf.specs.profiles import architecture_names, load_architecture, profile
 from rlperf.specs.scorer import Scorer
 from rlperf.version import __version__
 
+from .quick import slow_but
 from .scored import scored, scored_apart
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -137,9 +138,8 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("page", slow_but(TUTORIALS, "quickstart", "audit", "bring-your-own"))
 def test_a_tutorial_runs_as_written(page: Path, alone: Path) -> None:
     assert run_page(page.read_text()) >= 2
 
@@ -415,6 +415,7 @@ def test_ten_lines_size_a_cluster() -> None:
     assert "size_job" in first.text and len([line for line in first.text.splitlines() if line.strip()]) <= 10
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")

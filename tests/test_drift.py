@@ -10,8 +10,6 @@ import csv
 import os
 from pathlib import Path
 
-import pytest
-
 from rlperf.api import predict_job
 from rlperf.specs.job import Job
 
@@ -71,7 +69,6 @@ def verdict(name: str, old: float, new: float) -> str:
     return f"{'REGRESSION' if new > old else 'GAIN'} {name}: {old:.6g} -> {new:.6g} ({100 * (new / old - 1):+.2f} %)"
 
 
-@pytest.mark.slow
 def test_canonical_predictions_have_not_drifted() -> None:
     found = predictions()
     columns = list(next(iter(found.values())))

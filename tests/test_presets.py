@@ -13,6 +13,8 @@ from rlperf.cli.profiles import app
 from rlperf.errors import SpecError
 from rlperf.specs.presets import preset, preset_rows
 
+from .quick import slow_but
+
 SMALL: dict[str, Any] = {"prompts": 16, "group": 4, "max_prompt": 512, "max_response": 1024, "mini_batch": None}
 """A small batch, so that a plan takes little time; the model, the cluster and the framework are the shipped job's."""
 
@@ -45,8 +47,7 @@ def test_every_name_in_it_is_known(name: str) -> None:
     assert context.cluster.devices == row["gpus"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", preset_rows())
+@pytest.mark.parametrize("name", slow_but(preset_rows(), "glm-4.5-air-64xh100"))
 def test_a_plan_is_found(name: str) -> None:
     plan = plan_job(preset(name, **SMALL))
     assert plan.phases[0].predicted.rl_step_s > 0

@@ -24,7 +24,7 @@ from rlperf.calibrate.rl_step_rows import configuration_digest, configuration_ke
 from rlperf.calibrate.rl_step_software import software_of
 from rlperf.calibrate.splits import is_new
 from rlperf.calibrate.tables import read_table
-from rlperf.calibrate.validate import Report, validate_file
+from rlperf.calibrate.validate import Report, predictor, validate_file
 from rlperf.calibrate.validate_rl_step import predictions_of, stratum
 from rlperf.errors import SpecError
 from rlperf.plan.predict import evaluate_job
@@ -372,8 +372,16 @@ def test_rows_no_fit_saw(report: Report) -> None:
     assert summary(report, "step_s", "dense").median_ape < 8.0
     assert summary(report, "step_s", "MoE").median_ape < 12.0
     assert abs(summary(report, "step_s", "all").median_bias) < 9.0
-    stages = [one for one in report.predictions if one.group.startswith("nemo_rl_v0_3") and not one.used_in_calibration]
-    stages = [one for one in stages if "megatron" in one.calibration]
+
+
+@pytest.mark.data
+def test_stages_of_rows_no_fit_saw(measured_data: Path) -> None:
+    """One release of one framework: what its rows print of every stage; the whole table with ``-m slow``."""
+    file = measured_data / "measured" / "rl_step.csv"
+    table = read_table(file)
+    some = replace(table, rows=tuple(row for row in table if row.group.startswith("nemo_rl_v0_3")))
+    found = predictor("rl_step")(file, some).predictions
+    stages = [one for one in found if not one.used_in_calibration and "megatron" in one.calibration]
     for metric, limit in (("rollout_s", 0.15), ("train_s", 0.19), ("scoring_s", 0.20), ("weight_sync_s", 0.22)):
         errors = [abs(one.predicted / one.measured - 1) for one in stages if one.metric == metric]
         assert len(errors) == 4

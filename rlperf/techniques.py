@@ -25,6 +25,7 @@ from rlperf.sim.rl_step.uncertainty import drafted_sigma
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import Z95
 from rlperf.specs.job import Job
+from rlperf.specs.speculation import NONE
 from rlperf.units import human_seconds
 
 ROLLOUT, TRAINER = "pools.rollout.settings.", "pools.trainer.settings."
@@ -97,6 +98,11 @@ TECHNIQUES: tuple[Technique, ...] = (
         "partial rollouts", "rollout", lambda _: {"tasks.*.over_provision": 1.25, "limits.staleness": 1},
         "batch.over_provision",
         "the mechanism, by events", "what continues later keeps its tokens",
+    ),
+    Technique(
+        "prefill apart from decode", "rollout", lambda _: {ROLLOUT + "prefill_replicas": [1, 2, 4, 8]},
+        "rollout.prefill_replicas", "kernels and engines, as in serving",
+        "the cache of a prompt is sent at the link's rate when all of it is there",
     ),
     Technique(
         "one step off", "rl_step", lambda _: {"modes": ["one_step_off"], "limits.staleness": 1}, "one_step_off",
@@ -256,11 +262,14 @@ def _said(technique: Technique, first: Side, side: Side, ratio: float) -> str:
     """What was chosen; of what does not pay, what is in its way."""
     if technique.usual:
         return "on already"
-    chosen = side.evaluation.configuration.pool("rollout").settings.speculation
-    drafts = chosen if technique.key == "rollout.speculation" and chosen != "none" else ""
+    chosen, words = side.evaluation.configuration.pool("rollout").settings, ""
+    if technique.key == "rollout.speculation" and chosen.speculation not in (None, NONE):
+        words = str(chosen.speculation)
+    if technique.key == "rollout.prefill_replicas":
+        words = f"{side.evaluation.replicas.readers} of {side.evaluation.replicas.count} replicas read"
     if ratio < 1.0 - SMALL or technique.stage == "rl_step":
-        return drafts or ""
-    return ", ".join(part for part in (drafts, _in_the_way(technique, first)) if part)
+        return words or ""
+    return ", ".join(part for part in (words, _in_the_way(technique, first)) if part)
 
 
 def _in_the_way(technique: Technique, side: Side) -> str:

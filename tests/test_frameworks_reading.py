@@ -259,8 +259,8 @@ def test_nested_dicts_of_trl_are_its_keys(tmp_path: Path) -> None:
     assert import_config([tmp_path / "c.yaml"], "trl").unknown == ()
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_prefill_on_engines_of_its_own_is_said_not_to_be_predicted(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize("number", [0, 1, 4])
+def test_engines_that_read_prompts_for_the_others_are_counted(tmp_path: Path, number: int) -> None:
     flags = (
         "--actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --rollout-num-gpus-per-engine 2 --hf-checkpoint "
         "Qwen/Qwen3-8B --rollout-batch-size 32 --n-samples-per-prompt 8 --global-batch-size 256 "
@@ -268,14 +268,20 @@ def test_prefill_on_engines_of_its_own_is_said_not_to_be_predicted(tmp_path: Pat
     )
     file = tmp_path / "run.sh"
     file.write_text(f"python3 train.py {flags}\n")
-    found = [each.rule for each in engine_findings(import_config([file], "slime"), None)]
-    assert ("prefill_apart" in found) == bool(number)
+    read = import_config([file], "slime")
+    assert read.run.rollout.prefill_replicas == number
+    found = [each.rule for each in engine_findings(read, None)]
+    assert ("readers" in found) == (number == 4)  # of four engines none is left to write
 
 
-def test_verl_says_prefill_apart_by_a_switch(tmp_path: Path) -> None:
+def test_verl_says_by_a_switch_that_an_engine_of_each_group_reads_prompts(tmp_path: Path) -> None:
     for on in (False, True):
-        read = _read(tmp_path, "verl==0.9", actor_rollout_ref__rollout__disaggregation__enabled=on)
-        assert bool(read.run.rollout.prefill_apart) == on
+        read = _read(
+            tmp_path, "verl==0.9", actor_rollout_ref__rollout__disaggregation__enabled=on, trainer__n_gpus_per_node=8,
+            actor_rollout_ref__rollout__disaggregation__decode_replicas=3, trainer__nnodes=2,
+            actor_rollout_ref__rollout__tensor_model_parallel_size=2,
+        )  # fmt: skip
+        assert read.run.rollout.prefill_replicas == (2 if on else 0)
 
 
 def test_what_a_key_may_have_meant_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,10 +24,12 @@ class Reject(IntFlag):
     HOST_MEMORY = 512
     LIMIT = 1024
     UNSUPPORTED = 2048
+    READERS = 4096
 
 
 REASONS = {
     Reject.DEVICES: "degrees do not multiply up to the devices",
+    Reject.READERS: "as many replicas read prompts as there are, and none writes",
     Reject.HEADS: "attention heads, widths or vocabulary do not divide by the degree",
     Reject.LAYERS: "layers do not divide into the pipeline stages",
     Reject.EXPERTS: "experts do not divide by the expert degrees",

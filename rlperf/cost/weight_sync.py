@@ -132,7 +132,7 @@ def reshard_bytes(payload_bytes: npt.ArrayLike, shape: SyncShape) -> FloatArray:
     return np.asarray(m * np.where(np.asarray(shape.nested) > 0, needed, 1.0 - trainer), np.float64)
 
 
-def _link_bytes_per_s(hw: Hardware, devices: FloatArray, per_node: FloatArray) -> FloatArray:
+def wire_bytes_per_s(hw: Hardware, devices: FloatArray, per_node: FloatArray) -> FloatArray:
     """Fast links inside a node, the device's share of the network across nodes [bytes/s]."""
     return np.where(devices > per_node, network_bytes_per_s(hw), scale_up_bytes_per_s(hw))
 
@@ -151,7 +151,7 @@ def wire_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape: SyncSh
     m = payload.bytes * fit.changed
     port = network_bytes_per_s(hw) * fit.hardware
     if fit.transport == "reshard":
-        link = _link_bytes_per_s(hw, np.asarray(shape.trainer_shards, f), per_node)
+        link = wire_bytes_per_s(hw, np.asarray(shape.trainer_shards, f), per_node)
         return np.asarray(reshard_bytes(m, shape) / (link * fit.hardware), f)
     if fit.transport == "rdma":
         return np.asarray(_exchanged_bytes(m, shape) / port, f)
@@ -162,7 +162,7 @@ def wire_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape: SyncSh
     if fit.transport == "packed_broadcast":
         return np.asarray(payload.bytes / port, f)
     together = np.maximum(trainer, rollout)
-    link = _link_bytes_per_s(hw, together, per_node) * np.minimum(together, per_node)
+    link = wire_bytes_per_s(hw, together, per_node) * np.minimum(together, per_node)
     return np.asarray(m / (link * fit.hardware), f)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.modes import Execution, first_chunk_s
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rollout import EngineOptions, RolloutResult, Trajectories, simulate_rollout
+from rlperf.sim.rollout.apart import Apart, simulate_apart
 from rlperf.sim.rollout.replica import PLAIN
 from rlperf.sim.rollout.routing import Routing
 from rlperf.specs.modes import MODES, Form, ModeTraits
@@ -39,7 +41,7 @@ class PredictedSteps:
     Attributes
     ----------
     trajectories, results : the rollout of each rl_step
-    cost, limits, routing, options : with which it was simulated
+    cost, limits, routing, options, apart : with which it was simulated
     before : activities and seconds between rollout and training, in order [s] ``[rl_steps]`` each
     training : activities of the trainer and their seconds, in order [s] ``[rl_steps]`` each
     weight_sync_s, fixed_s : [s] ``[rl_steps]``
@@ -66,6 +68,7 @@ class PredictedSteps:
     chunks: int = 1
     routing: Routing = "round_robin"
     options: EngineOptions = PLAIN
+    apart: Apart | None = None
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> PredictedSteps:
@@ -97,6 +100,7 @@ class PredictedSteps:
             group_s=evaluation.rollout.group_s,
             chunks=evaluation.framework.chunks(batch.prompts, batch.updates),
             options=evaluation.replicas.options,
+            apart=evaluation.replicas.apart,
         )  # fmt: skip
 
     @property
@@ -255,10 +259,12 @@ def _again(
 ) -> PredictedSteps:
     """The same rl_steps with the rollout simulated again."""
     route, bound, served = routing or steps.routing, limits or steps.limits, trajectories or steps.trajectories
+    apart = steps.apart
+    simulate = simulate_rollout if apart is None else partial(simulate_apart, apart=apart)
     results = tuple(
-        simulate_rollout(
-            one, len(old.timelines), cost=steps.cost, limits=bound, devices_per_replica=int(old.devices[0]),
-            routing=route, options=steps.options,
+        simulate(
+            one, len(old.timelines) + len(old.readers), cost=steps.cost, limits=bound,
+            devices_per_replica=int(old.devices[0]), routing=route, options=steps.options,
         )
         for one, old in zip(served, steps.results, strict=True)
     )  # fmt: skip

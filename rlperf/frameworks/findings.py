@@ -291,11 +291,11 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
         settings = {key: longest}
         advice = f"set {key}: {longest}"
         found.append(Finding("hint", key, message, advice, "never", rule="max_model_len", settings=settings))
-    if run.rollout.prefill_apart:
-        key = key_of(imported, ref("rollout.prefill_apart"))
-        message = "prompts are read by engines of their own, which is not predicted"
-        advice = "seconds are those of engines that read and write"
-        found.append(Finding("hint", key, message, advice, "never", imported.where(key), rule="prefill_apart"))
+    readers, replicas = run.rollout.prefill_replicas or 0, run.rollout.data_parallel or 1
+    if readers >= replicas:
+        key = key_of(imported, ref("rollout.prefill_replicas"))
+        message = f"{readers} engines read prompts, and of {replicas} none is left to write"
+        found.append(Finding("error", key, message, "let fewer read", "launch", imported.where(key), rule="readers"))
     found += _key_findings(imported)
     per_node = run.devices_per_node
     for at in (ref("rollout.tensor_parallel"), ref("trainer.tensor_parallel")):

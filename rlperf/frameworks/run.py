@@ -78,7 +78,9 @@ class _Layout(LayoutForm[int, int, bool, Recompute, Offload]):
     """The layout of a pool, each degree at its default where nothing is stated."""
 
 
-class _Settings(SettingsForm[str | None, bool | None, int | None, float | None, str | None, bool | None, int | None]):
+class _Settings(
+    SettingsForm[str | None, bool | None, int | None, float | None, str | None, bool | None, int | None, int | None]
+):
     """The settings of a pool; None where nothing is stated."""
 
     absent = True
@@ -168,8 +170,6 @@ class RolloutRun(PoolRun):
     sleeps: bool | None = None
     elastic: bool | None = None
     """Rollout goes on with the engines that are left."""
-    prefill_apart: bool | None = None
-    """Engines of their own read the prompts."""
     own_tensor_parallel: int | None = None
     """As NeMo-RL's file has it, where tensor and expert parallel mean something else."""
     own_expert_parallel: int | None = None

@@ -32,6 +32,7 @@ from rlperf.frameworks.fields import (
     read_fields,
     replay_as,
     write_fields,
+    zero_as,
 )
 from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.keytable import Flat, Value, key_table
@@ -53,7 +54,6 @@ _SPELT = {
 }  # fmt: skip
 """Other names of SGLang's arguments (arg_groups/fields/parallel.py, exec_.py of 0.5.23)."""
 _CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else -1)
-_SOME = Unit(lambda value, _: int(value) > 0, lambda value, _: value)
 
 FIELDS: tuple[Field, ...] = (
     *elsewhere("trainer.parked", "no-offload-train"),
@@ -98,7 +98,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.prefix_caching", "sglang-disable-radix-cache", NEGATED),
     field("rollout.kv_dtype", "sglang-kv-cache-dtype", SGLANG_KV_DTYPE),
     field("rollout.speculation", "sglang-speculative-num-steps", DRAFTS),
-    field("rollout.prefill_apart", "prefill-num-servers", _SOME, read_only=True),
+    field("rollout.prefill_replicas", "prefill-num-servers", zero_as(None), "engines that read prompts for the others"),
     field("rollout.elastic", "use-fault-tolerance", note="engines that are gone are replaced, the others go on"),
     field("rollout.draft_training", "enable-mtp-training", note="the draft head is trained with the policy"),
     field("rollout.rollout_dtype", "sglang-quantization",

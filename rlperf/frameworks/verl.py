@@ -86,10 +86,13 @@ _RESHARD = Unit(lambda value, _: 3 if value else 2, lambda value, _: value >= 3)
 _QUANTIZED = Unit(lambda value, _: str(value), lambda value, _: value if value not in (None, "bf16", "fp16") else None)
 _KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else KV_DTYPE.write(value, run))
 _SGLANG_KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else SGLANG_KV_DTYPE.write(value, run))
+_APART = Unit(lambda value, _: int(bool(value)), lambda value, _: bool(value))
+"""One engine of a group reads (workers/rollout/sglang_rollout/sglang_pd_replica.py:62 of 0.8.0); as many as groups."""
 _DTYPE = words(bf16="bfloat16", fp16="float16")
 _BACKEND = Unit(lambda value, _: "megatron" if value == "megatron" else "fsdp2", lambda value, _: value)
 
 S = f"{R}engine_kwargs.sglang."
+_WRITERS = f"{R}disaggregation.decode_replicas"
 GROUPED = "0.7"
 """The release whose trainer forwards grouped (workers/actor/dp_actor.py:128 of 0.7.1; gone with it in 0.8.0)."""
 VLLM_ALONE = tuple(R + name for name in ("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching"))
@@ -183,7 +186,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.prefix_caching", R + "enable_prefix_caching"),
     field("rollout.cuda_graphs", R + "enforce_eager", NEGATED),
     field("rollout.rollout_dtype", R + "quantization", _QUANTIZED),
-    field("rollout.prefill_apart", R + "disaggregation.enabled", read_only=True),
+    field("rollout.prefill_replicas", R + "disaggregation.enabled", _APART, "groups of engines: one reads prompts"),
     field("rollout.speculation", M + "mtp.num_speculative_tokens", DRAFTS),
     field("rollout.draft_training", M + "mtp.enable_train", note="the draft head is trained with the policy"),
     field("rollout.engine_token_budget", S + "chunked_prefill_size", SGLANG_CHUNK, "engine's own argument"),
@@ -192,6 +195,12 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.kv_dtype", S + "kv_cache_dtype", _SGLANG_KV, "engine's own argument"),
     *(field(name, key, unit, "replaces verl's own", read_only=True) for name, key, unit in _REPLACES),
 )  # fmt: skip
+
+
+def _writers(rollout: RolloutRun) -> list[Setting]:
+    """Engines that write beside each that reads prompts."""
+    readers, replicas = rollout.prefill_replicas or 0, rollout.data_parallel or 1
+    return [Setting(_WRITERS, replicas // readers - 1, "engines that write, for each that reads")] if readers else []
 
 
 @dataclass(frozen=True)
@@ -289,6 +298,7 @@ class Verl:
             *scoring(run, target),
             *logging_settings(run),
             *([Setting(R + "enable_rollout_routing_replay", True)] if run.trainer.router_replay == "R3" else []),
+            *_writers(run.rollout),
         ]
         chosen = {setting.key: setting for setting in settings}
         chosen = with_drafts(chosen, M + "mtp.num_speculative_tokens", drafts(run), target.has)
@@ -370,7 +380,12 @@ class Verl:
         )
         if target.version != GROUPED:
             run = replace(run, trainer=run.trainer.having(shared_prefix=None))
-        return run.completed(), frozenset(used | ALSO_READ)
+        whole = run.completed()
+        if whole.rollout.prefill_replicas:
+            group = 1 + int(flat.get(_WRITERS) or 1)
+            readers = max((whole.rollout.data_parallel or 1) // group, 1)
+            whole = replace(whole, rollout=whole.rollout.having(prefill_replicas=readers))
+        return whole, frozenset(used | ALSO_READ | {_WRITERS})
 
 
 __all__ = ["ADAPTER", "VerlFacts"]  # rules find the facts of a framework in its module

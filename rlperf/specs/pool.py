@@ -195,9 +195,10 @@ OpenFraction = TypeVar("OpenFraction")
 Word = TypeVar("Word")
 Switch = TypeVar("Switch")
 Count = TypeVar("Count")
+OpenNatural = TypeVar("OpenNatural")
 
 
-class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, Word, Switch, Count]):
+class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, Word, Switch, Count, OpenNatural]):
     """The table of settings: what a pool has beside its layout."""
 
     backend: str | None = _is("both", "searched", None, "", "engine (vllm, sglang, trtllm) or trainer backend")
@@ -215,6 +216,9 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
         "engine", "stated", None, "1", "share of first drafts accepted; default: as measured of other models"
     )
     draft_training: Switch = _is("engine", "stated", False, "", "the draft head is trained with the policy")
+    prefill_replicas: OpenNatural = _is(
+        "engine", "listed", 0, "replicas", "that read prompts for the others; 0: each reads its own"
+    )
     chunked_prefill: Switch = _is("engine", "stated", True, "", "prompts share engine_steps with decoding requests")
     engine_token_budget: Count = _is("engine", "stated", 8192, "tokens", "per engine_step")
     cuda_graphs: bool | None = _is("engine", "stated", None, "", "of decoding engine_steps; default: the engine's")
@@ -268,7 +272,8 @@ SETTING_WORDS = {"optimizer": ("adam", "muon"), "router_replay": ("none", "R2", 
 
 class PoolSettings(
     SettingsForm[
-        Words | None, Flags | None, Counts | None, Fractions | None, str | None, bool | None, PositiveInt | None
+        Words | None, Flags | None, Counts | None, Fractions | None, str | None, bool | None, PositiveInt | None,
+        Naturals | None,
     ]
 ):  # fmt: skip
     """Settings of a pool as a job leaves them: pinned, open or absent."""
@@ -296,7 +301,8 @@ class PoolSettings(
 
 class SettingsValues(
     SettingsForm[
-        str | None, bool | None, PositiveInt | None, float | None, str | None, bool | None, PositiveInt | None
+        str | None, bool | None, PositiveInt | None, float | None, str | None, bool | None, PositiveInt | None,
+        int | None,
     ]
 ):  # fmt: skip
     """Settings of a pool as a plan states them; None: the pool has no such setting, or nothing to set it for."""
@@ -309,7 +315,7 @@ class SettingsValues(
         return PoolSettings(**self.stated())
 
 
-class Settings(SettingsForm[str, bool, int | None, float | None, str, bool, int]):
+class Settings(SettingsForm[str, bool, int | None, float | None, str, bool, int, int]):
     """Settings of a pool as the costs read them, whether a job or a plan states them: no default is left to fill in."""
 
     def planned(self, role: Role, **chosen: Any) -> SettingsValues:

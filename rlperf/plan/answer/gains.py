@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.specs.speculation import NONE
@@ -26,7 +28,8 @@ def gains(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[
         if getattr(settings, name) not in (None, off)
     )
     drafts = _of_drafts(context, task, evaluation)
-    return (*drafts, *of_trainer, *environments(context, task, evaluation))
+    apart = _of_readers(context, task, evaluation)
+    return (*drafts, *apart, *of_trainer, *environments(context, task, evaluation))
 
 
 def _of_drafts(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
@@ -40,6 +43,23 @@ def _of_drafts(context: Context, task: TaskContext, evaluation: Evaluation) -> t
     ratio = float(without.seconds.rollout_s.mean() / evaluation.seconds.rollout_s.mean())
     yields = f"{table.tokens[table.drafts[1]]:.1f} tokens per engine_step"
     return (f"drafts {word} ({yields}): rollout {now} instead of {then} ({ratio:.2f} times as fast)",)
+
+
+def _of_readers(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+    """The same of replicas that read prompts for the others, with what sending their cache takes."""
+    replicas = evaluation.replicas
+    if replicas.apart is None:
+        return ()
+    without = Judge(context, task).evaluate(
+        evaluation.demand, evaluation.configuration.with_rollout(prefill_replicas=0)
+    )
+    now, then = (float(e.seconds.rollout_s.mean()) for e in (evaluation, without))
+    contexts = np.concatenate([each.prompt_tokens for each in evaluation.served])
+    wire_s = replicas.apart.message_s + replicas.apart.token_s * float(contexts.mean())
+    words = f"prompts read by {replicas.readers} of {replicas.count} replicas"
+    sent = f"{human_seconds(wire_s)} to send a context of {contexts.mean():,.0f} tokens"
+    instead = f"rollout {human_seconds(now)} instead of {human_seconds(then)} ({then / now:.2f} times as fast)"
+    return (f"{words} ({sent}): {instead}",)
 
 
 ENOUGH = 1.02

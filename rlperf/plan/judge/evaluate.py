@@ -22,7 +22,15 @@ from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.scorer_columns import scorer_demand, serving, stage_of
 from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.engine import ReplicaMemory, Tabulated, cache_granted, engine_limits, replica_memory, tabulate
+from rlperf.sim.rl_step.engine import (
+    ReplicaMemory,
+    Tabulated,
+    apart_of,
+    cache_granted,
+    engine_limits,
+    replica_memory,
+    tabulate,
+)
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.rollout_stage import Replicas, RolloutEvents, RolloutStage, simulated_rollout
 from rlperf.sim.rl_step.scorers import Beside, ScorerEvents, ScorerStage
@@ -157,7 +165,7 @@ class Judge:
         seconds = stage_seconds(
             site, self.task.architecture, demand, configuration.mode, configuration.staleness, pairs, beside
         )
-        stack, served = site.trainers[index], self._events.served(demand, replicas.count)
+        stack, served = site.trainers[index], self._events.served(demand, replicas)
         unlike = float(
             unmeasured_sigma(site, stack, self.task.architecture, rollout.weight_dtype, seconds, trainer.layout).mean()
         )
@@ -196,11 +204,11 @@ class Judge:
         running = np.array([pool.settings.max_running or 1])
         memory = replica_memory(site, arch, settings, layout, fraction, running)
         held = float(cache_granted(memory.kv_tokens, demand.batch.longest_tokens)[0])
-        count = pool.layout.data_parallel
-        most = demand.batch.under_way(count)
+        count, apart = pool.layout.data_parallel, apart_of(site, arch, settings, layout)[0]
+        most = demand.batch.under_way(max(count - settings.prefill_replicas, 1))
         limits = engine_limits(settings, held, min(int(running[0]), most or int(running[0])))
         options = replace(EngineOptions.of(self.context.engine), trajectories=most)
-        return memory, Replicas(cost, limits, count, pool.devices // count, options)
+        return memory, Replicas(cost, limits, count, pool.devices // count, options, apart)
 
     def _backend(self, configuration: Configuration) -> int:
         """Index of the trainer that a configuration names."""

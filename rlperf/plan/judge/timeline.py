@@ -60,10 +60,9 @@ def steady_state(evaluation: Evaluation, rl_steps: int = 50) -> AsyncResult | No
     configuration = evaluation.configuration
     if not MODES[configuration.mode].runs_ahead:
         return None
-    pool = configuration.pool("rollout")
     limits = evaluation.replicas.limits
     run = steady_run(
-        evaluation.framework.in_mode(configuration.mode), evaluation.cost, limits, pool.layout.data_parallel,
+        evaluation.framework.in_mode(configuration.mode), evaluation.cost, limits, evaluation.replicas.writers,
         evaluation.seconds, [Trajectories.from_table(table) for table in evaluation.demand.tables],
         max_staleness=max(configuration.staleness, 1),
     )  # fmt: skip

@@ -58,9 +58,9 @@ class Configuration:
 
     @property
     def variant(self) -> tuple[object, ...]:
-        """What a job lists several of and the screen takes one by one: precisions and prefix caching of the engine."""
+        """What a job lists several of and the screen takes one by one: precisions, caching, who reads."""
         engine = self.pool("rollout").settings
-        return engine.rollout_dtype, engine.kv_dtype, engine.prefix_caching
+        return engine.rollout_dtype, engine.kv_dtype, engine.prefix_caching, engine.prefill_replicas
 
     @property
     def doublings(self) -> tuple[float, float]:
@@ -81,7 +81,7 @@ class Configuration:
         )
         return replace(self, pools=pools)
 
-    def with_rollout(self, **settings: str) -> Configuration:
+    def with_rollout(self, **settings: int | str) -> Configuration:
         """A copy whose rollout pool has some settings replaced."""
         pools = tuple(
             pool.model_copy(update={"settings": pool.settings.model_copy(update=settings)})

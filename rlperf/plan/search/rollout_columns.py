@@ -15,7 +15,7 @@ from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import doublings, rollout_departures
 from rlperf.plan.search.candidates import Shape, rollout_layouts
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.engine import cache_granted, replica_memory, tabulate
+from rlperf.sim.rl_step.engine import apart_of, cache_granted, replica_memory, tabulate
 from rlperf.sim.rl_step.rollout_stage import Counted, RolloutStage, counted_seconds
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES
@@ -130,15 +130,16 @@ def _columns(
         m = np.minimum(m, np.maximum(room // FEWEST * FEWEST, FEWEST))
         memory = replica_memory(context.site, architecture, settings, rows, f, m)
     why = flags[keep][e] | np.where(memory.kv_tokens < demand.batch.longest_tokens, int(Reject.KV), 0)
-    why |= np.where(memory.cache_bytes > 0, 0, int(Reject.MEMORY))
+    writers = rows.data_parallel - settings.prefill_replicas
+    why |= np.where(memory.cache_bytes > 0, 0, int(Reject.MEMORY)) | np.where(writers > 0, 0, int(Reject.READERS))
     makespan, steady, again = (np.full(len(e), np.inf) for _ in range(3))
     alive = np.flatnonzero((why & ~int(Reject.NODE | (Reject.KV | Reject.MEMORY if lenient else 0))) == 0)
     held = cache_granted(memory.kv_tokens[alive], demand.batch.longest_tokens)
     makespan[alive], steady[alive], again[alive] = counted_seconds(
-        settings, costs, rows.take(alive), e[alive], held, m[alive], counted
-    )
+        settings, costs, rows.take(alive), e[alive], held, m[alive], counted,
+        apart_of(context.site, architecture, settings, shapes),
+    )  # fmt: skip
     joined = Layout(**{n: np.concatenate([v.ravel(), getattr(dead, n).ravel()]) for n, v in vars(rows.flat()).items()})
-
     domain = context.rollout_hardware.cluster.scale_up_domain
 
     def padded(values: Any, fill: float) -> Any:
@@ -156,6 +157,7 @@ def _columns(
         steady_s=padded(steady, np.inf),
         group_s=padded(counted.flow.group_seconds(makespan, steady), np.inf),
         recompute_s=padded(again, np.inf),
+        writers=padded(writers, 0).astype(np.int64),
         slots=padded(m, 0).astype(np.int64),
         pace_s=np.stack([padded(each, np.inf) for each in paces[e].T], axis=1),
         transition_s=padded(2.0 * memory.weight_bytes / context.rollout_hardware.device.host_bandwidth, np.inf),

@@ -84,6 +84,7 @@ def pair_rule_flags(
             replica_devices=engine.replica_devices,
             max_running=rollout.max_running[r],
             memory_fraction=rollout.memory_fraction[r],
+            prefill_replicas=job.pool("rollout").settings.filled().prefill_replicas,
         ),
         "trainer": _trainer_names(
             trainer.layout.take(t), trainer.token_budget[t], architecture, job.pool("trainer").settings.lora_rank

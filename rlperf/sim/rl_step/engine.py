@@ -6,16 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlperf.cost.engine_memory import engine_memory, kv_bytes_per_request
+from rlperf.cost.engine_memory import engine_memory, kv_bytes_per_request, kv_bytes_per_token
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
 from rlperf.cost.layers.vision import Images
+from rlperf.cost.network import pair_hop_s
 from rlperf.cost.replica import Replica as EngineReplica
 from rlperf.cost.roofline import as_float
 from rlperf.cost.speculation import draft_memory, speculating
+from rlperf.cost.weight_sync import wire_bytes_per_s
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.overheads import adapter_seconds, engine_in_framework
 from rlperf.sim.rl_step.site import Site
+from rlperf.sim.rollout.apart import Apart
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pool import Settings
 from rlperf.specs.speculation import DraftSetting, sees_far
@@ -81,6 +84,26 @@ def _with_speculation(
     far = wanted.method != "mtp" or sees_far(architecture.family, architecture.prediction_layers)
     yields = load_speculation().tokens(wanted, settings.draft_acceptance, settings.draft_training, far)
     return speculating(cost, replica, wanted, yields)
+
+
+def apart_of(site: Site, architecture: Architecture, settings: Settings, layout: Layout) -> tuple[Apart | None, ...]:
+    """Replicas that read prompts for the others, of every engine shape in a flat layout; None where each reads its own.
+
+    A device of a reader sends its shard of the cache to the device of a writer that holds the same shard: over the fast
+    links of a pool that stands in one node, else through its share of the network.
+    """
+    if not settings.prefill_replicas:
+        return (None,) * layout.size
+    hw, found = site.rollout_hardware, []
+    for row in layout.rows():
+        replica = EngineReplica.of(
+            architecture, hw, site.engine, row, settings.rollout_dtype, settings.kv_dtype
+        )  # fmt: skip
+        devices, domain = as_float(row.devices), as_float(hw.cluster.scale_up_domain)
+        rate = float(wire_bytes_per_s(hw, devices, domain))
+        hop = pair_hop_s(hw) + float(kv_bytes_per_request(replica)) / rate
+        found.append(Apart(settings.prefill_replicas, float(kv_bytes_per_token(replica)) / rate, hop))
+    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)

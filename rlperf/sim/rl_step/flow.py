@@ -80,14 +80,16 @@ def steady_running(limits: EngineLimits, replicas: int, flow: Flow) -> float:
 
 
 def steady_seconds(
-    cost: EngineStepCost, limits: EngineLimits, replicas: int, demand: Demand, flow: Flow | None = None
-) -> float:
+    cost: EngineStepCost, limits: EngineLimits, replicas: int, demand: Demand, flow: Flow | None = None,
+    readers: int = 0,
+) -> float:  # fmt: skip
     r"""Seconds per rl_step of replicas that always find the next request: throughput, without a tail.
 
     .. math:: t = \frac{1}{R} \Big( \frac{G}{C}\, t_{step}(C, C \bar k) + t_{prefill} \Big)
 
     G generated tokens per rl_step, R replicas, C requests running at once (max_running, or what the cache holds at the
-    mean context), k mean context in flight (`Flow.context`) [tokens].
+    mean context), k mean context in flight (`Flow.context`) [tokens]. Where ``readers`` others read the prompts, the
+    slower of both stations binds: max(G t_step / (C R), t_prefill / readers).
     """
     flow = flow or Flow.of(demand)
     running = steady_running(limits, replicas, flow)
@@ -99,9 +101,15 @@ def steady_seconds(
         steps * float(cost.engine_step_s(0.0, 0.0, budget, 0.0, 1.0))
         + cost.prefill_per_pair_s * flow.prompt_pairs / copies
     )
-    return (flow.generated / running * step + float(prefill)) / replicas
+    decode = flow.generated / running * step
+    if readers:
+        return max(decode / replicas, float(prefill) / readers)
+    return (decode + float(prefill)) / replicas
 
 
-def interrupted_seconds(cost: EngineStepCost, limits: EngineLimits, replicas: int, flow: Flow) -> float:
-    """Prefill of what a replica has under way in the steady state [s]."""
-    return recompute_s(cost, float(limits.token_budget), steady_running(limits, replicas, flow), flow.context)
+def interrupted_seconds(
+    cost: EngineStepCost, limits: EngineLimits, replicas: int, flow: Flow, readers: int = 0
+) -> float:
+    """Prefill of what a replica has under way in the steady state [s]; by ``readers`` for all, where there are some."""
+    again = recompute_s(cost, float(limits.token_budget), steady_running(limits, replicas, flow), flow.context)
+    return again * replicas / readers if readers else again

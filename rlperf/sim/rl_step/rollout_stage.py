@@ -19,6 +19,7 @@ from rlperf.layout import FloatArray, IntArray, Layout, taken
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.engine import Tabulated, engine_limits
 from rlperf.sim.rl_step.flow import Flow, interrupted_seconds, steady_running, steady_seconds
+from rlperf.sim.rollout.apart import Apart, simulate_apart
 from rlperf.sim.rollout.closed_form import StepCensus, take_census
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
@@ -49,6 +50,7 @@ class RolloutStage:
     steady_s : seconds per rl_step when finished requests are replaced at once [s]
     group_s : from the start of a group to its last response, mean [s]
     recompute_s : prefill of a replica's running requests, where a weight sync interrupts them [s]
+    writers : replicas that write responses; all of them but those that read prompts for the others [1]
     slots : requests that a replica may run at once [1]
     pace_s : seconds of a decoding engine_step: fixed, per running request, per cached token [s] ``[rows][3]``
     transition_s : the engine's weights and cache leaving and returning, once per rl_step [s]
@@ -60,6 +62,7 @@ class RolloutStage:
     steady_s: FloatArray
     group_s: FloatArray
     recompute_s: FloatArray
+    writers: IntArray
     slots: IntArray
     pace_s: FloatArray
     transition_s: FloatArray
@@ -109,33 +112,56 @@ class Counted:
             self.censuses[key] = [[take_census(each, bound) for each in part] for part in self._slowest[replicas]]
         return self.censuses[key]
 
+    def bound(self, limits: EngineLimits, replicas: int, apart: Apart) -> EngineLimits:
+        """What binds where prompts are read apart: a cache that holds all that a replica may keep is like any other."""
+        most = -(-max(len(table) for table in self.tables) // min(apart.readers, replicas - apart.readers))
+        longest = max(int(table.final_tokens.max()) for table in self.tables)
+        kv_tokens = limits.kv_tokens if limits.kv_tokens < 2.0 * most * longest else np.inf
+        return replace(limits, kv_tokens=kv_tokens, max_running=min(limits.max_running, most))
+
+    def apart_s(self, cost: EngineStepCost, limits: EngineLimits, replicas: int, apart: Apart) -> float:
+        """Makespan where prompts are read apart, mean over the rl_steps that are counted [s]."""
+        served = (simulate_apart(table, replicas, apart, cost=cost, limits=limits).makespan_s for table in self.tables)
+        return float(np.mean(list(served)))
+
 
 def counted_seconds(
     settings: Settings, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
-    kv_tokens: FloatArray, running: IntArray, counted: Counted,
+    kv_tokens: FloatArray, running: IntArray, counted: Counted, aparts: tuple[Apart | None, ...],
 ) -> tuple[FloatArray, FloatArray, FloatArray]:  # fmt: skip
     """Closed form: makespan, steady seconds and an interruption's of every pool, means over some of the rl_steps [s].
 
-    ``e``: index of each pool's cost in ``costs``; ``kv_tokens``, ``running``: its cache and concurrency ``[pools]``.
+    ``e``: index of each pool's cost in ``costs`` and of who reads its prompts in ``aparts``; ``kv_tokens``,
+    ``running``: its cache and concurrency ``[pools]``.
 
     Which requests share an engine_step does not depend on what it costs, so the engine_steps of a workload are counted
-    once per number of replicas and concurrency, and every engine shape costs a dot product (`StepCensus`).
+    once per number of replicas and concurrency, and every engine shape costs a dot product (`StepCensus`). Where
+    prompts are read apart it does: contexts arrive at given times, so that every shape and concurrency is simulated.
     """
     makespan, steady, again = (np.zeros(len(e)) for _ in range(3))
     demand, flow = counted.demand, counted.flow
     known: dict[tuple[int, int], float] = {}
+    simulated: dict[tuple[int, EngineLimits], float] = {}
     flowing: dict[tuple[int, float], tuple[float, float]] = {}
     for position, engine in enumerate(e.tolist()):
-        replicas = int(layout.data_parallel[position])
+        apart = aparts[engine]
+        readers = apart.readers if apart else 0
+        replicas = int(layout.data_parallel[position]) - readers
         most = demand.batch.under_way(replicas) or int(running[position])
         limits = engine_limits(settings, float(kv_tokens[position]), min(int(running[position]), most))
         same = (engine, steady_running(limits, replicas, flow))
         if same not in flowing:
             flowing[same] = (
-                steady_seconds(costs[engine], limits, replicas, demand, flow),
-                interrupted_seconds(costs[engine], limits, replicas, flow),
+                steady_seconds(costs[engine], limits, replicas, demand, flow, readers),
+                interrupted_seconds(costs[engine], limits, replicas, flow, readers),
             )
         steady[position], again[position] = flowing[same]
+        if apart is not None:
+            bound = counted.bound(limits, replicas + readers, apart)
+            if (engine, bound) not in simulated:
+                simulated[engine, bound] = counted.apart_s(costs[engine], bound, replicas + readers, apart)
+            makespan[position] = demand.batch.rounds * simulated[engine, bound]
+            continue
         points = _concurrency(limits, counted.tables, replicas, flow.context)
         for concurrency, _ in points:
             if (engine, concurrency) not in known:
@@ -212,9 +238,25 @@ class Replicas:
     count: int
     devices: int
     options: EngineOptions
+    apart: Apart | None = None
+
+    @property
+    def readers(self) -> int:
+        """Those that read prompts for the others."""
+        return self.apart.readers if self.apart else 0
+
+    @property
+    def writers(self) -> int:
+        """Those that write responses."""
+        return self.count - self.readers
 
     def serve(self, trajectories: Trajectories, routing: IntArray | None = None) -> RolloutResult:
         """Simulate them, or those that ``routing`` names."""
+        if self.apart is not None:
+            return simulate_apart(
+                trajectories, self.count, self.apart, cost=self.cost, limits=self.limits,
+                devices_per_replica=self.devices, options=self.options,
+            )  # fmt: skip
         return simulate_rollout(
             trajectories, self.count if routing is None else int(routing.max()) + 1, cost=self.cost,
             limits=self.limits, devices_per_replica=self.devices, options=self.options,
@@ -227,7 +269,7 @@ class Replicas:
         scalars = [value for value in vars(self.cost).values() if isinstance(value, float)]
         tables = [value.tobytes() for value in vars(self.cost).values() if isinstance(value, np.ndarray)]
         drafted = None if self.cost.drafted is None else self.cost.drafted.key
-        return (*scalars, *tables, drafted, self.limits, self.count, self.devices, self.options)
+        return (*scalars, *tables, drafted, self.limits, self.count, self.devices, self.options, self.apart)
 
 
 @dataclass(eq=False)
@@ -244,11 +286,11 @@ class RolloutEvents:
         for index, table in enumerate(demand.keys):
             key = (table, demand.batch.over_provision, replicas.key)
             if key not in self._results:
-                self._results[key] = replicas.serve(*self._part(demand, index, replicas.count))
+                self._results[key] = replicas.serve(*self._part(demand, index, replicas))
             found.append(self._results[key])
         return tuple(found)
 
-    def served(self, demand: Demand, replicas: int) -> tuple[Trajectories, ...]:
+    def served(self, demand: Demand, replicas: Replicas) -> tuple[Trajectories, ...]:
         """What is simulated of every replicate; a part of the rl_step where it is large."""
         return tuple(self._part(demand, index, replicas)[0] for index in range(len(demand.tables)))
 
@@ -273,9 +315,10 @@ class RolloutEvents:
         steps = run.run(source, replicas.serve, demand.batch.generated, POLICY_RL_STEPS).steps
         return float(np.mean([step.seconds for step in steps[POLICY_WARM_UP:]]))
 
-    def _part(self, demand: Demand, index: int, replicas: int) -> tuple[Trajectories, IntArray | None]:
+    def _part(self, demand: Demand, index: int, engines: Replicas) -> tuple[Trajectories, IntArray | None]:
         """What is simulated of one rl_step, and the replica of each trajectory where it is not all of them."""
-        partial = demand.batch.over_provision > 1.0  # who is done first decides, so all have to run
+        # who is done first decides, or who reads for whom: then all have to run
+        partial, replicas = demand.batch.over_provision > 1.0 or engines.readers > 0, engines.count
         key = (demand.keys[index], replicas, partial)
         if key not in self._parts:
             whole = Trajectories.from_table(demand.tables[index])
@@ -323,14 +366,16 @@ def simulated_rollout(
     """
     results = events.results(demand, replicas)
     n, flow = len(results), Flow.of(demand, batches)
-    groups = [part.group for part in events.served(demand, replicas.count)]
-    steady = steady_seconds(replicas.cost, replicas.limits, replicas.count, demand, flow)
+    groups = [part.group for part in events.served(demand, replicas)]
+    engine = replicas.cost, replicas.limits, replicas.writers
+    steady = steady_seconds(*engine, demand, flow, replicas.readers)
     stage = RolloutStage(
         layout=layout.take(np.zeros(n, dtype=np.int64)),
         makespan_s=events.makespans_s(demand, replicas, results),
         steady_s=np.full(n, steady),
         group_s=np.array([group_seconds(r.finish_s, g) for r, g in zip(results, groups, strict=True)]),
-        recompute_s=np.full(n, interrupted_seconds(replicas.cost, replicas.limits, replicas.count, flow)),
+        recompute_s=np.full(n, interrupted_seconds(*engine, flow, replicas.readers)),
+        writers=np.full(n, replicas.writers, dtype=np.int64),
         slots=np.full(n, replicas.limits.max_running, dtype=np.int64),
         pace_s=np.tile(replicas.cost.pace_s, (n, 1)),
         transition_s=np.full(n, transition_s),

@@ -64,7 +64,7 @@ class Ends:
     def seconds(self, rollout: RolloutStage) -> FloatArray:
         """Ends of those that are scored, in every rollout [s] ``[rollouts][scored]``."""
         found = np.zeros((rollout.makespan_s.size, self.kept.size))
-        replicas = np.broadcast_to(rollout.layout.data_parallel, rollout.makespan_s.shape)
+        replicas = np.broadcast_to(rollout.writers, rollout.makespan_s.shape)
         for pool in {*zip(replicas.tolist(), rollout.slots.tolist(), strict=True)}:
             here = np.flatnonzero((replicas == pool[0]) & (rollout.slots == pool[1]))
             counts = self.counts(*pool)

@@ -67,6 +67,7 @@ class RolloutResult:
     devices : of each replica ``[replicas]``
     lost : device-seconds without full batches, by cause
     generated_tokens : of all trajectories [tokens]
+    readers : timelines of replicas that only read prompts, beside those of the others; most often none
     """
 
     finish_s: FloatArray
@@ -76,6 +77,7 @@ class RolloutResult:
     devices: IntArray
     lost: LostSeconds
     generated_tokens: int
+    readers: tuple[ReplicaTimeline, ...] = ()
 
     @property
     def makespan_s(self) -> float:

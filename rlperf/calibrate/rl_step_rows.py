@@ -116,9 +116,9 @@ def _prompt_limit(row: StepRow) -> int:
 
 
 def _packing(row: StepRow) -> Guess[bool]:
-    """Whether sequences are packed, where the row does not say it: TRL's trainer and SkyRL's of 2025 pad."""
-    if "skyrl" in row.row.text("framework").lower():
-        return Guess(False, "SkyRL pads")
+    """Whether sequences are packed, where the row does not say it: TRL's trainer pads, SkyRL's counts sequences."""
+    if row.of_skyrl:
+        return Guess(False, "SkyRL's micro_train_batch_size_per_gpu of 1 sequence, without padding")
     return Guess(False, "TRL pads") if row.framework == "trl" else Guess(True, "default of the examples")
 
 
@@ -128,6 +128,8 @@ _SCORING_MICROBATCH = r"(?:scoring microbatch|logprob batch) (\d+)"
 def _scoring_microbatch(row: StepRow) -> int | Guess[int]:
     """Sequences per scoring forward, from the note or the default of four."""
     found = re.search(_SCORING_MICROBATCH, row.note)
+    if found is None and row.of_skyrl:
+        return Guess(1, "SkyRL's micro_forward_batch_size_per_gpu")
     return int(found.group(1)) if found else Guess(4, "default of the examples")
 
 
@@ -205,8 +207,10 @@ def _ulysses(row: StepRow) -> int:
     return int(spread.group(1)) if spread else 1
 
 
-def _recompute(row: StepRow) -> str:
-    """What is recomputed, where the note alone says it: most layers in full count as all."""
+def _recompute(row: StepRow) -> str | Guess[str]:
+    """What is recomputed, where the row's note or its framework says it: most layers in full count as all."""
+    if row.of_skyrl:
+        return Guess("full", "SkyRL's gradient_checkpointing and recompute_granularity, on unless stated")
     found = re.search(r"full recomputation of (\d+) of (\d+) layers", row.note)
     return "full" if found and 2 * int(found.group(1)) >= int(found.group(2)) else "none"
 
@@ -395,6 +399,11 @@ class StepRow(Reading):
     def critic(self) -> bool:
         """Whether PPO's second network, of the policy's size, is trained on the trainer's devices."""
         return self.algorithm == "PPO"
+
+    @property
+    def of_skyrl(self) -> bool:
+        """Whether SkyRL ran it, of whose keys and defaults more is known than of its seconds."""
+        return "skyrl" in self.row.text("framework").lower()
 
     @property
     def recompute_stated(self) -> bool:

@@ -158,6 +158,7 @@ class FrameworkFacts(Frozen):
     rules: tuple[Rule, ...] = ()
     sources: dict[str, str]
     relative: str = Field("", description="framework whose overheads it is predicted with until its own are measured")
+    pads: str = Field("", description="to what it pads unpacked sequences, where its relative does otherwise")
 
     def rules_of(self, *groups: str, backend: str = "") -> tuple[Rule, ...]:
         """Rules of this version that speak of nothing but ``groups``; without groups, all."""

@@ -114,28 +114,25 @@ class TrainerOverheads(Frozen):
     reference_bytes : bytes per parameter of the weights of a device that change places with the reference policy's,
         which wait in host memory; 0 where the reference is a model of its own
     reference_rate : bytes per second and device of these copies; None = free
-    moe_layer : per MoE layer, microbatch and forward; a backward costs two more (what the backend's own launches, gaps
-        and permutation leave: hooks, statistics of the router)
+    moe_layer : per MoE layer, microbatch and forward (a backward: two more), beside the backend's launches and gaps
     experts_as : backend of the same library whose timed seconds of MoE layers count (`EXPERT_TIMING`), where the
         trainer's own rows tell them apart worse; None: the trainer's own
     prefix_update, prefix_pass : per layer and microbatch of an update, of a scoring pass, in which prompts are shared:
         taking prompts and responses apart and putting them together again; None: nobody measured it, and it is free
-    balance : over what token loads of the data-parallel ranks are evened out: every optimizer ``update``, or the whole
-        ``batch`` once, so that the ranks of one update still differ
+    balance : over what token loads of ranks are evened out: every optimizer ``update``, or the whole ``batch`` once
     batching : which sequences are cut into microbatches together. ``rank``: each rank's own, packed, or by count and
         padded where nothing is packed; ``all``: those of all ranks, packed, or sorted by length and padded
-    pads : to what sequences are padded that are not packed: the longest of their ``microbatch``, or the most that a
-        prompt and a response may have in the job (``limit``)
+    pads : to what unpacked sequences are padded: the longest of their ``microbatch``, the job's ``limit``, ``nothing``
     switches : what it sets otherwise than the backend does (overlap, dispatcher of experts)
     parks_optimizer : offloaded optimizer states come to the device once for all updates of an rl_step and go back
         after them, and the weights with them, which also come and go for every scoring pass of the policy; without,
         optimizer states stay in host memory and its cores run every update
-    parking_rate : bytes per second and device of states that come to the device for a phase and go back (weights for a
-        scoring pass, weights and optimizer for the updates); None: that of pinned host memory
+    parking_rate : bytes per second and device of states that come and go for a phase; None: that of pinned host memory
     gradients : in what gradients are accumulated and reduced, if not as the backend's calibration has it
     fused_gradients : whether products add to the accumulated gradient themselves; without, each is added in a pass
     pipeline_padding : with pipeline stages, packed microbatches are padded to the token budget (equal shapes)
     logits : bytes per logit of its loss, if not as the backend's calibration has them
+    attention_kernel : of its trainer from Hopper on: the newest (flash) or that of the flash-attn package (flash2)
     skew_exponent : busiest expert-parallel device over the mean = expert_parallel ** this, real routers [1]
     """
 
@@ -150,7 +147,7 @@ class TrainerOverheads(Frozen):
     prefix_pass: Overhead | None = None
     balance: Literal["update", "batch"] = "update"
     batching: Literal["rank", "all"] = "rank"
-    pads: Literal["microbatch", "limit"] = "microbatch"
+    pads: Literal["microbatch", "limit", "nothing"] = "microbatch"
     switches: Switches = Switches()
     gradients: Literal["bf16", "fp32"] | None = None
     parks_optimizer: bool = False
@@ -158,6 +155,7 @@ class TrainerOverheads(Frozen):
     fused_gradients: bool = True
     pipeline_padding: bool = False
     logits: LogitBytes | None = None
+    attention_kernel: Literal["flash", "flash2"] = "flash"
     skew_exponent: float = Field(0.1, ge=0.0)
     skew_source: str = (
         "NeMo-RL's calibration rows prefer 0 to 0.1 (x1.0 to x1.2 at EP8) to the 0.25 of kernel tables with power-law "
@@ -338,8 +336,8 @@ class FrameworkCalibration(Frozen):
         interrupts = self.partial_rollout and row.form_where(in_flight) is not Form.BARRIER
         return self.model_copy(update={"in_flight_updates": in_flight, "partial_rollout": interrupts})
 
-    def borrowed_by(self, name: str) -> FrameworkCalibration:
-        """The same for a framework that nobody measured: another name.
+    def borrowed_by(self, name: str, pads: str | None = None) -> FrameworkCalibration:
+        """The same for a framework that nobody measured: another name, and what its source says of padding.
 
         Intervals of frameworks that nobody fitted stand; those of a fitted one hold for itself: twice as wide (in ln).
 
@@ -348,7 +346,9 @@ class FrameworkCalibration(Frozen):
         >>> round(load_framework_calibration("nemo_rl_megatron").borrowed_by("mine").step_spread.high, 3)
         1.232
         """
-        named = self.model_copy(update={"id": f"{name} (with overheads of {self.id})", "framework": name})
+        own_training = self.training.model_copy(update={"pads": pads} if pads else {})
+        titled = {"id": f"{name} (with overheads of {self.id})", "framework": name, "training": own_training}
+        named = self.model_copy(update=titled)
         if not self.calibrated_on:
             return named
         own, source = self.step_spread, f"judged: taken from {self.id}, intervals twice as wide"
@@ -420,7 +420,7 @@ def _calibrations_of(framework: str, folder: Path | str | None) -> list[Framewor
             files.setdefault(path.stem, path)
     names = [base] if base in files else sorted(name for name in files if name.startswith(f"{base}_"))
     if not names and (relative := facts_data(base).get("relative")):
-        return [each.borrowed_by(base) for each in _calibrations_of(relative, folder)]
+        return [each.borrowed_by(base, facts_data(base).get("pads")) for each in _calibrations_of(relative, folder)]
     if not names:
         hint = did_you_mean(base, sorted(files))
         raise SpecError(Problem(f"there is no framework calibration named {framework!r}", suggestion=hint))

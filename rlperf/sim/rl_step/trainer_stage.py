@@ -21,7 +21,7 @@ from rlperf.cost.muon import muon_s, with_muon
 from rlperf.cost.packing import packed_count, sorted_microbatches
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.speculation import training_share
-from rlperf.cost.trainer_device import UpdateOptions
+from rlperf.cost.trainer_device import BEFORE_HOPPER, UpdateOptions
 from rlperf.cost.training import TrainingCost, optimizer_bytes, training_update
 from rlperf.layout import OFFLOAD, FloatArray, IntArray, Layout, taken
 from rlperf.sim.rl_step.data_movement import route_bytes
@@ -109,6 +109,11 @@ class Cuts:
         return self.packing or self.together
 
     @property
+    def unpadded(self) -> bool:
+        """Whether sequences of a microbatch stand one behind the other."""
+        return self.by_budget or self.framework.training.pads == "nothing"
+
+    @property
     def together(self) -> bool:
         """Whether the sequences of all ranks are cut together."""
         return self.framework.training.batching == "all"
@@ -134,7 +139,7 @@ class Cuts:
         moments = LengthMoments(longest, longest**2, longest) if self.to_limit else demand.moments
         found = Microbatches.from_moments(
             self.layout, demand.batch.sequences / self.parts, moments.mean, moments.mean_square, moments.longest,
-            token_budget=self.token_budget if self.by_budget else None, packing=self.by_budget, balanced=self.even,
+            token_budget=self.token_budget if self.by_budget else None, packing=self.unpadded, balanced=self.even,
         )  # fmt: skip
         if self.together:
             found = self.cut_together(found, np.array_split(demand.lengths(0), self.parts))
@@ -227,11 +232,11 @@ class CutLengths:
         """Tokens, sum of squares, longest and count of one pass's microbatches on its fullest rank."""
         one, ranks = cuts.layout.take(0), int(np.ravel(cuts.layout.data_parallel)[0])
         budget = float(np.ravel(cuts.token_budget)[0]) if cuts.by_budget else None
-        key = (*name, ranks, budget, int(one.microbatch), cuts.packing, cuts.together, cuts.even)
+        key = (*name, ranks, budget, int(one.microbatch), cuts.packing, cuts.unpadded, cuts.together, cuts.even)
         if key not in self._cuts:
             floor = None if budget is None else max(budget, float(whole.max()))
             alone = one.with_(data_parallel=1)
-            made = Microbatches.from_lengths(alone, fullest, token_budget=floor, packing=cuts.by_budget)
+            made = Microbatches.from_lengths(alone, fullest, token_budget=floor, packing=cuts.unpadded)
             if cuts.together:
                 made = cuts.cut_together(made, [whole])
             self._cuts[key] = (
@@ -283,7 +288,7 @@ def trainer_work(
     """Seconds of one update of ``batches`` and of one scoring pass over ``scored``, in the framework."""
     stack = with_optimizer(stack, architecture, settings)
     framework, hardware = stack.framework, site.hardware
-    options = _options(stack, layout, settings)
+    options = _options(site, stack, layout, settings)
     seen = TowerWork(demand.images_per_token * batches.tokens, demand.patches(architecture), settings.freeze_vision)
     update = _update(site, stack, architecture, demand.batch.updates, layout, batches, options, seen)
     if settings.optimizer == "muon":
@@ -307,9 +312,13 @@ def trainer_work(
     )
 
 
-def _options(stack: TrainerStack, layout: Layout, settings: Settings) -> UpdateOptions:
-    skew = routing_skew(stack.framework, layout)
-    return UpdateOptions(settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss)
+def _options(site: Site, stack: TrainerStack, layout: Layout, settings: Settings) -> UpdateOptions:
+    skew, device = routing_skew(stack.framework, layout), site.hardware.device
+    kernel = "flash" if device.generation.split()[0] in BEFORE_HOPPER else stack.framework.training.attention_kernel
+    return UpdateOptions(
+        settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss,
+        attention_kernel=kernel,
+    )  # fmt: skip
 
 
 def _scored(
@@ -317,7 +326,7 @@ def _scored(
     settings: Settings, scored: Microbatches,
 ) -> tuple[TrainingCost, int, FloatArray]:  # fmt: skip
     """One scoring pass by part, how many an rl_step has, and its seconds in the framework."""
-    framework, options = stack.framework, _options(stack, layout, settings)
+    framework, options = stack.framework, _options(site, stack, layout, settings)
     read = TowerWork(demand.images_per_token * scored.tokens, demand.patches(architecture))
     one = scoring_pass(architecture, site.hardware, stack.calibration, layout, scored, options, tower=read)
     passes = stack.scoring_passes(site.roles, demand.batch.updates, site.old_policy)

@@ -28,7 +28,9 @@ from rlperf.report.plan_files import plan_yaml, read_plan, write_plan_files
 from rlperf.report.plan_text import markdown
 from rlperf.sim.rl_step import rollout_stage
 from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.rollout_stage import telling_replicas
 from rlperf.sim.rl_step.uncertainty import log_sigma
+from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import Job
 from rlperf.specs.pool import LayoutValues
@@ -210,6 +212,16 @@ def test_of_a_large_rl_step_some_replicas_tell_the_makespan(monkeypatch: pytest.
     )
     assert any("of 16 rollout replicas simulated" in note for note in assumptions(context, part))
     assert not any("replicas simulated" in note for note in assumptions(context, whole))
+
+
+def test_of_many_replicas_some_are_simulated_however_little_each_has() -> None:
+    rng = np.random.default_rng(0)
+    few = Trajectories.of(100, rng.lognormal(7.0, 0.8, 4096).astype(np.int64))
+    told = telling_replicas(few, 2048)
+    assert len(told) <= 512 < 2048 == len(telling_replicas(few, 512)) * 4
+    tokens = np.bincount(np.arange(4096) % 2048, few.generated_tokens, 2048)
+    assert np.argmax(tokens) in told and np.argmax(few.generated_tokens) % 2048 in told
+    assert np.argmin(tokens) in told  # idle time is not told by the fullest alone
 
 
 def test_a_large_batch_is_drawn_fewer_times() -> None:

@@ -37,6 +37,8 @@ POLICY_RL_STEPS, POLICY_WARM_UP = 5, 2
 SIMULATED_WHOLE, SIMULATED, FEWEST = 32_768, 8_192, 3
 """Trajectories of an rl_step up to which every replica is simulated, about how many of a larger one are, and the least
 number of replicas."""
+MANY_REPLICAS = 512
+"""Replicas of an rl_step that are simulated at most, however few trajectories each has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,8 +220,9 @@ def telling_replicas(trajectories: Trajectories, replicas: int) -> IntArray:
     [0, 1]
     """
     n = len(trajectories)
-    count = max(SIMULATED * replicas // n, FEWEST)
-    if n <= SIMULATED_WHOLE or count >= replicas:
+    by_tokens = replicas if n <= SIMULATED_WHOLE else max(SIMULATED * replicas // n, FEWEST)
+    count = min(by_tokens, MANY_REPLICAS)
+    if count >= replicas:
         return np.arange(replicas)
     chosen, tokens = route(trajectories, "round_robin", np.ones(replicas)), trajectories.generated_tokens
     fullest = np.argsort(-np.bincount(chosen, tokens, replicas), kind="stable")

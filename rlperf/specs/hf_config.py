@@ -357,8 +357,8 @@ def _kv_heads(given: Given, heads: int) -> int:
         if fields.flag("new_decoder_architecture", default=False):
             return fields.optional("num_kv_heads", default=heads) or heads
         return 1 if fields.flag("multi_query", default=True) else heads
-    if given.kind == "gpt_bigcode" and not fields.flag("multi_query", default=True):
-        return heads
+    if given.kind == "gpt_bigcode":  # its class reads no other field
+        return 1 if fields.flag("multi_query", default=True) else heads
     if given.kind == "mpt" and fields.has("attn_config"):
         return fields.child("attn_config").optional("kv_n_heads", default=heads) or heads
     if fields.has("block_configs") and not fields.has(*KV_HEADS):

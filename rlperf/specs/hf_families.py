@@ -28,6 +28,7 @@ class Family:
     alternate : period of full attention (the last of each period) among sliding or linear layers; 0 = all alike
     windowed : whether ``sliding_window`` counts when ``layer_types`` does not say
     switched_window : the window counts only where ``use_sliding_window`` says so, from ``max_window_layers`` on
+    sliding_kv_times : key heads of sliding layers over those of full ones where the configuration does not say
     sliding_heads : query heads of sliding layers where the configuration does not say; 0: those of all
     other : mixer of the other layers; empty: sliding attention where there is a window
     words : words of layer lists that mean something else here than in `rlperf.specs.hf_names.WORDS`
@@ -68,6 +69,7 @@ class Family:
     alternate: int = 0
     windowed: bool = False
     switched_window: bool = False
+    sliding_kv_times: int = 1
     sliding_heads: int = 0
     other: str = ""
     words: Mapping[str, str] = field(default_factory=dict)
@@ -210,7 +212,7 @@ FAMILIES: dict[str, Family] = {
     "step3p5": _STEP,
     "step3p7": _STEP,
     "mimo_v2": Family(words={"0": "full", "1": "sliding"}),
-    "mimo_v2_flash": Family(words={"0": "full", "1": "sliding"}),
+    "mimo_v2_flash": Family(words={"0": "full", "1": "sliding"}, sliding_kv_times=2),
     "longcat_flash": Family(latent=True, all_moe=True, double_layers=True),
     "longcat_flash_ngram": Family(latent=True, all_moe=True, double_layers=True),
     # plain ones

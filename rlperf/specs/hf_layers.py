@@ -306,6 +306,8 @@ def _other_heads(given: Given, kind: str) -> dict[str, Any]:
         take("head_dim", other, *names.HEAD_DIM)
         if "heads" not in found and given.family.sliding_heads:
             found["heads"] = given.family.sliding_heads
+        if "kv_heads" not in found and given.family.sliding_kv_times > 1:
+            found["kv_heads"] = given.family.sliding_kv_times * fields.need(*names.KV_HEADS)
     return found
 
 

@@ -124,7 +124,7 @@ def _of(projector: Projector) -> Callable[[Fields, Fields, int], VisionTower]:
 def _glm(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
     """GLM-4.1V and later: gated blocks, patches joined by a convolution, a gated feed-forward behind it.
 
-    In GLM-OCR blocks have biases and norms of queries and keys; there is no table of positions.
+    In GLM-OCR and GLM-5 blocks have biases and norms of queries and keys; there is no table of positions.
     """
     hidden, output = vision.need("hidden_size"), vision.need("out_hidden_size")
     layers, patch, merge = (
@@ -132,19 +132,18 @@ def _glm(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
         vision.need("patch_size"),
         vision.optional("spatial_merge_size", default=2),
     )
-    stated, ocr = (
-        vision.need("intermediate_size"),
-        "glm_ocr" in f"{outer.text('model_type')} {vision.text('model_type')}",
-    )
-    ffn, wide = (stated, 3 * output) if ocr else (output, stated)
+    kinds = f"{outer.text('model_type')} {vision.text('model_type')}"
+    stated, later = vision.need("intermediate_size"), "glm_ocr" in kinds or "glm5_next" in kinds
+    behind = vision.optional("projection_intermediate_size") or 3 * output
+    ffn, wide = (stated, behind) if later else (output, stated)
     heads = vision.need("num_heads")
-    biases = 3 * hidden * vision.flag("attention_bias", default=ocr)
-    biases += (hidden + 2 * ffn + hidden + 2 * (hidden // heads)) * ocr
+    biases = 3 * hidden * vision.flag("attention_bias", default=later)
+    biases += (hidden + 2 * ffn + hidden + 2 * (hidden // heads)) * later
     block = 4 * hidden * hidden + 3 * hidden * ffn + 2 * hidden + biases
-    positions = 0 if ocr else (vision.need("image_size") // patch) ** 2 * hidden + hidden
+    positions = 0 if later else (vision.need("image_size") // patch) ** 2 * hidden + hidden
     patches = 3 * vision.optional("temporal_patch_size", default=2) * patch**2 * hidden + hidden
     joined = hidden * merge * merge * output + output
-    behind = output * output + 2 * output + 3 * output * wide
+    merged = output * output + 2 * output + 3 * output * wide
     return VisionTower(
         layers=layers,
         hidden=hidden,
@@ -155,7 +154,7 @@ def _glm(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
         temporal_patch=vision.optional("temporal_patch_size", default=2),
         spatial_merge=merge,
         output_hidden=output,
-        parameters=patches + positions + layers * block + hidden + joined + behind,
+        parameters=patches + positions + layers * block + hidden + joined + merged,
     )
 
 
@@ -209,6 +208,7 @@ TOWERS: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
     "glm4v": _glm,
     "glm4v_moe": _glm,
     "glm_ocr": _glm,
+    "glm5_next": _glm,
     "kimi_k25": plain,
     "kimi_vl": plain,
     "moonvit": plain,
@@ -230,7 +230,8 @@ TOWERS: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
     "llava_next_video": _of(_two_layers),
     "llava_onevision": _of(_two_layers),
     "vipllava": _of(_several),
-    "idefics3": _of(_scaled),
+    "idefics3 idefics3_vision": _of(_scaled),
+    "idefics3 idefics3": _of(_scaled),
     "smolvlm": _of(_scaled),
     "deepseek_vl": _of(_two_layers),
     "mllama": _tiled,

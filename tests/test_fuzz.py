@@ -70,5 +70,8 @@ def test_the_harness_sees_what_it_is_for(here: Path) -> None:
     (here / "PWNED").touch()
     assert judged(Target("planted", {}, lambda _: None), here).outcome == "executed"
     assert nonsense({"a": {"usd": 1.0, "share": -0.5}}) == ""
-    with pytest.raises(HangError), at_most(1):
+    with pytest.raises(HangError), at_most(busy_s=60, still_s=0.2):
         time.sleep(5)
+    with pytest.raises(HangError), at_most(busy_s=0.2, still_s=60):
+        while True:
+            pass

@@ -7,14 +7,14 @@ jobs, sweeps and their results, plans, profiles, calibrations, config.json, trac
 of frameworks, short texts; through the public functions and the command line in this process. What can become of it:
 
   answered   a clean answer             traceback  an exception that is none of rlperf's own, or exit code 70
-  refused    an error of rlperf's own   hang       no answer in 20 s
+  refused    an error of rlperf's own   hang       no answer in 20 s of the processor (120 of the clock)
                                         memory     more than 2 GB on top of what a fresh process takes
                                         nonsense   infinite, undefined, or negative seconds, bytes, dollars as a result
                                         executed   something that stood in the input was run
                                         killed     the process died
 
 Inputs are numbered; ``--only 4711`` repeats one (``--keep DIR`` leaves its files there), and a seed gives the same
-inputs everywhere. Work is done in child processes of 500 inputs each: nothing that one leaves behind meets the next.
+inputs everywhere. Work is done in child processes of 1,000 inputs each: nothing that one leaves behind meets the next.
 A small seed runs in the tests (tests/test_fuzz.py).
 
 Results: README.md.
@@ -37,7 +37,7 @@ from pathlib import Path
 
 from studies.fuzz.harness import CLEAN, Verdict, made, tried
 
-CHUNK = 500
+CHUNK = 1000
 STUCK_S = 180
 MOST_BYTES = 2 << 30
 

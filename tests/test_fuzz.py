@@ -73,5 +73,4 @@ def test_the_harness_sees_what_it_is_for(here: Path) -> None:
     with pytest.raises(HangError), at_most(busy_s=60, still_s=0.2):
         time.sleep(5)
     with pytest.raises(HangError), at_most(busy_s=0.2, still_s=60):
-        while True:
-            pass
+        any(False for _ in iter(lambda: 0, 1))

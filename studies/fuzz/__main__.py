@@ -106,6 +106,7 @@ def main() -> int:
             counts[verdict.outcome] += 1
             if verdict.outcome not in CLEAN:
                 failed.setdefault((verdict.outcome, verdict.where), []).append(verdict)
+                sys.stderr.write(f"{verdict}\n")
         bad = counts.total() - sum(counts[outcome] for outcome in CLEAN)
         sys.stderr.write(f"{counts.total():,} of {asked.inputs:,}, {bad:,} failures\n")
     for (outcome, where), verdicts in sorted(failed.items(), key=lambda item: -len(item[1])):

@@ -110,11 +110,11 @@ def plan_trip(job: Job) -> PlanTrip:
     )
 
 
-def plans(framework: str, count: int, seed: int = 77) -> Iterator[PlanTrip]:
-    """So many sampled jobs that can be planned, and those refused between them."""
+def plans(framework: str, count: int, seed: int = 77, *, few: bool = False) -> Iterator[PlanTrip]:
+    """So many sampled jobs (`sampled`) that can be planned, and those refused between them."""
     random, planned = Random(f"{framework} {seed}"), 0
     while planned < count:
-        found = plan_trip(sampled(framework, random))
+        found = plan_trip(sampled(framework, random, few=few))
         planned += not found.refused
         yield found
 

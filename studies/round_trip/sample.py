@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -17,8 +18,11 @@ CRITICS = ("verl", "openrlhf", "areal")
 """Frameworks that train one."""
 
 
-def sampled(framework: str, random: Random) -> Job:
-    """A job that the framework can run: model, devices, modes, algorithm, batch and settings at random."""
+def sampled(framework: str, random: Random, *, few: bool = False) -> Job:
+    """A job that the framework can run: model, devices, modes, algorithm, batch and settings at random.
+
+    ``few``: few and short samples, so that hundreds of plans take minutes; all else is drawn from as much.
+    """
     facts = framework_facts(framework)
     known = [mode for mode in facts.modes if framework not in MODES[mode].had_by]
     modes = random.sample(known, 1 if random.random() < 0.7 else min(2, len(known)))
@@ -29,7 +33,7 @@ def sampled(framework: str, random: Random) -> Job:
         "architecture": random.choice(LARGE if large else SMALL), "cluster": random.choice(CLUSTERS),
         "nodes": random.choice([2, 3, 4] if apart or large else [1, 2, 3]), "framework": framework, "modes": modes,
         "engine": random.choice([name for name in facts.engines if name in ENGINES]),
-        "algorithm": random.choice(algorithms), "tasks": [_task(random)],
+        "algorithm": random.choice(algorithms), "tasks": [_task(random, *(FEW if few else MANY))],
         "limits": {"staleness": max(*(MODES[mode].least_staleness for mode in modes), random.choice([1, 2, 3]))},
         "pools": [{"role": "rollout", "settings": _engine(random)}, {"role": "trainer", "settings": _trainer(random)}],
     }  # fmt: skip
@@ -40,13 +44,18 @@ def sampled(framework: str, random: Random) -> Job:
     return Job.model_validate(job)
 
 
-def _task(random: Random) -> dict[str, Any]:
+MANY = ("math", "math", "programming", "tool_use", "searching"), (64, 128, 192), (2048, 4096, 8192)
+FEW = (*["math"] * 9, "programming", "tool_use"), (64,), (512, 1024)
+"""Workloads, prompts of an rl_step, and longest responses; turns take ten times as long to judge."""
+
+
+def _task(random: Random, workloads: Sequence[str], prompts: Sequence[int], lengths: Sequence[int]) -> dict[str, Any]:
     """A task of one of the presets; its batch is pinned or partly open."""
     mini = random.choice([16, 32, 64, [16, 32]])
     return {
-        "name": "t", "workload": random.choice(["math", "math", "programming", "tool_use", "searching"]),
-        "prompts_per_step": random.choice([64, 128, 192]), "group_size": random.choice([4, 8, 16]), "mini_batch": mini,
-        "max_prompt_tokens": random.choice([1024, 2048]), "max_response_tokens": random.choice([2048, 4096, 8192]),
+        "name": "t", "workload": random.choice(workloads),
+        "prompts_per_step": random.choice(prompts), "group_size": random.choice([4, 8, 16]), "mini_batch": mini,
+        "max_prompt_tokens": random.choice([1024, 2048]), "max_response_tokens": random.choice(lengths),
     }  # fmt: skip
 
 

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import tarfile
 import time
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlperf.calibrate.kernel_tables import read_series
 from rlperf.calibrate.request_log import read_request_log
@@ -33,7 +35,7 @@ from rlperf.specs.reader import (
     validate,
 )
 from rlperf.units import MOST, MOST_COUNT, parse_quantity
-from rlperf.workload import read_recording
+from rlperf.workload import load_model, read_recording
 from rlperf.workload.formats import DamagedError, whole
 
 JOB = {
@@ -263,3 +265,14 @@ def test_a_count_of_hundreds_of_digits_and_a_word_of_a_million_letters_are_refus
     began = time.perf_counter()
     assert nearest("a" * 1_000_000, ["b" * 1_000]) is None
     assert time.perf_counter() - began < 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("length_latency", 1e300), ("turn_icc", -0.5), ("carried", [0.0, 2.0, 0.0])]
+)
+def test_correlations_of_turns_are_correlations(tmp_path: Path, name: str, value: object) -> None:
+    stated = yaml.safe_load((files("rlperf.workload") / "presets" / "tool_use.yaml").read_text())
+    stated["turns"][name] = value
+    (tmp_path / "model.yaml").write_text(yaml.safe_dump(stated))
+    with pytest.raises(SpecError, match=rf"{name} must lie between"):
+        load_model(tmp_path / "model.yaml")

@@ -57,6 +57,7 @@ WRONG = [
     ("inference", "measured_tpot_ms", "fast", "is not a number"),
     ("rl_step", "osl_mean", "1k", "is not a number"),
     ("rl_step", "rollout_tensor_parallel", "one", "is not a number"),
+    ("rl_step", "n_gpus", "1000000", "is beyond any cluster: at most 131,072 devices"),
     ("rl_step", "measured_step_s", "-90", "is negative"),
     ("weight_sync", "measured_s", "2.5 s", "is not a number"),
     ("weight_sync", "measured_s", "-2.5", "is negative"),

@@ -229,6 +229,18 @@ def count(cell: str) -> int:
     return int(value)
 
 
+MOST_DEVICES = 1 << 17
+"""Devices of one run: each replica of it is simulated, so that a slip of the pen must not ask for a million."""
+
+
+def devices_of(cell: str) -> int:
+    """A positive whole number of devices."""
+    value = count(cell)
+    if value > MOST_DEVICES:
+        raise ValueError(f"beyond any cluster: at most {MOST_DEVICES:,} devices")
+    return value
+
+
 def flag(cell: str) -> bool:
     """0 or 1."""
     if number(cell) not in (0.0, 1.0):

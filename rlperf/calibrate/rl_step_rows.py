@@ -18,6 +18,7 @@ from rlperf.calibrate.columns import (
     column,
     count,
     derived,
+    devices_of,
     flag,
     number,
     one_of,
@@ -328,9 +329,9 @@ class StepRow(Reading):
     prompt_limit: int = derived(_prompt_limit)
 
     colocated: bool = column(flag, Guess(True, "same devices"))
-    devices: int = column(count, Guess(8, "one node"), name="n_gpus")
-    rollout_devices: int = column(count, lambda row: _left(row, "trainer"), name="rollout_gpus")
-    trainer_devices: int = column(count, lambda row: _left(row, "rollout"), name="trainer_gpus")
+    devices: int = column(devices_of, Guess(8, "one node"), name="n_gpus")
+    rollout_devices: int = column(devices_of, lambda row: _left(row, "trainer"), name="rollout_gpus")
+    trainer_devices: int = column(devices_of, lambda row: _left(row, "rollout"), name="trainer_gpus")
     mean_staleness: float = column(number, _staleness, name="max_staleness")
     mode: Mode = derived(_mode)
 

@@ -16,6 +16,9 @@ from math import gcd
 from types import SimpleNamespace, UnionType
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
+from rlperf.plan.search.stage_ends import stated_ends_fit
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import architecture_group
 from rlperf.specs.job import Algorithm
@@ -304,7 +307,20 @@ class Run:
             groups[role] = SimpleNamespace(**vars(pool), replica_devices=pool.replica_devices)
         if architecture is not None:
             groups["architecture"] = architecture_group(architecture)
+            vars(groups["trainer"]).update(self._ends(architecture.layers))
         return groups
+
+    def _ends(self, layers: int) -> dict[str, int | bool]:
+        """What rules ask of the layers that are stated of the first and the last pipeline stage."""
+        trainer = self.trainer
+        first, last = trainer.first_stage_layers or None, trainer.last_stage_layers or None
+        stages, chunks = np.asarray(trainer.pipeline_parallel), np.asarray(trainer.virtual_pipeline)
+        return {
+            "ends_stated": first is not None or last is not None,
+            "ends_fit": bool(stated_ends_fit(layers, stages, chunks, first, last)),
+            "layers_between": layers - (first or 0) - (last or 0),
+            "stages_between": trainer.pipeline_parallel - (first is not None) - (last is not None),
+        }
 
 
 @cache

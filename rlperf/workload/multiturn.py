@@ -68,6 +68,14 @@ class MultiTurn:
             raise SpecError("turn_probability must be shares that sum to 1")
         if not self.latency_s:
             raise SpecError("latency_s needs at least one law")
+        shares = {"turn_icc": (self.turn_icc,), "generation_icc": self.generation_icc, "later_icc": (self.later_icc,)}
+        correlations = {
+            "length_latency": (self.length_latency,), "effect_corr": self.effect_corr, "carried": self.carried,
+        }  # fmt: skip
+        for least, stated in ((0.0, shares), (-1.0, correlations)):
+            for name, values in stated.items():
+                if not all(least <= value <= 1.0 for value in values):
+                    raise SpecError(f"{name} must lie between {least:g} and 1")
 
     @property
     def mean_turns(self) -> float:

@@ -35,7 +35,7 @@ def batch_names(batch: Batch) -> SimpleNamespace:
 def _trainer_names(
     layout: Layout, token_budget: IntArray, architecture: Architecture, lora_rank: int | None = None
 ) -> SimpleNamespace:
-    """The group ``trainer`` of rule expressions; a pipeline that is uneven states its first stage."""
+    """The group ``trainer`` of rule expressions; a pipeline that is uneven states its ends."""
     return SimpleNamespace(
         **vars(layout),
         devices=layout.devices,
@@ -43,8 +43,8 @@ def _trainer_names(
         token_budget=token_budget,
         dynamic=True,
         lora_rank=lora_rank,
-        first_stage_layers=np.where(architecture.layers % (layout.pipeline_parallel * layout.virtual_pipeline), 1, 0),
-        last_stage_layers=0,
+        ends_stated=architecture.layers % (layout.pipeline_parallel * layout.virtual_pipeline) > 0,
+        ends_fit=True,  # or the column is rejected before
     )
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from rlperf.cost.layers import stack_of
-from rlperf.cost.parameters import active_parameters, language_parameters, parameters
+from rlperf.cost.parameters import active_parameters, language_parameters, parameters, tower_parameters
+from rlperf.errors import SpecError
 from rlperf.specs.hf_config import from_hf
 from rlperf.specs.hf_defaults import left_out
 from rlperf.specs.hf_families import REFUSED
@@ -49,8 +50,27 @@ def test_a_default_configuration_has_the_parameters_that_transformers_counts(fam
     assert language_parameters(arch) == pytest.approx(row["text"], rel=0.005)
     if "towers" in row:
         assert parameters(arch) == pytest.approx(row["text"] + row["towers"], rel=0.005)
+        known = not any("taken by its sizes" in each for each in arch.assumed)
+        assert tower_parameters(arch) == pytest.approx(row["towers"], rel=0.005 if known else 0.08)
     assert 0 < active_parameters(arch) <= language_parameters(arch)
     stack_of(arch)  # of kinds that rlperf has
+
+
+def test_what_a_module_makes_of_a_field_is_what_is_counted() -> None:
+    def counted(family: str, **changes: object) -> int:
+        config = {**_written_out(ROWS[family]["config"]), **changes}
+        return language_parameters(from_hf(config, name=family, source="transformers"))
+
+    # gpt_bigcode reads multi_query alone
+    assert counted("gpt_bigcode", num_key_value_heads=12) == counted("gpt_bigcode")
+    assert counted("gpt_bigcode", multi_query=False) > counted("gpt_bigcode")
+    # MiMo-V2-Flash has twice the key heads in sliding layers, stated or not
+    doubled = counted("mimo_v2_flash", num_key_value_heads=8) - counted("mimo_v2_flash")
+    layers = _written_out(ROWS["mimo_v2_flash"]["config"]["layer_types"])
+    sliding, wide = layers.count("sliding_attention"), 4096 * (192 + 128)
+    assert doubled == 4 * wide * (len(layers) - sliding) + 8 * wide * sliding
+    with pytest.raises(SpecError, match="is_moe"):
+        counted("doge", is_moe=True)
 
 
 PARTS = ("text_config", "llm_config")

@@ -299,6 +299,8 @@ def _say_unknown(fields: Fields) -> None:
     """Note what changes parameters of a known family and no kind here has."""
     if fields.flag("add_cross_attention", default=False):
         fields.note("add_cross_attention", f"cannot be modelled: {REFUSED['t5']}")
+    if fields.text("model_type") == "doge" and fields.flag("is_moe", default=False):
+        fields.note("is_moe", "cannot be modelled: its experts are single rows of two tables")
     width = fields.optional("word_embed_proj_dim")
     if width and width != fields.need(*HIDDEN):
         fields.note("word_embed_proj_dim", "an embedding narrower than the layers (OPT-350m) is not modelled")

@@ -68,7 +68,8 @@ def _split(outer: Fields, hidden: int, merge: int, output: int) -> int:
 
 def _pooled(outer: Fields, hidden: int, merge: int, output: int) -> int:
     """Molmo 2: patches of two layers of the tower are pooled by attention; a gated feed-forward behind it."""
-    inner = outer.child("adapter_config").need("intermediate_size")
+    adapter = outer.child("adapter_config")
+    inner, output = adapter.need("intermediate_size"), adapter.optional("text_hidden_size", default=output)
     attention = 3 * (2 * hidden * hidden + hidden) + hidden * hidden + hidden
     return attention + 2 * hidden * inner + inner * output
 

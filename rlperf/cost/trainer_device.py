@@ -65,6 +65,7 @@ class UpdateOptions:
     ----------
     dtype : of the linear layers (bf16, fp16, fp8, mxfp8, nvfp4); attention, head and router stay in 16 bits
     lora_rank : rank of adapters on all linear layers; the base is frozen: no weight gradients, no moments
+    lora_jobs : adapters that are trained in turn on the one base [1]
     skew : tokens of the busiest expert-parallel device over the mean (1 = balanced)
     chunked_loss : the loss is computed chunk by chunk, its logits made again in the backward
     recompute_experts : the expert activation function is recomputed, so that its inputs are not kept
@@ -87,6 +88,7 @@ class UpdateOptions:
     recompute_modules: tuple[str, ...] = ("core_attn",)
     switches: Switches | None = None
     ends: Ends = EVEN
+    lora_jobs: int = 1
 
 
 PLAIN = UpdateOptions()

@@ -201,11 +201,14 @@ def _states(
     arch: Architecture, trainer: TrainerCalibration, layout: Layout, stage: StageParameters,
     options: UpdateOptions, forward_only: bool,
 ) -> _States:  # fmt: skip
-    """ZeRO shards by data parallelism, routed experts by their own; LoRA trains the adapters alone."""
+    """ZeRO shards by data parallelism, routed experts by their own; LoRA trains the adapters alone.
+
+    Of several LoRA jobs weights and moments stand all, gradients and updates of one after the other.
+    """
     shards = layout.shards.astype(np.float64)
     limit = np.where(layout.shard_size > 0, layout.shard_size, np.iinfo(np.int64).max)
     routed_shards = np.minimum(layout.expert_data_parallel, limit).astype(np.float64)
-    lora_rank = options.lora_rank
+    lora_rank, jobs = options.lora_rank, float(options.lora_jobs)
     width = 0.0 if options.dtype in ("bf16", "fp16", "fp32") else trainer.storage.narrow_copy
     dense = _bytes_per_parameter(trainer, layout, shards, forward_only, width)
     routed = _bytes_per_parameter(trainer, layout, routed_shards, forward_only, width)
@@ -231,11 +234,12 @@ def _states(
         weights, gradients, moments = (
             stage.layers * each_dense * d + experts * each_routed * r for d, r in zip(dense, routed, strict=True)
         )
-        return weights + stage.layers * frozen_dense + experts * frozen_routed, gradients, moments
+        frozen = stage.layers * frozen_dense + experts * frozen_routed
+        return jobs * weights + frozen, gradients, jobs * moments
 
     first, last = layers(stage.routed_first), layers(stage.routed_last)
     tables = [(stage.embedding * part, stage.head * part) for part in table]
-    per_parameter = max(trainer.storage.optimizer, 1.0)
+    per_parameter = max(trainer.storage.optimizer, 1.0) * jobs
     updated = (first[2] + tables[2][0] + tables[2][1]) * stays[2] / per_parameter
     host = np.where(on_host, first[2] + tables[2][0] + tables[2][1], 0.0)
     return _States(

@@ -94,12 +94,14 @@ def sync_payload(architecture: Architecture, bytes_per_parameter: float = 2.0, q
     )
 
 
-def adapter_payload(architecture: Architecture, rank: int, bytes_per_parameter: float = 2.0) -> SyncPayload:
-    """Payload of LoRA adapters alone, two matrices to every adapted one; what is frozen was sent once."""
+def adapter_payload(
+    architecture: Architecture, rank: int, bytes_per_parameter: float = 2.0, jobs: int = 1
+) -> SyncPayload:
+    """Payload of the adapters of LoRA jobs, two matrices to every adapted one; what is frozen was sent once."""
     stack = stack_of(architecture)
     values = sum(count * matrix.adapter_values for matrix, _, count in stack.matrices)
     pairs = sum(count * matrix.parts for matrix, _, count in stack.matrices)
-    return SyncPayload(rank * values * bytes_per_parameter, 0.0, 2.0 * pairs)
+    return SyncPayload(jobs * rank * values * bytes_per_parameter, 0.0, jobs * 2.0 * pairs)
 
 
 def quantise_s(hw: Hardware, parameters: npt.ArrayLike, devices: npt.ArrayLike, to_bytes: float = 1.0) -> FloatArray:

@@ -29,7 +29,13 @@ def gains(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[
     )
     drafts = _of_drafts(context, task, evaluation)
     apart = _of_readers(context, task, evaluation)
-    return (*drafts, *apart, *of_trainer, *environments(context, task, evaluation))
+    return (
+        *drafts,
+        *apart,
+        *_of_jobs(context, task, evaluation),
+        *of_trainer,
+        *environments(context, task, evaluation),
+    )
 
 
 def _of_drafts(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
@@ -62,6 +68,20 @@ def _of_readers(context: Context, task: TaskContext, evaluation: Evaluation) -> 
     return (f"{words} ({sent}): {instead}",)
 
 
+def _of_jobs(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+    """What several LoRA jobs gain over the same pools serving one after the other."""
+    batch = evaluation.demand.batch
+    jobs = batch.lora_jobs
+    if jobs == 1:
+        return ()
+    own = replace(batch, prompts=batch.prompts // jobs, generated=-(-batch.generated // jobs), lora_jobs=1)
+    demand = task.source.demand(own, evaluation.demand.rl_steps, context.job.seed)
+    alone = _without(context, task, replace(evaluation, demand=demand), "lora_jobs", 1).rl_step_s
+    now, then = human_seconds(evaluation.rl_step_s), human_seconds(jobs * alone)
+    instead = f"{then} one after the other ({jobs * alone / evaluation.rl_step_s:.2f} times as fast)"
+    return (f"{jobs} LoRA jobs of {own.prompts} prompts on one base: rl_step {now}, {instead}",)
+
+
 ENOUGH = 1.02
 """A rollout this much longer than with any number of environments waits for none."""
 
@@ -91,7 +111,9 @@ def environments(context: Context, task: TaskContext, evaluation: Evaluation) ->
     return (f"{words}, {human_seconds(free)} with any number; {most:,} are enough ({human_seconds(at)})",)
 
 
-def _without(context: Context, task: TaskContext, evaluation: Evaluation, name: str, off: str | bool) -> Evaluation:
+def _without(
+    context: Context, task: TaskContext, evaluation: Evaluation, name: str, off: str | bool | int
+) -> Evaluation:
     """The configuration judged with one setting of its trainer, and of the job's, turned off."""
     pools = tuple(
         pool.model_copy(update={"settings": pool.settings.model_copy(update={name: off})})

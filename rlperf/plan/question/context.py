@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.question.contradictions import contradictions, incapable
-from rlperf.plan.question.demand import LengthSource, batches
+from rlperf.plan.question.demand import LengthSource, batches, shared_out
 from rlperf.plan.question.drafting import check_drafts, trained_draft
 from rlperf.plan.question.mixture import mixed
 from rlperf.plan.question.techniques import check_length, check_techniques
@@ -117,6 +117,7 @@ class Context:
             self.scores_prompts,
             trained_draft(self.job),
             settings.router_replay,
+            settings.lora_jobs,
         )
 
     @property
@@ -308,7 +309,7 @@ def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path 
         problems += error.problems
     try:
         dropped = source.generated_per_trained() if source and job.algorithm == "dapo" else 1.0
-        found = batches(task, dropped)
+        found = shared_out(task, batches(task, dropped), job.pool("trainer").settings.filled().lora_jobs)
     except SpecError as error:
         problems += error.problems
     if problems or architecture is None or source is None or found is None:

@@ -111,6 +111,8 @@ def _pool_contradictions(job: Job, pool: PoolSpec, cluster: Cluster | None, prob
         found.append(
             problem("muon is for whole matrices, not for adapters", "leave out optimizer or lora_rank", "settings")
         )
+    if (pool.settings.lora_jobs or 1) > 1 and not pool.settings.lora_rank:
+        found.append(problem("several lora_jobs train adapters", "state lora_rank", "settings", "lora_jobs"))
     if own := _own_devices(job, pool):
         found.append(
             problem(
@@ -140,6 +142,9 @@ def incapable(job: Job, trainers: Sequence[TrainerStack], document: Document | N
         ("last_stage_layers", settings.last_stage_layers is not None, "uneven_ends"),
     )
     found = []
+    if (settings.lora_jobs or 1) > 1 and trainers and not any(each.framework.adapters for each in trainers):
+        merged = f"{trainers[0].framework.framework} merges adapters into the weights that engines get"
+        found.append(Problem(f"{merged}: {settings.lora_jobs} lora_jobs cannot share them", suggestion="lora_jobs: 1"))
     for name, stated, trait in asked:
         if stated and trainers and not any(getattr(each.calibration.capability, trait) for each in trainers):
             message = f"{', '.join(each.backend for each in trainers)} has no {name}"

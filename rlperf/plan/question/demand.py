@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -65,6 +66,26 @@ def batches(task: Task, generated_per_trained: float = 1.0) -> list[Batch]:
             f"task {task.name}: no mini_batch in {task.mini_batch} divides prompts_per_step {task.prompts_per_step}"
         )
     return found
+
+
+def shared_out(task: Task, found: list[Batch], jobs: int) -> list[Batch]:
+    """Batches whose prompts several LoRA jobs share evenly; an update holds prompts of one.
+
+    Raises
+    ------
+    SpecError : no batch can be shared out so
+    """
+    if jobs == 1:
+        return found
+    own = [replace(each, lora_jobs=jobs) for each in found if each.prompts % jobs == 0]
+    if task.mini_batch is None:
+        return [replace(each, mini_batch=each.prompts // jobs) for each in own] or _not_shared(task, jobs)
+    return [each for each in own if each.prompts // jobs % each.mini_batch == 0] or _not_shared(task, jobs)
+
+
+def _not_shared(task: Task, jobs: int) -> NoReturn:
+    said = f"task {task.name}: prompts_per_step {task.prompts_per_step} and mini_batch {task.mini_batch}"
+    raise SpecError(f"{said} give {jobs} LoRA jobs no whole updates of their own")
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ class Batch:
 
     ``max_trajectories``: that its environment has under way at once, over all replicas; None: any number
     ``generation_batch``: prompts that are rolled out at once, whole batches one after another; None: all
+    ``lora_jobs``: that share the prompts evenly, each with updates of its own
     """
 
     prompts: int
@@ -30,6 +31,7 @@ class Batch:
     over_provision: float = 1.0
     max_trajectories: int | None = None
     generation_batch: int | None = None
+    lora_jobs: int = 1
 
     @property
     def rounds(self) -> int:
@@ -57,6 +59,15 @@ class Batch:
     def updates(self) -> int:
         """Optimizer updates per rl_step."""
         return -(-self.prompts // self.mini_batch)
+
+    @property
+    def updates_of_a_job(self) -> int:
+        """Those of one policy.
+
+        >>> Batch(64, 8, 16, 9, 9, 64, lora_jobs=4).updates_of_a_job
+        1
+        """
+        return self.updates // self.lora_jobs
 
     @property
     def sequences(self) -> int:

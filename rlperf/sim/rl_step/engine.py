@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,9 +12,9 @@ from rlperf.cost.inference import engine_step_cost
 from rlperf.cost.layers.vision import Images
 from rlperf.cost.network import pair_hop_s
 from rlperf.cost.replica import Replica as EngineReplica
-from rlperf.cost.roofline import as_float
+from rlperf.cost.roofline import as_float, stream_s
 from rlperf.cost.speculation import draft_memory, speculating
-from rlperf.cost.weight_sync import wire_bytes_per_s
+from rlperf.cost.weight_sync import adapter_payload, wire_bytes_per_s
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.overheads import adapter_seconds, engine_in_framework
 from rlperf.sim.rl_step.site import Site
@@ -65,11 +65,36 @@ def tabulate(
                 gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, images=images, scores_prompts=site.scores_prompts,
             )  # fmt: skip
             adapters = adapter_seconds(framework, architecture, site.engine) if site.adapter_rank else (0.0, 0.0)
-            plain = engine_in_framework(cost, framework, adapters)
+            plain = engine_in_framework(_with_jobs(cost, site, architecture, row), framework, adapters)
             whole = _with_speculation(plain, site, architecture, settings, row)
             tables[key] = whole.scaled(framework.factors.rollout)
         costs.append(tables[key])
     return tuple(costs)
+
+
+def _adapter_bytes(site: Site, architecture: Architecture, layout: Layout) -> FloatArray:
+    """What a device holds of one LoRA job's adapter [bytes]: one of its two matrices is split by tensor parallelism."""
+    if not site.adapter_rank:
+        return np.zeros(())
+    whole = adapter_payload(architecture, site.adapter_rank).dense_bytes
+    return np.asarray(whole * (0.5 + 0.5 / layout.tensor_parallel), dtype=np.float64)
+
+
+def _with_jobs(cost: EngineStepCost, site: Site, architecture: Architecture, layout: Layout) -> EngineStepCost:
+    r"""The cost where requests of several LoRA jobs run together: every further adapter is read once per engine_step.
+
+    .. math:: L(x) \mathrel{+}= (\min(x, N) - 1)^+ A / W
+
+    N jobs, A bytes of an adapter on a device, W its memory's rate; x tokens belong to no more than x jobs. The kernels
+    are those of one adapter, which group rows by it (Chen et al. 2024, Punica, arXiv 2310.18547).
+    """
+    if site.adapter_jobs == 1:
+        return cost
+    hw = site.rollout_hardware
+    each_s = float(stream_s(hw, _adapter_bytes(site, architecture, layout)))
+    more_s = np.maximum(np.minimum(cost.tokens, site.adapter_jobs) - 1.0, 0.0) * each_s
+    mixed = None if cost.mixed_linear_s is None else cost.mixed_linear_s + more_s
+    return replace(cost, linear_s=cost.linear_s + more_s, mixed_linear_s=mixed)
 
 
 def _with_speculation(
@@ -140,6 +165,8 @@ def replica_memory(
         draft = draft_memory(replica, wanted, as_float(running))
         held = held + draft.weight_bytes + draft.logit_bytes
         weights, per_token = weights + draft.weight_bytes, 1.0 + draft.cache_share
+    others = (site.adapter_jobs - 1) * _adapter_bytes(site, architecture, layout)
+    held, weights = held + others, weights + others
     share = np.maximum(1.0 - held / np.maximum(found.kv_cache_bytes, 1.0), 0.0)
     shape = np.shape(fraction)
     asleep = found.graphs_bytes + found.non_torch_bytes

@@ -50,6 +50,7 @@ class Site:
     adapter_rank : of the adapters that are trained (LoRA); None where all weights are
     scores_prompts : the engine returns a log-probability of every prompt token (a teacher's does)
     router_replay : none, R2 or R3: whose choice of experts scoring and training repeat
+    adapter_jobs : LoRA jobs that share engines and trainer [1]
     trained_draft : method of the draft head that is trained with the policy; None where none is
     """
 
@@ -63,6 +64,7 @@ class Site:
     scores_prompts: bool = False
     trained_draft: Method | None = None
     router_replay: str = "none"
+    adapter_jobs: int = 1
 
     @property
     def cluster(self) -> Cluster:

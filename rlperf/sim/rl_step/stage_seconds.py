@@ -59,7 +59,7 @@ def sync_seconds(
     width = dtype_of(rollout.weight_dtype).weight_bytes
     payload = sync_payload(architecture, max(width, 2.0) if framework.quantises == "engine" else width)
     if framework.adapters and site.adapter_rank:
-        payload = adapter_payload(architecture, site.adapter_rank)
+        payload = adapter_payload(architecture, site.adapter_rank, jobs=site.adapter_jobs)
     shape = SyncShape(
         trainer_devices=layout_t.devices,
         rollout_devices=layout_r.devices,
@@ -170,7 +170,7 @@ def _framework_seconds(
     framework, colocated = each.framework, MODES[mode].shares_devices
     shape_of = np.zeros(len(r))
     reward = demand.reward_s * (1.0 - framework.reward_hidden)
-    passes = each.scoring_passes(site.roles, demand.batch.updates, site.old_policy)
+    passes = each.scoring_passes(site.roles, demand.batch.updates_of_a_job, site.old_policy)
     shape = batch_shape(demand, architecture, passes, fields)
     if site.router_replay != "none":
         # R2's record is made by a pass and goes back and to the trainer; R3's comes with the batch, and goes to all

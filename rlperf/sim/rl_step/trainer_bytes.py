@@ -57,8 +57,9 @@ def trainer_bytes(
     skew = routing_skew(stack.framework, layout)
     ends = (settings.first_stage_layers, settings.last_stage_layers)
     options = UpdateOptions(
-        settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss, ends=ends
-    )
+        settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss, ends=ends,
+        lora_jobs=settings.lora_jobs,
+    )  # fmt: skip
     patches = demand.images_per_token * tokens * demand.patches(architecture)
     hardware, calibration = site.hardware, stack.calibration
     parts = trainer_memory(architecture, hardware, calibration, layout, full(tokens), options, patches=patches)

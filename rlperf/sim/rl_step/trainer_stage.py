@@ -329,7 +329,7 @@ def _scored(
     framework, options = stack.framework, _options(site, stack, layout, settings)
     read = TowerWork(demand.images_per_token * scored.tokens, demand.patches(architecture))
     one = scoring_pass(architecture, site.hardware, stack.calibration, layout, scored, options, tower=read)
-    passes = stack.scoring_passes(site.roles, demand.batch.updates, site.old_policy)
+    passes = stack.scoring_passes(site.roles, demand.batch.updates_of_a_job, site.old_policy)
     reference = 1.0 / passes if passes and "reference" in site.roles else 0.0
     # a reference apart is not fetched so; under LoRA it is the policy without its adapters
     fetched = 1.0 if settings.lora_rank else 1.0 - reference

@@ -328,11 +328,11 @@ def test_frameworks_of_the_readme_are_replaced_between_their_marks() -> None:
 
 def test_the_support_matrix_calls_nothing_measured_that_a_prediction_says_is_borrowed() -> None:
     module = _script("support_matrix")
-    engine = load_engine_calibration(module.ENGINE)
+    engine, families = load_engine_calibration(module.ENGINE), module.families()
     standings = set()
     for device in profile_names("devices"):
         hw = load_hardware(device)
-        for arch in module.families().values():
+        for arch in families.values():
             for precision in module.PRECISIONS:
                 cell = module.cell(arch, hw, precision)
                 standings.add(cell.partition(":")[0])

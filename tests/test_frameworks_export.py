@@ -31,6 +31,7 @@ from rlperf.specs.job import Job
 from rlperf.specs.pool import LayoutValues, SettingsValues
 
 from .framework_samples import SHIPPED, sample_run, with_values
+from .quick import slow_but
 
 VERL_VERSIONS = ("0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "main")
 CASES = [(name, key_table(name).versions[-1]) for name in SHIPPED] + [("verl", v) for v in VERL_VERSIONS[:-1]]
@@ -43,10 +44,12 @@ KEPT = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("count", slow_but((40, 300), 40))
 @pytest.mark.parametrize(("framework", "version"), CASES)
-def test_sampled_plans_export_with_known_keys_and_kept_rules(framework: str, version: str, tmp_path: Path) -> None:
+def test_sampled_plans_export_with_known_keys_and_kept_rules(
+    framework: str, version: str, count: int, tmp_path: Path
+) -> None:
     random, adapter, table = Random(7), adapter_of(framework), key_table(framework)
-    count = 300 if (framework, version) in CASES[: len(SHIPPED)] else 60
     for index in range(count):
         run = sample_run(random, framework, version)
         phase = export_run(run, adapter, version, "config")

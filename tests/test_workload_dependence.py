@@ -21,6 +21,8 @@ from rlperf.workload.prompt_effects import PromptEffects
 from rlperf.workload.sampling import sample_lengths, sample_rl_steps
 from rlperf.workload.turn_links import correlated_effects
 
+from .quick import slow_but
+
 LAW = Law.single("gamma", np.log(2.3), np.log(400))
 SPREAD = PromptEffects(0.7, 0.3, spread_sd=0.6, spread_corr=0.7)
 ODD = PromptEffects(0.2, 0.3, dof=2.6)
@@ -90,7 +92,7 @@ def test_likelihood_of_responses_at_the_cap_is_their_probability(effects: Prompt
 
 
 @FORMS
-@pytest.mark.parametrize("cap", [None, 1500])
+@pytest.mark.parametrize("cap", slow_but((None, 1500), None))
 def test_the_form_and_its_parameters_are_found_again(effects: PromptEffects, cap: int | None) -> None:
     truth = model_of(effects)
     table = sample_rl_steps(truth, [0, 1, 2], 150, 8, max_response_tokens=cap, seed=3)
@@ -157,6 +159,12 @@ def test_turns_that_share_prompts_and_trajectories() -> None:
     assert found.carried == pytest.approx((0.4, 0.2, 0.3), abs=0.1)
     assert found.forms[0][0] == pytest.approx(0.6, abs=0.15)
     assert found.forms[2][2] == pytest.approx(3.0, abs=1.2)
+
+
+@pytest.mark.slow
+def test_turns_that_share_nothing_are_found_to() -> None:
+    preset = load_model("searching")
+    assert preset.turns is not None
     independent = replace(preset.turns, effect_corr=(0.0,) * 3, carried=(0.0,) * 3)
     alone, _ = fit_multi_turn(
         sample_rl_steps(

@@ -19,6 +19,7 @@ from rlperf.specs.job import Job
 from studies.round_trip.run import plans
 
 from .framework_samples import SHIPPED, sample_run, with_values
+from .quick import slow_but
 
 A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 DENSE: dict[str, Any] = {
@@ -161,7 +162,7 @@ def _job(framework: str, **changes: Any) -> Job:
     return Job.model_validate({**given, **changes})
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", slow_but((1, 2), 1))
 @pytest.mark.parametrize("framework", SHIPPED)
 def test_an_exported_plan_reads_back_as_the_plan(framework: str, seed: int) -> None:
     """Issue 21: the imported files predict the plan's own rl_step, and an audit of them finds nothing."""

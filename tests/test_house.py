@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
+from pathlib import Path
 
 from tests.conftest import ROOT
 
@@ -12,9 +14,14 @@ REASON = "Long because"
 """What a docstring says where a function or a file is longer, with the reason."""
 
 
-def long_parts(text: str) -> list[str]:
+@cache
+def tree_of(file: Path) -> ast.Module:
+    """A file of the package, parsed once for all rules."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def long_parts(text: str, tree: ast.Module) -> list[str]:
     """Functions of a file, and the file itself, that are too long and do not say why."""
-    tree = ast.parse(text)
     found = [
         f"{node.lineno} {node.name}: {lines} lines"
         for node in ast.walk(tree)
@@ -30,16 +37,21 @@ def long_parts(text: str) -> list[str]:
 
 def test_functions_and_files_are_short_or_say_why_not() -> None:
     long = [
-        f"{file.relative_to(ROOT)}:{part}" for file in FILES for part in long_parts(file.read_text(encoding="utf-8"))
+        f"{file.relative_to(ROOT)}:{part}"
+        for file in FILES
+        for part in long_parts(file.read_text(encoding="utf-8"), tree_of(file))
     ]
     assert not long, "\n".join(long)
 
 
 def test_the_rule_needs_a_reason() -> None:
+    def found(text: str) -> list[str]:
+        return long_parts(text, ast.parse(text))
+
     body = "    x = 1\n" * MOST_LINES
-    assert long_parts(f"def f():\n{body}") == ["1 f: 61 lines"]
-    assert long_parts(f'def f():\n    """Long because it is a toy."""\n{body}') == []
-    assert long_parts("x = 1\n" * (MOST_FILE_LINES + 1)) == ["451 lines"]
+    assert found(f"def f():\n{body}") == ["1 f: 61 lines"]
+    assert found(f'def f():\n    """Long because it is a toy."""\n{body}') == []
+    assert found("x = 1\n" * (MOST_FILE_LINES + 1)) == ["451 lines"]
 
 
 def test_nothing_is_remembered_by_identity() -> None:
@@ -47,7 +59,7 @@ def test_nothing_is_remembered_by_identity() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{node.lineno}"
         for file in FILES
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(file))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "id"
     ]
     assert not found, "\n".join(found)
@@ -59,7 +71,7 @@ def test_functions_take_few_arguments_or_say_why_not() -> None:
         f"{file.relative_to(ROOT)}:{node.lineno} {node.name}: {len(names)}"
         for file in FILES
         if "cli" not in file.parts
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(file))
         if isinstance(node, ast.FunctionDef)
         and len(names := [a.arg for a in (*node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls")]) > 9
         and REASON not in (ast.get_docstring(node) or "")

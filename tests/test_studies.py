@@ -13,8 +13,6 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from .quick import slow_but
-
 STUDIES = Path(__file__).resolve().parent.parent / "studies"
 
 
@@ -83,7 +81,8 @@ def test_configurations_predict_the_same_after_a_round_trip(measured_data: Path)
     assert found.row(0) == (12, 12, 12, 12, 12)
 
 
-@pytest.mark.parametrize("framework", slow_but(("areal", "nemo_rl", "openrlhf", "slime", "trl", "verl"), "slime"))
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["areal", "nemo_rl", "openrlhf", "slime", "trl", "verl"])
 def test_exported_plans_predict_what_was_planned(framework: str) -> None:
     """Some of what ``python -m studies.round_trip.run FOLDER`` goes through: 50 jobs for each framework."""
     found = [each for each in load("round_trip").plans(framework, 3) if not each.refused]

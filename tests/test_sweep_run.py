@@ -213,6 +213,7 @@ def test_two_processes_find_the_same(whole: Path, tmp_path: Path) -> None:
     assert done == sorted(done) and done[0] == 0.0 and done[-1] == 1.0 and len(done) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 def test_a_local_dask_cluster_finds_the_same(whole: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed")

@@ -178,12 +178,12 @@ def test_of_several_backends_the_best_is_planned() -> None:
 
 def test_nothing_below_the_frameworks_asks_for_a_backend_by_name() -> None:
     """Docstrings and descriptions may name one as an example; the tables that read words of measured rows do."""
-    named = []
+    named, trainers = [], trainer_names()
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.relative_to(PACKAGE).parts[0] in ("frameworks", "calibrate"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and node.value in trainer_names():
+            if isinstance(node, ast.Constant) and node.value in trainers:
                 named.append(f"{path.name}:{node.lineno}: {node.value}")
     assert named == []
 

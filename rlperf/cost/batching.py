@@ -239,13 +239,13 @@ def bins_needed(lengths: FloatArray, token_budget: float) -> int:
     >>> bins_needed(np.array([6.0, 5.0, 4.0, 3.0]), 9.0)
     2
     """
-    free = np.full(len(lengths), token_budget, dtype=np.float64)
+    free = np.full(len(lengths) + 1, np.inf)  # behind the bins in use one that always fits ends the search
     count = 0
-    for length in np.sort(np.asarray(lengths, dtype=np.float64))[::-1]:
-        fits = free[: count + 1] >= length
-        first = int(fits.argmax()) if fits.any() else count
+    for length in np.sort(np.asarray(lengths, dtype=np.float64))[::-1].tolist():
+        first = int((free[: count + 1] >= length).argmax())
+        if first == count:
+            free[count], count = token_budget, count + 1
         free[first] -= length
-        count = max(count, first + 1)
     return count
 
 

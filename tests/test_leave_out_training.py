@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from rlperf.calibrate.leave_out import group_of, report_of
-from rlperf.calibrate.leave_out_training import groups_of, predict_groups
+from rlperf.calibrate.leave_out_training import predict_groups
 from rlperf.calibrate.tables import read_table
-from rlperf.calibrate.timing_fits import fit_rows
 from rlperf.calibrate.trainer_constants import Timed
 from rlperf.calibrate.trainer_rows import read_training_rows
 
@@ -57,24 +56,17 @@ def test_what_a_left_out_group_measured_moves_no_prediction_of_it(
         found.append({one.name: one for one in predict_groups(path, read_table(path), by)}[group])
     left = [[one.predicted for one in each.left_out] for each in found]
     seen = [[one.predicted for one in each.seen] for each in found]
-    # but for the point at which slopes were taken
-    assert left[0] == pytest.approx(left[1], rel=0.02)
+    assert left[0] == pytest.approx(left[1], rel=1e-9)
     assert sum(seen[1]) > 1.05 * sum(seen[0])
     assert not any(one.used_in_calibration for each in found for one in (*each.seen, *each.left_out))
 
 
-def test_fits_made_anew_hear_nothing_of_the_group(tmp_path: Path) -> None:
-    found = []
-    for scale in (1.0, 1.3):
-        path = table_of(tmp_path, {**STACKS, ("llm-foundry", "h100_sxm"): scale})
-        groups = groups_of(fit_rows(read_training_rows(path)[0]), "framework", anew=True)
-        found.append([one.predicted for each in groups if each.name == "llm-foundry" for one in each.left_out])
-    assert found[0] == pytest.approx(found[1], rel=1e-9)
-
-
 def test_a_backend_without_a_row_left_has_the_pools_constants_and_says_so(tmp_path: Path) -> None:
     path = table_of(tmp_path, STACKS)
-    found = {one.name: one for one in predict_groups(path, read_table(path), "framework")}
+    told: list[tuple[float, str]] = []
+    groups = predict_groups(path, read_table(path), "framework", lambda *said: told.append(said))
+    found = {one.name: one for one in groups}
+    assert told == [(0.0, "llm-foundry"), (0.5, "prime-rl")]
     assert found["llm-foundry"].borrowed == "fsdp_llm_foundry: the pool"
     assert found["prime-rl"].borrowed == "fsdp2: the pool"
     seen, left = (

@@ -421,7 +421,7 @@ def test_served_rows(measured_data: Path) -> None:
     unseen = [one for one in primary if not one.used_in_calibration]
     assert {names[one.row_id] for one in unseen} == {("GLM-5", "mi355x")}
     assert sum(one.low <= one.measured <= one.high for one in unseen) >= 0.8 * len(unseen)
-    groups = predict_groups(file, table, "configuration", refits(file))
+    groups = predict_groups(file, table, "configuration", refits=refits(file))
     lines = {
         (one.metric, one.group): one for one in left_out_report("inference", file.name, "configuration", groups).lines
     }

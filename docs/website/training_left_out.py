@@ -1,8 +1,8 @@
 """Writes what training loses where whole groups are left out: python docs/website/training_left_out.py [DATA]
 
 The tables of docs/guide/accuracy-training.md. DATA is found as in ``accuracy.py``. One fit of all backends serves all
-four groupings; seven minutes of one core. ``--anew BY ...`` writes the tables of these groupings alone, every fit
-without a group begun at the prior: a minute each of one core.
+four groupings; every fit without a group takes a minute of a core, 47 in all. ``--only BY ...`` writes the tables of
+these groupings alone.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ def write(reports: Mapping[str, LeaveOutReport]) -> None:
 TITLES = {"framework": "Framework", "version": "Release", "device": "Device", "family": "Model family"}
 
 
-def main(anew: Sequence[str]) -> None:
+def main(only: Sequence[str]) -> None:
     """Fit once, leave every group out in turn and write the tables."""
     table = read_table(accuracy.data_folder() / "measured" / "training.csv")
     found, _ = read_all(TrainingRow, table)
     fit = fit_rows(found)
-    for by in anew or BY:
-        write({by: report_of("training", table.file, by, groups_of(fit, by, anew=bool(anew)))})
+    for by in only or BY:
+        write({by: report_of("training", table.file, by, groups_of(fit, by))})
 
 
 if __name__ == "__main__":
-    at = sys.argv.index("--anew") if "--anew" in sys.argv else len(sys.argv)
+    at = sys.argv.index("--only") if "--only" in sys.argv else len(sys.argv)
     sys.argv, groupings = sys.argv[:at], sys.argv[at + 1 :]
     main(groupings)

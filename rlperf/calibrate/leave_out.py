@@ -4,14 +4,15 @@ Held-out rows (`rlperf.calibrate.splits`) share their stack with rows that a fit
 without any row of a group, and the group's rows are predicted with what remains. Both sides are fitted by one rule and
 scored on the same rows, of which neither fit saw any; nothing is written to the shipped constants.
 
-A kind of measurements has a module ``rlperf.calibrate.leave_out_<kind>`` with ``predict_groups(path, table, by)``.
+A kind of measurements has a module ``rlperf.calibrate.leave_out_<kind>`` with
+``predict_groups(path, table, by, tell)``.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ BY = ("framework", "engine", "version", "device", "family", "transport", "config
 """What a group is: rows of one framework (engine, where rows are served: the same), one release of it, one device, one
 family of models, one way of weights from trainer to engine; a part of all configurations (of served rows)."""
 
+Tell = Callable[[float, str], None]
+"""Told the share done and the group at hand."""
 ALL, GROUPS = "all rows", "mean over groups"
 
 
@@ -115,7 +118,24 @@ def group_of(row: Row, by: str, framework: str = "framework", version: str = "fr
     return f"{row.text(framework)} {release}" if release else ""
 
 
-def leave_out(path: Path | str, kind: str, by: str) -> LeaveOutReport:
+def quiet(_done: float, _text: str) -> None:
+    """A `Tell` that nobody reads."""
+
+
+def in_turn(names: Sequence[str], tell: Tell) -> Iterator[str]:
+    """Names, each told to ``tell`` before its fit.
+
+    >>> list(in_turn(["a", "b"], lambda done, name: print(done, name)))
+    0.0 a
+    0.5 b
+    ['a', 'b']
+    """
+    for number, name in enumerate(names):
+        tell(number / len(names), name)
+        yield name
+
+
+def leave_out(path: Path | str, kind: str, by: str, tell: Tell = quiet) -> LeaveOutReport:
     """Fit again without each group in turn and sum up the errors.
 
     Raises
@@ -126,18 +146,19 @@ def leave_out(path: Path | str, kind: str, by: str) -> LeaveOutReport:
         raise SpecError(Problem(f"cannot leave out {by!r}; known: {', '.join(BY)}", suggestion=did_you_mean(by, BY)))
     predict = _predictor(kind)
     table = read_table(path)
-    return report_of(kind, table.file, by, predict(Path(path), table, by))
+    return report_of(kind, table.file, by, predict(Path(path), table, by, tell))
 
 
-def _predictor(kind: str) -> Callable[[Path, Table, str], Sequence[LeftOutGroup]]:
+def _predictor(kind: str) -> Callable[[Path, Table, str, Tell], Sequence[LeftOutGroup]]:
     name = f"rlperf.calibrate.leave_out_{kind}"
     try:
-        found: Callable[[Path, Table, str], Sequence[LeftOutGroup]] = importlib.import_module(name).predict_groups
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
         known = f"unknown kind {kind!r}" if kind not in KINDS else f"kind {kind!r} has no fit to repeat"
         raise SpecError(f"{known}: nothing can be left out") from error
+    found: Callable[[Path, Table, str, Tell], Sequence[LeftOutGroup]] = module.predict_groups
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlperf.calibrate.engines import measured_of
 from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, check
-from rlperf.calibrate.leave_out import LeftOutGroup, family_of, group_of
+from rlperf.calibrate.leave_out import LeftOutGroup, Tell, family_of, group_of, in_turn, quiet
 from rlperf.calibrate.pooling import fit_pool
 from rlperf.calibrate.serving_pool import ServingRows, configuration_of, fold_of, profiles_of
 from rlperf.calibrate.serving_stack import Measured
@@ -34,12 +34,14 @@ LEAST = 8
 """Rows that have to be left for a fit."""
 
 
-def predict_groups(path: Path, table: Table, by: str, refits: Refits | None = None) -> list[LeftOutGroup]:
+def predict_groups(
+    path: Path, table: Table, by: str, tell: Tell = quiet, *, refits: Refits | None = None
+) -> list[LeftOutGroup]:
     """Every group of served rows, with constants fitted with and without its rows; ``refits`` are the table's."""
     table.need(*NEEDED)
     fits = refits or Refits(table)
     names = sorted({served_group(case, by) for case in fits.cases} - {""})
-    return [one for one in (fits.without(by, name) for name in names) if one.left_out]
+    return [one for one in (fits.without(by, name) for name in in_turn(names, tell)) if one.left_out]
 
 
 def served_group(case: ServingCase, by: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.columns import read_all
-from rlperf.calibrate.leave_out import LeftOutGroup, group_of
+from rlperf.calibrate.leave_out import LeftOutGroup, Tell, group_of, in_turn, quiet
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.trainer_fits import MEMORY_KNOBS
 from rlperf.calibrate.trainer_rows import TrainingRow, calibration_part, digest
@@ -67,7 +67,7 @@ class PeakRows:
         return tuple(peak_figure(row, float(value)) for row, value in zip(rows, predicted, strict=True))
 
 
-def predict_groups(path: Path, table: Table, by: str) -> list[LeftOutGroup]:
+def predict_groups(path: Path, table: Table, by: str, tell: Tell = quiet) -> list[LeftOutGroup]:
     """Peaks of every group's rows outside the calibration part, with and without the group in the fit."""
     table.need("framework", "architecture", "gpu", "n_gpus", "measured_peak_memory_gb")
     found = tuple(row for row in read_all(TrainingRow, table)[0] if row.peak_bytes)
@@ -76,7 +76,7 @@ def predict_groups(path: Path, table: Table, by: str) -> list[LeftOutGroup]:
     names = np.array([group_of(row.row, by) for row in found])
     whole = peaks.fitted(frozenset())
     groups = []
-    for name in sorted(set(names.tolist()) - {""}):
+    for name in in_turn(sorted(set(names.tolist()) - {""}), tell):
         members = np.flatnonzero(names == name)
         scored = [int(i) for i in members if not peaks.in_part[i]]
         if scored:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.columns import read_all
-from rlperf.calibrate.leave_out import LeftOutGroup, conformal, group_of
+from rlperf.calibrate.leave_out import LeftOutGroup, Tell, conformal, group_of, in_turn, quiet
 from rlperf.calibrate.rl_framework import constant, fit_framework, overhead, with_constants
 from rlperf.calibrate.rl_step_predict import StepPrediction, predict_step
 from rlperf.calibrate.rl_step_rows import StepRow
@@ -47,7 +47,7 @@ FITTED = "nemo_rl_megatron"
 """The one calibration that whole rl_steps were fitted to; a release of it is forgotten by fitting again."""
 
 
-def predict_groups(path: Path, table: Table, by: str) -> list[LeftOutGroup]:
+def predict_groups(path: Path, table: Table, by: str, tell: Tell = quiet) -> list[LeftOutGroup]:
     """Steps and stages of every framework's or release's rows, as shipped and with the group forgotten."""
     table.need(*NEEDED)
     if by not in ("framework", "version"):
@@ -59,7 +59,8 @@ def predict_groups(path: Path, table: Table, by: str) -> list[LeftOutGroup]:
         groups.setdefault(name, []).append(row)
     fits = {name: _forgotten(rows, members, by) for name, members in groups.items() if name}
     found = []
-    for name, forget in fits.items():
+    for name in in_turn(list(fits), tell):
+        forget = fits[name]
         seen = [one for row in groups[name] for one in _figures(row, None)]
         left = [one for row in groups[name] for one in _figures(row, forget(row.framework))]
         unseen = [not one.used_in_calibration for one in seen]

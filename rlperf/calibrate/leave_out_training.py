@@ -9,7 +9,7 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from rlperf.calibrate.columns import read_all
-from rlperf.calibrate.leave_out import LeftOutGroup, group_of
+from rlperf.calibrate.leave_out import LeftOutGroup, Tell, group_of, in_turn, quiet
 from rlperf.calibrate.pooling import Pooled
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.timing_fits import TimingFit, fit_rows
@@ -20,28 +20,25 @@ from rlperf.calibrate.validate_training import NEEDED, figure_of
 from rlperf.layout import BoolArray, IntArray
 
 
-def predict_groups(path: Path, table: Table, by: str) -> list[LeftOutGroup]:
+def predict_groups(path: Path, table: Table, by: str, tell: Tell = quiet) -> list[LeftOutGroup]:
     """Seconds of an optimizer update of every group's rows that fits do not see, with and without the group.
 
     Seen: constants pooled on the rows that fits may see (`rlperf.calibrate.trainer_rows.timing_part`). Left out: the
-    same without any row of the group; along the same slopes, which are physics and hold nothing that was measured. Its
+    same without any row of the group, from the prior on and along slopes of its own: a minute a group, two at once. Its
     interval is what rows of other groups missed when their fold was left out; those fits saw the group.
     """
     table.need(*NEEDED)
     found, _ = read_all(TrainingRow, table)
-    return groups_of(fit_rows(found), by)
+    return groups_of(fit_rows(found), by, tell)
 
 
-def groups_of(fit: TimingFit, by: str, *, anew: bool = False) -> list[LeftOutGroup]:
-    """The same of a fit of all rows that fits may see: one fit serves every way of grouping.
-
-    ``anew`` : fits without a group begin at the prior and follow slopes of their own, two at a time
-    """
+def groups_of(fit: TimingFit, by: str, tell: Tell = quiet) -> list[LeftOutGroup]:
+    """The same of a fit of all rows that fits may see: one fit serves every way of grouping."""
     rows = fit.timed.rows
     names = np.array([group_of(row.row, by) for row in rows])
     scored_of = {name: np.flatnonzero((names == name) & ~fit.seen) for name in sorted(set(names.tolist()) - {""})}
     fitted = [name for name, scored in scored_of.items() if len(scored) and (fit.seen & (names == name)).any()]
-    left_out = _left_out(fit, {name: names == name for name in fitted}, anew)
+    left_out = _left_out(fit, {name: names == name for name in fitted}, tell)
     groups = []
     for name, scored in scored_of.items():
         if not len(scored):
@@ -59,14 +56,12 @@ def groups_of(fit: TimingFit, by: str, *, anew: bool = False) -> list[LeftOutGro
     return groups
 
 
-def _left_out(fit: TimingFit, members: Mapping[str, BoolArray], anew: bool) -> dict[str, TimingFit]:
-    """The fit without each of the groups; of one made anew, a process sends the constants back alone."""
-    if not anew:
-        return {name: fit.without(held) for name, held in members.items()}
-    pools = Parallel(n_jobs=2)(delayed(_pooled_anew)(fit, held) for held in members.values())
+def _left_out(fit: TimingFit, members: Mapping[str, BoolArray], tell: Tell) -> dict[str, TimingFit]:
+    """The fit without each of the groups, made anew; a process sends the constants back alone."""
+    made = Parallel(n_jobs=2, return_as="generator")(delayed(_pooled_anew)(fit, held) for held in members.values())
     return {
-        name: TimingFit(fit.timed, fit.seen & ~held, pooled, whole=fit)
-        for (name, held), pooled in zip(members.items(), pools, strict=True)
+        name: TimingFit(fit.timed, fit.seen & ~members[name], pooled, whole=fit)
+        for name, pooled in zip(in_turn(list(members), tell), made, strict=True)
     }
 
 

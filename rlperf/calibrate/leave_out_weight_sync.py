@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.columns import read_all
-from rlperf.calibrate.leave_out import LeftOutGroup, group_of
+from rlperf.calibrate.leave_out import LeftOutGroup, Tell, group_of, in_turn, quiet
 from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.validate import PredictedFigure
 from rlperf.calibrate.validate_weight_sync import SyncCase, figure
@@ -69,14 +69,14 @@ def fit_links(cases: Sequence[SyncCase]) -> Constants:
     return dict(zip(keys, np.exp(least_squares(residuals, start).x).tolist(), strict=True))
 
 
-def predict_groups(path: Path, table: Table, by: str) -> list[LeftOutGroup]:
+def predict_groups(path: Path, table: Table, by: str, tell: Tell = quiet) -> list[LeftOutGroup]:
     """Every group of syncs over links, as shipped and with constants that none of its rows entered."""
     table.need("method", "architecture", "gpu", "measured_s")
     cases = [case for case in read_all(SyncCase, table)[0] if case.fit.transport in LINKS]
     if not cases:
         raise SpecError("no row of the table goes over links: nothing can be left out")
     names = sorted({sync_group(case.row, case, by) for case in cases} - {""})
-    return [_without(cases, by, name) for name in names]
+    return [_without(cases, by, name) for name in in_turn(names, tell)]
 
 
 def sync_group(row: Row, case: SyncCase, by: str) -> str:

@@ -11,7 +11,7 @@ from rlperf.calibrate.leave_out import BY, ErrorSummary, LeaveOutReport, leave_o
 from rlperf.calibrate.splits import HELD_OUT
 from rlperf.calibrate.statistics import Summary
 from rlperf.calibrate.validate import KINDS, Report, validate_paths
-from rlperf.cli.output import AsJson, print_json
+from rlperf.cli.output import AsJson, print_json, progress
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks import memory_verdicts
 
@@ -49,7 +49,8 @@ def validate(
     if leave is not None:
         if fit or len(files) != 1:
             raise SpecError("--leave-out takes one table and no --fit")
-        left = leave_out(files[0], kind, leave)
+        with progress("fitted without") as bar:
+            left = leave_out(files[0], kind, leave, bar)
         print_json(left.to_dict()) if as_json else typer.echo(text_of_left_out(left))
         return
     if kind == VERDICT:

@@ -227,11 +227,19 @@ def summary(found: list[Beside]) -> str:
     )
 
 
+def in_both_pools(row: rl_steps.Measured) -> bool:
+    """Whether some devices train and generate in turn while others only generate, which no mode here says."""
+    found = row.row
+    return not MODES[found.mode].shares_devices and found.rollout_devices + found.trainer_devices > found.devices
+
+
 def main(arguments: list[str]) -> None:
     """Compute everything, say it, and write one line per configuration."""
     bold, files = "--bold" in arguments, [each for each in arguments if not each.startswith("-")]
     found = []
     for row in rl_steps.read(measured_best.measured_folder() / "rl_step.csv"):
+        if in_both_pools(row):
+            continue
         found.append(beside(row, bold=bold))
         print(found[-1], flush=True)
     for name, part in {"all": found, "unseen": [each for each in found if not each.seen]}.items():

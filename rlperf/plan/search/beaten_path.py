@@ -46,13 +46,16 @@ HOST_OPTIMIZER = 4.0
 """Doublings that an optimizer on the host counts for: it is another optimizer."""
 
 
-def doublings(layout: Layout, parked: IntArray) -> FloatArray:
+def doublings(layout: Layout, parked: IntArray, spread: int = 1) -> FloatArray:
     """How much there is to get wrong in a pool: doublings of every degree but data parallel, and switches turned on.
+
+    ``spread``: devices over which experts are spread as a matter of course (`EXPERTS_SPREAD` in a trainer)
 
     >>> doublings(Layout.of(tensor_parallel=[1, 4], pipeline_parallel=[1, 2]), np.array([0, 1])).tolist()
     [0.0, 4.0]
     """
-    degrees = [getattr(layout, each.name) for each in ATTRIBUTES if each.degree]
+    usual = {"expert_parallel": spread}
+    degrees = [getattr(layout, each.name) / usual.get(each.name, 1) for each in ATTRIBUTES if each.degree]
     total = sum((np.log2(np.maximum(degree, 1)) for degree in degrees), np.zeros(()))
     offloaded = HOST_OPTIMIZER * (layout.offload != 0)
     return np.asarray(total + offloaded + (parked > 0) + (layout.shard_size > 0), dtype=np.float64)

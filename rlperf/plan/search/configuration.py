@@ -9,7 +9,7 @@ import numpy as np
 from rlperf.layout import Layout
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.pool import BatchSettings, PoolPlan, ScorerPlan
-from rlperf.plan.search.beaten_path import doublings
+from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.stage_ends import stage_ends
 from rlperf.plan.search.trainer_columns import TrainerColumns
@@ -66,8 +66,8 @@ class Configuration:
     def doublings(self) -> tuple[float, float]:
         """How much there is to get wrong in the engines (devices of their own count) and in the trainer."""
         engines, trainer = (
-            float(doublings(Layout.of_values(pool.layout), np.array([bool(pool.settings.parked)]))[0])
-            for pool in (self.pool("rollout"), self.pool("trainer"))
+            float(doublings(Layout.of_values(pool.layout), np.array([bool(pool.settings.parked)]), spread)[0])
+            for pool, spread in ((self.pool("rollout"), 1), (self.pool("trainer"), EXPERTS_SPREAD))
         )
         return engines + (not MODES[self.mode].shares_devices), trainer
 

@@ -13,7 +13,7 @@ from rlperf.cost.memory_risk import PHASES, spread_at
 from rlperf.cost.reject import Reject
 from rlperf.layout import OFFLOAD, BoolArray, FloatArray, IntArray, Layout, taken
 from rlperf.plan.question.context import Context
-from rlperf.plan.search.beaten_path import doublings, trainer_departures
+from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings, trainer_departures
 from rlperf.plan.search.candidates import Shape, token_budgets, trainer_layouts
 from rlperf.plan.search.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
@@ -254,7 +254,7 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
         layout=grid.layout,
         token_budget=grid.token_budget,
         departures=np.zeros(count, dtype=np.int64),
-        doubled=doublings(grid.layout, grid.parked),
+        doubled=doublings(grid.layout, grid.parked, EXPERTS_SPREAD),
         parked=grid.parked,
         training_s=np.full(count, np.inf),
         scoring_s=np.full(count, np.inf),

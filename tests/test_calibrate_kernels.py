@@ -26,7 +26,7 @@ from rlperf.cost.moe import Dealt, ExpertShape, grouped_with
 from rlperf.cost.roofline import gemm_with
 from rlperf.cost.scan import scan_with, step_with
 from rlperf.errors import SpecError
-from rlperf.specs.calibration import DeviceCalibration, ScanFit, load_device_calibration
+from rlperf.specs.calibration import DeviceCalibration, DispatchFit, ScanFit, load_device_calibration
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import BEST_READ, load_hardware
 from rlperf.specs.profiles import load_architecture, load_device
@@ -146,6 +146,10 @@ def test_collectives_and_dispatch(tmp_path: Path) -> None:
     assert fits[0].fitted.predicted == pytest.approx(fits[0].series.measured_s, rel=0.05)
 
 
+def _of(fit: DispatchFit) -> tuple[str, int]:
+    return fit.operation, fit.group
+
+
 def test_kernels_are_added_beside_those_of_the_base(tmp_path: Path) -> None:
     """Streams are one fit and no list; dispatch over one group of devices leaves that over others alone."""
     sizes = [2**power for power in range(14, 33)]
@@ -163,6 +167,9 @@ def test_kernels_are_added_beside_those_of_the_base(tmp_path: Path) -> None:
     (tmp_path / "found.yaml").write_text(calibration_text(found))
     again = read_spec(tmp_path / "found.yaml", DeviceCalibration)
     assert again.stream.stream_memory == found.stream.stream_memory
+    # what is fitted a second time takes its own place and counts once
+    twice, _ = fit_device(files, "h100_sxm", tmp_path / "found.yaml", check=False, add=True)
+    assert (twice.n, [_of(one) for one in twice.dispatch]) == (found.n, [_of(one) for one in found.dispatch])
 
 
 def test_written_calibration_reads_back(tmp_path: Path) -> None:
@@ -321,7 +328,7 @@ def test_four_bit_experts_are_read_by_what_their_activations_are(tmp_path: Path)
 def test_choosing_among_many_experts_is_told_from_a_kernel_s_own_overheads(tmp_path: Path) -> None:
     """Marlin timed over 896 experts only: constants that 40 us of choice are in give them back, and leave them to E."""
     truth = next(one for one in OWN.moe if (one.kernel, one.dtype) == ("vllm_marlin", "mxfp4"))
-    truth = truth.model_copy(update={"wide_choice": 4e-5, "wide_doubling": 2e-6, "cached": 0.3})
+    truth = truth.model_copy(update={"wide_choice": 4e-5, "cached": 0.3})
     columns = ["gpu", "src", "kernel", "dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts",
                "moe_tp_size", "moe_ep_size", "distribution", "latency_us"]  # fmt: skip
     rows: list[list[object]] = []
@@ -341,7 +348,7 @@ def test_choosing_among_many_experts_is_told_from_a_kernel_s_own_overheads(tmp_p
         one, known = (float(grouped_with(H100, fit, n, few, 1, 8, dtype="mxfp4")) for fit in (found, truth))
         assert one == pytest.approx(known, rel=0.1)
     # a choice among few costs nothing of it
-    alone = found.model_copy(update={"wide_choice": 0.0, "wide_doubling": 0.0})
+    alone = found.model_copy(update={"wide_choice": 0.0})
     same = [float(grouped_with(H100, fit, 16.0, few, 1, 8, dtype="mxfp4")) for fit in (found, alone)]
     assert same[0] == same[1]
 

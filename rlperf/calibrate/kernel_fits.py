@@ -28,6 +28,7 @@ from rlperf.specs.calibration import (
     ScanFit,
     StreamFit,
     StreamsFit,
+    load_device_calibration,
 )
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import BEST_READ
@@ -185,10 +186,10 @@ RUNS_ALL = {"sglang_marlin": ("sglang-0.5.10",)}
 8 devices, 8.8 ms on one that holds all experts (A100, 128 experts of 1536)."""
 
 
-NARROW_CHOICE = {"vllm_marlin": (24.4e-6, 0.15e-6)}
-"""Fixed time and time per doubling of the tokens of kernels that a device timed with more than 512 experts only: those
-of gpt-oss's layer (4 of 128; L40S, 20 timings). One token through an eighth of it takes 28 us there and 29 on an
-RTX PRO 6000, through an eighth of Kimi-K3's (16 of 896) 70 on an H100: what choosing takes longer is fitted apart."""
+NARROW_CHOICE = {"vllm_marlin": "l40s"}
+"""Kernels that some devices timed with more than 512 experts only, and the device that timed them with fewer. Its fixed
+time and time per doubling of the tokens stand there too: one token through an eighth of gpt-oss's layer (4 of 128)
+takes 28 us on an L40S and 29 on an RTX PRO 6000, through an eighth of Kimi-K3's (16 of 896) 70 on an H100."""
 
 
 def routes_itself(kernel: str) -> bool:
@@ -238,7 +239,7 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
             kernel=series.kernel, dtype=series.dtype, fixed=p[0], compute=p[1], memory=p[2], activation_memory=p[3],
             per_pair=p[4], exponent=p[5], per_expert=p[6], token_bytes=p[7],
             per_held_expert=p[8], cached=p[9], per_doubling=p[10] if routes else 0.0,
-            wide_choice=p[11] if wide else 0.0, wide_doubling=p[12] if wide else 0.0,
+            wide_choice=p[11] if wide else 0.0,
         )  # fmt: skip
 
     def predict(p: FloatArray, r: BoolArray) -> FloatArray:
@@ -259,12 +260,13 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
         (0.7, 2.0, 8.0),
         (1e-9, 1e-7, 1e-5), (0.01, 5.0, 300.0), (1e-9, 1e-7, 1e-5), (1e-3, 0.3, 15.0),
         *([(1e-9, 1e-6, 1e-5)] if routes else []),
-        *([(1e-6, 4e-5, 1e-4), (1e-9, 1e-6, 1e-5)] if wide else []),
+        *([(1e-6, 4e-5, 1e-4)] if wide else []),
         pull=PULL,
     )  # fmt: skip
     if wide:
-        fixed, doubling = NARROW_CHOICE[series.kernel]
-        bounds = bounds.held(0, fixed).held(10, doubling)
+        own = load_device_calibration(NARROW_CHOICE[series.kernel]).moe
+        few = next(one for one in own if (one.kernel, one.dtype) == (series.kernel, series.dtype))
+        bounds = bounds.held(0, few.fixed).held(10, few.per_doubling)
     fitted = _run(series, predict, bounds, ("num_tokens", "moe_ep_size"), check)
     p = fitted.parameters
     exponent, touched = _fit_skew(build(p), skewed, device) if skewed is not None else (0.0, 1.0)
@@ -276,7 +278,6 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
             "per_held_expert": microseconds(p[8]), "cached": digits(p[9]),
             "per_doubling": microseconds(p[10]) if routes else "0 us",
             "wide_choice": microseconds(p[11]) if wide else "0 us",
-            "wide_doubling": microseconds(p[12]) if wide else "0 us",
             "skew_exponent": digits(exponent), "skew_touched": digits(touched),
             "quality": fitted.quality(series.name),
         }

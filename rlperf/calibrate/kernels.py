@@ -205,19 +205,22 @@ def _taken_over(sections: dict[str, list[object]], base: DeviceCalibration) -> s
 
 
 def added(fits: Sequence[KernelFit], base: DeviceCalibration) -> DeviceCalibration:
-    """The base calibration with constants of further kernels beside its own; kernels fitted again replace theirs."""
-    sections = _sections(fits)
+    """The base calibration with constants of further kernels beside its own; kernels fitted again take their place."""
+    sections, replaced = _sections(fits), 0
     for name, values in sections.items():
         if name == "stream":
+            replaced += base.stream.quality.n
             continue
-        again = {_identity(one) for one in values}
-        sections[name] = [one for one in getattr(base, name) if _identity(one) not in again] + values
+        again = {_identity(one): one for one in values}
+        own = getattr(base, name)
+        replaced += sum(one.quality.n for one in own if _identity(one) in again)
+        sections[name] = [again.pop(_identity(one), one) for one in own] + list(again.values())
     software = {*base.software.split(", "), *(fit.series.software for fit in fits)}
     return base.model_copy(
         update={
             **_held(sections),
             "software": ", ".join(sorted(software)),
-            "n": base.n + int(sum(len(fit.fitted.measured) for fit in fits)),
+            "n": base.n - replaced + int(sum(len(fit.fitted.measured) for fit in fits)),
         }
     )
 

@@ -2,8 +2,8 @@
 
 The fit is the product's own, `rlperf.calibrate.serving_pool`, on every row of the table but the group's. The seen side
 is no better informed about the row itself: it is predicted by the fit that saw the group but not the row's
-configuration (one of `rlperf.calibrate.serving_pool.FOLDS` parts of all configurations). How far groups of a kind
-differ, and how far an interval of strangers goes, is taken over from the fit of all rows.
+configuration (one of `rlperf.calibrate.serving_pool.FOLDS` parts of all configurations). Every fit begins at what is
+believed without a row; only how far the intervals go is the shipped profiles'.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def report_apart(path: Path, refits: Refits | None = None) -> Report:
 
 
 class Refits:
-    """The rows of a table, a fit of all of them, and fits without a group.
+    """The rows of a table, and fits without a group of them.
 
     ``profiles`` are those whose settings and intervals hold, by id: the shipped ones, until others are put there.
     """
@@ -98,9 +98,6 @@ class Refits:
         self.cases = [case for case, _, _ in self.served.cases]
         if len(self.cases) < LEAST:
             raise SpecError(f"{table.file}: {len(self.cases)} served rows are too few to leave any out")
-        rows = self.served.rows
-        self.whole = fit_pool(rows)
-        self._slopes = rows.slopes(self.whole.logs(rows.labels, len(rows.measured)))
         self._apart: dict[str, dict[tuple[str, str], PredictedFigure]] = {}
 
     def without(self, by: str, name: str) -> LeftOutGroup:
@@ -134,7 +131,7 @@ class Refits:
         """Figures of rows by a fit of all others; rows that a device's own constants are told from are no measure."""
         if int((~held).sum()) < LEAST:
             raise SpecError(f"without the rows left out, {int((~held).sum())} are left to fit to")
-        pooled = fit_pool(self.served.rows, ~held, like=self.whole, slopes=self._slopes, turns=4)
+        pooled = fit_pool(self.served.rows, ~held)
         mine = [case for case, one in zip(self.cases, held, strict=True) if one]
         names = {case.engine.id for case in mine}
         engines = profiles_of(pooled, self.served, ~held, [self.profiles[name] for name in sorted(names)])

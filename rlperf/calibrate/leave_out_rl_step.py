@@ -41,8 +41,6 @@ OVERHEADS = (
     "engine_host", "engine_host_per_request", "step", "training.update", "training.scoring_pass", "training.moe_layer",
 )  # fmt: skip
 """Constants that are forgotten with a framework or release."""
-UNFITTED = "verl_megatron"
-"""A calibration whose intervals are those of frameworks whose rl_steps nobody fitted: they are a stranger's."""
 FITTED = "nemo_rl_megatron"
 """The one calibration that whole rl_steps were fitted to; a release of it is forgotten by fitting again."""
 
@@ -100,8 +98,8 @@ def stranger(own: FrameworkCalibration) -> FrameworkCalibration:
 
     Its own intervals are forgotten, too.
     """
-    relative, unfitted = load_framework_calibration(RELATIVES[own.id]), load_framework_calibration(UNFITTED)
-    lent = with_constants(
+    relative = load_framework_calibration(RELATIVES[own.id])
+    return with_constants(
         own,
         {
             name: believed(name, own.framework)
@@ -109,8 +107,7 @@ def stranger(own: FrameworkCalibration) -> FrameworkCalibration:
             else constant(relative, name)
             for name in OVERHEADS
         },
-    )
-    return lent.model_copy(update={"step_spread": unfitted.step_spread, "stage_spread": unfitted.stage_spread})
+    ).as_stranger()
 
 
 def believed(name: str, without: str) -> float:

@@ -211,7 +211,6 @@ def fit_pool(
     rows: Rows,
     seen: BoolArray | None = None,
     *,
-    like: Pooled | None = None,
     slopes: FloatArray | None = None,
     turns: int = 8,
 ) -> Pooled:
@@ -219,9 +218,8 @@ def fit_pool(
 
     Parameters
     ----------
-    like : a fit whose standard deviations are taken over; by default they are estimated
     slopes : slopes of ln predicted to follow ``[rows, constants]``; by default they are asked for at every turn. They
-        are the physics of the rows and hold nothing that was measured, so that fits which leave rows out may share them
+        hold nothing that was measured, but those of another place lead beside the least misfit: quick, not exact
     turns : tangents that are followed at most
 
     >>> rng = np.random.default_rng(0)
@@ -237,7 +235,7 @@ def fit_pool(
     """
     seen = np.ones(len(rows.measured), dtype=bool) if seen is None else seen
     design = _Design(rows, seen)
-    scales = _first_scales(design, like)
+    scales = _first_scales(design)
     vector, idle = np.zeros(design.size), 0
     for _ in range(turns):
         logs = design.logs(vector)
@@ -246,7 +244,7 @@ def fit_pool(
         target = (rows.measured - rows.predict(logs))[seen] + matrix @ vector
         for _ in range(3):
             wanted, covariance = _solve(design, matrix, target, scales)
-            _estimate(design, scales, wanted, covariance, target - matrix @ wanted, fixed=like is not None)
+            _estimate(design, scales, wanted, covariance, target - matrix @ wanted)
         vector, gain = _advance(design, scales, vector, wanted)
         # one turn without gain may be a bend: the deviations have moved, and with them the next step
         idle = idle + 1 if gain < 1e-3 else 0
@@ -255,15 +253,9 @@ def fit_pool(
     return _pooled(design, scales, vector, covariance)
 
 
-def _first_scales(design: _Design, like: Pooled | None) -> _Scales:
-    kinds, strata = design.rows.kinds, design.strata
-    if like is not None:
-        between = {one.name: like.levels[one.name].between for one in kinds}
-        unit = np.asarray([like.unit[str(name)] for name in strata])
-        noise = np.asarray([like.noise[str(name)] for name in strata])
-    else:
-        between = {one.name: np.full(len(one.constants), 0.5 * one.most) for one in kinds}
-        unit, noise = np.full(len(strata), 0.1), np.full(len(strata), 0.07)
+def _first_scales(design: _Design) -> _Scales:
+    between = {one.name: np.full(len(one.constants), 0.5 * one.most) for one in design.rows.kinds}
+    unit, noise = np.full(len(design.strata), 0.1), np.full(len(design.strata), 0.07)
     return _Scales(between, unit, noise, np.ones(int(design.seen.sum())))
 
 
@@ -294,16 +286,12 @@ def _solve(design: _Design, matrix: FloatArray, target: FloatArray, scales: _Sca
     return np.asarray(covariance @ right), np.asarray(covariance)
 
 
-def _estimate(
-    design: _Design, scales: _Scales, vector: FloatArray, covariance: FloatArray, left: FloatArray, *, fixed: bool
-) -> None:
+def _estimate(design: _Design, scales: _Scales, vector: FloatArray, covariance: FloatArray, left: FloatArray) -> None:
     """One turn of expectation and maximisation: deviations between groups, between configurations, within one."""
     weight, shared = _common(design, scales)
     common = shared * design.per_unit(weight * left)
     rest = left - common[design.units]
     scales.weight = (FREEDOM + 1.0) / (FREEDOM + (rest / scales.noise[design.stratum]) ** 2)
-    if fixed:
-        return
     variance = np.diag(covariance)
     for one in design.rows.kinds:
         present = np.zeros(len(design.names[one.name]), dtype=bool)
@@ -358,20 +346,16 @@ def _pooled(design: _Design, scales: _Scales, vector: FloatArray, covariance: Fl
     return Pooled(design.rows.constants, np.asarray(mean), levels, unit, noise)
 
 
-def left_out(
-    rows: Rows, groups: Sequence[str], like: Pooled, *, seen: BoolArray | None = None, turns: int = 4
-) -> tuple[FloatArray, dict[str, Pooled]]:
+def left_out(rows: Rows, groups: Sequence[str], whole: Pooled) -> tuple[FloatArray, dict[str, Pooled]]:
     """ln predicted of every row by a fit that saw no row of its group ``[rows]``, and the fit without each group.
 
-    Deviations are taken over from ``like``, slopes are those at its constants; every fit starts from what is believed
-    without a row. Rows without a group (empty) are predicted by ``like``.
+    Every fit begins at what is believed without a row and takes nothing from another. Rows without a group (empty)
+    are predicted by ``whole``.
     """
-    everything = np.ones(len(rows.measured), dtype=bool) if seen is None else seen
-    at = like.logs(rows.labels, len(rows.measured))
-    slopes, result, fits = rows.slopes(at), rows.predict(at), {}
-    names = np.asarray(groups)
+    names, fits = np.asarray(groups), {}
+    result = rows.predict(whole.logs(rows.labels, len(names)))
     for name in sorted(set(groups) - {""}):
         held = names == name
-        fits[name] = fit_pool(rows, everything & ~held, like=like, slopes=slopes, turns=turns)
+        fits[name] = fit_pool(rows, ~held)
         result[held] = rows.predict(fits[name].logs(rows.labels, len(names)))[held]
     return result, fits

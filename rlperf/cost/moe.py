@@ -124,7 +124,7 @@ def grouped_with(
     .. math::
 
         t = t_0 + (t_c^q + t_w^q)^{1/q} + \frac{A}{W e_a} + \frac{N H c_n}{W}
-            + c_p\,n + c_e\,E_t + c_h\,\frac{E}{e_p} + c_s \log_2(1 + N) + [E > 512] (c_w + c_v \log_2(1 + N)),\quad
+            + c_p\,n + c_e\,E_t + c_h\,\frac{E}{e_p} + c_s \log_2(1 + N) + [E > 512]\,c_w,\quad
         t_c = \frac{6 n H w}{P e_c},\quad t_w = \frac{3 E_t H w\,b_w}{W e_m},\quad A = 2n(2H + 5w)
 
     Parameters
@@ -141,7 +141,8 @@ def grouped_with(
     activations are quantised and permuted before, and results combined after [bytes per token and unit of H].
     c_h is what a kernel spends on every expert that the device holds, touched or not: grouped products with block
     scales go through the offsets of all groups. c_s is of kernels that route for themselves: they choose, count and
-    sort their tokens; c_w and c_v, where more than `WIDE` experts are chosen from.
+    sort their tokens; c_w, where more than `WIDE` experts are chosen from (how it grows with the tokens, 34 timings of
+    one layer do not tell: 0 to 10 us a doubling fit alike).
     t_w counts the weights of *touched* local experts E_t only: E/ep (1 - (1 - ep/E)^n). 6 and 3, 5 become 4 and 2, 3
     without a gate.
     """
@@ -163,8 +164,7 @@ def grouped_with(
     moved = pairs * (2.0 * h + (2.0 * matrices - 1.0) * width) * 2.0
     seconds = fit.fixed + joined(compute_s, weight_s, fit.exponent) + moved / (bandwidth * fit.activation_memory)
     brought = own * h * fit.token_bytes / bandwidth + np.log2(1.0 + own) * fit.per_doubling + pairs * fit.per_pair
-    if fit.wide_choice or fit.wide_doubling:
-        brought = brought + np.where(e > WIDE, fit.wide_choice + np.log2(1.0 + own) * fit.wide_doubling, 0.0)
+    brought = brought + np.where(e > WIDE, fit.wide_choice, 0.0)
     seconds = seconds + local * fit.per_expert + e / parallel * fit.per_held_expert
     return np.where(n > 0, seconds if dealt.arranged else seconds + brought, 0.0)
 

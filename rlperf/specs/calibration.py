@@ -125,7 +125,6 @@ class MoeFit(Frozen):
     per_held_expert: Seconds = Field(0.0, description="per local expert, touched or not")
     per_doubling: Seconds = Field(0.0, description="routing and sorting in the kernel, per doubling of its tokens")
     wide_choice: Seconds = Field(0.0, description="choosing among more than 512 experts, beyond what others take")
-    wide_doubling: Seconds = Field(0.0, description="the same, per doubling of the tokens")
     token_bytes: float = Field(0.0, ge=0.0, description="traffic of every token on every device, per hidden value")
     exponent: PositiveFloat = 2.0
     cached: float = Field(0.0, ge=0.0, description="extra rate of weights that are still in L2, over memory's")

@@ -41,6 +41,8 @@ Transport = Literal[
 
 DRIFT_SEEN = 2
 """Releases over which a drift is carried on: those that it was seen over."""
+UNFITTED = "verl_megatron"
+"""A calibration whose intervals are those of frameworks that nobody fitted, told by leaving frameworks out."""
 
 
 class Provenance(Frozen):
@@ -339,21 +341,19 @@ class FrameworkCalibration(Frozen):
     def borrowed_by(self, name: str, pads: str | None = None) -> FrameworkCalibration:
         """The same for a framework that nobody measured: another name, and what its source says of padding.
 
-        Intervals of frameworks that nobody fitted stand; those of a fitted one hold for itself: twice as wide (in ln).
+        Its intervals are a stranger's.
 
         >>> load_framework_calibration("verl_fsdp").borrowed_by("mine").id
         'mine (with overheads of verl_fsdp)'
-        >>> round(load_framework_calibration("nemo_rl_megatron").borrowed_by("mine").step_spread.high, 3)
-        1.232
         """
         own_training = self.training.model_copy(update={"pads": pads} if pads else {})
         titled = {"id": f"{name} (with overheads of {self.id})", "framework": name, "training": own_training}
-        named = self.model_copy(update=titled)
-        if not self.calibrated_on:
-            return named
-        own, source = self.step_spread, f"judged: taken from {self.id}, intervals twice as wide"
-        wider = own.model_copy(update={"source": source, "low": own.low**2, "high": own.high**2, "assumed": True})
-        return named.model_copy(update={"step_spread": wider, "calibrated_on": ()})
+        return self.as_stranger().model_copy(update={**titled, "calibrated_on": ()})
+
+    def as_stranger(self) -> FrameworkCalibration:
+        """With the intervals of frameworks that nobody fitted: those of a fitted one hold for itself alone."""
+        bands = load_framework_calibration(UNFITTED) if self.calibrated_on else self
+        return self.model_copy(update={"step_spread": bands.step_spread, "stage_spread": bands.stage_spread})
 
     def by_transport(self, transport: Transport | None) -> FrameworkCalibration:
         """The same with its weights sent in this way; None: in its usual one."""

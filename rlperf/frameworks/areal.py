@@ -39,6 +39,8 @@ from rlperf.specs.modes import mode_of_staleness
 from rlperf.specs.trainer_calibration import load_trainer
 
 _DTYPE = words(bf16="bfloat16", fp16="float16")
+_EXPORTS = "rollout.agent.export_style"
+_STYLE = Unit(lambda value, _: value == "individual", lambda value, _: "individual" if value else None)
 _WHOLE = 1 << 20
 _CHUNKED = Unit(lambda value, _: 0 < int(value) < _WHOLE, lambda value, _: 1024 if value else _WHOLE)
 _MINI = Unit(
@@ -64,6 +66,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.compute_dtype", "actor.dtype", _DTYPE),
     field("trainer.chunked_loss", "actor.megatron.enable_chunked_logits", backend="megatron"),
     field("trainer.router_replay", "rollout.return_routed_experts", replay_as("R3"), "R3: experts of the rollout"),
+    field("trainer.turn_samples", _EXPORTS, _STYLE, "every turn is a sample, or a trajectory"),
     field("trainer.shared_prefix", "actor.enable_tree_training", note="a trie of the sequences, flex attention"),
     field("trainer.chunked_loss", "actor.logprobs_chunk_size", _CHUNKED, "tokens of logits at once", backend="fsdp2"),
     field("trainer.virtual_pipeline", "actor.megatron.virtual_pipeline_parallel_size", backend="megatron"),
@@ -110,13 +113,8 @@ class Areal:
         """FSDP has no pipeline or expert parallel; offload is all or nothing; engines are SGLang or vLLM."""
         lost: list[Limitation] = []
         if run.batch.turns > 1:
-            lost.append(
-                Limitation(
-                    f"{run.batch.turns} turns with tools",
-                    "one turn",
-                    "your workflow's arun_episode has to take the turns",
-                )
-            )
+            asked = f"{run.batch.turns} turns with tools"
+            lost.append(Limitation(asked, "one turn", "your workflow's arun_episode has to take the turns"))
         trainer, rollout, megatron = run.trainer, run.rollout, run.trainer.backend == "megatron"
         if rollout.backend not in ENGINES:
             lost.append(Limitation(f"engine {rollout.backend}", "sglang", "predicted for another engine"))
@@ -208,6 +206,8 @@ class Areal:
         run, used = read_fields((*FIELDS, *ENGINES.get(engine, ())), flat, target, start)
         if engine == "sglang":
             run = replace(run, rollout=run.rollout.having(**sglang_prefill(flat, _sglang)))
+        if _EXPORTS not in source.keys:  # agents' default, which workflows of one turn or with tokens do not read
+            run = replace(run, trainer=run.trainer.having(turn_samples=None))
         run = _read_rest(replace(run, trainer=_read_trainer(run.trainer, flat)), flat)
         return replace(run.completed(), missing=(*run.missing, *missing)), frozenset(used | _ALSO_READ)
 

@@ -77,6 +77,8 @@ _ENGINE_TP = Unit(
 _RESHARD = Unit(lambda value, _: 3 if value else 2, lambda value, _: value >= 3)
 _BACKEND = Unit(lambda value, _: "fsdp2" if str(value).startswith("fsdp") else value,
                 lambda value, _: "fsdp" if value == "fsdp2" else value)  # fmt: skip
+_STEPS, _MERGED = "generator.step_wise_trajectories", "generator.merge_stepwise_output"
+_WISE = Unit(lambda value, _: bool(value), lambda value, _: value or None)
 _BUDGET = Unit(lambda value, _: int(value) if int(value) > 0 else None, lambda value, _: value)
 _KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else KV_DTYPE.write(value, run))
 _QUANTIZED = Unit(lambda value, _: str(value), lambda value, _: value if value not in (None, "bf16", "fp16") else None)
@@ -109,6 +111,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.offload_optimizer", H + "optimizer_cpu_offload", note="updated on the host", backend="megatron"),
     field("trainer.router_replay", G + "moe_enable_routing_replay", replay_as("R3"), "R3: experts of the rollout",
           backend="megatron"),
+    field("trainer.turn_samples", _STEPS, _WISE, "every turn is a sample"),
     field("trainer.chunked_loss", T + "fused_lm_head_logprob", note="no full logits tensor", backend="megatron"),
     field("trainer.lora_rank", P + "model.lora.rank", LORA_RANK),
     field("trainer.packing", f"{T}remove_microbatch_padding {T}use_sample_packing", note="packed, without padding"),
@@ -230,8 +233,10 @@ class Skyrl:
             trainer=TrainerRun(zero_stage=1 if target.backend == "megatron" else 3), rollout=RolloutRun(backend="vllm")
         )
         run, used = read_fields(self.fields, flat, target, start)
-        run = replace(run, trainer=read_trainer(run.trainer), rollout=read_engine(run.rollout, flat))
-        return read_rest(run, flat, source).completed(), frozenset(used | ALSO_READ)
+        apart = bool(run.trainer.turn_samples) and not flat.get(_MERGED)
+        trainer = read_trainer(run.trainer).having(turn_samples=apart)
+        run = replace(run, trainer=trainer, rollout=read_engine(run.rollout, flat))
+        return read_rest(run, flat, source).completed(), frozenset(used | ALSO_READ | {_MERGED})
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

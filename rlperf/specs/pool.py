@@ -253,6 +253,9 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
     shared_prefix: Switch = _is(
         "trainer", "stated", False, "", "what responses of a group begin with is scored and trained on once"
     )
+    turn_samples: Switch = _is(
+        "trainer", "stated", False, "", "every turn is a sample of its own, with the context before it"
+    )
     freeze_vision: Switch = _is("trainer", "stated", False, "", "the vision tower is not trained")
     chunked_loss: Switch = _is(
         "trainer", "stated", False, "", "logits are made and reduced chunk by chunk (fused kernels)"

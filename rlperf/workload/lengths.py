@@ -178,6 +178,19 @@ class LengthTable:
             tool_latency_s=None if latency is None else np.asarray(np.bincount(index, latency, first.size), np.float64),
         )
 
+    def turns(self, most: int) -> LengthTable:
+        """One entry per turn of the first ``most`` trajectories: its whole context, and what it generated.
+
+        >>> table = LengthTable([4, 9], [2, 3], [0, 0], [0, 0], [0, 1], trajectory=[7, 7], append_tokens=[3, 0])
+        >>> table.turns(1).prompt_tokens.tolist(), table.turns(1).response_tokens.tolist()
+        ([4, 9], [2, 3])
+        """
+        if self.trajectory is None:
+            return self.where(np.arange(min(self.n, most)))
+        _, index = self._trajectory_index()
+        kept = self.where(np.flatnonzero(index < most))
+        return replace(kept, turn=np.zeros(kept.n, np.int64), trajectory=None, append_tokens=None, tool_latency_s=None)
+
     def _trajectory_index(self) -> tuple[Int, Int]:
         """Row of the first turn of each trajectory, and the trajectory [0, m) of each row."""
         assert self.trajectory is not None

@@ -118,6 +118,7 @@ class Context:
             trained_draft(self.job),
             settings.router_replay,
             settings.lora_jobs,
+            settings.turn_samples and not settings.shared_prefix,
         )
 
     @property

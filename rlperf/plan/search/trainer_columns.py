@@ -201,6 +201,7 @@ def departures_of(
 
 def _microbatches(context: Context, demand: Demand, columns: TrainerColumns) -> FloatArray:
     """Microbatches of an optimizer update on one rank, roughly: its tokens over the budget, or its sequences."""
+    demand = context.site.trained(demand)
     batch, layout = demand.batch, columns.layout
     each = batch.sequences / batch.updates / layout.data_parallel
     settings = context.job.pool("trainer").settings.filled()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,6 +20,7 @@ class Batch:
     ``max_trajectories``: that its environment has under way at once, over all replicas; None: any number
     ``generation_batch``: prompts that are rolled out at once, whole batches one after another; None: all
     ``lora_jobs``: that share the prompts evenly, each with updates of its own
+    ``samples``: trained sequences per rl_step where they are not the responses, mean over rl_steps; None: they are
     """
 
     prompts: int
@@ -32,6 +33,7 @@ class Batch:
     max_trajectories: int | None = None
     generation_batch: int | None = None
     lora_jobs: int = 1
+    samples: int | None = None
 
     @property
     def rounds(self) -> int:
@@ -72,7 +74,7 @@ class Batch:
     @property
     def sequences(self) -> int:
         """Trained sequences per rl_step."""
-        return self.prompts * self.group_size
+        return self.samples or self.prompts * self.group_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +99,18 @@ class Demand:
     notes: tuple[str, ...]
     images: Images | None = None
 
+    @cached_property
+    def by_turn(self) -> Demand:
+        """The same rl_steps as a trainer sees them to which every turn is a sample, with the context before it."""
+        tables = tuple(table.turns(self.batch.sequences) for table in self.tables)
+        samples = max(round(float(np.mean([table.n for table in tables]))), 1)
+        return replace(self, tables=tables, batch=replace(self.batch, samples=samples))
+
+    @property
+    def _trained(self) -> slice:
+        """Those trained on, of all that are rolled out."""
+        return slice(None) if self.batch.samples else slice(self.batch.sequences)
+
     def lengths(self, replicate: int) -> FloatArray:
         """Prompt + response of every trained sequence of one replicate [tokens]."""
         return self._lengths[replicate]
@@ -113,7 +127,7 @@ class Demand:
             total = table.prompt_tokens + table.response_tokens
             if table.append_tokens is not None:
                 total = total + table.append_tokens
-            found.append(np.asarray(total[: self.batch.sequences], dtype=np.float64))
+            found.append(np.asarray(total[self._trained], dtype=np.float64))
         return tuple(found)
 
     @cached_property
@@ -124,7 +138,7 @@ class Demand:
     @cached_property
     def prompt_tokens(self) -> float:
         """Prompt tokens trained per rl_step, once per sequence, mean over replicates [tokens]."""
-        return float(np.mean([t.prompt_tokens[: self.batch.sequences].sum() for t in self.trajectories]))
+        return float(np.mean([t.prompt_tokens[self._trained].sum() for t in self.trajectories]))
 
     @cached_property
     def images_per_token(self) -> float:
@@ -143,7 +157,7 @@ class Demand:
         cap = self.batch.max_response_tokens
         kept = []
         for k, table in enumerate(self.trajectories):
-            whole = table.response_tokens[: self.batch.sequences] < cap
+            whole = table.response_tokens[self._trained] < cap
             kept.append(self.lengths(k)[whole].sum())
         return float(np.mean(kept))
 
@@ -158,9 +172,7 @@ class Demand:
     @cached_property
     def prompt_moments(self) -> tuple[float, float]:
         """Mean and mean square of the prompts of the trained sequences [tokens, tokens^2]."""
-        prompts = np.concatenate([t.prompt_tokens[: self.batch.sequences] for t in self.trajectories]).astype(
-            np.float64
-        )
+        prompts = np.concatenate([t.prompt_tokens[self._trained] for t in self.trajectories]).astype(np.float64)
         return float(prompts.mean()), float((prompts**2).mean())
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
@@ -51,6 +52,7 @@ class Site:
     scores_prompts : the engine returns a log-probability of every prompt token (a teacher's does)
     router_replay : none, R2 or R3: whose choice of experts scoring and training repeat
     adapter_jobs : LoRA jobs that share engines and trainer [1]
+    turn_samples : every turn is computed as a sample of its own; else what a trajectory's turns share is computed once
     trained_draft : method of the draft head that is trained with the policy; None where none is
     """
 
@@ -65,11 +67,16 @@ class Site:
     trained_draft: Method | None = None
     router_replay: str = "none"
     adapter_jobs: int = 1
+    turn_samples: bool = False
 
     @property
     def cluster(self) -> Cluster:
         """The trainer's cluster."""
         return self.hardware.cluster
+
+    def trained(self, demand: Demand) -> Demand:
+        """What the trainer is given of a demand."""
+        return demand.by_turn if self.turn_samples else demand
 
     @property
     def networks(self) -> float:

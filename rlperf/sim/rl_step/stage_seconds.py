@@ -171,7 +171,7 @@ def _framework_seconds(
     shape_of = np.zeros(len(r))
     reward = demand.reward_s * (1.0 - framework.reward_hidden)
     passes = each.scoring_passes(site.roles, demand.batch.updates_of_a_job, site.old_policy)
-    shape = batch_shape(demand, architecture, passes, fields)
+    shape = batch_shape(site.trained(demand), architecture, passes, fields)
     if site.router_replay != "none":
         # R2's record is made by a pass and goes back and to the trainer; R3's comes with the batch, and goes to all
         trips = 1.0 if site.router_replay == "R3" else 2.0 / (2.0 + passes)

@@ -42,7 +42,7 @@ def trainer_bytes(
     Without packing a microbatch is ``layout.microbatch`` sequences, all as long as the longest. Experts receive tokens
     as unevenly as time is charged for. A scoring pass counts where its microbatches are larger than those of training.
     """
-    stack = with_optimizer(stack, architecture, settings)
+    stack, demand = with_optimizer(stack, architecture, settings), site.trained(demand)
     longest = float(demand.batch.longest_tokens)
     tokens = np.asarray(budget, dtype=np.float64)
     by_budget = cut_by_budget(settings, stack.framework)

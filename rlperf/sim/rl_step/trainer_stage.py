@@ -386,6 +386,7 @@ def closed_training(
     settings: Settings, budget: IntArray,
 ) -> tuple[FloatArray, FloatArray, TrainingCost]:  # fmt: skip
     """Closed form: all updates and all scoring passes of an rl_step [s] ``[layouts]``, and an update's breakdown."""
+    demand = site.trained(demand)
     update, scoring = trainer_cuts(stack, demand, layout, settings, budget)
     work = trainer_work(
         site, stack, architecture, demand, layout, settings, update.closed(demand), scoring.closed(demand)
@@ -398,6 +399,7 @@ def simulated_training(
     settings: Settings, budget: int | None, known: CutLengths,
 ) -> tuple[FloatArray, FloatArray, TrainerWork]:  # fmt: skip
     """Events: the same from the real lengths of every replicate [s] ``[replicates]``, and what is behind it."""
+    demand = site.trained(demand)
     update, scoring = trainer_cuts(stack, demand, layout, settings, np.asarray([budget or 0]))
     batches, scored = known.of(update, demand), known.of(scoring, demand)
     work = trainer_work(site, stack, architecture, demand, layout, settings, batches, scored)
@@ -411,7 +413,7 @@ def simulated_scoring(
     settings: Settings, budget: int | None, known: CutLengths,
 ) -> FloatArray:  # fmt: skip
     """Events: seconds of scoring alone, as `simulated_training` has them [s] ``[replicates]``."""
-    stack = with_optimizer(stack, architecture, settings)
+    stack, demand = with_optimizer(stack, architecture, settings), site.trained(demand)
     scored = known.of(trainer_cuts(stack, demand, layout, settings, np.asarray([budget or 0]))[1], demand)
     _, passes, pass_s = _scored(site, stack, architecture, demand, layout, settings, scored)
     return np.broadcast_to(pass_s, (len(demand.tables),)) * passes

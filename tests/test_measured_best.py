@@ -44,6 +44,7 @@ def test_training_layouts(study: ModuleType, measured_data: Path) -> None:
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_rl_steps_of_one_architecture(study: ModuleType, measured_data: Path) -> None:
     rows = [
         each

@@ -7,7 +7,7 @@ jobs, sweeps and their results, plans, profiles, calibrations, config.json, trac
 of frameworks, short texts; through the public functions and the command line in this process. What can become of it:
 
   answered   a clean answer             traceback  an exception that is none of rlperf's own, or exit code 70
-  refused    an error of rlperf's own   hang       no answer in 20 s of the processor (120 of the clock)
+  refused    an error of rlperf's own   hang       no answer in 20 s of the processor (600 of the clock)
                                         memory     more than 2 GB on top of what a fresh process takes
                                         nonsense   infinite, undefined, or negative seconds, bytes, dollars as a result
                                         executed   something that stood in the input was run
@@ -38,7 +38,7 @@ from pathlib import Path
 from studies.fuzz.harness import CLEAN, Verdict, made, tried
 
 CHUNK = 1000
-STUCK_S = 180
+STUCK_S = 900
 MOST_BYTES = 2 << 30
 
 

@@ -19,7 +19,7 @@ from rlperf.errors import RlperfError
 from studies.fuzz.mutate import mutated
 from studies.fuzz.targets import RefusedError, Target, TracebackError, plain, targets
 
-HANG_S, STILL_S = 20, 120
+HANG_S, STILL_S = 20, 600
 CLEAN = ("answered", "refused")
 FAILURES = ("traceback", "hang", "memory", "nonsense", "executed", "killed")
 NOT_NEGATIVE = ("_s", "bytes", "usd", "tokens", "usd_per_step", "parameters", "devices")

@@ -121,6 +121,10 @@ PLANTED = [
     ("verl", {A + "ppo_mini_batch_size": 256, A + "use_dynamic_bsz": False, A + "ppo_micro_batch_size_per_gpu": 1},
      A + "ppo_mini_batch_size", "batch_by_mini_batch"),
     ("verl", {A + "ppo_mini_batch_size": 256}, A + "ppo_mini_batch_size", "batch_divides_filled"),
+    ("verl", {A + "use_dynamic_bsz": False, A + "ppo_micro_batch_size": 8, A + "ppo_micro_batch_size_per_gpu": 1},
+     A + "ppo_micro_batch_size", "microbatch_once"),
+    ("verl", {A + "use_dynamic_bsz": False, A + "ppo_micro_batch_size": 4}, A + "ppo_micro_batch_size",
+     "microbatch_of_all"),
     ("verl", {A + "ulysses_sequence_parallel_size": 4, "actor_rollout_ref.model.path": "microsoft/phi-4"},
      A + "ulysses_sequence_parallel_size", "ulysses_kv_heads"),
     ("verl", {A + "ppo_mini_batch_size": 50}, A + "ppo_mini_batch_size", "batch_divides_filled"),
@@ -201,7 +205,7 @@ PLANTED = [
 NO_ONE_VALUE = {
     (base, rule)
     for base, rules in (
-        ("verl", "unknown_key illegal_value"),
+        ("verl", "unknown_key illegal_value microbatch_once"),
         ("verl_moe", "megatron_layers"),
         ("nemo_rl", "unknown_key async_pools split_nodes"),
         ("slime", "unknown_key async_colocate"),

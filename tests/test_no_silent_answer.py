@@ -122,3 +122,16 @@ def test_ppo_is_planned_where_it_can_be_exported(framework: str, tmp_path: Path)
         write_plan(plan_job(question.context, facts=question.facts), None, tmp_path / "out")
     except ExportError as error:
         pytest.fail(f"planned, then refused: {error}")
+
+
+def test_ppo_of_a_framework_that_is_planned_without_it_is_no_grpo(tmp_path: Path) -> None:
+    from rlperf.frameworks.audit import audit
+    from rlperf.frameworks.imports import import_config
+
+    flags = "--colocate --actor-num-nodes 1 --actor-num-gpus-per-node 8 --rollout-num-gpus-per-engine 1 \\\n"
+    flags += "--hf-checkpoint Qwen3-0.6B --rollout-batch-size 16 --n-samples-per-prompt 4 --global-batch-size 64 \\\n"
+    flags += "--rollout-max-prompt-len 512 --rollout-max-response-len 1024 --use-dynamic-batch-size \\\n"
+    (tmp_path / "run.sh").write_text(f"python3 train.py {flags}--max-tokens-per-gpu 4096 --advantage-estimator ppo\n")
+    found = audit(import_config([tmp_path / "run.sh"]), cluster="dgx_h100", workload="math", plan=False, gains=False)
+    assert found.predicted is None and found.passes is None
+    assert any("ppo is not predicted for slime" in note for note in found.notes)

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlperf.cost.engine_memory import engine_memory
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError
+from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.frameworks.findings import (
     SURELY,
@@ -126,8 +127,7 @@ def audit(
     if not predict:
         return Audit(imported, None, sort([*findings, *engine_findings(given, None)]), None)
     try:
-        job = job_of(imported, cluster=cluster, workload=workload)
-        context = resolve(job)
+        job, context = _question(imported, cluster, workload)
     except SpecError as error:
         notes.append(f"not predicted: {error.problems[0]}")
         checked = sort([*findings, *engine_findings(given, None)])
@@ -233,6 +233,20 @@ def with_budget(imported: Imported) -> Imported:
     scoring = (run.trainer.scoring_microbatch or run.trainer.samples) * longest
     trainer = run.trainer.having(token_budget=budget, scoring_token_budget=scoring)
     return replace(imported, run=replace(run, trainer=trainer))
+
+
+def _question(imported: Imported, cluster: str | None, workload: str | None) -> tuple[Job, Context]:
+    """The job that a configuration is, and what stands behind it.
+
+    Raises
+    ------
+    SpecError : what is not known of it, or an algorithm that is not predicted for its framework
+    """
+    facts, algorithm = framework_facts(imported.adapter.name, imported.target.version), imported.run.algorithm
+    if algorithm not in facts.algorithms:
+        raise SpecError(Problem(f"{algorithm} is not predicted for {facts.name}, only {', '.join(facts.algorithms)}"))
+    job = job_of(imported, cluster=cluster, workload=workload)
+    return job, resolve(job)
 
 
 def _predict(context: Context) -> tuple[Prediction, Evaluation]:

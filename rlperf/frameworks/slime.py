@@ -45,7 +45,7 @@ from rlperf.specs.profiles import load_architecture
 
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 """The rollout function of slime v0.3.0 and later that generates through training and weight sync."""
-_CONCURRENCY = "sglang-server-concurrency"
+_CONCURRENCY, _FILTER = "sglang-server-concurrency", "dynamic-sampling-filter-path"
 _SPELT = {
     "sglang-data-parallel-size": "sglang-dp-size", "sglang-expert-parallel-size": "sglang-ep-size",
     "sglang-ep": "sglang-ep-size", "sglang-pipeline-parallel-size": "sglang-pp-size",
@@ -316,7 +316,7 @@ def _training(run: Run) -> list[Setting]:
             Setting("eps-clip-high", 0.28),
             Setting("over-sampling-batch-size", run.batch.generated_prompts or run.batch.prompts,
                     "groups rolled out until enough have a signal"),
-            Setting("dynamic-sampling-filter-path",
+            Setting(_FILTER,
                     "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"),
         ]  # fmt: skip
     return settings
@@ -419,7 +419,7 @@ def _read_placement(run: Run, flat: Flat, source: Source) -> Run:
         run,
         architecture=_architecture_name(flat),
         model_script=next(iter(source.bases), None),
-        algorithm="dapo" if flat.get("dynamic-sampling-filter-path") else "grpo",
+        algorithm="ppo" if flat["advantage-estimator"] == "ppo" else "dapo" if flat.get(_FILTER) else "grpo",
         reference=kl > 0,
         mode="async" if fully else mode_of_staleness(int(asynchronous), shares_devices=colocated),
         staleness=1 if asynchronous else 0,

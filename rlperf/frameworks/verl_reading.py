@@ -104,13 +104,16 @@ def has_reference(flat: Flat) -> bool:
 
 @dataclass(frozen=True)
 class VerlFacts:
-    """What rules ask of an imported configuration: pools and weight sync, the rollout's mode and memory."""
+    """What rules ask of an imported configuration: pools and weight sync, the rollout's mode and memory; samples of a
+    microbatch over all GPUs, as older scripts state them, and whether those of one GPU stand beside them."""
 
     rollout_mode: str
     free_cache_engine: bool
     separate_pools: bool | None = None
     sync_backend: str | None = None
     parameter_sync_step: int | None = None
+    microbatch_of_all: int | None = None
+    microbatch_twice: bool = False
 
 
 def read_placement(flat: Flat, run: Run, source: Source) -> Run:
@@ -127,6 +130,7 @@ def read_placement(flat: Flat, run: Run, source: Source) -> Run:
         rollout, per_node = int(flat.get(own + "nnodes") or 1) * own_gpus, max(per_node, own_gpus)
     total = trainer + (rollout if own else 0)
     mode, staleness, batch = _mode(flat, own, recipe, fully, run.batch)
+    of_all = flat.get(A + "ppo_micro_batch_size")
     return replace(
         run,
         mode=mode,
@@ -144,6 +148,8 @@ def read_placement(flat: Flat, run: Run, source: Source) -> Run:
             separate_pools=True if own else None,
             sync_backend=str(flat.get(R + "checkpoint_engine.backend") or "naive") if own else None,
             parameter_sync_step=flat.get("trainer.v1.separate_async.parameter_sync_step") if own == R else None,
+            microbatch_of_all=of_all if isinstance(of_all, int) else None,
+            microbatch_twice=None not in (of_all, flat.get(A + "ppo_micro_batch_size_per_gpu")),
         ),
     )
 

@@ -173,6 +173,12 @@ def test_every_reader_says_file_and_line(tmp_path: Path) -> None:
     written(tmp_path, "requests.jsonl", "[]\n")
     with pytest.raises(SpecError, match=r"meta\.json: is not UTF-8 text\n.*requests\.jsonl:1: "):
         read_request_log(tmp_path)
+    written(tmp_path, "meta.json", '{"model": "Qwen3-0.6B"}')
+    written(tmp_path, "requests.jsonl", '{"input_toks": 18446744073709551616, "output_toks": 9}\n')
+    with pytest.raises(
+        SpecError, match=r"requests\.jsonl:1: .*'input_toks' must be a number of at least 0 and at most"
+    ):
+        read_request_log(tmp_path)
     with pytest.raises(SpecError, match=r"dump\.jsonl:1: "):
         read_dump([written(tmp_path, "dump.jsonl", "[]\n")])
     with pytest.raises(SpecError, match=r"dump\.jsonl: holds a response of"):

@@ -19,7 +19,7 @@ from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray
 from rlperf.sim.rollout import Trajectories
 from rlperf.specs.reader import parse_json, read_text, reading
-from rlperf.units import MOST
+from rlperf.units import MOST, MOST_COUNT
 
 COLUMNS = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_token_ts", "last_token_ts")
 SHARED = ("cached_toks", "prefix_toks")
@@ -152,7 +152,7 @@ def _sharing(requests: Trajectories, cached: FloatArray, prefix: FloatArray, nam
 
 
 def _number(record: Mapping[str, Any], key: str) -> float:
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
-        raise ValueError(f"field {key!r} must be a number of at least 0, not {value!r:.40}")
+    value, most = record.get(key), MOST_COUNT if key.endswith("_toks") else MOST
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise ValueError(f"field {key!r} must be a number of at least 0 and at most {most:,}, not {value!r:.40}")
     return float(value)

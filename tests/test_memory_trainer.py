@@ -295,6 +295,13 @@ def test_first_knob_names_what_is_largest(
     )
     assert first_knob(sharded, small, limit) is None
     assert all(knob.frees_bytes >= 0 for knob in knobs(sharded, long, 32768.0))
+    # of a fixed number of devices only what ZeRO leaves on every rank gets smaller with wider replicas
+    at = (Layout.of(data_parallel=8, zero_stage=stage) for stage in range(4))
+    wider = [[knob for knob in knobs(layout, parts, 4096.0) if "tensor" in knob.setting] for layout in at]
+    assert not wider[3]
+    held = (parts.states, parts.weights + parts.gradients, parts.weights)
+    for stage, states in enumerate(held):
+        assert wider[stage][0].frees_bytes == pytest.approx(0.5 * float(states))
 
 
 @pytest.mark.data

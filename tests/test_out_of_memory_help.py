@@ -6,7 +6,9 @@ from pathlib import Path
 
 import rlperf
 from rlperf.frameworks.audit import Compared, report
+from rlperf.frameworks.logs import out_of_memory
 from rlperf.frameworks.verdict import lines_of, verdict_of
+from rlperf.units import human_bytes
 
 SCRIPT = """python3 -m verl.trainer.main_ppo \\
     algorithm.adv_estimator=grpo \\
@@ -60,7 +62,16 @@ def test_a_run_that_died_in_its_first_rl_step_is_audited(script: Path) -> None:
     log.write_text(DIED)
     found = rlperf.audit_config(script, cluster="dgx_h100", log=log, plan=False)
     assert found.ended.startswith(f"{log}:3: the run ended out of device memory") and "18.55 GiB" in found.ended
+    assert found.ended.endswith("79.11 GiB; in actor_rollout_update_actor of WorkerDict; no rl_step before it")
     assert not found.measured and report(found)[0] == found.ended
+
+
+def test_a_worker_that_ray_does_not_name_is_told_by_its_traceback(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    long = " ".join(f"Process {n} has 1.00 GiB memory in use." for n in range(12))
+    log.write_text(f'  File "/opt/verl/dp_actor.py", line 512, in update_policy\n{DIED.splitlines()[-1]} {long}\n')
+    told = out_of_memory(log)
+    assert told is not None and told.message.endswith("memory in use; in update_policy")  # whole sentences
 
 
 def test_a_verdict_does_not_praise_what_runs_out_of_memory(script: Path) -> None:
@@ -84,4 +95,31 @@ def test_a_plan_is_sought_with_another_trainer_where_none_fits(tmp_path: Path) -
     assert found.best is not None and "nothing fits with fsdp2" in "\n".join(found.notes)
     trainer = next(pool for pool in found.best.phases[0].pools if pool.role == "trainer")
     assert trainer.settings.backend == "megatron"
-    assert "no key that was tried makes it fit" in next(f.advice for f in found.findings if f.role == "trainer")
+    advice = next(f.advice for f in found.findings if f.role == "trainer")
+    assert "no key that was tried makes it fit; nearest: set actor_rollout_ref.actor." in advice
+    command = next(note for note in found.notes if "nothing fits with fsdp2" in note).partition("rlperf plan ")[2]
+    assert "--model Qwen/Qwen2.5-32B-Instruct --gpus 8 " in command and command.endswith("--out plan/")
+
+
+def test_the_nearest_of_what_does_not_fit_is_what_its_keys_come_to(tmp_path: Path) -> None:
+    large = tmp_path / "run.sh"
+    large.write_text(SCRIPT.replace("Qwen2.5-7B", "Qwen2.5-32B"))
+    found = rlperf.audit_config(large, cluster="dgx_h100", plan=False)
+    told = next(f.advice for f in found.findings if f.role == "trainer").partition("nearest: set ")[2]
+    keys, _, size = told.partition(" (")
+    assert "micro_batch_size_per_gpu: 1" in keys
+    host = (key + "=True" for key in ("param_offload", "optimizer_offload"))
+    settings = [each.replace(": ", "=") for each in keys.split(", ")]
+    settings += [f"actor_rollout_ref.actor.fsdp_config.{each}" for each in host]
+    large.write_text(large.read_text().rstrip() + "".join(f" \\\n    {each}" for each in settings) + "\n")
+    again = rlperf.audit_config(large, cluster="dgx_h100", plan=False)
+    use = again.predicted.memory_bytes["trainer"]  # type: ignore[union-attr]
+    assert size.startswith(f"{human_bytes(use.total)} of ")
+    assert use.total < 0.6 * found.predicted.memory_bytes["trainer"].total  # type: ignore[union-attr]
+
+
+def test_states_on_the_host_by_fsdp2s_own_policy_are_said_not_to_be_counted(script: Path) -> None:
+    key = "actor_rollout_ref.actor.fsdp_config.offload_policy"
+    script.write_text(SCRIPT.rstrip() + f" \\\n    {key}=True\n")
+    found = rlperf.audit_config(script, cluster="dgx_h100", plan=False)
+    assert any(f.key == key and "not counted" in f.message for f in found.findings)

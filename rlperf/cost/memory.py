@@ -52,8 +52,11 @@ def knobs(layout: Layout, parts: MemoryParts, microbatch_tokens: float, chunked_
         found.append(
             MemoryKnob(OPTIMIZER_OFFLOAD, float(parts.optimizer), "moments and master weights can wait in host")
         )
-    states = float(parts.states)
-    found.append(MemoryKnob("twice the tensor_parallel", 0.5 * states, "weights and their states halve"))
+    # of a fixed number of devices: what ZeRO shards over all of them does not get smaller on wider replicas
+    copied = {0: parts.states, 1: parts.states - parts.optimizer, 2: parts.weights}
+    if zero < 3:
+        halved = "weights and their states" if zero == 0 else "weights and gradients" if zero == 1 else "weights"
+        found.append(MemoryKnob("twice the tensor_parallel", 0.5 * float(copied[zero]), f"{halved} halve"))
     return found
 
 
@@ -65,7 +68,7 @@ def first_knob(
     microbatch_tokens: float = 4096.0,
     chunked_loss: bool = False,
 ) -> MemoryKnob | None:
-    """The first knob to turn for one (scalar) layout that does not fit; None where it fits.
+    """The first knob to turn for one (scalar) layout that does not fit; None where it fits or none is left.
 
     The cheapest that alone frees enough, else the one that frees most.
 
@@ -81,4 +84,5 @@ def first_knob(
     if enough:
         return enough[0]
     # nothing alone is enough: begin with what frees most, offload only where it stands out by far
-    return max(choices, key=lambda knob: knob.frees_bytes * (0.5 if knob.setting == OPTIMIZER_OFFLOAD else 1.0))
+    shares = [knob.frees_bytes * (0.5 if knob.setting == OPTIMIZER_OFFLOAD else 1.0) for knob in choices]
+    return choices[shares.index(max(shares))] if shares else None

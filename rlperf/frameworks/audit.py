@@ -38,6 +38,7 @@ from rlperf.plan.question.words import layout_words
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.pool import ATTRIBUTES, PoolSpec
+from rlperf.specs.short_job import options_for
 from rlperf.specs.step_log import StepLog
 from rlperf.units import human_bytes, human_risk, human_seconds, with_probability
 
@@ -364,9 +365,12 @@ def _elsewhere(job: Job, facts: FrameworkFacts | None, error: InfeasibleError) -
     if facts is not None:
         any_trainer = as_framework_runs(any_trainer, facts)
     try:
-        return plan_job(resolve(any_trainer), facts=facts), f"nothing fits with {own}: the planner took another trainer"
+        best = plan_job(resolve(any_trainer), facts=facts)
     except RlperfError:
         return None, f"no plan: {error}"
+    asked = options_for(job)
+    then = f"; its configuration: rlperf plan {asked} --out plan/" if asked else ""
+    return best, f"nothing fits with {own}: the planner took another trainer{then}"
 
 
 def pools_words(phase: Phase) -> str:

@@ -53,7 +53,12 @@ IDLE: dict[str, dict[str, tuple[str, str, str]]] = {
 }  # fmt: skip
 """Keys that a framework takes and that do nothing: in which versions, under which engine (empty: all), and why."""
 _IN_FP32 = ("fp32", 32, "32", "32-true")
+_ON_HOST = "FSDP2 then keeps parameters, gradients and optimizer in host memory and updates them there"
 BESIDE: dict[str, dict[str, tuple[tuple[object, ...], str, str]]] = {
+    "verl": {
+        f"{section}.offload_policy": ((True,), "", _ON_HOST)
+        for section in ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp", "critic.model.fsdp_config")
+    },
     "rlinf": {
         "algorithm.down_sampling.do_down_sampling": ((True,), "", "trains on fewer responses than are generated"),
         "algorithm.max_num_gen_batches": (tuple(range(2, 65)), "", "loads this many batches of prompts for a step"),

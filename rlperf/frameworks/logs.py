@@ -71,9 +71,43 @@ def out_of_memory(path: Path | str) -> Problem | None:
         return None
     # the line that says how much was asked for tells more than the name of the error before it
     number, match = next((each for each in found if "Tried to allocate" in each[1].string), found[0])
-    told = match.string[match.start() :].strip()[:160]
+    told = _sentences(match.string[match.start() :].strip()).rstrip(".") + _worker_call(lines[:number])
     hint = "`rlperf audit CONFIG --cluster NAME` says what takes the memory, and what frees it"
     return Problem(f"the run ended out of device memory: {told}", str(path), number, hint)
+
+
+def _sentences(text: str, most: int = 200) -> str:
+    """A text up to the end of its last sentence within ``most`` characters; cut there where it has none.
+
+    >>> _sentences("Tried 2.50 GiB. GPU 3 is full.", 20)
+    'Tried 2.50 GiB.'
+    """
+    if len(text) <= most:
+        return text
+    end = text.rfind(". ", 0, most)
+    return text[: end + 1 if end > 0 else most]
+
+
+_CALL = re.compile(r"ray::(\w+)\.(\w+)\(\)")
+_FRAME = re.compile(r"\bFile \"[^\"]+\", line \d+, in (\w+)")
+
+
+def _worker_call(lines: Sequence[str]) -> str:
+    """Which call of which worker broke off, by the last one that Ray names; else the innermost function of a traceback.
+
+    >>> _worker_call(["E: ray::WorkerDict.update_actor() (pid=1)", "out of memory"])
+    '; in update_actor of WorkerDict'
+    """
+    near = lines[-_NEAR:]
+    calls = [match for line in near if (match := _CALL.search(line))]
+    if calls:
+        return f"; in {calls[-1][2]} of {calls[-1][1]}"
+    frames = [match[1] for line in near if (match := _FRAME.search(line))]
+    return f"; in {frames[-1]}" if frames else ""
+
+
+_NEAR = 80
+"""Lines before the last of an error that may hold its traceback."""
 
 
 def _plausible(step: int, values: Mapping[str, float], path: Path | str) -> None:

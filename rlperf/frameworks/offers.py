@@ -11,13 +11,16 @@ from rlperf.frameworks.keytable import Value
 from rlperf.frameworks.repairs import Repair, broken_rules, in_keys
 from rlperf.frameworks.run import Ref, Run, ref
 from rlperf.plan.answer.plan import Prediction
-from rlperf.units import human_bytes
+from rlperf.specs.pool import Role
+from rlperf.units import human_bytes, with_probability
 
 Change = tuple[tuple[Ref, Value], ...]
 Predict = Callable[[Imported], Prediction | None]
 """What a configuration does; None where it cannot be laid out."""
 LEAST = 0.01
 """Smallest gain that is worth a change, as a share of the rl_step."""
+LESS = 0.99
+"""Memory that a change must leave, as a share, to be offered where none leaves enough."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,34 @@ def first_that_fits(
     return None
 
 
+def lowest(
+    given: Imported, choices: Iterable[Change], predict: Predict, role: Role
+) -> tuple[Repair, Prediction] | None:
+    """Of changes that all leave a role out of memory, the one that takes least of it; None: none takes less."""
+    broken, now = broken_rules(given), predict(given)
+    best, found = float("inf") if now is None else LESS * now.memory_bytes[role].total, None
+    for changes in choices:
+        repair = in_keys(given, changes)
+        if repair is not None and broken_rules(repair.imported) <= broken:
+            predicted = predict(repair.imported)
+            if predicted is not None and predicted.memory_bytes[role].total < best:
+                best, found = LESS * predicted.memory_bytes[role].total, (repair, predicted)
+    return found
+
+
+def _remembered(predict: Predict) -> Predict:
+    """The same predictions, each made once: several searches try the same keys."""
+    made: dict[str, Prediction | None] = {}
+
+    def of(imported: Imported) -> Prediction | None:
+        keys = repr(sorted(imported.source.keys.items()))
+        if keys not in made:
+            made[keys] = predict(imported)
+        return made[keys]
+
+    return of
+
+
 def _hold(predicted: Prediction, roles: frozenset[str]) -> bool:
     return all(use.total <= use.allowed for role, use in predicted.memory_bytes.items() if role in roles)
 
@@ -147,6 +178,7 @@ def repaired(findings: Sequence[Finding], given: Imported, predict: Predict) -> 
     A configuration that runs out of memory in training and in rollout is repaired in training first, and rollout on top
     of that: no one key would make both fit. A finding for which nothing was found stays as it is.
     """
+    predict = _remembered(predict)
     found, state, together, open_roles = list(findings), given, None, {f.role for f in findings if _on_memory(f)}
     held: frozenset[str] = frozenset()
     order = sorted(range(len(found)), key=lambda index: (found[index].role == "rollout", index))
@@ -166,12 +198,26 @@ def repaired(findings: Sequence[Finding], given: Imported, predict: Predict) -> 
             best = first_that_fits(state, choices, predict, held)
         if best is None:
             held -= {finding.role}
-            found[index] = replace(finding, advice=f"{finding.advice}; no key that was tried makes it fit")
+            found[index] = replace(finding, advice=f"{finding.advice}; {_not_enough(finding, state, choices, predict)}")
             continue
         words = "then it fits" if len(open_roles) == 1 else f"then {PHASES[finding.role]} fits"
         found[index] = _with(finding, best[0], words)
         state, together = best[0].imported, best[1] if whole else None
     return found, together if len(open_roles) > 1 else None
+
+
+def _not_enough(finding: Finding, given: Imported, choices: Sequence[Change], predict: Predict) -> str:
+    """That nothing that was tried makes a role fit, and how near the best of it comes."""
+    nothing = "no key that was tried makes it fit"
+    role: Role = "rollout" if finding.role == "rollout" else "trainer"
+    best = lowest(given, choices, predict, role)
+    if best is None:
+        return nothing
+    use = best[1].memory_bytes[role]
+    return (
+        f"{nothing}; nearest: {best[0].words} ({human_bytes(use.total)} of {human_bytes(use.limit)}, "
+        f"out of memory {with_probability(use.risk)})"
+    )
 
 
 def _on_memory(finding: Finding) -> bool:
@@ -230,7 +276,7 @@ def _less_trainer(run: Run) -> Sequence[Change]:
     split = tuple(
         each
         for name in ("ulysses", "context_parallel", "tensor_parallel", "pipeline_parallel")
-        for each in change(f"trainer.{name}", 2 * getattr(trainer, name), 4 * getattr(trainer, name))
+        for each in change(f"trainer.{name}", *(factor * getattr(trainer, name) for factor in (2, 4, 8)))
     )
     together: Change = tuple(each for knob in (smaller[-1:], full, chunked) for one in knob for each in one)
     several = (together, *((*together, *one) for one in (*split, *offload)))

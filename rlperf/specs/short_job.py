@@ -3,11 +3,13 @@ mean. Everything else is a job's default, and the planner's choice."""
 
 from __future__ import annotations
 
+from inspect import signature
+from shlex import quote
 from typing import Any
 
 import yaml
 
-from rlperf.errors import Problem, SpecError
+from rlperf.errors import Problem, RlperfError, SpecError
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
@@ -130,6 +132,34 @@ def short_job(
         "tasks": [{name: value for name, value in task.items() if value is not None}],
     }
     return validate(Document(data, {}, "options"), Job)
+
+
+def options_for(job: Job) -> str:
+    """The options of the command line that stand for a job, its layouts and trainer left open; empty where none do.
+
+    >>> options_for(short_job("Qwen3-32B", 32, "h100", max_response="16k"))
+    '--model Qwen3-32B --gpus 32 --gpu dgx_h100 --prompts 128 --max-prompt 2048 --max-response 16384'
+    """
+    task = job.tasks[0]
+    try:
+        per_node = job.devices_per_node or load_cluster(str(job.cluster)).devices_per_node
+        given: dict[str, Any] = {
+            "model": job.architecture, "gpus": (job.nodes or 1) * per_node, "gpu": job.cluster,
+            "framework": job.framework, "algorithm": job.algorithm, "mode": job.modes[0], "workload": task.workload,
+            "prompts": task.prompts_per_step[0], "group": task.group_size[0],
+            "mini_batch": task.mini_batch and task.mini_batch[0], "max_prompt": task.max_prompt_tokens,
+            "max_response": task.max_response_tokens[0], "like": job.like,
+        }  # fmt: skip
+        again = short_job(**{name: value for name, value in given.items() if value is not None})
+    except RlperfError:
+        return ""
+    theirs = {"name", "pools", "trainer_backends"}  # what is left open
+    if again.model_dump(exclude=theirs) != job.model_dump(exclude=theirs):
+        return ""
+    usual = {name: each.default for name, each in signature(short_job).parameters.items()}
+    always = ("model", "gpus", "gpu", "prompts", "max_prompt", "max_response")
+    said = {name: value for name, value in given.items() if name in always or value not in (None, usual[name])}
+    return " ".join(f"--{name.replace('_', '-')} {quote(str(value))}" for name, value in said.items())
 
 
 def _staleness(mode: str, stated: int | None) -> int:

@@ -91,11 +91,23 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
     return dict(values)
 
 
+SCRIPTS = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".py")
+"""Suffixes of what launches a framework, which is no job."""
+
+
+def _read(path: Path | str) -> Document:
+    """A job's or plan's file; a launch script is told apart, and what reads it named."""
+    if Path(path).suffix in SCRIPTS and Path(path).is_file():
+        hint = f"`rlperf import {path} --out job.yaml` makes one of it, `rlperf audit {path}` judges it as it is"
+        raise SpecError(Problem("is a launch script, no job", str(path), suggestion=hint))
+    return read_document(path)
+
+
 def load_job(job: Job | Path | str) -> Job:
     """A job from its file, with absolute paths, or the job that a plan.yaml answers; an object passes as it is."""
     if isinstance(job, Job):
         return job
-    document = read_document(job)
+    document = _read(job)
     plan = plan_in(document)
     return plan.job if plan else anchored(validate(document, Job), folder_of(job))
 
@@ -116,7 +128,7 @@ def ask(
     document: Document | None = None
     if not isinstance(job, Job):
         path = Path(job)
-        document, folder = read_document(path), folder_of(path)
+        document, folder = _read(path), folder_of(path)
         if plan := plan_in(document):
             named = plan.job.of_task(task).tasks[0].name
             phase = next(phase for phase in plan.phases if named in phase.tasks)
@@ -166,7 +178,7 @@ def plan_job(
     SpecError, InfeasibleError, SolverError : see `rlperf.errors`
     """
     job = job_of(job, values)
-    again = None if isinstance(job, Job) else plan_in(read_document(job))
+    again = None if isinstance(job, Job) else plan_in(_read(job))
     if again is None or isinstance(job, Job):
         question = ask(job, folder=folder, to_plan=True)
     else:
@@ -199,7 +211,7 @@ def judge(
     if isinstance(asked, Plan | Job):
         plan = asked if isinstance(asked, Plan) else None
     else:
-        plan = plan_in(read_document(asked))
+        plan = plan_in(_read(asked))
     if plan is None:
         assert not isinstance(asked, Plan)
         question = ask(asked, task=task)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import rlperf
 from rlperf.frameworks.imports import describe, import_config
+from rlperf.plan.answer.prediction import _against_preemption
+from rlperf.plan.size import SizeRow, SizeTarget, Sizing
+from rlperf.specs.pool import PoolSpec
+from rlperf.specs.profiles import load_device
+from rlperf.specs.short_job import cluster_named
 
 JOB = rlperf.short_job("Qwen3-8B", 16, "h100", framework="trl", max_response="2k", prompts=32, group=4)
 
@@ -57,3 +65,66 @@ def test_preemption_is_advised_against_where_it_takes_time(running: int, said: b
     predicted = rlperf.predict_job(job)
     words = [line for line in predicted.advice if "preemptions per rl_step take" in line]
     assert bool(words) == said == (predicted.idle_fraction["preemption"] >= 0.01)
+    assert all(line.endswith("raise memory_fraction or tensor_parallel, or lower max_running") for line in words)
+
+
+def test_knobs_that_the_planner_set_are_not_advised_against() -> None:
+    pool = PoolSpec.model_validate
+    told = {
+        "raise memory_fraction": {"role": "rollout", "settings": {"memory_fraction": 0.6}},
+        "raise tensor_parallel, or lower max_running": {
+            "role": "rollout", "layout": {"tensor_parallel": 4}, "settings": {"max_running": 512}
+        },
+        "the planner chose max_running, memory_fraction and tensor_parallel with this counted": {
+            "role": "rollout", "layout": {"tensor_parallel": [2, 4]}
+        },
+    }  # fmt: skip
+    for words, stated in told.items():
+        assert _against_preemption(pool(stated)) == words
+
+
+def test_a_launch_script_is_no_job(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo " + "data.train_batch_size=64 " * 40)
+    for command in (rlperf.plan_job, rlperf.predict_job):
+        with pytest.raises(rlperf.SpecError, match=r"is a launch script, no job \(`rlperf import ") as refused:
+            command(script)
+        assert len(str(refused.value)) < 400
+    text = tmp_path / "job.yaml"
+    text.write_text("word " * 400)
+    with pytest.raises(rlperf.SpecError) as refused:
+        rlperf.plan_job(text)
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("gpu", ["a100_80gb", "A100 80GB", "a100_80g"])
+def test_gigabytes_of_a_device_are_spelt_either_way(gpu: str) -> None:
+    assert load_device(gpu).name == "a100_80g_sxm"
+
+
+def test_several_frameworks_are_told_how_they_are_compared() -> None:
+    with pytest.raises(rlperf.SpecError, match=r'rlperf.what_if\(job, {"verl": {"framework": "verl"}, "slime": '):
+        rlperf.plan_job(rlperf.short_job("Qwen3-8B", 8, framework="verl,slime"))
+
+
+def test_the_cheapest_cluster_is_told_with_those_within_its_interval() -> None:
+    predicted = SimpleNamespace(rl_step_s=100.0, high_s=125.0)
+    plan: Any = SimpleNamespace(phases=[SimpleNamespace(rl_steps=(0, 0), predicted=predicted)])
+    rows = [
+        SizeRow(cluster, nodes, 8 * nodes, 100.0, 100.0, usd, meets)
+        for cluster, nodes, usd, meets in (
+            ("a", 1, 10.0, True), ("b", 2, 10.6, True), ("b", 1, 9.0, False), ("c", 4, 13.0, True), ("a", 2, 11.0, True)
+        )
+    ]  # fmt: skip
+    found = Sizing(SizeTarget("step", 200.0), tuple(rows), rows[0], plan, by="usd")
+    assert found.verdict == "1 node of a: the cheapest; dearer, but within the interval of its prediction: 2 x b (+6%)"
+    assert replace(found, rows=(rows[0], rows[3])).verdict == "1 node of a: the cheapest"
+
+
+def test_a_price_may_be_that_of_a_device() -> None:
+    assert [cluster_named(name) for name in ("h100", "dgx_h200", "theirs")] == ["dgx_h100", "dgx_h200", "theirs"]
+
+
+def test_the_mode_that_people_call_sync_is_named() -> None:
+    with pytest.raises(rlperf.SpecError, match="did you mean colocated"):
+        rlperf.short_job("Qwen3-8B", 8, mode="sync")

@@ -95,10 +95,41 @@ def test_init_without_answers_writes_nothing_and_shows_no_traceback(
     assert not list(tmp_path.iterdir())
 
 
+def test_init_asks_again_where_an_answer_is_wrong_and_refuses_a_wrong_option_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from io import StringIO
+
+    file = tmp_path / "job.yaml"
+    answers = ["Qwen3-8Bz", "Qwen3-8B", "12 h100", "8 h100", "h100", "verl", "verl", "4k", "32 x", "32 x 4"]
+    monkeypatch.setattr("sys.stdin", StringIO("\n".join(answers) + "\n"))
+    code, out, err = ask(capsys, monkeypatch, "init", "--out", str(file))
+    assert code == 0, err
+    assert (out + err).count("Error") == 5
+    assert validate(parse_document(file.read_text(), "job.yaml"), rlperf.Job) == short_job(**SMALL)
+    for wrong in (("--model", "Qwen3-8Bz"), ("--framework", "h100"), ("--gpus", "12")):
+        monkeypatch.setattr("sys.stdin", StringIO(""))
+        right = {"--model": "Qwen3-8B", "--gpus": "8", **dict([wrong])}
+        given = [word for pair in right.items() for word in pair]
+        code, _, err = ask(capsys, monkeypatch, "init", *given, "--out", str(tmp_path / "other.yaml"))
+        assert code == 2 and wrong[1] in err
+    code, out, _ = ask(capsys, monkeypatch, "init", "--help")
+    assert code == 0 and "JOB" not in out
+
+
+def test_a_file_that_is_there_is_told_by_what_is_wrong_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "odd.json"
+    file.write_text(json.dumps({"model_type": "llama", "hidden_size": 1800, "num_hidden_layers": 4}))
+    code, _, err = ask(capsys, monkeypatch, "profiles", "show", str(file))
+    assert code == 2 and "is missing" in err and "did you mean" not in err
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (("plan", "--gpus", "8"), "--gpus stand for a job without a file: they need --model"),
+        (("plan", "--gpus", "8"), "by --model and --gpus; --model is missing"),
         (("plan", "--model", "Qwen3-8B"), "--model needs --gpus"),
         (("plan", "job.yaml", "--model", "Qwen3-8B", "--gpus", "8"), "not both"),
         (("plan", "--model", "Qwen3-8B", "--gpus", "12"), "write 8 or 16"),

@@ -90,7 +90,9 @@ class AskedJob:
         if self.model is None:
             alone = sorted(set(values) - {"framework"})
             if alone:
-                raise SpecError(f"{options(alone)} stand for a job without a file: they need --model and --gpus")
+                lack = " and ".join(("--model", *(() if "gpus" in alone else ("--gpus",))))
+                told = "a job without a file is stated by --model and --gpus"
+                raise SpecError(f"{options(alone)}: {told}; {lack} {'is' if 'gpus' in alone else 'are'} missing")
             changes = {"framework": self.framework} if self.framework else {}
             return preset(str(self.file), **changes) if self.shipped else job_of(self.source, changes)
         if self.file is not None:
@@ -116,15 +118,18 @@ def options(names: Iterable[str]) -> str:
     return ", ".join("--" + name.replace("_", "-") for name in names)
 
 
-def asks_job(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is `AskedJob` takes that class's fields as its own argument and options."""
+def asks_job(command: Callable[..., None], *, file: bool = True) -> Callable[..., None]:
+    """A command whose first parameter is `AskedJob` takes that class's fields as its own argument and options.
+
+    ``file``: it may read a job file too.
+    """
     hints = get_type_hints(AskedJob, include_extras=True)
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     taken = {parameter.name for parameter in own}
     shared = [
         inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
         for each in fields(AskedJob)
-        if each.name not in taken
+        if each.name not in taken and (file or each.name != "file")
     ]
     parameters = [*shared, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own)]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -14,7 +16,7 @@ from rlperf.errors import Problem, SpecError
 from rlperf.specs.framework_names import LISTED
 
 
-@asks_job
+@partial(asks_job, file=False)
 def init(
     asked: AskedJob,
     out: Annotated[Path, typer.Option("--out", "-o", help="The job file.")] = Path("job.yaml"),
@@ -29,8 +31,6 @@ def init(
     from rlperf.specs.short_job import job_text, short_job
     from rlperf.specs.writer import write_atomic
 
-    if asked.file is not None:
-        raise SpecError(f"init writes a job, it reads none: name the file with --out {asked.file}")
     if out.exists() and not force:
         raise SpecError(Problem("is there already", str(out), suggestion="name another with --out, or add --force"))
     job = short_job(**_answered(asked).short())
@@ -39,20 +39,64 @@ def init(
 
 
 def _answered(asked: AskedJob) -> AskedJob:
-    """The options with an answer for each of the five questions that they leave open."""
+    """The options with an answer for each of the five questions that they leave open.
+
+    Each is checked when it is given: a wrong option ends the command, a wrong answer is asked for again.
+    """
+    from rlperf.specs.short_job import cluster_of, tokens
+
+    model = partial(_model, like=asked.like)
     if asked.model is None:
-        asked = replace(asked, model=typer.prompt("Model (name, Hugging Face id or config.json)", "Qwen3-8B"))
+        asked = replace(asked, model=_ask("Model (name, Hugging Face id or config.json)", "Qwen3-8B", model))
+    else:
+        model(asked.model)
     if asked.gpus is None:
-        gpus, gpu = _devices(typer.prompt("Devices", f"16 {asked.gpu or 'h100'}"))
+        gpus, gpu = _ask("Devices", f"16 {asked.gpu or 'h100'}", _devices)
         asked = replace(asked, gpus=gpus, gpu=gpu or asked.gpu)
+    else:
+        cluster_of(asked.gpu or "h100", asked.gpus)
     if asked.framework is None:
-        asked = replace(asked, framework=typer.prompt(f"Framework ({LISTED})", "verl"))
+        asked = replace(asked, framework=_ask(f"Framework ({LISTED})", "verl", _framework))
+    else:
+        _framework(asked.framework)
     if asked.max_response is None:
-        asked = replace(asked, max_response=typer.prompt("Longest response in tokens", "16k"))
+        asked = replace(asked, max_response=str(_ask("Longest response in tokens", "16k", tokens)))
     if asked.prompts is None:
-        prompts, group = _batch(typer.prompt("Batch, prompts x responses per prompt", f"128 x {asked.group or 8}"))
+        prompts, group = _ask("Batch, prompts x responses per prompt", f"128 x {asked.group or 8}", _batch)
         asked = replace(asked, prompts=prompts, group=group or asked.group)
     return asked
+
+
+Answer = TypeVar("Answer")
+
+
+def _ask(question: str, usual: str, read: Callable[[str], Answer]) -> Answer:
+    """An answer as ``read`` has it; one that it refuses is asked for again."""
+
+    def checked(text: str) -> Answer:
+        try:
+            return read(text)
+        except SpecError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    answer: Answer = typer.prompt(question, usual, value_proc=checked)
+    return answer
+
+
+def _model(name: str, like: str | None) -> str:
+    from rlperf.specs.profiles import load_architecture
+
+    load_architecture(name, like=like)
+    return name
+
+
+def _framework(name: str) -> str:
+    from rlperf.frameworks.adapter import framework_facts
+    from rlperf.frameworks.registry import adapter_of, split_name
+
+    named, version = split_name(name)
+    framework_facts(adapter_of(named).name, version)
+    return name
 
 
 def _devices(text: str) -> tuple[int, str | None]:
@@ -60,6 +104,9 @@ def _devices(text: str) -> tuple[int, str | None]:
     words = text.replace(" x ", " ").split()
     if len(words) not in (1, 2) or not words[0].isdigit():
         raise SpecError(f"{text!r} is not a number of devices: write it as 32 h100")
+    from rlperf.specs.short_job import cluster_of
+
+    cluster_of(words[1] if words[1:] else "h100", int(words[0]))
     return int(words[0]), words[1] if words[1:] else None
 
 

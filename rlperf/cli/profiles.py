@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -82,6 +83,8 @@ def show(
             continue
         _print(kind, spec, as_json, profiles.architecture_reading(name).note if kind == "architecture" else "")
         return
+    if profiles.is_path(name) and Path(name).expanduser().exists():
+        profiles.load_architecture(name)  # a file that is there, and what is wrong with it
     near = {problem.suggestion for problem in failures if problem.suggestion and "mean" in problem.suggestion}
     hint = "; ".join(sorted(near)) or "see rlperf profiles list"
     raise SpecError(f"no device, cluster, link, architecture or trainer is named {name!r} ({hint})")

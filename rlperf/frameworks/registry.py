@@ -32,6 +32,10 @@ def adapter_of(name: str) -> Adapter:
     """
     wanted = name.strip().lower().replace("-", "_")
     wanted = _ALIASES.get(wanted, wanted)
+    if "," in wanted:
+        names = ", ".join(f'"{each.strip()}": {{"framework": "{each.strip()}"}}' for each in name.split(","))
+        hint = f"side by side, with intervals: print(rlperf.what_if(job, {{{names}}})) in Python"
+        raise SpecError(Problem(f"{name!r} are several frameworks, one is due", suggestion=hint))
     if wanted not in FRAMEWORKS:
         hint = did_you_mean(wanted, FRAMEWORKS) or f"known: {', '.join(FRAMEWORKS)}"
         raise SpecError(Problem(f"there is no framework named {name!r}", suggestion=hint))

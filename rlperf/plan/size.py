@@ -19,6 +19,7 @@ from rlperf.plan.question.context import Context
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.objectives import OBJECTIVES
+from rlperf.specs.short_job import cluster_named
 from rlperf.units import human_seconds, parse_quantity
 
 if TYPE_CHECKING:
@@ -137,19 +138,38 @@ class Sizing:
         words = f"{self.best.nodes} node{'s' if self.best.nodes > 1 else ''} of {self.best.cluster}"
         unpriced = sorted({row.cluster for row in self.rows if row.rl_step_s is not None and row.usd_per_step is None})
         if self.by == "usd":
-            return f"{words}: the cheapest"
+            return f"{words}: the cheapest{self._ties}"
         several = len({row.cluster for row in self.rows}) > 1
         why = f"; which is cheapest is not known, as {' and '.join(unpriced)} has no price" if several else ""
         return f"{words}: the fewest devices{why}"
+
+    @property
+    def tied(self) -> tuple[SizeRow, ...]:
+        """Other clusters that meet the target within the best one's own interval of USD, the cheapest of each."""
+        if self.by != "usd" or self.plan is None or self.best is None or self.best.usd_per_step is None:
+            return ()
+        high = self.best.usd_per_step * _high_s(self.plan) / SizeTarget("step", math.inf).value(self.plan)
+        least: dict[str, SizeRow] = {}
+        for row in sorted(self.rows, key=lambda row: row.usd_per_step or math.inf):
+            if row.meets and row.cluster != self.best.cluster and (row.usd_per_step or math.inf) <= high:
+                least.setdefault(row.cluster, row)
+        return tuple(least.values())
+
+    @property
+    def _ties(self) -> str:
+        """``; within its interval too: 2 x dgx_h200 (+6 %)``."""
+        if not self.tied or self.best is None or not self.best.usd_per_step:
+            return ""
+        more = (f"{row.nodes} x {row.cluster} ({(row.usd_per_step or 0) / self.best.usd_per_step - 1:+.0%})"
+                for row in self.tied)  # fmt: skip
+        return f"; dearer, but within the interval of its prediction: {', '.join(more)}"
 
     @property
     def doubt(self) -> str:
         """That the target is met in the mean and not at the 95th percentile; empty where it is met at both."""
         if self.plan is None or self.target.measure != "step":
             return ""
-        spans = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in self.plan.phases]
-        ends = (phase.predicted.high_s * n for phase, n in zip(self.plan.phases, spans, strict=True))
-        high = sum(ends) / sum(spans)
+        high = _high_s(self.plan)
         if high <= self.target.limit:
             return ""
         return f"met in the mean: at the 95th percentile an rl_step takes {human_seconds(high)}"
@@ -169,6 +189,12 @@ class Sizing:
             for r in self.rows
         ]  # fmt: skip
         return f"<p>{_wanted(self.target)}: <b>{escape(self.verdict)}</b></p>" + notebook.table(head, rows)
+
+
+def _high_s(plan: Plan) -> float:
+    """95th percentile of the rl_step, mean over the phases [s]."""
+    spans = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in plan.phases]
+    return sum(phase.predicted.high_s * n for phase, n in zip(plan.phases, spans, strict=True)) / sum(spans)
 
 
 def _wanted(target: SizeTarget) -> str:
@@ -229,8 +255,9 @@ def size_job(
     offers = [Offer.of(text) for text in clusters] or [Offer(job.cluster, job.price)]
     found: list[_Tried] = []
     for number, offer in enumerate(offers):
-        price = offer.price or (job.price if offer.cluster == job.cluster else None)
-        asked = job.model_copy(update={"cluster": offer.cluster, "price": price})
+        cluster = cluster_named(offer.cluster)
+        price = offer.price or (job.price if cluster == job.cluster else None)
+        asked = job.model_copy(update={"cluster": cluster, "price": price})
         if OBJECTIVES[job.objective.minimize].needs_price:  # of nodes that are paid for, the fastest plan is cheapest
             asked = asked.model_copy(update={"objective": job.objective.model_copy(update={"minimize": "step_time"})})
         tell = within(

@@ -159,12 +159,18 @@ Words = Annotated[tuple[str, ...], *_open(lambda values: values, str | list[str]
 """One or several names."""
 
 
-def name_in(table: Mapping[str, object], what: str, several: str) -> tuple[Any, ...]:
-    """What makes ``Annotated[str, ...]`` the name of a row of ``table``, which may grow: looked up at every reading."""
+def name_in(
+    table: Mapping[str, object], what: str, several: str, meant: Mapping[str, str] | None = None
+) -> tuple[Any, ...]:
+    """What makes ``Annotated[str, ...]`` the name of a row of ``table``, which may grow: looked up at every reading.
+
+    ``meant``: rows that other words stand for, to be suggested.
+    """
 
     def known(name: str) -> str:
         if name not in table:
-            hint = did_you_mean(name, table)
+            other = (meant or {}).get(name)
+            hint = f"did you mean {other}?" if other else did_you_mean(name, table)
             words = f"{several} are {', '.join(table)}"
             raise ValueError(f"there is no {what} {name!r}: {f'{hint} ' if hint else ''}{words}")
         return name

@@ -160,7 +160,9 @@ def mode_traits(name: str) -> ModeTraits:
         raise SpecError(Problem(f"there is no execution mode {name!r}", suggestion=hint)) from None
 
 
-Mode = Annotated[str, *name_in(MODES, "execution mode", "modes")]
+_SYNONYMS = dict.fromkeys(("sync", "synchronous", "on_policy", "hybrid"), "colocated")
+"""What people call a mode, and look for it under."""
+Mode = Annotated[str, *name_in(MODES, "execution mode", "modes", _SYNONYMS)]
 """The name of a mode, in jobs and plans."""
 
 

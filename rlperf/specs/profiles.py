@@ -34,6 +34,8 @@ from rlperf.specs.reader import (
 )
 
 PACKAGE = Path(__file__).resolve().parent.parent
+_GIGABYTES = re.compile(r"(\d)_?gb\b")
+"""``a100_80gb`` is ``a100_80g``."""
 _ALIASES = re.compile(r"^aliases:\s*\[(.*)\]\s*$", re.MULTILINE)
 
 
@@ -91,8 +93,9 @@ def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path
     if wanted in known:
         return known[wanted]
     aliases = {alias: path for path in known.values() for alias in _aliases(path)} if kind == "devices" else {}
-    if wanted in aliases:
-        return aliases[wanted]
+    for spelling in (wanted, _GIGABYTES.sub(r"\1g", wanted)):
+        if spelling in aliases:
+            return aliases[spelling]
     noun = kind.split("/")[0].removesuffix("s") + (f" of {kind.split('/')[1]}" if "/" in kind else "")
     spelt = {key(path.stem): path.stem for path in known.values()} | {alias: alias for alias in aliases}
     near = nearest(wanted, spelt)

@@ -321,6 +321,10 @@ def read_spec(path: Path | str, spec: type[Spec]) -> Spec:
     return validate(read_document(path), spec)
 
 
+MOST_SHOWN = 80
+"""Characters of a wrong value that a message repeats."""
+
+
 def problems_of(error: ValidationError, document: Document, spec: type[BaseModel]) -> list[Problem]:
     """Pydantic's errors as problems with lines, each once."""
     problems: dict[str, Problem] = {}
@@ -344,7 +348,8 @@ def problems_of(error: ValidationError, document: Document, spec: type[BaseModel
             message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
             given = item.get("input")
             if isinstance(given, str | int | float) and repr(given) not in message and str(given) not in message:
-                message += f" (given: {given!r})"
+                said = repr(given)
+                message += f" (given: {said if len(said) <= MOST_SHOWN else said[:MOST_SHOWN] + ' ...'})"
         problem = document.problem(path, message, suggestion)
         problems.setdefault(str(problem), problem)
     return list(problems.values())

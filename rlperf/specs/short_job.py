@@ -13,7 +13,7 @@ from rlperf.errors import Problem, RlperfError, SpecError
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
-from rlperf.specs.profiles import load_cluster, load_device, profile_names
+from rlperf.specs.profiles import is_path, load_cluster, load_device, profile_names
 from rlperf.specs.reader import Document, validate
 from rlperf.units import token_count
 
@@ -61,6 +61,20 @@ def cluster_of(gpu: str, gpus: int | None) -> dict[str, Any]:
             Problem(f"{gpus} {gpu} do not fill nodes of {per_node} ({cluster.name})", suggestion=f"write {near}")
         )
     return fields
+
+
+def cluster_named(name: str) -> str:
+    """A cluster's name, or for that of a device the cluster that `cluster_of` takes; other names as they are.
+
+    >>> cluster_named("h100"), cluster_named("dgx_h200"), cluster_named("mine.yaml")
+    ('dgx_h100', 'dgx_h200', 'mine.yaml')
+    """
+    if is_path(name) or ":" in name:
+        return name
+    try:
+        return _shipped(name).name
+    except SpecError:  # a cluster of the job's own folder, or a name that resolving the job refuses
+        return name
 
 
 def _shipped(gpu: str) -> Cluster:

@@ -24,7 +24,7 @@ from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.modes import MODES
-from rlperf.specs.pool import Role
+from rlperf.specs.pool import PoolSpec, Role
 from rlperf.specs.trainer_calibration import TrainerCalibration
 from rlperf.units import human_bytes
 
@@ -64,7 +64,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         ),
         fits=not over and not cache_shortage(evaluation),
         warnings=_warnings(task, evaluation),
-        advice=tuple(advice(evaluation, memory, over)),
+        advice=tuple(advice(evaluation, memory, over, context.job.pool("rollout"))),
     )
 
 
@@ -246,8 +246,11 @@ WORTH_A_WORD = 0.01
 """Share of a rollout from which requests that are evicted and prefilled again are advised against [1]."""
 
 
-def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role]) -> list[str]:
-    """The first knob to turn where it does not fit; what limits the rollout otherwise."""
+def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role], stated: PoolSpec) -> list[str]:
+    """The first knob to turn where it does not fit; what limits the rollout otherwise.
+
+    ``stated``: what the job says of the engines. A knob that the planner has set itself is not advised against.
+    """
     found = []
     for role in over:
         use = memory[role]
@@ -260,10 +263,31 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
         replicas = evaluation.configuration.pool("rollout").layout.data_parallel
         each = preempted / len(evaluation.rollouts) * replicas
         found.append(
-            f"{each:,.0f} preemptions per rl_step take {share:.1%} of the rollout: raise memory_fraction or "
-            "tensor_parallel, or lower max_running"
+            f"{each:,.0f} preemptions per rl_step take {share:.1%} of the rollout: {_against_preemption(stated)}"
         )
     return found
+
+
+def _against_preemption(stated: PoolSpec) -> str:
+    """What helps against evicted requests, of what the job states; where it states nothing, whose choice it is."""
+    settings, width = stated.settings, stated.layout.tensor_parallel
+    raised = [
+        name
+        for name, open_ in (
+            ("memory_fraction", _open(settings.memory_fraction)), ("tensor_parallel", _open(width))
+        )
+        if not open_
+    ]  # fmt: skip
+    pinned = [f"raise {' or '.join(raised)}"] if raised else []
+    pinned += [] if _open(settings.max_running) else ["lower max_running"]
+    if not pinned:
+        return "the planner chose max_running, memory_fraction and tensor_parallel with this counted"
+    return ", or ".join(pinned)
+
+
+def _open(value: object) -> bool:
+    """Whether a job leaves a value to the planner: it states none, or several."""
+    return value is None or (isinstance(value, tuple) and len(value) != 1)
 
 
 def _trainer_knob(evaluation: Evaluation, use: MemoryUse) -> str:

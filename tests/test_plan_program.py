@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,3 +185,16 @@ def _first(slot: Slot, count: int) -> Slot:
 def test_a_slot_without_columns_is_infeasible() -> None:
     with pytest.raises(InfeasibleError, match="math: no column"):
         solve(Program((_slot("math", []),)))
+
+
+def test_the_solver_prints_nothing(tmp_path: Path) -> None:
+    """HiGHS 1.16 greets on standard output, where ``rlperf plan --json`` has its answer; once in a process."""
+    code = (
+        "import numpy as np\n"
+        "from rlperf.plan.search.formulation import Handover, Program, Slot\n"
+        "from rlperf.plan.search.solve import solve\n"
+        "slots = tuple(Slot(n, np.array([1.0, 2.0]), np.arange(2)) for n in 'ab')\n"
+        "print(solve(Program(slots, handovers=(Handover(0, 1, 3.0),))).method)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert said.stdout == "HiGHS\n"

@@ -16,8 +16,10 @@ from rlperf.plan.planner import program_of
 from rlperf.plan.search.formulation import value_of
 from rlperf.plan.search.solve import solve
 from rlperf.report.plan_html import plan_page
+from rlperf.report.plan_summary import summary_lines
 from rlperf.report.plan_whole import WholeStep
 from rlperf.specs.job import Job
+from rlperf.units import human_seconds
 from tests.test_plan_decisions import TASK, drifting
 
 SHORT = {**TASK, "name": "short", "workload": "searching", "max_response_tokens": 1024}
@@ -48,6 +50,10 @@ def test_the_cards_add_up_tasks_that_take_turns(turns: Plan) -> None:
 
 def test_the_cards_count_handovers_and_wait_for_the_slowest_beside_each_other() -> None:
     apart = plan_job(job(nodes=2, sharing="devices"))
+    assert not any("stay idle" in line for phase in apart.phases for line in phase.binds)
+    slowest = max(phase.predicted.rl_step_s for phase in apart.phases)
+    said = summary_lines(apart)[0]
+    assert "2 tasks run at once" in said and human_seconds(slowest) in said and "adds up the tasks" in said
     whole = WholeStep.of(apart)
     assert whole.rl_step_s == max(phase.predicted.rl_step_s for phase in apart.phases)
     own = plan_job(job(tasks=[TASK, {**SHORT, "architecture": "Qwen2.5-1.5B"}]))

@@ -176,6 +176,19 @@ def test_dapo_scores_no_reference_unless_told() -> None:
     assert "reference" in Job.model_validate(SMALL).all_roles
 
 
+def test_dynamic_sampling_that_drops_nothing_is_said() -> None:
+    def warned(algorithm: str = "dapo", **given: int) -> list[str]:
+        task = {**SMALL["tasks"][0], **given}  # type: ignore[index]
+        found = rlperf.predict_job(Job.model_validate({**SMALL, "algorithm": algorithm, "tasks": [task]}))
+        return [line for line in found.warnings if "dynamic sampling" in line]
+
+    prompts = SMALL["tasks"][0]["prompts_per_step"]  # type: ignore[index]
+    assert len(warned()) == 1 and "generated_prompts" in warned()[0]
+    assert not warned("grpo") and not warned(generated_prompts=2 * prompts) and not warned(generated_prompts=prompts)
+    with pytest.raises(ValueError, match="is below prompts_per_step"):
+        warned(generated_prompts=prompts - 1)
+
+
 def test_only_calibrations_in_use_are_named(tmp_path: Path) -> None:
     found = rlperf.predict_job(written(tmp_path, pools=[{"role": "trainer", "settings": {"backend": "fsdp2"}}]))
     assert "fsdp2" in found.calibration.ids and "megatron" not in found.calibration.ids

@@ -15,9 +15,9 @@ from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.readback import read_back, unstated
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, ref
+from rlperf.frameworks.run_all import RunAll, run_all_of
 from rlperf.frameworks.run_of import from_job, from_phase
 from rlperf.frameworks.scorer_keys import scorer_settings
-from rlperf.frameworks.writing import script
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.question.context import keys_of
@@ -92,7 +92,8 @@ def plan_texts(plan: Plan, framework: str | None = None, *, folder: Path | str |
     """What `write_plan` writes: name -> text, ``EXPORT.md`` last."""
     adapter, version = _framework(framework or plan.job.framework)
     phases = _exported(plan, adapter, version, folder)
-    return _texts(phases, adapter, version, [_decided(phase, plan.job) for phase in plan.phases])
+    decided = [_decided(phase, plan.job) for phase in plan.phases]
+    return _texts(phases, adapter, version, decided, run_all_of(plan, [phase.files for phase in phases]))
 
 
 def losses(plan: Plan, framework: str | None = None, *, folder: Path | str | None = None) -> tuple[str, ...]:
@@ -397,19 +398,28 @@ def _decided(phase: Phase, job: Job) -> list[str]:
 
 
 def _texts(
-    phases: Sequence[ExportedPhase], adapter: Adapter, version: str, decided: Sequence[Sequence[str]]
+    phases: Sequence[ExportedPhase],
+    adapter: Adapter,
+    version: str,
+    decided: Sequence[Sequence[str]],
+    order: RunAll | None = None,
 ) -> dict[str, str]:
     """All files by name, the report last."""
     found = {name: text for phase in phases for name, text in phase.files.items()}
-    if len(phases) > 1:
-        launchers = [name for name in found if name.endswith(".sh")]
-        body = ['cd "$(dirname "$0")"', *(f'bash {name} "$@"' for name in launchers)]
-        found["run_all.sh"] = script(["Runs the phases in their order."], body)
-    return {**found, "EXPORT.md": _report(phases, adapter, version, decided)}
+    if order is not None:
+        found["run_all.sh"] = order.text
+    said = () if order is None else order.says
+    return {**found, "EXPORT.md": _report(phases, adapter, version, decided, said)}
 
 
-def _report(phases: Sequence[ExportedPhase], adapter: Adapter, version: str, decided: Sequence[Sequence[str]]) -> str:
-    lines = [f"# {adapter.title} {version}", ""]
+def _report(
+    phases: Sequence[ExportedPhase],
+    adapter: Adapter,
+    version: str,
+    decided: Sequence[Sequence[str]],
+    said: Sequence[str] = (),
+) -> str:
+    lines = [f"# {adapter.title} {version}", "", *(f"- `run_all.sh`: {line}" for line in said), *([""] if said else [])]
     for phase, words in zip(phases, decided, strict=True):
         lines += [f"## {phase.stem}", "", *(f"- {line}" for line in words), ""]
         lines += [f"Files: {', '.join(phase.files)}", ""]

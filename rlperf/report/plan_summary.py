@@ -25,6 +25,7 @@ def summary_lines(plan: Plan) -> list[str]:
     """How good the plan is, in words."""
     unit = OBJECTIVES[plan.job.objective.minimize].unit
     lines = [
+        *at_once_words(plan),
         f"{plan.status}: objective {amount(plan.objective, unit)}{_bound_words(plan, unit)}; "
         f"gap {round(100 * plan.mip_gap, 4):.2g} % of the screened program; "
         f"{plan.candidates:,} candidates ({amount(plan.combinations, 'combinations')})",
@@ -52,6 +53,16 @@ def summary_lines(plan: Plan) -> list[str]:
         most = sorted(plan.rejected.items(), key=lambda item: -item[1])
         lines.append("rejected: " + "; ".join(f"{count:,} {reason}" for reason, count in most))
     return lines
+
+
+def at_once_words(plan: Plan) -> list[str]:
+    """Tasks that run at once: the slowest one's rl_step, and that the objective is a sum over tasks."""
+    tasks = list(dict.fromkeys(phase.tasks for phase in plan.phases))
+    if plan.job.sharing != "devices" or len(tasks) < 2:
+        return []
+    slowest = max(plan.phases, key=lambda phase: phase.predicted.rl_step_s)
+    took = f"the slowest rl_step, of {', '.join(slowest.tasks)}, takes {human_seconds(slowest.predicted.rl_step_s)}"
+    return [f"{len(tasks)} tasks run at once on parts of the devices: {took}; the objective adds up the tasks"]
 
 
 def handover_words(handovers: HandoverCost) -> str:

@@ -45,7 +45,9 @@ class Task(Frozen):
     group_size: Counts = (8,)
     mini_batch: Counts | None = Field(None, description="prompts per optimizer update; default prompts_per_step")
     generated_prompts: PositiveInt | None = Field(
-        None, description="prompts rolled out per rl_step where filtering drops some (DAPO); default prompts_per_step"
+        None,
+        description="prompts rolled out per rl_step where filtering drops some (DAPO); default: as the workload's "
+        "filtering says, else prompts_per_step",
     )
     generation_batch: PositiveInt | None = Field(
         None,
@@ -71,6 +73,15 @@ class Task(Frozen):
         if self.mini_batch and min(self.mini_batch) > max(self.prompts_per_step):
             raise ValueError(
                 f"mini_batch ({min(self.mini_batch)} prompts) is above prompts_per_step ({max(self.prompts_per_step)})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _enough_are_generated(self) -> Task:
+        if self.generated_prompts is not None and self.generated_prompts < min(self.prompts_per_step):
+            raise ValueError(
+                f"generated_prompts ({self.generated_prompts}) is below prompts_per_step "
+                f"({min(self.prompts_per_step)}): filtering cannot leave more than is rolled out"
             )
         return self
 

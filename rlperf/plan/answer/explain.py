@@ -41,7 +41,8 @@ def binding(context: Context, task: TaskContext, evaluation: Evaluation) -> list
             words = f"memory: the {role} takes {100 * share:.0f} % of what the risk of running out allows"
             found.append((share - 1.0 + NOTEWORTHY, words))
     idle = context.cluster.devices - _devices_of(context, evaluation.configuration)
-    if idle > 0:
+    shared = context.job.sharing == "devices" and len(context.job.tasks) > 1  # the other tasks have the rest
+    if idle > 0 and not shared:
         found.append((idle / context.cluster.devices, f"devices: {idle} of {context.cluster.devices} stay idle"))
     for name, words in (
         ("weight_sync_s", "weight sync"),

@@ -63,7 +63,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
             notes=(*_calibration_notes(context), *_unmeasured(trainer), *unlike),
         ),
         fits=not over and not cache_shortage(evaluation),
-        warnings=_warnings(task, evaluation),
+        warnings=(*_warnings(task, evaluation), *_unfiltered(context, evaluation)),
         advice=tuple(advice(evaluation, memory, over, context.job.pool("rollout"))),
     )
 
@@ -188,6 +188,18 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
     if "reference" in context.job.all_roles:
         notes.append("the reference policy is scored on the trainer's devices and waits in host memory")
     return tuple(notes)
+
+
+def _unfiltered(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
+    """That dynamic sampling (DAPO) drops nothing, where neither the task nor its workload says how much it drops."""
+    batch, name = evaluation.demand.batch, evaluation.demand.task
+    unstated = any(task.generated_prompts is None for task in context.job.tasks)
+    if context.job.algorithm != "dapo" or batch.generated > batch.prompts or not unstated:
+        return ()
+    return (
+        f"{name}: assumed that dynamic sampling drops no group, {batch.generated:,} prompts rolled out for "
+        f"{batch.prompts:,} trained on: each that it drops makes the rollout longer; state generated_prompts",
+    )
 
 
 def _calibration_ids(context: Context, evaluation: Evaluation) -> tuple[str, ...]:

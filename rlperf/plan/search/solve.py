@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -120,9 +124,27 @@ def _run(problem: pulp.LpProblem, time_limit_s: float) -> None:
     if not solver.available():
         raise SolverError("HiGHS is not installed (highspy)")
     try:
-        problem.solve(solver)
+        with _unprinted():
+            problem.solve(solver)
     except pulp.PulpSolverError as error:
         raise SolverError(f"HiGHS: {error}") from error
+
+
+@contextmanager
+def _unprinted() -> Iterator[None]:
+    """Standard output of the process to nowhere: HiGHS 1.16 prints its banner before it can be told not to."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed: nothing can be printed
+        yield
+        return
+    try:
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _proven_bound(problem: pulp.LpProblem) -> float:

@@ -341,7 +341,7 @@ def test_the_gate(tmp_path: Path) -> None:
 
 
 def test_what_is_said_of_memory_agrees_with_the_gate(tmp_path: Path) -> None:
-    """At 1 to 90 % a plan would not take it, and a gate lets it through: one line says both."""
+    """At 1 to 50 % a plan would not take it, and a gate lets it through: one line says both."""
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(nest(VERL.items())))
     found = audit(import_config([tmp_path / "run.yaml"]), cluster="dgx_h100", plan=False, gains=False)
     assert found.predicted is not None and found.predicted.fits
@@ -352,8 +352,11 @@ def test_what_is_said_of_memory_agrees_with_the_gate(tmp_path: Path) -> None:
     assert risky.passes and memory_words(risky) in report(risky)
     assert memory_words(risky) == (
         "runs out of memory with a probability of 3.9 %: a plan would not take it (out_of_memory_risk: 1 %, half for "
-        "each role), an error is 90%"
+        "each role), a gate stops it above 50%"
     )
+    uses["rollout"] = rollout.model_copy(update={"risk": 0.61})
+    likely = replace(risky, predicted=found.predicted.model_copy(update={"memory_bytes": uses, "fits": False}))
+    assert likely.passes is False and likely.passes_at(0.7) and not risky.passes_at(0.03)
     broken = Finding("error", "key", "out of GPU memory", rule="out_of_memory")
     assert memory_words(replace(risky, findings=(broken,))).startswith("does not fit: ")
     assert not any("fits: " in line for line in report(risky))

@@ -82,10 +82,10 @@ def test_a_verdict_does_not_praise_what_runs_out_of_memory(script: Path) -> None
     memory, lengths = verdict.cautions
     assert not verdict.normal and "ended out of device memory" in verdict.fails and "above 99 %" in memory
     assert "1,812 tokens in the mean" in lengths and "--rollouts" in lengths
-    assert lines_of(verdict)[:4] == [f"fails: {verdict.fails}", verdict.speed, memory, lengths]
+    assert lines_of(verdict)[:4] == [f"fails: {verdict.fails}", f"speed until then: {verdict.speed}", memory, lengths]
     told = verdict_of(rlperf.audit_config(script, cluster="dgx_h100", plan=False))
     assert told is not None and not told.normal and lines_of(told)[0].startswith("fails: runs out of device memory")
-    assert Compared("rollout", 20.0, 30.0).words == "rollout: measured 20 s, predicted 30 s (1.50 times as long)"
+    assert Compared("rollout", 20.0, 30.0).words == "rollout: measured 20 s, predicted 30 s (it took 0.67 times that)"
 
 
 def test_a_plan_is_sought_with_another_trainer_where_none_fits(tmp_path: Path) -> None:

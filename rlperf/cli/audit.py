@@ -36,13 +36,16 @@ def audit(
     rollouts: Rollouts = None,
     tokenizer: Annotated[str | None, typer.Option(help="tokenizer.json, for dumps that hold text only.")] = None,
     strict: Annotated[bool, typer.Option(help="Warnings fail the gate too.")] = False,
+    most_risk: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Probability of running out of memory above which the gate fails.")
+    ] = 0.5,
     plan: AlsoPlan = True,
     as_json: AsJson = False,
 ) -> None:
     """Check a configuration before it costs GPU hours: rules, memory, keys without effect, settings that fight.
 
-    Exit code 0: nothing that fails; 1: an error was found (with --strict also a warning, or nothing that could be
-    predicted); 2: it cannot be read, or a name that was given cannot be found.
+    Exit code 0: nothing that fails; 1: an error was found, or memory runs out above --most-risk (with --strict also a
+    warning, or nothing that could be predicted); 2: it cannot be read, or a name that was given cannot be found.
 
     Example: rlperf audit run_grpo.yaml --cluster dgx_h100
     """
@@ -54,7 +57,7 @@ def audit(
         config, framework=framework, cluster=cluster, architecture=architecture, workload=workload, log=log,
         rollouts=rollouts, tokenizer=tokenizer, plan=plan,
     )  # fmt: skip
-    passes = found.passes
+    passes = found.passes_at(most_risk)
     if strict and (passes is None or any(f.severity == "warning" for f in found.findings)):
         passes = False
     if as_json:

@@ -14,7 +14,7 @@ from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.frameworks.findings import (
-    SURELY,
+    LIKELY,
     Cache,
     Finding,
     engine_findings,
@@ -56,11 +56,11 @@ class Compared:
 
     @property
     def words(self) -> str:
-        """``rollout: measured 93 s, predicted 81.2 s (0.87 times as long)``."""
+        """``rollout: measured 93 s, predicted 81.2 s (it took 1.15 times that)``."""
         said = f"{self.stage.replace('_', ' ')}: measured {human_seconds(self.measured_s)}, "
         if self.predicted_s is None:
             return said + "not predicted"
-        ratio = f" ({self.predicted_s / self.measured_s:.2f} times as long)" if self.measured_s > 0 else ""
+        ratio = f" (it took {self.measured_s / self.predicted_s:.2f} times that)" if self.predicted_s > 0 else ""
         return said + f"predicted {human_seconds(self.predicted_s)}{ratio}"
 
 
@@ -96,8 +96,15 @@ class Audit:
 
     @property
     def passes(self) -> bool | None:
-        """Whether a gate lets it through: no error. None: no error, but memory and time were not predicted."""
-        return False if self.broken else None if self.predicted is None else True
+        """Whether a gate lets it through: no error, and it more likely than not keeps within memory."""
+        return self.passes_at(LIKELY)
+
+    def passes_at(self, most_risk: float) -> bool | None:
+        """Whether it passes where running out of memory may be so likely [1]; None: nothing was predicted."""
+        if self.predicted is None:
+            return False if self.broken else None
+        others = any(each.severity == "error" and each.rule != "out_of_memory" for each in self.findings)
+        return not others and risk_of(self.predicted) <= most_risk
 
 
 def audit(
@@ -399,9 +406,8 @@ def memory_words(found: Audit) -> str:
     if found.predicted.fits:
         return f"fits: {ends}"
     most = human_risk(found.job.limits.out_of_memory_risk)
-    return (
-        f"{ends}: a plan would not take it (out_of_memory_risk: {most}, half for each role), an error is {SURELY:.0%}"
-    )
+    why = f"(out_of_memory_risk: {most}, half for each role)"
+    return f"{ends}: a plan would not take it {why}, a gate stops it above {LIKELY:.0%}"
 
 
 def report(found: Audit) -> Sequence[str]:
@@ -413,7 +419,6 @@ def report(found: Audit) -> Sequence[str]:
         low, high = human_seconds(said.low_s), human_seconds(said.high_s)
         lines.append(f"predicted {human_seconds(said.rl_step_s)} per rl_step ({low} .. {high})")
         lines.append(memory_words(found))
-        lines += said.warnings
     lines += [compared.words for compared in found.measured]
     lines += [found.lengths] if found.lengths else []
     if found.best is not None:

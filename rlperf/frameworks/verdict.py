@@ -148,7 +148,8 @@ def _changes(found: Audit, step_s: float) -> tuple[Improvement, ...]:
 
 def lines_of(verdict: Verdict) -> Sequence[str]:
     """The verdict as text: the answer, where a slow run loses it, what to change."""
-    lines = [verdict.line, *([verdict.speed] if verdict.fails else []), *verdict.cautions]
+    before = "speed until then" if verdict.measured else "speed if it ran"
+    lines = [verdict.line, *([f"{before}: {verdict.speed}"] if verdict.fails else []), *verdict.cautions]
     if verdict.slowest is not None:
         lines.append(f"look first at {verdict.slowest.words}")
     for number, change in enumerate(verdict.changes, 1):

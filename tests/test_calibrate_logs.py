@@ -297,3 +297,18 @@ def test_spreads_of_groups_are_found_again() -> None:
         assert np.hypot(prior.within, noise) == pytest.approx(np.hypot(within[stage], 0.0), rel=0.15)
         assert (prior.rows, prior.groups) == (600, 200)
     assert found.scoring.rows == 0
+
+
+def test_a_written_calibration_predicts_as_the_fit_did(context: Context, tmp_path: Path) -> None:
+    """Its file stated every switch that the framework leaves to its trainer: training got faster where told slower."""
+    found = fit_log(context, run_on(context, HERE), prior=PRIOR)
+    file = tmp_path / "calibrations" / "frameworks" / "verl_fsdp.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(calibration_text(found))
+    first = context.trainers[0]
+    read = resolve(Job.model_validate(JOB), folder=tmp_path)
+    assert read.trainers[0].calibration.switches == first.calibration.switches
+    meant = replace(context, trainers=(replace(first, framework=found.calibration),))
+    stages = [evaluate_job(each)[0].seconds for each in (read, meant)]
+    for stage in ("rollout_s", "scoring_s", "training_s"):
+        assert getattr(stages[0], stage).mean() == pytest.approx(getattr(stages[1], stage).mean(), rel=1e-4)

@@ -225,5 +225,6 @@ def calibration_text(fit: LogFit) -> str:
         *told,
         *(f"# {note}" for note in fit.notes),
     ]
-    data = fit.calibration.model_dump(mode="json", exclude_none=True)
+    # what is unset stays so: a switch that a framework does not name is the trainer's own
+    data = fit.calibration.model_dump(mode="json", exclude_unset=True)
     return "\n".join(lines) + "\n" + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)

@@ -13,7 +13,7 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import Audit, audit, load_log
 from rlperf.frameworks.dumps import read_rollouts
 from rlperf.frameworks.export import write_file, write_plan
-from rlperf.frameworks.imports import import_config, read_job_or_config
+from rlperf.frameworks.imports import import_config, read_job_or_config, with_architecture
 from rlperf.frameworks.logs import read_log
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.question.context import resolve
@@ -55,9 +55,7 @@ def audit_config(
     ------
     SpecError : files that cannot be read, or that no framework writes; a name given that nobody knows
     """
-    imported = import_config(_listed(config), framework)
-    if architecture is not None:
-        imported = replace(imported, run=replace(imported.run, architecture=architecture))
+    imported = with_architecture(import_config(_listed(config), framework), architecture)
     facts = framework_facts(imported.adapter.name, imported.target.version)
     steps, ended = load_log(log)
     with TemporaryDirectory(prefix="rlperf-") as scratch:

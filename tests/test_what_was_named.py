@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,18 @@ from typing import Any
 import pytest
 
 import rlperf
+from rlperf.api import ask
+from rlperf.cli import main
+from rlperf.frameworks.audit import report
+from rlperf.frameworks.expressible import modes_words
 from rlperf.frameworks.imports import describe, import_config
 from rlperf.plan.answer.prediction import _against_preemption
 from rlperf.plan.size import SizeRow, SizeTarget, Sizing
+from rlperf.report.workload import recording_summary
 from rlperf.specs.pool import PoolSpec
 from rlperf.specs.profiles import load_device
 from rlperf.specs.short_job import cluster_named
+from rlperf.workload.readers import read_recording
 
 JOB = rlperf.short_job("Qwen3-8B", 16, "h100", framework="trl", max_response="2k", prompts=32, group=4)
 
@@ -123,6 +130,57 @@ def test_the_cheapest_cluster_is_told_with_those_within_its_interval() -> None:
 
 def test_a_price_may_be_that_of_a_device() -> None:
     assert [cluster_named(name) for name in ("h100", "dgx_h200", "theirs")] == ["dgx_h100", "dgx_h200", "theirs"]
+
+
+def test_modes_that_a_framework_has_not_as_they_are_named_are_told() -> None:
+    job = rlperf.short_job("Qwen3-8B", 16, mode="async")
+    told = {}
+    for framework, modes in (("areal", ("async",)), ("verl", ("colocated", "disaggregated")), ("verl", ("colocated",))):
+        asked = job.model_copy(update={"framework": framework, "modes": modes})
+        told[framework, modes] = modes_words(asked, ask(asked).context.job)
+    assert list(told.values()) == [
+        ("async at staleness 1: in files of areal that is one_step_off",),
+        ("verl does not run disaggregated: not planned",), ()
+    ]  # fmt: skip
+
+
+def test_an_import_may_name_the_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, out = tmp_path / "run.sh", tmp_path / "job.yaml"
+    script.write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=/models/my5b "
+                      "actor_rollout_ref.rollout.name=vllm trainer.n_gpus_per_node=8\n")  # fmt: skip
+    command = ["rlperf", "import", str(script), "--architecture", "Qwen3-4B", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as left:
+        main.run()
+    assert not left.value.code and "architecture: Qwen3-4B" in out.read_text()
+
+
+def test_an_audit_says_how_many_responses_are_cut(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    keys = "data.train_batch_size=16 data.max_response_length=512 actor_rollout_ref.rollout.name=vllm"
+    model = "actor_rollout_ref.model.path=Qwen/Qwen2.5-1.5B-Instruct trainer.n_gpus_per_node=8"
+    script.write_text(f"python3 -m verl.trainer.main_ppo {keys} {model}\n")
+    found = rlperf.audit_config(script, plan=False)
+    assert any("of responses are cut at 512 tokens" in line for line in report(found))
+
+
+def test_turns_are_shown_where_no_cached_tokens_are_recorded(tmp_path: Path) -> None:
+    log = tmp_path / "agent.jsonl"
+    row = {"rl_step": 0, "prompt_tokens": 100, "response_tokens": 50, "append_tokens": 10, "tool_latency_s": 2.0}
+    turns = [(number // 2, number, turn) for number in range(4) for turn in range(3)]
+    lines = [{**row, "group": group, "trajectory": number, "turn": turn} for group, number, turn in turns]
+    log.write_text("\n".join(map(json.dumps, lines)))
+    summary = recording_summary(read_recording([log]))
+    assert summary["turns_per_trajectory"] == 3 and summary["tool_wait_s"]["mean"] == 2.0
+    assert "cached_fraction" not in summary
+
+
+@pytest.mark.parametrize(("group", "algorithm", "said"), [(1, "grpo", True), (2, "grpo", False), (1, "ppo", False)])
+def test_a_group_of_one_has_nothing_to_be_better_than(group: int, algorithm: str, said: bool) -> None:
+    found = rlperf.predict_job(
+        model="Qwen2.5-1.5B", gpus=8, prompts=16, group=group, max_response="1k", algorithm=algorithm
+    )
+    assert any("no advantage" in words for words in found.warnings) == said
 
 
 def test_the_mode_that_people_call_sync_is_named() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlperf.cli.audited import Config
+from rlperf.cli.audited import ArchitectureName, Config
 from rlperf.cli.output import AsJson, console, print_json
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.framework_names import LISTED
@@ -26,6 +26,7 @@ def import_(
     config: Config,
     framework: Annotated[str | None, typer.Option(help=f"{LISTED} (==version), or recognised.")] = None,
     cluster: Annotated[str | None, typer.Option(help="Cluster that it runs on; the file does not say.")] = None,
+    architecture: ArchitectureName = None,
     workload: Annotated[str | None, typer.Option(help="Length preset, model or trace; the file does not say.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="The job file; what it cannot state goes beside it. Default: job.yaml.")
@@ -40,11 +41,11 @@ def import_(
     Example: rlperf import run_grpo.sh --cluster dgx_h100 --out job.yaml
     """
     from rlperf.frameworks.export import keys_file
-    from rlperf.frameworks.imports import describe, import_config, job_of, job_text, keys_text
+    from rlperf.frameworks.imports import describe, import_config, job_of, job_text, keys_text, with_architecture
     from rlperf.specs.writer import write_atomic
 
     out = _target(out, force)
-    imported = import_config(config, framework)
+    imported = with_architecture(import_config(config, framework), architecture)
     job = job_of(imported, cluster=cluster, workload=workload, name=config[0].stem)
     write_atomic(out, job_text(job))
     write_atomic(keys_file(out), keys_text(imported))

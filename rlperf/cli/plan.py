@@ -37,7 +37,9 @@ def plan(
 
     Example: rlperf plan --model Qwen3-32B --gpus 32 --gpu h100 --framework verl --max-response 16k
     """
+    from rlperf.api import load_job
     from rlperf.frameworks.export import losses, plan_texts
+    from rlperf.frameworks.expressible import modes_words
     from rlperf.plan.planner import plan_job
 
     if out is not None and out.exists() and not out.is_dir():
@@ -67,6 +69,8 @@ def plan(
     screen.print(f"job [bold]{found.job.name}[/bold] ({asked.label}): {found.job.architecture} on {found.job.cluster}")
     for note in context.shape_notes:
         screen.print(f"assumed: {note}", markup=False)
+    for words in modes_words(load_job(asked.job()), found.job):
+        screen.print(f"modes: {words}", markup=False)
     print_plan(found, screen)
     for lost in losses(found, None, folder=asked.folder):
         screen.print(f"not in the files of {found.job.framework}: {lost}", markup=False)
@@ -97,4 +101,7 @@ def _print_gains(asked: AskedJob, what_if: str, as_json: bool) -> None:
         table.add_column(head)
     for cells in found.cells():
         table.add_row(*cells)
-    console().print(table)
+    screen = console()
+    screen.print(table)
+    screen.print("Every row is planned anew, so its layouts and their memory may differ; all share the same few draws,")
+    screen.print("whose mean is the rl_step as it is.")

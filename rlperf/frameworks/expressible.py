@@ -36,6 +36,23 @@ def as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None = Non
     return _with_keyless_settings(_without_unsayable(_with_its_modes(found, facts), facts), facts)
 
 
+def modes_words(asked: Job, taken: Job) -> tuple[str, ...]:
+    """What `as_framework_runs` made of a job's modes and its staleness, in words; none where it left them."""
+    words = []
+    fresh = ", ".join(mode for mode in taken.modes if mode not in asked.modes)
+    gone = [mode for mode in asked.modes if mode not in taken.modes]
+    renamed = [mode for mode in gone if fresh and MODES[mode].lag is None]
+    if renamed:
+        theirs = f"in files of {taken.framework} that is {fresh}"
+        words.append(f"{', '.join(renamed)} at staleness {asked.limits.staleness}: {theirs}")
+    if lacking := ", ".join(mode for mode in gone if mode not in renamed):
+        words.append(f"{taken.framework} does not run {lacking}: not planned")
+    if taken.limits.staleness != asked.limits.staleness:
+        limit, least = asked.limits.staleness, taken.limits.staleness
+        words.append(f"{taken.framework} has no key for a staleness of {limit}: planned with {least}")
+    return tuple(words)
+
+
 def native_backends(backends: Sequence[str], facts: FrameworkFacts, folder: Path | None = None) -> tuple[str, ...]:
     """For each backend the one whose keys the framework has for it; names that nobody knows are reported elsewhere."""
     known = trainer_names(folder)

@@ -157,6 +157,11 @@ def check_keys(source: Source, target: Target) -> tuple[tuple[UnknownKey, ...], 
     return tuple(unknown), tuple(illegal)
 
 
+def with_architecture(imported: Imported, name: str | None) -> Imported:
+    """The configuration of a model whose shape goes by another name than its checkpoint; None: by its own."""
+    return imported if name is None else replace(imported, run=replace(imported.run, architecture=name))
+
+
 def job_of(
     imported: Imported, *, cluster: str | None = None, workload: str | None = None, name: str = "imported"
 ) -> Job:

@@ -85,10 +85,13 @@ def _length_summary(table: LengthTable) -> dict[str, Any]:
         ],
     }
     content["group_max_ratio"] = group_max_ratio(table) if rows.n > table.n_groups else None
-    if table.multi_turn and table.cached_tokens is not None and table.tool_latency_s is not None:
-        waited = table.tool_latency_s[table.tool_latency_s > 0]
-        content["turns_per_trajectory"] = table.n / table.n_trajectories
+    if not table.multi_turn:
+        return content
+    content["turns_per_trajectory"] = table.n / table.n_trajectories
+    if table.cached_tokens is not None:
         content["cached_fraction"] = float(table.cached_tokens.sum() / table.prompt_tokens.sum())
+    if table.tool_latency_s is not None:
+        waited = table.tool_latency_s[table.tool_latency_s > 0]
         content["tool_wait_s"] = {"mean": float(waited.mean()), **_percentiles(waited)} if waited.size else None
     return content
 

@@ -23,6 +23,7 @@ from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
 from rlperf.specs.hardware import Hardware
+from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import PoolSpec, Role
 from rlperf.specs.trainer_calibration import TrainerCalibration
@@ -63,7 +64,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
             notes=(*_calibration_notes(context), *_unmeasured(trainer), *unlike),
         ),
         fits=not over and not cache_shortage(evaluation),
-        warnings=(*_warnings(task, evaluation), *_unfiltered(context, evaluation)),
+        warnings=(*_warnings(context.job.algorithm, task, evaluation), *_unfiltered(context, evaluation)),
         advice=tuple(advice(evaluation, memory, over, context.job.pool("rollout"))),
     )
 
@@ -88,7 +89,14 @@ MANY_CUT, FEW_CUT = 0.25, 0.05
 """Shares of responses cut at the maximum length: above the first a plan warns, and names what cuts the second."""
 
 
-def _warnings(task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+def _warnings(algorithm: Algorithm, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+    """What the numbers do not say and a run would waste: groups of one, responses that are cut."""
+    alone = evaluation.demand.batch.group_size == 1 and algorithm != "ppo"
+    words = f"group_size 1: {algorithm} holds a response against its group, so there is no advantage to learn from"
+    return (*([words] if alone else []), *_cut(task, evaluation))
+
+
+def _cut(task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
     cut, cap = evaluation.demand.truncated_fraction, evaluation.demand.batch.max_response_tokens
     if cut <= MANY_CUT:
         return ()

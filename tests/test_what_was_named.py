@@ -18,6 +18,7 @@ from rlperf.frameworks.expressible import modes_words
 from rlperf.frameworks.imports import describe, import_config
 from rlperf.plan.answer.prediction import _against_preemption
 from rlperf.plan.size import SizeRow, SizeTarget, Sizing
+from rlperf.report.plan_text import paired_words
 from rlperf.report.workload import recording_summary
 from rlperf.specs.pool import PoolSpec
 from rlperf.specs.profiles import load_device
@@ -181,6 +182,14 @@ def test_a_group_of_one_has_nothing_to_be_better_than(group: int, algorithm: str
         model="Qwen2.5-1.5B", gpus=8, prompts=16, group=group, max_response="1k", algorithm=algorithm
     )
     assert any("no advantage" in words for words in found.warnings) == said
+
+
+def test_a_larger_loss_that_is_less_certain_is_explained() -> None:
+    def others(*pairs: tuple[float, bool]) -> list[Any]:
+        return [SimpleNamespace(loss=loss, distinguishable=apart) for loss, apart in pairs]
+
+    assert "the less certain one" in paired_words(others((0.264, True), (0.308, False)))
+    assert not paired_words(others((0.05, False), (0.264, True))) and not paired_words([])
 
 
 def test_the_mode_that_people_call_sync_is_named() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rlperf.plan.answer.plan import Phase, Plan, Prediction, RunnerUp
@@ -177,6 +177,18 @@ def kind_rows(phase: Phase) -> list[tuple[str, ...]]:
     return list(kinds.values()) if len(kinds) > 1 else []
 
 
+def paired_words(others: Sequence[RunnerUp]) -> str:
+    """Why one that loses more may not be told apart where one that loses less may; empty where none does."""
+    apart = [other.loss for other in others if other.distinguishable]
+    close = [other.loss for other in others if not other.distinguishable]
+    if not apart or not close or max(close) <= min(apart):
+        return ""
+    return (
+        "verdicts are of the difference to the plan, in which errors of what both do alike cancel: a larger loss may "
+        "be the less certain one"
+    )
+
+
 def sensitivity_lines(phase: Phase) -> list[str]:
     """What a tenth more or less of an input does to the choice, in words."""
     lines = []
@@ -303,6 +315,10 @@ def print_plan(plan: Plan, out: Console) -> None:
             for row in kinds:
                 table.add_row(*row)
             out.print(table)
+            others = [*filter(None, (phase.runner_up,)), *phase.next_best]
+            shown = {(other.mode, other.backend): other for other in reversed(others)}
+            if words := paired_words(list(shown.values())):
+                out.print(words)
         for line in (*phase.binds, *(line for line in sensitivity_lines(phase) if "better" in line)):
             out.print(f"- {line}")
     out.rule()

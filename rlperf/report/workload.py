@@ -146,6 +146,8 @@ def model_summary(
         summary["forecast"] = forecast_lengths(model, rl_step, cap).model_dump()
     if model.turns is not None:
         summary["turns_per_trajectory"] = model.turns.mean_turns
+        # of a model with turns the law above is of whole trajectories, and the laws tried are those of one turn
+        summary["candidates_are_of"] = "tokens of one turn; law, of all that a trajectory generates"
     if model.filtering is not None:
         summary["filtering"] = asdict(model.filtering) | {"rollouts_per_trained": model.filtering.rollouts_per_trained}
     if model.reward is not None:

@@ -418,8 +418,7 @@ def report(found: Audit) -> Sequence[str]:
         said = found.predicted
         low, high = human_seconds(said.low_s), human_seconds(said.high_s)
         lines.append(f"predicted {human_seconds(said.rl_step_s)} per rl_step ({low} .. {high})")
-        lines.append(memory_words(found))
-        lines += said.warnings
+        lines += [memory_words(found), *said.warnings]
     lines += [compared.words for compared in found.measured]
     lines += [found.lengths] if found.lengths else []
     if found.best is not None:

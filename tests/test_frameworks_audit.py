@@ -16,11 +16,13 @@ from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import Audit, audit, memory_words, report
 from rlperf.frameworks.findings import Finding
-from rlperf.frameworks.imports import import_config
+from rlperf.frameworks.imports import import_config, job_of
 from rlperf.frameworks.keytable import flatten, nest
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.repairs import broken_rules, with_keys
 from rlperf.layout import Layout
+from rlperf.plan.predict import predict_job
+from rlperf.plan.question.context import resolve
 from rlperf.specs.framework import MissingValueError, evaluate
 from rlperf.specs.step_log import StepLog
 
@@ -281,6 +283,17 @@ def test_an_offer_is_what_the_framework_reads_back(tmp_path: Path) -> None:
     again = _audit(tmp_path, "verl", {**fixed, **unused.settings})
     assert again.predicted is not None
     assert again.predicted.rl_step_s == pytest.approx(found.predicted.rl_step_s - (unused.gain_s or 0.0), rel=1e-9)
+
+
+def test_the_imported_job_is_predicted_as_the_configuration_was_audited(tmp_path: Path) -> None:
+    fixed = {A + "use_dynamic_bsz": False, A + "ppo_micro_batch_size_per_gpu": 2,
+             R + "log_prob_micro_batch_size_per_gpu": 2}  # fmt: skip
+    found = _audit(tmp_path, "verl", fixed)
+    job = job_of(import_config([tmp_path / "run.yaml"], "verl"), cluster="dgx_h100")
+    assert job.pool("trainer").settings.token_budget is None
+    predicted = predict_job(resolve(job))
+    assert found.predicted is not None
+    assert predicted.rl_step_s == pytest.approx(found.predicted.rl_step_s, rel=1e-9)
 
 
 def test_a_log_is_compared_even_where_nothing_is_predicted(tmp_path: Path) -> None:

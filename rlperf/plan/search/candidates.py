@@ -293,6 +293,11 @@ def _unique(layout: Layout) -> tuple[Layout, IntArray]:
     return flat.take(index), np.zeros(index.shape, dtype=np.int64)
 
 
-def token_budgets(choice: tuple[int, ...] | None, longest_tokens: int) -> list[int]:
-    """Tokens per packed microbatch and replica: what the user opens, or 1, 2 and 4 longest sequences."""
-    return list(choice) if choice else [longest_tokens, 2 * longest_tokens, 4 * longest_tokens]
+def token_budgets(
+    choice: tuple[int, ...] | None, longest_tokens: int, microbatch: tuple[int, ...] | None = None
+) -> list[int]:
+    """Tokens per packed microbatch and replica: what the user opens, else longest sequences:
+
+    as many as a stated microbatch has, or 1, 2 and 4.
+    """
+    return list(choice) if choice else [each * longest_tokens for each in microbatch or (1, 2, 4)]

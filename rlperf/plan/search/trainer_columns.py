@@ -129,7 +129,7 @@ def trainer_grid(
 ) -> TrainerGrid:
     """Layouts of every backend times token budgets times parked or not, on each of ``counts`` devices."""
     pool = context.job.pool("trainer")
-    budgets = token_budgets(pool.settings.token_budget, longest_tokens)
+    budgets = token_budgets(pool.settings.token_budget, longest_tokens, pool.layout.microbatch)
     parked = [0] if not colocated else [0, 1] if pool.settings.parked is None else [int(pool.settings.parked)]
     options = np.array([(b, p) for b in budgets for p in parked], dtype=np.int64)  # parked last: see `_changes`
     layouts, backends, kept, cuts, dropped, end = [], [], [], {}, {}, 0

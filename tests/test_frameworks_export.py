@@ -240,6 +240,17 @@ def test_verl_composes_what_is_written(tmp_path: Path) -> None:
             assert here == setting.value or isinstance(setting.value, list | dict)
 
 
+@pytest.mark.parametrize("apart", [None, False, True])
+def test_areal_gets_no_null_where_its_type_has_none(apart: bool | None) -> None:
+    """Its structured configuration refuses one; of the nulls written, ``recompute_granularity`` alone is optional."""
+    for seed in range(20):
+        run = with_values(sample_run(Random(seed), "areal"), {"trainer.turn_samples": apart})
+        text = export_run(run, adapter_of("areal"), "main", "config").files["config.yaml"]
+        flat = flatten(yaml.safe_load(text))
+        assert {key for key, value in flat.items() if value is None} <= {"actor.megatron.recompute_granularity"}
+        assert flat.get("rollout.agent.export_style") == ("individual" if apart else None)
+
+
 def test_flatten_is_the_inverse_of_reading_yaml() -> None:
     text = export_run(sample_run(Random(8), "areal"), adapter_of("areal"), "main", "config").files["config.yaml"]
     flat = flatten(yaml.safe_load(text))

@@ -118,8 +118,10 @@ def test_what_cannot_be_shared_out_is_refused(jobs: int, rank: int | None, task:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_no_framework_has_a_key(framework: str) -> None:
     job = job_of(2).model_copy(update={"framework": framework, "trainer_backends": ()})
-    with pytest.raises(SpecError, match=r"no key for trainer\.lora_jobs|merges adapters"):
+    with pytest.raises(SpecError, match=r"no key for trainer\.lora_jobs|merges adapters") as raised:
         rlperf.plan_job(job)
+    said = [str(each) for each in raised.value.problems if "no key for trainer.lora_jobs" in str(each)]
+    assert all("no framework has a key" in each and "another framework" not in each for each in said)
 
 
 def test_a_mini_batch_of_one_job_makes_several_updates() -> None:

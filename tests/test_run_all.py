@@ -40,6 +40,8 @@ def test_tasks_on_parts_of_the_devices_start_at_once_each_on_its_hosts(tmp_path:
     assert _run(tmp_path, order, scripts, **hosts) == 0
     assert [(tmp_path / name).read_text() for name in ("one", "two", "three")] == ["here\n", "there\n", "here\n"]
     assert _run(tmp_path, order, {**scripts, "phase_02.sh": "touch two; exit 3\n"}, **hosts) == 1
+    odd = _order("devices", "ma\nth", "ag`e`nt  two")  # says is a list of lines in EXPORT.md, too
+    assert "ON_1 for ma th, ON_2 for agent two:" in odd.says[1] and not any("\n" in line for line in odd.says)
 
 
 def test_tasks_that_take_turns_run_in_order_and_the_script_says_what_it_does_not_do(tmp_path: Path) -> None:

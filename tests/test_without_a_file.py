@@ -101,11 +101,12 @@ def test_init_asks_again_where_an_answer_is_wrong_and_refuses_a_wrong_option_at_
     from io import StringIO
 
     file = tmp_path / "job.yaml"
-    answers = ["Qwen3-8Bz", "Qwen3-8B", "12 h100", "8 h100", "h100", "verl", "verl", "4k", "32 x", "32 x 4"]
+    models, devices, batches = ["Qwen3-8Bz", "Qwen3-8B"], ["12 h100", "8 h100"], ["32 x", "0 x 4", "32 x 0", "32 x 4"]
+    answers = [*models, *devices, "h100", "verl", "verl", "4k", *batches]
     monkeypatch.setattr("sys.stdin", StringIO("\n".join(answers) + "\n"))
     code, out, err = ask(capsys, monkeypatch, "init", "--out", str(file))
     assert code == 0, err
-    assert (out + err).count("Error") == 5
+    assert (out + err).count("Error") == 7
     assert validate(parse_document(file.read_text(), "job.yaml"), rlperf.Job) == short_job(**SMALL)
     for wrong in (("--model", "Qwen3-8Bz"), ("--framework", "h100"), ("--gpus", "12")):
         monkeypatch.setattr("sys.stdin", StringIO(""))

@@ -115,4 +115,6 @@ def _batch(text: str) -> tuple[int, int | None]:
     parts = [part.strip() for part in text.split("x")]
     if len(parts) not in (1, 2) or not all(part.isdigit() for part in parts):
         raise SpecError(f"{text!r} is not a batch: write it as 128 x 8")
+    if not all(int(part) for part in parts):
+        raise SpecError(f"{text!r} is no batch: both are at least 1")
     return int(parts[0]), int(parts[1]) if parts[1:] else None

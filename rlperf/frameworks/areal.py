@@ -155,6 +155,7 @@ class Areal:
         settings = write_fields((*FIELDS, *engine), run, target)
         settings += whole_prompts(run, _sglang) if run.rollout.backend == "sglang" else []
         chosen = {s.key: s for s in (*_names(run), *settings, *_placement(run), *_algorithm(run))}
+        chosen = {key: s for key, s in chosen.items() if key != _EXPORTS or s.value}  # its type has no null
         kept = [s for s in chosen.values() if target.has(s.key) or s.key.endswith("scheduling_spec")]
         return Emission(tuple(kept), (), "examples/math/gsm8k_rl.py", (), run)
 

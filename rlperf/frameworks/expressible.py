@@ -22,6 +22,9 @@ from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import TOLD, PoolSpec
 from rlperf.specs.trainer_calibration import load_trainer, trainer_names
 
+NOWHERE = ("lora_jobs",)
+"""Settings that no framework has a key for: predicted, and never planned."""
+
 
 def as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None = None) -> Job:
     """The job as its framework can run it: its own engine where none is named; modes, trainers, dtypes that it has."""
@@ -137,7 +140,10 @@ def unsayable(job: Job, facts: FrameworkFacts) -> list[Problem]:
                 said = ", ".join(map(str, given)) if isinstance(given, tuple) else given
                 message = f"{facts.name} {facts.version} has no key for {pool.role}.{name} ({said})"
                 runs = "" if usual is None else f", as it runs {usual}"
-                hint = f"its files could not say it: leave it out{runs}, or name another framework"
+                other = "or name another framework"
+                if name in NOWHERE:
+                    other = "as no framework has a key; `rlperf predict` tells it"
+                hint = f"its files could not say it: leave it out{runs}, {other}"
                 found.append(Problem(message, suggestion=hint))
     spot, engine = job.run.spot if job.run else None, engine_named(job)[0].split("==")[0]
     goes_on = states(adapter_of(facts.name), facts.version, engine, ref("rollout.elastic"), facts.backends)

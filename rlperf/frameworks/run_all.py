@@ -38,7 +38,7 @@ def run_all_of(plan: Plan, files: Sequence[Iterable[str]]) -> RunAll | None:
 def _at_once(launchers: dict[tuple[str, ...], list[str]]) -> tuple[tuple[str, ...], list[str]]:
     """Every task in the background on its own hosts; it fails where one of them does."""
     variables = [f"ON_{number}" for number in range(1, len(launchers) + 1)]
-    of = ", ".join(f"{name} for {' and '.join(tasks)}" for name, tasks in zip(variables, launchers, strict=True))
+    of = ", ".join(f"{name} for {_plain(tasks)}" for name, tasks in zip(variables, launchers, strict=True))
     says = (
         "Starts all tasks at once, each on its own part of the hosts.",
         f"Yours to set: {of}: what runs a command there, such as `env RAY_ADDRESS=...` of its own cluster.",
@@ -66,5 +66,5 @@ def _in_turn(plan: Plan) -> tuple[str, ...]:
 
 
 def _plain(tasks: Sequence[str]) -> str:
-    """Names of tasks that nothing in a shell reads."""
-    return re.sub(r"[^\w ,-]", "", " and ".join(tasks))
+    """Names of tasks on one line that nothing in a shell reads."""
+    return re.sub(r"[^\w ,-]", "", " ".join(" and ".join(tasks).split()))

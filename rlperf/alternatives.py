@@ -130,7 +130,7 @@ def changed_job(job: Job, fields: Mapping[str, Any], name: str) -> Job:
     SpecError : a path that leads nowhere, or a value that the job refuses
     """
     try:
-        moved = with_values(job.model_dump(mode="json", exclude_none=True), tuple(fields.items()))
+        moved = with_values(job.stated(), tuple(fields.items()))
     except ValueError as error:
         raise SpecError(f"{name}: {error}") from error
     return validate(Document(moved, {}, name), Job)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 import rlperf
 from rlperf.alternatives import BASE
+from rlperf.api import ask
+from rlperf.errors import SpecError
+from rlperf.specs.job import Job
 from rlperf.specs.profiles import profile_root
 from rlperf.sweep import Sweep
+from rlperf.sweep.paths import with_values
+from rlperf.sweep.spec import check_sweep
 from rlperf.techniques import gains
 
 JOB = rlperf.short_job("Qwen3-8B", 8, max_response="2k", prompts=16, group=4)
@@ -127,3 +135,26 @@ def test_every_answer_prints_for_people(tmp_path: Path) -> None:
     audit = rlperf.audit_config(tmp_path / "config.yaml", cluster="dgx_h100", plan=False)
     assert "runs out of memory with a probability " in str(audit) and "Imported(" not in str(audit)
     assert max(len(str(each)) for each in (sizing, swept, audit)) < 4000
+
+
+@pytest.mark.parametrize(
+    ("named", "others"), [("verl,slime", ("verl", "slime")), ("slime==0.3, verl==0.9,", ("slime==0.3", "verl==0.9"))]
+)
+def test_what_is_advised_for_several_frameworks_runs(named: str, others: tuple[str, ...]) -> None:
+    """An engine that nobody stated is each framework's own, in a what-if as in a sweep."""
+    with pytest.raises(SpecError) as raised:
+        rlperf.predict_job(JOB.model_copy(update={"framework": named}))
+    advised = re.search(r"print\((rlperf\.what_if\(job, .*\))\) in Python", str(raised.value))
+    assert advised
+    table = eval(
+        advised[1], {"rlperf": SimpleNamespace(what_if=partial(rlperf.what_if, plan=False, draws=1)), "job": JOB}
+    )
+    assert [row.name for row in table.rows] == [BASE, *others] and all(row.rl_step_s for row in table.rows)
+    swept = check_sweep(Sweep(job=JOB.stated(), grid={"framework": list(others)}))
+    for name in others:
+        ask(Job.model_validate(with_values(swept.base, (("framework", name),))))
+
+
+def test_one_framework_and_a_comma_is_no_two() -> None:
+    with pytest.raises(SpecError, match="write it without the comma"):
+        rlperf.predict_job(JOB.model_copy(update={"framework": "verl,"}))

@@ -18,6 +18,8 @@ def split_name(text: str) -> tuple[str, str | None]:
     >>> split_name("verl==0.9"), split_name("slime")
     (('verl', '0.9'), ('slime', None))
     """
+    if "," in text:  # several, for `adapter_of` to refuse with their versions
+        return text.strip(), None
     name, _, version = text.partition("==")
     return name.strip(), version.strip() or None
 
@@ -33,8 +35,11 @@ def adapter_of(name: str) -> Adapter:
     wanted = name.strip().lower().replace("-", "_")
     wanted = _ALIASES.get(wanted, wanted)
     if "," in wanted:
-        names = ", ".join(f'"{each.strip()}": {{"framework": "{each.strip()}"}}' for each in name.split(","))
+        several = [each.strip() for each in name.split(",") if each.strip()]
+        names = ", ".join(f'"{each}": {{"framework": "{each}"}}' for each in several)
         hint = f"side by side, with intervals: print(rlperf.what_if(job, {{{names}}})) in Python"
+        if len(several) < 2:
+            raise SpecError(Problem(f"{name!r} is no name of a framework", suggestion="write it without the comma"))
         raise SpecError(Problem(f"{name!r} are several frameworks, one is due", suggestion=hint))
     if wanted not in FRAMEWORKS:
         hint = did_you_mean(wanted, FRAMEWORKS) or f"known: {', '.join(FRAMEWORKS)}"

@@ -5,7 +5,7 @@ A scalar is *pinned*, a list or range is *open*, absence leaves the value to the
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -274,6 +274,10 @@ class Job(Frozen):
             raise SpecError(Problem(f"the job has no task {name!r}", suggestion=hint))
         kept = tuple(task for task in self.tasks if name in (None, task.name))
         return self.model_copy(update={"tasks": kept})
+
+    def stated(self) -> dict[str, Any]:
+        """The fields that were given, as a file has them; a changed job fills in the rest anew."""
+        return self.model_dump(mode="json", exclude_none=True, exclude_unset=True)
 
     def pool(self, role: Role) -> PoolSpec:
         """What the user says of ``role``; an empty pool where nothing is said."""

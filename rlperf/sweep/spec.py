@@ -133,7 +133,7 @@ def check_sweep(sweep: Sweep, *, document: Document | None = None, folder: Path 
         )
     entries = tuple(tuple(entry.items()) for entry in sweep.points) or ((),)
     axes = tuple((path, axis_values(given)) for path, given in sweep.grid.items())
-    checked = Checked(sweep, job.model_dump(mode="json", exclude_none=True), job_folder, entries, axes)
+    checked = Checked(sweep, job.stated(), job_folder, entries, axes)
     twice = sorted({path for entry in entries for path, _ in entry} & set(sweep.grid))
     problems = [where.problem(("grid", path), "stands in points as well") for path in twice]
     problems += _trials(checked, where)

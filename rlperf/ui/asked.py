@@ -207,7 +207,7 @@ class Alternatives:
         # a sweep varies something: nodes as they are, where nothing is moved
         asked = {path: [value] for path, value in {"nodes": self.start["nodes"], **fields}.items()}
         method: Method = "plan" if self.mixed else "screen"
-        sweep = Sweep(job=self._job.model_dump(mode="json", exclude_none=True), grid=asked, method=method)
+        sweep = Sweep(job=self._job.stated(), grid=asked, method=method)
         row = sweep_job(sweep, workers=1, folder=self.folder).frame.row(0, named=True)
         if row["status"] != "ok":
             return f"no layout: {row['reason']}"

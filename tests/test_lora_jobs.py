@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ import rlperf
 from rlperf.cost.weight_sync import adapter_payload
 from rlperf.errors import SpecError
 from rlperf.frameworks.registry import FRAMEWORKS
+from rlperf.layout import Layout
 from rlperf.plan.answer.gains import gains
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, resolve
 from rlperf.plan.search.rollout_columns import rollout_columns
 from rlperf.plan.search.screen import FORGIVEN, screen
+from rlperf.sim.rl_step.engine import replica_memory
 from rlperf.specs.job import Job
 
 
@@ -74,6 +77,20 @@ def test_every_further_adapter_takes_its_bytes_and_is_read_once_by_those_it_serv
     assert factor == pytest.approx(1.0, rel=1e-6)
     assert slower[0] == pytest.approx(0.0, abs=1e-9) and slower[3] == pytest.approx(slower[2])
     assert 0.0 < slower[1] <= 7 * read_s
+
+
+def test_a_stage_of_an_engine_holds_its_layers_adapters() -> None:
+    context, _ = judged(8)
+    architecture, settings = context.tasks[0].architecture, context.job.pool("rollout").settings.filled()
+
+    def weights(stages: int, jobs: int) -> float:
+        layout = Layout.of(pipeline_parallel=stages)
+        site = replace(context.site, adapter_jobs=jobs)
+        memory = replica_memory(site, architecture, settings, layout, np.full(1, 0.7), np.full(1, 64))
+        return float(memory.weight_bytes[0])
+
+    whole, half = (weights(stages, 8) - weights(stages, 1) for stages in (1, 2))
+    assert half == pytest.approx(whole / 2, rel=1e-6)
 
 
 def test_a_trainer_holds_all_adapters_and_their_moments_and_one_set_of_gradients() -> None:

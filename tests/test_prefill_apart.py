@@ -15,6 +15,7 @@ from rlperf.errors import SpecError
 from rlperf.frameworks.export import plan_texts
 from rlperf.frameworks.imports import import_config
 from rlperf.plan.answer.gains import gains
+from rlperf.plan.answer.prediction import assumptions, idle_fractions
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import resolve
@@ -220,6 +221,25 @@ def test_the_program_chooses_as_brute_force_does() -> None:
     found = planned([0, 1, 2])
     assert found[0] == pytest.approx(best[0], rel=1e-6)
     assert found[1] == best[1]
+
+
+def test_with_turns_they_are_refused_where_the_rollout_runs_ahead() -> None:
+    ahead = {"modes": ["async"], "limits": {"staleness": 4}}
+    job = Job.model_validate({**job_of([0, 2], "searching", "verl").model_dump(exclude_unset=True), **ahead})
+    with pytest.raises(SpecError, match="not predicted in modes that run ahead"):
+        resolve(job)
+    resolve(Job.model_validate({**job_of([0, 2], "math", "verl").model_dump(exclude_unset=True), **ahead}))
+
+
+@pytest.mark.parametrize("readers", [1, 7])
+def test_all_replicas_are_counted(readers: int) -> None:
+    context = resolve(job_of([readers], "searching"))
+    task = context.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    evaluation = Judge(context, task).evaluate(demand, screen(context, task, (demand,), keep=1).configurations[0])
+    assert evaluation.rollouts[0].all_devices == 8
+    assert 0.0 < sum(idle_fractions(evaluation).values()) <= 1.0
+    assert not any("simulated" in note for note in assumptions(context, evaluation))
 
 
 def test_a_plan_says_what_they_gained() -> None:

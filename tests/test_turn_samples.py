@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import rlperf
+from rlperf.cost.layers.vision import Images
 from rlperf.errors import SpecError
 from rlperf.frameworks.export import plan_texts
 from rlperf.frameworks.imports import import_config
@@ -116,3 +118,11 @@ def test_skyrl_and_areal_have_a_key_and_read_it_back(tmp_path: Path) -> None:
 def test_frameworks_without_a_key_refuse_it_by_name(framework: str) -> None:
     with pytest.raises(SpecError, match=r"no key for trainer\.turn_samples"):
         rlperf.plan_job(job_of(framework, turn_samples=True))
+
+
+def test_turns_of_prompts_with_images_are_refused() -> None:
+    context = resolve(job_of(turn_samples=True))
+    task = context.tasks[0]
+    demand = replace(task.source.demand(task.batches[0], None, 0), images=Images(0.5, 256.0))
+    with pytest.raises(SpecError, match="turn_samples of prompts with images is not predicted"):
+        _ = demand.by_turn

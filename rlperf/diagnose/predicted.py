@@ -224,6 +224,11 @@ def explain_prediction(
     steps: PredictedSteps, *, floor: float = FLOOR, limits: Thresholds | None = None, notes: tuple[str, ...] = ()
 ) -> Explanation:
     """Explain predicted rl_steps; advice on the rollout carries gains simulated again with the knob turned."""
+    if steps.apart is not None:
+        notes = (
+            *notes,
+            "prompts are read apart: reading and sending a later turn shows as tools",
+        )
     # A predicted controller takes what its framework takes: a cost of the plan, never a fault.
     found = explain_graph(
         steps.graph(), floor=floor, limits=limits or replace(Thresholds(), serial=np.inf), notes=notes

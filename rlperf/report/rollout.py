@@ -54,7 +54,7 @@ def rollout_figure(result: RolloutResult, form: str = "svg", title: str = "") ->
     _draw_along_time(running, result, "running", "decoding requests\nper replica")
     _draw_along_time(held, result, "held_tokens", "cache held\nper replica [tokens]")
     held.set_xlabel("time since the rollout began [s]")
-    _draw_lost(lost, result.lost, float(result.devices.sum()) * result.makespan_s)
+    _draw_lost(lost, result.lost, result.all_devices * result.makespan_s)
     figure.suptitle(title or f"rollout of {len(result.finish_s)} trajectories: {result.makespan_s:.1f} s")
     return saved(figure, form)
 

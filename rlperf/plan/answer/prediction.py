@@ -174,7 +174,7 @@ def idle_fractions(evaluation: Evaluation) -> dict[str, float]:
 
 def _lost_share(evaluation: Evaluation, cause: str) -> float:
     """Share of the rollout's device-seconds that a cause takes [1]."""
-    spent = sum(result.makespan_s * float(result.devices.sum()) for result in evaluation.rollouts)
+    spent = sum(result.makespan_s * result.all_devices for result in evaluation.rollouts)
     return float(sum(getattr(r.lost, cause) for r in evaluation.rollouts)) / spent
 
 
@@ -182,8 +182,8 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
     """What was filled in, in words."""
     framework = context.trainers[int(evaluation.trainer.backend[0])].framework
     notes = [*context.shape_notes, *evaluation.demand.notes]
-    replicas = evaluation.configuration.pool("rollout").layout.data_parallel
-    simulated = len(evaluation.rollouts[0].members)
+    result, replicas = evaluation.rollouts[0], evaluation.configuration.pool("rollout").layout.data_parallel
+    simulated = len(result.members) + len(result.readers)
     if simulated < replicas:
         which = "the fullest, that of the longest response, others evenly"
         notes.append(f"{simulated} of {replicas} rollout replicas simulated: {which}")
@@ -201,7 +201,8 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
 def _unfiltered(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
     """That dynamic sampling (DAPO) drops nothing, where neither the task nor its workload says how much it drops."""
     batch, name = evaluation.demand.batch, evaluation.demand.task
-    unstated = any(task.generated_prompts is None for task in context.job.tasks)
+    tasks = [task for task in context.job.tasks if task.name == name] or context.job.tasks  # one batch of all: mixed
+    unstated = any(task.generated_prompts is None for task in tasks)
     if context.job.algorithm != "dapo" or batch.generated > batch.prompts or not unstated:
         return ()
     return (
@@ -280,8 +281,7 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
     preempted = sum(result.preemptions / len(result.timelines) for result in evaluation.rollouts)
     share = _lost_share(evaluation, "preemption") if preempted else 0.0
     if share >= WORTH_A_WORD:
-        replicas = evaluation.configuration.pool("rollout").layout.data_parallel
-        each = preempted / len(evaluation.rollouts) * replicas
+        each = preempted / len(evaluation.rollouts) * evaluation.replicas.writers
         found.append(
             f"{each:,.0f} preemptions per rl_step take {share:.1%} of the rollout: {_against_preemption(stated)}"
         )

@@ -55,10 +55,11 @@ def step_view(evaluation: Evaluation, replicate: int = 0) -> StepView:
 def steady_state(evaluation: Evaluation, rl_steps: int = 50) -> AsyncResult | None:
     """The asynchronous steady state event by event: its period, staleness and queue; None in synchronous modes.
 
+    None with replicas that read prompts for the others, too: their queue and link are no part of these events.
     Lengths are those of the judged rl_steps, drawn group by group with replacement.
     """
     configuration = evaluation.configuration
-    if not MODES[configuration.mode].runs_ahead:
+    if not MODES[configuration.mode].runs_ahead or evaluation.replicas.apart is not None:
         return None
     limits = evaluation.replicas.limits
     run = steady_run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from rlperf.specs.cluster import Cluster
 from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.job import Job, Task
+from rlperf.specs.modes import MODES
 from rlperf.specs.pool import PoolSpec
 from rlperf.specs.profiles import architecture_reading, is_path, load_architecture, load_cluster
 from rlperf.specs.reader import Document, is_there, read_document, validate
@@ -226,7 +227,7 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
         attempt(partial(_scorer, job, scorer, folder), "scorers", index) for index, scorer in enumerate(job.scorers)
     ]
     found = attempt(partial(_mixed, job, tasks), "tasks") or []
-    problems += contradictions(job, cluster, document)
+    problems += [*contradictions(job, cluster, document), *_untold(job, found, document)]
     problems += incapable(job, [trainer for trainer in trainers if trainer is not None], document)
     if problems:
         raise SpecError(problems)
@@ -240,6 +241,17 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
         tasks=tuple(found),
         scorers=tuple(s for s in scorers if s is not None),
     )
+
+
+def _untold(job: Job, tasks: Sequence[TaskContext], document: Document | None) -> list[Problem]:
+    """What no mechanism tells: readers of prompts beside a trainer that runs on, where turns read again what grew."""
+    ahead = [mode for mode in job.modes if MODES[mode].runs_ahead]
+    readers = any(job.pool("rollout").settings.prefill_replicas or ())
+    if not (readers and ahead and any(task.source.turns > 1 for task in tasks)):
+        return []
+    text = f"prefill_replicas with several turns is not predicted in modes that run ahead ({', '.join(ahead)})"
+    hint = "leave one of them out"
+    return [document.problem(("modes",), text, hint) if document else Problem(text, suggestion=hint)]
 
 
 def engine_named(job: Job) -> tuple[str, tuple[str | int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -124,15 +125,21 @@ def _run(problem: pulp.LpProblem, time_limit_s: float) -> None:
     if not solver.available():
         raise SolverError("HiGHS is not installed (highspy)")
     try:
-        with _unprinted():
+        with _STANDARD_OUTPUT, _unprinted():
             problem.solve(solver)
     except pulp.PulpSolverError as error:
         raise SolverError(f"HiGHS: {error}") from error
 
 
+_STANDARD_OUTPUT = threading.Lock()
+
+
 @contextmanager
 def _unprinted() -> Iterator[None]:
-    """Standard output of the process to nowhere: HiGHS 1.16 prints its banner before it can be told not to."""
+    """Standard output of the process to nowhere: HiGHS 1.16 prints its banner before it can be told not to.
+
+    One thread at a time: it is the process's, and two at once would each restore what the other had set.
+    """
     try:
         kept = os.dup(1)
     except OSError:  # closed: nothing can be printed

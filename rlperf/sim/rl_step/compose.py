@@ -113,7 +113,7 @@ def steady_rollout_s(rollout: RolloutResult) -> float:
     The device-seconds of the synchronous rollout less those lost to tail and imbalance, spread over all devices. It
     is a bound (nothing left of the tail), reached when the queue is deep enough.
     """
-    devices = float(rollout.devices.sum())
+    devices = float(rollout.all_devices)
     lost = (rollout.lost.tail + rollout.lost.imbalance) / devices
     return max(rollout.makespan_s - lost, 0.05 * rollout.makespan_s)
 

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from rlperf.cost.layers.vision import Images
+from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
 from rlperf.workload import LengthTable
@@ -101,7 +102,14 @@ class Demand:
 
     @cached_property
     def by_turn(self) -> Demand:
-        """The same rl_steps as a trainer sees them to which every turn is a sample, with the context before it."""
+        """The same rl_steps as a trainer sees them to which every turn is a sample, with the context before it.
+
+        Raises
+        ------
+        SpecError : prompts hold images, whose share of a context is not told
+        """
+        if self.images is not None:
+            raise SpecError(Problem(f"{self.task}: turn_samples of prompts with images is not predicted"))
         tables = tuple(table.turns(self.batch.sequences) for table in self.tables)
         samples = max(round(float(np.mean([table.n for table in tables]))), 1)
         return replace(self, tables=tables, batch=replace(self.batch, samples=samples))

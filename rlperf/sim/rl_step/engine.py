@@ -73,7 +73,7 @@ def tabulate(
 
 
 def _adapter_bytes(site: Site, architecture: Architecture, layout: Layout) -> FloatArray:
-    """What a device holds of one LoRA job's adapter [bytes]: one of its two matrices is split by tensor parallelism."""
+    """A LoRA job's adapter on a device of each pipeline stage [bytes]: tensor parallelism splits one matrix of two."""
     if not site.adapter_rank:
         return np.zeros(())
     whole = adapter_payload(architecture, site.adapter_rank).dense_bytes
@@ -165,7 +165,7 @@ def replica_memory(
         draft = draft_memory(replica, wanted, as_float(running))
         held = held + draft.weight_bytes + draft.logit_bytes
         weights, per_token = weights + draft.weight_bytes, 1.0 + draft.cache_share
-    others = (site.adapter_jobs - 1) * _adapter_bytes(site, architecture, layout)
+    others = (site.adapter_jobs - 1) * _adapter_bytes(site, architecture, layout) / layout.pipeline_parallel
     held, weights = held + others, weights + others
     share = np.maximum(1.0 - held / np.maximum(found.kv_cache_bytes, 1.0), 0.0)
     shape = np.shape(fraction)

@@ -95,6 +95,11 @@ class RolloutResult:
         return self.generated_tokens / self.makespan_s
 
     @property
+    def all_devices(self) -> int:
+        """Of all replicas, those that only read prompts (as many devices each) with them."""
+        return int(self.devices.sum()) + len(self.readers) * int(self.devices[0])
+
+    @property
     def preemptions(self) -> int:
         """Of all replicas."""
         return sum(t.preemptions for t in self.timelines)

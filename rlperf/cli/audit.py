@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 UNPREDICTED = "keys and rules hold, but memory and time could not be predicted: that is no pass"
 
 
+def _share(value: float) -> float:
+    """A probability; the range is checked here, for beside the option it makes the help too tall for a screen."""
+    if not 0.0 <= value <= 1.0:
+        raise typer.BadParameter(f"{value:g} is not between 0 and 1")
+    return value
+
+
 def audit(
     config: Config,
     framework: Framework = None,
@@ -34,18 +41,18 @@ def audit(
     workload: WorkloadName = None,
     log: Log = None,
     rollouts: Rollouts = None,
-    tokenizer: Annotated[str | None, typer.Option(help="tokenizer.json, for dumps that hold text only.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="For dumps of text: its tokenizer.json.")] = None,
     strict: Annotated[bool, typer.Option(help="Warnings fail the gate too.")] = False,
     most_risk: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Probability of running out of memory above which the gate fails.")
+        float, typer.Option(metavar="<share>", callback=_share, help="Most risk of out of memory.")
     ] = 0.5,
     plan: AlsoPlan = True,
     as_json: AsJson = False,
 ) -> None:
-    """Check a configuration before it costs GPU hours: rules, memory, keys without effect, settings that fight.
+    """Check a configuration before it costs GPU hours: rules, memory, keys without effect.
 
-    Exit code 0: nothing that fails; 1: an error was found, or memory runs out above --most-risk (with --strict also a
-    warning, or nothing that could be predicted); 2: it cannot be read, or a name that was given cannot be found.
+    Exit code 0: nothing fails; 1: an error, or memory above --most-risk
+    (with --strict a warning or no prediction, too); 2: it cannot be read.
 
     Example: rlperf audit run_grpo.yaml --cluster dgx_h100
     """

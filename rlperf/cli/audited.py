@@ -10,9 +10,7 @@ import typer
 Config = Annotated[list[Path], typer.Argument(help="YAML, launch script, overrides or flags; several are one.")]
 Framework = Annotated[str | None, typer.Option(help="Framework (==version); default: recognised.")]
 ClusterName = Annotated[str | None, typer.Option(help="Cluster that it runs on; default: dgx_h100, assumed.")]
-ArchitectureName = Annotated[
-    str | None, typer.Option(help="Shipped name or config.json, where the checkpoint's path does not say.")
-]
+ArchitectureName = Annotated[str | None, typer.Option(help="Name or config.json, if the path does not say.")]
 WorkloadName = Annotated[str | None, typer.Option(help="Lengths: preset, model or trace; default: math, assumed.")]
 Log = Annotated[Path | None, typer.Option(help="Step metrics of the run: console, JSONL, CSV, tfevents.")]
 Rollouts = Annotated[Path | None, typer.Option(help="Rollout dump of the run, for its lengths.")]

@@ -262,6 +262,17 @@ def test_slime_and_verl_have_a_key_and_read_it_back(tmp_path: Path) -> None:
         assert import_config([file], framework).run.rollout.prefill_replicas == 2
 
 
+def test_a_plan_over_two_nodes_has_only_groups_that_fit_into_one() -> None:
+    """verl places an engine that reads and those that write for it on one node: one reader of 16 is no plan."""
+    import rlperf
+
+    for readers, most in ((1, 8), (2, 16)):
+        plan = rlperf.plan_job(job_of([readers], framework="verl").model_copy(update={"nodes": 2}))
+        pool = next(each for each in plan.phases[0].pools if each.role == "rollout")
+        assert pool.devices <= most and pool.settings.prefill_replicas == readers
+        assert plan_texts(plan, "verl")
+
+
 @pytest.mark.parametrize("framework", ["nemo_rl", "openrlhf", "areal", "trl", "skyrl", "rlinf"])
 def test_frameworks_without_a_key_refuse_it_by_name(framework: str) -> None:
     import rlperf

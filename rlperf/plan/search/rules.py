@@ -71,6 +71,7 @@ def trainer_rule_flags(
 def pair_rule_flags(
     facts: FrameworkFacts, pairs: Pairs[RolloutColumns, TrainerColumns], backends: tuple[str, ...],
     architecture: Architecture, batch: Batch, job: Job, engine_name: str, mode: str,
+    devices_per_node: int,
 ) -> IntArray:  # fmt: skip
     """`Reject.FRAMEWORK` where a rule that speaks of the rollout, alone or with the trainer, is broken ``[pairs]``."""
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
@@ -91,7 +92,7 @@ def pair_rule_flags(
         ),
         "batch": batch_names(batch),
         "architecture": architecture_group(architecture),
-        "run": SimpleNamespace(mode=mode, async_enabled=MODES[mode].runs_ahead),
+        "run": SimpleNamespace(mode=mode, async_enabled=MODES[mode].runs_ahead, devices_per_node=devices_per_node),
     }
     for index, backend in enumerate(backends):
         for broken in facts.refused(names, backend, about="rollout").values():

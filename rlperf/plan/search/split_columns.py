@@ -221,6 +221,7 @@ class SplitColumns:
             flags |= pair_rule_flags(
                 self.facts, pairs, backends, self.architecture, self.demand.batch,
                 self.context.job, self.context.engine_profile.engine, self.split.mode,
+                self.context.cluster.devices_per_node,
             )  # fmt: skip
         return flags
 

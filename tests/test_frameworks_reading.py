@@ -284,6 +284,24 @@ def test_verl_says_by_a_switch_that_an_engine_of_each_group_reads_prompts(tmp_pa
         assert read.run.rollout.prefill_replicas == (2 if on else 0)
 
 
+@pytest.mark.parametrize(("writers", "whole"), [(3, True), (2, False)])
+def test_engines_of_verl_that_are_no_whole_groups_are_refused(tmp_path: Path, writers: int, whole: bool) -> None:
+    """Eight engines in groups of four, and of three: how many groups there are is no longer told by then."""
+    read = _read(
+        tmp_path, "verl==0.9", trainer__n_gpus_per_node=8, trainer__nnodes=2, **{
+            f"actor_rollout_ref__rollout__{name}": value for name, value in {
+                "name": "sglang", "tensor_model_parallel_size": 2, "disaggregation__enabled": True,
+                "disaggregation__decode_replicas": writers, "disaggregation__prefill_replicas": 2,
+                "disaggregation__decode_tensor_model_parallel_size": 4,
+            }.items()
+        }
+    )  # fmt: skip
+    findings = audit(read, plan=False, predict=False).findings
+    assert ("prefill_whole" not in {each.rule for each in findings}) == whole
+    unread = {each.key.rpartition(".")[2] for each in findings if each.rule == "uncounted"}
+    assert unread >= {"prefill_replicas", "decode_tensor_model_parallel_size"}
+
+
 def test_what_a_key_may_have_meant_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """An audit reads a file again for every change that it tries: a file with five such keys took 20 s."""
     asked = []

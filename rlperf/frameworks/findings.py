@@ -54,10 +54,17 @@ IDLE: dict[str, dict[str, tuple[str, str, str]]] = {
 """Keys that a framework takes and that do nothing: in which versions, under which engine (empty: all), and why."""
 _IN_FP32 = ("fp32", 32, "32", "32-true")
 _ON_HOST = "FSDP2 then keeps parameters, gradients and optimizer in host memory and updates them there"
+_APART = "actor_rollout_ref.rollout.disaggregation"
 BESIDE: dict[str, dict[str, tuple[tuple[object, ...], str, str]]] = {
     "verl": {
         f"{section}.offload_policy": ((True,), "", _ON_HOST)
         for section in ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp", "critic.model.fsdp_config")
+    }
+    | {
+        f"{_APART}.prefill_replicas": (tuple(range(2, 65)), "", "has several engines of a group read, where it is on"),
+        f"{_APART}.decode_tensor_model_parallel_size": (
+            tuple(range(1, 65)), "", "gives engines that write a tensor parallel of their own, where it is on"
+        ),
     },
     "rlinf": {
         "algorithm.down_sampling.do_down_sampling": ((True,), "", "trains on fewer responses than are generated"),

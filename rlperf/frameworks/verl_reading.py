@@ -105,7 +105,8 @@ def has_reference(flat: Flat) -> bool:
 @dataclass(frozen=True)
 class VerlFacts:
     """What rules ask of an imported configuration: pools and weight sync, the rollout's mode and memory; samples of a
-    microbatch over all GPUs, as older scripts state them, and whether those of one GPU stand beside them."""
+    microbatch over all GPUs, as older scripts state them, and whether those of one GPU stand beside them; engines of
+    which one reads prompts for the others."""
 
     rollout_mode: str
     free_cache_engine: bool
@@ -114,6 +115,7 @@ class VerlFacts:
     parameter_sync_step: int | None = None
     microbatch_of_all: int | None = None
     microbatch_twice: bool = False
+    prefill_group: int | None = None
 
 
 def read_placement(flat: Flat, run: Run, source: Source) -> Run:
@@ -149,6 +151,7 @@ def read_placement(flat: Flat, run: Run, source: Source) -> Run:
             sync_backend=str(flat.get(R + "checkpoint_engine.backend") or "naive") if own else None,
             parameter_sync_step=flat.get("trainer.v1.separate_async.parameter_sync_step") if own == R else None,
             microbatch_of_all=of_all if isinstance(of_all, int) else None,
+            prefill_group=1 + int(flat.get(R + "disaggregation.decode_replicas") or 1),
             microbatch_twice=None not in (of_all, flat.get(A + "ppo_micro_batch_size_per_gpu")),
         ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from rlperf.plan.question.context import Context, anchored, engine_named, resolv
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.own_files import folder_of
-from rlperf.specs.reader import Document, read_document, validate
+from rlperf.specs.reader import Document, parse_document, read_text, validate
 from rlperf.specs.short_job import SHORT, short_job
 from rlperf.sweep import Sweep, SweepResult, check_sweep, read_sweep
 from rlperf.sweep.run import Backend, run_sweep
@@ -93,14 +94,25 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
 
 SCRIPTS = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".py")
 """Suffixes of what launches a framework, which is no job."""
+_COMMAND = re.compile(
+    r"\A#!|^\s*(?:[A-Z_]+=\S+\s+)*(?:python3?|torchrun|accelerate|ray|srun|bash|uv|set|export)\s", re.M
+)
+"""What a line of a launch script begins with, and none of a job."""
 
 
 def _read(path: Path | str) -> Document:
-    """A job's or plan's file; a launch script is told apart, and what reads it named."""
-    if Path(path).suffix in SCRIPTS and Path(path).is_file():
-        hint = f"`rlperf import {path} --out job.yaml` makes one of it, `rlperf audit {path}` judges it as it is"
-        raise SpecError(Problem("is a launch script, no job", str(path), suggestion=hint))
-    return read_document(path)
+    """A job's or plan's file; a launch script is told apart by what it holds, and what reads it named."""
+    text = read_text(path)  # once: a pipe has it no second time
+    launches = Path(path).suffix in SCRIPTS or _COMMAND.search(text) is not None
+    try:
+        document = parse_document(text, str(path))
+        if isinstance(document.data, dict) or not launches:
+            return document
+    except SpecError:
+        if not launches:
+            raise
+    hint = f"`rlperf import {path} --out job.yaml` makes one of it, `rlperf audit {path}` judges it as it is"
+    raise SpecError(Problem("is a launch script, no job", str(path), suggestion=hint))
 
 
 def load_job(job: Job | Path | str) -> Job:

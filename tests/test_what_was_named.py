@@ -91,9 +91,11 @@ def test_knobs_that_the_planner_set_are_not_advised_against() -> None:
         assert _against_preemption(pool(stated)) == words
 
 
-def test_a_launch_script_is_no_job(tmp_path: Path) -> None:
-    script = tmp_path / "run.sh"
-    script.write_text("python3 -m verl.trainer.main_ppo " + "data.train_batch_size=64 " * 40)
+@pytest.mark.parametrize("name", ["run.sh", "launch.txt", "launch"])
+@pytest.mark.parametrize("head", ["", "#!/bin/bash\nset -x\n", "export A='b: {'\nCUDA_VISIBLE_DEVICES=0 "])
+def test_a_launch_script_is_no_job(name: str, head: str, tmp_path: Path) -> None:
+    script = tmp_path / name
+    script.write_text(head + "python3 -m verl.trainer.main_ppo " + "data.train_batch_size=64 " * 40)
     for command in (rlperf.plan_job, rlperf.predict_job):
         with pytest.raises(rlperf.SpecError, match=r"is a launch script, no job \(`rlperf import ") as refused:
             command(script)
@@ -102,7 +104,9 @@ def test_a_launch_script_is_no_job(tmp_path: Path) -> None:
     text.write_text("word " * 400)
     with pytest.raises(rlperf.SpecError) as refused:
         rlperf.plan_job(text)
-    assert len(str(refused.value)) < 400
+    assert len(str(refused.value)) < 400 and "launch script" not in str(refused.value)
+    with pytest.raises(rlperf.SpecError, match="no such file"):
+        rlperf.plan_job(tmp_path / "missing.sh")
 
 
 @pytest.mark.parametrize("gpu", ["a100_80gb", "A100 80GB", "a100_80g"])

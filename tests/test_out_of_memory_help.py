@@ -101,6 +101,14 @@ def test_a_plan_is_sought_with_another_trainer_where_none_fits(tmp_path: Path) -
     assert "--model Qwen/Qwen2.5-32B-Instruct --gpus 8 " in command and command.endswith("--out plan/")
 
 
+def test_a_script_without_kl_is_imported_where_no_option_says_so(tmp_path: Path) -> None:
+    large = tmp_path / "run.sh"
+    text = SCRIPT.replace("Qwen2.5-7B", "Qwen2.5-32B").replace("parallel_size=2", "parallel_size=4").rstrip()
+    large.write_text(text + " \\\n    actor_rollout_ref.actor.use_kl_loss=False\n")
+    note = next(n for n in rlperf.audit_config(large, cluster="dgx_h100").notes if "nothing fits with fsdp2" in n)
+    assert f"rlperf import {large} --cluster dgx_h100 --workload " in note and "--out job.yaml" in note
+
+
 def test_the_nearest_of_what_does_not_fit_is_what_its_keys_come_to(tmp_path: Path) -> None:
     large = tmp_path / "run.sh"
     large.write_text(SCRIPT.replace("Qwen2.5-7B", "Qwen2.5-32B"))

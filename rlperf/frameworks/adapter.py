@@ -51,6 +51,11 @@ class Source:
     launcher: Mapping[str, Value] = field(default_factory=dict)
     """What the launcher (accelerate, torchrun) is told: ``num_processes`` and the like; no keys of the framework."""
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files that keys stand in."""
+        return tuple(dict.fromkeys(file for file, _ in self.lines.values() if file))
+
 
 @dataclass(frozen=True)
 class Emission:

@@ -38,7 +38,7 @@ from rlperf.plan.question.words import layout_words
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.pool import ATTRIBUTES, PoolSpec
-from rlperf.specs.short_job import options_for
+from rlperf.specs.short_job import planned_anew
 from rlperf.specs.step_log import StepLog
 from rlperf.units import human_bytes, human_risk, human_seconds, with_probability
 
@@ -161,7 +161,7 @@ def audit(
     if together is not None:
         notes.append(f"with the settings above it fits: {human_seconds(together.rl_step_s)} per rl_step predicted")
     if plan and predicted is not None:
-        best, note = _best(job, facts, predicted.rl_step_s)
+        best, note = _best(job, facts, predicted.rl_step_s, imported.source.files)
         notes += [note] if note else []
     against, other = compared(predicted, log), _other_lengths(evaluation, log, job.tasks[0].workload)
     short = "" if evaluation is None else cache_shortage(evaluation)
@@ -343,7 +343,7 @@ def log_findings(imported: Imported, predicted: Prediction, log: StepLog) -> lis
     return found
 
 
-def _best(job: Job, facts: FrameworkFacts | None, now_s: float) -> tuple[Plan | None, str]:
+def _best(job: Job, facts: FrameworkFacts | None, now_s: float, files: Sequence[str]) -> tuple[Plan | None, str]:
     """The planner's best for the same tasks on the same devices, every layout open; a word where it gains nothing."""
     from rlperf.plan.planner import plan_job
 
@@ -355,7 +355,7 @@ def _best(job: Job, facts: FrameworkFacts | None, now_s: float) -> tuple[Plan | 
     try:
         best = plan_job(resolve(free), facts=facts)
     except InfeasibleError as error:
-        return _elsewhere(free, facts, error)
+        return _elsewhere(free, facts, error, files)
     except RlperfError as error:
         return None, f"no plan: {error}"
     slower = best.phases[0].predicted.rl_step_s >= now_s
@@ -363,21 +363,21 @@ def _best(job: Job, facts: FrameworkFacts | None, now_s: float) -> tuple[Plan | 
     return best, nothing if slower else ""
 
 
-def _elsewhere(job: Job, facts: FrameworkFacts | None, error: InfeasibleError) -> tuple[Plan | None, str]:
+def _elsewhere(
+    job: Job, facts: FrameworkFacts | None, why: RlperfError, files: Sequence[str]
+) -> tuple[Plan | None, str]:
     """The best plan with any trainer of the framework, where none fits with the configuration's own."""
     from rlperf.plan.planner import plan_job
 
-    own = ", ".join(job.trainer_backends)
     any_trainer = job.model_copy(update={"trainer_backends": ()})
     if facts is not None:
         any_trainer = as_framework_runs(any_trainer, facts)
     try:
         best = plan_job(resolve(any_trainer), facts=facts)
     except RlperfError:
-        return None, f"no plan: {error}"
-    asked = options_for(job)
-    then = f"; its configuration: rlperf plan {asked} --out plan/" if asked else ""
-    return best, f"nothing fits with {own}: the planner took another trainer{then}"
+        return None, f"no plan: {why}"
+    then = f"; its configuration: {asked}" if (asked := planned_anew(job, files)) else ""
+    return best, f"nothing fits with {', '.join(job.trainer_backends)}: the planner took another trainer{then}"
 
 
 def pools_words(phase: Phase) -> str:

@@ -3,6 +3,7 @@ mean. Everything else is a job's default, and the planner's choice."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from inspect import signature
 from shlex import quote
 from typing import Any
@@ -174,6 +175,24 @@ def options_for(job: Job) -> str:
     always = ("model", "gpus", "gpu", "prompts", "max_prompt", "max_response")
     said = {name: value for name, value in given.items() if name in always or value not in (None, usual[name])}
     return " ".join(f"--{name.replace('_', '-')} {quote(str(value))}" for name, value in said.items())
+
+
+def planned_anew(job: Job, files: Sequence[str]) -> str:
+    """The command that plans a job with layouts and trainer left open; empty where there is none.
+
+    No option says that a job has no KL term: where it alone differs, the job is imported from its own files.
+
+    >>> job = short_job("Qwen3-32B", 32, "h100").model_copy(update={"reference": False})
+    >>> planned_anew(job, ["run.sh"])
+    'rlperf import run.sh --cluster dgx_h100 --workload math --out job.yaml, planned without trainer_backends and pools'
+    """
+    if asked := options_for(job):
+        return f"rlperf plan {asked} --out plan/"
+    if not files or not options_for(job.model_copy(update={"reference": True})):
+        return ""
+    given = {"cluster": job.cluster, "workload": job.tasks[0].workload}
+    said = [*map(quote, files), *(f"--{name} {quote(str(value))}" for name, value in given.items())]
+    return f"rlperf import {' '.join(said)} --out job.yaml, planned without trainer_backends and pools"
 
 
 def _staleness(mode: str, stated: int | None) -> int:

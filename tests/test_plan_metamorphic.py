@@ -110,7 +110,9 @@ def test_names_of_tasks_change_nothing() -> None:
 
 def test_a_second_task_adds_its_own_time() -> None:
     other = {**TASK, "name": "short", "max_response_tokens": 256}
-    both, one, two = (planned(job(tasks=tasks)) for tasks in ([TASK, other], [TASK], [other]))
+    # the same budgets for all: alone, the short one is offered those of its own lengths
+    pools = [{"role": "trainer", "settings": {"token_budget": [3072, 10240]}}]
+    both, one, two = (planned(job(tasks=tasks, pools=pools)) for tasks in ([TASK, other], [TASK], [other]))
     apart = one.objective + two.objective
     assert apart * (1 - 1e-9) <= both.objective <= apart * 1.01  # one layout for both, which is neither's own
 

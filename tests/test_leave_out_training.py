@@ -96,6 +96,6 @@ def test_dense_stacks_carry_over_to_frameworks_left_out(measured_data: Path) -> 
     assert lines["Megatron-LM"].left_out.median < 12.0
     assert lines["Megatron-DeepSpeed"].left_out.median < 25.0  # 22.6 % over all stacks, by fits made anew
     assert lines["Megatron-DeepSpeed"].borrowed == "megatron_deepspeed: the pool"
-    assert lines["torchtitan (FSDP2)"].left_out.median < 14.0
+    assert lines["torchtitan (FSDP2)"].left_out.median < 15.0
     assert all(line.seen.median < line.left_out.median + 1.0 for line in lines.values())
     assert lines["all rows"].seen.median < 7.0

@@ -44,7 +44,7 @@ KEPT = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("count", slow_but((40, 60), 40))
+@pytest.mark.parametrize("count", slow_but((40, 200), 40))
 @pytest.mark.parametrize(("framework", "version"), CASES)
 def test_sampled_plans_export_with_known_keys_and_kept_rules(
     framework: str, version: str, count: int, tmp_path: Path
@@ -88,6 +88,28 @@ def _read_back(files: object, framework: str, version: str, folder: Path) -> Run
     source = read_source([folder / name for name in configs])
     run, _ = adapter.read(source, adapter.target(source, version))
     return run
+
+
+@pytest.mark.parametrize("version", ["0.7", "0.8"])
+@pytest.mark.parametrize("mode", ["one_step_off", "async", "streaming"])
+def test_verl_recipes_are_read_from_their_yaml_alone_and_with_their_script(
+    version: str, mode: str, tmp_path: Path
+) -> None:
+    """Their program stands in the script; in the YAML a rollout pool at the top is theirs, and nobody else's."""
+    runs = (sample_run(Random(seed), "verl", version) for seed in range(100))
+    run = next(run for run in runs if run.mode == mode)
+    files = export_run(run, adapter_of("verl"), version, "config").files
+    adapter = adapter_of("verl")
+    for names in (["config.yaml"], ["config.sh"], ["config.yaml", "config.sh"]):
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        source = read_source([tmp_path / name for name in names])
+        back, _ = adapter.read(source, adapter.target(source, version))
+        assert (back.mode, back.devices) == (mode, run.devices), names
+    # a program that is not theirs reads no such section
+    source = replace(read_source([tmp_path / "config.yaml"]), entry="verl.trainer.main_ppo")
+    if mode == "one_step_off":
+        assert adapter.read(source, adapter.target(source, version))[0].mode == "colocated"
 
 
 def test_verl_configs_are_yaml_with_the_base_of_the_version() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import jsonschema
@@ -45,6 +46,24 @@ def test_predict_of_a_plan_file_gives_the_plans_own_numbers(tmp_path: Path) -> N
     assert said["predicted"]["rl_step_s"] == plan.phases[0].predicted.rl_step_s
     assert set(said) == {"schema_version", "job", "predicted", "operators", "assumed", "calibration"}
     jsonschema.validate(said, schema_of("predict"))
+
+
+@pytest.mark.parametrize(("tasks", "words"), [(["other"], "a phase is of other"), ([], "a phase is of no task")])
+@pytest.mark.parametrize("command", ["predict", "report", "export"])
+def test_a_plan_of_a_task_that_its_job_lacks_is_refused(
+    tmp_path: Path, command: str, tasks: list[str], words: str
+) -> None:
+    data = yaml.safe_load(plan_yaml(small_plan()))
+    data["phases"][0]["tasks"] = tasks
+    file = tmp_path / "plan.yaml"
+    file.write_text(yaml.safe_dump(data))
+    shown = CliRunner().invoke(app, [command, str(file), *(["--out", str(tmp_path / "out")] * (command != "predict"))])
+    assert isinstance(shown.exception, SpecError) and words in str(shown.exception)
+
+
+@cache
+def small_plan() -> rlperf.Plan:
+    return rlperf.plan_job(Job.model_validate(SMALL))
 
 
 @pytest.mark.parametrize(

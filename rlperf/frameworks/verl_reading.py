@@ -33,11 +33,16 @@ ALSO_READ = frozenset(
 
 
 def is_async_recipe(source: Source) -> bool:
-    """Whether one of the asynchronous recipes runs: by its program, its base or its keys."""
+    """Whether one of the asynchronous recipes runs: by its program, its base or its keys.
+
+    The recipes alone read ``async_training`` and a ``rollout`` at the top (experimental/*/config/*.yaml); a program that
+    is named and is none of theirs has no such pool (0.8.0's trainer: ppo/ray_trainer.py:334, "only hybrid engine").
+    """
     return (
         "experimental" in source.entry
         or any("async_ppo" in base or "one_step" in base for base in source.bases)
-        or (any(key.startswith("async_training.") for key in source.keys))
+        or any(key.startswith("async_training.") for key in source.keys)
+        or (not source.entry and any(key.startswith("rollout.") for key in source.keys))
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlperf.plan.answer import notebook
 from rlperf.plan.question.pool import BatchSettings, PoolPlan, ScorerPlan
@@ -404,6 +404,15 @@ class Plan(Frozen):
     defaults: DefaultsComparison | None = Field(None, description="against the framework's defaults")
     run: RunTotals | None = Field(None, description="the whole run, where the job states one")
     phases: tuple[Phase, ...]
+
+    @model_validator(mode="after")
+    def _phases_are_of_the_job(self) -> Plan:
+        """A phase of a task that the job lacks would be judged as another one."""
+        known = {task.name for task in self.job.tasks}
+        for phase in self.phases:
+            if not phase.tasks or not known.issuperset(phase.tasks):
+                raise ValueError(f"a phase is of {', '.join(phase.tasks) or 'no task'}; the job has {', '.join(known)}")
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `rlperf plan --json` prints it."""

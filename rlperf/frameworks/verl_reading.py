@@ -35,8 +35,8 @@ ALSO_READ = frozenset(
 def is_async_recipe(source: Source) -> bool:
     """Whether one of the asynchronous recipes runs: by its program, its base or its keys.
 
-    The recipes alone read ``async_training`` and a ``rollout`` at the top (experimental/*/config/*.yaml); a program that
-    is named and is none of theirs has no such pool (0.8.0's trainer: ppo/ray_trainer.py:334, "only hybrid engine").
+    The recipes alone read ``async_training`` and a ``rollout`` at the top (experimental/*/config/*.yaml); a program
+    that is named and is none of theirs has no such pool (0.8.0's ppo/ray_trainer.py:334, "only hybrid engine").
     """
     return (
         "experimental" in source.entry

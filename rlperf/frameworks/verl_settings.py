@@ -107,8 +107,8 @@ def placement(run: Run, version: str) -> list[Setting]:
                     "one step off meets at every weight sync and throws nothing away"),
         ]  # fmt: skip
     if version == "0.7":
-        settings.append(Setting("trainer.use_legacy_worker_impl", "disable",
-                                "the recipes' workers; run them in a checkout of v0.7.1, the wheel has no programs"))  # fmt: skip
+        why = "the recipes' workers; start them in a checkout of v0.7.1, whose wheel has no programs of theirs"
+        settings.append(Setting("trainer.use_legacy_worker_impl", "disable", why))
     settings += [
         Setting("actor_rollout_ref.hybrid_engine", False),
         Setting("rollout.nnodes", own_nodes, "rollout's own nodes"),

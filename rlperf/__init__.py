@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlperf.layout import Layout
     from rlperf.plan.answer.plan import Plan, Prediction
     from rlperf.plan.question.context import read_job
+    from rlperf.ranking import plan_frameworks
     from rlperf.specs.architecture import Architecture
     from rlperf.specs.cluster import Cluster
     from rlperf.specs.job import Job
@@ -41,6 +42,7 @@ _HOME = {
     "export_plan": "rlperf.files",
     "load_architecture": "rlperf.specs.profiles",
     "load_cluster": "rlperf.specs.profiles",
+    "plan_frameworks": "rlperf.ranking",
     "plan_job": "rlperf.api",
     "predict_job": "rlperf.api",
     "read_job": "rlperf.plan.question.context",
@@ -66,6 +68,7 @@ __all__ = [
     "export_plan",
     "load_architecture",
     "load_cluster",
+    "plan_frameworks",
     "plan_job",
     "predict_job",
     "read_job",

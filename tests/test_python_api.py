@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -141,15 +139,13 @@ def test_every_answer_prints_for_people(tmp_path: Path) -> None:
     ("named", "others"), [("verl,slime", ("verl", "slime")), ("slime==0.3, verl==0.9,", ("slime==0.3", "verl==0.9"))]
 )
 def test_what_is_advised_for_several_frameworks_runs(named: str, others: tuple[str, ...]) -> None:
-    """An engine that nobody stated is each framework's own, in a what-if as in a sweep."""
+    """An engine that nobody stated is each framework's own, in a ranking as in a sweep."""
     with pytest.raises(SpecError) as raised:
         rlperf.predict_job(JOB.model_copy(update={"framework": named}))
-    advised = re.search(r"print\((rlperf\.what_if\(job, .*\))\) in Python", str(raised.value))
+    advised = re.search(r"(rlperf\.plan_frameworks\(job, .*\)) in Python", str(raised.value))
     assert advised
-    table = eval(
-        advised[1], {"rlperf": SimpleNamespace(what_if=partial(rlperf.what_if, plan=False, draws=1)), "job": JOB}
-    )
-    assert [row.name for row in table.rows] == [BASE, *others] and all(row.rl_step_s for row in table.rows)
+    ranking = eval(advised[1], {"rlperf": rlperf, "job": JOB})
+    assert {row.plan.job.framework for row in ranking.rows} == set(others)
     swept = check_sweep(Sweep(job=JOB.stated(), grid={"framework": list(others)}))
     for name in others:
         ask(Job.model_validate(with_values(swept.base, (("framework", name),))))
@@ -158,3 +154,34 @@ def test_what_is_advised_for_several_frameworks_runs(named: str, others: tuple[s
 def test_one_framework_and_a_comma_is_no_two() -> None:
     with pytest.raises(SpecError, match="write it without the comma"):
         rlperf.predict_job(JOB.model_copy(update={"framework": "verl,"}))
+
+
+def test_frameworks_are_ranked_by_the_objective_and_the_refused_stand_last_with_the_reason() -> None:
+    job = rlperf.short_job("Qwen3-8B", 8, max_response="2k", prompts=16, group=4, mode="one_step_off")
+    ranking = rlperf.plan_frameworks(job, "slime,verl,trl")
+    first, second, refused = ranking.rows
+    assert ranking.best is first.plan and first.plan is not None and second.plan is not None
+    assert first.plan.objective <= second.plan.objective and refused.plan is None
+    assert second.loss == pytest.approx(second.plan.objective / first.plan.objective - 1.0)
+    alone = rlperf.plan_job(job, framework=second.plan.job.framework)
+    assert second.plan.objective == pytest.approx(alone.objective, rel=1e-12)
+    assert refused.framework.startswith("trl ") and "one_step_off" in refused.why_not
+    assert str(ranking).splitlines()[-1] == f"refused: {refused.framework}: {refused.why_not}"
+    rows = ranking.to_dict()["rows"]
+    assert [row["framework"].split()[0] for row in rows][-1] == "trl" and rows[0]["low_s"] < rows[0]["rl_step_s"]
+    assert rows[0]["peak_memory_bytes"] < 80 * 2**30 and rows[0]["modes"] == "one_step_off"
+
+
+def test_a_ranking_says_whose_overheads_are_borrowed() -> None:
+    skyrl = next(row for row in rlperf.plan_frameworks(JOB, ["verl", "skyrl"]).rows if "skyrl" in row.framework)
+    assert [words for words in skyrl.borrowed if "nobody measured its rl_steps" in words]
+    assert skyrl.apart is False, "the same overheads cannot be told apart"
+
+
+def test_a_ranking_refuses_what_no_framework_can_help() -> None:
+    with pytest.raises(SpecError, match="did you mean slime"):
+        rlperf.plan_frameworks(JOB, "verl,slimee")
+    with pytest.raises(SpecError, match="architecture"):
+        rlperf.plan_frameworks(JOB.model_copy(update={"architecture": "Qwen9-8B"}), "verl,slime")
+    with pytest.raises(SpecError, match="no framework is named"):
+        rlperf.plan_frameworks(JOB, [])

@@ -114,8 +114,8 @@ def test_gigabytes_of_a_device_are_spelt_either_way(gpu: str) -> None:
     assert load_device(gpu).name == "a100_80g_sxm"
 
 
-def test_several_frameworks_are_told_how_they_are_compared() -> None:
-    with pytest.raises(rlperf.SpecError, match=r'rlperf.what_if\(job, {"verl": {"framework": "verl"}, "slime": '):
+def test_several_frameworks_are_told_how_they_are_ranked() -> None:
+    with pytest.raises(rlperf.SpecError, match=r"ranked: rlperf plan --framework verl,slime, "):
         rlperf.plan_job(rlperf.short_job("Qwen3-8B", 8, framework="verl,slime"))
 
 
@@ -189,11 +189,8 @@ def test_a_group_of_one_has_nothing_to_be_better_than(group: int, algorithm: str
 
 
 def test_a_larger_loss_that_is_less_certain_is_explained() -> None:
-    def others(*pairs: tuple[float, bool]) -> list[Any]:
-        return [SimpleNamespace(loss=loss, distinguishable=apart) for loss, apart in pairs]
-
-    assert "the less certain one" in paired_words(others((0.264, True), (0.308, False)))
-    assert not paired_words(others((0.05, False), (0.264, True))) and not paired_words([])
+    assert "the less certain one" in paired_words([(0.264, True), (0.308, False)])
+    assert not paired_words([(0.05, False), (0.264, True)]) and not paired_words([])
 
 
 def test_the_mode_that_people_call_sync_is_named() -> None:

@@ -55,6 +55,26 @@ def test_a_plan_under_another_framework_obeys_its_rules(
     assert plan.phases[0].pool("trainer").settings.backend in ("fsdp2", "deepspeed", "accelerate_fsdp2")
 
 
+def test_several_frameworks_are_ranked_and_each_plan_gets_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("plan", *options({**SMALL, "mode": "one_step_off"}), "--framework", "verl,slime==0.3,trl")
+    code, out, err = ask(capsys, monkeypatch, *asked, "--out", str(tmp_path))
+    assert code == 0, err
+    assert max(out.index(" verl "), out.index(" slime ")) < out.index("refused: trl")
+    for name in ("verl", "slime-0.3"):
+        plan = validate(parse_document((tmp_path / name / "plan.yaml").read_text(), "plan.yaml"), rlperf.Plan)
+        assert plan.job.framework.replace("==", "-") == name and (tmp_path / name / "config" / "EXPORT.md").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["slime-0.3", "verl"]
+    code, out, err = ask(capsys, monkeypatch, *asked, "--json")
+    rows = json.loads(out)["rows"]
+    assert [bool(row["why_not"]) for row in rows] == [False, False, True]
+    assert ask(capsys, monkeypatch, *asked, "--what-if", "all")[0] == 2
+    too_large = options({**SMALL, "model": "Qwen3-235B-A22B"})
+    code, out, err = ask(capsys, monkeypatch, "plan", *too_large, "--framework", "verl,slime")
+    assert (code, out.count("refused: "), "no framework has a plan" in err) == (1, 2, True)
+
+
 @pytest.mark.parametrize(
     ("gpu", "gpus", "devices"),
     [("h100", 32, 32), ("a100", 4, 4), ("dgx_b200", 8, 8), ("l40s", 2, 2)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,28 +11,29 @@ import typer
 
 from rlperf.cli.asked import AskedJob, asks_job
 from rlperf.cli.output import AsJson, console, print_json, progress
-from rlperf.errors import Problem, SpecError
+from rlperf.errors import InfeasibleError, Problem, SpecError
 from rlperf.units import human_seconds
 
 if TYPE_CHECKING:
-    from rlperf.plan.question.context import Context
+    from rlperf.specs.job import Job
 
 
 @asks_job
 def plan(
     asked: AskedJob,
+    framework: Annotated[str | None, typer.Option(help="Another (verl==0.9); verl,slime or all: ranked.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for plan.yaml, report.md, figure, config.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for plan, report, figure, config; one in it for each ranked framework."
+        ),
     ] = None,
     risk: Annotated[float | None, typer.Option(min=0, max=1, help="0: mean (default); 1: the 95th.")] = None,
-    bold: Annotated[
-        bool,
-        typer.Option("--bold", help="Leave what is known to work for any gain, not only for one that can be told."),
-    ] = False,
+    bold: Annotated[bool, typer.Option("--bold", help="Leave what is known to work for any gain.")] = False,
     what_if: Annotated[str | None, typer.Option(help="all or names: their gains.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Best layouts, batches and lengths for a job, with the runner-up and what binds.
+    """Best layouts, batches and lengths for a job, and the runner-up.
 
     Example: rlperf plan job.yaml --out plan/ (or --what-if all)
 
@@ -44,15 +46,20 @@ def plan(
 
     if out is not None and out.exists() and not out.is_dir():
         raise SpecError(Problem("is a file, a folder is due", str(out)))
+    several = framework is not None and ("," in framework or framework.strip() == "all")
+    asked = replace(asked, framework=None if several else framework)
+    changes = {**({} if risk is None else {"risk": risk}), **({"bold": True} if bold else {})}
+    if several and what_if is not None:
+        raise SpecError("--what-if asks one framework: name one")
     if what_if is not None:
         _print_gains(asked, what_if, as_json)
         return
+    if several:
+        _rank(asked, str(framework), with_objective(load_job(asked.job()), changes), out, as_json)
+        return
     question = asked.question()
     context, facts = question.pair
-    if risk is not None:
-        context = with_objective(context, risk=risk)
-    if bold:
-        context = with_objective(context, bold=True)
+    context = replace(context, job=with_objective(context.job, changes))
     with progress("planning") as bar:
         found = plan_job(context, facts=facts, report=bar, defaults=question.defaults)
     written: list[Path] = []
@@ -78,10 +85,40 @@ def plan(
         screen.print(f"wrote {path}")
 
 
-def with_objective(context: Context, **changes: float) -> Context:
-    """The context with parts of its objective replaced."""
-    objective = context.job.objective.model_copy(update=changes)
-    return replace(context, job=context.job.model_copy(update={"objective": objective}))
+def with_objective(job: Job, changes: Mapping[str, float]) -> Job:
+    """The job with parts of its objective replaced."""
+    return job.model_copy(update={"objective": job.objective.model_copy(update=changes)}) if changes else job
+
+
+def _rank(asked: AskedJob, frameworks: str, job: Job, out: Path | None, as_json: bool) -> None:
+    """One job under several frameworks: the table, and every plan's files in a folder of its framework's name."""
+    from rich.table import Table
+
+    from rlperf.frameworks.export import plan_texts
+    from rlperf.ranking import HEAD, plan_frameworks
+    from rlperf.report.plan_files import write_plan_files
+
+    with progress("planning") as bar:
+        found = plan_frameworks(job, frameworks, report=bar, folder=asked.folder)
+    plans = [each.plan for each in found.rows if each.plan and out]
+    folders = {(out or Path()) / each.job.framework.replace("==", "-"): each for each in plans}
+    for path, each in folders.items():
+        write_plan_files(each, path, plan_texts(each, folder=asked.folder), folder=asked.folder)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        screen = console()
+        screen.print(f"job [bold]{job.name}[/bold] ({asked.label}): {job.architecture} on {job.cluster}")
+        table = Table()
+        for head in HEAD:
+            table.add_column(head, no_wrap=head == "framework")
+        for cells in found.cells():
+            table.add_row(*cells)
+        screen.print(table)
+        for line in (*found.notes(), *(f"wrote {path}" for path in folders)):
+            screen.print(line, markup=False)
+    if found.best is None:
+        raise InfeasibleError("no framework has a plan for this job")
 
 
 def _print_gains(asked: AskedJob, what_if: str, as_json: bool) -> None:

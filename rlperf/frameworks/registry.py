@@ -36,8 +36,7 @@ def adapter_of(name: str) -> Adapter:
     wanted = _ALIASES.get(wanted, wanted)
     if "," in wanted:
         several = [each.strip() for each in name.split(",") if each.strip()]
-        names = ", ".join(f'"{each}": {{"framework": "{each}"}}' for each in several)
-        hint = f"side by side, with intervals: print(rlperf.what_if(job, {{{names}}})) in Python"
+        hint = f"ranked: rlperf plan --framework {','.join(several)}, rlperf.plan_frameworks(job, {several}) in Python"
         if len(several) < 2:
             raise SpecError(Problem(f"{name!r} is no name of a framework", suggestion="write it without the comma"))
         raise SpecError(Problem(f"{name!r} are several frameworks, one is due", suggestion=hint))

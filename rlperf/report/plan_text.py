@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rlperf.plan.answer.plan import Phase, Plan, Prediction, RunnerUp
@@ -177,10 +177,14 @@ def kind_rows(phase: Phase) -> list[tuple[str, ...]]:
     return list(kinds.values()) if len(kinds) > 1 else []
 
 
-def paired_words(others: Sequence[RunnerUp]) -> str:
-    """Why one that loses more may not be told apart where one that loses less may; empty where none does."""
-    apart = [other.loss for other in others if other.distinguishable]
-    close = [other.loss for other in others if not other.distinguishable]
+def paired_words(others: Iterable[tuple[float, bool]]) -> str:
+    """Why one that loses more may not be told apart where one that loses less may; empty where none does.
+
+    ``others`` : of each what it loses, and whether it can be told from the first
+    """
+    told = list(others)
+    apart = [loss for loss, sure in told if sure]
+    close = [loss for loss, sure in told if not sure]
     if not apart or not close or max(close) <= min(apart):
         return ""
     return (
@@ -317,7 +321,7 @@ def print_plan(plan: Plan, out: Console) -> None:
             out.print(table)
             others = [*filter(None, (phase.runner_up,)), *phase.next_best]
             shown = {(other.mode, other.backend): other for other in reversed(others)}
-            if words := paired_words(list(shown.values())):
+            if words := paired_words((other.loss, other.distinguishable) for other in shown.values()):
                 out.print(words)
         for line in (*phase.binds, *(line for line in sensitivity_lines(phase) if "better" in line)):
             out.print(f"- {line}")

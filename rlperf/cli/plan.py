@@ -40,9 +40,6 @@ def plan(
     Example: rlperf plan --model Qwen3-32B --gpus 32 --gpu h100 --framework verl --max-response 16k
     """
     from rlperf.api import load_job
-    from rlperf.frameworks.export import losses, plan_texts
-    from rlperf.frameworks.expressible import modes_words
-    from rlperf.plan.planner import plan_job
 
     if out is not None and out.exists() and not out.is_dir():
         raise SpecError(Problem("is a file, a folder is due", str(out)))
@@ -53,10 +50,21 @@ def plan(
         raise SpecError("--what-if asks one framework: name one")
     if what_if is not None:
         _print_gains(asked, what_if, as_json)
-        return
-    if several:
+    elif several:
         _rank(asked, str(framework), with_objective(load_job(asked.job()), changes), out, as_json)
-        return
+    else:
+        _plan(asked, changes, out, as_json)
+
+
+def _plan(asked: AskedJob, changes: Mapping[str, float], out: Path | None, as_json: bool) -> None:
+    """One plan; ``changes``: of the job's objective."""
+    from rlperf.api import load_job
+    from rlperf.frameworks.export import losses, plan_texts
+    from rlperf.frameworks.expressible import modes_words
+    from rlperf.plan.planner import plan_job
+    from rlperf.report.plan_files import write_plan_files
+    from rlperf.report.plan_text import print_plan
+
     question = asked.question()
     context, facts = question.pair
     context = replace(context, job=with_objective(context.job, changes))
@@ -64,14 +72,10 @@ def plan(
         found = plan_job(context, facts=facts, report=bar, defaults=question.defaults)
     written: list[Path] = []
     if out is not None:
-        from rlperf.report.plan_files import write_plan_files
-
         written = write_plan_files(found, out, plan_texts(found, folder=asked.folder), folder=asked.folder)
     if as_json:
         print_json(found.model_dump(mode="json"))
         return
-    from rlperf.report.plan_text import print_plan
-
     screen = console()
     screen.print(f"job [bold]{found.job.name}[/bold] ({asked.label}): {found.job.architecture} on {found.job.cluster}")
     for note in context.shape_notes:

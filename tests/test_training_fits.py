@@ -10,7 +10,7 @@ import pytest
 
 from rlperf.calibrate import timing_fits, trainer_fits
 from rlperf.calibrate.timing_fits import fit_rows
-from rlperf.calibrate.trainer_constants import SHARED, Timed
+from rlperf.calibrate.trainer_constants import EXPERTS, SHARED, Timed
 from rlperf.calibrate.trainer_rows import TrainingRow, read_training_rows
 from rlperf.calibrate.trainers import Knob
 from rlperf.calibrate.validate_memory import predict_peaks
@@ -75,6 +75,17 @@ def test_pooled_constants_are_found_and_what_rows_do_not_tell_stays(tmp_path: Pa
     assert found.timing.host_expert == load_trainer("fsdp2").timing.host_expert
     assert found.entry("Blackwell").measured
     assert not found.entry("Ampere").measured if any(e.generation == "Ampere" for e in found.generations) else True
+
+
+def test_slopes_of_all_constants_at_once_are_those_of_one_after_the_other(tmp_path: Path) -> None:
+    _, timed = made(tmp_path, {})
+    rows = timed.pool_rows
+    logs = rows.start + 0.2 * np.random.default_rng(0).standard_normal(rows.start.shape[1])
+    at_once, in_turn = rows.slopes(logs), replace(rows, moved=None).slopes(logs)
+    assert np.array_equal(at_once, in_turn)
+    assert (np.abs(at_once).max(axis=0) > 0.01).sum() > 5
+    experts = [place for place, one in enumerate(SHARED) if one.name in EXPERTS]
+    assert not at_once[:, experts].any()  # a dense model
 
 
 def test_intervals_are_read_where_a_fit_does_not_look(tmp_path: Path) -> None:

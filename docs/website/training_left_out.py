@@ -1,7 +1,7 @@
 """Writes what training loses where whole groups are left out: python docs/website/training_left_out.py [DATA]
 
 The tables of docs/guide/accuracy-training.md. DATA is found as in ``accuracy.py``. One fit of all backends serves all
-four groupings; every fit without a group takes a minute of a core, 47 in all. ``--only BY ...`` writes the tables of
+four groupings; every fit without a group takes ten seconds of a core, 47 in all. ``--only BY ...`` writes the tables of
 these groupings alone.
 """
 

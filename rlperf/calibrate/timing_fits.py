@@ -72,7 +72,7 @@ class TimingFit:
     def without(self, held: BoolArray, *, anew: bool = False) -> TimingFit:
         """The same without some rows, along the same slopes, or ``anew``, from the prior on and along its own.
 
-        That takes a minute. Slopes at the constants of all rows need not lead to the best ones without some of them.
+        That takes ten seconds. Slopes at the constants of all rows need not lead to the best ones without some of them.
         """
         keep, rows = self.seen & ~held, self.timed.pool_rows
         found = fit_pool(rows, keep) if anew else fit_pool(rows, keep, slopes=self.slopes, turns=6)

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rlperf.calibrate.pooling import Constant, Kind, Rows
+from rlperf.calibrate.pooling import STEP, Constant, Kind, Rows
 from rlperf.calibrate.trainer_rows import TrainingRow
 from rlperf.calibrate.trainers import batches_of, stack
 from rlperf.cost.batching import Microbatches
@@ -148,17 +148,27 @@ class Timed:
             if key not in self._known:
                 if len(self._known) > 64 * len(self.batches):
                     self._known.clear()
-                self._known[key] = np.log(self._seconds(batch, values))
+                self._known[key] = np.log(self._seconds(batch, bounded(values)))
             found[batch.indices] = self._known[key]
         return found
 
-    def _seconds(self, batch: RowBatch, logs: FloatArray) -> FloatArray:
+    def moved(self, logs: FloatArray) -> FloatArray:
+        """The same with one constant after the other larger by `STEP` ``[rows, constants]``: one call a batch."""
+        found = np.repeat(self.predict(logs)[:, None], logs.shape[1], axis=1)
+        for batch in self.batches:
+            sets = np.tile(logs[batch.indices[0]], (len(batch.told), 1))
+            sets[np.arange(len(sets)), batch.told] += STEP
+            found[np.ix_(batch.indices, batch.told)] = np.log(self._seconds(batch, _by_set(sets, batch.told))).T
+        return found
+
+    def _seconds(self, batch: RowBatch, values: Mapping[str, FloatArray | float]) -> FloatArray:
+        """Of a batch's rows ``[rows]``; ``[sets, rows]`` where constants are those of several sets ``[sets, 1]``."""
         row = batch.row
-        trainer = with_constants(row.trainer, logs, row.trainer.generation(row.hardware.device))
+        trainer = with_constants(row.trainer, values, row.trainer.generation(row.hardware.device))
         cost = training_update(
             row.architecture, row.hardware, trainer, batch.layout, batch.microbatches, row.options
         ).total_s
-        return np.broadcast_to(cost, batch.indices.shape)
+        return np.broadcast_to(cost, (*cost.shape[:-1], len(batch.indices)))
 
     @cached_property
     def pool_rows(self) -> Rows:
@@ -166,6 +176,7 @@ class Timed:
         groups = [labels_of(row.backend, generation_of(row.hardware.device), row.device) for row in self.rows]
         return Rows(
             predict=self.predict,
+            moved=self.moved,
             measured=np.log(np.array([row.update_s for row in self.rows], dtype=np.float64)),
             constants=CONSTANTS,
             kinds=KINDS,
@@ -205,9 +216,20 @@ def bounded(logs: FloatArray) -> dict[str, float]:
     return {one.name: min(max(value, one.low), one.high) for one, value in values}
 
 
-def with_constants(trainer: TrainerCalibration, logs: FloatArray, entry: Generation) -> TrainerCalibration:
-    """A backend with constants from their logarithms, on devices of one entry alone."""
-    values = bounded(logs)
+def _by_set(sets: FloatArray, told: IntArray) -> dict[str, FloatArray | float]:
+    """Constants by name from the logarithms of several sets ``[sets, constants]``: those told ``[sets, 1]``."""
+    values = np.clip(np.exp(sets), [one.low for one in SHARED], [one.high for one in SHARED])
+    several = set(told.tolist())
+    return {
+        one.name: values[:, place, None] if place in several else float(values[0, place])
+        for place, one in enumerate(SHARED)
+    }
+
+
+def with_constants(
+    trainer: TrainerCalibration, values: Mapping[str, FloatArray | float], entry: Generation
+) -> TrainerCalibration:
+    """A backend with other constants, on devices of one entry alone."""
     stack_part: dict[str, object] = {"arranged": True}
     stack_part |= {one.name: values[one.name] for one in OF_STACK if one.serves(trainer.id)}
     device_part = {one.name: values[one.name] for one in OF_DEVICE}

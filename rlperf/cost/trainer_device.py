@@ -122,7 +122,7 @@ class TrainerDevice:
         return self.options.switches or self.trainer.switches
 
     @cached_property
-    def rate(self) -> float:
+    def rate(self) -> FloatArray | float:
         """Sustained over short-burst rate of its matrix products [1]."""
         slower = self.generation.rowwise if self.switches.rowwise else 1.0
         return sustained(self.generation, self.options.dtype) / slower

@@ -19,7 +19,7 @@ def launch_s(arch: Architecture, trainer: TrainerCalibration, layout: Layout, sw
     timing, stack = trainer.timing, stack_of(arch)
     left = {"none": 1.0, "partial": timing.graph_host, "full_iteration": 0.0}[switches.cuda_graph]
     moe: FloatArray | float = timing.host_moe_layer * stack.routed_share
-    if timing.host_expert:
+    if arch.experts:
         held = sum(route.count * count for route, count in stack.routed) / arch.layers
         moe = moe + timing.host_expert * held / layout.expert_parallel
     waiting = timing.drop_host if switches.drops_tokens else 1.0
@@ -86,7 +86,7 @@ def stage_times(
     return StageTimes(each, mean, longest, np.maximum(paced - busy, 0.0) + timing.microbatch)
 
 
-def paced_s(device: FloatArray, host: FloatArray, norm: float) -> FloatArray:
+def paced_s(device: FloatArray, host: FloatArray, norm: FloatArray | float) -> FloatArray:
     """Seconds of work that a host launches while a device runs it: the longer one, and more where they are close.
 
     (device^q + host^q)^(1/q): launches vary, so near the crossing each waits for the other at times.
@@ -95,6 +95,6 @@ def paced_s(device: FloatArray, host: FloatArray, norm: float) -> FloatArray:
     (3.0, 1.091)
     """
     longer = np.maximum(np.maximum(device, host), 1e-30)
-    if norm >= 32.0:
+    if np.all(norm >= 32.0):
         return np.asarray(longer)
     return np.asarray(longer * (1.0 + (np.minimum(device, host) / longer) ** norm) ** (1.0 / norm))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.memory_risk import out_of_memory_risk
 from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.trainer_memory import trainer_memory
 from rlperf.layout import Layout
@@ -102,7 +103,7 @@ def test_over_limit(case: Case) -> None:
     batch = Microbatches.of(tokens, tokens * min(tokens, 4096.0), min(tokens, 4096.0), case.microbatches)
     layout = Layout.of(**case.layout)
     parts = trainer_memory(load_architecture(case.architecture), hw, load_trainer(case.trainer), layout, batch)
-    assert float(parts.total) > hw.device.memory, case.why
+    assert float(parts.total) > hw.device.usable_memory, case.why
 
 
 def test_documented_logits_of_58_gib() -> None:
@@ -114,7 +115,7 @@ def test_documented_logits_of_58_gib() -> None:
     whole = trainer_memory(arch, hw, load_trainer("fsdp2"), layout, batch)
     chunked = trainer_memory(arch, hw, load_trainer("fsdp2"), layout, batch, UpdateOptions(chunked_loss=True))
     assert float(whole.logits) >= 58 * 2**30
-    assert float(whole.total) > hw.device.memory > float(chunked.total)
+    assert float(whole.total) > hw.device.usable_memory > float(chunked.total)
 
 
 def test_there_are_thirty() -> None:
@@ -135,14 +136,19 @@ def test_rows_that_ran_fit(measured_data: Path) -> None:
     new = {row.row_id for row in table if is_new("training", row)}
     ran = [row for row in read_all(TrainingRow, table)[0] if not row.assumed]
     wrong: list[str] = []
+    sure = 0
     for indices in batches_of(ran):
         first = ran[indices[0]]
         layout, batch = stack([ran[i].layout for i in indices], [ran[i].microbatches for i in indices])
         parts = trainer_memory(first.architecture, first.hardware, first.memory_trainer, layout, batch, first.options)
-        over = (parts.total > first.hardware.device.memory).ravel()
-        wrong += [ran[i].row_id for i, too_large in zip(indices, over, strict=True) if too_large]
+        limit, trainer = first.hardware.device.usable_memory, first.memory_trainer
+        risks = out_of_memory_risk(parts.total.ravel(), limit, trainer.memory_low, trainer.memory_high)
+        wrong += [ran[i].row_id for i, risk in zip(indices, risks, strict=True) if risk > 0.5]
+        sure += int((risks > 0.9).sum())
     came = [row.row_id for row in ran if row.row_id in new]
     assert len(ran) - len(came) > 500
-    assert len(set(wrong) - new) <= 0.03 * (len(ran) - len(came))
+    # four rows on A100 40 GB lie between the 39.49 GiB that a process sees and the data sheet's 40: p 0.52 to 0.58
+    assert len(set(wrong) - new) <= 0.035 * (len(ran) - len(came))
+    assert sure <= 0.02 * len(ran)
     # groups that nobody had in view: recipes that recompute parts of a layer which the table does not name
     assert len(set(wrong) & new) <= 0.10 * len(came)

@@ -86,7 +86,7 @@ def test_screen_and_prediction_hold_a_trainer_against_the_same_risk() -> None:
     columns = trainer_columns_of(context, task.architecture, demand, grid, lenient=True)[16]
     intervals = [(each.calibration.memory_low, each.calibration.memory_high) for each in context.trainers]
     low, high = np.array(intervals)[columns.backend].T
-    risk = out_of_memory_risk(columns.peak_bytes, context.hardware.device.memory, low, high)
+    risk = out_of_memory_risk(columns.peak_bytes, context.hardware.device.usable_memory, low, high)
     refused = (columns.flags & int(Reject.MEMORY)) != 0
     np.testing.assert_array_equal(refused, risk > 0.1)  # training has half of the job's risk
     assert 0 < refused.sum() < refused.size

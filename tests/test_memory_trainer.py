@@ -283,7 +283,7 @@ def test_first_knob_names_what_is_largest(
     h100: Hardware, megatron: TrainerCalibration, fsdp2: TrainerCalibration
 ) -> None:
     arch = load_architecture("Qwen2.5-7B")
-    limit = h100.device.memory * 0.92
+    limit = h100.device.usable_memory * 0.92
     replicas = Layout.of(data_parallel=8)
     parts = trainer_memory(arch, h100, megatron, replicas, Microbatches.of(4096.0, 4096.0**2, 4096.0, 4.0))
     assert first_knob(replicas, parts, limit).setting.startswith("distributed optimizer")  # type: ignore[union-attr]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import rlperf
 from rlperf.errors import SpecError
 from rlperf.specs import profiles
 from rlperf.specs.cluster import Device
@@ -235,3 +236,35 @@ def test_devices_agree_with_the_collected_data_sheets(measured_data: Path) -> No
         assert device.peaks.int8 == (pytest.approx(float(row["int8_tops"]) * 1e12) if row["int8_tops"] else None)
         if row["boost_mhz"]:
             assert device.boost_clock == float(row["boost_mhz"]) * 1e6
+
+
+@pytest.mark.data
+def test_an_h100_is_as_large_as_engines_found_it(measured_data: Path) -> None:
+    """What vLLM shares out at start-up is its fraction of what the process sees, not of the data sheet [GiB]."""
+    parts = ("weights_gib", "activation_gib", "non_torch_gib", "kv_cache_gib")
+    with (measured_data / "memory" / "vllm_engine_memory.csv").open() as stream:
+        seen = sorted(
+            sum(float(row[name]) for name in parts) / float(row["gpu_mem_util"]) for row in csv.DictReader(stream)
+        )
+    assert seen[:-1] == pytest.approx([load_device("h100").usable_memory / 2**30] * 7, abs=0.012)
+    assert load_device("h100").usable_memory < 81559 * 2**20 < load_device("h100").memory  # nvidia-smi's lies between
+
+
+@pytest.mark.data
+def test_devices_are_as_large_as_runs_recorded(measured_data: Path) -> None:
+    names = {"NVIDIA L4": "l4", "NVIDIA A100-SXM4-40GB": "a100_40g_sxm"}
+    with (measured_data / "memory" / "rl_lora_phases.csv").open() as stream:
+        seen = {(names[row["device"]], float(row["device_total_bytes"])) for row in csv.DictReader(stream)}
+    assert seen == {(name, load_device(name).usable_memory) for name in names.values()}
+
+
+def test_limits_keep_to_what_a_process_sees_and_say_where_nobody_recorded_it() -> None:
+    known, unknown = (
+        rlperf.predict_job(model="Qwen2.5-1.5B", gpus=8, gpu=gpu, max_response="1k", prompts=16)
+        for gpu in ("h100", "a100")
+    )
+    for use in known.memory_bytes.values():
+        assert use.limit == pytest.approx(79.18 * 2**30) and use.total < use.limit
+    assert unknown.memory_bytes["trainer"].limit == 80 * 2**30
+    said = [[note for note in each.assumed if "as on its data sheet" in note] for each in (known, unknown)]
+    assert not said[0] and len(said[1]) == 1 and said[1][0].startswith("a100_80g_sxm: ")

@@ -53,7 +53,7 @@ def predict_peaks(rows: list[TrainingRow], trainer: TrainerCalibration | None = 
         parts = trainer_memory(
             first.architecture, first.hardware, trainer or first.memory_trainer, layout, batch, first.options
         )
-        out[indices] = np.minimum(parts.allocated, first.hardware.device.memory - parts.context)
+        out[indices] = np.minimum(parts.allocated, first.hardware.device.usable_memory - parts.context)
     return out
 
 
@@ -143,7 +143,7 @@ def phase_bytes(row: PhaseRow, trainer: TrainerCalibration | None = None) -> flo
     largest = min(row.sequences * row.seq_len, space.engine_batch_tokens)
     unused = largest * 2.0 * (3.0 * arch.ffn_hidden + arch.hidden) * space.engine_activation
     outside = space.engine_outside + space.context_per_multiprocessor * (device.multiprocessors or 0)
-    return row.engine_share * device.memory + outside - unused
+    return row.engine_share * device.usable_memory + outside - unused
 
 
 def _phase_training(row: PhaseRow, trainer: TrainerCalibration) -> MemoryParts:
@@ -215,4 +215,4 @@ def known_to_fit_share(row: Row, token_budget: float = 16384.0) -> float:
     batch = Microbatches.of(token_budget / 2, token_budget / 2 * 2048.0, 2048.0, 4.0)
     rank = 32 if "LoRA" in row.text("task") else None
     parts = trainer_memory(arch, hw, trainer, layout, batch, UpdateOptions(lora_rank=rank, chunked_loss=True))
-    return float(parts.total + trainer.workspace.engine_asleep) / hw.device.memory
+    return float(parts.total + trainer.workspace.engine_asleep) / hw.device.usable_memory

@@ -109,7 +109,7 @@ def engine_memory(
     activation = np.minimum(activation, 0.1 * hw.device.memory)  # small cards profile with smaller budgets
     captured = np.full_like(weights, memory.graphs if graphs else 0.0)
     other = memory.non_torch + np.where(replica.tensor * replica.pipeline > 1.0, memory.non_torch_parallel, 0.0)
-    left = fraction * hw.device.memory - weights - activation - captured - other
+    left = fraction * hw.device.usable_memory - weights - activation - captured - other
     cache = np.maximum(left, 0.0)
     per_token = np.maximum(kv_bytes_per_token(replica), 1e-9)
     return EngineMemory(weights, activation, captured, other, cache, cache / per_token * replica.attention_data)

@@ -215,7 +215,7 @@ def _fine_tuning(verdict: MemoryVerdict) -> Risk:
     batch = Microbatches.fixed(layout, float(config["seq_len"]), float(np.ravel(layout.data_parallel)[0] * microbatch))
     parts = trainer_memory(load_architecture(architecture_named(verdict.architecture)), device, trainer, layout, batch)
     peak = float(parts.total + parts.logits * (tensor - 1))
-    memory = device.device.memory
+    memory = device.device.usable_memory
     risk = float(out_of_memory_risk(peak, memory, trainer.memory_low, trainer.memory_high))
     return Risk(verdict, risk, peak, memory, "trainer")
 
@@ -322,7 +322,7 @@ def _rl_step(verdict: MemoryVerdict) -> Risk:
         found["rollout"] = (risk_of_engine, uses["rollout"].total)
     role = max(found, key=lambda each: found[each][0])
     probability = 1.0 - float(np.prod([1.0 - risk for risk, _ in found.values()]))
-    return Risk(verdict, probability, found[role][1], context.hardware.device.memory, role)
+    return Risk(verdict, probability, found[role][1], context.hardware.device.usable_memory, role)
 
 
 def _peaks(context: Context, evaluation: Evaluation, entropy: bool) -> FloatArray:

@@ -90,7 +90,9 @@ def _longest_alone_s(context: Context, task: TaskContext, demand: Demand) -> flo
 def _engines(context: Context, task: TaskContext, demand: Demand) -> list[EngineStepCost]:
     """What the engine_steps of every layout and precision cost that the job leaves open."""
     cluster, arch = context.rollout_hardware.cluster, task.architecture
-    shape = Shape(arch, 1, cluster.scale_up_domain, demand.batch.longest_tokens, context.rollout_hardware.device.memory)
+    shape = Shape(
+        arch, 1, cluster.scale_up_domain, demand.batch.longest_tokens, context.rollout_hardware.device.usable_memory
+    )
     shape = replace(shape, devices=4 * shape.engine_reach)
     found: list[EngineStepCost] = []
     for columns in Columns(context, task).variants():

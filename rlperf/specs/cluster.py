@@ -87,7 +87,10 @@ class Device(Frozen):
     generation: str = Field(description="architecture name, such as Hopper sm90")
     peaks: Peaks
     attained: Attained | None = None
-    memory: Annotated[Bytes, _POSITIVE] = Field(description="what the driver reports where known")
+    memory: Annotated[Bytes, _POSITIVE] = Field(description="of the data sheet, or what the driver reports")
+    memory_usable: Annotated[Bytes, _POSITIVE] | None = Field(
+        None, description="what a process sees of it (cudaMemGetInfo), which limits keep to; left out: `memory`"
+    )
     memory_bandwidth: Annotated[BytesPerSecond, _POSITIVE]
     memory_type: str
     l2_cache: Annotated[Bytes, _POSITIVE] | None = None
@@ -107,6 +110,11 @@ class Device(Frozen):
     )
     sources: dict[str, str]
     notes: str = ""
+
+    @property
+    def usable_memory(self) -> float:
+        """Most that a process can hold of it, its context included [bytes]; `memory` where nobody recorded it."""
+        return self.memory if self.memory_usable is None else min(self.memory, self.memory_usable)
 
 
 class Link(Frozen):

@@ -197,7 +197,7 @@ def better_device(random: Random) -> Pair:
     """A cluster, and the same with something better."""
     data, by = job(random), random.choice([1.1, 1.5, 2.0])
     name, change = random.choice([
-        ("memory", lambda hw: _device(hw, memory=hw.device.memory * by)),
+        ("memory", lambda hw: _device(hw, memory=hw.device.memory * by, memory_usable=hw.device.usable_memory * by)),
         ("memory_bandwidth", lambda hw: _device(hw, memory_bandwidth=hw.device.memory_bandwidth * by)),
         ("host_bandwidth", lambda hw: _device(hw, host_bandwidth=hw.device.host_bandwidth * by)),
         ("peaks", lambda hw: _device(hw, peaks=_faster(hw.device.peaks, by))),

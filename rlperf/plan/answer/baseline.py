@@ -91,7 +91,7 @@ def _run(context: Context, judge: Judge, decision: Decision, demand: Demand) -> 
     evaluation = judge.evaluate(demand, found.configurations[0])
     if short := cache_shortage(evaluation):
         return short
-    device = context.hardware.device.memory
+    device = context.hardware.device.usable_memory
     for role, use in memory_uses(context, evaluation).items():
         if use.total > device:
             return f"the {role} needs {human_bytes(use.total)} of {human_bytes(device)} per device"

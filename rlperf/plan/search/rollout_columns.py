@@ -76,7 +76,7 @@ def awake_limits(context: Context, beside: FloatArray) -> FloatArray:
     communicators and graphs, and a colocated trainer that waits.
     """
     risk = context.job.limits.out_of_memory_risk / PHASES
-    return context.rollout_hardware.device.memory - beside * (spread_at(risk, *ENGINE_SPREAD) - 1.0)
+    return context.rollout_hardware.device.usable_memory - beside * (spread_at(risk, *ENGINE_SPREAD) - 1.0)
 
 
 def rollout_columns(
@@ -94,7 +94,7 @@ def rollout_columns(
         devices,
         context.rollout_hardware.cluster.scale_up_domain,
         demand.batch.longest_tokens,
-        context.rollout_hardware.device.memory,
+        context.rollout_hardware.device.usable_memory,
     )
     layout, flags = rollout_layouts(shape, pool)
     return _columns(context, architecture, demand, pool, layout, flags, counted or Counted(demand), lenient)

@@ -240,7 +240,7 @@ class SplitColumns:
         if MODES[self.split.mode].shares_devices:
             beside = beside + self.rollout.asleep_bytes[r]
         risk = self.context.job.limits.out_of_memory_risk / PHASES
-        spare = self.context.hardware.device.memory - beside * spread_at(risk, *ENGINE_SPREAD)
+        spare = self.context.hardware.device.usable_memory - beside * spread_at(risk, *ENGINE_SPREAD)
         return np.asarray(awake_bytes <= spare)
 
     def _over_limits(self, usage: Usage, rl_step_s: FloatArray) -> IntArray:

@@ -59,7 +59,7 @@ class TrainerColumns(TrainerStage):
 def peak_limit(context: Context, trainer: TrainerStack) -> float:
     """Most that a trainer's predicted peak may be, its neighbours included, at the job's risk [bytes]."""
     own, risk = trainer.calibration, context.job.limits.out_of_memory_risk / PHASES
-    return context.hardware.device.memory / float(spread_at(risk, own.memory_low, own.memory_high))
+    return context.hardware.device.usable_memory / float(spread_at(risk, own.memory_low, own.memory_high))
 
 
 def peak_limits(context: Context, backend: IntArray) -> FloatArray:

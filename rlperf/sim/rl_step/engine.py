@@ -174,7 +174,7 @@ def replica_memory(
         weight_bytes=np.broadcast_to(weights, shape),
         workspace_bytes=np.broadcast_to(found.activation_bytes + asleep, shape),
         cache_bytes=np.broadcast_to(found.kv_cache_bytes * share, shape),
-        awake_bytes=np.broadcast_to(fraction * site.rollout_hardware.device.memory, shape),
+        awake_bytes=np.broadcast_to(fraction * site.rollout_hardware.device.usable_memory, shape),
         asleep_bytes=np.broadcast_to(asleep, shape),
         kv_tokens=np.broadcast_to(found.kv_tokens * share / per_token, shape),
     )

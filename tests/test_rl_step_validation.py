@@ -273,13 +273,35 @@ def test_skyrl_runs_single_sequences_without_padding_and_waits_for_the_host(fram
 
 @pytest.mark.parametrize(("gpu", "slower"), [("h100_sxm", True), ("a100_80g_sxm", False)])
 def test_trainers_with_the_second_flash_attention_are_slower_where_a_newer_one_exists(gpu: str, slower: bool) -> None:
-    row = read_row(ROW | {"gpu": gpu, "osl_mean": "15000", "seq_limit": "20000", "trainer_tensor_parallel": "4"})
-    own = load_framework_calibration("nemo_rl_megatron")
-    newest = own.model_copy(update={"training": own.training.model_copy(update={"attention_kernel": "flash"})})
-    second, first = predict_step(row, framework=own), predict_step(row, framework=newest)
+    long = ROW | {"gpu": gpu, "osl_mean": "15000", "seq_limit": "20000", "trainer_tensor_parallel": "4"}
+    # its key's default since 0.6; before, TransformerEngine took the newest
+    first, second = (
+        predict_step(read_row(long | {"framework": "verl (vLLM + Megatron)", "framework_version": version}))
+        for version in ("0.5", "0.6")
+    )
     for stage in ("train_s", "scoring_s"):
         assert (second.stage_s(stage) > 1.05 * first.stage_s(stage)) is slower
         assert second.stage_s(stage) >= first.stage_s(stage)
+
+
+@pytest.mark.parametrize(
+    ("framework", "trainer", "kernel"),
+    [
+        ("verl", "fsdp2", "flash2"), ("verl", "megatron", "flash2"), ("verl==0.5", "megatron", "flash"),
+        ("areal", "fsdp2", "flash2"), ("areal", "megatron", "flash"), ("openrlhf", "deepspeed", "flash2"),
+        ("trl", "ddp", "flash2"), ("slime", "megatron", "flash2"), ("skyrl", "megatron", "flash2"),
+        ("rlinf", "fsdp2", "flash2"), ("rlinf", "megatron", "flash"), ("nemo_rl", "fsdp2", "flash2"),
+    ],
+)  # fmt: skip
+def test_attention_is_a_fact_of_framework_trainer_and_release(framework: str, trainer: str, kernel: str) -> None:
+    assert load_framework_calibration(framework, trainer).training.attention_kernel == kernel
+
+
+def test_rows_run_what_the_facts_of_their_own_framework_say() -> None:
+    # overheads are verl's, which runs the second FlashAttention; RLinf leaves Megatron's choice to TransformerEngine
+    found = predict_step(read_row(ROW | {"framework": "RLinf (SGLang + Megatron-Core)"}))
+    assert (found.framework.id, found.framework.training.attention_kernel) == ("verl_megatron", "flash")
+    assert found.context.job.framework == "rlinf"
 
 
 def test_architectures_beside_the_file_come_first(tmp_path: Path) -> None:

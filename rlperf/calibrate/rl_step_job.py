@@ -69,7 +69,7 @@ def job_of(row: StepRow, workload: str = "recording") -> Job:
         "reference": row.scoring_passes > 1,
         "old_policy": row.scoring_passes > 0,
         "in_flight_updates": row.in_flight_updates,
-        "framework": "skyrl" if row.of_skyrl else framework.framework,
+        "framework": row.software.facts or framework.framework,
         "engine": row.engine,
         "trainer_backends": [row.trainer],
         "modes": [mode],
@@ -150,8 +150,7 @@ def context_of(row: StepRow, law: AssumedLengths, framework: FrameworkCalibratio
     source = LengthSource(task, recording, lambda: fit_model(recording), row.architecture.vision is not None)
     if row.in_flight_updates is not None:
         facts = facts.model_copy(update={"in_flight_updates": row.in_flight_updates})
-    if row.of_skyrl:  # its relative pads to the job's limit, SkyRL nothing
-        facts = facts.model_copy(update={"training": facts.training.model_copy(update={"pads": "nothing"})})
+    facts = facts.running(job.framework, row.trainer, row.release)
     own = load_trainer(row.trainer)
     stack = TrainerStack(row.trainer, trainer_in_framework(own, facts), facts, keys_of(own, facts.framework))
     return Context(

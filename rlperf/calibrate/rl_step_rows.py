@@ -404,7 +404,7 @@ class StepRow(Reading):
     @property
     def of_skyrl(self) -> bool:
         """Whether SkyRL ran it, of whose keys and defaults more is known than of its seconds."""
-        return "skyrl" in self.row.text("framework").lower()
+        return self.software.facts == "skyrl"
 
     @property
     def recompute_stated(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlperf.cost.dtypes import DTYPES
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.framework_names import FRAMEWORKS
 from rlperf.specs.rl_calibration import framework_trainers
 
 
@@ -14,13 +15,15 @@ from rlperf.specs.rl_calibration import framework_trainers
 class Software:
     """Names of the calibrations of framework, trainer backend and engine.
 
-    ``stands_in``: why the framework's is a relative's, empty where it is its own.
+    ``stands_in``: why the framework's is a relative's, empty where it is its own; ``facts``: the framework itself, of
+    which keys and defaults are known and no seconds.
     """
 
     framework: str
     trainer: str
     engine: str
     stands_in: str = ""
+    facts: str = ""
 
 
 _FRAMEWORKS = (
@@ -74,14 +77,15 @@ def software_of(text: str) -> Software:
     words = text.lower().strip()
     if not words:
         raise SpecError("the row names no framework")
-    framework, stands_in = _first(_FRAMEWORKS, words), ""
+    framework, stands_in, facts = _first(_FRAMEWORKS, words), "", ""
     if framework is None:
         framework = _first(_RELATIVES, words) or "verl_fsdp"
         stands_in = f"nothing of {text.strip()} is known: overheads of a relative"
+        facts = next((name for name in FRAMEWORKS if name in words), "")
     trainer = _first(_TRAINERS, words) or framework_trainers(framework)[0]
     own = "vllm" if stands_in else _OWN_ENGINE.get(framework, "vllm")
     engine = _first(_ENGINES, words) or own
-    return Software(framework, trainer, engine, stands_in)
+    return Software(framework, trainer, engine, stands_in, facts)
 
 
 def dtype_named(text: str, column: str) -> str:

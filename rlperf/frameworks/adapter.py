@@ -124,7 +124,7 @@ def framework_facts(framework: str, version: str | None = None) -> FrameworkFact
     except ValidationError as error:
         problems += problems_of(error, Document(data, document.lines, document.file), FrameworkFacts)
         raise SpecError(problems) from error
-    problems += _rule_problems(facts, document)
+    problems += _rule_problems(facts, document) + _attention_problems(facts, document)
     if problems:
         raise SpecError(problems)
     adapter: Adapter = import_module(f"rlperf.frameworks.{framework}").ADAPTER
@@ -200,6 +200,20 @@ def _rule_problems(facts: FrameworkFacts, document: Document) -> list[Problem]:
                     hint = did_you_mean(name, known[group]) if group in known else did_you_mean(group, known)
                     where = ("rules", index, part)
                     problems.append(document.problem(where, f"there is no {group}.{name} that a rule may ask", hint))
+    return problems
+
+
+def _attention_problems(facts: FrameworkFacts, document: Document) -> list[Problem]:
+    """Kernels that no trainer would ever be given: of trainers and versions that the framework has not."""
+    problems = []
+    for backend, spans in facts.attention.items():
+        if backend not in facts.backends:
+            problems.append(document.problem(("attention", backend), f"backends are {', '.join(facts.backends)}"))
+        for span in spans:
+            try:
+                versions_of(span, facts.versions)
+            except ValueError as error:
+                problems.append(document.problem(("attention", backend, span), str(error)))
     return problems
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
 from types import SimpleNamespace
@@ -135,6 +136,37 @@ def facts_data(framework: str) -> dict[str, Any]:
     return {} if document is None else dict(document.data)
 
 
+Attention = Literal["flash", "flash2"]
+"""Kernel of a trainer's attention from Hopper on: the newest, or the second FlashAttention's."""
+
+
+def trainer_facts(framework: str, backend: str, version: str) -> dict[str, str]:
+    """What facts say of how a trainer computes in a release, under names of `TrainerOverheads`.
+
+    Of the newest release where ``version`` is no number; what a framework's own facts leave open, its relative's say.
+
+    >>> [trainer_facts("verl", "megatron", version) for version in ("0.5", "main")]
+    [{'attention_kernel': 'flash'}, {'attention_kernel': 'flash2'}]
+    """
+    data = facts_data(framework)
+    found = trainer_facts(data["relative"], backend, "") if data.get("relative") else {}
+    for span, kernel in data.get("attention", {}).get(backend, {}).items():
+        first, dash, last = ("", "-", "") if span == "all" else span.partition("-")
+        if _release(first, 0) <= _release(version, NEWEST) <= _release(last if dash else first, NEWEST):
+            found["attention_kernel"] = kernel
+    return found | ({"pads": data["pads"]} if data.get("pads") else {})
+
+
+NEWEST = 1 << 30
+"""Stands for the release of what has no number: main, a commit."""
+
+
+def _release(text: str, otherwise: int) -> tuple[int, int]:
+    """Major and minor number of a release."""
+    found = re.match(r"v?(\d+)\.(\d+)", text.strip())
+    return (int(found.group(1)), int(found.group(2))) if found else (otherwise, otherwise)
+
+
 class FrameworkFacts(Frozen):
     """A framework in one version and backend, for the planner and the cost of an rl_step."""
 
@@ -158,6 +190,7 @@ class FrameworkFacts(Frozen):
     rules: tuple[Rule, ...] = ()
     sources: dict[str, str]
     relative: str = Field("", description="framework whose overheads it is predicted with until its own are measured")
+    attention: dict[str, dict[str, Attention]] = Field({}, description="trainer backend -> span of versions -> kernel")
     pads: str = Field("", description="to what it pads unpacked sequences, where its relative does otherwise")
 
     def rules_of(self, *groups: str, backend: str = "") -> tuple[Rule, ...]:

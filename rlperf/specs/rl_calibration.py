@@ -16,7 +16,7 @@ from pydantic import Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import Z95
-from rlperf.specs.framework import facts_data
+from rlperf.specs.framework import Attention, facts_data, trainer_facts
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.profiles import search_path
@@ -37,8 +37,6 @@ Transport = Literal[
     "disk",
     "delta",
 ]
-
-
 DRIFT_SEEN = 2
 """Releases over which a drift is carried on: those that it was seen over."""
 UNFITTED = "verl_megatron"
@@ -134,7 +132,7 @@ class TrainerOverheads(Frozen):
     fused_gradients : whether products add to the accumulated gradient themselves; without, each is added in a pass
     pipeline_padding : with pipeline stages, packed microbatches are padded to the token budget (equal shapes)
     logits : bytes per logit of its loss, if not as the backend's calibration has them
-    attention_kernel : of its trainer from Hopper on: the newest (flash) or that of the flash-attn package (flash2)
+    attention_kernel : of its trainer from Hopper on (set by `FrameworkCalibration.running`)
     skew_exponent : busiest expert-parallel device over the mean = expert_parallel ** this, real routers [1]
     """
 
@@ -157,7 +155,7 @@ class TrainerOverheads(Frozen):
     fused_gradients: bool = True
     pipeline_padding: bool = False
     logits: LogitBytes | None = None
-    attention_kernel: Literal["flash", "flash2"] = "flash"
+    attention_kernel: Attention = "flash"
     skew_exponent: float = Field(0.1, ge=0.0)
     skew_source: str = (
         "NeMo-RL's calibration rows prefer 0 to 0.1 (x1.0 to x1.2 at EP8) to the 0.25 of kernel tables with power-law "
@@ -338,17 +336,19 @@ class FrameworkCalibration(Frozen):
         interrupts = self.partial_rollout and row.form_where(in_flight) is not Form.BARRIER
         return self.model_copy(update={"in_flight_updates": in_flight, "partial_rollout": interrupts})
 
-    def borrowed_by(self, name: str, pads: str | None = None) -> FrameworkCalibration:
-        """The same for a framework that nobody measured: another name, and what its source says of padding.
-
-        Its intervals are a stranger's.
+    def borrowed_by(self, name: str) -> FrameworkCalibration:
+        """The same for a framework that nobody measured: another name, and a stranger's intervals.
 
         >>> load_framework_calibration("verl_fsdp").borrowed_by("mine").id
         'mine (with overheads of verl_fsdp)'
         """
-        own_training = self.training.model_copy(update={"pads": pads} if pads else {})
-        titled = {"id": f"{name} (with overheads of {self.id})", "framework": name, "training": own_training}
+        titled = {"id": f"{name} (with overheads of {self.id})", "framework": name}
         return self.as_stranger().model_copy(update={**titled, "calibrated_on": ()})
+
+    def running(self, framework: str, trainer: str, version: str) -> FrameworkCalibration:
+        """With what a framework's facts say of this trainer in a release; what they leave open stays as it is."""
+        said = trainer_facts(framework, trainer, version)
+        return self.model_copy(update={"training": self.training.model_copy(update=said)})
 
     def as_stranger(self) -> FrameworkCalibration:
         """With the intervals of frameworks that nobody fitted: those of a fitted one hold for itself alone."""
@@ -380,9 +380,8 @@ class FrameworkCalibration(Frozen):
 
 
 def _pick(fits: tuple[WeightSyncFit, ...], transport: Transport, owner: str) -> WeightSyncFit:
-    for fit in fits:
-        if fit.transport == transport:
-            return fit
+    if found := next((fit for fit in fits if fit.transport == transport), None):
+        return found
     known = ", ".join(fit.transport for fit in fits)
     raise SpecError(Problem(f"{owner} has no weight sync by {transport!r}", suggestion=f"it has: {known}"))
 
@@ -397,7 +396,8 @@ def load_framework_calibration(
     """
     found = _calibrations_of(framework, folder)
     chosen = next((each for each in found if trainer in each.trainers), found[0])
-    return chosen.at_release(framework.partition("==")[2])
+    release = framework.partition("==")[2]
+    return chosen.at_release(release).running(chosen.framework, trainer or chosen.trainers[0], release)
 
 
 def framework_trainers(framework: str, folder: Path | str | None = None) -> tuple[str, ...]:
@@ -419,12 +419,12 @@ def _calibrations_of(framework: str, folder: Path | str | None) -> list[Framewor
         for path in sorted((root / "calibrations" / "frameworks").glob("*.yaml")):
             files.setdefault(path.stem, path)
     names = [base] if base in files else sorted(name for name in files if name.startswith(f"{base}_"))
-    if not names and (relative := facts_data(base).get("relative")):
-        return [each.borrowed_by(base, facts_data(base).get("pads")) for each in _calibrations_of(relative, folder)]
-    if not names:
-        hint = did_you_mean(base, sorted(files))
-        raise SpecError(Problem(f"there is no framework calibration named {framework!r}", suggestion=hint))
-    return [_read(files[name]) for name in names]
+    if names:
+        return [_read(files[name]) for name in names]
+    if relative := facts_data(base).get("relative"):
+        return [each.borrowed_by(base) for each in _calibrations_of(relative, folder)]
+    hint = did_you_mean(base, sorted(files))
+    raise SpecError(Problem(f"there is no framework calibration named {framework!r}", suggestion=hint))
 
 
 @cache

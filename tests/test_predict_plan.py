@@ -61,6 +61,23 @@ def test_a_plan_of_a_task_that_its_job_lacks_is_refused(
     assert isinstance(shown.exception, SpecError) and words in str(shown.exception)
 
 
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [("layout", {"ulysses": "0"}), ("layout", {"tensor_parallel": 0}), ("layout", {"zero_stage": -1}),
+     ("settings", {"memory_fraction": 0.0}), ("settings", {"prefill_replicas": -1})],
+)  # fmt: skip
+def test_a_plan_with_degrees_that_no_pool_can_have_is_refused(
+    tmp_path: Path, part: str, changes: dict[str, object]
+) -> None:
+    data = yaml.safe_load(plan_yaml(small_plan()))
+    (name,) = changes
+    data["phases"][0]["pools"][0][part] |= changes
+    file = tmp_path / "plan.yaml"
+    file.write_text(yaml.safe_dump(data))
+    with pytest.raises(SpecError, match=f"{part}.{name}"):
+        rlperf.predict_job(file)
+
+
 @cache
 def small_plan() -> rlperf.Plan:
     return rlperf.plan_job(Job.model_validate(SMALL))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import Spread
 
@@ -94,5 +95,8 @@ def summarise(
 def spread_of(predicted: FloatArray, measured: FloatArray) -> Spread:
     """5th and 95th percentile of measured over predicted."""
     ratio = np.asarray(measured) / np.asarray(predicted)
-    low, high = np.quantile(ratio, [0.05, 0.95])
-    return Spread(low=round(float(low), 3), high=round(float(high), 3))
+    low, high = (round(float(each), 3) for each in np.quantile(ratio, [0.05, 0.95]))
+    if low <= 0.0:
+        said = f"the shortest of {len(ratio)} measured times are below a thousandth of what the fit gives them"
+        raise SpecError(Problem(said, suggestion="look at their shapes and units"))
+    return Spread(low=low, high=high)

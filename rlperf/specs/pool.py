@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
 
 from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from rlperf.specs.choice import Counts, Flags, Fractions, Naturals, Words
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.speculation import DraftSetting
-from rlperf.units import PositiveInt
+from rlperf.units import NonNegativeInt, PositiveInt
 
 Role = Literal["rollout", "trainer", "reference", "reward", "critic"]
 Recompute = Literal["none", "selective", "full"]
@@ -170,7 +170,7 @@ class LayoutChoice(LayoutForm[Counts | None, Naturals | None, Flags | None, Word
         return self
 
 
-class LayoutValues(LayoutForm[int, int, bool, Recompute, Offload]):
+class LayoutValues(LayoutForm[PositiveInt, NonNegativeInt, bool, Recompute, Offload]):
     """Layout of a pool as a plan states it (`rlperf.Layout` as plain numbers and words)."""
 
     @property
@@ -270,6 +270,7 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
         return Settings(**self.stated())
 
 
+_Share = Annotated[float, Field(gt=0.0, le=1.0)]
 SETTING_WORDS = {"optimizer": ("adam", "muon"), "router_replay": ("none", "R2", "R3")}
 """Settings that are one of a few words."""
 
@@ -305,8 +306,8 @@ class PoolSettings(
 
 class SettingsValues(
     SettingsForm[
-        str | None, bool | None, PositiveInt | None, float | None, str | None, bool | None, PositiveInt | None,
-        int | None,
+        str | None, bool | None, PositiveInt | None, _Share | None, str | None, bool | None, PositiveInt | None,
+        NonNegativeInt | None,
     ]
 ):  # fmt: skip
     """Settings of a pool as a plan states them; None: the pool has no such setting, or nothing to set it for."""

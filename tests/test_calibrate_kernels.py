@@ -264,7 +264,7 @@ def test_statistics_by_hand() -> None:
     assert pairwise_ranking(np.array([1.0, 2.0]), np.array([1.0, 1.001])) is None
     assert spread_of(np.ones(101), np.linspace(0.5, 1.5, 101)).low == pytest.approx(0.55)
     with pytest.raises(SpecError, match="below a thousandth of what the fit gives"):
-        spread_of(np.array([1e6, 1.0]), np.ones(2))
+        spread_of(np.full(4, 1e6), np.ones(4))
 
 
 def test_command_fits_and_writes(tmp_path: Path) -> None:

@@ -78,6 +78,15 @@ def test_a_plan_with_degrees_that_no_pool_can_have_is_refused(
         rlperf.predict_job(file)
 
 
+def test_a_plan_without_one_of_its_pools_is_refused(tmp_path: Path) -> None:
+    data = yaml.safe_load(plan_yaml(small_plan()))
+    data["phases"][0]["pools"] = [pool for pool in data["phases"][0]["pools"] if pool["role"] != "trainer"]
+    file = tmp_path / "plan.yaml"
+    file.write_text(yaml.safe_dump(data))
+    with pytest.raises(SpecError, match="a phase has no trainer pool"):
+        rlperf.predict_job(file)
+
+
 @cache
 def small_plan() -> rlperf.Plan:
     return rlperf.plan_job(Job.model_validate(SMALL))

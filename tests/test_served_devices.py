@@ -127,3 +127,10 @@ def test_amd_rows_outside_the_split_are_predicted(measured_data: Path) -> None:
     # on the pool's host times, which are not AMD's, and in intervals of other devices 230 of 272 lie inside (232 before
     # vLLM's experts on Hopper became Marlin's); by a fit without the device, as `--leave-out device` does, 0.89 do
     assert 0.84 < np.mean(inside) <= 1.0
+
+
+def test_a_factor_of_a_group_that_nobody_forms_is_refused_where_it_is_read() -> None:
+    found = load_engine_calibration("vllm").model_dump(exclude_unset=True)
+    found["factors"] = [{"kind": "day of the week", "group": "", "spread": 0.1}]
+    with pytest.raises(ValueError, match=r"(?s)factors.0.kind.*'release', 'device', 'family', 'path' or 'cell'"):
+        EngineCalibration.model_validate(found)

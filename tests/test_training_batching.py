@@ -98,6 +98,14 @@ def test_equal_sizes_on_demand() -> None:
         balanced_partitions(lengths, 3, equal_size=True)
 
 
+def test_many_more_ranks_than_sequences_take_no_memory_of_their_own() -> None:
+    """A script with a million nodes: a set for each rank would be eight million arrays."""
+    lengths = np.array([3.0, 9.0, 4.0])
+    groups = balanced_partitions(lengths, 8_000_000)
+    assert sorted(group.tolist() for group in groups) == [[0], [1], [2]]
+    assert slowest_lengths(lengths, 8_000_000).tolist() == [9.0]
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(1, 4096), min_size=1, max_size=40), st.integers(4096, 16384))
 def test_bins_hold_every_sequence(lengths: list[int], budget: int) -> None:

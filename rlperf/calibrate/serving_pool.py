@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from rlperf.calibrate.statistics import absolute_percentage_errors
 from rlperf.calibrate.tables import split_rank
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import Z95, Quality, Spread
-from rlperf.specs.engine_calibration import EngineCalibration, EngineOverhead, GroupFactor
+from rlperf.specs.engine_calibration import EngineCalibration, EngineOverhead, Grouped, GroupFactor
 
 FOLDS = 6
 """Parts that the configurations are cut into: each row is predicted by a fit of the five that it is not in."""
@@ -134,7 +135,7 @@ def _profile(pooled: Pooled, served: ServingRows, seen: BoolArray, profile: Engi
         }
     )
     spreads = {one.kind: one.spread for one in profile.factors if not one.group}
-    factors = tuple(one for kind in ("release", "device", "family", "path", "cell") for one in _factors(
+    factors = tuple(one for kind in get_args(Grouped) for one in _factors(
         pooled.levels, kind, name, spreads
     ))  # fmt: skip
     return profile.model_copy(update={"overhead": overhead, "factors": factors, "release": ""})
@@ -144,7 +145,9 @@ BESIDE = {"device": "engine_device", "family": "engine_family"}
 """Kinds that an engine has an effect of its own on, beside that of all engines."""
 
 
-def _factors(levels: Mapping[str, Levels], kind: str, engine: str, spreads: Mapping[str, float]) -> list[GroupFactor]:
+def _factors(
+    levels: Mapping[str, Levels], kind: Grouped, engine: str, spreads: Mapping[Grouped, float]
+) -> list[GroupFactor]:
     """Factors of one kind as an engine's profile holds them: the effect of all engines and its own, added up."""
     level = levels[kind]
     own = levels.get(BESIDE.get(kind, ""))

@@ -266,6 +266,8 @@ def balanced_partitions(lengths: FloatArray, parts: int, *, equal_size: bool = F
     if order.size == 0:
         return []
     set_of = np.empty(order.size, dtype=np.int64)
+    if not equal_size:
+        parts = min(parts, order.size)  # more would stay empty
     if equal_size:
         if order.size % parts:
             raise ValueError(f"{order.size} sequences do not divide into {parts} sets of equal size")

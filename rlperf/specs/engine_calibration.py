@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
@@ -34,6 +34,9 @@ class EngineOverhead(Frozen):
     quality: Quality = Quality()
 
 
+Grouped = Literal["release", "device", "family", "path", "cell"]
+
+
 class GroupFactor(Frozen):
     """What a group of served rows shows beside its engine's constants: ln of a factor on all of an engine_step.
 
@@ -41,7 +44,7 @@ class GroupFactor(Frozen):
     whose ``group`` is empty: what leaving such groups out has cost.
     """
 
-    kind: str = Field(description="release, device, family, path (family, dtype, device) or cell (with the release)")
+    kind: Grouped = Field(description="path: family, dtype and device together; cell: with the release, too")
     group: str
     log: float = 0.0
     spread: float = Field(ge=0, description="standard deviation of the logarithm")

@@ -12,14 +12,22 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import polars as pl
 
 import rlperf
+from rlperf.api import Question, ask
 from rlperf.errors import InfeasibleError, RlperfError, SpecError
 from rlperf.frameworks.audit import audit
 from rlperf.frameworks.export import losses, write_file, write_plan
 from rlperf.frameworks.imports import import_config, job_of, job_text, keys_text
 from rlperf.frameworks.registry import FRAMEWORKS
+from rlperf.plan.answer.phases import phase_of
+from rlperf.plan.answer.plan import Plan
+from rlperf.plan.judge.decisions import Decision, judged_objective
+from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.judge.scoring_budget import scored_apart
+from rlperf.plan.search.screen import screen
 from rlperf.specs.job import Job
 from studies.round_trip.sample import sampled
 
@@ -97,6 +105,11 @@ def plan_trip(job: Job) -> PlanTrip:
         plan = rlperf.plan_job(job)
     except (SpecError, InfeasibleError) as error:
         return PlanTrip(job, str(error).partition("\n")[0])
+    return trip_of(job, plan)
+
+
+def trip_of(job: Job, plan: Plan) -> PlanTrip:
+    """What the files of a plan predict, leave out, and make an audit say."""
     workload, phase = job.tasks[0].workload, plan.phases[0]
     with TemporaryDirectory() as scratch:
         read = import_config(configs(write_plan(plan, None, scratch)), plan.job.framework)
@@ -117,6 +130,51 @@ def plans(framework: str, count: int, seed: int = 77, *, few: bool = False) -> I
         found = plan_trip(sampled(framework, random, few=few))
         planned += not found.refused
         yield found
+
+
+def candidates(framework: str, count: int, seed: int = 77, *, each: int = 4) -> Iterator[PlanTrip]:
+    """So many configurations that a search looked at, ``each`` of a sampled job, drawn from all that it kept.
+
+    A plan is only ever its search's best; what else a framework can say is judged, written and read back here.
+    """
+    random, tried = Random(f"{framework} {seed}"), 0
+    while tried < count:
+        job = sampled(framework, random, few=True)
+        try:
+            question = ask(job, to_plan=True)
+        except SpecError as error:
+            yield PlanTrip(job, str(error).partition("\n")[0])
+            continue
+        for plan in drawn(question, random, min(each, count - tried)):
+            tried += 1
+            yield trip_of(job, plan)
+
+
+def drawn(question: Question, random: Random, most: int) -> Iterator[Plan]:
+    """Plans of what the screen of a question keeps, some with pipeline stages or a scoring budget of their own."""
+    context, facts = question.context, question.facts
+    task, job = context.tasks[0], context.job
+    demands = tuple(task.source.demand(batch, None, job.seed) for batch in task.batches)
+    screened, judge = screen(context, task, demands, facts, keep=KEPT), Judge(context, task)
+    rows = random.sample(range(len(screened.configurations)), min(most, len(screened.configurations)))
+    for row in rows:
+        demand = demands[screened.demand[row]]
+        found = judge.evaluate(demand, screened.configurations[row])
+        better = judge.staged(found) if facts.states_stages and random.random() < 0.5 else None
+        if better is None and facts.states_scoring and random.random() < 0.5:
+            better = scored_apart(judge, found)
+        if better is not None:
+            found = judge.evaluate(demand, better)
+        value = np.array([judged_objective(context, found)])
+        decision = Decision("0", task, (0, 0), screened, (found,), value, value, 0, None)
+        yield Plan(
+            job=job, status="feasible", objective=float(value[0]), bound=0.0, mip_gap=0.0, candidates=1, rejected={},
+            screen_regret=0.0, phases=(phase_of(context, decision, 0),),
+        )  # fmt: skip
+
+
+KEPT = 400
+"""Configurations of a search among which some are drawn."""
 
 
 def main() -> None:

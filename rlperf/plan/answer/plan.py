@@ -407,11 +407,13 @@ class Plan(Frozen):
 
     @model_validator(mode="after")
     def _phases_are_of_the_job(self) -> Plan:
-        """A phase of a task that the job lacks would be judged as another one."""
+        """A phase of a task that the job lacks would be judged as another one; one without both pools as none."""
         known = {task.name for task in self.job.tasks}
         for phase in self.phases:
             if not phase.tasks or not known.issuperset(phase.tasks):
                 raise ValueError(f"a phase is of {', '.join(phase.tasks) or 'no task'}; the job has {', '.join(known)}")
+            if missing := {"rollout", "trainer"}.difference(pool.role for pool in phase.pools):
+                raise ValueError(f"a phase has no {' and no '.join(sorted(missing))} pool")
         return self
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
+from rlperf.plan.judge.engine_cache import with_more_cache
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.scoring_budget import scored_apart
 from rlperf.plan.question.context import Context, TaskContext
@@ -28,6 +29,7 @@ from rlperf.plan.search.splits import usage_of
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
+from rlperf.specs.pool import Role
 
 JUDGED = 16
 """Finalists that the event simulator re-judges, per task; shared out over its groups of rl_steps."""
@@ -214,13 +216,16 @@ def _evaluations(
 ) -> tuple[Evaluation, ...]:  # fmt: skip
     """The finalists judged on one group of rl_steps.
 
-    Behind them uneven pipeline stages and scoring budgets of their own, where a framework states them.
+    Behind them larger caches where engines preempt; uneven pipeline stages and scoring budgets of their own, where a
+    framework states them.
     """
     of_batch = {demand.batch: demand for demand in demands}
     found = []
     for number, configuration in enumerate(c for c in finalists if c.batch in of_batch):
         tell(number / len(finalists), "judging")
         found.append(judge.evaluate(of_batch[configuration.batch], configuration))
+    roomier = [with_more_cache(judge, evaluation) for evaluation in found]
+    found += [judge.evaluate(of_batch[c.batch], c) for c in roomier if c is not None]
     if facts is not None and facts.states_stages:
         better = [judge.staged(evaluation) for evaluation in found]
         found += [judge.evaluate(of_batch[c.batch], c) for c in better if c is not None]
@@ -254,6 +259,7 @@ def _finalists(context: Context, screened: Screened, share: int) -> list[Configu
         kinds.setdefault((configuration.mode, backend), []).append(configuration)
     # what is open is judged as if it were stated: an open precision is no worse than any of its values
     best += [c for found in variants.values() for c in _of_each_grid(found, share if len(variants) > 1 else 0)]
+    best += [c for found in _beside_the_best(screened.configurations) for c in _of_each_grid(found, share)]
     fastest = [screened.configurations[i] for i in np.argsort(screened.objective, kind="stable")[:FASTEST]]
     near = [c for c, priced in zip(screened.configurations, screened.priced, strict=True)
             if priced <= NEAR * screened.priced[0]]  # fmt: skip
@@ -262,6 +268,17 @@ def _finalists(context: Context, screened: Screened, share: int) -> list[Configu
         replicas.setdefault(configuration.pool("trainer").layout.data_parallel, configuration)
     rest = (c for found in kinds.values() for c in found[:3])
     return list(dict.fromkeys([*best, *rest, *fastest, *replicas.values(), *_of_each_recompute(near)]))
+
+
+def _beside_the_best(found: Sequence[Configuration]) -> list[list[Configuration]]:
+    """Candidates that have the best one's engines, and those that have its trainer.
+
+    What is open in one pool takes no place from the other: trainers are judged as if the engines were stated.
+    """
+    first = found[0]
+    same = [c for c in found if (c.mode, c.batch) == (first.mode, first.batch)]
+    roles: tuple[Role, ...] = ("rollout", "trainer")
+    return [[c for c in same if c.pool(role) == first.pool(role)] for role in roles]
 
 
 def _of_each_grid(found: list[Configuration], most: int) -> list[Configuration]:

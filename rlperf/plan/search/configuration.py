@@ -81,7 +81,7 @@ class Configuration:
         )
         return replace(self, pools=pools)
 
-    def with_rollout(self, **settings: int | str) -> Configuration:
+    def with_rollout(self, **settings: float | str) -> Configuration:
         """A copy whose rollout pool has some settings replaced."""
         pools = tuple(
             pool.model_copy(update={"settings": pool.settings.model_copy(update=settings)})

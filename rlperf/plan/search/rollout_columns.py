@@ -100,8 +100,10 @@ def rollout_columns(
     return _columns(context, architecture, demand, pool, layout, flags, counted or Counted(demand), lenient)
 
 
-def _fractions(context: Context) -> tuple[float, ...]:
-    """Shares of a device's memory that are worth asking about."""
+def memory_fractions(context: Context) -> tuple[float, ...]:
+    """Shares of a device's memory for engines: those that the job lists, else those that are worth asking about."""
+    if given := context.job.pool("rollout").settings.memory_fraction:
+        return given
     stays = context.job.pool("trainer").settings.parked is False
     shared = any(MODES[mode].shares_devices for mode in context.job.modes)
     return (*BESIDE_STATES, *MEMORY_FRACTIONS) if stays and shared else MEMORY_FRACTIONS
@@ -119,7 +121,7 @@ def _columns(
     settings = pool.settings.filled()
     costs = tabulate(context.site, architecture, settings, shapes, known=counted.costs, images=demand.images)
     paces = np.array([cost.pace_s for cost in costs]).reshape(-1, 3)
-    fractions = np.array(pool.settings.memory_fraction or _fractions(context))
+    fractions = np.array(memory_fractions(context))
     options = np.array(pool.settings.max_running or MAX_RUNNING, dtype=np.int64)
     e, f, m = (a.ravel() for a in np.meshgrid(np.arange(len(keep)), fractions, options, indexing="ij"))
     rows = shapes.take(e)

@@ -36,6 +36,8 @@ PER_KIND = 8
 """Pairs of every mode and trainer backend that are kept beside them, and of those that are fastest by themselves."""
 PER_VARIANT = 16
 """Pairs of every precision and prefix caching that are kept where several are open: as many as if it were stated."""
+PER_POOL = 16
+"""Pairs of the best engines that are kept with other trainers, and of the best trainer with other engines."""
 PER_COUNT = 4
 """Of those, at most this many per device count where tasks compete for devices."""
 FORGIVEN = int(
@@ -165,6 +167,11 @@ def _kept(context: Context, parts: list[_Part], demands: tuple[Demand, ...], kee
         kinds.append(np.argsort(objective, kind="stable"))
         for positions in sorted(kinds, key=lambda own: float(objective[own[:1]].sum())):
             take(positions[:PER_KIND], keep + PER_KIND * len(kinds))
+        for columns in (
+            np.concatenate([part.found.r for part in parts]), np.concatenate([part.found.t for part in parts])
+        ) if len(ranked) else ():  # fmt: skip
+            own = (part_of[ranked] == part_of[ranked[0]]) & (columns[ranked] == columns[ranked[0]])
+            take(ranked[own][:PER_POOL], len(kept.made) + PER_POOL)
         variants = [part.source.context.job.pool("rollout").settings for part in parts]
         variant_of = np.array([variants.index(each) for each in variants], dtype=np.int64)[part_of[ranked]]
         several = np.unique(variant_of)

@@ -73,3 +73,20 @@ def test_rows_that_repeat_one_configuration_weigh_as_one() -> None:
     place = 7
     together = fit_pool(repeated).levels["group"].effect[place, 0]
     assert together < fit_pool(apart).levels["group"].effect[place, 0]
+
+
+@pytest.mark.parametrize("truth", [(-2.0, 2.0, -0.5), (0.0, 3.0, 1.0)])
+def test_constants_that_hang_together_are_followed_to_the_least_misfit(truth: tuple[float, float, float]) -> None:
+    """Host and device joined by a norm: a step cut constant by constant stops where seconds are off by a third."""
+    work = np.geomspace(0.1, 10.0, 60)
+
+    def predict(logs: FloatArray) -> FloatArray:
+        device, host, norm = np.exp(logs[:, 0]) * work, np.exp(logs[:, 1]), 4.0 * np.exp(logs[:, 2])
+        return np.log((device**norm + host**norm) ** (1.0 / norm))
+
+    measured = predict(np.tile(truth, (60, 1))) + 0.02 * np.random.default_rng(1).standard_normal(60)
+    constants = tuple(Constant(name, 1.0, 1.5) for name in ("device", "host", "norm"))
+    rows = Rows(predict, measured, constants, (), {}, [str(k) for k in range(60)], [""] * 60)
+    found = fit_pool(rows)
+    assert np.abs(predict(np.tile(found.mean, (60, 1))) - measured).mean() < 0.02
+    assert found.mean[1] == pytest.approx(truth[1], abs=0.02)  # the host alone shows in these rows

@@ -117,10 +117,11 @@ def test_notes_tell_kernels_and_losses_apart(tmp_path: Path) -> None:
         tmp_path,
         "a,user,prime-rl,,Qwen3-4B,h100_sxm,8,bf16,1,1,3,1,16,16384,full,5,,,task rl; flash_attention_3",
         "b,user,prime-rl,,Qwen3-4B,h100_sxm,8,bf16,1,1,3,1,16,16384,full,5,,,task sft; flash_attention_2",
+        "c,user,llm-foundry (PyTorch FSDP),,Qwen3-4B,h100_sxm,8,bf16,1,1,3,1,16,2048,full,5,,,",
     )
     rows, _ = read_training_rows(path)
-    assert [row.chunked_loss for row in rows] == [True, False]
-    assert [row.flash2 for row in rows] == [False, True]
+    assert [row.chunked_loss for row in rows[:2]] == [True, False]
+    assert [row.options.attention_kernel for row in rows] == ["flash", "flash2", "flash1"]
     parts = predict_parts(rows)
     assert parts.sum(axis=1) == pytest.approx(predict_seconds(rows))
 
@@ -225,5 +226,5 @@ def test_phases_of_a_colocated_engine(tmp_path: Path) -> None:
     small, large, low, high = (phase_bytes(row) for row in rows)
     assert large > small > 1e9
     # twice the share: 0.2 of the device more
-    assert high - low == pytest.approx(0.2 * rows[0].hardware.device.memory)
+    assert high - low == pytest.approx(0.2 * rows[0].hardware.device.usable_memory)
     assert np.isfinite(validate_file(path, "memory").metrics[0].mape)

@@ -136,6 +136,23 @@ def test_attention_is_quadratic_in_sequences_not_in_the_pack(h100: Hardware, meg
     assert float(many.forward - many.attention) == pytest.approx(float(few.forward - few.attention))
 
 
+def test_the_first_flash_attention_takes_its_share_of_the_seconds(
+    a100: Hardware, h100: Hardware, megatron: TrainerCalibration
+) -> None:
+    """The newest kernel on an A100 was the second one; a backend that states no ``flash1`` has it in ``attention``."""
+    arch, batch = load_architecture("Qwen2.5-7B"), Microbatches.of(32768.0, 32768.0**2, 32768.0, 1.0)
+
+    def seconds(hw: Hardware, kernel: str, flash1: float) -> float:
+        trainer = megatron.model_copy(update={"timing": megatron.timing.model_copy(update={"flash1": flash1})})
+        table, _ = layer_table(arch, hw, trainer, Layout.of(), batch, UpdateOptions(attention_kernel=kernel))
+        return float(table.attention)
+
+    for hw, second in ((a100, "flash"), (h100, "flash2")):
+        assert seconds(hw, "flash1", 1.7) == pytest.approx(1.7 * seconds(hw, second, 1.7))
+        assert seconds(hw, "flash1", 0.0) == seconds(hw, "flash", 0.0) == seconds(hw, "flash", 1.7)
+    assert seconds(h100, "flash2", 1.7) > seconds(h100, "flash", 1.7)
+
+
 def test_context_parallel_and_ulysses_share_the_tokens(h100: Hardware) -> None:
     batch = Microbatches.of(65536.0, 65536.0**2, 65536.0, 1.0)
     ring = work_of(Layout.of(context_parallel=4), batch)

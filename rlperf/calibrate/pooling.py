@@ -11,9 +11,9 @@ The logarithms of the constants behind a row are those of the pool plus an effec
 with c_j ~ N(0, \sigma_c^2) what the rows of one configuration have in common and no constant says, so that a hundred
 rows of one configuration count as one where they repeat it. How far groups of a kind differ (tau) is estimated from the
 rows themselves by expectation and maximisation (Dempster, Laird, Rubin 1977; Laird and Ware 1982); rows far off
-count by Student's t (Lange, Little, Taylor 1989). f is followed along tangents (Gauss-Newton, each step cut until the
-penalised misfit falls). What a group's rows cannot tell stays at the pool's value: its posterior spread is then that of
-the prior.
+count by Student's t (Lange, Little, Taylor 1989). f is followed along tangents (Gauss-Newton, each step damped until
+the penalised misfit falls). What a group's rows cannot tell stays at the pool's value: its posterior spread is then
+that of the prior.
 """
 
 from __future__ import annotations
@@ -214,19 +214,11 @@ class _Scales:
     weight: FloatArray
 
 
-def fit_pool(
-    rows: Rows,
-    seen: BoolArray | None = None,
-    *,
-    slopes: FloatArray | None = None,
-    turns: int = 8,
-) -> Pooled:
+def fit_pool(rows: Rows, seen: BoolArray | None = None, *, turns: int = 8) -> Pooled:
     """Constants of the pool and of every group, from the rows that are ``seen`` (default: all).
 
     Parameters
     ----------
-    slopes : slopes of ln predicted to follow ``[rows, constants]``; by default they are asked for at every turn. They
-        hold nothing that was measured, but those of another place lead beside the least misfit: quick, not exact
     turns : tangents that are followed at most
 
     >>> rng = np.random.default_rng(0)
@@ -246,13 +238,12 @@ def fit_pool(
     vector, idle = np.zeros(design.size), 0
     for _ in range(turns):
         logs = design.logs(vector)
-        found = rows.slopes(logs) if slopes is None else slopes
-        matrix = design.matrix(found)
+        matrix = design.matrix(rows.slopes(logs))
         target = (rows.measured - rows.predict(logs))[seen] + matrix @ vector
         for _ in range(3):
             wanted, covariance = _solve(design, matrix, target, scales)
             _estimate(design, scales, wanted, covariance, target - matrix @ wanted)
-        vector, gain = _advance(design, scales, vector, wanted)
+        vector, gain = _advance(design, scales, vector, wanted, covariance)
         # one turn without gain may be a bend: the deviations have moved, and with them the next step
         idle = idle + 1 if gain < 1e-3 else 0
         if idle == 2:
@@ -319,8 +310,20 @@ def _estimate(design: _Design, scales: _Scales, vector: FloatArray, covariance: 
             scales.unit[stratum] = max(np.sqrt(float((common**2 + unit_variance)[units].mean())), LEAST)
 
 
-def _advance(design: _Design, scales: _Scales, vector: FloatArray, wanted: FloatArray) -> tuple[FloatArray, float]:
-    """A step to ``wanted``, no effect by more than lets the penalised misfit fall, and by what share that fell."""
+DAMPING = (0.0, 0.1, 1.0, 10.0, 100.0)
+"""Shares of an effect's own precision that hold a step back, tried in turn (Levenberg 1944, Marquardt 1963)."""
+REACH = 1.5
+"""No effect moves further in one step, in the logarithm."""
+
+
+def _advance(
+    design: _Design, scales: _Scales, vector: FloatArray, wanted: FloatArray, covariance: FloatArray
+) -> tuple[FloatArray, float]:
+    """A step towards ``wanted``, damped until the penalised misfit falls, and by what share that fell.
+
+    Damped steps lead down however strongly effects hang together, where a step cut effect by effect need not: what two
+    of them do to each other is lost.
+    """
     weight, shared = _common(design, scales)
     prior = _precision(design, scales)
 
@@ -330,8 +333,10 @@ def _advance(design: _Design, scales: _Scales, vector: FloatArray, wanted: Float
         return float((weight * left**2).sum() - (shared * sums**2).sum() + (prior * at**2).sum())
 
     before, step = misfit(vector), wanted - vector
-    for reach in (1.5, 0.6, 0.24, 0.1, 0.04):
-        candidate = vector + np.clip(step, -reach, reach)
+    precision = np.linalg.inv(covariance)
+    for damping in DAMPING:
+        held = precision + damping * np.diag(np.diag(precision))
+        candidate = vector + np.clip(np.linalg.solve(held, precision @ step), -REACH, REACH)
         after = misfit(candidate)
         if after < before:
             return candidate, (before - after) / max(before, 1e-12)

@@ -63,20 +63,10 @@ class TimingFit:
         """Fit the rows that are ``seen``."""
         return cls(timed, seen, fit_pool(timed.pool_rows, seen))
 
-    @cached_property
-    def slopes(self) -> FloatArray:
-        """Slopes at the fitted constants."""
-        rows = self.timed.pool_rows
-        return rows.slopes(self.pooled.logs(rows.labels, len(rows.measured)))
-
-    def without(self, held: BoolArray, *, anew: bool = False) -> TimingFit:
-        """The same without some rows, along the same slopes, or ``anew``, from the prior on and along its own.
-
-        That takes ten seconds. Slopes at the constants of all rows need not lead to the best ones without some of them.
-        """
-        keep, rows = self.seen & ~held, self.timed.pool_rows
-        found = fit_pool(rows, keep) if anew else fit_pool(rows, keep, slopes=self.slopes, turns=6)
-        return TimingFit(self.timed, keep, found, whole=self)
+    def without(self, held: BoolArray) -> TimingFit:
+        """The same without some rows, from what is believed without a row on: in ten seconds."""
+        keep = self.seen & ~held
+        return TimingFit(self.timed, keep, fit_pool(self.timed.pool_rows, keep), whole=self)
 
     @cached_property
     def predicted(self) -> FloatArray:

@@ -16,6 +16,7 @@ from rlperf.calibrate.pooling import STEP, Constant, Kind, Rows
 from rlperf.calibrate.trainer_rows import TrainingRow
 from rlperf.calibrate.trainers import batches_of, stack
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.trainer_device import BEFORE_HOPPER
 from rlperf.cost.training import training_update
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.specs.cluster import Device
@@ -54,6 +55,7 @@ OF_DEVICE = (
 OF_STACK = (
     Shared("collective", 0.9, 0.3, 0.3, 4.0),
     Shared("elementwise", 0.9, 0.35, 0.3, 4.0),
+    Shared("flash1", 1.7, 0.2, 1.0, 3.0, only=("fsdp_llm_foundry",)),
     Shared("host_layer", 4e-4, 0.5, 1e-5, 1.5e-3),
     Shared("host_moe_layer", 2e-3, 0.6, 1e-4, 1e-2),
     Shared("host_expert", 8e-5, 0.8, 1e-6, 1e-3, only=MEGATRON),
@@ -83,7 +85,8 @@ RATES = ("sustained", "sustained_fp8", "sustained_fp4")
 
 CONSTANTS = tuple(Constant(one.name, one.start, one.spread) for one in SHARED)
 KINDS = (
-    Kind("backend", tuple(one.name for one in OF_STACK), most=0.6),
+    # the first FlashAttention is the same kernel in every stack
+    Kind("backend", tuple(one.name for one in OF_STACK if one.name != "flash1"), most=0.6),
     Kind("generation", tuple(one.name for one in OF_DEVICE), most=0.3),
     Kind("device", (*RATES, "attention"), most=0.15),
     Kind("backend on generation", (*RATES, "attention", "flash2"), most=0.25),
@@ -195,11 +198,13 @@ EXPERTS = (
 def _told(one: Shared, row: TrainingRow) -> bool:
     """Whether a row's seconds depend on a constant at all."""
     narrow = {"fp8": "sustained_fp8", "mxfp8": "sustained_fp8", "nvfp4": "sustained_fp4", "mxfp4": "sustained_fp4"}
+    second = row.flash2 or (row.flash1 and generation_of(row.hardware.device) not in BEFORE_HOPPER)
     asked = {
         "sustained_fp8": narrow.get(row.dtype) == "sustained_fp8",
         "sustained_fp4": narrow.get(row.dtype) == "sustained_fp4",
-        "attention": not row.flash2,
-        "flash2": row.flash2,
+        "attention": not second,
+        "flash2": second,
+        "flash1": row.flash1,
         "rowwise": row.switches.rowwise,
         "graph_host": row.switches.cuda_graph == "partial",
         "chunked_bytes": row.chunked_loss,

@@ -277,6 +277,11 @@ class TrainingRow(Reading):
         return "flash_attention_2" in self.note or "torchtitan" in self.row.text("framework")
 
     @property
+    def flash1(self) -> bool:
+        """Whether attention is the first FlashAttention's, as in llm-foundry's tables, begun before the second's."""
+        return "llm-foundry" in self.row.text("framework")
+
+    @property
     def options(self) -> UpdateOptions:
         """How it computes."""
         return UpdateOptions(
@@ -284,7 +289,7 @@ class TrainingRow(Reading):
             lora_rank=self.lora_rank,
             chunked_loss=self.chunked_loss,
             recompute_experts=self.recompute_experts,
-            attention_kernel="flash2" if self.flash2 else "flash",
+            attention_kernel="flash2" if self.flash2 else "flash1" if self.flash1 else "flash",
             compiled=self.compiled,
             compiled_loss=self.compiled_loss,
             recompute_modules=recomputed(self.note),

@@ -69,7 +69,7 @@ class UpdateOptions:
     skew : tokens of the busiest expert-parallel device over the mean (1 = balanced)
     chunked_loss : the loss is computed chunk by chunk, its logits made again in the backward
     recompute_experts : the expert activation function is recomputed, so that its inputs are not kept
-    attention_kernel : "flash" (the newest on the device) or "flash2" (FlashAttention-2)
+    attention_kernel : "flash" (the newest on the device), "flash2" or "flash1" (the second or first FlashAttention)
     compiled : layers are compiled: what no backward reads is not kept
     compiled_loss : the loss is compiled too: no logits in fp32 stand in memory
     recompute_modules : what selective recompute repeats, by Megatron's names (core_attn, moe, mlp, ...)
@@ -92,6 +92,8 @@ class UpdateOptions:
 
 
 PLAIN = UpdateOptions()
+BEFORE_HOPPER = ("Volta", "Turing", "Ampere", "Ada")
+"""Generations of devices on which FlashAttention-2 is the newest kernel."""
 BEFORE_HOPPER = ("Volta", "Turing", "Ampere", "Ada")
 """Generations of devices on which FlashAttention-2 is the newest kernel."""
 
@@ -126,6 +128,19 @@ class TrainerDevice:
         """Sustained over short-burst rate of its matrix products [1]."""
         slower = self.generation.rowwise if self.switches.rowwise else 1.0
         return sustained(self.generation, self.options.dtype) / slower
+
+    @cached_property
+    def kernel_factor(self) -> FloatArray | float:
+        """Time of its attention kernel over the calibrated one [1].
+
+        The first FlashAttention takes so many times the second's, which was the newest until Hopper's came; where a
+        backend states no ``flash1``, its ``attention`` has it.
+        """
+        newest, second = self.generation.attention, self.generation.flash2
+        if self.options.attention_kernel == "flash1" and np.any(self.trainer.timing.flash1):
+            before = self.hw.device.generation.split()[0] in BEFORE_HOPPER
+            return self.trainer.timing.flash1 * (newest if before else second)
+        return second if self.options.attention_kernel == "flash2" else newest
 
     @cached_property
     def ring_wait(self) -> FloatArray:

@@ -132,6 +132,9 @@ class Timing(Frozen):
 
     kernel_attention: Literal["flash", "unfused"] = "flash"
     batched_share: PositiveFloat = Field(0.5, description="share of the peak that unfused attention's products reach")
+    flash1: NonNegativeFloat = Field(
+        0.0, description="time of the first FlashAttention over the second's; 0: the backend's ``attention`` has it"
+    )
     elementwise: PositiveFloat = Field(
         1.0, description="bytes moved by norms, rotary, activation, residual, over the minimum"
     )

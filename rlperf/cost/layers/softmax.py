@@ -73,8 +73,7 @@ class Softmax(Layer, ABC):
         kv_heads = np.maximum(self.key_heads / split, 1.0)
         shape = Heads(heads, kv_heads, self.key_dim, self.value_dim, window=self.window)
         forward, backward = (self._ring_s(device, shape, backward=direction) for direction in (False, True))
-        flash2 = device.options.attention_kernel == "flash2"
-        factor = (device.generation.flash2 if flash2 else device.generation.attention) * device.ring_wait
+        factor = device.kernel_factor * device.ring_wait
         return Seconds(forward * factor, backward * factor, forward * factor)
 
     def _ring_s(self, device: TrainerDevice, heads: Heads, *, backward: bool) -> FloatArray:

@@ -71,6 +71,8 @@ def test_pooled_constants_are_found_and_what_rows_do_not_tell_stays(tmp_path: Pa
     # no row has experts or eight bits: as believed
     assert found.timing.moe_pass == pytest.approx(1.0, rel=1e-3)
     assert found.entry("Hopper").sustained_fp8 == pytest.approx(0.95, rel=1e-3)
+    # FlashAttention-2, half of Hopper's instructions and a quarter of Blackwell's, shows in llm-foundry's rows alone
+    assert [found.entry(name).flash2 for name in ("Hopper", "Blackwell")] == pytest.approx([2.0, 4.0], rel=0.03)
     # a mechanism that a stack does not have keeps what its file states
     assert found.timing.host_expert == load_trainer("fsdp2").timing.host_expert
     assert found.entry("Blackwell").measured

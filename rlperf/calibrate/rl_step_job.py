@@ -11,7 +11,7 @@ from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.rl_step_rows import StepRow
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
-from rlperf.plan.question.context import Context, TaskContext, keys_of
+from rlperf.plan.question.context import Context, TaskContext, counting, keys_of
 from rlperf.plan.question.demand import LengthSource, batches
 from rlperf.sim.rl_step.overheads import trainer_in_framework
 from rlperf.sim.rl_step.site import TrainerStack
@@ -116,8 +116,8 @@ def _trainer_settings(row: StepRow) -> dict[str, object]:
         "backend": row.trainer,
         "compute_dtype": row.compute_dtype,
         "packing": row.packing,
-        "token_budget": round(row.token_budget),
-        "scoring_token_budget": round(row.scoring_token_budget),
+        "token_budget": None if row.counted else round(row.token_budget),
+        "scoring_token_budget": None if row.counted else round(row.scoring_token_budget),
         "scoring_microbatch": row.scoring_microbatch,
         "lora_rank": row.lora_rank,
         "parked": True if MODES[row.mode].shares_devices and row.rollout_devices == row.trainer_devices else None,
@@ -150,7 +150,7 @@ def context_of(row: StepRow, law: AssumedLengths, framework: FrameworkCalibratio
     source = LengthSource(task, recording, lambda: fit_model(recording), row.architecture.vision is not None)
     if row.in_flight_updates is not None:
         facts = facts.model_copy(update={"in_flight_updates": row.in_flight_updates})
-    facts = facts.running(job.framework, row.trainer, row.release)
+    facts = counting(facts.running(job.framework, row.trainer, row.release), job.pool("trainer"))
     own = load_trainer(row.trainer)
     stack = TrainerStack(row.trainer, trainer_in_framework(own, facts), facts, keys_of(own, facts.framework))
     return Context(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from rlperf.calibrate.columns import (
     text,
     whole,
 )
+from rlperf.calibrate.rl_step_configuration import configuration_key
 from rlperf.calibrate.rl_step_software import Software, dtype_named, software_of
 from rlperf.calibrate.tables import Row
 from rlperf.cost.dtypes import dtype_of
@@ -117,10 +117,14 @@ def _prompt_limit(row: StepRow) -> int:
 
 
 def _packing(row: StepRow) -> Guess[bool]:
-    """Whether sequences are packed, where the row does not say it: TRL's trainer pads, SkyRL's counts sequences."""
+    """Whether sequences are packed, where the row does not say it: TRL's trainer pads."""
     if row.of_skyrl:
-        return Guess(False, "SkyRL's micro_train_batch_size_per_gpu of 1 sequence, without padding")
+        return Guess(True, "SkyRL's use_sample_packing, on unless stated")
     return Guess(False, "TRL pads") if row.framework == "trl" else Guess(True, "default of the examples")
+
+
+def _microbatch(row: StepRow) -> Guess[int]:
+    return Guess(1, "SkyRL's micro_train_batch_size_per_gpu" if row.of_skyrl else "default")
 
 
 _SCORING_MICROBATCH = r"(?:scoring microbatch|logprob batch) (\d+)"
@@ -338,7 +342,7 @@ class StepRow(Reading):
     prompts: int = column(count, Guess(64, "default"), name="prompts_per_step")
     group_size: int = column(count, Guess(32, "default"))
     mini_batch: int = column(count, lambda row: Guess(row.sequences, "one optimizer update"))
-    microbatch: int = column(count, Guess(1, "default"))
+    microbatch: int = column(count, _microbatch)
     packing: bool = column(flag, _packing, name="sequence_packing")
     token_budget: float = column(
         positive, lambda row: Guess(row.limit_tokens * row.microbatch, "limit x microbatch"), name="train_token_budget"
@@ -407,6 +411,11 @@ class StepRow(Reading):
         return self.software.facts == "skyrl"
 
     @property
+    def counted(self) -> bool:
+        """Whether microbatches hold a number of sequences, however short: SkyRL's, unless tokens are stated."""
+        return self.of_skyrl and self.packing and not stated(self.row, "train_token_budget")
+
+    @property
     def recompute_stated(self) -> bool:
         """Whether the row says what is recomputed."""
         return bool(stated(self.row, "activation_recompute")) or self.activation_recompute != "none"
@@ -425,25 +434,3 @@ def read_row(cells: Mapping[str, str], architectures: Path | None = None) -> Ste
     SpecError : what cannot be predicted at all: no mean length, unknown names, degrees that do not divide
     """
     return read(StepRow, Row(cells.get("row_id", ""), cells.get("group", ""), 0, cells, architectures))
-
-
-_CONFIGURATION = (
-    "framework", "architecture", "gpu", "n_gpus", "colocated", "rollout_gpus", "max_staleness", "prompts_per_step",
-    "group_size", "seq_limit", "compute_dtype", "rollout_tensor_parallel", "trainer_tensor_parallel",
-    "trainer_pipeline_parallel", "trainer_context_parallel", "trainer_expert_parallel",
-)  # fmt: skip
-
-
-def configuration_digest(key: str) -> str:
-    """Short digest of a configuration, as calibrations list those that they saw.
-
-    >>> len(configuration_digest("verl|Qwen2.5-7B"))
-    12
-    """
-    return hashlib.blake2s(key.encode(), digest_size=6).hexdigest()
-
-
-def configuration_key(cells: Mapping[str, str]) -> str:
-    """Key of the configuration: equal for reruns and later releases of one setup."""
-    row = Row("", "", 0, cells)
-    return "|".join(stated(row, name) for name in _CONFIGURATION)

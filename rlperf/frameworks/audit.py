@@ -232,9 +232,9 @@ def _rules(imported: Imported) -> tuple[list[Finding], list[str]]:
 
 
 def with_budget(imported: Imported) -> Imported:
-    """Fixed microbatches as the token budget that their longest sequences take: what memory has to hold."""
+    """Padded microbatches of a fixed size as the token budget that their longest sequences take."""
     run = imported.run
-    if run.trainer.token_budget is not None or run.trainer.microbatch is None:
+    if run.trainer.token_budget is not None or run.trainer.microbatch is None or run.trainer.packing is not False:
         return imported
     longest = run.batch.longest_tokens
     budget = run.trainer.samples * longest

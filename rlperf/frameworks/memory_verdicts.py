@@ -344,6 +344,8 @@ def _peaks(context: Context, evaluation: Evaluation, entropy: bool) -> FloatArra
     else:
         tokens = np.array([sequences * longest])
     filled = settings.model_copy(update={"packing": True, "token_budget": None})
+    filling = stack.framework.training.model_copy(update={"batching": "rank"})  # by tokens: those of `tokens`
+    stack = replace(stack, framework=stack.framework.model_copy(update={"training": filling}))
     held = trainer_bytes(
         context.site, stack, context.tasks[0].architecture, demand, layout, filled, tokens,
         np.asarray(evaluation.trainer.parked[0]),

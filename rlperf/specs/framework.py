@@ -154,7 +154,8 @@ def trainer_facts(framework: str, backend: str, version: str) -> dict[str, str]:
         first, dash, last = ("", "-", "") if span == "all" else span.partition("-")
         if _release(first, 0) <= _release(version, NEWEST) <= _release(last if dash else first, NEWEST):
             found["attention_kernel"] = kernel
-    return found | ({"pads": data["pads"]} if data.get("pads") else {})
+    pads = data.get("pads", {}).get(backend)
+    return found | ({"pads": pads} if pads else {})
 
 
 NEWEST = 1 << 30
@@ -191,7 +192,9 @@ class FrameworkFacts(Frozen):
     sources: dict[str, str]
     relative: str = Field("", description="framework whose overheads it is predicted with until its own are measured")
     attention: dict[str, dict[str, Attention]] = Field({}, description="trainer backend -> span of versions -> kernel")
-    pads: str = Field("", description="to what it pads unpacked sequences, where its relative does otherwise")
+    pads: dict[str, Literal["microbatch", "limit"]] = Field(
+        {}, description="trainer backend -> to what it pads unpacked sequences, where its relative does otherwise"
+    )
 
     def rules_of(self, *groups: str, backend: str = "") -> tuple[Rule, ...]:
         """Rules of this version that speak of nothing but ``groups``; without groups, all."""

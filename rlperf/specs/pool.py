@@ -229,7 +229,11 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
         "trainer", "derived", None, "tokens", "per scoring microbatch and replica; default: token_budget"
     )
     scoring_microbatch: PositiveInt | None = _is(
-        "trainer", "derived", None, "sequences", "per scoring forward without packing; default: microbatch"
+        "trainer",
+        "derived",
+        None,
+        "sequences",
+        "per scoring forward where microbatches are cut by count; default: microbatch",
     )
     compute_dtype: Word = _is("trainer", "stated", "bf16", "dtype", "of the matrix products")
     packing: Switch = _is("trainer", "stated", True, "", "sequences packed without padding")

@@ -120,9 +120,9 @@ class TrainerOverheads(Frozen):
     prefix_update, prefix_pass : per layer and microbatch of an update, of a scoring pass, in which prompts are shared:
         taking prompts and responses apart and putting them together again; None: nobody measured it, and it is free
     balance : over what token loads of ranks are evened out: every optimizer ``update``, or the whole ``batch`` once
-    batching : which sequences are cut into microbatches together. ``rank``: each rank's own, packed, or by count and
-        padded where nothing is packed; ``all``: those of all ranks, packed, or sorted by length and padded
-    pads : to what unpacked sequences are padded: the longest of their ``microbatch``, the job's ``limit``, ``nothing``
+    batching : which sequences are cut into microbatches together. ``rank``: each rank's own, packed by tokens, else by
+        count; ``count``, which a job may ask of it: by count if packed, too; ``all``: those of all ranks, by tokens
+    pads : to what unpacked sequences are padded: the longest of their ``microbatch``, or the job's ``limit``
     switches : what it sets otherwise than the backend does (overlap, dispatcher of experts)
     parks_optimizer : offloaded optimizer states come to the device once for all updates of an rl_step and go back
         after them, and the weights with them, which also come and go for every scoring pass of the policy; without,
@@ -146,8 +146,8 @@ class TrainerOverheads(Frozen):
     prefix_update: Overhead | None = None
     prefix_pass: Overhead | None = None
     balance: Literal["update", "batch"] = "update"
-    batching: Literal["rank", "all"] = "rank"
-    pads: Literal["microbatch", "limit", "nothing"] = "microbatch"
+    batching: Literal["rank", "all", "count"] = "rank"
+    pads: Literal["microbatch", "limit"] = "microbatch"
     switches: Switches = Switches()
     gradients: Literal["bf16", "fp32"] | None = None
     parks_optimizer: bool = False

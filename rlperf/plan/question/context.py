@@ -26,7 +26,7 @@ from rlperf.specs.modes import MODES
 from rlperf.specs.pool import PoolSpec
 from rlperf.specs.profiles import architecture_reading, is_path, load_architecture, load_cluster
 from rlperf.specs.reader import Document, is_there, read_document, validate
-from rlperf.specs.rl_calibration import framework_trainers, load_framework_calibration
+from rlperf.specs.rl_calibration import FrameworkCalibration, framework_trainers, load_framework_calibration
 from rlperf.specs.scorer import Scorer
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
 from rlperf.workload import PRESETS
@@ -293,9 +293,22 @@ def _trainer(job: Job, backend: str, folder: Path | None) -> TrainerStack:
     calibration = load_trainer(backend, folder=folder)
     keys = keys_of(calibration, job.framework)
     framework = load_framework_calibration(job.framework, keys, folder).by_transport(job.weight_sync)
+    framework = counting(framework, job.pool("trainer"))
     if job.in_flight_updates is not None:
         framework = framework.model_copy(update={"in_flight_updates": job.in_flight_updates})
     return TrainerStack(backend, trainer_in_framework(calibration, framework), framework, keys)
+
+
+def counting(framework: FrameworkCalibration, trainer: PoolSpec) -> FrameworkCalibration:
+    """The framework that cuts packed microbatches by count where a job states how many sequences, and no tokens.
+
+    Frameworks that deal out the bins of all ranks make tokens of it, and are left as they are.
+    """
+    asked, own = trainer.settings, framework.training
+    counted = asked.packing is not False and asked.token_budget is None and trainer.layout.microbatch is not None
+    if not counted or own.batching != "rank":
+        return framework
+    return framework.model_copy(update={"training": own.model_copy(update={"batching": "count"})})
 
 
 def keys_of(trainer: TrainerCalibration, framework: str) -> str:

@@ -14,6 +14,7 @@ from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.stage_ends import stage_ends
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.demand import Batch
+from rlperf.sim.rl_step.trainer_stage import cut_by_budget
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import Role
@@ -130,11 +131,14 @@ def trainer_pools(
     job, train, layout = context.job, context.job.pool("trainer").settings.filled(), trainer.layout.take(t)
     stages, chunks = int(layout.pipeline_parallel), int(layout.virtual_pipeline)
     ends = stage_ends(architecture.layers, stages, train.first_stage_layers, train.last_stage_layers, chunks)
+    stack = context.trainers[int(trainer.backend[t])]
+    counted = train.packing and not cut_by_budget(train, stack.framework)
+    budget = None if counted else int(trainer.token_budget[t])
     settings = train.planned(
         "trainer",
-        backend=context.trainers[int(trainer.backend[t])].backend,
-        token_budget=int(trainer.token_budget[t]),
-        scoring_token_budget=train.scoring_token_budget or int(trainer.token_budget[t]),
+        backend=stack.backend,
+        token_budget=budget,
+        scoring_token_budget=train.scoring_token_budget or budget,
         parked=bool(trainer.parked[t]) if MODES[mode].shares_devices else None,
         freeze_vision=train.freeze_vision if architecture.vision else None,
         first_stage_layers=ends[0],

@@ -46,7 +46,8 @@ def cut_by_budget(settings: Settings, framework: FrameworkCalibration) -> bool:
 
     Unpacked sequences are cut by tokens only where a framework sorts those of all ranks together.
     """
-    return settings.packing or framework.training.batching == "all"
+    batching = framework.training.batching
+    return batching == "all" or (settings.packing and batching != "count")
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +107,12 @@ class Cuts:
     @property
     def by_budget(self) -> bool:
         """Whether microbatches are cut by tokens; else by a number of sequences."""
-        return self.packing or self.together
+        return self.together or (self.packing and self.framework.training.batching != "count")
 
     @property
     def unpadded(self) -> bool:
         """Whether sequences of a microbatch stand one behind the other."""
-        return self.by_budget or self.framework.training.pads == "nothing"
+        return self.packing or self.together
 
     @property
     def together(self) -> bool:
@@ -126,7 +127,7 @@ class Cuts:
     @property
     def to_limit(self) -> bool:
         """Whether every sequence is padded to the most that the job allows."""
-        return self.framework.training.pads == "limit" and not self.by_budget
+        return self.framework.training.pads == "limit" and not self.unpadded
 
     def lengths(self, demand: Demand, replicate: int) -> FloatArray:
         """Sequences of a replicate as they are trained [tokens]."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlperf.api import ask, plan_job
+from rlperf.api import ask, plan_job, size_job
 from rlperf.layout import IntArray, Layout
 from rlperf.plan.search.beaten_path import (
     DOUBLING,
@@ -24,8 +24,9 @@ from rlperf.report.plan_text import best_rows, kind_rows
 from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Contenders
 from rlperf.specs.calibration import Z95
 from rlperf.specs.job import Job
-from rlperf.specs.pool import PoolSpec
+from rlperf.specs.pool import LayoutChoice, PoolSpec
 from rlperf.specs.profiles import load_architecture
+from rlperf.specs.short_job import short_job
 from rlperf.specs.trainer_calibration import load_trainer
 
 
@@ -229,3 +230,26 @@ def test_plain_questions_get_layouts_that_people_run(model: str, gpus: int, gpu:
     assert layout.pipeline_parallel == 1
     assert longest / (layout.context_parallel * layout.ulysses) >= 4096
     assert (layout.expert_parallel in (4, 8)) == (model == "Qwen3-30B-A3B")
+
+
+def test_a_size_is_no_number_of_nodes_that_only_odd_pipelines_divide() -> None:
+    """On 56 devices every layout is off the path, and none is dearer for it there: 8B would run as PP7 on 7 nodes."""
+    job = short_job("Qwen3-8B", None, "h100", max_response="16k")
+    seven = plan_job(job.model_copy(update={"nodes": 7})).phases[0]
+    assert seven.off_path and seven.pool("trainer").layout.pipeline_parallel == 7
+    sized = size_job(job, f"step<={1.02 * seven.predicted.rl_step_s}s", most_nodes=16)
+    rows = {row.nodes: row for row in sized.rows}
+    assert sized.best is not None and sized.best.nodes == 8 and not sized.best.off_path
+    assert rows[7].meets and rows[7].off_path and rows[7].note.startswith("off the beaten path: trainer PP7 ")
+    assert sized.passed_over.startswith("7 x dgx_h100 would do, off the beaten path: ")
+    bold = size_job(job, f"step<={1.02 * seven.predicted.rl_step_s}s", objective={"bold": True}, most_nodes=16)
+    assert bold.best is not None and bold.best.nodes <= 7 and not bold.passed_over
+
+
+def test_a_size_off_the_path_is_taken_where_no_other_meets_the_target() -> None:
+    job = short_job("Qwen3-8B", None, "h100", max_response="2k", prompts=64).model_copy(
+        update={"pools": (PoolSpec(role="trainer", layout=LayoutChoice(context_parallel=(8,))),)}
+    )
+    alone = plan_job(job.model_copy(update={"nodes": 3})).phases[0]
+    sized = size_job(job, f"step<={1.02 * alone.predicted.rl_step_s}s", most_nodes=4)
+    assert sized.best is not None and sized.best.off_path and sized.best.nodes == 3 and not sized.passed_over

@@ -69,6 +69,6 @@ def _print(found: object) -> None:
             out.print(more, markup=False)
     if found.best is not None and found.plan is not None:
         out.print(f"[bold]{found.verdict}[/bold]")
-        if found.doubt:
-            out.print(found.doubt, markup=False)
+        for words in filter(None, (found.doubt, found.passed_over)):
+            out.print(words, markup=False)
         print_plan(found.plan, out)

@@ -16,6 +16,7 @@ from rlperf.plan.floor import floor_s
 from rlperf.plan.judge.decisions import Report, within
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context
+from rlperf.plan.question.words import layout_words
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.objectives import OBJECTIVES
@@ -75,6 +76,7 @@ class SizeRow:
     """One cluster that was tried: what it reaches (means over the phases), or why it cannot run the job.
 
     ``usd_per_step`` : of every device of the nodes, whether the plan uses it or not
+    ``off_path`` : its best layout is one that nobody runs, as seven stages are (`rlperf.plan.search.beaten_path`)
     """
 
     cluster: str
@@ -85,6 +87,7 @@ class SizeRow:
     usd_per_step: float | None
     meets: bool
     note: str = ""
+    off_path: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,15 @@ class Sizing:
         several = len({row.cluster for row in self.rows}) > 1
         why = f"; which is cheapest is not known, as {' and '.join(unpriced)} has no price" if several else ""
         return f"{words}: the fewest devices{why}"
+
+    @property
+    def passed_over(self) -> str:
+        """Fewer devices that would do in a layout which nobody runs; empty where there are none."""
+        rows = [row for row in self.rows if row.meets and row.off_path]
+        least = min(rows, key=lambda row: row.devices, default=None)
+        if least is None or self.best is None or self.best.off_path or least.devices >= self.best.devices:
+            return ""
+        return f"{least.nodes} x {least.cluster} would do, {least.note}"
 
     @property
     def tied(self) -> tuple[SizeRow, ...]:
@@ -248,7 +260,9 @@ def size_job(
     report : called with the share done and a text
 
     Step time falls with nodes until the tail rules, so the first doubling that meets the target is bisected; a USD
-    target tries every power of two, since the price per rl_step has a minimum.
+    target tries every power of two, since the price per rl_step has a minimum. Nodes whose best layout leaves the
+    beaten path (a number that only seven stages divide) are taken where no others meet the target: a plan is held
+    against layouts of its own number of devices, and there all may lie off it.
     """
     if target.measure == "run" and job.run is None and job.horizon.rl_steps == 1:
         raise SpecError("a target for the run needs its number of rl_steps: state run.rl_steps or horizon.rl_steps")
@@ -267,6 +281,7 @@ def size_job(
     rows = tuple(row for tried in found for row in tried.rows)
     floors = tuple(Floor(each.job.cluster, each.floor_s, each.enough) for each in found if each.floor_s is not None)
     meeting = [(row, tried.plans[row.nodes]) for tried in found for row in tried.rows if row.meets]
+    meeting = [(row, plan) for row, plan in meeting if not row.off_path] or meeting
     if not meeting:
         return Sizing(target, rows, None, None, floors)
     priced = all(row.usd_per_step is not None for row in rows if row.rl_step_s is not None)
@@ -307,25 +322,33 @@ class _Tried:
 
     def search(self) -> _Tried:
         """Node counts 1, 2, 4 ... until one meets the target and more help no further; then between the last two."""
-        nodes, first = 1, None
+        nodes = 1
         while nodes <= self.most:
-            met = self._meets(nodes)
-            first = nodes if met and first is None else first
-            if self.target.measure != "usd/step" and first is not None and self.enough is not None:
+            self._try(nodes)
+            if self.target.measure != "usd/step" and self._meeting and self.enough is not None:
                 break
             nodes *= 2
-        if first is not None and self.target.measure != "usd/step":
-            low, high = first // 2, first
+        if self._meeting and self.target.measure != "usd/step":
+            high = min(self._meeting)
+            anyhow = self.made[high].off_path
+            low = high // 2
             while high - low > 1:
                 middle = (low + high) // 2
-                low, high = (low, middle) if self._meets(middle) else (middle, high)
+                row = self._try(middle)
+                low, high = (low, middle) if row.meets and (anyhow or not row.off_path) else (middle, high)
         return self
 
-    def _meets(self, nodes: int) -> bool:
+    @property
+    def _meeting(self) -> list[int]:
+        """Nodes tried that meet the target: those on the beaten path, else all."""
+        met = [row for row in self.made.values() if row.meets]
+        return [row.nodes for row in met if not row.off_path] or [row.nodes for row in met]
+
+    def _try(self, nodes: int) -> SizeRow:
         if nodes not in self.made:
             self.tell(math.log2(2 * nodes) / math.log2(2 * max(self.most, 2)) * 0.9, f"{nodes} nodes")
             self.made[nodes], self.plans[nodes] = self._row(nodes)
-        return self.made[nodes].meets
+        return self.made[nodes]
 
     def _row(self, nodes: int) -> tuple[SizeRow, Plan | None]:
         context, facts = self.ask(self.job.model_copy(update={"nodes": nodes}))
@@ -347,7 +370,10 @@ class _Tried:
             value = usd
         else:
             value = self.target.value(plan)
-        return SizeRow(cluster, nodes, devices + apart, value, step_s, usd, value <= self.target.limit), plan
+        meets, off = value <= self.target.limit, any(phase.off_path for phase in plan.phases)
+        trainer = layout_words(plan.phases[0].pool("trainer").layout)
+        note = f"off the beaten path: trainer {trainer}" if off else ""
+        return SizeRow(cluster, nodes, devices + apart, value, step_s, usd, meets, note, off), plan
 
 
 def _floor_s(context: Context) -> float | None:

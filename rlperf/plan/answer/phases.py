@@ -49,6 +49,7 @@ def phase_of(context: Context, decision: Decision, column: int) -> Phase:
         ties=tuple(tuple(differences(configuration, other.configuration)) for other in tied[:NAMED_TIES]),
         simplest=_simplest(chosen, tied),
         pareto=tuple(front(context, decision, column)),
+        off_path=any(configuration.departures) and not context.job.objective.bold,
         binds=(*binding(context, decision.task, chosen), *([pipeline] if pipeline else [])),
     )
 

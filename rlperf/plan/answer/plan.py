@@ -325,6 +325,7 @@ class Phase(Frozen):
     )
     sensitivity: tuple[Sensitivity, ...] = ()
     pareto: tuple[ParetoPoint, ...] = ()
+    off_path: bool = Field(False, description="it does what no published recipe does")
     binds: tuple[str, ...] = Field((), description="what holds the choice back: memory, tail, divisibility ...")
 
     def pool(self, role: Role) -> PoolPlan:

@@ -293,11 +293,23 @@ def _unique(layout: Layout) -> tuple[Layout, IntArray]:
     return flat.take(index), np.zeros(index.shape, dtype=np.int64)
 
 
+FULL_BUDGET = 65536
+"""Tokens of a microbatch beyond which a larger one is not tried by itself [tokens]. Of sequences of 3,072 tokens 16
+gain 5 % of an rl_step of 30B-A3B over four, 32 another 0.1 %."""
+
+
 def token_budgets(
     choice: tuple[int, ...] | None, longest_tokens: int, microbatch: tuple[int, ...] | None = None
 ) -> list[int]:
-    """Tokens per packed microbatch and replica: what the user opens, else longest sequences:
+    """Tokens per packed microbatch and replica: what the user opens, else longest sequences.
 
-    as many as a stated microbatch has, or 1, 2 and 4.
+    As many as a stated microbatch has, or 1, 2 and 4 and doublings of that up to `FULL_BUDGET` tokens: four short
+    sequences do not fill a device.
+
+    >>> token_budgets(None, 18432), token_budgets(None, 3072)
+    ([18432, 36864, 73728], [3072, 6144, 12288, 24576, 49152])
     """
-    return list(choice) if choice else [each * longest_tokens for each in microbatch or (1, 2, 4)]
+    if choice:
+        return list(choice)
+    more = [each for each in powers_of_two(FULL_BUDGET // longest_tokens) if each > 4]
+    return [each * longest_tokens for each in microbatch or (1, 2, 4, *more)]

@@ -158,6 +158,17 @@ def test_options_of_a_publication_outrank_the_layout_that_its_table_prints(tmp_p
     assert (printed.attention_data, printed.expert) == (1, 1) and dense.attention_data == 1
 
 
+def test_devices_counted_once_for_each_way_of_experts_are_told_by_their_twins(tmp_path: Path) -> None:
+    moe = served_row(group="aic_silicon", architecture="gpt-oss-120b", gpu="h200_sxm", engine="trtllm",
+                     gemm_dtype="mxfp4", n_gpus=4, tensor_parallel=4, expert_parallel=2)  # fmt: skip
+    copies = {**moe, "tensor_parallel": 1, "attention_data_parallel": 4}
+    rows = (moe, copies, {**moe, "group": "mine"}, {**moe, "expert_parallel": 4})
+    found = [case_of(row) for row in read_table(table(tmp_path, *rows))]
+    layouts = [(one.tensor, one.attention_data, one.expert, one.given_devices, one.load) for one in found]
+    assert layouts == [(2, 1, 2, 2, 16.0), (2, 2, 2, 2, 16.0), (4, 1, 2, 4, 16.0), (4, 1, 4, 4, 16.0)]
+    assert [any("twins" in text for text in one.assumed) for one in found] == [True, True, False, False]
+
+
 def test_rows_are_fitted_and_predicted_with_the_same_cost(tmp_path: Path) -> None:
     # fits tabulate kernels once and add an engine's overheads; predictions tabulate the engine itself
     path = table(

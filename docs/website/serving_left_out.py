@@ -1,6 +1,6 @@
 """Writes what serving loses where whole groups are left out: python docs/website/serving_left_out.py [DATA]
 
-The tables of docs/guide/accuracy-inference.md and README's. DATA is found as in ``accuracy.py``. Ten minutes of work.
+The tables of docs/guide/accuracy-inference.md and README's. DATA is found as in ``accuracy.py``. Minutes of work.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import accuracy
 
-from rlperf.calibrate.leave_out import ALL, GROUPS, ErrorSummary, LeaveOutLine, errors_of, leave_out
-from rlperf.calibrate.leave_out_inference import report_apart
+from rlperf.calibrate.leave_out import ALL, GROUPS, ErrorSummary, LeaveOutLine, errors_of, report_of
+from rlperf.calibrate.leave_out_inference import Refits, predict_groups, report_apart
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate import PredictedFigure
 
@@ -102,9 +102,14 @@ def write(apart: Sequence[PredictedFigure], names: Mapping[str, Sequence[str]], 
 def main() -> None:
     """Fit without each group in turn and write the tables."""
     file = accuracy.data_folder() / "measured" / "inference.csv"
-    apart = [one for one in report_apart(file).predictions if one.metric == TIME and not one.used_in_calibration]
-    names = {row.row_id: (row.text("gpu"), row.text("engine")) for row in read_table(file)}
-    write(apart, names, [(by, one) for by in BY for one in leave_out(file, "inference", by).lines])
+    table = read_table(file)
+    fits = Refits(table)
+    found = report_apart(file, fits).predictions
+    apart = [one for one in found if one.metric == TIME and not one.used_in_calibration]
+    names = {row.row_id: (row.text("gpu"), row.text("engine")) for row in table}
+    groups = {by: predict_groups(file, table, by, refits=fits) for by in BY}
+    lines = [(by, one) for by in BY for one in report_of("inference", table.file, by, groups[by]).lines]
+    write(apart, names, lines)
 
 
 if __name__ == "__main__":

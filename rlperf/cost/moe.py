@@ -51,6 +51,41 @@ def touched_experts(pairs: Array, experts: Array) -> FloatArray:
     return np.asarray(e * -np.expm1(p * np.log1p(-1.0 / np.maximum(e, 1.0 + 1e-12))))
 
 
+POPULARITY = 2.0
+"""Shape of the gamma law of how often experts are chosen, the same text after text (mean 1, variance 1/2); from kernels
+timed under power-law routing, which touch 0.93 of the experts of uniform routing (median of 75 fits)."""
+
+
+def popular_experts(tokens: Array, active: Array, experts: Array, shape: float = POPULARITY) -> FloatArray:
+    r"""Expected number of distinct experts that tokens reach where some are chosen more often than others [1].
+
+    .. math::
+
+        E_t = E\left[1 - \left(1 + \frac{N y}{k}\right)^{-k}\right],\quad
+        \left(1 + \frac{y}{k}\right)^{-k} = 1 - \frac{a}{E}
+
+    Parameters
+    ----------
+    tokens : N [tokens]
+    active : a, experts of a token, no two the same [1]
+    experts : E [1]
+    shape : k, of the gamma law of an expert's popularity (mean 1, variance 1/k); infinity is uniform routing
+
+    Notes
+    -----
+    An expert of popularity g is passed by with exp(-N y g), which a gamma law of mean 1 averages to the power above. y
+    makes one token reach exactly a.
+
+    >>> [round(float(popular_experts(n, 4, 128)), 1) for n in (1, 8, 64, 8192)]
+    [4.0, 27.4, 96.8, 128.0]
+    >>> round(float(popular_experts(64, 4, 128, 1e6)), 1), round(float(popular_experts(5, 1, 1)), 6)
+    (111.2, 1.0)
+    """
+    n, a, e = as_float(tokens), as_float(active), np.maximum(as_float(experts), 1.0)
+    missed = np.maximum(1.0 - a / e, 1e-12) ** (-1.0 / shape) - 1.0
+    return np.asarray(e * (1.0 - (1.0 + n * missed) ** -shape))
+
+
 def busiest(pairs: Array, devices: Array) -> FloatArray:
     r"""(Token, expert) pairs of the busiest device over the mean, routed at random: :math:`1 + \sqrt{2 \ln d / n}`.
 

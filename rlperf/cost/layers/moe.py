@@ -8,7 +8,15 @@ from rlperf.cost.collectives import all_gather_s, dispatch_combine_s, reduce_sca
 from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.layers.dense import activation_bytes, activation_operator, mlp
 from rlperf.cost.layers.layer import Layer, Matrix, Routing
-from rlperf.cost.moe import Dealt, busiest, grouped_gemm_s, grouped_with, moe_fit, touched_experts
+from rlperf.cost.moe import (
+    Dealt,
+    busiest,
+    grouped_gemm_s,
+    grouped_with,
+    moe_fit,
+    popular_experts,
+    touched_experts,
+)
 from rlperf.cost.replica import Operator, Replica, gemm_operator, memory_operator, network_operator
 from rlperf.cost.roofline import as_float, gemm_s, sheet_flop_per_s, small_op_s
 from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice
@@ -87,14 +95,15 @@ class Moe(Layer):
         kernels = replica.engine.moe_kernels if self.experts.gated else UNGATED
         fit, _ = moe_fit(hw, dtype, kernels)
         split = np.maximum(replica.tensor / replica.expert, 1.0)
+        popular = popular_experts(whole, route.active, route.count)
         dealt = Dealt(
             dispatched=replica.engine.expert_dispatch == "deepep",
             skew=busiest(whole * route.active / replica.expert, replica.expert),
+            touched_share=popular / np.maximum(touched_experts(whole * route.active, route.count), 1e-12),
         )
         seconds = grouped_with(hw.device, fit, whole, route.shape, replica.expert, split, dtype=dtype, dealt=dealt)
         each = route.matrices * float(route.width * route.hidden) / split
-        touched = touched_experts(whole * route.active, route.count) / replica.expert
-        weights = touched * each * dtype_of(dtype).weight_bytes
+        weights = popular / replica.expert * each * dtype_of(dtype).weight_bytes
         flop = 2.0 * whole * route.active / replica.expert * each
         return Operator(
             "experts",

@@ -63,6 +63,18 @@ def test_a_configuration_is_read_with_what_the_validators_fill_in(tmp_path: Path
     assert clean.predicted is not None and clean.predicted.rl_step_s > 0
 
 
+def test_rows_of_one_length_cost_their_padding_with_megatron_too(tmp_path: Path) -> None:
+    fixed = {**KEYS, "runner.enable_dynamic_batch_size": False}
+    padded = {**fixed, "actor.model.variable_seq_lengths": False}
+    packed, rows = (
+        audit(read(tmp_path, keys), cluster="dgx_h100", plan=False, gains=False) for keys in (fixed, padded)
+    )
+    assert (packed.imported.run.trainer.packing, rows.imported.run.trainer.packing) == (True, False)
+    assert packed.predicted is not None and rows.predicted is not None
+    assert rows.predicted.stages_s.training > 1.2 * packed.predicted.stages_s.training
+    assert rows.predicted.stages_s.rollout == packed.predicted.stages_s.rollout
+
+
 def test_the_fsdp_trainer_has_its_own_switches(tmp_path: Path) -> None:
     run = read(tmp_path, FSDP).run
     assert (run.trainer.backend, run.trainer.zero_stage, run.trainer.activation_recompute) == ("fsdp2", 3, "full")

@@ -70,7 +70,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.backend", "actor.training_backend", _BACKEND),
     field("trainer.microbatch", A + "training_batch_size_per_gpu", note="samples"),
     field("trainer.scoring_microbatch", A + "logprob_forward_micro_batch_size", note="samples"),
-    field("trainer.packing", M + "variable_seq_lengths", note="without padding", backend="fsdp2"),
+    field("trainer.packing", M + "variable_seq_lengths", note="without padding"),
     field("trainer.zero_stage", F + "reshard_after_forward", _RESHARD, "under strategy: fsdp2", backend="fsdp2"),
     field("trainer.checkpointing", F + "gradient_checkpointing", backend="fsdp2"),
     field("trainer.offload_all", F + "cpu_offload", note="parameters and optimizer on the host", backend="fsdp2"),
@@ -292,7 +292,11 @@ _ALSO_READ = frozenset(
 
 
 def _read_trainer(ours: TrainerRun, flat: Flat) -> TrainerRun:
-    """Recompute, offload and microbatches; Megatron packs whatever it is told (megatron_model_manager.py:610)."""
+    """Recompute, offload and microbatches.
+
+    Without variable_seq_lengths rows are as long as encoder_seq_length; Megatron's attention alone leaves their padding
+    out (megatron_actor_worker.py:126, hybrid_engines/megatron/utils.py:57). Filled by tokens, FSDP packs them.
+    """
     megatron = ours.backend == "megatron"
     recompute = ours.activation_recompute if megatron else ("full" if ours.checkpointing else "none")
     hosted = ours.offload_optimizer if megatron else ours.offload_all
@@ -305,7 +309,7 @@ def _read_trainer(ours: TrainerRun, flat: Flat) -> TrainerRun:
         offload="optimizer" if hosted else "none",
         expert_tensor_parallel=int(etp) if megatron else 1,
         scoring_token_budget=filled.token_budget,
-        packing=megatron or bool(ours.packing or ours.dynamic),
+        packing=bool(ours.packing or ours.dynamic),
     )
 
 

@@ -285,7 +285,10 @@ def test_engine_profiles_by_version() -> None:
 
 @pytest.mark.data
 def test_measured_engine_memory(measured_data: Path) -> None:
-    """Start-up breakdowns of vLLM on H100 [GiB]; the cache follows within 0.75 GiB."""
+    """Start-up breakdowns of vLLM on H100 [GiB]: activations within 2 %, the cache within 0.4 GiB.
+
+    Parts of gpt-oss-120b add up to 96 % of the device, where its share is 90 %: weights lie off by that, too.
+    """
     names = {
         "gpt-oss-20b (MoE)": ("gpt-oss-20b", "mxfp4"),
         "gpt-oss-120b (MoE)": ("gpt-oss-120b", "mxfp4"),
@@ -305,7 +308,9 @@ def test_measured_engine_memory(measured_data: Path) -> None:
                 gemm_dtype=dtype, memory_fraction=float(row["gpu_mem_util"]),
             )  # fmt: skip
             measured = float(row["kv_cache_gib"])
-            assert float(memory.kv_cache_bytes) / 2**30 == pytest.approx(measured, abs=0.75)
+            off = 0.7 if name == "gpt-oss-120b" else 0.4
+            assert float(memory.kv_cache_bytes) / 2**30 == pytest.approx(measured, abs=off)
+            assert float(memory.activation_bytes) / 2**30 == pytest.approx(float(row["activation_gib"]), rel=0.02)
             assert float(memory.weights_bytes) / 2**30 == pytest.approx(float(row["weights_gib"]), rel=0.07)
             checked += 1
     assert checked == 7

@@ -105,7 +105,8 @@ def engine_memory(
     graphs = engine.cuda_graphs if cuda_graphs is None else cuda_graphs
     fraction = engine.memory_fraction if memory_fraction is None else as_float(memory_fraction)
     weights = weight_bytes(replica)
-    activation = np.full_like(weights, memory.activation_moe if stack_of(arch).routed else memory.activation_base)
+    # logits of a full batch of 1,024 requests, about ten copies in fp32 while they are sampled, whatever the experts
+    activation = np.full_like(weights, memory.activation_per_word * arch.vocab)
     activation = np.minimum(activation, 0.1 * hw.device.memory)  # small cards profile with smaller budgets
     captured = np.full_like(weights, memory.graphs if graphs else 0.0)
     other = memory.non_torch + np.where(replica.tensor * replica.pipeline > 1.0, memory.non_torch_parallel, 0.0)

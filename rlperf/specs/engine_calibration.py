@@ -54,8 +54,7 @@ class GroupFactor(Frozen):
 class EngineMemoryFit(Frozen):
     """What a serving engine keeps beside weights and cache; the form is `rlperf.cost.engine_memory`."""
 
-    activation_base: Bytes = Field(description="workspace of the profiling forward pass, dense")
-    activation_moe: Bytes = Field(description="the same with experts")
+    activation_per_word: Bytes = Field(description="workspace of the profiling pass for a word of the vocabulary")
     graphs: Bytes = Field(description="captured CUDA graphs")
     non_torch: Bytes = Field(description="driver context on one device")
     non_torch_parallel: Bytes = Field(description="added by communicators where several devices serve one replica")

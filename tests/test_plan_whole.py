@@ -71,6 +71,9 @@ def test_the_page_lists_every_group_and_its_card_is_their_mean(tmp_path: Path) -
     assert WholeStep.of(plan).rl_step_s == pytest.approx(np.mean(steps))
     page = plan_page(plan)
     assert all(f"rl_steps {k} to {k}: " in page for k in range(4))
+    alone = plan_job(job(tasks=[{**task, "rl_steps": [0, 1, 2, 3]}])).phases[0].responses
+    assert phase.responses is not None and alone is not None
+    assert phase.responses.mean == pytest.approx(alone.mean, rel=0.02) and phase.responses.mean < phase.responses.p95
     # ten percent of the rollout are ten percent of its mean over all groups, not of the first
     slower = next(row for row in phase.sensitivity if row.input == "rollout slower")
     more = slower.rl_step_s - phase.predicted.rl_step_s

@@ -12,7 +12,9 @@ import yaml
 import rlperf
 from rlperf.alternatives import BASE
 from rlperf.api import ask
+from rlperf.cli.output import console
 from rlperf.errors import SpecError
+from rlperf.report.plan_text import markdown, print_plan
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import profile_root
 from rlperf.sweep import Sweep
@@ -70,12 +72,24 @@ def test_what_if_refuses_a_field_that_no_job_has() -> None:
         rlperf.what_if(JOB, {"typo": {"tasks.*.max_respons": 5}})
 
 
-def test_a_plan_prints_in_three_lines() -> None:
+def test_a_plan_prints_in_four_lines_and_names_its_workload() -> None:
     plan = rlperf.plan_job(JOB)
     lines = str(plan).splitlines()
-    assert len(lines) == 3
-    assert "colocated" in lines[0] and "rl_step" in lines[1] and "tokens/s" in lines[2]
-    assert str(plan.phases[0].predicted).splitlines() == lines[1:]
+    assert len(lines) == 4
+    assert "colocated" in lines[0] and "rl_step" in lines[2] and "tokens/s" in lines[3]
+    assert str(plan.phases[0].predicted).splitlines() == lines[2:]
+    phase = plan.phases[0]
+    assert phase.responses is not None and phase.responses.mean < phase.responses.p95 <= 2048
+    cut = f"cap 2,048 ({100 * phase.predicted.truncated_fraction:.1f} % cut)"
+    said = f"responses of math: mean {phase.responses.mean:,.0f}, 95th percentile {phase.responses.p95:,.0f}, {cut}"
+    assert lines[1] == f"16 prompts x 4; {said}"
+    assert said in " ".join(markdown(plan).split())
+    screen = console()
+    with screen.capture() as shown:
+        print_plan(plan, screen)
+    assert said in " ".join(shown.get().split())
+    before = plan.model_dump(mode="json", exclude={"phases": {"__all__": {"responses"}}})
+    assert "cap 2,048 (" in str(rlperf.Plan.model_validate(before))  # a plan.yaml that does not know them
 
 
 def test_a_plan_is_exported_audited_and_explained(tmp_path: Path) -> None:

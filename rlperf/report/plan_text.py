@@ -302,6 +302,7 @@ def print_plan(plan: Plan, out: Console) -> None:
     for phase in plan.phases:
         out.rule(phase_title(phase))
         out.print(batch_words(phase))
+        out.print(plan.lengths(phase), markup=False)
         table = Table()
         for name in ("role", "devices", "layout", "settings"):
             table.add_column(name)
@@ -334,7 +335,7 @@ def markdown(plan: Plan) -> str:
     """``report.md``: one page that a manager can read, the same whenever and wherever it is written."""
     lines = [f"# {plan.job.name}", "", f"{plan.job.architecture} on {plan.job.cluster}, {plan.job.algorithm}.", ""]
     for phase in plan.phases:
-        lines += _phase_markdown(phase)
+        lines += _phase_markdown(phase, plan.lengths(phase))
     lines += ["## How good is this plan", "", *(f"- {line}" for line in summary_lines(plan)), ""]
     every = [phase.predicted for phase in plan.phases]
     ids = dict.fromkeys(name for each in every for name in each.calibration.ids)
@@ -347,7 +348,7 @@ def markdown(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _phase_markdown(phase: Phase) -> list[str]:
+def _phase_markdown(phase: Phase, lengths: str) -> list[str]:
     predicted = phase.predicted
     cost = "" if predicted.usd_per_step is None else f", {predicted.usd_per_step:.3g} USD"
     lines = [
@@ -356,7 +357,7 @@ def _phase_markdown(phase: Phase) -> list[str]:
         f"One rl_step takes **{interval(predicted)}**{cost}: "
         f"{predicted.tokens_per_s_per_device:,.0f} tokens/s per device.",
         "",
-        f"Batch: {batch_words(phase)}.",
+        f"Batch: {batch_words(phase)}; {lengths}.",
         "",
         *_table(("role", "devices", "layout", "settings"), pool_rows(phase)),
         "",

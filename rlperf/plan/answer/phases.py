@@ -15,6 +15,7 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_means import contenders
 from rlperf.plan.judge.stages import adaptive_note
 from rlperf.plan.question.context import Context
+from rlperf.plan.question.pool import ResponseTokens
 from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.pareto import pareto_mask
@@ -40,6 +41,7 @@ def phase_of(context: Context, decision: Decision, column: int) -> Phase:
         mode=configuration.mode,
         staleness=configuration.staleness,
         settings=configuration.settings,
+        responses=_responses(chosen),
         pools=configuration.pools,
         scorers=configuration.scorers,
         predicted=prediction_of(context, decision.task, chosen),
@@ -52,6 +54,12 @@ def phase_of(context: Context, decision: Decision, column: int) -> Phase:
         off_path=any(configuration.departures) and not context.job.objective.bold,
         binds=(*binding(context, decision.task, chosen), *([pipeline] if pipeline else [])),
     )
+
+
+def _responses(chosen: Evaluation) -> ResponseTokens:
+    """Mean and 95th percentile over whole trajectories of all rl_steps that stand for the phase."""
+    tokens = np.concatenate([table.trajectories().response_tokens for table in chosen.demand.tables])
+    return ResponseTokens(mean=float(tokens.mean()), p95=float(np.quantile(tokens, 0.95)))
 
 
 def _simplest(chosen: Evaluation, tied: list[Evaluation]) -> tuple[str, ...]:
@@ -143,7 +151,12 @@ def _joined(run: list[Phase]) -> Phase:
         GroupTime(rl_steps=phase.rl_steps, rl_step_s=said.rl_step_s, low_s=said.low_s, high_s=said.high_s)
         for phase, said in ((phase, phase.predicted) for phase in run)
     ]
+    lengths = [phase.responses for phase in run if phase.responses]
+    mean, p95 = (
+        float(np.average([getattr(each, name) for each in lengths], weights=counts)) for name in ("mean", "p95")
+    )
     changes = {
+        "responses": ResponseTokens(mean=mean, p95=p95),
         "rl_steps": (run[0].rl_steps[0], run[-1].rl_steps[1]),
         "predicted": predicted,
         "groups": tuple(groups) if len({group.rl_step_s for group in groups}) > 1 else (),

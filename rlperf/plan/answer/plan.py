@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from rlperf.plan.answer import notebook
-from rlperf.plan.question.pool import BatchSettings, PoolPlan, ScorerPlan
+from rlperf.plan.question.pool import BatchSettings, PoolPlan, ResponseTokens, ScorerPlan
 from rlperf.plan.question.words import layout_words
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.job import Job
@@ -310,6 +310,7 @@ class Phase(Frozen):
     mode: Mode
     staleness: int = 0
     settings: BatchSettings
+    responses: ResponseTokens | None = Field(None, description="lengths planned for, mean over rl_steps")
     pools: tuple[PoolPlan, ...]
     scorers: tuple[ScorerPlan, ...] = ()
     predicted: Prediction
@@ -421,12 +422,21 @@ class Plan(Frozen):
         """Plain data, as `rlperf plan --json` prints it."""
         return self.model_dump(mode="json")
 
+    def lengths(self, phase: Phase) -> str:
+        """Tokens of the responses that a phase is planned for, in words."""
+        names = dict.fromkeys(task.workload.rsplit("/", 1)[-1] for task in self.job.tasks if task.name in phase.tasks)
+        said, cap = phase.responses, phase.settings.max_response_tokens
+        known = f"mean {said.mean:,.0f}, 95th percentile {said.p95:,.0f}, " if said else ""
+        cut = f"cap {cap:,} ({100 * phase.predicted.truncated_fraction:.1f} % cut)"
+        return f"responses of {', '.join(names)}: {known}{cut}"
+
     def __str__(self) -> str:
         first = self.phases[0]
+        batch = f"{first.settings.prompts_per_step} prompts x {first.settings.group_size}; {self.lengths(first)}"
         named = (f"{pool.role} {pool.devices} x {pool.device} {layout_words(pool.layout)}" for pool in first.pools[:2])
         pools = "; ".join(named)
         more = f" (first of {len(self.phases)} phases)" if len(self.phases) > 1 else ""
-        return f"{self.job.name}, {first.mode}: {pools}{more}\n{first.predicted}"
+        return f"{self.job.name}, {first.mode}: {pools}{more}\n{batch}\n{first.predicted}"
 
     def to_frame(self) -> pl.DataFrame:
         """One row per phase: what is run, its degrees, and its prediction."""

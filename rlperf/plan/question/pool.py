@@ -52,6 +52,13 @@ class ScorerPlan(Frozen):
         return self.devices if self.placement == "own" else 0
 
 
+class ResponseTokens(Frozen):
+    """Responses that a phase is planned for, cut ones at the maximum length [tokens]."""
+
+    mean: float
+    p95: float = Field(description="95th percentile")
+
+
 class BatchSettings(Frozen):
     """What one rl_step trains on; prompts_per_step and mini_batch count prompts."""
 

@@ -93,9 +93,12 @@ def test_dense_stacks_carry_over_to_frameworks_left_out(measured_data: Path) -> 
         line.group: line
         for line in report_of("training", "", "framework", predict_groups(path, table, "framework")).lines
     }
-    assert lines["Megatron-LM"].left_out.median < 12.0
-    assert lines["Megatron-DeepSpeed"].left_out.median < 25.0  # 22.6 % over all stacks, by fits made anew
+    # 12.2 %, 10.9 before steps were damped: they follow what the other stacks' rows say to the least misfit
+    assert lines["Megatron-LM"].left_out.median < 13.0
+    assert lines["Megatron-DeepSpeed"].left_out.median < 23.0
+    assert lines["prime-rl (PyTorch FSDP2)"].left_out.mean < 20.0  # 29.4 % with one factor of FlashAttention-2
+    assert lines["all rows"].left_out.mean < 21.5  # 20.6 %
     assert lines["Megatron-DeepSpeed"].borrowed == "megatron_deepspeed: the pool"
     assert lines["torchtitan (FSDP2)"].left_out.median < 15.0
     assert all(line.seen.median < line.left_out.median + 1.0 for line in lines.values())
-    assert lines["all rows"].seen.median < 7.0
+    assert lines["all rows"].seen.median < 6.0

@@ -56,8 +56,9 @@ WIDER: Mapping[str, float] = {"Hopper": 2.0, "Blackwell": 4.0}
 """Multiply-adds per clock and multiprocessor of a generation's newest tensor instructions over Ampere's 1,024 (bf16).
 
 FlashAttention-2 issues Ampere's (mma.sync) on every device, newer kernels the newest: its time over theirs is so many
-times what it is on Ampere. From NVIDIA's data sheets: dense bf16 peak over clock, multiprocessors and two FLOP, 312
-TFLOP/s of the A100 at 1.41 GHz and 108, 989 of the H100 at 1.83 and 132, 2,250 of the B200 at 1.85 and 148."""
+times what it is on Ampere. From NVIDIA's data sheets, clocks recalled: dense bf16 peak over clock,
+multiprocessors and two FLOP, 312 TFLOP/s of the A100 at 1.41 GHz and 108, 989 of the H100 at 1.83 and 132, 2,250 of the
+B200 at 1.85 and 148."""
 OF_STACK = (
     Shared("collective", 0.9, 0.3, 0.3, 4.0),
     Shared("elementwise", 0.9, 0.35, 0.3, 4.0),

@@ -7,17 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rlperf.calibrate.logs import LogFit, calibration_text, fit_log
+from rlperf.calibrate.logs import LogFit, calibration_text, fit_log, of_a_log
 from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit import Audit, audit, load_log
+from rlperf.frameworks.audit import Audit, audit
 from rlperf.frameworks.dumps import read_rollouts
 from rlperf.frameworks.export import write_file, write_plan
 from rlperf.frameworks.imports import import_config, read_job_or_config, with_architecture
-from rlperf.frameworks.logs import read_log
+from rlperf.frameworks.logs import out_of_memory, read_log
 from rlperf.plan.answer.plan import Plan
-from rlperf.plan.question.context import resolve
+from rlperf.plan.question.context import before_any_log, resolve
 from rlperf.specs.own_files import folder_of
+from rlperf.specs.step_log import StepLog
 from rlperf.specs.writer import write_atomic
 from rlperf.workload.writers import write_workload
 
@@ -57,17 +58,35 @@ def audit_config(
     """
     imported = with_architecture(import_config(_listed(config), framework), architecture)
     facts = framework_facts(imported.adapter.name, imported.target.version)
-    steps, ended = load_log(log)
+    steps, ended = _load_log(log)
     with TemporaryDirectory(prefix="rlperf-") as scratch:
         if rollouts is not None:
             cap = imported.run.batch.max_response_tokens or 1 << 40
             table = read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
             workload = str(write_workload(table, Path(scratch) / "lengths.json"))
-        found = audit(imported, cluster=cluster, workload=workload, log=steps, facts=facts, plan=plan)
+        folder = folder_of(_listed(config)[0])
+        found = audit(imported, cluster=cluster, workload=workload, log=steps, facts=facts, plan=plan, folder=folder)
     named = [name for name in (cluster, architecture, workload) if name is not None]
     if wrong := [problem for problem in found.unresolved if any(name in str(problem) for name in named)]:
         raise SpecError(wrong)
     return replace(found, ended=ended)
+
+
+def _load_log(path: Path | str | None) -> tuple[StepLog | None, str]:
+    """Step metrics of a file, where one is named, and in words that its run ended out of device memory, if it did.
+
+    A run that died in its first rl_step has no metrics: how it ended is all that its log says.
+    """
+    if path is None:
+        return None, ""
+    died = out_of_memory(path)
+    ended = "" if died is None else str(replace(died, suggestion=None))
+    try:
+        return read_log([path]), ended
+    except SpecError:
+        if died is None:
+            raise
+        return None, f"{ended}; no rl_step before it"
 
 
 def export_plan(plan: Plan | Path | str, out: Path | str, *, framework: str | None = None) -> tuple[Path, ...]:
@@ -90,6 +109,7 @@ def calibrate_logs(
     framework: str | None = None,
     cluster: str | None = None,
     workload: str | None = None,
+    architecture: str | None = None,
     rollouts: Path | str | None = None,
     tokenizer: str | None = None,
     warm_up: int = 1,
@@ -97,19 +117,24 @@ def calibrate_logs(
 ) -> tuple[LogFit, Path]:
     """Fit a framework's overheads to a run and write the calibration file that jobs beside it find; the fit, the file.
 
+    Long because each argument is an option of the command line, and a word of a notebook.
+
     Parameters
     ----------
     log : step metrics of the run: console, JSONL, CSV, tfevents
     job : the job (or the framework's configuration) that ran
+    architecture : its model, where a framework's configuration names none that is known
     warm_up : rl_steps left out at the start
     out : file to write; default: where predictions of the job look
     """
     path = Path(job)
-    asked = read_job_or_config(path, cluster=cluster, workload=workload)
-    context = resolve(asked, folder=folder_of(path))
+    asked = read_job_or_config(path, cluster=cluster, workload=workload, architecture=architecture)
+    context, steps = resolve(asked, folder=folder_of(path)), read_log(_listed(log), framework)
+    if all(of_a_log(each.framework, steps.digest) for each in context.trainers):  # asked again: no step counts twice
+        context = before_any_log(context, folder_of(path))
     cap = max(asked.tasks[0].max_response_tokens)
     lengths = None if rollouts is None else read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
-    fit = fit_log(context, read_log(_listed(log), framework), lengths, warm_up=warm_up)
+    fit = fit_log(context, steps, lengths, warm_up=warm_up)
     shipped = fit.calibration.id.removesuffix("_fitted")
     target = folder_of(path) / "calibrations" / "frameworks" / f"{shipped}.yaml" if out is None else Path(out)
     return fit, write_atomic(target, calibration_text(fit))

@@ -19,6 +19,7 @@ from rlperf.calibrate.logs import LogFit, Told, calibration_text, fit_log
 from rlperf.calibrate.rl_framework import constant, with_constants
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
+from rlperf.files import audit_config, calibrate_logs
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
@@ -251,8 +252,56 @@ def test_the_file_is_found_by_later_predictions(tmp_path: Path, context: Context
         measured, *predicted = (float(getattr(each, stage).mean()) for each in (log, before, after))
         assert abs(predicted[1] / measured - 1.0) < abs(predicted[0] / measured - 1.0), stage
     assert constant(fitted.trainers[0].framework, "step") > constant(shipped.trainers[0].framework, "step")
+    # asked again the log is laid on what was shipped, as the first time: its rl_steps count once
     told_people = CliRunner().invoke(app, arguments)
     assert "left for other configurations" in told_people.output
+    assert "as shipped" in told_people.output
+    assert load_framework_calibration("verl==0.9", "fsdp2", tmp_path) == found
+
+
+def test_a_log_among_several_is_not_counted_again(context: Context, fit: LogFit) -> None:
+    first, other = run_on(context, HERE), run_on(context, HERE, seed=3)
+    after = [fit]
+    for log in (other,):
+        on_top = replace(context, trainers=(replace(context.trainers[0], framework=after[-1].calibration),))
+        after.append(fit_log(on_top, log, prior=PRIOR))
+    assert (fit.start, after[-1].start) == ("as shipped", "after 1 earlier log")
+    assert "after 1 earlier log" in calibration_text(after[-1])
+    assert "as shipped" not in calibration_text(after[-1])
+    again = replace(context, trainers=(replace(context.trainers[0], framework=after[-1].calibration),))
+    for log in (first, replace(other, source="a copy of it")):
+        with pytest.raises(SpecError, match="told by this log already"):
+            fit_log(again, log, prior=PRIOR)
+
+
+def test_verdicts_and_fits_read_the_folder_of_a_configuration(tmp_path: Path) -> None:
+    keys = {
+        "actor_rollout_ref.model.path": "nobody/knows-this", "actor_rollout_ref.actor.use_dynamic_bsz": True,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 8192, "actor_rollout_ref.rollout.name": "vllm",
+        "actor_rollout_ref.actor.fsdp_config.strategy": "fsdp2", "data.train_batch_size": 32,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 32, "actor_rollout_ref.rollout.n": 8,
+        "data.max_prompt_length": 1024, "data.max_response_length": 2048, "trainer.n_gpus_per_node": 8,
+        "actor_rollout_ref.actor.strategy": "fsdp2", "algorithm.adv_estimator": "grpo",
+    }  # fmt: skip
+    (tmp_path / "run.sh").write_text(
+        "python3 -m verl.trainer.main_ppo " + " ".join(f"{key}={value}" for key, value in keys.items()) + "\n"
+    )
+
+    def seconds() -> float:
+        found = audit_config(tmp_path / "run.sh", cluster="dgx_h100", architecture="Qwen2.5-7B", plan=False)
+        assert found.predicted is not None, found.notes
+        return found.predicted.rl_step_s
+
+    before = seconds()
+    rows = [{"step": k, "data": {"timing_s/step": 1.2 * before + 0.1 * k}} for k in range(4)]
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = {"job": tmp_path / "run.sh", "cluster": "dgx_h100"}
+    with pytest.raises(SpecError, match="knows-this"):
+        calibrate_logs(tmp_path / "run.jsonl", **arguments)  # type: ignore[arg-type]
+    fit, file = calibrate_logs(tmp_path / "run.jsonl", architecture="Qwen2.5-7B", **arguments)  # type: ignore[arg-type]
+    assert file.parent == tmp_path / "calibrations" / "frameworks"
+    assert 1.02 * before < seconds() < 1.2 * before
+    assert fit.start == "as shipped"
 
 
 # -- the model --------------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ from rlperf.specs.step_log import StepLog
 from rlperf.workload.lengths import LengthTable
 
 MAX_STEPS = 400
+_LOG = "log "
+"""What digests of logs begin with among a calibration's rows."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class LogFit:
 
     ``before`` and ``after``: median absolute error of the log's stages as shipped and with what all configurations
     share [1]; ``noise``: standard deviation of an rl_step around its mean, by stage [1]; ``spread``: standard deviation
-    of ln(measured / predicted) that is left for another configuration, by stage and of the rl_step [1].
+    of ln(measured / predicted) that is left for another configuration, by stage and of the rl_step [1]; ``before_it``:
+    other logs that the folder's calibration was told by.
     """
 
     constants: tuple[Told, ...]
@@ -62,6 +65,13 @@ class LogFit:
     after: Mapping[str, float]
     spread: Mapping[str, float]
     notes: tuple[str, ...]
+    before_it: int = 0
+
+    @property
+    def start(self) -> str:
+        """What the log was laid on top of, in words."""
+        many = "s" if self.before_it > 1 else ""
+        return f"after {self.before_it} earlier log{many}" if self.before_it else "as shipped"
 
 
 def fit_log(
@@ -84,10 +94,10 @@ def fit_log(
 
     Raises
     ------
-    SpecError : the log states neither a stage nor the rl_step
+    SpecError : the log states neither a stage nor the rl_step, or the framework's calibration was told by it already
     """
     notes: list[str] = []
-    log = _usable(log, warm_up, notes)
+    digest, log = log.digest, _usable(log, warm_up, notes)
     evaluation, filled = evaluate_job(context)
     notes += [f"assumed {text}" for text in filled]
     simulated = Simulated.of(context, evaluation, log, lengths, notes)
@@ -95,12 +105,13 @@ def fit_log(
     if not measured:
         raise SpecError(Problem("the log states neither a stage nor the rl_step", log.source))
     framework = simulated.framework
+    _counted_once(framework, digest, log.source)
     prior = prior or load_log_prior(fitted=bool(framework.calibrated_on))
     found = posterior(simulated.seconds, measured, prior_widths(framework), prior)
     within = {stage: float(getattr(prior, stage).within) for stage in STAGES}
     spread = {name: found.sigma(name, within) for name in (*STAGES, WHOLE)}
     notes += _surprises(found, log.n)
-    fitted = _calibration(framework, found, spread, log)
+    fitted = _calibration(framework, found, spread, log, digest)
     return LogFit(
         constants=tuple(_told(found, k, name, constant(framework, name)) for k, name in enumerate(found.constants)),
         factors=tuple(
@@ -114,7 +125,22 @@ def fit_log(
         after=_errors(measured, {name: np.exp(logs) for name, logs in found.slopes.at.items()}),
         spread=spread,
         notes=tuple(notes),
+        before_it=sum(row.startswith(_LOG) for row in framework.step_spread.rows),
     )
+
+
+def of_a_log(framework: FrameworkCalibration, digest: str) -> bool:
+    """Whether a calibration was told by this log and no other."""
+    return framework.step_spread.rows == (f"{_LOG}{digest}",)
+
+
+def _counted_once(framework: FrameworkCalibration, digest: str, source: str) -> None:
+    """Refuse a log that a calibration holds already: its steps would count twice."""
+    if f"{_LOG}{digest}" in framework.step_spread.rows:
+        others = sum(row.startswith(_LOG) for row in framework.step_spread.rows) - 1
+        message = f"{framework.id} was told by this log already" + (f", and by {others} others" if others else "")
+        hint = "remove its file to begin anew, and give it every log once"
+        raise SpecError(Problem(message, source, suggestion=hint))
 
 
 def _usable(log: StepLog, warm_up: int, notes: list[str]) -> StepLog:
@@ -161,7 +187,7 @@ def _told(found: Posterior, k: int, name: str, shipped: float) -> Told:
 
 
 def _calibration(
-    shipped: FrameworkCalibration, found: Posterior, spread: Mapping[str, float], log: StepLog
+    shipped: FrameworkCalibration, found: Posterior, spread: Mapping[str, float], log: StepLog, digest: str
 ) -> FrameworkCalibration:
     """The shipped calibration with what the log told, where it is from, and intervals of what is left."""
     import datetime
@@ -200,7 +226,9 @@ def _calibration(
                 whole=True,
                 **{name: _bounds(spread[name]) for name in BANDS},
             ),
-            "step_spread": provenance(spread[WHOLE]),
+            "step_spread": provenance(spread[WHOLE]).model_copy(
+                update={"rows": (*(row for row in shipped.step_spread.rows if row.startswith(_LOG)), f"{_LOG}{digest}")}
+            ),
             # the log is of this cluster's release, whichever that is
             "releases": (),
         }
@@ -215,7 +243,7 @@ def _bounds(sigma: float) -> tuple[float, float]:
 def calibration_text(fit: LogFit) -> str:
     """The calibration file: loads back as a `FrameworkCalibration`."""
     told = [
-        f"# {each.name}: {each.value:.4g} ({each.low:.4g} .. {each.high:.4g}), shipped {each.shipped:.4g}; the log "
+        f"# {each.name}: {each.value:.4g} ({each.low:.4g} .. {each.high:.4g}), {fit.start} {each.shipped:.4g}; the log "
         f"took away {each.share:.0%} of what was unknown of it"
         for each in (*fit.constants, *fit.factors)
     ]

@@ -21,6 +21,7 @@ def logs(
     framework: Annotated[str | None, typer.Option(help="Framework of the log, where it is not recognised.")] = None,
     cluster: Annotated[str | None, typer.Option(help="Cluster, where --job is a framework's configuration.")] = None,
     workload: Annotated[str | None, typer.Option(help="Lengths, where --job is a framework's configuration.")] = None,
+    architecture: Annotated[str | None, typer.Option(help="Its model, where --job names none we know.")] = None,
     warm_up: Annotated[int, typer.Option(min=0, help="rl_steps left out at the start.")] = 1,
     out: Annotated[Path | None, typer.Option(help="File to write; default: where predictions of the job look.")] = None,
     as_json: AsJson = False,
@@ -35,8 +36,8 @@ def logs(
 
     with progress("fitting"):
         fit, target = calibrate_logs(
-            log, job, framework=framework, cluster=cluster, workload=workload, rollouts=rollouts, tokenizer=tokenizer,
-            warm_up=warm_up, out=out,
+            log, job, framework=framework, cluster=cluster, workload=workload, architecture=architecture,
+            rollouts=rollouts, tokenizer=tokenizer, warm_up=warm_up, out=out,
         )  # fmt: skip
     if as_json:
         print_json(
@@ -64,14 +65,14 @@ def _show(fit: LogFit) -> None:
 
     screen = console()
     table = Table(title=f"{fit.steps} rl_steps")
-    for column in ("constant [s] or stage [1]", "shipped", "here", "5 .. 95 %", "told by the log"):
+    for column in ("constant [s] or stage [1]", fit.start, "here", "5 .. 95 %", "told by the log"):
         table.add_column(column)
     for each in (*fit.constants, *fit.factors):
         interval = f"{each.low:.4g} .. {each.high:.4g}"
         table.add_row(each.name, f"{each.shipped:.4g}", f"{each.value:.4g}", interval, f"{each.share:.0%}")
     screen.print(table)
     for stage, error in fit.after.items():
-        told = f"{fit.before[stage]:.1%} as shipped, {error:.1%} with what all configurations share"
+        told = f"{fit.before[stage]:.1%} {fit.start}, {error:.1%} with what all configurations share"
         screen.print(f"{stage}: median error {told}; noise {fit.noise[stage]:.1%}", soft_wrap=True)
     left = ", ".join(f"{stage} {sigma:.0%}" for stage, sigma in fit.spread.items())
     screen.print(f"standard deviation left for other configurations: {left}", soft_wrap=True)

@@ -117,6 +117,7 @@ def audit(
     plan: bool = True,
     predict: bool = True,
     gains: bool = True,
+    folder: Path | None = None,
 ) -> Audit:
     """Audit a configuration.
 
@@ -126,8 +127,8 @@ def audit(
     log : step metrics of the run, against which the prediction is held
     facts : rules for the planner's alternative; without them it plans freely
     predict : also predict memory and time; without, only keys and rules are checked
-    plan : also ask the planner for the best on the same hardware
-    gains : also predict what other settings would gain, which are hints
+    plan, gains : also ask the planner for the best on the same hardware; also what other settings would gain, as hints
+    folder : where calibrations and profiles of one's own are, as plan and predict find them
     """
     given, imported = imported, with_budget(imported)
     broken, notes = _rules(given)
@@ -135,7 +136,7 @@ def audit(
     if not predict:
         return Audit(imported, None, sort([*findings, *engine_findings(given, None)]), None)
     try:
-        job, context = _question(imported, cluster, workload)
+        job, context = _question(imported, cluster, workload, folder)
     except SpecError as error:
         notes.append(f"not predicted: {error.problems[0]}")
         checked = sort([*findings, *engine_findings(given, None)])
@@ -152,7 +153,7 @@ def audit(
         if isinstance(error, InfeasibleError) and not blocked:
             findings += _no_layout(imported, context, error, cache)
     findings += engine_findings(given, cache)
-    attempt = partial(_attempt, cluster=job.cluster, workload=job.tasks[0].workload)
+    attempt = partial(_attempt, cluster=job.cluster, workload=job.tasks[0].workload, folder=folder)
     if predicted is not None and evaluation is not None:
         judged, unjudged = _judged(given, context, predicted, evaluation, cache, attempt if gains else None)
         notes += [unjudged] if unjudged else []
@@ -161,7 +162,7 @@ def audit(
     if together is not None:
         notes.append(f"with the settings above it fits: {human_seconds(together.rl_step_s)} per rl_step predicted")
     if plan and predicted is not None:
-        best, note = _best(job, facts, predicted.rl_step_s, imported.source.files)
+        best, note = _best(job, facts, predicted.rl_step_s, imported.source.files, folder)
         notes += [note] if note else []
     against, other = compared(predicted, log), _other_lengths(evaluation, log, job.tasks[0].workload)
     short = "" if evaluation is None else cache_shortage(evaluation)
@@ -243,7 +244,9 @@ def with_budget(imported: Imported) -> Imported:
     return replace(imported, run=replace(run, trainer=trainer))
 
 
-def _question(imported: Imported, cluster: str | None, workload: str | None) -> tuple[Job, Context]:
+def _question(
+    imported: Imported, cluster: str | None, workload: str | None, folder: Path | None
+) -> tuple[Job, Context]:
     """The job that a configuration is, and what stands behind it.
 
     Raises
@@ -254,7 +257,7 @@ def _question(imported: Imported, cluster: str | None, workload: str | None) -> 
     if algorithm not in facts.algorithms:
         raise SpecError(Problem(f"{algorithm} is not predicted for {facts.name}, only {', '.join(facts.algorithms)}"))
     job = job_of(imported, cluster=cluster, workload=workload)
-    return job, resolve(job)
+    return job, resolve(job, folder=folder)
 
 
 def _predict(context: Context) -> tuple[Prediction, Evaluation]:
@@ -290,10 +293,11 @@ def _cache(imported: Imported, context: Context) -> Cache | None:
     return Cache(tokens, tokens / (longest / 2.0))
 
 
-def _attempt(imported: Imported, cluster: str, workload: str) -> Prediction | None:
+def _attempt(imported: Imported, cluster: str, workload: str, folder: Path | None) -> Prediction | None:
     """The prediction of a configuration; None where it cannot be laid out."""
     try:
-        return _predict(resolve(job_of(with_budget(imported), cluster=cluster, workload=workload)))[0]
+        job = job_of(with_budget(imported), cluster=cluster, workload=workload)
+        return _predict(resolve(job, folder=folder))[0]
     except (RlperfError, ValueError, ZeroDivisionError):
         return None
 
@@ -343,7 +347,9 @@ def log_findings(imported: Imported, predicted: Prediction, log: StepLog) -> lis
     return found
 
 
-def _best(job: Job, facts: FrameworkFacts | None, now_s: float, files: Sequence[str]) -> tuple[Plan | None, str]:
+def _best(
+    job: Job, facts: FrameworkFacts | None, now_s: float, files: Sequence[str], folder: Path | None
+) -> tuple[Plan | None, str]:
     """The planner's best for the same tasks on the same devices, every layout open; a word where it gains nothing."""
     from rlperf.plan.planner import plan_job
 
@@ -353,9 +359,9 @@ def _best(job: Job, facts: FrameworkFacts | None, now_s: float, files: Sequence[
     )
     free = job.model_copy(update={"pools": open_pools})
     try:
-        best = plan_job(resolve(free), facts=facts)
+        best = plan_job(resolve(free, folder=folder), facts=facts)
     except InfeasibleError as error:
-        return _elsewhere(free, facts, error, files)
+        return _elsewhere(free, facts, error, files, folder)
     except RlperfError as error:
         return None, f"no plan: {error}"
     slower = best.phases[0].predicted.rl_step_s >= now_s
@@ -364,7 +370,7 @@ def _best(job: Job, facts: FrameworkFacts | None, now_s: float, files: Sequence[
 
 
 def _elsewhere(
-    job: Job, facts: FrameworkFacts | None, why: RlperfError, files: Sequence[str]
+    job: Job, facts: FrameworkFacts | None, why: RlperfError, files: Sequence[str], folder: Path | None
 ) -> tuple[Plan | None, str]:
     """The best plan with any trainer of the framework, where none fits with the configuration's own."""
     from rlperf.plan.planner import plan_job
@@ -373,7 +379,7 @@ def _elsewhere(
     if facts is not None:
         any_trainer = as_framework_runs(any_trainer, facts)
     try:
-        best = plan_job(resolve(any_trainer), facts=facts)
+        best = plan_job(resolve(any_trainer, folder=folder), facts=facts)
     except RlperfError:
         return None, f"no plan: {why}"
     then = f"; its configuration: {asked}" if (asked := planned_anew(job, files)) else ""
@@ -429,22 +435,3 @@ def report(found: Audit) -> Sequence[str]:
         )
     lines += list(found.notes)
     return lines
-
-
-def load_log(path: Path | str | None) -> tuple[StepLog | None, str]:
-    """Step metrics of a file, where one is named, and in words that its run ended out of device memory, if it did.
-
-    A run that died in its first rl_step has no metrics: how it ended is all that its log says.
-    """
-    if path is None:
-        return None, ""
-    from rlperf.frameworks.logs import out_of_memory, read_log
-
-    died = out_of_memory(path)
-    ended = "" if died is None else str(replace(died, suggestion=None))
-    try:
-        return read_log([path]), ended
-    except SpecError:
-        if died is None:
-            raise
-        return None, f"{ended}; no rl_step before it"

@@ -219,7 +219,9 @@ def describe(imported: Imported) -> str:
     )
 
 
-def read_job_or_config(path: Path, *, cluster: str | None = None, workload: str | None = None) -> Job:
+def read_job_or_config(
+    path: Path, *, cluster: str | None = None, workload: str | None = None, architecture: str | None = None
+) -> Job:
     """A job file as it is, a plan.yaml as the job with its first phase pinned, a framework's configuration as a job."""
     if path.suffix in (".yaml", ".yml", ".json"):
         document = read_document(path)
@@ -227,4 +229,5 @@ def read_job_or_config(path: Path, *, cluster: str | None = None, workload: str 
             return job_of_plan(plan)
         if isinstance(document.data, dict) and {"architecture", "tasks"} <= set(document.data):
             return validate(document, Job)
-    return job_of(import_config([path]), cluster=cluster, workload=workload, name=path.stem)
+    imported = with_architecture(import_config([path]), architecture)
+    return job_of(imported, cluster=cluster, workload=workload, name=path.stem)

@@ -289,10 +289,17 @@ def with_trainers(job: Job, folder: Path | str | None = None) -> Job:
     return job.model_copy(update={"trainer_backends": names})
 
 
-def _trainer(job: Job, backend: str, folder: Path | None) -> TrainerStack:
+def before_any_log(context: Context, folder: Path | None) -> Context:
+    """The context with its framework's overheads as shipped, whatever a calibration in its folder says."""
+    job = context.job
+    return replace(context, trainers=tuple(_trainer(job, each.backend, folder, False) for each in context.trainers))
+
+
+def _trainer(job: Job, backend: str, folder: Path | None, own: bool = True) -> TrainerStack:
+    """A trainer in the job's framework; without ``own`` overheads, whose calibration in the folder is passed over."""
     calibration = load_trainer(backend, folder=folder)
     keys = keys_of(calibration, job.framework)
-    framework = load_framework_calibration(job.framework, keys, folder).by_transport(job.weight_sync)
+    framework = load_framework_calibration(job.framework, keys, folder if own else None).by_transport(job.weight_sync)
     framework = counting(framework, job.pool("trainer"))
     if job.in_flight_updates is not None:
         framework = framework.model_copy(update={"in_flight_updates": job.in_flight_updates})

@@ -13,6 +13,10 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+from rlperf.frameworks.registry import FRAMEWORKS
+
+from .quick import slow_but
+
 STUDIES = Path(__file__).resolve().parent.parent / "studies"
 
 
@@ -90,6 +94,15 @@ def test_exported_plans_predict_what_was_planned(framework: str) -> None:
     found = [each for each in load("round_trip").plans(framework, 3) if not each.refused]
     assert len(found) == 3
     assert [each for each in found if not each.same] == []
+
+
+@pytest.mark.parametrize("framework", slow_but(FRAMEWORKS, "verl", "slime"))
+def test_what_a_search_kept_and_did_not_choose_is_what_its_files_say(framework: str) -> None:
+    found = [each for each in load("round_trip").candidates(framework, 4, 7711) if not each.refused]
+    assert len(found) == 4
+    assert [each for each in found if abs(each.excess) > 1e-9 or each.findings] == []
+    fixed = "GPUs of their own take fixed microbatches"  # RLinf's: the budget of the plan stands for those
+    assert [lost for each in found for lost in each.lost if fixed not in lost] == []
 
 
 @pytest.mark.data

@@ -157,9 +157,8 @@ class NemoRl:
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """No Ulysses, no virtual pipeline stages, no activation offload; DTensor recomputes in full or not at all."""
         if run.algorithm == "ppo":
-            raise ExportError(
-                "GRPO has no critic", "nemo_rl", {"nearest": "algorithm: grpo, or verl / OpenRLHF for ppo"}
-            )
+            what = "rlperf writes no PPO of NeMo-RL: the program and defaults of its critic are not known here"
+            raise ExportError(what, "nemo_rl", {"nearest": "algorithm: grpo, or verl / OpenRLHF for ppo"})
         lost: list[Limitation] = []
         left: Offload
         trainer, rollout, dtensor = run.trainer, run.rollout, run.trainer.backend != "megatron"

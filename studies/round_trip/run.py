@@ -1,6 +1,7 @@
 """How many configurations import, predict, export again and then predict the same; and how many planned jobs do.
 
-Run: python -m studies.round_trip.run FOLDER [PLANS]   (FOLDER: configurations; PLANS: sampled jobs per framework, 50)
+Run: python -m studies.round_trip.run FOLDER [PLANS] [CANDIDATES]
+FOLDER: configurations; PLANS: sampled jobs per framework, 50; CANDIDATES: configurations that searches kept, 50
 """
 
 from __future__ import annotations
@@ -178,17 +179,19 @@ KEPT = 400
 
 
 def main() -> None:
-    """Both tables, and every plan that is not what its files say."""
+    """All tables, and every plan that is not what its files say."""
     print(files(Path(sys.argv[1])))
-    count = int(sys.argv[2]) if len(sys.argv) > 2 else 50
-    rows = []
-    for name in FRAMEWORKS:
-        found = list(plans(name, count))
-        for each in found:
-            if each.refused or not each.same:
-                print(name, each.refused or (each.excess, each.lost, each.findings), each.job, file=sys.stderr)
-        rows.append((name, sum(bool(each.refused) for each in found), count, sum(each.same for each in found)))
-    print(pl.DataFrame(rows, schema=["framework", "refused", "planned", "same"], orient="row"))
+    counts = [int(each) for each in sys.argv[2:4]]
+    for what, asked, trips in zip(("plans", "candidates"), [*counts, 50, 50][:2], (plans, candidates), strict=True):
+        rows = []
+        for name in FRAMEWORKS:
+            found = list(trips(name, asked))
+            for each in found:
+                if each.refused or not each.same:
+                    print(name, each.refused or (each.excess, each.lost, each.findings), each.job, file=sys.stderr)
+            refused = sum(bool(each.refused) for each in found)
+            rows.append((name, refused, len(found) - refused, sum(each.same for each in found)))
+        print(what, pl.DataFrame(rows, schema=["framework", "refused", "made", "same"], orient="row"))
 
 
 if __name__ == "__main__":

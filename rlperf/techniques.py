@@ -84,7 +84,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         "nvfp4 rollouts", "rollout", lambda _: {ROLLOUT + "rollout_dtype": "nvfp4"}, "rollout.rollout_dtype",
-        "nvfp4 kernels and served rows on Blackwell", "elsewhere the kernels of wider types",
+        "nvfp4 kernels and served rows on Blackwell", "nothing elsewhere: without a unit for four bits it is refused",
     ),
     Technique(
         "fp8 cache", "rollout", lambda _: {ROLLOUT + "kv_dtype": "fp8"}, "rollout.kv_dtype",

@@ -13,6 +13,9 @@ from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.plan.planner import plan_job
 from rlperf.specs.framework import facts_data
 from rlperf.specs.job import Job
+from rlperf.techniques import gains
+
+from .small_configs import PLAIN
 
 TASK = {"workload": "math", "prompts_per_step": 16, "group_size": 4, "max_prompt_tokens": 512}
 MATH, CODE = (
@@ -135,3 +138,41 @@ def test_ppo_of_a_framework_that_is_planned_without_it_is_no_grpo(tmp_path: Path
     found = audit(import_config([tmp_path / "run.sh"]), cluster="dgx_h100", workload="math", plan=False, gains=False)
     assert found.predicted is None and found.passes is None
     assert any("ppo is not predicted for slime" in note for note in found.notes)
+
+
+def test_four_bit_products_need_a_unit_for_them() -> None:
+    """An H100 has none: nvfp4 was offered there with the rates of fp8, and won."""
+    four = {"pools": [{"role": "rollout", "settings": {"rollout_dtype": ["bf16", "nvfp4"]}}]}
+    with pytest.raises(SpecError, match=r"h100_sxm multiplies no nvfp4: .* \(fp8 where it has that; int4_wo or mxfp4 "):
+        predict_job({**JOB, **four})
+    assert predict_job({**JOB, **four, "cluster": "dgx_b200"}).rl_step_s > 0.0
+    weights_alone = {"pools": [{"role": "rollout", "settings": {"rollout_dtype": "mxfp4"}}]}
+    assert predict_job({**JOB, **weights_alone}).rl_step_s > 0.0
+    offered = gains(JOB, ("nvfp4 rollouts",)).rows[0]
+    assert offered.rl_step_s is None and "multiplies no nvfp4" in offered.said
+
+
+@pytest.mark.parametrize(
+    ("framework", "known"), [("trl==0.1", "0.27"), ("slime==0.1", "0.2"), ("openrlhf==0.8.5", "0.9")]
+)
+def test_a_plan_for_a_release_before_all_that_are_known_is_refused(framework: str, known: str) -> None:
+    name, _, asked = framework.partition("==")
+    with pytest.raises(
+        SpecError, match=rf"{name} {asked} is older than every release that is known \(known: {known}, "
+    ):
+        ask(Job.model_validate({**JOB, "framework": framework}), to_plan=True)
+    ask(Job.model_validate({**JOB, "framework": f"{name}=={known}"}), to_plan=True)
+
+
+def test_sizes_that_tensor_cores_do_not_take_as_they_lie_are_said(tmp_path: Path) -> None:
+    def warned(**sizes: int) -> list[str]:
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps({**PLAIN, **sizes}))
+        found = predict_job({**JOB, "architecture": str(file), "pools": pools})
+        return [words.partition(": ")[0] for words in found.warnings if "slower than predicted" in words]
+
+    pools = [{"role": "rollout", "layout": {"tensor_parallel": 2}}]
+    assert warned(vocab_size=1024) == []
+    assert warned(vocab_size=1024, head_dim=60) == ["head_dim 60 is no multiple of 8"]
+    assert warned(vocab_size=1024, intermediate_size=1022) == ["intermediate_size 1,022 is no multiple of 8"]
+    assert warned(vocab_size=1000) == ["vocab_size 1,000 over TP2 of the rollout is no multiple of 8 on a device"]

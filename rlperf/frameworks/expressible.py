@@ -12,8 +12,9 @@ from typing import Any
 
 from rlperf.errors import ExportError, Problem, SpecError
 from rlperf.frameworks.adapter import states
+from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.readback import USUAL
-from rlperf.frameworks.registry import adapter_of
+from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
 from rlperf.plan.question.context import engine_named, keys_of, with_trainers
 from rlperf.specs.framework import FrameworkFacts
@@ -132,7 +133,10 @@ def _offers(pool: PoolSpec, name: str, value: object) -> bool:
 
 def unsayable(job: Job, facts: FrameworkFacts) -> list[Problem]:
     """Settings that a job states and no file of its framework can, where the framework runs something else."""
-    found = []
+    found, table, asked = [], key_table(facts.name), split_name(job.framework)[1]
+    if table.predates(asked):
+        known = f"known: {', '.join(table.versions)}"
+        found.append(Problem(f"{facts.name} {asked} is older than every release that is known", suggestion=known))
     for pool in job.pools:
         for name, usual in _keyless(job, facts, pool):
             given = getattr(pool.settings, name)

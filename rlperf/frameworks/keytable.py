@@ -115,6 +115,12 @@ class KeyTable:
             )
         )
 
+    def predates(self, asked: str | None) -> bool:
+        """Whether a release is older than every tabulated one: files of it are read by the oldest, none are written."""
+        match = re.match(r"v?(\d+)\.(\d+)", asked or "")
+        numbers = [tuple(map(int, each.split("."))) for each in self.versions if each[0].isdigit()]
+        return match is not None and bool(numbers) and (int(match[1]), int(match[2])) < min(numbers)
+
     def _nearest(self, major: int, minor: int) -> str:
         """The newest tabulated release that is not newer (the next is where something changed); else the oldest."""
         numbers = {each: tuple(map(int, each.split("."))) for each in self.versions if each[0].isdigit()}

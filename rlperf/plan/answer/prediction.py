@@ -22,6 +22,7 @@ from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
+from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES
@@ -93,7 +94,28 @@ def _warnings(algorithm: Algorithm, task: TaskContext, evaluation: Evaluation) -
     """What the numbers do not say and a run would waste: groups of one, responses that are cut."""
     alone = evaluation.demand.batch.group_size == 1 and algorithm != "ppo"
     words = f"group_size 1: {algorithm} holds a response against its group, so there is no advantage to learn from"
-    return (*([words] if alone else []), *_cut(task, evaluation))
+    return (*([words] if alone else []), *_cut(task, evaluation), *_odd_sizes(task.architecture, evaluation))
+
+
+TENSOR_CORE = 8
+"""Values of 16 bits that a row must be a multiple of for tensor cores to read it as it lies (16 bytes)."""
+
+
+def _odd_sizes(architecture: Architecture, evaluation: Evaluation) -> tuple[str, ...]:
+    """Sizes of the model, by their keys, that tensor cores do not take as they lie: whole, or cut by TP."""
+    pools = {pool.role: pool.layout for pool in evaluation.configuration.pools if pool.role in ("rollout", "trainer")}
+    experts = architecture.experts
+    cut = {"intermediate_size": architecture.ffn_hidden, "vocab_size": architecture.vocab}
+    whole = {"head_dim": architecture.head_dim, "moe_intermediate_size": experts.hidden if experts else 0}
+    words = [f"{key} {size:,} is no multiple of {TENSOR_CORE}"
+             for key, size in {**whole, **cut}.items() if size > 1 and size % TENSOR_CORE]  # fmt: skip
+    words += [
+        f"{key} {size:,} over TP{layout.tensor_parallel} of the {role} is no multiple of {TENSOR_CORE} on a device"
+        for key, size in cut.items()
+        for role, layout in pools.items()
+        if size % TENSOR_CORE == 0 and size % (TENSOR_CORE * layout.tensor_parallel)
+    ]
+    return tuple(f"{each}: kernels pad it or run slower than predicted" for each in words)
 
 
 def _cut(task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:

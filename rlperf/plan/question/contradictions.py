@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rlperf.cost.dtypes import DTYPES
 from rlperf.errors import Problem, did_you_mean
 from rlperf.sim.rl_step.site import TrainerStack
-from rlperf.specs.cluster import Cluster
+from rlperf.specs.cluster import Cluster, Device
 from rlperf.specs.job import Job, Task
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
@@ -37,9 +37,11 @@ class _Where:
         return self.document.problem((*self.place, *below), message, suggestion)
 
 
-def contradictions(job: Job, cluster: Cluster | None, document: Document | None) -> list[Problem]:
-    """What the job asks that cannot be answered, whatever the plan."""
-    found = []
+def contradictions(
+    job: Job, cluster: Cluster | None, engines: Device | None, document: Document | None
+) -> list[Problem]:
+    """What the job asks that cannot be answered, whatever the plan; ``engines``: the device that they run on."""
+    found = [] if engines is None else _without_unit(job, engines, document)
     priced = job.price is not None or (cluster is not None and cluster.price is not None)
     if not priced and (OBJECTIVES[job.objective.minimize].needs_price or job.limits.usd_per_step is not None):
         hint = "add price: '2.50 USD/h' (per device) to the job or cluster"
@@ -85,6 +87,26 @@ def _task_contradictions(job: Job, task: Task, problem: _Where) -> list[Problem]
                 opened[0],
             )
         )
+    return found
+
+
+def _without_unit(job: Job, device: Device, document: Document | None) -> list[Problem]:
+    """Four-bit products that the rollout pool states and its device has no unit for."""
+    found = []
+    for index, pool in enumerate(job.pools):
+        stated = pool.settings.rollout_dtype if pool.role == "rollout" else None
+        for word in (stated,) if isinstance(stated, str) else stated or ():
+            if word in DTYPES and DTYPES[word].peak == "fp4" and device.peaks.fp4 is None:
+                hint = "fp8 where it has that; int4_wo or mxfp4 keep the weights alone in four bits"
+                problem = _Where(document, "pools", index)
+                found.append(
+                    problem(
+                        f"{device.name} multiplies no {word}: it has no unit for four bits",
+                        hint,
+                        "settings",
+                        "rollout_dtype",
+                    )
+                )
     return found
 
 

@@ -227,8 +227,7 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
         attempt(partial(_scorer, job, scorer, folder), "scorers", index) for index, scorer in enumerate(job.scorers)
     ]
     found = attempt(partial(_mixed, job, tasks), "tasks") or []
-    engines = rollout_hardware.device if rollout_hardware else None
-    problems += [*contradictions(job, cluster, engines, document), *_untold(job, found, document)]
+    problems += [*contradictions(job, cluster, rollout_hardware, document), *_untold(job, found, document)]
     problems += incapable(job, [trainer for trainer in trainers if trainer is not None], document)
     if problems:
         raise SpecError(problems)

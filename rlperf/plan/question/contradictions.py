@@ -8,6 +8,7 @@ from rlperf.cost.dtypes import DTYPES
 from rlperf.errors import Problem, did_you_mean
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.specs.cluster import Cluster, Device
+from rlperf.specs.hardware import Hardware
 from rlperf.specs.job import Job, Task
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
@@ -38,10 +39,10 @@ class _Where:
 
 
 def contradictions(
-    job: Job, cluster: Cluster | None, engines: Device | None, document: Document | None
+    job: Job, cluster: Cluster | None, engines: Hardware | None, document: Document | None
 ) -> list[Problem]:
-    """What the job asks that cannot be answered, whatever the plan; ``engines``: the device that they run on."""
-    found = [] if engines is None else _without_unit(job, engines, document)
+    """What the job asks that cannot be answered, whatever the plan; ``engines``: what they run on."""
+    found = [] if engines is None else _without_unit(job, engines.device, document)
     priced = job.price is not None or (cluster is not None and cluster.price is not None)
     if not priced and (OBJECTIVES[job.objective.minimize].needs_price or job.limits.usd_per_step is not None):
         hint = "add price: '2.50 USD/h' (per device) to the job or cluster"

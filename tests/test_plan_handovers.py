@@ -47,7 +47,8 @@ def test_tasks_in_turns_keep_one_layout(kept: Plan) -> None:
     best = sum(plan.objective for plan in alone)
     assert best * (1 - 1e-3) <= kept.objective < best + 2 * kept.handovers.change_s
     assert kept.static_objective == pytest.approx(kept.objective)
-    assert any("take turns on one layout" in line for line in summary_lines(kept))
+    said = next(line for line in summary_lines(kept) if "take turns on one layout" in line)
+    assert "The objective adds up the tasks" in said and "no checkpoint from task to task" in said
     assert any("`sharing: mixed`" in line for line in summary_lines(kept))
     assert not any(re.search(r"\de-\d", line) for line in summary_lines(kept))
 

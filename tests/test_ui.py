@@ -107,7 +107,11 @@ def test_sliders_ask_what_if_and_stay_within_a_second(plan: Plan) -> None:
     assert time.perf_counter() - began < 2.0  # a second on two idle cores; tests share theirs
     fields = {"tasks.0.max_response_tokens": 2048, "tasks.0.group_size": 12}
     direct = what_if(job_of_plan(plan), {"x": fields}, plan=False, draws=DRAWS)
-    assert [cells[2] for cells in said.kept] == [cells[2] for cells in direct.cells()]
+    assert [cells[3:] for cells in said.kept] == [cells[3:] for cells in direct.cells()]
+    step_s, ratio = plan.phases[0].predicted.rl_step_s, direct.rows[1].ratio
+    assert ratio is not None  # one rl_step of the plan, one time: that of its heading
+    assert [cells[2] for cells in said.kept] == [human_seconds(step_s), human_seconds(step_s * ratio)]
+    assert asked.moved(start).anew == "" and said.anew
     faster = asked.moved({**moved, "nodes": 2})
     assert not faster.kept and "on 16 devices" in faster.anew
     with pytest.raises(SpecError, match="group_size"):
@@ -231,9 +235,10 @@ def test_sliders_are_planned_of_a_file_too(tmp_path: Path) -> None:
     async def visit(user: Any, page: Any) -> None:
         user.find(marker="plan").click()
         await until(lambda: page.said is not None)
-        assert page.said.kept and "devices" in page.said.anew
+        assert page.said.kept and not page.said.anew
         next(iter(user.find(marker="move_prompts").elements)).value = 48
         await until(lambda: len(page.said.kept) == 2)
+        assert "devices" in page.said.anew
         user.find(marker="take_over").click()
         await until(lambda: page.answer.plan.job.tasks[0].prompts_per_step == (48,))
         assert page.answer.plan.job.tasks[0].mini_batch == (24,)

@@ -22,7 +22,9 @@ def logs(
     cluster: Annotated[str | None, typer.Option(help="Cluster, where --job is a framework's configuration.")] = None,
     workload: Annotated[str | None, typer.Option(help="Lengths, where --job is a framework's configuration.")] = None,
     architecture: Annotated[str | None, typer.Option(help="Its model, where --job names none we know.")] = None,
-    warm_up: Annotated[int, typer.Option(min=0, help="rl_steps left out at the start.")] = 1,
+    warm_up: Annotated[
+        int, typer.Option(min=0, help="First rl_steps to leave out, which compile and fill caches.")
+    ] = 1,
     out: Annotated[Path | None, typer.Option(help="File to write; default: where predictions of the job look.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -53,10 +53,14 @@ def knobs(layout: Layout, parts: MemoryParts, microbatch_tokens: float, chunked_
             MemoryKnob(OPTIMIZER_OFFLOAD, float(parts.optimizer), "moments and master weights can wait in host")
         )
     # of a fixed number of devices: what ZeRO shards over all of them does not get smaller on wider replicas
-    copied = {0: parts.states, 1: parts.states - parts.optimizer, 2: parts.weights}
-    if zero < 3:
-        halved = "weights and their states" if zero == 0 else "weights and gradients" if zero == 1 else "weights"
-        found.append(MemoryKnob("twice the tensor_parallel", 0.5 * float(copied[zero]), f"{halved} halve"))
+    copied = (
+        ("weights and their states", parts.states),
+        ("weights and gradients", parts.states - parts.optimizer),
+        ("weights", parts.weights),
+    )
+    if zero < len(copied):
+        words, held = copied[zero]
+        found.append(MemoryKnob("twice the tensor_parallel", 0.5 * float(held), f"{words} halve"))
     return found
 
 
@@ -84,5 +88,5 @@ def first_knob(
     if enough:
         return enough[0]
     # nothing alone is enough: begin with what frees most, offload only where it stands out by far
-    shares = [knob.frees_bytes * (0.5 if knob.setting == OPTIMIZER_OFFLOAD else 1.0) for knob in choices]
-    return choices[shares.index(max(shares))] if shares else None
+    counts = {OPTIMIZER_OFFLOAD: 0.5}
+    return max(choices, key=lambda knob: knob.frees_bytes * counts.get(knob.setting, 1.0), default=None)

@@ -225,10 +225,7 @@ def explain_prediction(
 ) -> Explanation:
     """Explain predicted rl_steps; advice on the rollout carries gains simulated again with the knob turned."""
     if steps.apart is not None:
-        notes = (
-            *notes,
-            "prompts are read apart: reading and sending a later turn shows as tools",
-        )
+        notes += ("prompts are read apart: reading and sending a later turn shows as tools",)
     # A predicted controller takes what its framework takes: a cost of the plan, never a fault.
     found = explain_graph(
         steps.graph(), floor=floor, limits=limits or replace(Thresholds(), serial=np.inf), notes=notes

@@ -68,7 +68,8 @@ def at_once_words(plan: Plan) -> list[str]:
 def handover_words(handovers: HandoverCost) -> str:
     """What tasks that take turns pay between them."""
     each = f"a change of layout between tasks takes {human_seconds(handovers.change_s)}"
-    instead = "; in one batch with `sharing: mixed`, at once on parts of the devices with `sharing: devices`"
+    instead = "; in one batch with `sharing: mixed`, at once on parts of the devices with `sharing: devices`. "
+    instead += "The objective adds up the tasks; files for them pass no checkpoint from task to task"
     if not handovers.changes:
         return f"the tasks take turns on one layout: {each}, and there is none{instead}"
     often = f"{handovers.changes:.3g} per rl_step of all tasks"

@@ -165,6 +165,9 @@ def _parameters(model: LengthModel) -> dict[str, dict[str, float | None]]:
     }
 
 
+TITLES = {"candidates": "laws tried for the responses, best first (least BIC); the first is taken"}
+
+
 def print_summary(screen: Console, summary: dict[str, Any]) -> None:
     """A summary as tables."""
     from rich.table import Table
@@ -182,7 +185,7 @@ def print_summary(screen: Console, summary: dict[str, Any]) -> None:
             table.add_row(key.replace("_", " "), _text(value))
     screen.print(table)
     for key, rows in later:
-        grid = Table(title=key.replace("_", " "), title_justify="left")
+        grid = Table(title=TITLES.get(key, key.replace("_", " ")), title_justify="left")
         for name in rows[0]:
             grid.add_column(name.replace("_", " "), justify="left" if isinstance(rows[0][name], str) else "right")
         for row in rows:

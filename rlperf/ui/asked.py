@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlperf.alternatives import BASE, HEAD, changed_job, what_if
+from rlperf.alternatives import BASE, HEAD, WhatIfTable, changed_job, what_if
 from rlperf.api import plan_job, sweep_job
 from rlperf.errors import SpecError
 from rlperf.frameworks.export import losses, plan_texts
@@ -115,8 +116,9 @@ class Slider:
 class Moved:
     """What the sliders say: the plan's own layouts under the change, and the best layouts for it.
 
-    ``kept``: rows as `rlperf.alternatives.WhatIfTable.cells` writes them, under ``head``; ``anew``: in words, found
-    ``by`` closed forms, which know no batch of several tasks, or by planning
+    All times are the plan's rl_step times a ratio. ``kept``: rows as `rlperf.alternatives.WhatIfTable.cells` writes
+    them, under ``head``; ``anew``: in words, empty where nothing is moved, found ``by`` closed forms, which know no
+    batch of several tasks, or by planning
     """
 
     kept: list[tuple[str, ...]]
@@ -189,10 +191,21 @@ class Alternatives:
         if "nodes" not in fields:
             pinned = job_of_plan(self.plan)
             changed = {"moved": fields} if moved != self.start else {}
-            table = what_if(pinned, changed, plan=False, draws=DRAWS, folder=self.folder)
+            table = self._in_its_time(what_if(pinned, changed, plan=False, draws=DRAWS, folder=self.folder))
             names = {BASE: "the plan", "moved": "the plan's layouts, moved"}
             kept = [(names[cells[0]], *cells[1:]) for cells in table.cells()]
-        return Moved(kept, self._anew(fields), by="planning" if self.mixed else "closed forms")
+        anew = "" if moved == self.start else self._anew(fields)
+        return Moved(kept, anew, by="planning" if self.mixed else "closed forms")
+
+    @property
+    def _rl_step_s(self) -> float:
+        """The plan's rl_step, of which the page states one time: what else is asked of it counts as a ratio."""
+        return self.plan.phases[0].predicted.rl_step_s
+
+    def _in_its_time(self, table: WhatIfTable) -> WhatIfTable:
+        """Ratios on common draws, on the plan's own rl_step."""
+        rows = (row if row.ratio is None else replace(row, rl_step_s=self._rl_step_s * row.ratio) for row in table.rows)
+        return WhatIfTable(tuple(rows))
 
     @property
     def _job(self) -> Job:
@@ -203,19 +216,28 @@ class Alternatives:
         """The plan that takes the place of this one under a change."""
         return plan_job(changed_job(self._job, self.changes(moved), "the sliders"), folder=self.folder)
 
-    def _anew(self, fields: Mapping[str, Any]) -> str:
+    def _swept(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         # a sweep varies something: nodes as they are, where nothing is moved
         asked = {path: [value] for path, value in {"nodes": self.start["nodes"], **fields}.items()}
         method: Method = "plan" if self.mixed else "screen"
         sweep = Sweep(job=self._job.stated(), grid=asked, method=method)
-        row = sweep_job(sweep, workers=1, folder=self.folder).frame.row(0, named=True)
+        return sweep_job(sweep, workers=1, folder=self.folder).frame.row(0, named=True)
+
+    @cached_property
+    def _scale(self) -> float:
+        """The plan's rl_step over what the same closed forms say where nothing is moved."""
+        row = self._swept(self.changes(self.start))
+        return self._rl_step_s / row["rl_step_s"] if row["status"] == "ok" else 1.0
+
+    def _anew(self, fields: Mapping[str, Any]) -> str:
+        row = self._swept(fields)
         if row["status"] != "ok":
             return f"no layout: {row['reason']}"
+        low, step, high = (human_seconds(self._scale * row[name]) for name in ("low_s", "rl_step_s", "high_s"))
         degrees = ", ".join(
             f"{role} TP{row[f'{role}_tensor_parallel']} PP{row[f'{role}_pipeline_parallel']}" for role in POOLS
         )
-        spread = f"{human_seconds(row['low_s'])} .. {human_seconds(row['high_s'])}"
-        return f"{human_seconds(row['rl_step_s'])} ({spread}) on {row['devices']} devices: {degrees}"
+        return f"{step} ({low} .. {high}) on {row['devices']} devices: {degrees}"
 
 
 POOLS = ("rollout", "trainer")

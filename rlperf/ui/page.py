@@ -171,7 +171,8 @@ class Page:
             return
         if self.said.kept:
             ui.html(html.table(self.said.head, self.said.kept), sanitize=False).classes("report").mark("kept")
-        ui.label(f"best layouts for it, by {self.said.by}: {self.said.anew}").mark("anew")
+        if self.said.anew:
+            ui.label(f"rl_step with the best layouts for it, by {self.said.by}: {self.said.anew}").mark("anew")
 
     async def move(self) -> None:
         """Ask for what the sliders say; while an answer is under way only the last position is asked next."""

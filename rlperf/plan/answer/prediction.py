@@ -318,18 +318,11 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
 def _against_preemption(stated: PoolSpec) -> str:
     """What helps against evicted requests, of what the job states; where it states nothing, whose choice it is."""
     settings, width = stated.settings, stated.layout.tensor_parallel
-    raised = [
-        name
-        for name, open_ in (
-            ("memory_fraction", _open(settings.memory_fraction)), ("tensor_parallel", _open(width))
-        )
-        if not open_
-    ]  # fmt: skip
-    pinned = [f"raise {' or '.join(raised)}"] if raised else []
-    pinned += [] if _open(settings.max_running) else ["lower max_running"]
-    if not pinned:
-        return "the planner chose max_running, memory_fraction and tensor_parallel with this counted"
-    return ", or ".join(pinned)
+    raise_ = {"memory_fraction": settings.memory_fraction, "tensor_parallel": width}
+    raised = " or ".join(name for name, value in raise_.items() if not _open(value))
+    helps = [f"raise {raised}"] * bool(raised) + ["lower max_running"] * (not _open(settings.max_running))
+    chosen = "the planner chose max_running, memory_fraction and tensor_parallel with this counted"
+    return ", or ".join(helps) or chosen
 
 
 def _open(value: object) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -125,30 +124,30 @@ def _run(problem: pulp.LpProblem, time_limit_s: float) -> None:
     if not solver.available():
         raise SolverError("HiGHS is not installed (highspy)")
     try:
-        with _STANDARD_OUTPUT, _unprinted():
-            problem.solve(solver)
+        with _BANNER:
+            _past_the_banner()
+        problem.solve(solver)
     except pulp.PulpSolverError as error:
         raise SolverError(f"HiGHS: {error}") from error
 
 
-_STANDARD_OUTPUT = threading.Lock()
+_BANNER = threading.Lock()
+"""Standard output is the process's: two threads at once would each restore what the other had set."""
 
 
-@contextmanager
-def _unprinted() -> Iterator[None]:
-    """Standard output of the process to nowhere: HiGHS 1.16 prints its banner before it can be told not to.
+@cache
+def _past_the_banner() -> None:
+    """HiGHS 1.16 prints its banner once a process, before it can be told not to: then standard output is elsewhere."""
+    import highspy
 
-    One thread at a time: it is the process's, and two at once would each restore what the other had set.
-    """
     try:
         kept = os.dup(1)
     except OSError:  # closed: nothing can be printed
-        yield
         return
     try:
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), 1)
-            yield
+            highspy.Highs()  # type: ignore[no-untyped-call]
     finally:
         os.dup2(kept, 1)
         os.close(kept)

@@ -198,3 +198,22 @@ def test_the_solver_prints_nothing(tmp_path: Path) -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert said.stdout == "HiGHS\n"
+
+
+def test_threads_that_solve_at_once_leave_standard_output_alone() -> None:
+    """HiGHS prints its banner once a process, whoever comes first; what others print meanwhile arrives."""
+    script = """
+from concurrent.futures import ThreadPoolExecutor
+import pulp
+from rlperf.plan.search.solve import _run
+def go(k):
+    problem, x = pulp.LpProblem(f"p{k}"), pulp.LpVariable("x", 0, 1)
+    problem += x
+    problem += x >= 0.5
+    _run(problem, 10.0)
+    return x.value()
+with ThreadPoolExecutor(4) as threads:
+    print(list(threads.map(go, range(8))))
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said == f"{[0.5] * 8}\n"

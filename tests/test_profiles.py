@@ -21,6 +21,7 @@ from rlperf.specs.profiles import (
     profile_root,
     search_path,
 )
+from rlperf.specs.rl_calibration import load_framework_calibration
 
 # fmt: off
 REQUIRED = {
@@ -268,3 +269,20 @@ def test_limits_keep_to_what_a_process_sees_and_say_where_nobody_recorded_it() -
     assert unknown.memory_bytes["trainer"].limit == 80 * 2**30
     said = [[note for note in each.assumed if "as on its data sheet" in note] for each in (known, unknown)]
     assert not said[0] and len(said[1]) == 1 and said[1][0].startswith("a100_80g_sxm: ")
+
+
+def test_a_process_sees_no_more_memory_than_a_device_has() -> None:
+    device = load_device("h100_sxm")
+    assert device.usable_memory < device.memory
+    with pytest.raises(ValueError, match="memory_usable is above memory"):
+        Device(**{**device.model_dump(), "memory_usable": "81 GiB"})
+
+
+def test_a_framework_calibration_that_was_written_again_is_read_again(tmp_path: Path) -> None:
+    shipped = (profile_root() / "calibrations" / "frameworks" / "nemo_rl_dtensor.yaml").read_text(encoding="utf-8")
+    target = tmp_path / "calibrations" / "frameworks" / "nemo_rl_dtensor.yaml"
+    target.parent.mkdir(parents=True)
+    target.write_text(shipped, encoding="utf-8")
+    before = load_framework_calibration("nemo_rl", "fsdp2", folder=tmp_path)
+    target.write_text(shipped.replace("release_spread: 0.06", "release_spread: 0.075"), encoding="utf-8")
+    assert load_framework_calibration("nemo_rl", "fsdp2", folder=tmp_path).release_spread != before.release_spread

@@ -187,6 +187,7 @@ def _in_flight(
     for _ in range(TURNS):
         served = loop(clients, arriving=rate * served.tpot_s)
         wanted = rate * (served.ttft_s + np.maximum(n_out - 1.0, 0.0) * served.tpot_s)
+        wanted = np.where(np.isfinite(wanted), wanted, 2.0 * most)
         apart = np.where(clients == before, np.inf, clients - before)
         slope = np.clip((wanted - wanted_before) / apart, 0.0, STEEPEST)
         before, wanted_before = clients, wanted

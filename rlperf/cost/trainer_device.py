@@ -94,8 +94,6 @@ class UpdateOptions:
 PLAIN = UpdateOptions()
 BEFORE_HOPPER = ("Volta", "Turing", "Ampere", "Ada")
 """Generations of devices on which FlashAttention-2 is the newest kernel."""
-BEFORE_HOPPER = ("Volta", "Turing", "Ampere", "Ada")
-"""Generations of devices on which FlashAttention-2 is the newest kernel."""
 
 
 @dataclass(frozen=True)

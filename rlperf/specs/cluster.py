@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from rlperf.errors import did_you_mean
 from rlperf.specs.frozen import Frozen
@@ -110,6 +110,12 @@ class Device(Frozen):
     )
     sources: dict[str, str]
     notes: str = ""
+
+    @model_validator(mode="after")
+    def _usable_within_memory(self) -> Device:
+        if self.memory_usable is not None and self.memory_usable > self.memory:
+            raise ValueError("memory_usable is above memory: a process sees no more than the device has")
+        return self
 
     @property
     def usable_memory(self) -> float:

@@ -123,7 +123,7 @@ def _locate(kind: str, name_or_path: str | Path, folder: Path | str | None) -> P
     return find_profile(kind, name_or_path, folder)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def stamp(path: Path) -> tuple[int, int]:
     """What changes when a file changes, so that a cached reading is never stale."""
     try:
         status = path.stat()
@@ -160,13 +160,13 @@ def load_device(name_or_path: str | Path, folder: Path | str | None = None) -> D
     'h100_sxm'
     """
     path = _locate("devices", name_or_path, folder)
-    return _device(path, _stamp(path))
+    return _device(path, stamp(path))
 
 
 def load_link(name_or_path: str | Path, folder: Path | str | None = None) -> Link:
     """A network link profile by name or path."""
     path = _locate("links", name_or_path, folder)
-    return _link(path, _stamp(path))
+    return _link(path, stamp(path))
 
 
 def load_cluster(
@@ -190,7 +190,7 @@ def load_cluster(
         cluster = _generic(load_device(name_or_path.split(":", 1)[1].strip(), folder), folder)
     else:
         path = _cluster_file(name_or_path, folder)
-        cluster = _cluster(path, _stamp(path))
+        cluster = _cluster(path, stamp(path))
         load_device(cluster.device, folder)
     load_link(cluster.network, folder)
     changes = {"nodes": nodes, "devices_per_node": devices_per_node}
@@ -217,7 +217,7 @@ def _cluster_file(name_or_path: str | Path, folder: Path | str | None) -> Path:
 
 def _generic(device: Device, folder: Path | str | None) -> Cluster:
     path = find_profile("clusters", "generic", folder)
-    template = _cluster(path, _stamp(path))
+    template = _cluster(path, stamp(path))
     spans_nodes = device.scale_up is not None and device.scale_up.domain > template.devices_per_node
     per_node = 4 if spans_nodes else template.devices_per_node
     return template.model_copy(
@@ -258,10 +258,10 @@ def load_architecture(
     """
     if not _is_here(name_or_path, folder):
         path, reading = _find_architecture(str(name_or_path), folder)
-        return _changed(path, _stamp(path), tuple(reading.changes.items()))
+        return _changed(path, stamp(path), tuple(reading.changes.items()))
     path = _locate("architectures", Path(name_or_path), folder)
     path = path / "config.json" if is_folder(path) else path
-    return _architecture(path, _stamp(path), like)
+    return _architecture(path, stamp(path), like)
 
 
 def architecture_reading(name_or_path: str | Path, folder: Path | str | None = None) -> LabelReading:

@@ -19,7 +19,7 @@ from rlperf.specs.calibration import Z95
 from rlperf.specs.framework import Attention, facts_data, trainer_facts
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
-from rlperf.specs.profiles import search_path
+from rlperf.specs.profiles import search_path, stamp
 from rlperf.specs.reader import is_file, read_spec
 from rlperf.specs.stage_spread import BANDS, STAGES, StageFactors, StageSpread
 from rlperf.specs.trainer_switches import Switches
@@ -420,7 +420,7 @@ def _calibrations_of(framework: str, folder: Path | str | None) -> list[Framewor
             files.setdefault(path.stem, path)
     names = [base] if base in files else sorted(name for name in files if name.startswith(f"{base}_"))
     if names:
-        return [_read(files[name]) for name in names]
+        return [_read(files[name], stamp(files[name])) for name in names]
     if relative := facts_data(base).get("relative"):
         return [each.borrowed_by(base) for each in _calibrations_of(relative, folder)]
     hint = did_you_mean(base, sorted(files))
@@ -428,7 +428,7 @@ def _calibrations_of(framework: str, folder: Path | str | None) -> list[Framewor
 
 
 @cache
-def _read(path: Path) -> FrameworkCalibration:
+def _read(path: Path, _version: tuple[int, int]) -> FrameworkCalibration:
     return read_spec(path, FrameworkCalibration)
 
 
@@ -440,11 +440,11 @@ def load_transport(name: str, folder: Path | str | None = None) -> TransportCali
     """
     roots = [root / "calibrations" / "transports" for root in search_path(folder)]
     if found := next(filter(is_file, (root / f"{name}.yaml" for root in roots)), None):
-        return _read_transport(found)
+        return _read_transport(found, stamp(found))
     known = sorted(path.stem for root in roots for path in root.glob("*.yaml"))
     raise SpecError(Problem(f"there is no transport named {name!r}", suggestion=did_you_mean(name, known)))
 
 
 @cache
-def _read_transport(path: Path) -> TransportCalibration:
+def _read_transport(path: Path, _version: tuple[int, int]) -> TransportCalibration:
     return read_spec(path, TransportCalibration)

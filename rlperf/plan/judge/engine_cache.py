@@ -24,6 +24,6 @@ def with_more_cache(judge: Judge, evaluation: Evaluation) -> Configuration | Non
     if MODES[configuration.mode].shares_devices:
         idle = float(evaluation.held.idle.ravel()[0])
         beside = float(evaluation.memory.asleep_bytes[0]) + idle
-        most = (float(awake_limits(context, np.asarray(beside))) - idle) / device.memory
+        most = (float(awake_limits(context, np.asarray(beside))) - idle) / device.usable_memory
     larger = [share for share in memory_fractions(context) if now < share <= most]
     return configuration.with_rollout(memory_fraction=max(larger)) if larger else None

@@ -42,7 +42,7 @@ class RankedFramework:
     framework : name and version
     plan : its best plan; None: refused
     loss : its objective over the first one's - 1
-    apart : whether its rl_step can be told from the first one's; None where several phases leave it open
+    apart : whether its rl_step can be told from the first one's; None of the first, and where phases leave it open
     lost : what its files cannot express of the plan, in words
     why_not : why it is refused; empty where there is a plan
     """
@@ -147,9 +147,9 @@ def plan_frameworks(
 
 
 def names_of(frameworks: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of frameworks, each once, all known.
+    """Names of frameworks, each once however it is spelt, all known.
 
-    >>> names_of("verl, slime==0.3"), names_of(["nemo-rl"]), len(names_of("all")) > 5
+    >>> names_of("verl, slime==0.3, VERL"), names_of(["nemo-rl"]), len(names_of("all")) > 5
     (('verl', 'slime==0.3'), ('nemo-rl',), True)
     """
     given = frameworks.split(",") if isinstance(frameworks, str) else frameworks
@@ -158,14 +158,15 @@ def names_of(frameworks: str | Sequence[str]) -> tuple[str, ...]:
     if not names:
         raise SpecError(f"no framework is named: {', '.join(FRAMEWORKS)}, or {ALL}")
     problems: list[Problem] = []
+    known: dict[str, str] = {}
     for name in names:
         try:
-            _titled(name)
+            known.setdefault(_titled(name), name)
         except SpecError as error:
             problems += error.problems
     if problems:
         raise SpecError(problems)
-    return names
+    return tuple(known.values())
 
 
 def _titled(name: str) -> str:
@@ -192,7 +193,7 @@ def _ranked(found: Sequence[RankedFramework], folder: Path | None) -> list[Ranke
     sides = [_side(each.plan, folder) for each in rows]
     for k, row in enumerate(rows):
         first, side = sides[0], sides[k]
-        apart = None if first is None or side is None else k > 0 and compare_sides(first, side).step.apart
+        apart = compare_sides(first, side).step.apart if k and first and side else None
         rows[k] = replace(row, loss=planned[k][0] / planned[0][0] - 1.0, apart=apart)
     return [*rows, *(each for each in found if each.plan is None)]
 

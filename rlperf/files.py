@@ -130,8 +130,8 @@ def calibrate_logs(
     path = Path(job)
     asked = read_job_or_config(path, cluster=cluster, workload=workload, architecture=architecture)
     context, steps = resolve(asked, folder=folder_of(path)), read_log(_listed(log), framework)
-    if all(of_a_log(each.framework, steps.digest) for each in context.trainers):  # asked again: no step counts twice
-        context = before_any_log(context, folder_of(path))
+    again = [each.backend for each in context.trainers if of_a_log(each.framework, steps.digest)]
+    context = before_any_log(context, folder_of(path), again)  # asked again: no step counts twice
     cap = max(asked.tasks[0].max_response_tokens)
     lengths = None if rollouts is None else read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
     fit = fit_log(context, steps, lengths, warm_up=warm_up)

@@ -259,19 +259,33 @@ def test_the_file_is_found_by_later_predictions(tmp_path: Path, context: Context
     assert load_framework_calibration("verl==0.9", "fsdp2", tmp_path) == found
 
 
+def test_a_log_given_twice_tells_the_same_beside_a_trainer_that_it_did_not_tell(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({**JOB, "trainer_backends": ["megatron", "fsdp2"]}))
+    rows = [{"step": k, "data": {"timing_s/step": 60.0 + k}} for k in range(4)]
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told_once, file = calibrate_logs(tmp_path / "run.jsonl", tmp_path / "job.yaml")
+    before = file.read_text()
+    told_twice, _ = calibrate_logs(tmp_path / "run.jsonl", tmp_path / "job.yaml")
+    assert told_once.start == told_twice.start == "as shipped"
+    assert file.read_text() == before and [each.name for each in file.parent.iterdir()] == ["verl_fsdp.yaml"]
+
+
 def test_a_log_among_several_is_not_counted_again(context: Context, fit: LogFit) -> None:
     first, other = run_on(context, HERE), run_on(context, HERE, seed=3)
-    after = [fit]
-    for log in (other,):
-        on_top = replace(context, trainers=(replace(context.trainers[0], framework=after[-1].calibration),))
-        after.append(fit_log(on_top, log, prior=PRIOR))
-    assert (fit.start, after[-1].start) == ("as shipped", "after 1 earlier log")
-    assert "after 1 earlier log" in calibration_text(after[-1])
-    assert "as shipped" not in calibration_text(after[-1])
-    again = replace(context, trainers=(replace(context.trainers[0], framework=after[-1].calibration),))
+
+    def on_top(found: LogFit) -> Context:
+        return replace(context, trainers=(replace(context.trainers[0], framework=found.calibration),))
+
+    second = fit_log(on_top(fit), other, prior=PRIOR)
+    assert (fit.start, second.start) == ("as shipped", "after 1 earlier log")
+    assert "after 1 earlier log" in calibration_text(second)
+    assert "as shipped" not in calibration_text(second)
     for log in (first, replace(other, source="a copy of it")):
-        with pytest.raises(SpecError, match="told by this log already"):
-            fit_log(again, log, prior=PRIOR)
+        with pytest.raises(SpecError, match=r"told by this log already, and by 1 other \("):
+            fit_log(on_top(second), log, prior=PRIOR)
+    third = fit_log(on_top(second), run_on(context, HERE, seed=4), prior=PRIOR)
+    with pytest.raises(SpecError, match=r"and by 2 others \("):
+        fit_log(on_top(third), first, prior=PRIOR)
 
 
 def test_verdicts_and_fits_read_the_folder_of_a_configuration(tmp_path: Path) -> None:

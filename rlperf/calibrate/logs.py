@@ -125,7 +125,7 @@ def fit_log(
         after=_errors(measured, {name: np.exp(logs) for name, logs in found.slopes.at.items()}),
         spread=spread,
         notes=tuple(notes),
-        before_it=sum(row.startswith(_LOG) for row in framework.step_spread.rows),
+        before_it=len(_logs(framework)),
     )
 
 
@@ -134,11 +134,17 @@ def of_a_log(framework: FrameworkCalibration, digest: str) -> bool:
     return framework.step_spread.rows == (f"{_LOG}{digest}",)
 
 
+def _logs(framework: FrameworkCalibration) -> tuple[str, ...]:
+    """The logs that a calibration was told by; its other rows are what the shipped one was fitted to."""
+    return tuple(row for row in framework.step_spread.rows if row.startswith(_LOG))
+
+
 def _counted_once(framework: FrameworkCalibration, digest: str, source: str) -> None:
     """Refuse a log that a calibration holds already: its steps would count twice."""
     if f"{_LOG}{digest}" in framework.step_spread.rows:
-        others = sum(row.startswith(_LOG) for row in framework.step_spread.rows) - 1
-        message = f"{framework.id} was told by this log already" + (f", and by {others} others" if others else "")
+        others = len(_logs(framework)) - 1
+        words = f", and by {others} other{'s' if others > 1 else ''}" if others else ""
+        message = f"{framework.id} was told by this log already{words}"
         hint = "remove its file to begin anew, and give it every log once"
         raise SpecError(Problem(message, source, suggestion=hint))
 
@@ -226,9 +232,7 @@ def _calibration(
                 whole=True,
                 **{name: _bounds(spread[name]) for name in BANDS},
             ),
-            "step_spread": provenance(spread[WHOLE]).model_copy(
-                update={"rows": (*(row for row in shipped.step_spread.rows if row.startswith(_LOG)), f"{_LOG}{digest}")}
-            ),
+            "step_spread": provenance(spread[WHOLE]).model_copy(update={"rows": (*_logs(shipped), f"{_LOG}{digest}")}),
             # the log is of this cluster's release, whichever that is
             "releases": (),
         }

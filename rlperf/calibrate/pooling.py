@@ -143,9 +143,10 @@ class Rows:
 
     def slopes(self, logs: FloatArray) -> FloatArray:
         """Slope of ln predicted over the logarithm of each constant ``[rows, constants]``."""
-        value, found = self.predict(logs), np.empty_like(logs)
+        value = self.predict(logs)
         if self.moved is not None:
             return np.asarray((self.moved(logs) - value[:, None]) / STEP)
+        found = np.empty_like(logs)
         for column in range(logs.shape[1]):
             moved = logs.copy()
             moved[:, column] += STEP

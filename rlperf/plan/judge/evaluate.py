@@ -222,7 +222,7 @@ class Judge:
         pool, site, arch = configuration.pool("trainer"), self.context.site, self.task.architecture
         stack, layout = site.trainers[index], Layout.of_values(pool.layout)
         settings, budget = pool.settings.filled(), pool.settings.token_budget
-        if budget is None and cut_by_budget(settings, stack.framework):
+        if budget is None and cut_by_budget(settings.packing, stack.framework):
             missing = Problem("the trainer's token_budget is missing", suggestion="it packs its sequences: state one")
             raise SpecError(missing)
         training, scoring, work = simulated_training(site, stack, arch, demand, layout, settings, budget, self._lengths)

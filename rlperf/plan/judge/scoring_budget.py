@@ -19,7 +19,7 @@ def scored_apart(judge: Judge, evaluation: Evaluation) -> Configuration | None:
     configuration, context, stack = evaluation.configuration, judge.context, evaluation.stack
     settings, least = configuration.pool("trainer").settings, WORTH * evaluation.rl_step_s
     stated = context.job.pool("trainer").settings.scoring_token_budget is not None
-    if stated or settings.token_budget is None or not cut_by_budget(settings.filled(), stack.framework):
+    if stated or settings.token_budget is None or not cut_by_budget(settings.filled().packing, stack.framework):
         return None
     now = float(evaluation.trainer.scoring_s.mean())
     if now < least or float(np.max(evaluation.work.scored.count)) <= 1.0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -289,10 +289,13 @@ def with_trainers(job: Job, folder: Path | str | None = None) -> Job:
     return job.model_copy(update={"trainer_backends": names})
 
 
-def before_any_log(context: Context, folder: Path | None) -> Context:
-    """The context with its framework's overheads as shipped, whatever a calibration in its folder says."""
+def before_any_log(context: Context, folder: Path | None, backends: Collection[str]) -> Context:
+    """The context with its framework's overheads under these ``backends`` as shipped, whatever a folder's file says."""
     job = context.job
-    return replace(context, trainers=tuple(_trainer(job, each.backend, folder, False) for each in context.trainers))
+    trainers = (
+        _trainer(job, each.backend, folder, False) if each.backend in backends else each for each in context.trainers
+    )
+    return replace(context, trainers=tuple(trainers))
 
 
 def _trainer(job: Job, backend: str, folder: Path | None, own: bool = True) -> TrainerStack:

@@ -204,8 +204,8 @@ def _microbatches(context: Context, demand: Demand, columns: TrainerColumns) -> 
     demand = context.site.trained(demand)
     batch, layout = demand.batch, columns.layout
     each = batch.sequences / batch.updates / layout.data_parallel
-    settings = context.job.pool("trainer").settings.filled()
-    by_budget = np.array([cut_by_budget(settings, trainer.framework) for trainer in context.trainers])[columns.backend]
+    packing = context.job.pool("trainer").settings.filled().packing
+    by_budget = np.array([cut_by_budget(packing, trainer.framework) for trainer in context.trainers])[columns.backend]
     tokens = np.ceil(each * demand.moments.mean / columns.token_budget)
     return np.asarray(np.where(by_budget, tokens, np.ceil(each / layout.microbatch)), dtype=np.float64)
 

@@ -45,7 +45,7 @@ def trainer_bytes(
     stack, demand = with_optimizer(stack, architecture, settings), site.trained(demand)
     longest = float(demand.batch.longest_tokens)
     tokens = np.asarray(budget, dtype=np.float64)
-    by_budget = cut_by_budget(settings, stack.framework)
+    by_budget = cut_by_budget(settings.packing, stack.framework)
     if not by_budget:
         tokens = np.broadcast_to(longest * np.asarray(layout.microbatch, np.float64), np.shape(tokens))
     park = np.asarray(parked)

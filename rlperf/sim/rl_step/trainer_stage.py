@@ -41,13 +41,13 @@ from rlperf.specs.pool import Settings
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
 
-def cut_by_budget(settings: Settings, framework: FrameworkCalibration) -> bool:
+def cut_by_budget(packing: bool, framework: FrameworkCalibration) -> bool:
     """Whether microbatches are cut by tokens; else by a number of sequences.
 
     Unpacked sequences are cut by tokens only where a framework sorts those of all ranks together.
     """
     batching = framework.training.batching
-    return batching == "all" or (settings.packing and batching != "count")
+    return batching == "all" or (packing and batching != "count")
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +106,8 @@ class Cuts:
 
     @property
     def by_budget(self) -> bool:
-        """Whether microbatches are cut by tokens; else by a number of sequences."""
-        return self.together or (self.packing and self.framework.training.batching != "count")
+        """`cut_by_budget`."""
+        return cut_by_budget(self.packing, self.framework)
 
     @property
     def unpadded(self) -> bool:

@@ -66,7 +66,8 @@ class InfeasibleError(RlperfError):
         self.message = message
         self.rejections = tuple(rejections)
         self.nearest_miss = nearest_miss
-        lines = [message, *(f"  {r.count:>9,d} candidates: {r.reason}" for r in self.rejections)]
+        counted = ((r, "candidate" if r.count == 1 else "candidates") for r in self.rejections)
+        lines = [message, *(f"  {r.count:>9,d} {noun}: {r.reason}" for r, noun in counted)]
         if nearest_miss:
             lines.append(f"  nearest miss: {nearest_miss}")
         super().__init__("\n".join(lines))

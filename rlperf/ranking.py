@@ -21,6 +21,7 @@ from rlperf.plan.question.words import layout_words
 from rlperf.report.plan_text import paired_words
 from rlperf.report.plan_whole import WholeStep
 from rlperf.specs.job import Job
+from rlperf.specs.objectives import OBJECTIVES
 from rlperf.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class RankedFramework:
     framework : name and version
     plan : its best plan; None: refused
     loss : its objective over the first one's - 1
-    apart : whether its rl_step can be told from the first one's; None of the first, and where phases leave it open
+    apart : whether its objective can be told from the first one's; None of the first, and where one of the two has
+        several phases
     lost : what its files cannot express of the plan, in words
     why_not : why it is refused; empty where there is a plan
     """
@@ -105,8 +107,13 @@ class FrameworkRanking:
 
     def notes(self) -> list[str]:
         """What verdicts mean, whose overheads are borrowed, what files cannot express, who is refused: a line each."""
+        plans = [each.plan for each in self.rows if each.plan]
         others = [(each.loss or 0.0, each.apart) for each in self.rows[1:] if each.apart is not None]
         lines = [words] if (words := paired_words(others)) else []
+        if len(plans) > 1 and (what := plans[0].job.objective.minimize) != "step_time":
+            lines.append(f"ranked and told apart by {OBJECTIVES[what].meaning}, which this job minimises")
+        if len(plans) > 1 and any(len(plan.phases) > 1 for plan in plans):
+            lines.append("plans of several phases are ranked without saying whether they can be told apart")
         lines += [f"{each.framework}: {words}" for each in self.rows for words in each.borrowed]
         lines += [f"not in the files of {each.framework}: {words}" for each in self.rows for words in each.lost]
         return lines + [f"refused: {each.framework}: {each.why_not}" for each in self.rows if each.plan is None]
@@ -153,10 +160,12 @@ def names_of(frameworks: str | Sequence[str]) -> tuple[str, ...]:
     (('verl', 'slime==0.3'), ('nemo-rl',), True)
     """
     given = frameworks.split(",") if isinstance(frameworks, str) else frameworks
-    names = tuple(dict.fromkeys(name.strip() for name in given if name.strip()))
-    names = FRAMEWORKS if names == (ALL,) else names
-    if not names:
+    names = tuple(dict.fromkeys(name.strip() for name in given))
+    if not any(names):
         raise SpecError(f"no framework is named: {', '.join(FRAMEWORKS)}, or {ALL}")
+    if "" in names:
+        raise SpecError(Problem(f"{frameworks!r} has an empty name in it", suggestion="write it without the comma"))
+    names = FRAMEWORKS if len(names) == 1 and names[0].lower() == ALL else names
     problems: list[Problem] = []
     known: dict[str, str] = {}
     for name in names:
@@ -188,19 +197,25 @@ def _planned(base: Job, name: str, folder: Path | None) -> RankedFramework:
 
 def _ranked(found: Sequence[RankedFramework], folder: Path | None) -> list[RankedFramework]:
     """Best first, each held against the first on the same draws."""
-    planned = sorted((each.plan.objective, index) for index, each in enumerate(found) if each.plan)
-    rows = [found[index] for _, index in planned]
-    sides = [_side(each.plan, folder) for each in rows]
-    for k, row in enumerate(rows):
-        first, side = sides[0], sides[k]
-        apart = compare_sides(first, side).step.apart if k and first and side else None
-        rows[k] = replace(row, loss=planned[k][0] / planned[0][0] - 1.0, apart=apart)
+    planned = sorted(((each.plan, each) for each in found if each.plan), key=lambda pair: pair[0].objective)
+    sides = [_side(plan, folder) for plan, _ in planned]
+    rows: list[RankedFramework] = []
+    for (plan, row), side in zip(planned, sides, strict=True):
+        first, apart = planned[0][0], None
+        if rows and sides[0] and side:
+            apart = compare_sides(sides[0], side).step.times(_per_s(plan) / _per_s(first)).apart
+        rows.append(replace(row, loss=plan.objective / first.objective - 1.0, apart=apart))
     return [*rows, *(each for each in found if each.plan is None)]
 
 
-def _side(plan: Plan | None, folder: Path | None) -> Side | None:
+def _per_s(plan: Plan) -> float:
+    """Objective of a plan of one phase per second of its rl_step: what the seconds that are compared are worth."""
+    return plan.objective / plan.phases[0].predicted.rl_step_s
+
+
+def _side(plan: Plan, folder: Path | None) -> Side | None:
     """A plan of one phase on common draws."""
-    if plan is None or len(plan.phases) > 1:
+    if len(plan.phases) > 1:
         return None
     return side_of(*ask(job_of_plan(plan), folder=folder).pair, DRAWS)
 

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import rlperf
 from rlperf.alternatives import BASE
 from rlperf.api import ask
+from rlperf.cli.main import app
 from rlperf.cli.output import console
 from rlperf.errors import SpecError
+from rlperf.ranking import FrameworkRanking, _ranked
 from rlperf.report.plan_text import markdown, print_plan
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import profile_root
@@ -190,6 +193,37 @@ def test_a_ranking_says_whose_overheads_are_borrowed() -> None:
     skyrl = next(row for row in rlperf.plan_frameworks(JOB, ["verl", "skyrl"]).rows if "skyrl" in row.framework)
     assert [words for words in skyrl.borrowed if "nobody measured its rl_steps" in words]
     assert skyrl.apart is False, "the same overheads cannot be told apart"
+
+
+def test_a_ranking_tells_apart_by_what_it_ranks_by() -> None:
+    """Twice as dear in the same seconds: the rl_steps cannot be told apart, what is minimised can."""
+    first, second = rlperf.plan_frameworks(JOB, "verl,slime", objective={"minimize": "token_time"}).rows
+    assert first.plan is not None
+    for ratio, apart in ((1.0, False), (2.0, True)):
+        dear = first.plan.model_copy(update={"objective": ratio * first.plan.objective})
+        rows = _ranked([first, replace(second, plan=dear)], None)
+        assert [row.apart for row in rows] == [None, apart]
+        assert rows[1].loss == pytest.approx(ratio - 1.0)
+    words = "told apart by device-seconds per 1e6 useful trained tokens"
+    assert any(words in line for line in FrameworkRanking((first, second)).notes())
+    phased = first.plan.model_copy(update={"phases": first.plan.phases * 2})
+    rows = _ranked([first, replace(second, plan=phased)], None)
+    assert rows[1].apart is None
+    assert any("several phases" in line for line in FrameworkRanking(tuple(rows)).notes())
+
+
+@pytest.mark.parametrize("named", ["verl,", ",verl", "verl,,slime", ["verl", " "]])
+def test_an_empty_name_among_frameworks_is_refused(named: str | list[str]) -> None:
+    with pytest.raises(SpecError, match=r"has an empty name in it.*without the comma"):
+        rlperf.plan_frameworks(JOB, named)
+
+
+def test_no_framework_at_all_says_what_to_do() -> None:
+    asked = ["plan", "--model", "Qwen3-32B", "--gpus", "2", "--gpu", "h100", "--framework", "verl,slime"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 1
+    assert "rlperf size" in str(result.exception) and "against the first" not in result.stdout
+    assert result.stdout.count("refused: ") == 2
 
 
 def test_a_ranking_refuses_what_no_framework_can_help() -> None:

@@ -43,7 +43,7 @@ def plan(
 
     if out is not None and out.exists() and not out.is_dir():
         raise SpecError(Problem("is a file, a folder is due", str(out)))
-    several = framework is not None and ("," in framework or framework.strip() == "all")
+    several = framework is not None and ("," in framework or framework.strip().lower() == "all")
     asked = replace(asked, framework=None if several else framework)
     changes = {**({} if risk is None else {"risk": risk}), **({"bold": True} if bold else {})}
     if several and what_if is not None:
@@ -113,16 +113,18 @@ def _rank(asked: AskedJob, frameworks: str, job: Job, out: Path | None, as_json:
     else:
         screen = console()
         screen.print(f"job [bold]{job.name}[/bold] ({asked.label}): {job.architecture} on {job.cluster}")
-        table = Table()
-        for head in HEAD:
-            table.add_column(head, no_wrap=head == "framework")
-        for cells in found.cells():
-            table.add_row(*cells)
-        screen.print(table)
+        if found.best:
+            table = Table()
+            for head in HEAD:
+                table.add_column(head, no_wrap=head == "framework")
+            for cells in found.cells():
+                table.add_row(*cells)
+            screen.print(table)
         for line in (*found.notes(), *(f"wrote {path}" for path in folders)):
             screen.print(line, markup=False)
     if found.best is None:
-        raise InfeasibleError("no framework has a plan for this job")
+        hint = "each says why; where devices are too few, `rlperf size` finds how many do"
+        raise InfeasibleError(f"no framework has a plan for this job ({hint})")
 
 
 def _print_gains(asked: AskedJob, what_if: str, as_json: bool) -> None:

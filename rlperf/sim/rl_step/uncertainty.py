@@ -250,6 +250,14 @@ class Comparison:
         """Whether the two can be told apart."""
         return self.low > 1.0 or self.high < 1.0
 
+    def times(self, factor: float) -> Comparison:
+        """The same of what every second costs, ``factor`` times as much in B as in A.
+
+        >>> Comparison(1.0, 0.9, 1.1).times(2.0)
+        Comparison(ratio=2.0, low=1.8, high=2.2)
+        """
+        return Comparison(self.ratio * factor, self.low * factor, self.high * factor)
+
     def sentence(self, a: str = "A", b: str = "B") -> str:
         """The verdict in words.
 

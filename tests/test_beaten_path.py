@@ -9,6 +9,7 @@ import pytest
 
 from rlperf.api import ask, plan_job, size_job
 from rlperf.layout import IntArray, Layout
+from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.beaten_path import (
     DOUBLING,
     OffPath,
@@ -20,6 +21,7 @@ from rlperf.plan.search.beaten_path import (
 from rlperf.plan.search.candidates import Shape, trainer_layouts
 from rlperf.plan.search.rollout_columns import rollout_columns
 from rlperf.plan.search.screen import screen
+from rlperf.plan.size import _off_path
 from rlperf.report.plan_text import best_rows, kind_rows
 from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Contenders
 from rlperf.specs.calibration import Z95
@@ -244,6 +246,23 @@ def test_a_size_is_no_number_of_nodes_that_only_odd_pipelines_divide() -> None:
     assert sized.passed_over.startswith("7 x dgx_h100 would do, off the beaten path: ")
     bold = size_job(job, f"step<={1.02 * seven.predicted.rl_step_s}s", objective={"bold": True}, most_nodes=16)
     assert bold.best is not None and bold.best.nodes <= 7 and not bold.passed_over
+
+
+def test_a_size_names_the_layouts_of_the_phase_that_is_off_the_path() -> None:
+    """Of several phases the first may be fine; and an engine over more nodes than it needs is off the path, too."""
+    plan = plan_job(model="Qwen3-8B", gpus=8, max_response="2k", prompts=64)
+    fine = plan.phases[0]
+    assert _off_path(plan) == ""
+    stages = {role: {"pipeline_parallel": 7 if role == "rollout" else 4} for role in ("rollout", "trainer")}
+    pools = tuple(
+        pool.model_copy(update={"layout": pool.layout.model_copy(update=stages.get(pool.role, {}))})
+        for pool in fine.pools
+    )
+    odd = fine.model_copy(update={"off_path": True, "pools": pools})
+    words = _off_path(plan.model_copy(update={"phases": (fine, odd)}))
+    layouts = {pool.role: layout_words(pool.layout) for pool in odd.pools}
+    assert words == f"off the beaten path: trainer {layouts['trainer']}; rollout {layouts['rollout']}"
+    assert "PP4" in words and "PP7" in words
 
 
 def test_a_size_off_the_path_is_taken_where_no_other_meets_the_target() -> None:

@@ -370,10 +370,17 @@ class _Tried:
             value = usd
         else:
             value = self.target.value(plan)
-        meets, off = value <= self.target.limit, any(phase.off_path for phase in plan.phases)
-        trainer = layout_words(plan.phases[0].pool("trainer").layout)
-        note = f"off the beaten path: trainer {trainer}" if off else ""
-        return SizeRow(cluster, nodes, devices + apart, value, step_s, usd, meets, note, off), plan
+        meets, note = value <= self.target.limit, _off_path(plan)
+        return SizeRow(cluster, nodes, devices + apart, value, step_s, usd, meets, note, bool(note)), plan
+
+
+def _off_path(plan: Plan) -> str:
+    """Layouts of the first phase that lies off the beaten path, in words; empty where none does."""
+    phase = next((phase for phase in plan.phases if phase.off_path), None)
+    if phase is None:
+        return ""
+    trainer, rollout = (layout_words(phase.pool(role).layout) for role in ("trainer", "rollout"))
+    return f"off the beaten path: trainer {trainer}; rollout {rollout}"
 
 
 def _floor_s(context: Context) -> float | None:

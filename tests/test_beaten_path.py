@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from rlperf.api import ask, plan_job, size_job
+from rlperf.errors import InfeasibleError
 from rlperf.layout import IntArray, Layout
+from rlperf.plan.answer.plan import Phase
 from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.beaten_path import (
     DOUBLING,
@@ -165,6 +167,23 @@ TASK = {
     "name": "math", "workload": "math", "prompts_per_step": 64, "group_size": 8, "max_prompt_tokens": 512,
     "max_response_tokens": 3584,
 }  # fmt: skip
+
+
+def test_stages_are_needed_where_only_a_budget_too_small_for_a_sequence_fits_fewer() -> None:
+    """A token budget that no sequence fits into takes little memory, and trains nothing."""
+    layout = {"tensor_parallel": 4, "context_parallel": 1, "activation_recompute": "full", "offload": "none"}
+    task = {**TASK, "max_prompt_tokens": 2048, "max_response_tokens": 32768}
+    job = {"architecture": "Qwen3-32B", "cluster": "dgx_h100", "nodes": 2, "trainer_backends": "megatron"}
+
+    def phase(*budgets: int) -> Phase:
+        pool = {"role": "trainer", "layout": layout, "settings": {"token_budget": budgets}}
+        return plan_job(Job.model_validate({**job, "tasks": [task], "pools": [pool]})).phases[0]
+
+    alone, beside = phase(40960), phase(4096, 40960)
+    assert alone.pool("trainer").layout.pipeline_parallel == 2 and not alone.off_path
+    assert beside.pools == alone.pools and not beside.off_path
+    with pytest.raises(InfeasibleError, match="the token budget holds less than one longest sequence"):
+        phase(4096)
 
 
 @pytest.mark.parametrize("name", ["Qwen3-8B", "Qwen3-30B-A3B"])

@@ -17,7 +17,7 @@ class Reject(IntFlag):
     LAYERS = 4
     EXPERTS = 8
     NODE = 16
-    BATCH = 32
+    BUDGET = 32
     FRAMEWORK = 64
     MEMORY = 128
     KV = 256
@@ -34,7 +34,7 @@ REASONS = {
     Reject.LAYERS: "layers do not divide into the pipeline stages",
     Reject.EXPERTS: "experts do not divide by the expert degrees",
     Reject.NODE: "tensor parallel group leaves the scale-up domain",
-    Reject.BATCH: "batch does not divide by the data-parallel degree",
+    Reject.BUDGET: "the token budget holds less than one longest sequence",
     Reject.FRAMEWORK: "the framework refuses the combination",
     Reject.MEMORY: "device memory",
     Reject.KV: "KV cache holds less than one longest sequence",

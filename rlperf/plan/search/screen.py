@@ -41,7 +41,7 @@ PER_POOL = 16
 PER_COUNT = 4
 """Of those, at most this many per device count where tasks compete for devices."""
 FORGIVEN = int(
-    Reject.MEMORY | Reject.KV | Reject.HOST_MEMORY | Reject.NODE | Reject.BATCH | Reject.FRAMEWORK | Reject.LIMIT
+    Reject.MEMORY | Reject.KV | Reject.HOST_MEMORY | Reject.NODE | Reject.BUDGET | Reject.FRAMEWORK | Reject.LIMIT
 )
 """What a lenient screen lets pass: it can still be costed."""
 

@@ -73,7 +73,7 @@ COSTABLE = int(Reject.NODE | Reject.FRAMEWORK)
 """What is refused, but can be costed: a pinned layout is predicted all the same."""
 
 
-UNFIT = int(Reject.MEMORY | Reject.HOST_MEMORY)
+UNFIT = int(Reject.MEMORY | Reject.HOST_MEMORY | Reject.BUDGET)
 """What more pipeline stages are needed for; that a batch divides by no other layout is no need."""
 
 
@@ -242,7 +242,7 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
     host_limit = context.job.limits.host_memory or context.cluster.host_memory
     flags = grid.flags | np.where(peak > peak_limits(context, grid.backend), int(Reject.MEMORY), 0)
     flags = flags | np.where(host * per_node > host_limit, int(Reject.HOST_MEMORY), 0)
-    flags = flags | np.where(grid.token_budget < demand.batch.longest_tokens, int(Reject.BATCH), 0)
+    flags = flags | np.where(grid.token_budget < demand.batch.longest_tokens, int(Reject.BUDGET), 0)
     if context.job.pool("trainer").settings.shared_prefix:
         # neither a ring nor Ulysses knows who shares a prompt with whom
         split = grid.layout.context_parallel * grid.layout.ulysses

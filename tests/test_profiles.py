@@ -260,15 +260,27 @@ def test_devices_are_as_large_as_runs_recorded(measured_data: Path) -> None:
 
 
 def test_limits_keep_to_what_a_process_sees_and_say_where_nobody_recorded_it() -> None:
-    known, unknown = (
+    known, assumed, unknown = (
         rlperf.predict_job(model="Qwen2.5-1.5B", gpus=8, gpu=gpu, max_response="1k", prompts=16)
-        for gpu in ("h100", "a100")
+        for gpu in ("h100", "a100", "h20")
     )
     for use in known.memory_bytes.values():
         assert use.limit == pytest.approx(79.18 * 2**30) and use.total < use.limit
-    assert unknown.memory_bytes["trainer"].limit == 80 * 2**30
-    said = [[note for note in each.assumed if "as on its data sheet" in note] for each in (known, unknown)]
-    assert not said[0] and len(said[1]) == 1 and said[1][0].startswith("a100_80g_sxm: ")
+    assert assumed.memory_bytes["trainer"].limit == 79.5 * 2**30
+    assert unknown.memory_bytes["trainer"].limit == load_device("h20").memory
+    said = [[note for note in each.assumed if "data sheet" in note or "a process sees" in note]
+            for each in (known, assumed, unknown)]  # fmt: skip
+    assert not said[0] and [len(each) for each in said[1:]] == [1, 1]
+    assert said[1][0].startswith("a100_80g_sxm: a process sees 85.4 GB of it, assumed: ")
+    assert said[2][0].startswith("h20_sxm: memory as on its data sheet")
+
+
+@pytest.mark.data
+def test_an_h200_is_as_large_as_a_process_that_ran_out_said(measured_data: Path) -> None:
+    lines = (measured_data / "memory" / "verdicts.jsonl").read_text(encoding="utf-8").splitlines()
+    said = next(line for line in lines if '"slime_1951"' in line)
+    assert '"gpu": "h200_sxm"' in said and "free of 139.81" in said
+    assert load_device("h200").usable_memory == 139.81 * 2**30
 
 
 def test_a_process_sees_no_more_memory_than_a_device_has() -> None:

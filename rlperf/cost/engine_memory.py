@@ -107,7 +107,7 @@ def engine_memory(
     weights = weight_bytes(replica)
     # logits of a full batch of 1,024 requests, about ten copies in fp32 while they are sampled, whatever the experts
     activation = np.full_like(weights, memory.activation_per_word * arch.vocab)
-    activation = np.minimum(activation, 0.1 * hw.device.memory)  # small cards profile with smaller budgets
+    activation = np.minimum(activation, 0.1 * hw.device.usable_memory)  # small cards profile with smaller budgets
     captured = np.full_like(weights, memory.graphs if graphs else 0.0)
     other = memory.non_torch + np.where(replica.tensor * replica.pipeline > 1.0, memory.non_torch_parallel, 0.0)
     left = fraction * hw.device.usable_memory - weights - activation - captured - other

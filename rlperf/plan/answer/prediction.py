@@ -23,6 +23,7 @@ from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES
@@ -209,11 +210,8 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
     if simulated < replicas:
         which = "the fullest, that of the longest response, others evenly"
         notes.append(f"{simulated} of {replicas} rollout replicas simulated: {which}")
-    notes += [
-        f"{device.name}: memory as on its data sheet; of devices where it was recorded a process sees 1 to 8 % less"
-        for device in {each.device.name: each.device for each in _machines(context)}.values()
-        if device.memory_usable is None
-    ]
+    notes += [note for device in {each.device.name: each.device for each in _machines(context)}.values()
+              if (note := _memory_note(device))]  # fmt: skip
     if framework.assumed:
         notes.append(f"{framework.id}: nobody measured {', '.join(framework.assumed)}")
     if evaluation.configuration.pool("rollout").settings.chunked_prefill is False:
@@ -223,6 +221,17 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
     if "reference" in context.job.all_roles:
         notes.append("the reference policy is scored on the trainer's devices and waits in host memory")
     return tuple(notes)
+
+
+def _memory_note(device: Device) -> str:
+    """What is not known of how much of a device a process sees; empty where it was recorded."""
+    if device.memory_usable is None:
+        return (
+            f"{device.name}: memory as on its data sheet; of devices where it was recorded a process sees 1 to 8 % less"
+        )
+    source = device.sources.get("memory_usable", "")
+    seen = f"{device.name}: a process sees {human_bytes(device.usable_memory)}"
+    return f"{seen} of it, {source}" if source.startswith("assumed") else ""
 
 
 def _unfiltered(context: Context, evaluation: Evaluation) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from rlperf.cost.memory_parameters import stage_parameters
 from rlperf.cost.roofline import gemm_s, stream_s
 from rlperf.cost.scoring import scoring_pass
@@ -16,6 +17,7 @@ from rlperf.layout import Layout
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
+from rlperf.specs.trainer_switches import Switches
 
 TOKENS = 8192.0
 BATCH = Microbatches.of(TOKENS, TOKENS**2, TOKENS, 2.0)
@@ -134,3 +136,27 @@ def test_a_chunked_loss_projects_again_and_moves_its_own_bytes(h100: Hardware) -
     again = float(gemm_s(h100, np.asarray(TOKENS), vocabulary, np.asarray(float(arch.hidden)))) / rate
     moved = float(stream_s(h100, TOKENS * arch.vocab * 70.0))
     assert float(chunked.total_s - plain.total_s) == pytest.approx(2.0 * (again + moved))
+
+
+def test_matrices_that_fetch_their_own_inputs_cost_a_gather_each(h100: Hardware) -> None:
+    """As CommDebugMode counts a layer's collectives: 5 gathers and 2 reduce-scatters forward, 2 and 2 backward."""
+    arch = load_architecture("Llama-3.1-70B")
+    each = backend().model_copy(update={"switches": Switches(gathers_once=False, tensor_overlap=False)})
+    once = backend().model_copy(update={"switches": Switches(tensor_overlap=False)})
+    size, tp = np.asarray(2.0 * TOKENS * arch.hidden), np.asarray(8.0)
+    gather, scatter, reduce = (f(h100, size, tp, tp) for f in (all_gather_s, reduce_scatter_s, all_reduce_s))
+    split = Layout.of(zero_stage=3, tensor_parallel=8, sequence_parallel=1)
+    whole = Layout.of(zero_stage=3, tensor_parallel=8)
+    again = Layout.of(zero_stage=3, tensor_parallel=8, sequence_parallel=1, activation_recompute=2)
+
+    def traffic(trainer: TrainerCalibration, layout: Layout) -> float:
+        return float(update(h100, trainer, layout, "Llama-3.1-70B").exposed_tp_s) / 2.0 / arch.layers
+
+    assert traffic(once, split) == pytest.approx(float(6.0 * gather + 4.0 * scatter))
+    assert traffic(each, split) == pytest.approx(float(7.0 * gather + 4.0 * scatter))
+    assert traffic(once, whole) == pytest.approx(float(4.0 * reduce))
+    assert traffic(each, whole) == pytest.approx(float(7.0 * reduce))
+    # the last reduce-scatter is not repeated
+    assert traffic(each, again) == pytest.approx(float(12.0 * gather + 5.0 * scatter))
+    scored = [scoring_pass(arch, h100, t, split, BATCH).exposed_tp_s / 2.0 / arch.layers for t in (once, each)]
+    assert [float(s) for s in scored] == pytest.approx([float(n * gather + 2.0 * scatter) for n in (2.0, 5.0)])

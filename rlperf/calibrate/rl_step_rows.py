@@ -216,6 +216,8 @@ def _recompute(row: StepRow) -> str | Guess[str]:
     """What is recomputed, where the row's note or its framework says it: most layers in full count as all."""
     if row.of_skyrl:
         return Guess("full", "SkyRL's gradient_checkpointing and recompute_granularity, on unless stated")
+    if row.framework == "nemo_rl_dtensor" and row.trainer_tensor > 1:
+        return Guess("full", "NeMo-RL's recipes of DTensor with tensor parallel (fsdp2tp8sp-actckpt)")
     found = re.search(r"full recomputation of (\d+) of (\d+) layers", row.note)
     return "full" if found and 2 * int(found.group(1)) >= int(found.group(2)) else "none"
 

@@ -208,7 +208,7 @@ def _layer_pass(arch: Architecture, device: TrainerDevice, costs: MicrobatchSeco
         forward=compute.forward,
         backward=compute.backward,
         recompute=full * compute.forward - early * compute.last + selective * repeated + moe * compute.experts,
-        tensor=tensor.forward * (1.0 + full - 0.5 * early * dense) + tensor.backward,
+        tensor=tensor.forward * (1.0 + full) - early * dense * tensor.last + tensor.backward,
         context=ring[0] * (1.0 + full) + ring[1],
         expert=expert.forward * (1.0 + full - 0.5 * early + moe) + expert.backward,
         host=launches * (3.0 + full),

@@ -28,13 +28,20 @@ from rlperf.specs.hardware import Hardware
 from rlperf.specs.trainer_calibration import TrainerCalibration
 from rlperf.specs.trainer_switches import Switches
 
+NORM_READERS = 5.0
+"""Matrices of a layer that read the output of a norm: query, key, value, gate and up."""
+
 
 @dataclass(frozen=True)
 class Passes:
-    """Seconds of one kind of traffic per microbatch and mean layer, in the forward and in the backward."""
+    """Seconds of one kind of traffic per microbatch and mean layer, in the forward and in the backward.
+
+    ``last`` : of the forward's, what follows a layer's last product
+    """
 
     forward: FloatArray
     backward: FloatArray
+    last: FloatArray | float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,22 +67,30 @@ def within(hw: Hardware, group: FloatArray, inner: FloatArray) -> FloatArray:
 
 
 def tensor_traffic(
-    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work, *, overlap: bool = False
+    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work, switches: Switches
 ) -> Passes:
     """Activations of the halves of a layer: all-reduce forward and backward, or with sequence parallelism all-gather
     and reduce-scatter each way, plus the gather that the backward repeats (Korthikanti et al. 2022, section 4.2.2).
+
+    Where nothing is gathered behind a norm, each matrix that reads it fetches its own input, which is kept for the
+    backward; without sequence parallelism each sums up its own gradient of it.
     """
     tp = layout.tensor_parallel.astype(np.float64)
     buffer = 2.0 * work.tokens * arch.hidden
     inside = within(hw, tp, np.ones(()))
     sequence = layout.sequence_parallel > 0
     whole, spread = np.where(sequence, 0.0, buffer), np.where(sequence, buffer, 0.0)
-    reduced = 2.0 * all_reduce_s(hw, whole, tp, inside)
+    reduce = all_reduce_s(hw, whole, tp, inside)
     gather, scatter = all_gather_s(hw, spread, tp, inside), reduce_scatter_s(hw, spread, tp, inside)
     halves = stack_of(arch).norms / arch.layers / 2.0
-    factor = halves * trainer.timing.collective * (1.0 - trainer.timing.tensor_overlap * overlap)
-    forward = np.where(sequence, 2.0 * (gather + scatter), reduced)
-    return Passes(factor * forward, factor * np.where(sequence, 4.0 * gather + 2.0 * scatter, reduced))
+    timing, once = trainer.timing, switches.gathers_once
+    factor = halves * timing.collective * (1.0 - timing.tensor_overlap * switches.tensor_overlap)
+    inputs, again = (2.0, 2.0) if once else (NORM_READERS, 0.0)
+    return Passes(
+        forward=factor * np.where(sequence, inputs * gather + 2.0 * scatter, 2.0 * reduce),
+        backward=factor * np.where(sequence, (2.0 + again) * gather + 2.0 * scatter, inputs * reduce),
+        last=factor * np.where(sequence, scatter, reduce),
+    )
 
 
 def context_traffic(

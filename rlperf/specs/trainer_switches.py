@@ -21,6 +21,10 @@ class Switches(Frozen):
     tensor_overlap: bool = Field(
         True, description="tensor-parallel traffic is cut up and sent under the products (userbuffers, async TP)"
     )
+    gathers_once: bool = Field(
+        True,
+        description="matrices behind a norm share one gather of their tensor-parallel input, not one each",
+    )
     expert_overlap: bool = Field(
         False, description="all-to-all of experts runs under another microbatch's compute (combined 1F1B)"
     )

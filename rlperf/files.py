@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rlperf.calibrate.logs import LogFit, calibration_text, fit_log, of_a_log
+from rlperf.calibrate.logs import LogFit, calibration_text, fit_log, logs_of
 from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import Audit, audit
@@ -130,7 +130,7 @@ def calibrate_logs(
     path = Path(job)
     asked = read_job_or_config(path, cluster=cluster, workload=workload, architecture=architecture)
     context, steps = resolve(asked, folder=folder_of(path)), read_log(_listed(log), framework)
-    again = [each.backend for each in context.trainers if of_a_log(each.framework, steps.digest)]
+    again = [each.backend for each in context.trainers if logs_of(each.framework) == (steps.digest,)]
     context = before_any_log(context, folder_of(path), again)  # asked again: no step counts twice
     cap = max(asked.tasks[0].max_response_tokens)
     lengths = None if rollouts is None else read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap)

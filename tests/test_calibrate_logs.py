@@ -20,6 +20,7 @@ from rlperf.calibrate.rl_framework import constant, with_constants
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
 from rlperf.files import audit_config, calibrate_logs
+from rlperf.frameworks.verdict import verdict_of
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
@@ -316,6 +317,18 @@ def test_verdicts_and_fits_read_the_folder_of_a_configuration(tmp_path: Path) ->
     assert file.parent == tmp_path / "calibrations" / "frameworks"
     assert 1.02 * before < seconds() < 1.2 * before
     assert fit.start == "as shipped"
+
+    def cautions(log: str) -> str:
+        given = {"cluster": "dgx_h100", "architecture": "Qwen2.5-7B", "plan": False}
+        verdict = verdict_of(audit_config(tmp_path / "run.sh", log=tmp_path / log, **given))  # type: ignore[arg-type]
+        assert verdict is not None
+        return " ".join(verdict.cautions)
+
+    (tmp_path / "next.jsonl").write_text((tmp_path / "run.jsonl").read_text().replace('"step": 3', '"step": 4'))
+    assert "that this log told, so that it is near by that alone" in cautions("run.jsonl")
+    assert "that logs of this cluster told" in cautions("next.jsonl")
+    file.unlink()
+    assert "told" not in cautions("run.jsonl")
 
 
 # -- the model --------------------------------------------------------------------------------------------------------

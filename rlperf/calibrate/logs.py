@@ -125,24 +125,20 @@ def fit_log(
         after=_errors(measured, {name: np.exp(logs) for name, logs in found.slopes.at.items()}),
         spread=spread,
         notes=tuple(notes),
-        before_it=len(_logs(framework)),
+        before_it=len(logs_of(framework)),
     )
 
 
-def of_a_log(framework: FrameworkCalibration, digest: str) -> bool:
-    """Whether a calibration was told by this log and no other."""
-    return framework.step_spread.rows == (f"{_LOG}{digest}",)
-
-
-def _logs(framework: FrameworkCalibration) -> tuple[str, ...]:
-    """The logs that a calibration was told by; its other rows are what the shipped one was fitted to."""
-    return tuple(row for row in framework.step_spread.rows if row.startswith(_LOG))
+def logs_of(framework: FrameworkCalibration) -> tuple[str, ...]:
+    """Digests of the logs that a calibration was told by; its other rows are what the shipped one was fitted to."""
+    return tuple(row.removeprefix(_LOG) for row in framework.step_spread.rows if row.startswith(_LOG))
 
 
 def _counted_once(framework: FrameworkCalibration, digest: str, source: str) -> None:
     """Refuse a log that a calibration holds already: its steps would count twice."""
-    if f"{_LOG}{digest}" in framework.step_spread.rows:
-        others = len(_logs(framework)) - 1
+    told = logs_of(framework)
+    if digest in told:
+        others = len(told) - 1
         words = f", and by {others} other{'s' if others > 1 else ''}" if others else ""
         message = f"{framework.id} was told by this log already{words}"
         hint = "remove its file to begin anew, and give it every log once"
@@ -232,7 +228,9 @@ def _calibration(
                 whole=True,
                 **{name: _bounds(spread[name]) for name in BANDS},
             ),
-            "step_spread": provenance(spread[WHOLE]).model_copy(update={"rows": (*_logs(shipped), f"{_LOG}{digest}")}),
+            "step_spread": provenance(spread[WHOLE]).model_copy(
+                update={"rows": tuple(f"{_LOG}{each}" for each in (*logs_of(shipped), digest))}
+            ),
             # the log is of this cluster's release, whichever that is
             "releases": (),
         }

@@ -96,5 +96,5 @@ def _plain(found: Audit, passes: bool | None) -> dict[str, Any]:
         "best": found.best.phases[0].model_dump(mode="json") if found.best else None,
         "measured": [asdict(each) for each in found.measured],
         "ended": found.ended,
-        "notes": [*filter(None, (found.lengths,)), *found.notes],
+        "notes": [*found.cautions, *found.notes],
     }

@@ -67,11 +67,12 @@ def _show(fit: LogFit) -> None:
 
     screen = console()
     table = Table(title=f"{fit.steps} rl_steps")
-    for column in ("constant [s] or stage [1]", fit.start, "here", "5 .. 95 %", "told by the log"):
+    table.add_column("constant [s] or stage [1]", no_wrap=True)
+    for column in (fit.start, "here", "5 .. 95 %", "told by the log"):
         table.add_column(column)
     for each in (*fit.constants, *fit.factors):
         interval = f"{each.low:.4g} .. {each.high:.4g}"
-        table.add_row(each.name, f"{each.shipped:.4g}", f"{each.value:.4g}", interval, f"{each.share:.0%}")
+        table.add_row(each.name, f"{each.shipped:.4g}", f"{each.value:.4g}", interval, f"{max(0.0, each.share):.0%}")
     screen.print(table)
     for stage, error in fit.after.items():
         told = f"{fit.before[stage]:.1%} {fit.start}, {error:.1%} with what all configurations share"

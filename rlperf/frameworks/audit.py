@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlperf.calibrate.logs import logs_of
 from rlperf.cost.engine_memory import engine_memory
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError
 from rlperf.frameworks.adapter import framework_facts
@@ -81,8 +83,8 @@ class Audit:
     """What was not judged by a prediction, and why; among the notes too."""
     ended: str = ""
     """How the run of the log broke off, where it did."""
-    lengths: str = ""
-    """That the log's responses are of other lengths than those predicted with, where they are."""
+    cautions: tuple[str, ...] = ()
+    """Why the log's seconds and the predicted ones may not compare: other lengths, a calibration that this log told."""
     shortage: str = ""
     """That the engine's cache holds no longest request, where it does not."""
 
@@ -164,9 +166,9 @@ def audit(
     if plan and predicted is not None:
         best, note = _best(job, facts, predicted.rl_step_s, imported.source.files, folder)
         notes += [note] if note else []
-    against, other = compared(predicted, log), _other_lengths(evaluation, log, job.tasks[0].workload)
-    short = "" if evaluation is None else cache_shortage(evaluation)
-    return Audit(imported, job, sort(findings), predicted, best, tuple(notes), (), against, unjudged, "", other, short)
+    against, short = compared(predicted, log), "" if evaluation is None else cache_shortage(evaluation)
+    but = _cautions(evaluation, log, job.tasks[0].workload) if evaluation and log else ()
+    return Audit(imported, job, sort(findings), predicted, best, tuple(notes), (), against, unjudged, "", but, short)
 
 
 def _judged(
@@ -197,18 +199,20 @@ ALIKE = 1.2
 """Ratio of mean response lengths up to which seconds of a log and of a prediction are compared without a word [1]."""
 
 
-def _other_lengths(evaluation: Evaluation | None, log: StepLog | None, workload: str) -> str:
-    """That a log's responses are not as long as those predicted with; empty where they are, or nobody knows."""
-    logged = log.mean("response_tokens") if log else None
-    if evaluation is None or not logged:
-        return ""
+def _cautions(evaluation: Evaluation, log: StepLog, workload: str) -> tuple[str, ...]:
+    """`Audit.cautions`."""
+    found, told = [], logs_of(evaluation.stack.framework)
+    logged = log.mean("response_tokens") or math.nan
     taken = float(np.mean([table.response_tokens.mean() for table in evaluation.demand.tables]))
-    if 1.0 / ALIKE <= logged / taken <= ALIKE:
-        return ""
-    return (
-        f"not alike: responses of the log have {logged:,.0f} tokens in the mean, those predicted with ({workload}) "
-        f"{taken:,.0f}: name a rollout dump of the run (--rollouts) or its lengths (--workload)"
-    )
+    if max(logged / taken, taken / logged) > ALIKE:
+        found.append(
+            f"not alike: responses of the log have {logged:,.0f} tokens in the mean, those predicted with ({workload}) "
+            f"{taken:,.0f}: name a rollout dump of the run (--rollouts) or its lengths (--workload)"
+        )
+    if told:
+        whose = "this log told, so that it is near by that alone" if log.digest in told else "logs of this cluster told"
+        found.append(f"predicted with a calibration that {whose}: move calibrations/ away for what is shipped")
+    return tuple(found)
 
 
 def _unjudged(given: Imported, offers: Sequence[WhatIf], sequences: int) -> str:
@@ -426,7 +430,7 @@ def report(found: Audit) -> Sequence[str]:
         lines.append(f"predicted {human_seconds(said.rl_step_s)} per rl_step ({low} .. {high})")
         lines += [memory_words(found), *said.warnings]
     lines += [compared.words for compared in found.measured]
-    lines += [found.lengths] if found.lengths else []
+    lines += found.cautions
     if found.best is not None:
         phase = found.best.phases[0]
         lines.append(

@@ -43,7 +43,8 @@ class Verdict:
     best_s : the planner's best on the same devices, where it was asked [s]
     unjudged : changes that no prediction judged, and why; empty: all were
     fails : that the run ended out of memory by its log, or without a log more likely than not will; empty: it runs
-    cautions : why the answer may mean little: it should run out of memory, or the log is of other lengths
+    cautions : why the answer may mean little: it should run out of memory, the log is of other lengths, or it told the
+        calibration
     """
 
     rl_step_s: float
@@ -124,7 +125,7 @@ def verdict_of(found: Audit) -> Verdict | None:
         best_s=best,
         unjudged=found.unjudged,
         fails=fails,
-        cautions=tuple(filter(None, ("" if memory == fails else memory, found.lengths))),
+        cautions=(*([memory] if memory and memory != fails else []), *found.cautions),
     )
 
 

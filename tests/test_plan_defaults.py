@@ -7,6 +7,7 @@ import pytest
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.frameworks.defaults import defaults_of
 from rlperf.plan.answer.baseline import Defaults, pinned_to
+from rlperf.plan.question.context import counting
 from rlperf.report.plan_summary import summary_lines
 from rlperf.specs.job import Job
 
@@ -40,8 +41,30 @@ def test_defaults_are_those_of_the_version_and_not_of_the_job() -> None:
     assert (rollout.layout.tensor_parallel, rollout.settings.memory_fraction) == ((2,), (0.5,))
     assert (trainer.layout.activation_recompute, trainer.layout.ulysses) == (("full",), (1,))
     assert rollout.devices == trainer.devices == (8,)
-    assert trainer.settings.token_budget == (2560,)
+    # use_dynamic_bsz is off: microbatches of a sequence, however short
+    assert (trainer.layout.microbatch, trainer.settings.token_budget) == ((1,), None)
     assert "one sequence" in " ".join(found.notes)
+
+
+def test_microbatches_of_the_defaults_are_cut_as_the_framework_cuts_them() -> None:
+    """By count; NeMo-RL deals out the bins of all ranks, and makes tokens of four sequences."""
+    trainers = {name: stated(job(framework=name)).pools[1] for name in ("skyrl", "nemo_rl")}
+    assert trainers["skyrl"].layout.microbatch == (1,) and trainers["skyrl"].settings.token_budget is None
+    assert trainers["nemo_rl"].layout.microbatch is None
+    assert trainers["nemo_rl"].settings.token_budget == (4 * 2560,)
+    filling = ask(job(framework="skyrl")).context.trainers[0].framework
+    counted = counting(filling, trainers["skyrl"])
+    assert (filling.training.batching, counted.training.batching) == ("rank", "count")
+    # a job that counts says nothing of defaults that fill by tokens
+    budget = trainers["skyrl"].model_copy(update={"settings": trainers["nemo_rl"].settings})
+    assert counting(counted, budget) == filling
+    # sequences well below the limit, one by one: the longest one's tokens would hold several of them
+    asked = {"framework": "skyrl", "tasks": [{**SMALL["tasks"][0], "max_response_tokens": 16_384}]}  # type: ignore[index]
+    against = plan_job(job(**asked)).defaults
+    assert against is not None and against.objective is not None
+    filled = [pool.model_dump(mode="json", exclude_none=True) for pool in stated(job(**asked)).pools]
+    filled[1]["settings"] |= {"token_budget": 16_896}
+    assert against.objective > predict_job(job(pools=filled, **asked)).rl_step_s
 
 
 def test_a_cache_that_holds_no_sequence_is_said() -> None:

@@ -21,6 +21,7 @@ from rlperf.frameworks.run_of import to_job
 from rlperf.plan.answer.baseline import Defaults, DefaultsOf
 from rlperf.plan.question.context import Context
 from rlperf.sim.rl_step.demand import Batch
+from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import PoolSpec
@@ -38,7 +39,7 @@ def defaults_of(context: Context) -> DefaultsOf:
     name, asked = split_name(job.framework)
     adapter = adapter_of(name)
     version = key_table(adapter.name).version(asked)
-    trainers = {trainer.backend: trainer.keys for trainer in context.trainers}
+    trainers = {trainer.backend: trainer for trainer in context.trainers}
 
     @cache
     def defaults(architecture: str, batch: Batch, devices: int) -> Defaults:
@@ -48,19 +49,21 @@ def defaults_of(context: Context) -> DefaultsOf:
 
 
 def _defaults(
-    job: Job, trainers: Mapping[str, str], adapter: Adapter, version: str, architecture: str, batch: Batch,
+    job: Job, trainers: Mapping[str, TrainerStack], adapter: Adapter, version: str, architecture: str, batch: Batch,
     devices: int, devices_per_node: int,
 ) -> Defaults:  # fmt: skip
     facts = framework_facts(adapter.name, version)
     title = f"{adapter.name} {version}"
-    usual = (name for native in facts.backends for name, keys in trainers.items() if keys == native)
+    usual = (name for native in facts.backends for name, trainer in trainers.items() if trainer.keys == native)
     backend = next(usual, next(iter(trainers)))
+    keys, together = trainers[backend].keys, trainers[backend].framework.training.batching == "all"
     mode: Mode = next((mode for mode in facts.modes if MODES[mode].shares_devices), next(iter(facts.modes)))
     if not MODES[mode].shares_devices:
         return Defaults.unknown(title, f"it has no colocated mode, and how to split {devices} devices is for the user")
-    run = _stated(job, trainers[backend], architecture, batch, devices, devices_per_node)
+    run = _stated(job, keys, architecture, batch, devices, devices_per_node)
     try:
-        run, unknown = _read(adapter, version, trainers[backend], run)
+        run, unknown = _read(adapter, version, keys, run)
+        run = replace(run, trainer=_cut(run, together))
         made = to_job(run, framework=job.framework, cluster=job.cluster, workload="math")
     except (RlperfError, ValueError, TypeError, KeyError) as error:
         return Defaults.unknown(title, str(error))
@@ -100,7 +103,7 @@ def _stated(job: Job, backend: str, architecture: str, batch: Batch, devices: in
 
 
 def _read(adapter: Adapter, version: str, backend: str, stated: Run) -> tuple[Run, tuple[UnknownKey, ...]]:
-    """The run that the framework makes of the stated keys alone; fixed microbatches as the budget of their longest."""
+    """The run that the framework makes of the stated keys alone."""
     adapted, _ = adapter.adapt(stated, version)
     emission = adapter.emit(adapted, Target(key_table(adapter.name), version, backend))
     left_out = {
@@ -114,12 +117,21 @@ def _read(adapter: Adapter, version: str, backend: str, stated: Run) -> tuple[Ru
     target = adapter.target(source, version)
     run, _ = adapter.read(source, target)
     run = replace(run, batch=stated.batch)
-    if run.trainer.token_budget is None:
-        longest = run.batch.longest_tokens
-        scored = run.trainer.scoring_microbatch or run.trainer.samples
-        budget = run.trainer.samples * longest
-        run = replace(run, trainer=run.trainer.having(token_budget=budget, scoring_token_budget=scored * longest))
     return run, check_keys(source, target)[0]
+
+
+def _cut(run: Run, together: bool) -> TrainerRun:
+    """The trainer with its microbatches: by tokens as stated, else by count.
+
+    Where the bins of all ranks are dealt out ``together``, a count is the tokens of as many longest sequences.
+    """
+    trainer, longest = run.trainer, run.batch.longest_tokens
+    if trainer.token_budget is not None:
+        return trainer.having(microbatch=None, scoring_microbatch=None)
+    scored = trainer.scoring_microbatch or trainer.samples
+    if together:
+        return trainer.having(token_budget=trainer.samples * longest, scoring_token_budget=scored * longest)
+    return trainer.having(microbatch=trainer.samples, scoring_microbatch=scored, scoring_token_budget=None)
 
 
 def _one_of(dtypes: tuple[str, ...]) -> str:
@@ -133,11 +145,11 @@ def _pool(job: Job, pool: PoolSpec, devices: int, backend: str) -> PoolSpec:
     numerics = {name: getattr(asked, name) for name in NUMERICS if getattr(asked, name) is not None}
     numerics |= {name: (_one_of(value),) for name, value in numerics.items() if isinstance(value, tuple)}
     numerics |= {} if pool.role == "rollout" else {"backend": backend}
-    padded = pool.layout.microbatch if pool.settings.packing is False else None
+    counted = pool.layout.microbatch if pool.settings.token_budget is None else None
     return pool.model_copy(
         update={
             "devices": (devices,),
-            "layout": pool.layout.model_copy(update={"data_parallel": None, "microbatch": padded}),
+            "layout": pool.layout.model_copy(update={"data_parallel": None, "microbatch": counted}),
             "settings": pool.settings.model_copy(update=numerics),
         }
     )

@@ -13,7 +13,7 @@ from rlperf.plan.answer.prediction import cache_shortage, memory_uses
 from rlperf.plan.judge.decisions import Decision, judged_objective
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_means import calibration_ids, stage_means, stage_sigma_array
-from rlperf.plan.question.context import Context
+from rlperf.plan.question.context import Context, counting
 from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.screen import FORGIVEN, screen
 from rlperf.sim.rl_step.demand import Batch, Demand
@@ -79,8 +79,10 @@ def pinned_to(context: Context, stated: Defaults) -> Context:
     """The context of the same job with the framework's defaults for pools, mode and trainer."""
     changes = {"pools": stated.pools, "modes": (stated.mode,), "trainer_backends": (stated.backend,)}
     limits = context.job.limits.model_copy(update={"out_of_memory_risk": 1.0})
-    trainers = tuple(trainer for trainer in context.trainers if trainer.backend == stated.backend)
-    return replace(context, job=context.job.model_copy(update={**changes, "limits": limits}), trainers=trainers)
+    job = context.job.model_copy(update={**changes, "limits": limits})
+    cut = job.pool("trainer")
+    trainers = (replace(t, framework=counting(t.framework, cut)) for t in context.trainers)
+    return replace(context, job=job, trainers=tuple(t for t in trainers if t.backend == stated.backend))
 
 
 def _run(context: Context, judge: Judge, decision: Decision, demand: Demand) -> Evaluation | str:

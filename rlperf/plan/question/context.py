@@ -310,15 +310,16 @@ def _trainer(job: Job, backend: str, folder: Path | None, own: bool = True) -> T
 
 
 def counting(framework: FrameworkCalibration, trainer: PoolSpec) -> FrameworkCalibration:
-    """The framework that cuts packed microbatches by count where a job states how many sequences, and no tokens.
+    """The framework that cuts packed microbatches by count where a pool states how many sequences, and no tokens.
 
     Frameworks that deal out the bins of all ranks make tokens of it, and are left as they are.
     """
     asked, own = trainer.settings, framework.training
     counted = asked.packing is not False and asked.token_budget is None and trainer.layout.microbatch is not None
-    if not counted or own.batching != "rank":
+    cut = "count" if counted else "rank"
+    if own.batching in ("all", cut):
         return framework
-    return framework.model_copy(update={"training": own.model_copy(update={"batching": "count"})})
+    return framework.model_copy(update={"training": own.model_copy(update={"batching": cut})})
 
 
 def keys_of(trainer: TrainerCalibration, framework: str) -> str:

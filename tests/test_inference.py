@@ -13,7 +13,7 @@ from rlperf.cost import inference as inf
 from rlperf.cost import serving
 from rlperf.cost.basis import serving_basis
 from rlperf.cost.collectives import all_reduce_s
-from rlperf.cost.engine_memory import engine_limits, engine_memory, max_running
+from rlperf.cost.engine_memory import engine_limits, engine_memory, max_running, weight_bytes
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.layers import KINDS
 from rlperf.cost.operators import decode_operators, token_operators
@@ -281,6 +281,18 @@ def test_engine_profiles_by_version() -> None:
     assert load_engine_calibration("vllm", "0.12.0").id != load_engine_calibration("vllm", "0.19.0").id
     with pytest.raises(SpecError, match="did you mean vllm"):
         load_engine_calibration("vlm")
+
+
+def test_what_tensor_parallelism_copies_lies_on_every_device() -> None:
+    """vLLM's ReplicatedLinear: routers, the down projections of latent attention; and heads beyond those there are."""
+    arch = load_architecture("DeepSeek-V3")
+    alone, split = (weight_bytes(Replica.of(arch, H100, VLLM, Layout.of(tensor_parallel=n))) for n in (1, 32))
+    down, router = 61 * 7168 * (1536 + 512 + 64), 58 * 7168 * 256
+    assert float(split) == pytest.approx(float(alone) / 32 + 2.0 * (down + router) * 31 / 32, rel=1e-12)
+    # 8 heads of keys and values over 16 devices: one each, where half would be
+    arch = load_architecture("Qwen3-32B")
+    alone, split = (weight_bytes(Replica.of(arch, H100, VLLM, Layout.of(tensor_parallel=n))) for n in (1, 16))
+    assert float(split) == pytest.approx(float(alone) / 16 + 64 * 2.0 * 2 * 128 * 5120 / 2, rel=1e-12)
 
 
 @pytest.mark.data

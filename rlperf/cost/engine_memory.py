@@ -51,14 +51,16 @@ class EngineMemory:
 def weight_bytes(replica: Replica) -> FloatArray:
     """Weights on one device [bytes]: attention copies per attention-data-parallel rank, experts split over all.
 
-    Parameters by kind x bytes of the dtype that the checkpoint gives this kind / devices that share it.
+    Parameters by kind x bytes of the dtype that the checkpoint gives this kind / devices that share it. What tensor
+    parallelism copies lies on every device: routers, the down projections of latent attention, heads beyond those
+    that there are.
     """
     arch, roles = replica.arch, replica.roles
     at, devices = replica.attention_tensor, replica.tensor
     weigh = {name: dtype_of(name).weight_bytes for name in (roles.projection, roles.dense, roles.expert, roles.head)}
     stage = float(routed_parameters(arch)) * weigh[roles.expert] / devices
     for half in stack_of(arch).halves:
-        stage = stage + half.count * half.layer.parameters * weigh[getattr(roles, half.layer.weights)] / at
+        stage = stage + half.count * half.layer.held_parameters(at) * weigh[getattr(roles, half.layer.weights)]
     towers = float(tower_parameters(arch)) * 2.0
     return stage / replica.pipeline + float(embedding_parameters(arch)) * weigh[roles.head] / devices + towers
 

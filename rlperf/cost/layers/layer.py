@@ -193,6 +193,14 @@ class Layer:
         copied = sum(matrix.values for matrix in self.matrices() if matrix.cut == "copied")
         return copied + self.copied_parameters()
 
+    def held_parameters(self, tensor: Array) -> FloatArray:
+        """Of `parameters`, those on one of ``tensor`` devices."""
+        copied = self.copied_parameters()
+        held = copied + (self.other_parameters() - copied) / as_float(tensor)
+        for outputs, inputs in (matrix.on(tensor) for matrix in self.matrices()):
+            held = held + outputs * inputs
+        return held
+
     def tensors(self) -> int:
         """Tensors of the checkpoint, norms in front apart; experts count one by one."""
         return sum(matrix.parts for matrix in self.matrices())

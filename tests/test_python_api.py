@@ -233,3 +233,9 @@ def test_a_ranking_refuses_what_no_framework_can_help() -> None:
         rlperf.plan_frameworks(JOB.model_copy(update={"architecture": "Qwen9-8B"}), "verl,slime")
     with pytest.raises(SpecError, match="no framework is named"):
         rlperf.plan_frameworks(JOB, [])
+
+
+def test_what_a_device_borrows_is_said_once() -> None:
+    job = JOB.model_copy(update={"cluster": "generic:rtx_4090", "architecture": "Qwen3-0.6B"})
+    said = [note for note in rlperf.predict_job(job).calibration.notes if "rtx_4090" in note]
+    assert said == ["rtx_4090 runs on the constants of rtx_pro_6000_server: the interval is wider"]

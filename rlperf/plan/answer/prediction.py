@@ -257,15 +257,7 @@ def _calibration_ids(context: Context, evaluation: Evaluation) -> tuple[str, ...
 def _calibration_notes(context: Context) -> tuple[str, ...]:
     doubtful = [hw.device.name for hw in _machines(context) if hw.device.confidence == "low"]
     sheets = [f"the data sheet of {name} is of low confidence: see 'rlperf profiles show {name}'" for name in doubtful]
-    return (*sheets, *_borrowed(context))
-
-
-def _borrowed(context: Context) -> tuple[str, ...]:
-    return tuple(
-        f"{use.device} has no measurements of its own: efficiencies of {use.extrapolated_from}, intervals twice as wide"
-        for use in (hw.calibration for hw in _machines(context))
-        if use.extrapolated
-    )
+    return tuple(sheets)
 
 
 def _unmeasured(trainer: TrainerCalibration) -> tuple[str, ...]:
@@ -289,8 +281,8 @@ def _unlike(context: Context, task: TaskContext, evaluation: Evaluation) -> tupl
             f"{trainer.id} was never timed with mixtures of experts at expert parallel "
             f"{pool.layout.expert_parallel} on {pool.devices} devices"
         )
-    borrowed = [f"the trainer's {hw.device.name} borrows its constants" for hw in _machines(context)[:1]
-                if context.own_rollout and hw.calibration.extrapolated]  # fmt: skip
+    borrowed = [f"the trainer's {hw.device.name} runs on the constants of {hw.calibration.extrapolated_from}"
+                for hw in _machines(context)[:1] if context.own_rollout and hw.calibration.extrapolated]  # fmt: skip
     return tuple(f"{reason}: the interval is wider" for reason in (*reasons, *trained, *borrowed))
 
 

@@ -239,6 +239,26 @@ def test_a_defect_has_an_exit_code_of_its_own(
     assert all(f"{code} " in codes.partition("##")[0] for code in (0, 1, 2, 3, 70, 74, 130))
 
 
+@pytest.mark.parametrize("words", [["plan"], ["sweep", "s.yaml", "--out", "swept"]])
+def test_who_interrupts_is_told_what_is_kept(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typer turns Ctrl-C into an exit code, without a word."""
+    from rlperf.cli import main
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlperf.api.sweep_job", interrupted)
+    monkeypatch.setattr("rlperf.api.load_job", interrupted)
+    monkeypatch.setattr("sys.argv", ["rlperf", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main.run()
+    said = capsys.readouterr().err
+    assert stopped.value.code == 130 and said.endswith("stopped\n")
+    assert ("kept in swept: the same command goes on" in said) == (words[0] == "sweep")
+
+
 def test_names_are_text_everywhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,8 +121,9 @@ def _main(
     """
 
 
-DEFECT, REFUSED = 70, 74
-"""Exit codes of sysexits.h: an error of rlperf itself, and one of the machine (disk full, out of memory)."""
+DEFECT, REFUSED, INTERRUPTED = 70, 74, 130
+"""Exit codes: sysexits.h's of an error of rlperf itself and of one of the machine (disk full, out of memory), and a
+shell's of Ctrl-C."""
 
 
 def run() -> None:
@@ -134,10 +135,12 @@ def run() -> None:
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # where Typer has caught it: without a word
+            code = _said("stopped", INTERRUPTED, "")
     except RlperfError as error:
         code = _said(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        code = _said("stopped", 130, "")
+        code = _said("stopped", INTERRUPTED, "")
     except BrokenPipeError:
         code = 0  # the reader of a pipe (head, less) has left
         _point_nowhere()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,8 +30,13 @@ def sweep(
     """
     from rlperf.api import sweep_job
 
-    with progress("sweeping") as bar:
-        found = sweep_job(file, out, workers=workers, backend=backend, address=address, report=bar)
+    try:
+        with progress("sweeping") as bar:
+            found = sweep_job(file, out, workers=workers, backend=backend, address=address, report=bar)
+    except KeyboardInterrupt:
+        warnings.filterwarnings("ignore", message=".*still being processed by the workers")  # as was asked for
+        print(f"what is done is kept in {out}: the same command goes on from there", file=sys.stderr)
+        raise
     names = ["results.parquet", "results.csv", "columns.csv"]
     if figures:
         from rlperf.report.sweep_figures import write_sweep_figures

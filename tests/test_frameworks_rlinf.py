@@ -73,6 +73,16 @@ def test_rows_of_one_length_cost_their_padding_with_megatron_too(tmp_path: Path)
     assert packed.predicted is not None and rows.predicted is not None
     assert rows.predicted.stages_s.training > 1.2 * packed.predicted.stages_s.training
     assert rows.predicted.stages_s.rollout == packed.predicted.stages_s.rollout
+    # filled by tokens, each sequence of a microbatch is as long as its budget: padding_seqlen * batch_size
+    filled = audit(
+        read(tmp_path, {**padded, "runner.enable_dynamic_batch_size": True}),
+        cluster="dgx_h100",
+        plan=False,
+        gains=False,
+    )
+    assert filled.imported.run.trainer.packing is False
+    assert filled.predicted is not None
+    assert filled.predicted.stages_s.training == rows.predicted.stages_s.training
 
 
 def test_the_fsdp_trainer_has_its_own_switches(tmp_path: Path) -> None:

@@ -295,13 +295,15 @@ def _read_trainer(ours: TrainerRun, flat: Flat) -> TrainerRun:
     """Recompute, offload and microbatches.
 
     Without variable_seq_lengths rows are as long as encoder_seq_length; Megatron's attention alone leaves their padding
-    out (megatron_actor_worker.py:126, hybrid_engines/megatron/utils.py:57). Filled by tokens, FSDP packs them.
+    out (megatron_actor_worker.py:126, hybrid_engines/megatron/utils.py:57). Filled by tokens, FSDP packs them; Megatron
+    gives every sequence of a microbatch max_tokens_per_mbs then, costed as encoder_seq_length: nothing is packed.
     """
     megatron = ours.backend == "megatron"
     recompute = ours.activation_recompute if megatron else ("full" if ours.checkpointing else "none")
     hosted = ours.offload_optimizer if megatron else ours.offload_all
     etp = flat.get(M + "expert_tensor_parallel_size") or ours.tensor_parallel
-    filled = ours.having() if ours.dynamic else ours.having(token_budget=None)
+    fills = ours.dynamic and not (megatron and not ours.packing)
+    filled = ours.having() if fills else ours.having(token_budget=None)
     sharded = SHARDED.get(str(flat.get(F + "sharding_strategy")), ours.zero_stage)
     return filled.having(
         zero_stage=ours.zero_stage if megatron or flat.get(F + "strategy") == "fsdp2" else sharded,
@@ -309,7 +311,7 @@ def _read_trainer(ours: TrainerRun, flat: Flat) -> TrainerRun:
         offload="optimizer" if hosted else "none",
         expert_tensor_parallel=int(etp) if megatron else 1,
         scoring_token_budget=filled.token_budget,
-        packing=bool(ours.packing or ours.dynamic),
+        packing=bool(ours.packing or fills),
     )
 
 

@@ -90,3 +90,25 @@ def test_constants_that_hang_together_are_followed_to_the_least_misfit(truth: tu
     found = fit_pool(rows)
     assert np.abs(predict(np.tile(found.mean, (60, 1))) - measured).mean() < 0.02
     assert found.mean[1] == pytest.approx(truth[1], abs=0.02)  # the host alone shows in these rows
+
+
+def test_what_the_fit_leaves_open_is_as_large_as_what_it_misses() -> None:
+    away = tuple(f"g{k:02d}" for k in range(10))
+    rows = _rows(EFFECT, 0.03)
+    held = np.isin(rows.labels["group"], away)
+    found = fit_pool(rows, ~held)
+    logs = found.logs(rows.labels, len(held))
+    variance, missed = found.variance(rows.labels, rows.slopes(logs)), rows.measured - rows.predict(logs)
+    one_each = (missed / np.sqrt(variance + 0.03**2))[held].reshape(10, EACH)
+    assert 0.6 < np.sqrt(np.mean(one_each**2)) < 1.5
+    assert variance[held].min() > 4.0 * variance[~held].max()
+
+
+def test_a_group_that_is_in_no_table_differs_as_one_without_rows_does() -> None:
+    rows = _rows(EFFECT, 0.03, silent=("g03",))
+    found = fit_pool(rows)
+    slopes = np.array([[0.2, 0.8]])
+    silent, strange, pool = (float(found.variance({"group": [name]}, slopes)[0]) for name in ("g03", "?", ""))
+    between = float(found.levels["group"].between[0])
+    assert strange == pytest.approx(pool + (0.8 * between) ** 2)
+    assert silent == pytest.approx(strange, rel=0.02)

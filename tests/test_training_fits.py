@@ -106,6 +106,19 @@ def test_intervals_are_read_where_a_fit_does_not_look(tmp_path: Path) -> None:
     assert exact == pytest.approx((1.0 / 1.06, 1.06))  # as a rerun differs
 
 
+def test_what_a_fit_leaves_open_is_more_where_it_saw_less(tmp_path: Path) -> None:
+    rows, _ = made(tmp_path, {})
+    fit = fit_rows(rows)
+    found = fit.trainer("fsdp2")
+    assert found.frameworks == ("FSDP2",)
+    here, ampere = (found.entry(name).doubt for name in ("Hopper", "*"))
+    assert here is not None and ampere is not None
+    assert here.dense < here.dense_elsewhere and here.dense < ampere.dense
+    strange = fit.trainer("megatron").entry("Hopper").doubt
+    assert strange is not None and strange.dense == pytest.approx(strange.dense_elsewhere)  # no row of it
+    assert here.dense < strange.dense
+
+
 def test_the_run_writes_seconds_and_leaves_memory_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path, {})
     (tmp_path / "measured").mkdir()

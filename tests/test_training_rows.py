@@ -15,6 +15,8 @@ from rlperf.calibrate.trainers import predict_parts, predict_seconds
 from rlperf.calibrate.validate import validate_file
 from rlperf.calibrate.validate_memory import PhaseRow, phase_bytes
 from rlperf.errors import SpecError
+from rlperf.specs.profiles import load_device
+from rlperf.specs.trainer_calibration import load_trainer
 
 COLUMNS = (
     "row_id,group,framework,framework_version,architecture,gpu,n_gpus,compute_dtype,tensor_parallel,pipeline_parallel,"
@@ -55,6 +57,22 @@ def test_a_framework_of_no_row_is_its_nearest_relative_and_says_so(tmp_path: Pat
     assert strange.extrapolated
     assert "backend=nemo (nearest relative of MegaScale)" in strange.assumed
     assert strange.high / strange.predicted > known.high / known.predicted
+
+
+def test_a_framework_that_no_fit_saw_and_a_mixture_are_less_certain(tmp_path: Path) -> None:
+    dense, mixture = (f"{name},h100_sxm,8,bf16,1,1,3,1,64,4096,full,9.0,,," for name in ("Qwen2.5-7B", "Qwen3-30B-A3B"))
+    path = table(
+        tmp_path, f"a,user,torchtitan (FSDP2),,{dense}", f"b,user,torchtitan (FSDP2),a release of mine,{dense}",
+        f"c,user,my FSDP2,,{dense}", f"d,user,torchtitan (FSDP2),,{mixture}",
+    )  # fmt: skip
+    known, newer, strange, experts = (
+        float(np.log(one.high / one.predicted)) for one in validate_file(path, "training").predictions
+    )
+    assert newer == known
+    assert strange > 1.2 * known and experts > 1.2 * known
+    doubt = load_trainer("fsdp2").generation(load_device("h100_sxm")).doubt
+    assert doubt is not None
+    assert known == pytest.approx(2.132 * doubt.dense, rel=1e-3)
 
 
 def test_blank_cells_are_filled_named_and_widen_the_interval(tmp_path: Path) -> None:

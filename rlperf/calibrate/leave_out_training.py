@@ -24,8 +24,8 @@ def predict_groups(path: Path, table: Table, by: str, tell: Tell = quiet) -> lis
     """Seconds of an optimizer update of every group's rows that fits do not see, with and without the group.
 
     Seen: constants pooled on the rows that fits may see (`rlperf.calibrate.trainer_rows.timing_part`). Left out: the
-    same without any row of the group, from the prior on: ten seconds a group, two at once. Its interval is what rows of
-    other groups missed when their fold was left out; those fits saw the group.
+    same without any row of the group, from the prior on: ten seconds a group, two at once. Intervals are what either
+    fit leaves open of the row (`rlperf.calibrate.trainer_doubt`).
     """
     table.need(*NEEDED)
     found, _ = read_all(TrainingRow, table)

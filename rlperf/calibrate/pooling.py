@@ -86,6 +86,7 @@ class Pooled:
     constants, mean : ``[constants]`` logarithms of the pool's values
     levels : by the name of the kind
     unit, noise : standard deviation of ln between configurations and within one, by stratum
+    covariance : posterior, of ``mean`` and then of every kind's effects ``[effects, effects]``
     """
 
     constants: tuple[Constant, ...]
@@ -93,6 +94,7 @@ class Pooled:
     levels: Mapping[str, Levels]
     unit: Mapping[str, float]
     noise: Mapping[str, float]
+    covariance: FloatArray
 
     def logs(self, labels: Mapping[str, Sequence[str]], count: int) -> FloatArray:
         """Logarithms of the constants of rows ``[rows, constants]``; a group nobody fitted has the pool's values."""
@@ -101,6 +103,28 @@ class Pooled:
             columns, index = _columns(self.constants, level.kind), _indices(level.names, labels[name])
             found[:, columns] += _padded(level.effect)[index]
         return found
+
+    def variance(self, labels: Mapping[str, Sequence[str]], slopes: FloatArray) -> FloatArray:
+        r"""Variance of ln predicted, from what rows leave open of the constants ``[rows]``.
+
+        .. math:: a^T \Sigma a + \sum_k \sum_p s_p^2 \tau_{kp}^2
+
+        a the slopes s over the effects of a row, the sum over kinds of whose groups a row's is none that was fitted.
+
+        Parameters
+        ----------
+        slopes : of ln predicted over the logarithm of every constant ``[rows, constants]``
+        """
+        every, parts, strange = np.arange(len(slopes)), [slopes], np.zeros(len(slopes))
+        for name, level in self.levels.items():
+            columns, index = _columns(self.constants, level.kind), _indices(level.names, labels[name])
+            part = np.zeros((len(slopes), len(level.names), len(columns)))
+            part[every[index >= 0], index[index >= 0]] = slopes[index >= 0][:, columns]
+            parts.append(part.reshape(len(slopes), -1))
+            unknown = (index < 0) & (np.asarray(labels[name]) != "")
+            strange += unknown * (slopes[:, columns] ** 2 @ level.between**2)
+        over = np.hstack(parts)
+        return np.asarray(np.einsum("ij,jk,ik->i", over, self.covariance, over) + strange)
 
 
 def _columns(constants: Sequence[Constant], kind: Kind) -> IntArray:
@@ -356,7 +380,7 @@ def _pooled(design: _Design, scales: _Scales, vector: FloatArray, covariance: Fl
     by_stratum = [str(name) for name in design.strata]
     unit = dict(zip(by_stratum, scales.unit.tolist(), strict=True))
     noise = dict(zip(by_stratum, scales.noise.tolist(), strict=True))
-    return Pooled(design.rows.constants, np.asarray(mean), levels, unit, noise)
+    return Pooled(design.rows.constants, np.asarray(mean), levels, unit, noise, covariance)
 
 
 def left_out(rows: Rows, groups: Sequence[str], whole: Pooled) -> tuple[FloatArray, dict[str, Pooled]]:

@@ -27,9 +27,11 @@ from rlperf.calibrate.trainer_constants import (
     of_device,
     timed_as,
 )
+from rlperf.calibrate.trainer_doubt import Doubts
 from rlperf.calibrate.trainer_rows import SPLIT_SEED, TrainingRow, digest, read_training_rows, timing_part
 from rlperf.calibrate.trainers import write_trainer
 from rlperf.layout import BoolArray, FloatArray
+from rlperf.specs.profiles import load_device
 from rlperf.specs.trainer_calibration import Generation, TrainerCalibration, TrainerProvenance, load_trainer
 
 BACKENDS = (
@@ -47,6 +49,8 @@ LEAST = 1.06
 """No interval is narrower than what a rerun of the same job differs by, to either side."""
 UNSEEN = 2.0
 """Width, in the logarithm, of the interval of a backend of which no row was seen, over that of all backends."""
+DOUBT = "generations.*.doubt"
+"""What intervals of single rows rest on, by its place in a file."""
 SOURCE = "timing fit to measured/training.csv: constants pooled over backends, generations and devices"
 
 
@@ -93,6 +97,13 @@ class TimingFit:
                 missed[held] = (self.timed.pool_rows.measured - self.without(held).predicted)[held]
         return missed
 
+    @cached_property
+    def doubts(self) -> Doubts:
+        """What the fit leaves open."""
+        rows = self.timed.pool_rows
+        logs = self.pooled.logs(rows.labels, len(rows.measured))
+        return Doubts(self.pooled, self.timed.rows, rows.slopes(logs))
+
     def trainer(self, name: str) -> TrainerCalibration:
         """A backend with the fitted constants, on every device."""
         if name not in self._trainers:
@@ -115,6 +126,7 @@ class TimingFit:
             "low": low,
             "high": high,
             "configurations": tuple(sorted({digest(row.configuration) for row in self._rows(name)})),
+            "frameworks": tuple(sorted({row.row.text("framework") for row in self._rows(name)})),
         }
         return base.model_copy(update=update)
 
@@ -150,7 +162,11 @@ class TimingFit:
         devices = {row.device: generation_of(row.hardware.device) for row in self.timed.rows}
         known = {generation_of(row.hardware.device) for row in self._rows(base.id)}
         loops = {each.generation: each.moe_layer for each in base.generations}
-        found = [each for each in base.generations if each.generation in JUDGED]
+        judged = [each for each in base.generations if each.generation in JUDGED]
+        found = [
+            each.model_copy(update={"doubt": self.doubts.of(base.id, generation_of(load_device(each.generation)), "")})
+            for each in judged
+        ]
         names = sorted(set(devices.values()))
         of_generation = {name: of_device(self._values(base.id, name, ""), name) for name in names}
         entries = [(device, device, name) for device, name in sorted(devices.items())]
@@ -162,6 +178,7 @@ class TimingFit:
                 continue
             update: dict[str, object] = dict(values)
             update |= {"moe_layer": loops.get(generation, 0.0), "measured": generation in known}
+            update["doubt"] = self.doubts.of(base.id, generation, device)
             found.append(Generation(generation=title).model_copy(update=update))
         return tuple(found)
 
@@ -183,7 +200,7 @@ def provenance_of(fit: TimingFit, name: str) -> TrainerProvenance:
         else ""
     )
     return TrainerProvenance(
-        constants=(*served, *(f"generations.*.{one.name}" for one in OF_DEVICE)),
+        constants=(*served, *(f"generations.*.{one.name}" for one in OF_DEVICE), DOUBT),
         source=SOURCE if missed else f"{SOURCE}; no row is of this backend: those of the pool",
         date=date.today().isoformat(),
         n=len({digest(row.configuration) for row in fit._rows(name)}),
@@ -195,7 +212,8 @@ def provenance_of(fit: TimingFit, name: str) -> TrainerProvenance:
 def shipped(fit: TimingFit, name: str) -> TrainerCalibration:
     """A backend's file: fitted constants, interval, what was seen, beside all that was read or judged."""
     found = fit.trainer(name)
-    others = tuple(each for each in found.provenance if not each.source.startswith("timing fit"))
+    kept = (each for each in found.provenance if DOUBT not in each.constants)
+    others = tuple(each for each in kept if not each.source.startswith("timing fit"))
     return found.model_copy(update={"provenance": (*others, provenance_of(fit, name))})
 
 

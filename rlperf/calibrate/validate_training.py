@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,12 @@ from rlperf.specs.calibration import Spread
 from rlperf.specs.trainer_calibration import TrainerCalibration
 
 NEEDED = ("framework", "architecture", "gpu", "n_gpus", "global_batch", "seq_len")
-BLANK_WIDENS = 1.25
-"""Width of the interval, in the logarithm, for every degree that was filled in; unmeasured devices count as two."""
+T95 = 2.1318467863
+"""95th percentile of Student's t of four degrees of freedom, which the fit takes rows to follow."""
+BLANK_WIDENS = 1.1
+"""Width of the interval, in the logarithm, for every degree that was filled in."""
+UNKNOWN = 2.0
+"""Width, in the logarithm, of the interval of what has but a relative's constants, over its relative's."""
 
 
 def predict_rows(path: Path, table: Table) -> Outcome:
@@ -33,10 +38,19 @@ def predict_rows(path: Path, table: Table) -> Outcome:
 
 
 def spread_of_row(row: TrainingRow, trainer: TrainerCalibration) -> Spread:
-    """Interval of a row: the backend's, wider for every filled-in degree, a device not measured, a mere relative."""
-    strange = row.hardware.calibration.extrapolated or not _measured(row, trainer)
-    steps = row.blanks + 2 * strange + 4 * row.related
-    return Spread(low=trainer.low, high=trainer.high).widened(BLANK_WIDENS ** min(steps, 4))
+    """Interval of a row: what fits leave open of its backend, device and layers (`Doubt`), of its framework too if new.
+
+    A backend that states no doubt has its interval of all configurations, twice as wide on devices not measured.
+    """
+    doubt = trainer.generation(row.hardware.device).doubt
+    wider = (UNKNOWN if row.related else 1.0) * BLANK_WIDENS ** min(row.blanks, 4)
+    if doubt is None:
+        strange = row.hardware.calibration.extrapolated or not _measured(row, trainer)
+        return Spread(low=trainer.low, high=trainer.high).widened(wider * (UNKNOWN if strange else 1.0))
+    known = row.row.text("framework") in trainer.frameworks
+    sigma = doubt.of(experts=row.architecture.experts is not None, known=known)
+    reach = math.exp(T95 * sigma * wider)
+    return Spread(low=1.0 / reach, high=reach)
 
 
 def _measured(row: TrainingRow, trainer: TrainerCalibration) -> bool:

@@ -37,6 +37,25 @@ class TrainerProvenance(Frozen):
     rows: str = Field("", description="rows used: file and filter, or the split rule with its seed")
 
 
+class Doubt(Frozen):
+    """How far measured seconds lie from those of a configuration that nobody timed: standard deviation of ln [1].
+
+    What the fit of all backends leaves open of the constants, and what configurations differ by beside them. Measured
+    over predicted follows Student's t of four degrees of freedom, as the fit takes it to.
+    """
+
+    dense: PositiveFloat = Field(description="models without experts, by a framework that the fit saw")
+    experts: PositiveFloat = Field(description="mixtures of experts, likewise")
+    dense_elsewhere: PositiveFloat = Field(description="models without experts, by a framework of which it saw no row")
+    experts_elsewhere: PositiveFloat = Field(description="mixtures of experts, likewise")
+
+    def of(self, *, experts: bool, known: bool) -> float:
+        """Of a model with or without experts, by a framework that the fit saw or one that it did not."""
+        if experts:
+            return self.experts if known else self.experts_elsewhere
+        return self.dense if known else self.dense_elsewhere
+
+
 class Generation(Frozen):
     """Constants that belong to a device generation under this backend."""
 
@@ -51,6 +70,7 @@ class Generation(Frozen):
     flash2: PositiveFloat = Field(1.3, description="the same where FlashAttention-2 runs instead")
     rowwise: PositiveFloat = Field(1.0, description="time of 8-bit products that scale every row, over the others")
     measured: bool = Field(True, description="false: nothing measured, borrowed or judged")
+    doubt: Doubt | None = Field(None, description="of updates here; none where nothing was fitted")
 
 
 class Storage(Frozen):
@@ -245,6 +265,7 @@ class TrainerCalibration(Frozen):
         None, description="where mixtures of experts were timed; elsewhere their interval is twice as wide (in ln)"
     )
     configurations: tuple[str, ...] = Field((), description="digests of the measured configurations that the fits saw")
+    frameworks: tuple[str, ...] = Field((), description="frameworks whose rows the fit of its seconds saw")
     memory_configurations: tuple[str, ...] = Field((), description="the same for memory")
     provenance: tuple[TrainerProvenance, ...] = ()
     notes: str = ""

@@ -76,7 +76,7 @@ def _cells(row: WhatIfRow) -> tuple[str, ...]:
     step, change = human_seconds(row.rl_step_s), 100.0 * (row.ratio - 1.0)
     if row.name == BASE:
         return (row.name, str(row.devices), step, "", "")
-    between = f"{change:+.1f} % ({100 * (row.low - 1):+.0f} .. {100 * (row.high - 1):+.0f} %)"
+    between = f"{change:+z.1f} % ({100 * (row.low - 1):+z.0f} .. {100 * (row.high - 1):+z.0f} %)"
     verdict = "cannot be told apart" if not row.apart else "slower" if row.ratio > 1.0 else "faster"
     return (row.name, str(row.devices), step, between, verdict)
 

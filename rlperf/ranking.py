@@ -223,7 +223,7 @@ def _side(plan: Plan, folder: Path | None) -> Side | None:
 def _cells(row: RankedFramework, plan: Plan, first: bool) -> tuple[str, ...]:
     step = WholeStep.of(plan)
     took = f"{human_seconds(step.rl_step_s)} ({human_seconds(step.low_s)} .. {human_seconds(step.high_s)})"
-    against = "" if first or row.loss is None else f"{100 * row.loss:+.1f} %"
+    against = "" if first or row.loss is None else f"{100 * row.loss:+z.1f} %"
     against += ", cannot be told apart" if row.apart is False and not first else ""
     layouts = (_layout(plan, "rollout"), _layout(plan, "trainer"))
     return (row.framework, took, against, *layouts, ", ".join(_modes(plan)), human_bytes(_peak(plan)))

@@ -186,8 +186,8 @@ HEAD = ("technique", "rl_step", "gain", "memory per device", "frameworks", "note
 def _cells(row: Gain) -> tuple[str, ...]:
     if row.rl_step_s is None or row.gain is None or row.low is None or row.high is None:
         return (row.name, "-", "-", "-", ", ".join(row.frameworks), row.said)
-    memory = f"engine {row.engine_bytes / 1e9:+.1f}, trainer {row.trainer_bytes / 1e9:+.1f} GB"
-    between = f"{100 * row.gain:+.1f} % ({100 * row.low:+.0f} .. {100 * row.high:+.0f})"
+    memory = f"engine {row.engine_bytes / 1e9:+z.1f}, trainer {row.trainer_bytes / 1e9:+z.1f} GB"
+    between = f"{100 * row.gain:+z.1f} % ({100 * row.low:+z.0f} .. {100 * row.high:+z.0f})"
     return (row.name, human_seconds(row.rl_step_s), between, memory, ", ".join(row.frameworks), row.said)
 
 

@@ -14,7 +14,7 @@ import rlperf
 from rlperf.alternatives import BASE
 from rlperf.api import ask
 from rlperf.cli.main import app
-from rlperf.cli.output import console
+from rlperf.cli.output import console, print_table
 from rlperf.errors import SpecError
 from rlperf.ranking import FrameworkRanking, _ranked
 from rlperf.report.plan_text import markdown, print_plan
@@ -233,6 +233,16 @@ def test_a_ranking_refuses_what_no_framework_can_help() -> None:
         rlperf.plan_frameworks(JOB.model_copy(update={"architecture": "Qwen9-8B"}), "verl,slime")
     with pytest.raises(SpecError, match="no framework is named"):
         rlperf.plan_frameworks(JOB, [])
+
+
+def test_tables_cut_no_word_and_know_no_negative_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("name", "why"), [("a" * 30, "one of a few words " * 4)], whole=("name",))
+    print_table(("why",), [("b" * 200,)])
+    shown = capsys.readouterr().out
+    assert "a" * 30 in shown and shown.count("b") == 200 and "\N{HORIZONTAL ELLIPSIS}" not in shown
+    found = gains(JOB, ("prefix caching",), draws=1)
+    kept = replace(found.rows[0], gain=-1e-9, low=-1e-9, high=-1e-9, engine_bytes=-1.0, trainer_bytes=-1.0)
+    assert "-0" not in " ".join(replace(found, rows=(kept,)).cells()[0])
 
 
 def test_what_a_device_borrows_is_said_once() -> None:

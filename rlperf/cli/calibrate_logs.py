@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlperf.cli.output import AsJson, console, print_json, progress
+from rlperf.cli.output import AsJson, console, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from rlperf.calibrate.logs import LogFit
@@ -63,17 +63,20 @@ def logs(
 
 def _show(fit: LogFit) -> None:
     """The fit for people: what the log told of constants and stages, errors before and after, what stays uncertain."""
-    from rich.table import Table
-
+    rows = [
+        (
+            each.name,
+            f"{each.shipped:.4g}",
+            f"{each.value:.4g}",
+            f"{each.low:.4g} .. {each.high:.4g}",
+            f"{each.share:z.0%}",
+        )
+        for each in (*fit.constants, *fit.factors)
+    ]
+    name = "constant [s] or stage [1]"
+    heads = (name, fit.start, "here", "5 .. 95 %", "told by the log")
+    print_table(heads, rows, title=f"{fit.steps} rl_steps", whole=(name,))
     screen = console()
-    table = Table(title=f"{fit.steps} rl_steps")
-    table.add_column("constant [s] or stage [1]", no_wrap=True)
-    for column in (fit.start, "here", "5 .. 95 %", "told by the log"):
-        table.add_column(column)
-    for each in (*fit.constants, *fit.factors):
-        interval = f"{each.low:.4g} .. {each.high:.4g}"
-        table.add_row(each.name, f"{each.shipped:.4g}", f"{each.value:.4g}", interval, f"{max(0.0, each.share):.0%}")
-    screen.print(table)
     for stage, error in fit.after.items():
         told = f"{fit.before[stage]:.1%} {fit.start}, {error:.1%} with what all configurations share"
         screen.print(f"{stage}: median error {told}; noise {fit.noise[stage]:.1%}", soft_wrap=True)

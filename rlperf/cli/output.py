@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -55,6 +55,20 @@ def _screen() -> type[Console]:
 def console(*, error: bool = False) -> Console:
     """Console for people: stdout for results, stderr for progress and remarks."""
     return _screen()(stderr=error, highlight=False, emoji=False, soft_wrap=False)
+
+
+def print_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None, whole: Collection[str] = ()
+) -> None:
+    """Rows of text under their heads; words longer than their column go on below, in ``whole`` columns no line ends."""
+    from rich.table import Table
+
+    table = Table(title=title)
+    for head in heads:
+        table.add_column(head, overflow="fold", no_wrap=head in whole)
+    for cells in rows:
+        table.add_row(*cells)
+    console().print(table)
 
 
 def print_json(value: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlperf.cli.asked import AskedJob, asks_job
-from rlperf.cli.output import AsJson, console, print_json, progress
+from rlperf.cli.output import AsJson, console, print_json, print_table, progress
 from rlperf.errors import InfeasibleError, Problem, SpecError
 from rlperf.units import human_seconds
 
@@ -96,8 +96,6 @@ def with_objective(job: Job, changes: Mapping[str, float]) -> Job:
 
 def _rank(asked: AskedJob, frameworks: str, job: Job, out: Path | None, as_json: bool) -> None:
     """One job under several frameworks: the table, and every plan's files in a folder of its framework's name."""
-    from rich.table import Table
-
     from rlperf.frameworks.export import plan_texts
     from rlperf.ranking import HEAD, plan_frameworks
     from rlperf.report.plan_files import write_plan_files
@@ -114,12 +112,7 @@ def _rank(asked: AskedJob, frameworks: str, job: Job, out: Path | None, as_json:
         screen = console()
         screen.print(f"job [bold]{job.name}[/bold] ({asked.label}): {job.architecture} on {job.cluster}")
         if found.best:
-            table = Table()
-            for head in HEAD:
-                table.add_column(head, no_wrap=head == "framework")
-            for cells in found.cells():
-                table.add_row(*cells)
-            screen.print(table)
+            print_table(HEAD, found.cells(), whole=("framework", "mode"))
         for line in (*found.notes(), *(f"wrote {path}" for path in folders)):
             screen.print(line, markup=False)
     if found.best is None:
@@ -129,8 +122,6 @@ def _rank(asked: AskedJob, frameworks: str, job: Job, out: Path | None, as_json:
 
 def _print_gains(asked: AskedJob, what_if: str, as_json: bool) -> None:
     """The table of techniques; ``what_if``: ``all``, or names with commas between."""
-    from rich.table import Table
-
     from rlperf.techniques import HEAD, gains
 
     names = () if what_if == "all" else tuple(name.strip() for name in what_if.split(","))
@@ -139,12 +130,6 @@ def _print_gains(asked: AskedJob, what_if: str, as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict())
         return
-    table = Table(title=f"rl_step {human_seconds(found.rl_step_s)} as it is")
-    for head in HEAD:
-        table.add_column(head)
-    for cells in found.cells():
-        table.add_row(*cells)
-    screen = console()
-    screen.print(table)
-    screen.print("Every row is planned anew, so its layouts and their memory may differ; all share the same few draws,")
-    screen.print("whose mean is the rl_step as it is.")
+    print_table(HEAD, found.cells(), title=f"rl_step {human_seconds(found.rl_step_s)} as it is")
+    shared = "all share the same few draws, whose mean is the rl_step as it is."
+    console().print(f"Every row is planned anew, so its layouts and their memory may differ; {shared}")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rlperf.cli.asked import AskedJob, asks_job
-from rlperf.cli.output import AsJson, console, print_json, progress
+from rlperf.cli.output import AsJson, console, print_json, print_table, progress
 from rlperf.errors import InfeasibleError
 
 
@@ -41,26 +41,24 @@ def size(
 
 
 def _print(found: object) -> None:
-    from rich.table import Table
-
     from rlperf.plan.size import HELPS, Sizing
     from rlperf.report.plan_text import print_plan
     from rlperf.units import human_seconds
 
     assert isinstance(found, Sizing)
-    table = Table()
     noted = any(row.note for row in found.rows)
-    for name in ("cluster", "nodes", "devices", "rl_step", "USD per rl_step", "meets", *(["note"] if noted else [])):
-        table.add_column(name)
-    for row in found.rows:
-        table.add_row(
+    heads = ("cluster", "nodes", "devices", "rl_step", "USD per rl_step", "meets", *(["note"] if noted else []))
+    rows = [
+        (
             row.cluster, str(row.nodes), str(row.devices),
             "-" if row.rl_step_s is None else human_seconds(row.rl_step_s),
             "-" if row.usd_per_step is None else f"{row.usd_per_step:.3g}",
             "yes" if row.meets else "no", *([row.note] if noted else []),
-        )  # fmt: skip
+        )
+        for row in found.rows
+    ]  # fmt: skip
+    print_table(heads, rows)
     out = console()
-    out.print(table)
     for floor in found.floors:
         least = f"no number of {floor.cluster} nodes brings an rl_step below {human_seconds(floor.rl_step_s)}"
         out.print(f"{least}: its longest response alone, and what the framework adds", markup=False)

@@ -33,9 +33,9 @@ def summary_lines(plan: Plan) -> list[str]:
     ]
     if plan.static_objective is not None:
         more = plan.static_objective / plan.objective - 1.0
-        words = f"{100 * more:+.1f} %"
+        words = f"{100 * more:+z.1f} %"
         if plan.static_low is not None and plan.static_high is not None:
-            words += f", {100 * plan.static_low:+.1f} .. {100 * plan.static_high:+.1f} %"
+            words += f", {100 * plan.static_low:+z.1f} .. {100 * plan.static_high:+z.1f} %"
         whole = "for all tasks and rl_steps" if plan.handovers else "over the whole horizon"
         lines.append(f"one layout {whole}: {amount(plan.static_objective, unit)} ({words})")
     if plan.switching is not None:
@@ -51,7 +51,7 @@ def summary_lines(plan: Plan) -> list[str]:
         lines.append(run_words(plan.run))
     if plan.rejected:
         most = sorted(plan.rejected.items(), key=lambda item: -item[1])
-        lines.append("rejected: " + "; ".join(f"{count:,} {reason}" for reason, count in most))
+        lines.append("rejected: " + "; ".join(f"{reason} ({count:,})" for reason, count in most))
     return lines
 
 

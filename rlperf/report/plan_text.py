@@ -141,7 +141,7 @@ def runner_up_words(phase: Phase) -> str:
     if phase.runner_up is None:
         return "no other candidate is left"
     other = phase.runner_up
-    words = f"runner-up {100 * other.loss:+.1f} % ({'; '.join(other.differs)}): {other.verdict}"
+    words = f"runner-up {100 * other.loss:+z.1f} % ({'; '.join(other.differs)}): {other.verdict}"
     words += f", {other.why_not}" if other.why_not else ""
     words += f"; {phase.tied} candidates tied"
     return words + (f"; the simplest of them: {_first(phase.simplest)}" if phase.simplest else "")
@@ -160,7 +160,7 @@ def best_rows(phase: Phase) -> list[tuple[str, ...]]:
     others = [phase.runner_up, *phase.next_best] if phase.runner_up else []
     rest = [
         (human_seconds(other.rl_step_s), other.mode, other.backend, *other.layouts,
-         f"{100 * other.loss:+.1f} %", other.verdict)
+         f"{100 * other.loss:+z.1f} %", other.verdict)
         for other in others
     ]  # fmt: skip
     return [plan, *rest]

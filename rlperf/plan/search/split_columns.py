@@ -121,23 +121,27 @@ class SplitColumns:
         return pools and len(self.beside) == len(self.scorers)
 
     def rollout_left(self, key: IntArray | None = None, *, prune: bool = True) -> IntArray:
-        """Rollout columns from which the best pairs are made, the roomiest cache first.
+        """Rollout columns from which the best pairs are made, the fastest first, of equals the roomiest cache.
+
+        Of equal pairs the first is kept. Where the trainer sets the pace, slower engines cost nothing by closed forms,
+        and seconds once events find that they set it after all.
 
         Parameters
         ----------
         key : best pairs are asked for each key alone; -1: of no use ``[rollout columns]``; None: one for all
         prune : leave out what another column of the same key dominates
         """
-        alive = _alive(self.rollout_flags, key)
+        rollout, alive = self.rollout, _alive(self.rollout_flags, key)
         # closed forms leave preemptions out: of engines that they take for equal, the roomiest cache comes first
-        alive = alive[np.argsort(-self.rollout.kv_tokens[alive], kind="stable")]
+        alive = alive[np.lexsort((-rollout.kv_tokens[alive], rollout.makespan_s[alive]))]
         if not prune:
             return alive
-        return undominated(alive, *rollout_criteria(self.rollout, alive, self.split.mode), key)
+        return undominated(alive, *rollout_criteria(rollout, alive, self.split.mode), key)
 
     def trainer_left(self, key: IntArray | None = None, *, prune: bool = True) -> IntArray:
-        """Trainer columns from which the best pairs are made (arguments: `rollout_left`)."""
+        """Trainer columns from which the best pairs are made, the fastest first (arguments: `rollout_left`)."""
         alive = _alive(self.trainer_flags, key)
+        alive = alive[np.argsort(self.trainer.busy_s[alive], kind="stable")]
         if not prune:
             return alive
         criteria = trainer_criteria(

@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from rlperf.api import plan_job, size_job
-from rlperf.calibrate.leave_out import ErrorSummary, LeaveOutLine, LeaveOutReport
+from rlperf.calibrate.leave_out import ALL, ErrorSummary, LeaveOutLine, LeaveOutReport
 from rlperf.calibrate.validate import PredictedFigure, Report
 from rlperf.cli import main as cli
 from rlperf.cost.basis import serving_basis
@@ -395,6 +395,33 @@ def test_printed_accuracies_are_what_validate_measures(measured_data: Path) -> N
         pairs = zip(number.findall(printed), number.findall(found), strict=True)
         for before, now in ((float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in pairs):
             assert now == pytest.approx(before, abs=1.01, rel=0.002), "run docs/website/accuracy.py"
+
+
+def test_readme_says_of_groups_left_out_what_the_guide_says() -> None:
+    """Training by framework, release, device and family: errors of all rows, as each page of the two has them."""
+    module = _script("training_left_out")
+    guide = module.PAGE.read_text()
+    of_readme = (ROOT / "README.md").read_text().partition(module.README_HEAD)[2].split("\n")[2:6]
+    for (by, label), said in zip(module.BY.items(), of_readme, strict=True):
+        whole = guide.partition(f"**{module.TITLES[by]}.**")[2].partition("| **all rows** | ")[2].split("\n")[0]
+        rows, _, median, mean, _, inside, _, *left_out = whole.split(" | ")
+        errors = (
+            f"{a.removesuffix(' %')} / {b} | {c}" for a, b, c in ((median, mean, inside), [*left_out[:2], left_out[3]])
+        )
+        assert said == f"| {label} | {rows} | {' | '.join(errors)} |", "python docs/website/training_left_out.py"
+
+
+def test_training_rows_of_readme_are_replaced_one_grouping_at_a_time() -> None:
+    module = _script("training_left_out")
+    seen, left = (
+        ErrorSummary(*figures, 9.0, 0.0, inside, 50.0) for figures, inside in (((1.0, 2.0), 0.5), ((3.0, 4.0), 0.25))
+    )
+    report = LeaveOutReport("training", "t.csv", "device", (LeaveOutLine("step_s", ALL, 7, 8, seen, left, left, ""),))
+    text = (ROOT / "README.md").read_text()
+    written = module.readme_with(text, {"device": report})
+    changed = [line for line in written.split("\n") if line not in text.split("\n")]
+    assert changed == ["| device | 7 | 1.0 / 2.0 % | 50 % | 3.0 / 4.0 % | 25 % |"]
+    assert written.count("\n") == text.count("\n")
 
 
 def test_changelog_citation_and_package_are_of_one_version() -> None:

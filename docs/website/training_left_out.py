@@ -1,8 +1,8 @@
 """Writes what training loses where whole groups are left out: python docs/website/training_left_out.py [DATA]
 
-The tables of docs/guide/accuracy-training.md. DATA is found as in ``accuracy.py``. One fit of all backends serves all
-four groupings; every fit without a group takes ten seconds of a core, 47 in all. ``--only BY ...`` writes the tables of
-these groupings alone.
+The tables of docs/guide/accuracy-training.md and README's. DATA is found as in ``accuracy.py``. One fit of all
+backends serves all four groupings; every fit without a group takes ten seconds of a core, 47 in all. ``--only BY ...``
+writes the tables and the rows of these groupings alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from rlperf.calibrate.timing_fits import fit_rows
 from rlperf.calibrate.trainer_rows import TrainingRow
 
 PAGE = accuracy.ROOT / "docs" / "guide" / "accuracy-training.md"
-BY = ("framework", "version", "device", "family")
+README = accuracy.ROOT / "README.md"
+BY = {
+    "framework": "framework",
+    "version": "release of a framework",
+    "device": "device",
+    "family": "model family",
+}
+README_HEAD = "| training steps, left out: each |"
 HEAD = "| left out | rows | fitted | seen: median |"
 
 
@@ -41,6 +48,15 @@ def _row(line: LeaveOutLine) -> str:
 def _errors(one: ErrorSummary) -> str:
     held = f"{100.0 * one.inside:.0f} % | {one.width:.0f} %"
     return f"{one.median:.1f} % | {one.mean:.1f} % | {one.p90:.1f} % | {held}"
+
+
+def readme_row(by: str, report: LeaveOutReport) -> str:
+    """README's line of a grouping: all rows."""
+    one = next(line for line in report.lines if line.metric == "step_s" and line.group == ALL)
+    errors = (
+        f"{each.median:.1f} / {each.mean:.1f} % | {100.0 * each.inside:.0f} %" for each in (one.seen, one.left_out)
+    )
+    return f"| {BY[by]} | {one.rows} | {' | '.join(errors)} |"
 
 
 def borrowed(report: LeaveOutReport) -> str:
@@ -61,6 +77,15 @@ def write(reports: Mapping[str, LeaveOutReport]) -> None:
         below = [note] if (note := borrowed(report)) else []
         text = before + title + rest[:start] + "\n\n".join([table, *below, after])
     PAGE.write_text(text)
+    README.write_text(readme_with(README.read_text(), reports))
+
+
+def readme_with(text: str, reports: Mapping[str, LeaveOutReport]) -> str:
+    """README with the rows of these groupings."""
+    table = text[text.index(README_HEAD) :].partition("\n\n")[0].split("\n")
+    kept = dict(zip(BY, table[2:], strict=True))
+    rows = [readme_row(by, reports[by]) if by in reports else kept[by] for by in BY]
+    return accuracy.with_rows(text, README_HEAD, rows)
 
 
 TITLES = {"framework": "Framework", "version": "Release", "device": "Device", "family": "Model family"}

@@ -11,7 +11,7 @@ import pytest
 
 from rlperf.cost import inference as inf
 from rlperf.cost import serving
-from rlperf.cost.basis import serving_basis
+from rlperf.cost.basis import ServedLoad, serving_basis
 from rlperf.cost.collectives import all_reduce_s
 from rlperf.cost.engine_memory import engine_limits, engine_memory, max_running, weight_bytes
 from rlperf.cost.engine_step import EngineStepCost
@@ -272,7 +272,7 @@ def test_basis_says_what_is_extrapolated() -> None:
     assert not plain.extrapolated and plain.reasons == ()
     low, high = plain.interval(np.array([1.0]))
     assert low < 1.0 < high
-    latent = serving_basis(load_architecture("DeepSeek-V3"), load_hardware("h20_sxm"), VLLM, context=262144)
+    latent = serving_basis(load_architecture("DeepSeek-V3"), load_hardware("h20_sxm"), VLLM, ServedLoad(context=262144))
     assert latent.extrapolated and len(latent.reasons) == 3
     assert latent.spread.high > plain.spread.high
 

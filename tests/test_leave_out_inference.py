@@ -17,12 +17,14 @@ from rlperf.calibrate.inference_rows import CostTable, case_of, serve
 from rlperf.calibrate.leave_out import ALL, report_of
 from rlperf.calibrate.leave_out_inference import Refits, predict_groups
 from rlperf.calibrate.pooling import fit_pool
-from rlperf.calibrate.serving_pool import configuration_of, fold_of, profiles_of
+from rlperf.calibrate.serving_pool import configuration_of, fold_of, profiles_of, spread_served
 from rlperf.calibrate.serving_stack import ServingStack
 from rlperf.calibrate.tables import Table, read_table
 from rlperf.cli.main import run
+from rlperf.cost.basis import PLAIN, ServedLoad, serving_basis
 from rlperf.cost.inference import with_overhead
 from rlperf.errors import SpecError
+from rlperf.specs.calibration import Spread
 
 COLUMNS = [
     "row_id", "engine", "engine_version", "architecture", "gpu", "n_gpus", "tensor_parallel", "gemm_dtype",
@@ -149,9 +151,42 @@ def test_factors_add_up_and_strangers_have_the_pools(tmp_path: Path) -> None:
     far = engine.at("a100_80g_sxm", "gemma", "Gemma-9B", "fp8")
     assert near.factors == far.factors == () and near.at("h100_sxm", "llama", "Llama-3.1-8B", "bf16") is near
     assert far.overhead.kernel_scale == engine.overhead.kernel_scale < near.overhead.kernel_scale
-    assert {one.kind for one in engine.strange("a100_80g_sxm", "gemma", "Gemma-9B", "fp8")} == {"device", "family"}
-    assert [one.kind for one in engine.strange("h200_sxm", "llama", "Llama-3.1-8B", "fp8")] == ["path"]
-    assert engine.strange("h200_sxm", "llama", "Llama-3.1-8B", "bf16") == ()
+    assert engine.strange("a100_80g_sxm", "gemma") == ("device", "family")
+    assert engine.strange("h200_sxm", "llama") == ()
+    unserved = engine.model_copy(update={"overhead": engine.overhead.model_copy(update={"row_ids": ()})})
+    assert unserved.strange("h200_sxm", "llama") == ("engine",)
+
+
+def test_intervals_know_the_kind_of_load_and_strangers(tmp_path: Path) -> None:
+    single = tuple(
+        {"row_id": f"s{tensor}_{osl}", "engine": "vllm", "architecture": "Llama-3.1-8B", "gpu": "h100_sxm",
+         "n_gpus": tensor, "tensor_parallel": tensor, "gemm_dtype": "bf16", "attention_data_parallel": 1,
+         "mode": "single_stream", "isl": 500, "osl": osl, "measured_tpot_ms": 8.0}
+        for tensor in (1, 2, 4, 8) for osl in range(100, 1100, 100)
+    )  # fmt: skip
+    served = Refits(toy(tmp_path, more=single)).served
+    closed = np.asarray([case.closed_loop for case, _, _ in served.cases])
+    assert closed.sum() == len(single) == 40 == (~closed).sum()
+    # off by 0.1 where clients wait for their answers, by 0.3 elsewhere, one row in twenty by 1
+    apart = served.rows.measured + np.where(closed, 0.1, 0.3) + (np.arange(80) % 20 == 0)
+    spread = spread_served(served, apart)
+    assert (spread.usual, spread.other_loads, spread.rows) == pytest.approx((0.1, 0.3, 80), abs=1e-4)
+    assert spread.usual < spread.experts_apart <= 0.3  # nobody showed experts apart: all rows stand for them
+    engine = served.cases[0][0].engine.model_copy(
+        update={"spread_served": spread.model_copy(update={"stranger": 1.5}), "spread_throughput": Spread()}
+    )
+    case = served.cases[0][0]
+
+    def width(name: str, load: ServedLoad = PLAIN) -> float:
+        architecture = case.arch.model_copy(update={"family": name})
+        return float(np.log(serving_basis(architecture, case.hardware, engine, load).spread.high))
+
+    assert width("llama") == pytest.approx(0.1, abs=1e-3)
+    assert width("llama", ServedLoad(closed_loop=False)) == pytest.approx(0.3, abs=1e-3)
+    assert width("nobody") == pytest.approx(0.15, abs=1e-3)
+    # without a spread of all engines, as in a profile of one's own, it is the engine's
+    alone = engine.model_copy(update={"spread_served": None})
+    assert serving_basis(case.arch, case.hardware, alone).spread == alone.overhead.quality.spread
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

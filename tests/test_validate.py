@@ -162,11 +162,14 @@ def test_devices_counted_once_for_each_way_of_experts_are_told_by_their_twins(tm
     moe = served_row(group="aic_silicon", architecture="gpt-oss-120b", gpu="h200_sxm", engine="trtllm",
                      gemm_dtype="mxfp4", n_gpus=4, tensor_parallel=4, expert_parallel=2)  # fmt: skip
     copies = {**moe, "tensor_parallel": 1, "attention_data_parallel": 4}
-    rows = (moe, copies, {**moe, "group": "mine"}, {**moe, "expert_parallel": 4})
+    both = {**moe, "n_gpus": 8, "attention_data_parallel": 2}
+    rows = (moe, copies, {**moe, "group": "mine"}, {**moe, "expert_parallel": 4}, both, {**both, "expert_parallel": 4})
     found = [case_of(row) for row in read_table(table(tmp_path, *rows))]
     layouts = [(one.tensor, one.attention_data, one.expert, one.given_devices, one.load) for one in found]
-    assert layouts == [(2, 1, 2, 2, 16.0), (2, 2, 2, 2, 16.0), (4, 1, 2, 4, 16.0), (4, 1, 4, 4, 16.0)]
-    assert [any("twins" in text for text in one.assumed) for one in found] == [True, True, False, False]
+    assert layouts[:4] == [(2, 1, 2, 2, 16.0), (2, 2, 2, 2, 16.0), (4, 1, 2, 4, 16.0), (4, 1, 4, 4, 16.0)]
+    # tensor and attention data beside each other: all devices are counted twice (four times), not each of the two
+    assert layouts[4:] == [(4, 2, 2, 4, 16.0), (2, 2, 4, 2, 16.0)]
+    assert [any("twins" in text for text in one.assumed) for one in found] == [True, True, False, False, True, True]
 
 
 def test_rows_are_fitted_and_predicted_with_the_same_cost(tmp_path: Path) -> None:

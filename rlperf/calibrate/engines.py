@@ -158,6 +158,7 @@ def fit_cases(
         update={
             "overhead": overhead,
             "factors": (),
+            "spread_served": None,
             "spread_extrapolated": _wide(left_out[other], measured[other]),
         }
     )

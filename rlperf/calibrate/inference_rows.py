@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -105,8 +106,8 @@ def _counted(case: ServingCase) -> int:
 def _attention_tensor(case: ServingCase) -> int | Guess[int]:
     if _by_options(case):
         return Guess(1, OPTIONS)
-    times = _counted(case)
-    return Guess(case.printed_tensor // times, PRODUCT) if case.printed_tensor > 1 < times else case.printed_tensor
+    times = gcd(case.printed_tensor, _counted(case))
+    return Guess(case.printed_tensor // times, PRODUCT) if times > 1 else case.printed_tensor
 
 
 def _spreads(case: ServingCase) -> bool:
@@ -119,8 +120,9 @@ def _copies(case: ServingCase) -> int | Guess[int]:
     if _by_options(case):
         return Guess(case.printed_tensor, OPTIONS)
     if printed := cell(case.row, "attention_data_parallel", count):
-        times = _counted(case)
-        return Guess(printed // times, PRODUCT) if printed > 1 < times else printed
+        counted = _counted(case)
+        times = counted // gcd(case.printed_tensor, counted)  # the tensor takes its part of it
+        return Guess(printed // times, PRODUCT) if times > 1 else printed
     if _spreads(case):
         copies = max(case.hardware.cluster.devices_per_node // case.attention_tensor, 1)
         return Guess(copies, "experts over the node")
@@ -225,6 +227,11 @@ class ServingCase(Reading):
             self.expert, self.attention_data, self.mode,
         )  # fmt: skip
         return "|".join(map(str, parts))
+
+    @property
+    def closed_loop(self) -> bool:
+        """Whether as many requests are in flight all the time, more than one."""
+        return self.mode == "online_concurrency"
 
     @property
     def covered(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rlperf.calibrate.statistics import absolute_percentage_errors
+from rlperf.calibrate.statistics import absolute_percentage_errors, weighted_quantile
 from rlperf.calibrate.tables import Row, Table, read_table
 from rlperf.calibrate.validate import KINDS, PredictedFigure
 from rlperf.errors import Problem, SpecError, did_you_mean
@@ -258,18 +258,16 @@ def missed(groups: Sequence[Sequence[PredictedFigure]]) -> float:
     groups = [side for side in groups if side]
     if not groups:
         return 0.0
-    far = np.concatenate([[_share_of_interval(one) for one in side] for side in groups])
+    far = np.concatenate([[share_of_interval(one) for one in side] for side in groups])
     weight = np.concatenate([np.full(len(side), 1.0 / len(side)) for side in groups])
-    order = np.argsort(far)
-    share = np.cumsum(weight[order]) / weight.sum()
-    return float(far[order][np.searchsorted(share, 0.9)])
+    return weighted_quantile(far, weight, 0.9)
 
 
-def _share_of_interval(one: PredictedFigure) -> float:
+def share_of_interval(one: PredictedFigure) -> float:
     """How far a figure lies from its prediction, of the way to the end of the interval on its side, in ln [1].
 
     >>> below = PredictedFigure("", "", "", 0.8, 1.0, 0.9, 1.3)
-    >>> round(_share_of_interval(below), 2), _share_of_interval(replace(below, low=1.05)) > 100.0
+    >>> round(share_of_interval(below), 2), share_of_interval(replace(below, low=1.05)) > 100.0
     (2.12, True)
     """
     reach = one.high / one.predicted if one.measured > one.predicted else one.predicted / one.low

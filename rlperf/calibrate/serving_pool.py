@@ -20,11 +20,11 @@ import numpy as np
 from rlperf.calibrate.inference_rows import CostTable, ServingCase
 from rlperf.calibrate.pooling import Constant, Kind, Levels, Pooled, Rows, fit_pool, left_out
 from rlperf.calibrate.serving_stack import CONSTANTS, Measured, ServingStack
-from rlperf.calibrate.statistics import absolute_percentage_errors
+from rlperf.calibrate.statistics import absolute_percentage_errors, weighted_quantile
 from rlperf.calibrate.tables import split_rank
 from rlperf.layout import BoolArray, FloatArray
-from rlperf.specs.calibration import Z95, Quality, Spread
-from rlperf.specs.engine_calibration import EngineCalibration, EngineOverhead, Grouped, GroupFactor
+from rlperf.specs.calibration import Quality, Spread
+from rlperf.specs.engine_calibration import EngineCalibration, EngineOverhead, Grouped, GroupFactor, ServingSpread
 
 FOLDS = 6
 """Parts that the configurations are cut into: each row is predicted by a fit of the five that it is not in."""
@@ -134,10 +134,7 @@ def _profile(pooled: Pooled, served: ServingRows, seen: BoolArray, profile: Engi
             "quality": before.quality,
         }
     )
-    spreads = {one.kind: one.spread for one in profile.factors if not one.group}
-    factors = tuple(one for kind in get_args(Grouped) for one in _factors(
-        pooled.levels, kind, name, spreads
-    ))  # fmt: skip
+    factors = tuple(one for kind in get_args(Grouped) for one in _factors(pooled.levels, kind, name))
     return profile.model_copy(update={"overhead": overhead, "factors": factors, "release": ""})
 
 
@@ -145,15 +142,13 @@ BESIDE = {"device": "engine_device", "family": "engine_family"}
 """Kinds that an engine has an effect of its own on, beside that of all engines."""
 
 
-def _factors(
-    levels: Mapping[str, Levels], kind: Grouped, engine: str, spreads: Mapping[Grouped, float]
-) -> list[GroupFactor]:
+def _factors(levels: Mapping[str, Levels], kind: Grouped, engine: str) -> list[GroupFactor]:
     """Factors of one kind as an engine's profile holds them: the effect of all engines and its own, added up."""
     level = levels[kind]
     own = levels.get(BESIDE.get(kind, ""))
     beside = levels["cell"] if kind == "path" else own  # a path that nobody served has no cell either
     between = float(np.hypot(level.between[0], beside.between[0] if beside is not None else 0.0))
-    found = [GroupFactor(kind=kind, group="", spread=round(spreads.get(kind, between), 4))]
+    found = [GroupFactor(kind=kind, group="", spread=round(between, 4))]
     for name, log, spread, rows in zip(level.names, level.effect[:, 0], level.spread[:, 0], level.rows, strict=True):
         group = name
         if own is None:
@@ -190,11 +185,47 @@ def fit_serving(served: ServingRows, profiles: Sequence[EngineCalibration], *, f
     inside = rows.predict(pooled.logs(rows.labels, len(rows.measured)))
     apart, _ = left_out(rows, served.folds, pooled)
     seen = np.ones(len(rows.measured), dtype=bool)
+    spread = spread_served(served, apart)
     engines = {
-        name: _with_quality(one, served, inside, apart, file)
+        name: _with_quality(one, served, inside, apart, file).model_copy(update={"spread_served": spread})
         for name, one in profiles_of(pooled, served, seen, profiles).items()
     }
     return ServingFit(pooled, engines, apart)
+
+
+def spread_served(served: ServingRows, apart: FloatArray) -> ServingSpread:
+    """Half the interval of every kind of load, from times per token predicted without their configuration ``apart``.
+
+    Not from rows that the constants of their device were told from: no prediction of these is without them.
+    """
+    told = [case.row.row_id in case.hardware.calibration.served_rows for case, _, _ in served.cases]
+    timed = served.stack.per_token & ~np.asarray(told)
+    cases = [case for (case, _, _), one in zip(served.cases, timed, strict=True) if one]
+    missed = np.abs(served.rows.measured - apart)[timed]
+    kinds = np.asarray(
+        ["other_loads" if not c.closed_loop else "experts_apart" if c.expert > 1 else "usual" for c in cases]
+    )
+    weight, every = evenly([configuration_of(case) for case in cases]), np.ones(len(cases), dtype=bool)
+    found = {}
+    for kind in ("usual", "experts_apart", "other_loads"):
+        own = kinds == kind if (kinds == kind).sum() >= LEAST else every
+        if own.any():
+            found[kind] = round(max(weighted_quantile(missed[own], weight[own], 0.9), NARROWEST), 4)
+    return ServingSpread(**found, rows=len(cases))
+
+
+NARROWEST = 0.02
+"""Half of the narrowest interval, in the logarithm: runs of one load, measured twice, differ by so much."""
+
+
+def evenly(configurations: Sequence[str]) -> FloatArray:
+    """Weights with which each configuration counts like the root of its rows ``[rows]``.
+
+    >>> evenly(["a", "a", "a", "a", "b"]).tolist()
+    [0.5, 0.5, 0.5, 0.5, 1.0]
+    """
+    _, place, count = np.unique(np.asarray(configurations), return_inverse=True, return_counts=True)
+    return np.asarray(count[place] ** -0.5)
 
 
 LEAST = 40
@@ -239,21 +270,3 @@ def _with_quality(
             "spread_throughput": spread(np.ones_like(timed), ~timed),
         }
     )
-
-
-def stranger_spread(residual: FloatArray, own: FloatArray, weight: FloatArray) -> float:
-    """Standard deviation that a group nobody has seen adds, so that nine of ten rows left out with theirs are inside.
-
-    Parameters
-    ----------
-    residual : ln(measured / predicted) of rows left out with their group ``[rows]``
-    own : half the width of their interval without the addition, in the logarithm, on the measurement's side ``[rows]``
-    weight : of every row, such that each group counts the same ``[rows]``
-
-    >>> round(stranger_spread(np.linspace(-0.5, 0.5, 1001), np.full(1001, 0.1), np.ones(1001)), 2)
-    0.27
-    """
-    needed = np.sqrt(np.maximum(residual**2 - own**2, 0.0)) / Z95
-    order = np.argsort(needed)
-    share = np.cumsum(weight[order]) / weight.sum()
-    return float(needed[order][np.searchsorted(share, 0.9)])

@@ -10,15 +10,17 @@ import numpy as np
 import yaml
 
 from rlperf.calibrate.engines import engine_text
+from rlperf.calibrate.leave_out import share_of_interval
 from rlperf.calibrate.leave_out_inference import Refits, served_group
 from rlperf.calibrate.pooling import Pooled
-from rlperf.calibrate.serving_pool import fit_serving, stranger_spread
+from rlperf.calibrate.serving_pool import configuration_of, evenly, fit_serving
+from rlperf.calibrate.statistics import weighted_quantile
 from rlperf.calibrate.tables import Table
 from rlperf.specs.calibration import calibration_names
 from rlperf.specs.engine_calibration import EngineCalibration, GroupFactor, load_engine_calibration
 
-STRANGERS = {"release": "version", "device": "device", "family": "family"}
-"""Kinds whose strangers' spread is what leaving one out has cost, and the groups that are left out for it."""
+STRANGERS = ("version", "device", "family", "engine")
+"""Groups that are left out to tell how much wider a stranger's interval has to be."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,41 +41,34 @@ def calibrate_serving(table: Table, *, file: str = "", today: str | None = None)
     fits = Refits(table)
     found = {case.engine.id for case in fits.cases}
     fit = fit_serving(fits.served, [one for one in shipped.values() if one.id in found], file=file or table.file)
-    # with intervals of the fit, and none for strangers, what strangers need beside them can be read off
-    fits.profiles = {name: _strangers(one, dict.fromkeys(STRANGERS, 0.0)) for name, one in fit.engines.items()}
-    spreads = {kind: _spread(fits, by) for kind, by in STRANGERS.items()}
+    # strangers' intervals are those of the fit as yet: what they have to be wider by can be read off
+    fits.profiles = fit.engines
+    stranger = round(max(_stranger(fits), 1.0), 3)
     day = today or date.today().isoformat()
     engines = {
-        name: _strangers(fit.engines[one.id], spreads).model_copy(update={"id": f"{name}-{day}", "date": day})
+        name: _widened(fit.engines[one.id], stranger).model_copy(update={"id": f"{name}-{day}", "date": day})
         for name, one in shipped.items()
         if one.id in found
     }
     return ServingProfiles(engines, fit.pooled, len(fits.cases))
 
 
-def _strangers(engine: EngineCalibration, spreads: Mapping[str, float]) -> EngineCalibration:
-    factors = tuple(
-        one.model_copy(update={"spread": round(spreads[one.kind], 4)}) if not one.group and one.kind in spreads else one
-        for one in engine.factors
-    )
-    return engine.model_copy(update={"factors": factors})
+def _widened(engine: EngineCalibration, stranger: float) -> EngineCalibration:
+    assert engine.spread_served is not None
+    spread = engine.spread_served.model_copy(update={"stranger": stranger})
+    return engine.model_copy(update={"spread_served": spread})
 
 
-def _spread(fits: Refits, by: str) -> float:
-    """What rows left out with their group miss beyond their interval; every group counts the same."""
-    names = sorted({served_group(case, by) for case in fits.cases} - {""})
-    groups = [[one for one in fits.without(by, name).left_out if one.metric == "tpot_ms"] for name in names]
-    figures = [one for group in groups for one in group]
-    weight = np.concatenate([np.full(len(group), 1.0 / max(len(group), LEAST)) for group in groups])
-    measured, predicted, low, high = (
-        np.asarray([getattr(one, name) for one in figures]) for name in ("measured", "predicted", "low", "high")
-    )
-    own = np.log(np.where(measured > predicted, high / predicted, predicted / low))
-    return stranger_spread(np.log(measured / predicted), own, weight)
-
-
-LEAST = 10
-"""Rows from which a group counts as one."""
+def _stranger(fits: Refits) -> float:
+    """By how much rows left out with their group miss, over half their interval: nine of ten, every kind of group."""
+    names = {case.row.row_id: configuration_of(case) for case in fits.cases}
+    shares, weights = [], []
+    for by in STRANGERS:
+        groups = sorted({served_group(case, by) for case in fits.cases} - {""})
+        figures = [one for name in groups for one in fits.without(by, name).left_out if one.metric == "tpot_ms"]
+        shares.append([share_of_interval(one) for one in figures])
+        weights.append(evenly([names[one.row_id] for one in figures]))
+    return weighted_quantile(np.concatenate(shares), np.concatenate(weights), 0.9)
 
 
 def profile_text(engine: EngineCalibration) -> str:

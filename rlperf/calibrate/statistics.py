@@ -21,6 +21,17 @@ def absolute_percentage_errors(predicted: FloatArray, measured: FloatArray) -> F
     return np.asarray(100.0 * np.abs(predicted / measured - 1.0))
 
 
+def weighted_quantile(values: FloatArray, weight: FloatArray, share: float) -> float:
+    """The least value that, with all below it, holds ``share`` of the weight.
+
+    >>> weighted_quantile(np.array([3.0, 1.0, 2.0]), np.array([1.0, 8.0, 1.0]), 0.9)
+    2.0
+    """
+    order = np.argsort(values)
+    held = np.cumsum(weight[order]) / weight.sum()
+    return float(values[order[min(int(np.searchsorted(held, share)), len(order) - 1)]])
+
+
 def pairwise_ranking(predicted: FloatArray, measured: FloatArray, limit: int = 400) -> float | None:
     """Share of pairs that the prediction orders as the measurement does; pairs within 2 % of each other are left out.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, serve
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
-from rlperf.cost.basis import serving_basis
+from rlperf.cost.basis import ServedLoad, serving_basis
 from rlperf.errors import SpecError
 from rlperf.specs.engine_calibration import EngineCalibration
 
@@ -42,11 +42,11 @@ def predict_case(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
         raise SpecError("no measured figure in the row")
     used = row.row_id in case.engine.overhead.row_ids or row.row_id in case.hardware.calibration.served_rows
     fitted = case.engine.front_end_fitted and case.mode == "online_rate"
-    basis = serving_basis(
-        case.arch, case.hardware, case.engine,
-        gemm_dtype=case.gemm_dtype, context=case.isl + case.osl, running=float(served.running),
-        throughput=bool(rate and not tpot),
+    load = ServedLoad(
+        context=case.isl + case.osl, running=float(served.running), experts_apart=case.expert > 1,
+        closed_loop=case.closed_loop, throughput=bool(rate and not tpot),
     )  # fmt: skip
+    basis = serving_basis(case.arch, case.hardware, case.engine, load, gemm_dtype=case.gemm_dtype)
     spread = basis.spread
     found = []
     for metric, measured, predicted in wanted:

@@ -22,10 +22,44 @@ CALIBRATED_PROMPT = 16384.0
 """Longest prompt of the prefill tables [tokens]."""
 CALIBRATED_REQUESTS = 1024.0
 """Largest batch of the decode tables [requests]."""
-UNTIMED = 2.0
-"""The same where constants of a layer's kernels are judged, as of a device that borrows all of its constants."""
+UNTIMED = 4.4
+"""Times as wide, in the logarithm, where constants of a layer are judged: up to 2.3 times as long (judged)."""
 ASSUMED = 1.5
-"""Width of an interval, in the logarithm, of an architecture whose reader had to assume something (judged)."""
+"""The same for an architecture whose reader had to assume something (judged)."""
+
+
+@dataclass(frozen=True)
+class ServedLoad:
+    """What an interval depends on beside architecture, device and engine.
+
+    Attributes
+    ----------
+    context, prompt, running : largest [tokens, tokens, 1]; beyond the calibrated range the interval is wider by a
+        tenth in the logarithm for every factor of two
+    experts_apart : experts are spread over devices
+    closed_loop : as many requests, of several clients, are in flight all the time: most of what engines were fitted to
+    throughput : the figure is tokens per second of a load whose batch nobody states
+    """
+
+    context: float = 0.0
+    prompt: float = 0.0
+    running: float = 0.0
+    experts_apart: bool = False
+    closed_loop: bool = True
+    throughput: bool = False
+
+    @property
+    def beyond(self) -> dict[str, tuple[float, float]]:
+        """What lies beyond the calibrated range, with its limit."""
+        found = {
+            "context": (self.context, CALIBRATED_CONTEXT),
+            "prompt": (self.prompt, CALIBRATED_PROMPT),
+            "batch": (self.running, CALIBRATED_REQUESTS),
+        }
+        return {name: (value, limit) for name, (value, limit) in found.items() if value > limit}
+
+
+PLAIN = ServedLoad()
 
 
 @dataclass(frozen=True)
@@ -71,22 +105,9 @@ def own_dtypes(gemm_dtype: str) -> tuple[str, ...]:
 
 
 def serving_basis(
-    arch: Architecture,
-    hw: Hardware,
-    engine: EngineCalibration,
-    *,
-    gemm_dtype: str = "bf16",
-    context: float = 0.0,
-    prompt: float = 0.0,
-    running: float = 0.0,
-    throughput: bool = False,
+    arch: Architecture, hw: Hardware, engine: EngineCalibration, load: ServedLoad = PLAIN, *, gemm_dtype: str = "bf16"
 ) -> Basis:
-    """What stands behind predictions for an architecture on a device with an engine.
-
-    ``context``, ``prompt``, ``running`` [tokens, tokens, 1] widen the interval beyond the calibrated range, by a
-    further tenth in the logarithm for every factor of two. ``throughput``: the interval of tokens per second of a load
-    whose batch nobody states.
-    """
+    """What stands behind predictions for an architecture on a device with an engine."""
     halves = stack_of(arch).halves
     reasons = list(dict.fromkeys(half.layer.unmeasured for half in halves if half.layer.unmeasured))
     reasons += arch.assumed
@@ -99,27 +120,30 @@ def serving_basis(
         reasons.append(f"kernels of {hw.calibration.extrapolated_from or hw.device.name} are told from served rows")
     if hw.calibration.extrapolated:
         reasons.append(f"{hw.device.name} runs on the constants of {hw.calibration.extrapolated_from}")
-    spread = engine.spread_extrapolated if reasons else engine.overhead.quality.spread
-    spread = engine.spread_throughput if throughput else spread
-    strange = engine.strange(hw.device.name, arch.family, arch.name, gemm_dtype)
-    if strange:
-        spread = spread.beside(math.sqrt(sum(one.spread**2 for one in strange)))
-    elif hw.calibration.extrapolated and not engine.factors:
-        spread = spread.widened(1.5)
+    spread = _spread(arch, hw, engine, load, bool(reasons))
     if arch.assumed:
         spread = spread.widened(ASSUMED)
     if untimed:
         spread = spread.widened(UNTIMED)
-    beyond = 1.0
-    for value, limit, name in (
-        (context, CALIBRATED_CONTEXT, "context"),
-        (prompt, CALIBRATED_PROMPT, "prompt"),
-        (running, CALIBRATED_REQUESTS, "batch"),
-    ):
-        if value > limit:
-            reasons.append(f"{name} of {value:g} is beyond the calibrated {limit:g}")
-            beyond = max(beyond, value / limit)
-    if beyond > 1.0:
-        spread = spread.widened(1.0 + 0.1 * math.log2(beyond))
+    if beyond := load.beyond:
+        reasons += [
+            f"{name} of {value:g} is beyond the calibrated {limit:g}" for name, (value, limit) in beyond.items()
+        ]
+        spread = spread.widened(1.0 + 0.1 * math.log2(max(value / limit for value, limit in beyond.values())))
     names = f"{hw.calibration.id}, {engine.id}"
     return Basis(names, bool(reasons), tuple(reasons), spread)
+
+
+def _spread(
+    arch: Architecture, hw: Hardware, engine: EngineCalibration, load: ServedLoad, extrapolated: bool
+) -> Spread:
+    """Measured over predicted where nothing is assumed and nothing beyond the calibrated range."""
+    served = engine.spread_served
+    spread = engine.spread_extrapolated if extrapolated else engine.overhead.quality.spread
+    if load.throughput:
+        spread = engine.spread_throughput
+    elif served is not None:
+        spread = served.of(load.experts_apart, load.closed_loop)
+    if served is not None and engine.strange(hw.device.name, arch.family):
+        return spread.widened(served.stranger)
+    return spread.widened(1.5) if hw.calibration.extrapolated and not engine.factors else spread

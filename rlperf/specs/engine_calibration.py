@@ -40,8 +40,8 @@ Grouped = Literal["release", "device", "family", "path", "cell"]
 class GroupFactor(Frozen):
     """What a group of served rows shows beside its engine's constants: ln of a factor on all of an engine_step.
 
-    Factors of all groups that something is in add up. A group nobody has seen has none, and the spread of the entry
-    whose ``group`` is empty: what leaving such groups out has cost.
+    Factors of all groups that something is in add up. A group nobody has seen has none; the entry whose ``group`` is
+    empty says how far groups of its kind differ.
     """
 
     kind: Grouped = Field(description="path: family, dtype and device together; cell: with the release, too")
@@ -49,6 +49,32 @@ class GroupFactor(Frozen):
     log: float = 0.0
     spread: float = Field(ge=0, description="standard deviation of the logarithm")
     rows: NonNegativeInt = 0
+
+
+class ServingSpread(Frozen):
+    """Half the interval of seconds per token, in the logarithm, by what is known of a load before it is served.
+
+    The 90th percentile of what rows left out with their configuration missed (Mondrian conformal prediction: Vovk,
+    Gammerman, Shafer 2005, section 4.5), each configuration counting like the root of its rows; of all engines.
+    """
+
+    usual: PositiveFloat = Field(description="closed loops, experts (if any) not spread over devices")
+    experts_apart: PositiveFloat = Field(description="closed loops, experts spread over devices")
+    other_loads: PositiveFloat = Field(description="single streams, batches, requests at random")
+    stranger: float = Field(
+        1.0, ge=1, description="times as wide where nobody has served the device, the family, the release or the engine"
+    )
+    rows: NonNegativeInt = 0
+
+    def of(self, experts_apart: bool = False, closed_loop: bool = True) -> Spread:
+        """The interval of a load on an engine, release, device and family that were served.
+
+        >>> spread = ServingSpread(usual=0.2, experts_apart=0.4, other_loads=0.3)
+        >>> spread.of(), spread.of(experts_apart=True, closed_loop=False).high
+        (Spread(low=0.819, high=1.221), 1.35)
+        """
+        half = (self.experts_apart if experts_apart else self.usual) if closed_loop else self.other_loads
+        return Spread(low=round(math.exp(-half), 3), high=round(math.exp(half), 3))
 
 
 class EngineMemoryFit(Frozen):
@@ -127,6 +153,9 @@ class EngineCalibration(Frozen):
     overhead: EngineOverhead
     memory: EngineMemoryFit
     spread_extrapolated: Spread = Field(Spread(), description="where operators have no kernel table behind them")
+    spread_served: ServingSpread | None = Field(
+        None, description="the interval of seconds per token, of all engines; None: this engine's own two"
+    )
     spread_throughput: Spread = Field(Spread(), description="of tokens per second where nobody states the batch")
     notes: str = ""
     release: str = Field("", description="first two numbers of the version that was asked for; empty: not said")
@@ -190,23 +219,23 @@ class EngineCalibration(Frozen):
             self._known[key] = self.model_copy(update={"overhead": own.model_copy(update=changes), "factors": ()})
         return self._known[key]
 
-    def strange(self, device: str, family: str, architecture: str, dtype: str) -> tuple[GroupFactor, ...]:
-        """Kinds of which nobody has seen the group that this is in, as the entries that say how far they spread.
+    def strange(self, device: str, family: str) -> tuple[str, ...]:
+        """Kinds of which nobody has served the group that this is in: release, device, family, or the engine itself.
 
-        What a path (or a cell) has of its own is not asked where its device, family or release is strange already.
+        >>> load_engine_calibration("vllm", "0.19.0").strange("h200_sxm", "llama")
+        ()
+        >>> load_engine_calibration("vllm", "7.1").strange("a40", "llama")
+        ('release', 'device')
         """
-        groups = self.groups(device, family, architecture, dtype)
+        if not self.factors:
+            return ()  # pooled with nobody
         known = {(one.kind, one.group) for one in self.factors if one.group}
-        others = [one for one in self.factors if not one.group]
-        found = [one for one in others if one.kind in _WHOLE and (one.kind, groups[one.kind]) not in known]
-        found = [one for one in found if one.kind != "release" or groups["release"]]
-        if found:
-            return tuple(found)
-        return tuple(one for one in others if one.kind == "path" and (one.kind, groups[one.kind]) not in known)
+        asked = {"release": self.release, "device": device, "family": family}
+        found = tuple(kind for kind, group in asked.items() if group and (kind, group) not in known)
+        return found if self.overhead.row_ids else (*found, "engine")
 
 
 _TIMES = ("step", "per_layer", "per_expert_layer", "per_request", "uncaptured", "kernel_scale")
-_WHOLE = ("release", "device", "family")
 
 
 @cache

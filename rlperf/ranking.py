@@ -113,7 +113,9 @@ class FrameworkRanking:
         if len(plans) > 1 and (what := plans[0].job.objective.minimize) != "step_time":
             lines.append(f"ranked and told apart by {OBJECTIVES[what].meaning}, which this job minimises")
         if len(plans) > 1 and any(len(plan.phases) > 1 for plan in plans):
-            lines.append("plans of several phases are ranked without saying whether they can be told apart")
+            lines.append(
+                "of several phases the objective adds up what they take, by which plans are ranked but not told apart"
+            )
         lines += [f"{each.framework}: {words}" for each in self.rows for words in each.borrowed]
         lines += [f"not in the files of {each.framework}: {words}" for each in self.rows for words in each.lost]
         return lines + [f"refused: {each.framework}: {each.why_not}" for each in self.rows if each.plan is None]

@@ -73,9 +73,8 @@ def _show(fit: LogFit) -> None:
         )
         for each in (*fit.constants, *fit.factors)
     ]
-    name = "constant [s] or stage [1]"
-    heads = (name, fit.start, "here", "5 .. 95 %", "told by the log")
-    print_table(heads, rows, title=f"{fit.steps} rl_steps", whole=(name,))
+    heads = ("constant [s] or stage [1]", fit.start, "here", "5 .. 95 %", "told by the log")
+    print_table(heads, rows, title=f"{fit.steps} rl_steps")
     screen = console()
     for stage, error in fit.after.items():
         told = f"{fit.before[stage]:.1%} {fit.start}, {error:.1%} with what all configurations share"

@@ -112,7 +112,7 @@ def _rank(asked: AskedJob, frameworks: str, job: Job, out: Path | None, as_json:
         screen = console()
         screen.print(f"job [bold]{job.name}[/bold] ({asked.label}): {job.architecture} on {job.cluster}")
         if found.best:
-            print_table(HEAD, found.cells(), whole=("framework", "mode"))
+            print_table(HEAD, found.cells())
         for line in (*found.notes(), *(f"wrote {path}" for path in folders)):
             screen.print(line, markup=False)
     if found.best is None:

@@ -18,6 +18,7 @@ from rlperf.calibrate.leave_out import ALL, report_of
 from rlperf.calibrate.leave_out_inference import Refits, predict_groups
 from rlperf.calibrate.pooling import fit_pool
 from rlperf.calibrate.serving_pool import configuration_of, fold_of, profiles_of, spread_served
+from rlperf.calibrate.serving_profiles import calibrate_serving, profile_text
 from rlperf.calibrate.serving_stack import ServingStack
 from rlperf.calibrate.tables import Table, read_table
 from rlperf.cli.main import run
@@ -25,6 +26,7 @@ from rlperf.cost.basis import PLAIN, ServedLoad, serving_basis
 from rlperf.cost.inference import with_overhead
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import Spread
+from rlperf.specs.engine_calibration import load_engine_calibration
 
 COLUMNS = [
     "row_id", "engine", "engine_version", "architecture", "gpu", "n_gpus", "tensor_parallel", "gemm_dtype",
@@ -170,6 +172,7 @@ def test_intervals_know_the_kind_of_load_and_strangers(tmp_path: Path) -> None:
     # off by 0.1 where clients wait for their answers, by 0.3 elsewhere, one row in twenty by 1
     apart = served.rows.measured + np.where(closed, 0.1, 0.3) + (np.arange(80) % 20 == 0)
     spread = spread_served(served, apart)
+    assert spread is not None
     assert (spread.usual, spread.other_loads, spread.rows) == pytest.approx((0.1, 0.3, 80), abs=1e-4)
     assert spread.usual < spread.experts_apart <= 0.3  # nobody showed experts apart: all rows stand for them
     engine = served.cases[0][0].engine.model_copy(
@@ -187,6 +190,22 @@ def test_intervals_know_the_kind_of_load_and_strangers(tmp_path: Path) -> None:
     # without a spread of all engines, as in a profile of one's own, it is the engine's
     alone = engine.model_copy(update={"spread_served": None})
     assert serving_basis(case.arch, case.hardware, alone).spread == alone.overhead.quality.spread
+
+
+def test_profiles_of_one_engine_alone_are_fitted_and_read_again(tmp_path: Path) -> None:
+    found = calibrate_serving(toy(tmp_path, 1.3), today="2030-01-01")
+    assert found.rows == 40 and set(found.engines) == {"vllm"}
+    file = tmp_path / "vllm.yaml"
+    file.write_text(profile_text(found.engines["vllm"]))
+    again = load_engine_calibration("vllm", file=file)
+    # no engine can be left out; devices can, and the H200 takes 1.3 times as long as the H100 lets expect
+    assert again.id == "vllm-2030-01-01" and again.spread_served is not None
+    assert again.spread_served.stranger > 1.0 and again.spread_served.rows == 40
+    assert {one.group for one in again.factors if one.kind == "device"} == {"", "h100_sxm", "h200_sxm"}
+    # too few rows to tell a width from, and nothing to leave out
+    whole = toy(tmp_path)
+    alone = calibrate_serving(replace(whole, rows=tuple(row for row in whole if row.text("gpu") == "h100_sxm")))
+    assert alone.engines["vllm"].spread_served is None and alone.rows == 20
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,13 +193,16 @@ def fit_serving(served: ServingRows, profiles: Sequence[EngineCalibration], *, f
     return ServingFit(pooled, engines, apart)
 
 
-def spread_served(served: ServingRows, apart: FloatArray) -> ServingSpread:
+def spread_served(served: ServingRows, apart: FloatArray) -> ServingSpread | None:
     """Half the interval of every kind of load, from times per token predicted without their configuration ``apart``.
 
-    Not from rows that the constants of their device were told from: no prediction of these is without them.
+    Not from rows that the constants of their device were told from: no prediction of these is without them. A kind of
+    fewer than `LEAST` rows has that of all; None where these are as few.
     """
     told = [case.row.row_id in case.hardware.calibration.served_rows for case, _, _ in served.cases]
     timed = served.stack.per_token & ~np.asarray(told)
+    if timed.sum() < LEAST:
+        return None
     cases = [case for (case, _, _), one in zip(served.cases, timed, strict=True) if one]
     missed = np.abs(served.rows.measured - apart)[timed]
     kinds = np.asarray(
@@ -209,8 +212,7 @@ def spread_served(served: ServingRows, apart: FloatArray) -> ServingSpread:
     found = {}
     for kind in ("usual", "experts_apart", "other_loads"):
         own = kinds == kind if (kinds == kind).sum() >= LEAST else every
-        if own.any():
-            found[kind] = round(max(weighted_quantile(missed[own], weight[own], 0.9), NARROWEST), 4)
+        found[kind] = round(max(weighted_quantile(missed[own], weight[own], 0.9), NARROWEST), 4)
     return ServingSpread(**found, rows=len(cases))
 
 
@@ -246,8 +248,11 @@ def _with_quality(
     covered = np.asarray([case.covered for case, _, _ in served.cases])
     errors = [absolute_percentage_errors(np.exp(one), measured)[mine] for one in (inside, apart)]
 
+    every = np.ones_like(timed)
+
     def spread(part: BoolArray, kind: BoolArray) -> Spread:
-        chosen = next(one for one in (near & part & kind, near & kind, kind, part) if one.sum() >= LEAST or one is part)
+        wider = (near & part & kind, near & kind, kind, every)
+        chosen = next(one for one in wider if one.sum() >= LEAST or one is every)
         ratio = (served.rows.measured - apart)[chosen]
         # of n rows the quantile of n + 1: what split conformal prediction asks for
         share = 0.05 * len(ratio) / (len(ratio) + 1.0)
@@ -267,6 +272,6 @@ def _with_quality(
         update={
             "overhead": overhead,
             "spread_extrapolated": spread(~covered, timed),
-            "spread_throughput": spread(np.ones_like(timed), ~timed),
+            "spread_throughput": spread(every, ~timed),
         }
     )

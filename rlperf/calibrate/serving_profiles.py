@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -11,7 +12,7 @@ import yaml
 
 from rlperf.calibrate.engines import engine_text
 from rlperf.calibrate.leave_out import share_of_interval
-from rlperf.calibrate.leave_out_inference import Refits, served_group
+from rlperf.calibrate.leave_out_inference import LEAST, Refits, served_group
 from rlperf.calibrate.pooling import Pooled
 from rlperf.calibrate.serving_pool import configuration_of, evenly, fit_serving
 from rlperf.calibrate.statistics import weighted_quantile
@@ -43,7 +44,8 @@ def calibrate_serving(table: Table, *, file: str = "", today: str | None = None)
     fit = fit_serving(fits.served, [one for one in shipped.values() if one.id in found], file=file or table.file)
     # strangers' intervals are those of the fit as yet: what they have to be wider by can be read off
     fits.profiles = fit.engines
-    stranger = round(max(_stranger(fits), 1.0), 3)
+    before = max((one.spread_served.stranger for one in shipped.values() if one.spread_served), default=1.0)
+    stranger = round(max(_stranger(fits) or before, 1.0), 3)
     day = today or date.today().isoformat()
     engines = {
         name: _widened(fit.engines[one.id], stranger).model_copy(update={"id": f"{name}-{day}", "date": day})
@@ -54,21 +56,24 @@ def calibrate_serving(table: Table, *, file: str = "", today: str | None = None)
 
 
 def _widened(engine: EngineCalibration, stranger: float) -> EngineCalibration:
-    assert engine.spread_served is not None
-    spread = engine.spread_served.model_copy(update={"stranger": stranger})
+    spread = engine.spread_served and engine.spread_served.model_copy(update={"stranger": stranger})
     return engine.model_copy(update={"spread_served": spread})
 
 
 def _stranger(fits: Refits) -> float:
-    """By how much rows left out with their group miss, over half their interval: nine of ten, every kind of group."""
+    """By how much rows left out with their group miss, over half their interval: nine of ten, every kind of group.
+
+    0 where no group leaves enough rows to fit to.
+    """
     names = {case.row.row_id: configuration_of(case) for case in fits.cases}
     shares, weights = [], []
     for by in STRANGERS:
-        groups = sorted({served_group(case, by) for case in fits.cases} - {""})
+        rows = Counter(served_group(case, by) for case in fits.cases)
+        groups = sorted(name for name in rows if name and len(fits.cases) - rows[name] >= LEAST)
         figures = [one for name in groups for one in fits.without(by, name).left_out if one.metric == "tpot_ms"]
         shares.append([share_of_interval(one) for one in figures])
         weights.append(evenly([names[one.row_id] for one in figures]))
-    return weighted_quantile(np.concatenate(shares), np.concatenate(weights), 0.9)
+    return weighted_quantile(np.concatenate(shares), np.concatenate(weights), 0.9) if any(shares) else 0.0
 
 
 def profile_text(engine: EngineCalibration) -> str:

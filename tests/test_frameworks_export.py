@@ -216,8 +216,10 @@ def test_sglang_is_told_which_8_bit_format() -> None:
 def test_unknown_framework_and_version_are_refused_with_a_hint() -> None:
     with pytest.raises(SpecError, match="did you mean verl"):
         adapter_of("verll")
-    with pytest.raises(SpecError, match="not tabulated"):
-        key_table("verl").version("3.1")
+    with pytest.raises(SpecError, match=r"not tabulated; known: [^(]*main$"):
+        key_table("verl").version("0.2")  # no digit of which is one of 0.9 misspelt
+    with pytest.raises(SpecError, match="did you mean main"):
+        key_table("verl").version("mian")
     assert key_table("verl").version("v0.9.1") == "0.9"
 
 

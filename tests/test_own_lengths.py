@@ -78,7 +78,7 @@ def test_a_plan_warns_when_a_quarter_of_responses_is_cut(tmp_path: Path) -> None
     warned = rlperf.predict_job(short)
     assert warned.truncated_fraction > 0.25
     assert warned.warnings == (
-        f"{warned.truncated_fraction:.0%} of responses are cut at 1,024 tokens and lose their reward: "
-        "max_response_tokens 3,072 would cut 5%",
+        f"{100 * warned.truncated_fraction:.1f} % of responses are cut at 1,024 tokens and lose their reward: "
+        "max_response_tokens 3,072 would cut 5 %",
     )
     assert rlperf.predict_job(long).warnings == ()

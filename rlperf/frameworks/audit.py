@@ -344,7 +344,7 @@ def log_findings(imported: Imported, predicted: Prediction, log: StepLog) -> lis
     cut = log.mean("truncated_fraction")
     if cut is not None and cut > 0.2:
         key = key_of(imported, ref("batch.max_response_tokens"))
-        message = f"{cut:.0%} of the responses are cut at the maximum length"
+        message = f"{100 * cut:.1f} % of the responses are cut at the maximum length"
         found.append(
             Finding("warning", key, message, "raise it, or penalise length", "never", log.source, rule="truncated")
         )

@@ -111,7 +111,7 @@ class KeyTable:
         raise SpecError(
             Problem(
                 f"{self.framework} version {asked!r} is not tabulated; known: {', '.join(self.versions)}",
-                suggestion=did_you_mean(str(asked), self.versions),
+                suggestion=None if match else did_you_mean(str(asked), self.versions),  # no number is a misspelt one
             )
         )
 

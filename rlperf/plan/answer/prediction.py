@@ -124,8 +124,8 @@ def _cut(task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
     if cut <= MANY_CUT:
         return ()
     enough = task.source.cap_that_cuts(FEW_CUT)
-    better = "" if enough is None else f": max_response_tokens {enough:,} would cut {FEW_CUT:.0%}"
-    return (f"{cut:.0%} of responses are cut at {cap:,} tokens and lose their reward{better}",)
+    better = "" if enough is None else f": max_response_tokens {enough:,} would cut {100 * FEW_CUT:.0f} %"
+    return (f"{100 * cut:.1f} % of responses are cut at {cap:,} tokens and lose their reward{better}",)
 
 
 def cache_shortage(evaluation: Evaluation) -> str:

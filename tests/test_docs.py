@@ -51,6 +51,7 @@ from rlperf.specs.hf_families import FAMILIES, REFUSED
 from rlperf.specs.job import Horizon, Job, Limits, Objective, SpotNodes, Task, WholeRun
 from rlperf.specs.profiles import architecture_names, load_architecture, profile_names
 from rlperf.specs.scorer import Scorer
+from rlperf.techniques import Gain
 from rlperf.version import __version__
 
 from .quick import slow_but
@@ -361,7 +362,7 @@ STABLE = (
     *(Job, Task, Objective, Limits, Horizon, WholeRun, SpotNodes, Scorer),
     *(Plan, Phase, PredictReport, PredictedNumbers, RunnerUp, Sensitivity, ParetoPoint, RunTotals),
     *(DefaultsComparison, ScorerUse, MemoryUse, Finding, Compared, Verdict, SizeRow, Sizing, Floor, Report),
-    PredictedFigure,
+    *(PredictedFigure, Gain),
 )
 """What ``--json`` prints and files state, by field."""
 

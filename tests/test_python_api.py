@@ -185,6 +185,8 @@ def test_frameworks_are_ranked_by_the_objective_and_the_refused_stand_last_with_
     assert refused.framework.startswith("trl ") and "one_step_off" in refused.why_not
     assert str(ranking).splitlines()[-1] == f"refused: {refused.framework}: {refused.why_not}"
     rows = ranking.to_dict()["rows"]
+    page = (Path(__file__).parent.parent / "docs" / "interfaces.md").read_text().partition("--framework A,B --json")[2]
+    assert set(rows[0]) <= set(re.findall(r"`(\w+)`", page.partition("\n## ")[0]))
     assert [row["framework"].split()[0] for row in rows][-1] == "trl" and rows[0]["low_s"] < rows[0]["rl_step_s"]
     assert rows[0]["peak_memory_bytes"] < 80 * 2**30 and rows[0]["modes"] == "one_step_off"
 

@@ -75,6 +75,25 @@ def test_a_framework_that_no_fit_saw_and_a_mixture_are_less_certain(tmp_path: Pa
     assert known == pytest.approx(2.132 * doubt.dense, rel=1e-3)
 
 
+def test_packs_of_short_samples_see_but_themselves_and_their_age_tells_the_kernel(tmp_path: Path) -> None:
+    shared = "Llama-2-7B,h100_sxm,8,fp8,1,1,1,1,32,4096,none,0.7,,"
+    path = table(
+        tmp_path, f"a,user,NeMo (Megatron-Core),24.07,{shared},pretraining",
+        f"b,user,NeMo (Megatron-Core),24.07,{shared},SQuAD packed to 4096 tokens; LoRA",
+        f"c,user,NeMo (Megatron-Core),25.02,{shared},",
+    )  # fmt: skip
+    rows, refused = read_training_rows(path)
+    assert not refused
+    whole, packed, later = rows
+    assert float(packed.microbatches.tokens) == float(whole.microbatches.tokens) == 4096.0
+    assert float(packed.microbatches.sum_squares) == pytest.approx(float(whole.microbatches.sum_squares) * 250 / 4096)
+    assert float(packed.microbatches.max_len) == 250.0
+    assert [row.options.attention_kernel for row in rows] == ["flash2", "flash2", "flash"]
+    assert later.microbatches.sum_squares == whole.microbatches.sum_squares
+    seconds = predict_seconds(rows)
+    assert 0.7 < seconds[1] / seconds[0] < 0.9
+
+
 def test_blank_cells_are_filled_named_and_widen_the_interval(tmp_path: Path) -> None:
     path = table(
         tmp_path,

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from rlperf.calibrate.columns import (
     Guess,
     Reading,
@@ -74,6 +76,10 @@ RELATIVES: tuple[tuple[str, str], ...] = (
     ("trl", "fsdp2"),
 )
 """The same of frameworks of which no row was fitted, with the nearest backend: Megatron's descendants, or FSDP."""
+
+SQUAD_TOKENS = 250.0
+"""Tokens of a sample of SQuAD, paragraph and question (recalled: about 140 words a paragraph); attention over so few
+costs next to nothing, whatever the figure."""
 
 USABLE, SURELY_OVER = 0.92, 1.15
 """Predicted over available memory beyond which keeping all activations is ruled out where a row does not say: the
@@ -194,6 +200,14 @@ def _layout(row: TrainingRow, recompute: str) -> Layout:
     )
 
 
+def _microbatches(row: TrainingRow) -> Microbatches:
+    """Packs of samples that do not see each other where the note says that SQuAD was packed."""
+    found = Microbatches.fixed(row.layout, row.seq_len, row.batch)
+    if "SQuAD packed" not in row.note:
+        return found
+    return Microbatches.of(found.tokens, found.tokens * SQUAD_TOKENS, np.asarray(SQUAD_TOKENS), found.count)
+
+
 def _switches(row: TrainingRow) -> Switches | Guess[Switches]:
     """The backend's, with what the row states; its recipe where a recipe is known to be missing."""
     cells = row.row.cells
@@ -254,7 +268,7 @@ class TrainingRow(Reading):
     update_s: float | None = derived(_update_s)
     peak_gb: float | None = column(positive, None, name="measured_peak_memory_gb")
     layout: Layout = derived(lambda row: _layout(row, row.activation_recompute))
-    microbatches: Microbatches = derived(lambda row: Microbatches.fixed(row.layout, row.seq_len, row.batch))
+    microbatches: Microbatches = derived(lambda row: _microbatches(row))
 
     @property
     def configuration(self) -> str:
@@ -273,8 +287,14 @@ class TrainingRow(Reading):
 
     @property
     def flash2(self) -> bool:
-        """Whether attention is the second FlashAttention's, as that of torch.nn.functional is (torchtitan)."""
-        return "flash_attention_2" in self.note or "torchtitan" in self.row.text("framework")
+        """Whether attention is the second FlashAttention's: torchtitan's (torch.nn.functional) and NeMo's of 2024 is.
+
+        NeMo's tables are of containers of early and mid 2024 (24.03 to 24.07), before the third and before
+        TransformerEngine preferred cuDNN's on Hopper (recalled); no row states its kernel.
+        """
+        stack, version = self.row.text("framework"), self.row.text("framework_version")
+        aged = stack == "NeMo (Megatron-Core)" and version.startswith("24.0")
+        return "flash_attention_2" in self.note or "torchtitan" in stack or aged
 
     @property
     def flash1(self) -> bool:

@@ -365,7 +365,7 @@ def test_what_is_said_of_memory_agrees_with_the_gate(tmp_path: Path) -> None:
     assert risky.passes and memory_words(risky) in report(risky)
     assert memory_words(risky) == (
         "runs out of memory with a probability of 3.9 %: a plan would not take it (out_of_memory_risk: 1 %, half for "
-        "each role), a gate stops it above 50%"
+        "each role), a gate stops it above 50 %"
     )
     uses["rollout"] = rollout.model_copy(update={"risk": 0.61})
     likely = replace(risky, predicted=found.predicted.model_copy(update={"memory_bytes": uses, "fits": False}))

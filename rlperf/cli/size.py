@@ -63,8 +63,8 @@ def _print(found: object) -> None:
         least = f"no number of {floor.cluster} nodes brings an rl_step below {human_seconds(floor.rl_step_s)}"
         out.print(f"{least}: its longest response alone, and what the framework adds", markup=False)
         if floor.enough_nodes is not None:
-            more = f"beyond {floor.enough_nodes} nodes of {floor.cluster} more of them save less than {HELPS:.0%}"
-            out.print(more, markup=False)
+            beyond = f"beyond {floor.enough_nodes} nodes of {floor.cluster}"
+            out.print(f"{beyond} more of them save less than {100 * HELPS:.0f} %", markup=False)
     if found.best is not None and found.plan is not None:
         out.print(f"[bold]{found.verdict}[/bold]")
         for words in filter(None, (found.doubt, found.passed_over)):

@@ -417,7 +417,7 @@ def memory_words(found: Audit) -> str:
         return f"fits: {ends}"
     most = human_risk(found.job.limits.out_of_memory_risk)
     why = f"(out_of_memory_risk: {most}, half for each role)"
-    return f"{ends}: a plan would not take it {why}, a gate stops it above {LIKELY:.0%}"
+    return f"{ends}: a plan would not take it {why}, a gate stops it above {100 * LIKELY:.0f} %"
 
 
 def report(found: Audit) -> Sequence[str]:

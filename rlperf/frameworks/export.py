@@ -391,9 +391,8 @@ def _decided(phase: Phase, job: Job) -> list[str]:
     if phase.runner_up:
         other = phase.runner_up
         why = f", {other.why_not}" if other.why_not else ""
-        lines.append(
-            f"Runner-up: {', '.join(other.differs) or 'same layout'} ({other.loss:+.1%}, {other.verdict}{why})."
-        )
+        differs = ", ".join(other.differs) or "same layout"
+        lines.append(f"Runner-up: {differs} ({100 * other.loss:+z.1f} %, {other.verdict}{why}).")
     return lines
 
 

@@ -357,7 +357,7 @@ def padding_findings(imported: Imported, predicted: Prediction, lengths: npt.NDA
     if repair is None:  # the framework has no key that packs
         return []
     key = key_of(imported, ref("trainer.packing"))
-    message = f"microbatches of {micro} are padded: {share:.0%} of what training computes is padding"
+    message = f"microbatches of {micro} are padded: {100 * share:.0f} % of what training computes is padding"
     return [
         Finding("hint", key, message, repair.words, "never", imported.where(key), gain, "no_packing", repair.settings)
     ]

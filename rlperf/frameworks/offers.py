@@ -65,7 +65,7 @@ def what_ifs(given: Imported, predicted: Prediction, cache: Cache | None) -> lis
     found += _memory_unused(run, predicted)
     fraction, separate = run.rollout.memory_fraction or 0.0, not run.traits.shares_devices
     if fraction and fraction < (0.8 if separate else 0.6):
-        message = f"the engine may take only {fraction:.0%} of the GPU"
+        message = f"the engine may take only {100 * fraction:.0f} % of the GPU"
         offer("rollout.memory_fraction", _higher(fraction), message, "memory_fraction_low")
     roomy = cache is not None and cache.tokens >= 4 * run.batch.longest_tokens
     if cache is not None and roomy and running and cache.requests < min(0.5 * running, share):

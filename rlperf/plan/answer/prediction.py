@@ -310,9 +310,8 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
     share = _lost_share(evaluation, "preemption") if preempted else 0.0
     if share >= WORTH_A_WORD:
         each = preempted / len(evaluation.rollouts) * evaluation.replicas.writers
-        found.append(
-            f"{each:,.0f} preemptions per rl_step take {share:.1%} of the rollout: {_against_preemption(stated)}"
-        )
+        taken = f"{each:,.0f} preemptions per rl_step take {100 * share:.1f} % of the rollout"
+        found.append(f"{taken}: {_against_preemption(stated)}")
     return found
 
 

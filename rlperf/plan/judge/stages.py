@@ -187,7 +187,7 @@ def adaptive_note(
     if gain < NOTEWORTHY:
         return ""
     beyond = stage_layout(plan, profile).beyond
-    return f"pipeline: partition, placement and schedule together would make an update {gain:.0%} faster" + (
+    return f"pipeline: partition, placement and schedule together would make an update {100 * gain:.0f} % faster" + (
         f", but the framework cannot express it ({'; '.join(beyond)})" if beyond else ""
     )
 

@@ -93,12 +93,14 @@ def test_dense_stacks_carry_over_to_frameworks_left_out(measured_data: Path) -> 
         line.group: line
         for line in report_of("training", "", "framework", predict_groups(path, table, "framework")).lines
     }
-    # 12.2 %, 10.9 before steps were damped: they follow what the other stacks' rows say to the least misfit
-    assert lines["Megatron-LM"].left_out.median < 13.0
-    assert lines["Megatron-DeepSpeed"].left_out.median < 23.0
-    assert lines["prime-rl (PyTorch FSDP2)"].left_out.mean < 20.0  # 29.4 % with one factor of FlashAttention-2
-    assert lines["all rows"].left_out.mean < 21.5  # 20.6 %
+    # 15.6 and 23.4 %, below 13 and 23 before NeMo's kernel and packs were read, whose rows are nearest among
+    # these five; with all frameworks beside it Megatron-LM goes from 11.2 to 10.2 %. Launches of the other no row tells
+    assert lines["Megatron-LM"].left_out.median < 16.5
+    assert lines["Megatron-DeepSpeed"].left_out.median < 24.5
+    assert lines["NeMo (Megatron-Core)"].left_out.mean < 12.0  # 10.9 %
+    assert lines["prime-rl (PyTorch FSDP2)"].left_out.mean < 17.0  # 15.4 %
+    assert lines["all rows"].left_out.mean < 19.5  # 18.7 %, 20.6 before
     assert lines["Megatron-DeepSpeed"].borrowed == "megatron_deepspeed: the pool"
-    assert lines["torchtitan (FSDP2)"].left_out.median < 15.0
+    assert lines["torchtitan (FSDP2)"].left_out.median < 13.5  # 12.4 %
     assert all(line.seen.median < line.left_out.median + 1.0 for line in lines.values())
     assert lines["all rows"].seen.median < 6.0

@@ -375,6 +375,19 @@ def test_spreads_of_groups_are_found_again() -> None:
     assert found.scoring.rows == 0
 
 
+def test_a_written_calibration_leaves_out_how_its_job_cut_microbatches(tmp_path: Path) -> None:
+    """Later jobs say by themselves whether they count sequences; a file that says it is refused."""
+    counting = {"role": "trainer", "layout": {"microbatch": 2}, "settings": {"packing": True}}
+    counted = resolve(Job.model_validate({**JOB, "pools": [counting]}))
+    assert counted.trainers[0].framework.training.batching == "count"
+    file = tmp_path / "calibrations" / "frameworks" / "verl_fsdp.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(calibration_text(fit_log(counted, run_on(counted, HERE), prior=PRIOR)))
+    assert resolve(Job.model_validate(JOB), folder=tmp_path).trainers[0].framework.training.batching == "rank"
+    again = resolve(counted.job, folder=tmp_path).trainers[0].framework
+    assert again.training.batching == "count" and again.id.endswith("_fitted")
+
+
 def test_a_written_calibration_predicts_as_the_fit_did(context: Context, tmp_path: Path) -> None:
     """Its file stated every switch that the framework leaves to its trainer: training got faster where told slower."""
     found = fit_log(context, run_on(context, HERE), prior=PRIOR)

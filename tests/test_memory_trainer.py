@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.layers import stack_of
 from rlperf.cost.memory import first_knob, knobs
 from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.memory_parameters import in_flight, lora_parameters, routed_layers, stage_layers
@@ -114,6 +115,41 @@ def test_selective_recompute_drops_what_the_paper_says(hidden: int, heads: int, 
     part = korthikanti_layer_bytes(2048, 1, hidden, heads, 8, sequence_parallel=True, recompute="selective")
     assert float(part / whole) == pytest.approx(left, rel=1e-12)
     assert round(100 * (1 - float(part / whole))) in (65, 70)
+
+
+def test_matrices_that_gather_their_own_inputs_keep_them(h100: Hardware, fsdp2: TrainerCalibration) -> None:
+    """q, k, v, gate and up save what DTensor gathered for them, whole, in place of two outputs cut eight ways."""
+    arch = load_architecture("Llama-3.1-70B")
+    split, whole = (Layout.of(tensor_parallel=8, sequence_parallel=s, zero_stage=3) for s in (1, 0))
+
+    def added(layout: Layout, **options: float) -> float:
+        kept = [layer_activations(arch, layout, gathers_once=once, **options).dense for once in (False, True)]  # type: ignore[arg-type]
+        return float(kept[0] - kept[1])
+
+    assert added(split) == pytest.approx(2 * 8192 * (5 - 2 / 8))
+    assert added(split, linear_input=1.0) == pytest.approx(8192 * (5 - 2 / 8))
+    # nothing to gather: all of them save one tensor
+    assert added(whole) == added(Layout.of(sequence_parallel=1)) == 0.0
+    each = fsdp2.model_copy(update={"switches": fsdp2.switches.model_copy(update={"gathers_once": False})})
+    batch = Microbatches.fixed(split, 4096, 2)
+    parts = [trainer_memory(arch, h100, trainer, split, batch) for trainer in (each, fsdp2)]
+    grown = float(parts[0].activations - parts[1].activations)
+    assert grown == pytest.approx(arch.layers * 4096 * 2 * 8192 * 4.75)  # the loss is the peak: no working set
+    scored = [trainer_memory(arch, h100, t, split, batch, forward_only=True).total for t in (each, fsdp2)]
+    assert scored[0] == scored[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "readers"),
+    [
+        ("Qwen3-4B", 5.0),  # q, k, v, gate, up
+        ("Qwen3-30B-A3B", 4.0),  # q, k, v, and what router and experts share
+        ("DeepSeek-V3", (61 * 2 + 3 * 2 + 58 * 3) / 61),  # two down projections; gate and up, of shared experts too
+    ],
+)
+def test_inputs_behind_norms_are_counted_from_the_matrices(name: str, readers: float) -> None:
+    arch = load_architecture(name)
+    assert stack_of(arch).readers / arch.layers == pytest.approx(readers)
 
 
 def test_recompute_by_operator_keeps_every_second_product_by_hand(h100: Hardware) -> None:

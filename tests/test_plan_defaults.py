@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.frameworks.defaults import defaults_of
@@ -10,6 +11,7 @@ from rlperf.plan.answer.baseline import Defaults, pinned_to
 from rlperf.plan.question.context import counting
 from rlperf.report.plan_summary import summary_lines
 from rlperf.specs.job import Job
+from rlperf.specs.rl_calibration import TrainerOverheads, load_framework_calibration
 
 SMALL: dict[str, object] = {
     "name": "small",
@@ -65,6 +67,15 @@ def test_microbatches_of_the_defaults_are_cut_as_the_framework_cuts_them() -> No
     filled = [pool.model_dump(mode="json", exclude_none=True) for pool in stated(job(**asked)).pools]
     filled[1]["settings"] |= {"token_budget": 16_896}
     assert against.objective > predict_job(job(pools=filled, **asked)).rl_step_s
+
+
+def test_no_calibration_states_that_it_cuts_by_count() -> None:
+    """Else a job that leaves microbatches free would overrule its file without a word."""
+    own = load_framework_calibration("verl", "fsdp2").training
+    stated = own.model_dump(exclude_unset=True) | {"batching": "count"}
+    with pytest.raises(ValidationError, match="what a job asks for"):
+        TrainerOverheads.model_validate(stated)
+    assert TrainerOverheads.model_validate(stated | {"batching": "all"}).batching == "all"
 
 
 def test_a_cache_that_holds_no_sequence_is_said() -> None:

@@ -49,6 +49,12 @@ def test_a_release_that_nobody_measured_is_extrapolated_and_says_so() -> None:
     assert earlier.factors.training == 1.0
 
 
+def test_releases_after_the_last_that_was_read_say_what_may_differ() -> None:
+    read, later, none = (load_framework_calibration(f"nemo_rl{v}", "fsdp2") for v in ("==0.3", "==0.5", "==0.2"))
+    assert "0.2.0 shares them" in later.release_note
+    assert "0.2.0" not in read.release_note and "0.2.0" not in none.release_note
+
+
 def test_later_releases_follow_the_drift_of_those_that_were_measured() -> None:
     """No two of them are silently equal, and a trend is not carried on beyond the releases that it was seen over."""
     found = [load_framework_calibration(f"nemo_rl=={v}", "megatron") for v in ("0.6", "0.7", "0.8", "0.12")]

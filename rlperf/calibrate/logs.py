@@ -257,4 +257,6 @@ def calibration_text(fit: LogFit) -> str:
     ]
     # what is unset stays so: a switch that a framework does not name is the trainer's own
     data = fit.calibration.model_dump(mode="json", exclude_unset=True)
+    if data["training"].get("batching") == "count":  # what the run's job asked for, and later ones may not
+        del data["training"]["batching"]
     return "\n".join(lines) + "\n" + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)

@@ -60,7 +60,7 @@ def weight_bytes(replica: Replica) -> FloatArray:
     weigh = {name: dtype_of(name).weight_bytes for name in (roles.projection, roles.dense, roles.expert, roles.head)}
     stage = float(routed_parameters(arch)) * weigh[roles.expert] / devices
     for half in stack_of(arch).halves:
-        stage = stage + half.count * half.layer.held_parameters(at) * weigh[getattr(roles, half.layer.weights)]
+        stage = stage + half.count * half.layer.parameters_on(at) * weigh[getattr(roles, half.layer.weights)]
     towers = float(tower_parameters(arch)) * 2.0
     return stage / replica.pipeline + float(embedding_parameters(arch)) * weigh[roles.head] / devices + towers
 

@@ -47,6 +47,7 @@ def layer_activations(
     width: float = 2.0,
     linear_input: float | None = None,
     compiled: bool = False,
+    gathers_once: bool = True,
 ) -> LayerActivations:
     """Kept activations of the mean layer.
 
@@ -58,15 +59,17 @@ def layer_activations(
     width : bytes of an activation value
     linear_input : bytes of a value kept only as the input of a matrix (8-bit training keeps those narrow)
     compiled : what no backward reads is not kept
+    gathers_once : matrices behind a norm share one gather of their input, which is not kept
     """
     narrow = width if linear_input is None else linear_input
-    keeping, stack = Keeping(layout, dropout, unfused, width, narrow, compiled), stack_of(arch)
+    keeping, stack = Keeping(layout, dropout, unfused, width, narrow, compiled, gathers_once), stack_of(arch)
     zero = 0.0 * keeping.tensor
     # every half-layer keeps the input and the output of its norm, and the mask of its residual dropout
-    each = (width + narrow + (1.0 if dropout else 0.0)) * arch.hidden * keeping.spread
+    each = (width + (1.0 if dropout else 0.0)) * arch.hidden * keeping.spread
+    inputs = narrow * arch.hidden * keeping.norm_outputs(stack.norms / arch.layers, stack.readers / arch.layers)
     # and of several residual streams all, for the mixture behind it
     beside = width * (arch.residual_streams - 1.0) * arch.hidden * keeping.spread
-    dense, core, scores = stack.norms / arch.layers * (each + beside), zero, zero
+    dense, core, scores = inputs + stack.norms / arch.layers * (each + beside), zero, zero
     boundary = width * arch.hidden * keeping.spread + beside
     routed, hidden, operators = zero, zero, zero + boundary
     for half in stack.halves:

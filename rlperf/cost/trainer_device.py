@@ -183,6 +183,7 @@ class Keeping:
     width : bytes of an activation value
     narrow : bytes of a value kept only as the input of a matrix (8-bit training keeps those narrow)
     compiled : what no backward reads is not kept
+    gathers_once : the split output of a norm is kept, not what each matrix behind it gathered for itself
     """
 
     layout: Layout
@@ -191,6 +192,7 @@ class Keeping:
     width: float
     narrow: float
     compiled: bool = False
+    gathers_once: bool = True
 
     @cached_property
     def tensor(self) -> FloatArray:
@@ -201,6 +203,15 @@ class Keeping:
     def spread(self) -> FloatArray:
         """Share of a tensor-parallel device in what sequence parallelism splits [1]."""
         return np.where(self.layout.sequence_parallel > 0, 1.0 / self.tensor, 1.0)
+
+    def norm_outputs(self, norms: float, readers: float) -> FloatArray:
+        """Hidden states kept as inputs of the matrices behind ``norms``, of whom ``readers`` may gather their own [1].
+
+        PyTorch's DTensor redistributes the input of every module by itself, and a linear layer saves what it computed
+        with. Where nothing is split there is nothing to gather, and all of them save one tensor.
+        """
+        shared = norms * self.spread
+        return shared if self.gathers_once else np.where(self.spread < 1.0, readers, shared)
 
 
 @dataclass(frozen=True)

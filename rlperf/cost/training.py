@@ -17,7 +17,7 @@ from rlperf.cost.layers.vision import NO_IMAGES, TowerWork, tower_seconds
 from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.memory_parameters import OFFLOADS_ACTIVATIONS, StageParameters, stage_parameters
 from rlperf.cost.roofline import stream_s
-from rlperf.cost.trainer_device import PLAIN, TrainerDevice, UpdateOptions, Work, work_of
+from rlperf.cost.trainer_device import PLAIN, TrainerDevice, UpdateOptions, work_of
 from rlperf.cost.training_layers import LayerSeconds, head_seconds, layer_seconds
 from rlperf.cost.training_microbatch import MicrobatchSeconds, microbatch_seconds
 from rlperf.cost.training_parallel import (
@@ -149,7 +149,7 @@ def training_update(
         exposed_pp_s=m * hop,
         exposed_dp_s=m * sharded + _update_traffic_s(device, updated, updated_routed, one, each),
         optimizer_s=on_device,
-        offload_s=on_host + m * each * _parked_s(arch, hw, layout, work, one),
+        offload_s=on_host + m * each * _parked_s(arch, device, one),
         low=trainer.low**widened,
         high=trainer.high**widened,
     )
@@ -254,14 +254,15 @@ def _update_traffic_s(
     return exposed + np.maximum(gather - share * layers * one.forward, gather * np.where(share > 0, tail, 1.0))
 
 
-def _parked_s(arch: Architecture, hw: Hardware, layout: Layout, work: Work, one: _Pass) -> FloatArray:
+def _parked_s(arch: Architecture, device: TrainerDevice, one: _Pass) -> FloatArray:
     """Copies of one layer's kept activations to host memory and back that compute does not hide."""
+    layout = device.layout
     parked = np.isin(layout.offload, OFFLOADS_ACTIVATIONS)
     if not np.any(parked):
         return np.zeros(())
-    kept = layer_activations(arch, layout)
+    kept = layer_activations(arch, layout, gathers_once=device.switches.gathers_once)
     full = layout.activation_recompute == RECOMPUTE.index("full")
-    copy = host_copy_s(hw, np.where(full, kept.boundary, kept.dense + kept.routed) * work.tokens)
+    copy = host_copy_s(device.hw, np.where(full, kept.boundary, kept.dense + kept.routed) * device.work.tokens)
     exposed = np.maximum(copy - one.forward, 0.0) + np.maximum(copy - one.backward - one.recompute, 0.0)
     return np.where(parked, exposed, 0.0)
 

@@ -28,9 +28,6 @@ from rlperf.specs.hardware import Hardware
 from rlperf.specs.trainer_calibration import TrainerCalibration
 from rlperf.specs.trainer_switches import Switches
 
-NORM_READERS = 5.0
-"""Matrices of a layer that read the output of a norm: query, key, value, gate and up."""
-
 
 @dataclass(frozen=True)
 class Passes:
@@ -73,7 +70,8 @@ def tensor_traffic(
     and reduce-scatter each way, plus the gather that the backward repeats (Korthikanti et al. 2022, section 4.2.2).
 
     Where nothing is gathered behind a norm, each matrix that reads it fetches its own input, which is kept for the
-    backward; without sequence parallelism each sums up its own gradient of it.
+    backward; without sequence parallelism each sums up its own gradient of it. Collectives were counted on a dense
+    layer with grouped queries and a gate; of other layers `Layer.readers` counts matrices, by the same rule.
     """
     tp = layout.tensor_parallel.astype(np.float64)
     buffer = 2.0 * work.tokens * arch.hidden
@@ -82,14 +80,14 @@ def tensor_traffic(
     whole, spread = np.where(sequence, 0.0, buffer), np.where(sequence, buffer, 0.0)
     reduce = all_reduce_s(hw, whole, tp, inside)
     gather, scatter = all_gather_s(hw, spread, tp, inside), reduce_scatter_s(hw, spread, tp, inside)
-    halves = stack_of(arch).norms / arch.layers / 2.0
-    timing, once = trainer.timing, switches.gathers_once
-    factor = halves * timing.collective * (1.0 - timing.tensor_overlap * switches.tensor_overlap)
-    inputs, again = (2.0, 2.0) if once else (NORM_READERS, 0.0)
+    stack, timing = stack_of(arch), trainer.timing
+    factor = timing.collective * (1.0 - timing.tensor_overlap * switches.tensor_overlap)
+    halves, readers = stack.norms / arch.layers, stack.readers / arch.layers
+    inputs, again = (halves, halves) if switches.gathers_once else (readers, 0.0)
     return Passes(
-        forward=factor * np.where(sequence, inputs * gather + 2.0 * scatter, 2.0 * reduce),
-        backward=factor * np.where(sequence, (2.0 + again) * gather + 2.0 * scatter, inputs * reduce),
-        last=factor * np.where(sequence, scatter, reduce),
+        forward=factor * np.where(sequence, inputs * gather + halves * scatter, halves * reduce),
+        backward=factor * np.where(sequence, (halves + again) * gather + halves * scatter, inputs * reduce),
+        last=factor * halves / 2.0 * np.where(sequence, scatter, reduce),
     )
 
 

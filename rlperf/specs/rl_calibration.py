@@ -22,7 +22,7 @@ from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.profiles import search_path, stamp
 from rlperf.specs.reader import is_file, read_spec
 from rlperf.specs.stage_spread import BANDS, STAGES, StageFactors, StageSpread
-from rlperf.specs.trainer_switches import Switches
+from rlperf.specs.trainer_switches import Batching, Switches
 from rlperf.units import BytesPerSecond, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 
 Transport = Literal[
@@ -146,7 +146,7 @@ class TrainerOverheads(Frozen):
     prefix_update: Overhead | None = None
     prefix_pass: Overhead | None = None
     balance: Literal["update", "batch"] = "update"
-    batching: Literal["rank", "all", "count"] = "rank"
+    batching: Batching = "rank"
     pads: Literal["microbatch", "limit"] = "microbatch"
     switches: Switches = Switches()
     gradients: Literal["bf16", "fp32"] | None = None
@@ -262,12 +262,11 @@ class FrameworkCalibration(Frozen):
     factors: StageFactors = StageFactors()
     rerun_spread: float = Field(0.08, ge=0.0, description="standard deviation of ln(time) between runs of one setup")
     releases: tuple[str, ...] = Field((), description="that rl_steps were measured of, first to last; empty: none")
-    release_spread: NonNegativeFloat = Field(
-        0.0, description="standard deviation of ln(time) of one setup between a release and the next"
-    )
+    release_spread: NonNegativeFloat = Field(0.0, description="standard deviation of ln(time) between two releases")
     release_drift: float = Field(
         0.0, description="mean change of ln(time) of one setup from a release to the next; carried on for two releases"
     )
+    later_note: str = Field("", description="what is known to differ after the last of `releases`")
     release_note: str = Field("", description="how a release that nobody measured is predicted; set by `at_release`")
     calibrated_on: tuple[str, ...] = Field((), description="digests of the configurations that the fits saw")
     unmeasured_spread: float = Field(
@@ -307,6 +306,7 @@ class FrameworkCalibration(Frozen):
             f"{self.framework} {asked[0]}.{asked[1]} is extrapolated: rl_steps were measured of "
             f"{self.releases[0]} to {self.releases[-1]}, and releases differ by {100 * self.release_spread:.0f} % each"
             + (f", {100 * (factor - 1.0):+.0f} % here" if factor != 1.0 else "")
+            + (f"; {self.later_note}" if later and self.later_note else "")
         )
         stages = {name: self._drifted(getattr(self.stage_spread, name), apart) for name in BANDS}
         return self.model_copy(

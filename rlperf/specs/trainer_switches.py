@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlperf.specs.frozen import Frozen
 
 Graph = Literal["none", "partial", "full_iteration"]
 """What CUDA graphs capture: nothing, parts of a layer (attention, router, preprocessing), or a whole iteration."""
+
+
+def _not_counted(batching: str) -> str:
+    if batching == "count":
+        raise ValueError("cutting by count is what a job asks for (`microbatch`), no trait of a framework")
+    return batching
+
+
+Batching = Annotated[Literal["rank", "all", "count"], AfterValidator(_not_counted)]
+"""Which sequences are cut into microbatches together; ``count`` is set for a job, and no file states it."""
 
 
 class Switches(Frozen):

@@ -193,13 +193,19 @@ class Layer:
         copied = sum(matrix.values for matrix in self.matrices() if matrix.cut == "copied")
         return copied + self.copied_parameters()
 
-    def held_parameters(self, tensor: Array) -> FloatArray:
+    def parameters_on(self, tensor: Array) -> FloatArray:
         """Of `parameters`, those on one of ``tensor`` devices."""
         copied = self.copied_parameters()
         held = copied + (self.other_parameters() - copied) / as_float(tensor)
         for outputs, inputs in (matrix.on(tensor) for matrix in self.matrices()):
             held = held + outputs * inputs
         return held
+
+    @cached_property
+    def readers(self) -> int:
+        """Inputs fetched from its norm where matrices share none: one each, and one of experts and their router."""
+        own = sum(each.parts for each in self.matrices() if each.inputs == self.arch.hidden and each.cut != "inputs")
+        return max(own + (self.routing is not None), self.norms)
 
     def tensors(self) -> int:
         """Tensors of the checkpoint, norms in front apart; experts count one by one."""

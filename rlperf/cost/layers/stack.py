@@ -81,6 +81,11 @@ class Stack:
         return self.total(lambda layer: layer.norms)
 
     @cached_property
+    def readers(self) -> int:
+        """Inputs fetched from these norms, see `Layer.readers`."""
+        return self.total(lambda layer: layer.readers)
+
+    @cached_property
     def routed(self) -> tuple[tuple[Routing, int], ...]:
         """Routed experts, and how many layers have them."""
         return tuple((half.layer.routing, half.count) for half in self.halves if half.layer.routing)

@@ -139,6 +139,14 @@ def test_of_engines_that_the_trainer_waits_for_neither_way_the_fastest_is_judged
     assert pinned is not None and opened is not None and opened <= pinned * (1 + 1e-9)
 
 
+def test_engines_hold_the_longest_request_that_turns_make() -> None:
+    """What tools append is beyond the batch's limits: a cache for 3,072 tokens met a request of 5,638."""
+    task = {**TASK, "workload": "searching", "prompts_per_step": 64, "mini_batch": 32, "max_prompt_tokens": 1024}
+    plan = planned(job(architecture="Qwen3-30B-A3B", framework="trl", nodes=2, algorithm="dapo", tasks=[task],
+                       modes=["colocated"], objective=BOLD))  # fmt: skip
+    assert plan.phases[0].pools[0].layout.tensor_parallel > 1  # at 1 there is room for 4,568 tokens
+
+
 ONCE = tuple(dict.fromkeys(RULES))
 
 

@@ -203,7 +203,7 @@ class Judge:
         fraction = np.array([pool.settings.memory_fraction or 0.0])
         running = np.array([pool.settings.max_running or 1])
         memory = replica_memory(site, arch, settings, layout, fraction, running)
-        held = float(cache_granted(memory.kv_tokens, demand.batch.longest_tokens)[0])
+        held = float(cache_granted(memory.kv_tokens, demand.request_tokens)[0])
         count, apart = pool.layout.data_parallel, apart_of(site, arch, settings, layout)[0]
         most = demand.batch.under_way(max(count - settings.prefill_replicas, 1))
         limits = engine_limits(settings, held, min(int(running[0]), most or int(running[0])))

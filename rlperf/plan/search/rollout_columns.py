@@ -15,7 +15,7 @@ from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import doublings, rollout_departures
 from rlperf.plan.search.candidates import Shape, rollout_layouts
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.engine import apart_of, cache_granted, replica_memory, tabulate
+from rlperf.sim.rl_step.engine import apart_of, cache_granted, least_cache, replica_memory, tabulate
 from rlperf.sim.rl_step.rollout_stage import Counted, RolloutStage, counted_seconds
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES
@@ -131,12 +131,12 @@ def _columns(
         room = np.floor(HALF_GROWN * np.maximum(memory.kv_tokens, 0.0) / demand.moments.mean).astype(np.int64)
         m = np.minimum(m, np.maximum(room // FEWEST * FEWEST, FEWEST))
         memory = replica_memory(context.site, architecture, settings, rows, f, m)
-    why = flags[keep][e] | np.where(memory.kv_tokens < demand.batch.longest_tokens, int(Reject.KV), 0)
+    why = flags[keep][e] | np.where(memory.kv_tokens < least_cache(demand.request_tokens), int(Reject.KV), 0)
     writers = rows.data_parallel - settings.prefill_replicas
     why |= np.where(memory.cache_bytes > 0, 0, int(Reject.MEMORY)) | np.where(writers > 0, 0, int(Reject.READERS))
     makespan, steady, again = (np.full(len(e), np.inf) for _ in range(3))
     alive = np.flatnonzero((why & ~int(Reject.NODE | (Reject.KV | Reject.MEMORY if lenient else 0))) == 0)
-    held = cache_granted(memory.kv_tokens[alive], demand.batch.longest_tokens)
+    held = cache_granted(memory.kv_tokens[alive], demand.request_tokens)
     makespan[alive], steady[alive], again[alive] = counted_seconds(
         settings, costs, rows.take(alive), e[alive], held, m[alive], counted,
         apart_of(context.site, architecture, settings, shapes),

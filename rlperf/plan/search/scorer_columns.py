@@ -121,7 +121,7 @@ def serving(
     running = np.array([plan.settings.max_running or 1])
     fraction = np.array([plan.settings.memory_fraction or 0.0])
     memory = replica_memory(there.site, architecture, settings, layout, fraction, running)
-    held = float(cache_granted(memory.kv_tokens, asked.batch.longest_tokens)[0])
+    held = float(cache_granted(memory.kv_tokens, asked.request_tokens)[0])
     count = plan.layout.data_parallel
     limits = engine_limits(settings, held, int(running[0]))
     return Replicas(cost, limits, count, plan.devices // count, EngineOptions.of(there.engine)), memory

@@ -129,14 +129,25 @@ class Demand:
         return tuple(table.trajectories() for table in self.tables)
 
     @cached_property
-    def _lengths(self) -> tuple[FloatArray, ...]:
+    def _requests(self) -> tuple[FloatArray, ...]:
+        """Prompt + response of everything that is rolled out, of every replicate [tokens]."""
         found = []
         for table in self.trajectories:
             total = table.prompt_tokens + table.response_tokens
             if table.append_tokens is not None:
                 total = total + table.append_tokens
-            found.append(np.asarray(total[self._trained], dtype=np.float64))
+            found.append(np.asarray(total, dtype=np.float64))
         return tuple(found)
+
+    @cached_property
+    def _lengths(self) -> tuple[FloatArray, ...]:
+        return tuple(total[self._trained] for total in self._requests)
+
+    @cached_property
+    def request_tokens(self) -> float:
+        """Most tokens that one request holds in a cache: the batch's limits, or what turns and tools make of it."""
+        most = max(float(tokens.max(initial=0.0)) for tokens in self._requests)
+        return max(float(self.batch.longest_tokens), most)
 
     @cached_property
     def trained_tokens(self) -> float:

@@ -180,10 +180,15 @@ def replica_memory(
     )
 
 
-def cache_granted(kv_tokens: FloatArray, longest_tokens: float) -> FloatArray:
-    """Cache of a replica as it is simulated [tokens]: where not even one sequence fits, two are granted.
+def least_cache(request_tokens: float) -> float:
+    """Cache that holds one request: two blocks beyond its tokens, for rounding and for what is drafted [tokens]."""
+    return request_tokens + 2.0 * BLOCK_TOKENS
+
+
+def cache_granted(kv_tokens: FloatArray, request_tokens: float) -> FloatArray:
+    """Cache of a replica as it is simulated [tokens]: where not even one request fits, two are granted.
 
     Such a pool does not run; its seconds are predicted all the same, as if it did.
     """
-    least = 2.0 * longest_tokens + 2.0 * BLOCK_TOKENS
-    return np.where(kv_tokens < longest_tokens, np.maximum(kv_tokens, least), kv_tokens)
+    least = least_cache(request_tokens)
+    return np.where(kv_tokens < least, np.maximum(kv_tokens, 2.0 * least), kv_tokens)

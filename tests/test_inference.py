@@ -275,6 +275,9 @@ def test_basis_says_what_is_extrapolated() -> None:
     latent = serving_basis(load_architecture("DeepSeek-V3"), load_hardware("h20_sxm"), VLLM, ServedLoad(context=262144))
     assert latent.extrapolated and len(latent.reasons) == 3
     assert latent.spread.high > plain.spread.high
+    long = serving_basis(QWEN, H100, VLLM, ServedLoad(prompt=65536))
+    assert long.reasons == ("prompt of 65536 is beyond the calibrated 16384",)
+    assert np.log(long.spread.high) == pytest.approx(1.2 * np.log(plain.spread.high), rel=1e-6)
 
 
 def test_engine_profiles_by_version() -> None:

@@ -187,9 +187,35 @@ def test_intervals_know_the_kind_of_load_and_strangers(tmp_path: Path) -> None:
     assert width("llama") == pytest.approx(0.1, abs=1e-3)
     assert width("llama", ServedLoad(closed_loop=False)) == pytest.approx(0.3, abs=1e-3)
     assert width("nobody") == pytest.approx(0.15, abs=1e-3)
+    # a weight format that no kernel table covers is as much wider as its rows missed more
+    wider = spread.model_copy(update={"extrapolated": 1.2, "extrapolated_other": 1.6})
+    engine = engine.model_copy(update={"spread_served": wider})
+    for load, times in ((PLAIN, 1.2), (ServedLoad(closed_loop=False), 1.6)):
+        known, borrowed = (
+            serving_basis(case.arch, case.hardware, engine, load, gemm_dtype=dtype) for dtype in ("bf16", "int4_wo")
+        )
+        assert borrowed.extrapolated and not known.extrapolated
+        assert np.log(borrowed.spread.high) == pytest.approx(times * np.log(known.spread.high), rel=0.01)
     # without a spread of all engines, as in a profile of one's own, it is the engine's
     alone = engine.model_copy(update={"spread_served": None})
     assert serving_basis(case.arch, case.hardware, alone).spread == alone.overhead.quality.spread
+
+
+def test_kernels_without_a_table_widen_by_what_their_rows_missed_more(tmp_path: Path) -> None:
+    borrowed = tuple(
+        {"row_id": f"w{tensor}_{isl}", "engine": "vllm", "architecture": "Llama-3.1-8B", "gpu": "h100_sxm",
+         "n_gpus": tensor, "tensor_parallel": tensor, "gemm_dtype": "int4_wo", "attention_data_parallel": 1,
+         "mode": "online_concurrency", "isl": isl, "osl": 500, "concurrency": 8, "measured_tpot_ms": 8.0}
+        for tensor in (1, 2, 4, 8) for isl in range(100, 1100, 100)
+    )  # fmt: skip
+    served = Refits(toy(tmp_path, more=borrowed)).served
+    covered = np.asarray([case.covered for case, _, _ in served.cases])
+    assert (~covered).sum() == len(borrowed) == 40 == covered.sum()
+    spread = spread_served(served, served.rows.measured + np.where(covered, 0.1, 0.15))
+    assert spread is not None and (spread.usual, spread.extrapolated) == pytest.approx((0.1, 1.5), abs=1e-3)
+    # they miss less: no narrower for that
+    spread = spread_served(served, served.rows.measured + np.where(covered, 0.1, 0.05))
+    assert spread is not None and spread.extrapolated == 1.0
 
 
 def test_profiles_of_one_engine_alone_are_fitted_and_read_again(tmp_path: Path) -> None:

@@ -196,8 +196,9 @@ def fit_serving(served: ServingRows, profiles: Sequence[EngineCalibration], *, f
 def spread_served(served: ServingRows, apart: FloatArray) -> ServingSpread | None:
     """Half the interval of every kind of load, from times per token predicted without their configuration ``apart``.
 
-    Not from rows that the constants of their device were told from: no prediction of these is without them. A kind of
-    fewer than `LEAST` rows has that of all; None where these are as few.
+    From rows whose kernels all have tables; by how much the others miss more is a factor. Not from rows that the
+    constants of their device were told from: no prediction of these is without them. A kind of fewer than `LEAST` rows
+    has that of all; None where these are as few.
     """
     told = [case.row.row_id in case.hardware.calibration.served_rows for case, _, _ in served.cases]
     timed = served.stack.per_token & ~np.asarray(told)
@@ -209,11 +210,21 @@ def spread_served(served: ServingRows, apart: FloatArray) -> ServingSpread | Non
         ["other_loads" if not c.closed_loop else "experts_apart" if c.expert > 1 else "usual" for c in cases]
     )
     weight, every = evenly([configuration_of(case) for case in cases]), np.ones(len(cases), dtype=bool)
-    found = {}
-    for kind in ("usual", "experts_apart", "other_loads"):
-        own = kinds == kind if (kinds == kind).sum() >= LEAST else every
-        found[kind] = round(max(weighted_quantile(missed[own], weight[own], 0.9), NARROWEST), 4)
-    return ServingSpread(**found, rows=len(cases))
+    beyond = np.asarray([not case.covered for case in cases])
+
+    def most(values: FloatArray, *parts: BoolArray) -> float:
+        """What nine of ten rows are at most, of the first part that has enough of them."""
+        chosen = next(one for one in (*parts, every) if one.sum() >= LEAST)
+        return weighted_quantile(values[chosen], weight[chosen], 0.9)
+
+    halves = {
+        kind: round(max(most(missed, (kinds == kind) & ~beyond, kinds == kind), NARROWEST), 4)
+        for kind in ("usual", "experts_apart", "other_loads")
+    }
+    share = missed / np.asarray([halves[kind] for kind in kinds])
+    other = kinds == "other_loads"
+    wider = [round(max(most(share, beyond & kind, beyond), 1.0), 3) for kind in (~other, other)]
+    return ServingSpread(**halves, extrapolated=wider[0], extrapolated_other=wider[1], rows=len(cases))
 
 
 NARROWEST = 0.02

@@ -43,8 +43,8 @@ def predict_case(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
     used = row.row_id in case.engine.overhead.row_ids or row.row_id in case.hardware.calibration.served_rows
     fitted = case.engine.front_end_fitted and case.mode == "online_rate"
     load = ServedLoad(
-        context=case.isl + case.osl, running=float(served.running), experts_apart=case.expert > 1,
-        closed_loop=case.closed_loop, throughput=bool(rate and not tpot),
+        context=case.isl + case.osl, prompt=case.isl - case.cached, running=float(served.running),
+        experts_apart=case.expert > 1, closed_loop=case.closed_loop, throughput=bool(rate and not tpot),
     )  # fmt: skip
     basis = serving_basis(case.arch, case.hardware, case.engine, load, gemm_dtype=case.gemm_dtype)
     spread = basis.spread

@@ -10,7 +10,7 @@ from rlperf.cost.moe import moe_fit
 from rlperf.cost.replica import NATIVE_MXFP4, roles_of
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import Spread
+from rlperf.specs.calibration import Z95, Spread
 from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
 
@@ -22,8 +22,8 @@ CALIBRATED_PROMPT = 16384.0
 """Longest prompt of the prefill tables [tokens]."""
 CALIBRATED_REQUESTS = 1024.0
 """Largest batch of the decode tables [requests]."""
-UNTIMED = 4.4
-"""Times as wide, in the logarithm, where constants of a layer are judged: up to 2.3 times as long (judged)."""
+UNTIMED = 2.3
+"""Up to how many times as long where constants of a layer are judged (judged); beside what all rows are off by."""
 ASSUMED = 1.5
 """The same for an architecture whose reader had to assume something (judged)."""
 
@@ -124,7 +124,7 @@ def serving_basis(
     if arch.assumed:
         spread = spread.widened(ASSUMED)
     if untimed:
-        spread = spread.widened(UNTIMED)
+        spread = spread.beside(math.log(UNTIMED) / Z95)
     if beyond := load.beyond:
         reasons += [
             f"{name} of {value:g} is beyond the calibrated {limit:g}" for name, (value, limit) in beyond.items()
@@ -143,7 +143,7 @@ def _spread(
     if load.throughput:
         spread = engine.spread_throughput
     elif served is not None:
-        spread = served.of(load.experts_apart, load.closed_loop)
+        spread = served.of(load.experts_apart, load.closed_loop, extrapolated)
     if served is not None and engine.strange(hw.device.name, arch.family):
         return spread.widened(served.stranger)
     return spread.widened(1.5) if hw.calibration.extrapolated and not engine.factors else spread

@@ -58,22 +58,26 @@ class ServingSpread(Frozen):
     Gammerman, Shafer 2005, section 4.5), each configuration counting like the root of its rows; of all engines.
     """
 
-    usual: PositiveFloat = Field(description="closed loops, experts (if any) not spread over devices")
-    experts_apart: PositiveFloat = Field(description="closed loops, experts spread over devices")
-    other_loads: PositiveFloat = Field(description="single streams, batches, requests at random")
+    usual: PositiveFloat = Field(description="closed loops on kernels with tables, experts not spread over devices")
+    experts_apart: PositiveFloat = Field(description="the same, experts spread over devices")
+    other_loads: PositiveFloat = Field(description="single streams, batches, requests at random; with tables, too")
+    extrapolated: float = Field(1.0, ge=1, description="times as wide in closed loops where a kernel has no table")
+    extrapolated_other: float = Field(1.0, ge=1, description="the same of other loads")
     stranger: float = Field(
         1.0, ge=1, description="times as wide where nobody has served the device, the family, the release or the engine"
     )
     rows: NonNegativeInt = 0
 
-    def of(self, experts_apart: bool = False, closed_loop: bool = True) -> Spread:
+    def of(self, experts_apart: bool = False, closed_loop: bool = True, extrapolated: bool = False) -> Spread:
         """The interval of a load on an engine, release, device and family that were served.
 
-        >>> spread = ServingSpread(usual=0.2, experts_apart=0.4, other_loads=0.3)
-        >>> spread.of(), spread.of(experts_apart=True, closed_loop=False).high
-        (Spread(low=0.819, high=1.221), 1.35)
+        >>> spread = ServingSpread(usual=0.2, experts_apart=0.4, other_loads=0.3, extrapolated=1.5)
+        >>> spread.of(), spread.of(experts_apart=True, closed_loop=False).high, spread.of(extrapolated=True).high
+        (Spread(low=0.819, high=1.221), 1.35, 1.35)
         """
         half = (self.experts_apart if experts_apart else self.usual) if closed_loop else self.other_loads
+        if extrapolated:
+            half *= self.extrapolated if closed_loop else self.extrapolated_other
         return Spread(low=round(math.exp(-half), 3), high=round(math.exp(half), 3))
 
 

@@ -41,12 +41,15 @@ class Doubts:
         return Doubt(dense=known[0], experts=known[1], dense_elsewhere=strange[0], experts_elsewhere=strange[1])
 
     def _like(self, backend: str, generation: str, experts: bool) -> BoolArray:
-        """Rows that stand for others: of the backend on the generation, of either alone, or any with such layers."""
+        """Rows that stand for others: of the backend on the generation, of either alone, or any with such layers.
+
+        What a backend runs tells more of a job than where: another's toy models on a device wait for the host.
+        """
         mixture = np.array([row.architecture.experts is not None for row in self.rows])
         mine = np.array([timed_as(row.backend) == timed_as(backend) for row in self.rows])
         here = np.array([generation_of(row.hardware.device) == generation for row in self.rows])
         alike = mixture if experts else ~mixture
-        wanted = (alike & mine & here, alike & here, alike & mine, alike)
+        wanted = (alike & mine & here, alike & mine, alike & here, alike)
         return next((each for each in wanted if each.any()), np.ones(len(self.rows), dtype=np.bool_))
 
     def _deviation(self, labels: dict[str, list[str]], like: BoolArray, stratum: str) -> float:

@@ -61,7 +61,7 @@ TABLES: dict[Path, dict[str, tuple[tuple[str, tuple[str, str], str, str, str], .
             ("dense", STEP, "step_s", "dense", HELD_OUT),
             ("mixture of experts", STEP, "step_s", "MoE", HELD_OUT),
             ("Qwen3.5-35B-A3B in verl (nothing fitted)", STEP, "step_s", "verl_megatron, nothing fitted", HELD_OUT),
-            ("DeepSeek-V3, apart (form chosen in view of it)", STEP, "step_s", "DeepSeek-V3", HELD_OUT),
+            ("DeepSeek-V3, apart (forms chosen in view of it)", STEP, "step_s", "DeepSeek-V3", HELD_OUT),
             ("Llama-3.1-70B on DTensor, apart", STEP, "step_s", "DTensor 70B", HELD_OUT),
             ("everything", STEP, "step_s", "all", HELD_OUT),
         ),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from rlperf.calibrate.leave_out import LeaveOutLine
 from rlperf.calibrate.leave_out_inference import report_apart
 from rlperf.calibrate.splits import HELD_OUT, NEW
 from rlperf.calibrate.statistics import Summary
@@ -17,6 +18,7 @@ from rlperf.calibrate.validate import Report, validate_file
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TARGET = ROOT / "docs" / "guide" / "how-accurate.md"
+README = ROOT / "README.md"
 PHASES = ("memory", "memory/rl_lora_phases.csv")
 FILES = (
     ("training", "measured/training.csv", "Training: seconds of one optimizer update"),
@@ -27,7 +29,7 @@ FILES = (
 )
 TIME, SPACE, SERVED, STEP, SYNC = ((kind, name) for kind, name, _ in FILES)
 TABLES: dict[Path, dict[str, tuple[tuple[str, tuple[str, str], str, str, str], ...]]] = {
-    ROOT / "README.md": {
+    README: {
         "| what | rows held out of fits |": (
             ("training step, dense, 16 bit", TIME, "step_s", "dense, 16 bit", HELD_OUT),
             ("training step, all (MoE, fp8, LoRA, every framework)", TIME, "step_s", "all", HELD_OUT),
@@ -158,6 +160,14 @@ def with_rows(text: str, begin: str, rows: Sequence[str]) -> str:
     head = next(i for i, line in enumerate(lines) if line.startswith(begin))
     last = next(i for i in range(head, len(lines)) if not lines[i].startswith("|"))
     return "\n".join([*lines[: head + 2], *rows, *lines[last:]])
+
+
+def left_out_row(name: str, line: LeaveOutLine) -> str:
+    """A row of README: errors and share inside with the group in the fit, and with it left out."""
+    errors = (
+        f"{each.median:.1f} / {each.mean:.1f} % | {100.0 * each.inside:.0f} %" for each in (line.seen, line.left_out)
+    )
+    return f"| {name} | {line.rows} | {' | '.join(errors)} |"
 
 
 def _summary(report: Report, *which: str) -> Summary:

@@ -19,7 +19,6 @@ from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate import PredictedFigure
 
 PAGE = accuracy.ROOT / "docs" / "guide" / "accuracy-inference.md"
-README = accuracy.ROOT / "README.md"
 BY = {
     "device": "device (on a relative's kernel constants)",
     "family": "model family",
@@ -83,12 +82,7 @@ def group_rows(lines: Lines) -> list[str]:
 
 def readme_rows(lines: Lines) -> list[str]:
     """One line per way of grouping, for README."""
-    return [
-        f"| {BY[by]} | {one.rows} | {one.seen.median:.1f} / {one.seen.mean:.1f} % | {100 * one.seen.inside:.0f} % | "
-        f"{one.left_out.median:.1f} / {one.left_out.mean:.1f} % | {100 * one.left_out.inside:.0f} % |"
-        for by, one in lines
-        if one.metric == TIME and one.group == ALL
-    ]
+    return [accuracy.left_out_row(BY[by], one) for by, one in lines if one.metric == TIME and one.group == ALL]
 
 
 def write(apart: Sequence[PredictedFigure], names: Mapping[str, Sequence[str]], lines: Lines) -> None:
@@ -96,7 +90,8 @@ def write(apart: Sequence[PredictedFigure], names: Mapping[str, Sequence[str]], 
     text = accuracy.with_rows(PAGE.read_text(), "| rows | n | median", apart_rows(apart, names))
     text = accuracy.with_rows(text, "| left out in turn |", whole_rows(lines))
     PAGE.write_text(accuracy.with_rows(text, "| left out | rows | configurations |", group_rows(lines)))
-    README.write_text(accuracy.with_rows(README.read_text(), "| left out: each |", readme_rows(lines)))
+    text = accuracy.with_rows(accuracy.README.read_text(), "| left out: each |", readme_rows(lines))
+    accuracy.README.write_text(text)
 
 
 def main() -> None:

@@ -23,7 +23,6 @@ from rlperf.calibrate.timing_fits import fit_rows
 from rlperf.calibrate.trainer_rows import TrainingRow
 
 PAGE = accuracy.ROOT / "docs" / "guide" / "accuracy-training.md"
-README = accuracy.ROOT / "README.md"
 BY = {
     "framework": "framework",
     "version": "release of a framework",
@@ -53,10 +52,7 @@ def _errors(one: ErrorSummary) -> str:
 def readme_row(by: str, report: LeaveOutReport) -> str:
     """README's line of a grouping: all rows."""
     one = next(line for line in report.lines if line.metric == "step_s" and line.group == ALL)
-    errors = (
-        f"{each.median:.1f} / {each.mean:.1f} % | {100.0 * each.inside:.0f} %" for each in (one.seen, one.left_out)
-    )
-    return f"| {BY[by]} | {one.rows} | {' | '.join(errors)} |"
+    return accuracy.left_out_row(BY[by], one)
 
 
 def borrowed(report: LeaveOutReport) -> str:
@@ -77,7 +73,7 @@ def write(reports: Mapping[str, LeaveOutReport]) -> None:
         below = [note] if (note := borrowed(report)) else []
         text = before + title + rest[:start] + "\n\n".join([table, *below, after])
     PAGE.write_text(text)
-    README.write_text(readme_with(README.read_text(), reports))
+    accuracy.README.write_text(readme_with(accuracy.README.read_text(), reports))
 
 
 def readme_with(text: str, reports: Mapping[str, LeaveOutReport]) -> str:

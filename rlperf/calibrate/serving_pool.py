@@ -24,7 +24,15 @@ from rlperf.calibrate.statistics import absolute_percentage_errors, weighted_qua
 from rlperf.calibrate.tables import split_rank
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import Quality, Spread
-from rlperf.specs.engine_calibration import EngineCalibration, EngineOverhead, Grouped, GroupFactor, ServingSpread
+from rlperf.specs.engine_calibration import (
+    EngineCalibration,
+    EngineOverhead,
+    Grouped,
+    GroupFactor,
+    LoadKind,
+    ServingSpread,
+    load_kind,
+)
 
 FOLDS = 6
 """Parts that the configurations are cut into: each row is predicted by a fit of the five that it is not in."""
@@ -206,9 +214,7 @@ def spread_served(served: ServingRows, apart: FloatArray) -> ServingSpread | Non
         return None
     cases = [case for (case, _, _), one in zip(served.cases, timed, strict=True) if one]
     missed = np.abs(served.rows.measured - apart)[timed]
-    kinds = np.asarray(
-        ["other_loads" if not c.closed_loop else "experts_apart" if c.expert > 1 else "usual" for c in cases]
-    )
+    kinds = np.asarray([load_kind(case.expert > 1, case.closed_loop) for case in cases])
     weight, every = evenly([configuration_of(case) for case in cases]), np.ones(len(cases), dtype=bool)
     beyond = np.asarray([not case.covered for case in cases])
 
@@ -219,7 +225,7 @@ def spread_served(served: ServingRows, apart: FloatArray) -> ServingSpread | Non
 
     halves = {
         kind: round(max(most(missed, (kinds == kind) & ~beyond, kinds == kind), NARROWEST), 4)
-        for kind in ("usual", "experts_apart", "other_loads")
+        for kind in get_args(LoadKind)
     }
     share = missed / np.asarray([halves[kind] for kind in kinds])
     other = kinds == "other_loads"

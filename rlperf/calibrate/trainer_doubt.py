@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from rlperf.calibrate.pooling import Pooled
 from rlperf.calibrate.trainer_constants import generation_of, labels_of, timed_as
 from rlperf.calibrate.trainer_rows import TrainingRow, digest
-from rlperf.layout import BoolArray, FloatArray
+from rlperf.layout import BoolArray, FloatArray, IntArray
 from rlperf.specs.trainer_calibration import Doubt
 
 NOBODY = "?"
@@ -18,7 +19,7 @@ NOBODY = "?"
 STRATA = ("dense", "experts")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Doubts:
     """A fit with how its predictions depend on the constants.
 
@@ -30,6 +31,16 @@ class Doubts:
     pooled: Pooled
     rows: Sequence[TrainingRow]
     slopes: FloatArray
+
+    @cached_property
+    def _mixture(self) -> BoolArray:
+        return np.array([row.architecture.experts is not None for row in self.rows])
+
+    @cached_property
+    def _configuration(self) -> IntArray:
+        """Number of each row's configuration ``[rows]``."""
+        _, index = np.unique([digest(row.configuration) for row in self.rows], return_inverse=True)
+        return np.asarray(index)
 
     def of(self, backend: str, generation: str, device: str) -> Doubt:
         """Of a backend on a device, or on any other of a generation (empty: of a generation nobody fitted either)."""
@@ -45,10 +56,9 @@ class Doubts:
 
         What a backend runs tells more of a job than where: another's toy models on a device wait for the host.
         """
-        mixture = np.array([row.architecture.experts is not None for row in self.rows])
         mine = np.array([timed_as(row.backend) == timed_as(backend) for row in self.rows])
         here = np.array([generation_of(row.hardware.device) == generation for row in self.rows])
-        alike = mixture if experts else ~mixture
+        alike = self._mixture if experts else ~self._mixture
         wanted = (alike & mine & here, alike & mine, alike & here, alike)
         return next((each for each in wanted if each.any()), np.ones(len(self.rows), dtype=np.bool_))
 
@@ -58,6 +68,5 @@ class Doubts:
         variance = pooled.variance({name: one * count for name, one in labels.items()}, self.slopes[like])
         own = stratum if stratum in pooled.unit else max(pooled.unit, key=lambda name: pooled.unit[name])
         variance = variance + pooled.unit[own] ** 2 + pooled.noise[own] ** 2
-        digests = [digest(row.configuration) for row, used in zip(self.rows, like, strict=True) if used]
-        _, index = np.unique(digests, return_inverse=True)
+        index = self._configuration[like]
         return float(np.sqrt(np.average(variance, weights=1.0 / np.bincount(index)[index])))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlperf.cli.output import AsJson, console, print_json, progress
+from rlperf.cli.output import AsJson, console, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from rlperf.plan.answer.plan import Plan
@@ -128,8 +128,6 @@ def summary_of(found: Replan) -> dict[str, Any]:
 
 
 def _print(found: Replan) -> None:
-    from rich.table import Table
-
     from rlperf.units import human_seconds
 
     screen = console()
@@ -140,10 +138,11 @@ def _print(found: Replan) -> None:
     )
     for text in found.differs:
         screen.print(f"  {text}", markup=False)
-    table = Table("stage", "measured / predicted", "rl_steps")
-    for each in found.factors:
-        table.add_row(each.stage.replace("_", " "), f"{each.value:.3f} +- {each.sigma:.3f}", str(each.rl_steps))
-    screen.print(table)
+    rows = [
+        (each.stage.replace("_", " "), f"{each.value:.3f} +- {each.sigma:.3f}", str(each.rl_steps))
+        for each in found.factors
+    ]
+    print_table(("stage", "measured / predicted", "rl_steps"), rows)
     for length in found.lengths:
         around = f"({length.low:,.0f} .. {length.high:,.0f})"
         screen.print(f"rl_step {length.rl_step}: mean response {length.mean:,.0f} tokens {around}")

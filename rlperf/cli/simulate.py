@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlperf.cli.output import AsJson, TaskName, console, default_job, print_json, progress
+from rlperf.cli.output import AsJson, TaskName, console, default_job, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from rlperf.sim.rl_step.asynchronous import AsyncResult
@@ -117,8 +117,6 @@ def steady_summary(steady: AsyncResult) -> dict[str, Any]:
 
 
 def _print(summary: dict[str, Any]) -> None:
-    from rich.table import Table
-
     from rlperf.report.rollout import CAUSES
 
     screen = console()
@@ -127,16 +125,13 @@ def _print(summary: dict[str, Any]) -> None:
         f"{summary['generated_tokens']:,} tokens in [bold]{summary['makespan_s']:.1f} s[/bold] "
         f"({summary['tokens_per_s']:,.0f} tokens/s)"
     )
-    table = Table("replica", "devices", "finish [s]", "mean running")
-    rows = zip(summary["devices"], summary["replica_finish_s"], summary["mean_running"], strict=True)
-    for r, (devices, finish, running) in enumerate(rows):
-        table.add_row(str(r), str(devices), f"{finish:.1f}", f"{running:.1f}")
-    screen.print(table)
+    replicas = zip(summary["devices"], summary["replica_finish_s"], summary["mean_running"], strict=True)
+    rows = [(str(r), str(n), f"{finish:.1f}", f"{running:.1f}") for r, (n, finish, running) in enumerate(replicas)]
+    print_table(("replica", "devices", "finish [s]", "mean running"), rows)
     device_s = sum(summary["devices"]) * summary["makespan_s"]
-    lost = Table("lost to", "device seconds", "share")
-    for name, seconds in summary["lost_device_s"].items():
-        lost.add_row(CAUSES[name], f"{seconds:,.0f}", f"{100 * seconds / device_s:.1f} %")
-    screen.print(lost)
+    lost = summary["lost_device_s"].items()
+    shares_lost = [(CAUSES[name], f"{each:,.0f}", f"{100 * each / device_s:.1f} %") for name, each in lost]
+    print_table(("lost to", "device seconds", "share"), shares_lost)
     screen.print(f"preemptions {summary['preemptions']}, prefix hits {summary['prefix_hit_tokens']:,} tokens")
     if found := summary["steady"]:
         shares = ", ".join(f"{100 * share:.0f} % {behind}" for behind, share in enumerate(found["staleness"]) if share)

@@ -48,7 +48,7 @@ def scoring_pass(
     """
     work = work_of(layout, microbatches)
     stage = stage_parameters(arch, layout)
-    on = (options.switches or trainer.switches).model_copy(update={"expert_overlap": False})
+    on = options.switches_of(trainer).model_copy(update={"expert_overlap": False})
     whole = replace(options, lora_rank=None, switches=on)
     costs = microbatch_seconds(arch, TrainerDevice(hw, trainer, layout, work, whole))
     compute, head, tensor, expert = costs.layer, costs.head.forward, costs.tensor.forward, costs.expert.forward

@@ -90,6 +90,10 @@ class UpdateOptions:
     ends: Ends = EVEN
     lora_jobs: int = 1
 
+    def switches_of(self, trainer: TrainerCalibration) -> Switches:
+        """How the stack runs: as stated, else as its backend does."""
+        return self.switches or trainer.switches
+
 
 PLAIN = UpdateOptions()
 BEFORE_HOPPER = ("Volta", "Turing", "Ampere", "Ada")
@@ -119,7 +123,7 @@ class TrainerDevice:
     @cached_property
     def switches(self) -> Switches:
         """How the stack runs."""
-        return self.options.switches or self.trainer.switches
+        return self.options.switches_of(self.trainer)
 
     @cached_property
     def rate(self) -> FloatArray | float:

@@ -113,7 +113,7 @@ def trainer_memory(
         dropout=trainer.timing.kernel_attention == "unfused", unfused=trainer.timing.kernel_attention == "unfused",
         linear_input=None if options.dtype in ("bf16", "fp16", "fp32") else 1.0, compiled=options.compiled,
         # a scoring pass drops what was gathered
-        gathers_once=forward_only or (options.switches or trainer.switches).gathers_once,
+        gathers_once=forward_only or options.switches_of(trainer).gathers_once,
     )  # fmt: skip
     tokens = microbatches.tokens / (layout.context_parallel * layout.ulysses)
     pairs = microbatches.sum_squares / (layout.context_parallel * layout.ulysses)

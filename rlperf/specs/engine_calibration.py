@@ -51,6 +51,14 @@ class GroupFactor(Frozen):
     rows: NonNegativeInt = 0
 
 
+LoadKind = Literal["usual", "experts_apart", "other_loads"]
+
+
+def load_kind(experts_apart: bool, closed_loop: bool) -> LoadKind:
+    """Which half width of `ServingSpread` a load has."""
+    return ("experts_apart" if experts_apart else "usual") if closed_loop else "other_loads"
+
+
 class ServingSpread(Frozen):
     """Half the interval of seconds per token, in the logarithm, by what is known of a load before it is served.
 
@@ -75,7 +83,7 @@ class ServingSpread(Frozen):
         >>> spread.of(), spread.of(experts_apart=True, closed_loop=False).high, spread.of(extrapolated=True).high
         (Spread(low=0.819, high=1.221), 1.35, 1.35)
         """
-        half = (self.experts_apart if experts_apart else self.usual) if closed_loop else self.other_loads
+        half: float = getattr(self, load_kind(experts_apart, closed_loop))
         if extrapolated:
             half *= self.extrapolated if closed_loop else self.extrapolated_other
         return Spread(low=round(math.exp(-half), 3), high=round(math.exp(half), 3))

@@ -40,8 +40,7 @@ class TrainerProvenance(Frozen):
 class Doubt(Frozen):
     """How far measured seconds lie from those of a configuration that nobody timed: standard deviation of ln [1].
 
-    What the fit of all backends leaves open of the constants, and what configurations differ by beside them. Measured
-    over predicted follows Student's t of four degrees of freedom, as the fit takes it to.
+    What the fit of all backends leaves open of the constants, and what configurations differ by beside them.
     """
 
     dense: PositiveFloat = Field(description="models without experts, by a framework that the fit saw")

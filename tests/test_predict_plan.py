@@ -121,6 +121,15 @@ def test_a_plan_file_without_the_budget_that_it_packs_to_is_refused(tmp_path: Pa
         rlperf.predict_job(tmp_path / "plan.yaml")
 
 
+def test_a_plan_file_with_a_trainer_that_its_job_does_not_have_is_refused(tmp_path: Path) -> None:
+    data = yaml.safe_load(plan_yaml(rlperf.plan_job(written(tmp_path))))
+    trainer = next(pool for pool in data["phases"][0]["pools"] if pool["role"] == "trainer")
+    trainer["settings"]["backend"] = ""
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(data))
+    with pytest.raises(SpecError, match="which the job does not have"):
+        rlperf.predict_job(tmp_path / "plan.yaml")
+
+
 def test_phases_of_a_plan_are_predicted_one_by_one(tmp_path: Path) -> None:
     trace(tmp_path / "lengths", steps=2, scale=150.0)
     task = {**SMALL["tasks"][0], "workload": "lengths"}  # type: ignore[index]

@@ -213,7 +213,11 @@ class Judge:
     def _backend(self, configuration: Configuration) -> int:
         """Index of the trainer that a configuration names."""
         name = configuration.pool("trainer").settings.backend
-        return next(i for i, each in enumerate(self.context.trainers) if each.backend == name)
+        known = [each.backend for each in self.context.trainers]
+        if name not in known:
+            wrong = f"the trainer is {name}, which the job does not have: {', '.join(known)}"
+            raise SpecError(Problem(wrong, suggestion="see backend of the pool trainer"))
+        return known.index(name)
 
     def _train(
         self, demand: Demand, configuration: Configuration, index: int

@@ -224,3 +224,16 @@ def test_a_later_phase_goes_on_where_the_one_before_ended(framework: str) -> Non
     updates = run.batch.updates if framework == "trl" else 1
     assert written[saved] == 10 * updates  # rl_step 80 is one of every ten
     assert written[resumed[0]] == resumed[1]
+
+
+@pytest.mark.parametrize("framework", SHIPPED)
+def test_a_task_never_goes_on_from_the_checkpoint_of_another(framework: str) -> None:
+    backend = framework_facts(framework).backends[0]
+    zero = 1 if backend == "megatron" else 3
+    kept = {"verl": "trainer.default_local_dir", "nemo_rl": "checkpointing.checkpoint_dir", "openrlhf": "ckpt.path",
+            "slime": "save", "areal": "trial_name", "trl": "output_dir"}[framework]  # fmt: skip
+    found = set()
+    for data in ("math", "code"):
+        run = _run(framework, run__rl_steps=30, run__data=data, trainer__backend=backend, trainer__zero_stage=zero)
+        found.add(_written(run, framework)[1][kept])
+    assert len(found) == 2

@@ -251,7 +251,8 @@ def _names(run: Run) -> list[Setting]:
     """Names, paths and the sections that AReaL wants filled."""
     model = hub_name(run.architecture)
     pair = [("experiment_name", "${experiment_name}"), ("trial_name", "${trial_name}")]
-    settings = [Setting("experiment_name", "rlperf"), Setting("trial_name", "trial0"), Setting("seed", 1)]
+    trial = run.kept_in("trial0").replace("/", "_")
+    settings = [Setting("experiment_name", "rlperf"), Setting("trial_name", trial), Setting("seed", 1)]
     settings.append(Setting("tokenizer_path", "${actor.path}"))
     for section in ("rollout", "actor", "saver", "recover", "evaluator", "stats_logger"):
         settings += [Setting(f"{section}.{name}", value) for name, value in pair]

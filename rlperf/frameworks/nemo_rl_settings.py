@@ -180,6 +180,7 @@ def algorithm_settings(run: Run) -> list[Setting]:
         steps = run.last_rl_step or run.rl_steps
         settings.append(Setting("grpo.max_num_steps", steps, "through the last rl_step of this phase"))
         settings.append(Setting("checkpointing.enabled", True))
-        settings.append(Setting("checkpointing.checkpoint_dir", "results/rlperf", "yours; the same for every phase"))
+        kept = run.kept_in("results/rlperf")
+        settings.append(Setting("checkpointing.checkpoint_dir", kept, "yours; the same for every phase of a task"))
         settings.append(Setting("checkpointing.save_period", run.saves_every, "and at the end of the phase"))
     return settings

@@ -241,7 +241,7 @@ def _algorithm(run: Run) -> list[Setting]:
         samples = steps * run.batch.prompts
         settings.append(Setting("data.max_samples", samples, "prompts through the last rl_step of this phase"))
         settings.append(Setting("ckpt.save_steps", run.saves_every, "and at the end of the phase"))
-        settings.append(Setting("ckpt.path", "ckpt/rlperf", "yours; the same for every phase"))
+        settings.append(Setting("ckpt.path", run.kept_in("ckpt/rlperf"), "yours; the same for every phase of a task"))
         settings.append(Setting("ckpt.load_enable", run.resumes, "goes on where the phase before ended"))
     return settings
 

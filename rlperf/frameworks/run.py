@@ -261,6 +261,14 @@ class Run:
         """Whether another phase was before this one."""
         return bool(self.rl_steps and self.last_rl_step and self.last_rl_step > self.rl_steps)
 
+    def kept_in(self, folder: str) -> str:
+        """Where checkpoints go: a folder for each task, as one task does not go on from the checkpoint of another.
+
+        >>> Run().kept_in("checkpoints"), Run(data="code").kept_in("checkpoints")
+        ('checkpoints', 'checkpoints/code')
+        """
+        return folder if self.data == "train" else f"{folder}/{self.data}"
+
     @property
     def saves_every(self) -> int:
         """rl_steps between checkpoints, of which one is the last of the phase.

@@ -276,7 +276,7 @@ def _names(run: Run) -> list[Setting]:
         settings += [
             Setting(T + "max_training_steps", run.last_rl_step or run.rl_steps, "through this phase's last rl_step"),
             Setting(T + "ckpt_interval", run.saves_every, "and at the end of the phase"),
-            Setting(T + "ckpt_path", "/ckpt/rlperf", "yours; the same for every phase"),
+            Setting(T + "ckpt_path", run.kept_in("/ckpt/rlperf"), "yours; the same for every phase of a task"),
             Setting(T + "resume_mode", "latest", "a phase goes on where the one before it ended"),
         ]
     return settings

@@ -345,9 +345,9 @@ def _data(run: Run) -> list[Setting]:
         else Setting("num-epoch", 1, "yours: how often the data are gone through"),
     ]
     if run.rl_steps:
-        kept = f"/ckpt/{model}_slime"
+        kept = run.kept_in(f"/ckpt/{model}_slime")
         settings.append(Setting("save-interval", run.saves_every, "and at the end of the phase"))
-        settings.append(Setting("save", kept, "yours; the same for every phase"))
+        settings.append(Setting("save", kept, "yours; the same for every phase of a task"))
         settings.append(Setting("load", kept if run.resumes else None, "goes on where the phase before ended"))
     return settings
 

@@ -204,7 +204,7 @@ def _names(run: Run) -> list[Setting]:
         Setting("attn_implementation", "flash_attention_2"),
         Setting("dataset_name", "trl-lib/DeepMath-103K", "yours"),
         Setting("reward_funcs", ["accuracy_reward"], "yours"),
-        Setting("output_dir", "outputs", "yours"),
+        Setting("output_dir", run.kept_in("outputs"), "yours"),
         Setting("bf16", True),
         Setting("logging_steps", 1, "`rlperf calibrate logs` reads trainer_state.json"),
     ]
@@ -232,7 +232,9 @@ def _algorithm(run: Run) -> list[Setting]:
         settings.append(Setting("max_steps", last * updates, "optimizer updates through this phase's last rl_step"))
         settings.append(Setting("save_steps", run.saves_every * updates, "and at the end of the phase"))
         if run.resumes:
-            settings.append(Setting("resume_from_checkpoint", "outputs", "yours: output_dir's last checkpoint"))
+            settings.append(
+                Setting("resume_from_checkpoint", run.kept_in("outputs"), "yours: output_dir's last checkpoint")
+            )
     return settings
 
 

@@ -278,7 +278,8 @@ def logging_settings(run: Run) -> list[Setting]:
         settings.append(Setting("trainer.total_training_steps", last, "through the last rl_step of this phase"))
         settings.append(Setting("trainer.save_freq", run.saves_every, "and at the end of the phase"))
         settings.append(Setting("trainer.resume_mode", "auto", "a phase goes on where the one before it ended"))
-        settings.append(Setting("trainer.default_local_dir", "checkpoints/rlperf", "yours; the same for every phase"))
+        kept = run.kept_in("checkpoints/rlperf")
+        settings.append(Setting("trainer.default_local_dir", kept, "yours; the same for every phase of a task"))
     return settings
 
 

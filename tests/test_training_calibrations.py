@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
-from rlperf.calibrate.timing_fits import BACKENDS, JUDGED, SOURCE
+from rlperf.calibrate.timing_fits import BACKENDS, JUDGED, SOURCE, fit_rows, shipped
 from rlperf.calibrate.trainer_constants import OF_DEVICE, OF_STACK
 from rlperf.calibrate.trainer_fits import MEMORY_KNOBS
-from rlperf.calibrate.trainer_rows import digest
+from rlperf.calibrate.trainer_rows import digest, read_training_rows
 from rlperf.calibrate.trainers import Knob, descend, write_trainer
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import calibration_names
@@ -75,11 +76,9 @@ def test_unknown_backends_get_a_suggestion() -> None:
         load_trainer("megatrn")
 
 
-def test_writing_and_reading_keeps_constants(tmp_path: object) -> None:
-    from pathlib import Path
-
+def test_writing_and_reading_keeps_constants(tmp_path: Path) -> None:
     for name in ("fsdp2", "peft"):
-        target = Path(str(tmp_path)) / f"{name}.yaml"
+        target = tmp_path / f"{name}.yaml"
         write_trainer(load_trainer(name), target)
         again = load_trainer(name, file=target)
         assert again.timing.collective == pytest.approx(load_trainer(name).timing.collective, rel=1e-3)
@@ -104,3 +103,34 @@ def test_descent_finds_a_constant() -> None:
         knob.write(start, 1.0), [knob], lambda t: np.array([1.0]), np.array([2.0]), ["a"], ridge=1.0, sweeps=2
     )
     assert knob.read(frozen.trainer) == 1.0
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_shipped_files_are_what_the_fit_writes(measured_data: Path, tmp_path: Path) -> None:
+    """To the day of the fit, and to the last digits that linear algebra differs by between machines."""
+    # seconds of these are of the fit before: their files follow with the next one that is shipped
+    before = {"fsdp2", "megatron", "megatron_bridge", "megatron_bridge_narrow"}
+    fit = fit_rows(read_training_rows(measured_data / "measured" / "training.csv")[0])
+    for name in sorted(set(BACKENDS) - before):
+        write_trainer(shipped(fit, name), tmp_path / f"{name}.yaml")
+        written, kept = (
+            each.model_dump(mode="json")
+            for each in (load_trainer(name, file=tmp_path / f"{name}.yaml"), load_trainer(name))
+        )
+        for one in (*written["provenance"], *kept["provenance"]):
+            one.pop("date")
+        found, wanted = _leaves(written), _leaves(kept)
+        assert found.keys() == wanted.keys(), name
+        for place, value in wanted.items():
+            told = isinstance(value, float)
+            assert found[place] == (pytest.approx(value, rel=2e-3) if told else value), f"{name}{place}"
+
+
+def _leaves(data: object, path: str = "") -> dict[str, object]:
+    """Every value of a file by its place."""
+    if isinstance(data, dict):
+        return {key: value for name in data for key, value in _leaves(data[name], f"{path}.{name}").items()}
+    if isinstance(data, list):
+        return {key: value for place, one in enumerate(data) for key, value in _leaves(one, f"{path}.{place}").items()}
+    return {path: data}

@@ -14,6 +14,7 @@ from rlperf.calibrate.trainer_constants import EXPERTS, SHARED, Timed
 from rlperf.calibrate.trainer_rows import TrainingRow, read_training_rows
 from rlperf.calibrate.trainers import Knob
 from rlperf.calibrate.validate_memory import predict_peaks
+from rlperf.specs.profiles import load_device
 from rlperf.specs.trainer_calibration import load_trainer
 
 HEADER = (
@@ -119,17 +120,27 @@ def test_what_a_fit_leaves_open_is_more_where_it_saw_less(tmp_path: Path) -> Non
     assert here.dense < strange.dense
 
 
-def test_the_run_writes_seconds_and_leaves_memory_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("pooled", [True, False])
+def test_the_run_writes_seconds_and_leaves_memory_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pooled: bool
+) -> None:
+    monkeypatch.setattr(timing_fits, "POOLED", ("automodel",) if pooled else ())
+    monkeypatch.setattr(timing_fits, "LENT", {"automodel": {"timing.microbatch": "fsdp2"}})
     made(tmp_path, {})
     (tmp_path / "measured").mkdir()
     (tmp_path / "training.csv").rename(tmp_path / "measured" / "training.csv")
-    timing_fits.main([str(tmp_path), str(tmp_path / "out")])
-    again = load_trainer("automodel", file=tmp_path / "out" / "automodel.yaml")
-    assert again.workspace == load_trainer("automodel").workspace
-    assert len(again.configurations) == 8
-    last = again.provenance[-1]
-    assert last.n == 8 and "timing.collective" in last.constants
+    timing_fits.main([str(tmp_path), str(tmp_path / "out"), "automodel", "fsdp2"])
+    before, again = load_trainer("automodel"), load_trainer("automodel", file=tmp_path / "out" / "automodel.yaml")
+    assert again.workspace == before.workspace
     assert "fsdp2: " in capsys.readouterr().out
+    last = again.provenance[-1]
+    assert last.n == 8 and timing_fits.DOUBT in last.constants
+    assert (again.timing.collective == before.timing.collective) != pooled
+    assert ("timing.collective" in last.constants) == pooled
+    assert len(again.configurations) == (8 if pooled else len(before.configurations))
+    # what is lent is the pool's either way, and what the fit leaves open is these rows' alone
+    assert again.timing.microbatch != before.timing.microbatch
+    assert again.generation(load_device("h100_sxm")).doubt != before.generation(load_device("h100_sxm")).doubt
 
 
 def test_a_memory_fit_finds_the_working_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 ``python -m rlperf.calibrate.timing_fits DATA OUT [BACKEND ...]`` reads ``DATA/measured/training.csv``, pools the
 constants of every backend on two thirds of the configurations (`rlperf.calibrate.trainer_rows.timing_part`) and writes
-timing, devices and interval of each, or of those named, into ``OUT/<backend>.yaml``; memory stays as it is.
+each calibration, or those named, as it is shipped into ``OUT/<backend>.yaml``: of `POOLED` all seconds and the
+interval, of the others what the pool lends them (`LENT`) and what it leaves open; all else stays as it is.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from rlperf.calibrate.trainer_constants import (
 )
 from rlperf.calibrate.trainer_doubt import Doubts
 from rlperf.calibrate.trainer_rows import SPLIT_SEED, TrainingRow, digest, read_training_rows, timing_part
-from rlperf.calibrate.trainers import write_trainer
+from rlperf.calibrate.trainers import Knob, write_trainer
 from rlperf.layout import BoolArray, FloatArray
-from rlperf.specs.profiles import load_device
-from rlperf.specs.trainer_calibration import Generation, TrainerCalibration, TrainerProvenance, load_trainer
+from rlperf.specs.profiles import load_device, profile_names
+from rlperf.specs.trainer_calibration import Doubt, Generation, TrainerCalibration, TrainerProvenance, load_trainer
 
 BACKENDS = (
     "megatron", "megatron_legacy", "megatron_deepspeed", "megatron_bridge", "megatron_bridge_narrow", "nemo",
@@ -40,6 +41,20 @@ BACKENDS = (
 )  # fmt: skip
 """Backends with constants of their own; others have a relative's."""
 
+POOLED = ("megatron_bridge", "megatron_bridge_narrow")
+"""Backends that are shipped with the pool's seconds. The others keep fits of their own, beside which their RL
+frameworks' overheads were told (docs/guide/accuracy-training.md)."""
+LENT: Mapping[str, Mapping[str, str]] = {
+    "megatron": {
+        "timing.host_layer": "megatron",
+        "timing.microbatch": "megatron",
+        "timing.host_norm": "megatron_bridge",
+        "generations.Hopper.flash2": "megatron",
+        "generations.Blackwell.flash2": "megatron",
+    },
+    "fsdp2": {"generations.Hopper.sustained_fp8": "fsdp2", "generations.Hopper.rowwise": "fsdp2"},
+}
+"""Constants that no row of a backend's own fit tells, and of whom in the pool's fit they are."""
 JUDGED = ("h20_sxm",)
 """Devices whose rates are judged where a file states them: they are in no row."""
 FOLDS = 4
@@ -51,6 +66,12 @@ UNSEEN = 2.0
 """Width, in the logarithm, of the interval of a backend of which no row was seen, over that of all backends."""
 DOUBT = "generations.*.doubt"
 """What intervals of single rows rest on, by its place in a file."""
+LEFT_OPEN = (
+    "what the timing fit of all backends to measured/training.csv leaves open: posterior of its constants, and what "
+    "configurations differ by beside them"
+)
+FROM_POOL = "from the pool"
+"""How the source of constants begins that are lent."""
 SOURCE = "timing fit to measured/training.csv: constants pooled over backends, generations and devices"
 
 
@@ -210,11 +231,45 @@ def provenance_of(fit: TimingFit, name: str) -> TrainerProvenance:
 
 
 def shipped(fit: TimingFit, name: str) -> TrainerCalibration:
-    """A backend's file: fitted constants, interval, what was seen, beside all that was read or judged."""
+    """A backend's file: what the fit says of it, what was seen, beside all that was read, judged or fitted apart."""
+    return _pooled(fit, name) if name in POOLED else _with_own_fit(fit, name)
+
+
+def _pooled(fit: TimingFit, name: str) -> TrainerCalibration:
     found = fit.trainer(name)
-    kept = (each for each in found.provenance if DOUBT not in each.constants)
-    others = tuple(each for each in kept if not each.source.startswith("timing fit"))
+    others = tuple(each for each in _without_doubt(found) if not each.source.startswith("timing fit"))
     return found.model_copy(update={"provenance": (*others, provenance_of(fit, name))})
+
+
+def _with_own_fit(fit: TimingFit, name: str) -> TrainerCalibration:
+    """A backend that keeps its seconds but for those lent, with how far off they may be by the fit of all."""
+    trainer, mine = load_trainer(name), provenance_of(fit, name)
+    for path, owner in LENT.get(name, {}).items():
+        knob = Knob(path, 0.0, np.inf)
+        trainer = knob.write(trainer, knob.read(fit.trainer(owner)))
+    entries = tuple(each.model_copy(update={"doubt": _doubt(fit, name, each)}) for each in trainer.generations)
+    lent = {"date": mine.date, "n": mine.n, "spread": mine.spread}
+    others = (
+        each.model_copy(update=lent) if each.source.startswith(FROM_POOL) else each for each in _without_doubt(trainer)
+    )
+    doubt = mine.model_copy(update={"constants": (DOUBT,), "source": LEFT_OPEN, "spread": ""})
+    frameworks = tuple(sorted({row.row.text("framework") for row in fit._rows(name)}))
+    update = {"generations": entries, "frameworks": frameworks, "provenance": (*others, doubt)}
+    return trainer.model_copy(update=update)
+
+
+def _doubt(fit: TimingFit, name: str, entry: Generation) -> Doubt:
+    """Of a backend under an entry: a device, a generation, or any other."""
+    title = entry.generation
+    if title == "*":
+        return fit.doubts.of(name, "", "")
+    if title in profile_names("devices"):
+        return fit.doubts.of(name, generation_of(load_device(title)), title)
+    return fit.doubts.of(name, title, "")
+
+
+def _without_doubt(trainer: TrainerCalibration) -> list[TrainerProvenance]:
+    return [each for each in trainer.provenance if DOUBT not in each.constants]
 
 
 def fit_rows(rows: Sequence[TrainingRow]) -> TimingFit:

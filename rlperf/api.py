@@ -234,13 +234,16 @@ def judge(
 
 
 def size_job(
-    job: Jobs, target: str, *, clusters: Sequence[str] = (), most_nodes: int = 64, report: Report | None = None,
-    **values: Any,
+    job: Jobs, target: str, *, clusters: Sequence[str] = (), prices: Mapping[str, float | str] | None = None,
+    most_nodes: int = 64, report: Report | None = None, **values: Any,
 ) -> size.Sizing:  # fmt: skip
     """The smallest or cheapest cluster on which a job meets ``step<=300s``, ``usd/step<=5`` or ``run<=3d``.
 
-    ``clusters`` : ``dgx_h100``, or with a device's price ``dgx_h100=2.50 USD/h``; every device of the nodes is billed
+    ``clusters`` : to try (``["h100", "dgx_a100"]``); default: the job's
+    ``prices`` : USD per device and hour, ``{"h100": 2.5, "a100": 1.3}``; what is priced is tried too, and every device
+        of the nodes is billed
     """
+    clusters = [*clusters, *(f"{name}={usd}" for name, usd in (prices or {}).items())]
     job = job_of(job, values)
     folder = None if isinstance(job, Job) else folder_of(job)
     return size.size_job(

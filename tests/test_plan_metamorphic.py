@@ -7,8 +7,10 @@ from itertools import pairwise
 
 import pytest
 
+import rlperf
 from rlperf.api import ask
 from rlperf.errors import InfeasibleError, SpecError
+from rlperf.plan import size
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.floor import floor_s
 from rlperf.plan.planner import plan_job
@@ -216,7 +218,9 @@ def test_a_price_is_a_clusters_own_and_without_one_nothing_is_called_the_cheapes
     small = job(price="3 USD/h")
     found = sized(small, "step<=1h", "dgx_h100", "dgx_a100", most_nodes=1)
     assert {row.cluster: row.usd_per_step is None for row in found.rows} == {"dgx_h100": False, "dgx_a100": True}
-    assert found.by == "devices" and "not known, as dgx_a100 has no price" in found.verdict
+    assert found.by == "devices" and "not known, as dgx_a100 has no price (give --price dgx_a100=" in found.verdict
+    none = sized(job(), "step<=1h", "dgx_h100", "dgx_a100", most_nodes=1)
+    assert "as dgx_a100 and dgx_h100 have no price (give --price dgx_a100=...,dgx_h100=... in USD per" in none.verdict
     both = sized(small, "step<=1h", "dgx_h100=30 USD/h", "dgx_a100=0.1 USD/h", most_nodes=1)
     assert both.by == "usd" and both.best is not None and both.best.cluster == "dgx_a100"
     assert "cheapest" in both.verdict
@@ -224,6 +228,26 @@ def test_a_price_is_a_clusters_own_and_without_one_nothing_is_called_the_cheapes
         sized(small, "usd/step<=100", "dgx_a100", most_nodes=1)
     with pytest.raises(SpecError, match="price of cluster dgx_a100"):
         sized(small, "step<=1h", "dgx_a100=cheap", most_nodes=1)
+
+
+def test_prices_of_several_clusters_are_stated_at_once_and_name_what_is_tried() -> None:
+    small = job(price="3 USD/h")
+    found = rlperf.size_job(small, "step<=1h", prices={"h100": 30, "a100": "0.1 USD/h"}, most_nodes=1)
+    assert found.by == "usd" and found.best is not None and found.best.cluster == "dgx_a100"
+    assert found == sized(small, "step<=1h", "dgx_h100=30", "dgx_a100=0.1", most_nodes=1)
+    twice = sized(small, "step<=1h", "dgx_h100", "h100=30", most_nodes=1)  # one cluster, named and priced
+    assert [row.usd_per_step for row in twice.rows] == [found.rows[0].usd_per_step]
+
+
+def test_everything_wrong_with_any_cluster_is_told_before_the_first_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned(*_: object, **__: object) -> None:
+        raise AssertionError("planned before every name was read")
+
+    monkeypatch.setattr(size, "plan_job", planned)
+    with pytest.raises(SpecError, match=r"dgx_h10.*did you mean dgx_h100(.|\n)*no cluster named 'nope'"):
+        sized(job(), "step<=1h", "dgx_h100", "dgx_h10", "nope")
+    with pytest.raises(SpecError, match=r"dgx_h100 costs(.|\n)*dgx_a100 costs"):
+        sized(job(), "usd/step<=1", "dgx_h100", "dgx_a100")
 
 
 @pytest.mark.parametrize("mode", ["colocated", "one_step_off", "async"])

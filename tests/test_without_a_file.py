@@ -12,7 +12,7 @@ import rlperf
 from rlperf.api import job_of
 from rlperf.cli import main
 from rlperf.specs.reader import parse_document, validate
-from rlperf.specs.short_job import cluster_of, job_text, short_job
+from rlperf.specs.short_job import cluster_of, job_text, options_for, short_job
 from rlperf.sweep import Sweep
 
 SMALL: dict[str, Any] = {"model": "Qwen3-8B", "gpus": 8, "gpu": "h100", "max_response": "4k", "prompts": 32, "group": 4}
@@ -163,6 +163,12 @@ def test_a_file_that_is_there_is_told_by_what_is_wrong_with_it(
             ("plan", "--model", "Qwen3-8B", "--gpus", "8", "--mode", "async", "--staleness", "0"),
             "staleness of at least 1",
         ),
+        (
+            ("plan", "--model", "Qwen3-8B", "--gpus", "8", "--workload", "mth"),
+            "(did you mean math? It is a path, or one",
+        ),
+        (("plan", "--model", "Qwen3-8B", "--gpus", "8", "--mode", "colocated,asinc"), "did you mean async?"),
+        (("size", "--model", "Qwen3-8B", "-t", "step<=1h", "--price", "h100"), "write it as h100=2.5,a100=1.3"),
         (("plam",), "did you mean plan?"),
         (("zzzz",), "`rlperf --help` names them"),
     ],
@@ -185,6 +191,16 @@ def test_staleness_is_stated_where_the_mode_leaves_it_open() -> None:
         short_job(**SMALL, mode="one_step_off", staleness=4)
     with pytest.raises(rlperf.SpecError, match="async_"):
         short_job(**SMALL, mode="async_", staleness=4)
+
+
+def test_several_modes_are_named_with_commas_and_allow_what_all_of_them_need() -> None:
+    job = short_job(**SMALL, mode="colocated, async")
+    assert (job.modes, job.limits.staleness) == (("colocated", "async"), 1)
+    assert short_job(**SMALL, mode=["colocated", "async"], staleness=4).limits.staleness == 4
+    assert short_job(**SMALL, mode="colocated,one_step_off", staleness=1).limits.staleness == 1
+    with pytest.raises(rlperf.SpecError, match="colocated, one_step_off trains on samples 1 policy versions behind"):
+        short_job(**SMALL, mode="colocated,one_step_off", staleness=2)
+    assert "--mode colocated,async" in options_for(job)
 
 
 def test_a_wrong_keyword_is_told_with_the_nearest() -> None:

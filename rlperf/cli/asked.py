@@ -44,7 +44,7 @@ class AskedJob:
     max_response: Annotated[str | None, _short("Tokens, as 16384 or 16k. Default: 16k.")] = None
     workload: Annotated[str | None, _short("Lengths: preset, model or trace. Default: math.")] = None
     algorithm: Annotated[str | None, _short("grpo, dapo or ppo. Default: grpo.")] = None
-    mode: Annotated[str | None, _short("one_step_off ... Default: colocated.")] = None
+    mode: Annotated[str | None, _short("One, or several to choose of: colocated,async.")] = None
     staleness: Annotated[int | None, _short("Versions behind: k_step_off, async. Default: 1.")] = None
 
     def short(self) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from rlperf.cli.asked import AskedJob, asks_job
 from rlperf.cli.output import AsJson, console, print_json, print_table, progress
-from rlperf.errors import InfeasibleError
+from rlperf.errors import InfeasibleError, Problem, SpecError
 
 
 @asks_job
@@ -16,28 +17,44 @@ def size(
     asked: AskedJob,
     target: Annotated[str, typer.Option("--target", "-t", help="step<=300s, usd/step<=5 or run<=3d")],
     cluster: Annotated[
-        list[str] | None,
-        typer.Option(help="Cluster to try, 'NAME' or 'NAME=2.50 USD/h'; repeat for several. Default: the job's."),
+        list[str] | None, typer.Option(metavar="<str>", help="To try; repeat for several. Default: the job's.")
+    ] = None,
+    price: Annotated[
+        list[str] | None, typer.Option(metavar="<str>", help="To try at USD a device and hour: h100=2.5,a100=1.3.")
     ] = None,
     most_nodes: Annotated[int, typer.Option(help="Largest number of nodes.", min=1)] = 64,
     as_json: AsJson = False,
 ) -> None:
     """The smallest or cheapest cluster on which a job meets a target.
 
-    Every device of the nodes is billed. Also printed: the floor that no nodes beat.
+    Every device of the nodes is billed. Also: the floor that no nodes beat.
 
-    Example: rlperf size job.yaml --target "step<=300s" --cluster "dgx_h100=2.50 USD/h" --cluster dgx_h200
+    Example: rlperf size job.yaml --target "step<=10min" --price h100=2.5,h200=3.1,a100=1.3
     """
     from rlperf.api import size_job
 
+    prices = _prices(price or ())
     with progress("sizing") as bar:
-        found = size_job(asked.job(any_size=True), target, clusters=cluster or (), most_nodes=most_nodes, report=bar)
+        found = size_job(
+            asked.job(any_size=True), target, clusters=cluster or (), prices=prices, most_nodes=most_nodes, report=bar
+        )
     if as_json:
         print_json(found.to_dict())
     else:
         _print(found)
     if found.best is None:
         raise InfeasibleError(f"no cluster of at most {most_nodes} nodes meets {target}")
+
+
+def _prices(texts: Sequence[str]) -> dict[str, str]:
+    """Prices by the name of a cluster or device."""
+    found: dict[str, str] = {}
+    for text in (part for each in texts for part in each.split(",")):
+        name, equals, usd = text.partition("=")
+        if not (equals and name.strip() and usd.strip()):
+            raise SpecError(Problem(f"--price {text!r} names no price", suggestion="write it as h100=2.5,a100=1.3"))
+        found[name.strip()] = usd.strip()
+    return found
 
 
 def _print(found: object) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Measure = Literal["step", "usd/step", "run"]
 Asked = Callable[[Job], tuple[Context, FrameworkFacts | None]]
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 _TARGET = re.compile(r"^\s*(step|usd/step|run)\s*<=\s*(.+?)\s*$")
 
 
@@ -143,8 +144,11 @@ class Sizing:
         if self.by == "usd":
             return f"{words}: the cheapest{self._ties}"
         several = len({row.cluster for row in self.rows}) > 1
-        why = f"; which is cheapest is not known, as {' and '.join(unpriced)} has no price" if several else ""
-        return f"{words}: the fewest devices{why}"
+        if not several:
+            return f"{words}: the fewest devices"
+        lack = f"{' and '.join(unpriced)} {'has' if len(unpriced) == 1 else 'have'} no price"
+        how = f"--price {','.join(f'{name}=...' for name in unpriced)} in USD per device and hour"
+        return f"{words}: the fewest devices; which is cheapest is not known, as {lack} (give {how})"
 
     @property
     def passed_over(self) -> str:
@@ -228,16 +232,16 @@ class Offer:
 
     @classmethod
     def of(cls, text: str) -> Offer:
-        """``dgx_h100`` or ``dgx_h100=2.50 USD/h``.
+        """``dgx_h100`` or ``dgx_h100=2.50``, with or without its unit.
 
-        >>> Offer.of("dgx_h100=2.50 USD/h").price, Offer.of("clusters/mine.yaml").price
-        (2.5, None)
+        >>> Offer.of("dgx_h100=2.50 USD/h").price, Offer.of("a100 = 1.3").price, Offer.of("clusters/mine.yaml").price
+        (2.5, 1.3, None)
         """
-        name, equals, price = text.partition("=")
+        name, equals, price = (part.strip() for part in text.partition("="))
         if not equals:
             return cls(name)
         try:
-            found = parse_quantity(price, "usd_per_hour")
+            found = parse_quantity(f"{price} USD/h" if _NUMBER.fullmatch(price) else price, "usd_per_hour")
         except ValueError as error:
             raise SpecError(f"the price of cluster {name}: {error}") from error
         if not 0.0 < found < math.inf:
@@ -266,17 +270,12 @@ def size_job(
     """
     if target.measure == "run" and job.run is None and job.horizon.rl_steps == 1:
         raise SpecError("a target for the run needs its number of rl_steps: state run.rl_steps or horizon.rl_steps")
-    offers = [Offer.of(text) for text in clusters] or [Offer(job.cluster, job.price)]
+    offered = _offered(job, clusters)
+    _check(offered, target, ask)
     found: list[_Tried] = []
-    for number, offer in enumerate(offers):
-        cluster = cluster_named(offer.cluster)
-        price = offer.price or (job.price if cluster == job.cluster else None)
-        asked = job.model_copy(update={"cluster": cluster, "price": price})
-        if OBJECTIVES[job.objective.minimize].needs_price:  # of nodes that are paid for, the fastest plan is cheapest
-            asked = asked.model_copy(update={"objective": job.objective.model_copy(update={"minimize": "step_time"})})
-        tell = within(
-            report or (lambda _done, _text: None), number / len(offers), 1 / len(offers), f"{offer.cluster}, "
-        )
+    for number, asked in enumerate(offered):
+        part = 1 / len(offered)
+        tell = within(report or (lambda _done, _text: None), number * part, part, f"{asked.cluster}, ")
         found.append(_Tried(asked, target, ask, most_nodes, tell).search())
     rows = tuple(row for tried in found for row in tried.rows)
     floors = tuple(Floor(each.job.cluster, each.floor_s, each.enough) for each in found if each.floor_s is not None)
@@ -285,11 +284,45 @@ def size_job(
     if not meeting:
         return Sizing(target, rows, None, None, floors)
     priced = all(row.usd_per_step is not None for row in rows if row.rl_step_s is not None)
-    by: Literal["usd", "devices"] = "usd" if priced and (target.measure == "usd/step" or len(offers) > 1) else "devices"
+    by: Literal["usd", "devices"] = (
+        "usd" if priced and (target.measure == "usd/step" or len(offered) > 1) else "devices"
+    )
     best, plan = min(
         meeting, key=lambda item: (item[0].usd_per_step if by == "usd" else 0.0, item[0].devices, item[0].value)
     )
     return Sizing(target, rows, best, plan, floors, by)
+
+
+def _offered(job: Job, clusters: Sequence[str]) -> list[Job]:
+    """The job on each cluster to try, at the price of that cluster's devices; one named twice takes its last price."""
+    prices: dict[str, float | None] = {}
+    for offer in [Offer.of(text) for text in clusters] or [Offer(job.cluster, job.price)]:
+        name = cluster_named(offer.cluster)
+        prices[name] = offer.price or prices.get(name) or (job.price if name == job.cluster else None)
+    changes: dict[str, Any] = {}
+    if OBJECTIVES[job.objective.minimize].needs_price:  # of nodes that are paid for, the fastest plan is cheapest
+        changes["objective"] = job.objective.model_copy(update={"minimize": "step_time"})
+    return [job.model_copy(update={**changes, "cluster": name, "price": usd}) for name, usd in prices.items()]
+
+
+def _check(offered: Sequence[Job], target: SizeTarget, ask: Asked) -> None:
+    """Everything that is wrong with any cluster, before the first is planned: a plan takes seconds."""
+    problems: list[Problem] = []
+    for job in offered:
+        try:
+            context, _ = ask(job.model_copy(update={"nodes": 1}))
+            apart = context.rollout_hardware.cluster.devices if context.own_rollout else 0
+            if target.measure == "usd/step" and context.usd_per_s(apart, context.cluster.devices) is None:
+                problems.append(_no_price(job.cluster))
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(dict.fromkeys(problems))
+
+
+def _no_price(cluster: str) -> Problem:
+    hint = f"state it: --price {cluster}=2.50 in USD per device and hour, or price in the job or the cluster's file"
+    return Problem(f"a USD target needs what a device of {cluster} costs", suggestion=hint)
 
 
 @dataclass(eq=False)
@@ -365,8 +398,7 @@ class _Tried:
         usd = None if usd_per_s is None else usd_per_s * step_s
         if self.target.measure == "usd/step":
             if usd is None:
-                hint = f"state it: --cluster '{cluster}=2.50 USD/h', or price in the job or the cluster's file"
-                raise SpecError(Problem(f"a USD target needs what a device of {cluster} costs", suggestion=hint))
+                raise SpecError(_no_price(cluster))
             value = usd
         else:
             value = self.target.value(plan)

@@ -94,7 +94,7 @@ def short_job(
     *,
     framework: str = "verl",
     algorithm: str = "grpo",
-    mode: str = "colocated",
+    mode: str | Sequence[str] = "colocated",
     workload: str = "math",
     prompts: int = 128,
     group: int = 8,
@@ -111,7 +111,8 @@ def short_job(
     model : shipped or published name, or path of a config.json
     gpus, gpu : how many (default: one node), and which (``h100``, ``mi300x``, or a cluster's name)
     framework : name, with ``==version`` if it matters
-    mode : execution mode; one with own devices allows the staleness that it needs
+    mode : execution mode, or several of which the planner takes the best (``colocated,async``); ``limits.staleness`` is
+        what they need
     workload : length preset, fitted model, or path of a trace
     prompts, group, mini_batch : prompts per rl_step, responses per prompt, prompts per update
     max_prompt, max_response : tokens; ``16k`` is 16,384
@@ -126,6 +127,7 @@ def short_job(
     >>> job.cluster, job.nodes, job.tasks[0].max_response_tokens
     ('dgx_h100', 4, (16384,))
     """
+    modes = [each.strip() for each in (mode.split(",") if isinstance(mode, str) else mode)]
     task = {
         "name": "task",
         "workload": workload,
@@ -142,8 +144,8 @@ def short_job(
         **cluster_of(gpu, gpus),
         "algorithm": algorithm,
         "framework": framework,
-        "modes": [mode],
-        "limits": {"staleness": _staleness(mode, staleness)},
+        "modes": modes,
+        "limits": {"staleness": _staleness(modes, staleness)},
         "tasks": [{name: value for name, value in task.items() if value is not None}],
     }
     return validate(Document(data, {}, "options"), Job)
@@ -160,7 +162,8 @@ def options_for(job: Job) -> str:
         per_node = job.devices_per_node or load_cluster(str(job.cluster)).devices_per_node
         given: dict[str, Any] = {
             "model": job.architecture, "gpus": (job.nodes or 1) * per_node, "gpu": job.cluster,
-            "framework": job.framework, "algorithm": job.algorithm, "mode": job.modes[0], "workload": task.workload,
+            "framework": job.framework, "algorithm": job.algorithm, "mode": ",".join(job.modes),
+            "workload": task.workload,
             "prompts": task.prompts_per_step[0], "group": task.group_size[0],
             "mini_batch": task.mini_batch and task.mini_batch[0], "max_prompt": task.max_prompt_tokens,
             "max_response": task.max_response_tokens[0], "like": job.like,
@@ -195,17 +198,18 @@ def planned_anew(job: Job, files: Sequence[str]) -> str:
     return f"rlperf import {' '.join(said)} --out job.yaml, planned without trainer_backends and pools"
 
 
-def _staleness(mode: str, stated: int | None) -> int:
-    """The limit as stated, or the least that the mode needs; a mode that nobody knows is the job's to refuse."""
-    if mode not in MODES:
+def _staleness(modes: Sequence[str], stated: int | None) -> int:
+    """The limit as stated, or the least that the modes need; a mode that nobody knows is the job's to refuse."""
+    if not set(modes) <= set(MODES):
         return 0
-    traits = MODES[mode]
+    traits = [MODES[mode] for mode in modes]
     if stated is None:
-        return traits.least_staleness
-    if traits.staleness(stated) == stated:
+        return max(each.least_staleness for each in traits)
+    if any(each.staleness(stated) == stated for each in traits):
         return stated
     open_modes = " or ".join(name for name, each in MODES.items() if each.lag is None)
-    behind = f"mode {mode} trains on samples {traits.lag} policy versions behind, not {stated}"
+    lag = max(each.lag or 0 for each in traits)
+    behind = f"mode {', '.join(modes)} trains on samples {lag} policy versions behind, not {stated}"
     raise SpecError(Problem(f"staleness: {behind}", suggestion=f"leave it out, or mode {open_modes}"))
 
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 import numpy as np
 
 from rlperf.cost.layers.vision import Images
-from rlperf.errors import Problem, SpecError
+from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.specs.job import ImageTokens, Task
 from rlperf.specs.reader import below, is_there
@@ -108,7 +108,9 @@ class LengthSource:
             return cls(task, None, lambda: load_model(task.workload), sees)
         path = below(folder, Path(task.workload).expanduser())
         if not is_there(path):
-            hint = f"a path, or one of {', '.join(PRESETS)}"
+            known = f"a path, or one of {', '.join(PRESETS)}"
+            meant = did_you_mean(task.workload, PRESETS)
+            hint = f"{meant} It is {known}" if meant else known
             raise SpecError(Problem(f"task {task.name}: no such workload: {task.workload!r}", suggestion=hint))
         if path.is_file() and path.suffix in (".yaml", ".yml"):
             model = load_model(path)

@@ -145,14 +145,18 @@ def mixed(tasks: Sequence[tuple[Task, LengthSource, Sequence[Batch]]]) -> tuple[
     ]
     each = [found[0] for _, _, found in tasks]
     for name, values in (
-        ("group_size", {batch.group_size for batch in each}),
-        ("updates per rl_step (prompts_per_step / mini_batch)", {batch.updates for batch in each}),
-        ("over_provision", {batch.over_provision for batch in each}),
-        ("max_trajectories", {batch.max_trajectories for batch in each}),
-        ("architecture", {task.architecture for task, _, _ in tasks}),
+        ("group_size", [batch.group_size for batch in each]),
+        ("updates per rl_step (prompts_per_step / mini_batch)", [batch.updates for batch in each]),
+        ("over_provision", [batch.over_provision for batch in each]),
+        ("max_trajectories", [batch.max_trajectories for batch in each]),
+        ("architecture", [task.architecture for task, _, _ in tasks]),
     ):
-        if len(values) > 1:
-            problems.append(Problem(f"tasks of a mixed batch have one {name}, not {len(values)}"))
+        if len(set(values)) > 1:
+            theirs = ", ".join(
+                f"{task.name} {value or 'unset'}" for (task, _, _), value in zip(tasks, values, strict=True)
+            )
+            hint = "state one value in all, or sharing: time"
+            problems.append(Problem(f"tasks of a mixed batch have one {name}: {theirs}", suggestion=hint))
     problems += [
         Problem(
             f"task {task.name}: generation_batch is that of a batch of its own", suggestion="state generated_prompts"

@@ -17,7 +17,7 @@ from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import resolve
 from rlperf.plan.search.screen import FORGIVEN, screen
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.trainer_stage import Cuts
+from rlperf.sim.rl_step.trainer_stage import Cuts, cut_by_budget
 from rlperf.specs.job import Job
 from rlperf.specs.rl_calibration import load_framework_calibration
 from rlperf.workload.lengths import LengthTable
@@ -44,7 +44,7 @@ def demand_of(prompt: int, responses: list[int], groups: int, updates: int = 1) 
 
 
 def cuts(layout: Layout, budget: float, shared: bool, packing: bool = True) -> Cuts:
-    return Cuts(FRAMEWORK, layout, 1, np.array([budget]), packing, shared)
+    return Cuts(FRAMEWORK, layout, 1, np.array([budget]), packing, cut_by_budget(packing, FRAMEWORK), shared)
 
 
 def seen_pairs(prompt: int, responses: list[int]) -> float:

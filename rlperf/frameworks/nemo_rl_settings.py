@@ -91,7 +91,8 @@ def switches(run: Run) -> list[Setting]:
         if on:
             tokens = budget or total * run.trainer.samples
             settings.append(Setting(f"{P}{section}.train_mb_tokens", tokens, "tokens per data-parallel rank"))
-            settings.append(Setting(f"{P}{section}.logprob_mb_tokens", scoring or tokens))
+            counted = total * (run.trainer.scoring_microbatch or run.trainer.samples)
+            settings.append(Setting(f"{P}{section}.logprob_mb_tokens", scoring or counted))
     if megatron and run.trainer.offload_optimizer:
         settings.append(Setting(G + "optimizer.optimizer_offload_fraction", 1.0))
     if megatron and run.trainer.expert_parallel > 1:

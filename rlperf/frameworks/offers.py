@@ -261,12 +261,18 @@ def _smaller(run: Run, trained: str, scored: str, sizes: Iterable[int]) -> tuple
     return tuple(found)
 
 
+def _fewer_scored(run: Run) -> Sequence[Change]:
+    """Fewer sequences of a scoring pass at once, where it is cut by count beside a token budget."""
+    count = 1 if run.trainer.scoring_token_budget else run.trainer.scoring_microbatch or 1
+    return change("trainer.scoring_microbatch", *(count // factor for factor in (2, 4, 8) if count >= factor))
+
+
 def _less_trainer(run: Run) -> Sequence[Change]:
     trainer = run.trainer
     if trainer.token_budget is not None:
         least = run.batch.longest_tokens
         fewer = {max(trainer.token_budget // factor, least) for factor in (1, 2, 4, 8)}
-        smaller = _smaller(run, "token_budget", "scoring_token_budget", fewer)
+        smaller = (*_fewer_scored(run), *_smaller(run, "token_budget", "scoring_token_budget", fewer))
     else:
         fewer = {max(trainer.samples // factor, 1) for factor in (1, 2, 4, 8, 16)}
         smaller = _smaller(run, "microbatch", "scoring_microbatch", fewer)

@@ -185,7 +185,7 @@ def _with_derived(run: Run) -> Run:
         offload_optimizer=ours.offload in ("optimizer", "both"),
         packing=ours.packing is not False or bool(ours.token_budget) or ours.context_parallel > 1,
         dynamic=ours.token_budget is not None,
-        scoring_token_budget=ours.scoring_budget,
+        scoring_token_budget=ours.scoring_budget or ours.token_budget,
         compute_dtype=ours.compute_dtype or "bf16",
         sleeps=run.traits.shares_devices and ours.parked is not False,
     )

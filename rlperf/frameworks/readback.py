@@ -51,7 +51,18 @@ def unstated(planned: Run, back: Run, said: Sequence[Limitation], fields: Iterab
             continue
         nearest = "no key states it, the framework's own default runs" if read is None else f"its files say {read}"
         lost.append(Limitation(f"{at} = {value}", nearest, "seconds and memory were predicted for the plan's"))
-    return lost
+    return lost + _scoring(planned, back.trainer.scoring_budget)
+
+
+def _scoring(planned: Run, read: int | None) -> list[Limitation]:
+    """Where packed training alone is cut by tokens: files that cut both so, otherwise than by as many whole lengths."""
+    ours, count = planned.trainer, planned.trainer.scoring_microbatch
+    if count is None or ours.token_budget is None or ours.scoring_token_budget is not None:
+        return []
+    if read in (None, count * planned.batch.longest_tokens):
+        return []
+    asked = f"scoring in microbatches of {count} sequences"
+    return [Limitation(asked, f"of {read} tokens", "seconds and memory were predicted for the plan's")]
 
 
 def _compared(run: Run) -> Iterator[Ref]:

@@ -155,8 +155,8 @@ class TrainerRun(PoolRun):
 
     @property
     def scoring_budget(self) -> int | None:
-        """Tokens of a scoring microbatch: as stated, or twice those of training, which keeps no activations."""
-        return self.scoring_token_budget or (2 * self.token_budget if self.token_budget else None)
+        """Tokens of a scoring microbatch: as stated, or those of training; None where scoring is cut by count."""
+        return self.scoring_token_budget or (None if self.scoring_microbatch else self.token_budget)
 
 
 class RolloutRun(PoolRun):

@@ -61,6 +61,7 @@ def read_trainer(flat: Flat, trainer: TrainerRun) -> TrainerRun:
         parked=bool(trainer.parks_parameters and trainer.parks_optimizer),
         token_budget=trainer.token_budget if trainer.dynamic else None,
         scoring_token_budget=trainer.scoring_token_budget if scored else None,
+        scoring_microbatch=None if scored else trainer.scoring_microbatch,
         microbatch_stated=trainer.microbatch is not None or old_key is not None,
     )
 
@@ -75,7 +76,9 @@ def with_old_keys(flat: Flat, trainer: TrainerRun) -> TrainerRun:
     given = {
         name: max(int(flat[key]) // ranks, 1)
         for name, key in old.items()
-        if getattr(trainer, name) is None and isinstance(flat.get(key), int | float)
+        if getattr(trainer, name) is None
+        and isinstance(flat.get(key), int | float)
+        and not (name == "scoring_microbatch" and trainer.scoring_token_budget)
     }
     return trainer.having(**given)
 

@@ -53,10 +53,10 @@ def with_derived(run: Run) -> Run:
         parks_parameters=bool(ours.parked),
         packing=ours.packing is not False,
         dynamic=budget is not None,
-        scoring_dynamic=budget is not None,
+        scoring_dynamic=ours.scoring_budget is not None,
         scoring_token_budget=ours.scoring_budget,
         microbatch=None if budget else ours.samples,
-        scoring_microbatch=None if budget else ours.scoring_microbatch or ours.samples,
+        scoring_microbatch=None if ours.scoring_budget else ours.scoring_microbatch or ours.samples,
     )
     context = run.batch.context_tokens or run.batch.longest_tokens
     return replace(run, trainer=trainer, batch=replace(run.batch, context_tokens=context))

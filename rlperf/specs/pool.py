@@ -226,14 +226,14 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
         "trainer", "searched", None, "tokens", "per packed microbatch and replica in training"
     )
     scoring_token_budget: PositiveInt | None = _is(
-        "trainer", "derived", None, "tokens", "per scoring microbatch and replica; default: token_budget"
+        "trainer", "derived", None, "tokens", "per scoring microbatch and replica; default: as in training"
     )
     scoring_microbatch: PositiveInt | None = _is(
         "trainer",
         "derived",
         None,
         "sequences",
-        "per scoring forward where microbatches are cut by count; default: microbatch",
+        "per scoring forward, unless scoring_token_budget says tokens; default: as in training",
     )
     compute_dtype: Word = _is("trainer", "stated", "bf16", "dtype", "of the matrix products")
     packing: Switch = _is("trainer", "stated", True, "", "sequences packed without padding")

@@ -18,7 +18,8 @@ def scored_apart(judge: Judge, evaluation: Evaluation) -> Configuration | None:
     """The configuration with a scoring budget of its own, or None where no larger one fits and is worth it."""
     configuration, context, stack = evaluation.configuration, judge.context, evaluation.stack
     settings, least = configuration.pool("trainer").settings, WORTH * evaluation.rl_step_s
-    stated = context.job.pool("trainer").settings.scoring_token_budget is not None
+    asked = context.job.pool("trainer").settings
+    stated = asked.scoring_token_budget is not None or asked.scoring_microbatch is not None
     if stated or settings.token_budget is None or not cut_by_budget(settings.filled().packing, stack.framework):
         return None
     now = float(evaluation.trainer.scoring_s.mean())

@@ -138,7 +138,7 @@ def trainer_pools(
         "trainer",
         backend=stack.backend,
         token_budget=budget,
-        scoring_token_budget=train.scoring_token_budget or budget,
+        scoring_token_budget=train.scoring_token_budget or (None if train.scoring_microbatch else budget),
         parked=bool(trainer.parked[t]) if MODES[mode].shares_devices else None,
         freeze_vision=train.freeze_vision if architecture.vision else None,
         first_stage_layers=ends[0],

@@ -16,7 +16,7 @@ from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.overheads import routing_skew
 from rlperf.sim.rl_step.site import Site, TrainerStack
-from rlperf.sim.rl_step.trainer_stage import cut_by_budget, with_optimizer
+from rlperf.sim.rl_step.trainer_stage import cut_by_budget, most_scored_tokens, with_optimizer
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pool import Settings
 
@@ -63,7 +63,7 @@ def trainer_bytes(
     patches = demand.images_per_token * tokens * demand.patches(architecture)
     hardware, calibration = site.hardware, stack.calibration
     parts = trainer_memory(architecture, hardware, calibration, layout, full(tokens), options, patches=patches)
-    scored = settings.scoring_token_budget if by_budget else longest * (settings.scoring_microbatch or 0)
+    scored = most_scored_tokens(settings, stack.framework, demand.batch.longest_tokens)
     copies = site.networks
     states = parts.states * copies
     peak = parts.total + states - parts.states

@@ -50,6 +50,25 @@ def cut_by_budget(packing: bool, framework: FrameworkCalibration) -> bool:
     return batching == "all" or (packing and batching != "count")
 
 
+def scoring_by_budget(settings: Settings, framework: FrameworkCalibration) -> bool:
+    """Whether scoring is cut by tokens: as training, unless one of two sizes alone is stated of packed scoring."""
+    by_tokens, by_count = settings.scoring_token_budget is not None, settings.scoring_microbatch is not None
+    if framework.training.batching == "all" or not settings.packing or by_tokens == by_count:
+        return cut_by_budget(settings.packing, framework)
+    return by_tokens
+
+
+def most_scored_tokens(settings: Settings, framework: FrameworkCalibration, longest: int) -> int | None:
+    """Tokens of a scoring microbatch of the ``longest`` sequences; None: nothing is stated, so as in training.
+
+    A count is the tokens of as many longest sequences where the bins of all ranks are dealt out together.
+    """
+    count, budget = settings.scoring_microbatch, settings.scoring_token_budget
+    if budget is not None and scoring_by_budget(settings, framework):
+        return budget
+    return None if count is None else count * longest
+
+
 @dataclass(frozen=True, eq=False)
 class TrainerStage:
     """Seconds of trainers, one per pool or one per simulated rl_step; every array has shape ``[rows]``.
@@ -94,6 +113,7 @@ class Cuts:
     parts : passes into which the rl_step's sequences are cut: optimizer updates, or 1 for scoring
     token_budget : tokens per microbatch and replica ``[layouts]``
     packing : whether sequences are packed
+    by_budget : whether they are cut by tokens; else by count
     shared_prefix : whether a prompt is computed once for the members of its group that a microbatch holds
     """
 
@@ -102,12 +122,8 @@ class Cuts:
     parts: int
     token_budget: npt.ArrayLike
     packing: bool
+    by_budget: bool
     shared_prefix: bool = False
-
-    @property
-    def by_budget(self) -> bool:
-        """`cut_by_budget`."""
-        return cut_by_budget(self.packing, self.framework)
 
     @property
     def unpadded(self) -> bool:
@@ -272,13 +288,14 @@ def trainer_cuts(
     stack: TrainerStack, demand: Demand, layout: Layout, settings: Settings, budget: npt.ArrayLike
 ) -> tuple[Cuts, Cuts]:
     """How an optimizer update and a scoring pass are cut into microbatches."""
-    scored = np.asarray(settings.scoring_token_budget or budget)
+    framework, packing, prefix = stack.framework, settings.packing, settings.shared_prefix
+    scored = np.asarray(most_scored_tokens(settings, framework, demand.batch.longest_tokens) or budget)
     by_count = layout
     if settings.scoring_microbatch is not None:
         by_count = replace(layout, microbatch=np.full_like(layout.microbatch, settings.scoring_microbatch))
     return (
-        Cuts(stack.framework, layout, demand.batch.updates, budget, settings.packing, settings.shared_prefix),
-        Cuts(stack.framework, by_count, 1, scored, settings.packing, settings.shared_prefix),
+        Cuts(framework, layout, demand.batch.updates, budget, packing, cut_by_budget(packing, framework), prefix),
+        Cuts(framework, by_count, 1, scored, packing, scoring_by_budget(settings, framework), prefix),
     )
 
 

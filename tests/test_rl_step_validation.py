@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import rlperf
 from rlperf.api import ask
 from rlperf.calibrate.assumed_lengths import AssumedLengths
+from rlperf.calibrate.engine_host_pool import HOST
 from rlperf.calibrate.leave_out_rl_step import OVERHEADS, RELATIVES, believed, predict_groups, stranger
 from rlperf.calibrate.rl_framework import CONSTANTS, constant, fit_framework, overhead, with_constants
 from rlperf.calibrate.rl_step_configuration import configuration_digest, configuration_key
@@ -36,6 +37,7 @@ from rlperf.sim.rl_step.overheads import reference_swap_s
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.steady import steady_run
 from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.specs.engine_host import load_engine_hosts
 from rlperf.specs.job import Job
 from rlperf.specs.rl_calibration import load_framework_calibration
 
@@ -553,7 +555,8 @@ def test_a_framework_left_out_has_its_relatives_overheads_and_its_own_mechanisms
     }
     own = load_framework_calibration("nemo_rl_megatron")
     strange, relative = stranger(own), load_framework_calibration("verl_megatron")
-    assert constant(strange, "engine_host") == constant(relative, "engine_host")
+    assert constant(strange, "step") == constant(relative, "step")
+    assert strange.engine_host == load_engine_hosts().of_stranger("nemo_rl").engine_host
     assert strange.training.batching == own.training.batching  # read from its source, no measurement
     for group in groups.values():
         (seen,), (left) = group.seen, group.left_out
@@ -568,7 +571,10 @@ def test_a_framework_left_out_gets_nothing_back_that_others_have_from_it(name: s
     strange, relative = stranger(own), load_framework_calibration(RELATIVES[name])
     lent = {each for each in OVERHEADS if overhead(relative, each).provenance.taken_from == own.framework}
     assert lent == ({"nemo_rl_megatron": {*LENT, "training.update"}, "nemo_rl_dtensor": LENT}.get(name, set()))
-    for each in OVERHEADS:
+    host = load_engine_hosts().of_stranger(own.framework)
+    for each in HOST:
+        assert overhead(strange, each) == getattr(host, each) != overhead(own, each)
+    for each in set(OVERHEADS) - set(HOST):
         told = believed(each, own.framework) if each in lent else constant(relative, each)
         assert constant(strange, each) == told
         assert each not in lent or told != constant(relative, each)

@@ -3,8 +3,9 @@
 A framework left out has the overheads of its relative, as one that nobody measured would (`RELATIVES`, and what
 `rlperf.calibrate.rl_step_software` says of unknown ones): mechanisms that were read from its source stay, for they are
 no measurement. What the relative itself has from the framework goes with it, and what is believed without it stands in
-(`believed`). A release left out is forgotten by the fit of its framework, which starts from the relative's overheads;
-one that no fit saw is left out as it stands. Both sides are scored on rows that no shipped fit saw.
+(`believed`); host time of engines is pooled over the rollouts of all others (`rlperf.calibrate.engine_host_pool`).
+A release left out is forgotten by the fit of its framework, which starts from the overheads of such a stranger; one
+that no fit saw is left out as it stands. Both sides are scored on rows that no shipped fit saw.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.columns import read_all
+from rlperf.calibrate.engine_host_pool import HOST
 from rlperf.calibrate.leave_out import LeftOutGroup, Tell, conformal, group_of, in_turn, quiet
 from rlperf.calibrate.rl_framework import constant, fit_framework, overhead, with_constants
 from rlperf.calibrate.rl_step_predict import StepPrediction, predict_step
@@ -24,6 +26,7 @@ from rlperf.calibrate.trainer_constants import OF_STACK
 from rlperf.calibrate.validate import PredictedFigure
 from rlperf.calibrate.validate_rl_step import NEEDED, predictions_of
 from rlperf.errors import InfeasibleError, SpecError
+from rlperf.specs.engine_host import load_engine_hosts
 from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
 
 RELATIVES: Mapping[str, str] = {
@@ -96,18 +99,21 @@ def _forgotten(rows: Sequence[StepRow], members: Sequence[StepRow], by: str) -> 
 def stranger(own: FrameworkCalibration) -> FrameworkCalibration:
     """The framework with the measured overheads of its relative, but for those that the relative has from it.
 
-    Its own intervals are forgotten, too.
+    Host terms of its engine are those pooled over the others' rollouts, and its own intervals are forgotten, too.
     """
     relative = load_framework_calibration(RELATIVES[own.id])
-    return with_constants(
+    host = load_engine_hosts().of_stranger(own.framework)
+    lent = with_constants(
         own,
         {
             name: believed(name, own.framework)
             if overhead(relative, name).provenance.taken_from == own.framework
             else constant(relative, name)
             for name in OVERHEADS
+            if name not in HOST
         },
-    ).as_stranger()
+    )
+    return lent.model_copy(update={name: getattr(host, name) for name in HOST}).as_stranger()
 
 
 def believed(name: str, without: str) -> float:

@@ -45,6 +45,9 @@ CLIENTS = ("single_stream", "online_concurrency", "online_rate")
 """Modes whose requests come from clients over the network; the others hand them to the engine's process."""
 OPTIONS = "options of the publication: attention data parallel, experts over all devices"
 PRODUCT = "the printed devices are those times the ways of experts, as twins of the row show"
+DRAWN = "lengths uniform in 0.8-1.0 of isl/osl"
+INFERENCEX = ((1024.0, 1024.0), (1024.0, 8192.0), (8192.0, 1024.0))
+"""Printed prompt and generated tokens of the loads of that benchmark [tokens]."""
 NEEDED = ("architecture", "gpu", "engine", "tensor_parallel", "gemm_dtype", "mode", "isl", "osl")
 
 
@@ -137,6 +140,20 @@ def _copies(case: ServingCase) -> int | Guess[int]:
     return Guess(1, "nothing holds the weights")
 
 
+def _mean_length(case: ServingCase, printed: float) -> float | Guess[float]:
+    """Mean tokens of a prompt or an answer: 0.9 of those printed where lengths are drawn from 0.8 to 1 of them.
+
+    Notes of InferenceX's rows say so. `aic_silicon` prints the same three loads of it (see `INFERENCEX`) without the
+    lengths drawn; there it is assumed.
+    """
+    if DRAWN in case.note:
+        return 0.9 * printed
+    load = case.printed_isl, case.printed_osl
+    if case.row.group == "aic_silicon" and case.mode == "online_concurrency" and load in INFERENCEX:
+        return Guess(0.9 * printed, DRAWN)
+    return printed
+
+
 def _devices(case: ServingCase) -> int:
     return case.tensor * case.pipeline
 
@@ -203,8 +220,10 @@ class ServingCase(Reading):
     devices: int = derived(_devices)
     given_devices: int = derived(_given_devices, name="n_gpus")
     mode: str = column(one_of(MODES))
-    isl: float = column(positive)
-    osl: float = column(positive)
+    printed_isl: float = column(positive, name="isl")
+    printed_osl: float = column(positive, name="osl")
+    isl: float = derived(lambda case: _mean_length(case, case.printed_isl))
+    osl: float = derived(lambda case: _mean_length(case, case.printed_osl))
     cached: float = column(number, 0.0, name="cached_tokens")
     concurrency: float | None = column(positive, None)
     load: float = derived(_load, name="concurrency")

@@ -172,6 +172,20 @@ def test_devices_counted_once_for_each_way_of_experts_are_told_by_their_twins(tm
     assert [any("twins" in text for text in one.assumed) for one in found] == [True, True, False, False, True, True]
 
 
+def test_lengths_that_a_benchmark_draws_enter_at_their_mean(tmp_path: Path) -> None:
+    told = served_row(isl=1024, osl=8192, note="median TPOT; lengths uniform in 0.8-1.0 of isl/osl")
+    twin = served_row(group="aic_silicon", isl=8192, osl=1024)
+    as_printed = ({**told, "note": ""}, {**twin, "osl": 512}, {**twin, "mode": "single_stream"})
+    found = [case_of(row) for row in read_table(table(tmp_path, told, twin, *as_printed))]
+    lengths = [(one.isl, one.osl) for one in found]
+    assert lengths[:2] == [(921.6, 7372.8), (7372.8, 921.6)]
+    assert lengths[2:] == [(1024.0, 8192.0), (8192.0, 512.0), (8192.0, 1024.0)]
+    # what a row states is not assumed; what is read into a row of the same loads is, and said
+    assumed = [[text for text in one.assumed if "lengths" in text] for one in found]
+    assert [len(texts) for texts in assumed] == [0, 2, 0, 0, 0]
+    assert assumed[1][0].startswith("isl") and assumed[1][1].startswith("osl")
+
+
 def test_rows_are_fitted_and_predicted_with_the_same_cost(tmp_path: Path) -> None:
     # fits tabulate kernels once and add an engine's overheads; predictions tabulate the engine itself
     path = table(

@@ -12,6 +12,7 @@ from rlperf.api import Jobs, ask, job_of, load_job
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer import notebook
 from rlperf.plan.compare import Side, compare_sides, job_of_plan, side_of
+from rlperf.plan.judge.decisions import Report
 from rlperf.plan.planner import plan_job
 from rlperf.specs.job import Job
 from rlperf.specs.own_files import folder_of
@@ -136,11 +137,13 @@ def changed_job(job: Job, fields: Mapping[str, Any], name: str) -> Job:
     return validate(Document(moved, {}, name), Job)
 
 
-def side_of_job(job: Job, draws: int, *, plan: bool = True, folder: Path | None = None) -> Side:
+def side_of_job(
+    job: Job, draws: int, *, plan: bool = True, folder: Path | None = None, report: Report | None = None
+) -> Side:
     """A job's plan (or, without one, what it pins with the rest filled in) on common draws."""
     if plan:  # a side is not held against what its framework runs by default
         asked = ask(job, folder=folder, to_plan=True)
-        job = job_of_plan(plan_job(asked.context, facts=asked.facts))
+        job = job_of_plan(plan_job(asked.context, facts=asked.facts, report=report))
     return side_of(*ask(job, folder=folder).pair, draws)
 
 

@@ -21,6 +21,7 @@ from rlperf.frameworks.adapter import framework_facts, states
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import ref
 from rlperf.plan.compare import Side, compare_sides
+from rlperf.plan.judge.decisions import Report, within
 from rlperf.sim.rl_step.uncertainty import drafted_sigma
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import Z95
@@ -192,14 +193,16 @@ def _cells(row: Gain) -> tuple[str, ...]:
 
 
 def gains(
-    job: Jobs | None = None, names: tuple[str, ...] = (), *, draws: int = 2, folder: Path | None = None, **values: Any
-) -> GainTable:
+    job: Jobs | None = None, names: tuple[str, ...] = (), *, draws: int = 2, folder: Path | None = None,
+    report: Report | None = None, **values: Any,
+) -> GainTable:  # fmt: skip
     """Every technique (or those of ``names``) against the job as it is, each planned anew on the same drawn rl_steps.
 
     Parameters
     ----------
     draws : common draws of the prompt groups
     folder : of a job object, as in `rlperf.api.ask`; that of a file is its own
+    report : called with the share done and a text
     values : a job without a file, see `rlperf.api.job_of`
 
     Raises
@@ -211,10 +214,16 @@ def gains(
         known = ", ".join(each.name for each in TECHNIQUES)
         raise SpecError(f"there is no technique named {', '.join(unknown)}: there are {known}")
     base, folder = job_and_folder(job_of(job, values), folder)
-    judged = partial(side_of_job, draws=draws, folder=folder)
-    first = judged(base)
     chosen = [each for each in TECHNIQUES if not names or each.name in names]
-    return GainTable(float(first.draws_s.mean()), tuple(_gain(each, base, first, judged) for each in chosen))
+    part = 1.0 / (1 + len(chosen))
+    tell = [
+        within(report or (lambda _share, _text: None), k * part, part, f"{name}: ")
+        for k, name in enumerate(("as it is", *(each.name for each in chosen)))
+    ]
+    judged = partial(side_of_job, draws=draws, folder=folder)
+    first = judged(base, report=tell[0])
+    rows = (_gain(each, base, first, partial(judged, report=say)) for each, say in zip(chosen, tell[1:], strict=True))
+    return GainTable(float(first.draws_s.mean()), tuple(rows))
 
 
 def _gain(technique: Technique, base: Job, first: Side, judged: Callable[[Job], Side]) -> Gain:
@@ -222,7 +231,9 @@ def _gain(technique: Technique, base: Job, first: Side, judged: Callable[[Job], 
     fields = technique.changes(first.context.tasks[0].architecture)
     try:
         side = judged(changed_job(base, fields, technique.name))
-    except (InfeasibleError, SpecError) as error:
+    except InfeasibleError as error:
+        return replace(row, said=f"no plan: {(error.nearest_miss or error.message).partition('; ')[0]}")
+    except SpecError as error:
         return replace(row, said=str(error).splitlines()[0])
     step = compare_sides(first, side).step
     spread = drafted_sigma(side.evaluation.cost, side.evaluation.seconds)

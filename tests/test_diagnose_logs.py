@@ -342,6 +342,24 @@ def test_a_lasting_slowdown_is_one_finding() -> None:
     assert sorted(c.where.split(" of ")[1] for c in parts) == ["rl_step 4", "rl_steps 9 to 11"]
 
 
+def test_stages_slow_in_the_same_rl_steps_are_one_finding_with_what_all_of_them_lose() -> None:
+    def steps(training: set[int], rollout: set[int]) -> list[LoggedStep]:
+        return [
+            LoggedStep(k, 0.0, {g.ROLLOUT: 56.0 if k in rollout else 40.0, g.TRAINING: 40.0 if k in training else 20.0})
+            for k in range(1, 21)
+        ]
+
+    late = set(range(11, 21))
+    (fault,) = explain_graph(graph_of_steps(steps(late, late))).faults
+    assert (fault.kind, fault.where) == ("slowdown", "training, rollout of all rl_steps from 11 on")
+    assert fault.evidence == "2.00, 1.40 times the median of the rl_steps before"
+    assert fault.loss_s == pytest.approx((20.0 + 16.0) / 2)
+    apart = explain_graph(graph_of_steps(steps(late, late - {11, 12}))).faults
+    assert len(apart) == 2  # from other rl_steps on: not one cause
+    (once,) = explain_graph(graph_of_steps(steps({6}, {6}))).faults
+    assert once.where == "training, rollout of rl_step 6"
+
+
 def test_a_run_that_ended_out_of_memory_says_so(tmp_path: Path) -> None:
     died = "(TaskRunner pid=3) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.27 GiB.\n"
     step = "step:{k} - timing_s/gen:40.0 - timing_s/update_actor:20.0 - timing_s/step:61.0\n"

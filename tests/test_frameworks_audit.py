@@ -271,6 +271,23 @@ def test_gains_are_predicted_and_sorted(tmp_path: Path) -> None:
     assert eager.gain_s > 0.01 * found.predicted.rl_step_s
 
 
+def test_two_signs_of_one_remedy_are_one_finding(tmp_path: Path) -> None:
+    """A cache that holds too few requests, and the share of memory that makes it so."""
+    found = _audit(tmp_path, "verl", {R + "gpu_memory_utilization": 0.4})
+    remedies = [finding.advice for finding in found.findings if finding.gain_s]
+    assert len(remedies) == len(set(remedies))
+    low = next(finding for finding in found.findings if finding.rule == "memory_fraction_low")
+    assert "only 40 % of the GPU; " in low.message and "the KV cache holds" in low.message
+
+
+def test_a_folder_says_what_to_name(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"is a folder without a configuration \(name a YAML file"):
+        import_config([tmp_path])
+    (tmp_path / "run.sh").write_text("true")
+    with pytest.raises(SpecError, match=r"is a folder \(name what runs: run.sh\)"):
+        import_config([tmp_path])
+
+
 def test_an_offer_is_what_the_framework_reads_back(tmp_path: Path) -> None:
     """Microbatches of a fixed number: the offer is that number, since a token budget would be ignored."""
     fixed = {A + "use_dynamic_bsz": False, A + "ppo_micro_batch_size_per_gpu": 1,

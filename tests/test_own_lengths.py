@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import rlperf
 from rlperf.cli.workload import app
+from rlperf.report.plan_html import plan_page
+from rlperf.report.plan_text import markdown, print_plan
 from rlperf.workload import read_recording
 from rlperf.workload.tables import read_table, write_table
 
@@ -82,3 +86,13 @@ def test_a_plan_warns_when_a_quarter_of_responses_is_cut(tmp_path: Path) -> None
         "max_response_tokens 3,072 would cut 5 %",
     )
     assert rlperf.predict_job(long).warnings == ()
+
+
+def test_a_warning_stands_before_the_layout(tmp_path: Path) -> None:
+    own = str(written(tmp_path / "own.jsonl", plain(64)))
+    plan = rlperf.plan_job(rlperf.short_job("Qwen3-8B", 8, workload=own, prompts=8, group=4, max_response=1024))
+    screen = StringIO()
+    print_plan(plan, Console(file=screen, width=120))
+    for text in (screen.getvalue(), markdown(plan), plan_page(plan)):
+        assert text.count("of responses are cut at 1,024") == 1
+        assert text.index("of responses are cut at 1,024") < text.index("mini-batch 8 prompts") < text.index("TP")

@@ -53,6 +53,20 @@ def test_drafts_gain_what_a_plan_with_them_open_gains() -> None:
     assert drafts.gain == pytest.approx(1.0 - (changed.rows[1].ratio or 0.0), rel=1e-9)
 
 
+def test_what_the_framework_itself_refuses_says_so_and_progress_moves_with_every_row() -> None:
+    shares: list[tuple[float, str]] = []
+    asked = rlperf.short_job("Qwen3-8B", 8, "h100", framework="verl", max_response="4k", prompts=32)
+    names = ("prefill apart from decode", "fp8 cache")
+    rows = gains(asked, names, draws=1, report=lambda share, text: shares.append((share, text))).rows
+    refused = next(row for row in rows if row.name == names[0])
+    assert refused.gain is None
+    assert refused.said == "no plan: verl refuses it: prompts are read by engines of their own with SGLang alone"
+    done = [share for share, _ in shares]
+    assert done == sorted(done) and done[-1] <= 1.0
+    begun = [min(share for share, text in shares if text.startswith(name)) for name in ("as it is", *reversed(names))]
+    assert begun == pytest.approx([0.0, 1 / 3, 2 / 3], abs=0.05)
+
+
 def test_an_unknown_technique_is_refused_with_those_there_are() -> None:
     with pytest.raises(SpecError, match="no technique named warp drive: there are speculative decoding"):
         gains(names=("warp drive",))

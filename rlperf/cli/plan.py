@@ -125,8 +125,8 @@ def _print_gains(asked: AskedJob, what_if: str, as_json: bool) -> None:
     from rlperf.techniques import HEAD, gains
 
     names = () if what_if == "all" else tuple(name.strip() for name in what_if.split(","))
-    with progress("planning"):
-        found = gains(asked.job(), names, folder=asked.folder)
+    with progress("planning") as bar:
+        found = gains(asked.job(), names, folder=asked.folder, report=bar)
     if as_json:
         print_json(found.to_dict())
         return

@@ -42,11 +42,12 @@ def predict(
     if as_json:
         print_json(PredictReport.of(named.name, found).model_dump(mode="json"))
         return
-    from rlperf.report.plan_text import print_operators, print_prediction, print_remarks
+    from rlperf.report.plan_text import print_operators, print_prediction, print_remarks, print_warnings
     from rlperf.report.rl_step import print_step
 
     screen = console()
     screen.print(f"job [bold]{named.name}[/bold] ({asked.label}): {named.architecture} on {named.cluster}")
+    print_warnings(found, screen)
     print_prediction(found, screen)
     print_step(view, screen)
     print_operators(found, screen)

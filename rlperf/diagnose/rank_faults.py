@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+from operator import and_
+from typing import NamedTuple
+
 import numpy as np
 
 from rlperf.diagnose import graph as g
@@ -205,10 +210,11 @@ def controller(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
 def slow_steps(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
     """Where no rank is known: stages of rl_steps above 1.3 times their median over at least five rl_steps.
 
-    What is slow from some rl_step on is one finding, against the rl_steps before it. A rollout and its tail are one
-    stage here: a log knows the rollout only, and the tail is a share of it.
+    What is slow from some rl_step on is one finding, against the rl_steps before it, and so are several stages that are
+    slow in the same rl_steps: one look at them serves all. A rollout and its tail are one stage here: a log knows the
+    rollout only, and the tail is a share of it.
     """
-    found: list[Fault] = []
+    slow_in: dict[tuple[str, str], list[_SlowStage]] = {}
     whole = (graph.rank < 0) & (graph.unit < 0) & (graph.duration_s > 0)
     steps, index = np.unique(graph.rl_step, return_inverse=True)
     stage = np.where(graph.is_any(g.IN_ROLLOUT), g.ROLLOUT, graph.activity)
@@ -223,13 +229,34 @@ def slow_steps(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
         for run in [*runs, *([np.arange(lasting, steps.size)] if lasting is not None else [])]:
             own = mask & np.isin(index.reshape(-1), run)
             ratio = float(np.mean(seconds[run]) / np.nanmedian(usual))
-            where = f"{g.ACTIVITIES[activity].replace('_', ' ')} of {_rl_steps(steps, run)}"
-            for_good = run[0] == lasting
-            evidence = f"{ratio:.2f} times the median of the rl_steps" + (" before" if for_good else "")
-            # Several places of one kind: the rank column tells them apart, so it carries a number below -1.
-            kind, change = "slowdown" if for_good else "slow_step", scaled(graph, own, 1.0 / ratio)
-            found.append(Fault(kind, where, evidence, change, own, -2 - len(found)))
-    return found
+            kind = "slowdown" if run[0] == lasting else "slow_step"
+            stages = slow_in.setdefault((kind, _rl_steps(steps, run)), [])
+            stages.append(_SlowStage(g.ACTIVITIES[activity].replace("_", " "), ratio, own))
+    # Several places of one kind: the rank column tells them apart, so it carries a number below -1.
+    return [
+        _slow_together(graph, kind, when, stages, -2 - number)
+        for number, ((kind, when), stages) in enumerate(slow_in.items())
+    ]
+
+
+class _SlowStage(NamedTuple):
+    """A stage in rl_steps where it takes ``ratio`` times as long as usual, and its vertices."""
+
+    name: str
+    ratio: float
+    own: BoolArray
+
+
+def _slow_together(graph: g.PerformanceGraph, kind: str, when: str, stages: Sequence[_SlowStage], place_: int) -> Fault:
+    """Stages that are slow in the same rl_steps, what loses most first, as one fault."""
+    lost = [float(graph.duration_s[each.own].sum()) * (1.0 - 1.0 / each.ratio) for each in stages]
+    ranked = [stages[k] for k in np.argsort(lost, stable=True)[::-1]]
+    change = reduce(and_, (scaled(graph, each.own, 1.0 / each.ratio) for each in ranked))
+    names = ", ".join(each.name for each in ranked)
+    ratios = ", ".join(f"{each.ratio:.2f}" for each in ranked)
+    evidence = f"{ratios} times the median of the rl_steps" + (" before" if kind == "slowdown" else "")
+    own = np.logical_or.reduce([each.own for each in ranked])
+    return Fault(kind, f"{names} of {when}", evidence, change, own, place_)
 
 
 def _rl_steps(steps: IntArray, run: IntArray) -> str:

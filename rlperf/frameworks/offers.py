@@ -105,19 +105,20 @@ def _for_cache(run: Run, cache: Cache | None) -> tuple[Change, ...]:
 
 
 def gain_findings(given: Imported, predicted: Prediction, offers: Iterable[WhatIf], predict: Predict) -> list[Finding]:
-    """Offers that fit and whose predicted gain is above `LEAST` of the rl_step."""
-    found = []
+    """Offers that fit and whose predicted gain is above `LEAST` of the rl_step, those with one remedy as one."""
+    found: dict[str, Finding] = {}
     for offer in offers:
         best = first_that_fits(given, offer.choices, predict)
         gain = predicted.rl_step_s - best[1].rl_step_s if best else 0.0
         if best is not None and gain > LEAST * predicted.rl_step_s:
             repair = best[0]
             key = _named(given, offer.at, repair)
-            found.append(
-                Finding("hint", key, offer.message, repair.words, "never", given.where(key), gain, offer.rule,
-                        repair.settings)
+            first = found.get(repair.words)
+            message = f"{first.message}; {offer.message}" if first else offer.message
+            found[repair.words] = replace(first, message=message) if first else Finding(
+                "hint", key, message, repair.words, "never", given.where(key), gain, offer.rule, repair.settings
             )  # fmt: skip
-    return found
+    return list(found.values())
 
 
 def _named(given: Imported, at: Ref, repair: Repair) -> str:

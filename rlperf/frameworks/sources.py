@@ -35,6 +35,9 @@ _LAUNCHER = {
 }
 
 
+_KINDS = "name a YAML file (.yaml, .yml), a launch script (.sh), or a file of flags"
+
+
 @dataclass
 class _Gathered:
     """Keys as they are collected, later ones winning."""
@@ -86,6 +89,8 @@ def read_source(paths: Sequence[Path | str]) -> Source:
             continue
         if Path(path).is_dir():
             files = sorted(each.name for each in Path(path).iterdir() if each.suffix in (".yaml", ".yml", ".sh"))
+            if not files:
+                raise SpecError(Problem("is a folder without a configuration", str(path), suggestion=_KINDS))
             raise SpecError(Problem("is a folder", str(path), suggestion=f"name what runs: {', '.join(files[:6])}"))
         with reading(path):
             _read_one(Path(path), gathered)

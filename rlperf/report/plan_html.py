@@ -67,9 +67,13 @@ def plan_parts(plan: Plan, judged: tuple[Judged | None, ...] = (), missing: str 
 
 
 def _summary(plan: Plan, missing: str) -> str:
-    body = html.facts(WholeStep.of(plan).cards(plan))
-    if missing:
-        body += html.paragraph(missing, "warn")
+    warned = [
+        f"Warning: {phase_title(phase) + ': ' if len(plan.phases) > 1 else ''}{words}."
+        for phase in plan.phases
+        for words in phase.predicted.warnings
+    ]
+    body = "".join(html.paragraph(words, "warn") for words in [*warned, *([missing] if missing else [])])
+    body += html.facts(WholeStep.of(plan).cards(plan))
     rows = []
     for phase in plan.phases:
         rows.append((phase_title(phase), batch_words(phase), interval(phase.predicted)))
@@ -129,7 +133,6 @@ def _why(phase: Phase) -> str:
     body = html.listing(
         [
             *gain_words(phase.predicted),
-            *phase.predicted.warnings,
             *phase.binds,
             *phase.predicted.advice,
             runner_up_words(phase),

@@ -224,12 +224,16 @@ def _first(words: tuple[str, ...], most: int = 3) -> str:
     return "; ".join(words[:most]) + more
 
 
+def print_warnings(prediction: Prediction, out: Console) -> None:
+    """What to know before any other number."""
+    for warning in prediction.warnings:
+        out.print(f"[bold yellow]warning:[/bold yellow] {warning}")
+
+
 def print_prediction(prediction: Prediction, out: Console) -> None:
     """Tables of one prediction."""
     from rich.table import Table
 
-    for warning in prediction.warnings:
-        out.print(f"[bold yellow]warning:[/bold yellow] {warning}")
     out.print(f"[bold]rl_step {interval(prediction)}[/bold], 5th to 95th percentile")
     table = Table()
     for name in ("stage", "time", "share"):
@@ -301,6 +305,7 @@ def print_plan(plan: Plan, out: Console) -> None:
 
     for phase in plan.phases:
         out.rule(phase_title(phase))
+        print_warnings(phase.predicted, out)
         out.print(batch_words(phase))
         out.print(plan.lengths(phase), markup=False)
         table = Table()
@@ -354,6 +359,7 @@ def _phase_markdown(phase: Phase, lengths: str) -> list[str]:
     lines = [
         f"## {phase_title(phase)}",
         "",
+        *(line for warning in predicted.warnings for line in (f"**Warning**: {warning}.", "")),
         f"One rl_step takes **{interval(predicted)}**{cost}: "
         f"{predicted.tokens_per_s_per_device:,.0f} tokens/s per device.",
         "",
@@ -370,7 +376,7 @@ def _phase_markdown(phase: Phase, lengths: str) -> list[str]:
         "",
         *_table(BEST_COLUMNS, best_rows(phase)),
         "",
-        *(f"- {line}" for line in (*gain_words(predicted), *predicted.warnings, *phase.binds, *predicted.advice)),
+        *(f"- {line}" for line in (*gain_words(predicted), *phase.binds, *predicted.advice)),
         "",
         "If an input is off:",
         "",

@@ -55,6 +55,11 @@ class Rule(Frozen):
         """Groups of names that the rule needs."""
         return names_in(self.require) | (names_in(self.when) if self.when else frozenset())
 
+    def asks_within(self, names: Mapping[str, object]) -> bool:
+        """Whether every value that it asks for is in ``names``: an alternative (``or``) may go without one."""
+        asked = asked_in(self.require) | (asked_in(self.when) if self.when else frozenset())
+        return all(hasattr(names.get(group), name) for group, name in asked)
+
     def applies(self, version: str, versions: tuple[str, ...], backend: str = "") -> bool:
         """Whether the rule holds for a version (one of ``versions``, in order) and backend."""
         if self.backend and backend and self.backend != backend:
@@ -228,10 +233,15 @@ class FrameworkFacts(Frozen):
         return found
 
     def pinned(self, names: Mapping[str, object], backends: Sequence[str]) -> list[str]:
-        """What rules say of ``names`` (what a job pins of its pools) that break them with every trainer backend."""
-        broken = [set(self.refused(names, backend)) for backend in backends] or [set()]
+        """What rules say of ``names`` (what a job states of its pools) that break them with every trainer backend.
+
+        Of a name with several values, those rules that none of them keeps; rules that ask for more are left out.
+        """
+        refused = (self.refused(names, backend) for backend in backends)
+        broken = [{rule for rule, where in each.items() if where.all()} for each in refused] or [set()]
         every = set.intersection(*broken)
-        return list(dict.fromkeys(rule.said(names) for rule in self.rules_of(*names) if rule.id in every))
+        rules = [rule for rule in self.rules_of(*names) if rule.id in every and rule.asks_within(names)]
+        return list(dict.fromkeys(rule.said(names) for rule in rules))
 
     def refused(
         self, names: Mapping[str, object], backend: str = "", *, about: str | None = None

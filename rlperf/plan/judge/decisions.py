@@ -358,15 +358,19 @@ def infeasible(
 
 
 def _pinned(context: Context, facts: FrameworkFacts | None) -> list[str]:
-    """Rules of the framework that single pinned values of the job break by themselves, in the rules' words."""
+    """Rules of the framework that values of the job break whatever else is chosen, in the rules' words."""
     if facts is None:
         return []
-    stated: dict[str, object] = {
-        pool.role: SimpleNamespace(**{name: given[0] for name, given in dict(pool.layout).items()
-                                      if isinstance(given, tuple) and len(given) == 1})
+    stated: dict[str, dict[str, object]] = {
+        pool.role: {name: given[0] for name, given in dict(pool.layout).items()
+                    if isinstance(given, tuple) and len(given) == 1}
         for pool in context.job.pools
     }  # fmt: skip
-    return facts.pinned(stated, context.job.trainer_backends)
+    readers = context.job.pool("rollout").settings.prefill_replicas or (0,)
+    engine = {"backend": context.engine_profile.engine, "prefill_replicas": np.array(readers)}
+    stated["rollout"] = stated.get("rollout", {}) | engine
+    names = {role: SimpleNamespace(**values) for role, values in stated.items()}
+    return [f"{facts.name} refuses it: {words}" for words in facts.pinned(names, context.job.trainer_backends)]
 
 
 def configurations(decision: Decision) -> tuple[Configuration, ...]:

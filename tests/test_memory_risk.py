@@ -139,15 +139,15 @@ def test_logits_of_a_framework_are_counted_from_its_own_loss() -> None:
     assert float(held("areal", "fsdp2", chunked_loss=True).logits) == pytest.approx(4 * logits + 4 * 512 * 151936)
 
 
-def bytes_of(name: str, exponent: float | None = None, **settings: Any) -> TrainerBytes:
-    """Memory of a trainer of 4 nodes with experts over eight devices."""
+def bytes_of(name: str, exponent: float | None = None, ranks: int = 32, **settings: Any) -> TrainerBytes:
+    """Memory of a trainer of 4 nodes (32 ranks) with experts over eight devices."""
     context = ask(job(name)).context
     stack = next(each for each in context.trainers if each.backend == "megatron")
     if exponent is not None:
         training = stack.framework.training.model_copy(update={"skew_exponent": exponent})
         stack = replace(stack, framework=stack.framework.model_copy(update={"training": training}))
     task = context.tasks[0]
-    layout = Layout.of(data_parallel=32, expert_parallel=8, zero_stage=1)
+    layout = Layout.of(data_parallel=ranks, expert_parallel=8, zero_stage=1)
     demand = task.source.demand(task.batches[0], None, 0)
     filled = PoolSettings(**settings).filled() if settings else Settings()
     return trainer_bytes(context.site, stack, task.architecture, demand, layout, filled, 9216, 0)
@@ -171,12 +171,14 @@ def test_the_busiest_experts_hold_what_time_charges_them_for() -> None:
 
 
 def test_a_scoring_pass_over_larger_microbatches_counts() -> None:
-    small = bytes_of("experts")
-    equal = bytes_of("experts", scoring_token_budget=9216)
-    large = bytes_of("experts", scoring_token_budget=400_000)
+    small = bytes_of("experts", ranks=8)
+    equal = bytes_of("experts", ranks=8, scoring_token_budget=9216)
+    large = bytes_of("experts", ranks=8, scoring_token_budget=400_000)
     assert float(equal.peak) == float(small.peak)
     assert float(large.peak) > float(small.peak)
     assert float(large.parts.total) == float(small.parts.total)  # training itself is what it was
+    few = [float(bytes_of("experts", scoring_token_budget=n).peak) for n in (9216, 400_000)]
+    assert few[0] == few[1]  # the 16 sequences of each of 32 ranks are no 400,000 tokens, and take less than training
 
 
 def test_host_memory_holds_the_reference_as_it_is_loaded_and_under_lora_not_at_all() -> None:

@@ -136,10 +136,12 @@ class Microbatches:
         return cls.of(*out)
 
 
-def _slowest_replica(table: FloatArray, parts: int, balanced: bool) -> IntArray:
+def _slowest_replica(table: FloatArray, parts: int, balanced: bool, *, alike: bool = False) -> IntArray:
+    """``alike``: every replica holds as many sequences, where they divide."""
     if parts <= 1:
         return np.arange(table.size)
-    groups = _even_partitions(table, parts) if balanced else split_in_order(table.size, parts)
+    equal = alike and table.size % parts == 0
+    groups = _even_partitions(table, parts, equal_size=equal) if balanced else split_in_order(table.size, parts)
     return groups[int(np.argmax([table[group].sum() for group in groups]))]
 
 
@@ -166,14 +168,16 @@ def dealt_partitions(lengths: FloatArray, parts: int) -> list[IntArray]:
     return [order[place == part] for part in range(parts)]
 
 
-def slowest_lengths(lengths: FloatArray, parts: int) -> FloatArray:
-    """Lengths of the fullest of ``parts`` balanced replicas [tokens].
+def slowest_lengths(lengths: FloatArray, parts: int, *, alike: bool = False) -> FloatArray:
+    """Lengths of the fullest of ``parts`` balanced replicas [tokens]; ``alike``: each of as many, where they divide.
 
     >>> slowest_lengths(np.array([5.0, 4.0, 3.0]), 2).tolist()
     [4.0, 3.0]
+    >>> slowest_lengths(np.array([9.0, 2.0, 2.0, 1.0]), 2, alike=True).tolist()
+    [9.0, 1.0]
     """
     table = np.asarray(lengths, dtype=np.float64)
-    return table[_slowest_replica(table, parts, balanced=True)]
+    return table[_slowest_replica(table, parts, balanced=True, alike=alike)]
 
 
 def slowest_slices(lengths: FloatArray, parts: int, updates: int) -> list[FloatArray]:

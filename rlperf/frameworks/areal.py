@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.areal_allocation import allocation, parse_allocation
+from rlperf.frameworks.areal_microbatches import cap_of, whole_passes
 from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, sglang_prefill, whole_prompts
 from rlperf.frameworks.fields import (
     MANDATORY,
@@ -175,13 +176,8 @@ class Areal:
 
     def detect(self, source: Source) -> float:
         """An allocation string, or AReaL's sections."""
-        markers = {
-            "actor.backend",
-            "rollout.backend",
-            "gconfig.n_samples",
-            "allocation_mode",
-            "rollout.max_head_offpolicyness",
-        }
+        markers = {"actor.backend", "rollout.backend", "gconfig.n_samples", "allocation_mode",
+                   "rollout.max_head_offpolicyness"}  # fmt: skip
         return 0.95 if len(markers & set(source.keys)) >= 2 else 0.0
 
     def target(self, source: Source, version: str | None) -> Target:
@@ -210,6 +206,7 @@ class Areal:
         if _EXPORTS not in source.keys:  # agents' default, which workflows of one turn or with tokens do not read
             run = replace(run, trainer=run.trainer.having(turn_samples=None))
         run = _read_rest(replace(run, trainer=_read_trainer(run.trainer, flat)), flat)
+        run = replace(run, trainer=whole_passes(run, flat))
         return replace(run.completed(), missing=(*run.missing, *missing)), frozenset(used | _ALSO_READ)
 
 
@@ -232,7 +229,7 @@ class ArealFacts:
 def _with_derived(run: Run) -> Run:
     ours, total = run.trainer, run.batch.longest_tokens
     trainer = ours.having(
-        token_budget=ours.token_budget or total * ours.samples,
+        token_budget=cap_of(run),
         checkpointing=ours.activation_recompute != "none",
         granularity=ours.activation_recompute,
         offload_all=ours.offload in ("optimizer", "both"),
@@ -364,7 +361,8 @@ _ALSO_READ = frozenset(
         "rollout.backend", "actor.backend", "cluster.n_nodes", "cluster.n_gpus_per_node", "enable_offload",
         "rollout.scheduling_strategy.type", "rollout.scheduling_strategy.target", "actor.weight_update_mode",
         "rollout.max_head_offpolicyness", "actor.kl_ctl", "actor.path", "rollout.consumer_batch_size",
-        "actor.mb_spec.n_mbs", "sglang.max_prefill_tokens", "rollout.max_concurrent_rollouts", "allocation_mode",
+        "actor.mb_spec.n_mbs", "actor.mb_spec.n_mbs_divisor", "sglang.max_prefill_tokens", "allocation_mode",
+        "rollout.max_concurrent_rollouts",
         "actor.use_lora", "actor.lora_rank", "rollout.use_lora", "sglang.enable_lora", "sglang.max_lora_rank",
         "vllm.enable_lora", "vllm.max_lora_rank",
     }

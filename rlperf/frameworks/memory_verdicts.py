@@ -326,7 +326,10 @@ def _rl_step(verdict: MemoryVerdict) -> Risk:
 
 
 def _peaks(context: Context, evaluation: Evaluation, entropy: bool) -> FloatArray:
-    """Peaks of training over the lengths that are plausible [bytes] ``[quantiles]``; of a token budget, one."""
+    """Peaks of training over the lengths that are plausible [bytes] ``[quantiles]``; of a token budget, one.
+
+    As many sequences of these lengths take less when they are scored, where nothing waits for a backward pass.
+    """
     stack = context.trainers[int(evaluation.trainer.backend[0])]
     settings = context.job.pool("trainer").settings.filled()
     demand, layout = evaluation.demand, evaluation.trainer.layout.take(0)
@@ -343,7 +346,7 @@ def _peaks(context: Context, evaluation: Evaluation, entropy: bool) -> FloatArra
         tokens = sequences * longest * np.minimum(mean * (1.0 + 3.0 * SPREAD / np.sqrt(sequences)), 1.0)
     else:
         tokens = np.array([sequences * longest])
-    filled = settings.model_copy(update={"packing": True, "token_budget": None})
+    filled = settings.model_copy(update={"packing": True, "token_budget": None, "scoring_microbatch": None})
     filling = stack.framework.training.model_copy(update={"batching": "rank"})  # by tokens: those of `tokens`
     stack = replace(stack, framework=stack.framework.model_copy(update={"training": filling}))
     held = trainer_bytes(

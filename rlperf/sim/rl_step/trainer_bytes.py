@@ -16,7 +16,7 @@ from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.overheads import routing_skew
 from rlperf.sim.rl_step.site import Site, TrainerStack
-from rlperf.sim.rl_step.trainer_stage import cut_by_budget, most_scored_tokens, with_optimizer
+from rlperf.sim.rl_step.trainer_stage import cut_by_budget, most_scored_tokens, scoring_by_budget, with_optimizer
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pool import Settings
 
@@ -39,39 +39,38 @@ def trainer_bytes(
     """Memory of trainer layouts with full microbatches of the longest sequences: what must fit on the worst rl_step.
 
     ``budget``: tokens per microbatch and replica; ``parked``: 1 where the states wait in host memory ``[layouts]``.
-    Without packing a microbatch is ``layout.microbatch`` sequences, all as long as the longest. Experts receive tokens
-    as unevenly as time is charged for. A scoring pass counts where its microbatches are larger than those of training.
+    Where microbatches are cut by count they hold what `most_counted` says. Experts receive tokens as unevenly as time
+    is charged for. A scoring pass counts where its microbatches are larger than those of training.
     """
     stack, demand = with_optimizer(stack, architecture, settings), site.trained(demand)
-    longest = float(demand.batch.longest_tokens)
-    tokens = np.asarray(budget, dtype=np.float64)
-    by_budget = cut_by_budget(settings.packing, stack.framework)
-    if not by_budget:
-        tokens = np.broadcast_to(longest * np.asarray(layout.microbatch, np.float64), np.shape(tokens))
+    of_rank = demand.batch.sequences / layout.data_parallel
+    by_tokens = budget if cut_by_budget(settings.packing, stack.framework) else None
+    trained = full_microbatches(demand, settings, by_tokens, layout.microbatch, of_rank / demand.batch.updates)
     park = np.asarray(parked)
-    most = demand.batch.sequences / demand.batch.updates / layout.data_parallel * longest
-
-    def full(tokens: FloatArray) -> Microbatches:
-        return Microbatches.of(tokens, tokens * longest, longest, np.maximum(np.ceil(most / tokens), 1.0))
-
     skew = routing_skew(stack.framework, layout)
     ends = (settings.first_stage_layers, settings.last_stage_layers)
     options = UpdateOptions(
         settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss, ends=ends,
         lora_jobs=settings.lora_jobs,
     )  # fmt: skip
-    patches = demand.images_per_token * tokens * demand.patches(architecture)
+    patches = demand.images_per_token * trained.tokens * demand.patches(architecture)
     hardware, calibration = site.hardware, stack.calibration
-    parts = trainer_memory(architecture, hardware, calibration, layout, full(tokens), options, patches=patches)
-    scored = most_scored_tokens(settings, stack.framework, demand.batch.longest_tokens)
+    parts = trainer_memory(architecture, hardware, calibration, layout, trained, options, patches=patches)
     copies = site.networks
     states = parts.states * copies
     peak = parts.total + states - parts.states
-    if scored and np.any(scored > tokens):
-        whole = full(np.maximum(tokens, scored))
-        scoring = trainer_memory(architecture, hardware, calibration, layout, whole, options, forward_only=True)
-        peak = np.maximum(peak, scoring.total + np.where(park == 1, 0.0, parts.optimizer * copies))
-    shape = np.broadcast_shapes(np.shape(tokens), layout.shape)
+    by_tokens = None
+    if scoring_by_budget(settings, stack.framework):
+        by_tokens = most_scored_tokens(settings, stack.framework, demand.batch.longest_tokens) or budget
+    count = settings.scoring_microbatch or layout.microbatch
+    scored = full_microbatches(demand, settings, by_tokens, count, of_rank)
+    passes = stack.scoring_passes(site.roles, demand.batch.updates_of_a_job, site.old_policy)
+    more = scored.tokens > trained.tokens
+    if np.any(more) and (passes or copies > 1):
+        scoring = trainer_memory(architecture, hardware, calibration, layout, scored, options, forward_only=True)
+        beside = np.where(park == 1, 0.0, parts.optimizer * copies)
+        peak = np.maximum(peak, np.where(more, scoring.total + beside, 0.0))
+    shape = np.broadcast_shapes(trained.tokens.shape, layout.shape)
     reference = _reference_bytes(site, stack, architecture, layout, settings.lora_rank)
     return TrainerBytes(
         peak=np.broadcast_to(peak, shape),
@@ -80,6 +79,41 @@ def trainer_bytes(
         parked=np.broadcast_to(park * states, shape),
         parts=parts,
     )
+
+
+DRAWN = 5.0
+"""Standard deviations that a sum of lengths stays below: all but one in three million draws."""
+
+
+def full_microbatches(
+    demand: Demand, settings: Settings, budget: npt.ArrayLike | None, count: npt.ArrayLike, of_rank: FloatArray
+) -> Microbatches:
+    r"""Microbatches of a pass over ``of_rank`` sequences of every rank on the worst rl_step ``[layouts]``.
+
+    ``budget``: their tokens, of which no more come together than the pass has; None: they hold ``count`` sequences.
+    Padded, all of these are as long as the longest that the job allows. Packed, one of them is; the others, of mean
+    :math:`\bar l` and standard deviation s, come to less than
+
+    .. math:: \min\left((k - 1)\, l_{max},\; (k - 1)\, \bar l + 5 s \sqrt{k - 1}\right)
+
+    as if each were drawn by itself (those of one prompt are alike, but ranks have their tokens evened out).
+    """
+    longest, moments = float(demand.batch.longest_tokens), demand.moments
+    spread = np.sqrt(max(moments.mean_square - moments.mean**2, 0.0))
+
+    def most(held: FloatArray) -> FloatArray:
+        others = held - 1.0
+        drawn = others * moments.mean + DRAWN * spread * np.sqrt(others)
+        return np.asarray(longest + np.minimum(others * longest, drawn if settings.packing else np.inf), np.float64)
+
+    whole = np.maximum(np.ceil(of_rank), 1.0)
+    if budget is not None:
+        tokens = np.minimum(np.asarray(budget, np.float64), most(whole))
+        parts = of_rank * longest / tokens
+    else:
+        held = np.minimum(np.asarray(count, np.float64), whole)
+        tokens, parts = most(held), of_rank / held
+    return Microbatches.of(tokens, tokens * longest, longest, np.maximum(np.ceil(parts), 1.0))
 
 
 def transition_seconds(site: Site, memory: TrainerBytes) -> FloatArray:

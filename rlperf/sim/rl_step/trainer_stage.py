@@ -232,12 +232,15 @@ class CutLengths:
     def _fullest(
         self, cuts: Cuts, name: tuple[object, ...], lengths: FloatArray, passes: list[FloatArray]
     ) -> list[FloatArray]:
-        """Lengths of the fullest rank in every pass; which it is does not depend on the token budget."""
+        """Lengths of the fullest rank in every pass; which it is does not depend on the token budget.
+
+        Where microbatches are cut by count every rank has as many sequences: one more would be a microbatch more.
+        """
         ranks = int(np.ravel(cuts.layout.data_parallel)[0])
-        key = (*name, ranks, cuts.even)
+        key = (*name, ranks, cuts.even, cuts.by_budget)
         if key not in self._slowest:
             self._slowest[key] = (
-                [slowest_lengths(part, ranks) for part in passes]
+                [slowest_lengths(part, ranks, alike=not cuts.by_budget) for part in passes]
                 if cuts.even
                 else slowest_slices(lengths, ranks, cuts.parts)
             )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from rlperf.api import ask, plan_job, size_job
 from rlperf.errors import InfeasibleError
@@ -24,7 +26,7 @@ from rlperf.plan.search.candidates import Shape, trainer_layouts
 from rlperf.plan.search.rollout_columns import rollout_columns
 from rlperf.plan.search.screen import screen
 from rlperf.plan.size import _off_path
-from rlperf.report.plan_text import best_rows, kind_rows
+from rlperf.report.plan_text import best_rows, kind_rows, print_plan
 from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Contenders
 from rlperf.specs.calibration import Z95
 from rlperf.specs.job import Job
@@ -205,13 +207,21 @@ def test_the_price_is_in_the_screen_and_pruning_keeps_the_best(name: str) -> Non
 def test_one_run_lists_the_best_and_the_best_of_every_mode_and_backend() -> None:
     limits, modes = {"staleness": 1}, ["colocated", "one_step_off"]
     asked = {"architecture": "Qwen3-4B", "cluster": "dgx_h100", "nodes": 1, "tasks": [TASK], "limits": limits}
-    phase = plan_job(Job.model_validate({**asked, "modes": modes})).phases[0]
-    rows = best_rows(phase)
+    plan = plan_job(Job.model_validate({**asked, "modes": modes}))
+    phase, rows = plan.phases[0], best_rows(plan.phases[0])
     assert len(rows) >= 10
-    kinds = {(row[1], row[2]) for row in rows}
+    every = [(row[1], row[3].split()[0]) for row in rows]
+    kinds = set(every)
     assert {mode for mode, _ in kinds} == set(modes)
     assert {backend for _, backend in kinds} == {"megatron", "fsdp2"}
-    assert [(row[1], row[2]) for row in kind_rows(phase)] == list(dict.fromkeys((row[1], row[2]) for row in rows))
+    assert [(row[1], row[3].split()[0]) for row in kind_rows(phase)] == list(dict.fromkeys(every))
+    screen = StringIO()
+    print_plan(plan, Console(file=screen, width=80))
+    said = screen.getvalue()
+    assert max(map(len, said.splitlines())) <= 80 and "\N{HORIZONTAL ELLIPSIS}" not in said
+    words = {word for row in kind_rows(phase) for cell in row for word in cell.split()}
+    shown = said.partition("objective")[2].replace("\N{BOX DRAWINGS LIGHT VERTICAL}", " ").split()
+    assert "one_step_off" in words and words <= set(shown)
 
 
 def test_degrees_follow_the_devices() -> None:

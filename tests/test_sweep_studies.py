@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -49,6 +52,18 @@ def test_findings_hold_for_their_table_and_skew_for_a_fresh_run(tmp_path: Path) 
     assert idle == sorted(idle) and idle[-1] > 2 * idle[0]
     step = [row["rl_step_s"] for row in rows]
     assert step == sorted(step)
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.rglob("*.py")), ids=lambda path: path.relative_to(STUDIES).as_posix())
+def test_a_study_s_arguments_are_read_by_argparse(path: Path) -> None:
+    """One that takes words as they stand takes ``--help`` for a folder; it may set them for a command that it runs."""
+    assert not re.search(r"sys\.argv\[|in sys\.argv|\(sys\.argv", path.read_text())
+
+
+def test_help_of_a_study_starts_no_work() -> None:
+    asked = [sys.executable, str(STUDIES / "benchmarks" / "sweep.py"), "--help"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("usage: sweep.py")
 
 
 def test_every_study_of_this_kind_says_how_to_run_it() -> None:

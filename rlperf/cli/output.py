@@ -57,46 +57,12 @@ def console(*, error: bool = False) -> Console:
     return _screen()(stderr=error, highlight=False, emoji=False, soft_wrap=False)
 
 
-WORD = 24
-"""Letters of a word that a table does not cut where it fits the screen."""
-
-
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
-    """Rows of text under their heads; words are cut (and go on below) only where the screen has no room for them."""
-    from rich.table import Table
+    """Rows of text under their heads, as wide as the screen has room."""
+    from rlperf.report.table import text_table
 
-    screen, cells = console(), list(rows)
-    table = Table(title=title)
-    columns = [[head, *(row[k] for row in cells)] for k, head in enumerate(heads)]
-    for head, width in zip(heads, column_widths(columns, screen.width - 3 * len(heads) - 1), strict=True):
-        table.add_column(head, overflow="fold", width=width)
-    for row in cells:
-        table.add_row(*row)
-    screen.print(table)
-
-
-def column_widths(columns: Sequence[Sequence[str]], room: int) -> list[int | None]:
-    """Letters a column of a table of so many: words first, then a letter at a time to the one that has most lines.
-
-    Columns without a width, all of them, where words alone do not fit.
-
-    >>> column_widths([["a", "two words"], ["of many more words", ""]], 16), column_widths([["longest"]], 5)
-    ([5, 11], [None])
-    """
-    from rich.cells import cell_len
-
-    longest = [max(map(cell_len, column)) for column in columns]
-    widths = [
-        min(max((cell_len(word) for cell in column for word in cell.split()), default=1), WORD) for column in columns
-    ]
-    if sum(widths) > room:
-        return [None] * len(columns)
-    for _ in range(room - sum(widths)):
-        lines, k = max((longest[k] / width, k) for k, width in enumerate(widths))
-        if lines <= 1.0:
-            break
-        widths[k] += 1
-    return list(widths)
+    screen = console()
+    screen.print(text_table(heads, rows, screen.width, title=title))
 
 
 def print_json(value: Any) -> None:

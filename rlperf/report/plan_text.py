@@ -9,6 +9,7 @@ from rlperf.plan.answer.plan import Phase, Plan, Prediction, RunnerUp
 from rlperf.plan.question.pool import PoolPlan, ScorerPlan
 from rlperf.plan.question.words import layout_words
 from rlperf.report.plan_summary import percent, run_words, summary_lines
+from rlperf.report.table import text_table
 from rlperf.specs.pool import ATTRIBUTES
 from rlperf.units import human_bytes, human_risk, human_seconds
 
@@ -148,32 +149,32 @@ def runner_up_words(phase: Phase) -> str:
 
 
 def best_rows(phase: Phase) -> list[tuple[str, ...]]:
-    """(rl_step, mode, trainer backend, engines, trainer, objective against the plan's, verdict) of the best choices.
+    """(rl_step, mode, engines, trainer, objective against the plan's, verdict) of the best choices.
 
     The plan comes first, then the runner-up and those after it, then the best of modes and backends that are not there.
     """
     engines, trainer = (phase.pool(role) for role in ("rollout", "trainer"))
     plan = (
-        human_seconds(phase.predicted.rl_step_s), phase.mode, trainer.settings.backend or "",
-        layout_words(engines.layout), layout_words(trainer.layout), "", "the plan",
+        human_seconds(phase.predicted.rl_step_s), phase.mode, layout_words(engines.layout),
+        f"{trainer.settings.backend} {layout_words(trainer.layout)}", "", "the plan",
     )  # fmt: skip
     others = [phase.runner_up, *phase.next_best] if phase.runner_up else []
     rest = [
-        (human_seconds(other.rl_step_s), other.mode, other.backend, *other.layouts,
+        (human_seconds(other.rl_step_s), other.mode, other.layouts[0], f"{other.backend} {other.layouts[1]}",
          f"{100 * other.loss:+z.1f} %", other.verdict)
         for other in others
     ]  # fmt: skip
     return [plan, *rest]
 
 
-BEST_COLUMNS = ("rl_step", "mode", "backend", "rollout", "trainer", "objective", "verdict")
+BEST_COLUMNS = ("rl_step", "mode", "rollout", "trainer", "objective", "verdict")
 
 
 def kind_rows(phase: Phase) -> list[tuple[str, ...]]:
     """Of `best_rows` the first of every mode and trainer backend; nothing where there is one kind only."""
     kinds: dict[tuple[str, str], tuple[str, ...]] = {}
     for row in best_rows(phase):
-        kinds.setdefault((row[1], row[2]), row)
+        kinds.setdefault((row[1], row[3].split()[0]), row)
     return list(kinds.values()) if len(kinds) > 1 else []
 
 
@@ -232,15 +233,8 @@ def print_warnings(prediction: Prediction, out: Console) -> None:
 
 def print_prediction(prediction: Prediction, out: Console) -> None:
     """Tables of one prediction."""
-    from rich.table import Table
-
     out.print(f"[bold]rl_step {interval(prediction)}[/bold], 5th to 95th percentile")
-    table = Table()
-    for name in ("stage", "time", "share"):
-        table.add_column(name, justify="left" if name == "stage" else "right")
-    for row in stage_rows(prediction):
-        table.add_row(*row)
-    out.print(table)
+    out.print(text_table(("stage", "time", "share"), stage_rows(prediction), out.width, right=2))
     if waits := waiting_words(prediction):
         out.print(waits)
     for line in gain_words(prediction):
@@ -250,12 +244,8 @@ def print_prediction(prediction: Prediction, out: Console) -> None:
     out.print(f"{rate}{cost}; {percent(prediction.truncated_fraction)} of responses cut")
     if prediction.run is not None:
         out.print(run_words(prediction.run))
-    memory = Table()
-    for name in ("role", "peak memory per device", "risk to run out", "largest parts"):
-        memory.add_column(name)
-    for cells in memory_rows(prediction):
-        memory.add_row(*cells)
-    out.print(memory)
+    heads = ("role", "peak memory per device", "risk to run out", "largest parts")
+    out.print(text_table(heads, memory_rows(prediction), out.width))
     if not prediction.fits:
         over = any(use.total > use.limit for use in prediction.memory_bytes.values())
         out.print("[bold]does not fit[/bold]" if over else "[bold]does not run as it stands[/bold]")
@@ -301,30 +291,18 @@ def print_remarks(prediction: Prediction, out: Console) -> None:
 
 def print_plan(plan: Plan, out: Console) -> None:
     """The whole plan for a terminal."""
-    from rich.table import Table
-
     for phase in plan.phases:
         out.rule(phase_title(phase))
         print_warnings(phase.predicted, out)
         out.print(batch_words(phase))
         out.print(plan.lengths(phase), markup=False)
-        table = Table()
-        for name in ("role", "devices", "layout", "settings"):
-            table.add_column(name)
-        for row in pool_rows(phase):
-            table.add_row(*row)
-        out.print(table)
+        out.print(text_table(("role", "devices", "layout", "settings"), pool_rows(phase), out.width))
         print_prediction(phase.predicted, out)
         for line in group_words(phase):
             out.print(line)
         out.print(runner_up_words(phase))
         if kinds := kind_rows(phase):
-            table = Table()
-            for name in BEST_COLUMNS:
-                table.add_column(name)
-            for row in kinds:
-                table.add_row(*row)
-            out.print(table)
+            out.print(text_table(BEST_COLUMNS, kinds, out.width))
             others = [*filter(None, (phase.runner_up,)), *phase.next_best]
             shown = {(other.mode, other.backend): other for other in reversed(others)}
             if words := paired_words((other.loss, other.distinguishable) for other in shown.values()):

@@ -5,7 +5,7 @@ Run: python studies/batch_sweep/run.py [--write]
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import polars as pl
@@ -72,8 +72,11 @@ def sweep() -> pl.DataFrame:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="record expected.csv")
+    asked = parser.parse_args()
     table = sweep()
     with pl.Config(tbl_rows=-1, tbl_cols=-1, tbl_width_chars=140):
         print(table)
-    if "--write" in sys.argv:
+    if asked.write:
         table.write_csv(HERE / "expected.csv")

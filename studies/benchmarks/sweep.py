@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import argparse
 import resource
-import sys
 import tempfile
 import time
 
@@ -42,8 +42,11 @@ def main(out: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", help="where the rows stay; default: nowhere")
+    asked = parser.parse_args()
+    if asked.folder is not None:
+        main(asked.folder)
     else:
         with tempfile.TemporaryDirectory() as folder:
             main(folder)

@@ -5,6 +5,7 @@ Run: python studies/capacity/run.py [--write] [OUT]   (seconds; expected.csv is 
 
 from __future__ import annotations
 
+import argparse
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -49,6 +50,10 @@ def check(table: pl.DataFrame) -> None:
 
 def main() -> None:
     """The table, printed and with ``--write`` kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="record expected.csv")
+    parser.add_argument("out", nargs="?", type=Path, help="folder that keeps the figures")
+    asked = parser.parse_args()
     found = run()
     names = (
         "cluster",
@@ -64,10 +69,9 @@ def main() -> None:
     )
     table = found.frame.select(names)
     sys.stdout.write(table.write_csv(float_precision=3))
-    folders = [word for word in sys.argv[1:] if not word.startswith("--")]
-    if folders:
-        write_sweep_figures(found, Path(folders[0]))
-    if "--write" in sys.argv:
+    if asked.out is not None:
+        write_sweep_figures(found, asked.out)
+    if asked.write:
         table.write_csv(HERE / "expected.csv", float_precision=3)
     check(table)
 

@@ -5,6 +5,7 @@ Run: python studies/dynamic_static/run.py [--write]   (about a minute; expected.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
 import tempfile
@@ -101,9 +102,12 @@ def check(table: pl.DataFrame) -> None:
 
 def main() -> None:
     """The table, printed and with ``--write`` kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="record expected.csv")
+    asked = parser.parse_args()
     table = run()
     sys.stdout.write(table.write_csv(float_precision=5))
-    if "--write" in sys.argv:
+    if asked.write:
         table.write_csv(HERE / "expected.csv", float_precision=5)
     check(table)
 

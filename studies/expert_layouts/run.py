@@ -8,6 +8,7 @@ few minutes of one core. ``--bold`` plans without the price of leaving the beate
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
 from dataclasses import asdict, dataclass, fields, replace
@@ -233,9 +234,8 @@ def in_both_pools(row: rl_steps.Measured) -> bool:
     return not MODES[found.mode].shares_devices and found.rollout_devices + found.trainer_devices > found.devices
 
 
-def main(arguments: list[str]) -> None:
+def main(out: Path | None, bold: bool) -> None:
     """Compute everything, say it, and write one line per configuration."""
-    bold, files = "--bold" in arguments, [each for each in arguments if not each.startswith("-")]
     found = []
     for row in rl_steps.read(measured_best.measured_folder() / "rl_step.csv"):
         if in_both_pools(row):
@@ -244,8 +244,8 @@ def main(arguments: list[str]) -> None:
         print(found[-1], flush=True)
     for name, part in {"all": found, "unseen": [each for each in found if not each.seen]}.items():
         print(f"{name}: {summary(part)}")
-    if files:
-        with Path(files[0]).open("w", newline="") as stream:
+    if out is not None:
+        with out.open("w", newline="") as stream:
             writer = csv.writer(stream)
             writer.writerow([field.name for field in fields(Beside)])
             writer.writerows(
@@ -254,4 +254,8 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", type=Path, help="CSV to write")
+    parser.add_argument("--bold", action="store_true")
+    asked = parser.parse_args()
+    main(asked.out, asked.bold)

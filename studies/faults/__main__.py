@@ -12,6 +12,7 @@ Results: README.md.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
@@ -203,12 +204,17 @@ def planned(text: str) -> str:
 
 def main() -> None:
     """The table of counts."""
-    kills, random = int(sys.argv[1]), Random(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kills", type=int, help="at random times, of each command")
+    parser.add_argument("seed", nargs="?", type=int, default=0)
+    asked = parser.parse_args()
+    random = Random(asked.seed)
     for entry in COMMANDS.values():
         import_module(entry.target.partition(":")[0])
     with tempfile.TemporaryDirectory() as name:
         rows = [
-            outcomes(command, kills, random, Path(name) / "work") for command in commands(planned(JOB), planned(OLD))
+            outcomes(command, asked.kills, random, Path(name) / "work")
+            for command in commands(planned(JOB), planned(OLD))
         ]
     print(pl.DataFrame(rows))
 

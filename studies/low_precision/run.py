@@ -7,6 +7,7 @@ gain is the seconds of the wider over those of the narrower.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
 import sys
@@ -116,9 +117,12 @@ def predict(data: Path, cases: Iterable[Case] = CASES) -> list[Found]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", type=Path, help="CSV to write; default: the terminal")
+    asked = parser.parse_args()
     beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
     lines = [one.cells() for one in predict(Path(os.environ.get("RLPERF_DATA", beside)))]
-    with Path(sys.argv[1]).open("w", newline="") if len(sys.argv) > 1 else nullcontext(sys.stdout) as out:
+    with asked.out.open("w", newline="") if asked.out else nullcontext(sys.stdout) as out:
         writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)

@@ -6,6 +6,7 @@ core; most of it plans the clusters of the measured rl_steps anew.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
 import sys
@@ -114,4 +115,6 @@ def main(out: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", type=Path, help="CSV to write")
+    main(parser.parse_args().out)

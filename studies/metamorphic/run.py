@@ -5,7 +5,7 @@ Run: python -m studies.metamorphic.run [PAIRS] [SEED]   (500 pairs by default, a
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
@@ -303,14 +303,16 @@ def pairs(
 
 def main() -> None:
     """Every violation, and how many pairs of each rule there were."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 500
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    asked: dict[str, list[float]] = {}
-    for pair, excess in pairs(count, seed):
-        asked.setdefault(pair.rule, []).append(excess)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pairs", nargs="?", type=int, default=500)
+    parser.add_argument("seed", nargs="?", type=int, default=0)
+    asked = parser.parse_args()
+    found: dict[str, list[float]] = {}
+    for pair, excess in pairs(asked.pairs, asked.seed):
+        found.setdefault(pair.rule, []).append(excess)
         if not pair.holds(excess):
             print(f"VIOLATION {pair.rule} {pair.words}: {excess:+.3%}\n  {pair.first}\n  {pair.second}", flush=True)
-    for rule, excesses in asked.items():
+    for rule, excesses in found.items():
         print(f"{rule}: {len(excesses)} pairs, worst {max(excesses):+.4%}")
 
 

@@ -12,9 +12,9 @@ checkout).
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -244,14 +244,18 @@ def write(rows: Sequence[StepRow], lines: Sequence[dict[str, object]]) -> None:
     PRIOR.write_text("\n".join(text) + "\n")
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--forgotten", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
     rows = measured_rows()
-    lines = table(pairs(rows, forgotten if "--forgotten" in arguments else shipped))
+    lines = table(pairs(rows, forgotten if asked.forgotten else shipped))
     for line in lines:
         print("  ".join(f"{value!s:>18}" for value in line.values()))
-    if "--write" in arguments:
+    if asked.write:
         write(rows, lines)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -5,6 +5,7 @@ Run: python studies/paper_findings/run.py [--write]   (half a minute; expected.c
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
 import tempfile
@@ -141,11 +142,14 @@ def check(rows: list[Row]) -> None:
 
 def main() -> None:
     """All four; the table is printed, and written with ``--write``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="record expected.csv")
+    asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         rows = [*skew(Path(name)), *fixed(), *batch(), *overlap()]
     table = pl.DataFrame(rows, infer_schema_length=None)
     sys.stdout.write(table.write_csv(float_precision=4))
-    if "--write" in sys.argv:
+    if asked.write:
         table.write_csv(HERE / "expected.csv", float_precision=4)
     check(rows)
 

@@ -5,8 +5,8 @@ Run: python studies/recorded_workloads/run.py [FOLDER OF POLYTRACE] [--write]   
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,10 +122,13 @@ def study(data: Path) -> pl.DataFrame:
 
 
 if __name__ == "__main__":
-    named = [argument for argument in sys.argv[1:] if argument != "--write"]
-    root = Path(named[0]) if named else Path(os.environ.get("RLPERF_DATA", "../shared/data")) / "polytrace"
-    table = study(root)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="record expected.csv")
+    usual = Path(os.environ.get("RLPERF_DATA", "../shared/data")) / "polytrace"
+    parser.add_argument("polytrace", nargs="?", type=Path, default=usual)
+    asked = parser.parse_args()
+    table = study(asked.polytrace)
     with pl.Config(tbl_cols=-1, tbl_width_chars=200):
         print(table)
-    if "--write" in sys.argv:
+    if asked.write:
         table.write_csv(HERE / "expected.csv")

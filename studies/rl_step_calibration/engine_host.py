@@ -9,10 +9,10 @@ Measured rl_steps are found through RLPERF_DATA (default: ../shared/data beside 
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -75,10 +75,13 @@ def _take_over(framework: str, names: Sequence[str], pool: EngineHost) -> None:
     path.write_text(text)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
     rows = [row for row in read_all(StepRow, read_table(DATA))[0] if row.measured]
     found = fitted(rows, datetime.date.today().isoformat())
-    if "--write" in arguments:
+    if asked.write:
         write(found)
     for pool in found.pools:
         shipped = load_engine_hosts().of_stranger(pool.without)
@@ -89,4 +92,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

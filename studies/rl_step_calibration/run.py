@@ -9,9 +9,9 @@ Measured rl_steps are found through RLPERF_DATA (default: ../shared/data beside 
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -105,7 +105,11 @@ def write(framework: FrameworkCalibration) -> None:
     path.write_text(text)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--left-out", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
     rows = measured_rows()
     sets = {
         "nemo_rl_megatron": [[rows[name] for name in names] for names in MEGATRON],
@@ -119,12 +123,12 @@ def main(arguments: Sequence[str]) -> None:
         print(name)
         for item in FREE[name]:
             print(f"  {item:24s} fitted {constant(found, item):.4g}   shipped {constant(shipped, item):.4g}")
-        if "--left-out" in arguments and len(groups) > 1:
+        if asked.left_out and len(groups) > 1:
             ratios = np.array(left_out(shipped, groups))
             print(f"  left out in turn: measured / predicted {np.round(np.sort(ratios), 3).tolist()}")
-        if "--write" in arguments:
+        if asked.write:
             write(found)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

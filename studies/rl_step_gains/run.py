@@ -5,8 +5,8 @@ Needs no measured data: every setup is written down here, with what its publicat
 
 from __future__ import annotations
 
+import argparse
 import csv
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -212,14 +212,13 @@ def every() -> list[Gain]:
     return [one for case in cases for one in case()]
 
 
-def main(arguments: list[str]) -> None:
+def main(target: Path | None) -> None:
     found = every()
     for one in found:
         print(
             f"{one.case:75s} published {one.published_low:.2f}..{one.published_high:.2f}  computed "
             f"{one.computed_mid:.2f} ({one.computed_low:.2f}..{one.computed_high:.2f})  {one.verdict}"
         )
-    target = Path(arguments[0]) if arguments else None
     if target is not None:
         with target.open("w", newline="") as stream:
             writer = csv.writer(stream, lineterminator="\n")
@@ -234,4 +233,6 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", type=Path, help="CSV to write")
+    main(parser.parse_args().out)

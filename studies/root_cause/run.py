@@ -7,6 +7,7 @@ python studies/root_cause/run.py --seed 7   scores other runs, held out: no thre
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
 import time
@@ -84,7 +85,11 @@ def large_graph_s(ranks: int = 1024, stages: int = 50) -> float:
 
 def main() -> int:
     """Score everything; 1 where a line differs from expected.csv."""
-    seed = int(sys.argv[sys.argv.index("--seed") + 1]) if "--seed" in sys.argv else SEED
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="record expected.csv")
+    parser.add_argument("--seed", type=int, default=SEED)
+    asked = parser.parse_args()
+    seed = asked.seed
     scores = [run(n, kinds_of(n), seed) for n in range(FAULTY)] + [run(1000 + n, (), seed) for n in range(CLEAN)]
     rows = [row(score) for score in scores]
     for name, value in summary(scores).items():
@@ -96,7 +101,7 @@ def main() -> int:
             print("missed:", row(score))
         return 0
     table = HERE / "expected.csv"
-    if "--write" in sys.argv:
+    if asked.write:
         with table.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
             writer.writeheader()

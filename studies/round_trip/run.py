@@ -6,6 +6,7 @@ FOLDER: configurations; PLANS: sampled jobs per framework, 50; CANDIDATES: confi
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -180,12 +181,16 @@ KEPT = 400
 
 def main() -> None:
     """All tables, and every plan that is not what its files say."""
-    print(files(Path(sys.argv[1])))
-    counts = [int(each) for each in sys.argv[2:4]]
-    for what, asked, trips in zip(("plans", "candidates"), [*counts, 50, 50][:2], (plans, candidates), strict=True):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="configurations")
+    parser.add_argument("plans", nargs="?", type=int, default=50, help="jobs per framework")
+    parser.add_argument("candidates", nargs="?", type=int, default=50)
+    asked = parser.parse_args()
+    print(files(asked.folder))
+    for what, count, trips in (("plans", asked.plans, plans), ("candidates", asked.candidates, candidates)):
         rows = []
         for name in FRAMEWORKS:
-            found = list(trips(name, asked))
+            found = list(trips(name, count))
             for each in found:
                 if each.refused or not each.same:
                     print(name, each.refused or (each.excess, each.lost, each.findings), each.job, file=sys.stderr)

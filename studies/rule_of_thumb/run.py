@@ -5,6 +5,7 @@ Run: python studies/rule_of_thumb/run.py [--write]   (a few minutes; expected.cs
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,12 @@ def check(table: pl.DataFrame) -> None:
 
 def main() -> None:
     """The table, printed and with ``--write`` kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="record expected.csv")
+    asked = parser.parse_args()
     table = run()
     sys.stdout.write(table.write_csv(float_precision=3))
-    if "--write" in sys.argv:
+    if asked.write:
         table.write_csv(HERE / "expected.csv", float_precision=3)
     check(table)
 

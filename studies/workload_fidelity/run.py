@@ -9,8 +9,8 @@ guide's tables, or ``expected_more.csv``.
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -428,16 +428,20 @@ def percent(share: float) -> str:
 
 def main() -> None:
     """Print the rows and, if asked, write them."""
-    named = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
-    root = Path(named[0]) if named else Path(os.environ.get("RLPERF_DATA", "../shared/data")) / "polytrace"
-    more = "--more" in sys.argv
-    table = study(root, more)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="record expected.csv")
+    parser.add_argument("--more", action="store_true")
+    usual = Path(os.environ.get("RLPERF_DATA", "../shared/data")) / "polytrace"
+    parser.add_argument("polytrace", nargs="?", type=Path, default=usual)
+    asked = parser.parse_args()
+    more = asked.more
+    table = study(asked.polytrace, more)
     with pl.Config(tbl_cols=-1, tbl_rows=-1, tbl_width_chars=240):
         for part in table.partition_by("part"):
             print(part.select(column.name for column in part if column.null_count() < part.height))
     print("\n".join(guide(table)))
     print(f"{process_time():.0f} s of processor time")
-    if "--write" in sys.argv:
+    if asked.write:
         table.write_csv(HERE / ("expected_more.csv" if more else "expected.csv"))
         if not more:
             write_guide(guide(table))

@@ -1,0 +1,57 @@
+"""Tables of text for a terminal: no word is cut where the screen has room for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+WORD = 24
+"""Letters of a word that a table does not cut where it fits the screen."""
+
+
+def text_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], width: int, *, title: str | None = None, right: int = 0
+) -> Table:
+    """Rows under their heads; words are cut (and go on below) only where ``width`` letters have no room for them.
+
+    ``right`` : columns from the end that are numbers, set to the right
+    """
+    from rich.table import Table
+
+    cells = list(rows)
+    table = Table(title=title)
+    columns = [[head, *(row[k] for row in cells)] for k, head in enumerate(heads)]
+    widths = column_widths(columns, width - 3 * len(heads) - 1)
+    for k, (head, letters) in enumerate(zip(heads, widths, strict=True)):
+        justify: Literal["left", "right"] = "right" if k >= len(heads) - right else "left"
+        table.add_column(head, overflow="fold", width=letters, justify=justify)
+    for row in cells:
+        table.add_row(*row)
+    return table
+
+
+def column_widths(columns: Sequence[Sequence[str]], room: int) -> list[int | None]:
+    """Letters a column of a table of so many: words first, then a letter at a time to the one that has most lines.
+
+    Columns without a width, all of them, where words alone do not fit.
+
+    >>> column_widths([["a", "two words"], ["of many more words", ""]], 16), column_widths([["longest"]], 5)
+    ([5, 11], [None])
+    """
+    from rich.cells import cell_len
+
+    longest = [max(map(cell_len, column)) for column in columns]
+    widths = [
+        min(max((cell_len(word) for cell in column for word in cell.split()), default=1), WORD) for column in columns
+    ]
+    if sum(widths) > room:
+        return [None] * len(columns)
+    for _ in range(room - sum(widths)):
+        lines, k = max((longest[k] / width, k) for k, width in enumerate(widths))
+        if lines <= 1.0:
+            break
+        widths[k] += 1
+    return list(widths)

@@ -37,6 +37,8 @@ from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
 from rlperf.plan.question.words import layout_words
+from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.engine import least_cache
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.pool import ATTRIBUTES, PoolSpec
@@ -188,7 +190,7 @@ def _judged(
 
 def _no_layout(imported: Imported, context: Context, error: InfeasibleError, cache: Cache | None) -> list[Finding]:
     """That the layout is none, unless the engine's cache already says why."""
-    if cache is not None and cache.tokens < context.tasks[0].batches[0].longest_tokens:
+    if cache is not None and cache.tokens < cache.least:
         return []
     key = key_of(imported, ref("trainer.tensor_parallel"))
     message = f"{error.message}: {error.nearest_miss or 'no layout'}"
@@ -272,13 +274,17 @@ def _predict(context: Context) -> tuple[Prediction, Evaluation]:
 
 def _cache_of(evaluation: Evaluation) -> Cache:
     """What the KV cache of one replica holds."""
-    table, tokens = evaluation.demand.tables[0], float(evaluation.memory.kv_tokens[0])
-    return Cache(tokens, tokens / float((table.prompt_tokens + table.response_tokens).mean()))
+    return _holding(evaluation.demand, float(evaluation.memory.kv_tokens[0]))
+
+
+def _holding(demand: Demand, tokens: float) -> Cache:
+    """A cache of so many tokens, for the requests that are made of it."""
+    return Cache(tokens, tokens / float(demand.lengths(0).mean()), least_cache(demand.request_tokens))
 
 
 def _cache(imported: Imported, context: Context) -> Cache | None:
     """What the engine's cache holds where the whole cannot be predicted, because it does not fit."""
-    run = imported.run
+    run, task = imported.run, context.tasks[0]
     layout = Layout.of(
         tensor_parallel=run.rollout.tensor_parallel,
         pipeline_parallel=run.rollout.pipeline_parallel,
@@ -287,14 +293,13 @@ def _cache(imported: Imported, context: Context) -> Cache | None:
     )
     try:
         memory = engine_memory(
-            context.tasks[0].architecture, context.hardware, context.engine, layout,
+            task.architecture, context.hardware, context.engine, layout,
             memory_fraction=run.rollout.memory_fraction,
         )  # fmt: skip
+        demand = task.source.demand(task.batches[0], None, context.job.seed)
     except (RlperfError, ValueError, ZeroDivisionError):
         return None
-    tokens = float(memory.kv_tokens)
-    longest = context.tasks[0].batches[0].longest_tokens
-    return Cache(tokens, tokens / (longest / 2.0))
+    return _holding(demand, float(memory.kv_tokens))
 
 
 def _attempt(imported: Imported, cluster: str, workload: str, folder: Path | None) -> Prediction | None:

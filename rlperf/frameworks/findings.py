@@ -248,10 +248,11 @@ def memory_findings(imported: Imported, predicted: Prediction) -> list[Finding]:
 
 @dataclass(frozen=True)
 class Cache:
-    """What the KV cache of one replica holds: tokens, and requests of mean final length."""
+    """What the KV cache of a replica holds: tokens, requests of mean final length; ``least``: tokens of the longest."""
 
     tokens: float
     requests: float
+    least: float
 
 
 def _key_findings(imported: Imported) -> list[Finding]:
@@ -281,13 +282,14 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
     run = imported.run
     found = []
     longest = run.batch.longest_tokens
-    if cache is not None and cache.tokens < longest:
+    if cache is not None and cache.tokens < cache.least:
         key = key_of(imported, ref("rollout.memory_fraction"))
-        message = f"the KV cache holds {cache.tokens:,.0f} tokens, less than one sequence of {longest:,}"
+        message = f"the KV cache holds {cache.tokens:,.0f} tokens, less than one sequence of {cache.least:,.0f}"
         advice = "raise it, or tensor parallel; the engine refuses to start"
         found.append(Finding("error", key, message, advice, "worker", imported.where(key), rule="kv_starvation"))
     running = run.rollout.max_running
-    if cache is not None and running and longest <= cache.tokens < 4 * longest and cache.requests < 0.5 * running:
+    few = cache is not None and cache.least <= cache.tokens < 4 * cache.least
+    if cache is not None and few and running and cache.requests < 0.5 * running:
         samples = run.batch.prompts * run.batch.group_size
         if samples / (run.rollout.data_parallel or 1) > cache.requests:
             key = key_of(imported, ref("rollout.memory_fraction"))

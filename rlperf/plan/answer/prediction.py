@@ -19,6 +19,7 @@ from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.rollout_columns import awake_limits
 from rlperf.plan.search.splits import usage_of
 from rlperf.plan.search.trainer_columns import peak_limit
+from rlperf.sim.rl_step.engine import least_cache
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
@@ -130,8 +131,9 @@ def _cut(task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
 
 def cache_shortage(evaluation: Evaluation) -> str:
     """Why the engine cannot run a single longest request, in words; empty where it can."""
-    held, longest = float(evaluation.memory.kv_tokens[0]), evaluation.demand.batch.longest_tokens
-    return "" if held >= longest else f"the engine's cache holds {held:,.0f} tokens, a request up to {longest:,}"
+    held, request = float(evaluation.memory.kv_tokens[0]), evaluation.demand.request_tokens
+    words = f"the engine's cache holds {held:,.0f} tokens, a request up to {request:,.0f} and two blocks"
+    return "" if held >= least_cache(request) else words
 
 
 def memory_uses(context: Context, evaluation: Evaluation) -> dict[Role, MemoryUse]:

@@ -274,7 +274,19 @@ def _names(run: Run) -> list[Setting]:
         settings.append(Setting("runner.max_steps", run.last_rl_step or run.rl_steps, "through this phase's last"))
         settings.append(Setting("runner.save_interval", run.saves_every, "and at the end of the phase"))
         settings.append(Setting("runner.resume_dir", "auto" if run.resumes else None, "goes on where one ended"))
+        settings += _kept(run)
     return settings
+
+
+def _kept(run: Run) -> list[Setting]:
+    """Checkpoints go to ``output_dir/experiment_name/checkpoints`` and auto looks for them below the logger's path
+    (runners/reasoning_runner.py:360, 291 of 0.3.0), so the two are one folder, and every task's own."""
+    above, name = run.kept_in("results/rlperf").rsplit("/", 1)
+    return [
+        Setting("runner.output_dir", above, "yours"),
+        Setting("runner.experiment_name", name, "yours; the same for every phase of a task"),
+        Setting("runner.logger.log_path", f"{above}/{name}", "where resume_dir=auto looks: output_dir/experiment_name"),
+    ]
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from rlperf.frameworks.export import losses, plan_texts
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Plan
-from rlperf.plan.compare import Side, compare_sides, job_of_plan, side_of
-from rlperf.plan.judge.decisions import Report
+from rlperf.plan.compare import Side, compare_weighted, job_of_plan, side_of
+from rlperf.plan.judge.decisions import Report, judged_objective
 from rlperf.plan.question.words import layout_words
 from rlperf.report.plan_text import paired_words
 from rlperf.report.plan_whole import WholeStep
@@ -43,8 +43,7 @@ class RankedFramework:
     framework : name and version
     plan : its best plan; None: refused
     loss : its objective over the first one's - 1
-    apart : whether its objective can be told from the first one's; None of the first, and where one of the two has
-        several phases
+    apart : whether its objective can be told from the first one's; None of the first
     lost : what its files cannot express of the plan, in words
     why_not : why it is refused; empty where there is a plan
     """
@@ -114,7 +113,7 @@ class FrameworkRanking:
             lines.append(f"ranked and told apart by {OBJECTIVES[what].meaning}, which this job minimises")
         if len(plans) > 1 and any(len(plan.phases) > 1 for plan in plans):
             lines.append(
-                "of several phases the objective adds up what they take, by which plans are ranked but not told apart"
+                "of several phases the objective adds up what they take: by that plans are ranked and told apart"
             )
         lines += [f"{each.framework}: {words}" for each in self.rows for words in each.borrowed]
         lines += [f"not in the files of {each.framework}: {words}" for each in self.rows for words in each.lost]
@@ -200,26 +199,29 @@ def _planned(base: Job, name: str, folder: Path | None) -> RankedFramework:
 def _ranked(found: Sequence[RankedFramework], folder: Path | None) -> list[RankedFramework]:
     """Best first, each held against the first on the same draws."""
     planned = sorted(((each.plan, each) for each in found if each.plan), key=lambda pair: pair[0].objective)
-    sides = [_side(plan, folder) for plan, _ in planned]
     rows: list[RankedFramework] = []
+    sides = [_sides(plan, folder) for plan, _ in planned]
     for (plan, row), side in zip(planned, sides, strict=True):
-        first, apart = planned[0][0], None
-        if rows and sides[0] and side:
-            apart = compare_sides(sides[0], side).step.times(_per_s(plan) / _per_s(first)).apart
-        rows.append(replace(row, loss=plan.objective / first.objective - 1.0, apart=apart))
+        apart = compare_weighted(sides[0], side).apart if rows else None
+        rows.append(replace(row, loss=plan.objective / planned[0][0].objective - 1.0, apart=apart))
     return [*rows, *(each for each in found if each.plan is None)]
 
 
-def _per_s(plan: Plan) -> float:
-    """Objective of a plan of one phase per second of its rl_step: what the seconds that are compared are worth."""
-    return plan.objective / plan.phases[0].predicted.rl_step_s
+def _sides(plan: Plan, folder: Path | None) -> list[tuple[float, Side]]:
+    """The phases of a plan on common draws, and what a second of each is worth in the plan's objective.
 
-
-def _side(plan: Plan, folder: Path | None) -> Side | None:
-    """A plan of one phase on common draws."""
-    if len(plan.phases) > 1:
-        return None
-    return side_of(*ask(job_of_plan(plan), folder=folder).pair, DRAWS)
+    Phases count by their rl_steps; what changing between them costs is spread over them.
+    """
+    grouped, worth, found = plan.job.horizon.group is not None, [], []
+    for phase in plan.phases:
+        context, facts = ask(job_of_plan(plan, phase), folder=folder).pair
+        side = side_of(context, facts, DRAWS, rl_steps=phase.rl_steps if grouped else None)
+        count = phase.rl_steps[1] - phase.rl_steps[0] + 1
+        worth.append(count * judged_objective(context, side.evaluation) / side.evaluation.rl_step_s)
+        found.append(side)
+    seconds = [phase.predicted.rl_step_s for phase in plan.phases]
+    whole = sum(each * taken for each, taken in zip(worth, seconds, strict=True))
+    return [(each * plan.objective / whole, side) for each, side in zip(worth, found, strict=True)]
 
 
 def _cells(row: RankedFramework, plan: Plan, first: bool) -> tuple[str, ...]:

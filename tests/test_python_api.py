@@ -16,7 +16,8 @@ from rlperf.api import ask
 from rlperf.cli.main import app
 from rlperf.cli.output import console, print_table
 from rlperf.errors import SpecError
-from rlperf.ranking import FrameworkRanking, _ranked
+from rlperf.plan.compare import compare_weighted, side_of
+from rlperf.ranking import FrameworkRanking, _ranked, _sides
 from rlperf.report.plan_text import markdown, print_plan
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import profile_root
@@ -208,10 +209,32 @@ def test_a_ranking_tells_apart_by_what_it_ranks_by() -> None:
         assert rows[1].loss == pytest.approx(ratio - 1.0)
     words = "told apart by device-seconds per 1e6 useful trained tokens"
     assert any(words in line for line in FrameworkRanking((first, second)).notes())
-    phased = first.plan.model_copy(update={"phases": first.plan.phases * 2})
-    rows = _ranked([first, replace(second, plan=phased)], None)
-    assert rows[1].apart is None
-    assert any("of several phases the objective adds up" in line for line in FrameworkRanking(tuple(rows)).notes())
+
+
+def test_plans_of_several_phases_are_told_apart_too() -> None:
+    """By all that their phases take: one task's gain may be another's loss."""
+    tasks = [JOB.tasks[0].model_copy(update={"name": name, "workload": name}) for name in ("math", "programming")]
+    ranking = rlperf.plan_frameworks(JOB.model_copy(update={"tasks": tuple(tasks)}), "verl,slime")
+    first, second = ranking.rows
+    assert first.plan is not None and second.plan is not None and len(first.plan.phases) == 2
+    assert (first.apart, type(second.apart)) == (None, bool)
+    assert any("of several phases the objective adds up" in line for line in ranking.notes())
+    swapped = first.plan.model_copy(update={"phases": first.plan.phases[::-1]})
+    for ratio, apart in ((1.0, False), (2.0, True)):
+        dear = swapped.model_copy(update={"objective": ratio * swapped.objective})
+        assert _ranked([first, replace(second, plan=dear)], None)[1].apart is apart
+    ours, theirs = _sides(first.plan, None), _sides(second.plan, None)
+    alone = [compare_weighted(ours[k : k + 1], theirs[k : k + 1]).ratio for k in (0, 1)]
+    assert min(alone) < compare_weighted(ours, theirs).ratio < max(alone)
+    seconds = [phase.predicted.rl_step_s for phase in first.plan.phases]
+    assert sum(w * s for (w, _), s in zip(ours, seconds, strict=True)) == pytest.approx(first.plan.objective)
+
+
+def test_lengths_of_the_phase_are_compared() -> None:
+    """A plan of several groups of rl_steps, whose responses grow: the phase's own are drawn."""
+    context = ask(JOB).context
+    shares = [side_of(context, None, 4, rl_steps=span).evaluation.demand.rl_steps for span in ((0, 4), (5, 9))]
+    assert shares == [(0, 4), (5, 9)]
 
 
 @pytest.mark.parametrize("named", ["verl,", ",verl", "verl,,slime", ["verl", " "]])

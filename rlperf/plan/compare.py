@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -71,18 +72,31 @@ def compare_jobs(
 
 def compare_sides(a: Side, b: Side) -> JobComparison:
     """Compare two sides that were drawn alike, as `compare_jobs` does."""
-    sides = (a, b)
-    shared = calibration_ids(a.context, a.evaluation) == calibration_ids(b.context, b.evaluation)
-    sigma = stage_sigma_array(a.context, a.evaluation)
-    own = unshared_error(a.stages_s, b.stages_s, sigma, own_share=OWN_SHARE, shared=shared)
-    per_token = [
-        side.draws_s * side.evaluation.configuration.devices / side.evaluation.demand.trained_tokens for side in sides
-    ]
-    return JobComparison(a, b, compare_draws(a.draws_s, b.draws_s, own=own), compare_draws(*per_token, own=own))
+    per_token = [side.evaluation.configuration.devices / side.evaluation.demand.trained_tokens for side in (a, b)]
+    step = compare_weighted([(1.0, a)], [(1.0, b)])
+    return JobComparison(a, b, step, step.times(per_token[1] / per_token[0]))
 
 
-def side_of(context: Context, facts: FrameworkFacts | None, draws: int, seed: int = 0) -> Side:
+def compare_weighted(a: Sequence[tuple[float, Side]], b: Sequence[tuple[float, Side]]) -> Comparison:
+    """Two plans of one or several phases: what all phases of each come to, a second of each phase weighing as given.
+
+    Constants of one device, engine, trainer and framework err alike in all phases.
+    """
+    ids = [{calibration_ids(side.context, side.evaluation) for _, side in sides} for sides in (a, b)]
+    stages = [np.sum([weight * side.stages_s for weight, side in sides], axis=0) for sides in (a, b)]
+    drawn = [np.sum([weight * side.draws_s for weight, side in sides], axis=0) for sides in (a, b)]
+    sigma = stage_sigma_array(a[0][1].context, a[0][1].evaluation)
+    own = unshared_error(stages[0], stages[1], sigma, own_share=OWN_SHARE, shared=ids[0] == ids[1])
+    return compare_draws(drawn[0], drawn[1], own=own)
+
+
+def side_of(
+    context: Context, facts: FrameworkFacts | None, draws: int, seed: int = 0, *,
+    rl_steps: tuple[int, int] | None = None,
+) -> Side:  # fmt: skip
     """A job's pinned configuration on the common draws of its prompt groups; open values are filled in.
+
+    ``rl_steps`` : first and last, where lengths change over the horizon; None: all that was recorded
 
     Raises
     ------
@@ -90,6 +104,9 @@ def side_of(context: Context, facts: FrameworkFacts | None, draws: int, seed: in
     """
     evaluation, filled = evaluate_job(context, facts)
     judge = Judge(context, context.tasks[0])
+    if rl_steps is not None:
+        demand = context.tasks[0].source.demand(evaluation.demand.batch, rl_steps, context.job.seed)
+        evaluation = judge.evaluate(demand, evaluation.configuration)
     demand = evaluation.demand
     steps = []
     for k in range(draws):

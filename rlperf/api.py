@@ -153,8 +153,9 @@ def ask(
         facts = facts_of(job)
         job = as_framework_runs(job, facts, folder)
         refused = facts.objections(
-            job.modes, native_backends(job.trainer_backends, facts, folder), engine_named(job)[0], job.algorithm
-        )
+            job.modes, native_backends(job.trainer_backends, facts, folder), engine_named(job)[0], job.algorithm,
+            critic_apart=job.pool("critic").own_devices > 0,
+        )  # fmt: skip
         refused += unsayable(job, facts) if to_plan else []
     except SpecError as error:
         refused = list(error.problems)

@@ -28,7 +28,7 @@ STAGES = st.builds(
         other_s=others[4],
         swap_s=0.5 * others[2],
         recompute_s=others[5],
-        reference_s=own[0],
+        values_s=own[0],
         critic_s=own[1],
         rollout_group_s=0.3 * max(rollout),
         transitions=Transitions(1.0, 2.0, 3.0, 4.0),
@@ -123,11 +123,12 @@ def test_streaming_lies_between_overlap_and_turns() -> None:
     assert line.rl_step_s >= finish.max() + 60.0 / 8 + 2.0 - 1e-9
 
 
-def test_reference_and_critic_on_devices_of_their_own_run_beside() -> None:
-    stages = StepStages.of([10.0], scoring_s=4.0, reference_s=6.0, training_s=20.0, critic_s=25.0)
+def test_a_critic_on_devices_of_its_own_runs_beside() -> None:
+    stages = StepStages.of([10.0], scoring_s=4.0, values_s=6.0, training_s=20.0, critic_s=15.0)
     line = compose_rl_step(Execution("disaggregated"), stages)
-    assert line.rl_step_s == pytest.approx(10 + 6 + 25)
-    assert line.pools == ("rollout", "trainer", "reference", "critic")
+    assert line.rl_step_s == pytest.approx(10 + 6 + 20)
+    assert line.pools == ("rollout", "trainer", "critic")
+    assert line.idle_device_s().tolist() == pytest.approx([26.0, 12.0, 15.0])
 
 
 def test_reward_on_devices_of_its_own_leaves_the_rollout_pool_idle() -> None:

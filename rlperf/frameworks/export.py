@@ -200,6 +200,7 @@ def export_run(
             run = replace(run, model_script=None)
     run, renamed = _in_its_keys(run, adapter, folder)
     adapted, limitations = adapter.adapt(run, version)
+    _has_critic(adapted, adapter, version)
     _has_trainer(adapted, adapter, version)
     table = key_table(adapter.name)
     target = Target(table, version, adapted.trainer.backend or "")
@@ -248,6 +249,13 @@ def _has_trainer(run: Run, adapter: Adapter, version: str) -> None:
     if backend is not None and backend not in known:
         nearest = f"trainer_backends: {known[0]}, and plan again"
         raise ExportError(f"it has no {backend} trainer", adapter.name, {"nearest": nearest})
+
+
+def _has_critic(run: Run, adapter: Adapter, version: str) -> None:
+    """An `ExportError` where a critic has devices of its own and the framework no keys for them."""
+    if run.critic_devices and not framework_facts(adapter.name, version).critic_apart:
+        nearest = "a critic pool without placement, and plan again"
+        raise ExportError("it has no keys for a critic on devices of its own", adapter.name, {"nearest": nearest})
 
 
 def _unsaid(adapter: Adapter, emission: Emission) -> list[Limitation]:

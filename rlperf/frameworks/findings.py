@@ -26,7 +26,7 @@ Severity = Literal["error", "warning", "hint"]
 SURELY, LIKELY = 0.9, 0.5
 """Probabilities of running out of memory from which an audit reports an error, and a warning."""
 
-PHASES = {"rollout": "rollout", "trainer": "training"}
+PHASES = {"rollout": "rollout", "trainer": "training", "critic": "the critic's training"}
 """Pools by the phase in which they take memory."""
 _SGLANG = "is not passed to SGLang (sglang_rollout/async_sglang_server.py:315 of 0.9.1), as engine_kwargs.sglang is"
 IDLE: dict[str, dict[str, tuple[str, str, str]]] = {
@@ -224,7 +224,7 @@ def memory_findings(imported: Imported, predicted: Prediction) -> list[Finding]:
     fixed = imported.run.trainer.token_budget is None
     for role, use in predicted.memory_bytes.items():
         knob = ref("rollout.memory_fraction") if role == "rollout" else ref("trainer.token_budget")
-        key = key_of(imported, ref("trainer.microbatch") if role == "trainer" and fixed else knob)
+        key = key_of(imported, ref("trainer.microbatch") if role != "rollout" and fixed else knob)
         largest = max(use.parts, key=lambda part: use.parts[part])
         phase = PHASES[role]
         spread = f"{human_bytes(use.low)} .. {human_bytes(use.high)}"

@@ -289,7 +289,8 @@ def _source(verdict: MemoryVerdict) -> tuple[str, Source]:
     if "verl" in name:
         return "verl", Source(_verl_keys(verdict))
     if "openrlhf" in name:
-        keys = {_OPENRLHF.get(key, key): value for key, value in config.items()}
+        # the two lengths of before 0.10 are one of the dotted flags: beside it, the prompt's would be read for both
+        keys = {_OPENRLHF.get(key, key): value for key, value in config.items() if key != "prompt_max_len"}
         longest = int(config.get("prompt_max_len", 0)) + int(config.get("generate_max_len", 0))
         return "openrlhf", Source({**keys, "actor.model_name_or_path": verdict.architecture, "data.max_len": longest})
     for word, importer, (model, nodes, devices) in _NODES:

@@ -190,23 +190,38 @@ def _with_derived(run: Run) -> Run:
         sleeps=run.traits.shares_devices and ours.parked is not False,
     )
     batch, rollout = run.batch.with_context(), run.rollout.having(sleeps=run.traits.shares_devices)
-    facts = OpenRlhfFacts(colocate_all=run.traits.shares_devices, async_enabled=run.traits.runs_ahead)
+    facts = OpenRlhfFacts(colocate_all=_all_together(run), async_enabled=run.traits.runs_ahead)
     return replace(run, batch=batch, trainer=trainer, rollout=rollout, facts=facts)
 
 
+def _all_together(run: Run) -> bool:
+    """Whether all roles share GPUs; in asynchronous modes all but the engines, which is what a critic shares them by.
+
+    Raises
+    ------
+    ExportError : a critic on the actor's GPUs beside engines that have their own, in turn with them: it gets its own
+    """
+    shared = run.algorithm == "ppo" and not run.critic_devices
+    if shared and not run.traits.shares_devices and not run.traits.runs_ahead:
+        nearest = "a critic pool with placement: own and its devices, or another mode"
+        raise ExportError(f"in mode {run.mode} a critic has GPUs of its own", "openrlhf", {"nearest": nearest})
+    return shared or run.traits.shares_devices
+
+
 def _placement(run: Run) -> list[Setting]:
-    per_node = run.devices_per_node
-    shape = node_shape(run.trainer.devices, per_node)
-    if shape is None:
-        raise ExportError(f"{run.trainer.devices} trainer GPUs fill no whole nodes of {per_node}", "openrlhf")
-    roles = ["actor", "ref"] + (["critic", "reward"] if run.algorithm == "ppo" else [])
-    settings = [
-        setting
-        for role in roles
-        for setting in (Setting(f"{role}.num_nodes", shape[0]), Setting(f"{role}.num_gpus_per_node", shape[1]))
-    ]
-    if run.traits.shares_devices:
-        settings.append(Setting("train.colocate_all", True, "all roles on the same GPUs, in turn"))
+    per_node, own = run.devices_per_node, run.trainer.devices
+    roles = {"actor": own, "ref": own}
+    if run.algorithm == "ppo":
+        roles |= {"critic": run.critic_devices or own, "reward": own}
+    settings = []
+    for role, devices in roles.items():
+        shape = node_shape(devices, per_node)
+        if shape is None:
+            raise ExportError(f"{devices} GPUs of the {role} fill no whole nodes of {per_node}", "openrlhf")
+        settings += [Setting(f"{role}.num_nodes", shape[0]), Setting(f"{role}.num_gpus_per_node", shape[1])]
+    if _all_together(run):
+        who = "all roles" if run.traits.shares_devices else "all that train and score"
+        settings.append(Setting("train.colocate_all", True, f"{who} on the same GPUs, in turn"))
     else:
         settings.append(Setting("train.colocate_actor_ref", True, "the reference shares the actor's GPUs"))
     if run.traits.runs_ahead:
@@ -283,10 +298,14 @@ def _read_settings(run: Run, flat: Flat) -> Run:
     return replace(run, batch=batch, trainer=trainer)
 
 
+def _devices(flat: Flat, role: str) -> int:
+    """GPUs of a role."""
+    return int(flat.get(f"{role}.num_nodes") or 1) * int(flat.get(f"{role}.num_gpus_per_node") or 8)
+
+
 def _read_placement(run: Run, flat: Flat) -> Run:
     """Devices, mode, algorithm, and what rules ask."""
-    per_node = int(flat.get("actor.num_gpus_per_node") or 8)
-    trainer = int(flat.get("actor.num_nodes") or 1) * per_node
+    per_node, trainer = int(flat.get("actor.num_gpus_per_node") or 8), _devices(flat, "actor")
     engines = run.rollout.data_parallel
     rollout = engines * run.rollout.tensor_parallel if engines else trainer
     asynchronous, colocated = bool(flat.get("train.async_enable")), bool(flat.get("train.colocate_all"))
@@ -294,10 +313,13 @@ def _read_placement(run: Run, flat: Flat) -> Run:
     behind = queue if asynchronous else 0
     mode = mode_of_staleness(behind, shares_devices=colocated and not asynchronous, beyond="k_step_off")
     shares = MODES[mode].shares_devices
-    total = trainer if shares else trainer + rollout
     estimator, filtered = flat.get("algo.advantage.estimator"), bool(flat.get("algo.dynamic_filtering_enable"))
+    # without colocate_all a critic has GPUs of its own, and so has a reward model, which rules and rlperf leave out
+    critic = _devices(flat, "critic") if estimator == "gae" and not colocated else 0
+    total = critic + (trainer if shares else trainer + rollout)
     return replace(
         run,
+        critic_devices=critic,
         architecture=str(flat.get("actor.model_name_or_path")),
         algorithm="ppo" if estimator == "gae" else "dapo" if filtered else "grpo",
         reference=float(flat.get("algo.kl.init_coef") or 0) > 0,
@@ -313,7 +335,7 @@ def _read_placement(run: Run, flat: Flat) -> Run:
             async_enabled=asynchronous,
             partial_rollout=bool(flat.get("train.partial_rollout_enable")),
             generate_batch=flat.get("rollout.vllm_generate_batch_size") or run.batch.prompts,
-            ref_devices=int(flat.get("ref.num_nodes") or 1) * int(flat.get("ref.num_gpus_per_node") or 8),
+            ref_devices=_devices(flat, "ref"),
             needs_groups=estimator in ("rloo", "reinforce_baseline", "group_norm", "dr_grpo"),
         ),
     )

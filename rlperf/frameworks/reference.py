@@ -35,7 +35,8 @@ def page(framework: str) -> str:
         "",
         f"An unknown key: {_REACTION[facts.unknown_keys]}. Scoring: {facts.scoring_passes}. "
         f"The old policy's pass: {facts.old_log_prob_pass}. "
-        f"What overlaps: {'; '.join(facts.overlaps) or 'nothing'}.",
+        f"What overlaps: {'; '.join(facts.overlaps) or 'nothing'}."
+        + (f" A critic on devices of its own: {facts.critic_apart}." if facts.critic_apart else ""),
         *_keyless(facts),
         "",
         "## Modes",

@@ -23,8 +23,8 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import architecture_group
 from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES, Mode, ModeTraits
-from rlperf.specs.pool import LayoutForm, Offload, Recompute, SettingsForm
-from rlperf.specs.scorer import Placement, ScorerKind
+from rlperf.specs.pool import LayoutForm, Offload, Placement, Recompute, SettingsForm
+from rlperf.specs.scorer import ScorerKind
 
 Value = Any
 
@@ -216,6 +216,7 @@ class Run:
     The fields here are the group ``run`` of names; ``batch``, ``trainer`` and ``rollout`` are groups of their own.
 
     critic : name and value of what a critic has otherwise than the trainer
+    critic_devices : of a critic on devices of its own; 0: those of the trainer
     rl_steps, last_rl_step : length and end of a phase of a plan, None: as long as the framework's own epochs;
         checkpoint_every : rl_steps between checkpoints; training_s, rollout_s : predicted seconds of the phase
     data : name of the data that the phase trains on
@@ -246,6 +247,7 @@ class Run:
     trainer: TrainerRun = field(default_factory=TrainerRun)
     rollout: RolloutRun = field(default_factory=RolloutRun)
     critic: tuple[tuple[str, Value], ...] = ()
+    critic_devices: int = 0
     scorers: tuple[ScorerRun, ...] = ()
     facts: object = None
     missing: tuple[str, ...] = ()

@@ -27,7 +27,8 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str
     """A phase of a plan as a run; ``folder``: the job's, where its workloads lie."""
     pools = {pool.role: pool for pool in phase.pools}
     trainer, rollout = pools["trainer"], pools["rollout"]
-    devices = trainer.devices + (0 if MODES[phase.mode].shares_devices else rollout.devices)
+    apart = pools["critic"].own_devices if "critic" in pools else 0
+    devices = trainer.devices + (0 if MODES[phase.mode].shares_devices else rollout.devices) + apart
     return Run(
         architecture=_architecture_of(phase, job),
         algorithm=job.algorithm,
@@ -42,6 +43,7 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str
         trainer=TrainerRun(**_planned(trainer)),
         rollout=RolloutRun(**_planned(rollout), elastic=_goes_on(job)),
         critic=tuple(_planned(pools["critic"]).items()) if "critic" in pools else (),
+        critic_devices=apart,
         scorers=tuple(_scorer(one, job, _architecture_of(phase, job)) for one in phase.scorers),
     )
 
@@ -177,9 +179,10 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         trainer=TrainerRun(**pinned["trainer"]),
         rollout=RolloutRun(**pinned["rollout"]),
         critic=tuple(pinned.get("critic", {}).items()),
+        critic_devices=job.pool("critic").own_devices,
         scorers=scorers,
     )
-    devices = run.trainer.devices + (0 if run.traits.shares_devices else run.rollout.devices)
+    devices = run.trainer.devices + (0 if run.traits.shares_devices else run.rollout.devices) + run.critic_devices
     return replace(
         run,
         devices=devices,
@@ -233,6 +236,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
         generation_batch=batch.generation_batch if run.algorithm == "dapo" else None,
         over_provision=(batch.over_provision,),
     )
+    critic = [{"role": "critic", "placement": "own", "devices": run.critic_devices}] if run.critic_devices else []
     return Job.model_validate(
         {
             "name": name,
@@ -247,7 +251,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
             "tasks": [task],
             "modes": run.mode,
             "limits": {"staleness": run.staleness or run.traits.least_staleness},
-            "pools": [_pool_spec("rollout", run.rollout), _pool_spec("trainer", run.trainer)],
+            "pools": [_pool_spec("rollout", run.rollout), _pool_spec("trainer", run.trainer), *critic],
             "scorers": [_to_scorer(scorer) for scorer in run.scorers],
         }
     )

@@ -10,7 +10,8 @@ from rlperf.frameworks.adapter import node_shape
 from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.run import ScorerRun, Value
-from rlperf.specs.scorer import Placement, ScorerKind
+from rlperf.specs.pool import Placement
+from rlperf.specs.scorer import ScorerKind
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ def pool_rows(phase: Phase) -> list[tuple[str, ...]]:
     """(roles, devices, layout, settings), pools that are alike in one row."""
     rows: list[tuple[str, ...]] = []
     for pool in phase.pools:
-        rest = (f"{pool.devices} x {pool.device}", layout_words(pool.layout), settings_words(pool))
+        own = ", its own" if pool.own_devices else ""
+        rest = (f"{pool.devices} x {pool.device}{own}", layout_words(pool.layout), settings_words(pool))
         if rows and rows[-1][1:] == rest:
             rows[-1] = (f"{rows[-1][0]}, {pool.role}", *rest)
         else:
@@ -58,6 +59,10 @@ def gain_words(prediction: Prediction) -> list[str]:
         hidden = max(use.seconds - use.waits_s, 0.0)
         gained = f", {human_seconds(hidden)} hidden behind the rollout" if hidden > 0.01 * use.seconds else ""
         lines.append(f"{took}, {waits}{gained}")
+    if critic := prediction.critic:
+        took = f"critic on {critic.devices} devices: values {human_seconds(critic.values_s)}"
+        took += f", updates {human_seconds(critic.training_s)}"
+        lines.append(f"{took}; the trainer waits {human_seconds(critic.waits_s)} for it")
     return lines
 
 

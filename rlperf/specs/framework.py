@@ -190,6 +190,8 @@ class FrameworkFacts(Frozen):
     overlaps: tuple[str, ...] = Field((), description="stages that run beside each other, in words")
     states_stages: bool = Field(False, description="layers of the first and last pipeline stage can be stated")
     states_scoring: bool = Field(False, description="tokens of a scoring microbatch have a key of their own")
+    critic_apart: str = Field("", description="keys of a critic on devices of its own, trained beside the policy")
+    critic_shared: tuple[str, ...] = Field((), description="modes in which a critic may share the trainer's; (): all")
     runs: tuple[PoolSpec, ...] = Field((), description="settings that it has no key for, as it runs them")
     unknown_keys: Literal["error", "ignored", "kept"] = "error"
     metrics: dict[str, str] = Field({}, description="metric of its log -> column of `StepLog`")
@@ -210,8 +212,9 @@ class FrameworkFacts(Frozen):
         )
 
     def objections(
-        self, modes: Sequence[str], backends: Sequence[str], engine: str, algorithm: str = "grpo"
-    ) -> list[Problem]:
+        self, modes: Sequence[str], backends: Sequence[str], engine: str, algorithm: str = "grpo",
+        *, critic_apart: bool = False,
+    ) -> list[Problem]:  # fmt: skip
         """What of a job this version cannot run at all: the algorithm, modes, the engine, or every allowed trainer.
 
         The planner asks before it searches; a job that leaves one possible mode or backend open is fine as it is.
@@ -220,6 +223,13 @@ class FrameworkFacts(Frozen):
         if algorithm not in self.algorithms:
             hint = f"algorithm: {' or '.join(self.algorithms)}, or another framework"
             found.append(Problem(f"rlperf plans no {algorithm} for {name}", suggestion=hint))
+        if critic_apart and not self.critic_apart:
+            words = f"{name} has no keys for a critic on devices of its own that is trained beside the policy"
+            found.append(Problem(words, suggestion="leave placement out of the critic pool, or framework: openrlhf"))
+        if algorithm == "ppo" and not critic_apart and self.critic_shared and not set(modes) & set(self.critic_shared):
+            words = f"in mode {', '.join(modes)} {name} trains a critic on devices of its own"
+            hint = f"a critic pool with placement: own and its devices, or modes: {', '.join(self.critic_shared)}"
+            found.append(Problem(words, suggestion=hint))
         if not set(modes) & set(self.modes):
             nearest = [f"instead of {mode} it has {self.instead[mode]}" for mode in modes if mode in self.instead]
             hint = "; ".join([*nearest, f"it runs {', '.join(self.modes)}"])

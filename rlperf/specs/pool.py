@@ -22,6 +22,8 @@ from rlperf.specs.speculation import DraftSetting
 from rlperf.units import NonNegativeInt, PositiveInt
 
 Role = Literal["rollout", "trainer", "reference", "reward", "critic"]
+Placement = Literal["own", "shared"]
+"""On devices of its own, or on those of the trainer in turn."""
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "activations", "both"]
 Owner = Literal["engine", "trainer", "both"]
@@ -383,8 +385,27 @@ class PoolSpec(Frozen):
     devices: Counts | None = None
     cluster: str | None = Field(None, description="a cluster of its own for this pool (rollout only, own devices)")
     nodes: PositiveInt | None = Field(None, description="nodes of that cluster")
+    placement: Placement | None = Field(
+        None, description="of a critic: own, on the stated number of devices; default: shared, the trainer's in turn"
+    )
     layout: LayoutChoice = LayoutChoice()
     settings: PoolSettings = PoolSettings()
+
+    @property
+    def own_devices(self) -> int:
+        """Devices that nobody else has, where the pool is no rollout or trainer: a critic's."""
+        return self.devices[0] if self.placement == "own" and self.devices else 0
+
+    @model_validator(mode="after")
+    def _only_a_critic_is_placed(self) -> PoolSpec:
+        if self.placement is not None and self.role != "critic":
+            raise ValueError(
+                f"placement is a critic's to state, not of a {self.role} pool (a reference, a reward model or a judge "
+                "on devices of its own: scorers)"
+            )
+        if self.placement == "own" and (self.devices is None or len(self.devices) > 1):
+            raise ValueError("a critic on devices of its own states how many: one number of devices")
+        return self
 
     @model_validator(mode="after")
     def _settings_fit_the_role(self) -> PoolSpec:

@@ -8,13 +8,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rlperf.specs.choice import Counts
 from rlperf.specs.frozen import Frozen
-from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSettings
+from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, Placement, PoolSettings
 from rlperf.units import NonNegativeInt, PositiveInt
 
 ScorerKind = Literal["teacher", "reward", "judge", "reference"]
 """Teacher and reference return a log-probability of every token, a reward model one number, a judge text."""
-Placement = Literal["own", "shared"]
-"""On devices of its own, or on those of the trainer in turn."""
 
 
 def _as_tuple(given: object) -> object:

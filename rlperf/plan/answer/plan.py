@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from rlperf.plan.answer import notebook
+from rlperf.plan.answer.uses import CriticUse, ScorerUse
 from rlperf.plan.question.pool import BatchSettings, PoolPlan, ResponseTokens, ScorerPlan
 from rlperf.plan.question.words import layout_words
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.job import Job
 from rlperf.specs.modes import Mode
 from rlperf.specs.pool import Role
-from rlperf.specs.scorer import ScorerKind
 from rlperf.units import human_seconds
 
 if TYPE_CHECKING:
@@ -89,16 +89,6 @@ class RunTotals(Frozen):
     best_checkpoint_every: int | None = Field(None, description="rl_steps between checkpoints that lose least")
 
 
-class ScorerUse(Frozen):
-    """What one scorer takes of an rl_step."""
-
-    name: str
-    kind: ScorerKind
-    seconds: float = Field(description="that its engine takes for all sequences at hand at once")
-    waits_s: float = Field(description="from the last response to its last score")
-    memory_bytes: float = Field(description="per device while awake")
-
-
 class Prediction(Frozen):
     """What one configuration is predicted to do. ``low_s`` and ``high_s`` are the 5th and 95th percentile."""
 
@@ -113,6 +103,7 @@ class Prediction(Frozen):
     trained_tokens: float
     truncated_fraction: float = Field(description="responses cut at the maximum length")
     scorers: tuple[ScorerUse, ...] = Field((), description="teachers, reward models and judges beside the pools")
+    critic: CriticUse | None = Field(None, description="where it has devices of its own")
     gains: tuple[str, ...] = Field((), description="what each technique that is switched on gains")
     idle_fraction: dict[str, float] = Field(default_factory=dict, description="device idle by cause")
     operators: tuple[OperatorShare, ...] = ()
@@ -191,6 +182,7 @@ class PredictedNumbers(Frozen):
     trained_tokens: float
     truncated_fraction: float
     scorers: tuple[ScorerUse, ...]
+    critic: CriticUse | None
     gains: tuple[str, ...]
     idle_fraction: dict[str, float]
     fits: bool

@@ -11,8 +11,9 @@ from rlperf.cost.memory_risk import ENGINE_SPREAD, out_of_memory_risk
 from rlperf.cost.trainer_memory import DEVICE_PARTS
 from rlperf.cost.training import experts_timed
 from rlperf.plan.answer.gains import gains
-from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction, ScorerUse
+from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
+from rlperf.plan.answer.uses import CriticUse, ScorerUse
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.timeline import step_view
 from rlperf.plan.question.context import Context, TaskContext
@@ -57,6 +58,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         trained_tokens=trained,
         truncated_fraction=demand.truncated_fraction,
         scorers=scorer_uses(context, evaluation),
+        critic=critic_use(context, evaluation),
         gains=gains(context, task, evaluation) if operators else (),
         idle_fraction=idle_fractions(evaluation),
         operators=rows,
@@ -85,6 +87,20 @@ def scorer_uses(context: Context, evaluation: Evaluation) -> tuple[ScorerUse, ..
         for plan, stage, exposed in zip(
             evaluation.configuration.scorers, evaluation.scorers, evaluation.exposed_s, strict=True
         )
+    )
+
+
+def critic_use(context: Context, evaluation: Evaluation) -> CriticUse | None:
+    """What a critic on devices of its own takes of an rl_step, and how long policy and critic wait for each other."""
+    if not context.site.critic_devices:
+        return None
+    own = evaluation.trainer
+    late = np.maximum(own.values_s - own.scoring_s, 0.0) + np.maximum(own.critic_s - own.training_s, 0.0)
+    return CriticUse(
+        devices=context.site.critic_devices,
+        values_s=float(own.values_s.mean()),
+        training_s=float(own.critic_s.mean()),
+        waits_s=float(late.mean()),
     )
 
 
@@ -141,11 +157,14 @@ def memory_uses(context: Context, evaluation: Evaluation) -> dict[Role, MemoryUs
     configuration = evaluation.configuration
     colocated = MODES[configuration.mode].shares_devices
     trainer = context.trainers[int(evaluation.trainer.backend[0])]
-    held = evaluation.held
-    return {
+    held, beside = evaluation.held, float(evaluation.memory.asleep_bytes[0]) if colocated else 0.0
+    uses: dict[Role, MemoryUse] = {
         "rollout": _engine_use(context, evaluation, held, colocated),
-        "trainer": _trainer_use(context, trainer, evaluation, held, colocated),
+        "trainer": _trainer_use(context, trainer, held, beside, context.site.networks),
     }
+    if evaluation.critic_held is not None:
+        uses["critic"] = _trainer_use(context, trainer, evaluation.critic_held)
+    return uses
 
 
 def _engine_use(context: Context, evaluation: Evaluation, held: TrainerBytes, colocated: bool) -> MemoryUse:
@@ -169,14 +188,14 @@ def _engine_use(context: Context, evaluation: Evaluation, held: TrainerBytes, co
 
 
 def _trainer_use(
-    context: Context, trainer: TrainerStack, evaluation: Evaluation, held: TrainerBytes, colocated: bool
+    context: Context, trainer: TrainerStack, held: TrainerBytes, asleep: float = 0.0, networks: float = 1.0
 ) -> MemoryUse:
     parts = {name: float(np.ravel(getattr(held.parts, name))[0]) for name in DEVICE_PARTS}
     extra = float(held.peak.ravel()[0]) - sum(parts.values())
     if extra > 1.0:
-        parts["critic" if context.site.networks > 1 else "scoring pass, beyond training"] = extra
-    if colocated:
-        parts["engine, asleep"] = float(evaluation.memory.asleep_bytes[0])
+        parts["critic" if networks > 1 else "scoring pass, beyond training"] = extra
+    if asleep:
+        parts["engine, asleep"] = asleep
     whole, device = sum(parts.values()), context.hardware.device.usable_memory
     low, high = trainer.calibration.memory_low, trainer.calibration.memory_high
     return MemoryUse(
@@ -306,7 +325,8 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
     for role in over:
         use = memory[role]
         more = human_bytes(use.total - use.allowed)
-        knob = _trainer_knob(evaluation, use) if role == "trainer" else _engine_knob(use)
+        held = evaluation.critic_held if role == "critic" else evaluation.held
+        knob = _engine_knob(use) if role == "rollout" or held is None else _trainer_knob(evaluation, use, held)
         found.append(f"{role} is {more} over what the risk allows: {knob}")
     preempted = sum(result.preemptions / len(result.timelines) for result in evaluation.rollouts)
     share = _lost_share(evaluation, "preemption") if preempted else 0.0
@@ -332,10 +352,10 @@ def _open(value: object) -> bool:
     return value is None or (isinstance(value, tuple) and len(value) != 1)
 
 
-def _trainer_knob(evaluation: Evaluation, use: MemoryUse) -> str:
-    """What frees enough of the trainer's memory at the least cost in time."""
+def _trainer_knob(evaluation: Evaluation, use: MemoryUse, held: TrainerBytes) -> str:
+    """What frees enough of the trainer's memory, or of a critic's, at the least cost in time."""
     settings = evaluation.configuration.pool("trainer").settings
-    parts = evaluation.held.parts
+    parts = held.parts
     scalar = parts.with_(**{name: np.ravel(getattr(parts, name))[0] for name in (*DEVICE_PARTS, "host")})
     engine = use.parts.get("engine, asleep", 0.0)
     knob = first_knob(

@@ -39,7 +39,7 @@ class Stretch:
     def devices(self) -> int:
         """Devices that the stretch occupies."""
         trainer = self.pool("trainer").devices
-        trainer += sum(scorer.own_devices for scorer in self.scorers)
+        trainer += sum(scorer.own_devices for scorer in self.scorers) + sum(pool.own_devices for pool in self.pools)
         return trainer if MODES[self.mode].shares_devices else trainer + self.pool("rollout").devices
 
 

@@ -98,8 +98,8 @@ def trainer_shares(context: Context, task: TaskContext, evaluation: Evaluation) 
         (words, _mean_step(cost, name, demand.batch.updates), bound, light.get(name, 0.0))
         for name, words, bound in TRAINING_PARTS
     ]
-    rest = float(evaluation.seconds.training_s.mean()) - sum(seconds for _, seconds, _, _ in rows)
-    if any(pool.role == "critic" for pool in evaluation.configuration.pools):
+    rest = float(evaluation.trainer.training_s.mean()) - sum(seconds for _, seconds, _, _ in rows)
+    if context.site.networks > 1:
         rows.append(("the critic, and the framework between updates", rest, "compute", 0.0))
     else:
         rows.append(("the framework between updates", rest, "latency", 0.0))

@@ -18,6 +18,7 @@ from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.judge.stages import StageEnds, layer_profile, staged, stated_ends
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.scorer_columns import scorer_demand, serving, stage_of
 from rlperf.plan.search.trainer_columns import peak_limit
@@ -68,6 +69,7 @@ class Evaluation:
     work : one optimizer update and one scoring pass, by part
     replicas : the engine's cost table, limits and number
     memory, held : bytes per device of the engine and of the trainer ``[1]``
+    critic_held : of a critic on devices of its own; None where it has none
     stack : the trainer's backend, and the framework with it
     low_s, high_s : 5th and 95th percentile of an rl_step [s]
     unlike : standard deviation added for what is unlike all that was measured (`unmeasured_sigma`) [1]
@@ -96,6 +98,7 @@ class Evaluation:
     scorers: tuple[ScorerStage, ...] = ()
     exposed_s: tuple[FloatArray, ...] = ()
     beside: Beside | None = None
+    critic_held: TrainerBytes | None = None
 
     @property
     def rl_step_s(self) -> float:
@@ -157,7 +160,7 @@ class Judge:
             pool.settings.filled().rollout_dtype,
             max(configuration.staleness, 1),
         )
-        trainer, work, held = self._train(demand, configuration, index)
+        trainer, work, held, critic_held = self._train(demand, configuration, index)
         rows = np.arange(len(demand.tables))
         pairs = Pairs(rollout, trainer, rows, rows)
         scorers, exposed = self._scored(demand, configuration, results, rollout)
@@ -174,7 +177,7 @@ class Judge:
         return Evaluation(
             configuration, demand, seconds, results, rollout, trainer, work, replicas, memory, held,
             stack, low, high, unlike, stage_sigmas(site, trainer, configuration.mode), served,
-            scorers, exposed, beside,
+            scorers, exposed, beside, critic_held,
         )  # fmt: skip
 
     def _scored(
@@ -221,10 +224,35 @@ class Judge:
 
     def _train(
         self, demand: Demand, configuration: Configuration, index: int
-    ) -> tuple[TrainerStage, TrainerWork, TrainerBytes]:
-        """The trainer's stage in every replicate, an update by part, and its memory."""
-        pool, site, arch = configuration.pool("trainer"), self.context.site, self.task.architecture
-        stack, layout = site.trainers[index], Layout.of_values(pool.layout)
+    ) -> tuple[TrainerStage, TrainerWork, TrainerBytes, TrainerBytes | None]:
+        """The trainer's stage in every replicate, an update by part, and its memory; a critic's on its own devices."""
+        pool, site = configuration.pool("trainer"), self.context.site
+        training, scoring, work, held = self._trained(demand, pool, index, site)
+        count, updates = len(demand.tables), demand.batch.updates
+        critic, values, critic_held = np.zeros(count), np.zeros(count), None
+        if site.critic_devices:
+            theirs = configuration.pool("critic")
+            critic, values, _, critic_held = self._trained(demand, theirs, index, site.critic)
+        rows, layout = np.zeros(count, dtype=np.int64), Layout.of_values(pool.layout)
+        stage = TrainerStage(
+            backend=np.full(count, index, dtype=np.int64),
+            layout=layout.take(rows),
+            parked=rows + int(bool(pool.settings.parked)),
+            training_s=training,
+            scoring_s=scoring,
+            critic_s=critic,
+            values_s=values,
+            transition_s=transition_seconds(site, held)[rows],
+            low=work.update.low.reshape(count, updates)[:, 0],
+            high=work.update.high.reshape(count, updates)[:, 0],
+        )
+        return stage, work, held, critic_held
+
+    def _trained(
+        self, demand: Demand, pool: PoolPlan, index: int, site: Site
+    ) -> tuple[FloatArray, FloatArray, TrainerWork, TrainerBytes]:
+        """Updates and scoring of one pool in every replicate [s], an update by part, and its memory."""
+        stack, layout, arch = site.trainers[index], Layout.of_values(pool.layout), self.task.architecture
         settings, budget = pool.settings.filled(), pool.settings.token_budget
         if budget is None and cut_by_budget(settings.packing, stack.framework):
             missing = Problem("the trainer's token_budget is missing", suggestion="it packs its sequences: state one")
@@ -234,19 +262,7 @@ class Judge:
             training = training * self._stages(stack, layout, work.batches, pool.settings, demand).factor
         parked = np.array([int(bool(pool.settings.parked))])
         held = trainer_bytes(site, stack, arch, demand, layout, settings, np.array([budget or 0]), parked)
-        count, updates = len(demand.tables), demand.batch.updates
-        rows = np.zeros(count, dtype=np.int64)
-        stage = TrainerStage(
-            backend=np.full(count, index, dtype=np.int64),
-            layout=layout.take(rows),
-            parked=parked[rows],
-            training_s=training,
-            scoring_s=scoring,
-            transition_s=transition_seconds(site, held)[rows],
-            low=work.update.low.reshape(count, updates)[:, 0],
-            high=work.update.high.reshape(count, updates)[:, 0],
-        )
-        return stage, work, held
+        return training, scoring, work, held
 
     def _stages(
         self, trainer: TrainerStack, layout: Layout, batches: Microbatches, settings: SettingsValues, demand: Demand
@@ -267,23 +283,32 @@ class Judge:
         )
 
     def scoring_s(self, evaluation: Evaluation, other: Configuration) -> float:
-        """Mean seconds of scoring under another configuration of the same trainer [s]."""
-        pool, stack = other.pool("trainer"), evaluation.stack
-        seconds = simulated_scoring(
-            self.context.site, stack, self.task.architecture, evaluation.demand, evaluation.trainer.layout.take([0]),
-            pool.settings.filled(), pool.settings.token_budget, self._lengths,
-        )  # fmt: skip
-        return float(seconds.mean())
+        """Mean seconds until the last scoring has ended under another configuration of the same trainer [s]."""
+        each = [
+            simulated_scoring(
+                site, evaluation.stack, self.task.architecture, evaluation.demand, Layout.of_values(pool.layout),
+                pool.settings.filled(), pool.settings.token_budget, self._lengths,
+            )
+            for pool, site in self._pools(other)
+        ]  # fmt: skip
+        return float(np.maximum.reduce(each).mean())
 
     def peak(self, evaluation: Evaluation, other: Configuration) -> float:
-        """Peak of the trainer under another configuration of the same trainer [bytes]."""
-        settings, layout = other.pool("trainer").settings, evaluation.trainer.layout.take([0])
-        budget, parked = np.array([settings.token_budget or 0]), evaluation.trainer.parked[:1]
-        held = trainer_bytes(
-            self.context.site, evaluation.stack, self.task.architecture, evaluation.demand, layout, settings.filled(),
-            budget, parked,
-        )  # fmt: skip
-        return float(held.peak[0])
+        """Peak of the trainer, or of a critic apart, under another configuration of the same trainer [bytes]."""
+        parked = evaluation.trainer.parked[:1]
+        each = [
+            trainer_bytes(
+                site, evaluation.stack, self.task.architecture, evaluation.demand, Layout.of_values(pool.layout),
+                pool.settings.filled(), np.array([pool.settings.token_budget or 0]), parked,
+            )
+            for pool, site in self._pools(other)
+        ]  # fmt: skip
+        return max(float(held.peak[0]) for held in each)
+
+    def _pools(self, configuration: Configuration) -> list[tuple[PoolPlan, Site]]:
+        """The pools that score and train, and the site of each."""
+        site, found = self.context.site, [(configuration.pool("trainer"), self.context.site)]
+        return [*found, (configuration.pool("critic"), site.critic)] if site.critic_devices else found
 
     def staged(self, evaluation: Evaluation) -> Configuration | None:
         """The same configuration with its best first and last pipeline stage stated, where that is worth it."""
@@ -315,8 +340,9 @@ def scaled_seconds(
         engine, makespan_s=factor["rollout"] * engine.makespan_s, steady_s=factor["rollout"] * engine.steady_s
     )
     train = replace(
-        train, training_s=factor["training"] * train.training_s, scoring_s=factor["scoring"] * train.scoring_s
-    )
+        train, training_s=factor["training"] * train.training_s, scoring_s=factor["scoring"] * train.scoring_s,
+        critic_s=factor["training"] * train.critic_s, values_s=factor["scoring"] * train.values_s,
+    )  # fmt: skip
     every, configuration = np.arange(len(rows)), evaluation.configuration
     return stage_seconds(
         site,

@@ -22,7 +22,7 @@ def scored_apart(judge: Judge, evaluation: Evaluation) -> Configuration | None:
     stated = asked.scoring_token_budget is not None or asked.scoring_microbatch is not None
     if stated or settings.token_budget is None or not cut_by_budget(settings.filled().packing, stack.framework):
         return None
-    now = float(evaluation.trainer.scoring_s.mean())
+    now = float(np.maximum(evaluation.trainer.scoring_s, evaluation.trainer.values_s).mean())
     if now < least or float(np.max(evaluation.work.scored.count)) <= 1.0:
         return None
     room, found = judge.room(evaluation), None

@@ -81,6 +81,7 @@ def execution_in(evaluation: Evaluation) -> Execution:
 def stages_of(evaluation: Evaluation, replicate: int = 0) -> StepStages:
     """Stages of one judged rl_step, replicas with their own ends."""
     seconds, rollout = evaluation.seconds, evaluation.rollouts[replicate]
+    trainer, visits = evaluation.trainer, evaluation.beside
 
     def one(name: str) -> float:
         return float(getattr(seconds, name)[replicate])
@@ -89,8 +90,10 @@ def stages_of(evaluation: Evaluation, replicate: int = 0) -> StepStages:
     return StepStages(
         # generation batches in turn, and rollouts that are continued, take other than one rollout of all
         rollout_s=rollout.replica_finish_s * float(evaluation.rollout.makespan_s[replicate] / rollout.makespan_s),
-        scoring_s=np.array([one("scoring_s")]),
-        training_s=np.array([one("training_s")]),
+        scoring_s=np.array([trainer.scoring_s[replicate] + (visits.shared_s[replicate] if visits else 0.0)]),
+        training_s=trainer.training_s[replicate : replicate + 1],
+        values_s=float(trainer.values_s[replicate]),
+        critic_s=float(trainer.critic_s[replicate]),
         reward_s=np.array([one("reward_s")]),
         rollout_steady_s=float(evaluation.rollout.steady_s[replicate]),
         weight_sync_s=one("weight_sync_s"),

@@ -10,20 +10,47 @@ from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.specs.cluster import Cluster, Device
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.job import Job, Task
+from rlperf.specs.modes import MODES
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
 from rlperf.specs.reader import Document
 
 
-def _own_devices(job: Job, pool: PoolSpec) -> str:
-    """What a pool that shares the trainer's devices states otherwise than the trainer, in words; empty: nothing."""
+def _otherwise(job: Job, pool: PoolSpec) -> list[tuple[str, str]]:
+    """(what is wrong, what to do) of a pool beside rollout and trainer that is not as the trainer's."""
     if pool.role in ("rollout", "trainer"):
-        return ""
+        return []
+    if pool.placement == "own":
+        return _critic_apart(job, pool)
     trainer = job.pool("trainer")
     names = [name for name in ("devices", "cluster") if getattr(pool, name) not in (None, getattr(trainer, name))]
     if pool.layout not in (LayoutChoice(), trainer.layout):
         names.append("a layout")
-    return " and ".join(names)
+    if not names:
+        return []
+    hint = "placement: own" if pool.role == "critic" else "state it among the scorers"
+    message = (
+        f"the {pool.role} pool states {' and '.join(names)} of its own, but it is planned on the trainer's devices"
+    )
+    return [(message, f"{hint}, or leave the pool out")]
+
+
+def _critic_apart(job: Job, pool: PoolSpec) -> list[tuple[str, str]]:
+    """What a critic on devices of its own cannot have: no critic at all, a layout of its own, an engine in turn."""
+    found = []
+    if "critic" not in job.all_roles:
+        found.append((f"{job.algorithm} trains no critic, and the critic pool states devices", "algorithm: ppo"))
+    trainer = job.pool("trainer")
+    for part in ("layout", "settings"):
+        ours, theirs = (getattr(each, part).stated() for each in (pool, trainer))
+        if unlike := sorted(n for n, value in ours.items() if n != "data_parallel" and theirs.get(n) != value):
+            words = f"the critic pool states {part} ({', '.join(unlike)}) that the trainer's does not"
+            found.append((words, "leave it out: it takes the trainer's, in another data parallel width"))
+    if shared := [mode for mode in job.modes if MODES[mode].shares_devices]:
+        apart = ", ".join(name for name, row in MODES.items() if not row.shares_devices)
+        words = f"mode {shared[0]}: no framework has a critic on devices of its own beside roles that share theirs"
+        found.append((words, f"modes: some of {apart}, or leave placement out"))
+    return found
 
 
 class _Where:
@@ -51,12 +78,11 @@ def contradictions(
         found += _task_contradictions(job, task, _Where(document, "tasks", index))
     for index, pool in enumerate(job.pools):
         found += _pool_contradictions(job, pool, cluster, _Where(document, "pools", index))
-    least = sum(min(scorer.devices) for scorer in job.scorers if scorer.devices)
-    if cluster is not None and least >= cluster.devices:
-        hint = "lower their devices, or raise nodes"
-        found.append(
-            _Where(document)(f"the scorers take all {cluster.devices} devices of the cluster", hint, "scorers")
-        )
+    least, critic = sum(min(scorer.devices) for scorer in job.scorers if scorer.devices), job.pool("critic").own_devices
+    if cluster is not None and least + critic >= cluster.devices:
+        who = " and ".join(["the scorers take"] * (least > 0) + ["the critic takes"] * (critic > 0))
+        where, hint = "scorers" if least else "pools", "lower their devices, or raise nodes"
+        found.append(_Where(document)(f"{who} all {cluster.devices} devices of the cluster", hint, where))
     return found
 
 
@@ -136,13 +162,7 @@ def _pool_contradictions(job: Job, pool: PoolSpec, cluster: Cluster | None, prob
         )
     if (pool.settings.lora_jobs or 1) > 1 and not pool.settings.lora_rank:
         found.append(problem("several lora_jobs train adapters", "state lora_rank", "settings", "lora_jobs"))
-    if own := _own_devices(job, pool):
-        found.append(
-            problem(
-                f"the {pool.role} pool states {own} of its own, but it is planned on the trainer's devices",
-                "leave the pool out, or take its devices off the cluster (nodes)",
-            )
-        )
+    found += [problem(message, hint) for message, hint in _otherwise(job, pool)]
     if cluster is not None and pool.cluster is None and pool.devices and min(pool.devices) > cluster.devices:
         found.append(
             problem(

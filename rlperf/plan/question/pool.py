@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from rlperf.specs.frozen import Frozen
-from rlperf.specs.pool import LayoutValues, PoolSpec, Role, SettingsValues
-from rlperf.specs.scorer import Placement, Scorer, ScorerKind
+from rlperf.specs.pool import LayoutValues, Placement, PoolSpec, Role, SettingsValues
+from rlperf.specs.scorer import Scorer, ScorerKind
 
 
 class PoolPlan(Frozen):
@@ -15,14 +15,21 @@ class PoolPlan(Frozen):
     role: Role
     devices: int
     device: str
+    placement: Placement | None = Field(None, description="of a critic: own, on devices of its own")
     layout: LayoutValues
     settings: SettingsValues
+
+    @property
+    def own_devices(self) -> int:
+        """Devices beside those of rollout and trainer."""
+        return self.devices if self.placement == "own" else 0
 
     def pinned(self) -> PoolSpec:
         """The pool as a job states it that leaves nothing open."""
         return PoolSpec(
-            role=self.role, devices=(self.devices,), layout=self.layout.pinned(), settings=self.settings.pinned()
-        )
+            role=self.role, devices=(self.devices,), placement=self.placement, layout=self.layout.pinned(),
+            settings=self.settings.pinned(),
+        )  # fmt: skip
 
 
 class ScorerPlan(Frozen):

@@ -178,8 +178,9 @@ def _read_by(role: Role, job: Job, task: TaskContext, facts: FrameworkFacts | No
     """What the columns of a role read of a job, as text; devices, lengths and batch apart."""
     limits, of_role = job.limits, {pool.role: pool for pool in job.pools}
     pool = of_role[role].model_dump(mode="json", exclude={"devices"}) if role in of_role else None
+    critic = job.pool("critic").model_dump(mode="json", exclude={"settings"}) if role == "trainer" else None
     rest = job.model_dump(mode="json", exclude=UNREAD)
     clusters = [(each.cluster, each.nodes) for each in job.pools]
     bounds = (limits.out_of_memory_risk, limits.host_memory)
     rules = facts and (facts.name, facts.version)
-    return json.dumps([rest, pool, clusters, bounds, task.task.architecture, rules], sort_keys=True)
+    return json.dumps([rest, pool, critic, clusters, bounds, task.task.architecture, rules], sort_keys=True)

@@ -42,7 +42,7 @@ class Configuration:
     def devices(self) -> int:
         """Devices of all pools together."""
         rollout, trainer = self.pool("rollout").devices, self.pool("trainer").devices
-        own = sum(scorer.own_devices for scorer in self.scorers)
+        own = sum(scorer.own_devices for scorer in self.scorers) + sum(pool.own_devices for pool in self.pools)
         return own + (trainer if MODES[self.mode].shares_devices else rollout + trainer)
 
     @property
@@ -151,5 +151,8 @@ def trainer_pools(
         layout=layout.values(),
         settings=settings,
     )
-    beside = (role for role in job.all_roles if role in ("reference", "critic"))
-    return (own, *(own.model_copy(update={"role": role}) for role in beside))
+    beside = [own.model_copy(update={"role": role}) for role in job.all_roles if role in ("reference", "critic")]
+    if devices := context.site.critic_devices:
+        apart = {"devices": devices, "placement": "own", "layout": layout.on(devices).values()}
+        beside = [pool.model_copy(update=apart) if pool.role == "critic" else pool for pool in beside]
+    return (own, *beside)

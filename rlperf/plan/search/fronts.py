@@ -48,11 +48,13 @@ def trainer_criteria(
     ]
     criteria = [columns.busy_s[alive]]
     if scored_apart:
-        criteria.append(columns.training_s[alive])
+        criteria.append(columns.trained_s[alive])
     if MODES[mode].shares_devices:
         criteria += [columns.peak_bytes[alive], columns.idle_bytes[alive]]
     elif visited:
         criteria.append(columns.idle_bytes[alive])
+        if columns.values_s.any():  # scorers stand in the way of the trainer's own scoring, not of a critic's values
+            criteria.append((columns.trained_s + columns.scoring_s)[alive])
     criteria += [columns.departures[alive].astype(np.float64), columns.doubled[alive]]
     return group, np.stack(criteria, axis=1)
 

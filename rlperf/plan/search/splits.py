@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.objective import Usage
@@ -19,24 +20,30 @@ ROLES: tuple[Role, Role] = ("rollout", "trainer")
 class Split:
     """A mode and how many devices each pool takes; colocated pools share theirs.
 
-    ``scorers``: devices of its own of every scorer; 0: it takes turns with the trainer.
+    ``scorers``: devices of its own of every scorer; 0: it takes turns with the trainer. ``critic``: of a critic's own.
     """
 
     mode: Mode
     rollout: int
     trainer: int
     scorers: tuple[int, ...] = ()
+    critic: int = 0
+
+    @property
+    def beside(self) -> int:
+        """Devices beside those of rollout and trainer."""
+        return sum(self.scorers) + self.critic
 
     @property
     def total(self) -> int:
         """Devices that the split takes together."""
-        return sum(self.scorers) + (self.rollout if MODES[self.mode].shares_devices else self.rollout + self.trainer)
+        return self.beside + (self.rollout if MODES[self.mode].shares_devices else self.rollout + self.trainer)
 
     def usage(self, context: Context) -> Usage:
         """Devices and price of the pools."""
         return Usage(
             self.total,
-            context.usd_per_s(0 if MODES[self.mode].shares_devices else self.rollout, self.trainer + sum(self.scorers)),
+            context.usd_per_s(0 if MODES[self.mode].shares_devices else self.rollout, self.trainer + self.beside),
         )
 
 
@@ -44,19 +51,21 @@ def usage_of(context: Context, configuration: Configuration) -> Usage:
     """Devices and price of a configuration's pools."""
     rollout, trainer = (configuration.pool(role).devices for role in ROLES)
     own = tuple(scorer.own_devices for scorer in configuration.scorers)
-    return Split(configuration.mode, rollout, trainer, own).usage(context)
+    critic = sum(pool.own_devices for pool in configuration.pools)
+    return Split(configuration.mode, rollout, trainer, own, critic).usage(context)
 
 
 def splits(context: Context) -> list[Split]:
     """Modes with device counts: what the user pins or opens, else all devices, or eighths of them between two pools.
 
-    Scorers with devices of their own leave the rest to both.
+    Scorers and a critic with devices of their own leave the rest to both.
     """
+    critic = context.site.critic_devices
     found = [
-        split
+        replace(split, critic=critic)
         for own in seats(context)
         for mode in context.job.modes
-        for split in _splits_beside(context, mode, context.cluster.devices - sum(own), own)
+        for split in _splits_beside(context, mode, context.cluster.devices - sum(own) - critic, own)
     ]
     return list(dict.fromkeys(found))
 
@@ -97,13 +106,16 @@ def _counts(context: Context, total: int) -> tuple[int, ...]:
 def _shares(total: int, node: int) -> tuple[int, ...]:
     """Rollout devices of a split: multiples of a node, of devices on one node.
 
+    Where others leave part of a node, multiples of the largest number that divides both.
     Where there are many nodes, multiples of an eighth of them, and counts that leave both pools a power of two or three
     times one, which divide batches.
 
     >>> _shares(24 * 8, 8)
     (24, 48, 64, 72, 96, 120, 128, 144, 168)
+    >>> _shares(2 * 8 - 4, 8)
+    (4, 8)
     """
-    unit = node if total > node else 1
+    unit = gcd(total, node) if total > node else 1
     count = total // unit
     step = max(count // 8, 1)
     smooth = _smooth(count)

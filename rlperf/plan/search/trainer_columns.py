@@ -14,10 +14,10 @@ from rlperf.cost.reject import Reject
 from rlperf.layout import OFFLOAD, BoolArray, FloatArray, IntArray, Layout, taken
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings, trainer_departures
-from rlperf.plan.search.candidates import Shape, token_budgets, trainer_layouts
+from rlperf.plan.search.candidates import Shape, token_budgets, trainer_flags, trainer_layouts
 from rlperf.plan.search.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.site import TrainerStack
+from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
 from rlperf.sim.rl_step.trainer_stage import TrainerStage, closed_training, cut_by_budget
 from rlperf.specs.architecture import Architecture
@@ -104,20 +104,26 @@ class TrainerGrid:
     dropped: dict[int, IntArray]
     memory: Remembered[list[TrainerBytes]] = field(default_factory=lambda: Remembered(BATCHES))
 
-    def bytes_of(self, context: Context, architecture: Architecture, demand: Demand) -> list[TrainerBytes]:
-        """Memory of every trainer's rows; of a demand it depends on the sequences of an update and on their images."""
+    def bytes_of(
+        self, context: Context, architecture: Architecture, demand: Demand, site: Site, layout: Layout
+    ) -> list[TrainerBytes]:
+        """Memory of every trainer's rows, or of a critic's on its own ``site`` and ``layout``.
+
+        Of a demand it depends on the sequences of an update and on their images.
+        """
         batch, settings = demand.batch, context.job.pool("trainer").settings.filled()
 
         def made() -> list[TrainerBytes]:
             return [
                 trainer_bytes(
-                    context.site, trainer, architecture, demand, self.layout.take(rows), settings,
-                    self.token_budget[rows], self.parked[rows],
+                    site, trainer, architecture, demand, layout.take(rows), settings, self.token_budget[rows],
+                    self.parked[rows],
                 )
                 for trainer, rows in zip(context.trainers, self.rows(len(context.trainers)), strict=True)
             ]  # fmt: skip
 
-        return self.memory.get((batch.sequences / batch.updates, demand.images, demand.images_per_token), made)
+        key = (site.roles, batch.sequences / batch.updates, demand.images, demand.images_per_token)
+        return self.memory.get(key, made)
 
     def rows(self, trainers: int) -> list[IntArray]:
         """Rows of each trainer."""
@@ -139,6 +145,7 @@ def trainer_grid(
         for index, trainer in enumerate(context.trainers):
             if pool.settings.backend is None or pool.settings.backend == trainer.backend:
                 layout, flags = trainer_layouts(shape, pool, trainer.calibration.capability)
+                flags |= _critic_flags(context, shape, trainer, layout)
                 dead = (flags & ~COSTABLE) != 0
                 dead_flags.append(flags[dead])
                 layouts.append(layout.flat(~dead))
@@ -161,6 +168,16 @@ def trainer_grid(
     )
 
 
+def _critic_flags(context: Context, shape: Shape, trainer: TrainerStack, layout: Layout) -> IntArray:
+    """What keeps trainer layouts from standing on a critic's own devices, too, as `Reject` flags ``[layouts]``."""
+    devices = context.site.critic_devices
+    if not devices:
+        return np.zeros(layout.shape, dtype=np.int64)
+    apart, choice = layout.on(devices), context.job.pool("critic").layout
+    found = trainer_flags(replace(shape, devices=devices), choice, trainer.calibration.capability, apart)
+    return found & int(Reject.DEVICES | Reject.EXPERTS)
+
+
 def trainer_columns_of(
     context: Context, architecture: Architecture, demand: Demand, grid: TrainerGrid,
     *, refuse: Refuse | None = None, lenient: bool = False,
@@ -175,6 +192,9 @@ def trainer_columns_of(
     found = _fitting(context, architecture, demand, grid)
     if refuse is not None:
         found = replace(found, flags=found.flags | refuse(found))
+    if refuse is not None and context.site.critic_devices:
+        critics = replace(found, layout=found.layout.on(context.site.critic_devices))
+        found = replace(found, flags=found.flags | refuse(critics))
     wanted = ~_needless_offload(context, found, grid.settings)
     for index, trainer in enumerate(context.trainers):
         timed = np.flatnonzero(wanted & (found.backend == index) & ((found.flags == 0) | lenient))
@@ -234,14 +254,17 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
     """The grid's columns with their bytes for one demand, not yet timed."""
     count = len(grid.flags)
     peak, idle, host, transition = (np.empty(count) for _ in range(4))
-    parts = grid.bytes_of(context, architecture, demand)
+    parts = grid.bytes_of(context, architecture, demand, context.site, grid.layout)
     for rows, memory in zip(grid.rows(len(context.trainers)), parts, strict=True):
         peak[rows], idle[rows], host[rows] = memory.peak, memory.idle, memory.host
         transition[rows] = transition_seconds(context.site, memory)
-    per_node = np.minimum(context.cluster.devices_per_node, grid.layout.devices)
-    host_limit = context.job.limits.host_memory or context.cluster.host_memory
-    flags = grid.flags | np.where(peak > peak_limits(context, grid.backend), int(Reject.MEMORY), 0)
-    flags = flags | np.where(host * per_node > host_limit, int(Reject.HOST_MEMORY), 0)
+    flags = grid.flags | _memory_flags(context, grid.backend, grid.layout, peak, host)
+    if context.site.critic_devices:
+        layout, theirs = grid.layout.on(context.site.critic_devices), np.empty((2, count))
+        parts = grid.bytes_of(context, architecture, demand, context.site.critic, layout)
+        for rows, memory in zip(grid.rows(len(context.trainers)), parts, strict=True):
+            theirs[:, rows] = memory.peak, memory.host
+        flags = flags | _memory_flags(context, grid.backend, layout, *theirs)
     flags = flags | np.where(grid.token_budget < demand.batch.longest_tokens, int(Reject.BUDGET), 0)
     if context.job.pool("trainer").settings.shared_prefix:
         # neither a ring nor Ulysses knows who shares a prompt with whom
@@ -259,6 +282,8 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
         parked=grid.parked,
         training_s=np.full(count, np.inf),
         scoring_s=np.full(count, np.inf),
+        critic_s=np.zeros(count),
+        values_s=np.zeros(count),
         transition_s=transition,
         peak_bytes=peak,
         idle_bytes=idle,
@@ -267,6 +292,14 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
         high=np.ones(count),
         flags=flags,
     )
+
+
+def _memory_flags(context: Context, backend: IntArray, layout: Layout, peak: FloatArray, host: FloatArray) -> IntArray:
+    """`Reject` flags of pools whose devices or nodes hold less than these bytes per device ``[columns]``."""
+    per_node = np.minimum(context.cluster.devices_per_node, layout.devices)
+    limit = context.job.limits.host_memory or context.cluster.host_memory
+    over = np.where(peak > peak_limits(context, backend), int(Reject.MEMORY), 0)
+    return np.asarray(over | np.where(host * per_node > limit, int(Reject.HOST_MEMORY), 0))
 
 
 def _timed(
@@ -278,16 +311,22 @@ def _timed(
         return columns
     same = np.concatenate([[True], _changes(columns, timed)])
     some, back = timed[same], np.cumsum(same) - 1
-    settings = context.job.pool("trainer").settings.filled()
-    training, scoring, cost = closed_training(
-        context.site, trainer, architecture, demand, columns.layout.take(some), settings, columns.token_budget[some]
-    )
+    settings, site = context.job.pool("trainer").settings.filled(), context.site
+    asked = trainer, architecture, demand
+    layout, budget = columns.layout.take(some), columns.token_budget[some]
+    training, scoring, cost = closed_training(site, *asked, layout, settings, budget)
 
     def written(before: FloatArray, seconds: FloatArray) -> FloatArray:
         after = before.copy()
         after[timed] = np.broadcast_to(seconds, some.shape)[back]
         return after
 
+    if site.critic_devices:
+        apart = layout.on(site.critic_devices)
+        updates, values, _ = closed_training(site.critic, *asked, apart, settings, budget)
+        columns = replace(
+            columns, critic_s=written(columns.critic_s, updates), values_s=written(columns.values_s, values)
+        )
     return replace(
         columns,
         training_s=written(columns.training_s, training),

@@ -12,8 +12,8 @@ from rlperf.sim.rl_step.stages import StageSeconds
 STAGE_FIELDS = {
     "rollout": ("rollout_s", "rollout_steady_s", "rollout_first_s"),
     "reward": ("reward_s", "scorer_s"),
-    "scoring": ("scoring_s", "reference_s"),
-    "training": ("training_s", "critic_s"),
+    "scoring": ("scoring_s",),
+    "training": ("training_s",),
     "weight_sync": ("weight_sync_s", "swap_s", "recompute_s"),
     "data_movement": ("data_movement_s",),
     "offload": ("offload_s",),

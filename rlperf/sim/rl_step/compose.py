@@ -40,7 +40,7 @@ class StepStages:
     scoring_s, training_s : of each rank of the trainer, own work, waiting not included [s] ``[ranks]``
     reward_s : after the rollout, of each rank; what runs during it is hidden [s] ``[ranks]``
     reward_apart : reward runs on devices of its own (a judge model, sandboxes), the rollout pool waits meanwhile
-    reference_s, critic_s : on devices of their own [s]; 0 = none, or part of scoring_s and training_s
+    values_s, critic_s : the critic's values and updates on devices of its own [s]; 0 = part of scoring_s, training_s
     group_finish_s : end of each group, ascending; streaming feeds the trainer by it; None: evenly from the first chunk
         to the last [s] ``[groups]``
     rollout_steady_s : seconds per batch under continuous refill; None = the mean replica's busy time [s]
@@ -53,7 +53,7 @@ class StepStages:
     training_s: FloatArray = field(default_factory=lambda: np.zeros(1))
     reward_s: FloatArray = field(default_factory=lambda: np.zeros(1))
     reward_apart: bool = False
-    reference_s: float = 0.0
+    values_s: float = 0.0
     critic_s: float = 0.0
     group_finish_s: FloatArray | None = None
     rollout_steady_s: float | None = None
@@ -90,14 +90,12 @@ class StepStages:
         """The same as plain numbers: every stage ends with its slowest rank."""
         return StageSeconds.of(
             rollout_s=float(self.rollout_s.max()),
-            scoring_s=float(self.scoring_s.max()),
-            training_s=float(self.training_s.max()),
+            scoring_s=max(float(self.scoring_s.max()), self.values_s),
+            training_s=max(float(self.training_s.max()), self.critic_s),
             weight_sync_s=self.weight_sync_s,
             rollout_steady_s=self.steady_s(),
             rollout_group_s=self.rollout_group_s,
             reward_s=float(self.reward_s.max()),
-            reference_s=self.reference_s,
-            critic_s=self.critic_s,
             data_movement_s=self.data_movement_s,
             offload_s=self.transitions.total_s,
             other_s=self.other_s,
@@ -131,9 +129,9 @@ class _Builder:
         if self.shared:
             pools, sizes = ["shared"], [devices[1]]
         self.trainer = len(pools) - 1
-        self.reference = self.critic = self.trainer
+        self.critic = self.trainer
         self.reward = 0
-        own = {"reward": stages.reward_apart, "reference": stages.reference_s > 0, "critic": stages.critic_s > 0}
+        own = {"reward": stages.reward_apart, "critic": stages.values_s > 0 or stages.critic_s > 0}
         for name, apart in own.items():
             if apart:
                 setattr(self, name, len(pools))
@@ -165,15 +163,15 @@ class _Builder:
         return self.ranks(tl.REWARD, self.reward, self.stages.reward_s, at, step, spans, tl.COLLECTIVE)
 
     def work(self, start_s: float, step: int, after: list[int], share: float = 1.0) -> list[int]:
-        """Data movement, scoring beside the reference, training beside the critic, fixed overhead."""
+        """Data movement, scoring and training, each beside a critic of its own devices, fixed overhead."""
         s, pool = self.stages, self.trainer
         kind = tl.QUEUE if self.form is Form.REFILLED else tl.DATA
         moved = self.ranks(tl.DATA_MOVEMENT, pool, np.array([s.data_movement_s * share]), start_s, step, after, kind)
         at = self.end(moved, start_s) if moved is not after else start_s
         scored = self.ranks(tl.SCORING, pool, s.scoring_s * share, at, step, moved, tl.COLLECTIVE)
         ready = list(scored)
-        if s.reference_s > 0:
-            ready += self.one(tl.SCORING, self.reference, s.reference_s * share, at, step, moved)
+        if s.values_s > 0:
+            ready += self.one(tl.SCORING, self.critic, s.values_s * share, at, step, moved)
         at = max(self.end(ready, at), at)
         trained = self.ranks(tl.TRAINING, pool, s.training_s * share, at, step, ready, tl.COLLECTIVE)
         done = list(trained)

@@ -80,9 +80,9 @@ class Execution:
 def step_seconds(execution: Execution, stages: StageSeconds) -> FloatArray:
     r"""Seconds from one rl_step to the next, closed form.
 
-    With R rollout makespan, R_s its seconds per batch under continuous refill, W = max(S, S_ref) + max(T, T_c) + D + F
-    the trainer's work (scoring, training, data movement, fixed), Y weight sync every i batches, E transitions, Q
-    reward:
+    With R rollout makespan, R_s its seconds per batch under continuous refill, W = S + T + D + F the trainer's work
+    (scoring and training, each until a critic on devices of its own has ended it, too; data movement, fixed), Y weight
+    sync every i batches, E transitions, Q reward:
 
     .. math::
 
@@ -142,12 +142,9 @@ def _steady(stages: StageSeconds) -> FloatArray:
 
 
 def trainer_work_s(stages: StageSeconds) -> FloatArray:
-    """W: what the trainer does with a batch, scoring beside the reference and training beside the critic [s]."""
-    f = as_float
-    passes = np.maximum(f(stages.scoring_s), f(stages.reference_s)) + np.maximum(
-        f(stages.training_s), f(stages.critic_s)
-    )
-    return np.asarray(passes + f(stages.data_movement_s) + f(stages.other_s), dtype=np.float64)
+    """W: what is done with a batch between its reward and the weight sync [s]."""
+    parts = (stages.scoring_s, stages.training_s, stages.data_movement_s, stages.other_s)
+    return np.asarray(sum(as_float(part) for part in parts), dtype=np.float64)
 
 
 def first_group_s(rollout_s: npt.ArrayLike, group_s: npt.ArrayLike) -> FloatArray:

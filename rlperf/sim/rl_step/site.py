@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.cluster import Cluster
@@ -46,7 +46,7 @@ class Site:
     hardware, rollout_hardware : of the trainer and of the rollout; the same object where they share a cluster
     engine : the rollout engine's profile
     trainers : trainer backends that pools may name, by index
-    roles : beside rollout and trainer, who scores and is trained on the trainer's devices: reference, critic
+    roles : who works on these devices: beside rollout and trainer reference and critic, unless it has its own
     old_policy : whether the trainer scores the old policy, where that is stated
     adapter_rank : of the adapters that are trained (LoRA); None where all weights are
     scores_prompts : the engine returns a log-probability of every prompt token (a teacher's does)
@@ -54,6 +54,7 @@ class Site:
     adapter_jobs : LoRA jobs that share engines and trainer [1]
     turn_samples : every turn is computed as a sample of its own; else what a trajectory's turns share is computed once
     trained_draft : method of the draft head that is trained with the policy; None where none is
+    critic_devices : of a critic on devices of its own; 0: it is one of ``roles``, or there is none
     """
 
     hardware: Hardware
@@ -68,6 +69,12 @@ class Site:
     router_replay: str = "none"
     adapter_jobs: int = 1
     turn_samples: bool = False
+    critic_devices: int = 0
+
+    @property
+    def critic(self) -> Site:
+        """The devices of a critic that has its own: one pass, of values, and the updates of one network."""
+        return replace(self, roles=("critic",), old_policy=False, trained_draft=None, critic_devices=0)
 
     @property
     def cluster(self) -> Cluster:
@@ -80,5 +87,5 @@ class Site:
 
     @property
     def networks(self) -> float:
-        """Policy-sized networks that the trainer holds and updates: two with PPO's critic."""
-        return 2.0 if "critic" in self.roles else 1.0
+        """Policy-sized networks that are held and updated here: two where PPO's critic shares the trainer's devices."""
+        return 2.0 if {"trainer", "critic"} <= set(self.roles) else 1.0

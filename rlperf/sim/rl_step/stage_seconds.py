@@ -126,7 +126,7 @@ def stage_seconds(
     times = StageSeconds(
         rollout_s=makespan,
         scoring_s=trainer.scoring_s[t],
-        training_s=trainer.training_s[t],
+        training_s=trainer.trained_s[t],
         weight_sync_s=stages["weight_sync"],
         reward_s=stages["reward"],
         data_movement_s=stages["data_movement"],
@@ -142,6 +142,7 @@ def stage_seconds(
             times, reward_s=np.maximum(times.reward_s, beside.waits_s),
             scoring_s=times.scoring_s + beside.shared_s, scorer_s=beside.busy_s,
         )  # fmt: skip
+    times = replace(times, scoring_s=np.maximum(times.scoring_s, trainer.values_s[t]))
     execution = Execution(
         mode, max(staleness, 1), in_flight_updates=stages["in_flight"], interrupt=stages["interrupt"],
         by_group=stages["by_group"], chunks=stages["chunks"],
@@ -153,7 +154,7 @@ def stage_seconds(
 
 def _nodes(site: Site, colocated: bool, pairs: Pairs[RolloutStage, TrainerStage]) -> FloatArray:
     """Nodes that the pools take, whatever the cluster has besides ``[pairs]``."""
-    trainer = pairs.trainer.layout.take(pairs.t).devices
+    trainer = pairs.trainer.layout.take(pairs.t).devices + site.critic_devices
     rollout = pairs.rollout.layout.take(pairs.r).devices
     per_node = site.cluster.devices_per_node
     if site.rollout_hardware is site.hardware:
@@ -171,6 +172,7 @@ def _framework_seconds(
     shape_of = np.zeros(len(r))
     reward = demand.reward_s * (1.0 - framework.reward_hidden)
     passes = each.scoring_passes(site.roles, demand.batch.updates_of_a_job, site.old_policy)
+    passes += site.critic_devices > 0  # its values come back as those of a critic on the trainer's devices
     shape = batch_shape(site.trained(demand), architecture, passes, fields)
     if site.router_replay != "none":
         # R2's record is made by a pass and goes back and to the trainer; R3's comes with the batch, and goes to all

@@ -22,8 +22,8 @@ class StageSeconds:
     ----------
     rollout_s : makespan of a batch rolled out alone, its tail included; of an rl_step in which finished requests are
         replaced at once (``rl_step_s`` is known), what the batch takes the engines [s]
-    scoring_s : all log-probability passes on the trainer's devices [s]
-    training_s : all optimizer updates of the batch, and the critic's where it shares the devices [s]
+    scoring_s : all log-probability passes, and the critic's values; where it has devices of its own, until both end [s]
+    training_s : all optimizer updates of the batch, and the critic's; on devices of its own, until both end [s]
     weight_sync_s : trainer to engines [s]
     reward_s : reward time not hidden behind the rollout [s]
     data_movement_s : batch to the trainer and back [s]
@@ -33,8 +33,6 @@ class StageSeconds:
     rollout_group_s : from the start of a group to its last response, mean; None = ``rollout_s`` [s]
     rollout_first_s : when the first chunk of a streamed batch is complete; None = as if groups ended evenly until
         ``rollout_s``, on average after ``rollout_group_s`` (`modes.first_chunk_s`) [s]
-    reference_s : scoring on devices of its own (reference or reward pool), beside the trainer's own scoring [s]
-    critic_s : PPO critic's update on devices of its own, beside the policy's; sharing devices: add to training_s [s]
     recompute_s : prefill of the interrupted requests after a weight sync [s]
     swap_s : pause of an engine that takes weights in flight [s]
     scorer_s : what a batch takes the slowest scorer on devices of its own: no more batches pass it [s]
@@ -52,8 +50,6 @@ class StageSeconds:
     rollout_steady_s: FloatArray | None = None
     rollout_group_s: FloatArray | None = None
     rollout_first_s: FloatArray | None = None
-    reference_s: FloatArray = field(default_factory=_none)
-    critic_s: FloatArray = field(default_factory=_none)
     recompute_s: FloatArray = field(default_factory=_none)
     swap_s: FloatArray = field(default_factory=_none)
     scorer_s: FloatArray = field(default_factory=_none)

@@ -79,6 +79,7 @@ class TrainerStage:
     layout : of the pool
     parked : 1 where the states wait in host memory while a colocated engine runs
     training_s, scoring_s : all optimizer updates and all scoring passes of one rl_step [s]
+    critic_s, values_s : those of a critic on devices of its own, beside them; 0: there is none [s]
     transition_s : parking the states and bringing them back, once per rl_step [s]
     low, high : 5th and 95th percentile of training over its prediction [1]
     """
@@ -88,14 +89,22 @@ class TrainerStage:
     parked: IntArray
     training_s: FloatArray
     scoring_s: FloatArray
+    critic_s: FloatArray
+    values_s: FloatArray
     transition_s: FloatArray
     low: FloatArray
     high: FloatArray
 
     @property
     def busy_s(self) -> FloatArray:
-        """Seconds of an rl_step that the trainer's devices are its own: updates, scoring, moving of its states [s]."""
-        return self.training_s + self.scoring_s + self.transition_s
+        """Seconds of an rl_step that the trainer's devices are its own: updates and scoring, until a critic beside it
+        has ended them, too, and moving of its states [s]."""
+        return self.trained_s + np.maximum(self.scoring_s, self.values_s) + self.transition_s
+
+    @property
+    def trained_s(self) -> FloatArray:
+        """Until policy and critic are updated [s]."""
+        return np.maximum(self.training_s, self.critic_s)
 
     def take(self, index: IntArray | slice) -> Self:
         """Some rows, by index."""

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rlperf.calibrate import measure
+from rlperf.calibrate.expert_fits import matrices_of
 from rlperf.calibrate.fitting import Bounds, fit_with_left_out
-from rlperf.calibrate.kernel_fits import matrices_of
 from rlperf.calibrate.kernel_tables import read_series, short_kernel
 from rlperf.calibrate.kernels import calibration_text, fit_device, merged, read_all
 from rlperf.calibrate.statistics import pairwise_ranking, spread_of, summarise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from rlperf.cost.layers import stack_of
 from rlperf.cost.layers.layer import Layer
 from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.replica import Replica, total
-from rlperf.cost.scan import chunked_with
+from rlperf.cost.scan import chunked_with, scan_fit, scan_with
 from rlperf.cost.streams import mixed_bytes, mixing_with
 from rlperf.layout import Layout
 from rlperf.specs.calibration import ScanFit, SparseFit, StreamsFit, load_device_calibration
@@ -193,3 +194,33 @@ def test_the_scan_of_mamba_goes_by_chunks_and_by_memory() -> None:
     assert own.quality.n == 204 and (own.quality.left_out_mape or 100) < 20
     lent = [fit.timed_on for fit in load_hardware("gb200").calibration.scan if fit.mixer == "mamba"]
     assert lent == ["b200_sxm"]
+
+
+def test_what_a_relative_borrows_is_lent_on_and_says_who_was_timed() -> None:
+    """H20 stands on H200's constants, on which no mixer was timed; they are H100's, at H20's own peak and bandwidth."""
+    lent, timed = load_hardware("h20_sxm").calibration, load_hardware("h100_sxm").calibration
+    assert {fit.timed_on for fit in (*lent.sparse, *lent.streams, *lent.scan)} == {"h100_sxm"}
+    assert {fit.mixer for fit in lent.sparse} == {fit.mixer for fit in timed.sparse}
+    # a phase that was not timed on a device is asked of its relative beside the one that was
+    own = {(fit.phase, fit.timed_on) for fit in load_hardware("a100_80g_sxm").calibration.scan if fit.mixer != "kda"}
+    assert own == {("generation", None), ("context", "h100_sxm")}
+    # experts in formats that a device has no units for are not lent to it
+    assert not {fit.dtype for fit in load_hardware("mi300x").calibration.moe if fit.timed_on} & {"nvfp4", "w4a8_mxfp4"}
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("device", "mechanism", "bound"), [("rtx_5090", "gdn", 0.35), ("rtx_5090", "kda", 0.2)])
+def test_scans_over_prompts_go_by_bandwidth_too(measured_data: Path, device: str, mechanism: str, bound: float) -> None:
+    """Forward passes by Triton on a device that has none: its peak is 0.45 of its relative's, its bandwidth 1.12."""
+    with (measured_data / "kernels" / "linear_attention_train.csv").open() as file:
+        rows = [
+            (float(row["n_seqs"]), float(row["total_tokens"]), float(row["num_v_heads"]), float(row["latency_us"]))
+            for row in csv.DictReader(file)
+            if (row["gpu"], row["mechanism"], row["impl"], row["pass"]) == (device, mechanism, "fla_triton", "forward")
+        ]
+    count, tokens, heads, measured_us = np.array(rows).T
+    hw = load_hardware(device)
+    fit = scan_fit(hw, "kda" if mechanism == "kda" else "gated_delta", "context", "sglang")
+    assert fit is not None and len(rows) >= 6
+    ratio = 1e6 * scan_with(hw.device, fit, count, tokens / count, heads, 128.0, 128.0) / measured_us
+    assert abs(np.log(np.median(ratio))) < bound

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from rlperf.calibrate.fitting import Bounds, Fitted, fit_with_left_out
 from rlperf.calibrate.kernel_tables import Series
 from rlperf.cost.attention import Heads, decode_with, flash_with, visible_pairs
 from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
-from rlperf.cost.moe import WIDE, Dealt, ExpertShape, grouped_with
 from rlperf.cost.roofline import gemm_with
 from rlperf.cost.scan import chunked_with, scan_with, step_with
 from rlperf.cost.streams import mixing_with
@@ -23,39 +22,48 @@ from rlperf.specs.calibration import (
     DecodeFit,
     DispatchFit,
     GemmFit,
-    MoeFit,
     PrefillFit,
     ScanFit,
     StreamFit,
     StreamsFit,
-    load_device_calibration,
 )
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import BEST_READ
 
-PULL = 0.03
-"""Pull of an expert kernel's constants to their start, in units of the misfit: eleven of them, some series of 20 rows.
-Errors left out fall from 26 to 22 % on tables of four-bit experts and stay where rows are many."""
+Seconds = Callable[[Any, BoolArray], FloatArray]
+"""Seconds from constants, for the rows of a mask."""
 
 
 @dataclass(frozen=True)
 class KernelFit:
-    """Fitted constants of one series and how good they are; ``section`` is the field of `DeviceCalibration`."""
+    """Fitted constants of one series and how good they are.
+
+    Attributes
+    ----------
+    section : the field of `DeviceCalibration` that holds such constants
+    seconds : what constants of that section say of the rows of a mask; None where a part of the rows has its own
+    """
 
     section: str
     constants: Any
     fitted: Fitted
     series: Series
+    seconds: Seconds | None = None
 
 
-def _run(
+def run_fit(
     series: Series,
-    predict: Callable[[FloatArray, BoolArray], FloatArray],
+    build: Callable[[FloatArray], Any],
+    seconds: Seconds,
     bounds: Bounds,
     keys: Sequence[str],
     check: bool,
 ) -> Fitted:
     shape = {name: series.shape[name] for name in keys}
+
+    def predict(p: FloatArray, rows: BoolArray) -> FloatArray:
+        return seconds(build(p), rows)
+
     return fit_with_left_out(predict, bounds, series.measured_s, shape, left_out=check)
 
 
@@ -80,14 +88,14 @@ def fit_gemm(series: Series, device: Device, *, base_fixed: float | None = None,
             split=p[6], cached=p[7], quantise_fixed=0.0, quantise_memory=p[8] if quantises else 0.0,
         )  # fmt: skip
 
-    def predict(p: FloatArray, rows: BoolArray) -> FloatArray:
-        return gemm_with(device, build(p), m[rows], n[rows], k[rows], series.dtype, cached=True)
+    def seconds(fit: GemmFit, rows: BoolArray) -> FloatArray:
+        return gemm_with(device, fit, m[rows], n[rows], k[rows], series.dtype, cached=True)
 
     bounds = Bounds.of(
         (1e-7, 4e-6, 5e-5), (0.1, 0.75, 1.1), (0.1, 0.8, BEST_READ), (1.0, 3.0, 12.0), (0.01, 0.5, 1.0),
         (0.1, 30.0, 300.0), (1e-8, 1e-6, 2e-5), (1e-3, 0.05, 5.0), *([(0.05, 0.5, 3.0)] if quantises else []),
     )  # fmt: skip
-    fitted = _run(series, predict, bounds, ("n", "k"), check)
+    fitted = run_fit(series, build, seconds, bounds, ("n", "k"), check)
     p = fitted.parameters
     extra = max(p[0] - base_fixed, 0.0) if quantises and base_fixed is not None else 0.0
     constants = GemmFit.model_validate(
@@ -99,13 +107,20 @@ def fit_gemm(series: Series, device: Device, *, base_fixed: float | None = None,
             "quantise_memory": digits(p[8]) if quantises else 0.0, "quality": fitted.quality(series.name),
         }
     )  # fmt: skip
-    return KernelFit("gemm", constants, fitted, series)
+    return KernelFit("gemm", constants, fitted, series, seconds)
+
+
+def _within_window(series: Series, tokens: FloatArray) -> FloatArray:
+    """Keys that a query sees at most; no window is one of 0."""
+    window = series.shape["window_size"]
+    return np.where(window > 0.0, np.minimum(window, tokens), tokens)
 
 
 def fit_prefill(series: Series, device: Device, backward: PrefillFit, *, check: bool = True) -> KernelFit:
     """Flash attention over whole prompts, cache write included; backward constants are those of ``backward``."""
     b, s, h, g, d = (series.shape[name] for name in ("batch", "seq_len", "num_heads", "num_kv_heads", "head_dim"))
-    pairs = b * visible_pairs(s, s)
+    seen = _within_window(series, s)
+    pairs = b * visible_pairs(s, s, window=seen)
 
     def build(p: FloatArray) -> PrefillFit:
         return PrefillFit.model_construct(
@@ -114,14 +129,14 @@ def fit_prefill(series: Series, device: Device, backward: PrefillFit, *, check: 
             backward_compute=backward.backward_compute, backward_ramp_tokens=backward.backward_ramp_tokens,
         )  # fmt: skip
 
-    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
-        return flash_with(device, build(p), (b * s)[r], pairs[r], s[r], (b * s)[r], Heads(h[r], g[r], d[r]))
+    def seconds(fit: PrefillFit, r: BoolArray) -> FloatArray:
+        return flash_with(device, fit, (b * s)[r], pairs[r], seen[r], (b * s)[r], Heads(h[r], g[r], d[r]))
 
     bounds = Bounds.of(
         (1e-7, 1e-5, 1e-4), (0.05, 0.6, 1.2), (0.02, 0.7, 3.0), (0.01, 0.5, 10.0), (0.005, 0.2, 3.0),
         (1.0, 100.0, 2000.0), (0.2, 0.7, 1.3),
     )  # fmt: skip
-    fitted = _run(series, predict, bounds, ("batch", "num_heads"), check)
+    fitted = run_fit(series, build, seconds, bounds, ("batch", "num_heads"), check)
     p = fitted.parameters
     constants = PrefillFit.model_validate(
         {
@@ -135,12 +150,13 @@ def fit_prefill(series: Series, device: Device, backward: PrefillFit, *, check: 
             "quality": fitted.quality(series.name),
         }
     )  # fmt: skip
-    return KernelFit("prefill", constants, fitted, series)
+    return KernelFit("prefill", constants, fitted, series, seconds)
 
 
 def fit_decode(series: Series, device: Device, *, check: bool = True) -> KernelFit:
     """Paged decode attention."""
     b, s, h, g, d = (series.shape[name] for name in ("batch", "kv_len", "num_heads", "num_kv_heads", "head_dim"))
+    seen = _within_window(series, s)
 
     def build(p: FloatArray) -> DecodeFit:
         return DecodeFit.model_construct(
@@ -148,14 +164,14 @@ def fit_decode(series: Series, device: Device, *, check: bool = True) -> KernelF
             cached=p[4], per_head=p[5], long_fixed=p[6],
         )  # fmt: skip
 
-    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
-        return decode_with(device, build(p), Heads(h[r], g[r], d[r]), b[r], (b * s)[r], cached=True)
+    def seconds(fit: DecodeFit, r: BoolArray) -> FloatArray:
+        return decode_with(device, fit, Heads(h[r], g[r], d[r]), b[r], (b * seen)[r], cached=True)
 
     bounds = Bounds.of(
         (1e-8, 1e-5, 1e-4), (0.05, 0.8, BEST_READ), (1e-11, 1e-8, 1e-6), (1e-12, 1e-9, 1e-6), (1e-3, 0.5, 5.0),
         (1e-12, 1e-9, 1e-7), (1e-9, 1e-6, 3e-5),
     )  # fmt: skip
-    fitted = _run(series, predict, bounds, ("batch", "num_heads", "kv_len"), check)
+    fitted = run_fit(series, build, seconds, bounds, ("batch", "num_heads", "kv_len"), check)
     p = fitted.parameters
     constants = DecodeFit.model_validate(
         {
@@ -165,146 +181,7 @@ def fit_decode(series: Series, device: Device, *, check: bool = True) -> KernelF
             "long_fixed": microseconds(p[6]), "quality": fitted.quality(series.name),
         }
     )  # fmt: skip
-    return KernelFit("decode", constants, fitted, series)
-
-
-_MOE_SHAPE = ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "moe_ep_size", "moe_tp_size")
-
-
-def layers_of(series: Series) -> FloatArray:
-    """A key that names the layer of expert timings: widths and expert count together."""
-    shape = series.shape
-    return np.asarray(shape["hidden_size"] * 1e9 + shape["inter_size"] * 1e4 + shape["num_experts"])
-
-
-GROUPED_LAYER = (7168.0, 256.0, 8.0)
-"""hidden, experts, topk of DeepSeek-V3: 8 groups of experts, of which a token may use 4 (arXiv 2412.19437, 2.1.2)."""
-
-
-RUNS_ALL = {"sglang_marlin": ("sglang-0.5.10",)}
-"""Releases of a kernel whose times do not fall when experts are spread over devices: 8.3 ms for 4,096 tokens on one of
-8 devices, 8.8 ms on one that holds all experts (A100, 128 experts of 1536)."""
-
-
-NARROW_CHOICE = {"vllm_marlin": "l40s"}
-"""Kernels that some devices timed with more than 512 experts only, and the device that timed them with fewer. Its fixed
-time and time per doubling of the tokens stand there too: one token through an eighth of gpt-oss's layer (4 of 128)
-takes 28 us on an L40S and 29 on an RTX PRO 6000, through an eighth of Kimi-K3's (16 of 896) 70 on an H100."""
-
-
-def routes_itself(kernel: str) -> bool:
-    """Whether a kernel's timings contain choosing and sorting the tokens of each expert."""
-    return kernel.startswith("vllm") or "min_latency" in kernel
-
-
-def matrices_of(kernel: str) -> int:
-    """Matrices of one expert: two without a gate."""
-    return 2 if kernel.endswith("nongated") else 3
-
-
-def group_limited(series: Series) -> tuple[Series, FloatArray]:
-    """The series without timings of unknown share, and touched experts over those of balanced routing [1].
-
-    Benchmarks hand equal logits to kernels that route for themselves. With group-limited routing the ties all go to
-    the first 4 of 8 groups, so that half of the experts are touched. Timings show it: taken as balanced, the weights
-    of this layer would come in at up to 1.7 times the data sheet's bandwidth on every device, and no other layer
-    does. Over several devices the experts chosen are not spread evenly and no file says how: those timings are left
-    out. So are those of kernels that ran the pairs of all experts on every device (`RUNS_ALL`).
-    """
-    if series.software in RUNS_ALL.get(series.kernel, ()):
-        series = series.take(series.shape["moe_ep_size"] <= 1.0)
-    n, h, _, e, a, ep, _ = (series.shape[name] for name in _MOE_SHAPE)
-    here = (h == GROUPED_LAYER[0]) & (e == GROUPED_LAYER[1]) & (a == GROUPED_LAYER[2])
-    if not routes_itself(series.kernel) or series.variant != "balanced" or not here.any():
-        return series, np.ones_like(n)
-    kept = ~here | (ep <= 1.0)
-    fewer = replace(
-        series,
-        shape={name: values[kept] for name, values in series.shape.items()},
-        measured_s=series.measured_s[kept],
-        row_ids=tuple(name for name, keep in zip(series.row_ids, kept, strict=True) if keep),
-    )
-    return fewer, np.where(here[kept], 0.5, 1.0)
-
-
-def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, check: bool = True) -> KernelFit:
-    """Grouped expert products from balanced routing; then skew and touched experts from power-law routing."""
-    routes = routes_itself(series.kernel)
-    wide = series.kernel in NARROW_CHOICE and bool((series.shape["num_experts"] > WIDE).all())
-    series, touched_share = group_limited(series)
-    n, h, w, e, a, ep, tp = (series.shape[name] for name in _MOE_SHAPE)
-
-    def build(p: FloatArray) -> MoeFit:
-        return MoeFit.model_construct(
-            kernel=series.kernel, dtype=series.dtype, fixed=p[0], compute=p[1], memory=p[2], activation_memory=p[3],
-            per_pair=p[4], exponent=p[5], per_expert=p[6], token_bytes=p[7],
-            per_held_expert=p[8], cached=p[9], per_doubling=p[10] if routes else 0.0,
-            wide_choice=p[11] if wide else 0.0,
-        )  # fmt: skip
-
-    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
-        return grouped_with(
-            device,
-            build(p),
-            n[r],
-            ExpertShape(h[r], w[r], e[r], a[r], matrices_of(series.kernel)),
-            ep[r],
-            tp[r],
-            dtype=series.dtype,
-            dealt=Dealt(touched_share=touched_share[r], balanced=series.variant == "balanced"),
-            cached=True,
-        )
-
-    bounds = Bounds.of(
-        (1e-6, 2e-5, 3e-4), (0.03, 0.6, 1.1), (0.05, 0.8, BEST_READ), (0.02, 0.6, 8.0), (1e-11, 1e-9, 1e-7),
-        (0.7, 2.0, 8.0),
-        (1e-9, 1e-7, 1e-5), (0.01, 5.0, 300.0), (1e-9, 1e-7, 1e-5), (1e-3, 0.3, 15.0),
-        *([(1e-9, 1e-6, 1e-5)] if routes else []),
-        *([(1e-6, 4e-5, 1e-4)] if wide else []),
-        pull=PULL,
-    )  # fmt: skip
-    if wide:
-        own = load_device_calibration(NARROW_CHOICE[series.kernel]).moe
-        few = next(one for one in own if (one.kernel, one.dtype) == (series.kernel, series.dtype))
-        bounds = bounds.held(0, few.fixed).held(10, few.per_doubling)
-    fitted = _run(series, predict, bounds, ("num_tokens", "moe_ep_size"), check)
-    p = fitted.parameters
-    exponent, touched = _fit_skew(build(p), skewed, device) if skewed is not None else (0.0, 1.0)
-    constants = MoeFit.model_validate(
-        {
-            "kernel": series.kernel, "dtype": series.dtype, "fixed": microseconds(p[0]), "compute": digits(p[1]),
-            "memory": digits(p[2]), "activation_memory": digits(p[3]), "per_pair": microseconds(p[4]),
-            "exponent": digits(p[5]), "per_expert": microseconds(p[6]), "token_bytes": digits(p[7]),
-            "per_held_expert": microseconds(p[8]), "cached": digits(p[9]),
-            "per_doubling": microseconds(p[10]) if routes else "0 us",
-            "wide_choice": microseconds(p[11]) if wide else "0 us",
-            "skew_exponent": digits(exponent), "skew_touched": digits(touched),
-            "quality": fitted.quality(series.name),
-        }
-    )  # fmt: skip
-    return KernelFit("moe", constants, fitted, series)
-
-
-def _fit_skew(fit: MoeFit, series: Series, device: Device) -> tuple[float, float]:
-    n, h, w, e, a, ep, tp = (series.shape[name] for name in _MOE_SHAPE)
-
-    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
-        return grouped_with(
-            device,
-            fit,
-            n[r],
-            ExpertShape(h[r], w[r], e[r], a[r], matrices_of(series.kernel)),
-            ep[r],
-            tp[r],
-            dtype=series.dtype,
-            dealt=Dealt(skew=ep[r] ** p[0], touched_share=p[1]),
-            cached=True,
-        )
-
-    fitted = fit_with_left_out(
-        predict, Bounds.of((0.01, 0.3, 1.0), (0.2, 0.9, 1.3)), series.measured_s, {}, left_out=False
-    )
-    return float(fitted.parameters[0]), float(fitted.parameters[1])
+    return KernelFit("decode", constants, fitted, series, seconds)
 
 
 def fit_collective(all_series: Series, device: Device, *, check: bool = True) -> KernelFit:
@@ -386,16 +263,16 @@ def fit_scan(series: Series, device: Device, *, check: bool = True) -> KernelFit
         own = {"compute": p[1], "per_step": p[2]} if prompts else {"memory": p[1], "cached": p[2]}
         return ScanFit.model_construct(kernel=series.kernel, phase=series.variant, mixer=mixer, fixed=p[0], **own)
 
-    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
+    def seconds(fit: ScanFit, r: BoolArray) -> FloatArray:
         if chunked:
-            return chunked_with(device, build(p), b[r], s[r], h[r], k[r], v[r], series.shape["chunk_size"][r])
+            return chunked_with(device, fit, b[r], s[r], h[r], k[r], v[r], series.shape["chunk_size"][r])
         if prompts:
-            return scan_with(device, build(p), b[r], s[r], h[r], k[r], v[r])
-        return step_with(device, build(p), b[r], 4.0 * (h * k * v)[r], cached=True)
+            return scan_with(device, fit, b[r], s[r], h[r], k[r], v[r])
+        return step_with(device, fit, b[r], 4.0 * (h * k * v)[r], cached=True)
 
     second = ((1e-3, 0.1, 1.0), (1e-12, 1e-8, 1e-6)) if prompts else ((0.05, 0.8, BEST_READ), (1e-3, 0.3, 15.0))
     bounds = Bounds.of((1e-7, 5e-6, 5e-4), *second)
-    fitted = _run(series, predict, bounds, ("batch", "num_v_heads"), check)
+    fitted = run_fit(series, build, seconds, bounds, ("batch", "num_v_heads"), check)
     p = fitted.parameters
     own = {"compute": digits(p[1]), "per_step": microseconds(p[2])} if prompts else {
         "memory": digits(p[1]), "cached": digits(p[2]),
@@ -404,7 +281,7 @@ def fit_scan(series: Series, device: Device, *, check: bool = True) -> KernelFit
         {"kernel": series.kernel, "phase": series.variant, "mixer": mixer, "fixed": microseconds(p[0]), **own,
          "quality": fitted.quality(series.name)}
     )  # fmt: skip
-    return KernelFit("scan", constants, fitted, series)
+    return KernelFit("scan", constants, fitted, series, seconds)
 
 
 def fit_streams(series: Series, device: Device, *, check: bool = True) -> KernelFit:
@@ -414,18 +291,18 @@ def fit_streams(series: Series, device: Device, *, check: bool = True) -> Kernel
     def build(p: FloatArray) -> StreamsFit:
         return StreamsFit.model_construct(kernel=series.kernel, before=p[0], behind=p[1], memory=p[2], cached=p[3])
 
-    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
-        front, back = mixing_with(device, build(p), n[r], streams[r], hidden[r], cached=True)
+    def seconds(fit: StreamsFit, r: BoolArray) -> FloatArray:
+        front, back = mixing_with(device, fit, n[r], streams[r], hidden[r], cached=True)
         return np.asarray(sites[r] * np.where(before[r] > 0, front, back))
 
     bounds = Bounds.of((1e-7, 8e-6, 1e-4), (1e-7, 3e-6, 1e-4), (0.05, 0.8, BEST_READ), (1e-3, 0.3, 15.0))
-    fitted = _run(series, predict, bounds, ("num_tokens", "hidden_size"), check)
+    fitted = run_fit(series, build, seconds, bounds, ("num_tokens", "hidden_size"), check)
     p = fitted.parameters
     constants = StreamsFit.model_validate(
         {"kernel": series.kernel, "before": microseconds(p[0]), "behind": microseconds(p[1]), "memory": digits(p[2]),
          "cached": digits(p[3]), "quality": fitted.quality(series.name)}
     )  # fmt: skip
-    return KernelFit("streams", constants, fitted, series)
+    return KernelFit("streams", constants, fitted, series, seconds)
 
 
 def fit_stream(series: Series, device: Device, base: StreamFit, *, check: bool = True) -> KernelFit:

@@ -25,11 +25,11 @@ COLLECTIVE_NAMES = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgat
 KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "gemm": (("m", "n", "k"), frozenset({"gpu", "dtype", "m", "n", "k", "latency_us"})),
     "prefill": (
-        ("batch", "seq_len", "num_heads", "num_kv_heads", "head_dim"),
+        ("batch", "seq_len", "num_heads", "num_kv_heads", "head_dim", "window_size"),
         frozenset({"gpu", "kernel", "kv_cache_dtype", "batch", "seq_len", "num_heads", "latency_us"}),
     ),
     "decode": (
-        ("batch", "kv_len", "num_heads", "num_kv_heads", "head_dim"),
+        ("batch", "kv_len", "num_heads", "num_kv_heads", "head_dim", "window_size"),
         frozenset({"gpu", "kernel", "kv_cache_dtype", "batch", "kv_len", "num_heads", "latency_us"}),
     ),
     "moe": (
@@ -63,6 +63,9 @@ KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     ),
     "stream": (("n_bytes",), frozenset({"gpu", "n_bytes", "latency_us"})),
 }
+
+_UNSTATED = {"window_size": 0.0}
+"""What a row has where it does not say; widths of heads and states are 128 then."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +252,7 @@ def _series(
     values: list[list[float]] = []
     for row, line in rows:
         try:
-            numbers = [float(row[name]) if row.get(name) else 128.0 for name in names] + [float(row[time])]
+            numbers = [float(row.get(name) or _UNSTATED.get(name, 128.0)) for name in names] + [float(row[time])]
             if not all(0 <= number <= MOST for number in numbers) or numbers[-1] <= 0:
                 raise ValueError("a count or time that is negative, or beyond any")
             values.append(numbers)

@@ -11,18 +11,17 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from rlperf.calibrate.expert_fits import fit_moe, layers_of
 from rlperf.calibrate.kernel_fits import (
     KernelFit,
     fit_collective,
     fit_decode,
     fit_dispatch,
     fit_gemm,
-    fit_moe,
     fit_prefill,
     fit_scan,
     fit_stream,
     fit_streams,
-    layers_of,
 )
 from rlperf.calibrate.kernel_tables import Series, joined_series, read_series
 from rlperf.calibrate.module_fits import fit_modules, mixer_of

@@ -89,9 +89,11 @@ def fit_modules(modules: Sequence[Series], hw: Hardware, *, check: bool = True) 
             index_compute=p[4], index_memory=p[5], index_fixed=p[6], per_choice=p[7],
         )  # fmt: skip
 
-    def predict(p: FloatArray, rows: BoolArray) -> FloatArray:
-        fit = build(p)
+    def all_seconds(fit: SparseFit, rows: BoolArray) -> FloatArray:
         return np.concatenate([each(fit) for each in seconds])[rows]
+
+    def predict(p: FloatArray, rows: BoolArray) -> FloatArray:
+        return all_seconds(build(p), rows)
 
     bounds = Bounds.of(
         (1e-7, 2e-5, 1e-3), (0.02, 0.5, 1.2), (0.03, 0.6, BEST_READ), (0.01, 2.0, 100.0), (0.01, 0.4, 1.2),
@@ -108,4 +110,4 @@ def fit_modules(modules: Sequence[Series], hw: Hardware, *, check: bool = True) 
             "quality": fitted.quality(whole.name),
         }
     )  # fmt: skip
-    return KernelFit("sparse", constants, fitted, whole)
+    return KernelFit("sparse", constants, fitted, whole, all_seconds)

@@ -38,7 +38,7 @@ def _choose(fits: Sequence[Fit], kv_dtype: str, kernel: str | None) -> tuple[Fit
 
 
 def visible_pairs(
-    query_tokens: Array, kv_tokens: Array, *, causal: bool = True, window: int | None = None
+    query_tokens: Array, kv_tokens: Array, *, causal: bool = True, window: Array | None = None
 ) -> FloatArray:
     """Pairs of (query, visible key) of one sequence whose last ``query_tokens`` of ``kv_tokens`` are queries [1].
 
@@ -49,13 +49,14 @@ def visible_pairs(
     """
     q, k = as_float(query_tokens), as_float(kv_tokens)
     if not causal:
-        return q * (np.minimum(k, window) if window else k)
+        return np.asarray(q * (k if window is None else np.minimum(k, window)))
     pairs = q * k - q * (q - 1.0) / 2.0
-    if not window:
+    if window is None:
         return pairs
     # queries at positions k-q+1 .. k; those beyond the window lose (position - window) keys each
-    over = np.maximum(k - window, 0.0)
-    first = np.maximum(k - q - window, 0.0)
+    most = as_float(window)
+    over = np.maximum(k - most, 0.0)
+    first = np.maximum(k - q - most, 0.0)
     return pairs - (over * (over + 1.0) - first * (first + 1.0)) / 2.0
 
 

@@ -46,12 +46,14 @@ def in_nodes_of(hardware: Hardware, devices: int) -> Hardware:
 
 
 def at_published_rates(constants: DeviceCalibration, device: Device, relative: Device) -> DeviceCalibration:
-    """A relative's constants for a device, as far as both publish what they attain brought to what the device attains.
+    """A relative's constants for a device: scans split, and all brought to what the device attains, if both publish it.
 
     A share of the data sheet carries over only between devices whose clocks and caches keep up alike: an L40S reaches
     less of its peak than an RTX PRO 6000. Products and attention over prompts go by the ratio of the attained shares of
     the peak (fp8 and narrower by that of fp8 where both state it), all that reads memory by that of bandwidth.
     """
+    scans = tuple(_split_scan(fit, _ridge(device) / _ridge(relative)) for fit in constants.scan)
+    constants = constants.model_copy(update={"scan": scans})
     mine, theirs = device.attained, relative.attained
     if mine is None or theirs is None:
         return constants
@@ -81,29 +83,76 @@ def at_published_rates(constants: DeviceCalibration, device: Device, relative: D
     )
 
 
+SCAN_COMPUTE = 0.28
+"""Share of the peak that products of a chunked scan reach where memory does not hold them up. A token and head of Kimi
+Delta Attention take 5.6 ns on H20 and 4.6 on H100 by Triton, 3.2 and 1.1 by FlashKDA (`linear_attention_train.csv`, 12
+rows of H20, and `kda.csv`): with products by the peak and all else by bandwidth, 0.30 and 0.39 ns of them on H100."""
+
+
+def _split_scan(fit: ScanFit, ridge: float) -> ScanFit:
+    r"""A scan over prompts, for a device whose peak over bandwidth is ``ridge`` times that of the one timed [1].
+
+    Seconds go by the peak as far as products need them at `SCAN_COMPUTE` of it, else by bandwidth, which intermediate
+    passes of the kernels take: :math:`1 / e' = 1 / e_0 + (1 / e - 1 / e_0)\,\rho`.
+
+    >>> fit = ScanFit.model_construct(kernel="vllm", phase="context", mixer="kda", fixed=0.0, compute=0.07)
+    >>> round(_split_scan(fit, 0.5).compute, 3), _split_scan(fit, 1.0).compute
+    (0.112, 0.07)
+    """
+    if fit.phase != "context" or not fit.compute:
+        return fit
+    best = max(SCAN_COMPUTE, fit.compute)
+    compute = 1.0 / (1.0 / best + (1.0 / fit.compute - 1.0 / best) * ridge)
+    return fit.model_copy(update={"compute": float(f"{compute:.4g}")})
+
+
+def _ridge(device: Device) -> float:
+    return (device.peaks.bf16 or device.peaks.fp16 or 1.0) / device.memory_bandwidth
+
+
 def with_relatives_kernels(
-    constants: DeviceCalibration, device: Device, folder: Path | str | None = None
+    constants: DeviceCalibration, device: Device, folder: Path | str | None = None, asked: tuple[str, ...] = ()
 ) -> DeviceCalibration:
-    """A device's constants, and those of its relative for what was not timed on it: experts of a dtype, mixers."""
-    relative = load_device_calibration(device.relative or device.name, folder=folder)
+    """A device's constants, and those of its relative for what was not timed on it: experts of a dtype, mixers.
+
+    What was not timed on the relative either is asked of the relative's own; ``asked`` names those whom it came from.
+    """
+    asked = (*asked, device.name)
+    if not device.relative or device.relative in asked:
+        return constants
+    related = load_device(device.relative, folder)
+    relative = load_device_calibration(related.name, relative=related.relative, folder=folder)
+    relative = with_relatives_kernels(relative, related, folder, asked)
     own = {fit.dtype for fit in constants.moe}
     missing = {fit.dtype for fit in relative.moe if fit.dtype not in own and _has_units(device, fit.dtype)}
-    scanned, chosen = {fit.mixer for fit in constants.scan}, {fit.mixer for fit in constants.sparse}
-    lent, timed = at_published_rates(relative, device, load_device(relative.device, folder)), relative.device
+    scanned, chosen = ({(fit.mixer, fit.phase) for fit in fits} for fits in (constants.scan, constants.sparse))
+    lent = at_published_rates(relative, device, related)
     if constants.told:  # nothing of its mixers is told either
         lent = lent.model_copy(update={"scan": (), "sparse": (), "streams": ()})
     found: dict[str, list[MoeFit] | list[ScanFit] | list[SparseFit] | list[StreamsFit]] = {
         "moe": [fit for fit in lent.moe if fit.dtype in missing],
-        "scan": [fit for fit in lent.scan if fit.mixer not in scanned],
-        "sparse": [fit for fit in lent.sparse if fit.mixer not in chosen],
+        "scan": [fit for fit in lent.scan if (fit.mixer, fit.phase) not in scanned],
+        "sparse": [fit for fit in lent.sparse if (fit.mixer, fit.phase) not in chosen],
         "streams": [] if constants.streams else list(lent.streams),
     }
     changes = {
-        name: (*getattr(constants, name), *(fit.model_copy(update={"timed_on": timed}) for fit in fits))
+        name: (
+            *getattr(constants, name),
+            *(fit.model_copy(update={"timed_on": fit.timed_on or relative.device}) for fit in fits),
+        )
         for name, fits in found.items()
         if fits
     }
     return constants.model_copy(update=changes) if changes else constants
+
+
+def lent_by(
+    constants: DeviceCalibration, related: Device, device: Device, folder: Path | str | None = None
+) -> DeviceCalibration:
+    """Constants of a relative as those of a device that nobody timed, kernels that the relative borrows included."""
+    whole = with_relatives_kernels(constants, related, folder, (device.name,))
+    runs = tuple(fit for fit in whole.moe if not fit.timed_on or _has_units(device, fit.dtype))
+    return at_published_rates(whole.model_copy(update={"moe": runs}), device, related)
 
 
 UNITS = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "w4a4_mxfp4": "fp4", "w4a8_mxfp4": "fp4"}
@@ -142,8 +191,8 @@ def load_hardware(
     machine = named if isinstance(named, Cluster) else load_cluster(named, folder=folder)
     constants = load_device_calibration(sheet.name, relative=sheet.relative, file=calibration, folder=folder)
     if constants.extrapolated_from:
-        constants = at_published_rates(constants, sheet, load_device(constants.extrapolated_from, folder))
-    elif sheet.relative:
+        constants = lent_by(constants, load_device(constants.extrapolated_from, folder), sheet, folder)
+    else:
         constants = with_relatives_kernels(constants, sheet, folder)
     library = load_network_calibration(folder=folder)
     return Hardware(sheet, constants, machine, load_link(machine.network, folder), library)

@@ -1,0 +1,117 @@
+"""Kernel timings of a device predicted as those of one that nobody timed: by the constants that it would borrow.
+
+What is left out is all of a device's own calibration, products and small passes inside a module's timing included. The
+other side is a fit of the device's own rows without one value of their shape in turn (few rows: of all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlperf.calibrate.kernel_fits import KernelFit
+from rlperf.calibrate.kernel_tables import Series, read_series
+from rlperf.calibrate.kernels import fit_series
+from rlperf.calibrate.leave_out import LeftOutGroup, Tell, in_turn
+from rlperf.calibrate.tables import Table
+from rlperf.calibrate.validate import PredictedFigure
+from rlperf.cost.basis import UNTIMED
+from rlperf.cost.sparse import sparse_fit
+from rlperf.cost.streams import streams_fit
+from rlperf.errors import SpecError
+from rlperf.layout import FloatArray
+from rlperf.specs.calibration import DeviceCalibration, Spread, load_device_calibration
+from rlperf.specs.cluster import Device
+from rlperf.specs.hardware import Hardware, lent_by, load_hardware
+from rlperf.specs.profiles import load_device
+
+_TOLD_BY = ("dtype", "kv_dtype", "mixer", "phase")
+"""What constants of another kernel must share to stand in; those of an engine's own kernel go first."""
+
+
+def predict_groups(path: Path, table: Table, by: str, tell: Tell) -> list[LeftOutGroup]:
+    """One group a device that has constants of its own and a relative; collectives and plain passes have no stand-in.
+
+    Raises
+    ------
+    SpecError : other groups than devices
+    """
+    if by != "device":
+        raise SpecError(f"timings of kernels are told apart by device, not by {by}")
+    series = read_series(path)
+    names = [name for name in dict.fromkeys(one.device for one in series) if _relative(name)]
+    return [_group(load_device(name), series) for name in in_turn(names, tell)]
+
+
+def _relative(name: str) -> str | None:
+    """The relative of a device with a calibration of its own; None: none, or no profile."""
+    try:
+        device = load_device(name)
+    except SpecError:
+        return None
+    own = load_device_calibration(name, relative=device.relative) if device.relative else None
+    return device.relative if own is not None and own.device == name else None
+
+
+def _group(device: Device, series: Sequence[Series]) -> LeftOutGroup:
+    mine = [one for one in series if one.device == device.name]
+    own, stranger = load_device_calibration(device.name), strangers_constants(device)
+    seen: list[PredictedFigure] = []
+    left: list[PredictedFigure] = []
+    hw, borrowed = replace(load_hardware(device.name), calibration=stranger), set()
+    without = {fit.series.name: fit for fit in fit_series(mine, device, stranger, check=False)}
+    for fit in fit_series(mine, device, own):
+        again, lent = without[fit.series.name], stand_in(fit, hw)
+        if again.seconds is None or lent is None:
+            continue
+        known = next(iter(fit.fitted.left_out.values()), fit.fitted.predicted)
+        rows = np.isfinite(known)
+        seen += _figures(fit, known[rows], rows, fit.constants)
+        left += _figures(fit, again.seconds(lent, rows), rows, lent)
+        borrowed.add(getattr(lent, "timed_on", None) or device.relative or "")
+    return LeftOutGroup(device.name, len(seen), tuple(seen), tuple(left), ", ".join(sorted(borrowed)))
+
+
+def strangers_constants(device: Device) -> DeviceCalibration:
+    """What a device would run on without timings of its own."""
+    related = load_device(device.relative or device.name)
+    return lent_by(load_device_calibration(related.name).borrowed_by(device.name), related, device)
+
+
+def stand_in(fit: KernelFit, hw: Hardware) -> Any:
+    """Constants that stand in for a series' own on hardware without it; None where there is nothing of its kind."""
+    own, section = fit.constants, fit.section
+    held = getattr(hw.calibration, section)
+    if section == "stream" or fit.seconds is None:
+        return None
+    found = [one for one in held if all(getattr(one, name, "") == getattr(own, name, "") for name in _TOLD_BY)]
+    if found:
+        return next((one for one in found if one.kernel == own.kernel), found[0])
+    if section == "sparse":
+        return sparse_fit(hw, own.mixer, own.phase, own.kernel)
+    return streams_fit(hw, own.kernel) if section == "streams" else None
+
+
+def _figures(fit: KernelFit, seconds: FloatArray, rows: np.ndarray, constants: Any) -> list[PredictedFigure]:
+    quality = getattr(constants, "quality", None)
+    spread = quality.spread if quality else Spread(low=1.0 / UNTIMED, high=UNTIMED)
+    what = " ".join(
+        part for part in (fit.section, *(getattr(constants, name, "") for name in ("mixer", "phase"))) if part
+    )
+    return [
+        PredictedFigure(
+            row_id=fit.series.row_ids[index],
+            group=fit.series.device,
+            metric=f"{what}_us",
+            measured=1e6 * float(fit.series.measured_s[index]),
+            predicted=1e6 * float(value),
+            low=1e6 * float(value) * spread.low,
+            high=1e6 * float(value) * spread.high,
+            stratum=fit.series.kernel,
+        )
+        for index, value in zip(np.flatnonzero(rows), seconds, strict=True)
+    ]

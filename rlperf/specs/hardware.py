@@ -149,8 +149,11 @@ def with_relatives_kernels(
 def lent_by(
     constants: DeviceCalibration, related: Device, device: Device, folder: Path | str | None = None
 ) -> DeviceCalibration:
-    """Constants of a relative as those of a device that nobody timed, kernels that the relative borrows included."""
-    whole = with_relatives_kernels(constants, related, folder, (device.name,))
+    """Constants of a relative as those of a device that nobody timed, kernels that the relative borrows included.
+
+    What is told from served rows holds for all that was served: nothing timed elsewhere goes beside it.
+    """
+    whole = constants if constants.told else with_relatives_kernels(constants, related, folder, (device.name,))
     runs = tuple(fit for fit in whole.moe if not fit.timed_on or _has_units(device, fit.dtype))
     return at_published_rates(whole.model_copy(update={"moe": runs}), device, related)
 

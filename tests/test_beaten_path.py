@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from rlperf.api import ask, plan_job, size_job
+from rlperf.cost.reject import Reject
 from rlperf.errors import InfeasibleError
 from rlperf.layout import IntArray, Layout
 from rlperf.plan.answer.plan import Phase
@@ -23,8 +24,10 @@ from rlperf.plan.search.beaten_path import (
     trainer_departures,
 )
 from rlperf.plan.search.candidates import Shape, trainer_layouts
+from rlperf.plan.search.columns import Columns
 from rlperf.plan.search.rollout_columns import rollout_columns
 from rlperf.plan.search.screen import screen
+from rlperf.plan.search.splits import splits
 from rlperf.plan.size import _off_path
 from rlperf.report.plan_text import best_rows, kind_rows, print_plan
 from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Contenders
@@ -186,6 +189,50 @@ def test_stages_are_needed_where_only_a_budget_too_small_for_a_sequence_fits_few
     assert beside.pools == alone.pools and not beside.off_path
     with pytest.raises(InfeasibleError, match="the token budget holds less than one longest sequence"):
         phase(4096)
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "refused"),
+    [
+        ("areal", "offload", ["none", "optimizer"]),  # its Megatron updates no optimizer on the host
+        ("areal", "tensor_parallel", [4, 16]),  # leaves the node
+    ],
+)
+def test_stages_are_needed_where_what_is_refused_alone_fits_fewer(
+    framework: str, name: str, refused: list[int | str]
+) -> None:
+    """A value that the framework (or the node) does not take changes nothing of a plan, nor of what is said of it."""
+    layout = {
+        "tensor_parallel": 4, "context_parallel": 1, "activation_recompute": "full", "offload": "none",
+        "virtual_pipeline": 1,
+    }  # fmt: skip
+    task = {**TASK, "max_prompt_tokens": 2048, "max_response_tokens": 14336}
+    job = {"architecture": "Qwen3-32B", "cluster": "dgx_h100", "nodes": 2, "trainer_backends": "megatron",
+           "framework": framework, "engine": "sglang", "modes": "colocated", "tasks": [task]}  # fmt: skip
+
+    def phase(**opened: object) -> Phase:
+        pool = {"role": "trainer", "layout": {**layout, **opened}, "settings": {"token_budget": 16384}}
+        return plan_job(Job.model_validate({**job, "pools": [pool]})).phases[0]
+
+    alone, beside = phase(), phase(**{name: refused})
+    assert alone.pool("trainer").layout.pipeline_parallel == 2 and not alone.off_path
+    assert beside.pools == alone.pools and not beside.off_path
+
+
+def test_a_batch_that_divides_by_no_flatter_layout_is_no_need_of_stages() -> None:
+    """24 devices and batches of 64 x 8: data parallel 24 and 12 are refused, and a pipeline is still off the path."""
+    task = {**TASK, "mini_batch": 64}
+    job = Job.model_validate({"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 3, "framework": "verl",
+                              "trainer_backends": "megatron", "modes": "colocated", "tasks": [task]})  # fmt: skip
+    question = ask(job)
+    context, task_of = question.context, question.context.tasks[0]
+    demand = task_of.source.demand(task_of.batches[0], None, 0)
+    whole = next(split for split in splits(context) if split.trainer == 24)
+    trainer = Columns(context, task_of, question.facts).trainer(demand, whole)
+    by_batch = trainer.fits & (trainer.flags == int(Reject.FRAMEWORK))
+    deep = (trainer.layout.pipeline_parallel > 1) & (trainer.flags == 0)
+    assert by_batch.any() and (trainer.layout.pipeline_parallel[by_batch] == 1).any()
+    assert deep.any() and (trainer.departures[deep] > 0).all()
 
 
 @pytest.mark.parametrize("name", ["Qwen3-8B", "Qwen3-30B-A3B"])

@@ -7,7 +7,7 @@ the frameworks' defaults take for a model and a device of its size:
 sequences cut small                 a ring or Ulysses leaves a rank fewer than `RANK_TOKENS` of the longest sequence
 experts not spread                  a mixture of experts on fewer than `EXPERTS_SPREAD` devices
 experts cut up, or across nodes     expert tensor parallelism; expert parallelism beyond a scale-up domain
-pipeline without need               more stages than the least that fits the memory
+pipeline without need               more stages than the least that memory and framework take
 pipeline without work               fewer microbatches than stages
 pipeline cut oddly                  stages that are neither a power of two nor a divisor of the layers
 replicas across nodes               an engine beyond the scale-up domains that its weights need
@@ -69,7 +69,7 @@ def trainer_departures(
 
     Parameters
     ----------
-    group : columns that are compared, such as those of one backend; ``fits``: the memory holds the column
+    group : columns that are compared, such as those of one backend; ``fits``: memory and framework take the column
     microbatches : of an optimizer update on one rank
     domain : devices of a scale-up domain
     """

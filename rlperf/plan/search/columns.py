@@ -133,7 +133,7 @@ class Columns:
         def made() -> dict[int, TrainerColumns]:
             return trainer_columns_of(
                 self.context, arch, demand, self._grid(demand, shared), lenient=self.forgiven != 0,
-                refuse=lambda found: trainer_rule_flags(self.facts, found, backends, arch, demand.batch),
+                refuse=lambda found, batch: trainer_rule_flags(self.facts, found, backends, arch, batch),
             )  # fmt: skip
 
         return self.store.trainer.get(self._trainer_key(demand, shared), made)[split.trainer]

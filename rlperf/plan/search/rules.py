@@ -53,14 +53,18 @@ def trainer_rule_flags(
     columns: TrainerColumns,
     backends: tuple[str, ...],
     architecture: Architecture,
-    batch: Batch,
+    batch: Batch | None,
 ) -> IntArray:
-    """`Reject.FRAMEWORK` where a rule that speaks of trainer, batch and architecture alone is broken ``[columns]``."""
+    """`Reject.FRAMEWORK` where a rule that speaks of trainer, batch and architecture alone is broken ``[columns]``.
+
+    ``batch`` None: of the rules that do not speak of it
+    """
     flags = np.zeros(columns.count, dtype=np.int64)
     if facts is None:
         return flags
     trainer = _trainer_names(columns.layout, columns.token_budget, architecture)
-    names = {"trainer": trainer, "batch": batch_names(batch), "architecture": architecture_group(architecture)}
+    names: dict[str, object] = {"trainer": trainer, "architecture": architecture_group(architecture)}
+    names |= {} if batch is None else {"batch": batch_names(batch)}
     for index, backend in enumerate(backends):
         for broken in facts.refused(names, backend).values():
             here = (columns.backend == index) & np.broadcast_to(broken, flags.shape)

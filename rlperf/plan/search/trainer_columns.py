@@ -16,7 +16,7 @@ from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings, trainer_departures
 from rlperf.plan.search.candidates import Shape, token_budgets, trainer_flags, trainer_layouts
 from rlperf.plan.search.remembered import Remembered
-from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
 from rlperf.sim.rl_step.trainer_stage import TrainerStage, closed_training, cut_by_budget
@@ -34,6 +34,7 @@ class TrainerColumns(TrainerStage):
     peak_bytes, idle_bytes : per device while training, and while a colocated engine runs
     host_bytes : host memory per device
     flags : `Reject`
+    fits : whether memory, framework and nodes take it, whatever the batch divides by (`UNFIT`)
     dropped : `Reject` of the candidates that arithmetic rules out, which are not columns ``[dropped]``
     """
 
@@ -44,6 +45,7 @@ class TrainerColumns(TrainerStage):
     idle_bytes: FloatArray
     host_bytes: FloatArray
     flags: IntArray
+    fits: BoolArray
     dropped: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
@@ -67,13 +69,13 @@ def peak_limits(context: Context, backend: IntArray) -> FloatArray:
     return np.array([peak_limit(context, trainer) for trainer in context.trainers])[backend]
 
 
-Refuse = Callable[[TrainerColumns], IntArray]
-"""Flags of the columns that a framework's rules refuse."""
+Refuse = Callable[[TrainerColumns, Batch | None], IntArray]
+"""Flags of the columns that a framework's rules refuse; without a batch, of the rules that speak of none."""
 COSTABLE = int(Reject.NODE | Reject.FRAMEWORK)
 """What is refused, but can be costed: a pinned layout is predicted all the same."""
 
 
-UNFIT = int(Reject.MEMORY | Reject.HOST_MEMORY | Reject.BUDGET)
+UNFIT = int(Reject.MEMORY | Reject.HOST_MEMORY | Reject.BUDGET | Reject.FRAMEWORK | Reject.NODE)
 """What more pipeline stages are needed for; that a batch divides by no other layout is no need."""
 
 
@@ -191,10 +193,12 @@ def trainer_columns_of(
     """
     found = _fitting(context, architecture, demand, grid)
     if refuse is not None:
-        found = replace(found, flags=found.flags | refuse(found))
-    if refuse is not None and context.site.critic_devices:
-        critics = replace(found, layout=found.layout.on(context.site.critic_devices))
-        found = replace(found, flags=found.flags | refuse(critics))
+        alone = found.flags | refuse(found, None)
+        flags = found.flags | refuse(found, demand.batch)
+        if context.site.critic_devices:
+            critics = replace(found, layout=found.layout.on(context.site.critic_devices))
+            alone, flags = alone | refuse(critics, None), flags | refuse(critics, demand.batch)
+        found = replace(found, flags=flags, fits=(alone & UNFIT) == 0)
     wanted = ~_needless_offload(context, found, grid.settings)
     for index, trainer in enumerate(context.trainers):
         timed = np.flatnonzero(wanted & (found.backend == index) & ((found.flags == 0) | lenient))
@@ -213,7 +217,7 @@ def departures_of(
 ) -> IntArray:
     """How far columns of one number of devices lie off the beaten path, compared within a ``group`` ``[columns]``."""
     return trainer_departures(
-        architecture, columns.layout, group, (columns.flags & UNFIT) == 0,
+        architecture, columns.layout, group, columns.fits,
         microbatches=_microbatches(context, demand, columns), longest_tokens=demand.batch.longest_tokens,
         domain=context.cluster.scale_up_domain,
     )  # fmt: skip
@@ -291,6 +295,7 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
         low=np.ones(count),
         high=np.ones(count),
         flags=flags,
+        fits=(flags & UNFIT) == 0,
     )
 
 

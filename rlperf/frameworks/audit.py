@@ -261,7 +261,8 @@ def _question(
     """
     facts, algorithm = framework_facts(imported.adapter.name, imported.target.version), imported.run.algorithm
     if algorithm not in facts.algorithms:
-        raise SpecError(Problem(f"{algorithm} is not predicted for {facts.name}, only {', '.join(facts.algorithms)}"))
+        only = f"only {', '.join(facts.algorithms)}{facts.why_not(algorithm)}"
+        raise SpecError(Problem(f"{algorithm} is not predicted for {facts.name}, {only}"))
     job = job_of(imported, cluster=cluster, workload=workload)
     return job, resolve(job, folder=folder)
 

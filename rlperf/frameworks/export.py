@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlperf.errors import ExportError, Problem, SpecError
 from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts, read_run
+from rlperf.frameworks.expressible import check_algorithm
 from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.hub import architecture_at, hub_name
 from rlperf.frameworks.keytable import key_table
@@ -199,6 +200,7 @@ def export_run(
         else:
             run = replace(run, model_script=None)
     run, renamed = _in_its_keys(run, adapter, folder)
+    check_algorithm(run, framework_facts(adapter.name, version))
     adapted, limitations = adapter.adapt(run, version)
     _has_critic(adapted, adapter, version)
     _has_trainer(adapted, adapter, version)

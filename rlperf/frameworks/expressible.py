@@ -160,6 +160,19 @@ def unsayable(job: Job, facts: FrameworkFacts) -> list[Problem]:
     return found
 
 
+def check_algorithm(run: Run, facts: FrameworkFacts) -> None:
+    """Refuse what a framework has no keys for, in the words of its facts.
+
+    Raises
+    ------
+    ExportError : an algorithm that is not planned for it either
+    """
+    if run.algorithm in facts.unplanned:
+        nearest = f"algorithm: {' or '.join(facts.algorithms)}, or verl / OpenRLHF for {run.algorithm}"
+        what = f"rlperf writes no {run.algorithm}{facts.why_not(run.algorithm)}"
+        raise ExportError(what, facts.name, {"nearest": nearest})
+
+
 def _keyless(job: Job, facts: FrameworkFacts, pool: PoolSpec, backends: Sequence[str] = ()) -> list[tuple[str, Any]]:
     """(name, what the framework runs) of the settings that a pool states and no key (of these trainers) holds."""
     if pool.role not in ("rollout", "trainer"):

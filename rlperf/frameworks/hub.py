@@ -25,6 +25,8 @@ _OWN_NAMES = {
     "Nemotron-340B": "nvidia/Nemotron-4-340B-Base",
     "Nemotron-8B": "nvidia/nemotron-3-8b-base-4k",
     "Qwen2.5-VL-7B": "Qwen/Qwen2.5-VL-7B-Instruct",
+    "SmolLM2-135M": "HuggingFaceTB/SmolLM2-135M",
+    "SmolLM2-360M": "HuggingFaceTB/SmolLM2-360M",
     "SmolLM2-1.7B": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
 }
 """Checkpoints whose name is neither ours nor in the source of the shape (model cards)."""

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.drafting import DRAFTS, drafting_of, read_vllm, vllm_drafts, with_drafts
 from rlperf.frameworks.fields import (
@@ -156,9 +155,6 @@ class NemoRl:
 
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """No Ulysses, no virtual pipeline stages, no activation offload; DTensor recomputes in full or not at all."""
-        if run.algorithm == "ppo":
-            what = "rlperf writes no PPO of NeMo-RL: the program and defaults of its critic are not known here"
-            raise ExportError(what, "nemo_rl", {"nearest": "algorithm: grpo, or verl / OpenRLHF for ppo"})
         lost: list[Limitation] = []
         left: Offload
         trainer, rollout, dtensor = run.trainer, run.rollout, run.trainer.backend != "megatron"

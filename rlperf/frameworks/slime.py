@@ -132,9 +132,6 @@ class Slime:
             raise ExportError(
                 "the trainer is Megatron", "slime", {"nearest": "trainer_backends: megatron, and plan again"}
             )
-        if run.algorithm == "ppo":
-            what = "rlperf writes no PPO of slime: where its critic's checkpoint and devices stand is not known here"
-            raise ExportError(what, "slime", {"nearest": "algorithm: grpo, or verl / OpenRLHF for ppo"})
         lost: list[Limitation] = []
         trainer = run.trainer
         if run.rollout.backend != "sglang":

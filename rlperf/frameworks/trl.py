@@ -65,8 +65,6 @@ class Trl:
                     "trl",
                     {"nearest": "trainer_backends: deepspeed with ulysses, tensor and context parallel pinned to 1"},
                 )
-        if run.algorithm == "ppo":
-            raise ExportError("GRPO has no critic", "trl", {"nearest": "algorithm: grpo, or verl / OpenRLHF for ppo"})
         lost: list[Limitation] = []
         if run.batch.turns > 1:
             lost.append(

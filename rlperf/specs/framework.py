@@ -183,6 +183,7 @@ class FrameworkFacts(Frozen):
     backends: tuple[str, ...]
     engines: tuple[str, ...]
     algorithms: tuple[str, ...] = Field(("grpo", "dapo", "ppo"), description="that its trainers run; ppo has a critic")
+    unplanned: dict[str, str] = Field({}, description="algorithm that is not planned for it -> why")
     modes: dict[str, str] = Field(description="execution mode -> how the framework runs it; absent: it cannot")
     instead: dict[str, str] = Field({}, description="execution mode that it lacks -> what it has in its place")
     scoring_passes: str = Field(description="which forward passes score a batch, in words")
@@ -222,7 +223,7 @@ class FrameworkFacts(Frozen):
         name, found = f"{self.name} {self.version}", []
         if algorithm not in self.algorithms:
             hint = f"algorithm: {' or '.join(self.algorithms)}, or another framework"
-            found.append(Problem(f"rlperf plans no {algorithm} for {name}", suggestion=hint))
+            found.append(Problem(f"rlperf plans no {algorithm} for {name}{self.why_not(algorithm)}", suggestion=hint))
         if critic_apart and not self.critic_apart:
             words = f"{name} has no keys for a critic on devices of its own that is trained beside the policy"
             found.append(Problem(words, suggestion="leave placement out of the critic pool, or framework: openrlhf"))
@@ -241,6 +242,10 @@ class FrameworkFacts(Frozen):
             hint = f"engine: {' or '.join(self.engines)}"
             found.append(Problem(f"{name} does not roll out with {engine}", suggestion=hint))
         return found
+
+    def why_not(self, algorithm: str) -> str:
+        """Why an algorithm is not planned, after a colon; empty where its facts do not say."""
+        return f": {self.unplanned[algorithm]}" if algorithm in self.unplanned else ""
 
     def pinned(self, names: Mapping[str, object], backends: Sequence[str]) -> list[str]:
         """What rules say of ``names`` (what a job states of its pools) that break them with every trainer backend.

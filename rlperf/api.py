@@ -154,7 +154,7 @@ def ask(
         job = as_framework_runs(job, facts, folder)
         refused = facts.objections(
             job.modes, native_backends(job.trainer_backends, facts, folder), engine_named(job)[0], job.algorithm,
-            critic_apart=job.pool("critic").own_devices > 0,
+            critic_apart=job.pool("critic").apart,
         )  # fmt: skip
         refused += unsayable(job, facts) if to_plan else []
     except SpecError as error:

@@ -154,13 +154,13 @@ class Layout:
         """A copy with some fields replaced."""
         return replace(self, **{name: np.asarray(value, dtype=np.int64) for name, value in changes.items()})
 
-    def on(self, devices: int) -> Layout:
-        """The same replicas on another number of devices: as many as these hold, one at least.
+    def on(self, devices: npt.ArrayLike) -> Layout:
+        """The same replicas on other numbers of devices: as many as these hold, one at least.
 
         >>> Layout.of(tensor_parallel=[1, 2], data_parallel=[8, 4]).on(4).data_parallel.tolist()
         [4, 2]
         """
-        return self.with_(data_parallel=np.maximum(devices // self.replica_devices, 1))
+        return self.with_(data_parallel=np.maximum(np.asarray(devices) // self.replica_devices, 1))
 
     def rows(self) -> Iterator[Layout]:
         """Scalar layouts of a flat one, in order."""

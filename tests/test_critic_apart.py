@@ -13,6 +13,7 @@ from rlperf.errors import ExportError, SpecError
 from rlperf.files import audit_config
 from rlperf.frameworks.export import write_job, write_plan
 from rlperf.frameworks.imports import import_config, job_of
+from rlperf.frameworks.run_of import from_job
 from rlperf.plan.answer.prediction import critic_use, memory_uses
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import step_view
@@ -51,7 +52,7 @@ JOB: dict[str, Any] = {
 }
 
 
-def apart(devices: int, **other: Any) -> dict[str, Any]:
+def apart(devices: int | list[int] | None, **other: Any) -> dict[str, Any]:
     """The critic pool."""
     return {"role": "critic", "placement": "own", "devices": devices, **other}
 
@@ -146,21 +147,34 @@ def test_layouts_that_the_critics_devices_cannot_hold_are_no_candidates() -> Non
 OPEN: dict[str, Any] = {"nodes": 1, "modes": ["disaggregated", "one_step_off"], "pools": []}
 
 
-def test_the_planner_chooses_as_brute_force_does() -> None:
-    """Every split and layout beside a critic of two devices pinned in turn: none is better than what is found open."""
-    context = asked(apart(2), **OPEN)
+@pytest.mark.parametrize("devices", [2, [1, 2, 3], None])
+def test_the_planner_chooses_as_brute_force_does(devices: int | list[int] | None) -> None:
+    """Every split and layout pinned in turn, the critic's devices too: none is better than what is found open."""
+    context = asked(apart(devices), **OPEN)
     task = context.tasks[0]
     demand = task.source.demand(task.batches[0], None, 0)
     best = screen(context, task, (demand,), keep=1)
+    counts = (1, 2, 4) if devices is None else np.ravel(devices).tolist()
     pinned = []
-    for mode, rollout, tensor in product(OPEN["modes"], (1, 2, 3, 4, 5), (1, 2, 4)):
-        trainer = {"role": "trainer", "devices": 6 - rollout, "layout": {"tensor_parallel": tensor}}
+    for mode, own, rollout, tensor in product(OPEN["modes"], counts, range(1, 7), (1, 2, 4)):
+        if own + rollout > 7:
+            continue
+        trainer = {"role": "trainer", "devices": 8 - own - rollout, "layout": {"tensor_parallel": tensor}}
         pools = [{"role": "rollout", "devices": rollout}, trainer]
-        one = asked(apart(2), **{**OPEN, "modes": [mode], "pools": pools})
+        one = asked(apart(own), **{**OPEN, "modes": [mode], "pools": pools})
         found = screen(one, one.tasks[0], (demand,), keep=1, prune=False)
         pinned += found.objective[:1].tolist()
     assert float(best.objective.min()) == pytest.approx(min(pinned), rel=1e-12)
-    assert all(split.total == 8 and split.critic == 2 for split in splits(context))
+    assert all(split.total == 8 for split in splits(context))
+    assert {split.critic for split in splits(context)} == set(counts)
+
+
+def test_what_the_planner_chose_for_the_critic_is_said() -> None:
+    context = asked(apart(None), **OPEN)
+    told = predict_job(context)
+    assert told.critic is not None and f"critic: devices {told.critic.devices}" in told.assumed
+    with pytest.raises(SpecError, match="pool critic: devices is not pinned"):
+        from_job(Job.model_validate({**JOB, "pools": [ROLLOUT, TRAINER, apart(None)]}), 8)
 
 
 def test_pruning_loses_nothing_where_a_scorer_visits_the_trainer() -> None:
@@ -202,17 +216,9 @@ def test_what_cannot_be_is_refused(wrong: dict[str, Any], words: str) -> None:
         asked(*pools, **wrong)
 
 
-@pytest.mark.parametrize(
-    ("pool", "words"),
-    [
-        ({"role": "critic", "placement": "own"}, "states how many"),
-        ({"role": "critic", "placement": "own", "devices": [2, 4]}, "states how many"),
-        ({"role": "reference", "placement": "own", "devices": 2}, "scorers"),
-    ],
-)
-def test_a_critic_states_one_number_of_devices(pool: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Job.model_validate({**JOB, "pools": [pool]})
+def test_only_a_critic_is_placed() -> None:
+    with pytest.raises(ValueError, match="placement is a critic's to state, not of a reference pool"):
+        Job.model_validate({**JOB, "pools": [{"role": "reference", "placement": "own", "devices": 2}]})
 
 
 def test_openrlhf_is_written_and_read_back(tmp_path: Any) -> None:
@@ -223,7 +229,7 @@ def test_openrlhf_is_written_and_read_back(tmp_path: Any) -> None:
     assert "--critic.num_gpus_per_node 4" in text and "colocate_all" not in text and "NOT EXPRESSED" not in text
     imported = import_config(files, "openrlhf")
     back = job_of(imported)
-    assert back.pool("critic").own_devices == 4 and imported.run.devices == 16
+    assert back.pool("critic").apart and back.pool("critic").devices == (4,) and imported.run.devices == 16
     assert predict_job(ask(back).context).critic == phase.predicted.critic
     found = audit_config(files, framework="openrlhf", cluster="dgx_h100", workload="math")
     assert not [each for each in found.findings if each.severity == "error"]

@@ -82,8 +82,8 @@ def test_screen_and_prediction_hold_a_trainer_against_the_same_risk() -> None:
     question = ask(job("dense", limits={"out_of_memory_risk": 0.2}))
     context, task = question.context, question.context.tasks[0]
     demand = task.source.demand(task.batches[0], None, 0)
-    grid = trainer_grid(context, task.architecture, demand.batch.longest_tokens, [16], False)
-    columns = trainer_columns_of(context, task.architecture, demand, grid, lenient=True)[16]
+    grid = trainer_grid(context, task.architecture, demand.batch.longest_tokens, [(16, 0)], False)
+    columns = trainer_columns_of(context, task.architecture, demand, grid, lenient=True)[16, 0]
     intervals = [(each.calibration.memory_low, each.calibration.memory_high) for each in context.trainers]
     low, high = np.array(intervals)[columns.backend].T
     risk = out_of_memory_risk(columns.peak_bytes, context.hardware.device.usable_memory, low, high)
@@ -111,7 +111,7 @@ def test_the_risk_is_said_in_text_and_json() -> None:
     found = CliRunner().invoke(app, ["predict", "--json"])
     said = json.loads(found.stdout)["predicted"]["memory_bytes"]
     assert all(0.0 <= use["risk"] <= 1.0 and use["allowed"] < use["limit"] for use in said.values())
-    assert "risk to run out" in CliRunner().invoke(app, ["predict"]).stdout
+    assert "risk to run out" in CliRunner().invoke(app, ["predict"], env={"COLUMNS": "160"}).stdout
 
 
 # -- what a stack holds ------------------------------------------------------------------------------------------------

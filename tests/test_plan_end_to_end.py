@@ -138,17 +138,19 @@ def trainer_columns(
     context: Context, architecture: Architecture, demand: Demand, devices: int, *, colocated: bool
 ) -> TrainerColumns:
     """The trainer's columns on one number of devices."""
-    grid = trainer_grid(context, architecture, demand.batch.longest_tokens, (devices,), colocated)
-    return trainer_columns_of(context, architecture, demand, grid)[devices]
+    grid = trainer_grid(context, architecture, demand.batch.longest_tokens, ((devices, 0),), colocated)
+    return trainer_columns_of(context, architecture, demand, grid)[devices, 0]
 
 
 def test_device_counts_together_are_costed_as_each_alone() -> None:
     question = ask(job(nodes=2, trainer_backends=["fsdp2", "megatron"]))
     context, task = question.context, question.context.tasks[0]
     demand = task.source.demand(task.batches[0], None, 0)
-    grid = trainer_grid(context, task.architecture, demand.batch.longest_tokens, (4, 8, 16), colocated=True)
+    grid = trainer_grid(
+        context, task.architecture, demand.batch.longest_tokens, ((4, 0), (8, 0), (16, 0)), colocated=True
+    )
     together = trainer_columns_of(context, task.architecture, demand, grid)
-    for devices, columns in together.items():
+    for (devices, _), columns in together.items():
         alone = trainer_columns(context, task.architecture, demand, devices, colocated=True)
         assert (columns.layout.devices == devices).all()
         assert np.isfinite(columns.training_s).any()

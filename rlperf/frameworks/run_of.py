@@ -163,7 +163,9 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
     scorers = tuple(_pinned_scorer(one, policy, problems) for one in job.scorers)
     if mode is None or problems:
         raise SpecError(problems)
-    for role in roles[:2]:
+    apart = job.pool("critic").apart and "critic" in pinned
+    needed: tuple[Role, ...] = ("rollout", "trainer", "critic") if apart else ("rollout", "trainer")
+    for role in needed:
         if "devices" not in pinned[role]:
             problems.append(Problem(f"pool {role}: devices is not pinned", suggestion="run `rlperf plan` first"))
     if problems:
@@ -179,7 +181,7 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         trainer=TrainerRun(**pinned["trainer"]),
         rollout=RolloutRun(**pinned["rollout"]),
         critic=tuple(pinned.get("critic", {}).items()),
-        critic_devices=job.pool("critic").own_devices,
+        critic_devices=pinned["critic"]["devices"] if apart else 0,
         scorers=scorers,
     )
     devices = run.trainer.devices + (0 if run.traits.shares_devices else run.rollout.devices) + run.critic_devices

@@ -107,4 +107,7 @@ def filled_in(job: Job, configuration: Configuration) -> tuple[str, ...]:
             opened["backend"] = pool.settings.backend
         if opened:
             found.append(f"{role}: " + ", ".join(f"{name} {value}" for name, value in opened.items()))
+    apart = job.pool("critic")
+    if apart.apart and len(apart.devices or ()) != 1:
+        found.append(f"critic: devices {configuration.pool('critic').devices}")
     return tuple(found)

@@ -386,15 +386,15 @@ class PoolSpec(Frozen):
     cluster: str | None = Field(None, description="a cluster of its own for this pool (rollout only, own devices)")
     nodes: PositiveInt | None = Field(None, description="nodes of that cluster")
     placement: Placement | None = Field(
-        None, description="of a critic: own, on the stated number of devices; default: shared, the trainer's in turn"
+        None, description="of a critic: own, on devices beside the trainer's; default: shared, the trainer's in turn"
     )
     layout: LayoutChoice = LayoutChoice()
     settings: PoolSettings = PoolSettings()
 
     @property
-    def own_devices(self) -> int:
-        """Devices that nobody else has, where the pool is no rollout or trainer: a critic's."""
-        return self.devices[0] if self.placement == "own" and self.devices else 0
+    def apart(self) -> bool:
+        """Whether a critic has devices that nobody else has."""
+        return self.placement == "own"
 
     @model_validator(mode="after")
     def _only_a_critic_is_placed(self) -> PoolSpec:
@@ -403,8 +403,6 @@ class PoolSpec(Frozen):
                 f"placement is a critic's to state, not of a {self.role} pool (a reference, a reward model or a judge "
                 "on devices of its own: scorers)"
             )
-        if self.placement == "own" and (self.devices is None or len(self.devices) > 1):
-            raise ValueError("a critic on devices of its own states how many: one number of devices")
         return self
 
     @model_validator(mode="after")

@@ -89,9 +89,11 @@ def differences(chosen: Configuration, other: Configuration) -> list[str]:
         if ours != theirs:
             found.append(f"{name} {theirs} instead of {ours}")
     for pool in chosen.pools:
-        if pool.role in ("reference", "critic"):
-            continue
         rival = other.pool(pool.role)
+        if pool.role in ("reference", "critic"):
+            if pool.own_devices != rival.own_devices:
+                found.append(f"{pool.role} on {rival.devices} instead of {pool.devices} devices of its own")
+            continue
         budgets = (pool.settings.token_budget, rival.settings.token_budget)
         for mine, its in ((pool.layout, rival.layout), (pool.settings, rival.settings)):
             for name, theirs in its.model_dump().items():

@@ -92,12 +92,12 @@ def scorer_uses(context: Context, evaluation: Evaluation) -> tuple[ScorerUse, ..
 
 def critic_use(context: Context, evaluation: Evaluation) -> CriticUse | None:
     """What a critic on devices of its own takes of an rl_step, and how long policy and critic wait for each other."""
-    if not context.site.critic_devices:
+    if not context.site.critic_apart:
         return None
     own = evaluation.trainer
     late = np.maximum(own.values_s - own.scoring_s, 0.0) + np.maximum(own.critic_s - own.training_s, 0.0)
     return CriticUse(
-        devices=context.site.critic_devices,
+        devices=int(own.critic[0]),
         values_s=float(own.values_s.mean()),
         training_s=float(own.critic_s.mean()),
         waits_s=float(late.mean()),

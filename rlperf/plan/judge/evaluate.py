@@ -229,10 +229,11 @@ class Judge:
         pool, site = configuration.pool("trainer"), self.context.site
         training, scoring, work, held = self._trained(demand, pool, index, site)
         count, updates = len(demand.tables), demand.batch.updates
-        critic, values, critic_held = np.zeros(count), np.zeros(count), None
-        if site.critic_devices:
+        critic, values, critic_held, apart = np.zeros(count), np.zeros(count), None, 0
+        if site.critic_apart:
             theirs = configuration.pool("critic")
             critic, values, _, critic_held = self._trained(demand, theirs, index, site.critic)
+            apart = theirs.devices
         rows, layout = np.zeros(count, dtype=np.int64), Layout.of_values(pool.layout)
         stage = TrainerStage(
             backend=np.full(count, index, dtype=np.int64),
@@ -240,6 +241,7 @@ class Judge:
             parked=rows + int(bool(pool.settings.parked)),
             training_s=training,
             scoring_s=scoring,
+            critic=rows + apart,
             critic_s=critic,
             values_s=values,
             transition_s=transition_seconds(site, held)[rows],
@@ -308,7 +310,7 @@ class Judge:
     def _pools(self, configuration: Configuration) -> list[tuple[PoolPlan, Site]]:
         """The pools that score and train, and the site of each."""
         site, found = self.context.site, [(configuration.pool("trainer"), self.context.site)]
-        return [*found, (configuration.pool("critic"), site.critic)] if site.critic_devices else found
+        return [*found, (configuration.pool("critic"), site.critic)] if site.critic_apart else found
 
     def staged(self, evaluation: Evaluation) -> Configuration | None:
         """The same configuration with its best first and last pipeline stage stated, where that is worth it."""

@@ -105,13 +105,13 @@ class Context:
     @cached_property
     def site(self) -> Site:
         """Where the job's rl_steps run, and with what."""
-        settings, critic = self.job.pool("trainer").settings.filled(), self.job.pool("critic").own_devices
+        settings, apart = self.job.pool("trainer").settings.filled(), self.job.pool("critic").apart
         return Site(
             self.hardware,
             self.rollout_hardware,
             self.engine,
             self.trainers,
-            tuple(role for role in self.job.all_roles if not critic or role != "critic"),
+            tuple(role for role in self.job.all_roles if not apart or role != "critic"),
             # what R2 replays is recorded while the old policy is scored
             True if settings.router_replay == "R2" else self.job.old_policy,
             settings.lora_rank,
@@ -120,7 +120,7 @@ class Context:
             settings.router_replay,
             settings.lora_jobs,
             settings.turn_samples and not settings.shared_prefix,
-            critic,
+            apart,
         )
 
     @property

@@ -20,7 +20,7 @@ def _otherwise(job: Job, pool: PoolSpec) -> list[tuple[str, str]]:
     """(what is wrong, what to do) of a pool beside rollout and trainer that is not as the trainer's."""
     if pool.role in ("rollout", "trainer"):
         return []
-    if pool.placement == "own":
+    if pool.apart:
         return _critic_apart(job, pool)
     trainer = job.pool("trainer")
     names = [name for name in ("devices", "cluster") if getattr(pool, name) not in (None, getattr(trainer, name))]
@@ -78,7 +78,8 @@ def contradictions(
         found += _task_contradictions(job, task, _Where(document, "tasks", index))
     for index, pool in enumerate(job.pools):
         found += _pool_contradictions(job, pool, cluster, _Where(document, "pools", index))
-    least, critic = sum(min(scorer.devices) for scorer in job.scorers if scorer.devices), job.pool("critic").own_devices
+    least, beside = sum(min(scorer.devices) for scorer in job.scorers if scorer.devices), job.pool("critic")
+    critic = min(beside.devices or (1,)) if beside.apart else 0
     if cluster is not None and least + critic >= cluster.devices:
         who = " and ".join(["the scorers take"] * (least > 0) + ["the critic takes"] * (critic > 0))
         where, hint = "scorers" if least else "pools", "lower their devices, or raise nodes"

@@ -41,7 +41,7 @@ class ColumnStore:
     rollout: Remembered[RolloutColumns] = field(init=False)
     tables: Remembered[Tabulated] = field(init=False)
     counted: Remembered[Counted] = field(init=False)
-    trainer: Remembered[dict[int, TrainerColumns]] = field(init=False)
+    trainer: Remembered[dict[tuple[int, int], TrainerColumns]] = field(init=False)
     grids: Remembered[TrainerGrid] = field(init=False)
     fronts: Remembered[IntArray] = field(init=False)
     scorers: Remembered[ScorerColumn | None] = field(init=False)
@@ -130,19 +130,19 @@ class Columns:
         arch, backends = self.task.architecture, tuple(each.keys for each in self.context.trainers)
         shared = MODES[split.mode].shares_devices
 
-        def made() -> dict[int, TrainerColumns]:
+        def made() -> dict[tuple[int, int], TrainerColumns]:
             return trainer_columns_of(
                 self.context, arch, demand, self._grid(demand, shared), lenient=self.forgiven != 0,
                 refuse=lambda found, batch: trainer_rule_flags(self.facts, found, backends, arch, batch),
             )  # fmt: skip
 
-        return self.store.trainer.get(self._trainer_key(demand, shared), made)[split.trainer]
+        return self.store.trainer.get(self._trainer_key(demand, shared), made)[split.trains]
 
     def trainer_left(self, source: SplitColumns) -> IntArray:
         """Trainer columns of a split that are left after pruning: the same for all modes with pools of their own."""
         split = source.split
         key = self._trainer_key(source.demand, MODES[split.mode].shares_devices)
-        return self.store.fronts.get((*key, split.trainer, self.forgiven, 0 in split.scorers), source.trainer_left)
+        return self.store.fronts.get((*key, split.trains, self.forgiven, 0 in split.scorers), source.trainer_left)
 
     def _grid(self, demand: Demand, shared: bool) -> TrainerGrid:
         """Trainer layouts on every device count that a split asks for."""
@@ -157,11 +157,11 @@ class Columns:
         return (self._read_by_trainer, demand.keys, demand.images, demand.batch, shared, self._counts[shared], lenient)
 
     @cached_property
-    def _counts(self) -> dict[bool, tuple[int, ...]]:
-        """Trainer devices of every split, by whether the pools share them."""
+    def _counts(self) -> dict[bool, tuple[tuple[int, int], ...]]:
+        """Devices of the trainer and of a critic's own in every split, by whether the pools share them."""
         found = splits(self.context)
         return {
-            shared: tuple(dict.fromkeys(s.trainer for s in found if MODES[s.mode].shares_devices == shared))
+            shared: tuple(dict.fromkeys(s.trains for s in found if MODES[s.mode].shares_devices == shared))
             for shared in (True, False)
         }
 

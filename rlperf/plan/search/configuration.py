@@ -152,7 +152,7 @@ def trainer_pools(
         settings=settings,
     )
     beside = [own.model_copy(update={"role": role}) for role in job.all_roles if role in ("reference", "critic")]
-    if devices := context.site.critic_devices:
+    if devices := int(trainer.critic[t]):
         apart = {"devices": devices, "placement": "own", "layout": layout.on(devices).values()}
         beside = [pool.model_copy(update=apart) if pool.role == "critic" else pool for pool in beside]
     return (own, *beside)

@@ -30,6 +30,11 @@ class Split:
     critic: int = 0
 
     @property
+    def trains(self) -> tuple[int, int]:
+        """Devices of the trainer, and of a critic's own."""
+        return self.trainer, self.critic
+
+    @property
     def beside(self) -> int:
         """Devices beside those of rollout and trainer."""
         return sum(self.scorers) + self.critic
@@ -60,14 +65,23 @@ def splits(context: Context) -> list[Split]:
 
     Scorers and a critic with devices of their own leave the rest to both.
     """
-    critic = context.site.critic_devices
     found = [
         replace(split, critic=critic)
         for own in seats(context)
+        for critic in _of_critic(context, context.cluster.devices - sum(own))
         for mode in context.job.modes
         for split in _splits_beside(context, mode, context.cluster.devices - sum(own) - critic, own)
     ]
     return list(dict.fromkeys(found))
+
+
+def _of_critic(context: Context, total: int) -> list[int]:
+    """Devices of its own that a critic may take of so many: as stated, else powers of two up to half; 0: none."""
+    pool = context.job.pool("critic")
+    if not pool.apart:
+        return [0]
+    stated = pool.devices or [1 << k for k in range((total // 2).bit_length()) if 1 << k <= total // 2]
+    return [devices for devices in stated if devices < total]
 
 
 def _splits_beside(context: Context, mode: Mode, total: int, own: tuple[int, ...]) -> list[Split]:

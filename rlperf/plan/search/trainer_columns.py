@@ -91,8 +91,9 @@ class TrainerGrid:
     ----------
     layout, backend, token_budget, parked, flags : as in `TrainerColumns` ``[columns]``
     settings : rows of one layout, which stand together: token budgets times parked or not
-    cuts : device count -> its rows, which stand together
-    dropped : device count -> `Reject` of its candidates that arithmetic rules out
+    critic : devices of a critic's own; 0: there is none ``[columns]``
+    cuts : devices of the trainer and of the critic's own -> their rows, which stand together
+    dropped : the same -> `Reject` of their candidates that arithmetic rules out
     memory : bytes by what they depend on of a demand, of those seen last
     """
 
@@ -102,8 +103,9 @@ class TrainerGrid:
     parked: IntArray
     flags: IntArray
     settings: int
-    cuts: dict[int, slice]
-    dropped: dict[int, IntArray]
+    critic: IntArray
+    cuts: dict[tuple[int, int], slice]
+    dropped: dict[tuple[int, int], IntArray]
     memory: Remembered[list[TrainerBytes]] = field(default_factory=lambda: Remembered(BATCHES))
 
     def bytes_of(
@@ -133,29 +135,34 @@ class TrainerGrid:
 
 
 def trainer_grid(
-    context: Context, architecture: Architecture, longest_tokens: int, counts: Sequence[int], colocated: bool
-) -> TrainerGrid:
-    """Layouts of every backend times token budgets times parked or not, on each of ``counts`` devices."""
+    context: Context, architecture: Architecture, longest_tokens: int, counts: Sequence[tuple[int, int]],
+    colocated: bool,
+) -> TrainerGrid:  # fmt: skip
+    """Layouts of every backend times token budgets times parked or not, on each of ``counts``.
+
+    ``counts`` : devices of the trainer, and of a critic's own
+    """
     pool = context.job.pool("trainer")
     budgets = token_budgets(pool.settings.token_budget, longest_tokens, pool.layout.microbatch)
     parked = [0] if not colocated else [0, 1] if pool.settings.parked is None else [int(pool.settings.parked)]
     options = np.array([(b, p) for b in budgets for p in parked], dtype=np.int64)  # parked last: see `_changes`
-    layouts, backends, kept, cuts, dropped, end = [], [], [], {}, {}, 0
-    for devices in counts:
+    layouts, backends, critics, kept, cuts, dropped, end = [], [], [], [], {}, {}, 0
+    for devices, critic in counts:
         shape = Shape(architecture, devices, context.cluster.scale_up_domain, longest_tokens)
         dead_flags, start = [], end
         for index, trainer in enumerate(context.trainers):
             if pool.settings.backend is None or pool.settings.backend == trainer.backend:
                 layout, flags = trainer_layouts(shape, pool, trainer.calibration.capability)
-                flags |= _critic_flags(context, shape, trainer, layout)
+                flags |= _critic_flags(context, replace(shape, devices=critic), trainer, layout)
                 dead = (flags & ~COSTABLE) != 0
                 dead_flags.append(flags[dead])
                 layouts.append(layout.flat(~dead))
                 kept.append(flags[~dead])
                 backends.append(np.full(len(kept[-1]), index, dtype=np.int64))
+                critics.append(np.full(len(kept[-1]), critic, dtype=np.int64))
                 end += len(kept[-1])
-        cuts[devices] = slice(start * len(options), end * len(options))
-        dropped[devices] = np.repeat(np.concatenate(dead_flags), len(options))
+        cuts[devices, critic] = slice(start * len(options), end * len(options))
+        dropped[devices, critic] = np.repeat(np.concatenate(dead_flags), len(options))
     rows = np.repeat(np.arange(end), len(options))
     axes = {name: np.concatenate([getattr(layout, name) for layout in layouts])[rows] for name in vars(layouts[0])}
     return TrainerGrid(
@@ -165,26 +172,31 @@ def trainer_grid(
         parked=np.tile(options[:, 1], end),
         flags=np.concatenate(kept)[rows],
         settings=len(options),
+        critic=np.concatenate(critics)[rows],
         cuts=cuts,
         dropped=dropped,
     )
 
 
 def _critic_flags(context: Context, shape: Shape, trainer: TrainerStack, layout: Layout) -> IntArray:
-    """What keeps trainer layouts from standing on a critic's own devices, too, as `Reject` flags ``[layouts]``."""
-    devices = context.site.critic_devices
-    if not devices:
+    """What keeps trainer layouts from standing on a critic's own devices, too, as `Reject` flags ``[layouts]``.
+
+    ``shape`` : of the critic's devices; 0: it has none
+    """
+    if not shape.devices:
         return np.zeros(layout.shape, dtype=np.int64)
-    apart, choice = layout.on(devices), context.job.pool("critic").layout
-    found = trainer_flags(replace(shape, devices=devices), choice, trainer.calibration.capability, apart)
+    choice, capability = context.job.pool("critic").layout, trainer.calibration.capability
+    found = trainer_flags(shape, choice, capability, layout.on(shape.devices))
     return found & int(Reject.DEVICES | Reject.EXPERTS)
 
 
 def trainer_columns_of(
     context: Context, architecture: Architecture, demand: Demand, grid: TrainerGrid,
     *, refuse: Refuse | None = None, lenient: bool = False,
-) -> dict[int, TrainerColumns]:  # fmt: skip
-    """Columns of one demand by device count: what does not fit or is refused is flagged, the others are timed.
+) -> dict[tuple[int, int], TrainerColumns]:  # fmt: skip
+    """Columns of one demand by devices of the trainer and of a critic's own.
+
+    What does not fit or is refused is flagged, the others are timed.
 
     Parameters
     ----------
@@ -195,15 +207,15 @@ def trainer_columns_of(
     if refuse is not None:
         alone = found.flags | refuse(found, None)
         flags = found.flags | refuse(found, demand.batch)
-        if context.site.critic_devices:
-            critics = replace(found, layout=found.layout.on(context.site.critic_devices))
+        if context.site.critic_apart:
+            critics = replace(found, layout=found.layout.on(found.critic))
             alone, flags = alone | refuse(critics, None), flags | refuse(critics, demand.batch)
         found = replace(found, flags=flags, fits=(alone & UNFIT) == 0)
     wanted = ~_needless_offload(context, found, grid.settings)
     for index, trainer in enumerate(context.trainers):
         timed = np.flatnonzero(wanted & (found.backend == index) & ((found.flags == 0) | lenient))
         found = _timed(context, trainer, architecture, demand, found, timed)
-    columns: dict[int, TrainerColumns] = {}
+    columns: dict[tuple[int, int], TrainerColumns] = {}
     for devices, cut in grid.cuts.items():
         rows = np.arange(cut.start, cut.stop)
         kept = rows[wanted[rows]]
@@ -263,8 +275,8 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
         peak[rows], idle[rows], host[rows] = memory.peak, memory.idle, memory.host
         transition[rows] = transition_seconds(context.site, memory)
     flags = grid.flags | _memory_flags(context, grid.backend, grid.layout, peak, host)
-    if context.site.critic_devices:
-        layout, theirs = grid.layout.on(context.site.critic_devices), np.empty((2, count))
+    if context.site.critic_apart:
+        layout, theirs = grid.layout.on(grid.critic), np.empty((2, count))
         parts = grid.bytes_of(context, architecture, demand, context.site.critic, layout)
         for rows, memory in zip(grid.rows(len(context.trainers)), parts, strict=True):
             theirs[:, rows] = memory.peak, memory.host
@@ -286,6 +298,7 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
         parked=grid.parked,
         training_s=np.full(count, np.inf),
         scoring_s=np.full(count, np.inf),
+        critic=grid.critic,
         critic_s=np.zeros(count),
         values_s=np.zeros(count),
         transition_s=transition,
@@ -326,8 +339,8 @@ def _timed(
         after[timed] = np.broadcast_to(seconds, some.shape)[back]
         return after
 
-    if site.critic_devices:
-        apart = layout.on(site.critic_devices)
+    if site.critic_apart:
+        apart = layout.on(columns.critic[some])
         updates, values, _ = closed_training(site.critic, *asked, apart, settings, budget)
         columns = replace(
             columns, critic_s=written(columns.critic_s, updates), values_s=written(columns.values_s, values)
@@ -343,7 +356,7 @@ def _timed(
 
 def _changes(columns: TrainerColumns, rows: IntArray) -> BoolArray:
     """Whether each of ``rows`` but the first differs from the one before it in more than parking."""
-    different = np.diff(columns.token_budget[rows]) != 0
+    different = (np.diff(columns.token_budget[rows]) != 0) | (np.diff(columns.critic[rows]) != 0)
     for values in vars(columns.layout).values():
         different |= np.diff(values[rows]) != 0
     return np.asarray(different)

@@ -54,7 +54,7 @@ class Site:
     adapter_jobs : LoRA jobs that share engines and trainer [1]
     turn_samples : every turn is computed as a sample of its own; else what a trajectory's turns share is computed once
     trained_draft : method of the draft head that is trained with the policy; None where none is
-    critic_devices : of a critic on devices of its own; 0: it is one of ``roles``, or there is none
+    critic_apart : a critic has devices of its own, and is none of ``roles``
     """
 
     hardware: Hardware
@@ -69,12 +69,12 @@ class Site:
     router_replay: str = "none"
     adapter_jobs: int = 1
     turn_samples: bool = False
-    critic_devices: int = 0
+    critic_apart: bool = False
 
     @property
     def critic(self) -> Site:
         """The devices of a critic that has its own: one pass, of values, and the updates of one network."""
-        return replace(self, roles=("critic",), old_policy=False, trained_draft=None, critic_devices=0)
+        return replace(self, roles=("critic",), old_policy=False, trained_draft=None, critic_apart=False)
 
     @property
     def cluster(self) -> Cluster:

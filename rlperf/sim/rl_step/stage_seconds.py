@@ -154,7 +154,7 @@ def stage_seconds(
 
 def _nodes(site: Site, colocated: bool, pairs: Pairs[RolloutStage, TrainerStage]) -> FloatArray:
     """Nodes that the pools take, whatever the cluster has besides ``[pairs]``."""
-    trainer = pairs.trainer.layout.take(pairs.t).devices + site.critic_devices
+    trainer = pairs.trainer.layout.take(pairs.t).devices + pairs.trainer.critic[pairs.t]
     rollout = pairs.rollout.layout.take(pairs.r).devices
     per_node = site.cluster.devices_per_node
     if site.rollout_hardware is site.hardware:
@@ -172,7 +172,7 @@ def _framework_seconds(
     shape_of = np.zeros(len(r))
     reward = demand.reward_s * (1.0 - framework.reward_hidden)
     passes = each.scoring_passes(site.roles, demand.batch.updates_of_a_job, site.old_policy)
-    passes += site.critic_devices > 0  # its values come back as those of a critic on the trainer's devices
+    passes += site.critic_apart  # its values come back as those of a critic on the trainer's devices
     shape = batch_shape(site.trained(demand), architecture, passes, fields)
     if site.router_replay != "none":
         # R2's record is made by a pass and goes back and to the trainer; R3's comes with the batch, and goes to all

@@ -79,7 +79,7 @@ class TrainerStage:
     layout : of the pool
     parked : 1 where the states wait in host memory while a colocated engine runs
     training_s, scoring_s : all optimizer updates and all scoring passes of one rl_step [s]
-    critic_s, values_s : those of a critic on devices of its own, beside them; 0: there is none [s]
+    critic, critic_s, values_s : devices of a critic's own, and its updates and scoring pass beside these [s]; 0: none
     transition_s : parking the states and bringing them back, once per rl_step [s]
     low, high : 5th and 95th percentile of training over its prediction [1]
     """
@@ -89,6 +89,7 @@ class TrainerStage:
     parked: IntArray
     training_s: FloatArray
     scoring_s: FloatArray
+    critic: IntArray
     critic_s: FloatArray
     values_s: FloatArray
     transition_s: FloatArray

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from rlperf.calibrate import validate as core
 from rlperf.calibrate.engines import calibration_cases, engine_text, fit_engine
-from rlperf.calibrate.inference_rows import CostTable, case_of
+from rlperf.calibrate.inference_rows import CostTable, case_of, serve
 from rlperf.calibrate.leave_out import ALL
 from rlperf.calibrate.leave_out import report_of as left_out_report
 from rlperf.calibrate.leave_out_inference import predict_groups
@@ -184,6 +184,18 @@ def test_lengths_that_a_benchmark_draws_enter_at_their_mean(tmp_path: Path) -> N
     assumed = [[text for text in one.assumed if "lengths" in text] for one in found]
     assert [len(texts) for texts in assumed] == [0, 2, 0, 0, 0]
     assert assumed[1][0].startswith("isl") and assumed[1][1].startswith("osl")
+
+
+def test_prompts_sent_again_stand_in_the_prefix_cache_of_that_benchmark_alone(tmp_path: Path) -> None:
+    row = served_row(group="aic_silicon", gpu="h200_sxm", gemm_dtype="fp8", engine_version="0.12.0", isl=8000, osl=100)
+    rows = (row, {**row, "concurrency": 4}, {**row, "group": "mine"}, {**row, "engine_version": "0.15.0"})
+    found = [case_of(one) for one in read_table(table(tmp_path, *rows))]
+    assert [one.repeated for one in found] == [1.0 - 5.0 / 16.0, 0.0, 0.0, 0.0]
+    assert [any("sent again" in text for text in one.assumed) for one in found] == [True, True, False, False]
+    # new prompts alone stand in the way of the other clients' decodes
+    costs = CostTable()
+    told, mine = (float(serve(found[i], costs).tpot_s) for i in (0, 2))
+    assert told < 0.85 * mine
 
 
 def test_rows_are_fitted_and_predicted_with_the_same_cost(tmp_path: Path) -> None:

@@ -138,9 +138,6 @@ class EngineCalibration(Frozen):
     expert_copies: bool = Field(
         False, description="where a row leaves attention data parallel blank: experts over the node, attention copied"
     )
-    cached_prompts: float = Field(
-        0.0, ge=0, le=1, description="share of the prompts of published rows that the prefix cache holds already"
-    )
     chunked_prefill: bool = True
     token_budget: PositiveInt = 8192
     max_running: PositiveInt = 256

@@ -87,6 +87,7 @@ def test_groups_are_named_by_the_cells_of_a_row() -> None:
 
 @pytest.mark.parametrize(("kind", "by", "says"), [
     ("training", "devices", "device"), ("speculation", "device", "no fit"), ("kernel", "device", "unknown kind"),
+    ("kernels.x", "device", "unknown kind"),
 ])  # fmt: skip
 def test_what_cannot_be_left_out_is_refused(kind: str, by: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):

@@ -51,6 +51,16 @@ def test_timings_as_the_relative_has_them_are_met(tmp_path: Path) -> None:
         leave_out(tmp_path / "gdn.csv", "kernels", "engine")
 
 
+def test_timings_that_nothing_stands_in_for_are_refused(tmp_path: Path) -> None:
+    """Collectives are told by the link, not by a device: an empty table would say that nothing is lost."""
+    sizes = [2**k for k in range(10, 22)]
+    rows = [f"gb200,2.27.3,all_reduce,4,half,{size},{10 + size / 1e5}" for size in sizes]
+    head = "gpu,nccl_version,collective,num_gpus,nccl_dtype,bytes,latency_us"
+    (tmp_path / "nccl.csv").write_text("\n".join([head, *rows]) + "\n")
+    with pytest.raises(SpecError, match="nothing predicts its rows"):
+        leave_out(tmp_path / "nccl.csv", "kernels", "device")
+
+
 def _lines(path: Path) -> dict[tuple[str, str], LeaveOutLine]:
     return {(line.metric, line.group): line for line in leave_out(path, "kernels", "device").lines}
 

@@ -75,6 +75,8 @@ def test_lines_that_are_no_verdicts_are_named(tmp_path: Path) -> None:
     assert [name for name, _ in told.refused] == ["two", "three"]
     shown = CliRunner().invoke(app, ["validate", str(file), "--kind", "verdict"])
     assert "1 of 3 verdicts predicted" in shown.stdout
+    again = CliRunner().invoke(app, ["validate", str(file), "--kind", "verdict", "--leave-out", "device"])
+    assert "no --leave-out" in str(again.exception)
     said = json.loads(CliRunner().invoke(app, ["validate", str(file), "--kind", "verdict", "--json"]).stdout)
     assert said["verdicts"][0]["probability"] == told.risks[0].probability
 

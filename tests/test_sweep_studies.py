@@ -13,7 +13,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-STUDIES = Path(__file__).resolve().parent.parent / "studies"
+ROOT = Path(__file__).resolve().parent.parent
+STUDIES = ROOT / "studies"
 
 
 def study(name: str) -> ModuleType:
@@ -54,8 +55,12 @@ def test_findings_hold_for_their_table_and_skew_for_a_fresh_run(tmp_path: Path) 
     assert step == sorted(step)
 
 
-@pytest.mark.parametrize("path", sorted(STUDIES.rglob("*.py")), ids=lambda path: path.relative_to(STUDIES).as_posix())
-def test_a_study_s_arguments_are_read_by_argparse(path: Path) -> None:
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for folder in (STUDIES, ROOT / "rlperf") for path in folder.rglob("*.py")),
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_arguments_of_a_script_are_read_by_argparse(path: Path) -> None:
     """One that takes words as they stand takes ``--help`` for a folder; it may set them for a command that it runs."""
     assert not re.search(r"sys\.argv\[|in sys\.argv|\(sys\.argv", path.read_text())
 

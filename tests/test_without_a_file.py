@@ -169,6 +169,8 @@ def test_a_file_that_is_there_is_told_by_what_is_wrong_with_it(
         ),
         (("plan", "--model", "Qwen3-8B", "--gpus", "8", "--mode", "colocated,asinc"), "did you mean async?"),
         (("size", "--model", "Qwen3-8B", "-t", "step<=1h", "--price", "h100"), "write it as h100=2.5,a100=1.3"),
+        (("size", "--model", "Qwen3-8B", "-t", "step<=1h", "--price", "h100=2,h100=3"), "two prices of h100"),
+        (("size", "--model", "Qwen3-8B", "-t", "step<=1h", "--price", "h100=-2"), "is negative"),
         (("plam",), "did you mean plan?"),
         (("zzzz",), "`rlperf --help` names them"),
     ],

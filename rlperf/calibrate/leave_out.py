@@ -140,24 +140,30 @@ def leave_out(path: Path | str, kind: str, by: str, tell: Tell = quiet) -> Leave
 
     Raises
     ------
-    SpecError : a group that is none of `BY`, a kind whose constants cannot be fitted again, an unreadable file
+    SpecError : a group that is none of `BY`, a kind whose constants cannot be fitted again, an unreadable file, or one
+        of which nothing can be left out
     """
     if by not in BY:
         raise SpecError(Problem(f"cannot leave out {by!r}; known: {', '.join(BY)}", suggestion=did_you_mean(by, BY)))
     predict = _predictor(kind)
     table = read_table(path)
-    return report_of(kind, table.file, by, predict(Path(path), table, by, tell))
+    report = report_of(kind, table.file, by, predict(Path(path), table, by, tell))
+    if not report.lines:
+        raise SpecError(f"{table.file}: without a {by} nothing predicts its rows, so none can be left out")
+    return report
 
 
 def _predictor(kind: str) -> Callable[[Path, Table, str, Tell], Sequence[LeftOutGroup]]:
+    if kind not in KINDS:
+        wrong = f"unknown kind {kind!r}: nothing can be left out; known: {', '.join(KINDS)}"
+        raise SpecError(Problem(wrong, suggestion=did_you_mean(kind, KINDS)))
     name = f"rlperf.calibrate.leave_out_{kind}"
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        known = f"unknown kind {kind!r}" if kind not in KINDS else f"kind {kind!r} has no fit to repeat"
-        raise SpecError(f"{known}: nothing can be left out") from error
+        raise SpecError(f"kind {kind!r} has no fit to repeat: nothing can be left out") from error
     found: Callable[[Path, Table, str, Tell], Sequence[LeftOutGroup]] = module.predict_groups
     return found
 

@@ -8,6 +8,7 @@ interval, of the others what the pool lends them (`LENT`) and what it leaves ope
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -279,16 +280,20 @@ def fit_rows(rows: Sequence[TrainingRow]) -> TimingFit:
     return TimingFit.of(timed, np.array([digest(row.configuration) in part for row in timed.rows]))
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Fit and write; see the module."""
-    data, out, *names = arguments
-    rows, _ = read_training_rows(Path(data) / "measured" / "training.csv")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("backends", nargs="*")
+    asked = parser.parse_args(arguments)
+    rows, _ = read_training_rows(asked.data / "measured" / "training.csv")
     fit = fit_rows(rows)
-    for name in names or BACKENDS:
+    for name in asked.backends or BACKENDS:
         trainer = shipped(fit, name)
-        write_trainer(trainer, Path(out) / f"{name}.yaml")
+        write_trainer(trainer, asked.out / f"{name}.yaml")
         sys.stdout.write(f"{name}: {trainer.low:.2f} to {trainer.high:.2f}; {trainer.provenance[-1].spread}\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from datetime import date
@@ -111,16 +112,20 @@ def fit_phases(name: str, rows: Sequence[PhaseRow]) -> TrainerCalibration:
     return _with_memory(fit.trainer, measured / predict(fit.trainer), 0.05, seen, provenance)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Fit and write; see the module."""
-    data, out, *names = arguments
-    rows, _ = read_training_rows(Path(data) / "measured" / "training.csv")
-    phases, _ = read_all(PhaseRow, read_table(Path(data) / "memory" / "rl_lora_phases.csv"))
-    for name in names or [*MEMORY_KNOBS, "peft", "peft_nf4"]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("backends", nargs="*")
+    asked = parser.parse_args(arguments)
+    rows, _ = read_training_rows(asked.data / "measured" / "training.csv")
+    phases, _ = read_all(PhaseRow, read_table(asked.data / "memory" / "rl_lora_phases.csv"))
+    for name in asked.backends or [*MEMORY_KNOBS, "peft", "peft_nf4"]:
         trainer = fit_phases(name, phases) if name.startswith("peft") else fit_memory(load_trainer(name), rows)
-        write_trainer(trainer, Path(out) / f"{name}.yaml")
+        write_trainer(trainer, asked.out / f"{name}.yaml")
         sys.stdout.write(f"{name}: {trainer.provenance[-1].spread}\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -53,7 +53,8 @@ def _prices(texts: Sequence[str]) -> dict[str, str]:
         name, equals, usd = text.partition("=")
         if not (equals and name.strip() and usd.strip()):
             raise SpecError(Problem(f"--price {text!r} names no price", suggestion="write it as h100=2.5,a100=1.3"))
-        found[name.strip()] = usd.strip()
+        if found.setdefault(name.strip(), usd.strip()) != usd.strip():
+            raise SpecError(Problem(f"--price states two prices of {name.strip()}", suggestion="state one"))
     return found
 
 

@@ -46,18 +46,20 @@ def validate(
 
     Example: rlperf validate measured.csv --kind training
     """
+    if kind == VERDICT:
+        if fit or leave is not None or len(files) != 1:
+            raise SpecError(
+                "--kind verdict takes one file of JSON lines, no --fit and no --leave-out: nothing is fitted"
+            )
+        judged = memory_verdicts.report(files[0])
+        print_json(judged.to_dict()) if as_json else typer.echo(memory_verdicts.text(judged))
+        return
     if leave is not None:
         if fit or len(files) != 1:
             raise SpecError("--leave-out takes one table and no --fit")
         with progress("fitted without") as bar:
             left = leave_out(files[0], kind, leave, bar)
         print_json(left.to_dict()) if as_json else typer.echo(text_of_left_out(left))
-        return
-    if kind == VERDICT:
-        if fit or len(files) != 1:
-            raise SpecError("--kind verdict takes one file of JSON lines and no --fit")
-        judged = memory_verdicts.report(files[0])
-        print_json(judged.to_dict()) if as_json else typer.echo(memory_verdicts.text(judged))
         return
     report = validate_paths(files, kind, fit or ())
     if not report.predicted and report.refused:

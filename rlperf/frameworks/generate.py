@@ -5,9 +5,9 @@ DATA is a folder with one sub-folder a framework, each with the composed default
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -160,4 +160,6 @@ def main(data: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("data", help="folder with one sub-folder a framework")
+    main(asked.parse_args().data)

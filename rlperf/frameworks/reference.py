@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from rlperf.frameworks.adapter import framework_facts
@@ -97,4 +97,6 @@ def main(docs: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("docs", help="folder of the documentation")
+    main(asked.parse_args().docs)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Measure = Literal["step", "usd/step", "run"]
 Asked = Callable[[Job], tuple[Context, FrameworkFacts | None]]
-_NUMBER = re.compile(r"\d+(\.\d+)?")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _TARGET = re.compile(r"^\s*(step|usd/step|run)\s*<=\s*(.+?)\s*$")
 
 

@@ -39,8 +39,8 @@ def trainer_bytes(
     """Memory of trainer layouts with full microbatches of the longest sequences: what must fit on the worst rl_step.
 
     ``budget``: tokens per microbatch and replica; ``parked``: 1 where the states wait in host memory ``[layouts]``.
-    Where microbatches are cut by count they hold what `most_counted` says. Experts receive tokens as unevenly as time
-    is charged for. A scoring pass counts where its microbatches are larger than those of training.
+    Where microbatches are cut by count they hold what `full_microbatches` says. Experts receive tokens as unevenly as
+    time is charged for. A scoring pass counts where its microbatches are larger than those of training.
     """
     stack, demand = with_optimizer(stack, architecture, settings), site.trained(demand)
     of_rank = demand.batch.sequences / layout.data_parallel

@@ -16,6 +16,7 @@ from rlperf.frameworks.export import write_file, write_plan
 from rlperf.frameworks.imports import import_config, read_job_or_config, with_architecture
 from rlperf.frameworks.logs import out_of_memory, read_log
 from rlperf.plan.answer.plan import Plan
+from rlperf.plan.judge.decisions import Report
 from rlperf.plan.question.context import before_any_log, resolve
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.step_log import StepLog
@@ -40,8 +41,11 @@ def audit_config(
     rollouts: Path | str | None = None,
     tokenizer: str | None = None,
     plan: bool = True,
+    report: Report | None = None,
 ) -> Audit:
     """What is wrong with a framework's configuration, and what to change first.
+
+    Long because each argument is an option of the command line.
 
     Parameters
     ----------
@@ -51,6 +55,7 @@ def audit_config(
     log : step metrics of the run, against which the prediction is held
     rollouts, tokenizer : rollout dump of the run, for its lengths, and what counts its text
     plan : also ask the planner for the best on the same hardware
+    report : called with the share done and a text
 
     Raises
     ------
@@ -65,7 +70,10 @@ def audit_config(
             table = read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
             workload = str(write_workload(table, Path(scratch) / "lengths.json"))
         folder = folder_of(_listed(config)[0])
-        found = audit(imported, cluster=cluster, workload=workload, log=steps, facts=facts, plan=plan, folder=folder)
+        found = audit(
+            imported, cluster=cluster, workload=workload, log=steps, facts=facts, plan=plan, folder=folder,
+            report=report,
+        )  # fmt: skip
     named = [name for name in (cluster, architecture, workload) if name is not None]
     if wrong := [problem for problem in found.unresolved if any(name in str(problem) for name in named)]:
         raise SpecError(wrong)

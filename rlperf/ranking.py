@@ -16,7 +16,7 @@ from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.compare import Side, compare_weighted, job_of_plan, side_of
-from rlperf.plan.judge.decisions import Report, judged_objective
+from rlperf.plan.judge.decisions import Report, judged_objective, within
 from rlperf.plan.question.words import layout_words
 from rlperf.report.plan_text import paired_words
 from rlperf.report.plan_whole import WholeStep
@@ -147,8 +147,7 @@ def plan_frameworks(
     tell = report or (lambda _share, _text: None)
     found = []
     for index, name in enumerate(names):
-        tell(index / len(names), name)
-        found.append(_planned(base, name, folder))
+        found.append(_planned(base, name, folder, within(tell, index / len(names), 1 / len(names), f"{name}: ")))
     if len({each.why_not for each in found} - {""}) == 1 and not any(each.plan for each in found):
         ask(job_of(base, {"framework": names[0]}), folder=folder, to_plan=True)  # raises what all of them say
     return FrameworkRanking(tuple(_ranked(found, folder)))
@@ -186,10 +185,10 @@ def _titled(name: str) -> str:
     return f"{facts.name} {facts.version}"
 
 
-def _planned(base: Job, name: str, folder: Path | None) -> RankedFramework:
+def _planned(base: Job, name: str, folder: Path | None, report: Report) -> RankedFramework:
     row = RankedFramework(_titled(name))
     try:
-        plan = plan_job(job_of(base, {"framework": name}), folder=folder)
+        plan = plan_job(job_of(base, {"framework": name}), folder=folder, report=report)
         plan_texts(plan, folder=folder)  # a plan that no file can state is none
     except (SpecError, InfeasibleError, SolverError, ExportError) as error:
         return replace(row, why_not="; ".join(line.strip() for line in str(error).splitlines()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +42,23 @@ def test_quick_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with output.progress("planning") as bar:
         bar(0.5, "task")
     assert capsys.readouterr().err == ""
+
+
+def test_an_audit_and_a_ranking_move_with_their_parts(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen3-0.6B "
+        "data.train_batch_size=16 data.max_prompt_length=512 data.max_response_length=1024 trainer.nnodes=1 "
+        "actor_rollout_ref.rollout.n=2 actor_rollout_ref.rollout.name=vllm trainer.n_gpus_per_node=8 "
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16 actor_rollout_ref.actor.use_dynamic_bsz=True\n"
+    )
+    told: list[tuple[float, str]] = []
+    rlperf.audit_config(script, cluster="dgx_h100", report=lambda share, text: told.append((share, text)))
+    shares = [share for share, _ in told]
+    assert shares == sorted(shares) and {0.1, 0.4} <= set(shares) and max(shares) > 0.7
+    assert any(text.startswith("the best: ") for _, text in told)
+    told.clear()
+    rlperf.plan_frameworks(frameworks="verl,slime", report=lambda share, text: told.append((share, text)), **JOB)
+    shares = [share for share, _ in told]
+    assert shares == sorted(shares) and min(shares) < 0.1 and max(shares) > 0.9
+    assert {text.partition(":")[0] for _, text in told} == {"verl", "slime"}

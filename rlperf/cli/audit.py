@@ -18,7 +18,7 @@ from rlperf.cli.audited import (
     WorkloadName,
     assumed_lines,
 )
-from rlperf.cli.output import AsJson, console, print_json
+from rlperf.cli.output import AsJson, console, print_json, progress
 
 if TYPE_CHECKING:
     from rlperf.frameworks.audit import Audit
@@ -60,10 +60,11 @@ def audit(
     from rlperf.frameworks.audit import report
     from rlperf.frameworks.imports import describe
 
-    found = audit_config(
-        config, framework=framework, cluster=cluster, architecture=architecture, workload=workload, log=log,
-        rollouts=rollouts, tokenizer=tokenizer, plan=plan,
-    )  # fmt: skip
+    with progress("auditing") as bar:
+        found = audit_config(
+            config, framework=framework, cluster=cluster, architecture=architecture, workload=workload, log=log,
+            rollouts=rollouts, tokenizer=tokenizer, plan=plan, report=bar,
+        )  # fmt: skip
     passes = found.passes_at(most_risk)
     if strict and (passes is None or any(f.severity == "warning" for f in found.findings)):
         passes = False

@@ -17,7 +17,7 @@ from rlperf.cli.audited import (
     WorkloadName,
     assumed_lines,
 )
-from rlperf.cli.output import AsJson, console, print_json
+from rlperf.cli.output import AsJson, console, print_json, progress
 
 
 def verdict(
@@ -41,10 +41,11 @@ def verdict(
     from rlperf.files import audit_config
     from rlperf.frameworks.verdict import lines_of, verdict_of
 
-    found = audit_config(
-        config, framework=framework, cluster=cluster, architecture=architecture, workload=workload, log=log,
-        rollouts=rollouts, plan=plan,
-    )  # fmt: skip
+    with progress("judging") as bar:
+        found = audit_config(
+            config, framework=framework, cluster=cluster, architecture=architecture, workload=workload, log=log,
+            rollouts=rollouts, plan=plan, report=bar,
+        )  # fmt: skip
     said = verdict_of(found)
     if as_json:
         plain = None if said is None else {**asdict(said), "normal": said.normal, "line": said.line}

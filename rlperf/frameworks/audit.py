@@ -14,7 +14,7 @@ from rlperf.calibrate.logs import logs_of
 from rlperf.cost.engine_memory import engine_memory
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.expressible import as_framework_runs
+from rlperf.frameworks.audit_best import best_of
 from rlperf.frameworks.findings import (
     LIKELY,
     Cache,
@@ -33,6 +33,7 @@ from rlperf.frameworks.run import ref
 from rlperf.layout import Layout
 from rlperf.plan.answer.plan import Phase, Plan, Prediction
 from rlperf.plan.answer.prediction import cache_shortage, prediction_of
+from rlperf.plan.judge.decisions import Report, within
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
@@ -41,8 +42,6 @@ from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import least_cache
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
-from rlperf.specs.pool import ATTRIBUTES, PoolSpec
-from rlperf.specs.short_job import planned_anew
 from rlperf.specs.step_log import StepLog
 from rlperf.units import human_bytes, human_risk, human_seconds, with_probability
 
@@ -122,8 +121,9 @@ def audit(
     predict: bool = True,
     gains: bool = True,
     folder: Path | None = None,
+    report: Report | None = None,
 ) -> Audit:
-    """Audit a configuration.
+    """Audit a configuration. Long because each argument is a question of its own.
 
     Parameters
     ----------
@@ -133,7 +133,9 @@ def audit(
     predict : also predict memory and time; without, only keys and rules are checked
     plan, gains : also ask the planner for the best on the same hardware; also what other settings would gain, as hints
     folder : where calibrations and profiles of one's own are, as plan and predict find them
+    report : called with the share done and a text
     """
+    tell = report or (lambda _share, _text: None)
     given, imported = imported, with_budget(imported)
     broken, notes = _rules(given)
     findings = key_findings(given) + broken
@@ -146,31 +148,39 @@ def audit(
         checked = sort([*findings, *engine_findings(given, None)])
         return Audit(imported, None, checked, None, None, tuple(notes), error.problems, compared(None, log))
     notes += context.shape_notes
-    blocked = {each.rule for each in findings if each.severity == "error"} - {"unknown_key", "illegal_value"}
-    predicted, evaluation, cache, unjudged, best = None, None, None, "", None
-    try:
-        predicted, evaluation = _predict(context)
-        cache = _cache_of(evaluation)
-    except (InfeasibleError, ValueError, ZeroDivisionError) as error:
-        notes.append(f"not predicted: {error}")
-        cache = _cache(imported, context)
-        if isinstance(error, InfeasibleError) and not blocked:
-            findings += _no_layout(imported, context, error, cache)
+    predicted, evaluation, cache, failed = _predicted(imported, context)
+    unjudged, best = "", None
+    if failed is not None:
+        notes.append(f"not predicted: {failed}")
+        findings += _no_layout(imported, failed, cache, findings)
     findings += engine_findings(given, cache)
     attempt = partial(_attempt, cluster=job.cluster, workload=job.tasks[0].workload, folder=folder)
     if predicted is not None and evaluation is not None:
+        tell(0.1, "what other settings would gain")
         judged, unjudged = _judged(given, context, predicted, evaluation, cache, attempt if gains else None)
         notes += [unjudged] if unjudged else []
         findings += judged + (log_findings(given, predicted, log) if log else [])
-    findings, together = repaired(findings, given, attempt)
-    if together is not None:
-        notes.append(f"with the settings above it fits: {human_seconds(together.rl_step_s)} per rl_step predicted")
+    tell(0.4, "what would mend it")
+    findings, then = repaired(findings, given, attempt)
+    notes += [f"with the settings above it fits: {human_seconds(then.rl_step_s)} per rl_step predicted"] if then else []
     if plan and predicted is not None:
-        best, note = _best(job, facts, predicted.rl_step_s, imported.source.files, folder)
+        files, rest = imported.source.files, within(tell, 0.5, 0.5, "the best: ")
+        best, note = best_of(job, facts, predicted.rl_step_s, files, folder, rest)
         notes += [note] if note else []
     against, short = compared(predicted, log), "" if evaluation is None else cache_shortage(evaluation)
     but = _cautions(evaluation, log, job.tasks[0].workload) if evaluation and log else ()
     return Audit(imported, job, sort(findings), predicted, best, tuple(notes), (), against, unjudged, "", but, short)
+
+
+def _predicted(
+    imported: Imported, context: Context
+) -> tuple[Prediction | None, Evaluation | None, Cache | None, Exception | None]:
+    """The prediction with what stands behind it and what the engine's cache holds; or why there is none."""
+    try:
+        predicted, evaluation = _predict(context)
+        return predicted, evaluation, _cache_of(evaluation), None
+    except (InfeasibleError, ValueError, ZeroDivisionError) as error:
+        return None, None, _cache(imported, context), error
 
 
 def _judged(
@@ -188,8 +198,11 @@ def _judged(
     return found + gain_findings(given, predicted, [] if unjudged else offers, attempt), unjudged
 
 
-def _no_layout(imported: Imported, context: Context, error: InfeasibleError, cache: Cache | None) -> list[Finding]:
-    """That the layout is none, unless the engine's cache already says why."""
+def _no_layout(imported: Imported, error: Exception, cache: Cache | None, known: Sequence[Finding]) -> list[Finding]:
+    """That the layout is none, unless the engine's cache or an error that is ``known`` already says why."""
+    blocked = {each.rule for each in known if each.severity == "error"} - {"unknown_key", "illegal_value"}
+    if blocked or not isinstance(error, InfeasibleError):
+        return []
     if cache is not None and cache.tokens < cache.least:
         return []
     key = key_of(imported, ref("trainer.tensor_parallel"))
@@ -355,45 +368,6 @@ def log_findings(imported: Imported, predicted: Prediction, log: StepLog) -> lis
             Finding("warning", key, message, "raise it, or penalise length", "never", log.source, rule="truncated")
         )
     return found
-
-
-def _best(
-    job: Job, facts: FrameworkFacts | None, now_s: float, files: Sequence[str], folder: Path | None
-) -> tuple[Plan | None, str]:
-    """The planner's best for the same tasks on the same devices, every layout open; a word where it gains nothing."""
-    from rlperf.plan.planner import plan_job
-
-    decided = [each.name for each in ATTRIBUTES if each.part == "settings" and each.decided in ("searched", "derived")]
-    open_pools = tuple(
-        PoolSpec(role=pool.role, settings=pool.settings.model_copy(update=dict.fromkeys(decided))) for pool in job.pools
-    )
-    free = job.model_copy(update={"pools": open_pools})
-    try:
-        best = plan_job(resolve(free, folder=folder), facts=facts)
-    except InfeasibleError as error:
-        return _elsewhere(free, facts, error, files, folder)
-    except RlperfError as error:
-        return None, f"no plan: {error}"
-    slower = best.phases[0].predicted.rl_step_s >= now_s
-    nothing = "the planner, who keeps a risk of running out of memory, finds nothing faster"
-    return best, nothing if slower else ""
-
-
-def _elsewhere(
-    job: Job, facts: FrameworkFacts | None, why: RlperfError, files: Sequence[str], folder: Path | None
-) -> tuple[Plan | None, str]:
-    """The best plan with any trainer of the framework, where none fits with the configuration's own."""
-    from rlperf.plan.planner import plan_job
-
-    any_trainer = job.model_copy(update={"trainer_backends": ()})
-    if facts is not None:
-        any_trainer = as_framework_runs(any_trainer, facts)
-    try:
-        best = plan_job(resolve(any_trainer, folder=folder), facts=facts)
-    except RlperfError:
-        return None, f"no plan: {why}"
-    then = f"; its configuration: {asked}" if (asked := planned_anew(job, files)) else ""
-    return best, f"nothing fits with {', '.join(job.trainer_backends)}: the planner took another trainer{then}"
 
 
 def pools_words(phase: Phase) -> str:

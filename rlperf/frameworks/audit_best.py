@@ -1,0 +1,52 @@
+"""The planner's best on the hardware of an audited configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlperf.errors import InfeasibleError, RlperfError
+from rlperf.frameworks.expressible import as_framework_runs
+from rlperf.plan.answer.plan import Plan
+from rlperf.plan.judge.decisions import Report
+from rlperf.plan.planner import plan_job
+from rlperf.plan.question.context import resolve
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.job import Job
+from rlperf.specs.pool import ATTRIBUTES, PoolSpec
+from rlperf.specs.short_job import planned_anew
+
+
+def best_of(
+    job: Job, facts: FrameworkFacts | None, now_s: float, files: Sequence[str], folder: Path | None, report: Report
+) -> tuple[Plan | None, str]:
+    """The planner's best for the same tasks on the same devices, every layout open; a word where it gains nothing."""
+    decided = [each.name for each in ATTRIBUTES if each.part == "settings" and each.decided in ("searched", "derived")]
+    open_pools = tuple(
+        PoolSpec(role=pool.role, settings=pool.settings.model_copy(update=dict.fromkeys(decided))) for pool in job.pools
+    )
+    free = job.model_copy(update={"pools": open_pools})
+    try:
+        best = plan_job(resolve(free, folder=folder), facts=facts, report=report)
+    except InfeasibleError as error:
+        return _elsewhere(free, facts, error, files, folder)
+    except RlperfError as error:
+        return None, f"no plan: {error}"
+    slower = best.phases[0].predicted.rl_step_s >= now_s
+    nothing = "the planner, who keeps a risk of running out of memory, finds nothing faster"
+    return best, nothing if slower else ""
+
+
+def _elsewhere(
+    job: Job, facts: FrameworkFacts | None, why: RlperfError, files: Sequence[str], folder: Path | None
+) -> tuple[Plan | None, str]:
+    """The best plan with any trainer of the framework, where none fits with the configuration's own."""
+    any_trainer = job.model_copy(update={"trainer_backends": ()})
+    if facts is not None:
+        any_trainer = as_framework_runs(any_trainer, facts)
+    try:
+        best = plan_job(resolve(any_trainer, folder=folder), facts=facts)
+    except RlperfError:
+        return None, f"no plan: {why}"
+    then = f"; its configuration: {asked}" if (asked := planned_anew(job, files)) else ""
+    return best, f"nothing fits with {', '.join(job.trainer_backends)}: the planner took another trainer{then}"

@@ -130,6 +130,14 @@ def test_a_plan_file_with_a_trainer_that_its_job_does_not_have_is_refused(tmp_pa
         rlperf.predict_job(tmp_path / "plan.yaml")
 
 
+def test_a_plan_file_with_other_devices_than_its_layout_takes_is_refused(tmp_path: Path) -> None:
+    data = yaml.safe_load(plan_yaml(rlperf.plan_job(written(tmp_path))))
+    data["phases"][0]["pools"][1]["devices"] = 0
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(data))
+    with pytest.raises(SpecError, match="has 0 devices, and a layout of 8"):
+        rlperf.predict_job(tmp_path / "plan.yaml")
+
+
 def test_phases_of_a_plan_are_predicted_one_by_one(tmp_path: Path) -> None:
     trace(tmp_path / "lengths", steps=2, scale=150.0)
     task = {**SMALL["tasks"][0], "workload": "lengths"}  # type: ignore[index]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.pool import LayoutValues, Placement, PoolSpec, Role, SettingsValues
@@ -18,6 +20,12 @@ class PoolPlan(Frozen):
     placement: Placement | None = Field(None, description="of a critic: own, on devices of its own")
     layout: LayoutValues
     settings: SettingsValues
+
+    @model_validator(mode="after")
+    def _devices_are_the_layouts(self) -> Self:
+        if self.devices != self.layout.devices:
+            raise ValueError(f"has {self.devices} devices, and a layout of {self.layout.devices}")
+        return self
 
     @property
     def own_devices(self) -> int:

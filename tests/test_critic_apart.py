@@ -233,6 +233,10 @@ def test_openrlhf_is_written_and_read_back(tmp_path: Any) -> None:
     assert predict_job(ask(back).context).critic == phase.predicted.critic
     found = audit_config(files, framework="openrlhf", cluster="dgx_h100", workload="math")
     assert not [each for each in found.findings if each.severity == "error"]
+    asleep = tmp_path / "asleep.sh"
+    asleep.write_text(text.replace("  --actor.num_nodes 1\n", "  --actor.num_nodes 1\n  --ds.enable_sleep\n"))
+    slow = audit_config([asleep], framework="openrlhf", cluster="dgx_h100", workload="math").findings
+    assert ("critic_sleep", "warning") in {(each.rule, each.severity) for each in slow}
     with pytest.raises(ExportError, match="no keys for a critic on devices of its own"):
         write_plan(plan, "verl", tmp_path / "verl")
     written = write_job(back, "openrlhf", tmp_path / "again")

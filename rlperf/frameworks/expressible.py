@@ -37,7 +37,9 @@ def as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None = Non
     found = job.model_copy(update={"trainer_backends": backends})
     if "engine" not in job.model_fields_set and job.engine not in facts.engines:
         found = found.model_copy(update={"engine": facts.engines[0]})
-    return _with_keyless_settings(_without_unsayable(_with_its_modes(found, facts), facts), facts)
+    return _counting_apart(
+        _with_keyless_settings(_without_unsayable(_with_its_modes(found, facts), facts), facts), facts
+    )
 
 
 def modes_words(asked: Job, taken: Job) -> tuple[str, ...]:
@@ -102,6 +104,24 @@ def _with_keyless_settings(job: Job, facts: FrameworkFacts) -> Job:
         given = {name: value for name, value in dict(fixed.settings).items() if name in theirs and name not in ours}
         pools[fixed.role] = pool.model_copy(update={"settings": pool.settings.model_copy(update=given)})
     return job.model_copy(update={"pools": tuple(pools.values())})
+
+
+COUNTS = (1, 2, 4, 8, 16)
+"""Sequences of a microbatch that are tried where a framework takes no token budget."""
+
+
+def _counting_apart(job: Job, facts: FrameworkFacts) -> Job:
+    """The job with microbatches counted where its trainers have devices of their own and files then state no tokens.
+
+    What the job states of its microbatches stays; of modes of both kinds each is planned with a budget.
+    """
+    trainer = job.pool("trainer")
+    apart = facts.counts_apart and not any(MODES[mode].shares_devices for mode in job.modes)
+    if not apart or trainer.settings.token_budget is not None or trainer.layout.microbatch is not None:
+        return job
+    counted = trainer.model_copy(update={"layout": trainer.layout.model_copy(update={"microbatch": COUNTS})})
+    others = tuple(pool for pool in job.pools if pool.role != "trainer")
+    return job.model_copy(update={"pools": (*others, counted)})
 
 
 def _without_unsayable(job: Job, facts: FrameworkFacts) -> Job:

@@ -66,6 +66,12 @@ def test_no_cap_is_a_cap_that_nothing_reaches(tmp_path: Path) -> None:
     assert float(np.ravel(none.work.batches.tokens).mean()) < 32 * 2048
 
 
+def test_a_cap_beyond_any_count_is_none(tmp_path: Path) -> None:
+    stated = read(tmp_path, "max_tokens_per_mb: 1000000000").trainer
+    assert stated == read(tmp_path).trainer
+    assert trip(tmp_path / "run.yaml", tmp_path) == 5
+
+
 def test_no_cap_survives_export_and_import(tmp_path: Path) -> None:
     read(tmp_path)
     assert trip(tmp_path / "run.yaml", tmp_path) == 5

@@ -6,6 +6,7 @@ from math import lcm
 
 from rlperf.frameworks.keytable import Flat
 from rlperf.frameworks.run import Run, TrainerRun
+from rlperf.units import MOST_COUNT
 
 SPEC = "actor.mb_spec."
 
@@ -25,14 +26,17 @@ def parts_of(trainer: TrainerRun, flat: Flat) -> int:
 def whole_passes(run: Run, flat: Flat) -> TrainerRun:
     """The trainer with the sequences of its microbatches where no cap is stated, which is 1e12 tokens then.
 
-    An update's on every rank are cut into ``n_mbs`` parts (1 unless stated), and so are the rl_step's to be scored.
+    An update's on every rank are cut into ``n_mbs`` parts (1 unless stated), and so are the rl_step's to be scored. A
+    cap beyond any count of tokens (``1e9``) is none.
     """
     trainer, batch = run.trainer, run.batch
-    if trainer.token_budget is not None:
+    if (trainer.token_budget or MOST_COUNT + 1) <= MOST_COUNT:
         return trainer
     ranks = (trainer.data_parallel or 1) * parts_of(trainer, flat)
     update, scored = (-(-prompts * batch.group_size // ranks) for prompts in (batch.mini, batch.prompts))
-    return trainer.having(microbatch=update, scoring_microbatch=scored)
+    return trainer.having(
+        microbatch=update, scoring_microbatch=scored, token_budget=None, scoring_token_budget=None, dynamic=False
+    )
 
 
 def cap_of(run: Run) -> int | None:

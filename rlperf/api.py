@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from rlperf.plan.question.context import Context, anchored, engine_named, resolv
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.own_files import folder_of
-from rlperf.specs.reader import Document, parse_document, read_text, validate
+from rlperf.specs.reader import Document, read_job_document, validate
 from rlperf.specs.short_job import SHORT, short_job
 from rlperf.sweep import Sweep, SweepResult, check_sweep, read_sweep
 from rlperf.sweep.run import Backend, run_sweep
@@ -92,34 +91,11 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
     return dict(values)
 
 
-SCRIPTS = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".py")
-"""Suffixes of what launches a framework, which is no job."""
-_COMMAND = re.compile(
-    r"\A#!|^\s*(?:[A-Z_]+=\S+\s+)*(?:python3?|torchrun|accelerate|ray|srun|bash|uv|set|export)\s", re.M
-)
-"""What a line of a launch script begins with, and none of a job."""
-
-
-def _read(path: Path | str) -> Document:
-    """A job's or plan's file; a launch script is told apart by what it holds, and what reads it named."""
-    text = read_text(path)  # once: a pipe has it no second time
-    launches = Path(path).suffix in SCRIPTS or _COMMAND.search(text) is not None
-    try:
-        document = parse_document(text, str(path))
-        if isinstance(document.data, dict) or not launches:
-            return document
-    except SpecError:
-        if not launches:
-            raise
-    hint = f"`rlperf import {path} --out job.yaml` makes one of it, `rlperf audit {path}` judges it as it is"
-    raise SpecError(Problem("is a launch script, no job", str(path), suggestion=hint))
-
-
 def load_job(job: Job | Path | str) -> Job:
     """A job from its file, with absolute paths, or the job that a plan.yaml answers; an object passes as it is."""
     if isinstance(job, Job):
         return job
-    document = _read(job)
+    document = read_job_document(job)
     plan = plan_in(document)
     return plan.job if plan else anchored(validate(document, Job), folder_of(job))
 
@@ -140,7 +116,7 @@ def ask(
     document: Document | None = None
     if not isinstance(job, Job):
         path = Path(job)
-        document, folder = _read(path), folder_of(path)
+        document, folder = read_job_document(path), folder_of(path)
         if plan := plan_in(document):
             named = plan.job.of_task(task).tasks[0].name
             phase = next(phase for phase in plan.phases if named in phase.tasks)
@@ -191,7 +167,7 @@ def plan_job(
     SpecError, InfeasibleError, SolverError : see `rlperf.errors`
     """
     job = job_of(job, values)
-    again = None if isinstance(job, Job) else plan_in(_read(job))
+    again = None if isinstance(job, Job) else plan_in(read_job_document(job))
     if again is None or isinstance(job, Job):
         question = ask(job, folder=folder, to_plan=True)
     else:
@@ -224,7 +200,7 @@ def judge(
     if isinstance(asked, Plan | Job):
         plan = asked if isinstance(asked, Plan) else None
     else:
-        plan = plan_in(_read(asked))
+        plan = plan_in(read_job_document(asked))
     if plan is None:
         assert not isinstance(asked, Plan)
         question = ask(asked, task=task)

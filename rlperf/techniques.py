@@ -16,7 +16,7 @@ import numpy as np
 
 from rlperf.alternatives import changed_job, job_and_folder, side_of_job
 from rlperf.api import Jobs, job_of
-from rlperf.errors import InfeasibleError, SpecError
+from rlperf.errors import InfeasibleError, Problem, SpecError, did_you_mean
 from rlperf.frameworks.adapter import framework_facts, states
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import ref
@@ -209,10 +209,13 @@ def gains(
     ------
     SpecError : a name that no technique has; InfeasibleError : the job itself has no plan
     """
-    unknown = sorted(set(names) - {each.name for each in TECHNIQUES})
-    if unknown:
-        known = ", ".join(each.name for each in TECHNIQUES)
-        raise SpecError(f"there is no technique named {', '.join(unknown)}: there are {known}")
+    known = [each.name for each in TECHNIQUES]
+    there = f"there are {', '.join(known)}"
+    if unknown := [name for name in names if name not in known]:
+        raise SpecError(
+            Problem(f"there is no technique named {name!r}", suggestion=did_you_mean(name, known) or there)
+            for name in unknown
+        )
     base, folder = job_and_folder(job_of(job, values), folder)
     chosen = [each for each in TECHNIQUES if not names or each.name in names]
     part = 1.0 / (1 + len(chosen))

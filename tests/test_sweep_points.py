@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlperf.api import ask, asked, sweep_job
-from rlperf.errors import InfeasibleError
+from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.predict import predict_job
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import screen
 from rlperf.specs.job import Job
-from rlperf.sweep import Sweep, SweepResult, check_sweep
+from rlperf.sweep import Sweep, SweepResult, check_sweep, read_sweep
 from rlperf.sweep.columns import DECIDED, RESULTS, columns_of
 from rlperf.sweep.paths import with_values
 from rlperf.sweep.space import groups_of
@@ -263,3 +263,9 @@ def test_every_point_is_in_exactly_one_group(axes: dict[str, int], listed: list[
             if points:
                 entry = points[number // per_entry]
                 assert {path: setting[path] for path in entry} == entry
+
+
+def test_a_job_in_place_of_a_sweep_is_told_what_a_sweep_is(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(json.dumps(JOB))
+    with pytest.raises(SpecError, match=r"is a job, no sweep \(a sweep names it .* \{job: job.yaml, grid: "):
+        read_sweep(tmp_path / "job.yaml")

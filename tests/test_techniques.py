@@ -68,8 +68,10 @@ def test_what_the_framework_itself_refuses_says_so_and_progress_moves_with_every
 
 
 def test_an_unknown_technique_is_refused_with_those_there_are() -> None:
-    with pytest.raises(SpecError, match="no technique named warp drive: there are speculative decoding"):
+    with pytest.raises(SpecError, match=r"no technique named 'warp drive' \(there are speculative decoding"):
         gains(names=("warp drive",))
+    with pytest.raises(SpecError, match=r"'fp8cache' \(did you mean fp8 cache\?\)"):
+        gains(names=("fp8cache",))
 
 
 def test_every_row_names_frameworks_that_exist_and_says_what_is_measured() -> None:

@@ -14,6 +14,7 @@ import rlperf
 from rlperf.api import ask
 from rlperf.cli import main
 from rlperf.frameworks.audit import report
+from rlperf.frameworks.export import write_file
 from rlperf.frameworks.expressible import modes_words
 from rlperf.frameworks.imports import describe, import_config
 from rlperf.plan.answer.prediction import _against_preemption
@@ -96,7 +97,7 @@ def test_knobs_that_the_planner_set_are_not_advised_against() -> None:
 def test_a_launch_script_is_no_job(name: str, head: str, tmp_path: Path) -> None:
     script = tmp_path / name
     script.write_text(head + "python3 -m verl.trainer.main_ppo " + "data.train_batch_size=64 " * 40)
-    for command in (rlperf.plan_job, rlperf.predict_job):
+    for command in (rlperf.plan_job, rlperf.predict_job, lambda file: write_file(file, None, tmp_path / "out")):
         with pytest.raises(rlperf.SpecError, match=r"is a launch script, no job \(`rlperf import ") as refused:
             command(script)
         assert len(str(refused.value)) < 400

@@ -27,7 +27,7 @@ from rlperf.specs.framework import Rule
 from rlperf.specs.job import Job
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.profiles import load_architecture, load_cluster
-from rlperf.specs.reader import read_document, validate
+from rlperf.specs.reader import read_document, read_job_document, validate
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.writer import is_export, write_folder
 from rlperf.units import human_seconds
@@ -147,7 +147,7 @@ def write_job(
 
 def write_file(path: Path | str, framework: str | None, out: Path | str) -> tuple[Path, ...]:
     """Write what a file holds: a plan, or a job with pinned pools (and the keys that its import carried along)."""
-    document = read_document(path)
+    document = read_job_document(path)
     folder = folder_of(path)
     if plan := plan_in(document):
         return write_plan(plan, framework, out, folder=folder)

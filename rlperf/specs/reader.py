@@ -198,6 +198,29 @@ def read_document(path: Path | str) -> Document:
     return parse_document(read_text(path), str(path))
 
 
+SCRIPTS = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".py")
+"""Suffixes of what launches a framework, which is no job."""
+_COMMAND = re.compile(
+    r"\A#!|^\s*(?:[A-Z_]+=\S+\s+)*(?:python3?|torchrun|accelerate|ray|srun|bash|uv|set|export)\s", re.M
+)
+"""What a line of a launch script begins with, and none of a job."""
+
+
+def read_job_document(path: Path | str) -> Document:
+    """A job's or plan's file; a launch script is told apart by what it holds, and what reads it named."""
+    text = read_text(path)  # once: a pipe has it no second time
+    launches = Path(path).suffix in SCRIPTS or _COMMAND.search(text) is not None
+    try:
+        document = parse_document(text, str(path))
+        if isinstance(document.data, dict) or not launches:
+            return document
+    except SpecError:
+        if not launches:
+            raise
+    hint = f"`rlperf import {path} --out job.yaml` makes one of it, `rlperf audit {path}` judges it as it is"
+    raise SpecError(Problem("is a launch script, no job", str(path), suggestion=hint))
+
+
 def parse_document(text: str, file: str) -> Document:
     """Parse YAML (or JSON) text; ``file`` is its name in messages."""
     try:

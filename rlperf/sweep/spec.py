@@ -108,6 +108,13 @@ class Checked:
 def read_sweep(path: Path | str) -> Checked:
     """A sweep from its file; every problem with its line, before any work starts."""
     document = read_document(path)
+    if (
+        isinstance(document.data, dict)
+        and "job" not in document.data
+        and {"architecture", "tasks"} & set(document.data)
+    ):
+        hint = f"a sweep names it and what varies: {{job: {Path(path).name}, grid: {{nodes: [1, 2, 4]}}}}"
+        raise SpecError(Problem("is a job, no sweep", str(path), suggestion=hint))
     return check_sweep(validate(document, Sweep), document=document, folder=Path(path).resolve().parent)
 
 

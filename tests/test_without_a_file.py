@@ -203,6 +203,9 @@ def test_several_modes_are_named_with_commas_and_allow_what_all_of_them_need() -
     with pytest.raises(rlperf.SpecError, match="colocated, one_step_off trains on samples 1 policy versions behind"):
         short_job(**SMALL, mode="colocated,one_step_off", staleness=2)
     assert "--mode colocated,async" in options_for(job)
+    for staleness in (None, 2):
+        with pytest.raises(rlperf.SpecError, match="at least one alternative"):
+            short_job(**SMALL, mode=[], staleness=staleness)
 
 
 def test_a_wrong_keyword_is_told_with_the_nearest() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from rlperf.frameworks.readback import read_back, unstated
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, ref
 from rlperf.frameworks.run_all import RunAll, run_all_of
-from rlperf.frameworks.run_of import from_job, from_phase
+from rlperf.frameworks.run_of import data_names, from_job, from_phase
 from rlperf.frameworks.scorer_keys import scorer_settings
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.answer.reading import plan_in
@@ -115,13 +114,13 @@ def _exported(plan: Plan, adapter: Adapter, version: str, folder: Path | str | N
     """The files of every phase."""
     job = plan.job
     per_node = _devices_per_node(job, folder)
-    first = plan.phases[0].rl_steps[0]
+    first, names = plan.phases[0].rl_steps[0], data_names([phase.tasks for phase in plan.phases])
     phases = []
     for index, phase in enumerate(plan.phases):
         steps = steps_of(job, phase, plan.phases[-1])
         run = with_prediction(from_phase(phase, job, per_node, folder), phase, first, steps)
-        if len({each.tasks for each in plan.phases}) > 1:
-            run = replace(run, data=re.sub(r"\W", "", "_".join(phase.tasks)))
+        if len(names) > 1:
+            run = replace(run, data=names[phase.tasks])
         stem = "config" if len(plan.phases) == 1 else f"phase_{index + 1:02d}"
         phases.append(export_run(run, adapter, version, stem, _decided(phase, job), folder=folder))
     return phases

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeVar
@@ -46,6 +48,20 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str
         critic_devices=apart,
         scorers=tuple(_scorer(one, job, _architecture_of(phase, job)) for one in phase.scorers),
     )
+
+
+def data_names(phases: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
+    """A name of files and folders for the tasks of each phase, from theirs: no two share one.
+
+    >>> data_names([("math 1",), ("math1",), ("math 1",), ("++",)])
+    {('math 1',): 'math1', ('math1',): 'math1_2', ('++',): 'task'}
+    """
+    found: dict[tuple[str, ...], str] = {}
+    for tasks in phases:
+        plain = re.sub(r"\W", "", "_".join(tasks)) or "task"
+        names = (plain, *(f"{plain}_{number}" for number in range(2, len(found) + 2)))
+        found.setdefault(tasks, next(name for name in names if name not in found.values()))
+    return found
 
 
 def _goes_on(job: Job) -> bool | None:

@@ -199,8 +199,8 @@ def planned_anew(job: Job, files: Sequence[str]) -> str:
 
 
 def _staleness(modes: Sequence[str], stated: int | None) -> int:
-    """The limit as stated, or the least that the modes need; a mode that nobody knows is the job's to refuse."""
-    if not set(modes) <= set(MODES):
+    """The limit as stated, or the least that the modes need; one that nobody knows, or none, is the job's to refuse."""
+    if not modes or not set(modes) <= set(MODES):
         return 0
     traits = [MODES[mode] for mode in modes]
     if stated is None:

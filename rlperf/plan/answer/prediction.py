@@ -91,7 +91,7 @@ def scorer_uses(context: Context, evaluation: Evaluation) -> tuple[ScorerUse, ..
 
 
 def critic_use(context: Context, evaluation: Evaluation) -> CriticUse | None:
-    """What a critic on devices of its own takes of an rl_step, and how long policy and critic wait for each other."""
+    """What a critic on devices of its own takes of an rl_step, and how long the trainer waits for it."""
     if not context.site.critic_apart:
         return None
     own = evaluation.trainer

@@ -149,7 +149,7 @@ def leave_out(path: Path | str, kind: str, by: str, tell: Tell = quiet) -> Leave
     table = read_table(path)
     report = report_of(kind, table.file, by, predict(Path(path), table, by, tell))
     if not report.lines:
-        raise SpecError(f"{table.file}: without a {by} nothing predicts its rows, so none can be left out")
+        raise SpecError(f"{table.file}: no {by} can be left out: its rows name none, or nothing else predicts them")
     return report
 
 

@@ -12,6 +12,8 @@ import pytest
 from rlperf.calibrate.kernel_tables import Series, read_series
 from rlperf.calibrate.kernels import added, fit_series, merged
 from rlperf.calibrate.module_fits import fit_modules, mixer_of, module_seconds
+from rlperf.calibrate.tables import read_table
+from rlperf.calibrate.validate_kernels import predict_rows
 from rlperf.cost.engine_memory import kv_bytes_per_request, kv_bytes_per_token
 from rlperf.cost.inference import decode_breakdown
 from rlperf.cost.layers import stack_of
@@ -225,3 +227,15 @@ def test_scans_over_prompts_go_by_bandwidth_too(measured_data: Path, device: str
     assert fit is not None and len(rows) >= 6
     ratio = 1e6 * scan_with(hw.device, fit, count, tokens / count, heads, 128.0, 128.0) / measured_us
     assert abs(np.log(np.median(ratio))) < bound
+
+
+def test_modules_of_models_that_nobody_describes_are_refused_row_by_row(tmp_path: Path) -> None:
+    head = "gpu,src,kernel,phase,model,gemm_dtype,kv_cache_dtype,num_heads,batch,q_len,past_len,flag,latency_us"
+    rows = [
+        f"gb300,vllm-0.27.0,mla,generation,moonshotai/Kimi-K3-preview,bfloat16,bf16,96,{2**i},1,4096,,50"
+        for i in range(8)
+    ]
+    (tmp_path / "modules.csv").write_text("\n".join([head, *rows]) + "\n")
+    found = predict_rows(tmp_path / "modules.csv", read_table(tmp_path / "modules.csv"))
+    assert not found.predictions and len(found.refused) == 8
+    assert "a model that rlperf does not have" in found.refused[0].reason

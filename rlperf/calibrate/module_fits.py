@@ -19,6 +19,7 @@ from rlperf.cost.layers.choosing import Choosing
 from rlperf.cost.layers.layer import fuse
 from rlperf.cost.operators import product_operator
 from rlperf.cost.replica import Replica, Roles, total
+from rlperf.errors import SpecError
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import SparseFit
 from rlperf.specs.engine_calibration import load_engine_calibration
@@ -37,9 +38,12 @@ def mixer_of(series: Series) -> tuple[str, str]:
 
 
 def _layer(series: Series) -> Choosing | None:
-    """The layer of the model that was timed; None where it chooses no keys."""
+    """The layer of the model that was timed; None where it chooses no keys, or nobody describes the model."""
     model, part, _ = series.variant.rsplit("/", 2)
-    layers = [half.layer for half in stack_of(load_architecture(model)).halves]
+    try:
+        layers = [half.layer for half in stack_of(load_architecture(model)).halves]
+    except SpecError:
+        return None
     found = [layer for layer in layers if isinstance(layer, Choosing)]
     wanted = _TABLES.get(part)
     return next((layer for layer in found if wanted in (None, layer.table)), None)

@@ -14,6 +14,7 @@ from rlperf.calibrate import collective_rows
 from rlperf.calibrate.kernel_fits import KernelFit
 from rlperf.calibrate.kernel_tables import read_series
 from rlperf.calibrate.kernels import MINIMUM_ROWS, fit_series
+from rlperf.calibrate.module_fits import mixer_of
 from rlperf.calibrate.tables import Refusal, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.errors import SpecError
@@ -46,6 +47,8 @@ def predict_rows(path: Path, table: Table) -> Outcome:
         for one in mine:
             if len(one.measured_s) < MINIMUM_ROWS:
                 reason = f"series of fewer than {MINIMUM_ROWS} timings"
+            elif one.kind == "sparse" and not mixer_of(one)[0]:
+                reason = "a module that reads all keys, or of a model that rlperf does not have: no fit is made to it"
             else:
                 reason = "an older version of a kernel that the file also holds, or skewed routing"
             refused += [Refusal(row, reason) for row in one.row_ids if row not in seen]

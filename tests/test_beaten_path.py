@@ -310,6 +310,7 @@ def test_plain_questions_get_layouts_that_people_run(model: str, gpus: int, gpu:
     assert (layout.expert_parallel in (4, 8)) == (model == "Qwen3-30B-A3B")
 
 
+@pytest.mark.slow
 def test_a_size_is_no_number_of_nodes_that_only_odd_pipelines_divide() -> None:
     """On 56 devices every layout is off the path, and none is dearer for it there: 8B would run as PP7 on 7 nodes."""
     job = short_job("Qwen3-8B", None, "h100", max_response="16k")

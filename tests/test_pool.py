@@ -70,7 +70,9 @@ def test_columns_and_exchange_have_what_the_planner_decides() -> None:
 
 
 def test_a_plan_s_pool_pinned_and_filled_is_itself() -> None:
-    layout = LayoutValues(tensor_parallel=4, zero_stage=3, activation_recompute="full", sequence_parallel=True)
+    layout = LayoutValues(
+        tensor_parallel=4, data_parallel=2, zero_stage=3, activation_recompute="full", sequence_parallel=True
+    )
     settings = SettingsValues(backend="megatron", token_budget=4096, packing=False)
     pool = PoolPlan(role="trainer", devices=8, device="h100", layout=layout, settings=settings)
     spec = pool.pinned()

@@ -13,7 +13,7 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.export import ExportedPhase, export_run, write_plan
 from rlperf.frameworks.imports import Imported, import_config
 from rlperf.frameworks.keytable import key_table
-from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
+from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run, ref
 from rlperf.specs.job import Job
 from studies.round_trip.run import plans
@@ -207,34 +207,40 @@ def test_a_plan_without_a_length_exports_a_run_without_an_end(framework: str, tm
     assert last in (tmp_path / "ended" / "EXPORT.md").read_text()
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+RESUMED: dict[str, tuple[str, tuple[str, Any]]] = {
+    "verl": ("trainer.save_freq", ("trainer.resume_mode", "auto")),
+    "nemo_rl": ("checkpointing.save_period", ("checkpointing.checkpoint_dir", "results/rlperf")),
+    "openrlhf": ("ckpt.save_steps", ("ckpt.load_enable", True)),
+    "slime": ("save-interval", ("load", "/ckpt/Qwen3-8B_slime")),
+    "areal": ("saver.freq_steps", ("recover.mode", "auto")),
+    "trl": ("save_steps", ("resume_from_checkpoint", "outputs")),
+    "skyrl": ("trainer.ckpt_interval", ("trainer.resume_mode", "latest")),
+    "rlinf": ("runner.save_interval", ("runner.resume_dir", "auto")),
+}
+KEPT = {
+    "verl": "trainer.default_local_dir", "nemo_rl": "checkpointing.checkpoint_dir", "openrlhf": "ckpt.path",
+    "slime": "save", "areal": "trial_name", "trl": "output_dir", "skyrl": "trainer.ckpt_path",
+    "rlinf": "runner.logger.log_path",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", RESUMED)
 def test_a_later_phase_goes_on_where_the_one_before_ended(framework: str) -> None:
     backend = framework_facts(framework).backends[0]
     zero = 1 if backend == "megatron" else 3
     run = _run(framework, run__rl_steps=30, run__last_rl_step=80, trainer__backend=backend, trainer__zero_stage=zero)
     _, written = _written(run, framework)
-    saved, resumed = {
-        "verl": ("trainer.save_freq", ("trainer.resume_mode", "auto")),
-        "nemo_rl": ("checkpointing.save_period", ("checkpointing.checkpoint_dir", "results/rlperf")),
-        "openrlhf": ("ckpt.save_steps", ("ckpt.load_enable", True)),
-        "slime": ("save-interval", ("load", "/ckpt/Qwen3-8B_slime")),
-        "areal": ("saver.freq_steps", ("recover.mode", "auto")),
-        "trl": ("save_steps", ("resume_from_checkpoint", "outputs")),
-        "skyrl": ("trainer.ckpt_interval", ("trainer.resume_mode", "latest")),
-        "rlinf": ("runner.save_interval", ("runner.resume_dir", "auto")),
-    }[framework]
+    saved, resumed = RESUMED[framework]
     updates = run.batch.updates if framework == "trl" else 1
     assert written[saved] == 10 * updates  # rl_step 80 is one of every ten
     assert written[resumed[0]] == resumed[1]
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", KEPT)
 def test_a_task_never_goes_on_from_the_checkpoint_of_another(framework: str) -> None:
     backend = framework_facts(framework).backends[0]
     zero = 1 if backend == "megatron" else 3
-    kept = {"verl": "trainer.default_local_dir", "nemo_rl": "checkpointing.checkpoint_dir", "openrlhf": "ckpt.path",
-            "slime": "save", "areal": "trial_name", "trl": "output_dir", "skyrl": "trainer.ckpt_path",
-            "rlinf": "runner.logger.log_path"}[framework]  # fmt: skip
+    kept = KEPT[framework]
     found = set()
     for data in ("math", "code"):
         run = _run(framework, run__rl_steps=30, run__data=data, trainer__backend=backend, trainer__zero_stage=zero)

@@ -84,7 +84,6 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
     routes = routes_itself(series.kernel)
     wide = series.kernel in NARROW_CHOICE and bool((series.shape["num_experts"] > WIDE).all())
     series, touched_share = group_limited(series)
-    n, h, w, e, a, ep, tp = (series.shape[name] for name in _MOE_SHAPE)
 
     def build(p: FloatArray) -> MoeFit:
         return MoeFit.model_construct(
@@ -95,17 +94,8 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
         )  # fmt: skip
 
     def seconds(fit: MoeFit, r: BoolArray) -> FloatArray:
-        return grouped_with(
-            device,
-            fit,
-            n[r],
-            ExpertShape(h[r], w[r], e[r], a[r], matrices_of(series.kernel)),
-            ep[r],
-            tp[r],
-            dtype=series.dtype,
-            dealt=Dealt(touched_share=touched_share[r], balanced=series.variant == "balanced"),
-            cached=True,
-        )
+        dealt = Dealt(touched_share=touched_share[r], balanced=series.variant == "balanced")
+        return _timed_alone(fit, series, r, device, dealt)
 
     bounds = Bounds.of(
         (1e-6, 2e-5, 3e-4), (0.03, 0.6, 1.1), (0.05, 0.8, BEST_READ), (0.02, 0.6, 8.0), (1e-11, 1e-9, 1e-7),
@@ -137,21 +127,18 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
     return KernelFit("moe", constants, fitted, series, seconds)
 
 
+def _timed_alone(fit: MoeFit, series: Series, rows: BoolArray, device: Device, dealt: Dealt) -> FloatArray:
+    """Seconds of those rows of the series as a benchmark runs them: one layer again and again, from caches."""
+    n, h, w, e, a, ep, tp = (series.shape[name][rows] for name in _MOE_SHAPE)
+    shape = ExpertShape(h, w, e, a, matrices_of(series.kernel))
+    return grouped_with(device, fit, n, shape, ep, tp, dtype=series.dtype, dealt=dealt, cached=True)
+
+
 def _fit_skew(fit: MoeFit, series: Series, device: Device) -> tuple[float, float]:
-    n, h, w, e, a, ep, tp = (series.shape[name] for name in _MOE_SHAPE)
+    ep = series.shape["moe_ep_size"]
 
     def predict(p: FloatArray, r: BoolArray) -> FloatArray:
-        return grouped_with(
-            device,
-            fit,
-            n[r],
-            ExpertShape(h[r], w[r], e[r], a[r], matrices_of(series.kernel)),
-            ep[r],
-            tp[r],
-            dtype=series.dtype,
-            dealt=Dealt(skew=ep[r] ** p[0], touched_share=p[1]),
-            cached=True,
-        )
+        return _timed_alone(fit, series, r, device, Dealt(skew=ep[r] ** p[0], touched_share=p[1]))
 
     fitted = fit_with_left_out(
         predict, Bounds.of((0.01, 0.3, 1.0), (0.2, 0.9, 1.3)), series.measured_s, {}, left_out=False

@@ -8,13 +8,11 @@ interval, of the others what the pool lends them (`LENT`) and what it leaves ope
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -31,7 +29,7 @@ from rlperf.calibrate.trainer_constants import (
 )
 from rlperf.calibrate.trainer_doubt import Doubts
 from rlperf.calibrate.trainer_rows import SPLIT_SEED, TrainingRow, digest, read_training_rows, timing_part
-from rlperf.calibrate.trainers import Knob, write_trainer
+from rlperf.calibrate.trainers import Knob, asked_fit, write_trainer
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.profiles import load_device, profile_names
 from rlperf.specs.trainer_calibration import Doubt, Generation, TrainerCalibration, TrainerProvenance, load_trainer
@@ -282,11 +280,7 @@ def fit_rows(rows: Sequence[TrainingRow]) -> TimingFit:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fit and write; see the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("backends", nargs="*")
-    asked = parser.parse_args(arguments)
+    asked = asked_fit(__doc__, arguments)
     rows, _ = read_training_rows(asked.data / "measured" / "training.csv")
     fit = fit_rows(rows)
     for name in asked.backends or BACKENDS:

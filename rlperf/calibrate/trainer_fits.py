@@ -7,18 +7,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from datetime import date
-from pathlib import Path
 
 import numpy as np
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.trainer_rows import SPLIT_SEED, TrainingRow, calibration_part, digest, read_training_rows
-from rlperf.calibrate.trainers import Fit, Knob, descend, write_trainer
+from rlperf.calibrate.trainers import Fit, Knob, asked_fit, descend, write_trainer
 from rlperf.calibrate.validate_memory import PhaseRow, phase_bytes, predict_peaks
 from rlperf.layout import FloatArray
 from rlperf.specs.trainer_calibration import TrainerCalibration, TrainerProvenance, load_trainer
@@ -114,11 +112,7 @@ def fit_phases(name: str, rows: Sequence[PhaseRow]) -> TrainerCalibration:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fit and write; see the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("backends", nargs="*")
-    asked = parser.parse_args(arguments)
+    asked = asked_fit(__doc__, arguments)
     rows, _ = read_training_rows(asked.data / "measured" / "training.csv")
     phases, _ = read_all(PhaseRow, read_table(asked.data / "memory" / "rl_lora_phases.csv"))
     for name in asked.backends or [*MEMORY_KNOBS, "peft", "peft_nf4"]:

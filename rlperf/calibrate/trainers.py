@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -161,6 +162,15 @@ def descend(
                 if found < best_loss - 1e-6:
                     best, best_loss = candidate, found
     return Fit(best, len(names), len(measured), before, misfit(best))
+
+
+def asked_fit(does: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """``DATA OUT [BACKEND ...]`` of a command that fits trainers: folders `data` and `out`, names `backends`."""
+    parser = argparse.ArgumentParser(description=does, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("backends", nargs="*")
+    return parser.parse_args(arguments)
 
 
 def write_trainer(trainer: TrainerCalibration, path: Path) -> None:

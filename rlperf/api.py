@@ -106,8 +106,8 @@ def ask(
     """Resolve a job (an object, or the path of its file); every wrong name is reported at once, with its line.
 
     A plan.yaml asks for what it decided: the job with the pools of its first phase pinned.
-    ``folder``: where relative paths of a job object start; ``task``: of several tasks the one that is meant, of a plan
-    with the pools of its first phase. ``to_plan``: what no file of the framework could say is refused.
+    ``folder``: where relative paths of a job object start (default: here); ``task``: of several tasks the one that is
+    meant, of a plan with the pools of its first phase. ``to_plan``: what no file of the framework could say is refused.
 
     Raises
     ------
@@ -121,7 +121,8 @@ def ask(
             named = plan.job.of_task(task).tasks[0].name
             phase = next(phase for phase in plan.phases if named in phase.tasks)
             return ask(job_of_plan(plan, phase), folder=folder, to_plan=to_plan)
-        job = anchored(validate(document, Job), folder)
+        job = validate(document, Job)
+    job = anchored(job, folder or Path())
     job = job if task is None else job.of_task(task)
     problems: list[Problem] = []
     facts, context = None, None

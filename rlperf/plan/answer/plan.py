@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.uses import CriticUse, ScorerUse
 from rlperf.plan.question.pool import BatchSettings, PoolPlan, ResponseTokens, ScorerPlan
-from rlperf.plan.question.words import layout_words
+from rlperf.plan.question.words import layout_words, token_words
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.job import Job
 from rlperf.specs.modes import Mode
@@ -416,11 +416,13 @@ class Plan(Frozen):
 
     def lengths(self, phase: Phase) -> str:
         """Tokens of the responses that a phase is planned for, in words."""
+        said, cap, cut = phase.responses, phase.settings.max_response_tokens, phase.predicted.truncated_fraction
+        if said and said.tasks:
+            own = (f"{each.task}: {token_words(each, each.max_response_tokens, each.truncated_fraction)}"
+                   for each in said.tasks)  # fmt: skip
+            return "responses of " + "; ".join(own)
         names = dict.fromkeys(task.workload.rsplit("/", 1)[-1] for task in self.job.tasks if task.name in phase.tasks)
-        said, cap = phase.responses, phase.settings.max_response_tokens
-        known = f"mean {said.mean:,.0f}, 95th percentile {said.p95:,.0f}, " if said else ""
-        cut = f"cap {cap:,} ({100 * phase.predicted.truncated_fraction:.1f} % cut)"
-        return f"responses of {', '.join(names)}: {known}{cut}"
+        return f"responses of {', '.join(names)}: {token_words(said, cap, cut)}"
 
     def __str__(self) -> str:
         first = self.phases[0]

@@ -14,13 +14,13 @@ import numpy as np
 
 from rlperf.layout import IntArray
 from rlperf.plan.question.context import Context, ScorerContext, TaskContext
-from rlperf.plan.search.remembered import Key, Remembered
 from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns
 from rlperf.plan.search.rules import trainer_rule_flags
 from rlperf.plan.search.scorer_columns import ScorerColumn, scorer_column
 from rlperf.plan.search.split_columns import SplitColumns
 from rlperf.plan.search.splits import Split, splits
 from rlperf.plan.search.trainer_columns import TrainerColumns, TrainerGrid, trainer_columns_of, trainer_grid
+from rlperf.sim.remembered import Key, Remembered
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import Tabulated
 from rlperf.sim.rl_step.rollout_stage import Counted

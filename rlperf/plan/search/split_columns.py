@@ -20,12 +20,12 @@ from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price, rollout_departures
 from rlperf.plan.search.configuration import Configuration, rollout_pool, trainer_pools
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria, undominated
-from rlperf.plan.search.remembered import Remembered
 from rlperf.plan.search.rollout_columns import RolloutColumns, awake_limits
 from rlperf.plan.search.rules import pair_rule_flags
 from rlperf.plan.search.scorer_columns import ScorerColumn
 from rlperf.plan.search.splits import Split
 from rlperf.plan.search.trainer_columns import TrainerColumns, departures_of, peak_limits
+from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.scorers import Beside

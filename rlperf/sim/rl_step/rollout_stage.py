@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Self
 
 import numpy as np
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray, IntArray, Layout, taken
+from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.engine import Tabulated, engine_limits
 from rlperf.sim.rl_step.flow import Flow, interrupted_seconds, steady_running, steady_seconds
@@ -269,29 +270,31 @@ class Replicas:
     @cached_property
     def key(self) -> tuple[object, ...]:
         """All that tells these replicas from others, by value."""
-        scalars = [value for value in vars(self.cost).values() if isinstance(value, float)]
-        tables = [value.tobytes() for value in vars(self.cost).values() if isinstance(value, np.ndarray)]
-        drafted = None if self.cost.drafted is None else self.cost.drafted.key
-        return (*scalars, *tables, drafted, self.limits, self.count, self.devices, self.options, self.apart)
+        return (self.cost.key, self.limits, self.count, self.devices, self.options, self.apart)
+
+
+_SERVED: Remembered[RolloutResult] = Remembered(most=64)
+"""Rollouts simulated last, by all that they depend on, whoever asked: of a configuration that is tried with another
+trainer, in another framework or beside its defaults most are the same."""
 
 
 @dataclass(eq=False)
 class RolloutEvents:
-    """Rollouts simulated event by event; what pools share is simulated once."""
+    """Rollouts simulated event by event; what is the same is simulated once."""
 
     seed: int = 0
-    _results: dict[tuple[object, ...], RolloutResult] = field(default_factory=dict)
     _parts: dict[tuple[bytes, int, bool], tuple[Trajectories, IntArray | None]] = field(default_factory=dict)
 
     def results(self, demand: Demand, replicas: Replicas) -> tuple[RolloutResult, ...]:
         """The simulated rollout of every replicate of a demand."""
-        found = []
-        for index, table in enumerate(demand.keys):
-            key = (table, demand.batch.over_provision, replicas.key)
-            if key not in self._results:
-                self._results[key] = replicas.serve(*self._part(demand, index, replicas))
-            found.append(self._results[key])
-        return tuple(found)
+        batch, served = demand.batch, partial(self._served, demand, replicas)
+        return tuple(
+            _SERVED.get((table, batch.over_provision, replicas.key), partial(served, index))
+            for index, table in enumerate(demand.keys)
+        )
+
+    def _served(self, demand: Demand, replicas: Replicas, index: int) -> RolloutResult:
+        return replicas.serve(*self._part(demand, index, replicas))
 
     def served(self, demand: Demand, replicas: Replicas) -> tuple[Trajectories, ...]:
         """What is simulated of every replicate; a part of the rl_step where it is large."""
@@ -321,11 +324,11 @@ class RolloutEvents:
     def _part(self, demand: Demand, index: int, engines: Replicas) -> tuple[Trajectories, IntArray | None]:
         """What is simulated of one rl_step, and the replica of each trajectory where it is not all of them."""
         # who is done first decides, or who reads for whom: then all have to run
-        partial, replicas = demand.batch.over_provision > 1.0 or engines.readers > 0, engines.count
-        key = (demand.keys[index], replicas, partial)
+        together, replicas = demand.batch.over_provision > 1.0 or engines.readers > 0, engines.count
+        key = (demand.keys[index], replicas, together)
         if key not in self._parts:
             whole = Trajectories.from_table(demand.tables[index])
-            kept = np.arange(replicas) if partial else telling_replicas(whole, replicas)
+            kept = np.arange(replicas) if together else telling_replicas(whole, replicas)
             if len(kept) == replicas:
                 self._parts[key] = (whole, None)
             else:

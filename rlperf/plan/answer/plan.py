@@ -15,7 +15,7 @@ from rlperf.specs.frozen import Frozen
 from rlperf.specs.job import Job
 from rlperf.specs.modes import Mode
 from rlperf.specs.pool import Role
-from rlperf.units import human_seconds
+from rlperf.units import human_seconds, human_usd
 
 if TYPE_CHECKING:
     import polars as pl
@@ -151,7 +151,7 @@ class Prediction(Frozen):
     def _repr_html_(self) -> str:
         """A prediction for a notebook: the rl_step, its stages, and memory against the device's."""
         stages = [
-            (name.replace("_", " "), f"{seconds:.3g} s", f"{seconds / self.rl_step_s:.0%}")
+            (name.replace("_", " "), human_seconds(seconds), f"{seconds / self.rl_step_s:.0%}")
             for name, seconds in self.stages_s.model_dump().items()
             if seconds > 0
         ]
@@ -159,7 +159,7 @@ class Prediction(Frozen):
             (role, f"{use.total / 1e9:.1f} GB", f"{use.limit / 1e9:.1f} GB", f"{use.risk:.1%}")
             for role, use in self.memory_bytes.items()
         ]
-        usd = "" if self.usd_per_step is None else f", {self.usd_per_step:.3g} USD"
+        usd = "" if self.usd_per_step is None else f", {human_usd(self.usd_per_step)} USD"
         return (
             f"<p><b>rl_step {self.rl_step_s:.4g} s ({self.low_s:.4g} to {self.high_s:.4g} s)</b>, "
             f"5th to 95th percentile{usd}; "

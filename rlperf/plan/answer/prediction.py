@@ -160,7 +160,7 @@ def cache_shortage(evaluation: Evaluation) -> str:
 def memory_uses(context: Context, evaluation: Evaluation) -> dict[Role, MemoryUse]:
     """Peak bytes per device of the engine and the trainer, neighbours on shared devices included."""
     configuration = evaluation.configuration
-    colocated = MODES[configuration.mode].shares_devices
+    colocated = configuration.shares_memory
     trainer = context.trainers[int(evaluation.trainer.backend[0])]
     held, beside = evaluation.held, float(evaluation.memory.asleep_bytes[0]) if colocated else 0.0
     uses: dict[Role, MemoryUse] = {

@@ -56,7 +56,7 @@ class SizeTarget:
 
 def parse_target(text: str) -> SizeTarget:
     """``step<=300s``, ``usd/step<=5`` or ``run<=3d``."""
-    match = _TARGET.match(text)
+    match = _TARGET.match(str(text))
     if match is None:
         raise SpecError(f"target {text!r} is not understood: write 'step<=300s', 'usd/step<=5' or 'run<=3d'")
     measure, amount = match.groups()

@@ -138,7 +138,20 @@ def short_job(
     >>> job.cluster, job.nodes, job.tasks[0].max_response_tokens
     ('dgx_h100', 4, (16384,))
     """
-    modes = [each.strip() for each in (mode.split(",") if isinstance(mode, str) else mode)]
+    several = mode.split(",") if isinstance(mode, str) else mode if isinstance(mode, Sequence) else [mode]
+    named: tuple[tuple[str, object], ...] = (
+        ("model", model),
+        ("gpu", gpu),
+        ("framework", framework),
+        ("algorithm", algorithm),
+        ("workload", workload),
+    )
+    texts = (*named, *(("mode", each) for each in several))
+    wrong = [f"{name} must be text" for name, value in texts if not isinstance(value, str)]
+    wrong += [f"gpus must be a whole number (given: {gpus!r})"] * (not isinstance(gpus, int | None))
+    if wrong:  # keyword arguments come from notebooks, too
+        raise SpecError([Problem(words) for words in wrong])
+    modes = [each.strip() for each in several]
     task = {
         "name": task_name(workload),
         "workload": workload,

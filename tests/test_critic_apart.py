@@ -202,7 +202,7 @@ def test_devices_of_the_critic_are_counted_and_paid_for() -> None:
         ({"framework": "verl"}, "no keys for a critic on devices of its own"),
         ({"framework": "slime", "engine": "sglang"}, "no keys for a critic on devices of its own"),
         ({"algorithm": "grpo"}, "grpo trains no critic"),
-        ({"modes": ["colocated"]}, "mode colocated: no framework has a critic on devices of its own"),
+        ({"modes": ["colocated"]}, "mode colocated: a critic on devices of its own is not predicted"),
         ({"pools": [ROLLOUT, TRAINER, apart(16)]}, "the critic takes all 16 devices"),
         ({"pools": [ROLLOUT, TRAINER, apart(2, layout={"tensor_parallel": 2})]}, r"layout \(tensor_parallel\)"),
         ({"pools": [ROLLOUT, TRAINER, apart(2, settings={"lora_rank": 8})]}, r"settings \(lora_rank\)"),

@@ -79,7 +79,7 @@ def test_rollouts_bound_by_adapters_or_environments_tell_nothing(rows: list[Step
     assert telling([served, held, silent, rows[0]]) == [rows[0]]
 
 
-@pytest.mark.parametrize("name", ["slime", "areal", "openrlhf", "trl"])
+@pytest.mark.parametrize("name", ["miles", "slime", "areal", "openrlhf", "trl"])
 def test_frameworks_that_nobody_fitted_have_the_pool_and_say_so(name: str) -> None:
     framework, pool = load_framework_calibration(name), load_engine_hosts().of_stranger(name)
     for each in HOST if name != "trl" else HOST[1:]:
@@ -91,7 +91,7 @@ def test_frameworks_that_nobody_fitted_have_the_pool_and_say_so(name: str) -> No
 
 
 def test_no_pool_holds_rows_of_the_framework_left_out() -> None:
-    prefixes = {"nemo_rl": ("nemo", "mlperf"), "verl": ("verl", "play_verl", "rlinf", "skyrl"), "slime": ("miles",)}
+    prefixes = {"nemo_rl": ("nemo", "mlperf"), "verl": ("verl", "play_verl", "rlinf", "skyrl"), "miles": ("miles",)}
     hosts = load_engine_hosts()
     assert {one.without for one in hosts.pools} == {"", *prefixes}
     every = set(hosts.of_stranger("mine").engine_host.provenance.rows)

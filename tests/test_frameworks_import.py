@@ -283,8 +283,8 @@ def _measured_run(row: dict[str, str]) -> Run:
 
 
 def _adapter_name(framework: str) -> str | None:
-    """The adapter of a row's framework; miles is a fork of slime that takes its flags."""
-    names = {"NeMo-RL": "nemo_rl", "verl": "verl", "miles": "slime"}
+    """The adapter of a row's framework."""
+    names = {"NeMo-RL": "nemo_rl", "verl": "verl", "miles": "miles"}
     return names.get(framework.split(" ")[0])
 
 

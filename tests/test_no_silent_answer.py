@@ -116,6 +116,8 @@ def test_ppo_is_planned_where_it_can_be_exported(framework: str, tmp_path: Path)
     from rlperf.frameworks.export import write_plan
 
     job = {**JOB, "framework": framework, "algorithm": "ppo"}
+    if facts_data(framework).get("critic_shared") == []:  # a critic has devices of its own there
+        job |= {"modes": ["disaggregated"], "pools": [{"role": "critic", "placement": "own"}]}
     if "ppo" not in facts_data(framework).get("algorithms", ["ppo"]):
         with pytest.raises(SpecError, match=r"rlperf plans no ppo for .*: .*critic"):  # and why
             ask(Job.model_validate(job))

@@ -189,7 +189,7 @@ def test_names_and_modes() -> None:
     assert software_of("verl (vLLM+FSDP2)").framework == "verl_fsdp"
     assert software_of("AReaL (SGLang+Megatron)").trainer == "megatron"
     assert software_of("NeMo-RL (vLLM + AutoModel)").trainer == "automodel"
-    assert software_of("miles").framework == "slime"
+    assert software_of("miles").framework == "miles"
     assert mode_of(False, 0) == "disaggregated"
     assert mode_of(False, 1) == "one_step_off"
     assert mode_of(False, 4) == "async"
@@ -479,7 +479,7 @@ def test_groups_that_nobody_had_in_view(report: Report) -> None:
     """Rows that came after every constant and form was settled: bounds a little above what is measured today."""
     assert median_error(report, "step_s", "nemo_rl") < 0.10  # v0.6: releases drift
     assert median_error(report, "step_s", "rlinf") < 0.15
-    # a log of miles told slime's sleep, wake and rest, not its experts: those are as Megatron-Bridge's rows time them
+    # its log told miles' sleep, wake and rest, not its experts: those are as Megatron-Bridge's rows time them
     assert median_error(report, "scoring_s", "miles_logs") < 0.25
     assert median_error(report, "train_s", "miles_logs") < 0.35
     assert median_error(report, "step_s", "mlperf_rlvr") < 0.25  # tools and many turns, means over stragglers

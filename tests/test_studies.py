@@ -88,7 +88,7 @@ def test_configurations_predict_the_same_after_a_round_trip(measured_data: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["areal", "nemo_rl", "openrlhf", "slime", "trl", "verl"])
+@pytest.mark.parametrize("framework", ["areal", "miles", "nemo_rl", "openrlhf", "slime", "trl", "verl"])
 def test_exported_plans_predict_what_was_planned(framework: str) -> None:
     """Some of what ``python -m studies.round_trip.run FOLDER`` goes through: 50 jobs for each framework."""
     found = [each for each in load("round_trip").plans(framework, 3) if not each.refused]

@@ -41,6 +41,7 @@ from rlperf.specs.rl_calibration import (
 
 FRAMEWORKS = (
     "areal",
+    "miles",
     "nemo_rl_dtensor",
     "nemo_rl_megatron",
     "openrlhf",
@@ -261,7 +262,7 @@ def test_shipped_constants_are_what_the_stated_rows_give(rows: Table) -> None:
 @pytest.mark.data
 def test_a_plan_sends_its_weights_as_the_validated_row_did(rows: Table, measured_data: Path) -> None:
     """Frameworks' usual ways between pools of their own: the job's sync takes the seconds of the measured row's."""
-    software = {"nemo_rl_megatron": "NeMo-RL (vLLM + Megatron-Core)", "slime": "miles (SGLang + Megatron-Core)"}
+    software = {"nemo_rl_megatron": "NeMo-RL (vLLM + Megatron-Core)", "miles": "miles (SGLang + Megatron-Core)"}
     cells = ("architecture", "gpu", "gpus_per_node", "trainer_tensor_parallel", "trainer_pipeline_parallel",
              "trainer_context_parallel", "trainer_expert_parallel", "rollout_tensor_parallel")  # fmt: skip
     same = []
@@ -277,7 +278,7 @@ def test_a_plan_sends_its_weights_as_the_validated_row_did(rows: Table, measured
         found = predict_step(read_row(asked, measured_data / "architectures"))
         assert found.stage_s("weight_sync_s") == pytest.approx(case.seconds, rel=1e-9), case.row_id
         same.append(case.owner)
-    assert {name: same.count(name) for name in software} == {"nemo_rl_megatron": 7, "slime": 2}
+    assert {name: same.count(name) for name in software} == {"nemo_rl_megatron": 7, "miles": 2}
 
 
 @pytest.mark.data

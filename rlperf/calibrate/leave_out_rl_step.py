@@ -35,6 +35,7 @@ RELATIVES: Mapping[str, str] = {
     "verl_megatron": "nemo_rl_megatron",
     "verl_fsdp": "nemo_rl_dtensor",
     "slime": "verl_megatron",
+    "miles": "verl_megatron",
     "openrlhf": "verl_fsdp",
     "trl": "verl_fsdp",
     "areal": "verl_fsdp",

@@ -34,7 +34,8 @@ _FRAMEWORKS = (
     (r"verl", "verl_fsdp"),
     (r"areal", "areal"),
     (r"openrlhf", "openrlhf"),
-    (r"slime|\bmiles\b", "slime"),  # miles is a fork of slime with its flags
+    (r"\bmiles\b", "miles"),
+    (r"slime", "slime"),
     (r"\btrl\b", "trl"),
 )
 _RELATIVES = (
@@ -52,7 +53,7 @@ _TRAINERS = (
     (r"fsdp|dtensor|torchtitan|pytorch|archon", "fsdp2"),
 )
 _ENGINES = ((r"sglang", "sglang"), (r"trt-?llm|tensorrt", "trtllm"), (r"vllm", "vllm"))
-_OWN_ENGINE = {"slime": "sglang", "areal": "sglang"}
+_OWN_ENGINE = {"slime": "sglang", "miles": "sglang", "areal": "sglang"}
 _DTYPES = (
     (r"bfloat16|bf16.*", "bf16"),
     (r"float16|half", "fp16"),

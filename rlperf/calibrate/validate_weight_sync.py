@@ -43,7 +43,8 @@ _OWNERS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     (r"checkpoint-engine \(.*7185b55", ":checkpoint_engine_2025_09", {}),
     (r"checkpoint-engine \(", ":checkpoint_engine", {}),
     (r"nemo", "nemo_rl_megatron", {"nccl": "packed_broadcast", "": "packed_broadcast"}),
-    (r"slime|miles", "slime", {"nccl": "packed_broadcast", "": "colocated"}),
+    (r"miles", "miles", {"nccl": "packed_broadcast", "": "colocated"}),
+    (r"slime", "slime", {"nccl": "packed_broadcast", "": "colocated"}),
     (r"areal", "areal", {"": "nccl"}),
     (r"openrlhf", "openrlhf", {"": "nccl"}),
     (r"\btrl\b", "trl", {"": "colocated"}),
@@ -62,7 +63,7 @@ def sync_path(method: str, source: str = "") -> tuple[str, str]:
     >>> sync_path("delta_sharded; SGLang rollout; V1 separate_async")
     ('verl_fsdp', 'delta')
     >>> sync_path("NCCL reshard (point-to-point, sharded); NeMo-RL"), sync_path("P2P RDMA (mooncake); miles")
-    (('nemo_rl_megatron', 'shard_to_shard'), ('slime', 'rdma'))
+    (('nemo_rl_megatron', 'shard_to_shard'), ('miles', 'rdma'))
     """
     text = f"{method} | {source}".lower()
     transport = next((name for pattern, name in _TRANSPORTS if re.search(pattern, method.lower())), "")

@@ -9,7 +9,7 @@ from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.frameworks.adapter import Adapter, checked
 from rlperf.specs.framework_names import FRAMEWORKS as FRAMEWORKS
 
-_ALIASES = {"nemo": "nemo_rl", "nemorl": "nemo_rl", "nemo_rl": "nemo_rl", "miles": "slime", "skyrl_train": "skyrl"}
+_ALIASES = {"nemo": "nemo_rl", "nemorl": "nemo_rl", "nemo_rl": "nemo_rl", "miles_rl": "miles", "skyrl_train": "skyrl"}
 
 
 def split_name(text: str) -> tuple[str, str | None]:

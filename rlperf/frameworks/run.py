@@ -24,6 +24,7 @@ from rlperf.specs.framework import architecture_group
 from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES, Mode, ModeTraits
 from rlperf.specs.pool import LayoutForm, Offload, Placement, Recompute, SettingsForm
+from rlperf.specs.rl_calibration import Transport
 from rlperf.specs.scorer import ScorerKind
 
 Value = Any
@@ -221,6 +222,7 @@ class Run:
         checkpoint_every : rl_steps between checkpoints; training_s, rollout_s : predicted seconds of the phase
     data : name of the data that the phase trains on
     recipe : an experimental program of the framework that an imported file starts
+    weight_sync : how weights travel, where that is stated
     model_script : a script of the framework that an imported launch sources for the model's flags
     facts : a framework's own frozen table of what only its rules ask
     missing : keys that have no default, must be stated, and are not
@@ -243,6 +245,7 @@ class Run:
     rollout_s: float | None = None
     recipe: str | None = None
     model_script: str | None = None
+    weight_sync: Transport | None = None
     batch: BatchFacts = BatchFacts()
     trainer: TrainerRun = field(default_factory=TrainerRun)
     rollout: RolloutRun = field(default_factory=RolloutRun)

@@ -19,7 +19,6 @@ from rlperf.specs.job import Job, Task
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import LayoutChoice, PoolSettings, PoolSpec, Role
 from rlperf.specs.scorer import Scorer
-from rlperf.specs.short_job import task_name
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.trainer_capability import DEGREES
 
@@ -37,6 +36,7 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str
         algorithm=job.algorithm,
         reference=job.reference,
         mode=phase.mode,
+        weight_sync=job.weight_sync,
         staleness=phase.staleness,
         checkpoint_every=(job.run.checkpoint_every if job.run else 0) or None,
         devices=devices,
@@ -192,6 +192,7 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         algorithm=job.algorithm,
         reference=job.reference,
         mode=mode,
+        weight_sync=job.weight_sync,
         staleness=MODES[mode].staleness(job.limits.staleness),
         devices_per_node=devices_per_node,
         batch=batch,
@@ -244,7 +245,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
     """A run as a job with pinned pools: what `predict`, `plan` and `audit` read."""
     batch = run.batch
     task = Task(
-        name=task_name(workload),
+        name="task",
         workload=workload,
         prompts_per_step=(batch.prompts,),
         group_size=(batch.group_size,),
@@ -269,6 +270,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
             "engine": run.rollout.backend or "vllm",
             "tasks": [task],
             "modes": run.mode,
+            "weight_sync": run.weight_sync,
             "limits": {"staleness": run.staleness or run.traits.least_staleness},
             "pools": [_pool_spec("rollout", run.rollout), _pool_spec("trainer", run.trainer), *critic],
             "scorers": [_to_scorer(scorer) for scorer in run.scorers],

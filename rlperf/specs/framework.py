@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from rlperf.errors import Problem, SpecError
+from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework_names import FACTS
 from rlperf.specs.frozen import Frozen
@@ -127,7 +127,27 @@ def facts_document(framework: str) -> Document | None:
     document = read_document(path)
     if not isinstance(document.data, dict):
         raise SpecError(Problem("holds no fields", str(path), 1))
+    if fork := document.data.get("fork_of"):
+        return Document(_forked(document, str(fork)), document.lines, document.file)
     return document
+
+
+def _forked(document: Document, origin: str) -> dict[str, Any]:
+    """Facts of a fork: what its file leaves out is its origin's; of those rules it has each that it cites a source for.
+
+    Raises
+    ------
+    SpecError : the origin is unknown, or has no rule that the file cites
+    """
+    whole, own = facts_data(origin), dict(document.data)
+    if not whole:
+        raise SpecError(document.problem(("fork_of",), f"nothing is known of a framework named {origin!r}"))
+    rules, cited = {rule["id"]: rule for rule in whole["rules"]}, own.pop("cites", {})
+    if unknown := [name for name in cited if name not in rules]:
+        hints = {name: did_you_mean(name, rules) for name in unknown}
+        raise SpecError([document.problem(("cites", n), f"{origin} has no such rule", hints[n]) for n in unknown])
+    shared = [{**rules[name], "source": source} for name, source in cited.items()]
+    return {**whole, **own, "rules": [*own.get("rules", []), *shared]}
 
 
 @cache
@@ -193,7 +213,8 @@ class FrameworkFacts(Frozen):
     states_scoring: bool = Field(False, description="tokens of a scoring microbatch have a key of their own")
     counts_apart: bool = Field(False, description="on devices of its own a trainer's microbatches are cut by count")
     critic_apart: str = Field("", description="keys of a critic on devices of its own, trained beside the policy")
-    critic_shared: tuple[str, ...] = Field((), description="modes in which a critic may share the trainer's; (): all")
+    critic_shared: tuple[str, ...] | None = Field(None, description="modes in which it may share the trainer's: all")
+    fork_of: str = Field("", description="framework whose facts hold where its own say nothing")
     runs: tuple[PoolSpec, ...] = Field((), description="settings that it has no key for, as it runs them")
     unknown_keys: Literal["error", "ignored", "kept"] = "error"
     metrics: dict[str, str] = Field({}, description="metric of its log -> column of `StepLog`")
@@ -227,10 +248,13 @@ class FrameworkFacts(Frozen):
             found.append(Problem(f"rlperf plans no {algorithm} for {name}{self.why_not(algorithm)}", suggestion=hint))
         if critic_apart and not self.critic_apart:
             words = f"{name} has no keys for a critic on devices of its own that is trained beside the policy"
-            found.append(Problem(words, suggestion="leave placement out of the critic pool, or framework: openrlhf"))
-        if algorithm == "ppo" and not critic_apart and self.critic_shared and not set(modes) & set(self.critic_shared):
+            found.append(
+                Problem(words, suggestion="leave placement out of the critic pool, or framework: openrlhf or miles")
+            )
+        shared = self.critic_shared
+        if algorithm == "ppo" and not critic_apart and shared is not None and not set(modes) & set(shared):
             words = f"in mode {', '.join(modes)} {name} trains a critic on devices of its own"
-            hint = f"a critic pool with placement: own and its devices, or modes: {', '.join(self.critic_shared)}"
+            hint = "a critic pool with placement: own" + (f", or modes: {', '.join(shared)}" if shared else "")
             found.append(Problem(words, suggestion=hint))
         if not set(modes) & set(self.modes):
             nearest = [f"instead of {mode} it has {self.instead[mode]}" for mode in modes if mode in self.instead]

@@ -78,11 +78,13 @@ class ServedAdapters(Frozen):
     launches : further kernels of one product, issued one by one where there are no CUDA graphs [1]
     eager_row : per running request, where there are no CUDA graphs
     graph : per product, where CUDA graphs hold its kernels
+    with_base : every weight sync sends the frozen weights, too
     """
 
     launches: PositiveInt
     eager_row: Overhead
     graph: Overhead
+    with_base: bool = False
 
 
 class LogitBytes(Frozen):
@@ -225,7 +227,7 @@ class FrameworkCalibration(Frozen):
     engine_host_per_request : the same, per running request (detokenising, scheduling in Python)
     states_running : its own settings always tell the engine how many requests to run at once, so that what the engine
         would choose never holds
-    adapters : what trained adapters cost an engine that serves them unmerged and takes them alone at a weight sync;
+    adapters : what trained adapters cost an engine that serves them unmerged, and what a weight sync sends;
         None: they are merged, and the engine knows nothing of them
     training : what it adds to the trainer backend
     factors : what a log of one's own cluster says of its stages, beside the constants

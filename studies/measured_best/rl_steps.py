@@ -74,7 +74,7 @@ class Measured:
 
 def _job(row: StepRow, cells: dict[str, str], pinned: bool) -> Job:
     """The job of a row: its pools pinned, or every mode, split and layout open at the row's staleness or one step."""
-    engine = "sglang" if row.framework in ("slime", "areal") else "vllm"
+    engine = "sglang" if row.framework in ("slime", "miles", "areal") else "vllm"
     task = {
         "name": "measured", "workload": "math", "prompts_per_step": row.prompts, "group_size": row.group_size,
         "mini_batch": max(row.mini_batch // row.group_size, 1), "max_prompt_tokens": round(row.prompt_tokens),

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("RLPERF_DATA", ROOT.parent / "shared" / "data")) / "measured" / "rl_step.csv"
 CALIBRATIONS = ROOT / "hwprofiles" / "calibrations"
 UNFITTED = {
+    "miles": HOST,
     "slime": HOST,
     "areal": HOST,
     "openrlhf": HOST,

@@ -48,7 +48,7 @@ def _critic_apart(job: Job, pool: PoolSpec) -> list[tuple[str, str]]:
             found.append((words, "leave it out: it takes the trainer's, in another data parallel width"))
     if shared := [mode for mode in job.modes if MODES[mode].shares_devices]:
         apart = ", ".join(name for name, row in MODES.items() if not row.shares_devices)
-        words = f"mode {shared[0]}: no framework has a critic on devices of its own beside roles that share theirs"
+        words = f"mode {shared[0]}: a critic on devices of its own is not predicted beside roles that share theirs"
         found.append((words, f"modes: some of {apart}, or leave placement out"))
     return found
 

@@ -64,6 +64,7 @@ def trainer_rule_flags(
         return flags
     trainer = _trainer_names(columns.layout, columns.token_budget, architecture)
     names: dict[str, object] = {"trainer": trainer, "architecture": architecture_group(architecture)}
+    names["run"] = SimpleNamespace(critic_devices=columns.critic)
     names |= {} if batch is None else {"batch": batch_names(batch)}
     for index, backend in enumerate(backends):
         for broken in facts.refused(names, backend).values():

@@ -12,14 +12,13 @@ from rlperf.cost.weight_sync import SyncShape, adapter_payload, quantise_s, sync
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes, route_bytes
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.modes import Execution, step_seconds, trainer_work_s
+from rlperf.sim.rl_step.modes import Execution, step_seconds
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.rollout_stage import RolloutStage
 from rlperf.sim.rl_step.scorers import Beside
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.trainer_stage import TrainerStage
-from rlperf.sim.rollout.lent import read_off_s
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration, Transport, WeightSyncFit
@@ -59,7 +58,8 @@ def sync_seconds(
     layout_t, layout_r = trainer.layout.take(t), rollout.layout.take(r)
     width = dtype_of(rollout.weight_dtype).weight_bytes
     payload = sync_payload(architecture, max(width, 2.0) if framework.quantises == "engine" else width)
-    if framework.adapters and site.adapter_rank:
+    alone = framework.adapters is not None and not framework.adapters.with_base
+    if alone and site.adapter_rank:
         payload = adapter_payload(architecture, site.adapter_rank, jobs=site.adapter_jobs)
     shape = SyncShape(
         trainer_devices=layout_t.devices,
@@ -74,7 +74,7 @@ def sync_seconds(
         pipeline_parallel=layout_t.pipeline_parallel,
         expert_parallel=layout_t.expert_parallel,
     )
-    if width < 2.0 and not (framework.adapters and site.adapter_rank):
+    if width < 2.0 and not (alone and site.adapter_rank):
         # the sender's devices convert what each holds; engines that quantise as they load convert what a replica holds
         holders = shape.rollout_shards if framework.quantises == "engine" else shape.trainer_shards
         converted = quantise_s(site.hardware, parameters(architecture), holders, width)
@@ -112,7 +112,7 @@ def stage_seconds(
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
     names = (
         "weight_sync", "data_movement", "offload", "other", "reward", "swap", "in_flight", "interrupt", "by_group",
-        "chunks", "lend", "return",
+        "chunks",
     )  # fmt: skip
     stages: dict[str, FloatArray] = {name: np.zeros(len(r)) for name in names}
     for index, each in enumerate(site.trainers):
@@ -150,12 +150,7 @@ def stage_seconds(
     )  # fmt: skip
     # where finished requests are replaced at once, a batch takes the engines its steady seconds
     flowing = execution.form == Form.REFILLED
-    if rollout.lent_s is not None:
-        idle_from = np.where(execution.form == Form.BARRIER, trainer_work_s(times), 0.0)
-        lent = read_off_s(rollout.lent_s[r], idle_from + stages["lend"]) + stages["return"]
-        times = replace(times, rollout_s=np.where(flowing, makespan, np.minimum(lent, makespan)))
-    alone = np.where(flowing, steady, times.rollout_s)
-    return replace(times, rollout_s=alone, rl_step_s=step_seconds(execution, times))
+    return replace(times, rollout_s=np.where(flowing, steady, makespan), rl_step_s=step_seconds(execution, times))
 
 
 def _nodes(site: Site, colocated: bool, pairs: Pairs[RolloutStage, TrainerStage]) -> FloatArray:
@@ -187,12 +182,7 @@ def _framework_seconds(
     moved = data_movement_s(framework, shape, _nodes(site, colocated, pairs))
     factors = framework.factors
     transition = framework.sleep.value + framework.wake.value + trainer.transition_s[t] + rollout.transition_s[r]
-    lent = rollout.lent_s is not None
-    # engines on the trainer's devices wake with its weights, as colocated ones do, and let go of all that they hold
-    weights = sync_seconds(site, each, architecture, "colocated", pairs) if lent else 0.0
     return {
-        "lend": shape_of + factors.rest * framework.wake.value + weights,
-        "return": shape_of + factors.rest * framework.sleep.value,
         "weight_sync": sync_seconds(site, each, architecture, mode, pairs),
         "data_movement": shape_of + factors.rest * moved,
         "offload": shape_of + (factors.rest * transition if colocated else 0.0),

@@ -1,0 +1,162 @@
+"""miles, a fork of slime: its flags, and beside them LoRA, a critic on GPUs of its own, RDMA and a bound on staleness.
+
+Only what differs from `rlperf.frameworks.slime` stands here. Unknown flags are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rlperf.errors import ExportError
+from rlperf.frameworks.adapter import Source, node_shape
+from rlperf.frameworks.fields import LORA_RANK, Field, Setting, Target, Unit, field
+from rlperf.frameworks.keytable import Value
+from rlperf.frameworks.run import Run
+from rlperf.frameworks.slime import FIELDS, Slime
+from rlperf.frameworks.slime_reading import BOUND, SlimeFacts
+
+_TRANSFER, _FULLY = "update-weight-transfer-mode", "fully-async"
+_SENT = {"rdma": "p2p", "packed_broadcast": "broadcast"}
+_OWN = {
+    _TRANSFER, _FULLY, BOUND, "pause-generation-mode", "use-miles-router", "use-session-server", "lora-rank",
+    "skip-actor-forward-only", "allow-partial-train-step",
+}  # fmt: skip
+"""Flags that are in no release of slime: others of the fork are in slime's older ones, too."""
+_EXAMPLE = "fully_async_rollout.generate_rollout_fully_async"
+"""The rollout function of examples/fully_async, which releases without ``fully-async`` put on their path."""
+MILES_FIELDS: tuple[Field, ...] = (
+    *FIELDS,
+    field("trainer.lora_rank", "lora-rank", LORA_RANK, "0: none; with target-modules, megatron-to-hf-mode bridge"),
+    field("run.weight_sync", _TRANSFER,
+          Unit(lambda value, _: "rdma" if value == "p2p" else None, lambda value, _: _SENT.get(value)),
+          "p2p: RDMA from pinned host memory"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MilesFacts(SlimeFacts):
+    """What its own rules ask beside slime's."""
+
+    fsdp: bool = False
+    ends_named: bool = False
+    sends_p2p: bool = False
+    lora_targets: bool = True
+    bridge: bool = True
+    draft_layers: bool = True
+    plain_rows: bool = False
+    saves: bool = True
+    length_stated: bool = True
+    prefill_scores: bool = True
+
+
+@dataclass(frozen=True)
+class Miles(Slime):
+    """The adapter."""
+
+    name: str = "miles"
+    title: str = "miles"
+    fields: tuple[Field, ...] = MILES_FIELDS
+
+    def detect(self, source: Source) -> float:
+        """slime's flags beside one that no release of slime has, or a function of miles'."""
+        functions = (str(value) for value in source.keys.values())
+        own = _OWN & set(source.keys) or any(value.startswith("miles.") for value in functions)
+        return 0.97 if super().detect(source) and (own or "miles/" in source.entry) else 0.0
+
+    def placement(self, run: Run, target: Target) -> list[Setting]:
+        """As slime's, and a critic's GPUs: as many as the actor's, as ranks are paired."""
+        settings = super().placement(run, target)
+        if run.algorithm != "ppo":
+            return settings
+        shape = node_shape(run.critic_devices, run.devices_per_node) if run.critic_devices else None
+        if shape is None:
+            nearest = "a critic pool with placement: own and as many devices as the trainer, and plan again"
+            raise ExportError("a critic has GPUs of its own", self.name, {"nearest": nearest})
+        if run.traits.shares_devices:
+            settings.append(Setting("rollout-num-gpus", run.rollout.devices, "else engines take the critic's, too"))
+        return [
+            *settings,
+            Setting("critic-num-nodes", shape[0], "the critic trains beside the actor"),
+            Setting("critic-num-gpus-per-node", shape[1], "as many GPUs as the actor's"),
+        ]
+
+    def endless(self, run: Run, target: Target) -> list[Setting]:
+        """Its own flag, or before that the example of its repository; both bound the staleness."""
+        bound = Setting(BOUND, run.staleness, "versions that a group may lie behind")
+        if target.has(_FULLY):
+            return [Setting(_FULLY, True, "rollouts go on through training and sync"), bound]
+        return [Setting("rollout-function-path", _EXAMPLE, "yours: examples/fully_async on PYTHONPATH"), bound]
+
+    def training(self, run: Run) -> list[Setting]:
+        """As slime's, and what adapters and a trained draft head need beside their switch."""
+        settings = super().training(run)
+        if rank := run.trainer.lora_rank:
+            settings += [
+                Setting("lora-alpha", 2 * rank, "yours"),
+                Setting("target-modules", "all-linear", "yours"),
+                Setting("megatron-to-hf-mode", "bridge", "without it nothing is adapted"),
+            ]
+        if run.rollout.draft_training:
+            settings.append(Setting("mtp-num-layers", 1, "yours: as many as the checkpoint has"))
+        return settings
+
+    def asked(self, run: Run) -> MilesFacts:
+        """What rules ask of a run that is written."""
+        return MilesFacts(**vars(super().asked(run)), sends_p2p=run.weight_sync == "rdma")
+
+    def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
+        """As slime's, with the critic's GPUs, the bound on staleness and what its own rules ask."""
+        run, used = super().read(source, target)
+        flat = source.keys
+        if run.algorithm == "ppo":
+            run = _with_critic(run, flat)
+        if flat.get(_FULLY) and not run.traits.shares_devices:
+            run = replace(run, mode="async", staleness=int(flat.get(BOUND) or 1))
+        assert isinstance(run.facts, SlimeFacts)
+        facts = MilesFacts(
+            **vars(run.facts),
+            fsdp=flat.get("train-backend") == "fsdp",
+            ends_named=any(flat.get(f"decoder-{end}-pipeline-num-layers") is not None for end in ("first", "last")),
+            sends_p2p=flat.get(_TRANSFER) == "p2p",
+            lora_targets=bool(flat.get("target-modules")),
+            bridge=flat.get("megatron-to-hf-mode") == "bridge",
+            draft_layers=bool(flat.get("mtp-num-layers")),
+            plain_rows=flat.get("qkv-format") == "bshd",
+            saves=flat.get("save-interval") is None or bool(flat.get("save")),
+            length_stated=any(flat.get(key) is not None for key in ("num-rollout", "num-epoch")),
+            prefill_scores=not flat.get("recompute-logprobs-via-prefill") or bool(flat.get("true-on-policy-mode")),
+        )
+        return replace(run, facts=facts), used | _ALSO_READ
+
+
+def _with_critic(run: Run, flat: Mapping[str, Value]) -> Run:
+    """PPO: the critic's GPUs, by default as many as the actor's, on top of all others.
+
+    Colocated engines take the critic's GPUs, too, unless ``rollout-num-gpus`` says the actor's (miles_validate_args).
+    """
+    per_node = run.trainer.devices // max(int(flat.get("actor-num-nodes") or 1), 1)
+    nodes = int(flat.get("critic-num-nodes") or flat.get("actor-num-nodes") or 1)
+    critic = nodes * int(flat.get("critic-num-gpus-per-node") or per_node)
+    rollout = run.rollout.devices
+    if run.traits.shares_devices and flat.get("rollout-num-gpus") != run.trainer.devices:
+        rollout += critic
+    devices = run.devices + critic
+    return replace(
+        run,
+        critic_devices=critic,
+        devices=devices,
+        nodes=-(-devices // run.devices_per_node),
+        rollout=run.rollout.having(devices=rollout, data_parallel=rollout // run.rollout.replica_devices),
+    )
+
+
+_ALSO_READ = frozenset(
+    {
+        "critic-num-nodes", "critic-num-gpus-per-node", "num-rollout", "num-epoch", "save", "save-interval",
+        "target-modules", "megatron-to-hf-mode", "mtp-num-layers", "qkv-format", "train-backend", BOUND, _FULLY,
+        "true-on-policy-mode", "recompute-logprobs-via-prefill",
+    }
+)  # fmt: skip
+
+ADAPTER = Miles()

@@ -195,7 +195,7 @@ def test_stages_are_needed_where_only_a_budget_too_small_for_a_sequence_fits_few
     ("framework", "name", "refused"),
     [
         ("areal", "offload", ["none", "optimizer"]),  # its Megatron updates no optimizer on the host
-        ("areal", "tensor_parallel", [4, 16]),  # leaves the node
+        pytest.param("areal", "tensor_parallel", [4, 16], marks=pytest.mark.slow),  # leaves the node
     ],
 )
 def test_stages_are_needed_where_what_is_refused_alone_fits_fewer(
@@ -342,6 +342,7 @@ def test_a_size_names_the_layouts_of_the_phase_that_is_off_the_path() -> None:
     assert "PP4" in words and "PP7" in words
 
 
+@pytest.mark.slow
 def test_a_size_off_the_path_is_taken_where_no_other_meets_the_target() -> None:
     job = short_job("Qwen3-8B", None, "h100", max_response="2k", prompts=64).model_copy(
         update={"pools": (PoolSpec(role="trainer", layout=LayoutChoice(context_parallel=(8,))),)}

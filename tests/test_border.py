@@ -266,7 +266,9 @@ def test_names_are_text_everywhere(
     from rlperf.cli import main
 
     name = "we[/x]ird [red]$a $b {{x}} <script>alert(1)</script> :smile: 漢"
-    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "name": name}, ensure_ascii=False))
+    pools = [{"role": role, "layout": {"tensor_parallel": 1}} for role in ("rollout", "trainer")]
+    pinned = {"modes": ["colocated"], "trainer_backends": ["fsdp2"], "pools": pools}
+    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, **pinned, "name": name}, ensure_ascii=False))
     commands = (["plan", "--out", "o"], ["predict", "--figure", "o/step.svg"], ["simulate", "--out", "s"], ["explain"])
     monkeypatch.chdir(tmp_path)
     for words in (*([c[0], "job.yaml", *c[1:]] for c in commands), ["report", "o"]):

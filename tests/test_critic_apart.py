@@ -24,6 +24,8 @@ from rlperf.plan.search.screen import Screened, screen
 from rlperf.plan.search.splits import splits
 from rlperf.specs.job import Job
 
+from .quick import slow_but
+
 TASK = {
     "name": "math",
     "workload": "math",
@@ -147,7 +149,7 @@ def test_layouts_that_the_critics_devices_cannot_hold_are_no_candidates() -> Non
 OPEN: dict[str, Any] = {"nodes": 1, "modes": ["disaggregated", "one_step_off"], "pools": []}
 
 
-@pytest.mark.parametrize("devices", [2, [1, 2, 3], None])
+@pytest.mark.parametrize("devices", slow_but((2, [1, 2, 3], None), 2))
 def test_the_planner_chooses_as_brute_force_does(devices: int | list[int] | None) -> None:
     """Every split and layout pinned in turn, the critic's devices too: none is better than what is found open."""
     context = asked(apart(devices), **OPEN)

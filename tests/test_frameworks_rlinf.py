@@ -296,7 +296,9 @@ def test_exports_read_back_as_they_were_meant(tmp_path: Path, version: str) -> N
     assert modes == {"colocated", "streaming"}
 
 
-@pytest.mark.parametrize(("model", "workload"), [("Qwen3-8B", "math"), ("Qwen3-4B", "searching")])
+@pytest.mark.parametrize(
+    ("model", "workload"), [("Qwen3-8B", "math"), pytest.param("Qwen3-4B", "searching", marks=pytest.mark.slow)]
+)
 def test_plans_on_gpus_of_their_own_count_samples_as_the_files_do(model: str, workload: str) -> None:
     """A token budget there is none of a file's: the plan would be faster than what it exports by up to a sixth."""
     task = {

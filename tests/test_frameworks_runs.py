@@ -163,7 +163,7 @@ def _job(framework: str, **changes: Any) -> Job:
 
 
 @pytest.mark.parametrize("seed", slow_but((1, 2), 1))
-@pytest.mark.parametrize("framework", SHIPPED)
+@pytest.mark.parametrize("framework", slow_but(SHIPPED, "nemo_rl", "trl"))
 def test_an_exported_plan_reads_back_as_the_plan(framework: str, seed: int) -> None:
     """Issue 21: the imported files predict the plan's own rl_step, and an audit of them finds nothing."""
     *_, found = plans(framework, 1, seed)
@@ -184,7 +184,7 @@ ENDS = ("total_training_steps", "save_freq", "max_num_steps", "max_steps", "tota
         "data.max_samples", "rollout.total_rollout_steps")  # fmt: skip
 
 
-@pytest.mark.parametrize("framework", SHIPPED)
+@pytest.mark.parametrize("framework", slow_but(SHIPPED, "verl", "openrlhf"))
 def test_a_plan_without_a_length_exports_a_run_without_an_end(framework: str, tmp_path: Path) -> None:
     task = {"name": "t", "workload": "math", "prompts_per_step": 64, "group_size": 8, "max_response_tokens": 4096}
     open_ended = rlperf.plan_job(_job(framework, tasks=[task], nodes=1))

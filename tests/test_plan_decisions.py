@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -49,12 +50,30 @@ def drifting(folder: Path, short: float, long: float) -> Path:
     return folder
 
 
-def test_phases_of_a_drifting_recording(tmp_path: Path) -> None:
-    task = {**TASK, "workload": str(drifting(tmp_path / "drift", 40, 1500))}
-    horizon = {"rl_steps": 4, "group": 1}
-    never = plan_job(job(tasks=[task], horizon=horizon))
-    free = plan_job(job(tasks=[task], horizon={**horizon, "switch": "0 s"}))
-    dear = plan_job(job(tasks=[task], horizon={**horizon, "switch": "1 h"}))
+def trainer(*tensor_parallel: int) -> dict[str, object]:
+    """Few layouts, where the claim is of something else."""
+    layout = {"tensor_parallel": tensor_parallel, "context_parallel": 1, "ulysses": 1}
+    return {"role": "trainer", "layout": layout}
+
+
+def switching(task: dict[str, object], switch: str | None = None) -> Plan:
+    """A plan of every rl_step of a recording, changes of layout at a price."""
+    horizon = {"rl_steps": 4, "group": 1, **({"switch": switch} if switch else {})}
+    return plan_job(job(tasks=[task], horizon=horizon, trainer_backends=["fsdp2"], pools=[trainer(1, 2)]))
+
+
+@pytest.fixture(scope="module")
+def drift(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    return {**TASK, "workload": str(drifting(tmp_path_factory.mktemp("recorded") / "drift", 40, 1500))}
+
+
+@pytest.fixture(scope="module")
+def free(drift: dict[str, object]) -> Plan:
+    return switching(drift, "0 s")
+
+
+def test_phases_of_a_drifting_recording(drift: dict[str, object], free: Plan) -> None:
+    never, dear = switching(drift), switching(drift, "1 h")
     assert len({phase.pools for phase in never.phases}) == 1
     assert free.objective <= never.objective * (1 + 1e-9)
     assert never.objective == pytest.approx(dear.objective, rel=1e-6)
@@ -67,14 +86,13 @@ def test_phases_of_a_drifting_recording(tmp_path: Path) -> None:
     assert free.static_low <= free.static_objective / free.objective - 1.0 + 1e-6 <= free.static_high + 2e-6
     assert [phase.rl_steps for phase in never.phases] == [(0, 3)]
     assert never.objective == pytest.approx(4 * never.phases[0].predicted.rl_step_s, rel=1e-4)
-    alone = plan_job(job(tasks=[{**task, "rl_steps": 0}]))
+    alone = plan_job(job(tasks=[{**drift, "rl_steps": 0}], trainer_backends=["fsdp2"], pools=[trainer(1, 2)]))
     rollouts = [plan.phases[0].predicted.stages_s.rollout for plan in (never, alone)]
     assert rollouts[0] > 1.5 * rollouts[1]  # the later rl_steps are longer
 
 
-def test_layouts_change_between_groups_only_where_that_surely_pays(tmp_path: Path) -> None:
-    task = {**TASK, "workload": str(drifting(tmp_path / "drift", 40, 1500))}
-    plan = plan_job(job(tasks=[task], horizon={"rl_steps": 4, "group": 1, "switch": "0 s"}))
+def test_layouts_change_between_groups_only_where_that_surely_pays(free: Plan) -> None:
+    plan = free
     changes = len({phase.pools for phase in plan.phases}) > 1
     if changes:  # one layout takes more in 95 of 100 draws
         assert plan.switching is None and plan.static_low is not None and plan.static_low > 0.0
@@ -154,16 +172,15 @@ def test_rollout_on_a_cluster_of_its_own() -> None:
 
 def test_open_precisions_are_chosen_and_each_is_planned_as_if_it_were_stated() -> None:
     def rollout(**settings: object) -> list[dict[str, object]]:
-        return [{"role": "rollout", "settings": settings}]
+        return [{"role": "rollout", "settings": settings}, trainer(1)]
 
-    choices = [(weights, cache) for weights in ("bf16", "fp8") for cache in ("bf16", "fp8")]
-    alone = {
-        choice: plan_job(job(pools=rollout(rollout_dtype=choice[0], kv_dtype=choice[1]), architecture="Qwen3-8B"))
-        for choice in choices
-    }
-    both = plan_job(
-        job(pools=rollout(rollout_dtype=["bf16", "fp8"], kv_dtype=["bf16", "fp8"]), architecture="Qwen3-8B")
-    )
+    def planned(weights: object, cache: object) -> Plan:
+        pools = rollout(rollout_dtype=weights, kv_dtype=cache)
+        return plan_job(job(pools=pools, architecture="Qwen3-8B", trainer_backends=["fsdp2"]))
+
+    dtypes = ("bf16", "fp8")
+    alone = {choice: planned(*choice) for choice in product(dtypes, dtypes)}
+    both = planned([*dtypes], [*dtypes])
     settings = both.phases[0].pool("rollout").settings
     best = min(alone, key=lambda choice: alone[choice].objective)
     assert (settings.rollout_dtype, settings.kv_dtype) == best

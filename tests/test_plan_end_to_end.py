@@ -335,6 +335,7 @@ def test_identical_candidates_cannot_be_told_apart() -> None:
     assert log_sigma(1.0, 1.0) == 0.0
 
 
+@pytest.mark.slow
 def test_opening_modes_never_makes_a_plan_slower() -> None:
     """Sixteen colocated candidates are better by the screen than any asynchronous one; the judge knows better."""
     task = {

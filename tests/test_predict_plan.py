@@ -112,8 +112,7 @@ def test_the_schema_of_a_job_takes_what_the_reader_takes(changes: dict[str, obje
 
 
 def test_a_plan_file_without_the_budget_that_it_packs_to_is_refused(tmp_path: Path) -> None:
-    plan = rlperf.plan_job(written(tmp_path))
-    data = yaml.safe_load(plan_yaml(plan))
+    data = yaml.safe_load(plan_yaml(small_plan()))
     trainer = next(pool for pool in data["phases"][0]["pools"] if pool["role"] == "trainer")
     assert trainer["settings"].pop("token_budget")
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(data))
@@ -122,7 +121,7 @@ def test_a_plan_file_without_the_budget_that_it_packs_to_is_refused(tmp_path: Pa
 
 
 def test_a_plan_file_with_a_trainer_that_its_job_does_not_have_is_refused(tmp_path: Path) -> None:
-    data = yaml.safe_load(plan_yaml(rlperf.plan_job(written(tmp_path))))
+    data = yaml.safe_load(plan_yaml(small_plan()))
     trainer = next(pool for pool in data["phases"][0]["pools"] if pool["role"] == "trainer")
     trainer["settings"]["backend"] = ""
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(data))
@@ -131,7 +130,7 @@ def test_a_plan_file_with_a_trainer_that_its_job_does_not_have_is_refused(tmp_pa
 
 
 def test_a_plan_file_with_other_devices_than_its_layout_takes_is_refused(tmp_path: Path) -> None:
-    data = yaml.safe_load(plan_yaml(rlperf.plan_job(written(tmp_path))))
+    data = yaml.safe_load(plan_yaml(small_plan()))
     data["phases"][0]["pools"][1]["devices"] = 0
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(data))
     with pytest.raises(SpecError, match="has 0 devices, and a layout of 8"):
@@ -156,7 +155,7 @@ def test_a_framework_brings_its_own_engine_and_its_modes(tmp_path: Path) -> None
 
 
 def test_a_plan_file_stands_for_its_job_everywhere(tmp_path: Path) -> None:
-    plan = rlperf.plan_job(written(tmp_path))
+    plan = small_plan()
     file = tmp_path / "plan.yaml"
     file.write_text(plan_yaml(plan))
     assert load_job(file) == plan.job

@@ -41,6 +41,7 @@ from rlperf.specs.engine_host import load_engine_hosts
 from rlperf.specs.job import Job
 from rlperf.specs.rl_calibration import load_framework_calibration
 
+from .quick import slow_but
 from .scored import scored
 
 ROW = {
@@ -79,7 +80,7 @@ def test_lengths_have_the_published_mean_and_respect_the_cap(
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("prompts", [16, 64])
+@pytest.mark.parametrize("prompts", slow_but((16, 64), 16))
 def test_the_shipped_agent_job_has_the_stages_of_mlperf(prompts: int, measured_data: Path) -> None:
     """Tool seconds of its preset are from the windows of 16 prompts: those rollouts are no forecast, the others are."""
     text = files("rlperf").joinpath("specs", "jobs", "software_engineering.yaml").read_text(encoding="utf-8")
@@ -461,10 +462,11 @@ def test_rows_no_fit_saw(report: Report) -> None:
 
 @pytest.mark.data
 def test_stages_of_rows_no_fit_saw(measured_data: Path) -> None:
-    """One release of one framework: what its rows print of every stage; the whole table with ``-m slow``."""
+    """One trainer of one release: what its rows print of every stage; the whole table with ``-m slow``."""
     file = measured_data / "measured" / "rl_step.csv"
     table = read_table(file)
-    some = replace(table, rows=tuple(row for row in table if row.group.startswith("nemo_rl_v0_3")))
+    release = (row for row in table if row.group.startswith("nemo_rl_v0_3"))
+    some = replace(table, rows=tuple(row for row in release if read_row(row.cells).trainer == "megatron"))
     found = predictor("rl_step")(file, some).predictions
     stages = [one for one in found if not one.used_in_calibration and "megatron" in one.calibration]
     for metric, limit in (("rollout_s", 0.15), ("train_s", 0.20), ("scoring_s", 0.20), ("weight_sync_s", 0.22)):

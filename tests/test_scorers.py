@@ -191,17 +191,20 @@ def test_what_a_scorer_cannot_be(wrong: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("framework", "scorer", "key"),
     [
-        ("verl==0.9.0", TEACHER, "distillation.teacher_models.teacher_model.model_path"),
+        pytest.param(
+            *("verl==0.9.0", TEACHER, "distillation.teacher_models.teacher_model.model_path"), marks=pytest.mark.slow
+        ),
         (
             "verl==0.9.0",
             {**TEACHER, "kind": "judge", "response_tokens": 64},
             "reward.reward_model.enable_resource_pool",
         ),
         ("slime", {**TEACHER, "placement": "shared", "devices": None}, "opd-teacher-load"),
-        (
+        pytest.param(
             "nemo_rl",
             TEACHER,
             "on_policy_distillation.non_colocated_teachers.default_teacher_cfg.tensor_model_parallel_size",
+            marks=pytest.mark.slow,
         ),
     ],
 )

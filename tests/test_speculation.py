@@ -305,7 +305,8 @@ def job(speculation: Any, model: str = "Qwen3-8B", **settings: Any) -> Job:
     task = {"name": "math", "workload": "math", "prompts_per_step": 32, "group_size": 8, "max_response_tokens": 4096}
     narrow = {"speculation": speculation, "max_running": [64], "memory_fraction": [0.8], **settings}
     pool = {"role": "rollout", "layout": {"tensor_parallel": [1, 2]}, "settings": narrow}
-    asked = {"architecture": model, "cluster": "dgx_h100", "nodes": 1, "framework": "verl", "tasks": [task]}
+    asked = {"architecture": model, "cluster": "dgx_h100", "nodes": 1, "framework": "verl", "tasks": [task],
+             "modes": ["colocated"], "trainer_backends": ["fsdp2"]}  # fmt: skip
     return Job.model_validate({**asked, "pools": [pool]})
 
 

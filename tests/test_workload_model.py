@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -233,6 +234,12 @@ def quick(table: LengthTable) -> LengthModel:
     return fit_model(table, families=[("gamma",)])
 
 
+@cache
+def steady(steps: int) -> LengthModel:
+    """Fitted to so many rl_steps of one law."""
+    return quick(drifting(0.0, steps))
+
+
 def test_drift() -> None:
     model = quick(drifting(0.08, 8))
     assert model.drift.trend
@@ -241,15 +248,13 @@ def test_drift() -> None:
     assert ahead.mean_tokens_high - ahead.mean_tokens_low > now.mean_tokens_high - now.mean_tokens_low
     assert "outside the recording" in ahead.known
     assert model.drift.shift(10_000) == model.drift.shift(14)  # a trend is not continued for ever
-    steady = quick(drifting(0.0, 6))
-    assert not steady.drift.trend
-    assert steady.drift.step_sd < 0.1
+    assert not steady(6).drift.trend
+    assert steady(6).drift.step_sd < 0.1
 
 
 def test_few_steps_are_admitted() -> None:
-    one, two = quick(drifting(0.0, 1)), quick(drifting(0.0, 2))
-    assert "cannot be told" in forecast_lengths(one, 3).known
-    wide, many = forecast_lengths(two, 2), forecast_lengths(quick(drifting(0.0, 6)), 2)
+    assert "cannot be told" in forecast_lengths(steady(1), 3).known
+    wide, many = forecast_lengths(steady(2), 2), forecast_lengths(steady(6), 2)
     assert wide.mean_tokens_high - wide.mean_tokens_low > 1.5 * (many.mean_tokens_high - many.mean_tokens_low)
 
 
@@ -294,12 +299,23 @@ def test_large_recordings_are_thinned_by_group() -> None:
     assert small.group_size == 8
 
 
-def test_multi_turn_round_trip() -> None:
+def test_turns_that_grow_and_tools_that_queue() -> None:
+    """Turns, contexts and tools are found again; also third turns with a law of their own, and tools that are slow
+    after short turns."""
     preset = load_model("searching")
     assert preset.turns is not None
-    table = sample_rl_steps(preset, [0, 1], 100, 8, max_response_tokens=3000, seed=5)
-    fitted = fit_model(table).turns
-    assert fitted is not None
+    longer = replace(preset.turns.middle, log_scale=float(np.log(2.5)), tail=None)
+    turns = replace(preset.turns, later=longer, later_icc=0.2, length_latency=-0.6)
+    truth = preset.model_copy(update={"turns": turns})
+    table = sample_rl_steps(truth, range(6), 128, 8, max_response_tokens=3000, seed=6)
+    fitted, _ = fit_multi_turn(table)
+    assert fitted.later is not None
+    assert fitted.later.mean(3000) == pytest.approx(longer.mean(3000), rel=0.1)
+    assert fitted.middle.mean(3000) == pytest.approx(preset.turns.middle.mean(3000), rel=0.12)
+    assert fitted.length_latency == pytest.approx(-0.6, abs=0.05)
+    means = [fitted.draw(3072, 8, np.random.default_rng(k)).later.mean(3000) for k in range(20)]  # type: ignore[union-attr]
+    assert 0.01 < np.std(means) / longer.mean(3000) < 0.15
+    assert preset.draw(np.random.default_rng(0)).turns == preset.turns  # errors of the preset's turns are not known
     assert fitted.mean_turns == pytest.approx(preset.turns.mean_turns, rel=0.08)
     assert fitted.turn_icc == pytest.approx(preset.turns.turn_icc, abs=0.12)
     assert fitted.append.mean() == pytest.approx(preset.turns.append.mean(), rel=0.08)
@@ -311,23 +327,6 @@ def test_multi_turn_round_trip() -> None:
     assert table.append_tokens is not None
     before = table.prompt_tokens + table.response_tokens + table.append_tokens
     assert (table.prompt_tokens[follows] == before[follows - 1]).all()
-
-
-def test_turns_that_grow_and_tools_that_queue() -> None:
-    """Third turns with a law of their own, and tools that are slow after short turns, are found again."""
-    preset = load_model("searching")
-    assert preset.turns is not None
-    longer = replace(preset.turns.middle, log_scale=float(np.log(2.5)), tail=None)
-    turns = replace(preset.turns, later=longer, later_icc=0.2, length_latency=-0.6)
-    truth = preset.model_copy(update={"turns": turns})
-    fitted, _ = fit_multi_turn(sample_rl_steps(truth, range(6), 128, 8, max_response_tokens=3000, seed=6))
-    assert fitted.later is not None
-    assert fitted.later.mean(3000) == pytest.approx(longer.mean(3000), rel=0.1)
-    assert fitted.middle.mean(3000) == pytest.approx(preset.turns.middle.mean(3000), rel=0.12)
-    assert fitted.length_latency == pytest.approx(-0.6, abs=0.05)
-    means = [fitted.draw(3072, 8, np.random.default_rng(k)).later.mean(3000) for k in range(20)]  # type: ignore[union-attr]
-    assert 0.01 < np.std(means) / longer.mean(3000) < 0.15
-    assert preset.draw(np.random.default_rng(0)).turns == preset.turns  # errors of the preset's turns are not known
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -354,7 +353,7 @@ def test_presets_state_the_published_figures() -> None:
 
 
 def test_model_files(tmp_path: Path) -> None:
-    model = fit_model(drifting(0.0, 2))
+    model = steady(2)
     path = save_model(model, tmp_path / "m.yaml")
     assert load_model(path) == model
     with pytest.raises(SpecError, match="did you mean math"):
@@ -504,7 +503,7 @@ def test_dependence_of_independent_responses_is_small() -> None:
 @pytest.mark.parametrize(
     ("folder", "fitted", "judged", "most"),
     [
-        ("dapo_32b", (0, 1), (2, 3), 0.1),
+        pytest.param("dapo_32b", (0, 1), (2, 3), 0.1, marks=pytest.mark.slow),
         ("video_7b", (8, 9, 10, 11), (12, 13, 14, 15), 0.03),
         pytest.param("video_7b", (12, 13, 14, 15), (8, 9, 10, 11), 0.03, marks=pytest.mark.slow),
     ],

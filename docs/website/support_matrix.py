@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -111,25 +112,30 @@ def alike(items: Iterable[Item], of: Callable[[Item], Kind]) -> dict[Kind, list[
     return groups
 
 
-def tables() -> str:
-    """One table per group of families whose cells are all alike."""
+@cache
+def cells() -> dict[str, dict[str, tuple[str, ...]]]:
+    """Standing of every family on every device, devices with kernels of their own first, by precision."""
     machines = {name: load_hardware(name) for name in profile_names("devices")}
     machines = dict(sorted(machines.items(), key=lambda item: item[1].calibration.extrapolated))
-    shapes = families()
+    return {
+        family: {name: tuple(cell(arch, hw, precision) for precision in PRECISIONS) for name, hw in machines.items()}
+        for family, arch in families().items()
+    }
 
-    def cells(family: str) -> tuple[tuple[str, ...], ...]:
-        arch = shapes[family]
-        return tuple(tuple(cell(arch, hw, precision) for precision in PRECISIONS) for hw in machines.values())
 
+def tables() -> str:
+    """One table per group of families whose cells are all alike."""
+    found = cells()
+    machines = list(next(iter(found.values())))
     lines = []
-    for table, members in alike(shapes, cells).items():
+    for table, members in alike(found, lambda family: tuple(found[family].values())).items():
         rows = alike(zip(machines, table, strict=True), lambda row: row[1])
         lines += ["", f"## {', '.join(members)}", "", f"| device | {' | '.join(PRECISIONS)} |",
                   "|---" * (len(PRECISIONS) + 1) + "|"]  # fmt: skip
         lines += [f"| {', '.join(name for name, _ in same)} | {' | '.join(row)} |" for row, same in rows.items()]
     lines += ["", "## Cache in fp8", "", "Full attention with grouped queries, any precision of the weights.", "",
               "| device | fp8 cache |", "|---|---|"]  # fmt: skip
-    by_cache = alike(machines, lambda name: cache_cell(machines[name]))
+    by_cache = alike(machines, lambda name: cache_cell(load_hardware(name)))
     lines += [f"| {', '.join(names)} | {standing} |" for standing, names in by_cache.items()]
     return "\n".join(lines) + "\n"
 

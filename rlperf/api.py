@@ -24,7 +24,7 @@ from rlperf.plan.question.context import Context, anchored, engine_named, resolv
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.own_files import folder_of
-from rlperf.specs.reader import Document, read_job_document, validate
+from rlperf.specs.reader import Document, as_path, read_job_document, validate
 from rlperf.specs.short_job import SHORT, short_job
 from rlperf.sweep import Sweep, SweepResult, check_sweep, read_sweep
 from rlperf.sweep.run import Backend, run_sweep
@@ -75,7 +75,7 @@ def job_of(job: Jobs | None, values: Mapping[str, Any]) -> Job | Path:
     if isinstance(job, Mapping):
         return _from_fields({**job, **values})
     if not values:
-        return job if isinstance(job, Job) else Path(job)
+        return job if isinstance(job, Job) else as_path(job, "job")
     return _from_fields({**load_job(job).model_dump(exclude_unset=True), **values})
 
 
@@ -106,8 +106,8 @@ def ask(
     """Resolve a job (an object, or the path of its file); every wrong name is reported at once, with its line.
 
     A plan.yaml asks for what it decided: the job with the pools of its first phase pinned.
-    ``folder``: where relative paths of a job object start; ``task``: of several tasks the one that is meant, of a plan
-    with the pools of its first phase. ``to_plan``: what no file of the framework could say is refused.
+    ``folder``: where relative paths of a job object start (default: here); ``task``: of several tasks the one that is
+    meant, of a plan with the pools of its first phase. ``to_plan``: what no file of the framework could say is refused.
 
     Raises
     ------
@@ -121,7 +121,8 @@ def ask(
             named = plan.job.of_task(task).tasks[0].name
             phase = next(phase for phase in plan.phases if named in phase.tasks)
             return ask(job_of_plan(plan, phase), folder=folder, to_plan=to_plan)
-        job = anchored(validate(document, Job), folder)
+        job = validate(document, Job)
+    job = anchored(job, folder or Path())
     job = job if task is None else job.of_task(task)
     problems: list[Problem] = []
     facts, context = None, None
@@ -247,6 +248,9 @@ def sweep_job(
     ------
     SpecError : fields, values or names that are wrong, before any point is evaluated
     """
-    checked = check_sweep(sweep, folder=folder or Path()) if isinstance(sweep, Sweep) else read_sweep(sweep)
+    if isinstance(sweep, Sweep):
+        checked = check_sweep(sweep, folder=folder or Path())
+    else:
+        checked = read_sweep(as_path(sweep, "sweep"))
     kept = None if out is None else Path(out)
     return run_sweep(checked, asked, kept, workers=workers, backend=backend, address=address, report=report)

@@ -18,6 +18,7 @@ from rlperf.diagnose.recorded import graph_of_recording, graph_of_traces
 from rlperf.diagnose.scaling import ScalingExplanation, explain_scales
 from rlperf.diagnose.sources import scaled_job, steps_of_job, steps_of_plan
 from rlperf.errors import Problem, SpecError
+from rlperf.files import listed
 from rlperf.frameworks.logs import out_of_memory, read_log
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.reading import plan_in
@@ -73,7 +74,7 @@ def explain(
         return Explained(explain_prediction(steps, floor=floor, notes=notes))
     if isinstance(source, Job | Mapping):
         return _of_job(source if isinstance(source, Job) else job_of(source, {}), None, scale, floor, task)
-    paths = [Path(source)] if isinstance(source, str | Path) else [Path(path) for path in source]
+    paths = listed(source)
     missing = [Problem("no such file or folder", str(path)) for path in paths if not path.exists()]
     if missing or not paths:
         raise SpecError(missing or "nothing to explain: name a job, a plan, or the files of a run")

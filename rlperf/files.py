@@ -19,6 +19,7 @@ from rlperf.plan.answer.plan import Plan
 from rlperf.plan.judge.decisions import Report
 from rlperf.plan.question.context import before_any_log, resolve
 from rlperf.specs.own_files import folder_of
+from rlperf.specs.reader import as_path
 from rlperf.specs.step_log import StepLog
 from rlperf.specs.writer import write_atomic
 from rlperf.workload.writers import write_workload
@@ -26,8 +27,9 @@ from rlperf.workload.writers import write_workload
 Files = Path | str | Sequence[Path | str]
 
 
-def _listed(files: Files) -> list[Path]:
-    return [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
+def listed(files: Files) -> list[Path]:
+    several = files if isinstance(files, Sequence) and not isinstance(files, str) else [files]
+    return [as_path(file, "file") for file in several]
 
 
 def audit_config(
@@ -61,7 +63,7 @@ def audit_config(
     ------
     SpecError : files that cannot be read, or that no framework writes; a name given that nobody knows
     """
-    imported = with_architecture(import_config(_listed(config), framework), architecture)
+    imported = with_architecture(import_config(listed(config), framework), architecture)
     facts = framework_facts(imported.adapter.name, imported.target.version)
     steps, ended = _load_log(log)
     with TemporaryDirectory(prefix="rlperf-") as scratch:
@@ -69,7 +71,7 @@ def audit_config(
             cap = imported.run.batch.max_response_tokens or 1 << 40
             table = read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
             workload = str(write_workload(table, Path(scratch) / "lengths.json"))
-        folder = folder_of(_listed(config)[0])
+        folder = folder_of(listed(config)[0])
         found = audit(
             imported, cluster=cluster, workload=workload, log=steps, facts=facts, plan=plan, folder=folder,
             report=report,
@@ -107,7 +109,9 @@ def export_plan(plan: Plan | Path | str, out: Path | str, *, framework: str | No
     ExportError : the framework or version cannot run the plan; all reasons are listed
     SpecError : a job that leaves something open
     """
-    return write_plan(plan, framework, out) if isinstance(plan, Plan) else write_file(plan, framework, out)
+    if isinstance(plan, Plan):
+        return write_plan(plan, framework, out)
+    return write_file(as_path(plan, "plan"), framework, out)
 
 
 def calibrate_logs(
@@ -135,9 +139,9 @@ def calibrate_logs(
     warm_up : rl_steps left out at the start
     out : file to write; default: where predictions of the job look
     """
-    path = Path(job)
+    path = as_path(job, "job")
     asked = read_job_or_config(path, cluster=cluster, workload=workload, architecture=architecture)
-    context, steps = resolve(asked, folder=folder_of(path)), read_log(_listed(log), framework)
+    context, steps = resolve(asked, folder=folder_of(path)), read_log(listed(log), framework)
     again = [each.backend for each in context.trainers if logs_of(each.framework) == (steps.digest,)]
     context = before_any_log(context, folder_of(path), again)  # asked again: no step counts twice
     cap = max(asked.tasks[0].max_response_tokens)

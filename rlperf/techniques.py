@@ -110,6 +110,12 @@ TECHNIQUES: tuple[Technique, ...] = (
         "asynchronous rows of two frameworks", "staleness costs no learning",
     ),
     Technique(
+        "and the trainer's devices lent", "rl_step",
+        lambda _: {"modes": ["one_step_off"], "limits.staleness": 1, ROLLOUT + "borrows": [False, True]},
+        "rollout.borrows", "nothing: kernels and engines, as in serving",
+        "what moves is read again; engines wake with the trainer's weights as colocated ones",
+    ),
+    Technique(
         "fully asynchronous", "rl_step", lambda _: {"modes": ["async"], "limits.staleness": 4}, "async",
         "asynchronous rows of two frameworks", "staleness costs no learning",
     ),

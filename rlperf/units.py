@@ -179,6 +179,17 @@ def human_seconds(value: float) -> str:
     return f"{value / 1e-9:.3g} ns" if value else "0 s"
 
 
+def human_usd(value: float) -> str:
+    """Money for people, always with cents below a thousand: ``9.00``, ``1,235``; of less than a cent two digits.
+
+    >>> human_usd(9.0), human_usd(25.46), human_usd(1234.6), human_usd(0.00123)
+    ('9.00', '25.46', '1,235', '0.0012')
+    """
+    if 0 < abs(value) < 0.01:
+        return f"{value:.2g}"
+    return f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
 _TOKENS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|K|Ki)?\s*")
 
 

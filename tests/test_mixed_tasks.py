@@ -11,7 +11,7 @@ import pytest
 import rlperf
 from rlperf.api import ask, judge
 from rlperf.errors import SpecError
-from rlperf.frameworks.export import write_plan
+from rlperf.frameworks.export import plan_texts, write_plan
 from rlperf.frameworks.imports import import_config
 from rlperf.frameworks.run_of import from_job
 from rlperf.plan.answer.plan import Plan
@@ -99,3 +99,32 @@ def test_mixing_takes_less_than_taking_turns(plan: Plan) -> None:
 def test_what_one_batch_cannot_have_twice_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=re.escape(message)):
         ask(job(tasks=[MATH, {**TOOLS, **changes}]))
+
+
+SHORT = {**MATH, "max_response_tokens": 1024}
+"""Math whose responses are cut before their time, beside tools whose are not."""
+
+
+def test_what_is_cut_is_said_of_each_task_and_with_its_own_maximum(tmp_path: Path) -> None:
+    mixed = rlperf.plan_job(job(tasks=[SHORT, TOOLS]))
+    alone = rlperf.plan_job(job(tasks=[SHORT])).phases[0].predicted
+    (phase,) = mixed.phases
+    assert phase.responses is not None
+    math, tools = phase.responses.tasks
+    assert (math.task, math.max_response_tokens, tools.max_response_tokens) == ("math", 1024, 4096)
+    assert math.truncated_fraction == pytest.approx(alone.truncated_fraction) and tools.truncated_fraction < 0.25
+    own = [line.replace("responses are", "responses of math are") for line in alone.warnings if "are cut" in line]
+    assert own and [line for line in phase.predicted.warnings if "are cut" in line] == own
+    assert f"math: mean {math.mean:,.0f}" in mixed.lengths(phase) and "cap 1,024" in mixed.lengths(phase)
+    files = plan_texts(mixed)
+    assert "max_response_tokens 1,024 of math | 4,096, the batch's" in files["EXPORT.md"]
+    assert "max_response_tokens 2,048" not in plan_texts(rlperf.plan_job(job(tasks=[MATH])))["EXPORT.md"]
+
+
+def test_responses_cut_at_their_own_tasks_maximum_are_not_useful() -> None:
+    (mix,) = ask(job(tasks=[SHORT, TOOLS])).context.tasks
+    found = mix.source.demand(mix.batches[0], None, 0)
+    alone = [ask(job(tasks=[one])).context.tasks[0] for one in (SHORT, TOOLS)]
+    parts = [task.source.demand(task.batches[0], None, 0) for task in alone]
+    assert found.useful_tokens == pytest.approx(sum(part.useful_tokens for part in parts))
+    assert found.useful_tokens < 0.9 * found.trained_tokens

@@ -14,9 +14,14 @@ import rlperf
 from rlperf.calibrate.rl_step_job import job_of, lengths_of
 from rlperf.calibrate.rl_step_predict import DEFAULT_LAW, predict_step
 from rlperf.calibrate.rl_step_rows import StepRow, read_row
+from rlperf.cost.engine_step import Drafted, EngineLimits, EngineStepCost
 from rlperf.errors import RlperfError
 from rlperf.plan.question.demand import _redrawn
 from rlperf.sim.rl_step.demand import Batch, Demand
+from rlperf.sim.rl_step.rollout_stage import Replicas, RolloutEvents
+from rlperf.sim.rollout.apart import Apart
+from rlperf.sim.rollout.options import EngineOptions
+from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_cluster
@@ -87,6 +92,38 @@ def test_what_an_rl_step_is_called_makes_no_difference_to_what_is_remembered_of_
         {"tool_latency_s": np.ones(4)},
     ):
         assert key(**changes) != key(), changes
+
+
+def test_a_rollout_is_simulated_once_whoever_asks_and_again_for_whatever_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulated: list[float] = []
+
+    def serve(replicas: Replicas, trajectories: Trajectories, routing: object = None) -> float:
+        simulated.append(replicas.cost.host_s)
+        return float(len(simulated))
+
+    monkeypatch.setattr(Replicas, "serve", serve)
+    table = LengthTable.from_groups([11, 22], [[33, 44], [55, 66]], max_response_tokens=99)
+
+    def asked(over_provision: float = 1.0, **changes: object) -> object:
+        batch = replace(Batch(2, 2, 2, 32, 99, 2), over_provision=over_provision)
+        demand = Demand("math", (0, 0), batch, (table,), 0.0, 0.0, ())
+        cost = EngineStepCost(np.array([0.0, 1.0]), np.zeros(2), host_s=1.0)
+        replicas = Replicas(cost, EngineLimits(np.inf, 8), 1, 1, EngineOptions())
+        of_cost = {name: value for name, value in changes.items() if hasattr(cost, name)}
+        rest = {name: value for name, value in changes.items() if name not in of_cost}
+        return RolloutEvents().results(demand, replace(replicas, cost=replace(cost, **of_cost), **rest))
+
+    assert asked() == asked() and len(simulated) == 1
+    table_of = np.array([1.0])
+    others = (
+        {"over_provision": 1.5}, {"host_s": 2.0}, {"decode_per_kv_token_s": 1.0}, {"prefill_fixed_s": 1.0},
+        {"graph_buckets": table_of}, {"mixed_linear_s": table_of},
+        {"drafted": Drafted(table_of, table_of, table_of, np.array([0]))}, {"count": 2}, {"apart": Apart(1)},
+        {"limits": EngineLimits(np.inf, 9)}, {"options": EngineOptions(async_scheduling=True)},
+    )  # fmt: skip
+    assert len({asked(), *(asked(**changes) for changes in others)}) == 1 + len(others)
 
 
 def test_a_recording_without_groups_draws_prompts_not_clones() -> None:

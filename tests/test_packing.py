@@ -10,7 +10,7 @@ import pytest
 from rlperf.calibrate.rl_step_predict import predict_step
 from rlperf.calibrate.rl_step_rows import read_row
 from rlperf.cost.batching import bins_needed
-from rlperf.cost.packing import least_bins, packed_count, sorted_microbatches
+from rlperf.cost.packing import packed_bins, sorted_microbatches
 from rlperf.specs.rl_calibration import load_framework_calibration
 
 ROW = (
@@ -19,17 +19,21 @@ ROW = (
 )
 
 
-@pytest.mark.parametrize(("mean", "budget"), [(900.0, 4096.0), (1800.0, 4096.0), (3400.0, 4096.0), (6000.0, 30000.0)])
-def test_bound_is_what_first_fit_needs(mean: float, budget: float) -> None:
-    lengths = np.minimum(np.random.default_rng(3).gamma(2.8, mean / 2.8, 512), budget)
-    packed = bins_needed(lengths, budget)
-    assert least_bins(lengths, budget) <= packed <= np.ceil(1.03 * least_bins(lengths, budget))
+def test_bins_of_many_are_those_of_a_sample() -> None:
+    lengths = np.minimum(np.random.default_rng(3).gamma(2.8, 600.0, 12_000), 4096.0)
+    assert packed_bins(lengths, 4096.0) == pytest.approx(bins_needed(lengths, 4096.0), rel=0.01)
 
 
 def test_long_sequences_do_not_share_bins() -> None:
-    assert least_bins(np.full(7, 2049.0), 4096.0) == 7
-    assert least_bins(np.full(7, 2048.0), 4096.0) == 4
-    assert packed_count(np.full(7, 2048.0), 3, 4096.0) == 2
+    assert packed_bins(np.full(7, 2049.0), 4096.0) == 7
+    assert packed_bins(np.full(7, 2048.0), 4096.0) == 4
+    assert packed_bins(np.full(7, 5000.0), 4096.0) == 7
+
+
+def test_sequences_above_a_third_of_the_budget_leave_room() -> None:
+    """Agents of 22 to 29 thousand tokens in bins of 65,536: two in most, where their sum asks for 2.6 in each."""
+    lengths = np.random.default_rng(5).uniform(22_000.0, 29_000.0, 256)
+    assert lengths.sum() / 65_536.0 < 0.8 * packed_bins(lengths, 65_536.0)
 
 
 def test_sorted_batches_carry_every_sequence_and_its_padding() -> None:
@@ -38,7 +42,7 @@ def test_sorted_batches_carry_every_sequence_and_its_padding() -> None:
     assert 1.0 < tokens / (lengths.sum() / 8) < 1.3
     assert squares >= (lengths**2).sum() / 8
     assert count * 4096.0 >= tokens
-    assert count >= packed_count(lengths, 8, 4096.0)
+    assert count >= packed_bins(lengths, 4096.0) // 8
 
 
 def test_equal_lengths_need_no_padding() -> None:

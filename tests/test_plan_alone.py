@@ -107,3 +107,24 @@ def test_what_an_earlier_plan_took_along_goes(moved: tuple[Path, float, str], tm
 def test_a_plan_is_read_where_a_job_or_a_configuration_is_due(moved: tuple[Path, float, str]) -> None:
     job = read_job_or_config(moved[0])
     assert job.pools and job.modes == (read_plan(moved[0]).phases[0].mode,)
+
+
+def test_a_plan_of_options_takes_its_own_files_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "mine"
+    here.mkdir()
+    shape = {"model_type": "qwen2", "hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 24,
+             "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 64000}  # fmt: skip
+    (here / "config.json").write_text(json.dumps(shape))
+    rows = [{"prompt_tokens": 100 + k, "response_tokens": 300 + 40 * (k % 9)} for k in range(64)]
+    (here / "lengths.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(here)
+    asked = ("--model", "config.json", "--workload", "lengths.jsonl", "--gpus", "8", "--prompts", "16", "--group", "4",
+             "--max-response", "1k")  # fmt: skip
+    said = json.loads(ran("plan", *asked, "--out", "plan", "--json"))
+    assert said["job"]["name"] == "mine-8xh100" and said["phases"][0]["tasks"] == ["lengths"]
+    assert f"path: {here}" in Path("plan/config/config.yaml").read_text()
+    shutil.move("plan", tmp_path / "elsewhere")
+    shutil.rmtree(here)
+    monkeypatch.chdir(tmp_path)
+    again = json.loads(ran("predict", "elsewhere/plan.yaml", "--json"))["predicted"]["rl_step_s"]
+    assert again == pytest.approx(said["phases"][0]["predicted"]["rl_step_s"], rel=1e-9)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -278,3 +280,27 @@ def test_what_a_device_borrows_is_said_once() -> None:
     job = JOB.model_copy(update={"cluster": "generic:rtx_4090", "architecture": "Qwen3-0.6B"})
     said = [note for note in rlperf.predict_job(job).calibration.notes if "rtx_4090" in note]
     assert said == ["rtx_4090 runs on the constants of rtx_pro_6000_server: the interval is wider"]
+
+
+WORDS: dict[str, Any] = {"model": "Qwen3-8B", "gpus": 8}
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: rlperf.plan_job(42), "job: a path"),  # type: ignore[arg-type]
+        (lambda: rlperf.plan_job([]), "job: a path"),  # type: ignore[arg-type]
+        (lambda: rlperf.plan_job(**{**WORDS, "gpus": "eight"}), "gpus must be a whole number (given: 'eight')"),
+        (lambda: rlperf.plan_job(**{**WORDS, "model": None}), "model must be text"),
+        (lambda: rlperf.plan_job(**WORDS, mode=7, gpu=7), "gpu must be text"),
+        (lambda: rlperf.size_job(rlperf.short_job("Qwen3-8B", 8), 10), "target 10"),  # type: ignore[arg-type]
+        (lambda: rlperf.sweep_job(3), "sweep: a path"),  # type: ignore[arg-type]
+        (lambda: rlperf.audit_config(3), "file: a path"),  # type: ignore[arg-type]
+        (lambda: rlperf.explain(3), "file: a path"),  # type: ignore[arg-type]
+        (lambda: rlperf.export_plan(3, "out"), "plan: a path"),  # type: ignore[arg-type]
+        (lambda: rlperf.calibrate_logs("run.log", 3), "job: a path"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_of_another_type_is_an_error_of_ours(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(rlperf.RlperfError, match=re.escape(said)):
+        call()

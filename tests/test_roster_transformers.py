@@ -1,11 +1,11 @@
 """Families as Transformers itself makes them: read from their default configuration to the parameters it counts.
 
 Every row of ``transformers_families.jsonl`` is one ``model_type`` of the registries of causal language models and of
-models from images to text, of Transformers 5.23.0: the sizes of its default configuration, and the parameters of the
-module that ``from_config`` makes of it on the meta device (torch 2.13.0): of the language model, and, where the row
-states a tower, of what sees and hears beside it. Where no module can be made of the defaults, the one number that they
-lack is stated, too (the width of a head, the layers that attend, the experts of a token). Lists of layers are written
-as runs or as a period, layers that state numbers of their own as groups.
+models from images to text, of Transformers 5.23.0 (newer ones: of 5.24.0): the sizes of its default configuration, and
+the parameters of the module that ``from_config`` makes of it on the meta device (torch 2.13.0, 2.14.1): of the language
+model, and, where the row states a tower, of what sees and hears beside it. Where no module can be made of the defaults,
+the one number that they lack is stated, too (the width of a head, the layers that attend, the experts of a token).
+Lists of layers are written as runs or as a period, layers that state numbers of their own as groups.
 """
 
 from __future__ import annotations
@@ -104,6 +104,13 @@ def test_most_defaults_are_left_out_somewhere() -> None:
     dropped = [_without_defaults(_written_out(row["config"]))[1] for row in ROWS.values()]
     assert sum(map(bool, dropped)) >= 60
     assert {"num_experts", "moe_intermediate_size", "num_key_value_heads", "kv_lora_rank"} <= set().union(*dropped)
+
+
+@pytest.mark.parametrize("family", ["dory", "inkling2_loop", "inkling2_loop_text"])
+def test_layers_that_run_several_times_are_refused_as_such(family: str) -> None:
+    sizes = {"hidden_size": 2560, "num_hidden_layers": 72, "num_attention_heads": 16, "intermediate_size": 7168}
+    with pytest.raises(SpecError, match=f"{family.removesuffix('_text')} cannot be modelled: some of its layers run"):
+        from_hf({"model_type": family, "vocab_size": 1000, **sizes}, name=family, source="transformers")
 
 
 def test_the_table_is_of_many_families_and_none_that_is_refused() -> None:

@@ -75,7 +75,7 @@ def audit(
         screen.print(describe(found.imported), soft_wrap=True)
         for line in report(found):
             screen.print(line, soft_wrap=True, markup=False)
-        for line in assumed_lines(cluster, workload):
+        for line in assumed_lines(cluster, workload or rollouts):
             screen.print(line)
         screen.print({True: "passes", False: "does not pass", None: UNPREDICTED}[passes], soft_wrap=True)
     if passes is False:

@@ -17,11 +17,11 @@ Rollouts = Annotated[Path | None, typer.Option(help="Rollout dump of the run, fo
 AlsoPlan = Annotated[bool, typer.Option(help="Also ask the planner for the best on the same hardware.")]
 
 
-def assumed_lines(cluster: str | None, workload: str | None) -> list[str]:
-    """Lines that say what stands for names that were not given.
+def assumed_lines(cluster: str | None, lengths: str | Path | None) -> list[str]:
+    """Lines that say what stands for names that were not given; ``lengths``: a workload, or rollouts of the run.
 
     >>> assumed_lines("dgx_h200", None)
     ['assumed: workload math']
     """
-    defaults = (("cluster dgx_h100", cluster), ("workload math", workload))
+    defaults = (("cluster dgx_h100", cluster), ("workload math", lengths))
     return [f"assumed: {text}" for text, given in defaults if given is None]

@@ -61,7 +61,7 @@ def _prices(texts: Sequence[str]) -> dict[str, str]:
 def _print(found: object) -> None:
     from rlperf.plan.size import HELPS, Sizing
     from rlperf.report.plan_text import print_plan
-    from rlperf.units import human_seconds
+    from rlperf.units import human_seconds, human_usd
 
     assert isinstance(found, Sizing)
     noted = any(row.note for row in found.rows)
@@ -70,7 +70,7 @@ def _print(found: object) -> None:
         (
             row.cluster, str(row.nodes), str(row.devices),
             "-" if row.rl_step_s is None else human_seconds(row.rl_step_s),
-            "-" if row.usd_per_step is None else f"{row.usd_per_step:.3g}",
+            "-" if row.usd_per_step is None else human_usd(row.usd_per_step),
             "yes" if row.meets else "no", *([row.note] if noted else []),
         )
         for row in found.rows

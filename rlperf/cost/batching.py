@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -149,7 +150,13 @@ def _even_partitions(table: FloatArray, parts: int, *, equal_size: bool = False)
     """Sets of nearly equal sums; of many sequences by dealing."""
     if table.size > MANY and table.size >= MANY_EACH * parts:
         return dealt_partitions(table, parts)
-    return balanced_partitions(table, parts, equal_size=equal_size)
+    return _balanced(table.tobytes(), parts, equal_size)
+
+
+@lru_cache(maxsize=64)
+def _balanced(lengths: bytes, parts: int, equal_size: bool) -> list[IntArray]:
+    """Remembered by value: whatever else is tried of a configuration, its sequences stay the same."""
+    return balanced_partitions(np.frombuffer(lengths), parts, equal_size=equal_size)
 
 
 MANY, MANY_EACH = 32_768, 100

@@ -100,6 +100,13 @@ class EngineStepCost:
     drafted: Drafted | None = None
     mixed_linear_s: FloatArray | None = None
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """All that tells it from another, by value."""
+        drafted = None if self.drafted is None else self.drafted.key
+        of = {each.name: getattr(self, each.name) for each in fields(self)} | {"drafted": drafted}
+        return tuple(value.tobytes() if isinstance(value, np.ndarray) else value for value in of.values())
+
     def linear_table(self, mixed: bool = False) -> FloatArray:
         """`linear_s`, or that of engine_steps with prompts [s]."""
         return self.linear_s if self.mixed_linear_s is None or not mixed else self.mixed_linear_s

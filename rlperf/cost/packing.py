@@ -6,46 +6,53 @@ way round: they pack (or sort and cut) the sequences of all ranks together and d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
+from rlperf.cost.batching import bins_needed
 from rlperf.layout import FloatArray
 
+MANY = 4096
+"""Sequences of which more pack as a sample of them does."""
 
-def least_bins(lengths: npt.ArrayLike, token_budget: float) -> int:
-    r"""Bins of ``token_budget`` tokens that a good packer needs: Martello and Toth's bound, without packing.
 
-    For every threshold a: what is longer than B - a has a bin to itself, what is longer than B/2 one that only shorter
-    sequences share, and of those the ones of at least a fill the room left and then bins of their own:
+def packed_bins(lengths: npt.ArrayLike, token_budget: float) -> int:
+    """Bins of ``token_budget`` tokens that first-fit decreasing fills; a budget below the longest sequence grows to it.
 
-    .. math:: \max_a\; |J_1| + |J_2| + \lceil (\Sigma J_3 - (|J_2| B - \Sigma J_2)) / B \rceil^+
+    How many share a bin is what counts: two of 25 tokens in a budget of 65, whatever their sum would allow. Of many
+    sequences every k-th of the sorted ones is packed, for k times as many bins.
 
-    (Martello and Toth 1990, Discrete Applied Mathematics 28, bound L2.) First-fit decreasing over hundreds of sequences
-    ends within a few percent of it.
-
-    >>> least_bins([6.0, 5.0, 4.0, 3.0], 9.0), least_bins([5.0, 5.0, 5.0], 9.0)
-    (2, 3)
+    >>> packed_bins([25.0] * 8, 65.0), packed_bins([21.0] * 8, 65.0)
+    (4, 3)
     """
-    table = np.sort(np.minimum(np.asarray(lengths, np.float64).ravel(), token_budget))
-    if not table.size:
-        return 0
-    sums = np.concatenate([[0.0], np.cumsum(table)])
-    half = int(np.searchsorted(table, token_budget / 2.0, side="right"))
-    least = np.concatenate([[0.0], table[:half]])
-    large = np.searchsorted(table, token_budget - least, side="right")
-    medium, small = large - half, np.searchsorted(table[:half], least, side="left")
-    room = medium * token_budget - (sums[large] - sums[half])
-    rest = np.ceil((sums[half] - sums[small] - room) / token_budget - 1e-9)
-    return int((table.size - large + medium + np.maximum(rest, 0.0)).max())
+    table = np.sort(np.asarray(lengths, np.float64).ravel())
+    every = max(-(-table.size // MANY), 1)
+    return every * bins_needed(table[every // 2 :: every], max(token_budget, float(table[-1])))
 
 
-def packed_count(lengths: FloatArray, replicas: int, token_budget: float) -> int:
-    """Packed microbatches of every replica, bins of all sequences dealt out evenly.
+def packed_over_ranks(passes: Sequence[FloatArray], kinds: FloatArray) -> FloatArray:
+    """Packed microbatches of a rank, bins of all dealt out evenly: (count, 0, 0), means over passes ``[3, kinds]``.
 
-    >>> packed_count(np.array([6.0, 5.0, 4.0, 3.0]), 2, 9.0)
-    1
+    ``kinds``: (ranks, token budget) ``[2, kinds]``
+
+    >>> packed_over_ranks([np.array([6.0, 5.0, 4.0, 3.0])], np.array([[2.0], [9.0]]))[0].tolist()
+    [1.0]
     """
-    return max(-(-least_bins(lengths, max(token_budget, float(lengths.max()))) // max(replicas, 1)), 1)
+    bins = {budget: np.array([packed_bins(part, budget) for part in passes]) for budget in set(kinds[1].tolist())}
+    count = [np.ceil(bins[budget] / max(rank, 1.0)).mean() for rank, budget in kinds.T.tolist()]
+    return np.array([count, np.zeros(len(count)), np.zeros(len(count))])
+
+
+def sorted_over_ranks(passes: Sequence[FloatArray], kinds: FloatArray) -> FloatArray:
+    """Sorted microbatches of a rank: (count, tokens, sum of squares) of each, means over passes ``[3, kinds]``."""
+    cut = [
+        np.mean([sorted_microbatches(part, int(rank), budget) for part in passes], axis=0)
+        for rank, budget in kinds.T.tolist()
+    ]
+    count, tokens, squares = np.array(cut).T
+    return np.array([count, tokens / count, squares / count])
 
 
 def sorted_microbatches(

@@ -12,7 +12,7 @@ from rlperf.frameworks.expressible import check_algorithm
 from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.hub import architecture_at, hub_name
 from rlperf.frameworks.keytable import key_table
-from rlperf.frameworks.readback import read_back, unstated
+from rlperf.frameworks.readback import own_maxima, read_back, unstated
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, ref
 from rlperf.frameworks.run_all import RunAll, run_all_of
@@ -123,7 +123,8 @@ def _exported(plan: Plan, adapter: Adapter, version: str, folder: Path | str | N
         if len(names) > 1:
             run = replace(run, data=names[phase.tasks])
         stem = "config" if len(plan.phases) == 1 else f"phase_{index + 1:02d}"
-        phases.append(export_run(run, adapter, version, stem, _decided(phase, job), folder=folder))
+        lost = own_maxima(phase)
+        phases.append(export_run(run, adapter, version, stem, _decided(phase, job), lost=lost, folder=folder))
     return phases
 
 
@@ -188,10 +189,11 @@ def export_run(
     stem: str,
     decided: Sequence[str] = (),
     *,
+    lost: Sequence[Limitation] = (),
     carried: Carried | None = None,
     folder: Path | str | None = None,
 ) -> ExportedPhase:
-    """The files of one run, checked. Of a ``carried`` configuration only what the run changes is written anew."""
+    """The files of one run, checked; ``lost``: what none says. Of one ``carried`` only changes are written anew."""
     before = _as_imported(carried, adapter, version)
     if before is not None:
         run = run.having({at: before.value(at) for at in _BEYOND_A_JOB if run.value(at) is None})
@@ -216,7 +218,7 @@ def export_run(
     unsaid = _unsaid(adapter, emission)
     if "/" not in hub_name(run.architecture):
         unsaid.append(Limitation(f"checkpoint {run.architecture}", "its bare name", "nobody published it: state yours"))
-    emission = replace(emission, limitations=(*renamed, *limitations, *emission.limitations, *unsaid))
+    emission = replace(emission, limitations=(*lost, *renamed, *limitations, *emission.limitations, *unsaid))
     new = carried.source.additions if carried is not None else frozenset()
     broken = [
         *illegal_keys([setting for setting in emission.settings if setting.key not in new], target),
@@ -229,7 +231,7 @@ def export_run(
     files = adapter.render(emission, stem, header)
     if carried is None:
         # An adapter that changes a run says so; one that says nothing is held to the plan itself.
-        meant = adapted if emission.limitations else replace(run, mode=adapted.mode)
+        meant = adapted if len(emission.limitations) > len(lost) else replace(run, mode=adapted.mode)
         silent = unstated(meant, read_back(files, adapter, version), emission.limitations, adapter.fields)
         emission = replace(emission, limitations=(*emission.limitations, *silent))
     return ExportedPhase(stem, files, emission)

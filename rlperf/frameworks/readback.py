@@ -11,6 +11,7 @@ from rlperf.frameworks.fields import Field
 from rlperf.frameworks.keyless import POOLS
 from rlperf.frameworks.run import Ref, Run, Value, ref
 from rlperf.frameworks.sources import read_source
+from rlperf.plan.answer.plan import Phase
 from rlperf.specs.pool import ATTRIBUTES, TOLD, of_role
 
 USUAL = {each.name: each.default for each in ATTRIBUTES} | {"cuda_graphs": True}
@@ -81,3 +82,16 @@ def _speaks_of(limitation: Limitation, at: Ref, value: Value) -> bool:
     """Whether a limitation names the field, or its value (``fsdp2 trainer``, ``mode async``)."""
     words = limitation.asked.replace("_", " ")
     return at.name.replace("_", " ") in words or (isinstance(value, str) and value in limitation.asked)
+
+
+def own_maxima(phase: Phase) -> list[Limitation]:
+    """Tasks of a mixed batch that end earlier than the longest of them: files have one maximum for all."""
+    cap = phase.settings.max_response_tokens
+    return [
+        Limitation(
+            f"max_response_tokens {each.max_response_tokens:,} of {each.task}", f"{cap:,}, the batch's",
+            "responses longer than predicted, unless your rollout ends them (max_tokens of each prompt)",
+        )
+        for each in (phase.responses.tasks if phase.responses else ())
+        if each.max_response_tokens < cap
+    ]  # fmt: skip

@@ -19,6 +19,7 @@ from rlperf.specs.job import Job, Task
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import LayoutChoice, PoolSettings, PoolSpec, Role
 from rlperf.specs.scorer import Scorer
+from rlperf.specs.short_job import task_name
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.trainer_capability import DEGREES
 
@@ -245,7 +246,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
     """A run as a job with pinned pools: what `predict`, `plan` and `audit` read."""
     batch = run.batch
     task = Task(
-        name="task",
+        name=task_name(workload),
         workload=workload,
         prompts_per_step=(batch.prompts,),
         group_size=(batch.group_size,),

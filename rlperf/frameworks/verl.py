@@ -92,6 +92,7 @@ _DTYPE = words(bf16="bfloat16", fp16="float16")
 _BACKEND = Unit(lambda value, _: "megatron" if value == "megatron" else "fsdp2", lambda value, _: value)
 
 S = f"{R}engine_kwargs.sglang."
+HYBRID = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
 _WRITERS = f"{R}disaggregation.decode_replicas"
 GROUPED = "0.7"
 """The release whose trainer forwards grouped (workers/actor/dp_actor.py:128 of 0.7.1; gone with it in 0.8.0)."""
@@ -187,6 +188,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.cuda_graphs", R + "enforce_eager", NEGATED),
     field("rollout.rollout_dtype", R + "quantization", _QUANTIZED),
     field("rollout.prefill_replicas", R + "disaggregation.enabled", _APART, "groups of engines: one reads prompts"),
+    field("rollout.borrows", HYBRID, note="engines on the trainer's GPUs while it waits"),
     field("rollout.speculation", M + "mtp.num_speculative_tokens", DRAFTS),
     field("rollout.draft_training", M + "mtp.enable_train", note="the draft head is trained with the policy"),
     field("rollout.engine_token_budget", S + "chunked_prefill_size", SGLANG_CHUNK, "engine's own argument"),
@@ -201,6 +203,14 @@ def _writers(rollout: RolloutRun) -> list[Setting]:
     """Engines that write beside each that reads prompts."""
     readers, replicas = rollout.prefill_replicas or 0, rollout.data_parallel or 1
     return [Setting(_WRITERS, replicas // readers - 1, "engines that write, for each that reads")] if readers else []
+
+
+def _lending(run: Run) -> Run:
+    """The run without a lent trainer where nothing tells what lending is worth, which a rule then says."""
+    told = run.traits.lends(in_flight=False) and run.batch.turns == 1
+    if told or not run.rollout.borrows or not isinstance(run.facts, VerlFacts):
+        return run
+    return replace(run, rollout=run.rollout.having(borrows=False), facts=replace(run.facts, hybrid_uncounted=True))
 
 
 @dataclass(frozen=True)
@@ -380,7 +390,7 @@ class Verl:
         )
         if target.version != GROUPED:
             run = replace(run, trainer=run.trainer.having(shared_prefix=None))
-        whole = run.completed()
+        whole = _lending(run.completed())
         if whole.rollout.prefill_replicas:
             group = 1 + int(flat.get(_WRITERS) or 1)
             readers = max((whole.rollout.data_parallel or 1) // group, 1)

@@ -114,7 +114,7 @@ def has_reference(flat: Flat) -> bool:
 class VerlFacts:
     """What rules ask of an imported configuration: pools and weight sync, the rollout's mode and memory; samples of a
     microbatch over all GPUs, as older scripts state them, and whether those of one GPU stand beside them; engines of
-    which one reads prompts for the others."""
+    which one reads prompts for the others; whether trainer GPUs are lent in a way that is not predicted."""
 
     rollout_mode: str
     free_cache_engine: bool
@@ -124,6 +124,7 @@ class VerlFacts:
     microbatch_of_all: int | None = None
     microbatch_twice: bool = False
     prefill_group: int | None = None
+    hybrid_uncounted: bool = False
 
 
 def read_placement(flat: Flat, run: Run, source: Source) -> Run:

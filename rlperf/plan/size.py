@@ -21,7 +21,7 @@ from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.short_job import cluster_named
-from rlperf.units import human_seconds, parse_quantity
+from rlperf.units import human_seconds, human_usd, parse_quantity
 
 if TYPE_CHECKING:
     import polars as pl
@@ -56,7 +56,7 @@ class SizeTarget:
 
 def parse_target(text: str) -> SizeTarget:
     """``step<=300s``, ``usd/step<=5`` or ``run<=3d``."""
-    match = _TARGET.match(text)
+    match = _TARGET.match(str(text))
     if match is None:
         raise SpecError(f"target {text!r} is not understood: write 'step<=300s', 'usd/step<=5' or 'run<=3d'")
     measure, amount = match.groups()
@@ -194,14 +194,14 @@ class Sizing:
         found = f"{_wanted(self.target)}: {self.verdict}"
         if self.best is None or self.best.rl_step_s is None:
             return f"{found} of {len(self.rows)} clusters tried"
-        cost = "" if self.best.usd_per_step is None else f", {self.best.usd_per_step:.3g} USD"
+        cost = "" if self.best.usd_per_step is None else f", {human_usd(self.best.usd_per_step)} USD"
         return f"{found}, {human_seconds(self.best.rl_step_s)} per rl_step{cost}"
 
     def _repr_html_(self) -> str:
         head = ("cluster", "nodes", "devices", "rl_step", "USD per rl_step", "meets", "note")
         rows = [
-            (r.cluster, r.nodes, r.devices, "-" if r.rl_step_s is None else f"{r.rl_step_s:.4g} s",
-             "-" if r.usd_per_step is None else f"{r.usd_per_step:.3g}", "yes" if r.meets else "no", r.note)
+            (r.cluster, r.nodes, r.devices, "-" if r.rl_step_s is None else human_seconds(r.rl_step_s),
+             "-" if r.usd_per_step is None else human_usd(r.usd_per_step), "yes" if r.meets else "no", r.note)
             for r in self.rows
         ]  # fmt: skip
         return f"<p>{_wanted(self.target)}: <b>{escape(self.verdict)}</b></p>" + notebook.table(head, rows)

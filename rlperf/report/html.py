@@ -9,6 +9,8 @@ from html import escape
 from rlperf.report.style import Drawing
 from rlperf.version import __version__
 
+SHORT = 16
+"""Letters of a table's cell that is not cut."""
 PARTS = """
 p { margin: .4rem 0; } .soft, figcaption { color: var(--soft); font-size: .88rem; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr)); gap: .7rem; margin: 1rem 0; }
@@ -18,10 +20,11 @@ p { margin: .4rem 0; } .soft, figcaption { color: var(--soft); font-size: .88rem
 .wide { overflow-x: auto; -webkit-overflow-scrolling: touch; margin: .5rem 0; }
 table { border-collapse: collapse; font-size: .88rem; min-width: 22rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); }
-th { font-weight: 600; color: var(--soft); white-space: nowrap; } td.n { font-variant-numeric: tabular-nums; }
+th { font-weight: 600; color: var(--soft); white-space: nowrap; }
+td { font-variant-numeric: tabular-nums; } td.s { white-space: nowrap; }
 figure { margin: 1rem 0; } figure img { width: 100%; height: auto; display: block; }
 details { margin: .5rem 0; } summary { cursor: pointer; color: var(--mark); }
-ul { padding-left: 1.2rem; margin: .4rem 0; } li { margin: .2rem 0; overflow-wrap: anywhere; }
+ul { padding-left: 1.2rem; margin: .4rem 0; list-style: disc; } li { margin: .2rem 0; overflow-wrap: anywhere; }
 .tag { border: 1px solid var(--line); border-radius: 4px; padding: 0 .35rem; font-size: .8rem; white-space: nowrap; }
 .warn { border-left: 4px solid #d55e00; padding: .3rem .8rem; background: #fdf3ec; }
 code { font-size: .85em; overflow-wrap: anywhere; }
@@ -72,8 +75,13 @@ def facts(items: Iterable[tuple[str, str]]) -> str:
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table that scrolls sideways on a narrow screen."""
     heads = "".join(f"<th>{escape(name)}</th>" for name in head)
-    lines = "".join("<tr>" + "".join(f'<td class="n">{escape(cell)}</td>' for cell in row) + "</tr>" for row in rows)
+    lines = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def _cell(text: str) -> str:
+    """A cell; a short one ("13 min 24 s") stays on one line."""
+    return f"<td{' class=s' if len(text) <= SHORT else ''}>{escape(text)}</td>"
 
 
 def listing(items: Iterable[str]) -> str:

@@ -12,11 +12,12 @@ from rlperf.plan.answer.plan import MemoryUse, Phase, Prediction
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.report.style import (
-    HATCHES,
     LINES,
+    MANY,
     MARKERS,
     PALETTE,
     STAGE_COLOURS,
+    STAGE_HATCHES,
     WIDE,
     Drawing,
     new_figure,
@@ -83,12 +84,13 @@ def stage_bars(phase: Phase, width: float) -> Figure:
         at = after if row and not MODES[phase.mode].overlaps else 0.0
         for name, seconds in parts.items():
             axes.barh(row, seconds, left=at, height=0.6, color=STAGE_COLOURS[name], edgecolor="white",
-                      hatch=HATCHES[list(STAGE_COLOURS).index(name)], label=name.replace("_", " "))  # fmt: skip
+                      hatch=STAGE_HATCHES[name], label=name.replace("_", " "))  # fmt: skip
             at += seconds
         after = at
     error = [[predicted.rl_step_s - predicted.low_s], [predicted.high_s - predicted.rl_step_s]]
     axes.errorbar(predicted.rl_step_s, len(rows) - 1, xerr=error, color="black", capsize=4, fmt="|")
     axes.set_yticks(range(len(rows)), [label for label, _ in rows])
+    axes.tick_params(left=False)
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
     columns = 4 if width >= WIDE else 3
@@ -129,8 +131,8 @@ def _draw_spans(axes: Axes, spans: list[tuple[float, float, MemoryUse]], *, wide
             size = use.parts.get(name, 0.0) / 1e9
             if size <= 0:
                 continue
-            axes.fill_between([begin, end], level, level + size, color=PALETTE[index % len(PALETTE)], linewidth=0.4,
-                              edgecolor="white", hatch=HATCHES[index // len(PALETTE)], label=name)  # fmt: skip
+            axes.fill_between([begin, end], level, level + size, color=MANY[index % len(MANY)], linewidth=0.4,
+                              edgecolor="white", label=name)  # fmt: skip
             level += size
         axes.plot([begin, end], [use.limit / 1e9] * 2, color="black", linewidth=1.5)
         for edge in (use.low, use.high):
@@ -175,12 +177,10 @@ def pareto_points(phase: Phase, width: float) -> Figure:
     step, device = [p.rl_step_s for p in points], [p.device_s for p in points]
     share = [100 * p.memory_share for p in points]
     mark = axes.scatter(step, device, c=share, cmap="cividis", s=48, edgecolor="black", linewidth=0.5, zorder=2)
-    chosen = next((p for p in points if not p.differs), None)
-    if chosen is not None:
-        axes.scatter(
-            [chosen.rl_step_s], [chosen.device_s], marker="*", s=260, color=PALETTE[1], zorder=3, label="the plan"
-        )
-        axes.legend(frameon=False)
+    plan = phase.predicted
+    spent = plan.trained_tokens / plan.tokens_per_s_per_device
+    axes.scatter([plan.rl_step_s], [spent], marker="*", s=260, color=PALETTE[1], zorder=3)
+    axes.annotate("the plan", (plan.rl_step_s, spent), xytext=(12, 0), textcoords="offset points", va="center")
     axes.set_xlabel("rl_step [s]")
     axes.set_ylabel("device-seconds per rl_step")
     figure.colorbar(mark, ax=axes, label="fullest memory [% of the device]")

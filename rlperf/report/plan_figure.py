@@ -5,26 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlperf.plan.answer.plan import Phase, Plan
-from rlperf.report.style import new_figure, saved
+from rlperf.report.style import MANY, STAGE_COLOURS, STAGE_HATCHES, new_figure, saved
 from rlperf.specs.modes import MODES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-COLOURS = {
-    "rollout": "#0072B2",
-    "reward": "#56B4E9",
-    "scoring": "#009E73",
-    "training": "#D55E00",
-    "weight_sync": "#E69F00",
-    "data_movement": "#CC79A7",
-    "offload": "#999999",
-    "other": "#666666",
-}
-"""Okabe and Ito's palette, which colour-blind readers can tell apart; hatches tell them apart in print."""
-HATCHES = {"rollout": "", "reward": "//", "scoring": "..", "training": "", "weight_sync": "xx", "data_movement": "\\\\",
-           "offload": "--", "other": "++"}  # fmt: skip
-PARTS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#999999", "#F0E442")
 
 
 def timeline_figure(plan: Plan, form: str = "svg") -> bytes:
@@ -47,6 +32,7 @@ def _draw_times(axes: Axes, phases: tuple[Phase, ...]) -> None:
     """One row per phase where stages follow each other, one row per pool where they overlap."""
     shown: set[str] = set()
     labels: list[str] = []
+    alike = len({phase.rl_steps for phase in phases}) == 1
     for phase in phases:
         stages = {name: s for name, s in phase.predicted.stages_s.model_dump().items() if s > 0}
         own = {"rollout", "reward"}
@@ -60,13 +46,14 @@ def _draw_times(axes: Axes, phases: tuple[Phase, ...]) -> None:
             for name, seconds in row.items():
                 axes.barh(
                     len(labels), seconds, left=at, height=0.6,
-                    color=COLOURS[name], hatch=HATCHES[name], edgecolor="white",
+                    color=STAGE_COLOURS[name], hatch=STAGE_HATCHES[name], edgecolor="white",
                     label=None if name in shown else name.replace("_", " "),
                 )  # fmt: skip
                 shown.add(name)
                 at += seconds
             who = "" if MODES[phase.mode].shares_devices else (" rollout" if index == 0 else " trainer")
-            labels.append(f"{', '.join(phase.tasks)} {phase.rl_steps[0]}-{phase.rl_steps[1]}{who}")
+            when = "" if alike else f" {phase.rl_steps[0]}-{phase.rl_steps[1]}"
+            labels.append(f"{', '.join(phase.tasks)}{when}{who}")
         predicted = phase.predicted
         spread = [[predicted.rl_step_s - predicted.low_s], [predicted.high_s - predicted.rl_step_s]]
         axes.errorbar(predicted.rl_step_s, len(labels) - 1, xerr=spread, color="black", capsize=4, fmt="|")
@@ -88,8 +75,7 @@ def _draw_memory(axes: Axes, phase: Phase) -> None:
             if size <= 0:
                 continue
             axes.barh(
-                row, size, left=at, height=0.6, color=PARTS[index % len(PARTS)], edgecolor="white",
-                hatch=("", "//", "..", "xx")[index // len(PARTS) % 4],
+                row, size, left=at, height=0.6, color=MANY[index % len(MANY)], edgecolor="white",
                 label=None if name in labelled else name.replace("_", " "),
             )  # fmt: skip
             labelled.add(name)

@@ -58,7 +58,8 @@ def plan_parts(plan: Plan, judged: tuple[Judged | None, ...] = (), missing: str 
         drawings = {drawing.name: drawing for drawing in plan_drawings(phase)}
         if found is not None:
             drawings |= {drawing.name: drawing for drawing in judged_drawings(*found)}
-        parts += [(title + name if several else name, content) for name, content in _phase(phase, drawings, found)]
+        shown = _phase(phase, plan.lengths(phase), drawings, found)
+        parts += [(title + name if several else name, content) for name, content in shown]
     parts.append(("How good the choice is", html.listing(summary_lines(plan))))
     contexts = [found[0] for found in seen if found is not None]
     if contexts:
@@ -78,16 +79,17 @@ def _summary(plan: Plan, missing: str) -> str:
     for phase in plan.phases:
         rows.append((phase_title(phase), batch_words(phase), interval(phase.predicted)))
         rows += [("", "", line) for line in group_words(phase)]
-    return body + html.table(("what", "batch", "one rl_step"), rows)
+    return body + (html.table(("what", "batch", "one rl_step"), rows) if len(rows) > 1 else "")
 
 
-def _phase(phase: Phase, drawings: dict[str, Drawing], found: Judged | None) -> list[tuple[str, str]]:
+def _phase(phase: Phase, lengths: str, drawings: dict[str, Drawing], found: Judged | None) -> list[tuple[str, str]]:
     predicted = phase.predicted
 
     def drawn(*names: str) -> str:
         return "".join(html.figure(drawings[name]) for name in names if name in drawings)
 
-    pools = html.paragraph(batch_words(phase)) + html.table(("role", "devices", "layout", "settings"), pool_rows(phase))
+    pools = html.table(("role", "devices", "layout", "settings"), pool_rows(phase))
+    pools = html.paragraph(f"{batch_words(phase)}; {lengths}.") + pools
     timeline = drawn("timeline") + html.table(("stage", "time", "share"), stage_rows(predicted)) + _idle(phase)
     if found is not None:
         timeline += _by_rank(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlperf.plan.answer.plan import DefaultsComparison, HandoverCost, Plan, RunTotals
 from rlperf.specs.objectives import OBJECTIVES
-from rlperf.units import human_seconds
+from rlperf.units import human_seconds, human_usd
 
 
 def percent(share: float) -> str:
@@ -13,11 +13,13 @@ def percent(share: float) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """A number of an objective: four digits, and never a power of ten.
+    """A number of an objective, as times and money are written elsewhere; others with four digits.
 
-    >>> amount(477.61, "s"), amount(38450.2, "s")
-    ('477.6 s', '38,450 s')
+    >>> amount(477.61, "s"), amount(9.0, "USD"), amount(38450.2, "device-s")
+    ('7 min 57 s', '9.00 USD', '38,450 device-s')
     """
+    if unit in ("s", "USD"):
+        return human_seconds(value) if unit == "s" else f"{human_usd(value)} USD"
     return f"{value:,.0f} {unit}" if abs(value) >= 1e4 else f"{value:,.4g} {unit}"
 
 
@@ -31,7 +33,8 @@ def summary_lines(plan: Plan) -> list[str]:
         f"{plan.candidates:,} candidates ({amount(plan.combinations, 'combinations')})",
         f"event simulation re-judged the best; the screen's own choice would have lost {percent(plan.screen_regret)}",
     ]
-    if plan.static_objective is not None:
+    alike = plan.handovers is not None and not plan.handovers.changes
+    if plan.static_objective is not None and not alike:
         more = plan.static_objective / plan.objective - 1.0
         words = f"{100 * more:+z.1f} %"
         if plan.static_low is not None and plan.static_high is not None:
@@ -109,8 +112,9 @@ def run_words(run: RunTotals) -> str:
     spent = ", ".join(f"{name} {human_seconds(seconds)}" for name, seconds in around if seconds > 0.0)
     words += f" (beside rl_steps: {spent})" if spent else ""
     if run.usd is not None:
-        million = "" if run.usd_per_million_tokens is None else f", {run.usd_per_million_tokens:.3g} a million tokens"
-        words += f"; {run.usd:,.0f} USD: {run.usd_per_rl_step:,.3g} an rl_step{million}"
+        million = run.usd_per_million_tokens
+        a_million = "" if million is None else f", {human_usd(million)} a million tokens"
+        words += f"; {run.usd:,.0f} USD: {human_usd(run.usd_per_rl_step or 0.0)} an rl_step{a_million}"
     if run.on_demand_s is not None:
         words += f"; spot nodes leave {run.departures:,.1f} times; without spot nodes {human_seconds(run.on_demand_s)}"
         if run.on_demand_usd is not None:

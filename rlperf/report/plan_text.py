@@ -11,7 +11,7 @@ from rlperf.plan.question.words import layout_words
 from rlperf.report.plan_summary import percent, run_words, summary_lines
 from rlperf.report.table import text_table
 from rlperf.specs.pool import ATTRIBUTES
-from rlperf.units import human_bytes, human_risk, human_seconds
+from rlperf.units import human_bytes, human_risk, human_seconds, human_usd
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -217,7 +217,7 @@ def pareto_rows(phase: Phase) -> list[tuple[str, ...]]:
         (
             human_seconds(point.rl_step_s),
             f"{point.device_s:,.0f}",
-            "-" if point.usd_per_step is None else f"{point.usd_per_step:.3g}",
+            "-" if point.usd_per_step is None else human_usd(point.usd_per_step),
             percent(point.memory_share),
             _first(point.differs) if point.differs else "the plan",
         )
@@ -244,7 +244,7 @@ def print_prediction(prediction: Prediction, out: Console) -> None:
         out.print(waits)
     for line in gain_words(prediction):
         out.print(line)
-    cost = "" if prediction.usd_per_step is None else f", {prediction.usd_per_step:.3g} USD per rl_step"
+    cost = "" if prediction.usd_per_step is None else f", {human_usd(prediction.usd_per_step)} USD per rl_step"
     rate = f"{prediction.tokens_per_s_per_device:,.0f} tokens/s per device"
     out.print(f"{rate}{cost}; {percent(prediction.truncated_fraction)} of responses cut")
     if prediction.run is not None:
@@ -338,7 +338,7 @@ def markdown(plan: Plan) -> str:
 
 def _phase_markdown(phase: Phase, lengths: str) -> list[str]:
     predicted = phase.predicted
-    cost = "" if predicted.usd_per_step is None else f", {predicted.usd_per_step:.3g} USD"
+    cost = "" if predicted.usd_per_step is None else f", {human_usd(predicted.usd_per_step)} USD"
     lines = [
         f"## {phase_title(phase)}",
         "",

@@ -9,7 +9,7 @@ from rlperf.plan.answer.phases import mean_prediction
 from rlperf.plan.answer.plan import Phase, Plan, Prediction
 from rlperf.plan.answer.run_cost import Stretch
 from rlperf.specs.pool import Role
-from rlperf.units import human_risk, human_seconds
+from rlperf.units import human_risk, human_seconds, human_usd
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class WholeStep:
             (f"{most} %" if least == most else f"{least} to {most} %", "of responses cut at the maximum length"),
         ]
         if self.usd is not None:
-            found.insert(1, (f"{self.usd:.3g} USD", step))
+            found.insert(1, (f"{human_usd(self.usd)} USD", step))
         if plan.handovers is not None and plan.handovers.changes:
             found.insert(1, (human_seconds(plan.handovers.per_rl_step_s), "of it to change layouts between tasks"))
         return found + [(human_risk(risk), f"risk to run out of memory, {role}") for role, risk in self.risks.items()]

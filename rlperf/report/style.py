@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#666666", "#F0E442")
 """Okabe and Ito's palette."""
+MANY = (*PALETTE, "#882255", "#44AA99", "#332288", "#DDCC77")
+"""With four of Tol's muted ones, where a figure has more parts."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES = ("-", "--", "-.", ":")
-HATCHES = ("", "//", "..", "xx", "\\\\", "--", "++", "oo")
 STAGE_COLOURS = {
     "rollout": "#0072B2", "reward": "#56B4E9", "scoring": "#009E73", "training": "#D55E00", "weight_sync": "#E69F00",
     "data_movement": "#CC79A7", "offload": "#999999", "other": "#666666",
 }  # fmt: skip
-"""Colour of a stage in every figure."""
+STAGE_HATCHES = {"rollout": "", "reward": "//", "scoring": "..", "training": "", "weight_sync": "xx",
+                 "data_movement": "\\\\", "offload": "--", "other": "++"}  # fmt: skip
+"""Colour and hatch of a stage in every figure."""
 WIDE, NARROW = 9.0, 4.6
 """Widths of a figure for a page and for a phone [inch]."""
 

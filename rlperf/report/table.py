@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 WORD = 24
 """Letters of a word that a table does not cut where it fits the screen."""
+WHOLE = (11, 0)
+"""Letters of a cell that stays on one line ("13 min 24 s") where all columns fit the screen; 0: none."""
 
 
 def text_table(
@@ -34,20 +36,25 @@ def text_table(
 
 
 def column_widths(columns: Sequence[Sequence[str]], room: int) -> list[int | None]:
-    """Letters a column of a table of so many: words first, then a letter at a time to the one that has most lines.
+    """Letters a column of a table of so many: short cells and words first, then a letter at a time to the one that has
+    most lines.
 
     Columns without a width, all of them, where words alone do not fit.
 
-    >>> column_widths([["a", "two words"], ["of many more words", ""]], 16), column_widths([["longest"]], 5)
-    ([5, 11], [None])
+    >>> column_widths([["a", "9 min 5 s"], ["of many more words", ""]], 19), column_widths([["longest"]], 5)
+    ([9, 10], [None])
     """
     from rich.cells import cell_len
 
     longest = [max(map(cell_len, column)) for column in columns]
-    widths = [
-        min(max((cell_len(word) for cell in column for word in cell.split()), default=1), WORD) for column in columns
-    ]
-    if sum(widths) > room:
+
+    def least(column: Sequence[str], whole: int) -> int:
+        words = (word for cell in column for word in ([cell] if cell_len(cell) <= whole else cell.split()))
+        return min(max(map(cell_len, words), default=1), WORD)
+
+    tried = ([least(column, whole) for column in columns] for whole in WHOLE)
+    widths = next((found for found in tried if sum(found) <= room), None)
+    if widths is None:
         return [None] * len(columns)
     for _ in range(room - sum(widths)):
         lines, k = max((longest[k] / width, k) for k, width in enumerate(widths))

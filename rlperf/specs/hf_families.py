@@ -111,6 +111,7 @@ _GPT_POSITIONS = replace(_GPT, learned_positions=True)
 _ERNIE_VL = Family(all_moe=True, modal_experts=True)
 _GPTJ = Family(norm_weights=2, gated=False, ffn_bias=True, head_bias=True, ffn_times=4)
 _PERSIMMON = Family(norm_weights=2, gated=False, attention_bias=True, ffn_bias=True, qk_norm=True)
+_HY_V4 = Family(latent=True, attention_gate=True, attention_sinks=True)
 _INKLING = Family(
     qk_norm=True,
     words={"hybrid": "full", "hybrid_sliding": "sliding"},
@@ -254,6 +255,7 @@ FAMILIES: dict[str, Family] = {
     "granitemoe": Family(all_moe=True),
     "granitemoeshared": Family(all_moe=True),
     "apertus": Family(gated=False, qk_norm=True),
+    "apertus1p5": Family(gated=False, qk_norm=True),
     "arcee": Family(gated=False),
     "afmoe": Family(qk_norm=True, post_norms=True, attention_gate=True, windowed=True, alternate=4),
     "stablelm": Family(norm_weights=2, biased="qkv"),
@@ -312,7 +314,8 @@ FAMILIES: dict[str, Family] = {
     "youtu": replace(_LATENT, tied=True),
     "minicpm": Family(left_out="sparse attention where a file switches it on (InfLLM: costed as full attention)"),
     "minicpm3": replace(_LATENT, tied=True),
-    "hy_v4": Family(latent=True, attention_gate=True, attention_sinks=True),
+    "hy_v4": _HY_V4,
+    "hy_v4_vl": _HY_V4,
     "dots3_note": Family(latent=True, attention_gate_heads=True),
     "glm5_next": Family(latent=True, other="kda"),
     # feed-forwards without a gate
@@ -357,6 +360,7 @@ FAMILIES: dict[str, Family] = {
 _TWO_STACKS = "it is an encoder-decoder; rlperf models decoder-only language models"
 _ENCODER = "it is an encoder without generation; rlperf models decoder-only language models"
 _DENOISES = "it denoises a block of tokens at once; rlperf models decoders that generate one after another"
+_LOOPS = "some of its layers run several times for every token, which rlperf does not model"
 _RECURRENT = "its token mixer is neither attention, a state-space model nor a delta rule"
 
 REFUSED: dict[str, str] = {
@@ -390,6 +394,8 @@ REFUSED: dict[str, str] = {
     "blt": "a second model joins its bytes into patches, which rlperf does not model",
     "jetmoe": "its attention is a mixture of experts, which rlperf does not model",
     "hrm": "its layers run in cycles of two depths, which rlperf does not model",
+    "dory": _LOOPS,
+    "inkling2_loop": _LOOPS,
     "moshi": "it generates several streams of audio codes by a second decoder, which rlperf does not model",
     "phi4flash": "its second half reads one cache through gated memory units, which rlperf does not model",
 }

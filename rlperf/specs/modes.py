@@ -85,6 +85,14 @@ class ModeTraits:
         """Pieces of a batch go to the trainer before its last response has ended."""
         return self.form is Form.STREAMED
 
+    def lends(self, in_flight: bool) -> bool:
+        """Whether the trainer has devices of its own that stand idle until a batch's last response has ended.
+
+        >>> [name for name, mode in MODES.items() if mode.lends(False)], MODES["one_step_off"].lends(True)
+        (['disaggregated', 'one_step_off'], False)
+        """
+        return not self.shares_devices and self.form_where(in_flight) in (Form.SERIAL, Form.BARRIER)
+
     @property
     def waits_for_groups(self) -> bool:
         """The rl_step depends on how long a group takes, not on whole rollouts alone."""

@@ -221,6 +221,9 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
     prefill_replicas: OpenNatural = _is(
         "engine", "listed", 0, "replicas", "that read prompts for the others; 0: each reads its own"
     )
+    borrows: OpenFlag = _is(
+        "engine", "listed", False, "", "the trainer's devices, too, while it waits for the last responses"
+    )
     chunked_prefill: Switch = _is("engine", "stated", True, "", "prompts share engine_steps with decoding requests")
     engine_token_budget: Count = _is("engine", "stated", 8192, "tokens", "per engine_step")
     cuda_graphs: bool | None = _is("engine", "stated", None, "", "of decoding engine_steps; default: the engine's")

@@ -303,7 +303,14 @@ def _is_here(name_or_path: str | Path, folder: Path | str | None) -> bool:
 
 def _architecture_files(folder: Path | str | None) -> tuple[dict[str, str], dict[str, Path]]:
     """Names of shapes by key, and their files by name; the nearest on the search path wins."""
-    files = {key(path.stem): path for path in reversed([*_files("architectures", folder)])}
+    own = tuple(path for root in search_path(folder) for path in sorted((root / "architectures").glob("*.json")))
+    return _by_key_and_name(own)
+
+
+@cache
+def _by_key_and_name(own: tuple[Path, ...]) -> tuple[dict[str, str], dict[str, Path]]:
+    """Those in front of the shipped ones: asked for many times a configuration, over hundreds of shipped files."""
+    files = {key(path.stem): path for path in reversed((*own, *_shipped_architectures()))}
     return {each: path.stem for each, path in files.items()}, {path.stem: path for path in files.values()}
 
 

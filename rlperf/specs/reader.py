@@ -92,6 +92,13 @@ def reading(file: Path | str, line: int | None = None) -> Iterator[None]:
         raise SpecError(Problem(f"cannot be read: {failure(error)}", str(file), line)) from error
 
 
+def as_path(given: object, what: str) -> Path:
+    """What a caller from Python gave for the file of ``what``; a `SpecError` where it is none."""
+    if isinstance(given, str | Path):
+        return Path(given)
+    raise SpecError(Problem(f"{what}: a path, or an object of rlperf, is due (given: {given!r})"[:200]))
+
+
 def read_text(path: Path | str) -> str:
     """Text of a file, or a `SpecError` that says why not."""
     target = Path(path)

@@ -48,7 +48,9 @@ class Scorer(Frozen):
     @model_validator(mode="after")
     def _is_an_engine(self) -> Scorer:
         stated = {**self.layout.stated(), **self.settings.stated()}
-        given = [a.name for a in ATTRIBUTES if a.name in stated and not a.belongs_to("rollout")]
+        given = [
+            a.name for a in ATTRIBUTES if a.name in stated and (not a.belongs_to("rollout") or a.name == "borrows")
+        ]
         if given:
             raise ValueError(f"{', '.join(given)} cannot be set on a scorer: it is served by an engine")
         if self.top_k > 1 and self.kind != "teacher":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import signature
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
@@ -13,6 +14,7 @@ import yaml
 from rlperf.errors import Problem, RlperfError, SpecError
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.job import Job
+from rlperf.specs.labels import last_part
 from rlperf.specs.modes import MODES
 from rlperf.specs.profiles import is_path, load_cluster, load_device, profile_names
 from rlperf.specs.reader import Document, validate
@@ -35,6 +37,15 @@ def tokens(text: str | int) -> int:
     if count is None:
         raise SpecError(Problem(f"{text!r} is not a number of tokens: write it as 16384 or 16k"))
     return count
+
+
+def task_name(workload: str) -> str:
+    """What a task is called that has no name: as its lengths are.
+
+    >>> task_name("math"), task_name("runs/lengths.jsonl")
+    ('math', 'lengths')
+    """
+    return Path(workload).stem or "task"
 
 
 def cluster_of(gpu: str, gpus: int | None) -> dict[str, Any]:
@@ -127,9 +138,22 @@ def short_job(
     >>> job.cluster, job.nodes, job.tasks[0].max_response_tokens
     ('dgx_h100', 4, (16384,))
     """
-    modes = [each.strip() for each in (mode.split(",") if isinstance(mode, str) else mode)]
+    several = mode.split(",") if isinstance(mode, str) else mode if isinstance(mode, Sequence) else [mode]
+    named: tuple[tuple[str, object], ...] = (
+        ("model", model),
+        ("gpu", gpu),
+        ("framework", framework),
+        ("algorithm", algorithm),
+        ("workload", workload),
+    )
+    texts = (*named, *(("mode", each) for each in several))
+    wrong = [f"{name} must be text" for name, value in texts if not isinstance(value, str)]
+    wrong += [f"gpus must be a whole number (given: {gpus!r})"] * (not isinstance(gpus, int | None))
+    if wrong:  # keyword arguments come from notebooks, too
+        raise SpecError([Problem(words) for words in wrong])
+    modes = [each.strip() for each in several]
     task = {
-        "name": "task",
+        "name": task_name(workload),
         "workload": workload,
         "prompts_per_step": prompts,
         "group_size": group,
@@ -137,8 +161,9 @@ def short_job(
         "max_prompt_tokens": tokens(max_prompt),
         "max_response_tokens": tokens(max_response),
     }
+    whose = last_part(str(Path(model).expanduser().absolute()) if is_path(model) else model)
     data = {
-        "name": f"{model.rstrip('/').rsplit('/', 1)[-1]}-{gpus or 'node-of-'}{'x' if gpus else ''}{gpu}",
+        "name": f"{whose}-{gpus or 'node-of-'}{'x' if gpus else ''}{gpu}",
         "architecture": model,
         **({"like": like} if like else {}),
         **cluster_of(gpu, gpus),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.demand import LengthSource
-from rlperf.plan.search.remembered import Remembered
+from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
 
 KEPT = 24

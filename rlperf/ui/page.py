@@ -5,7 +5,7 @@ Every value shown comes from `rlperf.ui.asked` or from the parts of `rlperf repo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,12 @@ from rlperf.report import html
 from rlperf.report.plan_html import plan_parts
 from rlperf.ui.asked import NUMBERS, Alternatives, Moved, PageForm, Slider, archive, choices, lost, summary
 
-STYLE = f"{html.INKS}\n.report {{ width: 100%; color: var(--ink); line-height: 1.5;\n{html.PARTS}\n}}"
+STYLE = f"""{html.INKS}
+.report {{ width: 100%; color: var(--ink); line-height: 1.5;
+{html.PARTS}
+}}
+.q-tab {{ padding: 0 10px; }}
+"""
 LABELS = {
     "model": "model (name or config.json)", "gpu": "device or cluster", "gpus": "how many devices",
     "framework": "framework", "algorithm": "algorithm", "mode": "mode", "workload": "lengths (preset or file)",
@@ -30,6 +35,8 @@ LABELS = {
 }  # fmt: skip
 OPEN = ("model", "gpu", "workload", "framework")
 """Fields that take what is typed as well as what is offered."""
+SELDOM = ("mini_batch", "staleness", "like", "file")
+"""Fields that are folded while nothing stands in them, so that the button is seen without scrolling."""
 
 
 @dataclass(eq=False)
@@ -86,19 +93,30 @@ class Page:
         """The form."""
         offered = choices()
         ui.label("rlperf").classes("text-h5")
-        for name, words in LABELS.items():
-            value = getattr(self.form, name)
-            if name in offered:
-                names = list(offered[name])
-                options = names if value in names else [value, *names]
-                added: Any = {"with_input": True, "new_value_mode": "add-unique"} if name in OPEN else {}
-                made: Any = ui.select(options, label=words, value=value, **added)
-            elif name in NUMBERS:
-                made = ui.number(words, value=value, min=1, precision=0)
-            else:
-                made = ui.input(words, value=value)
-            made.on_value_change(partial(self._typed, name)).classes("w-full").props("dense").mark(name)
+        for name in LABELS:
+            if name not in SELDOM:
+                self._field(name, offered)
+        with (
+            ui.expansion("more", value=any(getattr(self.form, name) for name in SELDOM))
+            .classes("w-full")
+            .props("dense")
+        ):
+            for name in SELDOM:
+                self._field(name, offered)
         ui.button("Plan", on_click=self.plan).classes("w-full").mark("plan")
+
+    def _field(self, name: str, offered: Mapping[str, Sequence[str]]) -> None:
+        value, words = getattr(self.form, name), LABELS[name]
+        if name in offered:
+            names = list(offered[name])
+            options = names if value in names else [value, *names]
+            added: Any = {"with_input": True, "new_value_mode": "add-unique"} if name in OPEN else {}
+            made: Any = ui.select(options, label=words, value=value, **added)
+        elif name in NUMBERS:
+            made = ui.number(words, value=value, min=1, precision=0)
+        else:
+            made = ui.input(words, value=value)
+        made.on_value_change(partial(self._typed, name)).classes("w-full").props("dense").mark(name)
 
     def _typed(self, name: str, event: Any) -> None:
         setattr(self.form, name, event.value)
@@ -131,22 +149,25 @@ class Page:
             ui.label(words).classes("whitespace-pre-wrap text-body1").mark("words")
             return
         answer = self.answer
-        ui.label(f"{answer.plan.job.name}: {summary(answer.plan)}").classes("text-h6").mark("summary")
-        ui.button("Download plan and config", on_click=self.download).props("outline").mark("download")
+        (_, whole), *parts = answer.parts
+        with ui.row().classes("w-full no-wrap items-center justify-between"):
+            ui.label(f"{answer.plan.job.name}: {summary(answer.plan)}").classes("text-h6").mark("summary")
+            ui.button("Download plan and config", on_click=self.download).props("outline no-wrap").mark("download")
         for loss in answer.lost:
             ui.label(f"not in the files of {answer.plan.job.framework}: {loss}").classes("text-caption")
-        self.what_if()
+        ui.html(whole, sanitize=False).classes("report")  # rlperf's own HTML, every name in it escaped
         with ui.tabs().classes("w-full").props("dense no-caps inline-label outside-arrows mobile-arrows") as tabs:
-            heads = [ui.tab(f"part{number}", heading) for number, (heading, _) in enumerate(answer.parts)]
+            heads = [ui.tab(f"part{number}", heading) for number, (heading, _) in enumerate(parts)]
         with ui.tab_panels(tabs, value=heads[0]).classes("w-full"):
-            for head, (_, content) in zip(heads, answer.parts, strict=True):
+            for head, (_, content) in zip(heads, parts, strict=True):
                 with ui.tab_panel(head):
-                    ui.html(content, sanitize=False).classes("report")  # rlperf's own HTML, every name in it escaped
+                    ui.html(content, sanitize=False).classes("report")
+        self.what_if()
 
     def what_if(self) -> None:
         """Sliders, and what rlperf says to them."""
         assert self.answer is not None
-        with ui.expansion("What if", value=True).classes("w-full border rounded"):
+        with ui.expansion("What if", value=True).classes("w-full rounded").style("border: 1px solid var(--line)"):
             with ui.row().classes("w-full gap-8"):
                 for slider in self.answer.alternatives.sliders:
                     self._slider(slider)
@@ -162,7 +183,7 @@ class Page:
         with ui.column().classes("w-52 gap-0"):
             words = ui.label(f"{slider.words}: {slider.start:,}").classes("text-caption")
             made = ui.slider(min=slider.low, max=slider.high, step=slider.step, value=slider.start, on_change=moved)
-            made.props("label").mark(f"move_{slider.name}")
+            made.mark(f"move_{slider.name}")
 
     def consequences(self) -> None:
         """The table below the sliders."""

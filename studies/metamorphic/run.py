@@ -301,14 +301,14 @@ def pairs(
             yield pair, excess
 
 
-def main() -> None:
-    """Every violation, and how many pairs of each rule there were."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pairs", nargs="?", type=int, default=500)
+def report(count: int, rules: tuple[Callable[[Random], Pair], ...], says: str | None) -> None:
+    """Every violation, and how many pairs of each rule there were; ``count``: pairs where none are asked for."""
+    parser = argparse.ArgumentParser(description=says, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pairs", nargs="?", type=int, default=count)
     parser.add_argument("seed", nargs="?", type=int, default=0)
     asked = parser.parse_args()
     found: dict[str, list[float]] = {}
-    for pair, excess in pairs(asked.pairs, asked.seed):
+    for pair, excess in pairs(asked.pairs, asked.seed, rules):
         found.setdefault(pair.rule, []).append(excess)
         if not pair.holds(excess):
             print(f"VIOLATION {pair.rule} {pair.words}: {excess:+.3%}\n  {pair.first}\n  {pair.second}", flush=True)
@@ -317,4 +317,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report(500, RULES, __doc__)

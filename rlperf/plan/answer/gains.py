@@ -28,10 +28,10 @@ def gains(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[
         if getattr(settings, name) not in (None, off)
     )
     drafts = _of_drafts(context, task, evaluation)
-    apart = _of_readers(context, task, evaluation)
     return (
         *drafts,
-        *apart,
+        *_of_readers(context, task, evaluation),
+        *_of_lending(context, task, evaluation),
         *_of_jobs(context, task, evaluation),
         *of_trainer,
         *environments(context, task, evaluation),
@@ -66,6 +66,20 @@ def _of_readers(context: Context, task: TaskContext, evaluation: Evaluation) -> 
     sent = f"{human_seconds(wire_s)} to send a context of {contexts.mean():,.0f} tokens"
     instead = f"rollout {human_seconds(now)} instead of {human_seconds(then)} ({then / now:.2f} times as fast)"
     return (f"{words} ({sent}): {instead}",)
+
+
+def _of_lending(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+    """The same of engines on the trainer's devices while it waits; where it seldom waits long enough, that it does."""
+    lent = evaluation.replicas.lent
+    if not lent:
+        return ()
+    without = Judge(context, task).evaluate(evaluation.demand, evaluation.configuration.with_rollout(borrows=False))
+    joined = int((evaluation.seconds.rollout_s < evaluation.rollout.makespan_s).sum())
+    now, then = (float(e.seconds.rollout_s.mean()) for e in (evaluation, without))
+    words = (
+        f"{lent} engines on the trainer's devices while it waits, in {joined} of {len(evaluation.rollouts)} rl_steps"
+    )
+    return (f"{words}: rollout {human_seconds(now)} instead of {human_seconds(then)} ({then / now:.2f} times as fast)",)
 
 
 def _of_jobs(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:

@@ -15,11 +15,12 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_means import contenders
 from rlperf.plan.judge.stages import adaptive_note
 from rlperf.plan.question.context import Context
-from rlperf.plan.question.pool import ResponseTokens
+from rlperf.plan.question.pool import ResponseTokens, TaskTokens
 from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.plan.search.splits import usage_of
+from rlperf.sim.rl_step.demand import Demand
 
 NAMED_TIES = 4
 BEST = 10
@@ -58,8 +59,21 @@ def phase_of(context: Context, decision: Decision, column: int) -> Phase:
 
 def _responses(chosen: Evaluation) -> ResponseTokens:
     """Mean and 95th percentile over whole trajectories of all rl_steps that stand for the phase."""
-    tokens = np.concatenate([table.trajectories().response_tokens for table in chosen.demand.tables])
-    return ResponseTokens(mean=float(tokens.mean()), p95=float(np.quantile(tokens, 0.95)))
+    tasks = tuple(
+        TaskTokens(
+            task=part.task,
+            max_response_tokens=part.batch.max_response_tokens,
+            truncated_fraction=part.truncated_fraction,
+            **_tokens(part),
+        )
+        for part in chosen.demand.of_tasks
+    )
+    return ResponseTokens(**_tokens(chosen.demand), tasks=tasks)
+
+
+def _tokens(demand: Demand) -> dict[str, float]:
+    tokens = np.concatenate([table.trajectories().response_tokens for table in demand.tables])
+    return {"mean": float(tokens.mean()), "p95": float(np.quantile(tokens, 0.95))}
 
 
 def _simplest(chosen: Evaluation, tied: list[Evaluation]) -> tuple[str, ...]:
@@ -151,12 +165,8 @@ def _joined(run: list[Phase]) -> Phase:
         GroupTime(rl_steps=phase.rl_steps, rl_step_s=said.rl_step_s, low_s=said.low_s, high_s=said.high_s)
         for phase, said in ((phase, phase.predicted) for phase in run)
     ]
-    lengths = [phase.responses for phase in run if phase.responses]
-    mean, p95 = (
-        float(np.average([getattr(each, name) for each in lengths], weights=counts)) for name in ("mean", "p95")
-    )
     changes = {
-        "responses": ResponseTokens(mean=mean, p95=p95),
+        "responses": _mean_tokens([phase.responses for phase in run if phase.responses], counts),
         "rl_steps": (run[0].rl_steps[0], run[-1].rl_steps[1]),
         "predicted": predicted,
         "groups": tuple(groups) if len({group.rl_step_s for group in groups}) > 1 else (),
@@ -165,6 +175,17 @@ def _joined(run: list[Phase]) -> Phase:
         ),
     }
     return run[0].model_copy(update=changes)
+
+
+def _mean_tokens(groups: Sequence[ResponseTokens], counts: Sequence[int]) -> ResponseTokens:
+    """Of groups of so many rl_steps: means over rl_steps, of every task by itself, too."""
+
+    def mean(rows: Sequence[ResponseTokens | TaskTokens], *names: str) -> dict[str, float]:
+        return {name: float(np.average([getattr(row, name) for row in rows], weights=counts)) for name in names}
+
+    each = zip(*(group.tasks for group in groups), strict=True)
+    tasks = [rows[0].model_copy(update=mean(rows, "mean", "p95", "truncated_fraction")) for rows in each]
+    return ResponseTokens(**mean(groups, "mean", "p95"), tasks=tuple(tasks))
 
 
 def _of_all_groups(rows: tuple[Sensitivity, ...], counts: Sequence[int]) -> Sensitivity:

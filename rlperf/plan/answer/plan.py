@@ -10,12 +10,12 @@ from pydantic import Field, model_validator
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.uses import CriticUse, ScorerUse
 from rlperf.plan.question.pool import BatchSettings, PoolPlan, ResponseTokens, ScorerPlan
-from rlperf.plan.question.words import layout_words
+from rlperf.plan.question.words import layout_words, token_words
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.job import Job
 from rlperf.specs.modes import Mode
 from rlperf.specs.pool import Role
-from rlperf.units import human_seconds
+from rlperf.units import human_seconds, human_usd
 
 if TYPE_CHECKING:
     import polars as pl
@@ -151,7 +151,7 @@ class Prediction(Frozen):
     def _repr_html_(self) -> str:
         """A prediction for a notebook: the rl_step, its stages, and memory against the device's."""
         stages = [
-            (name.replace("_", " "), f"{seconds:.3g} s", f"{seconds / self.rl_step_s:.0%}")
+            (name.replace("_", " "), human_seconds(seconds), f"{seconds / self.rl_step_s:.0%}")
             for name, seconds in self.stages_s.model_dump().items()
             if seconds > 0
         ]
@@ -159,7 +159,7 @@ class Prediction(Frozen):
             (role, f"{use.total / 1e9:.1f} GB", f"{use.limit / 1e9:.1f} GB", f"{use.risk:.1%}")
             for role, use in self.memory_bytes.items()
         ]
-        usd = "" if self.usd_per_step is None else f", {self.usd_per_step:.3g} USD"
+        usd = "" if self.usd_per_step is None else f", {human_usd(self.usd_per_step)} USD"
         return (
             f"<p><b>rl_step {self.rl_step_s:.4g} s ({self.low_s:.4g} to {self.high_s:.4g} s)</b>, "
             f"5th to 95th percentile{usd}; "
@@ -416,11 +416,13 @@ class Plan(Frozen):
 
     def lengths(self, phase: Phase) -> str:
         """Tokens of the responses that a phase is planned for, in words."""
+        said, cap, cut = phase.responses, phase.settings.max_response_tokens, phase.predicted.truncated_fraction
+        if said and said.tasks:
+            own = (f"{each.task}: {token_words(each, each.max_response_tokens, each.truncated_fraction)}"
+                   for each in said.tasks)  # fmt: skip
+            return "responses of " + "; ".join(own)
         names = dict.fromkeys(task.workload.rsplit("/", 1)[-1] for task in self.job.tasks if task.name in phase.tasks)
-        said, cap = phase.responses, phase.settings.max_response_tokens
-        known = f"mean {said.mean:,.0f}, 95th percentile {said.p95:,.0f}, " if said else ""
-        cut = f"cap {cap:,} ({100 * phase.predicted.truncated_fraction:.1f} % cut)"
-        return f"responses of {', '.join(names)}: {known}{cut}"
+        return f"responses of {', '.join(names)}: {token_words(said, cap, cut)}"
 
     def __str__(self) -> str:
         first = self.phases[0]

@@ -137,12 +137,17 @@ def _odd_sizes(architecture: Architecture, evaluation: Evaluation) -> tuple[str,
 
 
 def _cut(task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
-    cut, cap = evaluation.demand.truncated_fraction, evaluation.demand.batch.max_response_tokens
-    if cut <= MANY_CUT:
-        return ()
-    enough = task.source.cap_that_cuts(FEW_CUT)
-    better = "" if enough is None else f": max_response_tokens {enough:,} would cut {100 * FEW_CUT:.0f} %"
-    return (f"{100 * cut:.1f} % of responses are cut at {cap:,} tokens and lose their reward{better}",)
+    words, whole = [], evaluation.demand
+    parts = zip(task.source.each, whole.of_tasks, strict=True) if whole.of_tasks else [(task.source, whole)]
+    for source, demand in parts:
+        cut, cap = demand.truncated_fraction, demand.batch.max_response_tokens
+        if cut <= MANY_CUT:
+            continue
+        whose = f"responses of {demand.task}" if whole.of_tasks else "responses"
+        enough = source.cap_that_cuts(FEW_CUT)
+        better = "" if enough is None else f": max_response_tokens {enough:,} would cut {100 * FEW_CUT:.0f} %"
+        words.append(f"{100 * cut:.1f} % of {whose} are cut at {cap:,} tokens and lose their reward{better}")
+    return tuple(words)
 
 
 def cache_shortage(evaluation: Evaluation) -> str:
@@ -155,7 +160,7 @@ def cache_shortage(evaluation: Evaluation) -> str:
 def memory_uses(context: Context, evaluation: Evaluation) -> dict[Role, MemoryUse]:
     """Peak bytes per device of the engine and the trainer, neighbours on shared devices included."""
     configuration = evaluation.configuration
-    colocated = MODES[configuration.mode].shares_devices
+    colocated = configuration.shares_memory
     trainer = context.trainers[int(evaluation.trainer.backend[0])]
     held, beside = evaluation.held, float(evaluation.memory.asleep_bytes[0]) if colocated else 0.0
     uses: dict[Role, MemoryUse] = {

@@ -7,7 +7,6 @@ import numpy as np
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.rollout_columns import awake_limits, memory_fractions
-from rlperf.specs.modes import MODES
 
 
 def with_more_cache(judge: Judge, evaluation: Evaluation) -> Configuration | None:
@@ -21,7 +20,7 @@ def with_more_cache(judge: Judge, evaluation: Evaluation) -> Configuration | Non
         return None
     now, device = configuration.pool("rollout").settings.memory_fraction or 0.0, context.rollout_hardware.device
     most = 1.0
-    if MODES[configuration.mode].shares_devices:
+    if configuration.shares_memory:
         idle = float(evaluation.held.idle.ravel()[0])
         beside = float(evaluation.memory.asleep_bytes[0]) + idle
         most = (float(awake_limits(context, np.asarray(beside))) - idle) / device.usable_memory

@@ -52,7 +52,6 @@ from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.rollout import RolloutResult
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.modes import MODES
 from rlperf.specs.pool import SettingsValues
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
@@ -211,7 +210,9 @@ class Judge:
         most = demand.batch.under_way(max(count - settings.prefill_replicas, 1))
         limits = engine_limits(settings, held, min(int(running[0]), most or int(running[0])))
         options = replace(EngineOptions.of(self.context.engine), trajectories=most)
-        return memory, Replicas(cost, limits, count, pool.devices // count, options, apart)
+        each = pool.devices // count
+        lent = configuration.pool("trainer").devices // each if settings.borrows else 0
+        return memory, Replicas(cost, limits, count, each, options, apart, lent)
 
     def _backend(self, configuration: Configuration) -> int:
         """Index of the trainer that a configuration names."""
@@ -320,7 +321,7 @@ class Judge:
 
     def room(self, evaluation: Evaluation) -> float:
         """Most that the trainer's peak may be beside a colocated engine that sleeps [bytes]."""
-        shared = MODES[evaluation.configuration.mode].shares_devices
+        shared = evaluation.configuration.shares_memory
         asleep = float(evaluation.memory.asleep_bytes[0]) if shared else 0.0
         return peak_limit(self.context, evaluation.stack) - asleep
 
@@ -341,6 +342,8 @@ def scaled_seconds(
     engine = replace(
         engine, makespan_s=factor["rollout"] * engine.makespan_s, steady_s=factor["rollout"] * engine.steady_s
     )
+    if engine.lent_s is not None:
+        engine = replace(engine, lent_s=np.reshape(factor["rollout"], (-1, 1)) * engine.lent_s)
     train = replace(
         train, training_s=factor["training"] * train.training_s, scoring_s=factor["scoring"] * train.scoring_s,
         critic_s=factor["training"] * train.critic_s, values_s=factor["scoring"] * train.values_s,

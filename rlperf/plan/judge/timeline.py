@@ -86,10 +86,11 @@ def stages_of(evaluation: Evaluation, replicate: int = 0) -> StepStages:
     def one(name: str) -> float:
         return float(getattr(seconds, name)[replicate])
 
-    offload = one("offload_s")
+    offload, joined = one("offload_s"), evaluation.rollout.lent_s is not None
+    rollout_s = evaluation.seconds.rollout_s if joined else evaluation.rollout.makespan_s
     return StepStages(
-        # generation batches in turn, and rollouts that are continued, take other than one rollout of all
-        rollout_s=rollout.replica_finish_s * float(evaluation.rollout.makespan_s[replicate] / rollout.makespan_s),
+        # generation batches in turn, rollouts that are continued or joined take other than one rollout of all
+        rollout_s=rollout.replica_finish_s * float(rollout_s[replicate] / rollout.makespan_s),
         scoring_s=np.array([trainer.scoring_s[replicate] + (visits.shared_s[replicate] if visits else 0.0)]),
         training_s=trainer.training_s[replicate : replicate + 1],
         values_s=float(trainer.values_s[replicate]),

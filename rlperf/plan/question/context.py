@@ -13,7 +13,7 @@ from rlperf.plan.question.contradictions import contradictions, incapable
 from rlperf.plan.question.demand import LengthSource, batches, shared_out
 from rlperf.plan.question.drafting import check_drafts, trained_draft
 from rlperf.plan.question.mixture import mixed
-from rlperf.plan.question.techniques import check_length, check_techniques
+from rlperf.plan.question.techniques import LENT_HINT, check_length, check_techniques, untold_lending
 from rlperf.sim.rl_step.demand import Batch
 from rlperf.sim.rl_step.overheads import trainer_in_framework
 from rlperf.sim.rl_step.site import Site, TrainerStack
@@ -134,6 +134,11 @@ class Context:
         return self.job.sharing == "time" and len(self.tasks) > 1
 
     @property
+    def borrows(self) -> bool:
+        """Whether engines run on the trainer's devices, too, while it waits."""
+        return bool(self.job.pool("rollout").settings.filled().borrows)
+
+    @property
     def own_rollout(self) -> bool:
         """Whether rollout has a cluster of its own."""
         return self.rollout_hardware is not self.hardware
@@ -228,7 +233,7 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
         attempt(partial(_scorer, job, scorer, folder), "scorers", index) for index, scorer in enumerate(job.scorers)
     ]
     found = attempt(partial(_mixed, job, tasks), "tasks") or []
-    problems += [*contradictions(job, cluster, rollout_hardware, document), *_untold(job, found, document)]
+    problems += [*contradictions(job, cluster, rollout_hardware, document), *_untold(job, found, trainers, document)]
     problems += incapable(job, [trainer for trainer in trainers if trainer is not None], document)
     if problems:
         raise SpecError(problems)
@@ -244,11 +249,19 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
     )
 
 
-def _untold(job: Job, tasks: Sequence[TaskContext], document: Document | None) -> list[Problem]:
+def _untold(
+    job: Job, tasks: Sequence[TaskContext], trainers: Sequence[TrainerStack | None], document: Document | None
+) -> list[Problem]:
     """What no mechanism tells: readers of prompts beside a trainer that runs on, where turns read again what grew."""
+    several = any(task.source.turns > 1 for task in tasks)
+    in_flight = any(each.framework.in_flight_updates for each in trainers if each is not None)
+    if problem := untold_lending(job, several, in_flight):
+        return [
+            document.problem(("pools",), problem, LENT_HINT) if document else Problem(problem, suggestion=LENT_HINT)
+        ]
     ahead = [mode for mode in job.modes if MODES[mode].runs_ahead]
     readers = any(job.pool("rollout").settings.prefill_replicas or ())
-    if not (readers and ahead and any(task.source.turns > 1 for task in tasks)):
+    if not (readers and ahead and several):
         return []
     text = f"prefill_replicas with several turns is not predicted in modes that run ahead ({', '.join(ahead)})"
     hint = "leave one of them out"

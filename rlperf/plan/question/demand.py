@@ -143,6 +143,11 @@ class LengthSource:
         return f"{self.task.name}: lengths {self.model.provenance.headline()}"
 
     @property
+    def each(self) -> tuple[LengthSource, ...]:
+        """One of every task: of a mixed batch several."""
+        return (self,)
+
+    @property
     def turns(self) -> int:
         """Most turns of a trajectory; 1: its prompts are answered at once."""
         if self.table is not None:

@@ -49,10 +49,10 @@ class MixedSource(LengthSource):
         said = [note for _, note in found if note]
         return max(seconds for seconds, _ in found), "; ".join(said) or None
 
-    def cap_that_cuts(self, share: float) -> int | None:
-        """The least maximum length [tokens] that cuts at most ``share`` of any task's responses; None: not known."""
-        caps = [part.source.cap_that_cuts(share) for part in self.parts]
-        return None if None in caps else max(cap or 0 for cap in caps)
+    @property
+    def each(self) -> tuple[LengthSource, ...]:
+        """Those of its tasks, in the order of `Demand.of_tasks`."""
+        return tuple(part.source for part in self.parts)
 
     def _demand(self, batch: Batch, rl_steps: tuple[int, int] | None, seed: int) -> Demand:
         found = [part.source.demand(part.batch, rl_steps, seed) for part in self.parts]
@@ -71,7 +71,8 @@ class MixedSource(LengthSource):
         notes = dict.fromkeys(note for demand in found for note in demand.notes)
         reward = max(demand.reward_s for demand in found)
         name = self.task.name
-        return Demand(name, rl_steps or (0, 0), batch, tables, cut, reward, tuple(notes), _images(found))
+        said, images = tuple(notes), _images(found)
+        return Demand(name, rl_steps or (0, 0), batch, tables, cut, reward, said, images, of_tasks=tuple(found))
 
 
 def shuffled(

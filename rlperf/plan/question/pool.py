@@ -67,11 +67,22 @@ class ScorerPlan(Frozen):
         return self.devices if self.placement == "own" else 0
 
 
+class TaskTokens(Frozen):
+    """Responses of one task of a mixed batch [tokens]."""
+
+    task: str
+    mean: float
+    p95: float = Field(description="95th percentile")
+    max_response_tokens: int = Field(description="that the task states; the batch has the longest")
+    truncated_fraction: float = Field(description="responses cut at it")
+
+
 class ResponseTokens(Frozen):
     """Responses that a phase is planned for, cut ones at the maximum length [tokens]."""
 
     mean: float
     p95: float = Field(description="95th percentile")
+    tasks: tuple[TaskTokens, ...] = Field((), description="of a mixed batch, each by itself")
 
 
 class BatchSettings(Frozen):

@@ -7,6 +7,7 @@ from rlperf.cost.layers.recurrent import Recurrent
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES
 from rlperf.specs.scorer import Scorer
 
 
@@ -20,6 +21,32 @@ def check_techniques(job: Job, architecture: Architecture) -> None:
     if settings.shared_prefix and carries:
         state = f"layers of {architecture.name} carry a state that no trainer hands to several responses"
         raise SpecError(Problem(f"shared_prefix: {state}", suggestion="leave it out"))
+
+
+LENT_HINT = "leave borrows out, or the other"
+
+
+def untold_lending(job: Job, several_turns: bool, in_flight: bool) -> str:
+    """What stands beside a trainer's lent devices and is not predicted with them, in words; empty where nothing does.
+
+    ``in_flight``: the framework's engines take weights while they generate
+    """
+    pool = job.pool("rollout")
+    if not any(pool.settings.borrows or ()):
+        return ""
+    busy = [mode for mode in job.modes if not MODES[mode].lends(in_flight)]
+    beside = {
+        f"mode {', '.join(busy)}, in which no trainer waits on devices of its own for a batch's last response": busy,
+        "a rollout on a cluster of its own": pool.cluster,
+        "prefill_replicas": any(pool.settings.prefill_replicas or ()),
+        "scorers": job.scorers,
+        "several turns": several_turns,
+        "max_trajectories": any(task.max_trajectories for task in job.tasks),
+        "over_provision": any(task.over_provision and max(task.over_provision) > 1.0 for task in job.tasks),
+        "generation_batch": any(task.generation_batch for task in job.tasks),
+    }
+    named = [words for words, there in beside.items() if there]
+    return f"borrows is not predicted with {'; nor with '.join(named)}" if named else ""
 
 
 def check_length(job: Job, scorer: Scorer, architecture: Architecture) -> None:

@@ -1,7 +1,8 @@
-"""Layouts in words."""
+"""Layouts and lengths in words."""
 
 from __future__ import annotations
 
+from rlperf.plan.question.pool import ResponseTokens, TaskTokens
 from rlperf.specs.pool import ATTRIBUTES, LayoutValues
 
 SHORT = {each.name: each.short for each in ATTRIBUTES if each.short}
@@ -23,3 +24,9 @@ def layout_words(layout: LayoutValues) -> str:
     if layout.offload != "none":
         words.append(f"offload {layout.offload}")
     return ", ".join(words)
+
+
+def token_words(said: ResponseTokens | TaskTokens | None, cap: int, cut: float) -> str:
+    """Lengths of responses, of which the share ``cut`` ends at ``cap`` tokens."""
+    known = f"mean {said.mean:,.0f}, 95th percentile {said.p95:,.0f}, " if said else ""
+    return f"{known}cap {cap:,} ({100 * cut:.1f} % cut)"

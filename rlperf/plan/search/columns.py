@@ -14,13 +14,13 @@ import numpy as np
 
 from rlperf.layout import IntArray
 from rlperf.plan.question.context import Context, ScorerContext, TaskContext
-from rlperf.plan.search.remembered import Key, Remembered
 from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns
 from rlperf.plan.search.rules import trainer_rule_flags
 from rlperf.plan.search.scorer_columns import ScorerColumn, scorer_column
 from rlperf.plan.search.split_columns import SplitColumns
 from rlperf.plan.search.splits import Split, splits
 from rlperf.plan.search.trainer_columns import TrainerColumns, TrainerGrid, trainer_columns_of, trainer_grid
+from rlperf.sim.remembered import Key, Remembered
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import Tabulated
 from rlperf.sim.rl_step.rollout_stage import Counted
@@ -110,6 +110,7 @@ class Columns:
         served = (batch.generated, batch.group_size, batch.max_prompt_tokens, batch.max_response_tokens,
                   batch.max_trajectories, batch.generation_batch)  # fmt: skip
         read, lenient = (self._read_by_rollout, demand.images), self.forgiven != 0
+        lent = split.trainer if context.borrows else 0
         alike = (*read, demand.keys, *served)
         key = (*alike, ahead)
 
@@ -117,9 +118,9 @@ class Columns:
             # which requests share an engine_step does not depend on how far a mode runs ahead
             first = store.counted.get(alike, lambda: Counted(demand, 1, store.tables.get(read, dict)))
             counted = store.counted.get(key, lambda: replace(first, batches=ahead))
-            return rollout_columns(context, arch, demand, devices, counted, lenient=lenient)
+            return rollout_columns(context, arch, demand, devices, counted, lenient=lenient, lent=lent)
 
-        found = store.rollout.get((*key, devices, lenient), made)
+        found = store.rollout.get((*key, devices, lenient, lent), made)
         if batch.over_provision > 1.0:
             # partial rollouts take the tail away: throughput is what is left, and the judge has the last word
             found = replace(found, makespan_s=np.minimum(found.makespan_s, found.steady_s))
@@ -142,7 +143,8 @@ class Columns:
         """Trainer columns of a split that are left after pruning: the same for all modes with pools of their own."""
         split = source.split
         key = self._trainer_key(source.demand, MODES[split.mode].shares_devices)
-        return self.store.fronts.get((*key, split.trains, self.forgiven, 0 in split.scorers), source.trainer_left)
+        asked = (split.trains, self.forgiven, 0 in split.scorers, self.context.borrows)
+        return self.store.fronts.get((*key, *asked), source.trainer_left)
 
     def _grid(self, demand: Demand, shared: bool) -> TrainerGrid:
         """Trainer layouts on every device count that a split asks for."""

@@ -59,9 +59,14 @@ class Configuration:
 
     @property
     def variant(self) -> tuple[object, ...]:
-        """What a job lists several of and the screen takes one by one: precisions, caching, who reads."""
+        """What a job lists several of and the screen takes one by one: precisions, caching, who reads, who borrows."""
         engine = self.pool("rollout").settings
-        return engine.rollout_dtype, engine.kv_dtype, engine.prefix_caching, engine.prefill_replicas
+        return engine.rollout_dtype, engine.kv_dtype, engine.prefix_caching, engine.prefill_replicas, engine.borrows
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether engines stand beside the trainer's states: on shared devices, or on those that it lends."""
+        return MODES[self.mode].shares_devices or bool(self.pool("rollout").settings.borrows)
 
     @property
     def doublings(self) -> tuple[float, float]:

@@ -26,19 +26,23 @@ def rollout_criteria(columns: RolloutColumns, alive: IntArray, mode: Mode) -> tu
         criteria.append(first_group_s(columns.makespan_s[alive], columns.group_s[alive]))
     elif MODES[mode].waits_for_groups:
         criteria.append(columns.group_s[alive])
-    if MODES[mode].shares_devices:
+    if MODES[mode].shares_devices or columns.lent_s is not None:
         criteria += [columns.awake_bytes[alive], columns.asleep_bytes[alive], columns.transition_s[alive]]
+    if columns.lent_s is not None:
+        criteria += list(columns.lent_s[alive].T)
     criteria += [columns.departures[alive].astype(np.float64), columns.doubled[alive]]
     return group, np.stack(criteria, axis=1)
 
 
 def trainer_criteria(
-    columns: TrainerColumns, alive: IntArray, mode: Mode, *, visited: bool = False, scored_apart: bool = False
-) -> tuple[IntArray, FloatArray]:
+    columns: TrainerColumns, alive: IntArray, mode: Mode, *, visited: bool = False, scored_apart: bool = False,
+    lends: bool = False,
+) -> tuple[IntArray, FloatArray]:  # fmt: skip
     """(group, criteria): compared within equal shards and backend, on which weight sync and overheads depend.
 
     ``visited``: scorers take turns with the trainer, and need room beside it. ``scored_apart``: the judge may give
     scoring a larger budget than training's, with which columns are timed here, so that training counts by itself, too.
+    ``lends``: engines wake on its devices.
     """
     layout = columns.layout.take(alive)
     shards = np.where(layout.zero_stage >= 3, layout.shards, 1) * layout.tensor_parallel * layout.pipeline_parallel
@@ -49,7 +53,7 @@ def trainer_criteria(
     criteria = [columns.busy_s[alive]]
     if scored_apart:
         criteria.append(columns.trained_s[alive])
-    if MODES[mode].shares_devices:
+    if MODES[mode].shares_devices or lends:
         criteria += [columns.peak_bytes[alive], columns.idle_bytes[alive]]
     elif visited:
         criteria.append(columns.idle_bytes[alive])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ from rlperf.plan.search.beaten_path import doublings, rollout_departures
 from rlperf.plan.search.candidates import Shape, rollout_layouts
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import apart_of, cache_granted, least_cache, replica_memory, tabulate
-from rlperf.sim.rl_step.rollout_stage import Counted, RolloutStage, counted_seconds
+from rlperf.sim.rl_step.rollout_stage import Counted, RolloutStage, counted_lent_s, counted_seconds
+from rlperf.sim.rollout.lent import AT
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES
-from rlperf.specs.pool import PoolSpec
+from rlperf.specs.pool import PoolSpec, Settings
 
 MEMORY_FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9)
 BESIDE_STATES = (0.3, 0.4)
@@ -81,12 +82,13 @@ def awake_limits(context: Context, beside: FloatArray) -> FloatArray:
 
 def rollout_columns(
     context: Context, architecture: Architecture, demand: Demand, devices: int, counted: Counted | None = None,
-    *, lenient: bool = False,
+    *, lenient: bool = False, lent: int = 0,
 ) -> RolloutColumns:  # fmt: skip
     """Every rollout column on ``devices`` devices, infeasible ones flagged.
 
     ``counted`` : what was counted of this demand before; new counts are added
     ``lenient`` : time columns whose cache holds no request, too; else their seconds are infinite
+    ``lent`` : devices of a trainer that engines may join on while it waits
     """
     pool = context.job.pool("rollout")
     shape = Shape(
@@ -97,7 +99,22 @@ def rollout_columns(
         context.rollout_hardware.device.usable_memory,
     )
     layout, flags = rollout_layouts(shape, pool)
-    return _columns(context, architecture, demand, pool, layout, flags, counted or Counted(demand), lenient)
+    counted = counted or Counted(demand)
+    columns = _columns(context, architecture, demand, pool, layout, flags, counted, lenient)
+    return _joined(columns, counted, pool.settings.filled(), lent) if lent else columns
+
+
+def _joined(columns: RolloutColumns, counted: Counted, settings: Settings, lent: int) -> RolloutColumns:
+    """The columns with what their rollouts take where engines on ``lent`` devices join them."""
+    alive = np.flatnonzero(np.isfinite(columns.makespan_s))
+    held = cache_granted(columns.kv_tokens[alive], counted.demand.request_tokens)
+    shares = counted_lent_s(
+        settings, columns.costs, columns.layout.take(alive), columns.engine[alive], held, columns.max_running[alive],
+        counted, lent,
+    )  # fmt: skip
+    lent_s = np.full((columns.count, len(AT)), np.inf)
+    lent_s[alive] = shares * columns.makespan_s[alive, None]
+    return replace(columns, lent_s=lent_s)
 
 
 def memory_fractions(context: Context) -> tuple[float, ...]:

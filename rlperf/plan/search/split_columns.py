@@ -20,12 +20,12 @@ from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price, rollout_departures
 from rlperf.plan.search.configuration import Configuration, rollout_pool, trainer_pools
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria, undominated
-from rlperf.plan.search.remembered import Remembered
 from rlperf.plan.search.rollout_columns import RolloutColumns, awake_limits
 from rlperf.plan.search.rules import pair_rule_flags
 from rlperf.plan.search.scorer_columns import ScorerColumn
 from rlperf.plan.search.splits import Split
 from rlperf.plan.search.trainer_columns import TrainerColumns, departures_of, peak_limits
+from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.scorers import Beside
@@ -145,7 +145,7 @@ class SplitColumns:
         if not prune:
             return alive
         criteria = trainer_criteria(
-            self.trainer, alive, self.split.mode, visited=0 in self.split.scorers,
+            self.trainer, alive, self.split.mode, visited=0 in self.split.scorers, lends=self.context.borrows,
             scored_apart=self.facts is not None and self.facts.states_scoring,
         )  # fmt: skip
         return undominated(alive, *criteria, key)
@@ -214,7 +214,8 @@ class SplitColumns:
     def _refused(self, r: IntArray, t: IntArray) -> IntArray:
         """`Reject` flags of memory and of the rules about both pools ``[pairs]``."""
         flags = np.zeros(len(r), dtype=np.int64)
-        if MODES[self.split.mode].shares_devices and not self.forgiven & Reject.MEMORY:
+        together = MODES[self.split.mode].shares_devices or self.context.borrows
+        if together and not self.forgiven & Reject.MEMORY:
             flags |= np.where(self._fit_together(r, t), 0, int(Reject.MEMORY))
         shared = [each.awake_bytes for each in self.beside if not each.stage.own]
         if shared and not self.forgiven & Reject.MEMORY:
@@ -230,7 +231,7 @@ class SplitColumns:
         return flags
 
     def _fit_together(self, r: IntArray, t: IntArray) -> BoolArray:
-        """Colocated pools: engine awake beside the idle trainer, engine asleep beside the training one."""
+        """Shared or lent devices: engine awake beside the idle trainer, engine asleep beside the training one."""
         rollout, trainer, context = self.rollout, self.trainer, self.context
         beside = rollout.asleep_bytes[r] + trainer.idle_bytes[t]
         limits = awake_limits(context, beside)

@@ -15,7 +15,7 @@ from rlperf.layout import OFFLOAD, BoolArray, FloatArray, IntArray, Layout, take
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings, trainer_departures
 from rlperf.plan.search.candidates import Shape, token_budgets, trainer_flags, trainer_layouts
-from rlperf.plan.search.remembered import Remembered
+from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds

@@ -89,6 +89,7 @@ class Demand:
     reward_s : seconds from the last response to the last reward, mean over rl_steps [s]
     notes : what was assumed about the lengths
     images : of its prompts; None where there are none, or no tower to see them
+    of_tasks : what a mixed batch is made of, each cut at a maximum of its own
     """
 
     task: str
@@ -99,6 +100,7 @@ class Demand:
     reward_s: float
     notes: tuple[str, ...]
     images: Images | None = None
+    of_tasks: tuple[Demand, ...] = ()
 
     @cached_property
     def by_turn(self) -> Demand:
@@ -112,7 +114,8 @@ class Demand:
             raise SpecError(Problem(f"{self.task}: turn_samples of prompts with images is not predicted"))
         tables = tuple(table.turns(self.batch.sequences) for table in self.tables)
         samples = max(round(float(np.mean([table.n for table in tables]))), 1)
-        return replace(self, tables=tables, batch=replace(self.batch, samples=samples))
+        parts = tuple(part.by_turn for part in self.of_tasks)
+        return replace(self, tables=tables, batch=replace(self.batch, samples=samples), of_tasks=parts)
 
     @property
     def _trained(self) -> slice:
@@ -173,6 +176,8 @@ class Demand:
     @cached_property
     def useful_tokens(self) -> float:
         """Trained tokens of responses that were not cut, mean over replicates [tokens]."""
+        if self.of_tasks:
+            return sum(part.useful_tokens for part in self.of_tasks)
         cap = self.batch.max_response_tokens
         kept = []
         for k, table in enumerate(self.trajectories):

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Self
 
 import numpy as np
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray, IntArray, Layout, taken
+from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.engine import Tabulated, engine_limits
 from rlperf.sim.rl_step.flow import Flow, interrupted_seconds, steady_running, steady_seconds
 from rlperf.sim.rollout.apart import Apart, simulate_apart
 from rlperf.sim.rollout.closed_form import StepCensus, take_census
+from rlperf.sim.rollout.lent import AT, joined_curve_s
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
 from rlperf.sim.rollout.routing import route
@@ -57,6 +59,8 @@ class RolloutStage:
     pace_s : seconds of a decoding engine_step: fixed, per running request, per cached token [s] ``[rows][3]``
     transition_s : the engine's weights and cache leaving and returning, once per rl_step [s]
     weight_dtype : precision in which weights reach the engine
+    lent_s : makespan where engines on the trainer's devices join at shares of it (`lent.AT`) [s] ``[rows][AT]``; None:
+        they never do
     """
 
     layout: Layout
@@ -69,6 +73,7 @@ class RolloutStage:
     pace_s: FloatArray
     transition_s: FloatArray
     weight_dtype: str
+    lent_s: FloatArray | None = field(default=None, kw_only=True)
 
     def take(self, index: IntArray | slice) -> Self:
         """Some rows, by index."""
@@ -114,9 +119,12 @@ class Counted:
             self.censuses[key] = [[take_census(each, bound) for each in part] for part in self._slowest[replicas]]
         return self.censuses[key]
 
-    def bound(self, limits: EngineLimits, replicas: int, apart: Apart) -> EngineLimits:
-        """What binds where prompts are read apart: a cache that holds all that a replica may keep is like any other."""
-        most = -(-max(len(table) for table in self.tables) // min(apart.readers, replicas - apart.readers))
+    def bound(self, limits: EngineLimits, replicas: int) -> EngineLimits:
+        """What binds where rollouts are simulated: a cache that holds all that a replica may keep is like any other.
+
+        ``replicas``: of those that read, or that write, the fewer
+        """
+        most = -(-max(len(table) for table in self.tables) // replicas)
         longest = max(int(table.final_tokens.max()) for table in self.tables)
         kv_tokens = limits.kv_tokens if limits.kv_tokens < 2.0 * most * longest else np.inf
         return replace(limits, kv_tokens=kv_tokens, max_running=min(limits.max_running, most))
@@ -125,6 +133,36 @@ class Counted:
         """Makespan where prompts are read apart, mean over the rl_steps that are counted [s]."""
         served = (simulate_apart(table, replicas, apart, cost=cost, limits=limits).makespan_s for table in self.tables)
         return float(np.mean(list(served)))
+
+    def lent_s(self, cost: EngineStepCost, limits: EngineLimits, replicas: int, more: int) -> FloatArray:
+        """Makespan where ``more`` replicas join, as a share of that alone, mean over the rl_steps counted ``[AT]``."""
+        curves = []
+        for table in self.tables:
+            alone = simulate_rollout(table, replicas, cost=cost, limits=limits)
+            curves.append(joined_curve_s(table, alone, more, cost=cost, limits=limits) / alone.makespan_s)
+        return np.asarray(np.mean(curves, axis=0))
+
+
+def counted_lent_s(
+    settings: Settings, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
+    kv_tokens: FloatArray, running: IntArray, counted: Counted, lent: int,
+) -> FloatArray:  # fmt: skip
+    """Makespans of every pool where engines on ``lent`` devices join, as shares of that alone ``[pools][AT]``.
+
+    Who runs beside whom then depends on when they join, so that every shape and concurrency is simulated
+    (arguments: `counted_seconds`).
+    """
+    curves = np.ones((len(e), len(AT)))
+    known: dict[tuple[int, EngineLimits], FloatArray] = {}
+    for position, engine in enumerate(e.tolist()):
+        replicas, more = int(layout.data_parallel[position]), lent // int(layout.replica_devices[position])
+        limits = engine_limits(settings, float(kv_tokens[position]), int(running[position]))
+        bound = counted.bound(limits, replicas)
+        if more and (engine, bound) not in known:
+            known[engine, bound] = counted.lent_s(costs[engine], bound, replicas, more)
+        if more:
+            curves[position] = known[engine, bound]
+    return curves
 
 
 def counted_seconds(
@@ -159,7 +197,7 @@ def counted_seconds(
             )
         steady[position], again[position] = flowing[same]
         if apart is not None:
-            bound = counted.bound(limits, replicas + readers, apart)
+            bound = counted.bound(limits, min(readers, replicas))
             if (engine, bound) not in simulated:
                 simulated[engine, bound] = counted.apart_s(costs[engine], bound, replicas + readers, apart)
             makespan[position] = demand.batch.rounds * simulated[engine, bound]
@@ -234,7 +272,10 @@ def telling_replicas(trajectories: Trajectories, replicas: int) -> IntArray:
 
 @dataclass(frozen=True, eq=False)
 class Replicas:
-    """Equal replicas of one engine: what their engine_steps cost, their limits, how many, devices of each."""
+    """Equal replicas of one engine: what their engine_steps cost, their limits, how many, devices of each.
+
+    ``lent``: further ones that may join, on the trainer's devices
+    """
 
     cost: EngineStepCost
     limits: EngineLimits
@@ -242,6 +283,7 @@ class Replicas:
     devices: int
     options: EngineOptions
     apart: Apart | None = None
+    lent: int = 0
 
     @property
     def readers(self) -> int:
@@ -269,29 +311,32 @@ class Replicas:
     @cached_property
     def key(self) -> tuple[object, ...]:
         """All that tells these replicas from others, by value."""
-        scalars = [value for value in vars(self.cost).values() if isinstance(value, float)]
-        tables = [value.tobytes() for value in vars(self.cost).values() if isinstance(value, np.ndarray)]
-        drafted = None if self.cost.drafted is None else self.cost.drafted.key
-        return (*scalars, *tables, drafted, self.limits, self.count, self.devices, self.options, self.apart)
+        return (self.cost.key, self.limits, self.count, self.devices, self.options, self.apart, self.lent)
+
+
+_SERVED: Remembered[RolloutResult] = Remembered(most=64)
+"""Rollouts simulated last, by all that they depend on, whoever asked: of a configuration that is tried with another
+trainer, in another framework or beside its defaults most are the same."""
 
 
 @dataclass(eq=False)
 class RolloutEvents:
-    """Rollouts simulated event by event; what pools share is simulated once."""
+    """Rollouts simulated event by event; what is the same is simulated once."""
 
     seed: int = 0
-    _results: dict[tuple[object, ...], RolloutResult] = field(default_factory=dict)
+    _lent: dict[tuple[object, ...], FloatArray] = field(default_factory=dict)
     _parts: dict[tuple[bytes, int, bool], tuple[Trajectories, IntArray | None]] = field(default_factory=dict)
 
     def results(self, demand: Demand, replicas: Replicas) -> tuple[RolloutResult, ...]:
         """The simulated rollout of every replicate of a demand."""
-        found = []
-        for index, table in enumerate(demand.keys):
-            key = (table, demand.batch.over_provision, replicas.key)
-            if key not in self._results:
-                self._results[key] = replicas.serve(*self._part(demand, index, replicas))
-            found.append(self._results[key])
-        return tuple(found)
+        batch, served = demand.batch, partial(self._served, demand, replicas)
+        return tuple(
+            _SERVED.get((table, batch.over_provision, replicas.key), partial(served, index))
+            for index, table in enumerate(demand.keys)
+        )
+
+    def _served(self, demand: Demand, replicas: Replicas, index: int) -> RolloutResult:
+        return replicas.serve(*self._part(demand, index, replicas))
 
     def served(self, demand: Demand, replicas: Replicas) -> tuple[Trajectories, ...]:
         """What is simulated of every replicate; a part of the rl_step where it is large."""
@@ -307,6 +352,20 @@ class RolloutEvents:
             return np.array([result.makespan_s for result in results])
         return np.array([self._refilled_s(demand, index, replicas) for index in range(len(results))])
 
+    def lent_s(
+        self, demand: Demand, replicas: Replicas, served: Sequence[Trajectories], results: Sequence[RolloutResult]
+    ) -> FloatArray:
+        """Seconds of every rollout that the trainer's devices join at shares of it [s] ``[rollouts][AT]``."""
+        key = (demand.keys, replicas.key)
+        if key not in self._lent:
+            cost, limits, options = replicas.cost, replicas.limits, replicas.options
+            curves = [
+                joined_curve_s(part, alone, replicas.lent, cost=cost, limits=limits, options=options)
+                for part, alone in zip(served, results, strict=True)
+            ]
+            self._lent[key] = np.array(curves)
+        return self._lent[key]
+
     def _in_turn_s(self, demand: Demand, index: int, replicas: Replicas) -> float:
         """Generation batches one after another: each starts when the longest response of the one before is there."""
         parts = generation_batches(Trajectories.from_table(demand.tables[index]), demand.batch)
@@ -320,12 +379,13 @@ class RolloutEvents:
 
     def _part(self, demand: Demand, index: int, engines: Replicas) -> tuple[Trajectories, IntArray | None]:
         """What is simulated of one rl_step, and the replica of each trajectory where it is not all of them."""
-        # who is done first decides, or who reads for whom: then all have to run
-        partial, replicas = demand.batch.over_provision > 1.0 or engines.readers > 0, engines.count
-        key = (demand.keys[index], replicas, partial)
+        # who is done first decides, who reads for whom, or who may join: then all have to run
+        together = demand.batch.over_provision > 1.0 or engines.readers > 0 or engines.lent > 0
+        replicas = engines.count
+        key = (demand.keys[index], replicas, together)
         if key not in self._parts:
             whole = Trajectories.from_table(demand.tables[index])
-            kept = np.arange(replicas) if partial else telling_replicas(whole, replicas)
+            kept = np.arange(replicas) if together else telling_replicas(whole, replicas)
             if len(kept) == replicas:
                 self._parts[key] = (whole, None)
             else:
@@ -367,9 +427,9 @@ def simulated_rollout(
     ``layout``: of the pool, one row; ``transition_s``, ``weight_dtype``: as in `RolloutStage`; ``batches``: as in
     `Counted`.
     """
-    results = events.results(demand, replicas)
+    results, served = events.results(demand, replicas), events.served(demand, replicas)
     n, flow = len(results), Flow.of(demand, batches)
-    groups = [part.group for part in events.served(demand, replicas)]
+    groups = [part.group for part in served]
     engine = replicas.cost, replicas.limits, replicas.writers
     steady = steady_seconds(*engine, demand, flow, replicas.readers)
     stage = RolloutStage(
@@ -383,5 +443,6 @@ def simulated_rollout(
         pace_s=np.tile(replicas.cost.pace_s, (n, 1)),
         transition_s=np.full(n, transition_s),
         weight_dtype=weight_dtype,
+        lent_s=events.lent_s(demand, replicas, served, results) if replicas.lent else None,
     )
     return stage, results

@@ -12,13 +12,14 @@ from rlperf.cost.weight_sync import SyncShape, adapter_payload, quantise_s, sync
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes, route_bytes
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.modes import Execution, step_seconds
+from rlperf.sim.rl_step.modes import Execution, step_seconds, trainer_work_s
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.rollout_stage import RolloutStage
 from rlperf.sim.rl_step.scorers import Beside
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.trainer_stage import TrainerStage
+from rlperf.sim.rollout.lent import read_off_s
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration, Transport, WeightSyncFit
@@ -112,7 +113,7 @@ def stage_seconds(
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
     names = (
         "weight_sync", "data_movement", "offload", "other", "reward", "swap", "in_flight", "interrupt", "by_group",
-        "chunks",
+        "chunks", "lend", "return",
     )  # fmt: skip
     stages: dict[str, FloatArray] = {name: np.zeros(len(r)) for name in names}
     for index, each in enumerate(site.trainers):
@@ -150,7 +151,12 @@ def stage_seconds(
     )  # fmt: skip
     # where finished requests are replaced at once, a batch takes the engines its steady seconds
     flowing = execution.form == Form.REFILLED
-    return replace(times, rollout_s=np.where(flowing, steady, makespan), rl_step_s=step_seconds(execution, times))
+    if rollout.lent_s is not None:
+        idle_from = np.where(execution.form == Form.BARRIER, trainer_work_s(times), 0.0)
+        lent = read_off_s(rollout.lent_s[r], idle_from + stages["lend"]) + stages["return"]
+        times = replace(times, rollout_s=np.where(flowing, makespan, np.minimum(lent, makespan)))
+    alone = np.where(flowing, steady, times.rollout_s)
+    return replace(times, rollout_s=alone, rl_step_s=step_seconds(execution, times))
 
 
 def _nodes(site: Site, colocated: bool, pairs: Pairs[RolloutStage, TrainerStage]) -> FloatArray:
@@ -182,7 +188,12 @@ def _framework_seconds(
     moved = data_movement_s(framework, shape, _nodes(site, colocated, pairs))
     factors = framework.factors
     transition = framework.sleep.value + framework.wake.value + trainer.transition_s[t] + rollout.transition_s[r]
+    lent = rollout.lent_s is not None
+    # engines on the trainer's devices wake with its weights, as colocated ones do, and let go of all that they hold
+    weights = sync_seconds(site, each, architecture, "colocated", pairs) if lent else 0.0
     return {
+        "lend": shape_of + factors.rest * framework.wake.value + weights,
+        "return": shape_of + factors.rest * framework.sleep.value,
         "weight_sync": sync_seconds(site, each, architecture, mode, pairs),
         "data_movement": shape_of + factors.rest * moved,
         "offload": shape_of + (factors.rest * transition if colocated else 0.0),

@@ -18,7 +18,7 @@ from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.layers.vision import TowerWork
 from rlperf.cost.memory_parameters import OFFLOADS_OPTIMIZER
 from rlperf.cost.muon import muon_s, with_muon
-from rlperf.cost.packing import packed_count, sorted_microbatches
+from rlperf.cost.packing import packed_over_ranks, sorted_over_ranks
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.speculation import training_share
 from rlperf.cost.trainer_device import BEFORE_HOPPER, UpdateOptions
@@ -178,19 +178,12 @@ class Cuts:
         ranks = np.broadcast_to(self.layout.data_parallel, shape)
         pairs = np.stack([ranks.ravel(), np.broadcast_to(self.token_budget, shape).ravel()])
         kinds, of = np.unique(pairs, axis=1, return_inverse=True)
-        cut = np.array([self._cut(passes, int(rank), float(budget)) for rank, budget in kinds.T])
-        count, tokens, squares = cut[of.reshape(-1)].T.reshape(3, *shape)
+        cut = packed_over_ranks(passes, kinds) if self.packing else sorted_over_ranks(passes, kinds)
+        count, tokens, squares = cut[:, of.reshape(-1)].reshape(3, *shape)
         if self.packing:
             share = found.count / count
             tokens, squares = found.tokens * share, found.sum_squares * share
         return Microbatches.of(tokens, squares, np.broadcast_to(found.max_len, shape), count)
-
-    def _cut(self, passes: list[FloatArray], ranks: int, budget: float) -> tuple[float, float, float]:
-        """(count, tokens, sum of squares) of a microbatch of these passes; packed ones have only a count."""
-        if self.packing:
-            return float(np.mean([packed_count(part, ranks, budget) for part in passes])), 0.0, 0.0
-        cut = np.mean([sorted_microbatches(part, ranks, budget) for part in passes], axis=0)
-        return float(cut[0]), float(cut[1] / cut[0]), float(cut[2] / cut[0])
 
     def finished(self, found: Microbatches, demand: Demand) -> Microbatches:
         """As they run: prompts that are shared once, padded as the framework does."""

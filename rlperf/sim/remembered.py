@@ -23,11 +23,13 @@ class Remembered(Generic[Value]):
         self._held: OrderedDict[Key, Value] = OrderedDict()
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """The value of ``key``, made when it is not there."""
-        if key in self._held:
+        """The value of ``key``, made when it is not there; several threads may ask."""
+        try:
             self._held.move_to_end(key)
-        else:
-            self._held[key] = make()
-            if self._most is not None and len(self._held) > self._most:
-                self._held.popitem(last=False)
-        return self._held[key]
+            return self._held[key]
+        except KeyError:
+            pass
+        value = self._held[key] = make()
+        if self._most is not None and len(self._held) > self._most:
+            self._held.popitem(last=False)
+        return value

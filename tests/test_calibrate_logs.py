@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from rlperf.calibrate.log_model import WHOLE, posterior
 from rlperf.calibrate.log_prior import Evidence, log_prior
-from rlperf.calibrate.log_stages import CONSTANTS, scaled_lengths
+from rlperf.calibrate.log_stages import CONSTANTS, prior_widths, scaled_lengths
 from rlperf.calibrate.logs import LogFit, Told, calibration_text, fit_log
 from rlperf.calibrate.rl_framework import constant, with_constants
 from rlperf.cli.main import app
@@ -32,7 +32,9 @@ from rlperf.specs.step_log import StepLog
 
 HERE = {"rollout": 0.8, "scoring": 1.5, "training": 1.3, "weight_sync": 1.6, "rest": 2.0}
 """A cluster: its stages over what is shipped."""
-PRIOR = LogPrior(**{stage: StagePrior(between=0.3, within=0.1, noise=0.05, rows=9, groups=3) for stage in STAGES})
+PRIOR = LogPrior(
+    **{stage: StagePrior(between=0.3, constants=1.0, within=0.1, noise=0.05, rows=9, groups=3) for stage in STAGES}
+)
 JOB = {
     "architecture": "Qwen2.5-7B", "cluster": "dgx_h100", "framework": "verl==0.9", "trainer_backends": "fsdp2",
     "reference": False, "nodes": 1,
@@ -373,6 +375,23 @@ def test_spreads_of_groups_are_found_again() -> None:
         assert np.hypot(prior.within, noise) == pytest.approx(np.hypot(within[stage], 0.0), rel=0.15)
         assert (prior.rows, prior.groups) == (600, 200)
     assert found.scoring.rows == 0
+
+
+def test_constants_of_clusters_differ_by_less_than_their_files_say() -> None:
+    """Host times stated within a half that differ by a tenth: a log of one configuration moves others by that tenth."""
+    random, engine = np.random.default_rng(0), list(CONSTANTS).index("engine_host")
+    widths, slopes = np.zeros(len(CONSTANTS)), np.zeros((1, len(CONSTANTS) + len(STAGES)))
+    widths[engine], slopes[0, engine], slopes[0, len(CONSTANTS)] = 0.5, 1.0, 0.05
+    rows = []
+    for group in range(40):
+        shared = 0.1 * random.standard_normal()
+        misses = [shared + 0.1 * random.standard_normal() for _ in range(3)]  # the second is an rl_step's noise
+        rows += [Evidence(str(group), widths, slopes, np.array([miss]), ("rollout",)) for miss in misses]
+    found = log_prior(rows).rollout
+    assert found.constants == pytest.approx(0.2, rel=0.25)
+    framework = load_framework_calibration("verl_fsdp")
+    prior = PRIOR.model_copy(update={"rollout": found})
+    assert prior_widths(framework, prior)["engine_host"] == found.constants * prior_widths(framework)["engine_host"]
 
 
 def test_a_written_calibration_leaves_out_how_its_job_cut_microbatches(tmp_path: Path) -> None:

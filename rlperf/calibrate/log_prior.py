@@ -5,8 +5,10 @@ A group is a framework (or a release of it, on a cluster of its own). Of its row
 .. math:: e = S_\theta \theta_g + S_a (a_g + b_r) + \varepsilon
 
 e the logarithm of measured over predicted, S the slopes of the simulated seconds, :math:`\theta_g` the constants of the
-group (as wide as their files say), :math:`a_g` its stage errors with standard deviations ``between``, :math:`b_r` those
-of a configuration with ``within``. Both are those of greatest likelihood, drawn gently to what is usual (`USUAL`).
+group, as wide as their files say times ``constants`` of their stage; :math:`a_g` its stage errors with standard
+deviations ``between``, :math:`b_r` those of a configuration with ``within``. All three are of greatest likelihood,
+drawn gently to what is usual (`USUAL`; the files). A file's interval holds what configurations differ by, too: a log
+that laid the error of its own configuration on host times carried it to all others.
 """
 
 from __future__ import annotations
@@ -26,12 +28,17 @@ from rlperf.specs.step_log import StepLog
 
 USUAL = 0.15
 """Standard deviation to which those without evidence are drawn [1]: between reruns (0.1) and strangers (0.3)."""
-LOOSE = 1.0
-"""Standard deviation of the logarithm of how far a spread may be from `USUAL` [1]."""
+LOOSE, LOOSER = 1.0, 2.0
+"""Standard deviation of the logarithm of how far a spread within groups may be from `USUAL`, and one that groups share
+(or constants from what their files state), of which less is known [1]."""
+LEAST, MOST = np.log(1e-3), np.log(4.0)
+"""Logarithms of spreads that are looked for [1]."""
 AUDIBLE = 0.1
 """Share of a figure from which on it counts as speaking of a stage [1]."""
 NOISE: Mapping[str, float] = {"rollout": 0.10, "scoring": 0.04, "training": 0.04, "weight_sync": 0.16, "rest": 0.15}
 """Standard deviation of an rl_step around the mean of its run [1]; where it is from stands in the file."""
+
+_STAGE_OF = np.array([STAGES.index(stage) for stage in CONSTANTS.values()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,17 +79,19 @@ def log_prior(rows: Sequence[Evidence]) -> LogPrior:
     for row in rows:
         groups.setdefault(row.group, []).append(row)
     count = len(STAGES)
+    usual, loose = np.repeat([np.log(USUAL), np.log(USUAL), 0.0], count), np.repeat([LOOSER, LOOSE, LOOSER], count)
 
     def cost(logs: FloatArray) -> float:
-        between, within = np.exp(2 * logs[:count]), np.exp(2 * logs[count:])
-        pull = (((logs - np.log(USUAL)) / LOOSE) ** 2).sum()
-        return float(pull + sum(_surprise(each, between, within) for each in groups.values()))
+        between, within, constants = np.exp(logs).reshape(3, count)
+        pull = (((logs - usual) / loose) ** 2).sum()
+        return float(pull + sum(_surprise(each, between, within, constants) for each in groups.values()))
 
-    found = np.exp(minimize(cost, np.full(2 * count, np.log(USUAL)), method="L-BFGS-B").x)
+    found = np.exp(minimize(cost, usual, method="L-BFGS-B", bounds=[(LEAST, MOST)] * usual.size).x)
     return LogPrior(
         **{
             stage: StagePrior(
                 between=round(float(found[k]), 3),
+                constants=round(float(found[2 * count + k]), 3),
                 within=round(float(found[count + k]), 3),
                 noise=NOISE[stage],
                 rows=sum(_speaks_of(row, k) for row in rows),
@@ -98,10 +107,10 @@ def _speaks_of(row: Evidence, stage: int) -> bool:
     return bool((np.abs(row.slopes[:, len(CONSTANTS) + stage]) > AUDIBLE).any())
 
 
-def _surprise(rows: Sequence[Evidence], between: FloatArray, within: FloatArray) -> float:
-    """-2 ln likelihood of a group's rows, without its constant."""
+def _surprise(rows: Sequence[Evidence], between: FloatArray, within: FloatArray, constants: FloatArray) -> float:
+    """-2 ln likelihood of a group's rows, without its constant; standard deviations and shares by stage."""
     misses = np.concatenate([row.misses for row in rows])
-    shared = np.vstack([row.slopes * np.concatenate([row.widths, np.sqrt(between)]) for row in rows])
+    shared = np.vstack([row.slopes * np.concatenate([row.widths * constants[_STAGE_OF], between]) for row in rows])
     covariance = shared @ shared.T + np.diag(
         [NOISE.get(name, NOISE["rollout"]) ** 2 for row in rows for name in row.stated]
     )
@@ -109,7 +118,7 @@ def _surprise(rows: Sequence[Evidence], between: FloatArray, within: FloatArray)
     for row in rows:
         own = row.slopes[:, row.widths.size :]
         part = slice(at, at + row.misses.size)
-        covariance[part, part] += (own * within) @ own.T
+        covariance[part, part] += (own * within**2) @ own.T
         at += row.misses.size
     _, determinant = np.linalg.slogdet(covariance)
     return float(determinant + misses @ np.linalg.solve(covariance, misses))

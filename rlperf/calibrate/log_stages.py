@@ -21,7 +21,7 @@ from rlperf.sim.rl_step.trainer_stage import CutLengths
 from rlperf.sim.rl_step.uncertainty import log_sigma
 from rlperf.specs.modes import MODES
 from rlperf.specs.rl_calibration import FrameworkCalibration, Overhead
-from rlperf.specs.stage_spread import STAGES
+from rlperf.specs.stage_spread import STAGES, LogPrior
 from rlperf.specs.step_log import StepLog
 from rlperf.workload.lengths import LengthTable
 
@@ -142,10 +142,13 @@ def measured_stages(simulated: Simulated, log: StepLog, notes: list[str]) -> dic
     return {name: values for name, values in found.items() if (np.isfinite(values) & (values > LEAST_S)).any()}
 
 
-def prior_widths(framework: FrameworkCalibration) -> dict[str, float]:
-    """Standard deviation of the logarithm of every constant that a log may move; those that are nothing stay so."""
+def prior_widths(framework: FrameworkCalibration, prior: LogPrior | None = None) -> dict[str, float]:
+    """Standard deviation of the logarithm of every constant that a log may move; those that are nothing stay so.
+
+    ``prior``: how much of what the files state is between clusters; None: all
+    """
     found = {}
-    for name in CONSTANTS:
+    for name, stage in CONSTANTS.items():
         owner, _, attribute = name.rpartition(".")
         if constant(framework, name) <= 0.0:
             continue
@@ -155,7 +158,8 @@ def prior_widths(framework: FrameworkCalibration) -> dict[str, float]:
             held = getattr(framework.training if owner == "training" else framework, attribute)
             assert isinstance(held, Overhead)
             provenance = held.provenance
-        found[name] = float(log_sigma(provenance.low, provenance.high))
+        share = 1.0 if prior is None else float(getattr(prior, stage).constants)
+        found[name] = share * float(log_sigma(provenance.low, provenance.high))
     return found
 
 

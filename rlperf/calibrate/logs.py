@@ -107,7 +107,9 @@ def fit_log(
     framework = simulated.framework
     _counted_once(framework, digest, log.source)
     prior = prior or load_log_prior(fitted=bool(framework.calibrated_on))
-    found = posterior(simulated.seconds, measured, prior_widths(framework), prior)
+    # after a log its posterior stands in the files, which is of this cluster alone
+    widths = prior_widths(framework, None if logs_of(framework) else prior)
+    found = posterior(simulated.seconds, measured, widths, prior)
     within = {stage: float(getattr(prior, stage).within) for stage in STAGES}
     spread = {name: found.sigma(name, within) for name in (*STAGES, WHOLE)}
     notes += _surprises(found, log.n)

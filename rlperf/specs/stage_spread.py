@@ -49,12 +49,15 @@ class StagePrior(Frozen):
     Attributes
     ----------
     between : of frameworks that nobody fitted around nothing, beside what the spread of their constants explains
+    constants : of the constants that stand in the stage, over what their files state: most of what is unknown of them
+        is what configurations differ by, and no cluster [1]
     within : of the configurations of one framework around their common error
     noise : of the rl_steps of one run around their mean
     rows, groups : measured configurations behind the first two, and frameworks
     """
 
     between: NonNegativeFloat
+    constants: PositiveFloat
     within: PositiveFloat
     noise: PositiveFloat
     rows: NonNegativeInt
